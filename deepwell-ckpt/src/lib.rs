@@ -1,0 +1,1 @@
+//! Checkpoint format v1: complete or absent, checksummed, re-shardable

@@ -1,0 +1,1 @@
+//! Kernel specs, registry, executor and backends

@@ -1,0 +1,1 @@
+//! The mixture-of-experts block: router, capacity, balancing losses

@@ -1,0 +1,1 @@
+//! Plans how a model trains on the hardware at hand, lowers it to a Program and predicts memory and time

@@ -1,0 +1,1 @@
+//! Number formats, block quantization, scale layouts, per-layer precision policy and guards

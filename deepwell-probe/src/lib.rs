@@ -1,0 +1,1 @@
+//! What hardware is here: CPUs, GPUs, links and libraries, as one value

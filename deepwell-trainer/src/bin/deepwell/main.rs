@@ -1,0 +1,2 @@
+//! The `deepwell` command.
+fn main() {}

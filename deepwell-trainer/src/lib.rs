@@ -1,0 +1,1 @@
+//! Compile, engine, trainer, data and the deepwell command
