@@ -1,0 +1,226 @@
+//! A folder of checkpoints: which are there, which are whole, and what is left over.
+//!
+//! | entry | what it is |
+//! |---|---|
+//! | `step-00000120` | a published checkpoint |
+//! | `.replaced-step-00000120-4711` | the former one of a step being saved again |
+//! | `.tmp-step-00000120-4711` | being written by process 4711, or left by its death |
+//! | `.pruned-step-00000100-4711` | being removed |
+//! | `.lock` | held by the one writer |
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::CheckpointError;
+use crate::manifest::Manifest;
+
+/// A complete checkpoint in a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CheckpointEntry {
+    /// Training step after which it was written.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+}
+
+/// A checkpoint that was published and is no longer whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DamagedCheckpoint {
+    /// Training step in its name.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// Everything that a folder holds under the name of a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Listing {
+    /// Whole ones, by ascending step.
+    pub complete: Vec<CheckpointEntry>,
+    /// Those with a damaged manifest, or with a shard missing or of another length.
+    pub damaged: Vec<DamagedCheckpoint>,
+}
+
+/// The complete checkpoints in `root`, by ascending step; none when the folder does not exist.
+///
+/// Complete means: the manifest is intact and every shard is there in full length. The bytes of
+/// the shards are not read; [`verify`](crate::verify) does that.
+///
+/// # Errors
+///
+/// [`CheckpointError::Io`] if `root` cannot be read. A damaged checkpoint is not an error: it is
+/// left out here and named by [`scan`].
+pub fn list(root: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+    Ok(scan(root)?.complete)
+}
+
+/// The complete checkpoint with the highest step, if there is one.
+///
+/// # Errors
+///
+/// [`CheckpointError::Io`] if `root` cannot be read.
+pub fn latest(root: &Path) -> Result<Option<CheckpointEntry>, CheckpointError> {
+    Ok(scan(root)?.complete.pop())
+}
+
+/// Like [`list`], and names the damaged ones too.
+///
+/// # Errors
+///
+/// [`CheckpointError::Io`] if `root` cannot be read.
+pub fn scan(root: &Path) -> Result<Listing, CheckpointError> {
+    let names = entry_names(root)?;
+    let mut candidates: Vec<(u64, String)> = Vec::new();
+    for name in &names {
+        match FolderName::parse(name) {
+            Some(FolderName::Step { step }) => candidates.push((step, name.clone())),
+            // A kill between the two renames of a replacement leaves the former one only.
+            Some(FolderName::Aside { kind: Aside::Replaced, step, .. })
+                if !names.contains(&step_folder_name(step)) =>
+            {
+                candidates.push((step, name.clone()));
+            }
+            _ => {}
+        }
+    }
+    candidates.sort();
+    let mut listing = Listing::default();
+    for (step, name) in candidates {
+        let path = root.join(name);
+        match Manifest::read(&path) {
+            Ok(manifest) if manifest.step == step => {
+                listing.complete.push(CheckpointEntry { step, path });
+            }
+            Ok(manifest) => {
+                let reason = format!("its manifest is of step {}", manifest.step);
+                listing.damaged.push(DamagedCheckpoint { step, path, reason });
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                listing.damaged.push(DamagedCheckpoint { step, path, reason });
+            }
+        }
+    }
+    Ok(listing)
+}
+
+/// Names of what is in a folder; none when it does not exist. Names that are not UTF-8 are not
+/// ours and are left out.
+pub(crate) fn entry_names(root: &Path) -> Result<Vec<String>, CheckpointError> {
+    let entries = match fs::read_dir(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(CheckpointError::io("list", root))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(CheckpointError::io("list", root))?;
+        if let Ok(name) = entry.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// `step-00000120`.
+pub(crate) fn step_folder_name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// Why a folder stands aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Aside {
+    /// Being written.
+    Temporary,
+    /// Being replaced by a newer one of the same step.
+    Replaced,
+    /// Being removed.
+    Pruned,
+}
+
+impl Aside {
+    const ALL: [Aside; 3] = [Aside::Temporary, Aside::Replaced, Aside::Pruned];
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Aside::Temporary => ".tmp-",
+            Aside::Replaced => ".replaced-",
+            Aside::Pruned => ".pruned-",
+        }
+    }
+
+    /// `.tmp-step-00000120-4711`.
+    pub(crate) fn folder_name(self, step: u64, pid: u32) -> String {
+        format!("{}{}-{pid}", self.prefix(), step_folder_name(step))
+    }
+}
+
+/// A name that this crate gives to folders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FolderName {
+    /// A published checkpoint.
+    Step { step: u64 },
+    /// A folder aside.
+    Aside { kind: Aside, step: u64, pid: u32 },
+}
+
+impl FolderName {
+    pub(crate) fn parse(name: &str) -> Option<FolderName> {
+        let parsed = match name.strip_prefix("step-") {
+            Some(step) => FolderName::Step { step: step.parse().ok()? },
+            None => {
+                let kind = Aside::ALL.into_iter().find(|kind| name.starts_with(kind.prefix()))?;
+                let rest = name.strip_prefix(kind.prefix())?.strip_prefix("step-")?;
+                let (step, pid) = rest.split_once('-')?;
+                FolderName::Aside { kind, step: step.parse().ok()?, pid: pid.parse().ok()? }
+            }
+        };
+        // Only names that we would write ourselves: no sign, no missing or extra zeros.
+        (parsed.name() == name).then_some(parsed)
+    }
+
+    fn name(self) -> String {
+        match self {
+            FolderName::Step { step } => step_folder_name(step),
+            FolderName::Aside { kind, step, pid } => kind.folder_name(step, pid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_names() {
+        let check = |name: &str, expected: Option<FolderName>| {
+            assert_eq!(FolderName::parse(name), expected, "{name}");
+        };
+        let aside = |kind, step, pid| Some(FolderName::Aside { kind, step, pid });
+        check("step-00000120", Some(FolderName::Step { step: 120 }));
+        check("step-123456789", Some(FolderName::Step { step: 123_456_789 }));
+        check(".tmp-step-00000120-4711", aside(Aside::Temporary, 120, 4711));
+        check(".replaced-step-00000000-1", aside(Aside::Replaced, 0, 1));
+        check(".pruned-step-00000007-4711", aside(Aside::Pruned, 7, 4711));
+        for foreign in [
+            "step-120",
+            "step-000000120",
+            "step-+0000120",
+            "step-",
+            "step-0000012x",
+            "step-99999999999999999999",
+            ".tmp-step-00000120",
+            ".tmp-step-00000120-x",
+            "tmp-step-00000120-1",
+            ".lock",
+            "",
+        ] {
+            check(foreign, None);
+        }
+    }
+}

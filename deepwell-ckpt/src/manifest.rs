@@ -1,0 +1,224 @@
+//! `manifest.json`: what a checkpoint holds, where, and with which checksums.
+//!
+//! Beside it lies `manifest.blake3`, the checksum of the manifest's own bytes, so that a flipped
+//! bit in the manifest shows too.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::CheckpointError;
+use crate::tensor::{CkptDtype, Section, tensor_bytes};
+
+/// The version that this library writes and reads.
+pub const FORMAT_VERSION: u64 = 1;
+
+/// Name of the manifest in a checkpoint's folder.
+pub(crate) const MANIFEST_FILE: &str = "manifest.json";
+/// Name of the file with the manifest's checksum.
+pub(crate) const MANIFEST_CHECKSUM_FILE: &str = "manifest.blake3";
+
+/// A manifest of a million tensors stays below this; a larger file is not one.
+const MANIFEST_BYTES_MAX: u64 = 1 << 30;
+
+/// Where one tensor is stored.
+///
+/// The entry is one rectangular part of a tensor of `global_shape`, beginning at `global_offset`.
+/// Version 1 writes whole tensors only: `shape` equals `global_shape` and the offset is all zeros.
+/// The fields are there so that shards of many ranks can be described without a new format.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// Name, unique within `section`.
+    pub name: String,
+    /// Role of the tensor.
+    pub section: Section,
+    /// Element type.
+    pub dtype: CkptDtype,
+    /// Shape of the whole tensor.
+    pub global_shape: Vec<usize>,
+    /// Where this part begins in the whole, per dimension.
+    pub global_offset: Vec<usize>,
+    /// Shape of this part.
+    pub shape: Vec<usize>,
+    /// File name of the shard.
+    pub file: String,
+    /// First byte in the file.
+    pub begin: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// BLAKE3 checksum of those bytes, 64 hexadecimal digits.
+    pub blake3: String,
+}
+
+/// One file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// File name within the checkpoint's folder.
+    pub name: String,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// BLAKE3 checksum of the whole file, 64 hexadecimal digits: what `b3sum` prints.
+    pub blake3: String,
+}
+
+/// The manifest, as it is in the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    pub(crate) format_version: u64,
+    pub(crate) step: u64,
+    pub(crate) plan: Value,
+    pub(crate) policy: Value,
+    pub(crate) guards: Value,
+    pub(crate) rng: Value,
+    pub(crate) data_position: Value,
+    pub(crate) run: Value,
+    pub(crate) files: Vec<FileEntry>,
+    pub(crate) tensors: Vec<TensorEntry>,
+}
+
+/// The version alone, read first: later versions may have other fields.
+#[derive(Deserialize)]
+struct VersionOnly {
+    format_version: u64,
+}
+
+impl Manifest {
+    /// Reads the manifest of a checkpoint's folder, checks its checksum and everything in it that
+    /// can be checked without opening a shard, and the presence and length of each shard.
+    pub(crate) fn read(folder: &Path) -> Result<Manifest, CheckpointError> {
+        let not_a_checkpoint = |reason: String| CheckpointError::NotACheckpoint {
+            path: folder.to_path_buf(),
+            reason,
+        };
+        if !folder.is_dir() {
+            return Err(not_a_checkpoint("no such folder".to_string()));
+        }
+        let path = folder.join(MANIFEST_FILE);
+        let checksum_path = folder.join(MANIFEST_CHECKSUM_FILE);
+        for needed in [&path, &checksum_path] {
+            if !needed.is_file() {
+                let hint = match crate::folder::latest(folder) {
+                    Ok(Some(newest)) => {
+                        format!("\nhint: it holds checkpoints, such as `{}`", newest.path.display())
+                    }
+                    _ => String::new(),
+                };
+                let name = needed.file_name().unwrap_or_default().to_string_lossy();
+                return Err(not_a_checkpoint(format!("it has no `{name}`{hint}")));
+            }
+        }
+        let manifest_bytes =
+            fs::metadata(&path).map_err(CheckpointError::io("look at", &path))?.len();
+        if manifest_bytes > MANIFEST_BYTES_MAX {
+            return Err(CheckpointError::ManifestInvalid {
+                path,
+                detail: format!(
+                    "expected at most {MANIFEST_BYTES_MAX} bytes, got {manifest_bytes}"
+                ),
+            });
+        }
+        let bytes = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
+        let expected =
+            fs::read(&checksum_path).map_err(CheckpointError::io("read", &checksum_path))?;
+        let expected = String::from_utf8_lossy(&expected).trim_end_matches('\n').to_string();
+        let got = blake3::hash(&bytes).to_hex().to_string();
+        if got != expected {
+            return Err(CheckpointError::ManifestChecksum { path, expected, got });
+        }
+        let invalid = |detail: String| CheckpointError::ManifestInvalid {
+            path: path.clone(),
+            detail,
+        };
+        let version: VersionOnly =
+            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        if version.format_version != FORMAT_VERSION {
+            return Err(CheckpointError::FormatVersion {
+                path,
+                expected: FORMAT_VERSION,
+                got: version.format_version,
+            });
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        manifest.check_consistency().map_err(invalid)?;
+        manifest.check_lengths(folder)?;
+        Ok(manifest)
+    }
+
+    /// Whether the entries make sense among themselves.
+    fn check_consistency(&self) -> Result<(), String> {
+        let mut file_bytes = std::collections::HashMap::new();
+        for file in &self.files {
+            // A name must not lead out of the folder.
+            let plain = !file.name.is_empty()
+                && file.name != "."
+                && file.name != ".."
+                && !file.name.contains(['/', '\\', '\0']);
+            if !plain {
+                return Err(format!("file name `{}` is not a plain name", file.name));
+            }
+            if file_bytes.insert(file.name.as_str(), file.bytes).is_some() {
+                return Err(format!("file `{}` is listed twice", file.name));
+            }
+        }
+        let mut seen = HashSet::new();
+        for tensor in &self.tensors {
+            let name = &tensor.name;
+            if !seen.insert((tensor.section, name, &tensor.global_offset)) {
+                return Err(format!("tensor `{name}` ({}) is listed twice", tensor.section));
+            }
+            let Some(&file_bytes) = file_bytes.get(tensor.file.as_str()) else {
+                return Err(format!("tensor `{name}` is in an unlisted file `{}`", tensor.file));
+            };
+            let ends_within =
+                tensor.begin.checked_add(tensor.bytes).is_some_and(|end| end <= file_bytes);
+            if !ends_within {
+                return Err(format!(
+                    "tensor `{name}`: {} bytes at {} end after file `{}` of {file_bytes} bytes",
+                    tensor.bytes, tensor.begin, tensor.file
+                ));
+            }
+            let expected = tensor_bytes(tensor.dtype, &tensor.shape);
+            if expected.is_none_or(|expected| expected as u64 != tensor.bytes) {
+                return Err(format!(
+                    "tensor `{name}`: {} bytes do not make {:?} {}",
+                    tensor.bytes, tensor.shape, tensor.dtype
+                ));
+            }
+            let whole = tensor.shape == tensor.global_shape
+                && tensor.global_offset == vec![0; tensor.shape.len()];
+            if !whole {
+                return Err(format!(
+                    "tensor `{name}` is a part {:?} at {:?} of {:?}; this release reads whole \
+                     tensors only",
+                    tensor.shape, tensor.global_offset, tensor.global_shape
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether each file is there and as long as it was.
+    fn check_lengths(&self, folder: &Path) -> Result<(), CheckpointError> {
+        for file in &self.files {
+            let path = folder.join(&file.name);
+            let got_bytes = fs::metadata(&path)
+                .map_err(CheckpointError::io("find", &path))?
+                .len();
+            if got_bytes != file.bytes {
+                return Err(CheckpointError::FileLength {
+                    path,
+                    expected_bytes: file.bytes,
+                    got_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+}
