@@ -1,0 +1,181 @@
+//! E8M0: eight exponent bits and nothing else, the format of block scales.
+//!
+//! ```text
+//! bit     7 6 5 4 3 2 1 0
+//!         e e e e e e e e       2^(e - 127); 0xFF: NaN. No sign, no zero, no infinity.
+//! ```
+//!
+//! # From the largest magnitude of a block to its scale
+//!
+//! [`from_amax`] implements the two rules of [`ScaleRule`]. Both give 0x00 for an amax of zero,
+//! 0xFE for infinity and 0xFF for NaN.
+//!
+//! - **RCEIL**: `s = amax / 448` (57344 for E5M2) *divided* in f32, as the cuBLAS documentation
+//!   has it; multiplying by the rounded reciprocal, as some libraries do, gives another exponent
+//!   for a few values just above a power of two. The scale is the exponent of `s`, one more when
+//!   its fraction is not zero: the smallest power of two that is not below `s`. Because the f32
+//!   neighbours of 448 * 2^k lie more than half an ulp of `s` apart, no finite amax is ever scaled
+//!   beyond 448, except that below 448 * 2^-126, where `s` is subnormal, it may be by one part in 2^23,
+//!   which still rounds to 448. So RCEIL never saturates finite input.
+//! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2), of the OCP MX specification v1.0. The
+//!   scaled amax lies in [256, 512), so what lies above 448 saturates.
+
+use crate::{ElementFormat, Overflow, Rounding, ScaleRule};
+
+/// Code that stands for NaN.
+pub const CODE_NAN: u8 = 0xFF;
+/// Code of the largest scale, 2^127.
+pub const CODE_MAX: u8 = 0xFE;
+/// Code of 1.0.
+pub const CODE_ONE: u8 = 127;
+
+const INFINITY_BITS: u32 = 0x7F80_0000;
+
+/// Value of `code`: 2^(code - 127), NaN for 0xFF. Code 0 is the subnormal 2^-127.
+#[must_use]
+pub const fn decode(code: u8) -> f32 {
+    match code {
+        0 => f32::from_bits(0x0040_0000),
+        CODE_NAN => f32::NAN,
+        _ => f32::from_bits((code as u32) << 23),
+    }
+}
+
+/// 2^(127 - code), the exact factor that undoes a scale; NaN for 0xFF.
+#[must_use]
+pub const fn reciprocal(code: u8) -> f32 {
+    match code {
+        CODE_NAN => f32::NAN,
+        _ => decode(254 - code),
+    }
+}
+
+/// Code of `x`, rounded to a power of two. `NearestEven` measures distance on the number line and
+/// breaks the tie at 1.5 * 2^k toward the even code. Zero and what lies below 2^-127 become 0x00.
+/// NaN and negative values become NaN. Beyond 2^127: 0xFE when saturating, else NaN.
+///
+/// ```
+/// use deepwell_precision::{Overflow, Rounding, e8m0};
+/// assert_eq!(e8m0::encode(1.1, Rounding::TowardPositive, Overflow::Saturate), 128);
+/// assert_eq!(e8m0::encode(1.1, Rounding::TowardZero, Overflow::Saturate), 127);
+/// ```
+#[must_use]
+pub fn encode(x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
+    if x.is_nan() || x < 0.0 {
+        return CODE_NAN;
+    }
+    let beyond = match overflow {
+        Overflow::Saturate => CODE_MAX,
+        Overflow::NonFinite => CODE_NAN,
+    };
+    if x == f32::INFINITY {
+        return beyond;
+    }
+    // Scaling by 2^32 makes every input normal, so that one rule on the fraction serves; 2^-127
+    // itself has its single bit at 2^22 units of 2^-149.
+    if x <= decode(0) {
+        return 0;
+    }
+    let (bits, offset) = if x < f32::MIN_POSITIVE {
+        ((x * f32::from_bits((127 + 32) << 23)).to_bits(), 32)
+    } else {
+        (x.to_bits(), 0)
+    };
+    let code = (bits >> 23) as i32 - offset;
+    let fraction = bits & 0x007F_FFFF;
+    let up = match rounding {
+        Rounding::NearestEven => {
+            fraction > 0x0040_0000 || (fraction == 0x0040_0000 && code & 1 == 1)
+        }
+        Rounding::TowardZero => false,
+        Rounding::TowardPositive => fraction > 0,
+    };
+    let code = code + i32::from(up);
+    if code <= i32::from(CODE_MAX) {
+        code as u8
+    } else if rounding == Rounding::TowardZero {
+        CODE_MAX
+    } else {
+        beyond
+    }
+}
+
+/// Scale of a block of E4M3 elements whose largest magnitude is `amax`. The sign of `amax` is
+/// ignored. See the module documentation for the rules and the edge cases.
+///
+/// ```
+/// use deepwell_precision::{ScaleRule, e8m0};
+/// assert_eq!(e8m0::from_amax(448.0, ScaleRule::Rceil), 127);
+/// assert_eq!(e8m0::from_amax(480.0, ScaleRule::Rceil), 128);
+/// assert_eq!(e8m0::from_amax(480.0, ScaleRule::OcpFloor), 127);
+/// ```
+#[must_use]
+pub fn from_amax(amax: f32, rule: ScaleRule) -> u8 {
+    from_amax_for(amax, ElementFormat::E4M3, rule)
+}
+
+/// [`from_amax`] for any element format.
+#[must_use]
+pub fn from_amax_for(amax: f32, element: ElementFormat, rule: ScaleRule) -> u8 {
+    let bits = amax.to_bits() & 0x7FFF_FFFF;
+    if bits > INFINITY_BITS {
+        CODE_NAN
+    } else if bits == INFINITY_BITS {
+        CODE_MAX
+    } else {
+        let scale = finite_scale(bits, ScaleConstants::new(element), rule);
+        scale.code as u8
+    }
+}
+
+/// The two numbers by which the scale rules differ between element formats.
+#[derive(Clone, Copy)]
+pub(crate) struct ScaleConstants {
+    /// Largest finite element.
+    pub(crate) element_max: f32,
+    /// Exponent of the largest finite element.
+    pub(crate) exponent_max: u32,
+}
+
+impl ScaleConstants {
+    pub(crate) const fn new(element: ElementFormat) -> Self {
+        match element {
+            ElementFormat::E4M3 => Self { element_max: crate::e4m3::MAX, exponent_max: 8 },
+            ElementFormat::E5M2 => Self { element_max: crate::e5m2::MAX, exponent_max: 15 },
+        }
+    }
+}
+
+/// A scale code, widened so that a vector of them needs no packing, and whether the rule asked for
+/// a scale below 2^-127.
+pub(crate) struct FiniteScale {
+    pub(crate) code: u32,
+    pub(crate) clamped: bool,
+}
+
+/// The scale rules on the bits of a finite, non-negative amax, without branches, so that a loop
+/// over it becomes vector code.
+#[inline(always)]
+pub(crate) fn finite_scale(
+    amax_bits: u32,
+    constants: ScaleConstants,
+    rule: ScaleRule,
+) -> FiniteScale {
+    match rule {
+        ScaleRule::Rceil => {
+            let s = (f32::from_bits(amax_bits) / constants.element_max).to_bits();
+            // Adding all ones below the exponent carries exactly when the fraction is not zero.
+            // Subnormal: 2^-127 (0x0040_0000) and below keep code 0, above it the code is 1.
+            let normal = (s + 0x007F_FFFF) >> 23;
+            let subnormal = u32::from(s > 0x0040_0000);
+            let code = if s < 0x0080_0000 { subnormal } else { normal };
+            FiniteScale { code, clamped: (s <= 0x0020_0000) & (amax_bits != 0) }
+        }
+        ScaleRule::OcpFloor => {
+            let exponent = amax_bits >> 23;
+            let below = exponent < constants.exponent_max;
+            let code = if below { 0 } else { exponent - constants.exponent_max };
+            FiniteScale { code, clamped: below & (amax_bits != 0) }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Why a quantization, dequantization or scale layout change was refused.
+
+use thiserror::Error;
+
+/// A slice does not have the length that the shape asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum QuantizeError {
+    /// A slice has the wrong length.
+    #[error("`{operand}` of a {rows} x {cols} matrix: expected {expected} elements, got {got}")]
+    Length {
+        /// Name of the argument.
+        operand: &'static str,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+        /// Elements that the shape asks for.
+        expected: usize,
+        /// Elements that came.
+        got: usize,
+    },
+    /// rows * cols exceeds the address space.
+    #[error("a {rows} x {cols} matrix has more elements than this machine can address")]
+    TooLarge {
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+    },
+}
+
+/// The lengths that one call checks.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+impl Shape {
+    pub(crate) fn new(rows: usize, cols: usize) -> Result<Self, QuantizeError> {
+        match rows.checked_mul(cols) {
+            Some(_) => Ok(Self { rows, cols }),
+            None => Err(QuantizeError::TooLarge { rows, cols }),
+        }
+    }
+
+    pub(crate) fn expect(
+        self,
+        operand: &'static str,
+        expected: usize,
+        got: usize,
+    ) -> Result<(), QuantizeError> {
+        let Self { rows, cols } = self;
+        if expected == got {
+            Ok(())
+        } else {
+            Err(QuantizeError::Length { operand, rows, cols, expected, got })
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The words in which a policy speaks: formats, roles of tensors, what to do on an offence.
+
+use crate::MxSpec;
+use crate::names::named_enum;
+
+named_enum! {
+    /// In what format the matrix products of a tensor are computed.
+    #[non_exhaustive]
+    pub enum Format ("format") {
+        /// IEEE 754 binary32.
+        F32 = "f32",
+        /// bfloat16 operands, f32 accumulation.
+        Bf16 = "bf16",
+        /// Block-scaled eight-bit operands, f32 accumulation.
+        Mxfp8 = "mxfp8",
+    }
+}
+
+named_enum! {
+    /// What a tensor is for; defaults of a policy go by it.
+    #[non_exhaustive]
+    pub enum Role ("role") {
+        /// Token embedding table.
+        Embedding = "embedding",
+        /// Weight of a linear layer inside a block.
+        Linear = "linear",
+        /// Output head.
+        Head = "head",
+        /// Gain or bias of a normalization.
+        Norm = "norm",
+        /// Weight that scores experts.
+        Router = "router",
+        /// Weight of a linear layer inside an expert.
+        Expert = "expert",
+    }
+}
+
+named_enum! {
+    /// What the guards do about a layer that offends.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum Fallback ("fallback") {
+        /// Compute it in BF16 for a while, with an event.
+        #[default]
+        Safe = "safe",
+        /// Stop with an error that names the layer.
+        Strict = "strict",
+        /// Record the event and go on.
+        Off = "off",
+    }
+}
+
+/// One tensor that a policy decides about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorUse<'a> {
+    /// Full name, such as `layers.3.mlp.down_proj.weight`.
+    pub name: &'a str,
+    /// What it is for.
+    pub role: Role,
+}
+
+/// What a policy decided about one tensor.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Assignment {
+    /// Format of the matrix products.
+    pub format: Format,
+    /// How the weight is quantized, where `format` is block-scaled.
+    pub weight: MxSpec,
+    /// How the activation is quantized.
+    pub activation: MxSpec,
+    /// How the gradient of the output is quantized.
+    pub gradient: MxSpec,
+    /// Why, in words for a report.
+    pub reason: String,
+}

@@ -1,0 +1,84 @@
+//! Enums whose variants have one name each, for files, flags and messages alike.
+
+use thiserror::Error;
+
+/// A name that stands for no variant.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("expected one of {expected} as {kind}, got `{got}`")]
+#[non_exhaustive]
+pub struct UnknownName {
+    /// What was being named, such as "scale rule".
+    pub kind: &'static str,
+    /// The name that came.
+    pub got: String,
+    /// The names that exist, each in backticks.
+    pub expected: String,
+}
+
+impl UnknownName {
+    pub(crate) fn new(kind: &'static str, got: &str, names: &[&str]) -> Self {
+        let expected: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        Self { kind, got: got.to_owned(), expected: expected.join(", ") }
+    }
+}
+
+/// Declares a fieldless enum with `ALL`, `name`, `Display`, `FromStr`, and serde through the names.
+macro_rules! named_enum {
+    (
+        $(#[$attribute:meta])*
+        pub enum $type:ident ($kind:literal) {
+            $( $(#[$variant_attribute:meta])* $variant:ident = $name:literal, )+
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(serde::Serialize, serde::Deserialize)]
+        #[serde(into = "&'static str", try_from = "std::borrow::Cow<'_, str>")]
+        pub enum $type {
+            $( $(#[$variant_attribute])* $variant, )+
+        }
+
+        impl $type {
+            /// All variants, in the order of declaration.
+            pub const ALL: &'static [Self] = &[$( Self::$variant, )+];
+
+            /// The name that stands for this variant in files, flags and messages.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )+ }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $( $name => Ok(Self::$variant), )+
+                    _ => Err($crate::UnknownName::new($kind, text, &[$( $name, )+])),
+                }
+            }
+        }
+
+        impl From<$type> for &'static str {
+            fn from(value: $type) -> Self {
+                value.name()
+            }
+        }
+
+        impl TryFrom<std::borrow::Cow<'_, str>> for $type {
+            type Error = $crate::UnknownName;
+
+            fn try_from(text: std::borrow::Cow<'_, str>) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
+    };
+}
+pub(crate) use named_enum;

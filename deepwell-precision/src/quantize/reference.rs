@@ -1,0 +1,73 @@
+//! Quantization as its definition reads, one element at a time: what the vector kernels are
+//! tested against.
+
+use crate::{BlockShape, ElementFormat, MxSpec, Overflow, QuantStats, Rounding, ScaleRule};
+use crate::{e4m3, e5m2, e8m0};
+
+/// Quantizes the `outer` x `contraction` matrix whose element (o, k) is `at(o, k)`.
+pub(super) fn quantize(
+    at: impl Fn(usize, usize) -> f32,
+    outer: usize,
+    contraction: usize,
+    spec: &MxSpec,
+    data: &mut [u8],
+    scales: &mut [u8],
+) -> QuantStats {
+    let mut stats = QuantStats { elements: (outer * contraction) as u64, ..Default::default() };
+    let group = spec.granularity.elements();
+    let group_outer = match spec.block {
+        BlockShape::Row => 1,
+        BlockShape::Square => group,
+    };
+    let encode = |x| match spec.element {
+        ElementFormat::E4M3 => e4m3::encode(x, Rounding::NearestEven, Overflow::Saturate),
+        ElementFormat::E5M2 => e5m2::encode(x, Rounding::NearestEven, Overflow::Saturate),
+    };
+    let (element_max, exponent_max) = match spec.element {
+        ElementFormat::E4M3 => (e4m3::MAX, 8),
+        ElementFormat::E5M2 => (e5m2::MAX, 15),
+    };
+    let blocks = contraction.div_ceil(32);
+    for outer_start in (0..outer).step_by(group_outer) {
+        let outer_end = (outer_start + group_outer).min(outer);
+        for k_start in (0..contraction).step_by(group) {
+            let k_end = (k_start + group).min(contraction);
+            let indices = || {
+                (outer_start..outer_end).flat_map(move |o| (k_start..k_end).map(move |k| (o, k)))
+            };
+            // NaN above infinity above all else, as their bits are ordered.
+            let mut amax_bits = 0;
+            for (o, k) in indices() {
+                let x = at(o, k).abs();
+                amax_bits = amax_bits.max(x.to_bits());
+                if x.is_finite() {
+                    stats.amax = stats.amax.max(x);
+                } else {
+                    stats.nonfinite += 1;
+                }
+            }
+            let amax = f32::from_bits(amax_bits);
+            let code = e8m0::from_amax_for(amax, spec.element, spec.scale_rule);
+            let wanted_below_range = match spec.scale_rule {
+                ScaleRule::Rceil => amax / element_max <= 2.0_f32.powi(-128),
+                ScaleRule::OcpFloor => amax < 2.0_f32.powi(exponent_max - 127),
+            };
+            stats.scale_clamps += u64::from(amax > 0.0 && wanted_below_range);
+            let reciprocal = e8m0::reciprocal(code);
+            for (o, k) in indices() {
+                let x = at(o, k);
+                let scaled = x * reciprocal;
+                let element = encode(scaled);
+                data[o * contraction + k] = element;
+                scales[o * blocks + k / 32] = code;
+                stats.underflows += u64::from(x != 0.0 && element & 0x7F == 0);
+                stats.saturations += u64::from(
+                    spec.scale_rule == ScaleRule::OcpFloor
+                        && x.is_finite()
+                        && scaled.abs() > element_max,
+                );
+            }
+        }
+    }
+    stats
+}

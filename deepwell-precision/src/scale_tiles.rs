@@ -1,0 +1,110 @@
+//! The layout in which tensor cores and cuBLAS read block scales: tiles of 128 rows x 4 scales.
+//!
+//! One tile holds the scales of 128 rows x 128 elements in 512 bytes. Inside it the scale of row
+//! `r` and block `k` lies at
+//!
+//! ```text
+//! (r % 32) * 16 + (r / 32) * 4 + k        r in 0..128, k in 0..4
+//! ```
+//!
+//! and tiles follow each other along the blocks first: tile (R, K) starts at
+//! `(R * ceil(blocks / 4) + K) * 512`. Rows and blocks that the matrix does not have are padded
+//! with 0x00, never 0xFF: 0xFF is NaN, and NaN times a zero element poisons an accumulator.
+//! Sources: cuBLAS documentation, "1D block scaling factors layout"; the PTX ISA on
+//! `tcgen05.mma` with block scaling.
+//!
+//! The layout cannot be sliced or transposed, so scales are kept plain and brought into it for the
+//! consumer that asks for it.
+
+use crate::error::{QuantizeError, Shape};
+
+/// Rows of one tile.
+pub const TILE_ROWS: usize = 128;
+/// Scales along the contraction in one tile.
+pub const TILE_BLOCKS: usize = 4;
+/// Bytes of one tile. A buffer of tiles must start at a multiple of 16 bytes on the device.
+pub const TILE_BYTES: usize = TILE_ROWS * TILE_BLOCKS;
+
+const _: () = assert!(offset(127, 3, 4) == TILE_BYTES - 1);
+const _: () = assert!(offset(0, 4, 5) == TILE_BYTES);
+
+/// Bytes of the tiled form of plain [rows, blocks] scales, full tiles included.
+#[must_use]
+pub const fn tiled_len(rows: usize, blocks: usize) -> usize {
+    rows.div_ceil(TILE_ROWS) * blocks.div_ceil(TILE_BLOCKS) * TILE_BYTES
+}
+
+/// Where the scale of `row` and `block` lies in the tiled form of [rows, blocks] scales, bytes.
+#[must_use]
+pub const fn offset(row: usize, block: usize, blocks: usize) -> usize {
+    let tile = (row / TILE_ROWS) * blocks.div_ceil(TILE_BLOCKS) + block / TILE_BLOCKS;
+    let row = row % TILE_ROWS;
+    tile * TILE_BYTES + (row % 32) * 16 + (row / 32) * 4 + block % TILE_BLOCKS
+}
+
+/// Brings plain row-major [rows, blocks] scales into tiles of [`tiled_len`] bytes. Every byte of
+/// `tiles` is written, padding with 0x00.
+///
+/// ```
+/// use deepwell_precision::scale_tiles;
+/// let plain = [1, 2, 3, 4, 5, 6]; // 2 rows of 3 scales
+/// let mut tiles = vec![0xEE; scale_tiles::tiled_len(2, 3)];
+/// scale_tiles::to_tiles(&plain, 2, 3, &mut tiles)?;
+/// assert_eq!(tiles[..4], [1, 2, 3, 0]);
+/// assert_eq!(tiles[16..20], [4, 5, 6, 0]);
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn to_tiles(
+    plain: &[u8],
+    rows: usize,
+    blocks: usize,
+    tiles: &mut [u8],
+) -> Result<(), QuantizeError> {
+    check(plain.len(), rows, blocks, tiles.len())?;
+    tiles.fill(0);
+    if blocks == 0 {
+        return Ok(());
+    }
+    for (row, scales) in plain.chunks_exact(blocks).enumerate() {
+        for (tile, four) in scales.chunks(TILE_BLOCKS).enumerate() {
+            let start = offset(row, tile * TILE_BLOCKS, blocks);
+            tiles[start..start + four.len()].copy_from_slice(four);
+        }
+    }
+    Ok(())
+}
+
+/// The inverse of [`to_tiles`]; padding is not read.
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn from_tiles(
+    tiles: &[u8],
+    rows: usize,
+    blocks: usize,
+    plain: &mut [u8],
+) -> Result<(), QuantizeError> {
+    check(plain.len(), rows, blocks, tiles.len())?;
+    if blocks == 0 {
+        return Ok(());
+    }
+    for (row, scales) in plain.chunks_exact_mut(blocks).enumerate() {
+        for (tile, four) in scales.chunks_mut(TILE_BLOCKS).enumerate() {
+            let start = offset(row, tile * TILE_BLOCKS, blocks);
+            four.copy_from_slice(&tiles[start..start + four.len()]);
+        }
+    }
+    Ok(())
+}
+
+fn check(plain: usize, rows: usize, blocks: usize, tiles: usize) -> Result<(), QuantizeError> {
+    let shape = Shape::new(rows.next_multiple_of(TILE_ROWS), blocks.next_multiple_of(TILE_BLOCKS))?;
+    let shape = Shape { rows: rows.min(shape.rows), cols: blocks.min(shape.cols) };
+    shape.expect("plain", rows * blocks, plain)?;
+    shape.expect("tiles", tiled_len(rows, blocks), tiles)
+}

@@ -1,0 +1,55 @@
+//! Element types that quantization reads and dequantization writes.
+
+use half::bf16;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// A type that can be quantized: `f32` and `half::bf16`. Sealed.
+pub trait Source: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// The same value as f32.
+    fn to_f32(self) -> f32;
+}
+
+impl Source for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Source for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        // Not `bf16::to_f32`: that branches to quiet NaNs.
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+/// A type that can be dequantized into: `f32` and `half::bf16`. Sealed.
+pub trait Target: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// `value`, rounded to nearest even where this type cannot hold it.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Target for f32 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Target for bf16 {
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        // Not `bf16::from_f32`: that branches on NaN and does not become vector code.
+        let bits = value.to_bits();
+        let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1))) >> 16;
+        let quiet = (bits >> 16) | 0x0040;
+        let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
+        bf16::from_bits(if is_nan { quiet } else { rounded } as u16)
+    }
+}
