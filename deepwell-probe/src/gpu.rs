@@ -1,0 +1,201 @@
+//! What is known of one GPU.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Arch, NumberFormat};
+
+/// One GPU as the driver describes it.
+///
+/// Where the driver does not answer a question, the field is `None` and `notes` says so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// The number that the management library gives it. `CUDA_VISIBLE_DEVICES` does not change
+    /// this number; use `uuid` to find the device in CUDA.
+    pub index: u32,
+    /// The product name.
+    pub name: String,
+    /// The name that does not change with the order of devices, `GPU-...`.
+    pub uuid: String,
+    /// PCI address, `00000000:04:00.0`.
+    pub pci_bus_id: String,
+    /// CUDA compute capability, `(major, minor)`.
+    pub compute_capability: (u32, u32),
+    /// What kernels must have been built for.
+    pub arch: Arch,
+    /// Streaming multiprocessors.
+    pub multiprocessors: Option<u32>,
+    /// Memory of the device.
+    pub memory_bytes: u64,
+    /// Memory that was free when this was read.
+    pub memory_free_bytes: u64,
+    /// Bandwidth of the device memory in GB/s: bus width / 8 x memory clock x 2 (double data
+    /// rate), or the datasheet's figure where the driver gives no clock (a note says so). 0 where
+    /// neither is known.
+    pub hbw_gbps: f64,
+    /// Size of the second-level cache, known to the CUDA driver only.
+    pub l2_bytes: Option<u64>,
+    /// Highest clocks.
+    pub clocks: Clocks,
+    /// Power that the device may draw now, in watts.
+    pub power_cap_w: Option<f64>,
+    /// Power that it may draw as delivered, in watts.
+    pub power_cap_default_w: Option<f64>,
+    /// Whether it is divided into MIG instances; `None` if it cannot be.
+    pub mig: Option<bool>,
+    /// Whether memory errors are corrected; `None` if they cannot be.
+    pub ecc: Option<bool>,
+    /// The memory node of the processor that it hangs on.
+    pub numa_node: Option<u32>,
+    /// The connection to the host.
+    pub pcie: Option<Pcie>,
+    /// NVLink links of the device that are up.
+    pub nvlinks_active: u32,
+    /// The NVLink domain that it belongs to, where racks are one domain.
+    pub nvlink_domain: Option<NvLinkDomain>,
+    /// Formats that its matrix units (or, for FP32 and FP64, its cores) take, block scales
+    /// included where the format has them.
+    pub precisions: Vec<NumberFormat>,
+    /// Peak of dense (never sparse) products in TFLOP/s by operand format. MXFP8 is there only if
+    /// matrix units apply the block scales; a kernel that applies them itself, as on Hopper, is
+    /// bounded by the FP8 figure.
+    pub peak_tflops_dense: BTreeMap<NumberFormat, f64>,
+    /// Where the peaks are from.
+    pub peak_source: String,
+    /// What was not to be read, and what to know before trusting the figures.
+    pub notes: Vec<String>,
+}
+
+/// The highest clocks of a GPU in MHz.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clocks {
+    /// Multiprocessors.
+    pub multiprocessor_mhz_max: Option<u32>,
+    /// Memory, before doubling for double data rate.
+    pub memory_mhz_max: Option<u32>,
+}
+
+/// One PCI Express connection.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pcie {
+    /// Generation that both ends can run, 1 to 6. Idle devices fall back to a lower one, so that
+    /// the current generation says nothing.
+    pub generation: u32,
+    /// Lanes.
+    pub width: u32,
+    /// GB/s in each direction after line coding, before packet headers.
+    pub gbps: f64,
+}
+
+/// Membership in an NVLink domain that spans hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NvLinkDomain {
+    /// The domain, as hexadecimal digits.
+    pub cluster_uuid: String,
+    /// The part of the domain whose members reach each other.
+    pub clique: u32,
+}
+
+impl Pcie {
+    /// A connection of `width` lanes of a `generation`.
+    ///
+    /// One lane carries, in GB/s each way: 2.5 and 5 GT/s with 8b/10b coding for generations 1 and
+    /// 2, 8, 16 and 32 GT/s with 128b/130b for 3, 4 and 5, and 64 GT/s with 242 of 256 bytes of a
+    /// flit for 6. A newer generation counts as 6.
+    ///
+    /// ```
+    /// assert_eq!(deepwell_probe::Pcie::new(5, 16).gbps, 63.015);
+    /// ```
+    pub fn new(generation: u32, width: u32) -> Pcie {
+        let lane_gbps = match generation {
+            0 => 0.0,
+            1 => 2.5 * 8.0 / 10.0 / 8.0,
+            2 => 5.0 * 8.0 / 10.0 / 8.0,
+            3 => 8.0 * 128.0 / 130.0 / 8.0,
+            4 => 16.0 * 128.0 / 130.0 / 8.0,
+            5 => 32.0 * 128.0 / 130.0 / 8.0,
+            _ => 64.0 * 242.0 / 256.0 / 8.0,
+        };
+        let gbps = (lane_gbps * f64::from(width) * 1000.0).round() / 1000.0;
+        Pcie { generation, width, gbps }
+    }
+}
+
+impl Gpu {
+    /// Dense peak on operands of `format` in TFLOP/s, `None` if the device does not take it or
+    /// nothing is known.
+    pub fn peak_tflops(&self, format: NumberFormat) -> Option<f64> {
+        self.peak_tflops_dense.get(&format).copied()
+    }
+
+    /// Whether matrix units take `format`.
+    pub fn supports(&self, format: NumberFormat) -> bool {
+        self.precisions.contains(&format)
+    }
+}
+
+/// The formats that the matrix units of a compute capability take (FP32 and FP64: its cores).
+///
+/// Source: the table of `mma`, `wgmma` and `tcgen05.mma` kinds of the PTX ISA.
+pub(crate) fn precisions(capability: (u32, u32)) -> Vec<NumberFormat> {
+    use NumberFormat::*;
+    let mut formats = vec![Fp64, Fp32];
+    if capability >= (8, 0) {
+        formats.extend([Tf32, Bf16]);
+    }
+    if capability >= (7, 0) {
+        formats.push(Fp16);
+    }
+    if capability >= (8, 9) {
+        formats.push(Fp8);
+    }
+    if capability >= (10, 0) {
+        formats.extend([Mxfp8, Nvfp4]);
+    }
+    if capability >= (7, 2) {
+        formats.push(Int8);
+    }
+    formats
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_carry_what_their_coding_leaves() {
+        let rows = [
+            (1, 1, 0.25),
+            (2, 16, 8.0),
+            (3, 16, 15.754),
+            (4, 16, 31.508),
+            (5, 8, 31.508),
+            (6, 16, 121.0),
+            (0, 16, 0.0),
+            (5, 0, 0.0),
+        ];
+        for (generation, width, expected) in rows {
+            assert_eq!(Pcie::new(generation, width).gbps, expected, "{generation} x{width}");
+        }
+    }
+
+    #[test]
+    fn formats_grow_with_the_capability() {
+        use NumberFormat::*;
+        let rows: [((u32, u32), NumberFormat, bool); 9] = [
+            ((7, 0), Fp16, true),
+            ((7, 0), Bf16, false),
+            ((7, 0), Int8, false),
+            ((7, 5), Int8, true),
+            ((8, 0), Bf16, true),
+            ((8, 9), Fp8, true),
+            ((9, 0), Mxfp8, false),
+            ((10, 0), Mxfp8, true),
+            ((12, 0), Nvfp4, true),
+        ];
+        for (capability, format, expected) in rows {
+            assert_eq!(precisions(capability).contains(&format), expected, "{capability:?}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The machine as one value.
+
+use serde::{Deserialize, Serialize};
+
+use crate::link::{self, Fabric};
+use crate::{Arch, Cpu, Endpoint, Gpu, Link, ProbeError, Software};
+
+/// Everything that planning and kernel selection need to know about a machine.
+///
+/// It is plain data: made by [`probe`](crate::probe), by a [preset](Hardware::preset), from JSON
+/// or by hand. Planning for a machine that is not here is planning with another value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hardware {
+    /// The processors and their memory.
+    pub cpu: Cpu,
+    /// GPUs in the order of their index.
+    pub gpus: Vec<Gpu>,
+    /// Why there are no GPUs, if there are none.
+    pub gpus_absent: Option<Absence>,
+    /// Pairs that are joined: GPUs with each other, GPUs with memory nodes, memory nodes with each
+    /// other.
+    pub links: Vec<Link>,
+    /// Drivers and libraries.
+    pub software: Software,
+}
+
+/// Why something is not here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Absence {
+    /// What was found instead.
+    pub reason: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+impl Hardware {
+    /// A machine with a processor and nothing else.
+    ///
+    /// ```
+    /// use deepwell_probe::{Arch, Cpu, Hardware};
+    ///
+    /// let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 16 << 30);
+    /// let hardware = Hardware::cpu_only(cpu);
+    /// assert!(hardware.gpus.is_empty());
+    /// assert_eq!(hardware.arch(), Arch::Cpu);
+    /// ```
+    pub fn cpu_only(cpu: Cpu) -> Hardware {
+        let links = crate::assemble::numa_links(&cpu);
+        Hardware {
+            cpu,
+            gpus: Vec::new(),
+            gpus_absent: Some(Absence {
+                reason: "described as a machine without GPUs".to_owned(),
+                hint: "probe a machine that has them, or name a preset".to_owned(),
+            }),
+            links,
+            software: Software::none(),
+        }
+    }
+
+    /// The architecture that training uses when nobody says: that of the first GPU, else the
+    /// processor's.
+    pub fn arch(&self) -> Arch {
+        self.gpus.first().map_or(Arch::Cpu, |gpu| gpu.arch.clone())
+    }
+
+    /// The machine as a graph of memory nodes, GPUs and switches.
+    ///
+    /// A pair in `links` that is joined through an NVSwitch becomes two edges to a switch vertex,
+    /// so that the bandwidth that a GPU shares among its peers is there once. A pair of GPUs that
+    /// meets at the host by PCIe has no edge of its own: its way is over the memory nodes.
+    ///
+    /// ```
+    /// use deepwell_probe::{Endpoint, Hardware};
+    ///
+    /// let fabric = Hardware::preset("h200-x2")?.fabric();
+    /// let port = fabric.edge_weight(Endpoint::Gpu(0), Endpoint::Switch(0));
+    /// assert_eq!(port.and_then(|edge| edge.gbps), Some(18.0 * 26.562));
+    /// # Ok::<(), deepwell_probe::ProbeError>(())
+    /// ```
+    pub fn fabric(&self) -> Fabric {
+        let nodes = self.cpu.numa_nodes.iter().map(|node| Endpoint::Numa(node.index));
+        let gpus = self.gpus.iter().map(|gpu| Endpoint::Gpu(gpu.index));
+        link::fabric(nodes.chain(gpus), &self.links)
+    }
+
+    /// The widest link between two endpoints, in either order.
+    pub fn link_between(&self, a: Endpoint, b: Endpoint) -> Option<&Link> {
+        let joins = |link: &&Link| (link.a == a && link.b == b) || (link.a == b && link.b == a);
+        let width = |link: &&Link| link.gbps.unwrap_or(0.0);
+        self.links.iter().filter(joins).max_by(|x, y| width(x).total_cmp(&width(y)))
+    }
+
+    /// The value as JSON with line breaks; [`Hardware::from_json`] gives it back unchanged.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self)
+            .expect("maps have text keys and no type refuses to be written")
+    }
+
+    /// Reads what [`Hardware::to_json`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`ProbeError::Json`] with line and column if it is not the JSON of a `Hardware`.
+    pub fn from_json(text: &str) -> Result<Hardware, ProbeError> {
+        serde_json::from_str(text).map_err(|source| ProbeError::Json { source })
+    }
+
+    /// Everything that a person should look at: the notes of the processor and of each GPU, and
+    /// the libraries that are missing or too old although there are GPUs to use them.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings: Vec<String> =
+            self.cpu.notes.iter().map(|note| format!("cpu: {note}")).collect();
+        for gpu in &self.gpus {
+            warnings.extend(gpu.notes.iter().map(|note| format!("gpu{}: {note}", gpu.index)));
+        }
+        if let Some(absence) = &self.gpus_absent {
+            warnings.push(format!("no GPUs: {}; hint: {}", absence.reason, absence.hint));
+        } else {
+            for (name, library) in self.software.libraries() {
+                match library.hint() {
+                    Some(hint) if library.is_found() => warnings.push(format!("{name}: {hint}")),
+                    Some(hint) => warnings.push(format!("{name}: {library}; hint: {hint}")),
+                    None => {}
+                }
+            }
+        }
+        warnings
+    }
+}

@@ -1,0 +1,147 @@
+//! How quickly this machine moves memory, measured on request.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Cpu;
+
+/// What [`measure_memory_bandwidth`] saw.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryBandwidth {
+    /// Bytes read plus bytes written in a second, of all threads together, in 10⁹ bytes; the best
+    /// of the passes.
+    pub gbps: f64,
+    /// Threads that copied at the same time.
+    pub threads: u32,
+    /// Size of all sources and targets together.
+    pub buffer_bytes: u64,
+    /// Whether the buffers fit in the caches of the cores that ran: then `gbps` is the caches'
+    /// speed more than the memory's.
+    pub fits_in_cache: bool,
+    /// Passes over the buffers that were timed.
+    pub passes: u32,
+}
+
+/// Bytes of one source (and of one target) for each thread, before the cap on all of them.
+const BYTES_PER_THREAD: u64 = 16 << 20;
+/// Bytes of all sources and targets together, at most.
+const BYTES_MAX: u64 = 512 << 20;
+/// Passes start until this much time has gone; the first touch of the pages is not in it.
+const MEASURING_TIME: Duration = Duration::from_millis(30);
+/// Threads at most: a few dozen saturate the memory of any socket.
+const THREADS_MAX: u32 = 64;
+
+/// Copies one `Vec<f64>` into another on every usable core and reports the bandwidth.
+///
+/// Takes under 100 ms and allocates 32 MiB for each thread, 512 MiB (or a quarter of the available
+/// memory) at most, all freed again on return. [`probe`](crate::probe) never calls it.
+pub fn measure_memory_bandwidth(cpu: &Cpu) -> MemoryBandwidth {
+    let threads = cpu.usable_cores().clamp(1, THREADS_MAX);
+    let bytes_max = BYTES_MAX.min(cpu.memory_available_bytes / 4);
+    let bytes_each = BYTES_PER_THREAD.min(bytes_max / 2 / u64::from(threads)).max(1 << 16);
+    measure(threads, bytes_each, cache_bytes(cpu))
+}
+
+/// Capacity of the last-level caches that the usable cores of `cpu` can reach.
+fn cache_bytes(cpu: &Cpu) -> u64 {
+    let last = cpu.caches.iter().max_by_key(|cache| cache.level);
+    last.map_or(0, |cache| {
+        let sharers = u64::from(cache.shared_by_threads.max(1));
+        cache.bytes * u64::from(cpu.logical_cores).div_ceil(sharers)
+    })
+}
+
+/// Runs the passes. Each worker owns its buffers and touches them first itself, so that they lie in
+/// its memory node; a pass starts with one message to every worker and ends with one from each.
+fn measure(threads: u32, bytes_each: u64, cache_bytes: u64) -> MemoryBandwidth {
+    let elements = (bytes_each / 8) as usize;
+    thread::scope(|scope| {
+        let (ready, readies) = mpsc::channel::<()>();
+        let mut starts = Vec::new();
+        for _ in 0..threads {
+            let (start, start_receiver) = mpsc::channel::<()>();
+            let ready = ready.clone();
+            let worker = move || {
+                let source = vec![1.0_f64; elements];
+                let mut target = vec![2.0_f64; elements];
+                // The coordinator hangs up when it has seen enough; sending to it cannot fail
+                // before that.
+                while ready.send(()).is_ok() && start_receiver.recv().is_ok() {
+                    target.copy_from_slice(&source);
+                    std::hint::black_box(&mut target);
+                }
+            };
+            // A machine that refuses another thread is measured with those it gave.
+            if thread::Builder::new().spawn_scoped(scope, worker).is_ok() {
+                starts.push(start);
+            }
+        }
+        drop(ready);
+        let all_ready = || starts.iter().all(|_| readies.recv().is_ok());
+
+        let bytes_per_pass = 2 * 8 * elements as u64 * starts.len() as u64;
+        let mut pass_time_min = Duration::MAX;
+        let mut passes = 0;
+        let mut complete = all_ready() && !starts.is_empty();
+        let first = Instant::now();
+        while complete && (passes < 2 || first.elapsed() < MEASURING_TIME) {
+            let pass = Instant::now();
+            let started = starts.iter().all(|start| start.send(()).is_ok());
+            complete = started && all_ready();
+            if complete {
+                pass_time_min = pass_time_min.min(pass.elapsed());
+                passes += 1;
+            }
+        }
+        let gbps = match passes {
+            0 => 0.0,
+            _ => bytes_per_pass as f64 / pass_time_min.as_secs_f64().max(1e-9) / 1e9,
+        };
+        MemoryBandwidth {
+            gbps,
+            threads: starts.len() as u32,
+            buffer_bytes: bytes_per_pass,
+            fits_in_cache: bytes_per_pass <= cache_bytes,
+            passes,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_what_was_copied() {
+        for (threads, bytes_each, cache_bytes) in [(1, 1 << 20, 0), (2, 1 << 16, 1 << 30)] {
+            let measured = measure(threads, bytes_each, cache_bytes);
+            assert_eq!(measured.threads, threads);
+            assert_eq!(measured.buffer_bytes, 2 * bytes_each * u64::from(threads));
+            assert_eq!(measured.fits_in_cache, cache_bytes > 0);
+            assert!(measured.passes >= 2, "{measured:?}");
+            // Wide limits: nothing between a loaded emulator and a big cache is outside.
+            assert!(measured.gbps > 0.01 && measured.gbps < 1e5, "{measured:?}");
+        }
+    }
+
+    #[test]
+    fn a_machine_with_little_memory_is_not_filled() {
+        let mut cpu = Cpu::described("any", 2, 1_000_000_000, &[], 64 << 20);
+        let measured = cpu.measure_memory_bandwidth();
+        assert!(measured.buffer_bytes <= 16 << 20, "{measured:?}");
+        assert_eq!(cpu.memory_gbps, Some(measured.gbps));
+    }
+
+    #[test]
+    fn the_last_level_counts_once_for_each_group_of_sharers() {
+        let mut cpu = Cpu::described("any", 8, 1_000_000_000, &[], 1 << 30);
+        assert_eq!(cache_bytes(&cpu), 16 << 20);
+        cpu.caches[2].shared_by_threads = 4;
+        assert_eq!(cache_bytes(&cpu), 32 << 20);
+        cpu.caches.clear();
+        assert_eq!(cache_bytes(&cpu), 0);
+    }
+}
