@@ -1,1 +1,67 @@
-//! Model graph, autodiff and the lowered Program: the data that every other Deepwell crate leans on
+//! The data that every other Deepwell crate leans on: the model as a [`Graph`], and the lowered
+//! step as a [`Program`].
+//!
+//! # Brief overview
+//!
+//! A [`Graph`] holds typed ops over tensors in execution order. It is captured from a model
+//! ([`capture`]) or built by hand ([`GraphBuilder`]); [`differentiate`] adds the backward,
+//! [`recompute`] trades memory for time, [`apply_precision`] turns a precision policy into
+//! explicit casts and quantizations, [`fuse`] merges neighbours. [`verify`] checks the result of
+//! each pass. A [`Program`] is what a planner makes of a graph: kernel calls over byte ranges of
+//! one arena, as plain data with a text form and its own verifier ([`verify_program`]). Which
+//! kernels there are is asked through the [`KernelCatalog`] trait; this crate knows none of them,
+//! nor any device.
+//!
+//! ```
+//! use deepwell_ir::capture::{LlamaConfig, capture};
+//! use deepwell_ir::{PrecisionPolicy, Recompute, apply_precision, differentiate, fuse, recompute};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = LlamaConfig::preset("parity-3m").ok_or("no such preset")?;
+//! let forward = capture(&config)?;
+//! assert_eq!(forward.parameter_count(), 3_082_496);
+//! let training = recompute(&differentiate(&forward)?, Recompute::None)?;
+//! let (quantized, precision) = apply_precision(&training, &PrecisionPolicy::mxfp8())?;
+//! let fused = fuse(&quantized)?;
+//! assert!(fused.to_string().contains("mx_gemm"));
+//! assert_eq!(precision[0].tensor, "model.embed_tokens.weight");
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod autodiff;
+mod builder;
+pub mod capture;
+mod catalog;
+mod dtype;
+mod error;
+mod graph;
+mod op;
+pub mod ops;
+mod passes;
+mod program;
+mod program_text;
+mod program_verify;
+mod shape;
+mod text;
+mod verify;
+
+pub use autodiff::differentiate;
+pub use builder::GraphBuilder;
+pub use catalog::{
+    KernelCatalog, KernelChoice, KernelRequest, NoKernel, OperandType, Rejected, Selection, Target,
+    Tile,
+};
+pub use deepwell_precision::{PrecisionPolicy, Role};
+pub use dtype::DType;
+pub use error::{IrError, OpError};
+pub use graph::{Graph, Init, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind};
+pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, Product, TensorType};
+pub use passes::{Recompute, TensorPrecision, apply_precision, fuse, recompute};
+pub use program::{
+    Access, Arena, ByteRange, Call, Cost, EventId, HostInterface, MemoryKind, Mode, Operand,
+    ParameterState, Program, StreamId, Value, ValueId,
+};
+pub use program_verify::verify_program;
+pub use shape::{Binding, Dim, Shape};
+pub use verify::verify;

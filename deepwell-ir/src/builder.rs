@@ -1,0 +1,124 @@
+//! Builds a forward graph node by node, types checked as it goes.
+
+use deepwell_precision::Role;
+
+use crate::op::{OutputKind, input_types};
+use crate::{
+    DType, Graph, Init, IrError, Node, Op, Phase, Shape, Stage, Tag, Tensor, TensorId, TensorKind,
+};
+
+/// Builds a [`Graph`] in execution order.
+///
+/// ```
+/// use deepwell_ir::{DType, Dim, GraphBuilder, Init, Role, Shape, Tag, ops};
+///
+/// # fn main() -> Result<(), deepwell_ir::IrError> {
+/// let mut b = GraphBuilder::new("one linear");
+/// let x = b.input("x", Shape(vec![Dim::TOKENS, 64.into()]), DType::F32);
+/// let w = b.parameter("w", Shape::new([32usize, 64]), Init::Normal { std: 0.02 }, Role::Linear);
+/// b.scope(Tag::Mlp, Some(0));
+/// let y = b.op("project", ops::Linear { bias: false }, &[x, w])?[0];
+/// let graph = b.finish()?;
+/// assert_eq!(graph.tensor(y).shape.to_string(), "[B*S, 32]");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GraphBuilder {
+    graph: Graph,
+    tag: Tag,
+    layer: Option<u32>,
+}
+
+impl GraphBuilder {
+    /// An empty graph.
+    pub fn new(name: impl Into<String>) -> GraphBuilder {
+        let graph = Graph {
+            name: name.into(),
+            stage: Stage::Captured,
+            tensors: Vec::new(),
+            nodes: Vec::new(),
+            loss: None,
+        };
+        GraphBuilder { graph, tag: Tag::Embed, layer: None }
+    }
+
+    /// Tag and layer of the nodes that follow.
+    pub fn scope(&mut self, tag: Tag, layer: Option<u32>) {
+        self.tag = tag;
+        self.layer = layer;
+    }
+
+    /// A tensor that the host writes.
+    pub fn input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
+        let kind = TensorKind::Input;
+        self.graph.add_tensor(Tensor { name: name.to_string(), shape, dtype, kind })
+    }
+
+    /// A trained FP32 tensor.
+    pub fn parameter(&mut self, name: &str, shape: Shape, init: Init, role: Role) -> TensorId {
+        let kind = TensorKind::Parameter { init, role };
+        self.graph.add_tensor(Tensor { name: name.to_string(), shape, dtype: DType::F32, kind })
+    }
+
+    /// Applies an op; fresh output tensors are named after the node.
+    ///
+    /// # Errors
+    /// [`IrError::Operands`] when the op does not take these inputs.
+    pub fn op(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+    ) -> Result<Vec<TensorId>, IrError> {
+        let op = op.into();
+        let types = op
+            .rule()
+            .infer(&input_types(&self.graph, inputs))
+            .map_err(|source| IrError::Operands { node: name.to_string(), source })?;
+        let mut outputs = Vec::with_capacity(types.len());
+        for output in types {
+            let kind = match output.kind {
+                OutputKind::Activation => TensorKind::Activation,
+                OutputKind::Statistic | OutputKind::Copy => TensorKind::Statistic,
+                OutputKind::Accumulator => TensorKind::Loss,
+            };
+            let is_loss = kind == TensorKind::Loss;
+            let id = self.graph.add_tensor(Tensor {
+                name: output_name(name, output.suffix),
+                shape: output.shape,
+                dtype: output.dtype,
+                kind,
+            });
+            if is_loss {
+                self.graph.loss = Some(id);
+            }
+            outputs.push(id);
+        }
+        self.graph.nodes.push(Node {
+            name: name.to_string(),
+            op,
+            inputs: inputs.to_vec(),
+            outputs: outputs.clone(),
+            tag: self.tag,
+            layer: self.layer,
+            phase: Phase::Forward,
+            recompute: false,
+        });
+        Ok(outputs)
+    }
+
+    /// The finished graph, verified.
+    ///
+    /// # Errors
+    /// A broken structural rule, see [`crate::verify`].
+    pub fn finish(self) -> Result<Graph, IrError> {
+        crate::verify(&self.graph)?;
+        Ok(self.graph)
+    }
+}
+
+/// Name of an output tensor: the node's name, then the suffix if there is one.
+pub(crate) fn output_name(node: &str, suffix: &str) -> String {
+    if suffix.is_empty() { node.to_string() } else { format!("{node}.{suffix}") }
+}

@@ -1,0 +1,122 @@
+//! What the planner asks of a set of kernels, without knowing any of them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{DType, Op};
+
+/// What the program will run on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// `cpu`, `hopper-sm90`, `blackwell-sm100`, ... as `deepwell-probe` prints it.
+    pub arch: String,
+    /// Features of the machine that kernels ask for, `amx_bf16` for example.
+    pub features: Vec<String>,
+    /// Vendor libraries that may be called, `cublaslt` for example; none under emulation.
+    pub libraries: Vec<String>,
+    /// Worker threads of a CPU, or multiprocessors of a GPU.
+    pub workers: usize,
+}
+
+impl Target {
+    /// This machine's CPU with `workers` threads.
+    pub fn cpu(workers: usize, features: Vec<String>) -> Target {
+        Target { arch: "cpu".to_string(), features, libraries: Vec::new(), workers }
+    }
+}
+
+/// An operand as a kernel sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperandType {
+    /// Element type.
+    pub dtype: DType,
+    /// Row-major shape.
+    pub shape: Vec<usize>,
+}
+
+/// A call that wants a kernel: inputs of the op, then its outputs.
+#[derive(Clone, Debug)]
+pub struct KernelRequest<'a> {
+    /// What to compute.
+    pub op: &'a Op,
+    /// Inputs, then outputs.
+    pub operands: &'a [OperandType],
+    /// How many of the operands are inputs.
+    pub input_count: usize,
+}
+
+/// Tile of a kernel, for those that have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tile {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Depth of the contraction.
+    pub k: usize,
+}
+
+/// The kernel chosen for a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelChoice {
+    /// Unique name, `cpu_mxfp8_gemm` for example.
+    pub kernel: String,
+    /// Its tile.
+    pub tile: Option<Tile>,
+    /// Scratch that the call needs in the arena.
+    pub workspace_bytes: usize,
+}
+
+/// A kernel that was not taken, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rejected {
+    /// The kernel.
+    pub kernel: String,
+    /// Why it does not serve here.
+    pub reason: String,
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kernel, self.reason)
+    }
+}
+
+/// What a catalog answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// The kernel to run.
+    pub choice: KernelChoice,
+    /// Those that would have been preferred, and those that cannot serve.
+    pub rejected: Vec<Rejected>,
+}
+
+/// No kernel serves the request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "no kernel for `{op}` on `{arch}`{}",
+    rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
+)]
+pub struct NoKernel {
+    /// Name of the op.
+    pub op: &'static str,
+    /// Architecture of the target.
+    pub arch: String,
+    /// Every kernel that was looked at.
+    pub rejected: Vec<Rejected>,
+}
+
+/// Knows which kernels there are. Plain data: it answers for hardware that is not here.
+pub trait KernelCatalog {
+    /// The kernel for a request on a target.
+    ///
+    /// # Errors
+    /// [`NoKernel`] with the reason of each rejection.
+    fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel>;
+
+    /// Bytes that the backend holds on a target beside the program's arena: thread stacks,
+    /// library handles.
+    fn fixed_overhead_bytes(&self, target: &Target) -> usize;
+}

@@ -1,0 +1,62 @@
+//! Storage types of tensors.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How one element of a tensor is stored.
+///
+/// A quantized matrix is two tensors: its codes ([`DType::E4m3`]) and its block scales
+/// ([`DType::E8m0`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 32-bit signed integer: token ids.
+    I32,
+    /// 64-bit unsigned integer: counters.
+    U64,
+    /// OCP E4M3 codes.
+    E4m3,
+    /// OCP E8M0 block scales.
+    E8m0,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 => 2,
+            DType::U64 => 8,
+            DType::E4m3 | DType::E8m0 => 1,
+        }
+    }
+
+    /// The lower-case name used in text forms and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::I32 => "i32",
+            DType::U64 => "u64",
+            DType::E4m3 => "e4m3",
+            DType::E8m0 => "e8m0",
+        }
+    }
+
+    /// Whether activations and compute weights may be stored in this type.
+    pub const fn is_high_precision(self) -> bool {
+        matches!(self, DType::F32 | DType::Bf16)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

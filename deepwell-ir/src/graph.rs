@@ -1,0 +1,265 @@
+//! The model as a graph of typed ops over tensors.
+//!
+//! Nodes stand in execution order, which is a topological order; passes rebuild the list rather
+//! than patch it. A tensor has one producer, except a parameter gradient or the loss: those are
+//! accumulators, every writer after the first adds to them (two uses of a tied weight, several
+//! micro-batches).
+
+use std::fmt;
+
+use deepwell_precision::Role;
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, Op, Shape};
+
+/// Index of a tensor in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TensorId(pub u32);
+
+/// Index of a node in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NodeId(pub u32);
+
+impl TensorId {
+    /// As an index into [`Graph::tensors`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Which part of a transformer a node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tag {
+    /// Token embedding.
+    Embed,
+    /// Attention block: projections, RoPE, attention, its residual add.
+    Attn,
+    /// Feed-forward block.
+    Mlp,
+    /// Normalization.
+    Norm,
+    /// Router of a mixture of experts.
+    Router,
+    /// Experts of a mixture of experts.
+    Experts,
+    /// Output head and loss.
+    Head,
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tag::Embed => "embed",
+            Tag::Attn => "attn",
+            Tag::Mlp => "mlp",
+            Tag::Norm => "norm",
+            Tag::Router => "router",
+            Tag::Experts => "experts",
+            Tag::Head => "head",
+        })
+    }
+}
+
+/// When a node runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Once per optimizer step: makes the compute copies of the master weights.
+    Weights,
+    /// Once per micro-batch.
+    Forward,
+    /// Once per micro-batch, after its forward.
+    Backward,
+    /// Once per step, after the last micro-batch.
+    Optimizer,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Weights => "weights",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+        })
+    }
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Init {
+    /// Normal with mean 0 and this standard deviation.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// All ones.
+    Ones,
+    /// All zeros.
+    Zeros,
+}
+
+/// What a tensor is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorKind {
+    /// Written by the host before each micro-batch.
+    Input,
+    /// A trained tensor: the FP32 master copy.
+    Parameter {
+        /// How it starts.
+        init: Init,
+        /// What the precision policy sees it as.
+        role: Role,
+    },
+    /// A compute copy of a parameter, made in [`Phase::Weights`].
+    WeightCopy,
+    /// Between nodes of one micro-batch; stored in the policy's activation type.
+    Activation,
+    /// Like an activation, but always in the type its op says: row statistics, log-sum-exp,
+    /// block scales.
+    Statistic,
+    /// FP32 gradient of this parameter; an accumulator.
+    ParameterGradient {
+        /// The parameter.
+        parameter: TensorId,
+    },
+    /// The FP32 loss; an accumulator.
+    Loss,
+}
+
+impl TensorKind {
+    /// Whether several nodes may write the tensor, each adding to it.
+    pub fn is_accumulator(&self) -> bool {
+        matches!(self, TensorKind::ParameterGradient { .. } | TensorKind::Loss)
+    }
+}
+
+/// A tensor of a [`Graph`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tensor {
+    /// Unique name; parameters carry the name of the source model.
+    pub name: String,
+    /// Row-major shape.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+    /// What it is.
+    pub kind: TensorKind,
+}
+
+/// One op applied to tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Unique name, `layers.3.mlp.down_proj` for example.
+    pub name: String,
+    /// What it computes.
+    pub op: Op,
+    /// Operands read.
+    pub inputs: Vec<TensorId>,
+    /// Operands written.
+    pub outputs: Vec<TensorId>,
+    /// Part of the model.
+    pub tag: Tag,
+    /// Transformer layer, counted from 0.
+    pub layer: Option<u32>,
+    /// When it runs.
+    pub phase: Phase,
+    /// A forward node whose outputs the backward makes again rather than keeps.
+    pub recompute: bool,
+}
+
+/// What the passes have made of the graph so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Forward only, as captured.
+    Captured,
+    /// Forward and backward.
+    Differentiated,
+    /// Recomputed forwards inserted.
+    Recomputed,
+    /// Casts and quantizations are explicit.
+    Quantized,
+    /// Neighbouring ops merged.
+    Fused,
+}
+
+/// A model: tensors and the nodes between them, in execution order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Graph {
+    /// Name of the model.
+    pub name: String,
+    /// What the passes have done.
+    pub stage: Stage,
+    /// All tensors; a [`TensorId`] indexes it.
+    pub tensors: Vec<Tensor>,
+    /// Nodes in execution order.
+    pub nodes: Vec<Node>,
+    /// The scalar that training minimizes.
+    pub loss: Option<TensorId>,
+}
+
+impl Graph {
+    /// The tensor behind an id.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    /// All tensor ids with their tensors.
+    pub fn tensors_with_ids(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.tensors.iter().enumerate().map(|(i, t)| (TensorId(i as u32), t))
+    }
+
+    /// Parameters in the order of capture, with shape and kind.
+    pub fn parameters(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.tensors_with_ids().filter(|(_, t)| matches!(t.kind, TensorKind::Parameter { .. }))
+    }
+
+    /// Number of trained values.
+    pub fn parameter_count(&self) -> u64 {
+        self.parameters()
+            .filter_map(|(_, t)| t.shape.as_fixed())
+            .map(|shape| shape.iter().map(|&n| n as u64).product::<u64>())
+            .sum()
+    }
+
+    /// The gradient accumulator of each parameter that has one.
+    pub fn parameter_gradients(&self) -> Vec<(TensorId, TensorId)> {
+        self.tensors_with_ids()
+            .filter_map(|(id, t)| match t.kind {
+                TensorKind::ParameterGradient { parameter } => Some((parameter, id)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Finds a tensor by its name.
+    pub fn find(&self, name: &str) -> Option<TensorId> {
+        self.tensors_with_ids().find(|(_, t)| t.name == name).map(|(id, _)| id)
+    }
+
+    /// Adds a tensor.
+    pub fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
+        self.tensors.push(tensor);
+        TensorId(self.tensors.len() as u32 - 1)
+    }
+
+    /// The graph as JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a graph holds only plain data")
+    }
+
+    /// Reads [`Graph::to_json`] back, verified.
+    ///
+    /// # Errors
+    /// Text that is no graph, or a graph that breaks a rule of [`crate::verify`].
+    pub fn from_json(text: &str) -> Result<Graph, crate::IrError> {
+        let graph: Graph = serde_json::from_str(text)
+            .map_err(|source| crate::IrError::Json { what: "graph", source })?;
+        crate::verify(&graph)?;
+        Ok(graph)
+    }
+}

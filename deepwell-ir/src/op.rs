@@ -1,0 +1,226 @@
+//! Ops: plain data, one file per op under `ops/`.
+//!
+//! An op says what it takes and gives ([`OpRule::infer`]), what it costs ([`OpRule::flops`]) and
+//! how it is differentiated ([`OpRule::backward`]). A new op is a new file and one line in the
+//! list below; kernels are found by [`Op::name`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::autodiff::BackwardContext;
+use crate::{DType, Graph, IrError, Node, OpError, Shape, TensorId};
+
+/// Shape and element type of an operand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorType {
+    /// Row-major shape.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// What kind of tensor an output is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputKind {
+    /// A fresh activation.
+    Activation,
+    /// A fresh tensor whose type the policy does not change.
+    Statistic,
+    /// A compute copy of a parameter when the input is one, else like a statistic.
+    Copy,
+    /// Added to: the loss or a parameter gradient. Made once per graph, not per node.
+    Accumulator,
+}
+
+/// An output that an op says it gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputType {
+    /// Appended to the node's name to name the tensor; empty for the main output.
+    pub suffix: &'static str,
+    /// Row-major shape.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+    /// What it is.
+    pub kind: OutputKind,
+}
+
+impl OutputType {
+    /// An activation.
+    pub fn activation(suffix: &'static str, shape: Shape, dtype: DType) -> OutputType {
+        OutputType { suffix, shape, dtype, kind: OutputKind::Activation }
+    }
+
+    /// A tensor whose type the policy does not change.
+    pub fn statistic(suffix: &'static str, shape: Shape, dtype: DType) -> OutputType {
+        OutputType { suffix, shape, dtype, kind: OutputKind::Statistic }
+    }
+}
+
+impl OutputType {
+    /// An FP32 accumulator.
+    pub fn accumulator(suffix: &'static str, shape: Shape) -> OutputType {
+        OutputType { suffix, shape, dtype: DType::F32, kind: OutputKind::Accumulator }
+    }
+}
+
+/// Which of the three matrix products of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Product {
+    /// `y = x · wᵀ`.
+    Fprop,
+    /// `dx = dy · w`.
+    Dgrad,
+    /// `dw = dyᵀ · x`.
+    Wgrad,
+}
+
+impl Product {
+    /// All three, in the order they run.
+    pub const ALL: [Product; 3] = [Product::Fprop, Product::Dgrad, Product::Wgrad];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Product::Fprop => "fprop",
+            Product::Dgrad => "dgrad",
+            Product::Wgrad => "wgrad",
+        }
+    }
+}
+
+/// Which unit does an op's arithmetic: the roofline divides by its peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MathUnit {
+    /// Plain FP32 arithmetic.
+    F32,
+    /// BF16 matrix units, FP32 accumulation.
+    Bf16,
+    /// MXFP8 matrix units, FP32 accumulation.
+    Mxfp8,
+}
+
+/// What every op says of itself.
+pub trait OpRule {
+    /// Lower-case name; kernels are registered under it.
+    fn name(&self) -> &'static str;
+
+    /// Attributes as they stand in text forms, `eps=1e-5` for example.
+    fn attributes(&self) -> String {
+        String::new()
+    }
+
+    /// Checks operand types and says what comes out.
+    ///
+    /// # Errors
+    /// Operands that the op does not take: how many, which shape, which type.
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError>;
+
+    /// Floating-point operations, a multiply-add counted as two. `shapes` are those of the
+    /// inputs, then of the outputs.
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64;
+
+    /// The unit that does the arithmetic when operands are stored in `operands` (inputs first).
+    fn unit(&self, _operands: &[DType]) -> MathUnit {
+        MathUnit::F32
+    }
+
+    /// Adds the nodes that compute gradients of the inputs from those of the outputs.
+    ///
+    /// # Errors
+    /// [`IrError::NotDifferentiable`] unless the op has a rule.
+    fn backward(&self, node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        Err(IrError::NotDifferentiable { node: node.name.clone(), op: self.name() })
+    }
+}
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Everything that a graph or program can compute.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "op", rename_all = "snake_case")]
+        #[non_exhaustive]
+        pub enum Op {
+            $($(#[$doc])* $name(crate::ops::$name),)*
+        }
+
+        impl Op {
+            /// The op's own rules.
+            pub fn rule(&self) -> &dyn OpRule {
+                match self { $(Op::$name(op) => op,)* }
+            }
+        }
+
+        $(impl From<crate::ops::$name> for Op {
+            fn from(op: crate::ops::$name) -> Op { Op::$name(op) }
+        })*
+    };
+}
+
+ops! {
+    /// Rows of a table by token id.
+    Embedding,
+    /// Gradient of the table.
+    EmbeddingBackward,
+    /// `y = x · wᵀ (+ bias)`.
+    Linear,
+    /// `dx = dy · w`.
+    LinearInputGrad,
+    /// `dw = dyᵀ · x`.
+    LinearWeightGrad,
+    /// `db = sum over tokens of dy`.
+    BiasGrad,
+    /// Root-mean-square normalization.
+    RmsNorm,
+    /// Residual add and normalization in one pass.
+    AddRmsNorm,
+    /// Gradients of [`Op::RmsNorm`].
+    RmsNormBackward,
+    /// Rotary position embedding.
+    Rope,
+    /// Rotation back.
+    RopeBackward,
+    /// Causal attention with grouped query heads.
+    Attention,
+    /// Gradients of [`Op::Attention`].
+    AttentionBackward,
+    /// `silu(gate) · up`.
+    SwiGlu,
+    /// Gradients of [`Op::SwiGlu`].
+    SwiGluBackward,
+    /// Element-wise sum.
+    Add,
+    /// Output head and cross-entropy, by chunks.
+    LinearCrossEntropy,
+    /// The same with its gradients in one pass.
+    LinearCrossEntropyGrad,
+    /// Change of storage type.
+    Cast,
+    /// Block quantization along one or both axes.
+    Quantize,
+    /// Product of two quantized matrices.
+    MxGemm,
+    /// Global norm of all gradients.
+    GradNorm,
+    /// Optimizer update of all parameters.
+    AdamW,
+}
+
+impl Op {
+    /// Lower-case name; kernels are registered under it.
+    pub fn name(&self) -> &'static str {
+        self.rule().name()
+    }
+}
+
+/// The types of a node's inputs.
+pub fn input_types(graph: &Graph, inputs: &[TensorId]) -> Vec<TensorType> {
+    inputs
+        .iter()
+        .map(|&id| {
+            let tensor = graph.tensor(id);
+            TensorType { shape: tensor.shape.clone(), dtype: tensor.dtype }
+        })
+        .collect()
+}

@@ -1,0 +1,147 @@
+//! Scaled dot-product attention with grouped query heads.
+
+use serde::{Deserialize, Serialize};
+
+use super::Check;
+use crate::autodiff::BackwardContext;
+use crate::op::{MathUnit, OpRule, OutputType, TensorType};
+use crate::{DType, Dim, IrError, Node, OpError, Shape};
+
+/// Heads of an attention and its mask.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionHeads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Multiplies the scores, `1/sqrt(head_dim)` as a rule.
+    pub scale: f64,
+    /// Whether a token sees only itself and what came before.
+    pub causal: bool,
+}
+
+impl AttentionHeads {
+    fn text(&self) -> String {
+        format!(
+            "heads={} kv_heads={} head_dim={}{}",
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            if self.causal { " causal" } else { "" }
+        )
+    }
+
+    fn check(&self, check: &Check<'_>, q: usize, k: usize, v: usize) -> Result<(), OpError> {
+        if self.kv_heads == 0 || self.heads % self.kv_heads != 0 {
+            return Err(check.error(
+                "query heads a multiple of key/value heads",
+                format!("{} and {}", self.heads, self.kv_heads),
+            ));
+        }
+        let tokens = check.rank(q, 2)?[0];
+        check.shape(q, &Shape(vec![tokens, Dim::fixed(self.heads * self.head_dim)]))?;
+        let kv_shape = Shape(vec![tokens, Dim::fixed(self.kv_heads * self.head_dim)]);
+        check.shape(k, &kv_shape)?;
+        check.shape(v, &kv_shape)
+    }
+
+    /// Multiply-adds of one `[S, S] x D` product over all heads, from the shape of lse.
+    fn product_flops(&self, lse: &[usize]) -> u64 {
+        let (batch, heads, seq) = (lse[0] as u64, lse[1] as u64, lse[2] as u64);
+        // A causal mask needs S (S + 1) / 2 of the S^2 scores.
+        let scores = if self.causal { seq * (seq + 1) / 2 } else { seq * seq };
+        2 * batch * heads * scores * self.head_dim as u64
+    }
+}
+
+/// q `[T, H·D]`, k, v `[T, KV·D]` → o `[T, H·D]`, lse f32 `[B, H, S]` (natural logarithm of the
+/// sum of exponentials of the scaled scores).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// Heads and mask.
+    pub heads: AttentionHeads,
+}
+
+impl OpRule for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn attributes(&self) -> String {
+        self.heads.text()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["q", "k", "v"])?;
+        let dtype = check.same_float(&[0, 1, 2])?;
+        self.heads.check(&check, 0, 1, 2)?;
+        let lse = Shape(vec![Dim::BATCH, Dim::fixed(self.heads.heads), Dim::SEQ]);
+        Ok(vec![
+            OutputType::activation("", inputs[0].shape.clone(), dtype),
+            OutputType::statistic("lse", lse, DType::F32),
+        ])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        2 * self.heads.product_flops(&shapes[4])
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let Some(dout) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let (q, k, v) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        let inputs = [dout, q, k, v, node.outputs[0], node.outputs[1]];
+        let op = AttentionBackward { heads: self.heads.clone() };
+        let gradients = context.emit_fresh(op, "", &inputs)?;
+        for (tensor, gradient) in [q, k, v].into_iter().zip(gradients) {
+            context.contribute(tensor, gradient)?;
+        }
+        Ok(())
+    }
+}
+
+/// do, q, k, v, o, lse → dq, dk, dv.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionBackward {
+    /// Heads and mask of the forward.
+    pub heads: AttentionHeads,
+}
+
+impl OpRule for AttentionBackward {
+    fn name(&self) -> &'static str {
+        "attention_backward"
+    }
+
+    fn attributes(&self) -> String {
+        self.heads.text()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["dout", "q", "k", "v", "o", "lse"])?;
+        let dtype = check.same_float(&[0, 1, 2, 3, 4])?;
+        check.dtype(5, DType::F32)?;
+        self.heads.check(&check, 1, 2, 3)?;
+        check.shape(0, &inputs[1].shape)?;
+        check.shape(4, &inputs[1].shape)?;
+        check.shape(5, &Shape(vec![Dim::BATCH, Dim::fixed(self.heads.heads), Dim::SEQ]))?;
+        Ok(vec![
+            OutputType::activation("dq", inputs[1].shape.clone(), dtype),
+            OutputType::activation("dk", inputs[2].shape.clone(), dtype),
+            OutputType::activation("dv", inputs[3].shape.clone(), dtype),
+        ])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        // Five products: the scores again, dP, dQ, dK, dV.
+        5 * self.heads.product_flops(&shapes[5])
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+    }
+}

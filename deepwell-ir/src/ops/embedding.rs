@@ -1,0 +1,65 @@
+//! Token embedding.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Check, product};
+use crate::autodiff::BackwardContext;
+use crate::op::{OpRule, OutputType, TensorType};
+use crate::{DType, IrError, Node, OpError, Shape};
+
+/// `out[t, :] = table[tokens[t], :]`: tokens i32 `[T]`, table `[V, D]` → `[T, D]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Embedding {}
+
+impl OpRule for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["tokens", "table"])?;
+        check.dtype(0, DType::I32)?;
+        let dtype = check.same_float(&[1])?;
+        let tokens = check.rank(0, 1)?[0];
+        let width = check.rank(1, 2)?[1];
+        Ok(vec![OutputType::activation("", Shape::new([tokens, width]), dtype)])
+    }
+
+    fn flops(&self, _shapes: &[Vec<usize>]) -> u64 {
+        0
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let Some(dout) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let dtable = context.parameter_gradient(node.inputs[1]);
+        let op = EmbeddingBackward { vocab: context.shape(node.inputs[1]).0[0].as_fixed() };
+        context.emit(op, "", &[node.inputs[0], dout], &[dtable])
+    }
+}
+
+/// `dtable[v, :] (+)= sum of dout[t, :] over tokens[t] = v`: tokens, dout → dtable f32 `[V, D]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EmbeddingBackward {
+    /// Rows of the table.
+    pub vocab: Option<usize>,
+}
+
+impl OpRule for EmbeddingBackward {
+    fn name(&self) -> &'static str {
+        "embedding_backward"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["tokens", "dout"])?;
+        check.dtype(0, DType::I32)?;
+        check.same_float(&[1])?;
+        let width = check.rank(1, 2)?[1];
+        let vocab =
+            self.vocab.ok_or_else(|| check.error("a table of known height", "an open one"))?;
+        Ok(vec![OutputType::accumulator("dtable", Shape::new([vocab.into(), width]))])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        product(&shapes[1])
+    }
+}

@@ -1,0 +1,113 @@
+//! One file per op or family of ops: attributes, types, cost, derivative.
+
+mod adamw;
+mod add;
+mod attention;
+mod cast;
+mod embedding;
+mod linear;
+mod linear_cross_entropy;
+mod mx_gemm;
+mod quantize;
+mod rms_norm;
+mod rope;
+mod swiglu;
+
+pub use adamw::{AdamW, GradNorm};
+pub use add::Add;
+pub use attention::{Attention, AttentionBackward, AttentionHeads};
+pub use cast::Cast;
+pub use embedding::{Embedding, EmbeddingBackward};
+pub use linear::{BiasGrad, Linear, LinearInputGrad, LinearWeightGrad};
+pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEntropyGrad};
+pub use mx_gemm::MxGemm;
+pub use quantize::{Axis, Quantize};
+pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
+pub use rope::{Rope, RopeBackward};
+pub use swiglu::{SwiGlu, SwiGluBackward};
+
+use crate::op::TensorType;
+use crate::{DType, Dim, OpError, Shape};
+
+/// Checks of operands that most ops share; every failure names the op.
+pub(crate) struct Check<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) inputs: &'a [TensorType],
+}
+
+impl<'a> Check<'a> {
+    /// Wants one input per name.
+    pub(crate) fn count(
+        op: &'static str,
+        inputs: &'a [TensorType],
+        names: &[&str],
+    ) -> Result<Check<'a>, OpError> {
+        let check = Check { op, inputs };
+        if inputs.len() != names.len() {
+            return Err(check.error(
+                format!("{} operands ({})", names.len(), names.join(", ")),
+                inputs.len().to_string(),
+            ));
+        }
+        Ok(check)
+    }
+
+    pub(crate) fn error(&self, expected: impl Into<String>, got: impl Into<String>) -> OpError {
+        OpError { op: self.op, expected: expected.into(), got: got.into() }
+    }
+
+    /// Wants input `index` to be of rank `rank`, and gives its dimensions.
+    pub(crate) fn rank(&self, index: usize, rank: usize) -> Result<&'a [Dim], OpError> {
+        let shape = &self.inputs[index].shape;
+        if shape.rank() != rank {
+            return Err(self.error(
+                format!("operand {index} of rank {rank}"),
+                format!("{shape}, rank {}", shape.rank()),
+            ));
+        }
+        Ok(&shape.0)
+    }
+
+    /// Wants input `index` to have exactly this shape.
+    pub(crate) fn shape(&self, index: usize, expected: &Shape) -> Result<(), OpError> {
+        let shape = &self.inputs[index].shape;
+        if shape != expected {
+            return Err(self.error(format!("operand {index} {expected}"), shape.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Wants input `index` stored as `dtype`.
+    pub(crate) fn dtype(&self, index: usize, dtype: DType) -> Result<(), OpError> {
+        let got = self.inputs[index].dtype;
+        if got != dtype {
+            return Err(self.error(format!("operand {index} as {dtype}"), got.name()));
+        }
+        Ok(())
+    }
+
+    /// Wants the inputs `indices` stored in one and the same type, F32 or BF16; gives it.
+    pub(crate) fn same_float(&self, indices: &[usize]) -> Result<DType, OpError> {
+        let dtype = self.inputs[indices[0]].dtype;
+        if !dtype.is_high_precision() {
+            return Err(self.error(format!("operand {} as f32 or bf16", indices[0]), dtype.name()));
+        }
+        for &index in indices {
+            self.dtype(index, dtype)?;
+        }
+        Ok(dtype)
+    }
+
+    /// The inner dimension of input `index`, which must be known.
+    pub(crate) fn fixed(&self, index: usize, axis: usize) -> Result<usize, OpError> {
+        let dim = self.inputs[index].shape.0[axis];
+        dim.as_fixed().ok_or_else(|| {
+            self.error(format!("dimension {axis} of operand {index} fixed"), dim.to_string())
+        })
+    }
+}
+
+/// Product of sizes as FLOP counters take them.
+pub(crate) fn product(shape: &[usize]) -> u64 {
+    shape.iter().map(|&n| n as u64).product()
+}

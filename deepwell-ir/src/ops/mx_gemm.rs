@@ -1,0 +1,68 @@
+//! The product of two block-scaled matrices.
+
+use deepwell_precision::BLOCK;
+use serde::{Deserialize, Serialize};
+
+use super::{Check, product};
+use crate::op::{MathUnit, OpRule, OutputType, Product, TensorType};
+use crate::{DType, OpError, Shape};
+
+/// `out = a · bᵀ (+ bias)` with FP32 accumulation: a codes `[M, K]`, a scales `[M, K/32]`,
+/// b codes `[N, K]`, b scales `[N, K/32]` (, bias `[N]`) → `[M, N]`.
+///
+/// All three products of a linear layer have this form once each operand is quantized along its
+/// own contraction. Wgrad accumulates into FP32; the others write the activation type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MxGemm {
+    /// Which product of the layer.
+    pub product: Product,
+    /// Storage of the result of fprop and dgrad.
+    pub output: DType,
+    /// Whether a fifth operand is added to each row.
+    pub bias: bool,
+}
+
+impl OpRule for MxGemm {
+    fn name(&self) -> &'static str {
+        "mx_gemm"
+    }
+
+    fn attributes(&self) -> String {
+        format!("{}{}", self.product.name(), if self.bias { " bias" } else { "" })
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let mut names = vec!["a", "a_scale", "b", "b_scale"];
+        if self.bias {
+            names.push("bias");
+        }
+        let check = Check::count(self.name(), inputs, &names)?;
+        let a = check.rank(0, 2)?;
+        let b = check.rank(2, 2)?;
+        for index in [0, 2] {
+            check.dtype(index, DType::E4m3)?;
+            check.dtype(index + 1, DType::E8m0)?;
+            let rows = inputs[index].shape.0[0];
+            let blocks = inputs[index].shape.0[1].blocks_of(BLOCK);
+            check.shape(index + 1, &Shape(vec![rows, blocks]))?;
+        }
+        check.shape(2, &Shape(vec![b[0], a[1]]))?;
+        if self.bias {
+            check.shape(4, &Shape(vec![b[0]]))?;
+            check.dtype(4, self.output)?;
+        }
+        let shape = Shape(vec![a[0], b[0]]);
+        Ok(vec![match self.product {
+            Product::Wgrad => OutputType::accumulator("dw", shape),
+            _ => OutputType::activation("", shape, self.output),
+        }])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        2 * product(&shapes[0]) * shapes[2][0] as u64
+    }
+
+    fn unit(&self, _operands: &[DType]) -> MathUnit {
+        MathUnit::Mxfp8
+    }
+}

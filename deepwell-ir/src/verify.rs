@@ -1,0 +1,144 @@
+//! Structural rules of a graph, checked after each pass.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::op::{OutputKind, input_types};
+use crate::{Graph, IrError, Phase, Stage, TensorKind};
+
+/// Checks that
+/// - names of tensors and of nodes are unique, and ids are in range;
+/// - a tensor is written before it is read, and by one node unless it is an accumulator;
+/// - every node's inputs and outputs have the types its op says;
+/// - phases stand in order, and recompute marks are on forward nodes only;
+/// - a gradient has its parameter's shape, and from differentiation on every parameter that a
+///   node reads has one if the graph has a backward at all.
+///
+/// # Errors
+/// [`IrError::Invalid`] or [`IrError::Operands`] naming the first offender.
+pub fn verify(graph: &Graph) -> Result<(), IrError> {
+    let invalid = |what: String| IrError::Invalid {
+        graph: graph.name.clone(),
+        stage: graph.stage,
+        what,
+    };
+    let mut names = HashSet::new();
+    for tensor in &graph.tensors {
+        if !names.insert(tensor.name.as_str()) {
+            return Err(invalid(format!("two tensors are named `{}`", tensor.name)));
+        }
+        if let TensorKind::ParameterGradient { parameter } = tensor.kind {
+            let of = graph
+                .tensors
+                .get(parameter.index())
+                .ok_or_else(|| invalid(format!("`{}` is a gradient of nothing", tensor.name)))?;
+            if of.shape != tensor.shape {
+                return Err(invalid(format!(
+                    "gradient `{}` is {}, its parameter {}",
+                    tensor.name, tensor.shape, of.shape
+                )));
+            }
+        }
+    }
+    let mut node_names = HashSet::new();
+    let mut written = vec![false; graph.tensors.len()];
+    let mut phase = Phase::Weights;
+    for node in &graph.nodes {
+        if !node_names.insert(node.name.as_str()) {
+            return Err(invalid(format!("two nodes are named `{}`", node.name)));
+        }
+        if node.phase < phase {
+            return Err(invalid(format!(
+                "node `{}` of phase {} stands after phase {phase}",
+                node.name, node.phase
+            )));
+        }
+        phase = node.phase;
+        if node.recompute && node.phase != Phase::Forward {
+            return Err(invalid(format!("node `{}` is recomputed, not forward", node.name)));
+        }
+        for id in node.inputs.iter().chain(&node.outputs) {
+            if id.index() >= graph.tensors.len() {
+                return Err(invalid(format!("node `{}` names tensor {}", node.name, id.0)));
+            }
+        }
+        for &id in &node.inputs {
+            let tensor = graph.tensor(id);
+            let given = matches!(tensor.kind, TensorKind::Input | TensorKind::Parameter { .. });
+            if !given && !written[id.index()] {
+                return Err(invalid(format!(
+                    "node `{}` reads `{}` before it is written",
+                    node.name, tensor.name
+                )));
+            }
+        }
+        verify_outputs(graph, node, &mut written)?;
+    }
+    verify_gradients(graph).map_err(invalid)
+}
+
+fn verify_outputs(
+    graph: &Graph,
+    node: &crate::Node,
+    written: &mut [bool],
+) -> Result<(), IrError> {
+    let invalid = |what: String| IrError::Invalid {
+        graph: graph.name.clone(),
+        stage: graph.stage,
+        what,
+    };
+    let types = node
+        .op
+        .rule()
+        .infer(&input_types(graph, &node.inputs))
+        .map_err(|source| IrError::Operands { node: node.name.clone(), source })?;
+    if types.len() != node.outputs.len() {
+        return Err(invalid(format!(
+            "node `{}` has {} outputs, its op gives {}",
+            node.name,
+            node.outputs.len(),
+            types.len()
+        )));
+    }
+    for (&id, output) in node.outputs.iter().zip(&types) {
+        let tensor = graph.tensor(id);
+        if tensor.shape != output.shape || tensor.dtype != output.dtype {
+            return Err(invalid(format!(
+                "node `{}` gives {} {}, but `{}` is {} {}",
+                node.name, output.shape, output.dtype, tensor.name, tensor.shape, tensor.dtype
+            )));
+        }
+        if tensor.kind.is_accumulator() != (output.kind == OutputKind::Accumulator) {
+            return Err(invalid(format!(
+                "node `{}`: `{}` must{} be an accumulator",
+                node.name,
+                tensor.name,
+                if tensor.kind.is_accumulator() { " not" } else { "" }
+            )));
+        }
+        if written[id.index()] && !tensor.kind.is_accumulator() {
+            return Err(invalid(format!("tensor `{}` is written twice", tensor.name)));
+        }
+        written[id.index()] = true;
+    }
+    Ok(())
+}
+
+fn verify_gradients(graph: &Graph) -> Result<(), String> {
+    if graph.stage < Stage::Differentiated
+        || !graph.nodes.iter().any(|node| node.phase == Phase::Backward)
+    {
+        return Ok(());
+    }
+    let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
+    let written: HashSet<_> = graph.nodes.iter().flat_map(|node| &node.outputs).collect();
+    for (id, parameter) in graph.parameters() {
+        if !graph.nodes.iter().any(|node| node.inputs.contains(&id)) {
+            continue;
+        }
+        match gradients.get(&id) {
+            Some(gradient) if written.contains(gradient) => {}
+            _ => return Err(format!("parameter `{}` has no gradient", parameter.name)),
+        }
+    }
+    Ok(())
+}
