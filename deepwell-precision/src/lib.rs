@@ -8,8 +8,11 @@ pub mod scale_tiles;
 mod dequantize;
 mod error;
 mod format;
+mod guards;
 mod minifloat;
 mod names;
+#[cfg(feature = "policy")]
+mod policy;
 mod quantize;
 mod rounding;
 mod source;
@@ -19,7 +22,10 @@ mod stats;
 pub use dequantize::dequantize_rows;
 pub use error::QuantizeError;
 pub use format::{Assignment, Fallback, Format, Role, TensorUse};
+pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, LayerState};
 pub use names::UnknownName;
+#[cfg(feature = "policy")]
+pub use policy::{PRESETS, PolicyError, PrecisionPolicy};
 pub use quantize::{quantize_both, quantize_columns, quantize_rows, scales_len};
 pub use rounding::{Overflow, Rounding};
 pub use source::{Source, Target};

@@ -1,0 +1,150 @@
+//! One layer under guard: its counters, its evidence of the current step, and where it stands.
+//!
+//! ```text
+//!           offence                 back-off over              probation over
+//!   Low ─────────────▶ Bf16 {until} ─────────────▶ Probation ─────────────────▶ Low
+//!                        ▲     │ last one allowed       │ offence: back-off doubles
+//!                        │     ▼                        │
+//!                        │  Bf16 {for good}             │
+//!                        └──────────────────────────────┘
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::GuardConfig;
+use super::window::Window;
+use crate::{BLOCK, QuantStats};
+
+/// Where a layer stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LayerState {
+    /// Computed as the policy says.
+    Low,
+    /// Computed in BF16.
+    Bf16 {
+        /// Step after which it is tried again; `None`: for good.
+        until_step: Option<u64>,
+    },
+    /// Computed as the policy says, after a return.
+    Probation {
+        /// Step after which it counts as well again.
+        until_step: u64,
+    },
+}
+
+/// Evidence of the current step, the worst over the tensors of the layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Evidence {
+    observed: bool,
+    amax: f32,
+    underflow_fraction: f64,
+    saturation_fraction: f64,
+    scale_clamp_fraction: f64,
+    pub(super) nonfinite: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Layer {
+    pub(super) name: String,
+    pub(super) state: LayerState,
+    /// Sum over the run.
+    pub(super) counters: QuantStats,
+    pub(super) amax_history: Window,
+    pub(super) evidence: Evidence,
+    /// Steps in a row that counted against the layer.
+    pub(super) strikes: u32,
+    pub(super) fallbacks: u32,
+    /// How long the next fallback lasts, steps.
+    pub(super) backoff_steps: u64,
+}
+
+impl Layer {
+    pub(super) fn new(name: String, config: &GuardConfig) -> Self {
+        Self {
+            name,
+            state: LayerState::Low,
+            counters: QuantStats::default(),
+            amax_history: Window::new(config.amax_history_len),
+            evidence: Evidence::default(),
+            strikes: 0,
+            fallbacks: 0,
+            backoff_steps: config.backoff_steps,
+        }
+    }
+
+    pub(super) fn observe(&mut self, stats: &QuantStats) {
+        self.counters.merge(stats);
+        if stats.elements == 0 {
+            return;
+        }
+        let blocks = stats.elements.div_ceil(BLOCK as u64);
+        let evidence = &mut self.evidence;
+        evidence.observed = true;
+        evidence.amax = evidence.amax.max(stats.amax);
+        evidence.underflow_fraction = evidence.underflow_fraction.max(stats.underflow_fraction());
+        evidence.saturation_fraction =
+            evidence.saturation_fraction.max(stats.saturation_fraction());
+        evidence.scale_clamp_fraction =
+            evidence.scale_clamp_fraction.max(stats.scale_clamps as f64 / blocks as f64);
+        evidence.nonfinite += stats.nonfinite;
+    }
+
+    /// Why the step counts against the layer, if it does. Adds the step to the history.
+    pub(super) fn judge(&mut self, config: &GuardConfig) -> Option<String> {
+        let evidence = self.evidence;
+        if !evidence.observed {
+            return None;
+        }
+        let reason = self.crossed_threshold(config);
+        self.amax_history.push(evidence.amax);
+        self.strikes = if reason.is_some() { self.strikes + 1 } else { 0 };
+        reason
+    }
+
+    fn crossed_threshold(&self, config: &GuardConfig) -> Option<String> {
+        let evidence = &self.evidence;
+        let share = |what: &str, got: f64, limit: f64| {
+            (got > limit)
+                .then(|| format!("{:.3} % {what}, more than {:.3} %", got * 100.0, limit * 100.0))
+        };
+        let growth = || {
+            if !self.amax_history.is_full() {
+                return None;
+            }
+            let (median, _) = self.amax_history.median_and_deviation()?;
+            let limit = median * config.amax_growth_max;
+            (median > 0.0 && evidence.amax > limit).then(|| {
+                let (amax, factor) = (evidence.amax, config.amax_growth_max);
+                format!("amax {amax:e} is more than {factor} times its median {median:e}")
+            })
+        };
+        let underflow = "of the elements of a tensor underflowed to zero";
+        let saturation = "of the elements of a tensor saturated";
+        let clamps = "of the scales of a tensor fell below 2^-127";
+        share(underflow, evidence.underflow_fraction, config.underflow_fraction_max)
+            .or_else(|| {
+                share(saturation, evidence.saturation_fraction, config.saturation_fraction_max)
+            })
+            .or_else(|| {
+                share(clamps, evidence.scale_clamp_fraction, config.scale_clamp_fraction_max)
+            })
+            .or_else(growth)
+    }
+
+    pub(super) fn is_low(&self) -> bool {
+        !matches!(self.state, LayerState::Bf16 { .. })
+    }
+
+    /// Moves to BF16.
+    pub(super) fn fall_back(&mut self, step: u64, config: &GuardConfig) -> Option<u64> {
+        self.fallbacks += 1;
+        self.strikes = 0;
+        let for_good = self.fallbacks >= config.fallbacks_max;
+        let until_step = (!for_good).then(|| step.saturating_add(self.backoff_steps));
+        self.backoff_steps = self.backoff_steps.saturating_mul(2);
+        self.state = LayerState::Bf16 { until_step };
+        until_step
+    }
+}

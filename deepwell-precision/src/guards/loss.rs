@@ -1,0 +1,56 @@
+//! Loss spikes, by a robust measure: median and median absolute deviation of a window.
+
+use serde::{Deserialize, Serialize};
+
+use super::GuardConfig;
+use super::window::Window;
+
+/// Standard deviation of a normal distribution over its median absolute deviation.
+const DEVIATION_PER_MAD: f32 = 1.4826;
+
+/// What one loss meant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum LossVerdict {
+    /// Nothing to report.
+    Calm,
+    /// Far above the window.
+    Spike { loss: f32, median: f32, limit: f32 },
+    /// Loss or gradient norm not finite, in words: JSON holds no NaN.
+    NonFinite { reason: String },
+}
+
+/// Judges `loss` by `window`, then adds it. Spikes are added too: the median shrugs them off, and
+/// when the loss has really moved, the window moves with it and the alarm ends by itself.
+pub(super) fn judge(
+    window: &mut Window,
+    config: &GuardConfig,
+    loss: f32,
+    grad_norm: f32,
+) -> LossVerdict {
+    let verdict = match (loss.is_finite(), grad_norm.is_finite()) {
+        (true, true) => spike(window, config, loss),
+        (false, true) => LossVerdict::NonFinite { reason: format!("the loss is {loss}") },
+        (true, false) => {
+            LossVerdict::NonFinite { reason: format!("the gradient norm is {grad_norm}") }
+        }
+        (false, false) => LossVerdict::NonFinite {
+            reason: format!("the loss is {loss} and the gradient norm {grad_norm}"),
+        },
+    };
+    if loss.is_finite() {
+        window.push(loss);
+    }
+    verdict
+}
+
+fn spike(window: &Window, config: &GuardConfig, loss: f32) -> LossVerdict {
+    if window.len() < config.loss_warmup.clamp(1, config.loss_window.max(1)) {
+        return LossVerdict::Calm;
+    }
+    let Some((median, deviation)) = window.median_and_deviation() else {
+        return LossVerdict::Calm;
+    };
+    let noise = config.spike_deviations * DEVIATION_PER_MAD * deviation;
+    let limit = median + noise.max(config.spike_fraction_min * median.abs());
+    if loss > limit { LossVerdict::Spike { loss, median, limit } } else { LossVerdict::Calm }
+}

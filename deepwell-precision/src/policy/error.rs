@@ -1,0 +1,132 @@
+//! Why a policy was refused.
+
+use thiserror::Error;
+
+/// A policy that cannot be read, or that does not fit the tensors it is applied to.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The TOML text is wrong at one place.
+    #[error("{source_name}:{line}:{column}: {message}{hint}")]
+    Toml {
+        /// What the text came from, a file name as a rule.
+        source_name: String,
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+        /// What is wrong.
+        message: String,
+        /// Empty, or a line that starts with `hint:`.
+        hint: String,
+    },
+    /// No preset has this name.
+    #[error("expected one of {} as precision, got `{got}`", backticks(super::PRESETS))]
+    UnknownPreset {
+        /// The name that came.
+        got: String,
+    },
+    /// A glob pattern does not parse.
+    #[error("{place}glob `{glob}` is malformed: {message}")]
+    Glob {
+        /// Where the rule was written, with a colon and a space behind it, or empty.
+        place: String,
+        /// The pattern.
+        glob: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A rule decides about nothing.
+    #[error("{place}rule `{glob}` matches none of the {tensor_count} tensors{hint}")]
+    NoMatch {
+        /// Where the rule was written, with a colon and a space behind it, or empty.
+        place: String,
+        /// The pattern.
+        glob: String,
+        /// Tensors that it was tried on.
+        tensor_count: usize,
+        /// A line that starts with `hint:` and names the nearest tensors; empty without tensors.
+        hint: String,
+    },
+    /// A tensor that is to be forced to BF16 does not exist.
+    #[error("tensor `{name}`, to be forced to `bf16`, is none of the {tensor_count} tensors{hint}")]
+    UnknownTensor {
+        /// The name that came.
+        name: String,
+        /// Tensors that it was looked for in.
+        tensor_count: usize,
+        /// A line that starts with `hint:` and names the nearest tensors; empty without tensors.
+        hint: String,
+    },
+}
+
+/// "`a`, `b`, `c`".
+pub(super) fn backticks(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// A `hint:` line with the (at most three) names nearest to `wanted` by edit distance.
+pub(super) fn nearest_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let mut ranked: Vec<(usize, &str)> =
+        names.map(|name| (edit_distance(wanted, name), name)).collect();
+    ranked.sort_by_key(|&(distance, _)| distance);
+    ranked.dedup();
+    let nearest: Vec<&str> = ranked.into_iter().take(3).map(|(_, name)| name).collect();
+    if nearest.is_empty() {
+        String::new()
+    } else {
+        format!("\nhint: the nearest names are {}", backticks(&nearest))
+    }
+}
+
+/// Levenshtein distance in characters; a `*` of the pattern swallows any run at no cost.
+fn edit_distance(pattern: &str, name: &str) -> usize {
+    let name: Vec<char> = name.chars().collect();
+    let mut row: Vec<usize> = (0..=name.len()).collect();
+    for symbol in pattern.chars() {
+        let mut diagonal = row[0];
+        if symbol != '*' {
+            row[0] += 1;
+        }
+        for (i, &letter) in name.iter().enumerate() {
+            let above = row[i + 1];
+            row[i + 1] = if symbol == '*' {
+                above.min(row[i])
+            } else {
+                let substituted = diagonal + usize::from(symbol != letter);
+                substituted.min(above + 1).min(row[i] + 1)
+            };
+            diagonal = above;
+        }
+    }
+    row[name.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distance() {
+        for (pattern, name, expected) in [
+            ("", "", 0),
+            ("abc", "abc", 0),
+            ("abc", "abd", 1),
+            ("abc", "ab", 1),
+            ("ab", "abc", 1),
+            ("a*c", "axyzc", 0),
+            ("a*d", "axyzc", 1),
+            ("*", "anything", 0),
+            ("layer.*.down", "layers.0.down", 0),
+            ("layerz.*.down", "layers.0.down", 0),
+            ("lxyers.*", "layers.0.down", 1),
+        ] {
+            // `*` may also swallow what a typo separates, so a few misspellings cost nothing.
+            let got = edit_distance(pattern, name);
+            assert!(got <= expected + 1, "{pattern} {name}: {got}");
+            if !pattern.contains("layer") {
+                assert_eq!(got, expected, "{pattern} {name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Which tensor is computed in which format.
+//!
+//! A policy is a preset, a few settings and a list of glob rules; [`PrecisionPolicy::assign`] turns
+//! it into one [`Assignment`] per tensor of a model. In a file it looks like this, every key being
+//! optional:
+//!
+//! ```toml
+//! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d
+//! scale_rule = "rceil"          # rceil | floor
+//! granularity = 32              # 32 | 128
+//! weight_block = "row"          # row | square
+//! fallback = "safe"             # safe | strict | off
+//! keep_first_last_bf16 = true   # the first and the last linear tensor stay BF16
+//!
+//! [[rule]]                      # later rules win over earlier ones, rules over defaults
+//! tensors = "layers.*.mlp.down_proj.*"
+//! format = "bf16"
+//! ```
+//!
+//! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
+//! set and `{a,b}` one of several words.
+
+use globset::{Glob, GlobMatcher};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Assignment, BlockShape, Fallback, Format, Granularity, MxSpec, Role, ScaleRule, TensorUse,
+};
+
+mod error;
+mod toml_text;
+
+pub use error::PolicyError;
+use error::nearest_hint;
+
+/// Names that [`PrecisionPolicy::preset`] knows.
+pub const PRESETS: &[&str] = &["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d"];
+
+/// Formats by role, by place and by glob. See the module documentation for its TOML form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrecisionPolicy {
+    format: Format,
+    scale_rule: ScaleRule,
+    granularity: Granularity,
+    weight_block: BlockShape,
+    fallback: Fallback,
+    keep_first_last_bf16: bool,
+    rules: Vec<Rule>,
+    forced_bf16: Vec<Forced>,
+}
+
+/// Tensors whose names match `tensors` get `format`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Rule {
+    tensors: String,
+    format: Format,
+    /// Where it was written, "file:line:column", for messages.
+    #[serde(default)]
+    place: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Forced {
+    tensor: String,
+    reason: String,
+}
+
+impl PrecisionPolicy {
+    /// MXFP8 for every linear tensor of the blocks and the experts, except that the single first
+    /// and the single last of them, in execution order, stay BF16; BF16 for embeddings, output
+    /// head, norms and router. E4M3, RCEIL, one exponent per 1 x 32 block.
+    #[must_use]
+    pub fn mxfp8() -> Self {
+        Self {
+            format: Format::Mxfp8,
+            scale_rule: ScaleRule::Rceil,
+            granularity: Granularity::G32,
+            weight_block: BlockShape::Row,
+            fallback: Fallback::Safe,
+            keep_first_last_bf16: true,
+            rules: Vec::new(),
+            forced_bf16: Vec::new(),
+        }
+    }
+
+    /// BF16 for everything.
+    #[must_use]
+    pub fn bf16() -> Self {
+        Self { format: Format::Bf16, ..Self::mxfp8() }
+    }
+
+    /// F32 for everything.
+    #[must_use]
+    pub fn f32() -> Self {
+        Self { format: Format::F32, ..Self::mxfp8() }
+    }
+
+    /// The policy of one of [`PRESETS`]: `f32`, `bf16`, `mxfp8`; `mxfp8-floor` with the OCP floor
+    /// scale rule; `mxfp8-128` with one exponent per 128 elements and 128 x 128 weight blocks;
+    /// `mxfp8-2d` with 32 x 32 weight blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::UnknownPreset`] lists the names that exist.
+    pub fn preset(name: &str) -> Result<Self, PolicyError> {
+        let mxfp8 = Self::mxfp8();
+        Ok(match name {
+            "f32" => Self::f32(),
+            "bf16" => Self::bf16(),
+            "mxfp8" => mxfp8,
+            "mxfp8-floor" => Self { scale_rule: ScaleRule::OcpFloor, ..mxfp8 },
+            "mxfp8-128" => {
+                Self { granularity: Granularity::G128, weight_block: BlockShape::Square, ..mxfp8 }
+            }
+            "mxfp8-2d" => Self { weight_block: BlockShape::Square, ..mxfp8 },
+            _ => return Err(PolicyError::UnknownPreset { got: name.to_owned() }),
+        })
+    }
+
+    /// What the guards do about a layer that offends.
+    #[must_use]
+    pub fn fallback(&self) -> Fallback {
+        self.fallback
+    }
+
+    /// The same policy with another answer to offences.
+    #[must_use]
+    pub fn with_fallback(self, fallback: Fallback) -> Self {
+        Self { fallback, ..self }
+    }
+
+    /// The same policy with another granularity.
+    #[must_use]
+    pub fn with_granularity(self, granularity: Granularity) -> Self {
+        Self { granularity, ..self }
+    }
+
+    /// The format that linear tensors get unless a default, a rule or a guard says otherwise.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How weights are quantized.
+    #[must_use]
+    pub fn weight_spec(&self) -> MxSpec {
+        MxSpec { block: self.weight_block, ..self.activation_spec() }
+    }
+
+    /// How activations and gradients are quantized.
+    #[must_use]
+    pub fn activation_spec(&self) -> MxSpec {
+        MxSpec { scale_rule: self.scale_rule, granularity: self.granularity, ..MxSpec::default() }
+    }
+
+    /// The same policy with one more rule, which wins over those before it.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Glob`] when the pattern is malformed.
+    pub fn with_rule(mut self, tensors: &str, format: Format) -> Result<Self, PolicyError> {
+        let rule = Rule { tensors: tensors.to_owned(), format, place: None };
+        rule.matcher()?;
+        self.rules.push(rule);
+        Ok(self)
+    }
+
+    /// The same policy with `tensors`, pairs of a full name and a reason, in BF16 where they would
+    /// be in a lower precision, whatever rules say. Of two reasons for a name the newer stays.
+    /// This is how guards act.
+    #[must_use]
+    pub fn force_bf16<N, R>(mut self, tensors: impl IntoIterator<Item = (N, R)>) -> Self
+    where
+        N: Into<String>,
+        R: Into<String>,
+    {
+        for (tensor, reason) in tensors {
+            let forced = Forced { tensor: tensor.into(), reason: reason.into() };
+            self.forced_bf16.retain(|old| old.tensor != forced.tensor);
+            self.forced_bf16.push(forced);
+        }
+        self
+    }
+
+    /// The same policy with nothing forced.
+    #[must_use]
+    pub fn without_forced(mut self) -> Self {
+        self.forced_bf16.clear();
+        self
+    }
+
+    /// One decision per tensor. `tensors` come in execution order, which says which linear tensor
+    /// is the first and which the last. Precedence: forced, then the last rule that matches, then
+    /// first and last, then the role.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::NoMatch`] for a rule that matches no tensor and
+    /// [`PolicyError::UnknownTensor`] for a forced name that does not exist, each with the nearest
+    /// names; [`PolicyError::Glob`] for a malformed pattern.
+    pub fn assign(&self, tensors: &[TensorUse<'_>]) -> Result<Vec<Assignment>, PolicyError> {
+        let ends = self.first_and_last(tensors);
+        let mut decisions: Vec<(Format, String)> = tensors
+            .iter()
+            .enumerate()
+            .map(|(index, tensor)| self.default_format(index, tensor, ends))
+            .collect();
+
+        for rule in &self.rules {
+            let matcher = rule.matcher()?;
+            let mut matched = false;
+            for (tensor, decision) in tensors.iter().zip(&mut decisions) {
+                if matcher.is_match(tensor.name) {
+                    *decision = (rule.format, format!("rule `{}`", rule.tensors));
+                    matched = true;
+                }
+            }
+            if !matched {
+                return Err(PolicyError::NoMatch {
+                    place: rule.place_prefix(),
+                    glob: rule.tensors.clone(),
+                    tensor_count: tensors.len(),
+                    hint: nearest_hint(&rule.tensors, tensors.iter().map(|tensor| tensor.name)),
+                });
+            }
+        }
+        for forced in &self.forced_bf16 {
+            let mut matched = false;
+            for (tensor, decision) in tensors.iter().zip(&mut decisions) {
+                if tensor.name == forced.tensor {
+                    matched = true;
+                    if decision.0 == Format::Mxfp8 {
+                        *decision = (Format::Bf16, forced.reason.clone());
+                    }
+                }
+            }
+            if !matched {
+                return Err(PolicyError::UnknownTensor {
+                    name: forced.tensor.clone(),
+                    tensor_count: tensors.len(),
+                    hint: nearest_hint(&forced.tensor, tensors.iter().map(|tensor| tensor.name)),
+                });
+            }
+        }
+
+        let (weight, activation) = (self.weight_spec(), self.activation_spec());
+        Ok(decisions
+            .into_iter()
+            .map(|(format, reason)| Assignment {
+                format,
+                weight,
+                activation,
+                gradient: activation,
+                reason,
+            })
+            .collect())
+    }
+
+    /// Indices of the first and the last tensor that would be MXFP8, where those are kept BF16.
+    fn first_and_last(&self, tensors: &[TensorUse<'_>]) -> Option<(usize, usize)> {
+        if !self.keep_first_last_bf16 {
+            return None;
+        }
+        let is_block_linear = |tensor: &TensorUse<'_>| is_low_precision_role(tensor.role);
+        let first = tensors.iter().position(is_block_linear)?;
+        let last = tensors.iter().rposition(is_block_linear)?;
+        Some((first, last))
+    }
+
+    fn default_format(
+        &self,
+        index: usize,
+        tensor: &TensorUse<'_>,
+        ends: Option<(usize, usize)>,
+    ) -> (Format, String) {
+        let format = self.format;
+        if matches!(format, Format::F32 | Format::Bf16) {
+            return (format, format!("precision `{format}` applies to every tensor"));
+        }
+        if !is_low_precision_role(tensor.role) {
+            let role = tensor.role;
+            return (Format::Bf16, format!("role `{role}` stays `bf16`"));
+        }
+        match ends {
+            Some((first, _)) if index == first => {
+                (Format::Bf16, "first linear tensor in execution order stays `bf16`".to_owned())
+            }
+            Some((_, last)) if index == last => {
+                (Format::Bf16, "last linear tensor in execution order stays `bf16`".to_owned())
+            }
+            _ => (format, format!("default of precision `{format}`")),
+        }
+    }
+}
+
+/// Whether a block-scaled policy quantizes tensors of this role unasked.
+fn is_low_precision_role(role: Role) -> bool {
+    matches!(role, Role::Linear | Role::Expert)
+}
+
+impl Rule {
+    fn matcher(&self) -> Result<GlobMatcher, PolicyError> {
+        Glob::new(&self.tensors).map(|glob| glob.compile_matcher()).map_err(|error| {
+            PolicyError::Glob {
+                place: self.place_prefix(),
+                glob: self.tensors.clone(),
+                message: error.kind().to_string(),
+            }
+        })
+    }
+
+    fn place_prefix(&self) -> String {
+        self.place.as_ref().map(|place| format!("{place}: ")).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

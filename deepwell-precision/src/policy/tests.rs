@@ -1,0 +1,199 @@
+use super::*;
+
+/// Two blocks of a small model, in execution order.
+fn tensors() -> Vec<TensorUse<'static>> {
+    [
+        ("embed_tokens.weight", Role::Embedding),
+        ("layers.0.input_norm.weight", Role::Norm),
+        ("layers.0.self_attn.q_proj.weight", Role::Linear),
+        ("layers.0.mlp.down_proj.weight", Role::Linear),
+        ("layers.1.router.weight", Role::Router),
+        ("layers.1.experts.0.up_proj.weight", Role::Expert),
+        ("layers.1.experts.0.down_proj.weight", Role::Expert),
+        ("lm_head.weight", Role::Head),
+    ]
+    .map(|(name, role)| TensorUse { name, role })
+    .to_vec()
+}
+
+fn formats(policy: &PrecisionPolicy) -> String {
+    let assigned = policy.assign(&tensors()).unwrap();
+    assigned.iter().map(|assignment| assignment.format.name()).collect::<Vec<_>>().join(" ")
+}
+
+fn from_toml(text: &str) -> PrecisionPolicy {
+    PrecisionPolicy::from_toml(text, "p.toml").unwrap()
+}
+
+#[test]
+fn assignment() {
+    for (text, expected) in [
+        ("", "bf16 bf16 bf16 mxfp8 bf16 mxfp8 bf16 bf16"),
+        ("precision = 'mxfp8'", "bf16 bf16 bf16 mxfp8 bf16 mxfp8 bf16 bf16"),
+        ("precision = 'f32'", "f32 f32 f32 f32 f32 f32 f32 f32"),
+        ("precision = 'bf16'", "bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16"),
+        ("keep_first_last_bf16 = false", "bf16 bf16 mxfp8 mxfp8 bf16 mxfp8 mxfp8 bf16"),
+        (
+            "[[rule]]\ntensors = 'layers.0.*'\nformat = 'mxfp8'",
+            "bf16 mxfp8 mxfp8 mxfp8 bf16 mxfp8 bf16 bf16",
+        ),
+        (
+            "[[rule]]\ntensors = '*'\nformat = 'f32'\n\
+             [[rule]]\ntensors = 'layers.?.{mlp,experts.*}.down_proj.*'\nformat = 'mxfp8'",
+            "f32 f32 f32 mxfp8 f32 f32 mxfp8 f32",
+        ),
+        (
+            "[[rule]]\ntensors = '*down_proj*'\nformat = 'mxfp8'\n\
+             [[rule]]\ntensors = '*'\nformat = 'bf16'",
+            "bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16",
+        ),
+    ] {
+        assert_eq!(formats(&from_toml(text)), expected, "{text}");
+    }
+}
+
+#[test]
+fn reasons() {
+    let policy = PrecisionPolicy::mxfp8()
+        .with_rule("*.experts.0.up*", Format::F32)
+        .unwrap()
+        .force_bf16([("layers.0.mlp.down_proj.weight", "guard: underflow")]);
+    let reasons: Vec<String> =
+        policy.assign(&tensors()).unwrap().into_iter().map(|a| a.reason).collect();
+    assert_eq!(
+        reasons,
+        [
+            "role `embedding` stays `bf16`",
+            "role `norm` stays `bf16`",
+            "first linear tensor in execution order stays `bf16`",
+            "guard: underflow",
+            "role `router` stays `bf16`",
+            "rule `*.experts.0.up*`",
+            "last linear tensor in execution order stays `bf16`",
+            "role `head` stays `bf16`",
+        ]
+    );
+}
+
+#[test]
+fn forced_tensors_go_up_to_bf16_never_down() {
+    let name = "layers.1.experts.0.up_proj.weight";
+    let forced = |policy: PrecisionPolicy| formats(&policy.force_bf16([(name, "why")]));
+    assert_eq!(forced(PrecisionPolicy::f32()), "f32 f32 f32 f32 f32 f32 f32 f32");
+    assert_eq!(forced(PrecisionPolicy::mxfp8()), "bf16 bf16 bf16 mxfp8 bf16 bf16 bf16 bf16");
+    let ruled = PrecisionPolicy::mxfp8().with_rule(name, Format::Mxfp8).unwrap();
+    assert_eq!(forced(ruled.clone()), "bf16 bf16 bf16 mxfp8 bf16 bf16 bf16 bf16");
+    let released = ruled.force_bf16([(name, "why")]).without_forced();
+    assert_eq!(formats(&released), "bf16 bf16 bf16 mxfp8 bf16 mxfp8 bf16 bf16");
+}
+
+#[test]
+fn presets_and_specs() {
+    use BlockShape::{Row, Square};
+    use Granularity::{G32, G128};
+    use ScaleRule::{OcpFloor, Rceil};
+    for (name, rule, granularity, weight_block) in [
+        ("f32", Rceil, G32, Row),
+        ("bf16", Rceil, G32, Row),
+        ("mxfp8", Rceil, G32, Row),
+        ("mxfp8-floor", OcpFloor, G32, Row),
+        ("mxfp8-128", Rceil, G128, Square),
+        ("mxfp8-2d", Rceil, G32, Square),
+    ] {
+        let policy = PrecisionPolicy::preset(name).unwrap();
+        let spec = MxSpec { scale_rule: rule, granularity, ..MxSpec::default() };
+        for assignment in policy.assign(&tensors()).unwrap() {
+            assert_eq!(assignment.weight, MxSpec { block: weight_block, ..spec }, "{name}");
+            assert_eq!(assignment.activation, spec, "{name}");
+            assert_eq!(assignment.gradient, spec, "{name}");
+        }
+        // The TOML form and the JSON form hold all of it.
+        assert_eq!(from_toml(&policy.to_toml()), policy, "{name}");
+        assert_eq!(from_toml(&format!("precision = '{name}'")), policy, "{name}");
+        let json = serde_json::to_string(&policy).unwrap();
+        assert_eq!(serde_json::from_str::<PrecisionPolicy>(&json).unwrap(), policy, "{name}");
+    }
+    assert_eq!(PRESETS.len(), 6);
+}
+
+#[test]
+fn toml_text_is_stable() {
+    let policy = PrecisionPolicy::preset("mxfp8-128")
+        .unwrap()
+        .with_rule("layers.*.mlp.down_proj.*", Format::Bf16)
+        .unwrap()
+        .with_fallback(Fallback::Off);
+    let text = "precision = \"mxfp8\"\nscale_rule = \"rceil\"\ngranularity = 128\n\
+                weight_block = \"square\"\nfallback = \"off\"\nkeep_first_last_bf16 = true\n\n\
+                [[rule]]\ntensors = \"layers.*.mlp.down_proj.*\"\nformat = \"bf16\"\n";
+    assert_eq!(policy.to_toml(), text);
+    assert_eq!(from_toml(text).to_toml(), text);
+}
+
+#[test]
+fn refused_text() {
+    for (text, expected) in [
+        (
+            "precision = \"fp8\"",
+            "p.toml:1:13: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-floor`, `mxfp8-128`, \
+             `mxfp8-2d` as precision, got `fp8`",
+        ),
+        (
+            "# a comment\n\nscale_rule = 'up'",
+            "p.toml:3:14: expected one of `rceil`, `floor` as scale rule, got `up`",
+        ),
+        ("granularity = 64", "p.toml:1:15: expected `32` or `128` as granularity, got `64`"),
+        ("granularity = '32'", "p.toml:1:15: invalid type: string \"32\", expected i64"),
+        (
+            "weight_block = 'column'",
+            "p.toml:1:16: expected one of `row`, `square` as block shape, got `column`",
+        ),
+        (
+            "fallback = 'panic'",
+            "p.toml:1:12: expected one of `safe`, `strict`, `off` as fallback, got `panic`",
+        ),
+        (
+            "precision = 'mxfp8'\n  speed = 3",
+            "p.toml:2:3: unknown field `speed`, expected one of `precision`, `scale_rule`, \
+             `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `rule`",
+        ),
+        (
+            "[[rule]]\ntensors = '*'\nformat = 'fp4'",
+            "p.toml:3:10: expected one of `f32`, `bf16`, `mxfp8` as format, got `fp4`",
+        ),
+        ("[[rule]]\ntensors = '*'", "p.toml:1:1: missing field `format`"),
+        (
+            "[[rule]]\ntensors = '*'\nformat = 'f32'\nformats = 'f32'",
+            "p.toml:4:1: unknown field `formats`, expected `tensors` or `format`",
+        ),
+        (
+            "[[rule]]\nformat = 'f32'\ntensors = 'layers.[0'",
+            "p.toml:3:11: glob `layers.[0` is malformed: \
+             unclosed character class; missing ']'",
+        ),
+        ("precision = ", "p.toml:1:13: string values must be quoted, expected literal string"),
+    ] {
+        let error = PrecisionPolicy::from_toml(text, "p.toml").unwrap_err();
+        assert_eq!(error.to_string(), expected, "{text}");
+    }
+}
+
+#[test]
+fn rules_that_match_nothing() {
+    let text = "precision = 'mxfp8'\n[[rule]]\ntensors = 'layer.*.mlp.dwn_proj.*'\nformat = 'bf16'";
+    let error = from_toml(text).assign(&tensors()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "p.toml:3:11: rule `layer.*.mlp.dwn_proj.*` matches none of the 8 tensors\n\
+         hint: the nearest names are `layers.0.mlp.down_proj.weight`, \
+         `layers.1.experts.0.up_proj.weight`, `layers.1.experts.0.down_proj.weight`"
+    );
+    let error = PrecisionPolicy::bf16().with_rule("*", Format::F32).unwrap().assign(&[]);
+    assert_eq!(error.unwrap_err().to_string(), "rule `*` matches none of the 0 tensors");
+
+    let error = PrecisionPolicy::mxfp8().force_bf16([("lm_heed.weight", "")]).assign(&tensors());
+    let text = error.unwrap_err().to_string();
+    let start = "tensor `lm_heed.weight`, to be forced to `bf16`, is none of the 8 tensors\n\
+                 hint: the nearest names are `lm_head.weight`, ";
+    assert!(text.starts_with(start), "{text}");
+}
