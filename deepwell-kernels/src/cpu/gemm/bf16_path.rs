@@ -1,0 +1,281 @@
+//! The BF16 tiers: pack both operands to panels, then multiply panel by panel.
+//!
+//! Who touches what: packing splits the panel buffers, each panel written by one task; the
+//! products split the output into 32 x 32 blocks, each written by one task that reads one panel
+//! of A and one of B. Between the two lies the end of a parallel loop. Blocks never share an
+//! output element and every block sums all of `k` itself, so threads cannot change a bit.
+#![allow(unsafe_code)]
+
+use half::bf16;
+
+use super::operand::{Operand, OperandData, Output};
+use super::pack::{self, Form};
+use super::{OUTER_BLOCK, Threads, Tier, align, amx, avx512};
+
+/// What a kernel multiplies: 32 rows of A by 32 columns of B over `steps` steps of 32 along `k`.
+pub(super) struct Block {
+    /// Rows 0-15 of A at the first step.
+    pub(super) a_upper: *const u16,
+    /// Rows 16-31 of A at the first step.
+    pub(super) a_lower: *const u16,
+    /// Bytes between rows of A.
+    pub(super) a_row_bytes: usize,
+    /// Bytes between steps of A.
+    pub(super) a_step_bytes: usize,
+    /// B's panel.
+    pub(super) b: *const u16,
+    /// Steps along `k`, at least one.
+    pub(super) steps: usize,
+    /// Where the 32 x 32 results go.
+    pub(super) c: *mut f32,
+    /// Bytes between rows of the results.
+    pub(super) c_row_bytes: usize,
+}
+
+/// The output as a place to write blocks to.
+#[derive(Clone, Copy)]
+pub(super) enum Destination {
+    F32 { data: *mut f32, accumulate: bool },
+    Bf16 { data: *mut bf16 },
+}
+
+// SAFETY: tasks write disjoint blocks (see the module's comment).
+unsafe impl Send for Destination {}
+// SAFETY: as above; the pointer itself is only copied.
+unsafe impl Sync for Destination {}
+
+impl Destination {
+    fn offset(self, elements: usize) -> Self {
+        match self {
+            Self::F32 { data, accumulate } => {
+                Self::F32 { data: data.wrapping_add(elements), accumulate }
+            }
+            Self::Bf16 { data } => Self::Bf16 { data: data.wrapping_add(elements) },
+        }
+    }
+}
+
+/// The state that one thread needs while it multiplies.
+struct Worker {
+    /// Held for its `Drop`.
+    _tiles: Option<amx::TileConfig>,
+    scratch: Scratch,
+}
+
+#[repr(align(64))]
+struct Scratch([f32; 1024]);
+
+/// Bytes of B's panels that one task goes through for each panel of A, so that they stay in a
+/// second-level cache (of 1 to 2 MiB on the CPUs that have these instructions) between panels.
+const B_BYTES_PER_TASK: usize = 512 * 1024;
+
+/// Runs the product. `tier` is available and not F32, no operand is F32, everything has been
+/// validated, no size is zero.
+pub(super) fn run(
+    tier: Tier,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Operand<'_>,
+    b: Operand<'_>,
+    out: &mut Output<'_>,
+    workspace: &mut [u8],
+    threads: Threads,
+) {
+    let destination = match out {
+        Output::F32 { data, accumulate } => {
+            Destination::F32 { data: data.as_mut_ptr(), accumulate: *accumulate }
+        }
+        Output::Bf16 { data } => Destination::Bf16 { data: data.as_mut_ptr() },
+    };
+    let steps = k.div_ceil(32);
+    let panel = steps * pack::STEP;
+    let workspace: &mut [u16] = bytemuck::cast_slice_mut(even_length(align(workspace)));
+    let (a_panels, rest) = workspace.split_at_mut(m.min(OUTER_BLOCK).div_ceil(32) * panel);
+    let b_panels = &mut rest[..n.min(OUTER_BLOCK).div_ceil(32) * panel];
+    let shape = Shape { m, n, k, steps };
+
+    for column in (0..n).step_by(OUTER_BLOCK) {
+        let columns = (n - column).min(OUTER_BLOCK);
+        for row in (0..m).step_by(OUTER_BLOCK) {
+            let rows = (m - row).min(OUTER_BLOCK);
+            // A stays packed where all of it fits, B for all rows of its block.
+            let pack_a = column == 0 || m > OUTER_BLOCK;
+            let pack_b = row == 0;
+            let a_source = Source { operand: &a, first: row, count: rows, outer: m };
+            let b_source = Source { operand: &b, first: column, count: columns, outer: n };
+            let a_direct = a_source.direct_panels(k);
+            pack(
+                &shape,
+                pack_a.then_some((&a_source, a_direct, &mut *a_panels)),
+                pack_b.then_some((&b_source, &mut *b_panels)),
+                threads,
+            );
+            multiply(tier, &shape, &a_source, a_panels, &b_source, b_panels, destination, threads);
+        }
+    }
+}
+
+/// The bytes of a whole number of `u16`.
+fn even_length(bytes: &mut [u8]) -> &mut [u8] {
+    let length = bytes.len() & !1;
+    &mut bytes[..length]
+}
+
+struct Shape {
+    m: usize,
+    n: usize,
+    k: usize,
+    steps: usize,
+}
+
+/// The outer rows `first..first + count` of an operand that has `outer` of them.
+struct Source<'a> {
+    operand: &'a Operand<'a>,
+    first: usize,
+    count: usize,
+    outer: usize,
+}
+
+impl Source<'_> {
+    fn panels(&self) -> usize {
+        self.count.div_ceil(32)
+    }
+
+    /// How many leading panels of A need no packing: BF16 that is contiguous along a `k` of whole
+    /// steps already has A's form, at another distance between rows. Only full panels: tiles read
+    /// all 32 rows.
+    fn direct_panels(&self, k: usize) -> usize {
+        let contiguous = matches!(self.operand.data, OperandData::Bf16(_))
+            && self.operand.k_stride == 1
+            && k.is_multiple_of(32);
+        if contiguous { self.count / 32 } else { 0 }
+    }
+}
+
+/// Packs A's panels from `a_direct` on, and B's.
+fn pack(
+    shape: &Shape,
+    a: Option<(&Source<'_>, usize, &mut [u16])>,
+    b: Option<(&Source<'_>, &mut [u16])>,
+    threads: Threads,
+) {
+    let panel = shape.steps * pack::STEP;
+    /// A panel buffer of either operand, cut up by panel index in each task.
+    struct Target<'a, 'b> {
+        source: &'a Source<'b>,
+        skip: usize,
+        data: *mut u16,
+        form: Form,
+    }
+    // SAFETY: each panel is written by the one task that has its index.
+    unsafe impl Sync for Target<'_, '_> {}
+
+    let mut targets: [Option<Target<'_, '_>>; 2] = [None, None];
+    if let Some((source, skip, data)) = a {
+        assert!(data.len() >= source.panels() * panel);
+        targets[0] = Some(Target { source, skip, data: data.as_mut_ptr(), form: Form::ByRow });
+    }
+    if let Some((source, data)) = b {
+        assert!(data.len() >= source.panels() * panel);
+        targets[1] = Some(Target { source, skip: 0, data: data.as_mut_ptr(), form: Form::ByPair });
+    }
+    let count = |target: &Option<Target<'_, '_>>| {
+        target.as_ref().map_or(0, |target| target.source.panels() - target.skip)
+    };
+    let a_count = count(&targets[0]);
+    let total = a_count + count(&targets[1]);
+
+    let targets = &targets;
+    threads.for_each(
+        total,
+        || (),
+        |(), index| {
+            let (target, index) =
+                if index < a_count { (&targets[0], index) } else { (&targets[1], index - a_count) };
+            let Some(Target { source, skip, data, form }) = target else { return };
+            let index = index + skip;
+            // SAFETY: panel `index` lies inside the buffer (asserted above) and no other task
+            // has this index; the tier is available, which includes AVX-512; `first` is below
+            // `outer` because the panel exists.
+            unsafe {
+                let panel = core::slice::from_raw_parts_mut(data.add(index * panel), panel);
+                let first = source.first + index * 32;
+                pack::pack_panel(source.operand, source.outer, shape.k, first, *form, panel);
+            }
+        },
+    );
+}
+
+/// Multiplies every panel of A with every panel of B.
+fn multiply(
+    tier: Tier,
+    shape: &Shape,
+    a: &Source<'_>,
+    a_panels: &[u16],
+    b: &Source<'_>,
+    b_panels: &[u16],
+    destination: Destination,
+    threads: Threads,
+) {
+    let panel = shape.steps * pack::STEP;
+    let a_direct = a.direct_panels(shape.k);
+    let group = (B_BYTES_PER_TASK / (panel * size_of::<u16>())).clamp(1, b.panels());
+    let groups = b.panels().div_ceil(group);
+
+    let worker = || Worker {
+        // SAFETY: the tier is available; a worker lives within one run of indices on one
+        // thread, during which nothing else of this crate runs there.
+        _tiles: (tier == Tier::AmxBf16).then(|| unsafe { amx::TileConfig::load() }),
+        scratch: Scratch([0.0; 1024]),
+    };
+    threads.for_each(groups * a.panels(), worker, |worker, index| {
+        let (group_index, a_index) = (index / a.panels(), index % a.panels());
+        let rows = (a.count - a_index * 32).min(32);
+        let row = a.first + a_index * 32;
+        let (a_upper, a_row_bytes, a_step_bytes) = if a_index < a_direct {
+            let OperandData::Bf16(data) = a.operand.data else { unreachable!("direct is BF16") };
+            let stride = a.operand.outer_stride;
+            (data[row * stride..].as_ptr().cast::<u16>(), stride * size_of::<bf16>(), 64)
+        } else {
+            (a_panels[a_index * panel..][..panel].as_ptr(), 64, pack::STEP * size_of::<u16>())
+        };
+        for b_index in group_index * group..((group_index + 1) * group).min(b.panels()) {
+            let columns = (b.count - b_index * 32).min(32);
+            let column = b.first + b_index * 32;
+            let place = destination.offset(row * shape.n + column);
+            let whole = rows == 32 && columns == 32;
+            let (c, c_row_bytes, via_scratch) = match place {
+                Destination::F32 { data, accumulate: false } if whole => {
+                    (data, shape.n * size_of::<f32>(), false)
+                }
+                _ => (worker.scratch.0.as_mut_ptr(), 32 * size_of::<f32>(), true),
+            };
+            let block = Block {
+                a_upper,
+                // In a packed panel the lower 16 rows are 16 rows of 64 bytes further on, too.
+                a_lower: a_upper.wrapping_byte_add(16 * a_row_bytes),
+                a_row_bytes,
+                a_step_bytes,
+                b: b_panels[b_index * panel..][..panel].as_ptr(),
+                steps: shape.steps,
+                c,
+                c_row_bytes,
+            };
+            debug_assert!(row + rows <= shape.m && column + columns <= shape.n);
+            // SAFETY: the tier is available and, for AMX, the worker holds the configuration.
+            // A packed panel holds `steps` steps of two tiles; a direct one has 32 rows of
+            // `32 steps` validated elements. The block is inside the output, or in the scratch,
+            // and belongs to this task.
+            unsafe {
+                match tier {
+                    Tier::AmxBf16 => amx::multiply_block(&block),
+                    _ => avx512::multiply_block(&block),
+                }
+                if via_scratch {
+                    avx512::store_block(&worker.scratch.0, rows, columns, place, shape.n);
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,265 @@
+//! The F32 tier: operands converted to `f32`, multiplied by the `gemm` crate.
+//!
+//! Where nothing needs converting it is one call. Otherwise blocks of at most 1024 rows of each
+//! operand are converted into the workspace and multiplied one after another, so that the
+//! workspace of a very large product stays bounded.
+#![allow(unsafe_code)]
+
+use half::bf16;
+
+use super::operand::{DataKind, Operand, OperandData, Output};
+use super::{ALIGNMENT, OUTER_BLOCK, Threads, align};
+use crate::cpu::element::Element;
+use crate::cpu::parallel::vectorized;
+
+/// The `f32` copies of blocks of the operands, and of the output unless that is known to be F32.
+pub(super) fn workspace_bytes(m: usize, n: usize, k: usize, a: DataKind, b: DataKind) -> usize {
+    let copy = |kind: DataKind, outer: usize| {
+        if kind == DataKind::F32 { 0 } else { outer.min(OUTER_BLOCK) * k }
+    };
+    let output = m.min(OUTER_BLOCK) * n.min(OUTER_BLOCK);
+    (copy(a, m) + copy(b, n) + output) * size_of::<f32>() + ALIGNMENT
+}
+
+/// Runs the product. Everything has been validated, no size is zero.
+pub(super) fn run(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Operand<'_>,
+    b: Operand<'_>,
+    out: &mut Output<'_>,
+    workspace: &mut [u8],
+    threads: Threads,
+) {
+    let workspace = align(workspace);
+    let length = workspace.len() / size_of::<f32>() * size_of::<f32>();
+    let workspace: &mut [f32] = bytemuck::cast_slice_mut(&mut workspace[..length]);
+    let copy = |operand: &Operand<'_>, outer: usize| {
+        if operand.kind() == DataKind::F32 { 0 } else { outer.min(OUTER_BLOCK) * k }
+    };
+    let (a_copy, rest) = workspace.split_at_mut(copy(&a, m));
+    let (b_copy, c_copy) = rest.split_at_mut(copy(&b, n));
+
+    // An operand that is F32 needs no blocks, nor does an output that is.
+    let a_block = if a_copy.is_empty() { m } else { OUTER_BLOCK };
+    let b_block = if b_copy.is_empty() { n } else { OUTER_BLOCK };
+    let (a_block, b_block) = match out {
+        Output::F32 { .. } => (a_block, b_block),
+        Output::Bf16 { .. } => (a_block.min(OUTER_BLOCK), b_block.min(OUTER_BLOCK)),
+    };
+
+    for column in (0..n).step_by(b_block) {
+        let columns = (n - column).min(b_block);
+        let b_part = convert(&b, column, columns, k, b_copy, threads);
+        for row in (0..m).step_by(a_block) {
+            let rows = (m - row).min(a_block);
+            let a_part = convert(&a, row, rows, k, a_copy, threads);
+            match out {
+                Output::F32 { data, accumulate } => {
+                    let data = &mut data[row * n + column..];
+                    multiply(rows, columns, k, &a_part, &b_part, data, n, *accumulate, threads);
+                }
+                Output::Bf16 { data } => {
+                    let part = &mut c_copy[..rows * columns];
+                    multiply(rows, columns, k, &a_part, &b_part, part, columns, false, threads);
+                    let rows = data[row * n..].chunks_mut(n).zip(part.chunks_exact(columns));
+                    for (data, part) in rows {
+                        round_row(part, &mut data[column..column + columns]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn round_row(source: &[f32], target: &mut [bf16]) {
+    vectorized(
+        #[inline(always)]
+        || {
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target = Element::from_f32(source);
+            }
+        },
+    );
+}
+
+/// Some outer rows of an operand as `f32`.
+struct Part<'a> {
+    data: &'a [f32],
+    outer_stride: usize,
+    k_stride: usize,
+}
+
+/// Outer rows `first..first + count`, in place or converted into `copy` as `[count, k]`.
+fn convert<'a>(
+    operand: &'a Operand<'a>,
+    first: usize,
+    count: usize,
+    k: usize,
+    copy: &'a mut [f32],
+    threads: Threads,
+) -> Part<'a> {
+    let (outer_stride, k_stride) = (operand.outer_stride, operand.k_stride);
+    if let OperandData::F32(data) = operand.data {
+        return Part { data: &data[first * outer_stride..], outer_stride, k_stride };
+    }
+    let copy = &mut copy[..count * k];
+    const ROWS_PER_TASK: usize = 32;
+    let chunk = ROWS_PER_TASK * k;
+    let convert_chunk = |index: usize, rows: &mut [f32]| {
+        for (row, target) in rows.chunks_exact_mut(k).enumerate() {
+            let row = first + index * ROWS_PER_TASK + row;
+            match operand.data {
+                OperandData::F32(_) => {}
+                OperandData::Bf16(data) if k_stride == 1 => {
+                    widen_row(&data[row * outer_stride..][..k], target);
+                }
+                OperandData::Bf16(data) => {
+                    for (column, target) in target.iter_mut().enumerate() {
+                        *target = Element::to_f32(data[row * outer_stride + column * k_stride]);
+                    }
+                }
+                OperandData::Mx { codes, scales } => {
+                    let blocks = k.div_ceil(32);
+                    let codes = codes[row * k..][..k].chunks(32);
+                    let scales = &scales[row * blocks..][..blocks];
+                    for ((codes, &scale), target) in codes.zip(scales).zip(target.chunks_mut(32)) {
+                        decode_block(codes, scale, target);
+                    }
+                }
+            }
+        }
+    };
+    if threads == Threads::One {
+        copy.chunks_mut(chunk).enumerate().for_each(|(index, rows)| convert_chunk(index, rows));
+    } else {
+        use rayon::prelude::*;
+        let chunks = copy.par_chunks_mut(chunk).enumerate();
+        chunks.for_each(|(index, rows)| convert_chunk(index, rows));
+    }
+    Part { data: copy, outer_stride: k, k_stride: 1 }
+}
+
+fn widen_row(source: &[bf16], target: &mut [f32]) {
+    vectorized(
+        #[inline(always)]
+        || {
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target = Element::to_f32(source);
+            }
+        },
+    );
+}
+
+/// The value of every E4M3 code.
+static E4M3: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (exponent, mantissa) = ((code >> 3) & 15, code & 7);
+        let magnitude = if exponent == 15 && mantissa == 7 {
+            f32::NAN
+        } else if exponent == 0 {
+            // Multiples of 2^-9.
+            mantissa as f32 / 512.0
+        } else {
+            // (1 + m / 8) 2^(e - 7), the power of two written by its bits.
+            f32::from_bits(((exponent as u32 + 120) << 23) | ((mantissa as u32) << 20))
+        };
+        table[code] = if code & 0x80 == 0 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    table
+};
+
+/// Decodes one MXFP8 block, rounding once where the product leaves `f32`'s range.
+fn decode_block(codes: &[u8], scale: u8, target: &mut [f32]) {
+    let scale = scale_value(scale);
+    for (target, &code) in target.iter_mut().zip(codes) {
+        *target = E4M3[usize::from(code)] * scale;
+    }
+}
+
+/// `2^(code - 127)`, subnormal for code 0, NaN for `0xFF`.
+fn scale_value(code: u8) -> f32 {
+    match code {
+        0 => f32::from_bits(1 << 22),
+        0xff => f32::NAN,
+        code => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
+/// One call of the `gemm` crate: `c[rows, columns] (+)= a b^T`.
+fn multiply(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &Part<'_>,
+    b: &Part<'_>,
+    c: &mut [f32],
+    c_row_stride: usize,
+    accumulate: bool,
+    threads: Threads,
+) {
+    let parallelism = match threads {
+        Threads::One => gemm::Parallelism::None,
+        Threads::Pool => gemm::Parallelism::Rayon(0),
+    };
+    // A slice is at most isize::MAX bytes long, so strides that stay inside one fit, too; a
+    // stride over a single row or column is never used and may be anything.
+    let stride = |stride: usize| isize::try_from(stride).unwrap_or(0);
+    assert!((m - 1) * c_row_stride + n <= c.len());
+    // SAFETY: `Operand::validate` (or `convert`'s own copy) puts every element of A and B inside
+    // its slice, the assertion every element of C; C is borrowed mutably, so nothing aliases it.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            stride(c_row_stride),
+            accumulate,
+            a.data.as_ptr(),
+            stride(a.k_stride),
+            stride(a.outer_stride),
+            b.data.as_ptr(),
+            stride(b.outer_stride),
+            stride(b.k_stride),
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_values() {
+        for (code, value) in [
+            (0x00, 0.0),
+            (0x01, 2f32.powi(-9)),
+            (0x07, 7.0 / 512.0),
+            (0x08, 2f32.powi(-6)),
+            (0x38, 1.0),
+            (0x39, 1.125),
+            (0x7e, 448.0),
+            (0xfe, -448.0),
+            (0xb8, -1.0),
+        ] {
+            assert_eq!(E4M3[code], value, "code {code:#04x}");
+        }
+        assert!(E4M3[0x7f].is_nan() && E4M3[0xff].is_nan());
+        assert_eq!(scale_value(127), 1.0);
+        assert_eq!(scale_value(0), 2f32.powi(-127));
+        assert_eq!(scale_value(254), 2f32.powi(127));
+        assert!(scale_value(0xff).is_nan());
+    }
+}

@@ -1,0 +1,290 @@
+//! Matrix product `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands, FP32 accumulation.
+//!
+//! # Overview
+//!
+//! Both operands are given as matrices `[outer, k]` with two strides ([`Operand`]), so that one
+//! function serves the three products of a linear layer: forward (`x w^T`: both contiguous along
+//! `k`), the gradient of the input (`dy w`: B contiguous along `n`) and the gradient of the
+//! weight (`dy^T x`: both contiguous along the outer dimension). The result is row-major
+//! `[m, n]` ([`Output`]).
+//!
+//! The arithmetic comes in three [`Tier`]s. On [`Tier::AmxBf16`] and [`Tier::Avx512Bf16`] the
+//! operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel that sums in FP32;
+//! MXFP8 operands are decoded while they are packed, which is exact. [`Tier::F32`] converts to
+//! `f32` and calls the `gemm` crate. An F32 operand always takes the F32 tier: nothing is ever
+//! rounded on the way in.
+//!
+//! ```
+//! use deepwell_kernels::cpu::gemm::{self, Operand, Output};
+//! use half::bf16;
+//!
+//! // y[2, 3] = x[2, 4] * w[3, 4]^T
+//! let x: Vec<bf16> = (0..8).map(|i| bf16::from_f32(i as f32)).collect();
+//! let w = vec![bf16::ONE; 12];
+//! let (a, b) = (Operand::rows_bf16(&x, 4), Operand::rows_bf16(&w, 4));
+//!
+//! let tier = gemm::best_tier();
+//! let mut workspace = vec![0u8; gemm::workspace_bytes(tier, 2, 3, 4, a.kind(), b.kind())];
+//! let mut y = vec![0.0; 6];
+//! let out = Output::F32 { data: &mut y, accumulate: false };
+//! gemm::gemm(tier, 2, 3, 4, a, b, out, &mut workspace)?;
+//! assert_eq!(y, [6.0, 6.0, 6.0, 22.0, 22.0, 22.0]);
+//! # Ok::<(), gemm::GemmError>(())
+//! ```
+//!
+//! # Numerics
+//!
+//! Let `u = 2^-24` and `s = sum |a| |b|` of one output element over the exact operand values.
+//! Products of two BF16 (or decoded MXFP8) values are exact in FP32, so only sums round:
+//!
+//! | tier | order of the sum | error at most |
+//! |---|---|---|
+//! | AMX | even and odd `k` apart in each 32, then the 32s in order | `(18 + ceil(k/32)) u s` |
+//! | AVX512-BF16 | odd, then even `k` of each pair, pairs in order | `(k + 1) u s` |
+//! | F32 | the `gemm` crate's: fused, blocks of at most 512 in order | `(k + 2) u s` |
+//!
+//! An accumulating output adds the finished product to what is there, one more rounding (on the
+//! F32 tier one per block of 512, or per `k` where `k <= 2`); a BF16 output rounds once more, to
+//! nearest even. Work is split over `m` and `n` only, never over `k`,
+//! and along lines that depend on nothing but the shape: a result has the same bits at any number
+//! of threads.
+//!
+//! The BF16 instructions of both tiers treat subnormal operands as zero and flush subnormal
+//! results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`, which matters to
+//! nobody who trains but is a difference from the F32 tier. MXFP8 can leave BF16's range by its
+//! scales, so the scale bytes are looked at first: where a decoded value or a product could be
+//! subnormal, or a decoded value overflow, the whole product runs on the F32 tier.
+//! An E8M0 scale of `0xFF` and an E4M3 code of `0x7F` or `0xFF` are NaN, and make every output
+//! element that they take part in NaN.
+//!
+//! # Memory
+//!
+//! All packing buffers lie in the caller's workspace ([`workspace_bytes`]); the BF16 tiers
+//! allocate nothing. The `gemm` crate takes scratch of its own from the heap: on this module's
+//! calls at most one packed copy of a `[m, 512]` and a `[n, 512]` slice of the operands in `f32`
+//! (`2048 (m + n)` bytes, rounded up to whole kernel tiles), freed before the call returns, and
+//! one slab of the size of the second-level cache per thread, kept.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod bf16_path;
+mod f32_path;
+mod operand;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+mod scales;
+#[cfg(test)]
+mod tests;
+
+use std::sync::OnceLock;
+
+pub use operand::{DataKind, GemmError, Operand, OperandData, Output};
+
+/// The instructions that a product runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// The `gemm` crate on operands converted to `f32`; every machine has it.
+    F32,
+    /// `vdpbf16ps` on 512-bit vectors.
+    Avx512Bf16,
+    /// `tdpbf16ps` on AMX tiles.
+    AmxBf16,
+}
+
+impl Tier {
+    /// Every tier, the slowest first.
+    pub const ALL: [Tier; 3] = [Tier::F32, Tier::Avx512Bf16, Tier::AmxBf16];
+
+    /// Whether this process can run the tier: the CPU has the instructions and, for AMX, the
+    /// kernel grants the tile state (asked for once per process, on the first call).
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            Tier::F32 => true,
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512Bf16 => avx512::is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Tier::AmxBf16 => avx512::is_available() && amx::is_available(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// The name as reports print it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::F32 => "f32",
+            Tier::Avx512Bf16 => "avx512-bf16",
+            Tier::AmxBf16 => "amx-bf16",
+        }
+    }
+}
+
+/// The highest tier that this process can run: AMX, else AVX512-BF16, else F32.
+#[must_use]
+pub fn best_tier() -> Tier {
+    static BEST: OnceLock<Tier> = OnceLock::new();
+    *BEST.get_or_init(|| {
+        Tier::ALL.into_iter().rev().find(|tier| tier.is_available()).unwrap_or(Tier::F32)
+    })
+}
+
+/// Outer rows that are packed at a time: bounds the workspace of very large products.
+const OUTER_BLOCK: usize = 1024;
+
+/// Alignment of the buffers inside the workspace: one cache line, one 512-bit vector.
+const ALIGNMENT: usize = 64;
+
+/// The bytes that [`gemm`] and [`gemm_serial`] need for this product, at any number of threads.
+///
+/// On the BF16 tiers that is a BF16 copy of at most 1024 rows of each operand (for MXFP8 operands,
+/// which may have to fall back, the F32 tier's need where it is greater); on the F32 tier an `f32`
+/// copy of at most 1024 rows of each operand that is not F32, and of the block of the output where
+/// that may be BF16.
+#[must_use]
+pub fn workspace_bytes(
+    tier: Tier,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: DataKind,
+    b: DataKind,
+) -> usize {
+    let f32_bytes = f32_path::workspace_bytes(m, n, k, a, b);
+    if takes_f32_tier(tier, a, b) {
+        return f32_bytes;
+    }
+    let packed_bytes = |outer: usize| {
+        outer.min(OUTER_BLOCK).next_multiple_of(32) * k.next_multiple_of(32) * size_of::<u16>()
+    };
+    let bf16_bytes = packed_bytes(m) + packed_bytes(n) + ALIGNMENT;
+    if a == DataKind::Mx || b == DataKind::Mx { bf16_bytes.max(f32_bytes) } else { bf16_bytes }
+}
+
+/// Writes `op(A)[m, k] * op(B)[k, n]` to `out`, row-major `[m, n]`, on rayon's current pool.
+///
+/// `b` is given as `[n, k]`, like a weight of `n` output features. Any size may be zero; `k = 0`
+/// gives zeros, or leaves an accumulating output as it is.
+///
+/// # Errors
+///
+/// [`GemmError`] when an operand, the output or the workspace is shorter than the sizes say, an
+/// MXFP8 operand is not contiguous along `k`, or this process cannot run `tier`. Nothing has been
+/// written then.
+pub fn gemm(
+    tier: Tier,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Operand<'_>,
+    b: Operand<'_>,
+    out: Output<'_>,
+    workspace: &mut [u8],
+) -> Result<(), GemmError> {
+    run(tier, m, n, k, a, b, out, workspace, Threads::Pool)
+}
+
+/// [`gemm`] on the calling thread alone, for products inside a task: the same bits, the same
+/// workspace, the same errors.
+///
+/// # Errors
+///
+/// As [`gemm`].
+pub fn gemm_serial(
+    tier: Tier,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Operand<'_>,
+    b: Operand<'_>,
+    out: Output<'_>,
+    workspace: &mut [u8],
+) -> Result<(), GemmError> {
+    run(tier, m, n, k, a, b, out, workspace, Threads::One)
+}
+
+/// Who does the work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Threads {
+    One,
+    Pool,
+}
+
+impl Threads {
+    /// Runs `task` on every index below `count`, with one `state` per run of indices.
+    fn for_each<S>(
+        self,
+        count: usize,
+        state: impl Fn() -> S + Send + Sync,
+        task: impl Fn(&mut S, usize) + Send + Sync,
+    ) {
+        if count == 0 {
+            return;
+        }
+        if self == Threads::One || count == 1 {
+            let mut state = state();
+            (0..count).for_each(|index| task(&mut state, index));
+        } else {
+            use rayon::prelude::*;
+            (0..count).into_par_iter().for_each_init(state, task);
+        }
+    }
+}
+
+/// Products below this many multiplications (about 5 us of AMX) are not worth waking a thread.
+const SERIAL_PRODUCT_MAX: usize = 1 << 21;
+
+fn run(
+    tier: Tier,
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Operand<'_>,
+    b: Operand<'_>,
+    mut out: Output<'_>,
+    workspace: &mut [u8],
+    threads: Threads,
+) -> Result<(), GemmError> {
+    if !tier.is_available() {
+        return Err(GemmError::TierUnavailable { tier: tier.name(), best: best_tier().name() });
+    }
+    a.validate("A", m, k)?;
+    b.validate("B", n, k)?;
+    out.validate(m, n)?;
+    let needed = workspace_bytes(tier, m, n, k, a.kind(), b.kind());
+    if workspace.len() < needed {
+        return Err(GemmError::WorkspaceTooSmall { needed, got: workspace.len() });
+    }
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    if k == 0 {
+        out.add_nothing();
+        return Ok(());
+    }
+    let product = m.saturating_mul(n).saturating_mul(k);
+    let threads = if product <= SERIAL_PRODUCT_MAX { Threads::One } else { threads };
+
+    #[cfg(target_arch = "x86_64")]
+    if !takes_f32_tier(tier, a.kind(), b.kind()) && scales::fit_bf16(&a, m, &b, n, k) {
+        bf16_path::run(tier, m, n, k, a, b, &mut out, workspace, threads);
+        return Ok(());
+    }
+    f32_path::run(m, n, k, a, b, &mut out, workspace, threads);
+    Ok(())
+}
+
+/// Whether the product runs on the F32 tier whatever the scales say.
+fn takes_f32_tier(tier: Tier, a: DataKind, b: DataKind) -> bool {
+    tier == Tier::F32 || a == DataKind::F32 || b == DataKind::F32
+}
+
+/// The part of `workspace` that starts at a multiple of [`ALIGNMENT`].
+fn align(workspace: &mut [u8]) -> &mut [u8] {
+    let skipped = workspace.as_ptr().align_offset(ALIGNMENT).min(workspace.len());
+    &mut workspace[skipped..]
+}

@@ -1,0 +1,238 @@
+//! What a product reads and writes, and the checks that make the kernels' pointers sound.
+
+use half::bf16;
+
+/// The numbers of one operand.
+#[derive(Clone, Copy, Debug)]
+pub enum OperandData<'a> {
+    /// FP32. The product runs on the F32 tier.
+    F32(&'a [f32]),
+    /// BF16.
+    Bf16(&'a [bf16]),
+    /// MXFP8: E4M3 elements and one E8M0 scale per 32 of them along `k`.
+    Mx {
+        /// E4M3 codes, `[outer, k]` row-major without gaps.
+        codes: &'a [u8],
+        /// E8M0 codes (`2^(code - 127)`, `0xFF` is NaN), `[outer, ceil(k / 32)]` row-major.
+        scales: &'a [u8],
+    },
+}
+
+/// The type of an operand's numbers, for sizing a workspace before there are any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DataKind {
+    /// [`OperandData::F32`].
+    F32,
+    /// [`OperandData::Bf16`].
+    Bf16,
+    /// [`OperandData::Mx`].
+    Mx,
+}
+
+/// One operand as a matrix `[outer, k]`, where `outer` is `m` for A and `n` for B.
+///
+/// Element `(i, j)` lies at `i * outer_stride + j * k_stride`. A transposed operand is the same
+/// slice with the strides exchanged.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    /// The numbers.
+    pub data: OperandData<'a>,
+    /// Elements from one outer row to the next. For MXFP8: `k`.
+    pub outer_stride: usize,
+    /// Elements from one step along `k` to the next. For MXFP8: 1.
+    pub k_stride: usize,
+}
+
+impl<'a> Operand<'a> {
+    /// BF16 rows `[outer, k]`, `row_stride` elements apart (`k` when there are no gaps).
+    #[must_use]
+    pub fn rows_bf16(data: &'a [bf16], row_stride: usize) -> Self {
+        Self { data: OperandData::Bf16(data), outer_stride: row_stride, k_stride: 1 }
+    }
+
+    /// F32 rows `[outer, k]`, `row_stride` elements apart.
+    #[must_use]
+    pub fn rows_f32(data: &'a [f32], row_stride: usize) -> Self {
+        Self { data: OperandData::F32(data), outer_stride: row_stride, k_stride: 1 }
+    }
+
+    /// MXFP8 rows `[outer, k]`.
+    #[must_use]
+    pub fn rows_mx(codes: &'a [u8], scales: &'a [u8], k: usize) -> Self {
+        Self { data: OperandData::Mx { codes, scales }, outer_stride: k, k_stride: 1 }
+    }
+
+    /// The operand whose memory is `[k, outer]` where this one's is `[outer, k]`.
+    ///
+    /// `Operand::rows_bf16(dy, columns).transposed()` reads `dy[k, columns]` as `[columns, k]`.
+    /// (MXFP8 has its blocks along `k` and cannot be transposed: [`GemmError::MxLayout`].)
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        Self { data: self.data, outer_stride: self.k_stride, k_stride: self.outer_stride }
+    }
+
+    /// The type of the numbers.
+    #[must_use]
+    pub fn kind(&self) -> DataKind {
+        match self.data {
+            OperandData::F32(_) => DataKind::F32,
+            OperandData::Bf16(_) => DataKind::Bf16,
+            OperandData::Mx { .. } => DataKind::Mx,
+        }
+    }
+
+    /// Checks that every element of `[outer, k]` lies inside the slices.
+    pub(super) fn validate(
+        &self,
+        name: &'static str,
+        outer: usize,
+        k: usize,
+    ) -> Result<(), GemmError> {
+        if outer == 0 || k == 0 {
+            return Ok(());
+        }
+        let check = |what: &'static str, needed: Option<usize>, got: usize| match needed {
+            Some(needed) if needed <= got => Ok(()),
+            needed => Err(GemmError::OperandTooShort {
+                operand: name,
+                what,
+                outer,
+                k,
+                needed: needed.unwrap_or(usize::MAX),
+                got,
+            }),
+        };
+        let last_element = || {
+            let row = (outer - 1).checked_mul(self.outer_stride)?;
+            let column = (k - 1).checked_mul(self.k_stride)?;
+            row.checked_add(column)?.checked_add(1)
+        };
+        match self.data {
+            OperandData::F32(data) => check("elements", last_element(), data.len()),
+            OperandData::Bf16(data) => check("elements", last_element(), data.len()),
+            OperandData::Mx { codes, scales } => {
+                if self.k_stride != 1 || self.outer_stride != k {
+                    return Err(GemmError::MxLayout {
+                        operand: name,
+                        k,
+                        outer_stride: self.outer_stride,
+                        k_stride: self.k_stride,
+                    });
+                }
+                check("codes", outer.checked_mul(k), codes.len())?;
+                check("scales", outer.checked_mul(k.div_ceil(32)), scales.len())
+            }
+        }
+    }
+}
+
+/// Where a product goes: row-major `[m, n]` without gaps.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// FP32.
+    F32 {
+        /// The result.
+        data: &'a mut [f32],
+        /// Add to what is there instead of writing over it.
+        accumulate: bool,
+    },
+    /// BF16, rounded to nearest even from the FP32 sum.
+    Bf16 {
+        /// The result.
+        data: &'a mut [bf16],
+    },
+}
+
+impl Output<'_> {
+    pub(super) fn validate(&self, m: usize, n: usize) -> Result<(), GemmError> {
+        let got = match self {
+            Output::F32 { data, .. } => data.len(),
+            Output::Bf16 { data } => data.len(),
+        };
+        match m.checked_mul(n) {
+            Some(needed) if needed == got => Ok(()),
+            _ => Err(GemmError::OutputLength { m, n, got }),
+        }
+    }
+
+    /// The result of a product over no `k` at all.
+    pub(super) fn add_nothing(&mut self) {
+        match self {
+            Output::F32 { accumulate: true, .. } => {}
+            Output::F32 { data, .. } => data.fill(0.0),
+            Output::Bf16 { data } => data.fill(bf16::ZERO),
+        }
+    }
+}
+
+/// Why a product was refused. Nothing has been written in any of these cases.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GemmError {
+    /// A slice ends before the last element that the sizes and strides ask for.
+    #[error(
+        "operand {operand}: expected at least {needed} {what} for [{outer}, {k}] \
+         with its strides, got {got}"
+    )]
+    OperandTooShort {
+        /// `A` or `B`.
+        operand: &'static str,
+        /// `elements`, `codes` or `scales`.
+        what: &'static str,
+        /// `m` for A, `n` for B.
+        outer: usize,
+        /// The contraction's length.
+        k: usize,
+        /// The least length (`usize::MAX` where it overflows).
+        needed: usize,
+        /// The slice's length.
+        got: usize,
+    },
+    /// An MXFP8 operand that is not `[outer, k]` without gaps.
+    #[error(
+        "operand {operand}: expected MXFP8 rows with strides [{k}, 1], \
+         got [{outer_stride}, {k_stride}]\n\
+         hint: quantize along the contraction; blocks of another direction cannot be contracted"
+    )]
+    MxLayout {
+        /// `A` or `B`.
+        operand: &'static str,
+        /// The contraction's length.
+        k: usize,
+        /// The operand's outer stride.
+        outer_stride: usize,
+        /// The operand's stride along `k`.
+        k_stride: usize,
+    },
+    /// The output slice does not hold exactly `m * n` elements.
+    #[error("output: expected [{m}, {n}] elements, got a slice of {got}")]
+    OutputLength {
+        /// Rows.
+        m: usize,
+        /// Columns.
+        n: usize,
+        /// The slice's length.
+        got: usize,
+    },
+    /// The workspace is smaller than [`workspace_bytes`](super::workspace_bytes).
+    #[error(
+        "workspace: expected at least {needed} bytes, got {got}\n\
+         hint: size it with `workspace_bytes`"
+    )]
+    WorkspaceTooSmall {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// This CPU, or the operating system, does not offer the tier.
+    #[error(
+        "tier `{tier}` cannot run here, the best that can is `{best}`\n\
+         hint: ask `Tier::is_available` first"
+    )]
+    TierUnavailable {
+        /// The tier asked for.
+        tier: &'static str,
+        /// The best tier here.
+        best: &'static str,
+    },
+}

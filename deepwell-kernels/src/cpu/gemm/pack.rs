@@ -1,0 +1,278 @@
+//! Packing: from an operand's memory to the panels that the 32 x 32 kernels read.
+//!
+//! A panel holds 32 outer rows over all of `k`, as one 2048-byte step per 32 along `k`; a step is
+//! two tiles of 1024 bytes, for outer rows 0-15 and 16-31; a tile is 16 vectors of 64 bytes:
+//!
+//! - A wants vectors by *row*: vector `i` holds outer row `i`, 32 numbers along `k`;
+//! - B wants vectors by *pair*: vector `p` holds, for each of 16 outer rows, the numbers at
+//!   `k = 2p` and `2p + 1` (VNNI order).
+//!
+//! The two forms are each other's transpose as 16 x 16 matrices of 32-bit pairs. Memory that is
+//! contiguous along `k` loads by row, memory that is contiguous along the outer dimension loads
+//! by pair (two rows interleaved), and a transposition follows where the other form is wanted.
+//! Whatever lies beyond `outer` or `k` is zero.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use super::operand::{Operand, OperandData};
+
+/// Elements of one step of a panel.
+pub(super) const STEP: usize = 1024;
+
+/// The order of the numbers within a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A's.
+    ByRow,
+    /// B's.
+    ByPair,
+}
+
+/// Sixteen vectors: one tile.
+type Tile = [__m512i; 16];
+
+/// Packs outer rows `first..first + 32` of `operand` (`[outer, k]`, validated) into `panel`.
+///
+/// # Safety
+///
+/// The CPU has AVX-512 F, BW and VL; `operand` has been validated for `[outer, k]`;
+/// `first < outer`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn pack_panel(
+    operand: &Operand<'_>,
+    outer: usize,
+    k: usize,
+    first: usize,
+    form: Form,
+    panel: &mut [u16],
+) {
+    debug_assert_eq!(panel.len(), k.div_ceil(32) * STEP);
+    for (step, packed) in panel.chunks_exact_mut(STEP).enumerate() {
+        for (half, packed) in packed.chunks_exact_mut(STEP / 2).enumerate() {
+            let row = first + half * 16;
+            let rows = outer.saturating_sub(row).min(16);
+            let columns = (k - step * 32).min(32);
+            let place = Place { row, rows, column: step * 32, columns };
+            // SAFETY: `place` lies inside `[outer, k]`, for which the operand was validated.
+            let (mut tile, loaded) = unsafe { load_tile(operand, k, place) };
+            if loaded != form {
+                transpose(&mut tile);
+            }
+            for (vector, packed) in tile.iter().zip(packed.chunks_exact_mut(32)) {
+                // SAFETY: 32 elements of 2 bytes.
+                unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), *vector) };
+            }
+        }
+    }
+}
+
+/// A part of an operand no larger than 16 x 32.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    rows: usize,
+    column: usize,
+    columns: usize,
+}
+
+/// The tile at `place`, in the form that the memory gives at least cost.
+///
+/// # Safety
+///
+/// The CPU's features; `operand` has been validated for a matrix that holds `place`, with rows
+/// of `k`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, Form) {
+    let Place { row, rows, column, columns } = place;
+    // SAFETY (all three arms): `place` is inside the validated matrix.
+    match operand.data {
+        OperandData::Bf16(data) => unsafe {
+            let first = row * operand.outer_stride + column * operand.k_stride;
+            let data = data.as_ptr().cast::<u16>().wrapping_add(first);
+            if operand.k_stride == 1 {
+                (load_rows(data, operand.outer_stride, rows, columns), Form::ByRow)
+            } else if operand.outer_stride == 1 {
+                (load_pairs(data, operand.k_stride, rows, columns), Form::ByPair)
+            } else {
+                let strides = (operand.outer_stride, operand.k_stride);
+                (gather_rows(data, strides, rows, columns), Form::ByRow)
+            }
+        },
+        OperandData::Mx { codes, scales } => unsafe {
+            let codes = codes.as_ptr().wrapping_add(row * k + column);
+            let blocks_per_row = k.div_ceil(32);
+            let scales = scales.as_ptr().wrapping_add(row * blocks_per_row + column / 32);
+            (decode_rows(codes, k, scales, blocks_per_row, rows, columns), Form::ByRow)
+        },
+        OperandData::F32(_) => unreachable!("F32 operands take the F32 tier"),
+    }
+}
+
+/// The lowest `count <= 32` bits.
+#[inline(always)]
+fn mask32(count: usize) -> __mmask32 {
+    ((1u64 << count) - 1) as __mmask32
+}
+
+/// Rows of `columns <= 32` contiguous numbers.
+///
+/// # Safety
+///
+/// The CPU's features; `rows` rows of `columns` elements, `stride` apart, can be read.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn load_rows(data: *const u16, stride: usize, rows: usize, columns: usize) -> Tile {
+    let mut tile = [_mm512_setzero_si512(); 16];
+    let mask = mask32(columns);
+    for (row, vector) in tile.iter_mut().enumerate().take(rows) {
+        // SAFETY: the mask keeps the access within the row.
+        *vector = unsafe { _mm512_maskz_loadu_epi16(mask, data.add(row * stride).cast()) };
+    }
+    tile
+}
+
+/// Pairs of neighbours along `k`, where the outer dimension is contiguous.
+///
+/// # Safety
+///
+/// The CPU's features; `columns` runs of `rows` elements, `stride` apart, can be read.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn load_pairs(data: *const u16, stride: usize, rows: usize, columns: usize) -> Tile {
+    let mut tile = [_mm512_setzero_si512(); 16];
+    let mask = mask32(rows) as __mmask16;
+    for (pair, vector) in tile.iter_mut().enumerate().take(columns.div_ceil(2)) {
+        let even = data.wrapping_add(2 * pair * stride);
+        // SAFETY: the mask keeps the accesses within the runs; the second run is read only
+        // where there is one.
+        *vector = unsafe {
+            let lower = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, even.cast()));
+            if 2 * pair + 1 < columns {
+                let odd = _mm256_maskz_loadu_epi16(mask, even.add(stride).cast());
+                let upper = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(odd));
+                _mm512_or_si512(lower, upper)
+            } else {
+                lower
+            }
+        };
+    }
+    tile
+}
+
+/// Rows from memory that is contiguous in neither direction, number by number.
+///
+/// # Safety
+///
+/// The CPU's features; all `rows x columns` elements at these (outer, k) strides can be read.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn gather_rows(
+    data: *const u16,
+    (outer_stride, k_stride): (usize, usize),
+    rows: usize,
+    columns: usize,
+) -> Tile {
+    let mut gathered = [[0u16; 32]; 16];
+    for (row, gathered) in gathered.iter_mut().enumerate().take(rows) {
+        for (column, gathered) in gathered.iter_mut().enumerate().take(columns) {
+            // SAFETY: one of the elements that can be read.
+            *gathered = unsafe { data.add(row * outer_stride + column * k_stride).read() };
+        }
+    }
+    // SAFETY: the local array holds 16 rows of 32.
+    unsafe { load_rows(gathered.as_ptr().cast(), 32, 16, 32) }
+}
+
+/// The magnitudes of E4M3's subnormal codes 0 to 7, which are multiples of 2^-9, as BF16.
+const SUBNORMALS: [u16; 8] = [0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60];
+
+/// A quiet NaN in BF16.
+const NAN_BF16: i16 = 0x7fc0;
+
+/// Decodes rows of MXFP8. A tile is as wide as a block, so each row has one scale.
+///
+/// E4M3 has 4 exponent bits with bias 7 and 3 mantissa bits, BF16 has 8 with bias 127 and 7: a
+/// normal code's magnitude shifted left by 4 lacks only `(127 - 7) << 7`. Subnormal codes come
+/// from a table of eight. The scale then adds its exponent, exactly, since `scales::fit_bf16`
+/// has seen to it that nonzero values stay normal.
+///
+/// # Safety
+///
+/// The CPU's features; `rows` rows of `columns` codes, `stride` apart, and one scale each,
+/// `scale_stride` apart, can be read.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn decode_rows(
+    codes: *const u8,
+    stride: usize,
+    scales: *const u8,
+    scale_stride: usize,
+    rows: usize,
+    columns: usize,
+) -> Tile {
+    let subnormals: [u16; 32] = core::array::from_fn(|index| SUBNORMALS[index % 8]);
+    // SAFETY: the local array holds 32 elements.
+    let subnormals = unsafe { _mm512_loadu_si512(subnormals.as_ptr().cast()) };
+    let (magnitude_bits, sign_bits) = (_mm512_set1_epi16(0x7f), _mm512_set1_epi16(0x80));
+    let (eight, bias) = (_mm512_set1_epi16(8), _mm512_set1_epi16(120 << 7));
+    let nan = _mm512_set1_epi16(NAN_BF16);
+    let mask = mask32(columns);
+
+    let mut tile = [_mm512_setzero_si512(); 16];
+    for (row, vector) in tile.iter_mut().enumerate().take(rows) {
+        // SAFETY: the mask keeps the access within the row; each row has a scale.
+        let (code, scale) = unsafe {
+            let code = _mm256_maskz_loadu_epi8(mask, codes.add(row * stride).cast());
+            (_mm512_cvtepu8_epi16(code), scales.add(row * scale_stride).read())
+        };
+        if scale == 0xff {
+            *vector = _mm512_maskz_mov_epi16(mask, nan);
+            continue;
+        }
+        let exponent = _mm512_set1_epi16((i16::from(scale) - 127) << 7);
+        let magnitude = _mm512_and_si512(code, magnitude_bits);
+        let sign = _mm512_slli_epi16::<8>(_mm512_and_si512(code, sign_bits));
+
+        let normal = _mm512_add_epi16(_mm512_slli_epi16::<4>(magnitude), bias);
+        let subnormal = _mm512_permutexvar_epi16(magnitude, subnormals);
+        let is_subnormal = _mm512_cmplt_epu16_mask(magnitude, eight);
+        let value = _mm512_mask_mov_epi16(normal, is_subnormal, subnormal);
+
+        let is_nonzero = _mm512_test_epi16_mask(magnitude, magnitude);
+        let value = _mm512_mask_add_epi16(value, is_nonzero, value, exponent);
+        let is_nan = _mm512_cmpeq_epi16_mask(magnitude, magnitude_bits);
+        let value = _mm512_mask_mov_epi16(value, is_nan, nan);
+        *vector = _mm512_or_si512(value, sign);
+    }
+    tile
+}
+
+/// Transposes the tile as a 16 x 16 matrix of 32-bit elements: by row to by pair and back.
+///
+/// Four rounds: pairs and quadruples of rows are interleaved within the 128-bit lanes, then the
+/// lanes themselves are transposed in two rounds.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn transpose(tile: &mut Tile) {
+    let mut quads = *tile;
+    for group in 0..4 {
+        let row = |index: usize| tile[group * 4 + index];
+        let low_01 = _mm512_unpacklo_epi32(row(0), row(1));
+        let high_01 = _mm512_unpackhi_epi32(row(0), row(1));
+        let low_23 = _mm512_unpacklo_epi32(row(2), row(3));
+        let high_23 = _mm512_unpackhi_epi32(row(2), row(3));
+        // Lane `l` of `quads[4 group + c]`: column `4 l + c` of the group's four rows.
+        quads[group * 4] = _mm512_unpacklo_epi64(low_01, low_23);
+        quads[group * 4 + 1] = _mm512_unpackhi_epi64(low_01, low_23);
+        quads[group * 4 + 2] = _mm512_unpacklo_epi64(high_01, high_23);
+        quads[group * 4 + 3] = _mm512_unpackhi_epi64(high_01, high_23);
+    }
+    for column in 0..4 {
+        let group = |index: usize| quads[index * 4 + column];
+        // Lanes 0 and 2, then 1 and 3, of two groups at a time.
+        let even_01 = _mm512_shuffle_i32x4::<0b10_00_10_00>(group(0), group(1));
+        let odd_01 = _mm512_shuffle_i32x4::<0b11_01_11_01>(group(0), group(1));
+        let even_23 = _mm512_shuffle_i32x4::<0b10_00_10_00>(group(2), group(3));
+        let odd_23 = _mm512_shuffle_i32x4::<0b11_01_11_01>(group(2), group(3));
+        tile[column] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even_01, even_23);
+        tile[4 + column] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd_01, odd_23);
+        tile[8 + column] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even_01, even_23);
+        tile[12 + column] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd_01, odd_23);
+    }
+}

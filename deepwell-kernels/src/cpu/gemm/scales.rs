@@ -1,0 +1,99 @@
+//! Whether the scales of MXFP8 operands keep every decoded value and product in BF16's and
+//! FP32's normal range, which the BF16 instructions need (they flush subnormals to zero).
+//!
+//! A nonzero E4M3 value lies in `2^-9 ..= 1.75 * 2^8`. With a scale code `c` (`2^(c - 127)`) the
+//! decoded value has an exponent in `c - 136 ..= c - 119`. BF16's normal exponents are
+//! `-126 ..= 127`, so `c` must be in `10 ..= 246`; the least exponent of a product of two such
+//! values is `ca + cb - 272`, at least -126 when `ca + cb >= 146`.
+
+use super::operand::{Operand, OperandData};
+
+const SCALE_MIN: u8 = 10;
+const SCALE_MAX: u8 = 246;
+const SCALE_SUM_MIN: u16 = 146;
+/// E8M0's NaN: decodes to NaN whatever the codes are.
+const SCALE_NAN: u8 = 0xff;
+
+/// Whether the BF16 tiers give the product of these operands without flushing anything that the
+/// formats can hold.
+pub(super) fn fit_bf16(a: &Operand<'_>, m: usize, b: &Operand<'_>, n: usize, k: usize) -> bool {
+    let by_bytes = |operand: &Operand<'_>, outer: usize| match operand.data {
+        OperandData::Mx { scales, .. } => {
+            Some(scale_range(scales[..outer * k.div_ceil(32)].iter().copied()))
+        }
+        _ => None,
+    };
+    if range_fits(by_bytes(a, m), by_bytes(b, n)) {
+        return true;
+    }
+    // A block of zeros may have any scale. Look again at the blocks that hold something.
+    range_fits(range_of_nonzero_blocks(a, m, k), range_of_nonzero_blocks(b, n, k))
+}
+
+/// The least and greatest scale code that is not NaN.
+fn scale_range(scales: impl Iterator<Item = u8>) -> (u8, u8) {
+    // A NaN must not count as large: 0xFF becomes the identity of each side.
+    scales.fold((u8::MAX, u8::MIN), |(least, greatest), scale| {
+        (least.min(scale), greatest.max(if scale == SCALE_NAN { 0 } else { scale }))
+    })
+}
+
+fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
+    let alone =
+        |range: Option<(u8, u8)>| range.is_none_or(|(lo, hi)| lo >= SCALE_MIN && hi <= SCALE_MAX);
+    let product = match (a, b) {
+        (Some((a, _)), Some((b, _))) => u16::from(a) + u16::from(b) >= SCALE_SUM_MIN,
+        // BF16 operands are taken as they are; their own tiny products are flushed (see the
+        // module's documentation).
+        _ => true,
+    };
+    alone(a) && alone(b) && product
+}
+
+fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {
+    let OperandData::Mx { codes, scales } = operand.data else { return None };
+    let blocks_per_row = k.div_ceil(32);
+    let rows = codes.chunks_exact(k).zip(scales.chunks_exact(blocks_per_row)).take(outer);
+    Some(scale_range(rows.flat_map(|(codes, scales)| {
+        let blocks = codes.chunks(32).zip(scales);
+        blocks.filter(|(codes, _)| codes.iter().any(|code| code & 0x7f != 0)).map(|(_, &s)| s)
+    })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges() {
+        // (scale of A's block, scale of B's block, code of A, fits)
+        let rows = [
+            (127, 127, 0x38, true),
+            (10, 136, 0x38, true),
+            (10, 135, 0x38, false),
+            (9, 200, 0x38, false),
+            (246, 127, 0x38, true),
+            (247, 127, 0x38, false),
+            (0xff, 127, 0x38, true),
+            (0, 127, 0x00, true),
+            (0, 127, 0x80, true),
+            (0, 127, 0x01, false),
+            (254, 127, 0x00, true),
+        ];
+        for (scale_a, scale_b, code, expected) in rows {
+            // Two blocks a row, the second short; the first holds ones.
+            let codes_a: Vec<u8> = [vec![0x38; 32], vec![code; 8]].concat();
+            let codes_b = vec![0x38; 40];
+            let scales_a = [127, scale_a];
+            let scales_b = [scale_b; 2];
+            let a = Operand::rows_mx(&codes_a, &scales_a, 40);
+            let b = Operand::rows_mx(&codes_b, &scales_b, 40);
+            assert_eq!(
+                fit_bf16(&a, 1, &b, 1, 40),
+                expected,
+                "scales {scale_a} and {scale_b}, code {code:#04x}"
+            );
+            assert_eq!(fit_bf16(&b, 1, &a, 1, 40), expected, "exchanged");
+        }
+    }
+}
