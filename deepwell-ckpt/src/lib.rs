@@ -1,1 +1,67 @@
-//! Checkpoint format v1: complete or absent, checksummed, re-shardable
+//! Checkpoints of a training run: complete or absent, checksummed, never with a NaN in them.
+//!
+//! # Brief overview
+//!
+//! A checkpoint is a folder `step-00000120` with safetensors shards, one `manifest.json` and the
+//! manifest's checksum. [`save`] takes [`CheckpointContents`]: borrowed [`TensorView`]s, each in a
+//! [`Section`] (weights, master weights, moments, scales, …), and JSON sections that belong to
+//! the caller (plan, policy, guards, random numbers, data position, run). It writes them aside,
+//! waits for the disk, and renames the folder into place, so that a run killed at any moment
+//! leaves only whole checkpoints behind. Tensors are streamed from where they lie: saving needs
+//! buffers of 1 MiB, not a second copy of the model.
+//!
+//! [`list`] and [`latest`] find complete checkpoints; [`load`] opens one and reads tensors on
+//! demand, each checked as it is read; [`verify`] reads every byte and names each damaged place;
+//! [`inspect`] says what is inside. [`hf`] reads and writes Hugging Face weights.
+//!
+//! This crate knows tensors by name and bytes only. It depends on no other Deepwell crate.
+//!
+//! # Example
+//!
+//! ```
+//! use deepwell_ckpt::{CheckpointContents, SaveOptions, Section, TensorView};
+//! use serde_json::json;
+//!
+//! # let root = tempfile::tempdir()?;
+//! # let root = root.path();
+//! let weights = [1.0f32, 2.0, 3.0, 4.0];
+//! let mut contents = CheckpointContents::new(120);
+//! contents.tensors = vec![TensorView::from_f32(Section::Weights, "head", &[2, 2], &weights)];
+//! contents.data_position = json!({ "epoch": 0, "batch": 120 });
+//! let options = SaveOptions { keep_last: Some(3), ..SaveOptions::default() };
+//! deepwell_ckpt::save(root, &contents, &options)?;
+//!
+//! let newest = deepwell_ckpt::latest(root)?.expect("one was just saved");
+//! let checkpoint = deepwell_ckpt::load(&newest.path)?;
+//! assert_eq!(checkpoint.step(), 120);
+//! assert_eq!(checkpoint.data_position()["batch"], 120);
+//! let mut restored = [0.0; 4];
+//! checkpoint.read_f32_into(Section::Weights, "head", &[2, 2], &mut restored)?;
+//! assert_eq!(restored, weights);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(target_endian = "big")]
+compile_error!("checkpoints hold little-endian elements, which this crate reads without swapping");
+
+mod error;
+mod finite;
+mod folder;
+pub mod hf;
+mod inspect;
+mod io;
+mod load;
+mod manifest;
+mod save;
+mod shard;
+mod tensor;
+mod verify;
+
+pub use error::CheckpointError;
+pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, latest, list, scan};
+pub use inspect::{Inspection, SectionSummary, inspect};
+pub use load::{Checkpoint, load};
+pub use manifest::{FORMAT_VERSION, FileEntry, TensorEntry};
+pub use save::{CheckpointContents, SaveOptions, SavedCheckpoint, save};
+pub use tensor::{CkptDtype, Section, TensorView};
+pub use verify::{Damage, VerifyReport, verify};

@@ -92,10 +92,8 @@ impl Manifest {
     /// Reads the manifest of a checkpoint's folder, checks its checksum and everything in it that
     /// can be checked without opening a shard, and the presence and length of each shard.
     pub(crate) fn read(folder: &Path) -> Result<Manifest, CheckpointError> {
-        let not_a_checkpoint = |reason: String| CheckpointError::NotACheckpoint {
-            path: folder.to_path_buf(),
-            reason,
-        };
+        let not_a_checkpoint =
+            |reason: String| CheckpointError::NotACheckpoint { path: folder.to_path_buf(), reason };
         if !folder.is_dir() {
             return Err(not_a_checkpoint("no such folder".to_string()));
         }
@@ -131,10 +129,8 @@ impl Manifest {
         if got != expected {
             return Err(CheckpointError::ManifestChecksum { path, expected, got });
         }
-        let invalid = |detail: String| CheckpointError::ManifestInvalid {
-            path: path.clone(),
-            detail,
-        };
+        let invalid =
+            |detail: String| CheckpointError::ManifestInvalid { path: path.clone(), detail };
         let version: VersionOnly =
             serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
         if version.format_version != FORMAT_VERSION {
@@ -208,9 +204,7 @@ impl Manifest {
     fn check_lengths(&self, folder: &Path) -> Result<(), CheckpointError> {
         for file in &self.files {
             let path = folder.join(&file.name);
-            let got_bytes = fs::metadata(&path)
-                .map_err(CheckpointError::io("find", &path))?
-                .len();
+            let got_bytes = fs::metadata(&path).map_err(CheckpointError::io("find", &path))?.len();
             if got_bytes != file.bytes {
                 return Err(CheckpointError::FileLength {
                     path,

@@ -380,10 +380,8 @@ fn write_shard<I: Io>(
             bytes: tensor.data.len(),
         })
         .collect();
-    let header = header_bytes(&header).map_err(|detail| CheckpointError::ManifestInvalid {
-        path: path.clone(),
-        detail,
-    })?;
+    let header = header_bytes(&header)
+        .map_err(|detail| CheckpointError::ManifestInvalid { path: path.clone(), detail })?;
     let mut begin = header.len() as u64;
     let mut file = HashingFile::create(io, path)?;
     file.append(&header, |_| {})?;

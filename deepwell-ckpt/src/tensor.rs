@@ -71,11 +71,9 @@ impl CkptDtype {
             CkptDtype::F64 | CkptDtype::U64 | CkptDtype::I64 => 8,
             CkptDtype::F32 | CkptDtype::U32 | CkptDtype::I32 => 4,
             CkptDtype::F16 | CkptDtype::Bf16 | CkptDtype::U16 | CkptDtype::I16 => 2,
-            CkptDtype::E4M3
-            | CkptDtype::E5M2
-            | CkptDtype::E8M0
-            | CkptDtype::U8
-            | CkptDtype::I8 => 1,
+            CkptDtype::E4M3 | CkptDtype::E5M2 | CkptDtype::E8M0 | CkptDtype::U8 | CkptDtype::I8 => {
+                1
+            }
         }
     }
 

@@ -1,0 +1,322 @@
+//! Reads `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::HfError;
+use crate::io::{PIECE_BYTES, read_full};
+use crate::shard::read_header;
+
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Where a tensor is and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HfTensor {
+    /// The file that holds it.
+    pub path: PathBuf,
+    /// Element type as safetensors names it, such as `BF16`.
+    pub dtype: String,
+    /// Sizes, outermost first.
+    pub shape: Vec<usize>,
+    /// First byte in the file.
+    begin: u64,
+    /// Length in bytes.
+    bytes: u64,
+}
+
+/// An opened model folder: the headers only. Tensors are read when asked for.
+#[derive(Debug, Clone)]
+pub struct ModelFolder {
+    path: PathBuf,
+    tensors: BTreeMap<String, HfTensor>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Opens the weights of a Hugging Face model folder.
+///
+/// Reads the header of `model.safetensors`, or `model.safetensors.index.json` and the header of
+/// every shard it names; no tensor yet.
+///
+/// # Errors
+///
+/// [`NoWeights`](HfError::NoWeights) if there is neither; [`InvalidFile`](HfError::InvalidFile) if
+/// a file is malformed or truncated, or if the index and the shards do not agree;
+/// [`Io`](HfError::Io).
+pub fn open_model_folder(path: &Path) -> Result<ModelFolder, HfError> {
+    let single = path.join(SINGLE_FILE);
+    let index = path.join(INDEX_FILE);
+    let tensors = if single.is_file() {
+        file_tensors(&single)?
+    } else if index.is_file() {
+        indexed_tensors(path, &index)?
+    } else {
+        return Err(no_weights(path));
+    };
+    Ok(ModelFolder { path: path.to_path_buf(), tensors })
+}
+
+fn no_weights(path: &Path) -> HfError {
+    let mut reason = format!("expected `{SINGLE_FILE}` or `{INDEX_FILE}`");
+    if !path.is_dir() {
+        reason.push_str(", but there is no such folder");
+    } else if path.join("pytorch_model.bin").is_file()
+        || path.join("pytorch_model.bin.index.json").is_file()
+    {
+        reason
+            .push_str(", got PyTorch pickles\nhint: save the model with `safe_serialization=True`");
+    }
+    HfError::NoWeights { path: path.to_path_buf(), reason }
+}
+
+fn file_tensors(path: &Path) -> Result<BTreeMap<String, HfTensor>, HfError> {
+    let header = read_header(path)
+        .map_err(|detail| HfError::InvalidFile { path: path.to_path_buf(), detail })?;
+    let tensors = header.metadata.tensors().into_iter().map(|(name, info)| {
+        let (begin, end) = info.data_offsets;
+        let tensor = HfTensor {
+            path: path.to_path_buf(),
+            dtype: info.dtype.to_string(),
+            shape: info.shape.clone(),
+            begin: header.data_begin + begin as u64,
+            bytes: (end - begin) as u64,
+        };
+        (name, tensor)
+    });
+    Ok(tensors.collect())
+}
+
+fn indexed_tensors(folder: &Path, path: &Path) -> Result<BTreeMap<String, HfTensor>, HfError> {
+    let invalid = |detail: String| HfError::InvalidFile { path: path.to_path_buf(), detail };
+    let text = fs::read(path).map_err(|cause| HfError::Io {
+        action: "read",
+        path: path.to_path_buf(),
+        cause,
+    })?;
+    let index: Index = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+    let mut shards: BTreeMap<&str, BTreeMap<String, HfTensor>> = BTreeMap::new();
+    for file in index.weight_map.values() {
+        if shards.contains_key(file.as_str()) {
+            continue;
+        }
+        // An index from elsewhere must not lead out of the model folder.
+        if file.contains(['/', '\\', '\0']) || file == ".." {
+            return Err(invalid(format!("shard `{file}` is not a plain file name")));
+        }
+        let shard = folder.join(file);
+        if !shard.is_file() {
+            return Err(invalid(format!("shard `{file}` is missing: incomplete download?")));
+        }
+        shards.insert(file, file_tensors(&shard)?);
+    }
+    let mut tensors = BTreeMap::new();
+    for (name, file) in &index.weight_map {
+        let Some(tensor) = shards.get_mut(file.as_str()).and_then(|shard| shard.remove(name))
+        else {
+            return Err(invalid(format!("tensor `{name}` is not in shard `{file}`")));
+        };
+        tensors.insert(name.clone(), tensor);
+    }
+    Ok(tensors)
+}
+
+/// Element types that can be read as floats.
+#[derive(Clone, Copy)]
+enum Source {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Source {
+    fn element_bytes(self) -> usize {
+        match self {
+            Source::F32 => 4,
+            Source::F16 | Source::Bf16 => 2,
+        }
+    }
+
+    fn to_f32(self, element: &[u8]) -> f32 {
+        match (self, element) {
+            (Source::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            (Source::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+            (Source::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+            _ => unreachable!("elements come in chunks of `element_bytes`"),
+        }
+    }
+}
+
+impl ModelFolder {
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All tensors by name, in alphabetical order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &HfTensor)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// One tensor's place, type and shape.
+    ///
+    /// # Errors
+    ///
+    /// [`HfError::MissingTensor`].
+    pub fn tensor(&self, name: &str) -> Result<&HfTensor, HfError> {
+        self.tensors.get(name).ok_or_else(|| HfError::MissingTensor {
+            path: self.path.clone(),
+            name: name.to_string(),
+            hint: self.missing_hint(name),
+        })
+    }
+
+    fn missing_hint(&self, name: &str) -> String {
+        // Exports differ in a prefix most often: `model.layers…` against `layers…`.
+        let similar = self.tensors.keys().find(|candidate| {
+            candidate.ends_with(&format!(".{name}")) || name.ends_with(&format!(".{candidate}"))
+        });
+        match (similar, self.tensors.keys().next()) {
+            (Some(similar), _) => format!("did you mean `{similar}`?"),
+            (None, Some(first)) => {
+                format!("it has {} tensors, such as `{first}`", self.tensors.len())
+            }
+            (None, None) => "it has no tensors".to_string(),
+        }
+    }
+
+    /// Reads a tensor of this shape into `buffer`, one element per value. F32, BF16 and F16 are
+    /// converted without loss. Memory: 1 MiB beside the buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`MissingTensor`](HfError::MissingTensor), [`WrongDtype`](HfError::WrongDtype),
+    /// [`WrongShape`](HfError::WrongShape), [`BufferLength`](HfError::BufferLength),
+    /// [`NonFinite`](HfError::NonFinite) and [`Io`](HfError::Io).
+    pub fn read_f32_into(
+        &self,
+        name: &str,
+        shape: &[usize],
+        buffer: &mut [f32],
+    ) -> Result<(), HfError> {
+        self.read_converted(name, shape, buffer, |value| value, f32::is_finite)
+    }
+
+    /// Reads a tensor of this shape.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_f32_into`](ModelFolder::read_f32_into).
+    pub fn read_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
+        let mut buffer = vec![0.0; self.elements(name, shape)?];
+        self.read_f32_into(name, shape, &mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// Reads a tensor of this shape into `buffer` as BF16 bit patterns, rounding to nearest, ties
+    /// to even. A value that BF16 cannot hold is an error.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_f32_into`](ModelFolder::read_f32_into).
+    pub fn read_bf16_bits_into(
+        &self,
+        name: &str,
+        shape: &[usize],
+        buffer: &mut [u16],
+    ) -> Result<(), HfError> {
+        let convert = |value| bf16::from_f32(value).to_bits();
+        self.read_converted(name, shape, buffer, convert, |bits| bits & 0x7F80 != 0x7F80)
+    }
+
+    /// Elements of a tensor, which must have this shape.
+    fn elements(&self, name: &str, shape: &[usize]) -> Result<usize, HfError> {
+        let tensor = self.tensor(name)?;
+        if tensor.shape != shape {
+            return Err(HfError::WrongShape {
+                path: tensor.path.clone(),
+                name: name.to_string(),
+                expected: shape.to_vec(),
+                got: tensor.shape.clone(),
+            });
+        }
+        // The header was checked against the file's length, so this is a size that exists.
+        Ok(shape.iter().product())
+    }
+
+    fn read_converted<T: Copy>(
+        &self,
+        name: &str,
+        shape: &[usize],
+        buffer: &mut [T],
+        convert: impl Fn(f32) -> T,
+        is_finite: impl Fn(T) -> bool,
+    ) -> Result<(), HfError> {
+        let tensor = self.tensor(name)?;
+        let elements = self.elements(name, shape)?;
+        let source = match tensor.dtype.as_str() {
+            dtype if dtype == Dtype::F32.to_string() => Source::F32,
+            dtype if dtype == Dtype::F16.to_string() => Source::F16,
+            dtype if dtype == Dtype::BF16.to_string() => Source::Bf16,
+            other => {
+                return Err(HfError::WrongDtype {
+                    path: tensor.path.clone(),
+                    name: name.to_string(),
+                    got: other.to_string(),
+                });
+            }
+        };
+        if buffer.len() != elements {
+            return Err(HfError::BufferLength {
+                name: name.to_string(),
+                expected: elements,
+                got: buffer.len(),
+            });
+        }
+        let io = |cause| HfError::Io { action: "read", path: tensor.path.clone(), cause };
+        let mut file = File::open(&tensor.path).map_err(io)?;
+        file.seek(SeekFrom::Start(tensor.begin)).map_err(io)?;
+        let width = source.element_bytes();
+        let mut bytes = vec![0; PIECE_BYTES.min(tensor.bytes as usize)];
+        let piece_elements = PIECE_BYTES / width;
+        for (piece_index, values) in buffer.chunks_mut(piece_elements).enumerate() {
+            let piece = &mut bytes[..values.len() * width];
+            if read_full(&mut file, piece).map_err(io)? < piece.len() {
+                return Err(HfError::InvalidFile {
+                    path: tensor.path.clone(),
+                    detail: format!("it became shorter while tensor `{name}` was read"),
+                });
+            }
+            for (index, element) in piece.chunks_exact(width).enumerate() {
+                let value = source.to_f32(element);
+                let converted = convert(value);
+                if !is_finite(converted) {
+                    // `inf` for a finite value that the target type cannot hold.
+                    let value = if value.is_finite() {
+                        format!("{value:e}, beyond the range of BF16,")
+                    } else {
+                        value.to_string()
+                    };
+                    return Err(HfError::NonFinite {
+                        path: tensor.path.clone(),
+                        name: name.to_string(),
+                        index: piece_index * piece_elements + index,
+                        value,
+                    });
+                }
+                values[index] = converted;
+            }
+        }
+        Ok(())
+    }
+}
