@@ -62,6 +62,6 @@ pub use program::{
     Access, Arena, ByteRange, Call, Cost, EventId, HostInterface, MemoryKind, Mode, Operand,
     ParameterState, Program, StreamId, Value, ValueId,
 };
-pub use program_verify::verify_program;
+pub use program_verify::{ALIGNMENT_BYTES, verify_program};
 pub use shape::{Binding, Dim, Shape};
 pub use verify::verify;

@@ -215,7 +215,7 @@ impl Op {
 }
 
 /// The types of a node's inputs.
-pub fn input_types(graph: &Graph, inputs: &[TensorId]) -> Vec<TensorType> {
+pub(crate) fn input_types(graph: &Graph, inputs: &[TensorId]) -> Vec<TensorType> {
     inputs
         .iter()
         .map(|&id| {

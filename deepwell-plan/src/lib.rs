@@ -1,1 +1,47 @@
-//! Plans how a model trains on the hardware at hand, lowers it to a Program and predicts memory and time
+//! Plans how a model trains on the hardware at hand, lowers it to a program and predicts memory
+//! and time before anything runs.
+//!
+//! # Brief overview
+//!
+//! A [`Plan`] is data: pipeline stages, degrees of parallelism, micro-batches, recomputation,
+//! precision and kernels. [`autoplan`] fills it by trying candidates: each is lowered by
+//! [`lower`] to a [`deepwell_ir::Program`] and predicted by [`dryrun`]. [`lower`] runs the graph
+//! passes, unrolls micro-batches, appends the optimizer, asks a
+//! [`deepwell_ir::KernelCatalog`] for kernels and packs everything that lives within a step into
+//! one arena ([`arena`]).
+//!
+//! ```
+//! use deepwell_plan::arena::{Lifetime, pack};
+//!
+//! // Two values that never live at the same call share their bytes.
+//! let packing = pack(&[
+//!     Lifetime { bytes: 4096, first: 0, last: 1 },
+//!     Lifetime { bytes: 4096, first: 2, last: 3 },
+//! ]);
+//! assert_eq!(packing.bytes, 4096);
+//! ```
+
+pub mod arena;
+mod autoplan;
+mod dryrun;
+mod error;
+mod lower;
+mod plan;
+
+pub use autoplan::{PlanRequest, Planned, autoplan};
+pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun};
+pub use error::PlanError;
+pub use lower::{lower, lower_evaluation, mxfp8_flop_share, quantized_bytes};
+pub use plan::{Degrees, KernelPlan, OptimizerSpec, Placement, Plan, StagePlan};
+
+/// Bytes for people: `12.3 MiB`.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut amount = bytes as f64;
+    let mut unit = 0;
+    while amount >= 1024.0 && unit + 1 < UNITS.len() {
+        amount /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{amount:.1} {}", UNITS[unit]) }
+}

@@ -1,0 +1,394 @@
+//! Reads keys of a JSON object and accounts for every one of them.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::CaptureError;
+
+/// Keys that describe the tokenizer, generation, file keeping or the way transformers runs a
+/// model. None of them changes a forward or backward pass over packed text.
+const WITHOUT_EFFECT: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_flash_attn_2_enabled",
+    "_name_or_path",
+    "attn_implementation",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "id2label",
+    "is_decoder",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "prefix",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// A key that is harmless with some values and changes the mathematics with all others.
+struct Restricted {
+    key: &'static str,
+    allowed: fn(&Value) -> bool,
+    hint: &'static str,
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+
+fn is_false(value: &Value) -> bool {
+    value.as_bool() == Some(false)
+}
+
+fn is_never(_: &Value) -> bool {
+    false
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
+}
+
+fn is_causal_lm(value: &Value) -> bool {
+    value.as_array().is_some_and(|names| names.len() == 1 && names[0] == "LlamaForCausalLM")
+}
+
+fn is_full_attention(value: &Value) -> bool {
+    value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
+}
+
+/// `null` is allowed for each of them as well.
+const RESTRICTED: &[Restricted] = &[
+    Restricted {
+        key: "add_cross_attention",
+        allowed: is_false,
+        hint: "only decoders without cross-attention are supported: `false`",
+    },
+    Restricted {
+        key: "architectures",
+        allowed: is_causal_lm,
+        hint: "supported: [\"LlamaForCausalLM\"]",
+    },
+    Restricted {
+        key: "attention_dropout",
+        allowed: is_zero,
+        hint: "dropout is not supported; set it to 0 to train without",
+    },
+    Restricted {
+        key: "auto_map",
+        allowed: is_never,
+        hint: "the model brings code of its own, which may compute anything; if it is a plain \
+               llama, remove the key",
+    },
+    Restricted {
+        key: "compression_config",
+        allowed: is_never,
+        hint: "start from weights in BF16, F16 or F32",
+    },
+    Restricted {
+        key: "cross_attention_hidden_size",
+        allowed: is_never,
+        hint: "only decoders without cross-attention are supported: `null`",
+    },
+    Restricted {
+        key: "is_encoder_decoder",
+        allowed: is_false,
+        hint: "only decoders are supported: `false`",
+    },
+    Restricted {
+        key: "layer_types",
+        allowed: is_full_attention,
+        hint: "supported: \"full_attention\" for every layer",
+    },
+    Restricted {
+        key: "neftune_noise_alpha",
+        allowed: is_zero,
+        hint: "noise on the embeddings is not supported; remove the key to train without",
+    },
+    Restricted {
+        key: "partial_rotary_factor",
+        allowed: is_one,
+        hint: "supported: 1, a rotation of the whole head",
+    },
+    Restricted {
+        key: "pretraining_tp",
+        allowed: is_one,
+        hint: "supported: 1; other values only split the products in another way, so that 1 trains \
+               the same model up to rounding",
+    },
+    Restricted {
+        key: "pruned_heads",
+        allowed: is_empty,
+        hint: "pruned heads are not supported: `{}`",
+    },
+    Restricted {
+        key: "quantization_config",
+        allowed: is_never,
+        hint: "start from weights in BF16, F16 or F32; the precision of training is set by the \
+               precision policy",
+    },
+    Restricted {
+        key: "sliding_window",
+        allowed: is_never,
+        hint: "only full causal attention is supported: `null`",
+    },
+    Restricted {
+        key: "tie_encoder_decoder",
+        allowed: is_false,
+        hint: "only decoders are supported: `false`",
+    },
+    Restricted {
+        key: "use_sliding_window",
+        allowed: is_false,
+        hint: "only full causal attention is supported: `false`",
+    },
+];
+
+/// A value as JSON, short enough for a message.
+pub(super) fn shown(value: &Value) -> String {
+    const CHARS_MAX: usize = 60;
+    let text = match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    if text.chars().count() <= CHARS_MAX {
+        return text;
+    }
+    text.chars().take(CHARS_MAX).chain("...".chars()).collect()
+}
+
+/// What a JSON value is, in words.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Takes keys out of one object and remembers which were asked for.
+pub(super) struct Keys<'a> {
+    place: &'a str,
+    prefix: String,
+    object: &'a Map<String, Value>,
+    known: BTreeSet<&'static str>,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(place: &'a str, prefix: &str, object: &'a Map<String, Value>) -> Keys<'a> {
+        Keys { place, prefix: prefix.to_string(), object, known: BTreeSet::new() }
+    }
+
+    /// The key as it stands in messages.
+    fn full(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// The value of a key; `null` counts as absent.
+    pub(super) fn get(&mut self, key: &'static str) -> Option<&'a Value> {
+        self.known.insert(key);
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The error for a value that a key may not have.
+    pub(super) fn wrong(&self, key: &str, expected: &str, value: &Value, hint: &str) -> CaptureError {
+        CaptureError::Value {
+            place: self.place.to_string(),
+            key: self.full(key),
+            expected: expected.to_string(),
+            got: shown(value),
+            hint: hint.to_string(),
+        }
+    }
+
+    /// The error for a value that would need mathematics that is not there.
+    pub(super) fn unsupported(&self, key: &str, value: &Value, hint: &str) -> CaptureError {
+        CaptureError::Unsupported {
+            place: self.place.to_string(),
+            key: self.full(key),
+            value: shown(value),
+            hint: hint.to_string(),
+        }
+    }
+
+    pub(super) fn missing(&self, key: &str, hint: &str) -> CaptureError {
+        CaptureError::MissingKey {
+            place: self.place.to_string(),
+            key: self.full(key),
+            hint: hint.to_string(),
+        }
+    }
+
+    /// A whole number from 1.
+    pub(super) fn size(&mut self, key: &'static str) -> Result<Option<usize>, CaptureError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            Some(size) if size > 0 => Ok(Some(size)),
+            _ => {
+                let hint = "sizes are written without a decimal point";
+                Err(self.wrong(key, "an integer of 1 or more", value, hint))
+            }
+        }
+    }
+
+    pub(super) fn required_size(&mut self, key: &'static str) -> Result<usize, CaptureError> {
+        let hint = "transformers would take the size of Llama-2-7B in its place; state it";
+        self.size(key)?.ok_or_else(|| self.missing(key, hint))
+    }
+
+    pub(super) fn boolean(&mut self, key: &'static str) -> Result<Option<bool>, CaptureError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let hint = "written without quotes";
+        let wrong = || self.wrong(key, "`true` or `false`", value, hint);
+        value.as_bool().ok_or_else(wrong).map(Some)
+    }
+
+    /// A number over `least`, or from it when `inclusive`.
+    pub(super) fn number(
+        &mut self,
+        key: &'static str,
+        least: f64,
+        inclusive: bool,
+    ) -> Result<Option<f64>, CaptureError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let above = |n: f64| n > least || (inclusive && n == least);
+        match value.as_f64() {
+            Some(number) if number.is_finite() && above(number) => Ok(Some(number)),
+            _ => {
+                let bound = if inclusive {
+                    format!("a number of {least} or more")
+                } else {
+                    format!("a number greater than {least}")
+                };
+                Err(self.wrong(key, &bound, value, "numbers are written without quotes"))
+            }
+        }
+    }
+
+    pub(super) fn string(&mut self, key: &'static str) -> Result<Option<&'a str>, CaptureError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let wrong = || self.wrong(key, "a string", value, "written in quotes");
+        value.as_str().ok_or_else(wrong).map(Some)
+    }
+
+    /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect.
+    pub(super) fn finish_config(self) -> Result<Vec<String>, CaptureError> {
+        let mut without_effect = Vec::new();
+        for (key, value) in self.object {
+            if self.known.contains(key.as_str()) {
+                continue;
+            }
+            if let Some(rule) = RESTRICTED.iter().find(|rule| rule.key == key) {
+                if !value.is_null() && !(rule.allowed)(value) {
+                    return Err(self.unsupported(key, value, rule.hint));
+                }
+            } else if !WITHOUT_EFFECT.contains(&key.as_str()) {
+                return Err(self.unknown(key, value));
+            }
+            without_effect.push(key.clone());
+        }
+        Ok(without_effect)
+    }
+
+    /// Refuses keys that nobody asked for. `owner` says who takes none of them.
+    pub(super) fn finish_nested(self, owner: &str) -> Result<(), CaptureError> {
+        match self.object.iter().find(|(key, _)| !self.known.contains(key.as_str())) {
+            None => Ok(()),
+            Some((key, value)) => Err(CaptureError::UnknownKey {
+                place: self.place.to_string(),
+                key: self.full(key),
+                value: shown(value),
+                hint: format!("{owner} takes {}", self.known_list()),
+            }),
+        }
+    }
+
+    fn known_list(&self) -> String {
+        let names: Vec<String> = self.known.iter().map(|key| format!("`{key}`")).collect();
+        names.join(", ")
+    }
+
+    fn unknown(&self, key: &str, value: &Value) -> CaptureError {
+        let restricted = RESTRICTED.iter().map(|rule| rule.key);
+        let similar = self
+            .known
+            .iter()
+            .copied()
+            .chain(WITHOUT_EFFECT.iter().copied())
+            .chain(restricted)
+            .map(|known| (edit_distance(key, known), known))
+            .min()
+            .filter(|(distance, _)| *distance <= 2);
+        let hint = match similar {
+            Some((_, known)) => format!("did you mean `{known}`?"),
+            None => "it may change what the model computes; remove it if it does not".to_string(),
+        };
+        CaptureError::UnknownKey {
+            place: self.place.to_string(),
+            key: self.full(key),
+            value: shown(value),
+            hint,
+        }
+    }
+}
+
+/// Insertions, deletions and substitutions that turn one word into the other (Levenshtein).
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut previous: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut current = vec![i + 1];
+        for (j, y) in b.iter().enumerate() {
+            let substituted = previous[j] + usize::from(x != *y);
+            current.push(substituted.min(previous[j + 1] + 1).min(current[j] + 1));
+        }
+        previous = current;
+    }
+    previous[b.len()]
+}

@@ -1,0 +1,46 @@
+//! Reads a Hugging Face model of the llama family: its `config.json`, the headers of its weight
+//! files, and the graph of its forward pass.
+//!
+//! # Brief overview
+//!
+//! [`LlamaConfig::from_json`] and [`LlamaConfig::from_path`] take every key of a `config.json`
+//! into account: it sets a field, or it is known to be without effect on training (a line of
+//! [`CaptureNotes`] says so where that is not obvious), or it is an error that names the key.
+//! [`LlamaConfig::parameters`] lists the tensors of the model, [`ModelFolder::open`] compares
+//! that list with the weight files without reading any weight, and [`capture`] builds the
+//! [`Graph`](crate::Graph).
+//!
+//! ```
+//! use deepwell_ir::capture::{LlamaConfig, capture};
+//!
+//! # fn main() -> Result<(), deepwell_ir::capture::CaptureError> {
+//! let text = r#"{
+//!     "model_type": "llama", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 88,
+//!     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+//!     "use_cache": true
+//! }"#;
+//! let (config, notes) = LlamaConfig::from_json(text, "config.json")?;
+//! assert_eq!(config.head_dim, 8);
+//! assert_eq!(notes.without_effect, ["use_cache"]);
+//! let graph = capture(&config)?;
+//! assert_eq!(graph.parameter_count(), config.parameter_count());
+//! # Ok(())
+//! # }
+//! ```
+
+mod config;
+mod error;
+mod folder;
+mod keys;
+mod llama;
+mod parameters;
+mod presets;
+mod rope;
+mod rope_json;
+
+pub use config::{CaptureNotes, HiddenAct, LlamaConfig, StoredDType};
+pub use error::CaptureError;
+pub use folder::{ModelFolder, StoredTensor};
+pub use llama::{capture, capture_for_sequence};
+pub use parameters::{ParameterRole, ParameterSpec};
+pub use rope::{Rope, RopeScaling, YarnScaling};

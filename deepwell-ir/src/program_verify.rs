@@ -1,0 +1,168 @@
+//! Rules of a program, checked where one is made, read or run.
+
+use std::collections::HashSet;
+
+use crate::{Access, ByteRange, Call, IrError, Phase, Program, Value};
+
+/// Every value and workspace starts on such a boundary: a cache line, and what vector loads and
+/// bulk copies want.
+pub const ALIGNMENT_BYTES: usize = 64;
+
+/// Checks that
+/// - value and call names are unique, ids in range, ranges inside the arena, aligned and as long
+///   as the shape says;
+/// - persistent values share no byte with anything else;
+/// - operands of one call and its workspace share no byte, unless they are one and the same
+///   value;
+/// - every transient operand that is read has been written and not been overwritten since;
+/// - events are recorded before they are waited for.
+///
+/// # Errors
+/// [`IrError::Program`] naming the first offender.
+pub fn verify_program(program: &Program) -> Result<(), IrError> {
+    let check = Check { program };
+    check.values().and_then(|()| check.calls()).and_then(|()| check.data_flow()).map_err(|what| {
+        IrError::Program { program: program.name.clone(), what }
+    })
+}
+
+struct Check<'a> {
+    program: &'a Program,
+}
+
+impl Check<'_> {
+    fn values(&self) -> Result<(), String> {
+        let mut names = HashSet::new();
+        for value in &self.program.values {
+            if !names.insert(value.name.as_str()) {
+                return Err(format!("two values are named `{}`", value.name));
+            }
+            let bytes = value.elements() * value.dtype.size_bytes();
+            if value.range.bytes != bytes {
+                return Err(format!(
+                    "value `{}` of {} bytes lies in {}",
+                    value.name, bytes, value.range.bytes
+                ));
+            }
+            self.range(&value.range, &value.name)?;
+            let in_transient = value.range.offset >= self.program.arena.transient_offset;
+            if value.range.bytes > 0 && in_transient == value.memory.is_persistent() {
+                return Err(format!(
+                    "value `{}` ({}) lies in the wrong part of the arena",
+                    value.name,
+                    value.memory.name()
+                ));
+            }
+        }
+        let mut persistent: Vec<&Value> =
+            self.program.values.iter().filter(|v| v.memory.is_persistent()).collect();
+        persistent.sort_by_key(|value| value.range.offset);
+        for pair in persistent.windows(2) {
+            if pair[0].range.overlaps(&pair[1].range) {
+                return Err(format!("`{}` and `{}` overlap", pair[0].name, pair[1].name));
+            }
+        }
+        Ok(())
+    }
+
+    fn range(&self, range: &ByteRange, name: &str) -> Result<(), String> {
+        if range.end() > self.program.arena.bytes {
+            return Err(format!("`{name}` ends at {} outside the arena", range.end()));
+        }
+        if range.offset % ALIGNMENT_BYTES != 0 {
+            return Err(format!("`{name}` starts at {}, not aligned", range.offset));
+        }
+        Ok(())
+    }
+
+    fn calls(&self) -> Result<(), String> {
+        let mut names = HashSet::new();
+        let mut recorded = HashSet::new();
+        for call in &self.program.calls {
+            if !names.insert(call.name.as_str()) {
+                return Err(format!("two calls are named `{}`", call.name));
+            }
+            if call.input_count > call.operands.len() {
+                return Err(format!("call `{}` has too few operands", call.name));
+            }
+            if call.workspace.bytes != call.choice.workspace_bytes {
+                return Err(format!(
+                    "call `{}` has {} bytes of workspace, its kernel wants {}",
+                    call.name, call.workspace.bytes, call.choice.workspace_bytes
+                ));
+            }
+            self.range(&call.workspace, &call.name)?;
+            self.overlaps(call)?;
+            for event in &call.waits {
+                if !recorded.contains(event) {
+                    return Err(format!("call `{}` waits for event {event}", call.name));
+                }
+            }
+            recorded.extend(call.records);
+        }
+        Ok(())
+    }
+
+    fn overlaps(&self, call: &Call) -> Result<(), String> {
+        for (index, operand) in call.operands.iter().enumerate() {
+            let value = self
+                .program
+                .values
+                .get(operand.value.index())
+                .ok_or_else(|| format!("call `{}` names value {}", call.name, operand.value.0))?;
+            if value.range.overlaps(&call.workspace) {
+                return Err(format!(
+                    "call `{}`: workspace overlaps operand `{}`",
+                    call.name, value.name
+                ));
+            }
+            for other in &call.operands[index + 1..] {
+                let both_read = operand.access == Access::Read && other.access == Access::Read;
+                let other_value = self.program.value(other.value);
+                if !both_read && value.range.overlaps(&other_value.range) {
+                    return Err(format!(
+                        "call `{}`: operands `{}` and `{}` overlap",
+                        call.name, value.name, other_value.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows what lies in the transient part of the arena, in issue order.
+    fn data_flow(&self) -> Result<(), String> {
+        let program = self.program;
+        // Values whose bytes are whole, by offset.
+        let mut alive: Vec<usize> = Vec::new();
+        for call in program.calls.iter().filter(|call| call.phase != Phase::Weights) {
+            for operand in &call.operands {
+                let value = program.value(operand.value);
+                if value.memory.is_persistent() || operand.access == Access::Write {
+                    continue;
+                }
+                if value.range.bytes > 0 && !alive.contains(&operand.value.index()) {
+                    return Err(format!(
+                        "call `{}` reads `{}`, which is not there (any more)",
+                        call.name, value.name
+                    ));
+                }
+            }
+            let written: Vec<ByteRange> = call
+                .operands
+                .iter()
+                .filter(|operand| operand.access != Access::Read)
+                .map(|operand| program.value(operand.value).range)
+                .chain([call.workspace])
+                .collect();
+            alive.retain(|&index| {
+                let range = &program.values[index].range;
+                !written.iter().any(|other| other.overlaps(range))
+            });
+            for operand in call.operands.iter().filter(|op| op.access != Access::Read) {
+                alive.push(operand.value.index());
+            }
+        }
+        Ok(())
+    }
+}

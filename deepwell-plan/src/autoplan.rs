@@ -1,0 +1,190 @@
+//! Chooses micro-batch and recomputation by trying: each candidate is lowered and dry-run.
+
+use deepwell_ir::{
+    Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, differentiate,
+};
+use deepwell_probe::Hardware;
+
+use crate::lower::with_batches;
+use crate::{
+    Degrees, DryRun, KernelPlan, OptimizerSpec, Placement, Plan, PlanError, StagePlan, dryrun,
+    format_bytes, lower,
+};
+
+/// What the user wants trained.
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    /// Tokens per sequence.
+    pub seq: usize,
+    /// Sequences per step.
+    pub global_batch: usize,
+    /// Precision of each tensor.
+    pub policy: PrecisionPolicy,
+    /// The optimizer.
+    pub optimizer: OptimizerSpec,
+    /// Memory that may be used; none takes 90 % of what the device has free.
+    pub memory_limit_bytes: Option<u64>,
+    /// Fixes the micro-batch.
+    pub micro_batch: Option<usize>,
+    /// Fixes what is recomputed.
+    pub recompute: Option<Recompute>,
+}
+
+/// The best plan, its program, and what was tried.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Its program.
+    pub program: Program,
+    /// Its prediction.
+    pub prediction: DryRun,
+    /// Candidates that were not taken, with reasons.
+    pub rejected: Vec<String>,
+}
+
+/// Plans for one device.
+///
+/// Of the candidates that fit into memory the one with the least predicted time is taken; of
+/// equals the one that recomputes less, then the one with the larger micro-batch.
+///
+/// # Errors
+/// A request that cannot be planned, a model without kernels on `target`, or nothing that fits.
+pub fn autoplan(
+    graph: &Graph,
+    hardware: &Hardware,
+    request: &PlanRequest,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, PlanError> {
+    for (what, size) in [("sequence length", request.seq), ("batch size", request.global_batch)] {
+        if size == 0 {
+            let expected = "at least 1".to_string();
+            return Err(PlanError::Request { what, expected, got: "0".to_string() });
+        }
+    }
+    let micro_batches = micro_batch_candidates(request)?;
+    let rules = match request.recompute {
+        Some(rule) => vec![rule],
+        None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
+    };
+    let limit_bytes = request.memory_limit_bytes.unwrap_or_else(|| free_bytes(hardware, target));
+    let base = base_plan(graph, request, target);
+    // Fails early, with the graph's own words, on a graph that cannot be trained at all.
+    differentiate(graph)?;
+    let mut best: Option<Planned> = None;
+    let mut rejected = Vec::new();
+    for &rule in &rules {
+        for &micro_batch in &micro_batches {
+            let count = request.global_batch / micro_batch;
+            let candidate = with_batches(&base, micro_batch, count, rule);
+            let program = lower(graph, &candidate, catalog, target)?;
+            let prediction = dryrun(std::slice::from_ref(&program), hardware);
+            let name = format!("micro-batch {micro_batch} x {count}, recompute {rule}");
+            let peak_bytes = prediction.ranks[0].peak_bytes;
+            if peak_bytes > limit_bytes {
+                rejected.push(format!(
+                    "{name}: needs {}, {} may be used",
+                    format_bytes(peak_bytes),
+                    format_bytes(limit_bytes)
+                ));
+                continue;
+            }
+            let better = best
+                .as_ref()
+                .is_none_or(|best| prediction.time_s < best.prediction.time_s * (1.0 - 1e-9));
+            if !better {
+                rejected.push(format!("{name}: {:.3} ms", prediction.time_s * 1e3));
+                continue;
+            }
+            let planned = Planned { plan: candidate, program, prediction, rejected: Vec::new() };
+            if let Some(previous) = best.replace(planned) {
+                rejected.push(format!(
+                    "micro-batch {} x {}, recompute {}: {:.3} ms",
+                    previous.plan.micro_batch,
+                    previous.plan.micro_batches,
+                    previous.plan.recompute,
+                    previous.prediction.time_s * 1e3
+                ));
+            }
+        }
+        if best.is_some() {
+            // More recomputation only adds work.
+            break;
+        }
+    }
+    let Some(mut best) = best else {
+        return Err(PlanError::NothingFits { limit_bytes, rejected });
+    };
+    best.plan.precision = best.program.precision.clone();
+    best.plan.kernels = kernels_of(&best.program);
+    best.rejected = rejected;
+    Ok(best)
+}
+
+fn micro_batch_candidates(request: &PlanRequest) -> Result<Vec<usize>, PlanError> {
+    let global = request.global_batch;
+    match request.micro_batch {
+        Some(size) if size > 0 && global % size == 0 => Ok(vec![size]),
+        Some(size) => Err(PlanError::Request {
+            what: "micro-batch",
+            expected: format!("a divisor of the batch of {global}"),
+            got: size.to_string(),
+        }),
+        None => Ok((1..=global).rev().filter(|size| global % size == 0).collect()),
+    }
+}
+
+fn free_bytes(hardware: &Hardware, target: &Target) -> u64 {
+    let free = match hardware.gpus.first().filter(|_| target.arch != "cpu") {
+        Some(gpu) => gpu.memory_free_bytes,
+        None => hardware.cpu.memory_available_bytes,
+    };
+    free / 10 * 9
+}
+
+/// The plan that candidates vary: one stage, one rank.
+fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
+    let layer_count =
+        graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last + 1);
+    let device = if target.arch == "cpu" { "cpu" } else { "cuda:0" };
+    Plan {
+        model: graph.name.clone(),
+        arch: target.arch.clone(),
+        seq: request.seq,
+        global_batch: request.global_batch,
+        micro_batch: request.global_batch,
+        micro_batches: 1,
+        stages: vec![StagePlan {
+            first_layer: 0,
+            layer_count,
+            has_embedding: true,
+            has_head: true,
+            degrees: Degrees::default(),
+        }],
+        placement: vec![Placement { rank: 0, stage: 0, device: device.to_string() }],
+        zero_level: 0,
+        recompute: Recompute::None,
+        policy: request.policy.clone(),
+        precision: Vec::new(),
+        kernels: Vec::new(),
+        optimizer: request.optimizer.clone(),
+    }
+}
+
+fn kernels_of(program: &Program) -> Vec<KernelPlan> {
+    let mut kernels: Vec<KernelPlan> = Vec::new();
+    for call in &program.calls {
+        let op = call.op.name();
+        match kernels.iter_mut().find(|k| k.op == op && k.kernel == call.choice.kernel) {
+            Some(known) => known.calls += 1,
+            None => kernels.push(KernelPlan {
+                op: op.to_string(),
+                kernel: call.choice.kernel.clone(),
+                tile: call.choice.tile,
+                calls: 1,
+            }),
+        }
+    }
+    kernels
+}

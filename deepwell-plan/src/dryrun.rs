@@ -1,0 +1,289 @@
+//! Predicts memory and time of programs from what they are, before anything runs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use deepwell_ir::{Call, MathUnit, MemoryKind, Program};
+use deepwell_probe::{Hardware, NumberFormat};
+use serde::{Deserialize, Serialize};
+
+use crate::format_bytes;
+
+/// What limits a call: the larger of two times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// FLOPs over the peak of the unit.
+    Compute,
+    /// Bytes over the memory bandwidth.
+    Memory,
+}
+
+/// Calls of one op and kernel together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpTime {
+    /// Name of the op.
+    pub op: String,
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Calls per step.
+    pub calls: usize,
+    /// FLOPs per step.
+    pub flops: u64,
+    /// Bytes moved per step.
+    pub bytes: u64,
+    /// Least time per step.
+    pub time_s: f64,
+    /// What limits most of that time.
+    pub bound: Bound,
+}
+
+/// Prediction for one rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// The rank.
+    pub rank: u32,
+    /// Arena and what the backend holds beside it.
+    pub peak_bytes: u64,
+    /// Size of the arena.
+    pub arena_bytes: u64,
+    /// Largest sum of values that are alive at one call: no arena can be smaller.
+    pub arena_lower_bound_bytes: u64,
+    /// Bytes by kind at the call with the largest sum.
+    pub bytes_at_peak: BTreeMap<String, u64>,
+    /// Name of that call.
+    pub peak_call: String,
+    /// FLOPs per step.
+    pub flops: u64,
+    /// Bytes moved per step.
+    pub bytes: u64,
+    /// Least time per step by roofline.
+    pub time_s: f64,
+    /// Ops, longest time first.
+    pub ops: Vec<OpTime>,
+}
+
+/// Prediction for a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DryRun {
+    /// Tokens per step over all ranks.
+    pub tokens: u64,
+    /// Least time per step: that of the slowest rank.
+    pub time_s: f64,
+    /// Each rank.
+    pub ranks: Vec<RankReport>,
+    /// How much faster than the same model in BF16, when that was predicted too.
+    pub expected_speedup_over_bf16: Option<f64>,
+}
+
+/// Rates of a device in the units of the roofline.
+#[derive(Clone, Copy, Debug)]
+struct Roof {
+    f32_flops_per_s: f64,
+    bf16_flops_per_s: f64,
+    mxfp8_flops_per_s: f64,
+    bytes_per_s: f64,
+}
+
+impl Roof {
+    fn of(hardware: &Hardware, arch: &str) -> Roof {
+        match hardware.gpus.first().filter(|_| arch != "cpu") {
+            Some(gpu) => {
+                let tflops = |format| gpu.peak_tflops(format);
+                let f32_rate = tflops(NumberFormat::Fp32).unwrap_or(1.0);
+                let bf16 = tflops(NumberFormat::Bf16).unwrap_or(f32_rate);
+                let mxfp8 = tflops(NumberFormat::Mxfp8).or(tflops(NumberFormat::Fp8));
+                Roof {
+                    f32_flops_per_s: f32_rate * 1e12,
+                    bf16_flops_per_s: bf16 * 1e12,
+                    mxfp8_flops_per_s: mxfp8.unwrap_or(bf16) * 1e12,
+                    bytes_per_s: gpu.hbw_gbps * 1e9,
+                }
+            }
+            None => {
+                let cpu = &hardware.cpu;
+                Roof {
+                    f32_flops_per_s: cpu.peak_gflops(NumberFormat::Fp32) * 1e9,
+                    bf16_flops_per_s: cpu.peak_gflops(NumberFormat::Bf16) * 1e9,
+                    mxfp8_flops_per_s: cpu.peak_gflops(NumberFormat::Mxfp8) * 1e9,
+                    bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
+                }
+            }
+        }
+    }
+
+    fn time(&self, call: &Call) -> (f64, Bound) {
+        let rate = match call.unit {
+            MathUnit::F32 => self.f32_flops_per_s,
+            MathUnit::Bf16 => self.bf16_flops_per_s,
+            MathUnit::Mxfp8 => self.mxfp8_flops_per_s,
+        };
+        let compute_s = call.cost.flops as f64 / rate;
+        let memory_s = call.cost.bytes() as f64 / self.bytes_per_s;
+        if compute_s > memory_s {
+            (compute_s, Bound::Compute)
+        } else {
+            (memory_s, Bound::Memory)
+        }
+    }
+}
+
+/// Predicts a step of `programs`, one per rank, on `hardware`.
+///
+/// Time is the sum of each call's roofline, `max(FLOPs / peak, bytes / bandwidth)`: no program of
+/// these calls runs faster, real ones run slower.
+pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
+    let ranks: Vec<RankReport> =
+        programs.iter().map(|program| rank_report(program, hardware)).collect();
+    DryRun {
+        tokens: programs.first().map_or(0, |program| program.tokens_per_step() as u64),
+        time_s: ranks.iter().map(|rank| rank.time_s).fold(0.0, f64::max),
+        ranks,
+        expected_speedup_over_bf16: None,
+    }
+}
+
+fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
+    let roof = Roof::of(hardware, &program.target.arch);
+    let mut ops: Vec<(OpTime, f64)> = Vec::new();
+    for call in &program.calls {
+        let (time_s, bound) = roof.time(call);
+        let compute_bound_s = if bound == Bound::Compute { time_s } else { 0.0 };
+        let known = ops.iter_mut().find(|(op, _)| {
+            op.op == call.op.name() && op.kernel == call.choice.kernel
+        });
+        match known {
+            Some((op, compute_s)) => {
+                op.calls += 1;
+                op.flops += call.cost.flops;
+                op.bytes += call.cost.bytes();
+                op.time_s += time_s;
+                *compute_s += compute_bound_s;
+            }
+            None => ops.push((
+                OpTime {
+                    op: call.op.name().to_string(),
+                    kernel: call.choice.kernel.clone(),
+                    calls: 1,
+                    flops: call.cost.flops,
+                    bytes: call.cost.bytes(),
+                    time_s,
+                    bound,
+                },
+                compute_bound_s,
+            )),
+        }
+    }
+    let mut ops: Vec<OpTime> = ops
+        .into_iter()
+        .map(|(op, compute_s)| OpTime {
+            bound: if compute_s * 2.0 > op.time_s { Bound::Compute } else { Bound::Memory },
+            ..op
+        })
+        .collect();
+    ops.sort_by(|a, b| b.time_s.total_cmp(&a.time_s));
+    let (bytes_at_peak, peak_call) = bytes_at_peak(program);
+    let arena_bytes = program.arena.bytes as u64;
+    RankReport {
+        rank: program.rank,
+        peak_bytes: arena_bytes + program.fixed_overhead_bytes as u64,
+        arena_bytes,
+        arena_lower_bound_bytes: (program.arena.transient_offset
+            + program.arena.transient_lower_bound_bytes) as u64,
+        bytes_at_peak,
+        peak_call,
+        flops: program.flops(),
+        bytes: program.calls.iter().map(|call| call.cost.bytes()).sum(),
+        time_s: ops.iter().map(|op| op.time_s).sum(),
+        ops,
+    }
+}
+
+/// Bytes by kind at the call with the largest sum of transient values, and the call's name.
+fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
+    let calls = program.calls.len();
+    let mut activations = vec![0i64; calls + 1];
+    for (index, value) in program.values.iter().enumerate() {
+        if value.memory != MemoryKind::Activations {
+            continue;
+        }
+        let touches = |call: &Call| call.operands.iter().any(|o| o.value.index() == index);
+        let first = program.calls.iter().position(touches);
+        let last = program.calls.iter().rposition(touches);
+        if let (Some(first), Some(last)) = (first, last) {
+            activations[first] += value.range.bytes as i64;
+            activations[last + 1] -= value.range.bytes as i64;
+        }
+    }
+    let mut peak = (0, 0, 0);
+    let mut alive = 0;
+    for (index, call) in program.calls.iter().enumerate() {
+        alive += activations[index];
+        let workspace = call.workspace.bytes as i64;
+        if alive + workspace > peak.0 + peak.1 {
+            peak = (alive, workspace, index);
+        }
+    }
+    let mut by_kind: BTreeMap<String, u64> = MemoryKind::ALL
+        .into_iter()
+        .filter(|kind| kind.is_persistent())
+        .map(|kind| {
+            let bytes: usize = program.values_of(kind).map(|value| value.range.bytes).sum();
+            (kind.name().to_string(), bytes as u64)
+        })
+        .collect();
+    by_kind.insert(MemoryKind::Activations.name().to_string(), peak.0 as u64);
+    by_kind.insert(MemoryKind::Workspace.name().to_string(), peak.1 as u64);
+    by_kind.insert("backend".to_string(), program.fixed_overhead_bytes as u64);
+    (by_kind, program.calls.get(peak.2).map_or_else(String::new, |call| call.name.clone()))
+}
+
+impl fmt::Display for DryRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "step of {} tokens: at least {:.3} ms, at most {:.0} tokens/s",
+            self.tokens,
+            self.time_s * 1e3,
+            if self.time_s > 0.0 { self.tokens as f64 / self.time_s } else { 0.0 }
+        )?;
+        if let Some(speedup) = self.expected_speedup_over_bf16 {
+            writeln!(f, "expected speedup over BF16: {speedup:.2}")?;
+        }
+        for rank in &self.ranks {
+            writeln!(
+                f,
+                "rank {}: peak {} at `{}`; arena {} (lower bound {})",
+                rank.rank,
+                format_bytes(rank.peak_bytes),
+                rank.peak_call,
+                format_bytes(rank.arena_bytes),
+                format_bytes(rank.arena_lower_bound_bytes)
+            )?;
+            for (kind, bytes) in &rank.bytes_at_peak {
+                writeln!(f, "  {kind:<12} {:>12}", format_bytes(*bytes))?;
+            }
+            writeln!(
+                f,
+                "  {:<26} {:>5} {:>10} {:>11} {:>10}  bound by",
+                "op", "calls", "GFLOP", "bytes", "ms"
+            )?;
+            for op in &rank.ops {
+                writeln!(
+                    f,
+                    "  {:<26} {:>5} {:>10.3} {:>11} {:>10.4}  {}",
+                    op.op,
+                    op.calls,
+                    op.flops as f64 / 1e9,
+                    format_bytes(op.bytes),
+                    op.time_s * 1e3,
+                    match op.bound {
+                        Bound::Compute => "compute",
+                        Bound::Memory => "memory",
+                    }
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,45 @@
+//! What can go wrong between a graph and a program.
+
+use deepwell_ir::{IrError, NoKernel};
+use thiserror::Error;
+
+/// Errors of this crate.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A pass or a verifier refused.
+    #[error(transparent)]
+    Ir(#[from] IrError),
+    /// No kernel serves a call.
+    #[error("call `{call}`: {source}")]
+    NoKernel {
+        /// The call.
+        call: String,
+        /// Who was asked and why not.
+        #[source]
+        source: NoKernel,
+    },
+    /// A size that cannot be planned for.
+    #[error("{what}: expected {expected}, got {got}")]
+    Request {
+        /// What was asked.
+        what: &'static str,
+        /// What is possible.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// Nothing fits.
+    #[error(
+        "no plan fits into {} of memory; tried:{}\nhint: a shorter sequence or a smaller model \
+         needs less",
+        crate::format_bytes(*limit_bytes),
+        rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
+    )]
+    NothingFits {
+        /// Memory that may be used.
+        limit_bytes: u64,
+        /// What was tried, with reasons.
+        rejected: Vec<String>,
+    },
+}
