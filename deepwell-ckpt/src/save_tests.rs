@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::os::unix::ffi::OsStrExt;
 
 use super::*;
 use crate::folder::latest;
@@ -99,7 +98,7 @@ impl Io for FaultyIo {
             let mut files: Vec<_> =
                 fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
             files.sort();
-            if path.as_os_str().as_bytes().len() % 2 == 0 {
+            if path.as_os_str().len().is_multiple_of(2) {
                 files.reverse();
             }
             for file in &files[..files.len() / 2] {
@@ -226,8 +225,8 @@ fn check_every_operation(
         }
         let newest = latest(root).unwrap().map(|entry| entry.step);
         assert_eq!(newest, after.keys().last().copied(), "{context}");
-        if fault == Fault::DiskFull && result.is_err() {
-            let message = result.unwrap_err().to_string();
+        if let (Fault::DiskFull, Err(error)) = (fault, &result) {
+            let message = error.to_string();
             assert!(message.contains("no space left"), "{context}: {message}");
             // The space is free again. A replaced checkpoint may stay until the next save, since
             // it must not go before its successor's name is on the disk.

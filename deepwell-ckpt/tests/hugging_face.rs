@@ -152,9 +152,10 @@ fn files_that_are_not_safetensors() {
     check(&[&good[..], b"x"].concat(), "truncated?");
     check(&[0xFF; 64], "the header should have 18446744073709551615 bytes");
     check(&[&8u64.to_le_bytes()[..], b"not json"].concat(), "bad header");
-    let overlapping = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let tensor = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
+    let overlapping = format!(r#"{{"a":{tensor},"b":{tensor}}}"#).into_bytes();
     let length = (overlapping.len() as u64).to_le_bytes();
-    check(&[&length[..], overlapping, &[0; 4]].concat(), "bad header");
+    check(&[&length[..], &overlapping, &[0; 4]].concat(), "bad header");
 }
 
 #[test]
