@@ -1,6 +1,74 @@
-//! From what the driver said to GPUs and links.
+//! From what the driver answered to GPUs and links.
 
-use crate::{Cpu, Endpoint, Link, LinkKind};
+use crate::datasheet;
+use crate::files::FileTree;
+use crate::record::{
+    Answer, CudaDevice, DeviceRecord, GpuRecord, NvLinkRecord, PairRecord, PciAddress, Refusal,
+    RemoteKind,
+};
+use crate::{Arch, Clocks, Cpu, Endpoint, Gpu, Link, LinkKind, Pcie, PcieMeet};
+
+/// GPUs and every link of the machine, those of the processor included.
+pub(crate) fn assemble(
+    record: &GpuRecord,
+    cpu: &Cpu,
+    files: &dyn FileTree,
+) -> (Vec<Gpu>, Vec<Link>) {
+    let mut gpus: Vec<Gpu> = record
+        .devices
+        .iter()
+        .map(|device| {
+            let address = device.address.as_ref().ok();
+            let cuda = record.cuda_devices.iter().find(|cuda| Some(&cuda.address) == address);
+            gpu(device, cuda, cpu, files)
+        })
+        .collect();
+
+    let mut links = numa_links(cpu);
+    for gpu in &mut gpus {
+        let numa_index = gpu.numa_node.unwrap_or_else(|| cpu.numa_nodes[0].index);
+        if let Some(pcie) = gpu.pcie {
+            let meet = PcieMeet::HostBridge;
+            links.push(pcie_link(Endpoint::Gpu(gpu.index), Endpoint::Numa(numa_index), pcie, meet));
+        }
+    }
+    for pair in &record.pairs {
+        let place = |index: u32| record.devices.iter().position(|device| device.index == index);
+        let (Some(a), Some(b)) = (place(pair.devices.0), place(pair.devices.1)) else { continue };
+        match nvlink(&record.devices[a], &record.devices[b], pair) {
+            NvLinkBetween::Joined(link, note) => {
+                links.push(link);
+                if let Some(note) = note {
+                    gpus[a].notes.push(note.clone());
+                    gpus[b].notes.push(note);
+                }
+                continue;
+            }
+            NvLinkBetween::NotReached => {
+                for (own, other) in [(a, b), (b, a)] {
+                    let other_index = record.devices[other].index;
+                    gpus[own].notes.push(format!(
+                        "NVLink is up but the driver says that it does not reach gpu{other_index}; \
+                         the fabric manager may not be running"
+                    ));
+                }
+            }
+            NvLinkBetween::None => {}
+        }
+        if let (Some(pcie_a), Some(pcie_b)) = (gpus[a].pcie, gpus[b].pcie) {
+            let pcie = if pcie_a.gbps <= pcie_b.gbps { pcie_a } else { pcie_b };
+            let meet = pair.meet.clone().unwrap_or(PcieMeet::System);
+            let ends = (Endpoint::Gpu(gpus[a].index), Endpoint::Gpu(gpus[b].index));
+            links.push(pcie_link(ends.0, ends.1, pcie, meet));
+        }
+    }
+    (gpus, links)
+}
+
+fn pcie_link(a: Endpoint, b: Endpoint, pcie: Pcie, meet: PcieMeet) -> Link {
+    let kind = LinkKind::Pcie { generation: pcie.generation, width: pcie.width, meet };
+    Link { a, b, kind, gbps: Some(pcie.gbps) }
+}
 
 /// Hops between memory nodes, each pair once.
 pub(crate) fn numa_links(cpu: &Cpu) -> Vec<Link> {
@@ -18,4 +86,258 @@ pub(crate) fn numa_links(cpu: &Cpu) -> Vec<Link> {
         }
     }
     links
+}
+
+/// Takes an answer, or notes that there was none.
+fn known<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -> Option<T> {
+    match answer {
+        Ok(value) => Some(value.clone()),
+        Err(refusal) => {
+            notes.push(format!("{what} not known: {refusal}"));
+            None
+        }
+    }
+}
+
+/// As [`known`], but a device without the thing is no news.
+fn optional<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -> Option<T> {
+    match answer {
+        Err(Refusal::NotSupported) => None,
+        other => known(other, what, notes),
+    }
+}
+
+fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn FileTree) -> Gpu {
+    let mut notes = Vec::new();
+    let name = known(&device.name, "name", &mut notes).unwrap_or_else(|| "unknown".to_owned());
+    let address = known(&device.address, "PCI address", &mut notes);
+    let capability = known(&device.compute_capability, "compute capability", &mut notes);
+    let (memory_bytes, memory_free_bytes) =
+        known(&device.memory_bytes, "memory size", &mut notes).unwrap_or((0, 0));
+    let clocks = Clocks {
+        multiprocessor_mhz_max: known(&device.multiprocessor_mhz_max, "clock", &mut notes),
+        memory_mhz_max: known(&device.memory_mhz_max, "memory clock", &mut notes),
+    };
+    let multiprocessors = cuda.and_then(|cuda| cuda.multiprocessors).or_else(|| {
+        let cores = device.cores.as_ref().ok()?;
+        Some(cores / datasheet::cores_per_multiprocessor(capability?)?)
+    });
+    if multiprocessors.is_none() {
+        notes.push(
+            "number of multiprocessors not known: the CUDA driver does not show this \
+                    device"
+                .to_owned(),
+        );
+    }
+    let mig = optional(&device.mig, "MIG mode", &mut notes);
+    if mig == Some(true) {
+        notes.push(
+            "divided into MIG instances: the figures are those of the whole device".to_owned(),
+        );
+    }
+    let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
+    let power_cap_w = optional(&device.power_cap_mw, "power cap", &mut notes).map(watts);
+    let power_cap_default_w = device.power_cap_default_mw.as_ref().ok().copied().map(watts);
+    if let (Some(cap_w), Some(default_w)) = (power_cap_w, power_cap_default_w)
+        && cap_w < default_w
+    {
+        notes.push(format!(
+            "power is capped at {cap_w:.0} W of {default_w:.0} W: expect less than \
+                            the peaks"
+        ));
+    }
+
+    let compute_capability = capability.unwrap_or((0, 0));
+    let (peak_tflops_dense, peak_source) =
+        peaks(&name, compute_capability, multiprocessors, clocks, &mut notes);
+    let nvlink_domain = optional(&device.nvlink_domain, "NVLink domain", &mut notes).flatten();
+    Gpu {
+        index: device.index,
+        uuid: known(&device.uuid, "UUID", &mut notes).unwrap_or_default(),
+        pci_bus_id: address.map(|address| address.to_string()).unwrap_or_default(),
+        compute_capability,
+        arch: Arch::from_compute_capability(compute_capability),
+        multiprocessors,
+        memory_bytes,
+        memory_free_bytes,
+        hbw_gbps: memory_bandwidth(&name, device, cuda, &mut notes),
+        l2_bytes: cuda.and_then(|cuda| cuda.l2_bytes),
+        clocks,
+        power_cap_w,
+        power_cap_default_w,
+        mig,
+        ecc: optional(&device.ecc, "ECC mode", &mut notes),
+        numa_node: numa_node(address, cpu, files),
+        pcie: pcie(device, &mut notes),
+        nvlinks_active: device.nvlinks.len() as u32,
+        nvlink_domain,
+        precisions: crate::gpu::precisions(compute_capability),
+        peak_tflops_dense,
+        peak_source,
+        name,
+        notes,
+    }
+}
+
+/// The peaks of a product and where they are from.
+fn peaks(
+    name: &str,
+    capability: (u32, u32),
+    multiprocessors: Option<u32>,
+    clocks: Clocks,
+    notes: &mut Vec<String>,
+) -> (std::collections::BTreeMap<crate::NumberFormat, f64>, String) {
+    if let Some(sheet) = datasheet::sheet(name) {
+        return (sheet.peaks.iter().copied().collect(), sheet.source.to_owned());
+    }
+    let rates = datasheet::flops_per_cycle(capability, name.contains("GeForce"));
+    let (Some(multiprocessors), Some(mhz), false) =
+        (multiprocessors, clocks.multiprocessor_mhz_max, rates.is_empty())
+    else {
+        notes.push(
+            "peaks not known: no datasheet for this name, and not enough to compute them"
+                .to_owned(),
+        );
+        return Default::default();
+    };
+    let cycles_per_s = f64::from(multiprocessors) * f64::from(mhz) * 1e6;
+    let round = |tflops: f64| (tflops * 10.0).round() / 10.0;
+    let peaks = rates.into_iter().map(|(format, rate)| (format, round(rate * cycles_per_s / 1e12)));
+    (peaks.collect(), format!("{multiprocessors} multiprocessors at {mhz} MHz, dense"))
+}
+
+/// Bus width x clock x 2, or the datasheet's figure, or 0.
+fn memory_bandwidth(
+    name: &str,
+    device: &DeviceRecord,
+    cuda: Option<&CudaDevice>,
+    notes: &mut Vec<String>,
+) -> f64 {
+    let bits = device.memory_bus_bits.as_ref().ok().copied();
+    let bits = bits.or_else(|| cuda?.memory_bus_bits).filter(|bits| *bits > 0);
+    let mhz = device.memory_mhz_max.as_ref().ok().copied().filter(|mhz| *mhz > 0);
+    let sheet_gbps = datasheet::sheet(name).and_then(|sheet| sheet.hbw_gbps);
+    match (bits, mhz, sheet_gbps) {
+        (Some(bits), Some(mhz), sheet_gbps) => {
+            let gbps = f64::from(bits) / 8.0 * f64::from(mhz) * 2.0 / 1000.0;
+            let gbps = (gbps * 10.0).round() / 10.0;
+            // Clocks and sheets of one product differ by a few per cent.
+            if let Some(sheet_gbps) = sheet_gbps
+                && !(0.85..1.15).contains(&(gbps / sheet_gbps))
+            {
+                notes.push(format!(
+                    "memory bandwidth is {gbps} GB/s by bus width and clock, {sheet_gbps} GB/s by \
+                     the datasheet"
+                ));
+            }
+            gbps
+        }
+        (_, _, Some(sheet_gbps)) => {
+            notes.push("memory bandwidth is the datasheet's".to_owned());
+            sheet_gbps
+        }
+        _ => {
+            notes.push("memory bandwidth not known".to_owned());
+            0.0
+        }
+    }
+}
+
+/// The memory node of a PCI address. A virtual machine often shows -1: then it is the only node
+/// there is, if there is only one.
+fn numa_node(address: Option<PciAddress>, cpu: &Cpu, files: &dyn FileTree) -> Option<u32> {
+    let shown = address.and_then(|address| {
+        files.read_u64(&format!("/sys/bus/pci/devices/{}/numa_node", address.sysfs_name()))
+    });
+    let shown = shown.and_then(|node| u32::try_from(node).ok());
+    shown.filter(|node| cpu.numa_nodes.iter().any(|known| known.index == *node)).or_else(|| {
+        match cpu.numa_nodes.as_slice() {
+            [only] => Some(only.index),
+            _ => None,
+        }
+    })
+}
+
+fn pcie(device: &DeviceRecord, notes: &mut Vec<String>) -> Option<Pcie> {
+    let generation = known(&device.pcie_generation_max, "PCIe generation", notes)?;
+    let width_max = known(&device.pcie_width_max, "PCIe width", notes)?;
+    let width_now = device.pcie_width_now.as_ref().ok().copied().unwrap_or(width_max);
+    // Idle devices lower the generation, not the width: fewer lanes are a matter of the slot.
+    if width_now > 0 && width_now < width_max {
+        notes.push(format!("PCIe runs {width_now} of {width_max} lanes"));
+        return Some(Pcie::new(generation, width_now));
+    }
+    Some(Pcie::new(generation, width_max))
+}
+
+/// What NVLink there is between two devices.
+enum NvLinkBetween {
+    /// A link, and what to know about it.
+    Joined(Link, Option<String>),
+    /// Both have links to switches that do not bring them together.
+    NotReached,
+    /// No links that could.
+    None,
+}
+
+/// Where one link leads: to another device of the list, to a switch, or out of sight.
+fn leads_to_switch(link: &NvLinkRecord) -> bool {
+    let hidden = link.remote_address.as_ref().is_ok_and(|address| address.is_hidden());
+    match link.remote_kind {
+        Ok(RemoteKind::Switch) => true,
+        Ok(RemoteKind::Gpu) => false,
+        // Switches that are not passed through to a virtual machine have no kind and no address.
+        Ok(RemoteKind::Other) | Err(_) => hidden,
+    }
+}
+
+/// GB/s of one link in each direction: as the driver says, else by its version, 0 if neither.
+fn link_gbps(link: &NvLinkRecord) -> f64 {
+    let told = link.speed_mbps.as_ref().ok().filter(|mbps| **mbps > 0);
+    let told = told.map(|mbps| f64::from(*mbps) / 1000.0);
+    let by_version = || datasheet::nvlink_gbps(*link.version.as_ref().ok()?);
+    told.or_else(by_version).unwrap_or(0.0)
+}
+
+fn nvlink(a: &DeviceRecord, b: &DeviceRecord, pair: &PairRecord) -> NvLinkBetween {
+    let (end_a, end_b) = (Endpoint::Gpu(a.index), Endpoint::Gpu(b.index));
+    let link = |links: u32, gbps_each_way: f64, through_switch: bool| Link {
+        a: end_a,
+        b: end_b,
+        kind: LinkKind::NvLink { links, gbps_each_way, through_switch },
+        gbps: (gbps_each_way > 0.0).then_some(f64::from(links) * gbps_each_way),
+    };
+    let slowest = |links: &[&NvLinkRecord]| {
+        links.iter().map(|link| link_gbps(link)).fold(f64::INFINITY, f64::min)
+    };
+
+    let leads_to_b = |link: &&NvLinkRecord| matches!((&link.remote_address, &b.address), (Ok(remote), Ok(own)) if remote == own);
+    let direct: Vec<&NvLinkRecord> = a.nvlinks.iter().filter(leads_to_b).collect();
+    if !direct.is_empty() {
+        return NvLinkBetween::Joined(link(direct.len() as u32, slowest(&direct), false), None);
+    }
+
+    let switched =
+        |device: &DeviceRecord| device.nvlinks.iter().filter(|l| leads_to_switch(l)).count();
+    let (count_a, count_b) = (switched(a), switched(b));
+    if count_a == 0 || count_b == 0 {
+        return NvLinkBetween::None;
+    }
+    let domain = |device: &DeviceRecord| device.nvlink_domain.clone().ok().flatten();
+    if let (Some(domain_a), Some(domain_b)) = (domain(a), domain(b))
+        && domain_a != domain_b
+    {
+        return NvLinkBetween::NotReached;
+    }
+    let note = match &pair.nvlink_reaches {
+        Ok(true) => None,
+        Ok(false) => return NvLinkBetween::NotReached,
+        Err(refusal) => Some(format!(
+            "gpu{} and gpu{} are taken to share an NVSwitch: the driver does not say ({refusal})",
+            a.index, b.index
+        )),
+    };
+    let both = a.nvlinks.iter().chain(&b.nvlinks);
+    let switched: Vec<&NvLinkRecord> = both.filter(|link| leads_to_switch(link)).collect();
+    NvLinkBetween::Joined(link(count_a.min(count_b) as u32, slowest(&switched), true), note)
 }

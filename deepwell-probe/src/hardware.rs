@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::link::{self, Fabric};
-use crate::{Arch, Cpu, Endpoint, Gpu, Link, ProbeError, Software};
+use crate::software::CUDA_RUNTIME;
+use crate::{Arch, Cpu, Endpoint, Gpu, Library, Link, ProbeError, Software};
 
 /// Everything that planning and kernel selection need to know about a machine.
 ///
@@ -118,6 +119,15 @@ impl Hardware {
             warnings.push(format!("no GPUs: {}; hint: {}", absence.reason, absence.hint));
         } else {
             for (name, library) in self.software.libraries() {
+                // Deepwell does not need the run time, and a description made by hand or by a
+                // preset says nothing of libraries.
+                let unknown = matches!(
+                    library,
+                    Library::Missing { looked_for, .. } if looked_for.is_empty()
+                );
+                if unknown || name == CUDA_RUNTIME.name {
+                    continue;
+                }
                 match library.hint() {
                     Some(hint) if library.is_found() => warnings.push(format!("{name}: {hint}")),
                     Some(hint) => warnings.push(format!("{name}: {library}; hint: {hint}")),

@@ -1,9 +1,49 @@
 //! What hardware is here: CPUs, GPUs, links and libraries, as one value.
+//!
+//! # Brief overview
+//!
+//! [`probe`] looks at the machine and returns a [`Hardware`]. It never fails and never panics:
+//! what is not there is in the value too, with the reason and what to install. The value is plain
+//! data that goes through JSON unchanged, so that a plan can be made on one machine for another;
+//! [`Hardware::preset`] describes machines that are not at hand.
+//!
+//! A `Hardware` has a [`Cpu`] (model, cores, memory nodes, vector extensions, caches, memory, and
+//! estimates of its arithmetic by [`NumberFormat`]), a [`Gpu`] for each device (architecture,
+//! memory, clocks, power, and dense peaks from its datasheet), [`Link`]s between pairs, and
+//! [`Software`]. [`Hardware::fabric`] is the machine as a graph, where GPUs that are joined by an
+//! NVSwitch meet at a vertex for it, be it visible or hidden from a virtual machine.
+//! [`Hardware::table`] prints it for people.
+//!
+//! ```
+//! use deepwell_probe::{Hardware, NumberFormat, probe};
+//!
+//! let hardware = probe();
+//! print!("{}", hardware.table());
+//! assert!(hardware.cpu.peak_gflops(NumberFormat::Fp32) > 0.0);
+//! assert_eq!(Hardware::from_json(&hardware.to_json())?, hardware);
+//!
+//! let b200 = Hardware::preset("b200-x8")?;
+//! assert_eq!(b200.gpus[0].peak_tflops(NumberFormat::Mxfp8), Some(4500.0));
+//! # Ok::<(), deepwell_probe::ProbeError>(())
+//! ```
+//!
+//! # What it asks
+//!
+//! The processor is read from `/proc` and `/sys` (on other systems than Linux: core count and
+//! vector extensions only). GPUs are asked through NVIDIA's management library and, for cache
+//! size and multiprocessors, through the CUDA driver, which is started (`cuInit`) only if there is
+//! a GPU; no context is made on any device. Libraries are loaded, asked for their version, and
+//! stay loaded. No call changes a setting.
+//!
+//! Bandwidth is arithmetic on what the hardware says, except that of the processor's memory, which
+//! [`measure_memory_bandwidth`] measures when it is called.
 
 mod arch;
 mod assemble;
 mod cpu;
 mod cpu_read;
+mod datasheet;
+mod dynamic;
 mod error;
 mod files;
 mod format;
@@ -11,7 +51,11 @@ mod gpu;
 mod hardware;
 mod link;
 mod memory;
+mod nvml;
+mod preset;
+mod record;
 mod software;
+mod table;
 
 pub use arch::Arch;
 pub use cpu::{
@@ -25,8 +69,58 @@ pub use link::{Endpoint, Fabric, FabricEdge, Link, LinkKind, PcieMeet};
 pub use memory::{MemoryBandwidth, measure_memory_bandwidth};
 pub use software::{Library, Software};
 
+use files::{FileTree, HostFiles};
+use record::GpuSource;
+use software::DRIVER;
+
 /// Describes this machine.
+///
+/// Never fails: what is missing is in the value, with the reason and what to do about it. Takes a
+/// few milliseconds without a GPU; with GPUs, the time that their driver needs to start.
 pub fn probe() -> Hardware {
     let usable_threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-    Hardware::cpu_only(cpu_read::read_cpu(&files::HostFiles, usable_threads as u32))
+    let cpu = cpu_read::read_cpu(&HostFiles, usable_threads as u32);
+    let found = dynamic::libraries();
+    let libraries = Software {
+        driver: Library::missing(&DRIVER, &[]),
+        cuda_driver_api: found.cuda_driver_api,
+        cuda_runtime: found.cuda_runtime,
+        nccl: found.nccl,
+        cublaslt: found.cublaslt,
+        nvrtc: found.nvrtc,
+    };
+    describe(cpu, &HostFiles, &nvml::ManagementLibrary, libraries)
 }
+
+/// Puts the parts together; the driver's own entry in `software` comes from `source`.
+fn describe(
+    cpu: Cpu,
+    files: &dyn FileTree,
+    source: &dyn GpuSource,
+    mut software: Software,
+) -> Hardware {
+    match source.record() {
+        Err(absence) => {
+            let looked_for = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
+            software.driver = Library::missing(&DRIVER, &[looked_for]);
+            Hardware { gpus_absent: Some(absence), software, ..Hardware::cpu_only(cpu) }
+        }
+        Ok(record) => {
+            software.driver = match &record.driver_version {
+                Ok(version) => Library::judged(&DRIVER, version, None, None),
+                Err(refusal) => Library::unusable(&DRIVER, refusal.to_string(), None),
+            };
+            let (gpus, links) = assemble::assemble(&record, &cpu, files);
+            let gpus_absent = gpus.is_empty().then(|| Absence {
+                reason: "the NVIDIA driver runs and shows no device".to_owned(),
+                hint: "check that a GPU is passed through to this machine or container".to_owned(),
+            });
+            Hardware { cpu, gpus, gpus_absent, links, software }
+        }
+    }
+}
+
+#[cfg(test)]
+mod recordings;
+#[cfg(test)]
+mod tests;

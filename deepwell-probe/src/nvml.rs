@@ -1,0 +1,240 @@
+//! Asks NVIDIA's management library.
+
+use nvml_wrapper::enum_wrappers::device::{Clock, P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id;
+use nvml_wrapper::{Device, Nvml};
+
+use crate::dynamic;
+use crate::record::{
+    Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NvLinkRecord, PairRecord, PciAddress,
+    Refusal,
+};
+use crate::software::DRIVER;
+use crate::{Absence, PcieMeet};
+
+/// The management library of this machine.
+pub(crate) struct ManagementLibrary;
+
+/// Links that a device can have, of any generation so far.
+const NVLINKS_MAX: u32 = 18;
+
+/// The field of each link's speed; later links have none of their own and share the common one.
+const SPEED_FIELDS: [u32; 12] = [
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L0,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L1,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L2,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L3,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L4,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L5,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L6,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L7,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L8,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L9,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L10,
+    field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_L11,
+];
+
+pub(crate) fn refusal(error: NvmlError) -> Refusal {
+    match error {
+        NvmlError::NotSupported => Refusal::NotSupported,
+        other => Refusal::Failed(other.to_string()),
+    }
+}
+
+fn answer<T>(result: Result<T, NvmlError>) -> Answer<T> {
+    result.map_err(refusal)
+}
+
+fn absence(error: NvmlError) -> Absence {
+    let reason = match &error {
+        NvmlError::LibloadingError(_) => {
+            "no NVIDIA driver: `libnvidia-ml.so.1` cannot be loaded".to_owned()
+        }
+        NvmlError::DriverNotLoaded => {
+            "the NVIDIA driver is installed but its kernel module is not loaded".to_owned()
+        }
+        other => format!("the NVIDIA management library does not start: {other}"),
+    };
+    Absence { reason, hint: DRIVER.hint.to_owned() }
+}
+
+impl GpuSource for ManagementLibrary {
+    fn record(&self) -> Result<GpuRecord, Absence> {
+        let nvml = Nvml::init().map_err(absence)?;
+        let count = nvml.device_count().map_err(absence)?;
+        let mut devices = Vec::new();
+        let mut handles = Vec::new();
+        for index in 0..count {
+            // A device that fell off the bus has no handle; the others are still described.
+            let handle = nvml.device_by_index(index);
+            if let Ok(device) = &handle {
+                devices.push(device_record(index, device));
+            } else if let Err(error) = &handle {
+                let reason = Refusal::Failed(error.to_string());
+                devices.push(lost_device(index, reason));
+            }
+            handles.extend(handle.ok().map(|device| (index, device)));
+        }
+        let cuda_devices: Vec<CudaDevice> =
+            if devices.is_empty() { Vec::new() } else { dynamic::cuda_devices() };
+        Ok(GpuRecord {
+            driver_version: answer(nvml.sys_driver_version()),
+            pairs: pair_records(&nvml, &handles),
+            devices,
+            cuda_devices,
+        })
+    }
+}
+
+fn device_record(index: u32, device: &Device<'_>) -> DeviceRecord {
+    let address = |info: nvml_wrapper::struct_wrappers::device::PciInfo| PciAddress {
+        domain: info.domain,
+        bus: info.bus,
+        device: info.device,
+    };
+    let generation_max = answer(device.max_pcie_link_gen());
+    DeviceRecord {
+        index,
+        name: answer(device.name()),
+        uuid: answer(device.uuid()),
+        address: answer(device.pci_info()).map(address),
+        compute_capability: answer(device.cuda_compute_capability())
+            .map(|capability| (capability.major.max(0) as u32, capability.minor.max(0) as u32)),
+        cores: answer(device.num_cores()),
+        memory_bytes: answer(device.memory_info()).map(|memory| (memory.total, memory.free)),
+        memory_bus_bits: answer(device.memory_bus_width()),
+        memory_mhz_max: answer(device.max_clock_info(Clock::Memory)),
+        multiprocessor_mhz_max: answer(device.max_clock_info(Clock::SM)),
+        power_cap_mw: answer(device.enforced_power_limit()),
+        power_cap_default_mw: answer(device.power_management_limit_default()),
+        mig: answer(device.mig_mode()).map(|mode| mode.current != 0),
+        ecc: answer(device.is_ecc_enabled()).map(|mode| mode.currently_enabled),
+        pcie_generation_max: generation_max,
+        pcie_width_max: answer(device.max_pcie_link_width()),
+        pcie_width_now: answer(device.current_pcie_link_width()),
+        nvlinks: nvlink_records(device),
+        nvlink_domain: dynamic::nvlink_domain(device),
+    }
+}
+
+/// A device that the library counts and cannot open.
+fn lost_device(index: u32, reason: Refusal) -> DeviceRecord {
+    fn lost<T>(reason: &Refusal) -> Answer<T> {
+        Err(reason.clone())
+    }
+    DeviceRecord {
+        index,
+        name: lost(&reason),
+        uuid: lost(&reason),
+        address: lost(&reason),
+        compute_capability: lost(&reason),
+        cores: lost(&reason),
+        memory_bytes: lost(&reason),
+        memory_bus_bits: lost(&reason),
+        memory_mhz_max: lost(&reason),
+        multiprocessor_mhz_max: lost(&reason),
+        power_cap_mw: lost(&reason),
+        power_cap_default_mw: lost(&reason),
+        mig: lost(&reason),
+        ecc: lost(&reason),
+        pcie_generation_max: lost(&reason),
+        pcie_width_max: lost(&reason),
+        pcie_width_now: lost(&reason),
+        nvlinks: Vec::new(),
+        nvlink_domain: lost(&reason),
+    }
+}
+
+/// The links of a device that are up.
+fn nvlink_records(device: &Device<'_>) -> Vec<NvLinkRecord> {
+    let mut records = Vec::new();
+    for number in 0..NVLINKS_MAX {
+        let link = device.link_wrapper_for(number);
+        // Devices answer with an error for links that they do not have.
+        if !link.is_active().unwrap_or(false) {
+            continue;
+        }
+        records.push(NvLinkRecord {
+            version: answer(link.version()),
+            speed_mbps: link_speed(device, number),
+            remote_address: answer(link.remote_pci_info()).map(|info| PciAddress {
+                domain: info.domain,
+                bus: info.bus,
+                device: info.device,
+            }),
+            remote_kind: dynamic::nvlink_remote_kind(device, number),
+        });
+    }
+    records
+}
+
+/// Megabytes per second of one link: its own field, else the one for all links.
+fn link_speed(device: &Device<'_>, number: u32) -> Answer<u32> {
+    let common = field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON;
+    let own = SPEED_FIELDS.get(number as usize).copied().unwrap_or(common);
+    let mut last = Refusal::NotSupported;
+    for field in [own, common] {
+        let mut values = match device.field_values_for(&[FieldId(field)]) {
+            Ok(values) => values,
+            Err(error) => {
+                last = refusal(error);
+                continue;
+            }
+        };
+        match values.pop().map(|sample| sample.and_then(|sample| sample.value)) {
+            Some(Ok(SampleValue::U32(mbps))) if mbps > 0 => return Ok(mbps),
+            Some(Ok(SampleValue::U64(mbps))) if mbps > 0 => {
+                return u32::try_from(mbps).map_err(|_| Refusal::Failed("overflow".to_owned()));
+            }
+            Some(Err(error)) => last = refusal(error),
+            _ => {}
+        }
+    }
+    Err(last)
+}
+
+fn pair_records(nvml: &Nvml, handles: &[(u32, Device<'_>)]) -> Vec<PairRecord> {
+    let mut pairs = Vec::new();
+    for (place, (a, device_a)) in handles.iter().enumerate() {
+        for (b, device_b) in &handles[place + 1..] {
+            let reaches = device_a.p2p_status(device_b, P2pCapabilitiesIndex::NvLink);
+            pairs.push(PairRecord {
+                devices: (*a, *b),
+                nvlink_reaches: answer(reaches).and_then(|status| match status {
+                    P2pStatus::Ok => Ok(true),
+                    P2pStatus::Unknown => Err(Refusal::Failed("status unknown".to_owned())),
+                    _ => Ok(false),
+                }),
+                meet: meet(nvml, *a, *b),
+            });
+        }
+    }
+    pairs
+}
+
+/// Where the PCIe connections of two devices meet.
+#[cfg(target_os = "linux")]
+fn meet(nvml: &Nvml, a: u32, b: u32) -> Answer<PcieMeet> {
+    // The library's wrapper takes the second device by value, so that it is opened once more.
+    let level = answer(nvml.device_by_index(a)).and_then(|device_a| {
+        let device_b = answer(nvml.device_by_index(b))?;
+        answer(device_a.topology_common_ancestor(device_b))
+    })?;
+    Ok(match level {
+        TopologyLevel::Internal => PcieMeet::Board,
+        TopologyLevel::Single => PcieMeet::Switch,
+        TopologyLevel::Multiple => PcieMeet::Switches,
+        TopologyLevel::HostBridge => PcieMeet::HostBridge,
+        TopologyLevel::Node => PcieMeet::Node,
+        TopologyLevel::System => PcieMeet::System,
+    })
+}
+
+/// Where the PCIe connections of two devices meet: told on Linux only.
+#[cfg(not(target_os = "linux"))]
+fn meet(_nvml: &Nvml, _a: u32, _b: u32) -> Answer<PcieMeet> {
+    Err(Refusal::NotSupported)
+}
