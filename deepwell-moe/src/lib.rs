@@ -1,1 +1,80 @@
-//! The mixture-of-experts block: router, capacity, balancing losses
+//! The mixture-of-experts block: router, capacity, balancing losses.
+//!
+//! # Brief overview
+//!
+//! A mixture-of-experts layer replaces one feed-forward network by many, of which each token
+//! visits a few. This crate is the mathematics that decides who goes where, on the CPU, over plain
+//! slices of `f32` or `f64`; the expert networks themselves are not here.
+//!
+//! - [`route`] turns router logits into a [`Routing`]: for each token the `top_k` experts of
+//!   highest score (softmax or sigmoid, see [`RouterConfig`]) and the gate weights that their
+//!   outputs are multiplied with. [`Routing::backward`] takes the gradient of the gate weights
+//!   back to the logits.
+//! - [`Dispatch`] sorts the chosen (token, expert) pairs by expert: counts, offsets and the
+//!   permutation both ways, with every pair kept or with a [`Capacity`] beyond which pairs drop.
+//! - [`load_balancing_loss`] and [`z_loss`] are the two auxiliary losses that keep a router
+//!   trainable, each with its gradient; [`update_selection_bias`] is the alternative without one.
+//!
+//! All arithmetic is `f64` and rounds to the slice's type once, so the `f32` functions can serve
+//! as references for kernels. Ties between experts go to the lower index, and results never
+//! depend on anything but the arguments.
+//!
+//! # Example
+//!
+//! ```
+//! use deepwell_moe::{
+//!     Capacity, Dispatch, RouterConfig, ScoreFunction, load_balancing_loss, route, z_loss,
+//! };
+//!
+//! # fn main() -> Result<(), deepwell_moe::MoeError> {
+//! let config = RouterConfig {
+//!     experts: 4,
+//!     top_k: 2,
+//!     score: ScoreFunction::Softmax,
+//!     renormalize: true,
+//!     scaling: 1.0,
+//! };
+//! // Three tokens, four experts.
+//! let logits: [f32; 12] = [2.0, 1.0, 0.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 5.0];
+//! let routing = route(&config, &logits, None)?;
+//! assert_eq!(routing.experts(), [0, 1, 0, 2, 3, 0]);
+//!
+//! // Room for ceil(1.0 * 3 * 2 / 4) = 2 tokens an expert: the third that wants expert 0 drops.
+//! let dispatch = Dispatch::of_routing(&routing, Capacity::Factor(1.0))?;
+//! assert_eq!(dispatch.counts(), [2, 1, 1, 1]);
+//! assert_eq!(dispatch.dropped_count(), 1);
+//!
+//! // Gradients of the logits: from the layer's output, and from both auxiliary losses.
+//! let mut dgates = vec![0.1; 6];
+//! dispatch.zero_dropped(&mut dgates)?;
+//! let through_gates = routing.backward(&dgates)?;
+//! let balance = load_balancing_loss(&routing, 1e-2);
+//! let z = z_loss(&logits, config.experts, 1e-3)?;
+//! let dlogits: Vec<f32> =
+//!     (0..12).map(|i| through_gates[i] + balance.dlogits[i] + z.dlogits[i]).collect();
+//! assert!(dlogits.iter().all(|gradient| gradient.is_finite()));
+//! # Ok(())
+//! # }
+//! ```
+
+mod dispatch;
+mod error;
+mod losses;
+mod real;
+mod route;
+mod selection_bias;
+
+pub use dispatch::{Capacity, DROPPED, Dispatch};
+pub use error::MoeError;
+pub use losses::{LossAndGradient, load_balancing_loss, z_loss};
+pub use real::Real;
+pub use route::{RouterConfig, Routing, ScoreFunction, route};
+pub use selection_bias::update_selection_bias;
+
+#[cfg(test)]
+mod test_support;
+
+/// Runs the README's example with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

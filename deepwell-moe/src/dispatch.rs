@@ -1,0 +1,341 @@
+//! Sorting chosen (token, expert) pairs by expert, with or without a limit for each expert.
+//!
+//! Sources: the capacity of an expert and the dropping of what exceeds it: Switch Transformers,
+//! arXiv 2101.03961, eq. 3, for `top_k` pairs a token as in GShard, arXiv 2006.16668, section 2.2.
+//! Dropless: MegaBlocks, arXiv 2211.15841.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{check_length, check_top_k};
+use crate::{MoeError, Real, Routing};
+
+/// The slot of a pair that was dropped.
+pub const DROPPED: u32 = u32::MAX;
+
+/// How many tokens an expert takes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Capacity {
+    /// As many as choose it.
+    Dropless,
+    /// At most this many times its even share: `ceil(factor * tokens * top_k / experts)`.
+    Factor(f64),
+}
+
+impl Capacity {
+    /// Most tokens that one expert takes.
+    ///
+    /// # Errors
+    ///
+    /// A factor that is not a positive finite number.
+    pub fn tokens_per_expert_max(
+        self,
+        tokens: usize,
+        top_k: usize,
+        experts: usize,
+    ) -> Result<usize, MoeError> {
+        match self {
+            Capacity::Dropless => Ok(tokens),
+            Capacity::Factor(factor) if factor.is_finite() && factor > 0.0 => {
+                let share = factor * (tokens as f64) * (top_k as f64) / experts as f64;
+                // No expert can be chosen by more than all tokens.
+                Ok((share.ceil() as usize).min(tokens))
+            }
+            Capacity::Factor(factor) => Err(MoeError::Setting {
+                name: "capacity factor",
+                expected: "a finite number above 0",
+                value: factor,
+            }),
+        }
+    }
+}
+
+/// Where each chosen pair goes in a buffer sorted by expert.
+///
+/// A pair is the `choice`-th expert of `token`, numbered `token * top_k + choice`. Kept pairs lie
+/// in the buffer expert by expert and, within an expert, in the order of their numbers; pairs are
+/// dropped in that order too, so an expert that is full turns away the later tokens.
+///
+/// ```text
+/// slots   [tokens * top_k]  pair -> place in the buffer, or DROPPED
+/// sources [kept]            place in the buffer -> pair (the token is source / top_k)
+/// offsets [experts + 1]     expert e has the places offsets[e]..offsets[e + 1]
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dispatch {
+    top_k: usize,
+    capacity: usize,
+    slots: Vec<u32>,
+    sources: Vec<u32>,
+    counts: Vec<usize>,
+    counts_wanted: Vec<usize>,
+    offsets: Vec<usize>,
+}
+
+impl Dispatch {
+    /// Sorts the pairs `chosen` `[tokens, top_k]`, each the number of an expert.
+    ///
+    /// # Errors
+    ///
+    /// `top_k` of zero or above `experts`, a list that is not whole tokens, an expert that does
+    /// not exist, a bad capacity factor, or more pairs than a `u32` can number.
+    pub fn new(
+        chosen: &[u32],
+        top_k: usize,
+        experts: usize,
+        capacity: Capacity,
+    ) -> Result<Self, MoeError> {
+        check_top_k(top_k, experts)?;
+        if !chosen.len().is_multiple_of(top_k) {
+            return Err(MoeError::PartialRow { name: "chosen", columns: top_k, got: chosen.len() });
+        }
+        if chosen.len() >= DROPPED as usize {
+            return Err(MoeError::TooManyAssignments { got: chosen.len() });
+        }
+        if let Some(index) = chosen.iter().position(|&expert| expert as usize >= experts) {
+            return Err(MoeError::ExpertOutOfRange { index, expert: chosen[index], experts });
+        }
+        let tokens = chosen.len() / top_k;
+        let capacity = match capacity {
+            // Pairs from elsewhere may name an expert twice for one token; all are kept.
+            Capacity::Dropless => chosen.len(),
+            limited => limited.tokens_per_expert_max(tokens, top_k, experts)?,
+        };
+
+        let mut counts_wanted = vec![0; experts];
+        for &expert in chosen {
+            counts_wanted[expert as usize] += 1;
+        }
+        let counts: Vec<usize> = counts_wanted.iter().map(|&count| capacity.min(count)).collect();
+        let mut offsets = Vec::with_capacity(experts + 1);
+        offsets.push(0);
+        for count in &counts {
+            offsets.push(offsets[offsets.len() - 1] + count);
+        }
+
+        let mut slots = vec![DROPPED; chosen.len()];
+        let mut sources = vec![0; offsets[experts]];
+        let mut next = offsets.clone();
+        for (pair, &expert) in chosen.iter().enumerate() {
+            let expert = expert as usize;
+            let place = next[expert];
+            if place < offsets[expert + 1] {
+                slots[pair] = place as u32;
+                sources[place] = pair as u32;
+                next[expert] += 1;
+            }
+        }
+        Ok(Dispatch { top_k, capacity, slots, sources, counts, counts_wanted, offsets })
+    }
+
+    /// Sorts the pairs of a [`Routing`].
+    ///
+    /// # Errors
+    ///
+    /// A bad capacity factor, or more pairs than a `u32` can number.
+    pub fn of_routing<T: Real>(routing: &Routing<T>, capacity: Capacity) -> Result<Self, MoeError> {
+        let config = routing.config();
+        Dispatch::new(routing.experts(), config.top_k, config.experts, capacity)
+    }
+
+    /// The place of each pair in the buffer, `[tokens * top_k]`; [`DROPPED`] for none.
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// The pair at each place of the buffer, `[kept]`.
+    pub fn sources(&self) -> &[u32] {
+        &self.sources
+    }
+
+    /// The token at a place of the buffer.
+    ///
+    /// # Panics
+    ///
+    /// When the buffer has no such place.
+    pub fn token_at(&self, place: usize) -> usize {
+        self.sources[place] as usize / self.top_k
+    }
+
+    /// Pairs kept for each expert, `[experts]`.
+    pub fn counts(&self) -> &[usize] {
+        &self.counts
+    }
+
+    /// Pairs that chose each expert, kept or dropped, `[experts]`.
+    pub fn counts_wanted(&self) -> &[usize] {
+        &self.counts_wanted
+    }
+
+    /// First place of each expert, and at the end the number of places: `[experts + 1]`.
+    pub fn offsets(&self) -> &[usize] {
+        &self.offsets
+    }
+
+    /// Most pairs that an expert could have kept.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Pairs that have a place.
+    pub fn kept_count(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Pairs that have none.
+    pub fn dropped_count(&self) -> usize {
+        self.slots.len() - self.sources.len()
+    }
+
+    /// Sets the numbers of dropped pairs to zero: gate weights before they are used, or their
+    /// gradients. `values` is `[tokens, top_k]`.
+    ///
+    /// # Errors
+    ///
+    /// A wrong length.
+    pub fn zero_dropped<T: Real>(&self, values: &mut [T]) -> Result<(), MoeError> {
+        check_length("values", "[tokens, top_k]", values, self.slots.len())?;
+        for (value, &slot) in values.iter_mut().zip(&self.slots) {
+            if slot == DROPPED {
+                *value = T::from_f64(0.0);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_small_batch_by_hand() {
+        // Four tokens, two choices each, three experts.
+        let chosen = [0, 1, 0, 2, 0, 1, 2, 0];
+        let all = Dispatch::new(&chosen, 2, 3, Capacity::Dropless).unwrap();
+        assert_eq!(all.counts(), [4, 2, 2]);
+        assert_eq!(all.offsets(), [0, 4, 6, 8]);
+        assert_eq!(all.slots(), [0, 4, 1, 6, 2, 5, 7, 3]);
+        assert_eq!(all.sources(), [0, 2, 4, 7, 1, 5, 3, 6]);
+        assert_eq!((all.kept_count(), all.dropped_count()), (8, 0));
+        assert_eq!(
+            (0..8).map(|place| all.token_at(place)).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 0, 2, 1, 3]
+        );
+
+        // ceil(1.0 * 4 * 2 / 3) = 3: the last that wants expert 0 drops.
+        let limited = Dispatch::new(&chosen, 2, 3, Capacity::Factor(1.0)).unwrap();
+        assert_eq!(limited.capacity(), 3);
+        assert_eq!(limited.counts(), [3, 2, 2]);
+        assert_eq!(limited.counts_wanted(), [4, 2, 2]);
+        assert_eq!(limited.offsets(), [0, 3, 5, 7]);
+        assert_eq!(limited.slots(), [0, 3, 1, 5, 2, 4, 6, DROPPED]);
+        let mut gates = [1.0f32; 8];
+        limited.zero_dropped(&mut gates).unwrap();
+        assert_eq!(gates, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn capacity_is_the_share_rounded_up() {
+        for (factor, tokens, top_k, experts, expected) in [
+            (1.0, 8, 1, 4, 2),
+            (1.25, 8, 1, 4, 3),
+            (1.0, 9, 1, 4, 3),
+            (1.0, 8, 2, 4, 4),
+            (0.01, 8, 1, 4, 1),
+            (100.0, 8, 1, 4, 8),
+            (1.0, 0, 1, 4, 0),
+        ] {
+            let capacity = Capacity::Factor(factor);
+            let got = capacity.tokens_per_expert_max(tokens, top_k, experts).unwrap();
+            assert_eq!(got, expected, "{factor} {tokens} {top_k} {experts}");
+        }
+        assert_eq!(Capacity::Dropless.tokens_per_expert_max(8, 1, 4), Ok(8));
+    }
+
+    #[test]
+    fn nothing_to_sort_is_fine() {
+        let empty = Dispatch::new(&[], 1, 3, Capacity::Factor(1.0)).unwrap();
+        assert_eq!(empty.offsets(), [0, 0, 0, 0]);
+        assert_eq!(empty.kept_count(), 0);
+    }
+
+    #[test]
+    fn wrong_arguments_are_named() {
+        let dispatch = |chosen: &[u32], top_k, factor| {
+            Dispatch::new(chosen, top_k, 3, Capacity::Factor(factor))
+        };
+        for (error, expected) in [
+            (dispatch(&[0, 1, 2], 4, 1.0), "expected `top_k` between 1 and the 3 experts, got 4"),
+            (dispatch(&[0, 1, 2], 2, 1.0), "`chosen`: expected rows of 2 numbers, got 3"),
+            (dispatch(&[0, 3], 1, 1.0), "assignment 1 names expert 3, but there are 3"),
+            (dispatch(&[0, 1], 1, 0.0), "expected a finite number above 0, got 0"),
+            (dispatch(&[0, 1], 1, -1.0), "got -1"),
+            (dispatch(&[0, 1], 1, f64::NAN), "got NaN"),
+            (dispatch(&[0, 1], 1, f64::INFINITY), "got inf"),
+        ] {
+            let message = error.unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        let sorted = dispatch(&[0, 1], 1, 1.0).unwrap();
+        assert!(matches!(
+            sorted.zero_dropped(&mut [0.0f64; 3]),
+            Err(MoeError::Length { expected: 2, got: 3, .. })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn every_kept_pair_has_a_place_of_its_own(
+            (experts, top_k, chosen) in (1usize..9).prop_flat_map(|experts| {
+                (Just(experts), 1..=experts).prop_flat_map(|(experts, top_k)| {
+                    let all: Vec<u32> = (0..experts as u32).collect();
+                    let token = proptest::sample::subsequence(all, top_k).prop_shuffle();
+                    (Just(experts), Just(top_k), prop::collection::vec(token, 0..40))
+                })
+            }),
+            factor in prop::option::of(0.1f64..3.0),
+        ) {
+            let chosen: Vec<u32> = chosen.concat();
+            let tokens = chosen.len() / top_k;
+            let capacity = factor.map_or(Capacity::Dropless, Capacity::Factor);
+            let sorted = Dispatch::new(&chosen, top_k, experts, capacity).unwrap();
+            let limit = capacity.tokens_per_expert_max(tokens, top_k, experts).unwrap();
+
+            prop_assert_eq!(sorted.counts_wanted().iter().sum::<usize>(), tokens * top_k);
+            prop_assert_eq!(sorted.counts().iter().sum::<usize>(), sorted.kept_count());
+            prop_assert_eq!(sorted.kept_count() + sorted.dropped_count(), chosen.len());
+            if factor.is_none() {
+                prop_assert_eq!(sorted.dropped_count(), 0);
+            }
+            for expert in 0..experts {
+                let places = sorted.offsets()[expert]..sorted.offsets()[expert + 1];
+                prop_assert_eq!(places.len(), sorted.counts()[expert]);
+                prop_assert!(places.len() <= limit);
+                // Nobody is turned away while there is room.
+                prop_assert_eq!(places.len(), limit.min(sorted.counts_wanted()[expert]));
+                let sources = &sorted.sources()[places.clone()];
+                prop_assert!(sources.is_sorted_by(|a, b| a < b));
+                for &pair in sources {
+                    prop_assert_eq!(chosen[pair as usize] as usize, expert);
+                }
+                // The dropped come after the kept.
+                let last_kept = sources.last().copied();
+                for (pair, &slot) in sorted.slots().iter().enumerate() {
+                    if chosen[pair] as usize == expert && slot == DROPPED {
+                        prop_assert!(last_kept.is_none_or(|last| last < pair as u32));
+                    }
+                }
+            }
+            let mut taken = vec![false; sorted.kept_count()];
+            for (pair, &slot) in sorted.slots().iter().enumerate() {
+                if slot != DROPPED {
+                    prop_assert!(!std::mem::replace(&mut taken[slot as usize], true));
+                    prop_assert_eq!(sorted.sources()[slot as usize] as usize, pair);
+                }
+            }
+            prop_assert!(taken.into_iter().all(|taken| taken));
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Finite differences and numbers to try them on.
+
+/// `len` numbers in `-1..1` without a pattern that a test could agree with by accident.
+pub(crate) fn varied(len: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        })
+        .collect()
+}
+
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Compares `analytic` with central differences of `loss` at `x`.
+#[track_caller]
+pub(crate) fn check_gradient(
+    name: &str,
+    x: &[f64],
+    analytic: &[f64],
+    loss: impl Fn(&[f64]) -> f64,
+) {
+    assert_eq!(x.len(), analytic.len(), "`{name}` has the wrong length");
+    let mut moved = x.to_vec();
+    for index in 0..x.len() {
+        // The cube root of the rounding unit: the error is then about 1e-10 in all.
+        let step = 6e-6;
+        moved[index] = x[index] + step;
+        let above = loss(&moved);
+        moved[index] = x[index] - step;
+        let below = loss(&moved);
+        moved[index] = x[index];
+        let numeric = (above - below) / (2.0 * step);
+        assert!(
+            (analytic[index] - numeric).abs() <= 1e-8,
+            "`{name}`[{index}]: formula {:e}, finite difference {numeric:e}",
+            analytic[index]
+        );
+    }
+}
