@@ -1,0 +1,160 @@
+//! Transcendental functions in `f32` that a loop can turn into vector code.
+//!
+//! Nothing here branches, looks up a table or fuses a multiplication with an addition, so a call
+//! in a loop becomes the same arithmetic in as many lanes as the CPU has, and every SIMD level
+//! returns the same bits. The functions are `#[inline(always)]`: call them from code that runs
+//! under `pulp::Arch::dispatch`.
+
+/// `1.5 * 2^23`: adding it to a number below 2^22 rounds that number to an integer, which then
+/// sits in the low bits of the sum.
+const ROUND_TO_INTEGER: f32 = 12_582_912.0;
+
+/// The upper part of ln 2, short enough (9 bits) that its product with an integer up to 2^15 is
+/// exact.
+const LN_2_UPPER: f32 = 0.693_359_375;
+/// ln 2 less [`LN_2_UPPER`].
+const LN_2_LOWER: f32 = -2.121_944_4e-4;
+
+/// `2^exponent` for an exponent in `-126..=127`.
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
+}
+
+/// e to the power `x`.
+///
+/// Method: `x = n ln 2 + r` with an integer `n` and `|r| <= ln(2) / 2`, where `n ln 2` is taken
+/// off in two parts (Cody and Waite) so that `r` stays exact to its last bits; then the Taylor
+/// polynomial of degree 7, whose first dropped term is at most 5.2e-9 of the result; then `2^n` as the
+/// product of two powers, so that subnormal and overflowing results come out right.
+///
+/// The error is at most 2 units in the last place of the exact result (the tests find 1.1 over
+/// normal results); results below 2^-126 are rounded to the subnormal grid. `x > 88.73` gives
+/// infinity, `x < -103.98` zero, NaN stays NaN.
+///
+/// ```
+/// use deepwell_kernels::cpu::vector_math::exp;
+///
+/// assert_eq!(exp(0.0), 1.0);
+/// assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+/// assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+/// ```
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Beyond these bounds the result is zero or infinite, and `n` must stay a small integer.
+    // Comparisons in this direction let NaN through.
+    let x = if x < -105.0 { -105.0 } else { x };
+    let x = if x > 89.0 { 89.0 } else { x };
+
+    let shifted = x * std::f32::consts::LOG2_E + ROUND_TO_INTEGER;
+    let n_float = shifted - ROUND_TO_INTEGER;
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND_TO_INTEGER.to_bits() as i32);
+    let r = (x - n_float * LN_2_UPPER) - n_float * LN_2_LOWER;
+
+    let mut tail = 1.0 / 5040.0;
+    tail = tail * r + 1.0 / 720.0;
+    tail = tail * r + 1.0 / 120.0;
+    tail = tail * r + 1.0 / 24.0;
+    tail = tail * r + 1.0 / 6.0;
+    tail = tail * r + 0.5;
+    // The large terms come last: 1 + (r + r^2 tail) rounds once at the size of the result.
+    let value = 1.0 + (r + (r * r) * tail);
+
+    let half = n >> 1;
+    value * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+}
+
+/// The logistic function `1 / (1 + e^-x)`.
+///
+/// At most 4 units in the last place from the exact result down to `x = -87`; below `-88.73`,
+/// where the result is under 2^-127, it is zero. NaN stays NaN.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The distance to `exact` in units in the last place of the `f32` nearest to it.
+    fn error_ulp(got: f32, exact: f64) -> f64 {
+        let nearest = (exact.abs() as f32).max(f32::MIN_POSITIVE);
+        let ulp = f64::from(f32::from_bits(nearest.to_bits() + 1)) - f64::from(nearest);
+        (f64::from(got) - exact).abs() / ulp
+    }
+
+    /// Every 1009th number of both signs (about 4.2 million), over the range given.
+    fn sampled(range: std::ops::RangeInclusive<f32>) -> impl Iterator<Item = f32> {
+        (0..=u32::MAX).step_by(1009).map(f32::from_bits).filter(move |x| range.contains(x))
+    }
+
+    #[test]
+    fn exp_is_within_two_ulp() {
+        let mut worst = (0.0, 0.0);
+        for x in sampled(-87.3..=88.7) {
+            let error = error_ulp(exp(x), f64::from(x).exp());
+            if error > worst.0 {
+                worst = (error, x);
+            }
+        }
+        assert!(worst.0 <= 2.0, "{} ulp at {}", worst.0, worst.1);
+    }
+
+    #[test]
+    fn exp_rounds_small_results_to_the_subnormal_grid() {
+        for x in sampled(-104.0..=-87.3) {
+            let exact = f64::from(x).exp();
+            let distance = (f64::from(exp(x)) - exact).abs();
+            // Two ulp of the normal arithmetic, then one rounding to a multiple of 2^-149.
+            let allowed = exact * 2f64.powi(-22) + 2f64.powi(-150) * 1.0001;
+            assert!(distance <= allowed, "exp({x}) is off by {distance}");
+        }
+    }
+
+    #[test]
+    fn exp_at_the_edges() {
+        for (x, expected) in [
+            (0.0, 1.0),
+            (-0.0, 1.0),
+            (f32::MIN_POSITIVE, 1.0),
+            (-f32::MIN_POSITIVE, 1.0),
+            (f32::from_bits(1), 1.0),
+            (88.73, f32::INFINITY),
+            (1e30, f32::INFINITY),
+            (f32::INFINITY, f32::INFINITY),
+            (-104.1, 0.0),
+            (-1e30, 0.0),
+            (f32::NEG_INFINITY, 0.0),
+        ] {
+            assert_eq!(exp(x), expected, "exp({x})");
+        }
+        assert!(exp(f32::NAN).is_nan());
+        assert!(exp(-f32::NAN).is_nan());
+        assert!(exp(88.72).is_finite());
+    }
+
+    #[test]
+    fn exp_does_not_decrease() {
+        let mut before = 0.0;
+        for step in 0..=400_000 {
+            let value = exp(-110.0 + step as f32 * 5e-4);
+            // Two neighbours may each err by 2 ulp in opposite directions, no more.
+            assert!(f64::from(value) >= f64::from(before) * (1.0 - 5e-7), "at step {step}");
+            before = value;
+        }
+    }
+
+    #[test]
+    fn sigmoid_is_within_four_ulp() {
+        for x in sampled(-87.0..=120.0) {
+            let exact = 1.0 / (1.0 + (-f64::from(x)).exp());
+            let error = error_ulp(sigmoid(x), exact);
+            assert!(error <= 4.0, "{error} ulp at {x}");
+        }
+        assert_eq!(sigmoid(f32::INFINITY), 1.0);
+        assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
+        assert_eq!(sigmoid(0.0), 0.5);
+        assert!(sigmoid(f32::NAN).is_nan());
+    }
+}

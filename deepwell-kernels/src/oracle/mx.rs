@@ -1,0 +1,131 @@
+//! MXFP8 operands back to numbers, decoded by definition.
+//!
+//! Source: OCP Microscaling Formats specification 1.0: E4M3 elements and one E8M0 scale for each
+//! block of 32 along the contraction. Written without `deepwell-precision`, so that a mistake
+//! there does not hide here.
+
+/// Elements that share a scale.
+pub const BLOCK: usize = 32;
+
+/// The number that an E4M3 code stands for: sign, 4 exponent bits with bias 7, 3 mantissa bits;
+/// no infinities; NaN is S.1111.111.
+pub fn decode_e4m3(code: u8) -> f64 {
+    let sign = if code & 0x80 != 0 { -1.0 } else { 1.0 };
+    let exponent = i32::from((code >> 3) & 0xf);
+    let mantissa = f64::from(code & 0x7);
+    match (exponent, code & 0x7) {
+        (0xf, 0x7) => f64::NAN,
+        (0, _) => sign * mantissa * 2f64.powi(-9),
+        _ => sign * (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    }
+}
+
+/// The number that an E8M0 code stands for: `2^(code - 127)`, NaN for 255.
+pub fn decode_e8m0(code: u8) -> f64 {
+    if code == 0xff { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
+}
+
+/// A copy quantized along its rows: `codes` `[rows, columns]`, `scales`
+/// `[rows, ceil(columns / 32)]` row-major. Gives `[rows, columns]`.
+pub fn dequantize_rows(codes: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+    let blocks = columns.div_ceil(BLOCK);
+    assert_eq!(codes.len(), rows * columns, "`codes` is not [rows, columns]");
+    assert_eq!(scales.len(), rows * blocks, "`scales` is not [rows, ceil(columns / 32)]");
+    let mut values = Vec::with_capacity(codes.len());
+    for row in 0..rows {
+        for column in 0..columns {
+            let scale = scales[row * blocks + column / BLOCK];
+            values.push(decode_e4m3(codes[row * columns + column]) * decode_e8m0(scale));
+        }
+    }
+    values
+}
+
+/// The transposed copy of a `[rows, columns]` matrix, quantized along what were its columns:
+/// `codes` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Gives the matrix the right
+/// way round again, `[rows, columns]`.
+pub fn dequantize_transposed(codes: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+    let turned = dequantize_rows(codes, scales, columns, rows);
+    let mut values = Vec::with_capacity(codes.len());
+    for row in 0..rows {
+        for column in 0..columns {
+            values.push(turned[column * rows + row]);
+        }
+    }
+    values
+}
+
+/// A weight with one scale for each 32 x 32 square: `codes` `[rows, columns]`, `scales`
+/// `[ceil(rows / 32), ceil(columns / 32)]`. Gives `[rows, columns]`.
+pub fn dequantize_squares(codes: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+    let blocks = columns.div_ceil(BLOCK);
+    assert_eq!(codes.len(), rows * columns, "`codes` is not [rows, columns]");
+    assert_eq!(
+        scales.len(),
+        rows.div_ceil(BLOCK) * blocks,
+        "`scales` is not [ceil(rows / 32), ceil(columns / 32)]"
+    );
+    let mut values = Vec::with_capacity(codes.len());
+    for row in 0..rows {
+        for column in 0..columns {
+            let scale = scales[row / BLOCK * blocks + column / BLOCK];
+            values.push(decode_e4m3(codes[row * columns + column]) * decode_e8m0(scale));
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_by_hand() {
+        // The specification's table: largest, smallest normal, largest and smallest subnormal.
+        for (code, expected) in [
+            (0x00, 0.0),
+            (0x01, 2f64.powi(-9)),
+            (0x07, 0.875 * 2f64.powi(-6)),
+            (0x08, 2f64.powi(-6)),
+            (0x38, 1.0),
+            (0x39, 1.125),
+            (0x7e, 448.0),
+            (0xb8, -1.0),
+            (0xfe, -448.0),
+        ] {
+            assert_eq!(decode_e4m3(code), expected, "{code:#04x}");
+        }
+        assert!(decode_e4m3(0x80).is_sign_negative());
+        assert!(decode_e4m3(0x7f).is_nan() && decode_e4m3(0xff).is_nan());
+        assert_eq!((0..=255).filter(|&code| decode_e4m3(code).is_nan()).count(), 2);
+        // Positive codes rise.
+        for code in 0..0x7e {
+            assert!(decode_e4m3(code) < decode_e4m3(code + 1));
+        }
+        for (code, expected) in
+            [(0, 2f64.powi(-127)), (127, 1.0), (130, 8.0), (254, 2f64.powi(127))]
+        {
+            assert_eq!(decode_e8m0(code), expected, "{code}");
+        }
+        assert!(decode_e8m0(255).is_nan());
+    }
+
+    #[test]
+    fn scales_belong_to_their_blocks() {
+        // Ones everywhere, so that the values are the scales: 2 rows of 33, the last block short.
+        let (rows, columns) = (2, 33);
+        let codes = vec![0x38; rows * columns];
+        let by_rows = dequantize_rows(&codes, &[127, 128, 129, 130], rows, columns);
+        assert_eq!([by_rows[0], by_rows[31], by_rows[32]], [1.0, 1.0, 2.0]);
+        assert_eq!([by_rows[33], by_rows[64], by_rows[65]], [4.0, 4.0, 8.0]);
+
+        // A [33, 2] matrix from its transposed copy [2, 33]: same scales, turned.
+        let turned = dequantize_transposed(&codes, &[127, 128, 129, 130], columns, rows);
+        assert_eq!(turned[..2], [1.0, 4.0]);
+        assert_eq!(turned[64..], [2.0, 8.0]);
+
+        let squares = dequantize_squares(&[0x38; 33 * 33], &[127, 128, 129, 130], 33, 33);
+        assert_eq!([squares[0], squares[32]], [1.0, 2.0]);
+        assert_eq!([squares[32 * 33], squares[33 * 33 - 1]], [4.0, 8.0]);
+    }
+}
