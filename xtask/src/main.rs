@@ -1,2 +1,88 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands of the Deepwell workspace.
+//!
+//! One file per command; this one only looks at the first word. `cargo xtask --help` says what
+//! there is. No Deepwell crate is among the dependencies, so that this compiles in seconds and
+//! works while the workspace does not build.
+
+mod bench;
+mod deepwell;
+mod process;
+mod snapshots;
+mod source;
+mod tidy;
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use xshell::Shell;
+
+const HELP: &str = "\
+Developer commands of the Deepwell workspace
+
+Usage: cargo xtask <COMMAND> [ARGS]
+
+Commands that build the release binary `deepwell` and run it, with all ARGS passed on:
+  parity     Train one model in BF16 and in MXFP8 and compare the two
+  train      Train a model from a run file
+  probe      Say what hardware is here
+
+Commands for the repository:
+  bench      Run the benchmarks of deepwell-precision and deepwell-kernels
+  snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
+  tidy       Check the rules of the repository that a program can check
+
+They run in the workspace root, so relative paths in ARGS start there. The exit code is the
+program's own; Ctrl-C reaches it.
+
+Examples:
+  cargo xtask parity --steps 1000             the main job; the report is in target/parity/
+  cargo xtask parity --steps 200 --control    with BF16 twice, to see the noise
+  cargo xtask parity --help                   all flags of `deepwell parity`
+  cargo xtask probe --json                    the hardware as JSON
+  cargo xtask bench quantize                  benchmarks whose name contains `quantize`
+  cargo xtask snapshots                       what the snapshot tests would change
+  cargo xtask snapshots --accept              take it, then commit the .snap files
+  cargo xtask tidy                            before each commit
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let mut args = env::args_os().skip(1);
+    let command = args.next().unwrap_or_else(|| "--help".into());
+    let args: Vec<_> = args.collect();
+    let root = workspace_root()?;
+    let shell = Shell::new()?;
+    shell.change_dir(&root);
+    let command = command.to_string_lossy();
+    match &*command {
+        "parity" | "train" | "probe" => deepwell::run(&shell, &root, &command, &args),
+        "bench" => bench::run(&root, &args),
+        "snapshots" => snapshots::run(&shell, &root, &args),
+        "tidy" => tidy::run(&root, &args),
+        "--help" | "-h" | "help" => {
+            print!("{HELP}");
+            Ok(ExitCode::SUCCESS)
+        }
+        other => bail!("unknown command `{other}`\nhint: `cargo xtask --help` lists them"),
+    }
+}
+
+/// The folder of the workspace's Cargo.toml. Cargo says at run time where this package is, so a
+/// moved checkout works without a rebuild.
+fn workspace_root() -> Result<PathBuf> {
+    let package = env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let root = package.parent().map(Path::to_path_buf);
+    root.context("xtask lies in the workspace's root folder")
+}

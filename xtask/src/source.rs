@@ -1,0 +1,318 @@
+//! What the repository consists of: its files, its packages, and Rust text without its strings.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+/// A dependency as a Cargo.toml names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Dependency {
+    /// Package name, after a `package = "..."` if there is one.
+    pub(crate) name: String,
+    /// Line in Cargo.toml, counted from 1.
+    pub(crate) line: usize,
+}
+
+/// A member of the workspace.
+#[derive(Debug, Clone)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+    /// Keys of `[package]`, such as `version` or `license.workspace`, each with its value as
+    /// written.
+    pub(crate) keys: Vec<(String, String)>,
+    /// Normal, build and development dependencies of every target.
+    pub(crate) dependencies: Vec<Dependency>,
+    /// Whether `[lints]` takes the workspace's.
+    pub(crate) has_workspace_lints: bool,
+}
+
+/// The members of the workspace at `root`, in order.
+pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
+    let manifest = read(&root.join("Cargo.toml"))?;
+    let (_, list) = manifest.split_once("members = [").context("Cargo.toml has `members = [`")?;
+    let (list, _) = list.split_once(']').context("`members` in Cargo.toml ends with `]`")?;
+    let members = list.split(',').map(|member| member.trim().trim_matches('"'));
+    members
+        .filter(|member| !member.is_empty())
+        .map(|member| {
+            let folder = root.join(member);
+            Ok(parse_package(&read(&folder.join("Cargo.toml"))?, folder))
+        })
+        .collect()
+}
+
+/// Reads as much of a Cargo.toml as the checks need: tables, keys on one line, and values that
+/// may go over several lines in brackets.
+pub(crate) fn parse_package(text: &str, folder: PathBuf) -> Package {
+    let mut package = Package {
+        name: String::new(),
+        folder,
+        keys: Vec::new(),
+        dependencies: Vec::new(),
+        has_workspace_lints: false,
+    };
+    let mut table = String::new();
+    let mut depth = 0;
+    for (index, line) in text.lines().enumerate() {
+        let line_text = line.trim();
+        if depth == 0 && line_text.starts_with('[') {
+            table = line_text.trim_matches(['[', ']']).to_string();
+            // `[dependencies.name]`
+            if let Some((kind, name)) = table.rsplit_once('.')
+                && kind.ends_with("dependencies")
+            {
+                let name = name.trim_matches('"').to_string();
+                package.dependencies.push(Dependency { name, line: index + 1 });
+            }
+            continue;
+        }
+        let is_key = depth == 0 && !line_text.starts_with('#');
+        depth += bracket_balance(line_text);
+        let Some((key, value)) = line_text.split_once('=').filter(|_| is_key) else { continue };
+        let (key, value) = (key.trim(), value.trim());
+        if table == "package" {
+            if key == "name" {
+                package.name = value.trim_matches('"').to_string();
+            }
+            package.keys.push((key.to_string(), value.to_string()));
+        } else if table.ends_with("dependencies") {
+            let renamed =
+                value.split_once("package = \"").and_then(|(_, rest)| rest.split('"').next());
+            let name = renamed.unwrap_or_else(|| key.split('.').next().unwrap_or(key));
+            let name = name.trim_matches('"').to_string();
+            package.dependencies.push(Dependency { name, line: index + 1 });
+        } else if table == "lints" && key == "workspace" && value == "true" {
+            package.has_workspace_lints = true;
+        }
+    }
+    package
+}
+
+fn bracket_balance(line: &str) -> i32 {
+    let mut in_string = false;
+    let mut balance = 0;
+    for character in line.chars() {
+        match character {
+            '"' => in_string = !in_string,
+            '#' if !in_string => break,
+            '[' | '{' if !in_string => balance += 1,
+            ']' | '}' if !in_string => balance -= 1,
+            _ => {}
+        }
+    }
+    balance
+}
+
+/// The text of a file.
+pub(crate) fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// All files below `folder`, build outputs and git's own left out.
+pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        let name = entry.file_name();
+        if kind.is_dir() && name != "target" && name != ".git" {
+            found.extend(files(&entry.path())?);
+        } else if kind.is_file() {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Files that are or may become part of a commit, relative to `root`: what git does not ignore,
+/// or everything where this is no git checkout.
+pub(crate) fn committable_files(root: &Path) -> Result<Vec<PathBuf>> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output();
+    if let Ok(output) = listed
+        && output.status.success()
+    {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let paths = text.split('\0').filter(|path| !path.is_empty()).map(PathBuf::from);
+        // A deleted file stays in the index until it is committed.
+        let mut paths: Vec<_> = paths.filter(|path| root.join(path).is_file()).collect();
+        paths.sort();
+        paths.dedup();
+        return Ok(paths);
+    }
+    let relative = |path: PathBuf| path.strip_prefix(root).map(Path::to_path_buf).ok();
+    Ok(files(root)?.into_iter().filter_map(relative).collect())
+}
+
+/// Rust text, line by line, taken apart.
+pub(crate) struct RustLines {
+    /// Code only: the contents of strings and comments are left out.
+    pub(crate) code: Vec<String>,
+    /// Comments only, with their slashes.
+    pub(crate) comments: Vec<String>,
+}
+
+/// Where in Rust text we are.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Code,
+    LineComment,
+    /// How many are open.
+    BlockComment(usize),
+    /// In quotes; `\` escapes.
+    Text,
+    /// In quotes followed by so many `#`; nothing escapes.
+    RawText(usize),
+}
+
+/// Takes Rust text apart. `C` and CUDA text, which has no raw strings, comes out right too.
+pub(crate) fn split_rust(text: &str) -> RustLines {
+    let mut lines = RustLines { code: Vec::new(), comments: Vec::new() };
+    let mut state = State::Code;
+    for line in text.lines() {
+        let characters: Vec<char> = line.chars().collect();
+        let (mut code, mut comment) = (String::new(), String::new());
+        let mut at = 0;
+        if state == State::LineComment {
+            state = State::Code;
+        }
+        while at < characters.len() {
+            let rest = &characters[at..];
+            let (next, length) = advance(state, rest, code.chars().next_back());
+            match (state, next) {
+                (State::LineComment | State::BlockComment(_), _)
+                | (_, State::LineComment | State::BlockComment(_)) => {
+                    comment.extend(&rest[..length]);
+                }
+                (State::Code, State::Code) if length == 1 => code.push(rest[0]),
+                // Whatever was in quotes, so that two words around it stay apart.
+                (State::Code, State::Code) => code.push_str("''"),
+                (State::Code, _) => code.push('"'),
+                _ => {}
+            }
+            state = next;
+            at += length;
+        }
+        lines.code.push(code);
+        lines.comments.push(comment);
+    }
+    lines
+}
+
+/// The state after the next characters, and how many they are. `before` is the code's last one.
+fn advance(state: State, rest: &[char], before: Option<char>) -> (State, usize) {
+    let starts = |text: &str| rest.iter().copied().take(text.len()).eq(text.chars());
+    match state {
+        State::Code if starts("//") => (State::LineComment, rest.len()),
+        State::Code if starts("/*") => (State::BlockComment(1), 2),
+        State::Code if rest[0] == '"' => (State::Text, 1),
+        State::Code if rest[0] == 'r' && !before.is_some_and(is_word) || starts("br") => {
+            let prefix = if rest[0] == 'b' { 2 } else { 1 };
+            let hashes = rest[prefix..].iter().take_while(|&&character| character == '#').count();
+            match rest.get(prefix + hashes) {
+                Some('"') => (State::RawText(hashes), prefix + hashes + 1),
+                _ => (State::Code, 1),
+            }
+        }
+        State::Code if rest[0] == '\'' => (State::Code, character_literal_length(rest)),
+        State::Code => (State::Code, 1),
+        State::LineComment => (State::LineComment, rest.len()),
+        State::BlockComment(depth) if starts("/*") => (State::BlockComment(depth + 1), 2),
+        State::BlockComment(1) if starts("*/") => (State::Code, 2),
+        State::BlockComment(depth) if starts("*/") => (State::BlockComment(depth - 1), 2),
+        State::BlockComment(depth) => (State::BlockComment(depth), 1),
+        State::Text if rest[0] == '\\' => (State::Text, rest.len().min(2)),
+        State::Text if rest[0] == '"' => (State::Code, 1),
+        State::Text => (State::Text, 1),
+        State::RawText(hashes) => {
+            let closes = rest[0] == '"'
+                && rest[1..].iter().take(hashes).filter(|&&hash| hash == '#').count() == hashes;
+            if closes { (State::Code, 1 + hashes) } else { (State::RawText(hashes), 1) }
+        }
+    }
+}
+
+/// Length of a literal such as `'x'` or `'\n'`; 1 for the quote of a lifetime.
+fn character_literal_length(rest: &[char]) -> usize {
+    match rest {
+        ['\'', '\\', _, tail @ ..] => {
+            let end = tail.iter().position(|&character| character == '\'');
+            end.map_or(1, |end| end + 4)
+        }
+        ['\'', _, '\'', ..] => 3,
+        _ => 1,
+    }
+}
+
+/// Whether a character can be part of a name.
+pub(crate) fn is_word(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rust_text_is_taken_apart() {
+        let check = |text: &str, code: &[&str], comments: &[&str]| {
+            let lines = split_rust(text);
+            assert_eq!(lines.code, code, "{text}");
+            assert_eq!(lines.comments, comments, "{text}");
+        };
+        check("let a = 1; // why", &["let a = 1; "], &["// why"]);
+        check("f(\"// no { \\\" x\"); // c", &["f(\"); "], &["// c"]);
+        check("f(r#\"a \" b\"#, x)", &["f(\", x)"], &[""]);
+        check("f(br\"a\\\", x)", &["f(\", x)"], &[""]);
+        check("for b in breaks {}", &["for b in breaks {}"], &[""]);
+        check("a /* b /* c */ d */ e", &["a  e"], &["/* b /* c */ d */"]);
+        check("/* a\nb */ c", &["", " c"], &["/* a", "b */"]);
+        check("\"a\nb // c\" d", &["\"", " d"], &["", ""]);
+        check("fn f<'a>(x: &'a str) {}", &["fn f<'a>(x: &'a str) {}"], &[""]);
+        check("m('\"', '\\'', '{', '\\u{1F}')", &["m('', '', '', '')"], &[""]);
+        check("r(x)", &["r(x)"], &[""]);
+    }
+
+    #[test]
+    fn manifests_are_read() {
+        let text = r#"
+[package]
+name = "a"
+version = "0.1.0"
+license.workspace = true
+
+[dependencies]
+one.workspace = true
+two = { version = "1", features = [
+    "x = y",
+] }
+# three = "1"
+alias = { package = "four", version = "1" }
+
+[target.'cfg(unix)'.dependencies]
+five = "1"
+
+[dev-dependencies.six]
+version = "1"
+
+[lints]
+workspace = true
+"#;
+        let package = parse_package(text, PathBuf::new());
+        assert_eq!(package.name, "a");
+        let names: Vec<_> =
+            package.dependencies.iter().map(|dependency| dependency.name.as_str()).collect();
+        assert_eq!(names, ["one", "two", "four", "five", "six"]);
+        assert_eq!(package.dependencies[2].line, 13);
+        assert!(package.has_workspace_lints);
+        assert_eq!(package.keys[2], ("license.workspace".to_string(), "true".to_string()));
+    }
+}

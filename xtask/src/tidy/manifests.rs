@@ -1,0 +1,182 @@
+//! Rules about packages: who may depend on whom, and what a package must have.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::Violation;
+use crate::source::{Package, packages, read};
+
+/// The floors of the house: a crate depends on crates of lower floors only.
+const FLOORS: [(&str, usize); 9] = [
+    ("deepwell-precision", 1),
+    ("deepwell-emulator", 1),
+    ("deepwell-probe", 2),
+    ("deepwell-ir", 2),
+    ("deepwell-plan", 3),
+    ("deepwell-kernels", 3),
+    ("deepwell-moe", 4),
+    ("deepwell-ckpt", 4),
+    ("deepwell-trainer", 5),
+];
+
+/// External crates that one crate alone may use, with the way for the others.
+const RESERVED: [(&str, &str, &str); 3] = [
+    ("cudarc", "deepwell-kernels", "use the `Driver` of deepwell-kernels"),
+    ("nvml-wrapper", "deepwell-probe", "use `deepwell_probe::probe()`"),
+    ("nvml-wrapper-sys", "deepwell-probe", "use `deepwell_probe::probe()`"),
+];
+
+/// What lies in the root of the repository.
+const ROOT_FILES: [&str; 7] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE-MIT",
+    "LICENSE-APACHE",
+    "deny.toml",
+];
+
+pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
+    let mut violations = Vec::new();
+    for file in ROOT_FILES {
+        if !root.join(file).is_file() {
+            violations.push(Violation::new(file, 0, "missing; write it"));
+        }
+    }
+    for package in packages(root)? {
+        let folder = package.folder.strip_prefix(root)?.to_string_lossy().replace('\\', "/");
+        violations.extend(check_package(&package, &folder));
+        if !package.folder.join("README.md").is_file() {
+            let path = format!("{folder}/README.md");
+            violations.push(Violation::new(&path, 0, "missing; say what the crate is for"));
+        }
+        let library = package.folder.join("src/lib.rs");
+        if library.is_file() && !has_example(&read(&library)?) {
+            let path = format!("{folder}/src/lib.rs");
+            let message = "no example in the crate's docs; add a fenced one to the `//!` lines";
+            violations.push(Violation::new(&path, 1, message));
+        }
+    }
+    Ok(violations)
+}
+
+fn check_package(package: &Package, folder: &str) -> Vec<Violation> {
+    let path = format!("{folder}/Cargo.toml");
+    let mut violations = Vec::new();
+    let mut report = |line, message: String| violations.push(Violation::new(&path, line, message));
+    let floor_of =
+        |name: &str| FLOORS.iter().find(|(known, _)| *known == name).map(|entry| entry.1);
+
+    let is_xtask = package.name == "xtask";
+    let floor = floor_of(&package.name);
+    if floor.is_none() && !is_xtask {
+        report(0, "a crate on no floor; give it one in xtask/src/tidy/manifests.rs".to_string());
+    }
+    for dependency in &package.dependencies {
+        let name = &dependency.name;
+        if name.starts_with("deepwell") && is_xtask {
+            let message = format!("xtask uses `{name}`; run the `deepwell` binary instead");
+            report(dependency.line, message);
+        } else if let (Some(own), Some(other)) = (floor, floor_of(name))
+            && other >= own
+        {
+            report(
+                dependency.line,
+                format!(
+                    "`{}` on floor {own} uses `{name}` on floor {other}; move the shared part to \
+                     a lower floor",
+                    package.name
+                ),
+            );
+        }
+        for (reserved, owner, way) in RESERVED {
+            if name == reserved && package.name != owner {
+                report(dependency.line, format!("only `{owner}` may use `{name}`; {way}"));
+            }
+        }
+    }
+
+    let has = |key: &str| package.keys.iter().any(|(own, _)| own == key);
+    if !has("description") {
+        report(0, "no `description`; say in one line what the crate is for".to_string());
+    }
+    if !has("license") && !has("license.workspace") {
+        report(0, "no license; add `license.workspace = true`".to_string());
+    }
+    if !has("version") {
+        report(0, "no version of its own; add `version = \"0.1.0\"`".to_string());
+    }
+    if !package.has_workspace_lints {
+        report(0, "no lints; add `[lints]` with `workspace = true`".to_string());
+    }
+    violations
+}
+
+/// Whether the crate's docs, the `//!` lines, hold a fenced block.
+fn has_example(text: &str) -> bool {
+    text.lines().any(|line| line.trim_start().starts_with("//! ```"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::source::parse_package;
+
+    #[test]
+    fn packages_that_break_a_rule() {
+        let check = |name: &str, rest: &str, expected: &[&str]| {
+            let text = format!(
+                "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\ndescription = \"x\"\n\
+                 license.workspace = true\n[lints]\nworkspace = true\n{rest}"
+            );
+            let violations = check_package(&parse_package(&text, PathBuf::new()), "f");
+            let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
+            assert_eq!(messages.len(), expected.len(), "{messages:?}");
+            for (message, expected) in messages.iter().zip(expected) {
+                assert!(message.contains(expected), "expected `{expected}` in `{message}`");
+            }
+        };
+        let dependency = |name: &str| format!("[dependencies]\n{name}.workspace = true\n");
+        check("deepwell-ir", &dependency("deepwell-precision"), &[]);
+        check("deepwell-ir", &dependency("serde"), &[]);
+        check(
+            "deepwell-ir",
+            &dependency("deepwell-probe"),
+            &["f/Cargo.toml:9: `deepwell-ir` on floor 2 uses `deepwell-probe` on floor 2"],
+        );
+        check("deepwell-plan", &dependency("deepwell-trainer"), &["uses `deepwell-trainer`"]);
+        check(
+            "deepwell-plan",
+            "[dev-dependencies]\ndeepwell-kernels = { path = \"x\" }\n",
+            &["uses `deepwell-kernels` on floor 3"],
+        );
+        check("deepwell-kernels", &dependency("cudarc"), &[]);
+        check("deepwell-ir", &dependency("cudarc"), &["only `deepwell-kernels` may use `cudarc`"]);
+        check("deepwell-plan", &dependency("nvml-wrapper"), &["only `deepwell-probe`"]);
+        check("xtask", &dependency("anyhow"), &[]);
+        check("xtask", &dependency("deepwell-ir"), &["xtask uses `deepwell-ir`"]);
+        check("deepwell-new", "", &["a crate on no floor"]);
+    }
+
+    #[test]
+    fn packages_that_lack_something() {
+        let text = "[package]\nname = \"deepwell-ir\"\nversion.workspace = true\n";
+        let violations = check_package(&parse_package(text, PathBuf::new()), "f");
+        let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
+        let expected = ["no `description`", "no license", "no version of its own", "no lints"];
+        assert_eq!(messages.len(), expected.len());
+        for (message, expected) in messages.iter().zip(expected) {
+            assert!(message.contains(expected), "expected `{expected}` in `{message}`");
+        }
+    }
+
+    #[test]
+    fn examples_in_crate_docs() {
+        assert!(has_example("//! Text.\n//!\n//! ```\n//! f();\n//! ```\n"));
+        assert!(!has_example("//! Text.\n/// ```\n/// f();\n/// ```\nfn f() {}\n"));
+    }
+}

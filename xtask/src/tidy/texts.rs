@@ -1,0 +1,341 @@
+//! Rules about the text of files.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::Violation;
+use crate::source::{RustLines, committable_files, is_word, split_rust};
+
+const COLUMNS_MAX: usize = 100;
+const LINES_MAX: usize = 600;
+
+/// Files over the limit, with the number of lines that they may have at most. A ratchet: entries
+/// shrink and go, none comes.
+const LONG_FILES: [(&str, usize); 0] = [];
+
+/// Where `#![allow(unsafe_code)]` may stand: a folder or a file.
+const UNSAFE_PLACES: [&str; 3] =
+    ["deepwell-kernels/", "deepwell-probe/src/dynamic.rs", "deepwell-trainer/src/data/map.rs"];
+
+/// Macros that do not belong in a commit, with what does.
+const BANNED_MACROS: [(&str, &str); 3] = [
+    ("todo", "write it, or return an error that says what is not supported"),
+    ("unimplemented", "return an error that says what is not supported"),
+    ("dbg", "use `tracing`, or an assertion in a test"),
+];
+
+/// Folders of somebody's own machine. In pieces, since this file is checked too.
+const MACHINE_FOLDERS: [&str; 3] =
+    [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/tmp/", "dw")];
+
+/// Larger files are data.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
+    let files = committable_files(root)?;
+    let paths: Vec<String> =
+        files.iter().map(|file| file.to_string_lossy().replace('\\', "/")).collect();
+    let mut violations = Vec::new();
+    for path in &paths {
+        let file = root.join(path);
+        if fs::metadata(&file)?.len() > TEXT_BYTES_MAX {
+            continue;
+        }
+        let Ok(text) = String::from_utf8(fs::read(&file)?) else { continue };
+        violations.extend(check_text(path, &text));
+    }
+    violations.extend(check_twins(&paths));
+    Ok(violations)
+}
+
+/// The rules that a single file can break.
+fn check_text(path: &str, text: &str) -> Vec<Violation> {
+    let mut violations = check_machine_folders(path, text);
+    let extension = path.rsplit('.').next().unwrap_or_default();
+    if matches!(extension, "rs" | "cu" | "cuh") {
+        violations.extend(check_size(path, text));
+    }
+    if extension == "rs" {
+        let lines = split_rust(text);
+        violations.extend(check_module_doc(path, &lines));
+        violations.extend(check_banned(path, &lines));
+        violations.extend(check_unsafe(path, &lines));
+    }
+    violations
+}
+
+fn check_machine_folders(path: &str, text: &str) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for folder in MACHINE_FOLDERS {
+            // Not the middle of a longer path or of an address.
+            let is_absolute = line.match_indices(folder).any(|(at, _)| {
+                let before = line[..at].chars().next_back();
+                !before.is_some_and(|character| is_word(character) || "./~-}".contains(character))
+            });
+            if is_absolute {
+                let message = format!("`{folder}` is a folder of one machine; use a relative path");
+                violations.push(Violation::new(path, index + 1, message));
+            }
+        }
+    }
+    violations
+}
+
+fn check_size(path: &str, text: &str) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let columns = line.chars().count();
+        // An address cannot be broken.
+        if columns > COLUMNS_MAX && !line.contains("://") {
+            let message = format!("{columns} columns; break the line, {COLUMNS_MAX} is the limit");
+            violations.push(Violation::new(path, index + 1, message));
+        }
+    }
+    let count = text.lines().count();
+    let listed = LONG_FILES.iter().find(|(file, _)| *file == path).map(|entry| entry.1);
+    match listed {
+        None if count > LINES_MAX => {
+            let message = format!("{count} lines; split it by subject, {LINES_MAX} is the limit");
+            violations.push(Violation::new(path, 0, message));
+        }
+        Some(allowed) if count > allowed => {
+            let message = format!("{count} lines, it had {allowed}; split it by subject");
+            violations.push(Violation::new(path, 0, message));
+        }
+        Some(allowed) if count < allowed => {
+            let message = format!(
+                "{count} lines, {allowed} are allowed; lower or remove its entry in LONG_FILES"
+            );
+            violations.push(Violation::new(path, 0, message));
+        }
+        _ => {}
+    }
+    violations
+}
+
+fn check_module_doc(path: &str, lines: &RustLines) -> Option<Violation> {
+    for (code, comment) in lines.code.iter().zip(&lines.comments) {
+        if comment.starts_with("//!") {
+            return None;
+        }
+        let code = code.trim();
+        if !code.is_empty() && !code.starts_with("#!") {
+            break;
+        }
+    }
+    Some(Violation::new(path, 1, "no module doc; say in a `//!` line what the file is about"))
+}
+
+fn check_banned(path: &str, lines: &RustLines) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (index, code) in lines.code.iter().enumerate() {
+        for (name, way) in BANNED_MACROS {
+            if words(code)
+                .any(|(at, word)| word == name && code[at + word.len()..].starts_with('!'))
+            {
+                let message = format!("`{name}!` does not belong in a commit; {way}");
+                violations.push(Violation::new(path, index + 1, message));
+            }
+        }
+        let compact: String = code.chars().filter(|character| !character.is_whitespace()).collect();
+        if compact.contains("#[ignore]") || compact.contains("#[ignore=") {
+            let message = "an ignored test; assert what happens now, with a FIXME, or remove it";
+            violations.push(Violation::new(path, index + 1, message));
+        }
+    }
+    violations
+}
+
+fn check_unsafe(path: &str, lines: &RustLines) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let is_place = UNSAFE_PLACES
+        .iter()
+        .any(|place| if place.ends_with('/') { path.starts_with(place) } else { path == *place });
+    for (index, code) in lines.code.iter().enumerate() {
+        if code.contains("(unsafe_code)")
+            && !code.contains("deny(")
+            && !code.contains("forbid(")
+            && !is_place
+        {
+            let message =
+                format!("`unsafe` outside of {}; move it there", UNSAFE_PLACES.join(", "));
+            violations.push(Violation::new(path, index + 1, message));
+        }
+        if opens_unsafe(&lines.code, index) && !has_safety_comment(lines, index) {
+            let message = "`unsafe` without a reason; say why it is sound in a `// SAFETY:` \
+                           comment above";
+            violations.push(Violation::new(path, index + 1, message));
+        }
+    }
+    violations
+}
+
+/// Whether an `unsafe` block or impl begins on this line.
+fn opens_unsafe(code: &[String], index: usize) -> bool {
+    let line = &code[index];
+    words(line).any(|(at, word)| {
+        let after = line[at + word.len()..].trim_start();
+        let after = match (after, code.get(index + 1)) {
+            ("", Some(next)) => next.trim_start(),
+            _ => after,
+        };
+        let starts_impl = after.strip_prefix("impl").is_some_and(|rest| !rest.starts_with(is_word));
+        word == "unsafe" && (after.starts_with('{') || starts_impl)
+    })
+}
+
+/// Whether a `SAFETY:` comment stands on this line or above it. Attributes and the beginning of
+/// the same statement may be in between.
+fn has_safety_comment(lines: &RustLines, index: usize) -> bool {
+    if lines.comments[index].contains("SAFETY:") {
+        return true;
+    }
+    for above in (0..index).rev() {
+        if lines.comments[above].contains("SAFETY:") {
+            return true;
+        }
+        let code = lines.code[above].trim();
+        let is_blank = code.is_empty() && lines.comments[above].is_empty();
+        let ends_another = code.ends_with([';', '{', '}']);
+        if is_blank || ends_another {
+            return false;
+        }
+    }
+    false
+}
+
+/// The words of a line of code, each with its place.
+fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
+    code.split(|character| !is_word(character)).filter(|word| !word.is_empty()).map(|word| {
+        let at = word.as_ptr() as usize - code.as_ptr() as usize;
+        (at, word)
+    })
+}
+
+/// Every CUDA kernel has a Rust file of the same name: its launch shape and arguments.
+fn check_twins(paths: &[String]) -> Vec<Violation> {
+    let stem =
+        |path: &str| path.rsplit('/').next()?.rsplit_once('.').map(|split| split.0.to_string());
+    let twins: HashSet<_> = paths
+        .iter()
+        .filter(|path| path.starts_with("deepwell-kernels/src/") && path.ends_with(".rs"))
+        .filter_map(|path| stem(path))
+        .collect();
+    let kernels = paths.iter().filter(|path| path.ends_with(".cu"));
+    kernels
+        .filter(|path| stem(path).is_some_and(|stem| !twins.contains(&stem)))
+        .map(|path| {
+            let message = "a kernel without a Rust twin; add a file of the same stem to \
+                           deepwell-kernels/src/";
+            Violation::new(path, 0, message)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines and the beginnings of the messages that a file of this name and text gives.
+    fn check(path: &str, text: &str, expected: &[(usize, &str)]) {
+        let violations = check_text(path, text);
+        let found: Vec<_> = violations.iter().map(|v| (v.line, v.message.as_str())).collect();
+        assert_eq!(found.len(), expected.len(), "{text}\n{found:?}");
+        for ((line, message), (expected_line, expected)) in found.iter().zip(expected) {
+            assert_eq!(line, expected_line, "{text}");
+            assert!(message.starts_with(expected), "expected `{expected}` in `{message}`");
+        }
+    }
+
+    #[test]
+    fn module_docs() {
+        check("a.rs", "//! Doc.\nfn f() {}\n", &[]);
+        check("a.rs", "// Licence.\n#![no_std]\n//! Doc.\n", &[]);
+        check("a.rs", "fn f() {}\n//! Late.\n", &[(1, "no module doc")]);
+        check("a.rs", "/// Not of the module.\nfn f() {}\n", &[(1, "no module doc")]);
+        check("a.rs", "", &[(1, "no module doc")]);
+        check("a.cu", "int main() {}\n", &[]);
+    }
+
+    #[test]
+    fn sizes() {
+        let line = |columns: usize| format!("//! {}\n", "é".repeat(columns - 4));
+        check("a.rs", &line(100), &[]);
+        check("a.rs", &line(101), &[(1, "101 columns")]);
+        check("a.md", &line(101), &[]);
+        check("a.rs", &format!("//! https://{}\n", "x".repeat(100)), &[]);
+        check("a.rs", &"//! x\n".repeat(600), &[]);
+        check("a.rs", &"//! x\n".repeat(601), &[(0, "601 lines; split it")]);
+    }
+
+    #[test]
+    fn banned_words() {
+        let with = |code: &str| format!("//! Doc.\n{code}\n");
+        check("a.rs", &with("todo!()"), &[(2, "`todo!`")]);
+        check("a.rs", &with("std::unimplemented!(\"x\")"), &[(2, "`unimplemented!`")]);
+        check("a.rs", &with("dbg!(x)"), &[(2, "`dbg!`")]);
+        check("a.rs", &with("#[ignore]"), &[(2, "an ignored test")]);
+        check("a.rs", &with("#[ignore = \"slow\"]"), &[(2, "an ignored test")]);
+        check("a.rs", &with("// todo!()"), &[]);
+        check("a.rs", &with("f(\"dbg!(x) #[ignore]\")"), &[]);
+        check("a.rs", &with("my_todo!(); let todo = !x; todo != y;"), &[]);
+    }
+
+    #[test]
+    fn unsafe_code() {
+        let with = |code: &str| format!("//! Doc.\n{code}\n");
+        let missing = &[(2, "`unsafe` without a reason")];
+        check("a.rs", &with("f(unsafe { g() });"), missing);
+        check("a.rs", &with("unsafe impl Send for X {}"), missing);
+        check("a.rs", &with("unsafe\n{ g() }"), missing);
+        check("a.rs", &with("unsafe { g() } // SAFETY: x"), &[]);
+        check("a.rs", &with("// SAFETY: x\nunsafe { g() }"), &[]);
+        check("a.rs", &with("// SAFETY: x,\n// y.\n#[cfg(x)]\nunsafe { g() }"), &[]);
+        check("a.rs", &with("// SAFETY: x\nlet a =\n    unsafe { g() };"), &[]);
+        check("a.rs", &with("unsafe fn f() {}\nunsafe extern \"C\" {}"), &[]);
+        check("a.rs", &with("// unsafe { }\nf(\"unsafe {\");"), &[]);
+        let other = "// SAFETY: x\nlet a = unsafe { g() };\nlet b = unsafe { g() };";
+        check("a.rs", &with(other), &[(4, "`unsafe` without a reason")]);
+        let far = "// SAFETY: x\n\nunsafe { g() }";
+        check("a.rs", &with(far), &[(4, "`unsafe` without a reason")]);
+    }
+
+    #[test]
+    fn places_of_unsafe_code() {
+        let text = "//! Doc.\n#![allow(unsafe_code)]\n";
+        let outside = &[(2, "`unsafe` outside of deepwell-kernels/")];
+        check("deepwell-kernels/src/cuda/x.rs", text, &[]);
+        check("deepwell-probe/src/dynamic.rs", text, &[]);
+        check("deepwell-trainer/src/data/map.rs", text, &[]);
+        check("deepwell-probe/src/lib.rs", text, outside);
+        check("deepwell-ckpt/src/lib.rs", "//! Doc.\n#[expect(unsafe_code)]\n", outside);
+        check("deepwell-ckpt/src/lib.rs", "//! Doc.\n#![forbid(unsafe_code)]\n", &[]);
+    }
+
+    #[test]
+    fn folders_of_one_machine() {
+        let [first, second, third] = MACHINE_FOLDERS;
+        check("a.md", &format!("see `{first}x`\n"), &[(1, "`/")]);
+        check("a.toml", &format!("x = \"{second}x\"\n"), &[(1, "`/")]);
+        check("a.sh", &format!("{third}/x\n"), &[(1, "`/")]);
+        check("a.md", &format!("https://example.org{first}x and a{second}b\n"), &[]);
+    }
+
+    #[test]
+    fn kernels_and_their_twins() {
+        let check = |paths: &[&str], expected: usize| {
+            let paths: Vec<_> = paths.iter().map(|path| path.to_string()).collect();
+            assert_eq!(check_twins(&paths).len(), expected, "{paths:?}");
+        };
+        let kernel = "deepwell-kernels/cuda/impls/sm90_gemm.cu";
+        check(&[kernel], 1);
+        check(&[kernel, "deepwell-kernels/src/cuda/sm90_gemm.rs"], 0);
+        check(&[kernel, "deepwell-kernels/src/cuda/sm100_gemm.rs"], 1);
+        check(&[kernel, "deepwell-trainer/src/sm90_gemm.rs"], 1);
+        check(&["deepwell-kernels/cuda/ptx/mma.cuh"], 0);
+    }
+}
