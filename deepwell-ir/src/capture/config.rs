@@ -137,7 +137,7 @@ impl LlamaConfig {
                 shown(value)
             ));
         }
-        notes.without_effect = keys.finish_config()?;
+        notes.without_effect.extend(keys.finish_config()?);
         config.check(place)?;
         Ok((config, notes))
     }
@@ -188,11 +188,10 @@ impl LlamaConfig {
                 ));
             }
         };
-        let max_position_embeddings =
-            keys.size("max_position_embeddings")?.unwrap_or_else(|| {
-                note_default(notes, "max_position_embeddings", "2048");
-                2048
-            });
+        let max_position_embeddings = keys.size("max_position_embeddings")?.unwrap_or_else(|| {
+            note_default(notes, "max_position_embeddings", "2048");
+            2048
+        });
         let rms_norm_eps = keys.number("rms_norm_eps", 0.0, false)?.unwrap_or_else(|| {
             note_default(notes, "rms_norm_eps", "1e-6");
             1e-6
@@ -247,7 +246,7 @@ impl LlamaConfig {
         ] {
             if size == 0 || size > size_max {
                 let expected = format!("an integer from 1 to {size_max}");
-                return wrong(key, expected, size.to_string(), "larger is taken for a mistake");
+                return wrong(key, expected, size.to_string(), "");
             }
         }
         if self.num_heads % self.num_kv_heads != 0 {
@@ -282,7 +281,7 @@ impl LlamaConfig {
         ] {
             if !number.is_finite() || number <= least {
                 let expected = format!("a number greater than {least}");
-                return wrong(key, expected, number.to_string(), "it is 1 or near 0 in no model");
+                return wrong(key, expected, number.to_string(), "");
             }
         }
         Ok(())

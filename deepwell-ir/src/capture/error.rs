@@ -74,7 +74,7 @@ pub enum CaptureError {
         hint: String,
     },
     /// A value of the wrong type or out of range, alone or beside another key.
-    #[error("{place}: key `{key}`: expected {expected}, got `{got}`\nhint: {hint}")]
+    #[error("{place}: key `{key}`: expected {expected}, got `{got}`{}", hint_line(hint))]
     Value {
         /// The file.
         place: String,
@@ -84,7 +84,7 @@ pub enum CaptureError {
         expected: String,
         /// Its value as JSON, shortened.
         got: String,
-        /// What to do.
+        /// What to do; empty if `expected` says it.
         hint: String,
     },
     /// A value that is right but changes the mathematics in a way that is not supported.
@@ -157,4 +157,8 @@ pub enum CaptureError {
     /// The captured graph breaks a rule of the graph.
     #[error(transparent)]
     Graph(#[from] IrError),
+}
+
+fn hint_line(hint: &str) -> String {
+    if hint.is_empty() { String::new() } else { format!("\nhint: {hint}") }
 }

@@ -212,6 +212,11 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Helps those who wrote a number or boolean as a string.
+fn quotes_hint(value: &Value) -> &'static str {
+    if value.is_string() { "write it without quotes" } else { "" }
+}
+
 /// Takes keys out of one object and remembers which were asked for.
 pub(super) struct Keys<'a> {
     place: &'a str,
@@ -237,7 +242,13 @@ impl<'a> Keys<'a> {
     }
 
     /// The error for a value that a key may not have.
-    pub(super) fn wrong(&self, key: &str, expected: &str, value: &Value, hint: &str) -> CaptureError {
+    pub(super) fn wrong(
+        &self,
+        key: &str,
+        expected: &str,
+        value: &Value,
+        hint: &str,
+    ) -> CaptureError {
         CaptureError::Value {
             place: self.place.to_string(),
             key: self.full(key),
@@ -271,7 +282,11 @@ impl<'a> Keys<'a> {
         match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
             Some(size) if size > 0 => Ok(Some(size)),
             _ => {
-                let hint = "sizes are written without a decimal point";
+                let hint = if value.is_f64() && value.as_f64() > Some(0.0) {
+                    "write it without a decimal point"
+                } else {
+                    quotes_hint(value)
+                };
                 Err(self.wrong(key, "an integer of 1 or more", value, hint))
             }
         }
@@ -284,8 +299,7 @@ impl<'a> Keys<'a> {
 
     pub(super) fn boolean(&mut self, key: &'static str) -> Result<Option<bool>, CaptureError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let hint = "written without quotes";
-        let wrong = || self.wrong(key, "`true` or `false`", value, hint);
+        let wrong = || self.wrong(key, "`true` or `false`", value, quotes_hint(value));
         value.as_bool().ok_or_else(wrong).map(Some)
     }
 
@@ -306,18 +320,19 @@ impl<'a> Keys<'a> {
                 } else {
                     format!("a number greater than {least}")
                 };
-                Err(self.wrong(key, &bound, value, "numbers are written without quotes"))
+                Err(self.wrong(key, &bound, value, quotes_hint(value)))
             }
         }
     }
 
     pub(super) fn string(&mut self, key: &'static str) -> Result<Option<&'a str>, CaptureError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let wrong = || self.wrong(key, "a string", value, "written in quotes");
+        let wrong = || self.wrong(key, "a string", value, "");
         value.as_str().ok_or_else(wrong).map(Some)
     }
 
-    /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect.
+    /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect,
+    /// sorted.
     pub(super) fn finish_config(self) -> Result<Vec<String>, CaptureError> {
         let mut without_effect = Vec::new();
         for (key, value) in self.object {
@@ -333,6 +348,7 @@ impl<'a> Keys<'a> {
             }
             without_effect.push(key.clone());
         }
+        without_effect.sort();
         Ok(without_effect)
     }
 

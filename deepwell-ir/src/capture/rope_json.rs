@@ -22,6 +22,9 @@ pub(super) fn read(
     let outer_original = keys.size("original_max_position_embeddings")?;
     let (name, nested) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
         (None, None) => {
+            if outer_original.is_some() {
+                notes.without_effect.push("original_max_position_embeddings".to_string());
+            }
             let theta = outer_theta.unwrap_or_else(|| {
                 notes.remarks.push(
                     "`rope_theta` is not stated: 10000, the default of transformers".to_string(),
@@ -60,6 +63,10 @@ pub(super) fn read(
     let lengths = Lengths { original: outer_original, longest: max_position_embeddings };
     let scaling = read_scaling(&mut inner, rope_type, lengths, notes)?;
     inner.finish_nested(&format!("rope_type `{rope_type}`"))?;
+    let uses_original = matches!(scaling, RopeScaling::Llama3 { .. } | RopeScaling::Yarn(_));
+    if outer_original.is_some() && !uses_original {
+        notes.without_effect.push("original_max_position_embeddings".to_string());
+    }
     Ok(Rope { theta, scaling })
 }
 

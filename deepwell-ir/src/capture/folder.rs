@@ -1,0 +1,313 @@
+//! A model folder: `config.json` beside safetensors files, whose headers are compared with what
+//! the configuration asks for. No weight is read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, Metadata};
+use serde_json::Value;
+
+use super::{CaptureError, CaptureNotes, LlamaConfig, StoredDType};
+
+/// Longest header that is read, bytes: the limit that the safetensors format sets itself.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// A header is preceded by its length as a 64-bit number.
+const LENGTH_BYTES: u64 = 8;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A tensor as it lies in a weight file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Name, that of a [`ParameterSpec`](super::ParameterSpec).
+    pub name: String,
+    /// Row-major shape.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: StoredDType,
+    /// The file that holds it.
+    pub file: PathBuf,
+    /// Where its bytes begin, from the start of the file.
+    pub offset_bytes: u64,
+    /// How many bytes it takes.
+    pub size_bytes: u64,
+}
+
+/// A Hugging Face model folder whose files fit its configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelFolder {
+    /// The folder.
+    pub path: PathBuf,
+    /// Its `config.json`.
+    pub config: LlamaConfig,
+    /// Remarks on the configuration and on tensors that are ignored.
+    pub notes: CaptureNotes,
+    /// One entry per parameter, in the order of [`LlamaConfig::parameters`].
+    pub tensors: Vec<StoredTensor>,
+}
+
+/// A header entry and the file it is from.
+struct Found {
+    path: PathBuf,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    offset_bytes: u64,
+    size_bytes: u64,
+}
+
+impl ModelFolder {
+    /// Opens a folder with `config.json` and `model.safetensors`, or shards listed in
+    /// `model.safetensors.index.json`. F32, BF16 and F16 weights are taken.
+    ///
+    /// # Errors
+    /// Those of [`LlamaConfig::from_path`]; a file that is missing, truncated or has a broken
+    /// header; a tensor that is missing, not part of the model, or of another shape or element
+    /// type.
+    pub fn open(path: impl AsRef<Path>) -> Result<ModelFolder, CaptureError> {
+        let folder = path.as_ref().to_path_buf();
+        let (config, mut notes) = LlamaConfig::from_path(folder.join("config.json"))?;
+        let mut found = find_tensors(&folder, &mut notes)?;
+        let specs = config.parameters();
+        let mut tensors = Vec::with_capacity(specs.len());
+        for spec in &specs {
+            let Some(stored) = found.remove(&spec.name) else {
+                return Err(missing_tensor(&folder, &spec.name, &spec.shape, &found));
+            };
+            tensors.push(stored.check(&spec.name, &spec.shape)?);
+        }
+        for (name, stored) in found {
+            if config.tie_word_embeddings && name == "lm_head.weight" {
+                stored.check(&name, &[config.vocab_size, config.hidden_size])?;
+                notes.remarks.push(
+                    "`lm_head.weight` is stored but tied: the token table is used for it"
+                        .to_string(),
+                );
+            } else if name.ends_with("rotary_emb.inv_freq") {
+                notes.remarks.push(format!(
+                    "`{name}` is a stored buffer, not a weight: it is computed from the config"
+                ));
+            } else {
+                return Err(unexpected_tensor(name, stored.path));
+            }
+        }
+        note_dtypes(&config, &tensors, &mut notes);
+        Ok(ModelFolder { path: folder, config, notes, tensors })
+    }
+}
+
+impl Found {
+    fn check(self, name: &str, shape: &[usize]) -> Result<StoredTensor, CaptureError> {
+        let dtype = match self.dtype {
+            Dtype::F32 => Some(StoredDType::F32),
+            Dtype::BF16 => Some(StoredDType::Bf16),
+            Dtype::F16 => Some(StoredDType::F16),
+            _ => None,
+        };
+        if self.shape != shape {
+            return Err(CaptureError::TensorMismatch {
+                name: name.to_string(),
+                path: self.path,
+                expected: format!("shape {shape:?}"),
+                got: format!("shape {:?}", self.shape),
+                hint: "config.json and the weights are of different models".to_string(),
+            });
+        }
+        let Some(dtype) = dtype else {
+            return Err(CaptureError::TensorMismatch {
+                name: name.to_string(),
+                path: self.path,
+                expected: "F32, BF16 or F16".to_string(),
+                got: format!("{:?}", self.dtype),
+                hint: "save the model unquantized, in one of these types".to_string(),
+            });
+        };
+        Ok(StoredTensor {
+            name: name.to_string(),
+            shape: self.shape,
+            dtype,
+            file: self.path,
+            offset_bytes: self.offset_bytes,
+            size_bytes: self.size_bytes,
+        })
+    }
+}
+
+/// All header entries of a folder by name.
+fn find_tensors(
+    folder: &Path,
+    notes: &mut CaptureNotes,
+) -> Result<BTreeMap<String, Found>, CaptureError> {
+    let single = folder.join(SINGLE);
+    let index = folder.join(INDEX);
+    if single.is_file() {
+        if index.is_file() {
+            notes.remarks.push(format!("`{INDEX}` is ignored: `{SINGLE}` holds the whole model"));
+        }
+        return read_header(&single);
+    }
+    if index.is_file() {
+        return read_shards(folder, &index);
+    }
+    let hint = if folder.join("pytorch_model.bin").is_file()
+        || folder.join("pytorch_model.bin.index.json").is_file()
+    {
+        "`pytorch_model.bin` is not read: load the model in transformers and save it again with \
+         `save_pretrained`"
+    } else {
+        "download the weights too, or train from nothing with the config.json alone"
+    };
+    Err(CaptureError::NotFound {
+        path: folder.to_path_buf(),
+        expected: format!("`{SINGLE}` or `{INDEX}`"),
+        hint: hint.to_string(),
+    })
+}
+
+fn read_shards(folder: &Path, index: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
+    let broken = |problem: String| CaptureError::WeightFile {
+        path: index.to_path_buf(),
+        problem,
+        hint: "download the file again".to_string(),
+    };
+    let bytes = std::fs::read(index).map_err(|source| io_error(index, source))?;
+    let json: Value =
+        serde_json::from_slice(&bytes).map_err(|error| broken(format!("not JSON: {error}")))?;
+    let map = json
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| broken("expected an object `weight_map` of tensor to file".to_string()))?;
+
+    let mut expected: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (name, file) in map {
+        // Only plain names, so that an index cannot point out of its folder.
+        let file = file
+            .as_str()
+            .filter(|file| Path::new(file).file_name().is_some_and(|plain| plain == *file))
+            .ok_or_else(|| broken(format!("tensor `{name}`: expected a file name, got {file}")))?;
+        expected.entry(file).or_default().insert(name);
+    }
+    let mut all = BTreeMap::new();
+    for (file, names) in expected {
+        let path = folder.join(file);
+        if !path.is_file() {
+            return Err(CaptureError::NotFound {
+                path,
+                expected: format!("a shard listed in `{INDEX}`"),
+                hint: "download the missing shard".to_string(),
+            });
+        }
+        let found = read_header(&path)?;
+        if let Some(name) = names.iter().find(|name| !found.contains_key(**name)) {
+            return Err(CaptureError::WeightFile {
+                path,
+                problem: format!("tensor `{name}` is not in it, though `{INDEX}` says so"),
+                hint: "index and shards are from different versions of the model".to_string(),
+            });
+        }
+        for (name, stored) in found {
+            if !names.contains(name.as_str()) {
+                return Err(unexpected_tensor(name, stored.path));
+            }
+            all.insert(name, stored);
+        }
+    }
+    Ok(all)
+}
+
+/// The entries of one safetensors file, whose length must fit them.
+fn read_header(path: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
+    let broken = |problem: String| CaptureError::WeightFile {
+        path: path.to_path_buf(),
+        problem,
+        hint: "download or save the file again".to_string(),
+    };
+    let mut file = File::open(path).map_err(|source| io_error(path, source))?;
+    let file_bytes = file.metadata().map_err(|source| io_error(path, source))?.len();
+    if file_bytes < LENGTH_BYTES {
+        return Err(broken(format!("expected a safetensors file, got {file_bytes} bytes")));
+    }
+    let mut length = [0u8; LENGTH_BYTES as usize];
+    file.read_exact(&mut length).map_err(|source| io_error(path, source))?;
+    let header_bytes = u64::from_le_bytes(length);
+    if header_bytes > HEADER_BYTES_MAX || header_bytes > file_bytes - LENGTH_BYTES {
+        return Err(broken(format!(
+            "expected a safetensors header, got a length of {header_bytes} bytes in a file of \
+             {file_bytes}"
+        )));
+    }
+    let mut header = vec![0u8; header_bytes as usize];
+    file.read_exact(&mut header).map_err(|source| io_error(path, source))?;
+    let metadata: Metadata = serde_json::from_slice(&header)
+        .map_err(|error| broken(format!("broken safetensors header: {error}")))?;
+    let data_start = LENGTH_BYTES + header_bytes;
+    let expected_bytes = data_start + metadata.data_len() as u64;
+    if expected_bytes != file_bytes {
+        return Err(broken(format!(
+            "expected {expected_bytes} bytes from its header, got {file_bytes}"
+        )));
+    }
+    let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
+        let (start, end) = info.data_offsets;
+        let stored = Found {
+            path: path.to_path_buf(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            offset_bytes: data_start + start as u64,
+            size_bytes: (end - start) as u64,
+        };
+        (name, stored)
+    };
+    Ok(metadata.tensors().into_iter().map(entry).collect())
+}
+
+fn note_dtypes(config: &LlamaConfig, tensors: &[StoredTensor], notes: &mut CaptureNotes) {
+    let stored: BTreeSet<&str> = tensors.iter().map(|t| t.dtype.safetensors_name()).collect();
+    let declared = config.torch_dtype.map(StoredDType::safetensors_name);
+    if declared.is_some_and(|declared| stored.iter().any(|&dtype| dtype != declared)) {
+        let stored: Vec<&str> = stored.into_iter().collect();
+        notes.remarks.push(format!(
+            "weights are stored as {}, config.json says {}: taken as stored",
+            stored.join(" and "),
+            declared.unwrap_or_default()
+        ));
+    }
+}
+
+fn io_error(path: &Path, source: std::io::Error) -> CaptureError {
+    CaptureError::Io { path: path.to_path_buf(), source }
+}
+
+fn missing_tensor(
+    folder: &Path,
+    name: &str,
+    shape: &[usize],
+    rest: &BTreeMap<String, Found>,
+) -> CaptureError {
+    let bare = name.strip_prefix("model.").filter(|bare| rest.contains_key(*bare));
+    let hint = match bare {
+        Some(bare) => format!(
+            "the files hold `{bare}`: the model was saved without its head; save it as \
+             LlamaForCausalLM"
+        ),
+        None => "config.json and the weights are of different models, or a file is incomplete"
+            .to_string(),
+    };
+    CaptureError::MissingTensor {
+        name: name.to_string(),
+        expected: format!("shape {shape:?}"),
+        folder: folder.to_path_buf(),
+        hint,
+    }
+}
+
+fn unexpected_tensor(name: String, path: PathBuf) -> CaptureError {
+    let hint = if name.ends_with(".bias") {
+        "set `attention_bias` or `mlp_bias` in config.json if the model has biases"
+    } else {
+        "config.json and the weights are of different models"
+    };
+    CaptureError::UnexpectedTensor { name, path, hint: hint.to_string() }
+}

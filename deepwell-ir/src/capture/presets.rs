@@ -1,0 +1,70 @@
+//! Configurations known by name.
+
+use super::{HiddenAct, LlamaConfig, Rope, RopeScaling, StoredDType};
+
+impl LlamaConfig {
+    /// Names that [`LlamaConfig::preset`] knows.
+    pub const PRESETS: [&'static str; 6] =
+        ["llama-micro", "parity-3m", "llama-134m", "tinyllama-1.1b", "llama-1.1b", "llama-3-8b"];
+
+    /// A configuration by name, `None` if there is none of that name.
+    ///
+    /// `tinyllama-1.1b` (also `llama-1.1b`) and `llama-3-8b` are those published as
+    /// TinyLlama-1.1B-Chat-v1.0 and Meta-Llama-3-8B; the others are sizes for tests and
+    /// measurements.
+    ///
+    /// ```
+    /// use deepwell_ir::capture::LlamaConfig;
+    ///
+    /// let config = LlamaConfig::preset("tinyllama-1.1b").unwrap();
+    /// assert_eq!(config.parameter_count(), 1_100_048_384);
+    /// assert!(LlamaConfig::preset("tinylama").is_none());
+    /// ```
+    pub fn preset(name: &str) -> Option<LlamaConfig> {
+        match name {
+            "llama-micro" => Some(plain_llama(256, 64, 160, 2, 2, 1)),
+            "parity-3m" => Some(plain_llama(256, 256, 704, 4, 4, 2)),
+            "llama-134m" => Some(plain_llama(32000, 768, 2048, 12, 12, 12)),
+            "tinyllama-1.1b" | "llama-1.1b" => Some(LlamaConfig {
+                torch_dtype: Some(StoredDType::Bf16),
+                ..plain_llama(32000, 2048, 5632, 22, 32, 4)
+            }),
+            "llama-3-8b" => Some(LlamaConfig {
+                max_position_embeddings: 8192,
+                rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
+                torch_dtype: Some(StoredDType::Bf16),
+                ..plain_llama(128_256, 4096, 14336, 32, 32, 8)
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// What the presets share: 2048 positions, theta 10000, epsilon 1e-5, untied, no biases.
+fn plain_llama(
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_layers: usize,
+    num_heads: usize,
+    num_kv_heads: usize,
+) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        num_layers,
+        num_heads,
+        num_kv_heads,
+        head_dim: hidden_size / num_heads,
+        rms_norm_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        attention_bias: false,
+        mlp_bias: false,
+        tie_word_embeddings: false,
+        max_position_embeddings: 2048,
+        initializer_range: 0.02,
+        hidden_act: HiddenAct::Silu,
+        torch_dtype: None,
+    }
+}
