@@ -1,1 +1,33 @@
-//! Kernel specs, registry, executor and backends
+//! Kernel specs, registry, executor and backends.
+//!
+//! # Brief overview
+//!
+//! A [`Backend`] runs the calls of a [`deepwell_ir::Program`] over one arena; the [`Executor`]
+//! verifies a program, has its calls prepared, and runs them. [`CpuBackend`] is the backend that
+//! is always there; its kernels are plain functions on slices under [`cpu`]. [`CpuCatalog`] tells
+//! the planner which of them serve a call, with the reason for each that does not. [`oracle`]
+//! holds every op again in f64, as plain loops to compare with.
+//!
+//! ```
+//! use deepwell_kernels::cpu::gemm::{Operand, Output, Tier, gemm};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (x, w) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 0.0, 0.0, 1.0]);
+//! let mut y = [0.0f32; 4];
+//! let out = Output::F32 { data: &mut y, accumulate: false };
+//! gemm(Tier::F32, 2, 2, 2, Operand::rows_f32(&x, 2), Operand::rows_f32(&w, 2), out, &mut [])?;
+//! assert_eq!(y, x);
+//! # Ok(())
+//! # }
+//! ```
+
+mod backend;
+pub mod cpu;
+mod error;
+mod executor;
+pub mod oracle;
+
+pub use backend::{Backend, PreparedCall};
+pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};
+pub use error::KernelError;
+pub use executor::{Executor, LoadedProgram, Observer, Verdict};

@@ -1,0 +1,110 @@
+//! The CPU's arena: one zeroed, aligned allocation, and typed views of its ranges.
+//!
+//! Views are given out without borrowing the arena, because a call holds several at once, some
+//! of them mutable. What makes that sound:
+//! - a program is verified before it is prepared: ranges lie inside the arena, are aligned, and
+//!   the operands of one call share no byte unless all of them are only read;
+//! - views exist only while their call runs, and calls run one after another.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use bytemuck::Pod;
+use deepwell_ir::{ALIGNMENT_BYTES, ByteRange};
+
+use crate::KernelError;
+
+/// Owned bytes, zeroed at first; pages are touched only when they are used.
+pub(crate) struct Arena {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the arena owns its bytes; nothing else points to them but views, which live within a
+// call.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    pub(crate) fn new(bytes: usize) -> Result<Arena, KernelError> {
+        let out_of_memory = || KernelError::OutOfMemory { bytes };
+        let layout = Layout::from_size_align(bytes.max(ALIGNMENT_BYTES), ALIGNMENT_BYTES)
+            .map_err(|_| out_of_memory())?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        Ok(Arena { start, layout })
+    }
+
+    fn contains(&self, range: ByteRange) -> bool {
+        range.end() <= self.layout.size()
+    }
+
+    /// The bytes of a range, for copies between calls.
+    pub(crate) fn bytes(&mut self, range: ByteRange) -> Option<&mut [u8]> {
+        if !self.contains(range) {
+            return None;
+        }
+        // SAFETY: inside the allocation, and `&mut self` keeps every other access away.
+        Some(unsafe {
+            std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.offset), range.bytes)
+        })
+    }
+
+    fn pointer<T>(&self, range: ByteRange) -> *mut T {
+        assert!(self.contains(range), "range outside of the arena");
+        debug_assert_eq!(range.offset % align_of::<T>(), 0);
+        // SAFETY: the offset is inside the allocation, checked above.
+        unsafe { self.start.as_ptr().add(range.offset).cast() }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and dropped once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// A range that a call reads as elements of `T`.
+#[derive(Debug)]
+pub(crate) struct In<T> {
+    range: ByteRange,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Pod> In<T> {
+    pub(crate) fn new(range: ByteRange) -> In<T> {
+        In { range, element: PhantomData }
+    }
+
+    /// The elements.
+    pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a [T] {
+        let length = self.range.bytes / size_of::<T>();
+        // SAFETY: aligned and inside (see the module), any bytes are a valid `T: Pod`, and no
+        // view of the running call writes this range.
+        unsafe { std::slice::from_raw_parts(arena.pointer::<T>(self.range), length) }
+    }
+}
+
+/// A range that a call writes, or updates, as elements of `T`.
+#[derive(Debug)]
+pub(crate) struct Out<T> {
+    range: ByteRange,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Pod> Out<T> {
+    pub(crate) fn new(range: ByteRange) -> Out<T> {
+        Out { range, element: PhantomData }
+    }
+
+    /// The elements.
+    #[expect(clippy::mut_from_ref, reason = "the module's rules keep views apart")]
+    pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a mut [T] {
+        let length = self.range.bytes / size_of::<T>();
+        // SAFETY: aligned and inside (see the module), any bytes are a valid `T: Pod`, and this
+        // is the running call's only view of the range.
+        unsafe { std::slice::from_raw_parts_mut(arena.pointer::<T>(self.range), length) }
+    }
+}

@@ -1,0 +1,182 @@
+//! From a call of a program to a kernel on slices: operands become typed views, attributes
+//! become arguments. One file per family of ops.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod head;
+mod matmul;
+mod norm;
+mod optimizer;
+mod quantize;
+
+pub(crate) use attention::attention_shape;
+use bytemuck::Pod;
+pub use quantize::decode_statistics;
+use deepwell_ir::{Call, DType, Op, Program};
+
+use super::arena::{Arena, In, Out};
+use super::gemm::Tier;
+use super::specs::cpu_kernels;
+use crate::KernelError;
+
+type Run = Box<dyn Fn(&Arena) -> Result<(), String> + Send>;
+
+/// A kernel with its operands.
+pub(crate) struct CpuCall {
+    name: String,
+    run: Run,
+}
+
+impl CpuCall {
+    pub(crate) fn run(&self, arena: &Arena) -> Result<(), KernelError> {
+        (self.run)(arena)
+            .map_err(|what| KernelError::Run { call: self.name.clone(), what })
+    }
+}
+
+/// Resolves a call.
+pub(crate) fn prepare(program: &Program, call: &Call) -> Result<CpuCall, KernelError> {
+    let operands = Operands { program, call };
+    let run = match &call.op {
+        Op::Embedding(_) => embedding::forward(&operands),
+        Op::EmbeddingBackward(_) => embedding::backward(&operands),
+        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+            matmul::linear(&operands)
+        }
+        Op::MxGemm(op) => matmul::mx_gemm(&operands, op),
+        Op::BiasGrad(_) => elementwise::bias_grad(&operands),
+        Op::RmsNorm(op) => norm::rms_norm(&operands, op.eps),
+        Op::AddRmsNorm(op) => norm::add_rms_norm(&operands, op.eps),
+        Op::RmsNormBackward(op) => norm::rms_norm_backward_call(&operands, op.residual),
+        Op::Rope(op) => elementwise::rope(&operands, op, false),
+        Op::RopeBackward(op) => elementwise::rope(&operands, &op.forward, true),
+        Op::SwiGlu(_) => elementwise::swiglu(&operands),
+        Op::SwiGluBackward(_) => elementwise::swiglu_backward(&operands),
+        Op::Add(_) => elementwise::add(&operands),
+        Op::Cast(_) => elementwise::cast(&operands),
+        Op::Attention(op) => attention::forward(&operands, &op.heads),
+        Op::AttentionBackward(op) => attention::backward(&operands, &op.heads),
+        Op::LinearCrossEntropy(_) => head::forward(&operands),
+        Op::LinearCrossEntropyGrad(_) => head::with_gradients(&operands),
+        Op::Quantize(op) => quantize::quantize(&operands, op),
+        Op::GradNorm(_) => optimizer::grad_norm(&operands),
+        Op::AdamW(op) => optimizer::adamw(&operands, op),
+        _ => Err(KernelError::UnknownKernel {
+            call: call.name.clone(),
+            backend: "cpu",
+            kernel: call.choice.kernel.clone(),
+        }),
+    }?;
+    Ok(CpuCall { name: call.name.clone(), run })
+}
+
+/// Runs `$body` with `$float` as the element type that `$dtype` names.
+macro_rules! by_float {
+    ($operands:expr, $index:expr, $float:ident => $body:expr) => {
+        match $operands.dtype($index) {
+            deepwell_ir::DType::F32 => {
+                type $float = f32;
+                $body
+            }
+            deepwell_ir::DType::Bf16 => {
+                type $float = half::bf16;
+                $body
+            }
+            _ => Err($operands.unexpected($index, "f32 or bf16")),
+        }
+    };
+}
+use by_float;
+
+/// Operands of the call at hand.
+struct Operands<'a> {
+    program: &'a Program,
+    call: &'a Call,
+}
+
+/// The element types that stand for a [`DType`].
+trait Stored: Pod {
+    const DTYPES: &'static [DType];
+}
+
+impl Stored for f32 {
+    const DTYPES: &'static [DType] = &[DType::F32];
+}
+impl Stored for half::bf16 {
+    const DTYPES: &'static [DType] = &[DType::Bf16];
+}
+impl Stored for i32 {
+    const DTYPES: &'static [DType] = &[DType::I32];
+}
+impl Stored for u64 {
+    const DTYPES: &'static [DType] = &[DType::U64];
+}
+impl Stored for u8 {
+    const DTYPES: &'static [DType] = &[DType::E4m3, DType::E8m0];
+}
+
+impl Operands<'_> {
+    fn value(&self, index: usize) -> &deepwell_ir::Value {
+        self.program.value(self.call.operands[index].value)
+    }
+
+    fn dtype(&self, index: usize) -> DType {
+        self.value(index).dtype
+    }
+
+    fn shape(&self, index: usize) -> &[usize] {
+        &self.value(index).shape
+    }
+
+    /// Position of output `index` among the operands.
+    fn output(&self, index: usize) -> usize {
+        self.call.input_count + index
+    }
+
+    fn unexpected(&self, index: usize, expected: &str) -> KernelError {
+        KernelError::OperandType {
+            call: self.call.name.clone(),
+            operand: index,
+            expected: expected.to_string(),
+            got: self.dtype(index),
+        }
+    }
+
+    fn check<T: Stored>(&self, index: usize) -> Result<deepwell_ir::ByteRange, KernelError> {
+        let value = self.value(index);
+        if T::DTYPES.contains(&value.dtype) {
+            Ok(value.range)
+        } else {
+            Err(self.unexpected(index, T::DTYPES[0].name()))
+        }
+    }
+
+    /// Operand `index` as something that is read.
+    fn input<T: Stored>(&self, index: usize) -> Result<In<T>, KernelError> {
+        self.check::<T>(index).map(In::new)
+    }
+
+    /// Operand `index` as something that is written or updated.
+    fn target<T: Stored>(&self, index: usize) -> Result<Out<T>, KernelError> {
+        self.check::<T>(index).map(Out::new)
+    }
+
+    /// The matrix instructions that the chosen kernel runs on.
+    fn tier(&self) -> Result<Tier, KernelError> {
+        let kernel = &self.call.choice.kernel;
+        let spec = cpu_kernels().iter().find(|spec| spec.name == *kernel);
+        spec.and_then(|spec| spec.tier).filter(|tier| tier.is_available()).ok_or_else(|| {
+            KernelError::UnknownKernel {
+                call: self.call.name.clone(),
+                backend: "cpu",
+                kernel: kernel.clone(),
+            }
+        })
+    }
+
+    /// The call's scratch.
+    fn workspace<T: Pod>(&self) -> Out<T> {
+        Out::new(self.call.workspace)
+    }
+}

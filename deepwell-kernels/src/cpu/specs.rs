@@ -1,0 +1,245 @@
+//! Which CPU kernels there are: what each takes, needs of the machine, and its scratch.
+//!
+//! Plain data and pure functions: selection works for a processor that is not this one.
+
+use std::sync::LazyLock;
+
+use deepwell_ir::{
+    DType, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Rejected, Selection, Target,
+};
+
+use half::bf16;
+
+use super::attention::{attention_backward_workspace_bytes, attention_forward_workspace_bytes};
+use super::calls::attention_shape;
+use super::gemm::{self, DataKind, Tier};
+use super::linear_cross_entropy::{
+    HeadShape, linear_cross_entropy_grad_workspace_bytes, linear_cross_entropy_workspace_bytes,
+};
+use super::{add, rms_norm};
+
+/// One kernel of the CPU backend.
+#[derive(Clone, Debug)]
+pub struct CpuKernelSpec {
+    /// Unique name: `cpu_`, the op, and the tier if it has one.
+    pub name: String,
+    /// The op that it computes.
+    pub op: &'static str,
+    /// The matrix instructions that it runs on, for kernels that multiply matrices.
+    pub tier: Option<Tier>,
+    /// Scratch for a request, in bytes, on a number of threads.
+    workspace_bytes: fn(&KernelRequest<'_>, Tier, usize) -> usize,
+}
+
+/// The feature name under which a target has a matrix tier.
+pub fn tier_feature(tier: Tier) -> Option<&'static str> {
+    match tier {
+        Tier::AmxBf16 => Some("amx_bf16"),
+        Tier::Avx512Bf16 => Some("avx512bf16"),
+        Tier::F32 => None,
+    }
+}
+
+fn tier_suffix(tier: Tier) -> &'static str {
+    match tier {
+        Tier::AmxBf16 => "amx",
+        Tier::Avx512Bf16 => "avx512",
+        Tier::F32 => "f32",
+    }
+}
+
+/// This machine's processor with `threads` workers, as a target.
+pub fn cpu_target(threads: usize) -> Target {
+    let features = Tier::ALL
+        .into_iter()
+        .filter(|tier| tier.is_available())
+        .filter_map(tier_feature)
+        .map(str::to_string)
+        .collect();
+    Target::cpu(threads, features)
+}
+
+/// Every kernel of the CPU backend, preferred ones first within an op.
+pub fn cpu_kernels() -> &'static [CpuKernelSpec] {
+    static KERNELS: LazyLock<Vec<CpuKernelSpec>> = LazyLock::new(|| {
+        let tiered = TIERED.iter().flat_map(|&(op, workspace_bytes)| {
+            Tier::ALL.into_iter().rev().map(move |tier| CpuKernelSpec {
+                name: format!("cpu_{op}_{}", tier_suffix(tier)),
+                op,
+                tier: Some(tier),
+                workspace_bytes,
+            })
+        });
+        let plain = PLAIN.iter().map(|&(op, workspace_bytes)| CpuKernelSpec {
+            name: format!("cpu_{op}"),
+            op,
+            tier: None,
+            workspace_bytes,
+        });
+        tiered.chain(plain).collect()
+    });
+    &KERNELS
+}
+
+type WorkspaceBytes = fn(&KernelRequest<'_>, Tier, usize) -> usize;
+
+/// Ops that multiply matrices: one kernel per tier.
+const TIERED: [(&str, WorkspaceBytes); 8] = [
+    ("linear", matrix),
+    ("linear_input_grad", matrix),
+    ("linear_weight_grad", matrix),
+    ("mx_gemm", matrix),
+    ("attention", attention_forward),
+    ("attention_backward", attention_backward),
+    ("linear_cross_entropy", head),
+    ("linear_cross_entropy_grad", head),
+];
+
+/// Ops with one kernel.
+const PLAIN: [(&str, WorkspaceBytes); 15] = [
+    ("embedding", none),
+    ("embedding_backward", none),
+    ("bias_grad", bias_grad),
+    ("rms_norm", none),
+    ("add_rms_norm", none),
+    ("rms_norm_backward", rms_norm_backward),
+    ("rope", rope_tables),
+    ("rope_backward", rope_tables),
+    ("swiglu", none),
+    ("swiglu_backward", none),
+    ("add", none),
+    ("cast", none),
+    ("quantize", none),
+    ("grad_norm", none),
+    ("adamw", none),
+];
+
+fn none(_: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    0
+}
+
+fn data_kind(dtype: DType) -> DataKind {
+    match dtype {
+        DType::Bf16 => DataKind::Bf16,
+        DType::E4m3 => DataKind::Mx,
+        _ => DataKind::F32,
+    }
+}
+
+fn matrix(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
+    let operands = request.operands;
+    let second = if matches!(request.op, Op::MxGemm(_)) { 2 } else { 1 };
+    let (a, b) = (&operands[0].shape, &operands[second].shape);
+    let (m, n, k) = match request.op {
+        Op::LinearInputGrad(_) => (a[0], b[1], a[1]),
+        Op::LinearWeightGrad(_) => (a[1], b[1], a[0]),
+        _ => (a[0], b[0], a[1]),
+    };
+    let kinds = (data_kind(operands[0].dtype), data_kind(operands[second].dtype));
+    gemm::workspace_bytes(tier, m, n, k, kinds.0, kinds.1)
+}
+
+fn rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let x = &request.operands[1].shape;
+    rms_norm::rms_norm_backward_workspace_bytes(x[0], x[1])
+}
+
+fn bias_grad(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let dy = &request.operands[0].shape;
+    add::bias_add_backward_workspace_bytes(dy[0], dy[1])
+}
+
+/// Cosines and sines of every position: positions never exceed the tokens of a micro-batch.
+fn rope_tables(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let rope = match request.op {
+        Op::Rope(rope) => rope,
+        Op::RopeBackward(backward) => &backward.forward,
+        _ => return 0,
+    };
+    2 * request.operands[0].shape[0] * rope.inverse_frequencies.len() * size_of::<f32>()
+}
+
+fn attention_forward(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+    let Op::Attention(op) = request.op else { return 0 };
+    let lse = &request.operands[4].shape;
+    let shape = attention_shape(&op.heads, lse[0], lse[2]);
+    match request.operands[0].dtype {
+        DType::Bf16 => attention_forward_workspace_bytes::<bf16>(tier, &shape, threads),
+        _ => attention_forward_workspace_bytes::<f32>(tier, &shape, threads),
+    }
+}
+
+fn attention_backward(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+    let Op::AttentionBackward(op) = request.op else { return 0 };
+    let lse = &request.operands[5].shape;
+    let shape = attention_shape(&op.heads, lse[0], lse[2]);
+    match request.operands[0].dtype {
+        DType::Bf16 => attention_backward_workspace_bytes::<bf16>(tier, &shape, threads),
+        _ => attention_backward_workspace_bytes::<f32>(tier, &shape, threads),
+    }
+}
+
+fn head(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
+    let (x, w) = (&request.operands[0].shape, &request.operands[1].shape);
+    let shape = HeadShape { tokens: x[0], hidden: x[1], vocab: w[0] };
+    let with_gradients = matches!(request.op, Op::LinearCrossEntropyGrad(_));
+    match (with_gradients, request.operands[0].dtype) {
+        (false, DType::Bf16) => linear_cross_entropy_workspace_bytes::<bf16>(tier, &shape),
+        (false, _) => linear_cross_entropy_workspace_bytes::<f32>(tier, &shape),
+        (true, DType::Bf16) => linear_cross_entropy_grad_workspace_bytes::<bf16>(tier, &shape),
+        (true, _) => linear_cross_entropy_grad_workspace_bytes::<f32>(tier, &shape),
+    }
+}
+
+/// The CPU kernels as a catalog.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuCatalog;
+
+/// What one worker thread of the pool and its stack hold once they have run.
+const BYTES_PER_WORKER: usize = 128 * 1024;
+
+impl KernelCatalog for CpuCatalog {
+    fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
+        let op = request.op.name();
+        let mut rejected = Vec::new();
+        for spec in cpu_kernels().iter().filter(|spec| spec.op == op) {
+            match rejection(spec, request, target) {
+                Some(reason) => rejected.push(Rejected { kernel: spec.name.clone(), reason }),
+                None => {
+                    let tier = spec.tier.unwrap_or(Tier::F32);
+                    let choice = KernelChoice {
+                        kernel: spec.name.clone(),
+                        tile: None,
+                        workspace_bytes: (spec.workspace_bytes)(request, tier, target.workers),
+                    };
+                    return Ok(Selection { choice, rejected });
+                }
+            }
+        }
+        Err(NoKernel { op, arch: target.arch.clone(), rejected })
+    }
+
+    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
+        target.workers * BYTES_PER_WORKER
+    }
+}
+
+fn rejection(
+    spec: &CpuKernelSpec,
+    request: &KernelRequest<'_>,
+    target: &Target,
+) -> Option<String> {
+    if target.arch != "cpu" {
+        return Some(format!("runs on a cpu, not on {}", target.arch));
+    }
+    let tier = spec.tier?;
+    match tier_feature(tier) {
+        Some(feature) if !target.features.iter().any(|known| known == feature) => {
+            Some(format!("needs the processor's `{feature}`"))
+        }
+        Some(_) if request.operands[0].dtype == DType::F32 => {
+            Some("takes bf16 operands, not f32".to_string())
+        }
+        _ => None,
+    }
+}

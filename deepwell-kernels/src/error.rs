@@ -1,0 +1,72 @@
+//! What can go wrong while calls are prepared and run.
+
+use deepwell_ir::{DType, IrError};
+use thiserror::Error;
+
+/// Errors of backends and the executor.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// The program breaks a rule; nothing of it was prepared.
+    #[error(transparent)]
+    Program(#[from] IrError),
+    /// A call names a kernel that the backend does not have.
+    #[error("call `{call}`: backend `{backend}` has no kernel `{kernel}`")]
+    UnknownKernel {
+        /// The call.
+        call: String,
+        /// The backend.
+        backend: &'static str,
+        /// The kernel asked for.
+        kernel: String,
+    },
+    /// A kernel does not take an operand of this type.
+    #[error("call `{call}`: operand {operand} expected as {expected}, got {got}")]
+    OperandType {
+        /// The call.
+        call: String,
+        /// Position of the operand.
+        operand: usize,
+        /// What the kernel takes.
+        expected: String,
+        /// What the program says.
+        got: DType,
+    },
+    /// The call ran and refused its data.
+    #[error("call `{call}`: {what}")]
+    Run {
+        /// The call.
+        call: String,
+        /// The kernel's words.
+        what: String,
+    },
+    /// The arena cannot be had.
+    #[error(
+        "cannot allocate an arena of {bytes} bytes\n\
+         hint: a smaller micro-batch or more recomputation needs less"
+    )]
+    OutOfMemory {
+        /// Size asked for.
+        bytes: usize,
+    },
+    /// The program wants more than the executor was made with.
+    #[error("program `{program}` wants an arena of {needs} bytes, there are {has}")]
+    ArenaTooSmall {
+        /// The program.
+        program: String,
+        /// Size it wants.
+        needs: usize,
+        /// Size there is.
+        has: usize,
+    },
+    /// Bytes of the wrong length for a value.
+    #[error("value `{value}`: expected {expected} bytes, got {got}")]
+    ValueLength {
+        /// The value.
+        value: String,
+        /// Its size.
+        expected: usize,
+        /// What came.
+        got: usize,
+    },
+}

@@ -1,0 +1,189 @@
+//! Runs programs on a backend.
+
+use deepwell_ir::{Call, Phase, Program, ValueId, verify_program};
+
+use crate::backend::{Backend, PreparedCall};
+use crate::KernelError;
+
+/// A program whose calls a backend has prepared.
+#[derive(Debug)]
+pub struct LoadedProgram {
+    program: Program,
+    prepared: Vec<PreparedCall>,
+}
+
+impl LoadedProgram {
+    /// The program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+}
+
+/// Looks at, and may change, the arena between two calls.
+pub trait Observer {
+    /// Called before `call` runs.
+    ///
+    /// # Errors
+    /// Stops the run.
+    fn before(
+        &mut self,
+        _program: &Program,
+        _call: &Call,
+        _executor: &mut dyn Backend,
+    ) -> Result<Verdict, KernelError> {
+        Ok(Verdict::Run)
+    }
+
+    /// Called after `call` has run.
+    ///
+    /// # Errors
+    /// Stops the run.
+    fn after(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<(), KernelError>;
+}
+
+/// Whether an observed call runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It runs.
+    Run,
+    /// It is left out: for tests that plant a fault.
+    Skip,
+}
+
+/// One arena on one backend, and the programs that run over it.
+pub struct Executor {
+    backend: Box<dyn Backend>,
+    arena_bytes: usize,
+}
+
+impl Executor {
+    /// Allocates an arena that programs of at most `arena_bytes` share.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    pub fn new(mut backend: Box<dyn Backend>, arena_bytes: usize) -> Result<Executor, KernelError> {
+        backend.allocate(arena_bytes)?;
+        Ok(Executor { backend, arena_bytes })
+    }
+
+    /// Name of the backend.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// Size of the arena.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena_bytes
+    }
+
+    /// Verifies a program and prepares its calls.
+    ///
+    /// # Errors
+    /// A program that breaks a rule or does not fit, or a call that the backend does not have.
+    pub fn load(&mut self, program: Program) -> Result<LoadedProgram, KernelError> {
+        verify_program(&program)?;
+        if program.arena.bytes > self.arena_bytes {
+            return Err(KernelError::ArenaTooSmall {
+                program: program.name,
+                needs: program.arena.bytes,
+                has: self.arena_bytes,
+            });
+        }
+        let prepared = program
+            .calls
+            .iter()
+            .map(|call| self.backend.prepare(&program, call))
+            .collect::<Result<_, _>>()?;
+        Ok(LoadedProgram { program, prepared })
+    }
+
+    /// Forgets all loaded programs; they must be loaded again before they run.
+    pub fn unload_all(&mut self) {
+        self.backend.forget_prepared();
+    }
+
+    /// Runs every call in order.
+    ///
+    /// # Errors
+    /// What a call refused.
+    pub fn run(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
+        for (call, &prepared) in loaded.program.calls.iter().zip(&loaded.prepared) {
+            self.backend.enqueue(prepared, call.stream)?;
+        }
+        self.backend.synchronize()
+    }
+
+    /// Runs the calls of one phase: [`Phase::Weights`] after weights were loaded.
+    ///
+    /// # Errors
+    /// What a call refused.
+    pub fn run_phase(&mut self, loaded: &LoadedProgram, phase: Phase) -> Result<(), KernelError> {
+        for (call, &prepared) in loaded.program.calls.iter().zip(&loaded.prepared) {
+            if call.phase == phase {
+                self.backend.enqueue(prepared, call.stream)?;
+            }
+        }
+        self.backend.synchronize()
+    }
+
+    /// Runs every call in order, each alone, with an observer before and after it.
+    ///
+    /// # Errors
+    /// What a call or the observer refused.
+    pub fn run_observed(
+        &mut self,
+        loaded: &LoadedProgram,
+        observer: &mut dyn Observer,
+    ) -> Result<(), KernelError> {
+        for (call, &prepared) in loaded.program.calls.iter().zip(&loaded.prepared) {
+            let backend = self.backend.as_mut();
+            if observer.before(&loaded.program, call, backend)? == Verdict::Run {
+                backend.enqueue(prepared, call.stream)?;
+                backend.synchronize()?;
+            }
+            observer.after(&loaded.program, call, backend)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a value from the host; its bytes in row-major order, little endian.
+    ///
+    /// # Errors
+    /// [`KernelError::ValueLength`].
+    pub fn write(
+        &mut self,
+        program: &Program,
+        id: ValueId,
+        bytes: &[u8],
+    ) -> Result<(), KernelError> {
+        check_length(program, id, bytes.len())?;
+        self.backend.write(program.value(id).range, bytes)
+    }
+
+    /// Reads a value to the host.
+    ///
+    /// # Errors
+    /// [`KernelError::ValueLength`].
+    pub fn read(
+        &mut self,
+        program: &Program,
+        id: ValueId,
+        bytes: &mut [u8],
+    ) -> Result<(), KernelError> {
+        check_length(program, id, bytes.len())?;
+        self.backend.read(program.value(id).range, bytes)
+    }
+}
+
+fn check_length(program: &Program, id: ValueId, got: usize) -> Result<(), KernelError> {
+    let value = program.value(id);
+    if value.range.bytes == got {
+        return Ok(());
+    }
+    Err(KernelError::ValueLength { value: value.name.clone(), expected: value.range.bytes, got })
+}
