@@ -1,0 +1,138 @@
+//! Token files as llm.c writes them.
+//!
+//! ```text
+//! byte 0     256 x i32, little endian: [0] magic, [1] version, [2] number of tokens, rest 0
+//! byte 1024  tokens, little endian: u16 with magic 20240520, u32 with magic 20240801
+//! ```
+//!
+//! Both carry version 1. (The second magic is that of the Llama 3 tokens.)
+
+use std::path::Path;
+
+use super::DataError;
+
+/// Bytes of the header.
+pub(crate) const HEADER_BYTES: u64 = 1024;
+
+const MAGIC_U16: i32 = 20_240_520;
+const MAGIC_U32: i32 = 20_240_801;
+
+/// What the header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BinHeader {
+    /// Bytes a token: 2 or 4.
+    pub(crate) width: u8,
+    pub(crate) tokens: u64,
+}
+
+/// True if a file that starts like this is a token file.
+pub(crate) fn has_magic(start: &[u8]) -> bool {
+    start
+        .first_chunk::<4>()
+        .is_some_and(|magic| [MAGIC_U16, MAGIC_U32].contains(&i32::from_le_bytes(*magic)))
+}
+
+/// Reads and checks the header; `start` is the start of the file, `bytes_file` its length.
+pub(crate) fn parse_header(
+    path: &Path,
+    start: &[u8],
+    bytes_file: u64,
+) -> Result<BinHeader, DataError> {
+    let path = path.to_owned();
+    if start.len() < HEADER_BYTES as usize {
+        return Err(DataError::BinHeader { path, found: bytes_file });
+    }
+    let field = |i: usize| {
+        i32::from_le_bytes([start[4 * i], start[4 * i + 1], start[4 * i + 2], start[4 * i + 3]])
+    };
+    let width: u8 = match field(0) {
+        MAGIC_U16 => 2,
+        MAGIC_U32 => 4,
+        magic => return Err(DataError::BinMagic { path, magic }),
+    };
+    if field(1) != 1 {
+        return Err(DataError::BinVersion { path, version: field(1) });
+    }
+    // The field is read as unsigned, so that files of 2^31 to 2^32 tokens are read too.
+    let tokens = u64::from(field(2) as u32);
+    let expected = HEADER_BYTES + tokens * u64::from(width);
+    if bytes_file != expected {
+        return Err(DataError::BinLength {
+            path,
+            tokens,
+            width: u64::from(width),
+            expected,
+            found: bytes_file,
+        });
+    }
+    Ok(BinHeader { width, tokens })
+}
+
+/// Tokens of a block of the body, whose length is a multiple of `width`.
+pub(crate) fn decode(block: &[u8], width: u8) -> Vec<u32> {
+    match width {
+        2 => block
+            .chunks_exact(2)
+            .map(|bytes| u32::from(u16::from_le_bytes([bytes[0], bytes[1]])))
+            .collect(),
+        _ => block
+            .chunks_exact(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A token file in memory.
+    pub(crate) fn build(magic: i32, version: i32, tokens: i32, body: &[u8]) -> Vec<u8> {
+        let mut file = vec![0; HEADER_BYTES as usize];
+        for (i, value) in [magic, version, tokens].into_iter().enumerate() {
+            file[4 * i..4 * i + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        file.extend_from_slice(body);
+        file
+    }
+
+    #[test]
+    fn headers() {
+        let check = |file: &[u8], expected: Result<(u8, u64), &str>| {
+            let parsed = parse_header(Path::new("a.bin"), file, file.len() as u64);
+            let parsed = parsed.map(|header| (header.width, header.tokens));
+            assert_eq!(parsed.map_err(|error| error.to_string()), expected.map_err(str::to_owned));
+        };
+        check(&build(20_240_520, 1, 2, &[1, 0, 2, 0]), Ok((2, 2)));
+        check(&build(20_240_801, 1, 1, &[1, 0, 2, 0]), Ok((4, 1)));
+        check(
+            b"Once upon a time",
+            Err("token file `a.bin`: expected a header of 1024 bytes, got a file of 16 bytes"),
+        );
+        check(
+            &build(20_240_521, 1, 2, &[1, 0, 2, 0]),
+            Err("token file `a.bin`: expected magic number 20240520 (u16 tokens) or 20240801 \
+                 (u32 tokens), got 20240521\nhint: text files must not end in `.bin`"),
+        );
+        check(
+            &build(20_240_520, 2, 2, &[1, 0, 2, 0]),
+            Err("token file `a.bin`: expected version 1, got 2"),
+        );
+        check(
+            &build(20_240_520, 1, 3, &[1, 0, 2, 0]),
+            Err("token file `a.bin`: the header says 3 tokens of 2 bytes, so 1030 bytes in all, \
+                 but the file has 1028\nhint: the file is cut short or damaged; write it again"),
+        );
+        check(
+            &build(20_240_801, 1, 0, &[7]),
+            Err("token file `a.bin`: the header says 0 tokens of 4 bytes, so 1024 bytes in all, \
+                 but the file has 1025\nhint: the file is cut short or damaged; write it again"),
+        );
+    }
+
+    #[test]
+    fn bodies() {
+        assert_eq!(decode(&[1, 2, 0xff, 0xff], 2), [0x0201, 0xffff]);
+        assert_eq!(decode(&[1, 2, 3, 4], 4), [0x0403_0201]);
+    }
+}

@@ -1,0 +1,225 @@
+//! What can be wrong with the data.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::Split;
+
+/// An error of the data pipeline. The message says what was expected, what was found and what to
+/// do; a `hint:` line follows where there is a way out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// An input path does not exist.
+    #[error(
+        "no file or folder `{}`\nhint: `--data` takes text files, folders of text files and token \
+         files (`.bin`)", path.display()
+    )]
+    Missing {
+        /// The path as it was given.
+        path: PathBuf,
+    },
+    /// The tokenizer file does not exist.
+    #[error(
+        "no tokenizer `{}`\nhint: give the `tokenizer.json` of a Hugging Face model folder, or \
+         leave `--tokenizer` out for byte-level tokens", path.display()
+    )]
+    MissingTokenizer {
+        /// The path as it was given.
+        path: PathBuf,
+    },
+    /// A file or folder could not be read.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The token cache could not be written, for example because the disk is full.
+    #[error(
+        "cannot write the token cache `{}`: {source}\nhint: it needs about {bytes_needed} bytes; \
+         choose another folder for it", path.display()
+    )]
+    WriteCache {
+        /// The file or folder.
+        path: PathBuf,
+        /// Size of the file being written, as far as it is known.
+        bytes_needed: u64,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// No input holds any text or tokens.
+    #[error("no text in {inputs}: {skipped}\nhint: give a file or folder of UTF-8 text")]
+    Empty {
+        /// The inputs, as a list for people.
+        inputs: String,
+        /// What was passed over and why, as a list for people.
+        skipped: String,
+    },
+    /// One part of the data is too short for one window (or one batch of them).
+    #[error(
+        "the {split} part has {found} tokens; {what} needs {needed}\nhint: give more data, or a \
+         smaller `{smaller}`"
+    )]
+    TooShort {
+        /// Which part.
+        split: Split,
+        /// How many tokens it has.
+        found: u64,
+        /// What the tokens are needed for.
+        what: String,
+        /// How many tokens that takes.
+        needed: u64,
+        /// The setting that makes the need smaller.
+        smaller: &'static str,
+    },
+    /// Too few tokens for a training part and a held-out part of two tokens each.
+    #[error(
+        "the data has {found} tokens in all; a training part and a held-out part need at least \
+         {needed}\nhint: give more data"
+    )]
+    CannotSplit {
+        /// How many tokens there are.
+        found: u64,
+        /// How many a split takes.
+        needed: u64,
+    },
+    /// A token is outside the vocabulary of the model.
+    #[error(
+        "token {token} at position {position} of the {split} part is outside the model's \
+         vocabulary of {vocab}\nhint: the model needs a `vocab_size` of at least {vocab_needed}, \
+         or the data another tokenizer"
+    )]
+    TokenOutsideVocab {
+        /// The token.
+        token: u32,
+        /// Its place, counted from the start of the part.
+        position: u64,
+        /// Which part.
+        split: Split,
+        /// The number of tokens the model knows.
+        vocab: u64,
+        /// The smallest vocabulary that holds every token of the data.
+        vocab_needed: u64,
+    },
+    /// A batch shape with a zero, or one whose size does not fit.
+    #[error("a batch needs at least one row and one token a row, got {batch} x {seq}")]
+    BatchShape {
+        /// Rows.
+        batch: usize,
+        /// Tokens a row.
+        seq: usize,
+    },
+    /// A token file does not start with a magic number that is known.
+    #[error(
+        "token file `{}`: expected magic number 20240520 (u16 tokens) or 20240801 (u32 tokens), \
+         got {magic}\nhint: text files must not end in `.bin`", path.display()
+    )]
+    BinMagic {
+        /// The file.
+        path: PathBuf,
+        /// The first number of the file.
+        magic: i32,
+    },
+    /// A token file has an unknown version.
+    #[error("token file `{}`: expected version 1, got {version}", path.display())]
+    BinVersion {
+        /// The file.
+        path: PathBuf,
+        /// The second number of the file.
+        version: i32,
+    },
+    /// A token file is shorter or longer than its header says.
+    #[error(
+        "token file `{}`: the header says {tokens} tokens of {width} bytes, so {expected} bytes in \
+         all, but the file has {found}\nhint: the file is cut short or damaged; write it again",
+        path.display()
+    )]
+    BinLength {
+        /// The file.
+        path: PathBuf,
+        /// Tokens according to the header.
+        tokens: u64,
+        /// Bytes a token.
+        width: u64,
+        /// Bytes that the file should have.
+        expected: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// A token file is too short to hold its header.
+    #[error(
+        "token file `{}`: expected a header of 1024 bytes, got a file of {found} bytes",
+        path.display()
+    )]
+    BinHeader {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// A token file holds a token that does not fit an i32, in which models take tokens.
+    #[error("token file `{}`: expected tokens below 2147483648, got {token}", path.display())]
+    BinToken {
+        /// The file.
+        path: PathBuf,
+        /// The token.
+        token: u32,
+    },
+    /// Text and token files were given together.
+    #[error(
+        "`{}` holds tokens and `{}` holds text; give either text or token files",
+        tokens.display(), text.display()
+    )]
+    MixedInputs {
+        /// One of the token files.
+        tokens: PathBuf,
+        /// One of the text files.
+        text: PathBuf,
+    },
+    /// A file changed between the two times it was read.
+    #[error("`{}` changed while it was read\nhint: start again when nobody writes to it", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The tokenizer file could not be understood.
+    #[error(
+        "tokenizer `{}`: {message}\nhint: expected the `tokenizer.json` of a Hugging Face fast \
+         tokenizer", path.display()
+    )]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        message: String,
+    },
+    /// The tokenizer failed on a text.
+    #[error("the tokenizer failed on `{name}`: {message}")]
+    Encode {
+        /// The document.
+        name: String,
+        /// What the tokenizer said.
+        message: String,
+    },
+    /// The default corpus cannot be had.
+    #[error(
+        "the default corpus (Rust sources of the locked dependencies of `{}`) is not available: \
+         {message}\nhint: {hint}", workspace.display()
+    )]
+    DefaultCorpus {
+        /// The workspace.
+        workspace: PathBuf,
+        /// What failed.
+        message: String,
+        /// A way out.
+        hint: String,
+    },
+    /// The reading thread ended before its time.
+    #[error("the thread that prepares batches stopped at batch {batch_index}")]
+    LoaderStopped {
+        /// The batch that was asked for.
+        batch_index: u64,
+    },
+}

@@ -1,0 +1,160 @@
+//! The fixed batches of an evaluation.
+
+use std::sync::Arc;
+
+use super::loader::check_shape;
+use super::{Batch, DataError, Split, TokenCache};
+
+/// Windows of the held-out part in order, from its start, in whole batches: the same for every
+/// model, precision and step.
+///
+/// ```
+/// use std::sync::Arc;
+/// use deepwell_trainer::data::{HeldoutWindows, TokenCache};
+/// # fn main() -> Result<(), deepwell_trainer::data::DataError> {
+/// let tokens = Arc::new(TokenCache::in_memory(&[], &[0, 1, 2, 3, 4, 5, 6, 7, 8]));
+/// let windows = HeldoutWindows::new(tokens, 2, 2, None)?;
+/// let mut batch = windows.buffer();
+/// windows.fill(1, &mut batch);
+/// assert_eq!((windows.len(), windows.tokens()), (2, 8));
+/// assert_eq!((batch.inputs, batch.targets), (vec![4, 5, 6, 7], vec![5, 6, 7, 8]));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct HeldoutWindows {
+    tokens: Arc<TokenCache>,
+    rows: usize,
+    seq: usize,
+    batches: u64,
+}
+
+impl HeldoutWindows {
+    /// Batches of `rows` windows of `seq` tokens: as few as cover `tokens_min` predicted tokens,
+    /// or all that fit.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::BatchShape`] for a zero; [`DataError::TooShort`] if the held-out part does not
+    /// fill one batch, or has less than `tokens_min` tokens to predict.
+    pub fn new(
+        tokens: Arc<TokenCache>,
+        rows: usize,
+        seq: usize,
+        tokens_min: Option<u64>,
+    ) -> Result<Self, DataError> {
+        check_shape(rows, seq)?;
+        let found = tokens.len(Split::Heldout);
+        let tokens_per_batch = rows as u64 * seq as u64;
+        let batches = match tokens_min {
+            Some(tokens_min) => tokens_min.div_ceil(tokens_per_batch).max(1),
+            None => (found.saturating_sub(1) / tokens_per_batch).max(1),
+        };
+        let needed = batches.saturating_mul(tokens_per_batch).saturating_add(1);
+        if found < needed {
+            let plural = if batches == 1 { "" } else { "es" };
+            return Err(DataError::TooShort {
+                split: Split::Heldout,
+                found,
+                what: format!("an evaluation on {batches} batch{plural} of {rows} x {seq} tokens"),
+                needed,
+                smaller: if batches == 1 { "batch_size" } else { "eval_tokens" },
+            });
+        }
+        Ok(Self { tokens, rows, seq, batches })
+    }
+
+    /// Number of batches, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> u64 {
+        self.batches
+    }
+
+    /// Number of tokens that all batches predict.
+    pub fn tokens(&self) -> u64 {
+        self.batches * self.rows as u64 * self.seq as u64
+    }
+
+    /// A batch of the right size for [`Self::fill`].
+    pub fn buffer(&self) -> Batch {
+        Batch::zeros(self.rows, self.seq)
+    }
+
+    /// Writes batch `index` into a batch that [`Self::buffer`] made.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below [`Self::len`], or `batch` is of another size.
+    pub fn fill(&self, index: u64, batch: &mut Batch) {
+        assert!(index < self.batches, "batch {index} of {}", self.batches);
+        batch.index = index;
+        for row in 0..self.rows {
+            let window = index * self.rows as u64 + row as u64;
+            let start = window * self.seq as u64;
+            batch.set_row(row, self.seq, &self.tokens, Split::Heldout, start);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counting(heldout: u32) -> Arc<TokenCache> {
+        Arc::new(TokenCache::in_memory(&[], &(0..heldout).collect::<Vec<_>>()))
+    }
+
+    #[test]
+    fn windows_follow_each_other() {
+        let windows = HeldoutWindows::new(counting(100), 3, 4, None).unwrap();
+        assert_eq!(windows.len(), 8);
+        let mut batch = windows.buffer();
+        let mut inputs = Vec::new();
+        let mut targets = Vec::new();
+        for index in 0..windows.len() {
+            windows.fill(index, &mut batch);
+            inputs.extend_from_slice(&batch.inputs);
+            targets.extend_from_slice(&batch.targets);
+        }
+        assert!(inputs.into_iter().eq(0..96));
+        assert!(targets.into_iter().eq(1..97));
+    }
+
+    #[test]
+    fn as_few_batches_as_cover_the_tokens() {
+        let check = |tokens_min, expected: u64| {
+            let windows = HeldoutWindows::new(counting(100), 2, 4, Some(tokens_min)).unwrap();
+            assert_eq!((windows.len(), windows.tokens()), (expected, 8 * expected));
+        };
+        check(0, 1);
+        check(8, 1);
+        check(9, 2);
+        check(96, 12);
+    }
+
+    #[test]
+    fn short_data_is_an_error() {
+        let check = |heldout, tokens_min, expected: &str| {
+            let error = HeldoutWindows::new(counting(heldout), 2, 4, tokens_min).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        };
+        check(
+            8,
+            None,
+            "the held-out part has 8 tokens; an evaluation on 1 batch of 2 x 4 tokens needs \
+             9\nhint: give more data, or a smaller `batch_size`",
+        );
+        check(
+            0,
+            None,
+            "the held-out part has 0 tokens; an evaluation on 1 batch of 2 x 4 tokens needs \
+             9\nhint: give more data, or a smaller `batch_size`",
+        );
+        check(
+            80,
+            Some(80),
+            "the held-out part has 80 tokens; an evaluation on 10 batches of 2 x 4 tokens needs \
+             81\nhint: give more data, or a smaller `eval_tokens`",
+        );
+    }
+}

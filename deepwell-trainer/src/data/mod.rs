@@ -1,0 +1,77 @@
+//! Text or token files to batches of tokens.
+//!
+//! # Brief overview
+//!
+//! [`Dataset::prepare`] takes files and folders of text, llm.c-style token files (`.bin`), or the
+//! default corpus that needs no download; looks at every file once; holds whole files out; and
+//! tokenizes with a [`Tokenizer`] into a [`TokenCache`], two memory-mapped files that the next run
+//! finds again by the hash of the content. [`Loader`] draws training batches from it on a thread of
+//! its own: batch *i* depends on the seed and *i* alone, so a run that resumes needs no more state
+//! than the number of the next batch. [`HeldoutWindows`] gives the same held-out batches in the
+//! same order every time.
+//!
+//! ```
+//! use deepwell_trainer::data::{DataOptions, Dataset, Loader, Split};
+//! # fn main() -> Result<(), deepwell_trainer::data::DataError> {
+//! let folder = tempfile::tempdir().unwrap();
+//! std::fs::write(folder.path().join("a.txt"), "water in a deep well. ".repeat(100)).unwrap();
+//! let options = DataOptions {
+//!     inputs: vec![folder.path().join("a.txt")],
+//!     cache_dir: folder.path().join("cache"),
+//!     ..DataOptions::default()
+//! };
+//! let dataset = Dataset::prepare(&options, &mut |_| {})?;
+//! let mut loader = Loader::new(dataset.tokens().clone(), Split::Train, 4, 16, 7)?;
+//! let batch = loader.next_batch()?;
+//! assert_eq!(batch.inputs.len(), 4 * 16);
+//! assert_eq!(batch.inputs[1], batch.targets[0]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod bin;
+mod cache;
+mod dataset;
+mod encode;
+mod error;
+mod heldout;
+mod loader;
+mod map;
+mod permute;
+mod skip;
+mod source;
+mod split;
+mod summary;
+mod tokenizer;
+mod workspace;
+
+pub use cache::TokenCache;
+pub(crate) use cache::Tokens;
+pub use dataset::{DataOptions, Dataset, HELDOUT_TOKENS_MIN};
+pub use error::DataError;
+pub use heldout::HeldoutWindows;
+pub use loader::{Batch, Loader};
+pub use skip::{SkipReason, Skipped};
+pub use split::Split;
+pub use summary::DatasetSummary;
+pub use tokenizer::Tokenizer;
+
+/// What [`Dataset::prepare`] is busy with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Reading and hashing every file.
+    Scan,
+    /// Turning text into tokens.
+    Tokenize,
+}
+
+/// How far [`Dataset::prepare`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What it is busy with.
+    pub stage: Stage,
+    /// Bytes of input that are done.
+    pub bytes_done: u64,
+    /// Bytes of input in all.
+    pub bytes_total: u64,
+}

@@ -1,0 +1,250 @@
+//! Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::DataError;
+
+/// Turns text into tokens.
+///
+/// Byte level needs no file: token = byte, 256 tokens, and byte 0 separates documents (files
+/// that hold a byte 0 are not text and are never read). A Hugging Face tokenizer separates
+/// documents by its end-of-text token if it has one.
+#[derive(Clone)]
+pub struct Tokenizer {
+    kind: Kind,
+    vocab_size: u32,
+    separator: Option<u32>,
+    hash: [u8; 32],
+    name: String,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Bytes,
+    HuggingFace(Box<tokenizers::Tokenizer>),
+}
+
+/// Names that end a text in the common vocabularies, tried in this order when no
+/// `tokenizer_config.json` lies beside the tokenizer. `[SEP]` is BERT's.
+const END_OF_TEXT: [&str; 6] =
+    ["</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|eos|>", "[SEP]"];
+
+impl Tokenizer {
+    /// The byte-level tokenizer: 256 tokens, separator 0.
+    pub fn bytes() -> Self {
+        Self {
+            kind: Kind::Bytes,
+            vocab_size: 256,
+            separator: Some(0),
+            hash: *blake3::hash(b"deepwell byte-level tokenizer, separator 0").as_bytes(),
+            name: "byte level".to_owned(),
+        }
+    }
+
+    /// Reads a Hugging Face `tokenizer.json`.
+    ///
+    /// Truncation and padding that the file asks for are switched off: they serve inference and
+    /// would cut documents here. No special tokens are put around a text but the separator, which
+    /// is the `eos_token` of a `tokenizer_config.json` in the same folder, else the first known
+    /// end-of-text name of the vocabulary, else none.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::MissingTokenizer`], [`DataError::Read`], [`DataError::Tokenizer`].
+    pub fn from_file(path: &Path) -> Result<Self, DataError> {
+        let text = read_file(path)?;
+        let fail = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&text)
+            .map_err(|error| fail(error.to_string().to_lowercase()))?;
+        inner.with_truncation(None).map_err(|error| fail(error.to_string()))?;
+        inner.with_padding(None);
+
+        let vocab = inner.get_vocab(true);
+        let vocab_size = vocab
+            .values()
+            .map(|&id| u64::from(id) + 1)
+            .max()
+            .unwrap_or(0)
+            .max(inner.get_vocab_size(true) as u64);
+        if vocab_size == 0 {
+            return Err(fail("the vocabulary is empty".to_owned()));
+        }
+        // The model takes tokens as i32.
+        let vocab_size = u32::try_from(vocab_size)
+            .ok()
+            .filter(|&size| size <= 1 << 31)
+            .ok_or_else(|| fail(format!("a vocabulary of {vocab_size} is above 2^31")))?;
+
+        let separator = match configured_eos(path)? {
+            Some(eos) => Some(inner.token_to_id(&eos).ok_or_else(|| {
+                fail(format!("`tokenizer_config.json` names `{eos}` as eos, not in the vocabulary"))
+            })?),
+            None => END_OF_TEXT.iter().find_map(|name| inner.token_to_id(name)),
+        };
+
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&text);
+        hasher.update(&separator.map_or([0xff; 8], |id| u64::from(id).to_le_bytes()));
+        let name = format!("`{}`", path.display());
+        Ok(Self {
+            kind: Kind::HuggingFace(Box::new(inner)),
+            vocab_size,
+            separator,
+            hash: *hasher.finalize().as_bytes(),
+            name,
+        })
+    }
+
+    /// Number of tokens: every token is below it.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// The token put after every document, if there is one.
+    pub fn separator(&self) -> Option<u32> {
+        self.separator
+    }
+
+    /// Says which tokenizer it is, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// True if the input must be UTF-8.
+    pub fn needs_utf8(&self) -> bool {
+        matches!(self.kind, Kind::HuggingFace(_))
+    }
+
+    /// Changes whenever the same text may give other tokens.
+    pub(crate) fn hash(&self) -> &[u8; 32] {
+        &self.hash
+    }
+
+    /// Tokens of one piece of text, without the separator. `name` is for the error.
+    pub(crate) fn encode(&self, name: &str, text: &[u8]) -> Result<Vec<u32>, DataError> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.iter().map(|&byte| u32::from(byte)).collect()),
+            Kind::HuggingFace(inner) => {
+                let fail = |message: String| DataError::Encode { name: name.to_owned(), message };
+                let text = str::from_utf8(text).map_err(|error| fail(error.to_string()))?;
+                let encoding =
+                    inner.encode_fast(text, false).map_err(|error| fail(error.to_string()))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("name", &self.name)
+            .field("vocab_size", &self.vocab_size)
+            .field("separator", &self.separator)
+            .finish()
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
+    std::fs::read(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => DataError::MissingTokenizer { path: path.to_owned() },
+        _ => DataError::Read { path: path.to_owned(), source },
+    })
+}
+
+/// `eos_token` of the `tokenizer_config.json` beside the tokenizer: a string, or an object with
+/// `content`.
+fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataError> {
+    let path: PathBuf = tokenizer.with_file_name("tokenizer_config.json");
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(DataError::Read { path, source }),
+    };
+    let config: serde_json::Value = serde_json::from_slice(&text)
+        .map_err(|error| DataError::Tokenizer { path, message: error.to_string() })?;
+    let eos = &config["eos_token"];
+    Ok(eos.as_str().or_else(|| eos["content"].as_str()).map(str::to_owned))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A word-level tokenizer of five words that truncates and pads, as files made for inference
+    /// do.
+    pub(crate) fn write_word_level(folder: &Path) -> PathBuf {
+        let path = folder.join("tokenizer.json");
+        let json = r#"{"version": "1.0",
+            "truncation": {"direction": "Right", "max_length": 3,
+                "strategy": "LongestFirst", "stride": 0},
+            "padding": {"strategy": {"Fixed": 9}, "direction": "Right",
+                "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]"},
+            "added_tokens": [{"id": 5, "content": "</s>", "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true}],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "unk_token": "[UNK]",
+                "vocab": {"[UNK]": 0, "let": 1, "well": 2, "deep": 3, "water": 4}}}"#;
+        std::fs::write(&path, json).unwrap();
+        path
+    }
+
+    #[test]
+    fn bytes_are_tokens() {
+        let tokenizer = Tokenizer::bytes();
+        assert_eq!((tokenizer.vocab_size(), tokenizer.separator()), (256, Some(0)));
+        assert_eq!(tokenizer.encode("x", b"a\xff\n").unwrap(), [97, 255, 10]);
+    }
+
+    #[test]
+    fn a_hugging_face_file_neither_truncates_nor_pads() {
+        let folder = tempfile::tempdir().unwrap();
+        let tokenizer = Tokenizer::from_file(&write_word_level(folder.path())).unwrap();
+        assert_eq!((tokenizer.vocab_size(), tokenizer.separator()), (6, Some(5)));
+        let tokens = tokenizer.encode("x", b"let deep well water deep rust").unwrap();
+        assert_eq!(tokens, [1, 3, 2, 4, 3, 0]);
+        assert_eq!(tokenizer.encode("x", b"deep").unwrap(), [3]);
+    }
+
+    #[test]
+    fn the_config_beside_the_tokenizer_names_the_separator() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_word_level(folder.path());
+        let config = folder.path().join("tokenizer_config.json");
+        let plain = Tokenizer::from_file(&path).unwrap();
+        std::fs::write(&config, r#"{"eos_token": {"content": "water"}}"#).unwrap();
+        let configured = Tokenizer::from_file(&path).unwrap();
+        assert_eq!(configured.separator(), Some(4));
+        assert_ne!(plain.hash(), configured.hash());
+        std::fs::write(&config, r#"{"eos_token": "sea"}"#).unwrap();
+        assert_eq!(
+            Tokenizer::from_file(&path).unwrap_err().to_string(),
+            format!(
+                "tokenizer `{}`: `tokenizer_config.json` names `sea` as eos, not in the \
+                 vocabulary\nhint: expected the `tokenizer.json` of a Hugging Face fast tokenizer",
+                path.display()
+            )
+        );
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let check = |expected: &str| {
+            let message = Tokenizer::from_file(&path).unwrap_err().to_string();
+            assert_eq!(message.replace(&path.display().to_string(), "PATH"), expected);
+        };
+        check(
+            "no tokenizer `PATH`\nhint: give the `tokenizer.json` of a Hugging Face model folder, \
+             or leave `--tokenizer` out for byte-level tokens",
+        );
+        std::fs::write(&path, "{").unwrap();
+        check(
+            "tokenizer `PATH`: eof while parsing an object at line 1 column 1\nhint: expected the \
+             `tokenizer.json` of a Hugging Face fast tokenizer",
+        );
+    }
+}

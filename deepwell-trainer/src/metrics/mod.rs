@@ -1,0 +1,36 @@
+//! What a run writes down while it trains.
+//!
+//! # Brief overview
+//!
+//! [`StepLine`] is one step as a line for people and, field by field the same, as a JSON object.
+//! [`JsonlWriter`] appends such objects to `metrics.jsonl`, one a line, and cuts a file back to a
+//! step, so that a run that resumes goes on where its checkpoint was made. [`EventWriter`] writes
+//! scalars for TensorBoard; [`read_events`] reads them back.
+//!
+//! ```
+//! use deepwell_trainer::metrics::StepLine;
+//! let line = StepLine {
+//!     step: 120,
+//!     steps_total: 1000,
+//!     loss: 2.3101,
+//!     grad_norm: 0.85,
+//!     tokens_per_s: 10_400.0,
+//!     speed_of_light: Some(0.412),
+//! };
+//! assert_eq!(
+//!     line.to_string(),
+//!     "step 120 [12.0%] | loss 2.3101 | grad norm 0.85 | 10.4k tok/s | 41.2% of speed of light"
+//! );
+//! ```
+
+mod error;
+mod events;
+mod jsonl;
+pub mod nonfinite;
+mod proto;
+mod step_line;
+
+pub use error::MetricsError;
+pub use events::{EventWriter, Scalar, read_events};
+pub use jsonl::{FlushPolicy, JsonlWriter, Truncated};
+pub use step_line::StepLine;

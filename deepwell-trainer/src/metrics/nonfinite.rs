@@ -1,0 +1,70 @@
+//! Serde for f64 that keeps what JSON has no number for.
+//!
+//! Finite numbers are numbers. The others are the strings `"NaN"`, `"inf"` and `"-inf"`, which
+//! Python's `float()` reads too; `serde_json` alone would write `null` and fail to read it back.
+//! Use it as `#[serde(with = "deepwell_trainer::metrics::nonfinite")]`.
+
+use serde::de::{Deserializer, Error, Unexpected};
+use serde::{Deserialize, Serializer};
+
+/// Writes a number, or a string if it is not finite.
+///
+/// # Errors
+///
+/// Those of the serializer.
+pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() {
+        serializer.serialize_f64(*value)
+    } else {
+        serializer.serialize_str(&value.to_string())
+    }
+}
+
+/// Reads what [`serialize`] wrote.
+///
+/// # Errors
+///
+/// Anything but a number or one of the three strings.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Number {
+        Finite(f64),
+        Text(String),
+    }
+    match Number::deserialize(deserializer)? {
+        Number::Finite(value) => Ok(value),
+        Number::Text(text) => match text.as_str() {
+            "NaN" => Ok(f64::NAN),
+            "inf" => Ok(f64::INFINITY),
+            "-inf" => Ok(f64::NEG_INFINITY),
+            other => {
+                Err(D::Error::invalid_value(Unexpected::Str(other), &"a number, NaN, inf or -inf"))
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Serialize, Deserialize)]
+    struct Wrap(#[serde(with = "super")] f64);
+
+    #[test]
+    fn round_trips() {
+        for (value, json) in [
+            (2.5, "2.5"),
+            (f64::NAN, "\"NaN\""),
+            (f64::INFINITY, "\"inf\""),
+            (f64::NEG_INFINITY, "\"-inf\""),
+        ] {
+            assert_eq!(serde_json::to_string(&Wrap(value)).unwrap(), json);
+            let back: Wrap = serde_json::from_str(json).unwrap();
+            assert_eq!(back.0.to_bits(), value.to_bits());
+        }
+        assert!(serde_json::from_str::<Wrap>("\"many\"").is_err());
+        assert!(serde_json::from_str::<Wrap>("null").is_err());
+    }
+}

@@ -1,0 +1,244 @@
+//! Two models that a transformer has to beat: unigram and add-one bigram.
+//!
+//! Both are fitted on the training part by counting, with one added to every count (Laplace), and
+//! scored on the held-out part in nats per token, over the same predictions as an evaluation: every
+//! token but the first.
+//!
+//! ```text
+//! unigram  p(b)     = (count(b) + 1) / (N + V)
+//! bigram   p(b | a) = (count(ab) + 1) / (count(a·) + V)
+//! ```
+//!
+//! `N` is the number of training tokens, `V` the vocabulary, `count(a·)` how often `a` is followed
+//! by any token.
+//!
+//! ```
+//! use deepwell_trainer::data::TokenCache;
+//! use deepwell_trainer::reference::reference_entropies;
+//! # fn main() -> Result<(), deepwell_trainer::data::DataError> {
+//! let tokens = TokenCache::in_memory(&[0, 1, 0, 1, 0], &[0, 1]);
+//! let entropies = reference_entropies(&tokens, 2, None)?;
+//! // 1 was seen 2 times in 5, and followed each of the 2 zeros that something followed.
+//! assert!((entropies.unigram - -(3.0f64 / 7.0).ln()).abs() < 1e-12);
+//! assert!((entropies.bigram - -(3.0f64 / 4.0).ln()).abs() < 1e-12);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::{DataError, Split, TokenCache, Tokens};
+
+/// Held-out cross-entropy of both models, in nats per token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReferenceEntropies {
+    /// Of the unigram model.
+    pub unigram: f64,
+    /// Of the add-one bigram model.
+    pub bigram: f64,
+    /// Number of held-out tokens that were predicted.
+    pub tokens: u64,
+}
+
+/// Up to this vocabulary the bigram counts are one table, of `vocab`² counts (128 MiB at most).
+/// Above it only the pairs that the held-out part asks for are counted: the result is the same.
+const DENSE_VOCAB_MAX: u64 = 4096;
+
+/// Fits both models on the training part and scores them on the first `predictions_max`
+/// predictions of the held-out part, or on all.
+///
+/// # Errors
+///
+/// [`DataError::TokenOutsideVocab`]; [`DataError::TooShort`] if the held-out part has nothing to
+/// predict.
+pub fn reference_entropies(
+    tokens: &TokenCache,
+    vocab: u64,
+    predictions_max: Option<u64>,
+) -> Result<ReferenceEntropies, DataError> {
+    tokens.check_vocab(vocab)?;
+    let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
+    let predictions_all = heldout.len().saturating_sub(1);
+    let predictions = predictions_max.map_or(predictions_all, |max| {
+        predictions_all.min(usize::try_from(max).unwrap_or(usize::MAX))
+    });
+    if predictions == 0 {
+        return Err(DataError::TooShort {
+            split: Split::Heldout,
+            found: heldout.len() as u64,
+            what: "one prediction".to_owned(),
+            needed: 2,
+            smaller: "eval_tokens",
+        });
+    }
+
+    let mut counts = Counts::new(vocab);
+    for i in 0..train.len() {
+        counts.add(train.get(i));
+    }
+    let mut pairs = if vocab <= DENSE_VOCAB_MAX {
+        Pairs::dense(vocab)
+    } else {
+        Pairs::asked_for(&heldout, predictions)
+    };
+    for (a, b) in pairs_of(&train, train.len().saturating_sub(1)) {
+        pairs.add(a, b);
+    }
+    let last = train.len().checked_sub(1).map(|i| train.get(i));
+
+    let mut unigram = 0.0;
+    let mut bigram = 0.0;
+    let unigram_total = (train.len() as u64 + vocab) as f64;
+    for (a, b) in pairs_of(&heldout, predictions) {
+        unigram -= ((counts.get(b) + 1) as f64 / unigram_total).ln();
+        // The last training token has no follower.
+        let followed = counts.get(a) - u64::from(last == Some(a));
+        bigram -= ((pairs.get(a, b) + 1) as f64 / (followed + vocab) as f64).ln();
+    }
+    let predictions = predictions as u64;
+    Ok(ReferenceEntropies {
+        unigram: unigram / predictions as f64,
+        bigram: bigram / predictions as f64,
+        tokens: predictions,
+    })
+}
+
+fn pairs_of(tokens: &Tokens<'_>, count: usize) -> impl Iterator<Item = (u32, u32)> {
+    let tokens = *tokens;
+    (0..count).map(move |i| (tokens.get(i), tokens.get(i + 1)))
+}
+
+/// How often each token came.
+struct Counts {
+    counts: Vec<u64>,
+}
+
+impl Counts {
+    fn new(vocab: u64) -> Self {
+        Self { counts: vec![0; vocab as usize] }
+    }
+
+    fn add(&mut self, token: u32) {
+        self.counts[token as usize] += 1;
+    }
+
+    fn get(&self, token: u32) -> u64 {
+        self.counts[token as usize]
+    }
+}
+
+/// How often each pair came.
+enum Pairs {
+    Dense { vocab: usize, counts: Vec<u64> },
+    Sparse(HashMap<(u32, u32), u64>),
+}
+
+impl Pairs {
+    fn dense(vocab: u64) -> Self {
+        let vocab = vocab as usize;
+        Pairs::Dense { vocab, counts: vec![0; vocab * vocab] }
+    }
+
+    fn asked_for(heldout: &Tokens<'_>, predictions: usize) -> Self {
+        Pairs::Sparse(pairs_of(heldout, predictions).map(|pair| (pair, 0)).collect())
+    }
+
+    fn add(&mut self, a: u32, b: u32) {
+        match self {
+            Pairs::Dense { vocab, counts } => counts[a as usize * *vocab + b as usize] += 1,
+            Pairs::Sparse(counts) => {
+                if let Some(count) = counts.get_mut(&(a, b)) {
+                    *count += 1;
+                }
+            }
+        }
+    }
+
+    fn get(&self, a: u32, b: u32) -> u64 {
+        match self {
+            Pairs::Dense { vocab, counts } => counts[a as usize * vocab + b as usize],
+            Pairs::Sparse(counts) => counts.get(&(a, b)).copied().unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random but prefer small ones.
+    fn skewed(count: usize, vocab: u32, seed: u32) -> Vec<u32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 16) % vocab
+        };
+        (0..count).map(|_| next().min(next())).collect()
+    }
+
+    #[test]
+    fn both_ways_of_counting_agree_to_the_bit() {
+        let tokens = TokenCache::in_memory(&skewed(20_000, 50, 1), &skewed(3000, 50, 2));
+        // The vocabulary decides on the way and enters the formula: compare at the same one.
+        let dense = reference_entropies(&tokens, 4096, Some(2000)).unwrap();
+        let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
+        let mut sparse = Pairs::asked_for(&heldout, 2000);
+        let mut table = Pairs::dense(4096);
+        for (a, b) in pairs_of(&train, train.len() - 1) {
+            sparse.add(a, b);
+            table.add(a, b);
+        }
+        assert!(pairs_of(&heldout, 2000).all(|(a, b)| sparse.get(a, b) == table.get(a, b)));
+        let above = reference_entropies(&tokens, 4097, Some(2000)).unwrap();
+        // One more token in the vocabulary moves either by less than one part in a thousand.
+        assert!((above.bigram / dense.bigram - 1.0).abs() < 1e-3, "{above:?} {dense:?}");
+        assert!(above.bigram > dense.bigram && above.unigram > dense.unigram);
+        assert_eq!(dense.tokens, 2000);
+    }
+
+    #[test]
+    fn probabilities_sum_to_one() {
+        let train = skewed(5000, 40, 3);
+        let (mut unigram, mut bigram) = (0.0, 0.0);
+        for b in 0..40 {
+            let tokens = TokenCache::in_memory(&train, &[train[4999], b]);
+            let entropies = reference_entropies(&tokens, 40, None).unwrap();
+            unigram += (-entropies.unigram).exp();
+            bigram += (-entropies.bigram).exp();
+        }
+        // 40 sums of f64 exponentials: a few units in the last place each.
+        assert!((unigram - 1.0).abs() < 1e-12, "{unigram}");
+        assert!((bigram - 1.0).abs() < 1e-12, "{bigram}");
+    }
+
+    #[test]
+    fn no_training_text_gives_the_uniform_model() {
+        let entropies =
+            reference_entropies(&TokenCache::in_memory(&[], &[1, 2, 3]), 256, None).unwrap();
+        assert!((entropies.unigram - 256f64.ln()).abs() < 1e-12);
+        assert!((entropies.bigram - 256f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn bad_data_is_an_error() {
+        let check = |heldout: &[u32], predictions_max, expected: &str| {
+            let tokens = TokenCache::in_memory(&[1, 2], heldout);
+            let error = reference_entropies(&tokens, 5, predictions_max).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        };
+        check(
+            &[1],
+            None,
+            "the held-out part has 1 tokens; one prediction needs 2\nhint: give more data, or a \
+             smaller `eval_tokens`",
+        );
+        check(
+            &[5],
+            None,
+            "token 5 at position 0 of the held-out part is outside the model's vocabulary of \
+             5\nhint: the model needs a `vocab_size` of at least 6, or the data another tokenizer",
+        );
+    }
+}
