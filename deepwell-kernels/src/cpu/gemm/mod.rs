@@ -71,6 +71,7 @@ mod amx;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16_path;
+mod carve;
 mod f32_path;
 mod operand;
 #[cfg(target_arch = "x86_64")]
@@ -81,6 +82,7 @@ mod tests;
 
 use std::sync::OnceLock;
 
+pub(crate) use carve::{Carver, carved_bytes};
 pub use operand::{DataKind, GemmError, Operand, OperandData, Output};
 
 /// The instructions that a product runs on.
@@ -137,14 +139,14 @@ pub fn best_tier() -> Tier {
 const OUTER_BLOCK: usize = 1024;
 
 /// Alignment of the buffers inside the workspace: one cache line, one 512-bit vector.
-const ALIGNMENT: usize = 64;
+pub(crate) const ALIGNMENT: usize = 64;
 
 /// The bytes that [`gemm`] and [`gemm_serial`] need for this product, at any number of threads.
 ///
 /// On the BF16 tiers that is a BF16 copy of at most 1024 rows of each operand (for MXFP8 operands,
 /// which may have to fall back, the F32 tier's need where it is greater); on the F32 tier an `f32`
-/// copy of at most 1024 rows of each operand that is not F32, and of the block of the output where
-/// that may be BF16.
+/// copy of at most 1024 rows of each operand that is not F32, and of a block of the output, which
+/// may be BF16. (Where both operands and the output are F32, an empty workspace will do.)
 #[must_use]
 pub fn workspace_bytes(
     tier: Tier,
@@ -255,7 +257,10 @@ fn run(
     a.validate("A", m, k)?;
     b.validate("B", n, k)?;
     out.validate(m, n)?;
-    let needed = workspace_bytes(tier, m, n, k, a.kind(), b.kind());
+    // All in F32, the F32 tier needs nothing: its workspace is for conversions.
+    let converts = (a.kind(), b.kind()) != (DataKind::F32, DataKind::F32)
+        || matches!(out, Output::Bf16 { .. });
+    let needed = if converts { workspace_bytes(tier, m, n, k, a.kind(), b.kind()) } else { 0 };
     if workspace.len() < needed {
         return Err(GemmError::WorkspaceTooSmall { needed, got: workspace.len() });
     }

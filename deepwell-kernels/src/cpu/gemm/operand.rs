@@ -1,6 +1,10 @@
 //! What a product reads and writes, and the checks that make the kernels' pointers sound.
 
+use std::any::TypeId;
+
 use half::bf16;
+
+use crate::cpu::element::Element;
 
 /// The numbers of one operand.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,14 @@ pub enum DataKind {
     Mx,
 }
 
+impl DataKind {
+    /// The kind of a slice of `E`.
+    #[must_use]
+    pub fn of<E: Element>() -> Self {
+        if TypeId::of::<E>() == TypeId::of::<bf16>() { DataKind::Bf16 } else { DataKind::F32 }
+    }
+}
+
 /// One operand as a matrix `[outer, k]`, where `outer` is `m` for A and `n` for B.
 ///
 /// Element `(i, j)` lies at `i * outer_stride + j * k_stride`. A transposed operand is the same
@@ -54,6 +66,16 @@ impl<'a> Operand<'a> {
     #[must_use]
     pub fn rows_f32(data: &'a [f32], row_stride: usize) -> Self {
         Self { data: OperandData::F32(data), outer_stride: row_stride, k_stride: 1 }
+    }
+
+    /// Rows `[outer, k]` of either element type, `row_stride` elements apart.
+    #[must_use]
+    pub fn rows<E: Element>(data: &'a [E], row_stride: usize) -> Self {
+        // The casts are between a type and itself.
+        match DataKind::of::<E>() {
+            DataKind::Bf16 => Self::rows_bf16(bytemuck::cast_slice(data), row_stride),
+            _ => Self::rows_f32(bytemuck::cast_slice(data), row_stride),
+        }
     }
 
     /// MXFP8 rows `[outer, k]`.
@@ -143,7 +165,17 @@ pub enum Output<'a> {
     },
 }
 
-impl Output<'_> {
+impl<'a> Output<'a> {
+    /// An output of either element type that is written over.
+    #[must_use]
+    pub fn overwrite<E: Element>(data: &'a mut [E]) -> Self {
+        // The casts are between a type and itself.
+        match DataKind::of::<E>() {
+            DataKind::Bf16 => Output::Bf16 { data: bytemuck::cast_slice_mut(data) },
+            _ => Output::F32 { data: bytemuck::cast_slice_mut(data), accumulate: false },
+        }
+    }
+
     pub(super) fn validate(&self, m: usize, n: usize) -> Result<(), GemmError> {
         let got = match self {
             Output::F32 { data, .. } => data.len(),

@@ -1,0 +1,268 @@
+//! The forward: online softmax over tiles of keys.
+#![allow(unsafe_code)]
+
+use super::{
+    ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
+    for_each_task, product_bytes, slots_bytes,
+};
+use crate::cpu::element::Element;
+use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
+use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
+use crate::cpu::vector_math::exp;
+
+/// Bytes of workspace for [`attention_forward`] on up to `threads` threads: per thread one tile of
+/// scores in `f32`, one in `E`, one tile of the output in `f32` and the products' packing.
+#[must_use]
+pub fn forward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usize) -> usize {
+    slots_bytes(shape, slot_bytes::<E>(shape), threads)
+}
+
+fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
+    let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
+    let width = shape.head_dim;
+    let scores = product_bytes::<E>(queries, keys, width);
+    let values = product_bytes::<E>(queries, width, keys);
+    carved_bytes::<f32>(queries * keys)
+        + carved_bytes::<E>(queries * keys)
+        + carved_bytes::<f32>(queries * width)
+        + 2 * carved_bytes::<f32>(queries)
+        + scores.max(values).next_multiple_of(ALIGNMENT)
+        + ALIGNMENT
+}
+
+/// Writes `out` and `lse`, with the products on the best tier; layouts as in the
+/// [module](super)'s table.
+///
+/// A row whose scores hold a NaN or a positive infinity comes out NaN.
+///
+/// # Errors
+///
+/// [`AttentionError`] when the heads do not divide, a slice does not fit the shape, or the
+/// workspace is smaller than [`forward_workspace_bytes`] for one thread (with room for fewer
+/// threads than the pool has, fewer work).
+pub fn attention_forward<E: Element>(
+    shape: &AttentionShape,
+    q: &[E],
+    k: &[E],
+    v: &[E],
+    out: &mut [E],
+    lse: &mut [f32],
+    workspace: &mut [u8],
+) -> Result<(), AttentionError> {
+    attention_forward_on(best_tier(), shape, q, k, v, out, lse, workspace)
+}
+
+/// [`attention_forward`] with the products on a given tier.
+///
+/// # Errors
+///
+/// As [`attention_forward`], and when `tier` cannot run here.
+pub fn attention_forward_on<E: Element>(
+    tier: Tier,
+    shape: &AttentionShape,
+    q: &[E],
+    k: &[E],
+    v: &[E],
+    out: &mut [E],
+    lse: &mut [f32],
+    workspace: &mut [u8],
+) -> Result<(), AttentionError> {
+    shape.check(&[
+        ("q", q.len(), shape.query_len()),
+        ("k", k.len(), shape.key_len()),
+        ("v", v.len(), shape.key_len()),
+        ("out", out.len(), shape.query_len()),
+        ("lse", lse.len(), shape.lse_len()),
+    ])?;
+    let (out, lse) = (SharedOutput::new(out), SharedOutput::new(lse));
+    let slot = slot_bytes::<E>(shape);
+    for_each_task(shape, slot, workspace, |batch, kv_head, slot| {
+        let mut buffers = Buffers::<E>::carve(shape, slot);
+        for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
+            let head = Head { batch, head, kv_head };
+            for queries in AttentionShape::tiles(shape.seq, QUERY_TILE) {
+                forward_tile(tier, shape, head, queries, q, k, v, &mut buffers)?;
+                // SAFETY: these rows of this head belong to this task alone, and no other part
+                // of it is held.
+                unsafe { buffers.finish(shape, head, queries, &out, &lse) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// One thread's buffers, for one tile of queries.
+struct Buffers<'a, E> {
+    /// `[queries, keys]`.
+    scores: &'a mut [f32],
+    /// `[queries, keys]`, the exponentials over the greatest score so far.
+    weights: &'a mut [E],
+    /// `[queries, head_dim]`, the weighted sum of values so far.
+    sum: &'a mut [f32],
+    /// The greatest scaled score of each query so far.
+    greatest: &'a mut [f32],
+    /// The sum of weights of each query so far.
+    total: &'a mut [f32],
+    gemm: &'a mut [u8],
+}
+
+impl<'a, E: Element> Buffers<'a, E> {
+    fn carve(shape: &AttentionShape, slot: &'a mut [u8]) -> Self {
+        let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
+        let mut carver = Carver::new(slot);
+        Self {
+            scores: carver.take(queries * keys),
+            weights: carver.take(queries * keys),
+            sum: carver.take(queries * shape.head_dim),
+            greatest: carver.take(queries),
+            total: carver.take(queries),
+            gemm: carver.rest(),
+        }
+    }
+
+    /// Divides by the totals and writes the tile's rows of `out` and `lse`.
+    ///
+    /// # Safety
+    ///
+    /// No part of these rows of either output is held by anyone.
+    unsafe fn finish(
+        &self,
+        shape: &AttentionShape,
+        head: Head,
+        queries: Tile,
+        out: &SharedOutput<'_, E>,
+        lse: &SharedOutput<'_, f32>,
+    ) {
+        let first = head.lse_offset(shape) + queries.first;
+        // SAFETY: the caller's promise.
+        let lse = unsafe { lse.part(first, queries.count) };
+        vectorized(
+            #[inline(always)]
+            || {
+                for (row, lse) in lse.iter_mut().enumerate() {
+                    *lse = self.greatest[row] + self.total[row].ln();
+                    let offset = head.query_offset(shape, queries.first + row);
+                    // SAFETY: the caller's promise; the rows do not overlap.
+                    let out = unsafe { out.part(offset, shape.head_dim) };
+                    let scale = 1.0 / self.total[row];
+                    let sum = &self.sum[row * shape.head_dim..][..shape.head_dim];
+                    for (out, &sum) in out.iter_mut().zip(sum) {
+                        *out = E::from_f32(sum * scale);
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// Goes through all tiles of keys that the queries see.
+fn forward_tile<E: Element>(
+    tier: Tier,
+    shape: &AttentionShape,
+    head: Head,
+    queries: Tile,
+    q: &[E],
+    k: &[E],
+    v: &[E],
+    buffers: &mut Buffers<'_, E>,
+) -> Result<(), AttentionError> {
+    let width = shape.head_dim;
+    buffers.greatest.fill(f32::NEG_INFINITY);
+    buffers.total.fill(0.0);
+    for keys in AttentionShape::tiles(shape.keys_seen(queries), KEY_TILE) {
+        let is_first = keys.first == 0;
+        let (q, k) = (head.query_rows(shape, q, queries), head.key_rows(shape, k, keys));
+        let scores = &mut buffers.scores[..queries.count * keys.count];
+        let out = Output::F32 { data: scores, accumulate: false };
+        gemm_serial(tier, queries.count, keys.count, width, q, k, out, buffers.gemm)?;
+        vectorized(
+            #[inline(always)]
+            || soften(shape, queries, keys, is_first, buffers),
+        );
+
+        let weights = Operand::rows(&buffers.weights[..queries.count * keys.count], keys.count);
+        let values = head.key_rows(shape, v, keys).transposed();
+        let sum = &mut buffers.sum[..queries.count * width];
+        let out = Output::F32 { data: sum, accumulate: !is_first };
+        gemm_serial(tier, queries.count, width, keys.count, weights, values, out, buffers.gemm)?;
+    }
+    Ok(())
+}
+
+/// Turns a tile of scores into weights and brings the running statistics up to it.
+#[inline(always)]
+fn soften<E: Element>(
+    shape: &AttentionShape,
+    queries: Tile,
+    keys: Tile,
+    is_first: bool,
+    buffers: &mut Buffers<'_, E>,
+) {
+    for row in 0..queries.count {
+        let seen = visible(shape, queries.first + row, keys);
+        let scores = &buffers.scores[row * keys.count..][..keys.count];
+        let weights = &mut buffers.weights[row * keys.count..][..keys.count];
+        let (greatest, total) = (&mut buffers.greatest[row], &mut buffers.total[row]);
+        let shrink = soften_row(scores, seen, shape.scale, greatest, total, weights);
+        if !is_first && shrink != 1.0 {
+            for sum in &mut buffers.sum[row * shape.head_dim..][..shape.head_dim] {
+                *sum *= shrink;
+            }
+        }
+    }
+}
+
+/// How many of a tile's keys the query at `token` sees; they are the first ones.
+#[inline(always)]
+pub(super) fn visible(shape: &AttentionShape, token: usize, keys: Tile) -> usize {
+    if shape.causal { (token + 1).saturating_sub(keys.first).min(keys.count) } else { keys.count }
+}
+
+/// One row of a tile: weights `exp(scale * score - greatest)`, zero beyond `seen`. Returns what
+/// earlier sums shrink by.
+#[inline(always)]
+fn soften_row<E: Element>(
+    scores: &[f32],
+    seen: usize,
+    scale: f32,
+    greatest: &mut f32,
+    total: &mut f32,
+    weights: &mut [E],
+) -> f32 {
+    if seen == 0 {
+        weights.fill(E::from_f32(0.0));
+        return 1.0;
+    }
+    // A copy of fixed length, so that all loops run over whole vectors.
+    let mut row = [0.0f32; KEY_TILE];
+    row[..seen].copy_from_slice(&scores[..seen]);
+    let used = seen.next_multiple_of(LANES).min(KEY_TILE);
+    let blocks = row[..used].as_chunks_mut::<LANES>().0;
+
+    let mut greatest_lanes = [f32::NEG_INFINITY; LANES];
+    for (index, block) in blocks.iter_mut().enumerate() {
+        for lane in 0..LANES {
+            let is_seen = index * LANES + lane < seen;
+            block[lane] = if is_seen { block[lane] * scale } else { f32::NEG_INFINITY };
+            let before = greatest_lanes[lane];
+            greatest_lanes[lane] = if block[lane] > before { block[lane] } else { before };
+        }
+    }
+    let before = *greatest;
+    // Comparisons pass over NaN; the exponentials below bring it back.
+    *greatest = greatest_lanes.iter().fold(before, |a, &b| if b > a { b } else { a });
+
+    let mut total_lanes = [0.0f32; LANES];
+    let mut rounded = [E::from_f32(0.0); KEY_TILE];
+    for (block, rounded) in blocks.iter().zip(rounded.as_chunks_mut::<LANES>().0) {
+        for lane in 0..LANES {
+            let weight = exp(block[lane] - *greatest);
+            total_lanes[lane] += weight;
+            rounded[lane] = E::from_f32(weight);
+        }
+    }
+    weights.copy_from_slice(&rounded[..weights.len()]);
+    let shrink = exp(before - *greatest);
+    *total = *total * shrink + sum_lanes(total_lanes);
+    shrink
+}

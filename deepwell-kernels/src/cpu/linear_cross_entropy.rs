@@ -1,0 +1,583 @@
+//! Output head and cross-entropy in one pass, by chunks of tokens, so that all the logits never
+//! exist at once.
+//!
+//! `logits = x w^T`, `loss (+)= loss_scale * sum over tokens of (lse - logit[target])`, where
+//! `lse` is the logarithm of the sum of exponentials of a token's logits. The training variant
+//! continues with each chunk while it is there: `dlogits = loss_scale * (softmax - one_hot)`,
+//! `dx = dlogits w` and `dw (+)= dlogits^T x`.
+//!
+//! | tensor | shape |
+//! |---|---|
+//! | x, dx | `[tokens, hidden]` |
+//! | w, dw | `[vocab, hidden]`; dw is `f32` |
+//! | targets | `[tokens]`, below vocab, or [`IGNORED_TARGET`] |
+//! | loss | one `f32` |
+//!
+//! The logits are `f32` and the softmax is FP32; `dlogits` is rounded to the element type before
+//! it is multiplied; the losses of a call are summed in `f64`, token by token, and rounded once.
+//! Chunks depend on the shape alone, so results have the same bits at any number of threads.
+
+use rayon::prelude::*;
+
+use super::element::Element;
+use super::gemm::{
+    self, ALIGNMENT, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes,
+};
+use super::parallel::{LANES, sum_lanes, vectorized};
+use super::vector_math::exp;
+
+/// A target with this value takes no part in the loss, as in PyTorch.
+pub const IGNORED_TARGET: i32 = -100;
+
+/// Sizes of the head.
+#[derive(Clone, Copy, Debug)]
+struct HeadShape {
+    /// Rows of x.
+    tokens: usize,
+    /// Width of x and w.
+    hidden: usize,
+    /// Rows of w.
+    vocab: usize,
+}
+
+impl HeadShape {
+    /// Tokens whose logits exist at a time: 256, or 128 where 256 rows would be over 32 MiB (a
+    /// vocabulary above 32768). Fewer would pack the weight too often for what is multiplied.
+    fn chunk_tokens(&self) -> usize {
+        const BYTES_MAX: usize = 32 << 20;
+        let rows = if 256 * self.vocab * size_of::<f32>() <= BYTES_MAX { 256 } else { 128 };
+        rows.min(self.tokens)
+    }
+
+    fn check(&self, tensors: &[(&'static str, usize, usize)]) -> Result<(), CrossEntropyError> {
+        match tensors.iter().find(|(_, got, expected)| got != expected) {
+            Some(&(tensor, got, expected)) => {
+                Err(CrossEntropyError::Length { tensor, expected, got })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_targets(&self, targets: &[i32]) -> Result<(), CrossEntropyError> {
+        let is_valid = |target: i32| {
+            target == IGNORED_TARGET
+                || usize::try_from(target).is_ok_and(|target| target < self.vocab)
+        };
+        match targets.iter().position(|&target| !is_valid(target)) {
+            Some(token) => {
+                Err(CrossEntropyError::Target { token, target: targets[token], vocab: self.vocab })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a call was refused. Nothing has been written in any of these cases.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CrossEntropyError {
+    /// A target that is no token of the vocabulary.
+    #[error(
+        "linear_cross_entropy: target of token {token}: expected 0 to {} or {IGNORED_TARGET}, \
+         got {target}\nhint: the vocabulary has {vocab} entries; was the data tokenized for \
+         another model?",
+        *vocab as i64 - 1
+    )]
+    Target {
+        /// The token's index in x.
+        token: usize,
+        /// Its target.
+        target: i32,
+        /// Rows of w.
+        vocab: usize,
+    },
+    /// Rows without elements.
+    #[error("linear_cross_entropy: expected a `hidden` of 1 or more, got 0")]
+    NoWidth,
+    /// A tensor has another number of elements than the shape says.
+    #[error("linear_cross_entropy: tensor `{tensor}`: expected {expected} elements, got {got}")]
+    Length {
+        /// The tensor's name.
+        tensor: &'static str,
+        /// Elements by the shape.
+        expected: usize,
+        /// Elements of the slice.
+        got: usize,
+    },
+    /// The workspace is too small.
+    #[error("linear_cross_entropy: workspace: expected at least {needed} bytes, got {got}")]
+    WorkspaceTooSmall {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// The matrix products cannot run.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
+}
+
+/// Bytes of workspace for [`linear_cross_entropy`]: one chunk of logits and of losses, with
+/// gradients also one chunk of the logits' gradient in `E`, and the greatest packing of the
+/// products on the tier that needs most.
+#[must_use]
+pub fn workspace_bytes<E: Element>(
+    tokens: usize,
+    hidden: usize,
+    vocab: usize,
+    with_gradients: bool,
+) -> usize {
+    let rows = HeadShape { tokens, hidden, vocab }.chunk_tokens();
+    let kind = DataKind::of::<E>();
+    let product = |m, n, k| {
+        let on_tier = |tier| gemm::workspace_bytes(tier, m, n, k, kind, kind);
+        Tier::ALL.into_iter().map(on_tier).max().unwrap_or(0)
+    };
+    let buffers = carved_bytes::<f32>(rows * vocab) + carved_bytes::<f32>(rows) + ALIGNMENT;
+    let logits = product(rows, vocab, hidden);
+    if !with_gradients {
+        return buffers + logits;
+    }
+    let products = logits.max(product(rows, hidden, vocab)).max(product(vocab, hidden, rows));
+    buffers + carved_bytes::<E>(rows * vocab) + products
+}
+
+/// Where the gradients of [`linear_cross_entropy`] go.
+#[derive(Debug)]
+pub struct HeadGradients<'a, E> {
+    /// Gradient of x, `[tokens, hidden]`; written over.
+    pub dx: &'a mut [E],
+    /// Gradient of w, `[vocab, hidden]`; written over or added to, as the loss.
+    pub dw: &'a mut [f32],
+}
+
+/// Writes the loss, or adds to it when `accumulate` is set, and with `gradients` those of x and w
+/// in the same pass. The products run on the best tier.
+///
+/// `targets` gives the tokens and `w` the vocabulary; layouts as in the [module](self)'s table.
+///
+/// # Errors
+///
+/// [`CrossEntropyError`] when a target is out of range, `hidden` is zero, a slice does not fit the
+/// shapes, or the workspace is smaller than [`workspace_bytes`].
+pub fn linear_cross_entropy<E: Element>(
+    x: &[E],
+    w: &[E],
+    targets: &[i32],
+    hidden: usize,
+    loss_scale: f32,
+    loss: &mut f32,
+    gradients: Option<HeadGradients<'_, E>>,
+    accumulate: bool,
+    workspace: &mut [u8],
+) -> Result<(), CrossEntropyError> {
+    let tier = gemm::best_tier();
+    linear_cross_entropy_on(
+        tier, x, w, targets, hidden, loss_scale, loss, gradients, accumulate, workspace,
+    )
+}
+
+/// [`linear_cross_entropy`] with the products on a given tier.
+///
+/// # Errors
+///
+/// As [`linear_cross_entropy`], and when `tier` cannot run here.
+pub fn linear_cross_entropy_on<E: Element>(
+    tier: Tier,
+    x: &[E],
+    w: &[E],
+    targets: &[i32],
+    hidden: usize,
+    loss_scale: f32,
+    loss: &mut f32,
+    mut gradients: Option<HeadGradients<'_, E>>,
+    accumulate: bool,
+    workspace: &mut [u8],
+) -> Result<(), CrossEntropyError> {
+    if hidden == 0 {
+        return Err(CrossEntropyError::NoWidth);
+    }
+    let (tokens, vocab) = (targets.len(), w.len() / hidden);
+    let shape = HeadShape { tokens, hidden, vocab };
+    shape.check(&[("x", x.len(), tokens * hidden), ("w", w.len(), vocab * hidden)])?;
+    if let Some(HeadGradients { dx, dw }) = &gradients {
+        shape.check(&[("dx", dx.len(), x.len()), ("dw", dw.len(), w.len())])?;
+    }
+    shape.check_targets(targets)?;
+    let needed = workspace_bytes::<E>(tokens, hidden, vocab, gradients.is_some());
+    if workspace.len() < needed {
+        return Err(CrossEntropyError::WorkspaceTooSmall { needed, got: workspace.len() });
+    }
+    let chunk = shape.chunk_tokens().max(1);
+    let mut carver = Carver::new(workspace);
+    let logits_buffer = carver.take::<f32>(shape.chunk_tokens() * vocab);
+    let losses_buffer = carver.take::<f32>(shape.chunk_tokens());
+    let dlogits_len = if gradients.is_some() { shape.chunk_tokens() * vocab } else { 0 };
+    let dlogits_buffer = carver.take::<E>(dlogits_len);
+    let gemm_workspace = carver.rest();
+
+    if let (0, false, Some(HeadGradients { dw, .. })) = (tokens, accumulate, &mut gradients) {
+        dw.fill(0.0);
+    }
+    let mut loss_sum = 0.0f64;
+    for first in (0..tokens).step_by(chunk) {
+        let rows = chunk.min(tokens - first);
+        let x_rows = Operand::rows(&x[first * hidden..(first + rows) * hidden], hidden);
+        let w_rows = Operand::rows(w, hidden);
+        let logits = &mut logits_buffer[..rows * vocab];
+        let out = Output::F32 { data: logits, accumulate: false };
+        gemm::gemm(tier, rows, vocab, hidden, x_rows, w_rows, out, gemm_workspace)?;
+
+        let losses = &mut losses_buffer[..rows];
+        let dlogits_len = if gradients.is_some() { rows * vocab } else { 0 };
+        let dlogits = &mut dlogits_buffer[..dlogits_len];
+        let targets = &targets[first..first + rows];
+        soften_chunk(logits, targets, loss_scale, losses, dlogits, vocab);
+        loss_sum += losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
+
+        if let Some(HeadGradients { dx, dw }) = &mut gradients {
+            let dlogits = Operand::rows(&*dlogits, vocab);
+            let dx_rows = &mut dx[first * hidden..(first + rows) * hidden];
+            let (w, out) = (w_rows.transposed(), Output::overwrite(dx_rows));
+            gemm::gemm(tier, rows, hidden, vocab, dlogits, w, out, gemm_workspace)?;
+            let out = Output::F32 { data: dw, accumulate: accumulate || first > 0 };
+            let (a, b) = (dlogits.transposed(), x_rows.transposed());
+            gemm::gemm(tier, vocab, hidden, rows, a, b, out, gemm_workspace)?;
+        }
+    }
+    let loss_sum = f64::from(loss_scale) * loss_sum;
+    *loss = if accumulate { (f64::from(*loss) + loss_sum) as f32 } else { loss_sum as f32 };
+    Ok(())
+}
+
+/// Turns a chunk of logits into losses and, unless `dlogits` is empty, its gradient. The logits
+/// are used up.
+fn soften_chunk<E: Element>(
+    logits: &mut [f32],
+    targets: &[i32],
+    loss_scale: f32,
+    losses: &mut [f32],
+    dlogits: &mut [E],
+    vocab: usize,
+) {
+    const ROWS_PER_TASK: usize = 16;
+    let elements = (ROWS_PER_TASK * vocab).max(1);
+    let rows = logits.par_chunks_mut(elements).zip(targets.par_chunks(ROWS_PER_TASK));
+    let rows = rows.zip(losses.par_chunks_mut(ROWS_PER_TASK));
+    if dlogits.is_empty() {
+        rows.for_each(|((logits, targets), losses)| {
+            vectorized(
+                #[inline(always)]
+                || {
+                    let rows = logits.chunks_exact_mut(vocab).zip(targets).zip(losses);
+                    for ((logits, &target), loss) in rows {
+                        (*loss, _) = soften_row(logits, target);
+                    }
+                },
+            );
+        });
+    } else {
+        rows.zip(dlogits.par_chunks_mut(elements)).for_each(
+            |(((logits, targets), losses), dlogits)| {
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        let rows = logits.chunks_exact_mut(vocab).zip(targets).zip(losses);
+                        for (((logits, &target), loss), dlogits) in
+                            rows.zip(dlogits.chunks_exact_mut(vocab))
+                        {
+                            let total;
+                            (*loss, total) = soften_row(logits, target);
+                            differentiate_row(logits, total, target, loss_scale, dlogits);
+                        }
+                    },
+                );
+            },
+        );
+    }
+}
+
+/// The greatest number of a row, passing over NaN.
+#[inline(always)]
+fn greatest(row: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (blocks, rest) = row.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], block[lane]);
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+}
+
+/// Replaces a row of logits by `exp(logit - greatest)`; returns the token's loss (zero when its
+/// target is ignored) and the sum of the exponentials.
+#[inline(always)]
+fn soften_row(logits: &mut [f32], target: i32) -> (f32, f32) {
+    let greatest = greatest(logits);
+    let target_logit = if target == IGNORED_TARGET { 0.0 } else { logits[target as usize] };
+    let mut lanes = [0.0f32; LANES];
+    let (blocks, rest) = logits.as_chunks_mut::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            block[lane] = exp(block[lane] - greatest);
+            lanes[lane] += block[lane];
+        }
+    }
+    for (lane, logit) in lanes.iter_mut().zip(rest) {
+        *logit = exp(*logit - greatest);
+        *lane += *logit;
+    }
+    let total = sum_lanes(lanes);
+    // The difference first: it is small and exact where the target is likely.
+    let loss = (greatest - target_logit) + total.ln();
+    (if target == IGNORED_TARGET { 0.0 } else { loss }, total)
+}
+
+/// `loss_scale * (softmax - one_hot)` of a row from its exponentials and their sum.
+#[inline(always)]
+fn differentiate_row<E: Element>(
+    exponentials: &[f32],
+    total: f32,
+    target: i32,
+    loss_scale: f32,
+    dlogits: &mut [E],
+) {
+    if target == IGNORED_TARGET {
+        dlogits.fill(E::from_f32(0.0));
+        return;
+    }
+    let scale = 1.0 / total;
+    for (dlogit, &exponential) in dlogits.iter_mut().zip(exponentials) {
+        *dlogit = E::from_f32(loss_scale * (exponential * scale));
+    }
+    let target = target as usize;
+    dlogits[target] = E::from_f32(loss_scale * (exponentials[target] * scale - 1.0));
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::super::test_support::{
+        Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+    };
+    use super::*;
+    use crate::oracle::linear_cross_entropy as oracle;
+
+    struct Case<E> {
+        shape: HeadShape,
+        x: Vec<E>,
+        w: Vec<E>,
+        targets: Vec<i32>,
+        loss_scale: f32,
+    }
+
+    impl<E: Element> Case<E> {
+        fn random(tokens: usize, hidden: usize, vocab: usize) -> Self {
+            let mut random = Random::new((tokens * 31 + hidden * 7 + vocab) as u64);
+            let targets = (0..tokens)
+                .map(
+                    |token| {
+                        if token % 5 == 3 { IGNORED_TARGET } else { random.below(vocab) as i32 }
+                    },
+                )
+                .collect();
+            Self {
+                shape: HeadShape { tokens, hidden, vocab },
+                x: random.normals(tokens * hidden),
+                w: (0..vocab * hidden).map(|_| E::from_f32(0.3 * random.normal() as f32)).collect(),
+                targets,
+                loss_scale: 1.0 / 64.0,
+            }
+        }
+
+        /// Loss, dx and dw after a call that accumulates over the given loss and dw.
+        fn grad(&self, tier: Tier, before: Option<f32>) -> (f32, Vec<E>, Vec<f32>) {
+            let mut loss = before.unwrap_or(f32::NAN);
+            let mut dx = poisoned(self.x.len());
+            let mut dw = vec![before.unwrap_or(f32::NAN); self.w.len()];
+            let gradients = HeadGradients { dx: &mut dx, dw: &mut dw };
+            self.run(tier, &mut loss, Some(gradients), before.is_some()).unwrap();
+            (loss, dx, dw)
+        }
+
+        fn loss(&self, tier: Tier, before: Option<f32>) -> f32 {
+            let mut loss = before.unwrap_or(f32::NAN);
+            self.run(tier, &mut loss, None, before.is_some()).unwrap();
+            loss
+        }
+
+        fn run(
+            &self,
+            tier: Tier,
+            loss: &mut f32,
+            gradients: Option<HeadGradients<'_, E>>,
+            accumulate: bool,
+        ) -> Result<(), CrossEntropyError> {
+            let HeadShape { tokens, hidden, vocab } = self.shape;
+            let bytes = workspace_bytes::<E>(tokens, hidden, vocab, gradients.is_some());
+            linear_cross_entropy_on(
+                tier,
+                &self.x,
+                &self.w,
+                &self.targets,
+                hidden,
+                self.loss_scale,
+                loss,
+                gradients,
+                accumulate,
+                &mut vec![0xff; bytes],
+            )
+        }
+    }
+
+    fn tiers() -> impl Iterator<Item = Tier> {
+        Tier::ALL.into_iter().filter(|tier| tier.is_available())
+    }
+
+    fn check<E: Element>(tokens: usize, hidden: usize, vocab: usize) {
+        let case = Case::<E>::random(tokens, hidden, vocab);
+        let (x, w) = (to_f64(&case.x), to_f64(&case.w));
+        let scale = f64::from(case.loss_scale);
+        let expected_loss = oracle::forward(&x, &w, &case.targets, hidden, scale);
+        let expected = oracle::backward(&x, &w, &case.targets, hidden, scale);
+
+        // The logits err by their sums, (hidden + 2) 2^-24 of sum |x| |w|, and exp, ln and the
+        // sum over the vocabulary by a few units more; a logit's error moves the probabilities
+        // by as much relatively, and the loss absolutely. Then dlogits is rounded to E.
+        let unit = 2f64.powi(-24);
+        let product_size = (0..tokens)
+            .flat_map(|token| (0..vocab).map(move |word| (token, word)))
+            .map(|(token, word)| {
+                let x = &x[token * hidden..][..hidden];
+                let w = &w[word * hidden..][..hidden];
+                x.iter().zip(w).map(|(x, w)| (x * w).abs()).sum::<f64>()
+            })
+            .fold(1.0, f64::max);
+        let logit_error = (hidden as f64 + 2.0) * unit * product_size;
+        let softmax_error = 2.0 * logit_error + 16.0 * unit;
+        let rounding = if E::NAME == "bf16" { f64::from(E::UNIT_ROUNDOFF) } else { 0.0 };
+        // Per dlogit: the softmax's error (of probabilities up to 1), the rounding to E.
+        let dlogit_error = |dlogit: f64| scale * softmax_error + rounding * dlogit.abs();
+        let (mut dx_error, mut dw_error) = (vec![0.0; x.len()], vec![0.0; w.len()]);
+        for token in (0..tokens).filter(|&token| case.targets[token] != IGNORED_TARGET) {
+            for word in 0..vocab {
+                let dlogit = expected.dlogits[token * vocab + word];
+                // The products' own sums: (terms + 2) units of the size of the terms.
+                let sum_error = |terms: usize| (terms as f64 + 2.0) * unit * dlogit.abs();
+                for d in 0..hidden {
+                    let (i, j) = (token * hidden + d, word * hidden + d);
+                    dx_error[i] += (dlogit_error(dlogit) + sum_error(vocab)) * w[j].abs();
+                    dw_error[j] += (dlogit_error(dlogit) + sum_error(tokens)) * x[i].abs();
+                }
+            }
+        }
+        let live = case.targets.iter().filter(|target| **target != IGNORED_TARGET).count();
+        let loss_error = scale * live as f64 * (softmax_error + 8.0 * unit);
+        let dx_relative = rounding + unit;
+
+        for tier in tiers() {
+            let (loss, dx, dw) = case.grad(tier, None);
+            let close = |got: f32, expected: f64| {
+                (f64::from(got) - expected).abs() <= loss_error + 2.0 * unit * expected.abs()
+            };
+            assert!(close(loss, expected_loss), "{tier:?}: loss {loss}, expected {expected_loss}");
+            assert_close_each("dx", &dx, &expected.dx, dx_relative, &dx_error);
+            assert_close_each("dw", &dw, &expected.dw, unit, &dw_error);
+            assert_eq!(case.loss(tier, None).to_bits(), loss.to_bits(), "{tier:?}: forward alone");
+
+            // Accumulating, to a loss and a dw of 2.
+            let (loss, accumulated_dx, dw) = case.grad(tier, Some(2.0));
+            assert!(close(loss, expected_loss + 2.0), "{tier:?}: accumulated loss {loss}");
+            assert!(close(case.loss(tier, Some(2.0)), expected_loss + 2.0), "{tier:?}");
+            assert_eq!(accumulated_dx, dx, "dx must not accumulate");
+            let expected_dw: Vec<f64> = expected.dw.iter().map(|dw| dw + 2.0).collect();
+            // One rounding per chunk, or per step of the F32 tier where it has few.
+            let roundings = 2.0 + tokens.div_ceil(case.shape.chunk_tokens().max(1)) as f64;
+            assert_close_each("dw", &dw, &expected_dw, 2.0 * roundings * unit, &dw_error);
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_oracle() {
+        // Sizes around vectors, tiles and chunks (256 tokens); one token; one word.
+        for (tokens, hidden, vocab) in
+            [(1, 1, 1), (1, 32, 2), (5, 33, 31), (64, 48, 65), (257, 16, 40), (600, 8, 33)]
+        {
+            check::<f32>(tokens, hidden, vocab);
+            check::<bf16>(tokens, hidden, vocab);
+        }
+    }
+
+    #[test]
+    fn no_tokens_or_none_that_count() {
+        for tier in tiers() {
+            let none = Case::<bf16>::random(0, 8, 5);
+            assert_eq!(none.grad(tier, None), (0.0, vec![], vec![0.0; 40]));
+            assert_eq!(none.grad(tier, Some(3.0)), (3.0, vec![], vec![3.0; 40]));
+            let mut ignored = Case::<bf16>::random(4, 8, 5);
+            ignored.targets.fill(IGNORED_TARGET);
+            let (loss, dx, dw) = ignored.grad(tier, None);
+            assert_eq!((loss, dw), (0.0, vec![0.0; 40]));
+            assert!(dx.iter().all(|dx| dx.to_f32() == 0.0));
+        }
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        // Logits of +-3e4: the likely token costs nothing, the unlikely one their distance.
+        let mut case = Case::<f32>::random(2, 1, 2);
+        (case.x, case.w) = (vec![100.0, 100.0], vec![300.0, -300.0]);
+        case.loss_scale = 1.0;
+        for tier in tiers() {
+            for (targets, expected) in [([0, 0], 0.0), ([1, 0], 60000.0)] {
+                case.targets = targets.to_vec();
+                assert_eq!(case.loss(tier, None), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_a_bit() {
+        let case = Case::<bf16>::random(700, 64, 100);
+        for tier in tiers() {
+            for_thread_counts(|| {
+                let (loss, dx, dw) = case.grad(tier, Some(1.5));
+                (loss.to_bits(), dx, dw)
+            });
+        }
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        let case = Case::<f32>::random(4, 3, 5);
+        let run = |targets: &[i32], bytes: usize| {
+            let mut loss = 7.0;
+            let mut workspace = vec![0; bytes];
+            let result = linear_cross_entropy(
+                &case.x,
+                &case.w,
+                targets,
+                3,
+                1.0,
+                &mut loss,
+                None,
+                false,
+                &mut workspace,
+            );
+            assert_eq!(loss, 7.0, "nothing may be written");
+            result.unwrap_err().to_string()
+        };
+        for (targets, expected) in [
+            (vec![0, 1, 5, 9], "target of token 2: expected 0 to 4 or -100, got 5"),
+            (vec![0, -1, 5, 9], "target of token 1: expected 0 to 4 or -100, got -1"),
+            (vec![0, -100, 4], "tensor `x`: expected 9 elements, got 12"),
+        ] {
+            let message = run(&targets, 1 << 20);
+            assert!(message.contains(expected), "{message}");
+        }
+        let message = run(&[0; 4], 10);
+        assert!(message.contains("workspace: expected at least"), "{message}");
+    }
+}
