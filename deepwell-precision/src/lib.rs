@@ -15,9 +15,11 @@ mod names;
 mod policy;
 mod quantize;
 mod rounding;
+mod simd;
 mod source;
 mod spec;
 mod stats;
+mod threads;
 
 pub use dequantize::dequantize_rows;
 pub use error::QuantizeError;

@@ -103,8 +103,15 @@ pub fn from_tiles(
 }
 
 fn check(plain: usize, rows: usize, blocks: usize, tiles: usize) -> Result<(), QuantizeError> {
-    let shape = Shape::new(rows.next_multiple_of(TILE_ROWS), blocks.next_multiple_of(TILE_BLOCKS))?;
-    let shape = Shape { rows: rows.min(shape.rows), cols: blocks.min(shape.cols) };
+    let shape = Shape::new(rows, blocks)?;
+    // Padding must not overflow either.
+    let padded = |n: usize, to: usize| n.checked_next_multiple_of(to);
+    if blocks > 0 {
+        padded(rows, TILE_ROWS)
+            .zip(padded(blocks, TILE_BLOCKS))
+            .and_then(|(rows, blocks)| rows.checked_mul(blocks))
+            .ok_or(QuantizeError::TooLarge { rows, cols: blocks })?;
+    }
     shape.expect("plain", rows * blocks, plain)?;
     shape.expect("tiles", tiled_len(rows, blocks), tiles)
 }

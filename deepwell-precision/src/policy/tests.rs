@@ -186,7 +186,7 @@ fn rules_that_match_nothing() {
         error.to_string(),
         "p.toml:3:11: rule `layer.*.mlp.dwn_proj.*` matches none of the 8 tensors\n\
          hint: the nearest names are `layers.0.mlp.down_proj.weight`, \
-         `layers.1.experts.0.up_proj.weight`, `layers.1.experts.0.down_proj.weight`"
+         `layers.1.experts.0.down_proj.weight`, `layers.1.experts.0.up_proj.weight`"
     );
     let error = PrecisionPolicy::bf16().with_rule("*", Format::F32).unwrap().assign(&[]);
     assert_eq!(error.unwrap_err().to_string(), "rule `*` matches none of the 0 tensors");

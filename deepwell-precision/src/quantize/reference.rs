@@ -49,7 +49,8 @@ pub(super) fn quantize(
             let amax = f32::from_bits(amax_bits);
             let code = e8m0::from_amax_for(amax, spec.element, spec.scale_rule);
             let wanted_below_range = match spec.scale_rule {
-                ScaleRule::Rceil => amax / element_max <= 2.0_f32.powi(-128),
+                // 2^-128.
+                ScaleRule::Rceil => amax / element_max <= f32::from_bits(0x0020_0000),
                 ScaleRule::OcpFloor => amax < 2.0_f32.powi(exponent_max - 127),
             };
             stats.scale_clamps += u64::from(amax > 0.0 && wanted_below_range);

@@ -1,0 +1,183 @@
+//! What happens to one element, without branches, so that a loop over it becomes vector code.
+//!
+//! # Rounding by one addition
+//!
+//! Codes of one binade are spaced evenly, and subnormal codes as those of the smallest normal
+//! binade. Let 2^e be the binade of |x|, or the smallest normal one when |x| lies below it. Adding
+//! 2^(e + 23 - m), with m the fraction bits of the format, to |x| makes one unit in the last place
+//! of the sum one unit of the code, and the addition rounds to nearest even by itself. The low bits
+//! of the sum then count units n, and the code is `n + ((e - e_min) << m)`; a carry into the next
+//! binade comes out right. The constant part of the shifted exponent is added to the magic number
+//! beforehand: it is even, hence leaves ties alone.
+
+use crate::e8m0::ScaleConstants;
+use crate::{ElementFormat, Overflow, QuantStats, Rounding, e4m3, e5m2};
+
+/// Bits of f32 infinity. Magnitudes at or above need [`encode_any`].
+pub(super) const INFINITY_BITS: u32 = 0x7F80_0000;
+/// Lanes over which counters run: one block, two AVX-512 registers.
+pub(super) const LANES: usize = 32;
+
+/// An element format as constants.
+pub(super) trait Element: Copy {
+    const FORMAT: ElementFormat;
+    const MANTISSA_BITS: u32;
+    /// Bits of the smallest normal value, as f32.
+    const MIN_NORMAL_BITS: u32;
+    /// Bits of the largest finite value, as f32.
+    const MAX_BITS: u32;
+
+    const CONSTANTS: ScaleConstants = ScaleConstants::new(Self::FORMAT);
+    /// Right shift that leaves the exponent above the place of the code's fraction.
+    const SHIFT: u32 = 23 - Self::MANTISSA_BITS;
+    /// Added to the bits of 2^e: 23 - m binades up, plus the constant part of the code.
+    const MAGIC: u32 =
+        (Self::SHIFT << 23) + ((Self::MIN_NORMAL_BITS >> Self::SHIFT).wrapping_neg() & 0xFF);
+    /// Magnitudes up to this (half the smallest subnormal) become zero.
+    const ZERO_BITS: u32 = Self::MIN_NORMAL_BITS - ((Self::MANTISSA_BITS + 1) << 23);
+
+    fn encode_any(x: f32) -> u8;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct E4m3;
+#[derive(Clone, Copy)]
+pub(super) struct E5m2;
+
+impl Element for E4m3 {
+    const FORMAT: ElementFormat = ElementFormat::E4M3;
+    const MANTISSA_BITS: u32 = e4m3::MANTISSA_BITS;
+    const MIN_NORMAL_BITS: u32 = e4m3::MIN_NORMAL.to_bits();
+    const MAX_BITS: u32 = e4m3::MAX.to_bits();
+
+    fn encode_any(x: f32) -> u8 {
+        e4m3::encode(x, Rounding::NearestEven, Overflow::Saturate)
+    }
+}
+
+impl Element for E5m2 {
+    const FORMAT: ElementFormat = ElementFormat::E5M2;
+    const MANTISSA_BITS: u32 = e5m2::MANTISSA_BITS;
+    const MIN_NORMAL_BITS: u32 = e5m2::MIN_NORMAL.to_bits();
+    const MAX_BITS: u32 = e5m2::MAX.to_bits();
+
+    fn encode_any(x: f32) -> u8 {
+        e5m2::encode(x, Rounding::NearestEven, Overflow::Saturate)
+    }
+}
+
+const _: () = assert!(f32::from_bits(E4m3::ZERO_BITS) == e4m3::MIN_SUBNORMAL / 2.0);
+const _: () = assert!(f32::from_bits(E5m2::ZERO_BITS) == e5m2::MIN_SUBNORMAL / 2.0);
+const _: () = assert!(E4m3::MAGIC & 1 == 0 && E5m2::MAGIC & 1 == 0);
+
+/// Counters of one task: a vector of them per kind, so that counting costs an addition and no sum
+/// across lanes.
+#[derive(Clone)]
+pub(super) struct Counters {
+    underflows: [u32; LANES],
+    saturations: [u32; LANES],
+    /// Everything that is counted rarely, or already in a single number.
+    pub(super) totals: QuantStats,
+}
+
+impl Counters {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self { underflows: [0; LANES], saturations: [0; LANES], totals: QuantStats::default() }
+    }
+
+    /// Moves the lanes into the totals. Has to be called before a lane has counted 2^32 elements.
+    #[inline(always)]
+    pub(super) fn flush(&mut self) {
+        let sum = |lanes: &[u32; LANES]| lanes.iter().map(|&n| u64::from(n)).sum::<u64>();
+        self.totals.underflows += sum(&self.underflows);
+        self.totals.saturations += sum(&self.saturations);
+        self.underflows = [0; LANES];
+        self.saturations = [0; LANES];
+    }
+}
+
+/// Encodes one lane of finite `x` after multiplication by a power of two. The scaled value must
+/// not round beyond the largest finite element, unless `CLIP`, which also counts.
+#[inline(always)]
+fn encode_lane<E: Element, const CLIP: bool>(
+    x: f32,
+    reciprocal: f32,
+    underflows: &mut u32,
+    saturations: &mut u32,
+) -> u8 {
+    let bits = (x * reciprocal).to_bits();
+    let mut magnitude = bits & 0x7FFF_FFFF;
+    // The comparison with x, not with the product, which may have underflowed itself.
+    *underflows += u32::from((magnitude <= E::ZERO_BITS) & (x != 0.0));
+    if CLIP {
+        *saturations += u32::from(magnitude > E::MAX_BITS);
+        magnitude = magnitude.min(E::MAX_BITS);
+    }
+    let binade = magnitude.max(E::MIN_NORMAL_BITS) & 0x7F80_0000;
+    let sum = f32::from_bits(magnitude) + f32::from_bits(binade + E::MAGIC);
+    let code = sum.to_bits().wrapping_add(binade >> E::SHIFT);
+    // The low byte of `code` is the code without its sign; what lies above is cut off.
+    (code | ((bits >> 24) & 0x80)) as u8
+}
+
+/// Encodes one block of finite elements that share a factor.
+#[inline(always)]
+pub(super) fn encode_block<E: Element, const CLIP: bool>(
+    x: &[f32; LANES],
+    reciprocal: f32,
+    out: &mut [u8; LANES],
+    counters: &mut Counters,
+) {
+    encode_lanes::<E, CLIP>(x, &[reciprocal; LANES], out, counters);
+}
+
+/// Encodes finite elements with a factor each.
+#[inline(always)]
+pub(super) fn encode_lanes<E: Element, const CLIP: bool>(
+    x: &[f32; LANES],
+    reciprocals: &[f32; LANES],
+    out: &mut [u8; LANES],
+    counters: &mut Counters,
+) {
+    for i in 0..LANES {
+        out[i] = encode_lane::<E, CLIP>(
+            x[i],
+            reciprocals[i],
+            &mut counters.underflows[i],
+            &mut counters.saturations[i],
+        );
+    }
+}
+
+/// Encodes elements of which some are NaN or infinite; `count_saturations` under the floor rule.
+#[inline(never)]
+#[cold]
+pub(super) fn encode_any<E: Element>(
+    x: &[f32],
+    reciprocals: &[f32],
+    count_saturations: bool,
+    out: &mut [u8],
+    totals: &mut QuantStats,
+) {
+    for ((&x, &reciprocal), code) in x.iter().zip(reciprocals).zip(out) {
+        let scaled = x * reciprocal;
+        *code = E::encode_any(scaled);
+        totals.underflows += u64::from(x != 0.0 && *code & 0x7F == 0);
+        let saturated = x.is_finite() && scaled.abs() > f32::from_bits(E::MAX_BITS);
+        totals.saturations += u64::from(count_saturations && saturated);
+    }
+}
+
+/// Adds the non-finite elements and the largest finite magnitude of `x` to `totals`.
+#[inline(never)]
+#[cold]
+pub(super) fn survey_any(x: &[f32], totals: &mut QuantStats) {
+    for x in x {
+        if x.is_finite() {
+            totals.amax = totals.amax.max(x.abs());
+        } else {
+            totals.nonfinite += 1;
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! Tiles of 128 columns, for all that needs more than one row at a time: blocks along columns,
+//! square blocks, and both copies in one pass.
+//!
+//! A stripe is 128 rows. Its tiles go from left to right, so that the source is read in 128 long
+//! streams and the transposed copy is written in whole cache lines. In a tile, `G` rows at a time
+//! (32 or 128, what shares an exponent) go through these steps, all in the first or second level
+//! of cache:
+//!
+//! 1. copy to `values` as f32, padded with zeros at ragged edges; amax of each column;
+//! 2. scales, for the columns, the rows or the squares;
+//! 3. codes of the row copy, straight to their place;
+//! 4. codes of the column copy, then 8 x 8 bytes at a time transposed in registers into
+//!    `transposed`, which holds the whole stripe and is copied out at its end.
+
+use pulp::NullaryFnOnce;
+
+use super::lanes::{
+    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, encode_any, encode_lanes, survey_any,
+};
+use super::transpose::{Words, transpose_8_rows};
+use crate::e8m0::{self, finite_scale};
+use crate::{BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source};
+
+/// Columns of a tile.
+pub(super) const TILE_COLS: usize = 128;
+/// Rows of a stripe.
+pub(super) const STRIPE_ROWS: usize = 128;
+/// Blocks of 32 along either side of a tile.
+const TILE_BLOCKS: usize = TILE_COLS / BLOCK;
+
+/// One mutable slice per row of a stripe; rows that do not exist have empty ones.
+pub(super) type RowSlices<'a> = [&'a mut [u8]; STRIPE_ROWS];
+
+/// Where the row copy of one stripe goes: for each row its columns of the task.
+pub(super) struct RowOut<'a> {
+    pub(super) data: RowSlices<'a>,
+    pub(super) scales: RowSlices<'a>,
+}
+
+/// Where the column copy goes: all rows of the matrix for the columns of the task.
+pub(super) struct ColumnOut<'a> {
+    /// [columns of the task, rows].
+    pub(super) data_t: &'a mut [u8],
+    /// [columns of the task, ceil(rows / 32)].
+    pub(super) scales_t: &'a mut [u8],
+}
+
+/// Some rows and columns of a matrix, and where their copies go.
+pub(super) struct TileTask<'a, S> {
+    /// The whole matrix, row-major.
+    pub(super) src: &'a [S],
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// Rows of the task; starts with a stripe. With a row copy, at most one stripe.
+    pub(super) row_range: (usize, usize),
+    /// Columns of the task; starts with a tile.
+    pub(super) col_range: (usize, usize),
+    pub(super) spec: MxSpec,
+    pub(super) row_out: Option<RowOut<'a>>,
+    pub(super) column_out: Option<ColumnOut<'a>>,
+}
+
+/// Scratch of one task, on the stack.
+struct Scratch<const G: usize> {
+    values: [[f32; TILE_COLS]; G],
+    codes: [Words; G],
+    transposed: [Words; TILE_COLS],
+    /// Scales of the stripe for each column.
+    scales_t: [[u8; TILE_BLOCKS]; TILE_COLS],
+    row_amax: [[u32; TILE_BLOCKS]; G],
+    row_scales: [[u8; TILE_BLOCKS]; G],
+    row_reciprocals: [[f32; TILE_BLOCKS]; G],
+}
+
+/// Scales of one group of rows, one lane per column.
+struct ColumnScales {
+    codes: [u8; TILE_COLS],
+    reciprocals: [f32; TILE_COLS],
+}
+
+impl<S: Source> NullaryFnOnce for TileTask<'_, S> {
+    type Output = QuantStats;
+
+    #[inline(always)]
+    fn call(self) -> QuantStats {
+        match (self.spec.element, self.spec.scale_rule) {
+            (ElementFormat::E4M3, ScaleRule::Rceil) => self.with_group::<E4m3, false>(),
+            (ElementFormat::E4M3, ScaleRule::OcpFloor) => self.with_group::<E4m3, true>(),
+            (ElementFormat::E5M2, ScaleRule::Rceil) => self.with_group::<E5m2, false>(),
+            (ElementFormat::E5M2, ScaleRule::OcpFloor) => self.with_group::<E5m2, true>(),
+        }
+    }
+}
+
+impl<S: Source> TileTask<'_, S> {
+    #[inline(always)]
+    fn with_group<E: Element, const CLIP: bool>(self) -> QuantStats {
+        match self.spec.granularity {
+            Granularity::G32 => self.kernel::<E, CLIP, 32>(),
+            Granularity::G128 => self.kernel::<E, CLIP, 128>(),
+        }
+    }
+
+    #[inline(always)]
+    fn kernel<E: Element, const CLIP: bool, const G: usize>(mut self) -> QuantStats {
+        let mut scratch = Scratch::<G> {
+            values: [[0.0; TILE_COLS]; G],
+            codes: [Words::ZERO; G],
+            transposed: [Words::ZERO; TILE_COLS],
+            scales_t: [[0; TILE_BLOCKS]; TILE_COLS],
+            row_amax: [[0; TILE_BLOCKS]; G],
+            row_scales: [[0; TILE_BLOCKS]; G],
+            row_reciprocals: [[0.0; TILE_BLOCKS]; G],
+        };
+        let mut counters = Counters::new();
+        let (row_start, row_end) = self.row_range;
+        let (col_start, col_end) = self.col_range;
+        for stripe in (row_start..row_end).step_by(STRIPE_ROWS) {
+            let stripe_rows = STRIPE_ROWS.min(row_end - stripe);
+            for col in (col_start..col_end).step_by(TILE_COLS) {
+                let width = TILE_COLS.min(col_end - col);
+                for group in (0..stripe_rows).step_by(G) {
+                    let height = G.min(stripe_rows - group);
+                    let at = Group { row: stripe + group, in_stripe: group, height, col, width };
+                    self.group::<E, CLIP, G>(at, &mut scratch, &mut counters);
+                }
+                self.store_columns(stripe, stripe_rows, col, width, &scratch);
+            }
+            counters.flush();
+        }
+        let mut totals = counters.totals;
+        if self.spec.block == BlockShape::Square && self.copies() == 2 {
+            // Square blocks are encoded once for both copies, and counted once.
+            totals.underflows *= 2;
+            totals.saturations *= 2;
+            totals.scale_clamps *= 2;
+            totals.nonfinite *= 2;
+        }
+        totals
+    }
+
+    /// 1 or 2.
+    fn copies(&self) -> u64 {
+        u64::from(self.row_out.is_some()) + u64::from(self.column_out.is_some())
+    }
+
+    /// Steps 1 to 4 for `G` rows of a tile.
+    #[inline(always)]
+    fn group<E: Element, const CLIP: bool, const G: usize>(
+        &mut self,
+        at: Group,
+        scratch: &mut Scratch<G>,
+        counters: &mut Counters,
+    ) {
+        let square = self.spec.block == BlockShape::Square;
+        let rule = self.spec.scale_rule;
+        let mut amax = load::<S, G>(self.src, self.cols, at, &mut scratch.values);
+        let largest = amax.iter().fold(0, |a: u32, &b| a.max(b));
+        let finite = largest < INFINITY_BITS;
+        if finite {
+            counters.totals.amax = counters.totals.amax.max(f32::from_bits(largest));
+        } else {
+            let mut survey = QuantStats::default();
+            survey_any(scratch.values.as_flattened(), &mut survey);
+            survey.nonfinite *= if square { 1 } else { self.copies() };
+            counters.totals.merge(&survey);
+        }
+
+        if !square && let Some(out) = &mut self.row_out {
+            scales_of_rows::<E, G>(scratch, finite, rule, &mut counters.totals);
+            encode_rows::<E, CLIP, G>(at, finite, scratch, out, self.col_range.0, counters);
+        }
+        if square || self.column_out.is_some() {
+            if square {
+                for group in amax.chunks_exact_mut(G) {
+                    group.fill(group.iter().fold(0, |a, &b| a.max(b)));
+                }
+            }
+            let per_scale = if square { G } else { 1 };
+            let totals = &mut counters.totals;
+            let scales = scales_of_columns::<E>(&amax, finite, rule, per_scale, totals);
+            encode_columns::<E, CLIP, G>(finite, &scales.reciprocals, scratch, counters);
+            if square && let Some(out) = &mut self.row_out {
+                store_square_rows(at, &scratch.codes, &scales.codes, out, self.col_range.0);
+            }
+            if self.column_out.is_some() {
+                transpose_group(at, scratch);
+                let first = at.in_stripe / BLOCK;
+                for (column, &code) in scratch.scales_t.iter_mut().zip(&scales.codes) {
+                    column[first..first + G / BLOCK].fill(code);
+                }
+            }
+        }
+    }
+
+    /// Copies the transposed codes of one tile, a whole stripe high, to their place.
+    #[inline(always)]
+    fn store_columns<const G: usize>(
+        &mut self,
+        stripe: usize,
+        stripe_rows: usize,
+        col: usize,
+        width: usize,
+        scratch: &Scratch<G>,
+    ) {
+        let Some(out) = &mut self.column_out else { return };
+        let blocks = self.rows.div_ceil(BLOCK);
+        let stripe_blocks = stripe_rows.div_ceil(BLOCK);
+        for i in 0..width {
+            let column = col - self.col_range.0 + i;
+            let start = column * self.rows + stripe;
+            let codes = scratch.transposed[i].as_bytes();
+            let data = &mut out.data_t[start..start + stripe_rows];
+            if let Ok(data) = <&mut [u8; STRIPE_ROWS]>::try_from(&mut *data) {
+                *data = *codes;
+            } else {
+                data.copy_from_slice(&codes[..stripe_rows]);
+            }
+            let start = column * blocks + stripe / BLOCK;
+            out.scales_t[start..start + stripe_blocks]
+                .copy_from_slice(&scratch.scales_t[i][..stripe_blocks]);
+        }
+    }
+}
+
+/// Up to `G` rows of one tile.
+#[derive(Clone, Copy)]
+struct Group {
+    /// First row in the matrix.
+    row: usize,
+    /// First row in the stripe.
+    in_stripe: usize,
+    /// Rows that exist.
+    height: usize,
+    /// First column in the matrix.
+    col: usize,
+    /// Columns that exist.
+    width: usize,
+}
+
+/// Step 1. Returns the amax of each column, as bits: NaN above infinity above all else.
+#[inline(always)]
+fn load<S: Source, const G: usize>(
+    src: &[S],
+    cols: usize,
+    at: Group,
+    values: &mut [[f32; TILE_COLS]; G],
+) -> [u32; TILE_COLS] {
+    let mut amax = [0; TILE_COLS];
+    for (i, values) in values.iter_mut().enumerate() {
+        if i >= at.height {
+            *values = [0.0; TILE_COLS];
+            continue;
+        }
+        let start = (at.row + i) * cols + at.col;
+        let row = &src[start..start + at.width];
+        if let Ok(row) = <&[S; TILE_COLS]>::try_from(row) {
+            for j in 0..TILE_COLS {
+                values[j] = row[j].to_f32();
+                amax[j] = amax[j].max(values[j].to_bits() & 0x7FFF_FFFF);
+            }
+        } else {
+            *values = [0.0; TILE_COLS];
+            for ((value, amax), x) in values.iter_mut().zip(&mut amax).zip(row) {
+                *value = x.to_f32();
+                *amax = (*amax).max(value.to_bits() & 0x7FFF_FFFF);
+            }
+        }
+    }
+    amax
+}
+
+/// Step 2 for columns and squares: one scale per lane, of which `per_scale` neighbours are one.
+#[inline(always)]
+fn scales_of_columns<E: Element>(
+    amax: &[u32; TILE_COLS],
+    finite: bool,
+    rule: ScaleRule,
+    per_scale: usize,
+    totals: &mut QuantStats,
+) -> ColumnScales {
+    let mut scales = ColumnScales { codes: [0; TILE_COLS], reciprocals: [0.0; TILE_COLS] };
+    let (codes, reciprocals) = (&mut scales.codes, &mut scales.reciprocals);
+    let clamps = if finite {
+        finite_scales::<E>(amax, rule, codes, reciprocals)
+    } else {
+        any_scales::<E>(amax, rule, codes, reciprocals)
+    };
+    // Lanes beyond the matrix have an amax of zero, or that of their square, which counts once.
+    totals.scale_clamps += clamps / per_scale as u64;
+    scales
+}
+
+/// Step 2 for rows: amax and scale of each row, 32 or `G` = 128 columns at a time.
+#[inline(always)]
+fn scales_of_rows<E: Element, const G: usize>(
+    scratch: &mut Scratch<G>,
+    finite: bool,
+    rule: ScaleRule,
+    totals: &mut QuantStats,
+) {
+    for (values, amax) in scratch.values.iter().zip(&mut scratch.row_amax) {
+        for (block, amax) in values.as_chunks::<BLOCK>().0.iter().zip(amax.iter_mut()) {
+            *amax = block.iter().fold(0, |a: u32, x| a.max(x.to_bits() & 0x7FFF_FFFF));
+        }
+        if G == 128 {
+            *amax = [amax[0].max(amax[1]).max(amax[2].max(amax[3])); TILE_BLOCKS];
+        }
+    }
+    let amax = scratch.row_amax.as_flattened();
+    let codes = scratch.row_scales.as_flattened_mut();
+    let reciprocals = scratch.row_reciprocals.as_flattened_mut();
+    let clamps = if finite {
+        finite_scales::<E>(amax, rule, codes, reciprocals)
+    } else {
+        any_scales::<E>(amax, rule, codes, reciprocals)
+    };
+    totals.scale_clamps += clamps / (G / BLOCK) as u64;
+}
+
+/// Scales and factors of many amax; returns how many were clamped.
+#[inline(always)]
+fn finite_scales<E: Element>(
+    amax: &[u32],
+    rule: ScaleRule,
+    codes: &mut [u8],
+    reciprocals: &mut [f32],
+) -> u64 {
+    let mut clamps = 0_u32;
+    for ((&amax, code), reciprocal) in amax.iter().zip(codes).zip(reciprocals) {
+        let scale = finite_scale(amax, E::CONSTANTS, rule);
+        *code = scale.code as u8;
+        // A finite amax has a scale of at most 2^120, so this is a normal number.
+        *reciprocal = f32::from_bits((254 - scale.code) << 23);
+        clamps += u32::from(scale.clamped);
+    }
+    u64::from(clamps)
+}
+
+/// [`finite_scales`] with NaN or infinities among them.
+#[inline(never)]
+#[cold]
+fn any_scales<E: Element>(
+    amax: &[u32],
+    rule: ScaleRule,
+    codes: &mut [u8],
+    reciprocals: &mut [f32],
+) -> u64 {
+    let mut clamps = 0;
+    for ((&amax, code), reciprocal) in amax.iter().zip(codes).zip(reciprocals) {
+        *code = e8m0::from_amax_for(f32::from_bits(amax), E::FORMAT, rule);
+        *reciprocal = e8m0::reciprocal(*code);
+        let clamped = amax < INFINITY_BITS && finite_scale(amax, E::CONSTANTS, rule).clamped;
+        clamps += u64::from(clamped);
+    }
+    clamps
+}
+
+/// Step 3 for blocks along rows.
+#[inline(always)]
+fn encode_rows<E: Element, const CLIP: bool, const G: usize>(
+    at: Group,
+    finite: bool,
+    scratch: &mut Scratch<G>,
+    out: &mut RowOut<'_>,
+    task_col: usize,
+    counters: &mut Counters,
+) {
+    let col = at.col - task_col;
+    let width_blocks = at.width.div_ceil(BLOCK);
+    for i in 0..at.height {
+        let row = at.in_stripe + i;
+        let scales = &mut out.scales[row][col / BLOCK..col / BLOCK + width_blocks];
+        scales.copy_from_slice(&scratch.row_scales[i][..width_blocks]);
+
+        let values = scratch.values[i].as_chunks::<BLOCK>().0;
+        let reciprocals = &scratch.row_reciprocals[i];
+        let data = &mut out.data[row][col..col + at.width];
+        let mut codes = [0; TILE_COLS];
+        let blocks = values.iter().zip(codes.as_chunks_mut::<BLOCK>().0).zip(reciprocals);
+        for ((values, codes), &reciprocal) in blocks {
+            let reciprocals = [reciprocal; BLOCK];
+            if finite {
+                encode_lanes::<E, CLIP>(values, &reciprocals, codes, counters);
+            } else {
+                encode_any::<E>(values, &reciprocals, CLIP, codes, &mut counters.totals);
+            }
+        }
+        if let Ok(data) = <&mut [u8; TILE_COLS]>::try_from(&mut *data) {
+            *data = codes;
+        } else {
+            data.copy_from_slice(&codes[..at.width]);
+        }
+    }
+}
+
+/// Codes of all rows of a group, each column with its own factor, into `scratch.codes`.
+#[inline(always)]
+fn encode_columns<E: Element, const CLIP: bool, const G: usize>(
+    finite: bool,
+    reciprocals: &[f32; TILE_COLS],
+    scratch: &mut Scratch<G>,
+    counters: &mut Counters,
+) {
+    if !finite {
+        for (values, codes) in scratch.values.iter().zip(&mut scratch.codes) {
+            let codes = codes.as_bytes_mut();
+            encode_any::<E>(values, reciprocals, CLIP, codes, &mut counters.totals);
+        }
+        return;
+    }
+    for block in 0..TILE_BLOCKS {
+        let factors = &reciprocals.as_chunks::<LANES>().0[block];
+        for (values, codes) in scratch.values.iter().zip(&mut scratch.codes) {
+            let values = &values.as_chunks::<LANES>().0[block];
+            let codes = &mut codes.as_bytes_mut().as_chunks_mut::<LANES>().0[block];
+            encode_lanes::<E, CLIP>(values, factors, codes, counters);
+        }
+    }
+}
+
+/// Step 3 for square blocks: the codes are those of the column copy.
+#[inline(always)]
+fn store_square_rows(
+    at: Group,
+    codes: &[Words],
+    column_scales: &[u8; TILE_COLS],
+    out: &mut RowOut<'_>,
+    task_col: usize,
+) {
+    let col = at.col - task_col;
+    let width_blocks = at.width.div_ceil(BLOCK);
+    let scales: [u8; TILE_BLOCKS] = std::array::from_fn(|block| column_scales[block * BLOCK]);
+    for i in 0..at.height {
+        let row = at.in_stripe + i;
+        out.data[row][col..col + at.width].copy_from_slice(&codes[i].as_bytes()[..at.width]);
+        out.scales[row][col / BLOCK..col / BLOCK + width_blocks]
+            .copy_from_slice(&scales[..width_blocks]);
+    }
+}
+
+/// Step 4.
+#[inline(always)]
+fn transpose_group<const G: usize>(at: Group, scratch: &mut Scratch<G>) {
+    for (i, rows) in scratch.codes.as_chunks::<8>().0.iter().enumerate() {
+        transpose_8_rows(rows, &mut scratch.transposed, at.in_stripe / 8 + i);
+    }
+}
