@@ -5,7 +5,7 @@ use deepwell_ir::capture::{
 };
 use serde_json::{Value, json};
 
-/// The config.json of TinyLlama/TinyLlama-1.1B-Chat-v1.0 as published.
+/// The keys and values of the config.json of TinyLlama/TinyLlama-1.1B-Chat-v1.0.
 const TINYLLAMA: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 1,
   "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
@@ -16,7 +16,7 @@ const TINYLLAMA: &str = r#"{
   "use_cache": true, "vocab_size": 32000
 }"#;
 
-/// The config.json of meta-llama/Meta-Llama-3-8B as published.
+/// The keys and values of the config.json of meta-llama/Meta-Llama-3-8B.
 const LLAMA_3_8B: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
   "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
@@ -314,7 +314,8 @@ fn bad_values_are_refused_in_these_words() {
         (json!({"model_type": null}), "c: key `model_type` is missing\nhint: supported: `llama`"),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
-            "c: key `architectures`: value `[\"LlamaForSequenceClassification\"]` is not supported\n\
+            "c: key `architectures`: value `[\"LlamaForSequenceClassification\"]` is not \
+             supported\n\
              hint: supported: [\"LlamaForCausalLM\"]",
         ),
         (

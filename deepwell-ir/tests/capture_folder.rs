@@ -139,7 +139,8 @@ fn tensors_that_do_not_fit_are_named() {
         (
             |all| all[2].1 = "F8_E4M3",
             "tensor `model.layers.0.self_attn.q_proj.weight` in `DIR/model.safetensors`: expected \
-             F32, BF16 or F16, got F8_E4M3\nhint: save the model unquantized, in one of these types",
+             F32, BF16 or F16, got F8_E4M3\nhint: save the model unquantized, in one of \
+             these types",
         ),
         (
             |all| all.push(("model.layers.2.input_layernorm.weight".to_string(), "F32", vec![64])),

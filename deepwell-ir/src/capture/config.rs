@@ -249,7 +249,7 @@ impl LlamaConfig {
                 return wrong(key, expected, size.to_string(), "");
             }
         }
-        if self.num_heads % self.num_kv_heads != 0 {
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return wrong(
                 "num_key_value_heads",
                 format!("a divisor of `num_attention_heads` ({})", self.num_heads),
@@ -257,7 +257,7 @@ impl LlamaConfig {
                 "each key/value head serves the same number of query heads",
             );
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return wrong(
                 "head_dim",
                 "an even number".to_string(),
@@ -287,8 +287,8 @@ impl LlamaConfig {
         Ok(())
     }
 
-    /// The configuration as a `config.json` that transformers 4 and 5 both read, and that
-    /// [`LlamaConfig::from_json`] reads back to the same value.
+    /// The configuration as a `config.json` in the keys of transformers 4, which 5 takes as well;
+    /// [`LlamaConfig::from_json`] reads it back to the same value.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         for (key, value) in [

@@ -32,6 +32,7 @@ mod config;
 mod error;
 mod folder;
 mod keys;
+mod known_keys;
 mod llama;
 mod parameters;
 mod presets;
