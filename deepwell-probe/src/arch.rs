@@ -51,8 +51,11 @@ pub enum Arch {
     Other(String),
 }
 
-/// Every named architecture with its text and its compute capability.
-const NAMED: [(Arch, &str, Option<(u32, u32)>); 13] = [
+/// An architecture with its text and its compute capability.
+type Named = (Arch, &'static str, Option<(u32, u32)>);
+
+/// Every architecture but [`Arch::Other`].
+const NAMED: [Named; 13] = [
     (Arch::Cpu, "cpu", None),
     (Arch::VoltaSm70, "volta-sm70", Some((7, 0))),
     (Arch::TuringSm75, "turing-sm75", Some((7, 5))),

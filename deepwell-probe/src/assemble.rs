@@ -26,10 +26,15 @@ pub(crate) fn assemble(
 
     let mut links = numa_links(cpu);
     for gpu in &mut gpus {
-        let numa_index = gpu.numa_node.unwrap_or_else(|| cpu.numa_nodes[0].index);
-        if let Some(pcie) = gpu.pcie {
-            let meet = PcieMeet::HostBridge;
-            links.push(pcie_link(Endpoint::Gpu(gpu.index), Endpoint::Numa(numa_index), pcie, meet));
+        let Some(pcie) = gpu.pcie else { continue };
+        let node = gpu.numa_node.or_else(|| {
+            let first = cpu.numa_nodes.first()?.index;
+            gpu.notes.push(format!("memory node not known, taken for numa{first}"));
+            Some(first)
+        });
+        if let Some(node) = node {
+            let ends = (Endpoint::Gpu(gpu.index), Endpoint::Numa(node));
+            links.push(Link::pcie(ends, pcie, PcieMeet::HostBridge));
         }
     }
     for pair in &record.pairs {
@@ -59,15 +64,10 @@ pub(crate) fn assemble(
             let pcie = if pcie_a.gbps <= pcie_b.gbps { pcie_a } else { pcie_b };
             let meet = pair.meet.clone().unwrap_or(PcieMeet::System);
             let ends = (Endpoint::Gpu(gpus[a].index), Endpoint::Gpu(gpus[b].index));
-            links.push(pcie_link(ends.0, ends.1, pcie, meet));
+            links.push(Link::pcie(ends, pcie, meet));
         }
     }
     (gpus, links)
-}
-
-fn pcie_link(a: Endpoint, b: Endpoint, pcie: Pcie, meet: PcieMeet) -> Link {
-    let kind = LinkKind::Pcie { generation: pcie.generation, width: pcie.width, meet };
-    Link { a, b, kind, gbps: Some(pcie.gbps) }
 }
 
 /// Hops between memory nodes, each pair once.
@@ -147,6 +147,10 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
         ));
     }
 
+    let arch = match capability {
+        Some(capability) => Arch::from_compute_capability(capability),
+        None => Arch::Other("unknown".to_owned()),
+    };
     let compute_capability = capability.unwrap_or((0, 0));
     let (peak_tflops_dense, peak_source) =
         peaks(&name, compute_capability, multiprocessors, clocks, &mut notes);
@@ -156,7 +160,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
         uuid: known(&device.uuid, "UUID", &mut notes).unwrap_or_default(),
         pci_bus_id: address.map(|address| address.to_string()).unwrap_or_default(),
         compute_capability,
-        arch: Arch::from_compute_capability(compute_capability),
+        arch,
         multiprocessors,
         memory_bytes,
         memory_free_bytes,
@@ -250,12 +254,11 @@ fn numa_node(address: Option<PciAddress>, cpu: &Cpu, files: &dyn FileTree) -> Op
         files.read_u64(&format!("/sys/bus/pci/devices/{}/numa_node", address.sysfs_name()))
     });
     let shown = shown.and_then(|node| u32::try_from(node).ok());
-    shown.filter(|node| cpu.numa_nodes.iter().any(|known| known.index == *node)).or_else(|| {
-        match cpu.numa_nodes.as_slice() {
-            [only] => Some(only.index),
-            _ => None,
-        }
-    })
+    let only = match cpu.numa_nodes.as_slice() {
+        [only] => Some(only.index),
+        _ => None,
+    };
+    shown.filter(|node| cpu.numa_nodes.iter().any(|known| known.index == *node)).or(only)
 }
 
 fn pcie(device: &DeviceRecord, notes: &mut Vec<String>) -> Option<Pcie> {
@@ -301,11 +304,8 @@ fn link_gbps(link: &NvLinkRecord) -> f64 {
 
 fn nvlink(a: &DeviceRecord, b: &DeviceRecord, pair: &PairRecord) -> NvLinkBetween {
     let (end_a, end_b) = (Endpoint::Gpu(a.index), Endpoint::Gpu(b.index));
-    let link = |links: u32, gbps_each_way: f64, through_switch: bool| Link {
-        a: end_a,
-        b: end_b,
-        kind: LinkKind::NvLink { links, gbps_each_way, through_switch },
-        gbps: (gbps_each_way > 0.0).then_some(f64::from(links) * gbps_each_way),
+    let link = |links: u32, gbps_each_way: f64, through_switch: bool| {
+        Link::nvlink((end_a, end_b), links, gbps_each_way, through_switch)
     };
     let slowest = |links: &[&NvLinkRecord]| {
         links.iter().map(|link| link_gbps(link)).fold(f64::INFINITY, f64::min)

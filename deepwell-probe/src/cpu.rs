@@ -324,7 +324,9 @@ mod tests {
             "amx_bf16",
         ];
         let zen: &[&str] = &["avx2", "fma", "avx512f", "avx512vnni", "avx512bf16"];
-        let rows: [(&str, Option<u32>, &[&str], NumberFormat, f64); 16] = [
+        /// Vendor, family, extensions, operands, FLOP per cycle and core.
+        type Row<'a> = (&'a str, Option<u32>, &'a [&'a str], NumberFormat, f64);
+        let rows: [Row<'_>; 16] = [
             ("GenuineIntel", Some(6), sapphire_rapids, Bf16, 1024.0),
             ("GenuineIntel", Some(6), sapphire_rapids, Mxfp8, 1024.0),
             ("GenuineIntel", Some(6), sapphire_rapids, Fp32, 64.0),

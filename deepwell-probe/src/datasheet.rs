@@ -264,7 +264,7 @@ const SHEETS: [Sheet; 19] = [
 pub(crate) fn sheet(name: &str) -> Option<&'static Sheet> {
     let words: Vec<&str> = name.split([' ', '-', '_']).collect();
     let has = |word: &&str| words.contains(word);
-    if OTHER_PRODUCT.iter().any(|word| has(word)) {
+    if OTHER_PRODUCT.iter().any(has) {
         return None;
     }
     SHEETS.iter().find(|sheet| sheet.words.iter().all(has))

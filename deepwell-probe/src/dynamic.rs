@@ -14,9 +14,9 @@ use libloading::Library as Handle;
 use nvml_wrapper::Device;
 use nvml_wrapper_sys::bindings::{
     nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
-    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
-    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
-    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as REMOTE_GPU,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as REMOTE_SWITCH,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as REMOTE_UNKNOWN,
 };
 
 use crate::record::{Answer, CudaDevice, PciAddress, Refusal, RemoteKind};
@@ -364,14 +364,14 @@ pub(crate) fn nvlink_remote_kind(device: &Device<'_>, link: u32) -> Answer<Remot
     let Ok(function) = library.nvmlDeviceGetNvLinkRemoteDeviceType.as_ref() else {
         return Err(Refusal::NotSupported);
     };
-    let mut kind = nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
+    let mut kind = REMOTE_UNKNOWN;
     // SAFETY: the device handle comes from a live library object that `device` borrows, and the
     // pointer is to an integer of ours of the type that the bindings give.
     let code = unsafe { function(device.handle(), link, &mut kind) };
     match code {
         0 => Ok(match kind {
-            nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU => RemoteKind::Gpu,
-            nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH => RemoteKind::Switch,
+            REMOTE_GPU => RemoteKind::Gpu,
+            REMOTE_SWITCH => RemoteKind::Switch,
             _ => RemoteKind::Other,
         }),
         3 => Err(Refusal::NotSupported),

@@ -20,7 +20,7 @@ pub struct Gpu {
     pub uuid: String,
     /// PCI address, `00000000:04:00.0`.
     pub pci_bus_id: String,
-    /// CUDA compute capability, `(major, minor)`.
+    /// CUDA compute capability, `(major, minor)`; `(0, 0)` if the driver does not tell.
     pub compute_capability: (u32, u32),
     /// What kernels must have been built for.
     pub arch: Arch,

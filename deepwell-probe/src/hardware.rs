@@ -76,7 +76,7 @@ impl Hardware {
     ///
     /// let fabric = Hardware::preset("h200-x2")?.fabric();
     /// let port = fabric.edge_weight(Endpoint::Gpu(0), Endpoint::Switch(0));
-    /// assert_eq!(port.and_then(|edge| edge.gbps), Some(18.0 * 26.562));
+    /// assert_eq!(port.and_then(|edge| edge.gbps), Some(478.116));
     /// # Ok::<(), deepwell_probe::ProbeError>(())
     /// ```
     pub fn fabric(&self) -> Fabric {

@@ -70,7 +70,7 @@ pub use memory::{MemoryBandwidth, measure_memory_bandwidth};
 pub use software::{Library, Software};
 
 use files::{FileTree, HostFiles};
-use record::GpuSource;
+use record::{GpuSource, NoAnswers};
 use software::DRIVER;
 
 /// Describes this machine.
@@ -100,9 +100,12 @@ fn describe(
     mut software: Software,
 ) -> Hardware {
     match source.record() {
-        Err(absence) => {
+        Err(NoAnswers { absence, library_loaded }) => {
             let looked_for = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
-            software.driver = Library::missing(&DRIVER, &[looked_for]);
+            software.driver = match library_loaded {
+                true => Library::unusable(&DRIVER, absence.reason.clone(), None),
+                false => Library::missing(&DRIVER, &[looked_for]),
+            };
             Hardware { gpus_absent: Some(absence), software, ..Hardware::cpu_only(cpu) }
         }
         Ok(record) => {

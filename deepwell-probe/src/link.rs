@@ -5,6 +5,8 @@ use std::fmt;
 use petgraph::graphmap::UnGraphMap;
 use serde::{Deserialize, Serialize};
 
+use crate::Pcie;
+
 /// A vertex of the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -39,6 +41,27 @@ pub struct Link {
     /// GB/s in each direction, all lanes or links together, as the hardware's arithmetic gives it.
     /// `None` where only a measurement could tell (hops between memory nodes).
     pub gbps: Option<f64>,
+}
+
+impl Link {
+    /// NVLink of some links; `gbps_each_way` 0 where nobody knows the speed. The sum is rounded to
+    /// 1 MB/s, the driver's own unit.
+    pub(crate) fn nvlink(
+        (a, b): (Endpoint, Endpoint),
+        links: u32,
+        gbps_each_way: f64,
+        through_switch: bool,
+    ) -> Link {
+        let gbps = (f64::from(links) * gbps_each_way * 1000.0).round() / 1000.0;
+        let kind = LinkKind::NvLink { links, gbps_each_way, through_switch };
+        Link { a, b, kind, gbps: (gbps > 0.0).then_some(gbps) }
+    }
+
+    /// PCI Express.
+    pub(crate) fn pcie((a, b): (Endpoint, Endpoint), pcie: Pcie, meet: PcieMeet) -> Link {
+        let kind = LinkKind::Pcie { generation: pcie.generation, width: pcie.width, meet };
+        Link { a, b, kind, gbps: Some(pcie.gbps) }
+    }
 }
 
 /// What joins two endpoints.

@@ -9,8 +9,8 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::dynamic;
 use crate::record::{
-    Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NvLinkRecord, PairRecord, PciAddress,
-    Refusal,
+    Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NoAnswers, NvLinkRecord, PairRecord,
+    PciAddress, Refusal,
 };
 use crate::software::DRIVER;
 use crate::{Absence, PcieMeet};
@@ -48,7 +48,7 @@ fn answer<T>(result: Result<T, NvmlError>) -> Answer<T> {
     result.map_err(refusal)
 }
 
-fn absence(error: NvmlError) -> Absence {
+fn no_answers(error: NvmlError) -> NoAnswers {
     let reason = match &error {
         NvmlError::LibloadingError(_) => {
             "no NVIDIA driver: `libnvidia-ml.so.1` cannot be loaded".to_owned()
@@ -58,13 +58,14 @@ fn absence(error: NvmlError) -> Absence {
         }
         other => format!("the NVIDIA management library does not start: {other}"),
     };
-    Absence { reason, hint: DRIVER.hint.to_owned() }
+    let absence = Absence { reason, hint: DRIVER.hint.to_owned() };
+    NoAnswers { absence, library_loaded: !matches!(error, NvmlError::LibloadingError(_)) }
 }
 
 impl GpuSource for ManagementLibrary {
-    fn record(&self) -> Result<GpuRecord, Absence> {
-        let nvml = Nvml::init().map_err(absence)?;
-        let count = nvml.device_count().map_err(absence)?;
+    fn record(&self) -> Result<GpuRecord, NoAnswers> {
+        let nvml = Nvml::init().map_err(no_answers)?;
+        let count = nvml.device_count().map_err(no_answers)?;
         let mut devices = Vec::new();
         let mut handles = Vec::new();
         for index in 0..count {

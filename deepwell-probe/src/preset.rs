@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Arch, Clocks, Cpu, Endpoint, Gpu, Hardware, Link, LinkKind, NumaNode, Pcie, PcieMeet,
-    ProbeError, Software, assemble, datasheet, gpu,
+    Arch, Clocks, Cpu, Endpoint, Gpu, Hardware, Link, NumaNode, Pcie, PcieMeet, ProbeError,
+    Software, assemble, datasheet, gpu,
 };
 
 /// The figures of a product that neither its datasheet's peaks nor its capability tell.
@@ -24,7 +24,7 @@ struct Product {
     nvlink: Option<(u32, u32)>,
 }
 
-/// Memory is what the driver shows as total; H200's figures are those that one printed.
+/// Memory is what the driver shows as total, a little less than the datasheet's.
 const PRODUCTS: [Product; 5] = [
     Product {
         preset: "h100",
@@ -46,7 +46,7 @@ const PRODUCTS: [Product; 5] = [
         multiprocessors: 132,
         memory_bytes: 143_771 << 20,
         hbw_gbps: 4800.0,
-        l2_bytes: 50 << 20,
+        l2_bytes: 60 << 20,
         multiprocessor_mhz_max: 1980,
         power_cap_w: 700.0,
         pcie: (5, 16),
@@ -183,12 +183,7 @@ fn machine(product: &Product, count: u32) -> Hardware {
     let mut links = assemble::numa_links(&cpu);
     let gpus: Vec<Gpu> = (0..count).map(|index| device(product, index)).collect();
     let pcie = Pcie::new(product.pcie.0, product.pcie.1);
-    let by_pcie = |a, b, meet| Link {
-        a,
-        b,
-        kind: LinkKind::Pcie { generation: pcie.generation, width: pcie.width, meet },
-        gbps: Some(pcie.gbps),
-    };
+    let by_pcie = |a, b, meet| Link::pcie((a, b), pcie, meet);
     for index in 0..count {
         let node = Endpoint::Numa(index / 4);
         links.push(by_pcie(Endpoint::Gpu(index), node, PcieMeet::HostBridge));
@@ -200,12 +195,9 @@ fn machine(product: &Product, count: u32) -> Hardware {
                 .nvlink
                 .and_then(|(count, version)| Some((count, datasheet::nvlink_gbps(version)?)));
             links.push(match nvlink {
-                Some((count, gbps_each_way)) => Link {
-                    a: end_a,
-                    b: end_b,
-                    kind: LinkKind::NvLink { links: count, gbps_each_way, through_switch: true },
-                    gbps: Some(f64::from(count) * gbps_each_way),
-                },
+                Some((count, gbps_each_way)) => {
+                    Link::nvlink((end_a, end_b), count, gbps_each_way, true)
+                }
                 None if a / 4 == b / 4 => by_pcie(end_a, end_b, PcieMeet::Node),
                 None => by_pcie(end_a, end_b, PcieMeet::System),
             });

@@ -11,7 +11,16 @@ pub(crate) trait GpuSource {
     /// # Errors
     ///
     /// Why nobody could be asked at all.
-    fn record(&self) -> Result<GpuRecord, Absence>;
+    fn record(&self) -> Result<GpuRecord, NoAnswers>;
+}
+
+/// Why nobody could be asked.
+#[derive(Clone, Debug)]
+pub(crate) struct NoAnswers {
+    /// The reason, for people.
+    pub(crate) absence: Absence,
+    /// Whether the management library is there and does not start, or is not there at all.
+    pub(crate) library_loaded: bool,
 }
 
 /// Why a question has no answer.

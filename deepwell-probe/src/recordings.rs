@@ -1,26 +1,31 @@
-//! What drivers said on machines that are not here.
+//! What drivers say on machines that are not here: two H200s as a virtual machine with such a pair
+//! showed them, and a B200 made up to leave questions open.
 
 use crate::record::{
-    Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NvLinkRecord, PairRecord, PciAddress,
-    Refusal, RemoteKind,
+    Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NoAnswers, NvLinkRecord, PairRecord,
+    PciAddress, Refusal, RemoteKind,
 };
 use crate::software::DRIVER;
 use crate::{Absence, PcieMeet};
 
-/// A machine without a driver.
-pub(crate) struct NoDriver;
+/// A machine without a driver, or with one that does not start.
+pub(crate) struct NoDriver {
+    pub(crate) library_loaded: bool,
+}
 
 impl GpuSource for NoDriver {
-    fn record(&self) -> Result<GpuRecord, Absence> {
-        Err(Absence {
-            reason: "no NVIDIA driver: `libnvidia-ml.so.1` cannot be loaded".to_owned(),
-            hint: DRIVER.hint.to_owned(),
-        })
+    fn record(&self) -> Result<GpuRecord, NoAnswers> {
+        let reason = match self.library_loaded {
+            true => "the NVIDIA driver is installed but its kernel module is not loaded",
+            false => "no NVIDIA driver: `libnvidia-ml.so.1` cannot be loaded",
+        };
+        let absence = Absence { reason: reason.to_owned(), hint: DRIVER.hint.to_owned() };
+        Err(NoAnswers { absence, library_loaded: self.library_loaded })
     }
 }
 
 impl GpuSource for GpuRecord {
-    fn record(&self) -> Result<GpuRecord, Absence> {
+    fn record(&self) -> Result<GpuRecord, NoAnswers> {
         Ok(self.clone())
     }
 }
