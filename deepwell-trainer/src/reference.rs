@@ -1,7 +1,7 @@
 //! Two models that a transformer has to beat: unigram and add-one bigram.
 //!
 //! Both are fitted on the training part by counting, with one added to every count (Laplace), and
-//! scored on the held-out part in nats per token, over the same predictions as an evaluation: every
+//! scored on the held-out part in nats per token: on the predictions of an evaluation, or on every
 //! token but the first.
 //!
 //! ```text
@@ -29,7 +29,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::{DataError, Split, TokenCache, Tokens};
+use crate::data::{DataError, HeldoutWindows, Split, TokenCache, Tokens};
 
 /// Held-out cross-entropy of both models, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,11 +43,11 @@ pub struct ReferenceEntropies {
 }
 
 /// Up to this vocabulary the bigram counts are one table, of `vocab`² counts (128 MiB at most).
-/// Above it only the pairs that the held-out part asks for are counted: the result is the same.
+/// Above it only the pairs that are asked for are counted: the result is the same.
 const DENSE_VOCAB_MAX: u64 = 4096;
 
-/// Fits both models on the training part and scores them on the first `predictions_max`
-/// predictions of the held-out part, or on all.
+/// Fits both models on the training part of `tokens` and scores them on what `windows`, made from
+/// the same tokens, predict, or on the whole held-out part.
 ///
 /// # Errors
 ///
@@ -56,15 +56,17 @@ const DENSE_VOCAB_MAX: u64 = 4096;
 pub fn reference_entropies(
     tokens: &TokenCache,
     vocab: u64,
-    predictions_max: Option<u64>,
+    windows: Option<&HeldoutWindows>,
 ) -> Result<ReferenceEntropies, DataError> {
     tokens.check_vocab(vocab)?;
     let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
-    let predictions_all = heldout.len().saturating_sub(1);
-    let predictions = predictions_max.map_or(predictions_all, |max| {
-        predictions_all.min(usize::try_from(max).unwrap_or(usize::MAX))
-    });
-    if predictions == 0 {
+    let asked: Vec<(u32, u32)> = match windows {
+        Some(windows) => {
+            windows.predictions().map(|b| (heldout.get(b - 1), heldout.get(b))).collect()
+        }
+        None => pairs_of(&heldout).collect(),
+    };
+    if asked.is_empty() {
         return Err(DataError::TooShort {
             split: Split::Heldout,
             found: heldout.len() as u64,
@@ -78,12 +80,9 @@ pub fn reference_entropies(
     for i in 0..train.len() {
         counts.add(train.get(i));
     }
-    let mut pairs = if vocab <= DENSE_VOCAB_MAX {
-        Pairs::dense(vocab)
-    } else {
-        Pairs::asked_for(&heldout, predictions)
-    };
-    for (a, b) in pairs_of(&train, train.len().saturating_sub(1)) {
+    let mut pairs =
+        if vocab <= DENSE_VOCAB_MAX { Pairs::dense(vocab) } else { Pairs::sparse(&asked) };
+    for (a, b) in pairs_of(&train) {
         pairs.add(a, b);
     }
     let last = train.len().checked_sub(1).map(|i| train.get(i));
@@ -91,23 +90,23 @@ pub fn reference_entropies(
     let mut unigram = 0.0;
     let mut bigram = 0.0;
     let unigram_total = (train.len() as u64 + vocab) as f64;
-    for (a, b) in pairs_of(&heldout, predictions) {
+    for &(a, b) in &asked {
         unigram -= ((counts.get(b) + 1) as f64 / unigram_total).ln();
         // The last training token has no follower.
         let followed = counts.get(a) - u64::from(last == Some(a));
         bigram -= ((pairs.get(a, b) + 1) as f64 / (followed + vocab) as f64).ln();
     }
-    let predictions = predictions as u64;
     Ok(ReferenceEntropies {
-        unigram: unigram / predictions as f64,
-        bigram: bigram / predictions as f64,
-        tokens: predictions,
+        unigram: unigram / asked.len() as f64,
+        bigram: bigram / asked.len() as f64,
+        tokens: asked.len() as u64,
     })
 }
 
-fn pairs_of(tokens: &Tokens<'_>, count: usize) -> impl Iterator<Item = (u32, u32)> {
+/// Each token with the one after it.
+fn pairs_of(tokens: &Tokens<'_>) -> impl Iterator<Item = (u32, u32)> {
     let tokens = *tokens;
-    (0..count).map(move |i| (tokens.get(i), tokens.get(i + 1)))
+    (0..tokens.len().saturating_sub(1)).map(move |i| (tokens.get(i), tokens.get(i + 1)))
 }
 
 /// How often each token came.
@@ -141,8 +140,8 @@ impl Pairs {
         Pairs::Dense { vocab, counts: vec![0; vocab * vocab] }
     }
 
-    fn asked_for(heldout: &Tokens<'_>, predictions: usize) -> Self {
-        Pairs::Sparse(pairs_of(heldout, predictions).map(|pair| (pair, 0)).collect())
+    fn sparse(asked: &[(u32, u32)]) -> Self {
+        Pairs::Sparse(asked.iter().map(|&pair| (pair, 0)).collect())
     }
 
     fn add(&mut self, a: u32, b: u32) {
@@ -166,6 +165,8 @@ impl Pairs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     /// Numbers that look random but prefer small ones.
@@ -178,24 +179,43 @@ mod tests {
         (0..count).map(|_| next().min(next())).collect()
     }
 
+    fn windows(tokens: &Arc<TokenCache>, predictions: u64) -> HeldoutWindows {
+        HeldoutWindows::new(tokens.clone(), 2, 10, Some(predictions)).unwrap()
+    }
+
     #[test]
-    fn both_ways_of_counting_agree_to_the_bit() {
-        let tokens = TokenCache::in_memory(&skewed(20_000, 50, 1), &skewed(3000, 50, 2));
-        // The vocabulary decides on the way and enters the formula: compare at the same one.
-        let dense = reference_entropies(&tokens, 4096, Some(2000)).unwrap();
+    fn both_ways_of_counting_agree() {
+        let tokens = Arc::new(TokenCache::in_memory(&skewed(20_000, 50, 1), &skewed(3000, 50, 2)));
         let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
-        let mut sparse = Pairs::asked_for(&heldout, 2000);
-        let mut table = Pairs::dense(4096);
-        for (a, b) in pairs_of(&train, train.len() - 1) {
+        let asked: Vec<(u32, u32)> = pairs_of(&heldout).collect();
+        let (mut sparse, mut table) = (Pairs::sparse(&asked), Pairs::dense(50));
+        for (a, b) in pairs_of(&train) {
             sparse.add(a, b);
             table.add(a, b);
         }
-        assert!(pairs_of(&heldout, 2000).all(|(a, b)| sparse.get(a, b) == table.get(a, b)));
-        let above = reference_entropies(&tokens, 4097, Some(2000)).unwrap();
-        // One more token in the vocabulary moves either by less than one part in a thousand.
+        assert!(asked.iter().all(|&(a, b)| sparse.get(a, b) == table.get(a, b)));
+        // The vocabulary decides on the way. One more token in it moves either entropy by less
+        // than one part in a thousand.
+        let windows = windows(&tokens, 2000);
+        let dense = reference_entropies(&tokens, 4096, Some(&windows)).unwrap();
+        let above = reference_entropies(&tokens, 4097, Some(&windows)).unwrap();
         assert!((above.bigram / dense.bigram - 1.0).abs() < 1e-3, "{above:?} {dense:?}");
         assert!(above.bigram > dense.bigram && above.unigram > dense.unigram);
         assert_eq!(dense.tokens, 2000);
+    }
+
+    #[test]
+    fn the_windows_decide_what_is_scored() {
+        // Zeros in training; zeros in the first half of the held-out part, ones in the second.
+        let heldout: Vec<u32> = (0..401).map(|i| u32::from(i > 200)).collect();
+        let tokens = Arc::new(TokenCache::in_memory(&[0; 98], &heldout));
+        let score = |predictions| {
+            reference_entropies(&tokens, 2, Some(&windows(&tokens, predictions))).unwrap()
+        };
+        // p(0) = 99 / 100 and p(1) = 1 / 100, and each is asked for equally often.
+        let expected = -(0.99f64.ln() + 0.01f64.ln()) / 2.0;
+        assert!((score(400).unigram - expected).abs() < 1e-12);
+        assert!((score(40).unigram - expected).abs() < 1e-12);
     }
 
     #[test]
@@ -223,20 +243,18 @@ mod tests {
 
     #[test]
     fn bad_data_is_an_error() {
-        let check = |heldout: &[u32], predictions_max, expected: &str| {
+        let check = |heldout: &[u32], expected: &str| {
             let tokens = TokenCache::in_memory(&[1, 2], heldout);
-            let error = reference_entropies(&tokens, 5, predictions_max).unwrap_err();
+            let error = reference_entropies(&tokens, 5, None).unwrap_err();
             assert_eq!(error.to_string(), expected);
         };
         check(
             &[1],
-            None,
             "the held-out part has 1 tokens; one prediction needs 2\nhint: give more data, or a \
              smaller `eval_tokens`",
         );
         check(
             &[5],
-            None,
             "token 5 at position 0 of the held-out part is outside the model's vocabulary of \
              5\nhint: the model needs a `vocab_size` of at least 6, or the data another tokenizer",
         );

@@ -10,13 +10,10 @@ use deepwell_ir::{
 
 use half::bf16;
 
-use super::attention::{attention_backward_workspace_bytes, attention_forward_workspace_bytes};
+use super::attention;
 use super::calls::attention_shape;
 use super::gemm::{self, DataKind, Tier};
-use super::linear_cross_entropy::{
-    HeadShape, linear_cross_entropy_grad_workspace_bytes, linear_cross_entropy_workspace_bytes,
-};
-use super::{add, rms_norm};
+use super::{add, linear_cross_entropy, rms_norm};
 
 /// One kernel of the CPU backend.
 #[derive(Clone, Debug)]
@@ -159,35 +156,35 @@ fn rope_tables(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     2 * request.operands[0].shape[0] * rope.inverse_frequencies.len() * size_of::<f32>()
 }
 
-fn attention_forward(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+fn attention_forward(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
     let Op::Attention(op) = request.op else { return 0 };
     let lse = &request.operands[4].shape;
     let shape = attention_shape(&op.heads, lse[0], lse[2]);
     match request.operands[0].dtype {
-        DType::Bf16 => attention_forward_workspace_bytes::<bf16>(tier, &shape, threads),
-        _ => attention_forward_workspace_bytes::<f32>(tier, &shape, threads),
+        DType::Bf16 => attention::forward_workspace_bytes::<bf16>(&shape, threads),
+        _ => attention::forward_workspace_bytes::<f32>(&shape, threads),
     }
 }
 
-fn attention_backward(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+fn attention_backward(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
     let Op::AttentionBackward(op) = request.op else { return 0 };
     let lse = &request.operands[5].shape;
     let shape = attention_shape(&op.heads, lse[0], lse[2]);
     match request.operands[0].dtype {
-        DType::Bf16 => attention_backward_workspace_bytes::<bf16>(tier, &shape, threads),
-        _ => attention_backward_workspace_bytes::<f32>(tier, &shape, threads),
+        DType::Bf16 => attention::backward_workspace_bytes::<bf16>(&shape, threads),
+        _ => attention::backward_workspace_bytes::<f32>(&shape, threads),
     }
 }
 
-fn head(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
+fn head(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let (x, w) = (&request.operands[0].shape, &request.operands[1].shape);
-    let shape = HeadShape { tokens: x[0], hidden: x[1], vocab: w[0] };
-    let with_gradients = matches!(request.op, Op::LinearCrossEntropyGrad(_));
-    match (with_gradients, request.operands[0].dtype) {
-        (false, DType::Bf16) => linear_cross_entropy_workspace_bytes::<bf16>(tier, &shape),
-        (false, _) => linear_cross_entropy_workspace_bytes::<f32>(tier, &shape),
-        (true, DType::Bf16) => linear_cross_entropy_grad_workspace_bytes::<bf16>(tier, &shape),
-        (true, _) => linear_cross_entropy_grad_workspace_bytes::<f32>(tier, &shape),
+    let (tokens, hidden, vocab) = (x[0], x[1], w[0]);
+    let gradients = matches!(request.op, Op::LinearCrossEntropyGrad(_));
+    match request.operands[0].dtype {
+        DType::Bf16 => {
+            linear_cross_entropy::workspace_bytes::<bf16>(tokens, hidden, vocab, gradients)
+        }
+        _ => linear_cross_entropy::workspace_bytes::<f32>(tokens, hidden, vocab, gradients),
     }
 }
 

@@ -1,43 +1,18 @@
 //! Token files on disk, mapped into memory.
 //!
-//! One file for each part, named `<key>.train.tokens` and `<key>.heldout.tokens`:
-//!
-//! ```text
-//! byte 0    magic "DWTOKENS"
-//!      8    u32  format version
-//!     12    u32  bytes a token: 2 or 4
-//!     16    u64  number of tokens
-//!     24    u32  largest token
-//!     28    u32  part: 0 training, 1 held-out
-//!     32    key: blake3 of everything that the tokens depend on
-//!     64    blake3 of the tokens
-//!     96    u64  number of documents
-//!    104    zeros
-//!    124    u32  CRC-32C of bytes 0 to 124
-//!    128    tokens, little endian
-//! ```
+//! One file for each part, named `<key>.train.tokens` and `<key>.heldout.tokens`: a header that
+//! `cache_header` draws, then the tokens.
 //!
 //! A file is written under a temporary name in the same folder, flushed to the disk, renamed, and
 //! never written again. Others must not write to it either: it is mapped. To get rid of the cache,
 //! delete its folder.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
-
+use super::cache_header::{HEADER_BYTES, Header};
 use super::map::ReadMap;
 use super::{DataError, Split};
-
-/// Raised whenever the same input would give other files.
-pub(crate) const FORMAT_VERSION: u32 = 1;
-
-const MAGIC: [u8; 8] = *b"DWTOKENS";
-const HEADER_BYTES: usize = 128;
-const CRC_AT: usize = 124;
-
-const _: () = assert!(HEADER_BYTES.is_multiple_of(4) && CRC_AT + 4 == HEADER_BYTES);
 
 /// Names a data set: blake3 of content, tokenizer, split and format version.
 pub(crate) type Key = [u8; 32];
@@ -252,214 +227,10 @@ pub(crate) fn file_path(folder: &Path, key: &Key, split: Split) -> PathBuf {
     folder.join(format!("{}.{part}.tokens", &key[..24]))
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Header {
-    width: u8,
-    tokens: u64,
-    token_max: u32,
-    split: Split,
-    key: Key,
-    payload_hash: [u8; 32],
-    documents: u64,
-}
-
-impl Header {
-    fn to_bytes(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        put(0, &MAGIC);
-        put(8, &FORMAT_VERSION.to_le_bytes());
-        put(12, &u32::from(self.width).to_le_bytes());
-        put(16, &self.tokens.to_le_bytes());
-        put(24, &self.token_max.to_le_bytes());
-        put(28, &u32::from(self.split == Split::Heldout).to_le_bytes());
-        put(32, &self.key);
-        put(64, &self.payload_hash);
-        put(96, &self.documents.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..CRC_AT]);
-        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
-        bytes
-    }
-
-    fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, &'static str> {
-        let u32_at = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        let hash_at = |at: usize| {
-            let mut hash = [0; 32];
-            hash.copy_from_slice(&bytes[at..at + 32]);
-            hash
-        };
-        if bytes[..8] != MAGIC {
-            return Err("not a token file");
-        }
-        if u32_at(CRC_AT) != crc32c::crc32c(&bytes[..CRC_AT]) {
-            return Err("header does not match its checksum");
-        }
-        if u32_at(8) != FORMAT_VERSION {
-            return Err("of another format version");
-        }
-        let width = match u32_at(12) {
-            2 => 2,
-            4 => 4,
-            _ => return Err("of an unknown token width"),
-        };
-        let split = match u32_at(28) {
-            0 => Split::Train,
-            1 => Split::Heldout,
-            _ => return Err("of an unknown part"),
-        };
-        Ok(Self {
-            width,
-            tokens: u64_at(16),
-            token_max: u32_at(24),
-            split,
-            key: hash_at(32),
-            payload_hash: hash_at(64),
-            documents: u64_at(96),
-        })
-    }
-}
-
-/// Writes one file of the cache aside. Nothing shows under the final name before
-/// [`FinishedTokens::publish`]; dropped before that, it leaves nothing behind.
-#[derive(Debug)]
-pub(crate) struct TokenWriter {
-    file: BufWriter<NamedTempFile>,
-    hasher: blake3::Hasher,
-    folder: PathBuf,
-    width: u8,
-    tokens: u64,
-    token_max: u32,
-    documents: u64,
-    bytes: Vec<u8>,
-}
-
-impl TokenWriter {
-    /// `vocab` is the number of tokens, at most 2^31: 2 bytes a token serve up to 65,536.
-    pub(crate) fn new(folder: &Path, vocab: u32) -> Result<Self, DataError> {
-        let open = || {
-            std::fs::create_dir_all(folder)?;
-            let mut file = NamedTempFile::with_prefix_in(".tokens-", folder)?;
-            file.write_all(&[0; HEADER_BYTES])?;
-            Ok(file)
-        };
-        let fail =
-            |source| DataError::WriteCache { path: folder.to_owned(), bytes_needed: 128, source };
-        Ok(Self {
-            file: BufWriter::with_capacity(1 << 20, open().map_err(fail)?),
-            hasher: blake3::Hasher::new(),
-            folder: folder.to_owned(),
-            width: if vocab <= 1 << 16 { 2 } else { 4 },
-            tokens: 0,
-            token_max: 0,
-            documents: 0,
-            bytes: Vec::new(),
-        })
-    }
-
-    pub(crate) fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
-    /// Adds tokens, each below the `vocab` given to [`Self::new`].
-    pub(crate) fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
-        self.bytes.clear();
-        for &token in tokens {
-            self.token_max = self.token_max.max(token);
-            match self.width {
-                2 => self.bytes.extend_from_slice(&(token as u16).to_le_bytes()),
-                _ => self.bytes.extend_from_slice(&token.to_le_bytes()),
-            }
-        }
-        self.tokens += tokens.len() as u64;
-        self.hasher.update(&self.bytes);
-        let written = self.file.write_all(&self.bytes);
-        written.map_err(|source| self.fail(source))
-    }
-
-    pub(crate) fn end_document(&mut self) {
-        self.documents += 1;
-    }
-
-    /// Moves the tokens from `start` on to the end of `other`, reading them back from the disk.
-    pub(crate) fn move_tail(mut self, start: u64, other: &mut Self) -> Result<Self, DataError> {
-        let mut head = Self { documents: 1, ..Self::new(&self.folder, self.vocab())? };
-        other.documents = 1;
-        self.file.flush().map_err(|source| self.fail(source))?;
-        let map = ReadMap::open(self.file.get_ref().path()).map_err(|source| self.fail(source))?;
-        let width = self.width;
-        let payload = &map.bytes()[HEADER_BYTES..];
-        let (first, second) = payload.split_at(start as usize * usize::from(width));
-        for (part, writer) in [(first, &mut head), (second, other)] {
-            for block in part.chunks(1 << 20) {
-                writer.push(&super::bin::decode(block, width))?;
-            }
-        }
-        Ok(head)
-    }
-
-    fn vocab(&self) -> u32 {
-        if self.width == 2 { 1 << 16 } else { 1 << 31 }
-    }
-
-    fn fail(&self, source: io::Error) -> DataError {
-        let bytes_needed = HEADER_BYTES as u64 + self.tokens * u64::from(self.width);
-        DataError::WriteCache { path: self.folder.clone(), bytes_needed, source }
-    }
-
-    /// Writes the header and brings everything to the disk.
-    pub(crate) fn finish(mut self, key: &Key, split: Split) -> Result<FinishedTokens, DataError> {
-        let header = Header {
-            width: self.width,
-            tokens: self.tokens,
-            token_max: self.token_max,
-            split,
-            key: *key,
-            payload_hash: *self.hasher.finalize().as_bytes(),
-            documents: self.documents,
-        };
-        let write = |file: &mut BufWriter<NamedTempFile>| {
-            file.flush()?;
-            let file = file.get_mut().as_file_mut();
-            file.seek(SeekFrom::Start(0))?;
-            file.write_all(&header.to_bytes())?;
-            file.sync_all()
-        };
-        write(&mut self.file).map_err(|source| self.fail(source))?;
-        let path = file_path(&self.folder, key, split);
-        // Nothing is left in the buffer: it was flushed.
-        let (file, _) = self.file.into_parts();
-        Ok(FinishedTokens { file, path, folder: self.folder })
-    }
-}
-
-/// A complete file of the cache that still waits for its name.
-#[derive(Debug)]
-pub(crate) struct FinishedTokens {
-    file: NamedTempFile,
-    path: PathBuf,
-    folder: PathBuf,
-}
-
-impl FinishedTokens {
-    /// Gives the file its name, in place of any file that had it.
-    pub(crate) fn publish(self) -> Result<(), DataError> {
-        let fail =
-            |source| DataError::WriteCache { path: self.folder.clone(), bytes_needed: 0, source };
-        self.file.persist(&self.path).map_err(|error| fail(error.error))?;
-        // The name itself is on the disk once its folder is. Only Unix can sync a folder.
-        if cfg!(unix) {
-            File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::cache_writer::TokenWriter;
 
     const KEY: Key = [7; 32];
 
@@ -535,22 +306,6 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_moves() {
-        let folder = tempfile::tempdir().unwrap();
-        let tokens: Vec<u32> = (0..300_000).map(|i| i % 70_000).collect();
-        let mut whole = TokenWriter::new(folder.path(), 70_000).unwrap();
-        whole.push(&tokens).unwrap();
-        let mut heldout = TokenWriter::new(folder.path(), 70_000).unwrap();
-        let train = whole.move_tail(299_000, &mut heldout).unwrap();
-        train.finish(&KEY, Split::Train).unwrap().publish().unwrap();
-        heldout.finish(&KEY, Split::Heldout).unwrap().publish().unwrap();
-        let cache = TokenCache::open(folder.path(), &KEY).unwrap();
-        assert!(read(cache.tokens(Split::Train)) == tokens[..299_000]);
-        assert!(read(cache.tokens(Split::Heldout)) == tokens[299_000..]);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
-    }
-
-    #[test]
     fn tokens_outside_the_vocabulary_are_named() {
         let cache = TokenCache::in_memory(&[1, 2, 3], &[4, 9, 12]);
         assert!(cache.check_vocab(13).is_ok());
@@ -569,20 +324,5 @@ mod tests {
              2\nhint: the model needs a `vocab_size` of at least 13, or the data another \
              tokenizer",
         );
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_folder_that_cannot_be_made_is_one_clear_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
-        std::fs::write(&file, "x").unwrap();
-        let error = TokenWriter::new(&file.join("cache"), 256).unwrap_err().to_string();
-        let expected = format!(
-            "cannot write the token cache `{}`: Not a directory (os error 20)\nhint: it needs \
-             about 128 bytes; choose another folder for it",
-            file.join("cache").display()
-        );
-        assert_eq!(error, expected);
     }
 }

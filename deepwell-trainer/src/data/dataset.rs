@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::cache::{self, Key, TokenCache, TokenWriter, Unusable};
+use super::cache::{self, Key, TokenCache, Unusable};
+use super::cache_header::FORMAT_VERSION;
+use super::cache_writer::TokenWriter;
 use super::encode::{Encoded, encode};
 use super::skip::Skipped;
 use super::source::{self, Document, Format};
@@ -188,7 +190,7 @@ fn content_hash(documents: &[Document]) -> blake3::Hash {
 
 fn key(content_hash: &blake3::Hash, options: &DataOptions) -> Key {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&cache::FORMAT_VERSION.to_le_bytes());
+    hasher.update(&FORMAT_VERSION.to_le_bytes());
     hasher.update(content_hash.as_bytes());
     hasher.update(options.tokenizer.hash());
     hasher.update(&options.heldout_tokens_min.to_le_bytes());

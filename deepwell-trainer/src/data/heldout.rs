@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::loader::check_shape;
 use super::{Batch, DataError, Split, TokenCache};
 
-/// Windows of the held-out part in order, from its start, in whole batches: the same for every
-/// model, precision and step.
+/// Windows of the held-out part in order, in whole batches: the same for every model, precision
+/// and step. They do not overlap, and where they are less than the whole part they are spread
+/// evenly over it, because its start is a handful of files.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -27,6 +28,8 @@ pub struct HeldoutWindows {
     rows: usize,
     seq: usize,
     batches: u64,
+    /// Windows that the whole part has room for.
+    windows_all: u64,
 }
 
 impl HeldoutWindows {
@@ -61,7 +64,8 @@ impl HeldoutWindows {
                 smaller: if batches == 1 { "batch_size" } else { "eval_tokens" },
             });
         }
-        Ok(Self { tokens, rows, seq, batches })
+        let windows_all = (found - 1) / seq as u64;
+        Ok(Self { tokens, rows, seq, batches, windows_all })
     }
 
     /// Number of batches, at least 1.
@@ -73,6 +77,22 @@ impl HeldoutWindows {
     /// Number of tokens that all batches predict.
     pub fn tokens(&self) -> u64 {
         self.batches * self.rows as u64 * self.seq as u64
+    }
+
+    /// Tokens that the windows predict, as positions in the held-out part, in order.
+    pub(crate) fn predictions(&self) -> impl Iterator<Item = usize> {
+        let windows = self.batches * self.rows as u64;
+        (0..windows).flat_map(|window| {
+            let start = self.start(window) as usize;
+            start + 1..=start + self.seq
+        })
+    }
+
+    /// First token of a window.
+    fn start(&self, window: u64) -> u64 {
+        let windows = u128::from(self.batches) * self.rows as u128;
+        let place = u128::from(window) * u128::from(self.windows_all) / windows;
+        place as u64 * self.seq as u64
     }
 
     /// A batch of the right size for [`Self::fill`].
@@ -89,8 +109,7 @@ impl HeldoutWindows {
         assert!(index < self.batches, "batch {index} of {}", self.batches);
         batch.index = index;
         for row in 0..self.rows {
-            let window = index * self.rows as u64 + row as u64;
-            let start = window * self.seq as u64;
+            let start = self.start(index * self.rows as u64 + row as u64);
             batch.set_row(row, self.seq, &self.tokens, Split::Heldout, start);
         }
     }
@@ -118,6 +137,22 @@ mod tests {
         }
         assert!(inputs.into_iter().eq(0..96));
         assert!(targets.into_iter().eq(1..97));
+    }
+
+    #[test]
+    fn few_windows_are_spread_over_the_whole_part() {
+        let windows = HeldoutWindows::new(counting(1001), 2, 10, Some(60)).unwrap();
+        let mut batch = windows.buffer();
+        let mut starts = Vec::new();
+        let mut targets = Vec::new();
+        for index in 0..windows.len() {
+            windows.fill(index, &mut batch);
+            starts.extend(batch.inputs.iter().step_by(10).copied());
+            targets.extend(batch.targets.iter().map(|&target| target as usize));
+        }
+        // 100 windows fit; 6 are wanted.
+        assert_eq!(starts, [0, 160, 330, 500, 660, 830]);
+        assert!(windows.predictions().eq(targets), "each token is its own position");
     }
 
     #[test]

@@ -31,6 +31,8 @@
 
 mod bin;
 mod cache;
+mod cache_header;
+mod cache_writer;
 mod dataset;
 mod encode;
 mod error;

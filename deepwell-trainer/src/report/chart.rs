@@ -161,10 +161,7 @@ impl LineChart {
 
     fn frame(&self, top: f64) -> Frame {
         let shown = || {
-            self.series
-                .iter()
-                .flat_map(|series| &series.points)
-                .filter(|&&point| self.shows(point))
+            self.series.iter().flat_map(|series| &series.points).filter(|&&point| self.shows(point))
         };
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let x = Axis::new(Scale::Linear, shown().map(|point| point.0), 0.0, LEFT, right);
@@ -298,9 +295,8 @@ impl LineChart {
     }
 
     fn push_series(&self, body: &mut String, frame: &Frame, index: usize, series: &Series) {
-        let pixel = |&(x, y): &(f64, f64)| {
-            self.shows((x, y)).then(|| (frame.x.pixel(x), frame.y.pixel(y)))
-        };
+        let pixel =
+            |&(x, y): &(f64, f64)| self.shows((x, y)).then(|| (frame.x.pixel(x), frame.y.pixel(y)));
         let pixels = series.points.iter().map(pixel);
         let data = match series.stroke {
             // A break after each point leaves dots.

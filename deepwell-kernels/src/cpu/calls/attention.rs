@@ -3,7 +3,7 @@
 use deepwell_ir::ops::AttentionHeads;
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::attention::{AttentionShape, attention_backward, attention_forward};
+use crate::cpu::attention::{AttentionShape, attention_backward_on, attention_forward_on};
 
 /// The kernel's shape of a call.
 pub(crate) fn attention_shape(
@@ -33,7 +33,7 @@ pub(super) fn forward(
             (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
         let (out, lse) = (operands.target::<E>(3)?, operands.target::<f32>(4)?);
         Ok(Box::new(move |arena| {
-            attention_forward(
+            attention_forward_on(
                 tier,
                 &shape,
                 q.of(arena),
@@ -61,7 +61,7 @@ pub(super) fn backward(
         let (dq, dk) = (operands.target::<E>(6)?, operands.target::<E>(7)?);
         let dv = operands.target::<E>(8)?;
         Ok(Box::new(move |arena| {
-            attention_backward(
+            attention_backward_on(
                 tier,
                 &shape,
                 dout.of(arena),

@@ -1,0 +1,556 @@
+//! A compiled model: programs loaded on a backend, with its weights and optimizer state.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use deepwell_ir::capture::LlamaConfig;
+use deepwell_ir::ops::Quantize;
+use deepwell_ir::{
+    Graph, Init, MemoryKind, Op, Phase, PrecisionPolicy, Product, Program, TensorKind, ValueId,
+};
+use deepwell_kernels::{
+    CpuBackend, CpuCatalog, Executor, KernelError, LoadedProgram, Observer, cpu_target,
+    decode_statistics,
+};
+use deepwell_plan::{
+    DryRun, OptimizerSpec, Plan, PlanRequest, Planned, autoplan, dryrun, lower, lower_evaluation,
+};
+use deepwell_precision::{Format, QuantStats};
+use deepwell_probe::Hardware;
+use serde::{Deserialize, Serialize};
+
+use crate::TrainError;
+use crate::init;
+
+/// What to compile for.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Tokens per sequence.
+    pub seq: usize,
+    /// Sequences per step.
+    pub global_batch: usize,
+    /// Precision of each tensor.
+    pub policy: PrecisionPolicy,
+    /// The optimizer.
+    pub optimizer: OptimizerSpec,
+    /// Memory that may be used; none takes 90 % of what is free.
+    pub memory_limit_bytes: Option<u64>,
+    /// Fixes the micro-batch.
+    pub micro_batch: Option<usize>,
+}
+
+impl CompileOptions {
+    /// Options with the default optimizer, everything else left to the planner.
+    pub fn new(policy: PrecisionPolicy, seq: usize, global_batch: usize) -> CompileOptions {
+        CompileOptions {
+            seq,
+            global_batch,
+            policy,
+            optimizer: OptimizerSpec::default(),
+            memory_limit_bytes: None,
+            micro_batch: None,
+        }
+    }
+}
+
+/// What a step gave.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepOutcome {
+    /// Mean loss over the tokens of the step, nats.
+    pub loss: f32,
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f32,
+    /// Whether the update was left out because the norm was not finite.
+    pub skipped: bool,
+}
+
+/// MXFP8 products run so far and what was quantized for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProductCounts {
+    /// `y = x · wᵀ`.
+    pub fprop: u64,
+    /// `dx = dy · w`.
+    pub dgrad: u64,
+    /// `dw = dyᵀ · x`.
+    pub wgrad: u64,
+}
+
+impl ProductCounts {
+    fn add(&mut self, product: Product, amount: u64) {
+        match product {
+            Product::Fprop => self.fprop += amount,
+            Product::Dgrad => self.dgrad += amount,
+            Product::Wgrad => self.wgrad += amount,
+        }
+    }
+
+    /// MXFP8 products of one run of a program.
+    pub fn gemms_of(program: &Program) -> ProductCounts {
+        let mut counts = ProductCounts::default();
+        for call in &program.calls {
+            if let Op::MxGemm(op) = &call.op {
+                counts.add(op.product, 1);
+            }
+        }
+        counts
+    }
+
+    /// Bytes of codes and scales that the products of one run of a program read.
+    pub fn bytes_of(program: &Program) -> ProductCounts {
+        let mut counts = ProductCounts::default();
+        for call in &program.calls {
+            if let Op::MxGemm(op) = &call.op {
+                let bytes: usize = call.operands[..4]
+                    .iter()
+                    .map(|operand| program.value(operand.value).range.bytes)
+                    .sum();
+                counts.add(op.product, bytes as u64);
+            }
+        }
+        counts
+    }
+
+    fn accumulate(&mut self, other: ProductCounts) {
+        self.fprop += other.fprop;
+        self.dgrad += other.dgrad;
+        self.wgrad += other.wgrad;
+    }
+}
+
+/// A model that is ready to train.
+pub struct Engine {
+    graph: Graph,
+    hardware: Hardware,
+    target: deepwell_ir::Target,
+    policy: PrecisionPolicy,
+    plan: Plan,
+    prediction: DryRun,
+    rejected: Vec<String>,
+    executor: Executor,
+    training: LoadedProgram,
+    evaluation: LoadedProgram,
+    /// Counters of each quantization with the layer it belongs to.
+    statistics: Vec<(ValueId, usize)>,
+    skipped_steps: u64,
+    gemms_run: ProductCounts,
+    quantized_bytes: ProductCounts,
+}
+
+/// Plans, lowers and loads a model on this machine's processor. Weights are zero until they are
+/// initialized or loaded.
+///
+/// # Errors
+/// Whatever stops the planner, or not enough memory.
+pub fn compile(
+    graph: Graph,
+    hardware: Hardware,
+    options: &CompileOptions,
+) -> Result<Engine, TrainError> {
+    let catalog = CpuCatalog;
+    let target = cpu_target(rayon::current_num_threads());
+    let request = PlanRequest {
+        seq: options.seq,
+        global_batch: options.global_batch,
+        policy: options.policy.clone(),
+        optimizer: options.optimizer.clone(),
+        memory_limit_bytes: options.memory_limit_bytes,
+        micro_batch: options.micro_batch,
+        recompute: None,
+    };
+    let Planned { plan, program, mut prediction, rejected } =
+        autoplan(&graph, &hardware, &request, &catalog, &target)?;
+    let evaluation = lower_evaluation(&graph, &plan, &program, &catalog, &target)?;
+    // A layer that falls back to BF16 is compiled again into the same arena: its persistent part
+    // is largest with every copy in MXFP8, its transient part with every activation in BF16.
+    let is_mxfp8 = options.policy.format() == Format::Mxfp8;
+    let mut arena_bytes = program.arena.bytes.max(evaluation.arena.bytes);
+    if is_mxfp8 {
+        let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
+        let fallback = lower(&graph, &in_bf16, &catalog, &target)?;
+        let speed = dryrun(std::slice::from_ref(&fallback), &hardware).time_s;
+        prediction.expected_speedup_over_bf16 = Some(speed / prediction.time_s);
+        let persistent = program.arena.transient_offset.max(fallback.arena.transient_offset);
+        let transient = program.arena.transient_bytes().max(fallback.arena.transient_bytes());
+        arena_bytes = arena_bytes.max(persistent + transient);
+    }
+    let mut executor = Executor::new(Box::new(CpuBackend::new()), arena_bytes)?;
+    let statistics = layers_of_statistics(&program);
+    let training = executor.load(program)?;
+    let evaluation = executor.load(evaluation)?;
+    Ok(Engine {
+        graph,
+        hardware,
+        target,
+        policy: options.policy.clone(),
+        plan,
+        prediction,
+        rejected,
+        executor,
+        training,
+        evaluation,
+        statistics,
+        skipped_steps: 0,
+        gemms_run: ProductCounts::default(),
+        quantized_bytes: ProductCounts::default(),
+    })
+}
+
+fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
+    program
+        .calls
+        .iter()
+        .filter(|call| matches!(call.op, Op::Quantize(_)))
+        .filter_map(|call| Some((call.operands.last()?.value, call.layer? as usize)))
+        .collect()
+}
+
+impl Engine {
+    /// The captured graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The predicted memory and time of a step.
+    pub fn prediction(&self) -> &DryRun {
+        &self.prediction
+    }
+
+    /// Plans that were not taken, with reasons.
+    pub fn rejected_plans(&self) -> &[String] {
+        &self.rejected
+    }
+
+    /// The training program.
+    pub fn program(&self) -> &Program {
+        self.training.program()
+    }
+
+    /// The evaluation program.
+    pub fn evaluation_program(&self) -> &Program {
+        self.evaluation.program()
+    }
+
+    /// The hardware that the engine was planned for.
+    pub fn hardware(&self) -> &Hardware {
+        &self.hardware
+    }
+
+    /// Predicted peak, in bytes: the larger arena of training and evaluation, and what the
+    /// backend holds beside it.
+    pub fn predicted_peak_bytes(&self) -> u64 {
+        let (training, evaluation) = (self.program(), self.evaluation_program());
+        let arena = training.arena.bytes.max(evaluation.arena.bytes);
+        (arena + training.fixed_overhead_bytes) as u64
+    }
+
+    /// MXFP8 products run so far, evaluation included.
+    pub fn gemms_run(&self) -> ProductCounts {
+        self.gemms_run
+    }
+
+    /// Bytes of quantized operands that those products read.
+    pub fn quantized_bytes(&self) -> ProductCounts {
+        self.quantized_bytes
+    }
+
+    /// Number of transformer layers.
+    pub fn layer_count(&self) -> usize {
+        self.plan.stages.iter().map(|stage| stage.layer_count as usize).sum()
+    }
+
+    /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
+        let inits: Vec<Init> = self
+            .graph
+            .parameters()
+            .filter_map(|(_, tensor)| match tensor.kind {
+                TensorKind::Parameter { init, .. } => Some(init),
+                _ => None,
+            })
+            .collect();
+        let mut buffer: Vec<f32> = Vec::new();
+        for (index, init) in inits.into_iter().enumerate() {
+            let state = self.program().parameters[index].clone();
+            buffer.clear();
+            buffer.resize(self.program().value(state.master).elements(), 0.0);
+            init::fill(init, seed, &state.name, &mut buffer);
+            self.write_value(state.master, cast_slice(&buffer))?;
+            buffer.fill(0.0);
+            for moment in [state.first_moment, state.second_moment].into_iter().flatten() {
+                self.write_value(moment, cast_slice(&buffer))?;
+            }
+        }
+        self.set_applied_steps(0, 0)?;
+        self.refresh_weight_copies()
+    }
+
+    /// Sets the counters of applied and skipped steps.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn set_applied_steps(&mut self, applied: u64, skipped: u64) -> Result<(), TrainError> {
+        self.skipped_steps = skipped;
+        let counters = self.program().host.counters;
+        counters.map_or(Ok(()), |id| self.write_value(id, cast_slice(&[applied, skipped])))
+    }
+
+    /// Counters of applied and skipped steps.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn applied_steps(&mut self) -> Result<(u64, u64), TrainError> {
+        let mut counters = [0u64; 2];
+        if let Some(id) = self.program().host.counters {
+            self.read_value(id, cast_slice_mut(&mut counters))?;
+        }
+        Ok((counters[0], counters[1]))
+    }
+
+    /// Makes the compute copies again from the master weights.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn refresh_weight_copies(&mut self) -> Result<(), TrainError> {
+        Ok(self.executor.run_phase(&self.training, Phase::Weights)?)
+    }
+
+    /// Writes a value of the training program.
+    ///
+    /// # Errors
+    /// Bytes of the wrong length.
+    pub fn write_value(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError> {
+        Ok(self.executor.write(self.training.program(), id, bytes)?)
+    }
+
+    /// Reads a value of the training program.
+    ///
+    /// # Errors
+    /// Bytes of the wrong length.
+    pub fn read_value(&mut self, id: ValueId, bytes: &mut [u8]) -> Result<(), TrainError> {
+        Ok(self.executor.read(self.training.program(), id, bytes)?)
+    }
+
+    /// A value's bytes where they lie, if the host can see them.
+    pub fn host_view(&self, id: ValueId) -> Option<&[u8]> {
+        self.executor.host_view(self.training.program(), id)
+    }
+
+    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major.
+    ///
+    /// # Errors
+    /// Batches of the wrong size, or data that a call refuses.
+    pub fn step(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<StepOutcome, TrainError> {
+        self.write_step_inputs(inputs, targets, learning_rate, max_grad_norm)?;
+        self.executor.run(&self.training)?;
+        self.outcome()
+    }
+
+    /// [`Engine::step`] with an observer around each call.
+    ///
+    /// # Errors
+    /// As [`Engine::step`], and what the observer refuses.
+    pub fn step_observed(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+        observer: &mut dyn Observer,
+    ) -> Result<StepOutcome, TrainError> {
+        self.write_step_inputs(inputs, targets, learning_rate, max_grad_norm)?;
+        self.executor.run_observed(&self.training, observer)?;
+        self.outcome()
+    }
+
+    fn write_step_inputs(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<(), TrainError> {
+        let program = self.training.program();
+        let tokens_per_step = program.tokens_per_step();
+        if inputs.len() != tokens_per_step || targets.len() != tokens_per_step {
+            return Err(TrainError::Setting {
+                setting: "batch",
+                expected: format!("{tokens_per_step} inputs and targets"),
+                got: format!("{} and {}", inputs.len(), targets.len()),
+                hint: None,
+            });
+        }
+        let host = program.host.clone();
+        let per_micro_batch = program.batch * program.seq;
+        for (index, (&tokens, &target)) in host.tokens.iter().zip(&host.targets).enumerate() {
+            let range = index * per_micro_batch..(index + 1) * per_micro_batch;
+            self.write_value(tokens, cast_slice(&inputs[range.clone()]))?;
+            self.write_value(target, cast_slice(&targets[range]))?;
+        }
+        let loss_scale = loss_scale(targets);
+        if let Some(id) = host.loss_scale {
+            self.write_value(id, cast_slice(&[loss_scale]))?;
+        }
+        if let Some(id) = host.schedule {
+            let schedule = [learning_rate as f32, max_grad_norm as f32];
+            self.write_value(id, cast_slice(&schedule))?;
+        }
+        Ok(())
+    }
+
+    fn outcome(&mut self) -> Result<StepOutcome, TrainError> {
+        self.gemms_run.accumulate(ProductCounts::gemms_of(self.training.program()));
+        self.quantized_bytes.accumulate(ProductCounts::bytes_of(self.training.program()));
+        let host = self.program().host.clone();
+        let (mut loss, mut grad_norm) = ([0f32; 1], [0f32; 1]);
+        if let Some(id) = host.loss {
+            self.read_value(id, cast_slice_mut(&mut loss))?;
+        }
+        if let Some(id) = host.grad_norm {
+            self.read_value(id, cast_slice_mut(&mut grad_norm))?;
+        }
+        let (_, skipped) = self.applied_steps()?;
+        let was_skipped = skipped != self.skipped_steps;
+        self.skipped_steps = skipped;
+        Ok(StepOutcome { loss: loss[0], grad_norm: grad_norm[0], skipped: was_skipped })
+    }
+
+    /// Mean loss on one micro-batch without training; batches as in [`Engine::step`], but of
+    /// [`Engine::evaluation_rows`] sequences.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn evaluate(&mut self, inputs: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
+        let program = self.evaluation.program();
+        let host = program.host.clone();
+        let writes = [
+            (host.tokens.first(), cast_slice(inputs)),
+            (host.targets.first(), cast_slice(targets)),
+        ];
+        for (id, bytes) in writes {
+            if let Some(&id) = id {
+                self.executor.write(program, id, bytes)?;
+            }
+        }
+        if let Some(id) = host.loss_scale {
+            self.executor.write(program, id, cast_slice(&[loss_scale(targets)]))?;
+        }
+        self.executor.run(&self.evaluation)?;
+        self.gemms_run.accumulate(ProductCounts::gemms_of(self.evaluation.program()));
+        self.quantized_bytes.accumulate(ProductCounts::bytes_of(self.evaluation.program()));
+        let mut loss = [0f32; 1];
+        if let Some(id) = host.loss {
+            self.executor.read(self.evaluation.program(), id, cast_slice_mut(&mut loss))?;
+        }
+        Ok(loss[0])
+    }
+
+    /// Sequences of one evaluation.
+    pub fn evaluation_rows(&self) -> usize {
+        self.evaluation.program().batch
+    }
+
+    /// Reads the counters of the last step's quantizations, with the layer of each.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn read_statistics(
+        &mut self,
+        mut visit: impl FnMut(usize, &QuantStats),
+    ) -> Result<(), TrainError> {
+        let mut words = [0u64; Quantize::STATISTICS];
+        for index in 0..self.statistics.len() {
+            let (id, layer) = self.statistics[index];
+            self.read_value(id, cast_slice_mut(&mut words))?;
+            visit(layer, &decode_statistics(&words));
+        }
+        Ok(())
+    }
+
+    /// Compiles again with the tensors of `layers` in BF16, in place of an earlier such list.
+    /// Weights and optimizer state stay where they are.
+    ///
+    /// # Errors
+    /// Whatever stops the lowering.
+    pub fn fall_back(&mut self, layers: &[usize], reason: &str) -> Result<(), TrainError> {
+        let mut forced: Vec<(String, String)> = Vec::new();
+        for (_, tensor) in self.graph.parameters() {
+            let layer = self
+                .graph
+                .nodes
+                .iter()
+                .find(|node| node.inputs.iter().any(|&id| self.graph.tensor(id) == tensor))
+                .and_then(|node| node.layer);
+            let is_matrix = tensor.shape.rank() == 2;
+            if is_matrix && layer.is_some_and(|layer| layers.contains(&(layer as usize))) {
+                forced.push((tensor.name.clone(), reason.to_string()));
+            }
+        }
+        let policy = self.policy.clone().without_forced().force_bf16(forced);
+        let plan = Plan { policy, ..self.plan.clone() };
+        let program = lower(&self.graph, &plan, &CpuCatalog, &self.target)?;
+        let evaluation = lower_evaluation(&self.graph, &plan, &program, &CpuCatalog, &self.target)?;
+        self.check_state_stays(&program)?;
+        self.executor.unload_all();
+        self.statistics = layers_of_statistics(&program);
+        self.plan = Plan { precision: program.precision.clone(), ..plan };
+        self.training = self.executor.load(program)?;
+        self.evaluation = self.executor.load(evaluation)?;
+        self.refresh_weight_copies()
+    }
+
+    fn check_state_stays(&self, program: &Program) -> Result<(), KernelError> {
+        let places = |program: &Program| -> Vec<_> {
+            let optimizer = program.values_of(MemoryKind::Optimizer);
+            optimizer.map(|value| (value.name.clone(), value.range)).collect()
+        };
+        if places(program) == places(self.program()) {
+            return Ok(());
+        }
+        Err(KernelError::Run {
+            call: "fall back".to_string(),
+            what: "the optimizer state would move".to_string(),
+        })
+    }
+}
+
+/// One over the targets that count.
+fn loss_scale(targets: &[i32]) -> f32 {
+    let ignored = deepwell_ir::ops::IGNORED_TARGET;
+    let counted = targets.iter().filter(|&&target| target != ignored).count();
+    1.0 / counted.max(1) as f32
+}
+
+/// From a model folder or `config.json` to an engine in one call: probe, capture, plan, compile,
+/// initialize (with the folder's weights, if it has any).
+///
+/// # Errors
+/// Whatever stops one of the steps.
+pub fn optimize(
+    model: impl AsRef<std::path::Path>,
+    precision: &str,
+    seq_len: usize,
+    batch_size: usize,
+) -> Result<Engine, TrainError> {
+    let (config, _) = LlamaConfig::from_path(&model)?;
+    let graph = deepwell_ir::capture::capture_for_sequence(&config, seq_len)?;
+    let policy = PrecisionPolicy::preset(precision)?;
+    let options = CompileOptions::new(policy, seq_len, batch_size);
+    let mut engine = compile(graph, deepwell_probe::probe(), &options)?;
+    engine.initialize(0)?;
+    if crate::weights::has_weights(model.as_ref()) {
+        crate::weights::load_model_folder(&mut engine, model.as_ref())?;
+    }
+    Ok(engine)
+}
