@@ -18,10 +18,13 @@
 //!
 //! # Numerics
 //!
-//! Products sum in FP32 on the given [`Tier`](super::gemm::Tier) and softmax is FP32 (its
-//! exponential is [`vector_math::exp`](super::vector_math::exp)). With BF16 storage the
-//! probabilities and the gradients of the scores are rounded to BF16 before they are multiplied,
-//! as the tensor-core kernels do; with F32 storage nothing is rounded.
+//! Products sum in FP32 on the given [`Tier`] and softmax is FP32; its exponential is within two
+//! units in the last place ([`vector_math::exp`](super::vector_math::exp)), and zero below e^-87.
+//! With BF16 storage the probabilities and the gradients of the scores are rounded to BF16 before
+//! they are multiplied, as the tensor-core kernels do; with F32 storage nothing is rounded.
+//!
+//! A query that does not see a key has a weight of zero for it, which still multiplies that key's
+//! value when the two share a tile: a non-finite value reaches every query of its tile.
 //!
 //! # Threads
 //!

@@ -24,51 +24,34 @@ use super::gemm::{
     self, ALIGNMENT, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes,
 };
 use super::parallel::{LANES, sum_lanes, vectorized};
-use super::vector_math::exp;
+use super::softmax::{exp_or_zero, greatest};
 
 /// A target with this value takes no part in the loss, as in PyTorch.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// Sizes of the head.
-#[derive(Clone, Copy, Debug)]
-struct HeadShape {
-    /// Rows of x.
-    tokens: usize,
-    /// Width of x and w.
-    hidden: usize,
-    /// Rows of w.
-    vocab: usize,
+/// Tokens whose logits exist at a time: 256, or 128 where 256 rows would be over 32 MiB (a
+/// vocabulary above 32768). Fewer would pack the weight too often for what is multiplied.
+fn chunk_tokens(tokens: usize, vocab: usize) -> usize {
+    const BYTES_MAX: usize = 32 << 20;
+    let rows = if 256 * vocab * size_of::<f32>() <= BYTES_MAX { 256 } else { 128 };
+    rows.min(tokens)
 }
 
-impl HeadShape {
-    /// Tokens whose logits exist at a time: 256, or 128 where 256 rows would be over 32 MiB (a
-    /// vocabulary above 32768). Fewer would pack the weight too often for what is multiplied.
-    fn chunk_tokens(&self) -> usize {
-        const BYTES_MAX: usize = 32 << 20;
-        let rows = if 256 * self.vocab * size_of::<f32>() <= BYTES_MAX { 256 } else { 128 };
-        rows.min(self.tokens)
+/// Names, lengths and expected lengths: the first that differ are an error.
+fn check_lengths(tensors: &[(&'static str, usize, usize)]) -> Result<(), CrossEntropyError> {
+    match tensors.iter().find(|(_, got, expected)| got != expected) {
+        Some(&(tensor, got, expected)) => Err(CrossEntropyError::Length { tensor, expected, got }),
+        None => Ok(()),
     }
+}
 
-    fn check(&self, tensors: &[(&'static str, usize, usize)]) -> Result<(), CrossEntropyError> {
-        match tensors.iter().find(|(_, got, expected)| got != expected) {
-            Some(&(tensor, got, expected)) => {
-                Err(CrossEntropyError::Length { tensor, expected, got })
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn check_targets(&self, targets: &[i32]) -> Result<(), CrossEntropyError> {
-        let is_valid = |target: i32| {
-            target == IGNORED_TARGET
-                || usize::try_from(target).is_ok_and(|target| target < self.vocab)
-        };
-        match targets.iter().position(|&target| !is_valid(target)) {
-            Some(token) => {
-                Err(CrossEntropyError::Target { token, target: targets[token], vocab: self.vocab })
-            }
-            None => Ok(()),
-        }
+fn check_targets(targets: &[i32], vocab: usize) -> Result<(), CrossEntropyError> {
+    let is_valid = |target: i32| {
+        target == IGNORED_TARGET || usize::try_from(target).is_ok_and(|target| target < vocab)
+    };
+    match targets.iter().position(|&target| !is_valid(target)) {
+        Some(token) => Err(CrossEntropyError::Target { token, target: targets[token], vocab }),
+        None => Ok(()),
     }
 }
 
@@ -90,9 +73,14 @@ pub enum CrossEntropyError {
         /// Rows of w.
         vocab: usize,
     },
-    /// Rows without elements.
-    #[error("linear_cross_entropy: expected a `hidden` of 1 or more, got 0")]
-    NoWidth,
+    /// Rows without elements, or no vocabulary.
+    #[error("linear_cross_entropy: expected w [1 or more, 1 or more], got [{vocab}, {hidden}]")]
+    Empty {
+        /// Rows of w.
+        vocab: usize,
+        /// Width of x and w.
+        hidden: usize,
+    },
     /// A tensor has another number of elements than the shape says.
     #[error("linear_cross_entropy: tensor `{tensor}`: expected {expected} elements, got {got}")]
     Length {
@@ -126,7 +114,7 @@ pub fn workspace_bytes<E: Element>(
     vocab: usize,
     with_gradients: bool,
 ) -> usize {
-    let rows = HeadShape { tokens, hidden, vocab }.chunk_tokens();
+    let rows = chunk_tokens(tokens, vocab);
     let kind = DataKind::of::<E>();
     let product = |m, n, k| {
         let on_tier = |tier| gemm::workspace_bytes(tier, m, n, k, kind, kind);
@@ -157,7 +145,7 @@ pub struct HeadGradients<'a, E> {
 ///
 /// # Errors
 ///
-/// [`CrossEntropyError`] when a target is out of range, `hidden` is zero, a slice does not fit the
+/// [`CrossEntropyError`] when a target is out of range, `w` is empty, a slice does not fit the
 /// shapes, or the workspace is smaller than [`workspace_bytes`].
 pub fn linear_cross_entropy<E: Element>(
     x: &[E],
@@ -193,25 +181,24 @@ pub fn linear_cross_entropy_on<E: Element>(
     accumulate: bool,
     workspace: &mut [u8],
 ) -> Result<(), CrossEntropyError> {
-    if hidden == 0 {
-        return Err(CrossEntropyError::NoWidth);
+    let (tokens, vocab) = (targets.len(), w.len().checked_div(hidden).unwrap_or(0));
+    if vocab == 0 {
+        return Err(CrossEntropyError::Empty { vocab, hidden });
     }
-    let (tokens, vocab) = (targets.len(), w.len() / hidden);
-    let shape = HeadShape { tokens, hidden, vocab };
-    shape.check(&[("x", x.len(), tokens * hidden), ("w", w.len(), vocab * hidden)])?;
+    check_lengths(&[("x", x.len(), tokens * hidden), ("w", w.len(), vocab * hidden)])?;
     if let Some(HeadGradients { dx, dw }) = &gradients {
-        shape.check(&[("dx", dx.len(), x.len()), ("dw", dw.len(), w.len())])?;
+        check_lengths(&[("dx", dx.len(), x.len()), ("dw", dw.len(), w.len())])?;
     }
-    shape.check_targets(targets)?;
+    check_targets(targets, vocab)?;
     let needed = workspace_bytes::<E>(tokens, hidden, vocab, gradients.is_some());
     if workspace.len() < needed {
         return Err(CrossEntropyError::WorkspaceTooSmall { needed, got: workspace.len() });
     }
-    let chunk = shape.chunk_tokens().max(1);
+    let chunk = chunk_tokens(tokens, vocab);
     let mut carver = Carver::new(workspace);
-    let logits_buffer = carver.take::<f32>(shape.chunk_tokens() * vocab);
-    let losses_buffer = carver.take::<f32>(shape.chunk_tokens());
-    let dlogits_len = if gradients.is_some() { shape.chunk_tokens() * vocab } else { 0 };
+    let logits_buffer = carver.take::<f32>(chunk * vocab);
+    let losses_buffer = carver.take::<f32>(chunk);
+    let dlogits_len = if gradients.is_some() { chunk * vocab } else { 0 };
     let dlogits_buffer = carver.take::<E>(dlogits_len);
     let gemm_workspace = carver.rest();
 
@@ -219,7 +206,7 @@ pub fn linear_cross_entropy_on<E: Element>(
         dw.fill(0.0);
     }
     let mut loss_sum = 0.0f64;
-    for first in (0..tokens).step_by(chunk) {
+    for first in (0..tokens).step_by(chunk.max(1)) {
         let rows = chunk.min(tokens - first);
         let x_rows = Operand::rows(&x[first * hidden..(first + rows) * hidden], hidden);
         let w_rows = Operand::rows(w, hidden);
@@ -296,20 +283,6 @@ fn soften_chunk<E: Element>(
     }
 }
 
-/// The greatest number of a row, passing over NaN.
-#[inline(always)]
-fn greatest(row: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (blocks, rest) = row.as_chunks::<LANES>();
-    for block in blocks {
-        for lane in 0..LANES {
-            lanes[lane] = larger(lanes[lane], block[lane]);
-        }
-    }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
-}
-
 /// Replaces a row of logits by `exp(logit - greatest)`; returns the token's loss (zero when its
 /// target is ignored) and the sum of the exponentials.
 #[inline(always)]
@@ -320,12 +293,12 @@ fn soften_row(logits: &mut [f32], target: i32) -> (f32, f32) {
     let (blocks, rest) = logits.as_chunks_mut::<LANES>();
     for block in blocks {
         for lane in 0..LANES {
-            block[lane] = exp(block[lane] - greatest);
+            block[lane] = exp_or_zero(block[lane] - greatest);
             lanes[lane] += block[lane];
         }
     }
     for (lane, logit) in lanes.iter_mut().zip(rest) {
-        *logit = exp(*logit - greatest);
+        *logit = exp_or_zero(*logit - greatest);
         *lane += *logit;
     }
     let total = sum_lanes(lanes);
@@ -366,7 +339,8 @@ mod tests {
     use crate::oracle::linear_cross_entropy as oracle;
 
     struct Case<E> {
-        shape: HeadShape,
+        hidden: usize,
+        vocab: usize,
         x: Vec<E>,
         w: Vec<E>,
         targets: Vec<i32>,
@@ -384,7 +358,8 @@ mod tests {
                 )
                 .collect();
             Self {
-                shape: HeadShape { tokens, hidden, vocab },
+                hidden,
+                vocab,
                 x: random.normals(tokens * hidden),
                 w: (0..vocab * hidden).map(|_| E::from_f32(0.3 * random.normal() as f32)).collect(),
                 targets,
@@ -415,7 +390,7 @@ mod tests {
             gradients: Option<HeadGradients<'_, E>>,
             accumulate: bool,
         ) -> Result<(), CrossEntropyError> {
-            let HeadShape { tokens, hidden, vocab } = self.shape;
+            let (tokens, hidden, vocab) = (self.targets.len(), self.hidden, self.vocab);
             let bytes = workspace_bytes::<E>(tokens, hidden, vocab, gradients.is_some());
             linear_cross_entropy_on(
                 tier,
@@ -494,7 +469,7 @@ mod tests {
             assert_eq!(accumulated_dx, dx, "dx must not accumulate");
             let expected_dw: Vec<f64> = expected.dw.iter().map(|dw| dw + 2.0).collect();
             // One rounding per chunk, or per step of the F32 tier where it has few.
-            let roundings = 2.0 + tokens.div_ceil(case.shape.chunk_tokens().max(1)) as f64;
+            let roundings = 2.0 + tokens.div_ceil(chunk_tokens(tokens, vocab)) as f64;
             assert_close_each("dw", &dw, &expected_dw, 2.0 * roundings * unit, &dw_error);
         }
     }
@@ -579,5 +554,13 @@ mod tests {
         }
         let message = run(&[0; 4], 10);
         assert!(message.contains("workspace: expected at least"), "{message}");
+        for hidden in [0, 3] {
+            let (mut loss, none) = (0.0, [0.0f32; 0]);
+            let (targets, workspace) = ([], &mut [0; 4096]);
+            let result = linear_cross_entropy(
+                &none, &none, &targets, hidden, 1.0, &mut loss, None, false, workspace,
+            );
+            assert_eq!(result, Err(CrossEntropyError::Empty { vocab: 0, hidden }));
+        }
     }
 }

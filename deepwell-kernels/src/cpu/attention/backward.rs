@@ -12,7 +12,7 @@ use super::{
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
 use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
-use crate::cpu::vector_math::exp;
+use crate::cpu::softmax::exp_or_zero;
 
 /// Bytes of workspace for [`attention_backward`] on up to `threads` threads: per thread two tiles
 /// of scores in `f32` and two in `E`, one tile of dq and a whole sequence of dk and dv of one
@@ -282,7 +282,7 @@ fn differentiate<E: Element>(
         let used = seen.div_ceil(LANES);
         for (index, ((scores, dp), (p_row, ds_row))) in blocks.zip(outputs).take(used).enumerate() {
             for lane in 0..LANES {
-                let p = exp(scores[lane] * shape.scale - lse);
+                let p = exp_or_zero(scores[lane] * shape.scale - lse);
                 let ds = shape.scale * (p * (dp[lane] - delta));
                 let is_seen = index * LANES + lane < seen;
                 p_row[lane] = E::from_f32(if is_seen { p } else { 0.0 });

@@ -8,7 +8,7 @@ use super::{
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
 use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
-use crate::cpu::vector_math::exp;
+use crate::cpu::softmax::{exp_or_zero, greater, greatest_lane};
 
 /// Bytes of workspace for [`attention_forward`] on up to `threads` threads: per thread one tile of
 /// scores in `f32`, one in `E`, one tile of the output in `f32` and the products' packing.
@@ -244,25 +244,24 @@ fn soften_row<E: Element>(
         for lane in 0..LANES {
             let is_seen = index * LANES + lane < seen;
             block[lane] = if is_seen { block[lane] * scale } else { f32::NEG_INFINITY };
-            let before = greatest_lanes[lane];
-            greatest_lanes[lane] = if block[lane] > before { block[lane] } else { before };
+            greatest_lanes[lane] = greater(greatest_lanes[lane], block[lane]);
         }
     }
     let before = *greatest;
     // Comparisons pass over NaN; the exponentials below bring it back.
-    *greatest = greatest_lanes.iter().fold(before, |a, &b| if b > a { b } else { a });
+    *greatest = greater(before, greatest_lane(greatest_lanes));
 
     let mut total_lanes = [0.0f32; LANES];
     let mut rounded = [E::from_f32(0.0); KEY_TILE];
     for (block, rounded) in blocks.iter().zip(rounded.as_chunks_mut::<LANES>().0) {
         for lane in 0..LANES {
-            let weight = exp(block[lane] - *greatest);
+            let weight = exp_or_zero(block[lane] - *greatest);
             total_lanes[lane] += weight;
             rounded[lane] = E::from_f32(weight);
         }
     }
     weights.copy_from_slice(&rounded[..weights.len()]);
-    let shrink = exp(before - *greatest);
+    let shrink = exp_or_zero(before - *greatest);
     *total = *total * shrink + sum_lanes(total_lanes);
     shrink
 }
