@@ -24,7 +24,7 @@ fn two_sockets() -> FakeFiles {
         ("/proc/cpuinfo", &cpuinfo),
         (
             "/proc/meminfo",
-            "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n",
+            "MemTotal: 16777216 kB\nMemFree:   1048576 kB\nMemAvailable: 8388608 kB\n",
         ),
         ("/sys/devices/system/node/online", "0-1\n"),
         ("/sys/devices/system/node/node0/cpulist", "0-1,4-5\n"),
