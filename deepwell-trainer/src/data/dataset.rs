@@ -59,7 +59,8 @@ const TOKENS_MIN: u64 = 4;
 
 impl Dataset {
     /// Reads the inputs, splits and tokenizes them, or takes the tokens from the cache if the
-    /// same content was tokenized before. `progress` is called some times a second at most.
+    /// same content was tokenized before. `progress` is called for every file that is
+    /// scanned and for every few megabytes that are tokenized.
     ///
     /// After every document comes the separator of the tokenizer, if it has one. A single document
     /// is split by position and gets none, and token files are taken as they are.

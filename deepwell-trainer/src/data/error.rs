@@ -179,7 +179,10 @@ pub enum DataError {
         text: PathBuf,
     },
     /// A file changed between the two times it was read.
-    #[error("`{}` changed while it was read\nhint: start again when nobody writes to it", path.display())]
+    #[error(
+        "`{}` changed while it was read\nhint: start again when nobody writes to it",
+        path.display()
+    )]
     Changed {
         /// The file.
         path: PathBuf,

@@ -234,7 +234,8 @@ impl LineChart {
         let label = escape(&self.y_label);
         let _ = writeln!(
             body,
-            "<text transform=\"translate(13 {y}) rotate(-90)\" text-anchor=\"middle\">{label}</text>"
+            "<text transform=\"translate(13 {y}) rotate(-90)\" \
+             text-anchor=\"middle\">{label}</text>"
         );
         body.push_str("</g>\n");
     }
