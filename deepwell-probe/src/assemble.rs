@@ -311,7 +311,10 @@ fn nvlink(a: &DeviceRecord, b: &DeviceRecord, pair: &PairRecord) -> NvLinkBetwee
         links.iter().map(|link| link_gbps(link)).fold(f64::INFINITY, f64::min)
     };
 
-    let leads_to_b = |link: &&NvLinkRecord| matches!((&link.remote_address, &b.address), (Ok(remote), Ok(own)) if remote == own);
+    let leads_to_b = |link: &&NvLinkRecord| {
+        let remote = link.remote_address.as_ref().ok();
+        remote.is_some() && remote == b.address.as_ref().ok()
+    };
     let direct: Vec<&NvLinkRecord> = a.nvlinks.iter().filter(leads_to_b).collect();
     if !direct.is_empty() {
         return NvLinkBetween::Joined(link(direct.len() as u32, slowest(&direct), false), None);
