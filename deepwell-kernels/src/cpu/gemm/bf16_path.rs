@@ -8,9 +8,10 @@
 
 use half::bf16;
 
+use super::carve::{align, whole_elements};
 use super::operand::{Operand, OperandData, Output};
 use super::pack::{self, Form};
-use super::{OUTER_BLOCK, Threads, Tier, align, amx, avx512};
+use super::{OUTER_BLOCK, Threads, Tier, amx, avx512};
 
 /// What a kernel multiplies: 32 rows of A by 32 columns of B over `steps` steps of 32 along `k`.
 pub(super) struct Block {
@@ -90,7 +91,7 @@ pub(super) fn run(
     };
     let steps = k.div_ceil(32);
     let panel = steps * pack::STEP;
-    let workspace: &mut [u16] = bytemuck::cast_slice_mut(even_length(align(workspace)));
+    let workspace: &mut [u16] = whole_elements(align(workspace));
     let (a_panels, rest) = workspace.split_at_mut(m.min(OUTER_BLOCK).div_ceil(32) * panel);
     let b_panels = &mut rest[..n.min(OUTER_BLOCK).div_ceil(32) * panel];
     let shape = Shape { m, n, k, steps };
@@ -114,12 +115,6 @@ pub(super) fn run(
             multiply(tier, &shape, &a_source, a_panels, &b_source, b_panels, destination, threads);
         }
     }
-}
-
-/// The bytes of a whole number of `u16`.
-fn even_length(bytes: &mut [u8]) -> &mut [u8] {
-    let length = bytes.len() & !1;
-    &mut bytes[..length]
 }
 
 struct Shape {

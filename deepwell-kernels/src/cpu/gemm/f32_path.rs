@@ -7,8 +7,9 @@
 
 use half::bf16;
 
+use super::carve::{align, whole_elements};
 use super::operand::{DataKind, Operand, OperandData, Output};
-use super::{ALIGNMENT, OUTER_BLOCK, Threads, align};
+use super::{ALIGNMENT, OUTER_BLOCK, Threads};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::vectorized;
 
@@ -32,9 +33,7 @@ pub(super) fn run(
     workspace: &mut [u8],
     threads: Threads,
 ) {
-    let workspace = align(workspace);
-    let length = workspace.len() / size_of::<f32>() * size_of::<f32>();
-    let workspace: &mut [f32] = bytemuck::cast_slice_mut(&mut workspace[..length]);
+    let workspace: &mut [f32] = whole_elements(align(workspace));
     let copy = |operand: &Operand<'_>, outer: usize| {
         if operand.kind() == DataKind::F32 { 0 } else { outer.min(OUTER_BLOCK) * k }
     };

@@ -287,9 +287,3 @@ fn run(
 fn takes_f32_tier(tier: Tier, a: DataKind, b: DataKind) -> bool {
     tier == Tier::F32 || a == DataKind::F32 || b == DataKind::F32
 }
-
-/// The part of `workspace` that starts at a multiple of [`ALIGNMENT`].
-fn align(workspace: &mut [u8]) -> &mut [u8] {
-    let skipped = workspace.as_ptr().align_offset(ALIGNMENT).min(workspace.len());
-    &mut workspace[skipped..]
-}

@@ -85,8 +85,8 @@ struct Place {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, Form) {
     let Place { row, rows, column, columns } = place;
-    // SAFETY (all three arms): `place` is inside the validated matrix.
     match operand.data {
+        // SAFETY: `place` is inside the validated matrix, in each of the three layouts.
         OperandData::Bf16(data) => unsafe {
             let first = row * operand.outer_stride + column * operand.k_stride;
             let data = data.as_ptr().cast::<u16>().wrapping_add(first);
@@ -99,6 +99,7 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, For
                 (gather_rows(data, strides, rows, columns), Form::ByRow)
             }
         },
+        // SAFETY: `place` is inside the validated matrix, and begins at a block of 32.
         OperandData::Mx { codes, scales } => unsafe {
             let codes = codes.as_ptr().wrapping_add(row * k + column);
             let blocks_per_row = k.div_ceil(32);

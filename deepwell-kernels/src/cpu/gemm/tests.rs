@@ -451,6 +451,21 @@ fn unaligned_and_oversized_workspace() {
 }
 
 #[test]
+fn all_in_f32_needs_no_workspace() {
+    let (x, w) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 0.0, 0.0, 1.0]);
+    for tier in available_tiers() {
+        let (a, b) = (Operand::rows_f32(&x, 2), Operand::rows_f32(&w, 2));
+        let mut y = [0.0f32; 4];
+        let out = Output::F32 { data: &mut y, accumulate: false };
+        gemm(tier, 2, 2, 2, a, b, out, &mut []).unwrap();
+        assert_eq!(y, x);
+        let mut y = [bf16::ZERO; 4];
+        let error = gemm(tier, 2, 2, 2, a, b, Output::Bf16 { data: &mut y }, &mut []);
+        assert!(matches!(error, Err(GemmError::WorkspaceTooSmall { .. })), "{tier:?}");
+    }
+}
+
+#[test]
 fn errors_name_what_is_wrong() {
     let numbers = vec![bf16::ZERO; 12];
     let rows = |stride| Operand::rows_bf16(&numbers, stride);
