@@ -1,2 +1,126 @@
-//! The `deepwell` command.
-fn main() {}
+//! The `deepwell` command: one subcommand for each step from a machine and a model to a trained
+//! model, so that each can be looked at by itself.
+//!
+//! What a subcommand finds goes to stdout, as a table or with `--json` as one JSON document;
+//! everything else goes to stderr. `deepwell --help` lists the exit codes.
+
+mod bytes;
+mod capture;
+mod ckpt;
+mod device;
+mod dryrun;
+mod failure;
+mod hardware;
+mod model;
+mod output;
+mod plan;
+mod planning;
+mod probe;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Environment variable that says what is logged to stderr.
+const LOG_VARIABLE: &str = "DEEPWELL_LOG";
+
+const AFTER_HELP: &str = "\
+Examples:
+  deepwell probe                                what this machine is
+  deepwell capture llama-micro                  a model as a graph of ops
+  deepwell plan parity-3m --explain             how it would train here, and what was not taken
+  deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
+
+MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-3-8b), a
+Hugging Face `config.json`, or a folder that holds one.
+
+Exit codes:
+  0    done
+  1    a check or verdict failed: a damaged checkpoint, a model that does not fit
+  2    the command line or an input cannot be used
+  130  interrupted
+
+Environment:
+  DEEPWELL_LOG  what is logged to stderr: error, warn (default), info, debug, trace, or a filter
+                such as `deepwell_trainer=debug`";
+
+/// Trains large language models: probe, capture, plan, predict, train, verify
+#[derive(Debug, Parser)]
+#[command(name = "deepwell", version, max_term_width = 100, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Probe(probe::ProbeArgs),
+    Capture(capture::CaptureArgs),
+    Plan(plan::PlanCommand),
+    Dryrun(dryrun::DryrunCommand),
+    Ckpt(ckpt::CkptArgs),
+}
+
+/// How a subcommand ended that found what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Done, and every check passed.
+    Success,
+    /// Done, and a check failed.
+    Failed,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> ExitCode {
+        ExitCode::from(match outcome {
+            Outcome::Success => 0,
+            Outcome::Failed => failure::FAILED,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come this way too; a closed stdout or stderr is not worth a word.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { failure::UNUSABLE } else { 0 });
+        }
+    };
+    match start_logging().and_then(|()| run(cli.command)) {
+        Ok(outcome) => outcome.into(),
+        Err(error) => {
+            let _ = std::io::stderr().write_all(failure::describe(&error).as_bytes());
+            ExitCode::from(failure::exit_code(&error))
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Outcome> {
+    match command {
+        Command::Probe(args) => probe::run(&args),
+        Command::Capture(args) => capture::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Dryrun(args) => dryrun::run(&args),
+        Command::Ckpt(args) => ckpt::run(&args),
+    }
+}
+
+fn start_logging() -> Result<()> {
+    let filter = match std::env::var_os(LOG_VARIABLE) {
+        None => EnvFilter::new("warn"),
+        Some(text) => EnvFilter::try_new(text.to_string_lossy()).with_context(|| {
+            format!(
+                "`{LOG_VARIABLE}`: expected a log filter, got `{}`\n\
+                 hint: `warn`, or `deepwell_trainer=debug,warn`",
+                text.to_string_lossy()
+            )
+        })?,
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! `deepwell dryrun`.
+
+use std::fmt;
+
+use anyhow::Result;
+use clap::Args;
+use deepwell_ir::PrecisionPolicy;
+use deepwell_kernels::CpuCatalog;
+use deepwell_plan::{DryRun, Plan, dryrun, format_bytes, lower, mxfp8_flop_share};
+use deepwell_precision::Format;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::output::{print, print_json};
+use crate::planning::{Planning, PlanningArgs};
+
+const AFTER_HELP: &str = "\
+Nothing runs and no memory is taken. Memory is that of the arena that training would allocate,
+with what the backend holds beside it. Time is the sum of each call's roofline, the larger of
+FLOPs over peak and bytes over bandwidth: a bound from below, which real runs do not reach.
+
+Examples:
+  deepwell dryrun parity-3m
+  deepwell dryrun llama-134m --seq 512 --batch 16 --precision bf16
+  deepwell dryrun parity-3m --hardware machine.json --json
+
+Exit codes: 0 predicted, 1 nothing fits into memory, 2 an input cannot be used";
+
+/// Predict memory and time of a training step before anything runs
+#[derive(Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct DryrunCommand {
+    #[command(flatten)]
+    planning: PlanningArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
+    let Planning { graph, hardware, target, planned } = args.planning.plan()?;
+    let mut prediction = planned.prediction;
+    let is_mxfp8 = planned.plan.policy.format() == Format::Mxfp8;
+    let in_bf16 = if is_mxfp8 {
+        let plan = Plan { policy: PrecisionPolicy::bf16(), ..planned.plan.clone() };
+        let program = lower(&graph, &plan, &CpuCatalog, &target)?;
+        let in_bf16 = dryrun(&[program], &hardware);
+        prediction.expected_speedup_over_bf16 = Some(in_bf16.time_s / prediction.time_s);
+        Some(in_bf16)
+    } else {
+        None
+    };
+    let (blocks, all) = mxfp8_flop_share(&planned.program);
+    let predicted = Predicted {
+        micro_batch: planned.plan.micro_batch,
+        micro_batches: planned.plan.micro_batches,
+        recompute: planned.plan.recompute.to_string(),
+        prediction,
+        mxfp8_flop_share: FlopShare { blocks, all },
+        in_bf16: in_bf16.map(|run| InBf16 {
+            time_s: run.time_s,
+            peak_bytes: run.ranks.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
+        }),
+    };
+    if args.json {
+        print_json(&predicted)?
+    } else {
+        print(&predicted)?
+    }
+    Ok(Outcome::Success)
+}
+
+/// A prediction with what it is to be read against.
+#[derive(Debug, Serialize)]
+struct Predicted {
+    micro_batch: usize,
+    micro_batches: usize,
+    recompute: String,
+    #[serde(flatten)]
+    prediction: DryRun,
+    mxfp8_flop_share: FlopShare,
+    in_bf16: Option<InBf16>,
+}
+
+/// Share of the FLOPs of linear layers that run in MXFP8, 0 to 1.
+#[derive(Debug, Serialize)]
+struct FlopShare {
+    /// Of the layers in the transformer blocks.
+    blocks: f64,
+    /// Of those and the output head.
+    all: f64,
+}
+
+/// The same plan in BF16.
+#[derive(Debug, Serialize)]
+struct InBf16 {
+    time_s: f64,
+    peak_bytes: u64,
+}
+
+impl fmt::Display for Predicted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} micro-batches of {}, recompute {}",
+            self.micro_batches, self.micro_batch, self.recompute
+        )?;
+        write!(f, "{}", self.prediction)?;
+        writeln!(
+            f,
+            "MXFP8 share of linear FLOPs: {:.1} % in the blocks, {:.1} % with the head",
+            self.mxfp8_flop_share.blocks * 100.0,
+            self.mxfp8_flop_share.all * 100.0
+        )?;
+        if let Some(in_bf16) = &self.in_bf16 {
+            writeln!(
+                f,
+                "the same plan in BF16: at least {:.3} ms, peak {}",
+                in_bf16.time_s * 1e3,
+                format_bytes(in_bf16.peak_bytes)
+            )?;
+        }
+        Ok(())
+    }
+}

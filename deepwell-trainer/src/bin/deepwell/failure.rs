@@ -1,0 +1,84 @@
+//! What is printed and returned when a subcommand cannot do what it was asked.
+
+use deepwell_plan::PlanError;
+
+/// Exit code of a failed check or verdict.
+pub(crate) const FAILED: u8 = 1;
+/// Exit code of a command line or input that cannot be used.
+pub(crate) const UNUSABLE: u8 = 2;
+
+/// The exit code of an error.
+///
+/// That nothing fits is the answer to a question that was well put, so it counts as a verdict.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    let is_verdict = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<PlanError>())
+        .any(|error| matches!(error, PlanError::NothingFits { .. }));
+    if is_verdict { FAILED } else { UNUSABLE }
+}
+
+/// The error as text: `error:` with its causes, then the hints of all of them.
+///
+/// Libraries write their hints as lines `hint: …` of the message, and many write the message of
+/// a cause into their own; such a cause is not repeated.
+pub(crate) fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    let mut hints: Vec<String> = Vec::new();
+    for (depth, cause) in error.chain().enumerate() {
+        let message = cause.to_string();
+        let (hint_lines, lines): (Vec<&str>, Vec<&str>) =
+            message.lines().partition(|line| line.trim_start().starts_with("hint:"));
+        for hint in hint_lines {
+            let hint = hint.trim().to_string();
+            if !hints.contains(&hint) {
+                hints.push(hint);
+            }
+        }
+        let lines = lines.join("\n");
+        if !text.contains(&lines) {
+            text.push_str(if depth == 0 { "error: " } else { "  caused by: " });
+            text.push_str(&lines);
+            text.push('\n');
+        }
+    }
+    for hint in hints {
+        text.push_str(&hint);
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    fn check(error: &anyhow::Error, expected: &str) {
+        assert_eq!(describe(error), expected);
+    }
+
+    #[test]
+    fn errors_as_text() {
+        check(&anyhow!("no model `x`"), "error: no model `x`\n");
+        check(&anyhow!("no model\nhint: name one"), "error: no model\nhint: name one\n");
+        check(
+            &anyhow!("line 3\nhint: close it").context("file `a`\nhint: see the manual"),
+            "error: file `a`\n  caused by: line 3\nhint: see the manual\nhint: close it\n",
+        );
+        // A message that ends in its cause's is not followed by it again.
+        check(&anyhow!("not found").context("file `a`: not found"), "error: file `a`: not found\n");
+        check(
+            &anyhow!("no plan fits; tried:\n  a\n  b\nhint: less"),
+            "error: no plan fits; tried:\n  a\n  b\nhint: less\n",
+        );
+    }
+
+    #[test]
+    fn a_model_that_does_not_fit_is_a_verdict() {
+        let nothing_fits = PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
+        assert_eq!(exit_code(&anyhow::Error::from(nothing_fits).context("plan")), FAILED);
+        assert_eq!(exit_code(&anyhow!("no model `x`")), UNUSABLE);
+    }
+}

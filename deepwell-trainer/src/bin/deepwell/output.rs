@@ -1,0 +1,57 @@
+//! Data to stdout, remarks to stderr.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// Prints data. A reader that stops reading, such as `head`, is no error.
+pub(crate) fn print(text: &dyn Display) -> Result<()> {
+    let mut stdout = io::BufWriter::new(io::stdout().lock());
+    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot write to stdout"),
+    }
+}
+
+/// Prints data as one JSON document.
+pub(crate) fn print_json(data: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(data).context("cannot write the result as JSON")?;
+    print(&format_args!("{text}\n"))
+}
+
+/// Prints something worth knowing that is not the data.
+pub(crate) fn note(text: impl Display) {
+    // Nobody is there to be told that stderr is closed.
+    let _ = writeln!(io::stderr(), "note: {text}");
+}
+
+/// A count with its digits in groups of three: `3,082,496`.
+pub(crate) fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn digits_in_groups() {
+        let check = |count: u64, expected: &str| assert_eq!(grouped(count), expected);
+        check(0, "0");
+        check(999, "999");
+        check(1_000, "1,000");
+        check(82_496, "82,496");
+        check(3_082_496, "3,082,496");
+        check(u64::MAX, "18,446,744,073,709,551,615");
+    }
+}

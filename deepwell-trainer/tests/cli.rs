@@ -1,0 +1,344 @@
+//! The `deepwell` command as a user sees it: exit codes, errors, help, data on stdout.
+//!
+//! Each row of a table is a command line with what it must come to. No row may panic.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use deepwell_ckpt::{CheckpointContents, SaveOptions, Section, TensorView};
+use serde_json::{Value, json};
+
+fn deepwell(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_deepwell"))
+        .args(args)
+        .env("COLUMNS", "100")
+        .env_remove("DEEPWELL_LOG")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the command was built with this test")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the command writes UTF-8")
+}
+
+/// Runs a command line that fails: `code`, nothing on stdout, and all of `contains` on stderr.
+#[track_caller]
+fn check_error(args: &[&str], code: i32, contains: &[&str]) {
+    let output = deepwell(args);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    assert!(stderr.contains("error: "), "{args:?}: {stderr}");
+    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    assert_eq!(text(&output.stdout), "", "{args:?}");
+    for part in contains {
+        assert!(stderr.contains(part), "{args:?}: expected `{part}` in: {stderr}");
+    }
+}
+
+/// Runs a command line that succeeds and gives its stdout.
+#[track_caller]
+fn stdout_of(args: &[&str]) -> String {
+    let output = deepwell(args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[track_caller]
+fn json_of(args: &[&str]) -> Value {
+    let stdout = stdout_of(args);
+    serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{args:?}: {error}: {stdout}"))
+}
+
+/// A temporary folder with files in it.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    /// Writes a file and gives its path.
+    fn file(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
+        fs::write(self.0.path().join(name), contents).expect("a file in a temporary folder");
+        self.path(name)
+    }
+
+    /// Writes the configuration of a small model with some keys changed; null removes a key.
+    fn config(&self, name: &str, changes: Value) -> String {
+        let mut config = json!({
+            "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 160,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        });
+        for (key, value) in changes.as_object().expect("changes are an object") {
+            config[key] = value.clone();
+        }
+        if let Some(config) = config.as_object_mut() {
+            config.retain(|_, value| !value.is_null());
+        }
+        self.file(name, config.to_string())
+    }
+
+    /// Saves two checkpoints below `checkpoints` and gives the folders of both.
+    fn checkpoints(&self) -> [PathBuf; 2] {
+        let root = self.0.path().join("checkpoints");
+        let values: Vec<f32> = (0..4096).map(|index| index as f32).collect();
+        [20, 40].map(|step| {
+            let mut contents = CheckpointContents::new(step);
+            contents.tensors =
+                vec![TensorView::from_f32(Section::Weights, "lm_head", &[64, 64], &values)];
+            deepwell_ckpt::save(&root, &contents, &SaveOptions::default()).expect("saved").path
+        })
+    }
+}
+
+fn shard_of(checkpoint: &Path) -> PathBuf {
+    let mut names: Vec<PathBuf> = fs::read_dir(checkpoint)
+        .expect("a checkpoint is a folder")
+        .map(|entry| entry.expect("a readable entry").path())
+        .filter(|path| path.extension().is_some_and(|end| end == "safetensors"))
+        .collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    names.remove(0)
+}
+
+#[test]
+fn models_that_cannot_be_read() {
+    let folder = Folder::new();
+    let none = folder.path("none");
+    let empty = folder.path(".");
+    let not_json = folder.file("not.json", "{\"hidden_size\": }");
+    let odd_heads = folder.config("odd.json", json!({ "num_attention_heads": 3 }));
+    let kv_heads = folder.config("kv.json", json!({ "num_key_value_heads": 3 }));
+    let unknown = folder.config("unknown.json", json!({ "moon_phase": 3 }));
+    let missing = folder.config("missing.json", json!({ "vocab_size": null }));
+    let layers = folder.config("layers.json", json!({ "num_hidden_layers": 0 }));
+    for command in ["capture", "plan", "dryrun"] {
+        let check = |model: &str, contains: &[&str]| check_error(&[command, model], 2, contains);
+        check("lama-micro", &["got `lama-micro`", "llama-micro, parity-3m", "hint: "]);
+        check(&none, &["a model folder", &none]);
+        check(&empty, &["a config.json", "hint: "]);
+        check(&not_json, &["not.json:1:17: not valid JSON"]);
+        check(&odd_heads, &["key `hidden_size`", "multiple of `num_attention_heads` (3)", "64"]);
+        check(&kv_heads, &["key `num_key_value_heads`", "divisor"]);
+        check(&unknown, &["unknown key `moon_phase`"]);
+        check(&missing, &["key `vocab_size` is missing"]);
+        check(&layers, &["key `num_hidden_layers`", "got `0`"]);
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_planned() {
+    let folder = Folder::new();
+    let nothing = folder.file(
+        "nothing.toml",
+        "precision = \"mxfp8\"\n[[rule]]\ntensors = \"*.moe.*\"\nformat = \"bf16\"\n",
+    );
+    let broken = folder.file("broken.toml", "precision = \"mxfp8\"\n  granularity = 48\n");
+    let unclosed = folder.file("unclosed.toml", "precision = \"mxfp8");
+    let hardware = folder.file("machine.json", "{\"cpu\": 3}");
+    let none = folder.path("none.toml");
+    for command in ["plan", "dryrun"] {
+        let check = |options: &[&str], contains: &[&str]| {
+            check_error(&[&[command, "llama-micro"], options].concat(), 2, contains);
+        };
+        check(&["--seq", "0"], &["--seq: expected at least 1, got 0"]);
+        check(&["--batch", "0"], &["--batch: expected at least 1, got 0"]);
+        check(&["--seq", "many"], &["--seq", "many"]);
+        check(&["--seq", "100000", "--batch", "100000"], &["at most 2147483647 tokens"]);
+        check(&["--micro-batch", "3"], &["micro-batch", "divisor of the batch of 8", "got 3"]);
+        check(&["--micro-batch", "0"], &["micro-batch", "got 0"]);
+        check(&["--recompute", "some"], &["`none`, `selective` or `full`"]);
+        check(&["--precision", "mxfp9"], &["mxfp9", "mxfp8-floor"]);
+        check(&["--precision", "bf16", "--policy", &nothing], &["cannot be used with"]);
+        check(&["--policy", &nothing], &["nothing.toml:3:11: rule `*.moe.*` matches none"]);
+        check(&["--policy", &broken], &["broken.toml:2:17: ", "got `48`"]);
+        check(&["--policy", &unclosed], &["unclosed.toml:1:"]);
+        check(&["--policy", &none], &["cannot read the policy", "none.toml", "caused by"]);
+        check(&["--memory-limit", "2 gulps"], &["2 gulps", "`2GiB`"]);
+        check(&["--hardware", &hardware], &["machine.json", "line 1", "deepwell probe --json"]);
+        check(&["--hardware", "none.json"], &["got `none.json`", "preset", "hint: "]);
+        check(&["--device", "tpu"], &["`cpu`, `cuda` or `cuda:N`", "tpu"]);
+        for device in ["cuda", "cuda:1"] {
+            check(&["--device", device], &["no CUDA backend yet", "hint: use `--device cpu`"]);
+        }
+    }
+}
+
+/// That nothing fits is a verdict, not a mistake in the command line.
+#[test]
+fn a_model_that_does_not_fit() {
+    for command in ["plan", "dryrun"] {
+        let args = [command, "llama-micro", "--memory-limit", "64KiB"];
+        check_error(&args, 1, &["no plan fits into 64.0 KiB", "recompute full", "hint: "]);
+    }
+}
+
+/// MXFP8 takes blocks of 32 along each contraction, so other sizes stay in BF16.
+#[test]
+fn sizes_that_blocks_do_not_divide() {
+    let folder = Folder::new();
+    let config = folder.config("odd.json", json!({ "hidden_size": 48 }));
+    check_error(&["dryrun", &config], 2, &["32", "48"]);
+    let predicted = json_of(&["dryrun", &config, "--precision", "bf16", "--json"]);
+    assert_eq!(predicted["mxfp8_flop_share"]["all"], 0.0);
+}
+
+#[test]
+fn checkpoints_that_are_damaged() {
+    let folder = Folder::new();
+    let run = folder.path(".");
+    let [older, newer] = folder.checkpoints();
+    let (older_text, newer_text) = (older.display().to_string(), newer.display().to_string());
+
+    let report = json_of(&["ckpt", "verify", &run, "--json"]);
+    assert_eq!((&report["sound"], &report["report"]["step"]), (&json!(true), &json!(40)));
+    let inspection = json_of(&["ckpt", "inspect", &older_text, "--json"]);
+    assert_eq!((&inspection["step"], &inspection["tensor_bytes"]), (&json!(20), &json!(16384)));
+    assert!(stdout_of(&["ckpt", "inspect", &run, "--tensors"]).contains("lm_head"));
+    assert!(stdout_of(&["ckpt", "verify", &older_text]).starts_with("sound: "));
+
+    let check = |args: &[&str], stdout_parts: &[&str]| {
+        let output = deepwell(args);
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stdout}{stderr}");
+        assert!(stderr.contains("is damaged"), "{args:?}: {stderr}");
+        for part in stdout_parts {
+            assert!(stdout.contains(part), "{args:?}: expected `{part}` in: {stdout}");
+        }
+    };
+    // One bit in the middle of a shard: the checkpoint is complete, and not sound.
+    let shard = shard_of(&newer);
+    let sound = fs::read(&shard).expect("a shard");
+    let mut flipped = sound.clone();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 0x10;
+    fs::write(&shard, &flipped).expect("a flipped shard");
+    check(&["ckpt", "verify", &newer_text], &["damaged: ", "tensor `weights/lm_head`"]);
+    check(&["ckpt", "verify", &run], &["damaged: ", "step 40"]);
+    check(&["ckpt", "verify", &run, "--json"], &["\"sound\": false", "weights/lm_head"]);
+
+    // A truncated shard: not even complete, so the older one is the newest to inspect.
+    fs::write(&shard, &sound[..middle]).expect("a truncated shard");
+    check(&["ckpt", "verify", &newer_text], &["damaged: ", "expected", "bytes, got"]);
+    check(&["ckpt", "verify", &run, "--json"], &["\"sound\": false", "\"report\": null"]);
+    assert_eq!(json_of(&["ckpt", "inspect", &run, "--json"])["step"], 20);
+    check_error(&["ckpt", "inspect", &newer_text], 2, &["is damaged: expected", "hint: "]);
+
+    let manifest = newer.join("manifest.json");
+    let mut bytes = fs::read(&manifest).expect("a manifest");
+    bytes[10] ^= 1;
+    fs::write(&manifest, &bytes).expect("a flipped manifest");
+    check(&["ckpt", "verify", &newer_text], &["manifest", "is damaged: expected checksum"]);
+}
+
+#[test]
+fn paths_that_hold_no_checkpoint() {
+    let folder = Folder::new();
+    let file = folder.file("file", "text");
+    for command in ["inspect", "verify"] {
+        let check =
+            |path: &str, contains: &[&str]| check_error(&["ckpt", command, path], 2, contains);
+        check(&folder.path("none"), &["is not a checkpoint: no such folder"]);
+        check(&file, &["is not a checkpoint"]);
+        check(&folder.path("."), &["found neither", "hint: "]);
+    }
+}
+
+#[test]
+fn command_lines_that_are_not_understood() {
+    let check = |args: &[&str], contains: &[&str]| check_error(args, 2, contains);
+    check(&["bake"], &["unrecognized subcommand 'bake'"]);
+    check(&["plan"], &["<MODEL>"]);
+    check(&["probe", "--jsn"], &["'--jsn'"]);
+    check(&["capture", "llama-micro", "--dot", "--json"], &["cannot be used with"]);
+    let output = Command::new(env!("CARGO_BIN_EXE_deepwell"))
+        .args(["probe", "--json"])
+        .env("DEEPWELL_LOG", "deepwell=loud")
+        .output()
+        .expect("the command was built with this test");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("error: `DEEPWELL_LOG`"), "{}", text(&output.stderr));
+}
+
+/// A reader that goes away, as `head` does, is no error.
+#[test]
+fn a_closed_stdout() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deepwell"))
+        .args(["capture", "llama-134m", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command was built with this test");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the command ends");
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+}
+
+#[test]
+fn data_goes_to_stdout_as_json() {
+    let hardware = stdout_of(&["probe", "--measure", "--json"]);
+    let hardware = deepwell_probe::Hardware::from_json(&hardware).expect("a description");
+    assert!(hardware.cpu.memory_gbps.is_some_and(|gbps| gbps > 0.0));
+
+    let graph = stdout_of(&["capture", "llama-micro", "--json"]);
+    let graph = deepwell_ir::Graph::from_json(&graph).expect("a graph");
+    let summary = json_of(&["capture", "llama-micro", "--summary", "--json"]);
+    assert_eq!(summary["parameter_count"], graph.parameter_count());
+    let of_tags: u64 = summary["tags"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|tag| tag["parameter_count"].as_u64())
+        .sum();
+    assert_eq!(of_tags, graph.parameter_count());
+    assert!(stdout_of(&["capture", "llama-micro", "--dot"]).starts_with("digraph"));
+
+    let planned = json_of(&["plan", "llama-micro", "--seq", "64", "--json"]);
+    let plan: deepwell_plan::Plan =
+        serde_json::from_value(planned["plan"].clone()).expect("a plan");
+    assert_eq!((plan.seq, plan.micro_batch * plan.micro_batches), (64, 8));
+    assert!(!planned["kernels"].as_array().expect("a list").is_empty());
+
+    let predicted = json_of(&["dryrun", "parity-3m", "--json"]);
+    let run: deepwell_plan::DryRun =
+        serde_json::from_value(predicted.clone()).expect("a prediction");
+    assert_eq!(run.tokens, 128 * 8);
+    let speedup = run.expected_speedup_over_bf16.expect("the policy is MXFP8");
+    let expected = predicted["in_bf16"]["time_s"].as_f64().expect("a time") / run.time_s;
+    // The same two numbers divided twice.
+    assert!((speedup / expected - 1.0).abs() < 1e-12, "{speedup} {expected}");
+    let share = predicted["mxfp8_flop_share"]["blocks"].as_f64().expect("a share");
+    assert!(share > 0.5 && share <= 1.0, "{share}");
+    let in_bf16 = json_of(&["dryrun", "parity-3m", "--precision", "bf16", "--json"]);
+    assert_eq!(in_bf16["expected_speedup_over_bf16"], Value::Null);
+}
+
+/// What one machine's `probe --json` says is enough to plan for it on another.
+#[test]
+fn plans_for_a_described_machine() {
+    let folder = Folder::new();
+    let machine = folder.file("machine.json", stdout_of(&["probe", "--json"]));
+    // Free memory changes from one call to the next.
+    let options = ["--seq", "64", "--memory-limit", "1GiB", "--json"];
+    let here = json_of(&[&["plan", "llama-micro"], &options[..]].concat());
+    let there = json_of(&[&["plan", "llama-micro", "--hardware", &machine], &options[..]].concat());
+    assert_eq!(here["plan"]["arch"], there["plan"]["arch"]);
+    assert_eq!(here["plan"]["micro_batch"], there["plan"]["micro_batch"]);
+    let preset = json_of(&[&["plan", "llama-micro", "--hardware", "cpu"], &options[..]].concat());
+    assert_eq!(preset["plan"]["arch"], "cpu");
+}
+
+#[test]
+fn explanations_name_what_was_not_taken() {
+    let explained = stdout_of(&["plan", "llama-micro", "--batch", "4", "--explain"]);
+    for part in ["plans not taken", "micro-batch 1 x 4", "kernels not taken", "first choice: "] {
+        assert!(explained.contains(part), "expected `{part}` in: {explained}");
+    }
+}
