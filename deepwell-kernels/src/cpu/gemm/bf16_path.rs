@@ -1,10 +1,13 @@
 //! The BF16 tiers: pack both operands to panels, then multiply panel by panel.
 //!
-//! Who touches what: packing splits the panel buffers, each panel written by one task; the
-//! products split the output into 32 x 32 blocks, each written by one task that reads one panel
-//! of A and one of B. Between the two lies the end of a parallel loop. Blocks never share an
-//! output element and every block sums all of `k` itself, so threads cannot change a bit.
+//! Who touches what: B is packed first, each panel written by one task; the end of that parallel
+//! loop lies between writing and reading. Then tasks multiply one panel of A by a group of panels
+//! of B. Where there is one group, the task packs its panel of A itself; else A is packed as B.
+//! Tasks write disjoint 32 x 32 blocks of the output and every block sums all of `k` itself, so
+//! threads cannot change a bit.
 #![allow(unsafe_code)]
+
+use std::marker::PhantomData;
 
 use half::bf16;
 
@@ -96,23 +99,61 @@ pub(super) fn run(
     let b_panels = &mut rest[..n.min(OUTER_BLOCK).div_ceil(32) * panel];
     let shape = Shape { m, n, k, steps };
 
+    let (a_panels, b_panels) = (Panels::new(a_panels, panel), Panels::new(b_panels, panel));
+
     for column in (0..n).step_by(OUTER_BLOCK) {
         let columns = (n - column).min(OUTER_BLOCK);
         for row in (0..m).step_by(OUTER_BLOCK) {
             let rows = (m - row).min(OUTER_BLOCK);
-            // A stays packed where all of it fits, B for all rows of its block.
+            let a = Source { operand: &a, first: row, count: rows, outer: m };
+            let b = Source { operand: &b, first: column, count: columns, outer: n };
+            // B stays packed for all rows of its block, A where all of it fits.
+            if row == 0 {
+                pack_all(&shape, &b, &b_panels, Form::ByPair, threads);
+            }
             let pack_a = column == 0 || m > OUTER_BLOCK;
-            let pack_b = row == 0;
-            let a_source = Source { operand: &a, first: row, count: rows, outer: m };
-            let b_source = Source { operand: &b, first: column, count: columns, outer: n };
-            let a_direct = a_source.direct_panels(k);
-            pack(
-                &shape,
-                pack_a.then_some((&a_source, a_direct, &mut *a_panels)),
-                pack_b.then_some((&b_source, &mut *b_panels)),
-                threads,
-            );
-            multiply(tier, &shape, &a_source, a_panels, &b_source, b_panels, destination, threads);
+            multiply(tier, &shape, &a, &a_panels, pack_a, &b, &b_panels, destination, threads);
+        }
+    }
+}
+
+/// A buffer of panels that tasks write and read by index.
+struct Panels<'a> {
+    data: *mut u16,
+    count: usize,
+    /// Elements of a panel.
+    panel: usize,
+    owner: PhantomData<&'a mut [u16]>,
+}
+
+// SAFETY: `pack_at` asks its callers for one task per panel and `at` for none that writes.
+unsafe impl Sync for Panels<'_> {}
+
+impl<'a> Panels<'a> {
+    fn new(data: &'a mut [u16], panel: usize) -> Self {
+        let count = data.len() / panel;
+        Self { data: data.as_mut_ptr(), count, panel, owner: PhantomData }
+    }
+
+    fn at(&self, index: usize) -> *const u16 {
+        assert!(index < self.count);
+        self.data.wrapping_add(index * self.panel)
+    }
+
+    /// Packs the source's panel `index`.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX-512, and nobody else uses this panel meanwhile.
+    unsafe fn pack_at(&self, index: usize, source: &Source<'_>, k: usize, form: Form) {
+        assert!(index < self.count && index < source.panels());
+        // SAFETY: the panel lies inside the buffer and is not in use (the caller's promise); the
+        // operand was validated, and has a row at the beginning of each of its panels.
+        unsafe {
+            let panel = self.data.add(index * self.panel);
+            let panel = core::slice::from_raw_parts_mut(panel, self.panel);
+            let first = source.first + index * 32;
+            pack::pack_panel(source.operand, source.outer, k, first, form, panel);
         }
     }
 }
@@ -148,68 +189,26 @@ impl Source<'_> {
     }
 }
 
-/// Packs A's panels from `a_direct` on, and B's.
-fn pack(
-    shape: &Shape,
-    a: Option<(&Source<'_>, usize, &mut [u16])>,
-    b: Option<(&Source<'_>, &mut [u16])>,
-    threads: Threads,
-) {
-    let panel = shape.steps * pack::STEP;
-    /// A panel buffer of either operand, cut up by panel index in each task.
-    struct Target<'a, 'b> {
-        source: &'a Source<'b>,
-        skip: usize,
-        data: *mut u16,
-        form: Form,
-    }
-    // SAFETY: each panel is written by the one task that has its index.
-    unsafe impl Sync for Target<'_, '_> {}
-
-    let mut targets: [Option<Target<'_, '_>>; 2] = [None, None];
-    if let Some((source, skip, data)) = a {
-        assert!(data.len() >= source.panels() * panel);
-        targets[0] = Some(Target { source, skip, data: data.as_mut_ptr(), form: Form::ByRow });
-    }
-    if let Some((source, data)) = b {
-        assert!(data.len() >= source.panels() * panel);
-        targets[1] = Some(Target { source, skip: 0, data: data.as_mut_ptr(), form: Form::ByPair });
-    }
-    let count = |target: &Option<Target<'_, '_>>| {
-        target.as_ref().map_or(0, |target| target.source.panels() - target.skip)
-    };
-    let a_count = count(&targets[0]);
-    let total = a_count + count(&targets[1]);
-
-    let targets = &targets;
+/// Packs every panel of a source.
+fn pack_all(shape: &Shape, source: &Source<'_>, panels: &Panels<'_>, form: Form, threads: Threads) {
     threads.for_each(
-        total,
+        source.panels(),
         || (),
-        |(), index| {
-            let (target, index) =
-                if index < a_count { (&targets[0], index) } else { (&targets[1], index - a_count) };
-            let Some(Target { source, skip, data, form }) = target else { return };
-            let index = index + skip;
-            // SAFETY: panel `index` lies inside the buffer (asserted above) and no other task
-            // has this index; the tier is available, which includes AVX-512; `first` is below
-            // `outer` because the panel exists.
-            unsafe {
-                let panel = core::slice::from_raw_parts_mut(data.add(index * panel), panel);
-                let first = source.first + index * 32;
-                pack::pack_panel(source.operand, source.outer, shape.k, first, *form, panel);
-            }
-        },
+        // SAFETY: the tier is available, which includes AVX-512; each task has its own index.
+        |(), index| unsafe { panels.pack_at(index, source, shape.k, form) },
     );
 }
 
-/// Multiplies every panel of A with every panel of B.
+/// Multiplies every panel of A with every panel of B, packing A's first when `pack_a` says that
+/// they are not packed yet.
 fn multiply(
     tier: Tier,
     shape: &Shape,
     a: &Source<'_>,
-    a_panels: &[u16],
+    a_panels: &Panels<'_>,
+    pack_a: bool,
     b: &Source<'_>,
-    b_panels: &[u16],
+    b_panels: &Panels<'_>,
     destination: Destination,
     threads: Threads,
 ) {
@@ -217,6 +216,11 @@ fn multiply(
     let a_direct = a.direct_panels(shape.k);
     let group = (B_BYTES_PER_TASK / (panel * size_of::<u16>())).clamp(1, b.panels());
     let groups = b.panels().div_ceil(group);
+    // With one group each panel of A has one task: it packs it and finds it in its own cache.
+    let pack_in_task = pack_a && groups == 1;
+    if pack_a && !pack_in_task && a_direct < a.panels() {
+        pack_all(shape, a, a_panels, Form::ByRow, threads);
+    }
 
     let worker = || Worker {
         // SAFETY: the tier is available; a worker lives within one run of indices on one
@@ -233,7 +237,12 @@ fn multiply(
             let stride = a.operand.outer_stride;
             (data[row * stride..].as_ptr().cast::<u16>(), stride * size_of::<bf16>(), 64)
         } else {
-            (a_panels[a_index * panel..][..panel].as_ptr(), 64, pack::STEP * size_of::<u16>())
+            if pack_in_task {
+                // SAFETY: the tier is available, which includes AVX-512; with one group no other
+                // task has this panel of A.
+                unsafe { a_panels.pack_at(a_index, a, shape.k, Form::ByRow) };
+            }
+            (a_panels.at(a_index), 64, pack::STEP * size_of::<u16>())
         };
         for b_index in group_index * group..((group_index + 1) * group).min(b.panels()) {
             let columns = (b.count - b_index * 32).min(32);
@@ -252,7 +261,7 @@ fn multiply(
                 a_lower: a_upper.wrapping_byte_add(16 * a_row_bytes),
                 a_row_bytes,
                 a_step_bytes,
-                b: b_panels[b_index * panel..][..panel].as_ptr(),
+                b: b_panels.at(b_index),
                 steps: shape.steps,
                 c,
                 c_row_bytes,
