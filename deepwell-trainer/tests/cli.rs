@@ -342,3 +342,42 @@ fn explanations_name_what_was_not_taken() {
         assert!(explained.contains(part), "expected `{part}` in: {explained}");
     }
 }
+
+/// Runs that cannot begin: nothing is written to the output folder.
+#[test]
+fn runs_that_cannot_begin() {
+    let folder = Folder::new();
+    let out = folder.path("out");
+    let none = folder.path("none");
+    let broken = folder.file("broken.toml", "steps = 10\nstepz = 20\n");
+    for command in ["train", "parity"] {
+        let check = |options: &[&str], contains: &[&str]| {
+            check_error(&[&[command, "--out", &out], options].concat(), 2, contains);
+            assert!(!Path::new(&out).exists(), "{options:?}");
+        };
+        check(&["--steps", "0"], &["steps: expected at least 1, got 0"]);
+        check(&["--seq-len", "0"], &["seq_len: expected at least 1, got 0"]);
+        check(&["--batch-size", "0"], &["batch_size: expected at least 1, got 0"]);
+        check(&["--device", "cuda"], &["device", "`cuda`", "hint: ", "`--device cpu`"]);
+        check(&["--model", "lama"], &["model", "`lama`", "llama-micro"]);
+        check(&["--precision", "mxfp9"], &["`mxfp9`", "`mxfp8-floor`"]);
+        check(&["--policy", &none], &["none"]);
+        check(&["--data", &none], &["no file or folder", "none"]);
+    }
+    let args = ["train", "--out", &out, "--run-file", &broken];
+    check_error(&args, 2, &["broken.toml", "line 2", "stepz"]);
+}
+
+#[test]
+fn help_teaches() {
+    insta::assert_snapshot!(stdout_of(&["--help"]), @"");
+}
+
+/// What differs from machine to machine is the matrix instructions that kernels run on.
+#[test]
+fn a_plan_as_a_table() {
+    let plan = stdout_of(&["plan", "llama-micro", "--seq", "32", "--batch", "2"]);
+    insta::with_settings!({ filters => vec![(r"_(amx|avx512|f32)\b", "_[tier]")] }, {
+        insta::assert_snapshot!(plan, @"");
+    });
+}

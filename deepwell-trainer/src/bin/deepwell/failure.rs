@@ -1,6 +1,9 @@
 //! What is printed and returned when a subcommand cannot do what it was asked.
 
+use std::error::Error;
+
 use deepwell_plan::PlanError;
+use deepwell_trainer::TrainError;
 
 /// Exit code of a failed check or verdict.
 pub(crate) const FAILED: u8 = 1;
@@ -8,14 +11,20 @@ pub(crate) const FAILED: u8 = 1;
 pub(crate) const UNUSABLE: u8 = 2;
 
 /// The exit code of an error.
-///
-/// That nothing fits is the answer to a question that was well put, so it counts as a verdict.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
-    let is_verdict = error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<PlanError>())
-        .any(|error| matches!(error, PlanError::NothingFits { .. }));
-    if is_verdict { FAILED } else { UNUSABLE }
+    if error.chain().any(is_verdict) { FAILED } else { UNUSABLE }
+}
+
+/// Whether an error is the answer to a question that was well put: that nothing fits into
+/// memory, that a guard does not let training go on.
+fn is_verdict(cause: &(dyn Error + 'static)) -> bool {
+    let nothing_fits = |error: &PlanError| matches!(error, PlanError::NothingFits { .. });
+    match cause.downcast_ref::<TrainError>() {
+        Some(TrainError::Guard(_)) => true,
+        Some(TrainError::Plan(error)) => nothing_fits(error),
+        Some(_) => false,
+        None => cause.downcast_ref::<PlanError>().is_some_and(nothing_fits),
+    }
 }
 
 /// The error as text: `error:` with its causes, then the hints of all of them.
@@ -77,8 +86,9 @@ mod tests {
 
     #[test]
     fn a_model_that_does_not_fit_is_a_verdict() {
-        let nothing_fits = PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
-        assert_eq!(exit_code(&anyhow::Error::from(nothing_fits).context("plan")), FAILED);
+        let nothing_fits = || PlanError::NothingFits { limit_bytes: 1, rejected: Vec::new() };
+        assert_eq!(exit_code(&anyhow::Error::from(nothing_fits()).context("plan")), FAILED);
+        assert_eq!(exit_code(&TrainError::from(nothing_fits()).into()), FAILED);
         assert_eq!(exit_code(&anyhow!("no model `x`")), UNUSABLE);
     }
 }

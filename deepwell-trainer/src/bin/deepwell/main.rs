@@ -16,16 +16,21 @@ mod output;
 mod plan;
 mod planning;
 mod probe;
+mod train;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use deepwell_trainer::commands::{ParityArgs, TrainArgs};
 use tracing_subscriber::EnvFilter;
 
 /// Environment variable that says what is logged to stderr.
 const LOG_VARIABLE: &str = "DEEPWELL_LOG";
+
+/// Exit code after Ctrl-C: 128 and the number of the signal, as shells have it.
+const INTERRUPTED: u8 = 130;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -33,14 +38,17 @@ Examples:
   deepwell capture llama-micro                  a model as a graph of ops
   deepwell plan parity-3m --explain             how it would train here, and what was not taken
   deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
+  deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
+  deepwell parity --steps 200                   does MXFP8 hold BF16's loss
+  deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
 
 MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-3-8b), a
 Hugging Face `config.json`, or a folder that holds one.
 
 Exit codes:
   0    done
-  1    a check or verdict failed: a damaged checkpoint, a model that does not fit
-  2    the command line or an input cannot be used
+  1    a check or verdict failed: a damaged checkpoint, a model that does not fit, no parity
+  2    the command line, an input or an output cannot be used
   130  interrupted
 
 Environment:
@@ -61,6 +69,12 @@ enum Command {
     Capture(capture::CaptureArgs),
     Plan(plan::PlanCommand),
     Dryrun(dryrun::DryrunCommand),
+    /// Train a model on text
+    #[command(after_help = train::TRAIN_AFTER_HELP)]
+    Train(Box<TrainArgs>),
+    /// Show whether MXFP8 holds BF16's loss, by training one model in both
+    #[command(after_help = train::PARITY_AFTER_HELP)]
+    Parity(Box<ParityArgs>),
     Ckpt(ckpt::CkptArgs),
 }
 
@@ -71,6 +85,8 @@ enum Outcome {
     Success,
     /// Done, and a check failed.
     Failed,
+    /// Asked to stop, and stopped in order.
+    Interrupted,
 }
 
 impl From<Outcome> for ExitCode {
@@ -78,6 +94,7 @@ impl From<Outcome> for ExitCode {
         ExitCode::from(match outcome {
             Outcome::Success => 0,
             Outcome::Failed => failure::FAILED,
+            Outcome::Interrupted => INTERRUPTED,
         })
     }
 }
@@ -106,6 +123,8 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Capture(args) => capture::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Dryrun(args) => dryrun::run(&args),
+        Command::Train(args) => train::run_train(*args),
+        Command::Parity(args) => train::run_parity(*args),
         Command::Ckpt(args) => ckpt::run(&args),
     }
 }

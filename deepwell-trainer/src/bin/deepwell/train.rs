@@ -1,0 +1,76 @@
+//! `deepwell train` and `deepwell parity`: the arguments and the work are the library's; the
+//! signals are handled here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use deepwell_trainer::TrainError;
+use deepwell_trainer::commands::{ExitStatus, ParityArgs, TrainArgs, parity, train};
+
+use crate::{INTERRUPTED, Outcome};
+
+pub(crate) const TRAIN_AFTER_HELP: &str = "\
+Without --data it trains on the Rust sources of the locked dependencies, byte by byte, so that
+nothing needs to be downloaded. Checkpoints and metrics.jsonl go to the output folder. Ctrl-C ends
+the run after the step at hand with a checkpoint, and --resume goes on from there as if it had
+never been stopped; a second Ctrl-C ends it at once.
+
+Examples:
+  deepwell train --steps 200
+  deepwell train --model llama-micro --data book.txt --out runs/book
+  deepwell train --run-file run.toml --seed 7
+  deepwell train --run-file run.toml --resume
+
+A run file:
+  model = \"parity-3m\"
+  data = [\"texts\"]
+  precision = \"mxfp8\"
+  steps = 2000
+  learning_rate = 2e-3
+
+Exit codes: 0 done, 1 a guard stopped the run, 2 an input cannot be used, 130 interrupted";
+
+pub(crate) const PARITY_AFTER_HELP: &str = "\
+Trains one model twice, in BF16 and in MXFP8, from the same weights on the same batches, and says
+whether MXFP8 holds BF16's held-out loss. report.html, report.json and metrics.jsonl go to the
+output folder. Ctrl-C leaves a checkpoint and a report of what was done.
+
+Examples:
+  deepwell parity                          1000 steps of the 3 M model
+  deepwell parity --steps 200 --control    with BF16 in another data order, for the noise
+  deepwell parity --precision mxfp8-floor --out target/parity-floor
+  deepwell parity --resume                 go on where an earlier call stopped
+
+Exit codes: 0 within tolerance, 1 not, 2 an input cannot be used, 130 interrupted";
+
+/// Trains one model.
+pub(crate) fn run_train(args: TrainArgs) -> Result<Outcome> {
+    until_interrupted(|stop| train(args, stop))
+}
+
+/// Trains in BF16 and in MXFP8 and compares.
+pub(crate) fn run_parity(args: ParityArgs) -> Result<Outcome> {
+    until_interrupted(|stop| parity(args, stop))
+}
+
+/// Does the work with a flag that Ctrl-C, or a request to terminate, raises.
+fn until_interrupted(
+    work: impl FnOnce(Arc<AtomicBool>) -> Result<ExitStatus, TrainError>,
+) -> Result<Outcome> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        // Whoever asks twice does not want to wait for the checkpoint. One that is being written
+        // then is never listed.
+        if raised.swap(true, Ordering::SeqCst) {
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+    })
+    .context("cannot listen for Ctrl-C")?;
+    Ok(match work(stop)? {
+        ExitStatus::Success => Outcome::Success,
+        ExitStatus::Failed => Outcome::Failed,
+        ExitStatus::Interrupted => Outcome::Interrupted,
+    })
+}
