@@ -41,7 +41,7 @@
 //! |---|---|---|
 //! | AMX | even and odd `k` apart in each 32, then the 32s in order | `(18 + ceil(k/32)) u s` |
 //! | AVX512-BF16 | odd, then even `k` of each pair, pairs in order | `(k + 1) u s` |
-//! | F32 | the `gemm` crate's: fused, blocks of at most 512 in order | `(k + 2) u s` |
+//! | F32 | the `gemm` crate's: fused, blocks of 512 or more in order | `(k + 2) u s` |
 //!
 //! An accumulating output adds the finished product to what is there, one more rounding (on the
 //! F32 tier one per block of 512, or per `k` where `k <= 2`); a BF16 output rounds once more, to
@@ -60,10 +60,11 @@
 //! # Memory
 //!
 //! All packing buffers lie in the caller's workspace ([`workspace_bytes`]); the BF16 tiers
-//! allocate nothing. The `gemm` crate takes scratch of its own from the heap: on this module's
-//! calls at most one packed copy of a `[m, 512]` and a `[n, 512]` slice of the operands in `f32`
-//! (`2048 (m + n)` bytes, rounded up to whole kernel tiles), freed before the call returns, and
-//! one slab of the size of the second-level cache per thread, kept.
+//! allocate nothing (rayon's own queues aside). The `gemm` crate takes scratch of its own from the
+//! heap: at most one packed copy of a `[m, kc]` and a `[n, kc]` slice of the operands in `f32`,
+//! `4 kc (m + n)` bytes rounded up to whole kernel tiles, freed before the call returns; `kc` is
+//! what fits its tiles to the first-level cache, 512 for one of 48 KiB. Each thread also keeps one
+//! slab of the size of the second-level cache.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
