@@ -4,7 +4,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::LlamaConfig;
 use deepwell_ir::ops::Quantize;
 use deepwell_ir::{
-    Graph, Init, MemoryKind, Op, Phase, PrecisionPolicy, Product, Program, TensorKind, ValueId,
+    Graph, Init, MemoryKind, Op, Phase, PrecisionPolicy, Product, Program, Recompute,
+    TensorKind, ValueId,
 };
 use deepwell_kernels::{
     CpuBackend, CpuCatalog, Executor, KernelError, LoadedProgram, Observer, cpu_target,
@@ -35,6 +36,8 @@ pub struct CompileOptions {
     pub memory_limit_bytes: Option<u64>,
     /// Fixes the micro-batch.
     pub micro_batch: Option<usize>,
+    /// Fixes what the backward makes again.
+    pub recompute: Option<Recompute>,
 }
 
 impl CompileOptions {
@@ -47,6 +50,7 @@ impl CompileOptions {
             optimizer: OptimizerSpec::default(),
             memory_limit_bytes: None,
             micro_batch: None,
+            recompute: None,
         }
     }
 }
@@ -153,7 +157,7 @@ pub fn compile(
         optimizer: options.optimizer.clone(),
         memory_limit_bytes: options.memory_limit_bytes,
         micro_batch: options.micro_batch,
-        recompute: None,
+        recompute: options.recompute,
     };
     let Planned { plan, program, mut prediction, rejected } =
         autoplan(&graph, &hardware, &request, &catalog, &target)?;

@@ -1,17 +1,53 @@
-//! Compile, engine, trainer, data and the deepwell command
+//! From a model and hardware to a trained model: compile, engine, trainer, data, parity.
+//!
+//! # Brief overview
+//!
+//! [`compile`] plans and lowers a captured graph and loads it on a backend: an [`Engine`].
+//! [`Trainer`] feeds it batches of a [`data::Dataset`], evaluates, guards its precision, and
+//! writes metrics and checkpoints. [`optimize`] is the one call from a model folder to an engine.
+//! [`parity`] trains a model in BF16 and in MXFP8 and says whether MXFP8 holds BF16's loss;
+//! [`audit`] compares one step, call by call, with slow definitions. The `deepwell` command is
+//! this crate's binary.
+//!
+//! ```
+//! use deepwell_ir::PrecisionPolicy;
+//! use deepwell_ir::capture::{LlamaConfig, capture};
+//! use deepwell_trainer::{CompileOptions, compile};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = LlamaConfig::preset("llama-micro").ok_or("no such preset")?;
+//! let options = CompileOptions::new(PrecisionPolicy::mxfp8(), 32, 2);
+//! let mut engine = compile(capture(&config)?, deepwell_probe::probe(), &options)?;
+//! engine.initialize(0)?;
+//! let (inputs, targets) = ([7; 64], [7; 64]);
+//! let first = engine.step(&inputs, &targets, 1e-2, 1.0)?;
+//! let second = engine.step(&inputs, &targets, 1e-2, 1.0)?;
+//! assert!(second.loss < first.loss);
+//! # Ok(())
+//! # }
+//! ```
 
+pub mod audit;
+pub mod checkpoint;
+pub mod commands;
+pub mod console;
 pub mod data;
-pub mod metrics;
-pub mod reference;
-pub mod report;
-
 mod engine;
 mod error;
 pub mod init;
 pub mod memory;
+pub mod metrics;
+pub mod parity;
+pub mod reference;
+pub mod report;
+pub mod run;
 mod schedule;
+mod settings;
+mod trainer;
 pub mod weights;
 
 pub use engine::{CompileOptions, Engine, ProductCounts, StepOutcome, compile, optimize};
 pub use error::TrainError;
 pub use schedule::Schedule;
+pub use settings::Settings;
+pub use trainer::{FitReport, Progress, Record, Trainer};

@@ -1,0 +1,205 @@
+//! `deepwell train` and `deepwell parity`: arguments and what they do.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+
+use crate::console::Console;
+use crate::parity::{ParityOptions, ParityReport};
+use crate::run::{run, stop_with_parent};
+use crate::{Settings, TrainError};
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// All is well.
+    Success,
+    /// It ran, and the verdict is no.
+    Failed,
+    /// It was asked to stop, and left a checkpoint.
+    Interrupted,
+}
+
+/// Arguments of `deepwell train`. What is given here takes the place of what the run file says.
+#[derive(Args, Clone, Debug, Default)]
+pub struct TrainArgs {
+    /// Run file in TOML
+    #[arg(long, value_name = "FILE")]
+    pub run_file: Option<PathBuf>,
+    /// Preset, config.json or model folder
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Text files, folders or token files; several may be given
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// Hugging Face tokenizer.json [default: bytes]
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// f32, bf16, mxfp8, mxfp8-floor, mxfp8-128 or mxfp8-2d
+    #[arg(long)]
+    pub precision: Option<String>,
+    /// Policy file in TOML; takes the place of --precision
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Steps of the run
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// Tokens per sequence
+    #[arg(long)]
+    pub seq_len: Option<usize>,
+    /// Sequences per step
+    #[arg(long)]
+    pub batch_size: Option<usize>,
+    /// Largest learning rate
+    #[arg(long)]
+    pub learning_rate: Option<f64>,
+    /// Seed of weights and data order
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// cpu or cuda[:N]
+    #[arg(long)]
+    pub device: Option<String>,
+    /// Output folder
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Go on after the newest checkpoint of the output folder
+    #[arg(long)]
+    pub resume: bool,
+    /// Print the summary as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Name in front of progress lines
+    #[arg(long, hide = true, default_value = "train")]
+    pub label: String,
+    /// Stop when standard input ends
+    #[arg(long, hide = true)]
+    pub stop_with_parent: bool,
+}
+
+impl TrainArgs {
+    fn settings(&self) -> Result<Settings, TrainError> {
+        let mut settings = match &self.run_file {
+            Some(path) => Settings::from_file(path)?,
+            None => Settings::default(),
+        };
+        let args = self.clone();
+        settings.model = args.model.unwrap_or(settings.model);
+        settings.tokenizer = args.tokenizer.or(settings.tokenizer);
+        settings.precision = args.precision.unwrap_or(settings.precision);
+        settings.policy = args.policy.or(settings.policy);
+        settings.steps = args.steps.unwrap_or(settings.steps);
+        settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
+        settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
+        settings.learning_rate = args.learning_rate.unwrap_or(settings.learning_rate);
+        settings.seed = args.seed.unwrap_or(settings.seed);
+        settings.device = args.device.unwrap_or(settings.device);
+        settings.out = args.out.unwrap_or(settings.out);
+        if !args.data.is_empty() {
+            settings.data = args.data;
+        }
+        settings.check()?;
+        Ok(settings)
+    }
+}
+
+/// Trains one model.
+///
+/// # Errors
+/// Whatever stops the run.
+pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
+    let settings = args.settings()?;
+    if args.stop_with_parent {
+        stop_with_parent(Arc::clone(&stop));
+    }
+    let mut console = Console::new(&args.label, settings.steps);
+    let summary = run(&settings, args.resume, stop, &mut console)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&summary).expect("a summary is plain data"));
+    }
+    Ok(if summary.fit.interrupted { ExitStatus::Interrupted } else { ExitStatus::Success })
+}
+
+/// Arguments of `deepwell parity`.
+#[derive(Args, Clone, Debug)]
+pub struct ParityArgs {
+    /// Steps of each run
+    #[arg(long, default_value_t = 1000)]
+    pub steps: u64,
+    /// Preset, config.json or model folder
+    #[arg(long, default_value = "parity-3m")]
+    pub model: String,
+    /// Text files, folders or token files [default: sources of the locked dependencies]
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// Hugging Face tokenizer.json [default: bytes]
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 128)]
+    pub seq_len: usize,
+    /// Sequences per step
+    #[arg(long, default_value_t = 8)]
+    pub batch_size: usize,
+    /// Held-out tokens of an evaluation, at least
+    #[arg(long, default_value_t = 65_536)]
+    pub eval_tokens: u64,
+    /// Largest learning rate
+    #[arg(long)]
+    pub learning_rate: Option<f64>,
+    /// Seed of weights and data order
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// cpu or cuda[:N]
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d
+    #[arg(long, default_value = "mxfp8")]
+    pub precision: String,
+    /// Policy file in TOML; takes the place of --precision
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Output folder
+    #[arg(long, value_name = "DIR", default_value = "target/parity")]
+    pub out: PathBuf,
+    /// Go on where an earlier call stopped
+    #[arg(long)]
+    pub resume: bool,
+    /// Train BF16 again with another data order: the noise to read the gap against
+    #[arg(long)]
+    pub control: bool,
+    /// Print report.json on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Trains BF16 and MXFP8 from the same weights on the same batches and compares.
+///
+/// # Errors
+/// Whatever stops one of the runs.
+pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, TrainError> {
+    let defaults = Settings::default();
+    let settings = Settings {
+        model: args.model,
+        data: args.data,
+        tokenizer: args.tokenizer,
+        device: args.device,
+        precision: args.precision,
+        policy: args.policy,
+        steps: args.steps,
+        seq_len: args.seq_len,
+        batch_size: args.batch_size,
+        eval_tokens: args.eval_tokens,
+        seed: args.seed,
+        learning_rate: args.learning_rate.unwrap_or(defaults.learning_rate),
+        ..defaults
+    };
+    let options =
+        ParityOptions { settings, out: args.out, resume: args.resume, control: args.control };
+    let report: ParityReport = crate::parity::run(&options, &stop)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report).expect("a report is plain data"));
+    }
+    Ok(report.exit_status())
+}

@@ -1,0 +1,202 @@
+//! One training run from settings to summary: data, model, compile, fit.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use deepwell_ir::TensorPrecision;
+use deepwell_plan::{format_bytes, mxfp8_flop_share};
+use deepwell_precision::Format;
+use serde::{Deserialize, Serialize};
+
+use crate::data::{DataOptions, Dataset, Tokenizer};
+use crate::memory::MemorySampler;
+use crate::trainer::{FitReport, Progress, Trainer};
+use crate::{CompileOptions, Engine, ProductCounts, Settings, TrainError, compile, weights};
+
+/// What a run leaves in `summary.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunSummary {
+    /// The settings.
+    pub settings: Settings,
+    /// How it ended.
+    pub fit: FitReport,
+    /// Trained values.
+    pub params: u64,
+    /// Tokens per step.
+    pub tokens_per_step: u64,
+    /// `cpu`, or the GPU.
+    pub device: String,
+    /// Predicted peak memory.
+    pub peak_bytes_predicted: u64,
+    /// Highest anonymous resident memory less its value before compilation.
+    pub peak_bytes_measured: Option<u64>,
+    /// Arena size and its lower bound.
+    pub arena_bytes: [u64; 2],
+    /// Predicted bytes by kind at the peak.
+    pub bytes_at_peak: std::collections::BTreeMap<String, u64>,
+    /// FLOPs of a step.
+    pub flops_per_step: u64,
+    /// Least predicted time of a step.
+    pub predicted_step_s: f64,
+    /// Predicted speedup over BF16.
+    pub expected_speedup_over_bf16: Option<f64>,
+    /// MXFP8 share of the FLOPs of the linear layers of the blocks.
+    pub mxfp8_flop_share: f64,
+    /// The same with the output head counted as a linear layer.
+    pub mxfp8_flop_share_with_head: f64,
+    /// MXFP8 products run.
+    pub mxfp8_gemms_run: ProductCounts,
+    /// Bytes of quantized operands that they read.
+    pub quantized_bytes: ProductCounts,
+    /// What each tensor got and why.
+    pub precision: Vec<TensorPrecision>,
+    /// Wall time of this process's part of the run.
+    pub wall_s: f64,
+}
+
+/// The data of a run.
+///
+/// # Errors
+/// Data that cannot be used.
+pub fn open_data(
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<Dataset, TrainError> {
+    let tokenizer = match &settings.tokenizer {
+        Some(path) => Tokenizer::from_file(path)?,
+        None => Tokenizer::bytes(),
+    };
+    let options = DataOptions {
+        inputs: settings.data.clone(),
+        tokenizer,
+        cache_dir: settings.cache_dir.clone(),
+        heldout_tokens_min: settings.eval_tokens + settings.eval_tokens / 2,
+        ..DataOptions::default()
+    };
+    let mut told = false;
+    let dataset = Dataset::prepare(&options, &mut |_| {
+        if !std::mem::replace(&mut told, true) {
+            progress.note("reading the data");
+        }
+    })?;
+    Ok(dataset)
+}
+
+/// Runs a training run. Writes metrics, events, checkpoints and `summary.json` to the output
+/// folder.
+///
+/// # Errors
+/// Whatever stops it.
+pub fn run(
+    settings: &Settings,
+    resume: bool,
+    stop: Arc<AtomicBool>,
+    progress: &mut dyn Progress,
+) -> Result<RunSummary, TrainError> {
+    settings.check()?;
+    let started = Instant::now();
+    let (config, folder) = settings.model_config()?;
+    let policy = settings.precision_policy()?;
+    let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;
+    let dataset = open_data(settings, progress)?;
+    dataset.tokens().check_vocab(config.vocab_size as u64)?;
+    progress.note(&format!("data\n{}", dataset.summary()));
+    // The pool's threads and the hardware's description are there before the baseline is taken.
+    rayon::broadcast(|_| ());
+    let hardware = deepwell_probe::probe();
+    let sampler = MemorySampler::start();
+    let options = CompileOptions {
+        optimizer: settings.optimizer.clone(),
+        micro_batch: settings.micro_batch,
+        ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
+    };
+    let mut engine = compile(graph, hardware, &options)?;
+    engine.initialize(settings.seed)?;
+    if let Some(folder) = &folder {
+        weights::load_model_folder(&mut engine, folder)?;
+    }
+    progress.note(&memory_table(&engine));
+    let mut trainer = Trainer::from_engine(engine, settings.clone(), Arc::clone(dataset.tokens()))
+        .resuming(resume)
+        .stopping_on(stop);
+    let fit = trainer.fit(progress)?;
+    let measured = sampler.as_ref().map(MemorySampler::peak_over_baseline_bytes);
+    let summary = summarize(trainer.engine(), settings, fit, measured, started);
+    let path = settings.out.join("summary.json");
+    let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
+    std::fs::write(&path, text).map_err(TrainError::io(&path))?;
+    Ok(summary)
+}
+
+fn summarize(
+    engine: &Engine,
+    settings: &Settings,
+    fit: FitReport,
+    peak_bytes_measured: Option<u64>,
+    started: Instant,
+) -> RunSummary {
+    let program = engine.program();
+    let rank = &engine.prediction().ranks[0];
+    let (share, share_with_head) = mxfp8_flop_share(program);
+    RunSummary {
+        settings: settings.clone(),
+        fit,
+        params: engine.graph().parameter_count(),
+        tokens_per_step: program.tokens_per_step() as u64,
+        device: settings.device.clone(),
+        peak_bytes_predicted: engine.predicted_peak_bytes(),
+        peak_bytes_measured,
+        arena_bytes: [rank.arena_bytes, rank.arena_lower_bound_bytes],
+        bytes_at_peak: rank.bytes_at_peak.clone(),
+        flops_per_step: program.flops(),
+        predicted_step_s: engine.prediction().time_s,
+        expected_speedup_over_bf16: engine.prediction().expected_speedup_over_bf16,
+        mxfp8_flop_share: share,
+        mxfp8_flop_share_with_head: share_with_head,
+        mxfp8_gemms_run: engine.gemms_run(),
+        quantized_bytes: engine.quantized_bytes(),
+        precision: program.precision.clone(),
+        wall_s: started.elapsed().as_secs_f64(),
+    }
+}
+
+fn memory_table(engine: &Engine) -> String {
+    let program = engine.program();
+    let rank = &engine.prediction().ranks[0];
+    let in_mxfp8 = program.precision.iter().filter(|t| t.format == Format::Mxfp8).count();
+    let mut text = format!(
+        "model {}: {} parameters, {} of {} tensors in MXFP8\n\
+         plan: {} micro-batches of {} x {} tokens, recompute {}\nmemory\n",
+        program.name,
+        engine.graph().parameter_count(),
+        in_mxfp8,
+        program.precision.len(),
+        program.micro_batches,
+        program.batch,
+        program.seq,
+        engine.plan().recompute
+    );
+    for (kind, bytes) in &rank.bytes_at_peak {
+        text.push_str(&format!("  {kind:<12} {:>12}\n", format_bytes(*bytes)));
+    }
+    text.push_str(&format!(
+        "  {:<12} {:>12} (arena {}, lower bound {})",
+        "peak",
+        format_bytes(engine.predicted_peak_bytes()),
+        format_bytes(rank.arena_bytes),
+        format_bytes(rank.arena_lower_bound_bytes)
+    ));
+    text
+}
+
+/// Sets `stop` when standard input ends: a run started by another process stops with it.
+pub fn stop_with_parent(stop: Arc<AtomicBool>) {
+    std::thread::spawn(move || {
+        let mut byte = [0u8; 1];
+        // Nothing is ever sent; an error means as much as the end.
+        while matches!(std::io::stdin().read(&mut byte), Ok(count) if count > 0) {}
+        stop.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,0 +1,246 @@
+//! Everything that decides a training run, as a run file in TOML.
+
+use std::path::{Path, PathBuf};
+
+use deepwell_ir::PrecisionPolicy;
+use deepwell_ir::capture::{LlamaConfig, ModelFolder};
+use deepwell_plan::OptimizerSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::{Schedule, TrainError, weights};
+
+/// Settings of a run. Each has a default; a run file names what differs.
+///
+/// ```
+/// let settings = deepwell_trainer::Settings::from_toml("steps = 50\nseed = 7\n", "run.toml")?;
+/// assert_eq!((settings.steps, settings.seq_len), (50, 128));
+/// # Ok::<(), deepwell_trainer::TrainError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// A preset, a `config.json` or a model folder.
+    pub model: String,
+    /// Files and folders of text, or token files; none takes the default corpus.
+    pub data: Vec<PathBuf>,
+    /// A Hugging Face `tokenizer.json`; none takes bytes as tokens.
+    pub tokenizer: Option<PathBuf>,
+    /// Where tokens are cached.
+    pub cache_dir: PathBuf,
+    /// Where checkpoints and metrics go.
+    pub out: PathBuf,
+    /// `cpu`, or `cuda:N`.
+    pub device: String,
+    /// Name of a precision preset.
+    pub precision: String,
+    /// A policy file; takes the place of `precision`.
+    pub policy: Option<PathBuf>,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Sequences per step.
+    pub batch_size: usize,
+    /// Sequences per micro-batch; none lets the planner choose.
+    pub micro_batch: Option<usize>,
+    /// Seed of the initial weights.
+    pub seed: u64,
+    /// Seed of the order of the data; none takes `seed`.
+    pub data_seed: Option<u64>,
+    /// Largest learning rate.
+    pub learning_rate: f64,
+    /// Steps until it is reached; none takes a twentieth of the run.
+    pub warmup_steps: Option<u64>,
+    /// Last learning rate over the largest.
+    pub final_learning_rate_ratio: f64,
+    /// Largest gradient norm; larger ones are scaled down to it.
+    pub max_grad_norm: f64,
+    /// AdamW's constants.
+    pub optimizer: OptimizerSpec,
+    /// Steps between two evaluations; none takes a twentieth of the run.
+    pub eval_every: Option<u64>,
+    /// Held-out tokens of an evaluation, at least.
+    pub eval_tokens: u64,
+    /// Steps between two checkpoints; none takes a fifth of the run.
+    pub checkpoint_every: Option<u64>,
+    /// Checkpoints that are kept.
+    pub keep_last: usize,
+    /// Whether the first step is checked call by call against slow definitions.
+    pub audit: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            model: "parity-3m".to_string(),
+            data: Vec::new(),
+            tokenizer: None,
+            cache_dir: PathBuf::from("target/deepwell-cache"),
+            out: PathBuf::from("target/deepwell-run"),
+            device: "cpu".to_string(),
+            precision: "mxfp8".to_string(),
+            policy: None,
+            steps: 1000,
+            seq_len: 128,
+            batch_size: 8,
+            micro_batch: None,
+            seed: 0,
+            data_seed: None,
+            learning_rate: 2e-3,
+            warmup_steps: None,
+            final_learning_rate_ratio: 0.1,
+            max_grad_norm: 1.0,
+            optimizer: OptimizerSpec::default(),
+            eval_every: None,
+            eval_tokens: 65_536,
+            checkpoint_every: None,
+            keep_last: 2,
+            audit: false,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads a run file. `place` names it in errors, which point at line and column.
+    ///
+    /// # Errors
+    /// Text that is no run file, or values that cannot be.
+    pub fn from_toml(text: &str, place: &str) -> Result<Settings, TrainError> {
+        let settings: Settings = toml::from_str(text).map_err(|error| TrainError::Setting {
+            setting: "run file",
+            expected: "settings in TOML".to_string(),
+            got: format!("{place}: {error}"),
+            hint: None,
+        })?;
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Reads a run file.
+    ///
+    /// # Errors
+    /// As [`Settings::from_toml`], or a file that cannot be read.
+    pub fn from_file(path: &Path) -> Result<Settings, TrainError> {
+        let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
+        Settings::from_toml(&text, &path.display().to_string())
+    }
+
+    /// Checks what no other part checks.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] naming the first value that cannot be.
+    pub fn check(&self) -> Result<(), TrainError> {
+        let fail = |setting, expected: &str, got: String, hint: Option<&str>| {
+            let (expected, hint) = (expected.to_string(), hint.map(str::to_string));
+            Err(TrainError::Setting { setting, expected, got, hint })
+        };
+        if self.steps == 0 {
+            return fail("steps", "at least 1", "0".to_string(), Some("`--steps 1000`"));
+        }
+        if self.seq_len == 0 {
+            return fail("seq_len", "at least 1", "0".to_string(), None);
+        }
+        if self.batch_size == 0 {
+            return fail("batch_size", "at least 1", "0".to_string(), None);
+        }
+        if self.keep_last == 0 {
+            return fail("keep_last", "at least 1", "0".to_string(), None);
+        }
+        if self.eval_tokens == 0 {
+            return fail("eval_tokens", "at least 1", "0".to_string(), None);
+        }
+        let rates = [
+            ("learning_rate", self.learning_rate),
+            ("max_grad_norm", self.max_grad_norm),
+        ];
+        for (setting, value) in rates {
+            if !(value.is_finite() && value > 0.0) {
+                return fail(setting, "a positive number", value.to_string(), None);
+            }
+        }
+        if self.device != "cpu" {
+            return Err(self.device_error());
+        }
+        Ok(())
+    }
+
+    fn device_error(&self) -> TrainError {
+        let is_cuda = self.device == "cuda" || self.device.starts_with("cuda:");
+        let hint = if is_cuda {
+            let gpus = match deepwell_probe::probe().gpus_absent {
+                Some(absence) => format!("no GPU here: {}", absence.reason),
+                None => "a GPU is here".to_string(),
+            };
+            format!("{gpus}; this build has the CPU backend only: use `--device cpu`")
+        } else {
+            "use `--device cpu`".to_string()
+        };
+        TrainError::Setting {
+            setting: "device",
+            expected: "`cpu`".to_string(),
+            got: format!("`{}`", self.device),
+            hint: Some(hint),
+        }
+    }
+
+    /// The model's configuration, and its folder if that has weights.
+    ///
+    /// # Errors
+    /// A model that is neither a preset nor a readable configuration.
+    pub fn model_config(&self) -> Result<(LlamaConfig, Option<PathBuf>), TrainError> {
+        if let Some(config) = LlamaConfig::preset(&self.model) {
+            return Ok((config, None));
+        }
+        let path = PathBuf::from(&self.model);
+        if !path.exists() {
+            return Err(TrainError::Setting {
+                setting: "model",
+                expected: format!(
+                    "a preset ({}), a config.json or a model folder",
+                    LlamaConfig::PRESETS.join(", ")
+                ),
+                got: format!("`{}`", self.model),
+                hint: None,
+            });
+        }
+        if weights::has_weights(&path) {
+            let folder = ModelFolder::open(&path)?;
+            return Ok((folder.config, Some(path)));
+        }
+        Ok((LlamaConfig::from_path(&path)?.0, None))
+    }
+
+    /// The precision policy.
+    ///
+    /// # Errors
+    /// An unknown preset or a broken policy file.
+    pub fn precision_policy(&self) -> Result<PrecisionPolicy, TrainError> {
+        match &self.policy {
+            None => Ok(PrecisionPolicy::preset(&self.precision)?),
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
+                Ok(PrecisionPolicy::from_toml(&text, &path.display().to_string())?)
+            }
+        }
+    }
+
+    /// The learning rate over the run.
+    pub fn schedule(&self) -> Schedule {
+        Schedule {
+            peak: self.learning_rate,
+            warmup_steps: self.warmup_steps.unwrap_or(self.steps / 20),
+            steps: self.steps,
+            final_ratio: self.final_learning_rate_ratio,
+        }
+    }
+
+    /// Steps between two evaluations.
+    pub fn eval_interval(&self) -> u64 {
+        self.eval_every.unwrap_or(self.steps / 20).max(1)
+    }
+
+    /// Steps between two checkpoints.
+    pub fn checkpoint_interval(&self) -> u64 {
+        self.checkpoint_every.unwrap_or(self.steps / 5).max(1)
+    }
+}

@@ -1,0 +1,368 @@
+//! The training loop: batches, steps, guards, evaluation, metrics, checkpoints.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use deepwell_precision::{GuardConfig, GuardEvent, GuardEventKind, Guards};
+use serde::{Deserialize, Serialize};
+
+use crate::audit::{Audit, AuditReport};
+use crate::checkpoint::{self, Position};
+use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
+use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
+use crate::{Engine, Settings, StepOutcome, TrainError};
+
+/// One line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Steps done.
+    pub step: u64,
+    /// Mean training loss of the step, nats per token.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss: Option<f64>,
+    /// Global gradient norm before clipping.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub grad_norm: Option<f64>,
+    /// Learning rate of the step.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub learning_rate: Option<f64>,
+    /// Tokens per second of the step.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tokens_per_s: Option<f64>,
+    /// Predicted least time of the step over the time it took.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub speed_of_light: Option<f64>,
+    /// Held-out loss, nats per token.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub val_loss: Option<f64>,
+    /// `exp(val_loss)`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub val_ppl: Option<f64>,
+    /// What a guard did after the step.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub guard: Option<GuardEvent>,
+    /// Whether the update was left out because the gradient norm was not finite.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub skipped: bool,
+}
+
+impl Record {
+    fn at(step: u64) -> Record {
+        Record {
+            step,
+            loss: None,
+            grad_norm: None,
+            learning_rate: None,
+            tokens_per_s: None,
+            speed_of_light: None,
+            val_loss: None,
+            val_ppl: None,
+            guard: None,
+            skipped: false,
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FitReport {
+    /// Steps done.
+    pub step: u64,
+    /// Whether it was asked to stop before its last step.
+    pub interrupted: bool,
+    /// Step that it was resumed after.
+    pub resumed_after: Option<u64>,
+    /// Median tokens per second of the steps of this process, evaluation and checkpoints left
+    /// out.
+    pub tokens_per_s: f64,
+    /// What the audit of the first step found, when it was asked for.
+    pub audit: Option<AuditReport>,
+}
+
+/// Told about progress.
+pub trait Progress {
+    /// A step is done.
+    fn step(&mut self, line: &StepLine);
+    /// An evaluation is done.
+    fn evaluation(&mut self, step: u64, val_loss: f64);
+    /// Something worth a line.
+    fn note(&mut self, text: &str);
+}
+
+/// Says nothing.
+impl Progress for () {
+    fn step(&mut self, _line: &StepLine) {}
+    fn evaluation(&mut self, _step: u64, _val_loss: f64) {}
+    fn note(&mut self, _text: &str) {}
+}
+
+/// Trains an engine on tokens.
+pub struct Trainer {
+    engine: Engine,
+    settings: Settings,
+    tokens: Arc<TokenCache>,
+    stop: Arc<AtomicBool>,
+    resume: bool,
+}
+
+impl Trainer {
+    /// A trainer of an initialized engine. [`Trainer::fit`] starts at the first step.
+    pub fn from_engine(engine: Engine, settings: Settings, tokens: Arc<TokenCache>) -> Trainer {
+        let stop = Arc::new(AtomicBool::new(false));
+        Trainer { engine, settings, tokens, stop, resume: false }
+    }
+
+    /// Starts after the newest checkpoint of the output folder, if there is one.
+    #[must_use]
+    pub fn resuming(mut self, resume: bool) -> Trainer {
+        self.resume = resume;
+        self
+    }
+
+    /// Stops after the step during which `stop` becomes true: with a checkpoint.
+    #[must_use]
+    pub fn stopping_on(mut self, stop: Arc<AtomicBool>) -> Trainer {
+        self.stop = stop;
+        self
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Where metrics go.
+    pub fn metrics_path(out: &Path) -> PathBuf {
+        out.join("metrics.jsonl")
+    }
+
+    /// Where checkpoints go.
+    pub fn checkpoints_path(out: &Path) -> PathBuf {
+        out.join("checkpoints")
+    }
+
+    /// Trains to the last step, or until asked to stop.
+    ///
+    /// # Errors
+    /// Data, disk or guards that stop the run. Checkpoints written so far stay.
+    pub fn fit(&mut self, progress: &mut dyn Progress) -> Result<FitReport, TrainError> {
+        let settings = self.settings.clone();
+        let out = &settings.out;
+        std::fs::create_dir_all(out).map_err(TrainError::io(out))?;
+        let layers = (0..self.engine.layer_count()).map(|layer| format!("layers.{layer}"));
+        let policy_fallback = self.engine.plan().policy.fallback();
+        let mut position = Position {
+            step: 0,
+            guards: Guards::new(GuardConfig::default(), layers.collect(), policy_fallback),
+        };
+        let mut resumed_after = None;
+        if self.resume
+            && let Some(entry) = deepwell_ckpt::latest(&Trainer::checkpoints_path(out))?
+        {
+            position = checkpoint::load(&entry, &mut self.engine, &settings)?;
+            resumed_after = Some(position.step);
+            progress.note(&format!("resumed after step {}", position.step));
+        }
+        let mut log = Log::open(out, position.step)?;
+        let mut loader = Loader::new(
+            Arc::clone(&self.tokens),
+            Split::Train,
+            settings.batch_size,
+            settings.seq_len,
+            settings.data_seed.unwrap_or(settings.seed),
+        )?;
+        loader.start_at(position.step);
+        let heldout = HeldoutWindows::new(
+            Arc::clone(&self.tokens),
+            self.engine.evaluation_rows(),
+            settings.seq_len,
+            Some(settings.eval_tokens),
+        )?;
+        let schedule = settings.schedule();
+        let mut speeds: Vec<f64> = Vec::new();
+        let mut audit_report = None;
+        let mut interrupted = false;
+        if position.step == 0 {
+            self.evaluate(&heldout, 0, &mut log, progress)?;
+        }
+        while position.step < settings.steps {
+            let step = position.step + 1;
+            let learning_rate = schedule.at(step);
+            let batch = loader.next_batch()?;
+            let started = Instant::now();
+            let clip = settings.max_grad_norm;
+            let is_audited = settings.audit && step == 1;
+            let outcome = if is_audited {
+                let mut audit = Audit::new(self.engine.program());
+                let outcome = self.engine.step_observed(
+                    &batch.inputs,
+                    &batch.targets,
+                    learning_rate,
+                    clip,
+                    &mut audit,
+                )?;
+                audit_report = Some(audit.finish());
+                outcome
+            } else {
+                self.engine.step(&batch.inputs, &batch.targets, learning_rate, clip)?
+            };
+            let elapsed_s = started.elapsed().as_secs_f64();
+            let tokens_per_s = batch.inputs.len() as f64 / elapsed_s;
+            if !is_audited {
+                speeds.push(tokens_per_s);
+            }
+            position.step = step;
+            let speed_of_light = self.engine.prediction().time_s / elapsed_s;
+            let line = StepLine {
+                step,
+                steps_total: settings.steps,
+                loss: f64::from(outcome.loss),
+                grad_norm: f64::from(outcome.grad_norm),
+                tokens_per_s,
+                speed_of_light: Some(speed_of_light),
+            };
+            log.step(&line, learning_rate, outcome.skipped)?;
+            progress.step(&line);
+            self.guard(&mut position, &outcome, &mut log, progress)?;
+            let last = step == settings.steps;
+            if last || step % settings.eval_interval() == 0 {
+                self.evaluate(&heldout, step, &mut log, progress)?;
+            }
+            interrupted = !last && self.stop.load(Ordering::Relaxed);
+            if last || interrupted || step % settings.checkpoint_interval() == 0 {
+                // The checkpoint is what a resumed run trusts: metrics up to it must be there.
+                log.sync()?;
+                let root = Trainer::checkpoints_path(out);
+                checkpoint::save(&root, &mut self.engine, &position, &settings)?;
+            }
+            if interrupted {
+                progress.note(&format!("stopped after step {step}; `--resume` goes on"));
+                break;
+            }
+        }
+        log.sync()?;
+        speeds.sort_by(f64::total_cmp);
+        Ok(FitReport {
+            step: position.step,
+            interrupted,
+            resumed_after,
+            tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
+            audit: audit_report,
+        })
+    }
+
+    /// Shows the step to the guards and does what they decide.
+    fn guard(
+        &mut self,
+        position: &mut Position,
+        outcome: &StepOutcome,
+        log: &mut Log,
+        progress: &mut dyn Progress,
+    ) -> Result<(), TrainError> {
+        let step = position.step;
+        let guards = &mut position.guards;
+        self.engine.read_statistics(|layer, stats| guards.observe_tensor(step, layer, stats))?;
+        guards.observe_loss(step, outcome.loss, outcome.grad_norm);
+        let events = guards.decide(step)?;
+        let switches = events.iter().any(|event| {
+            matches!(event.kind, GuardEventKind::ToBf16 { .. } | GuardEventKind::BackToLow { .. })
+        });
+        for event in &events {
+            progress.note(&format!(
+                "guard at step {step}: {:?} {}: {}",
+                event.kind, event.layer, event.reason
+            ));
+            log.guard(event)?;
+        }
+        if switches {
+            let reason = events.last().map_or("", |event| event.reason.as_str());
+            self.engine.fall_back(&guards.in_fallback(), reason)?;
+        }
+        Ok(())
+    }
+
+    fn evaluate(
+        &mut self,
+        heldout: &HeldoutWindows,
+        step: u64,
+        log: &mut Log,
+        progress: &mut dyn Progress,
+    ) -> Result<f64, TrainError> {
+        let mut batch = heldout.buffer();
+        let mut total = 0.0;
+        for index in 0..heldout.len() {
+            heldout.fill(index, &mut batch);
+            total += f64::from(self.engine.evaluate(&batch.inputs, &batch.targets)?);
+        }
+        let val_loss = total / heldout.len() as f64;
+        log.evaluation(step, val_loss)?;
+        progress.evaluation(step, val_loss);
+        Ok(val_loss)
+    }
+}
+
+/// `metrics.jsonl` and the event file, kept in step.
+struct Log {
+    jsonl: JsonlWriter,
+    events: EventWriter,
+}
+
+impl Log {
+    fn open(out: &Path, step: u64) -> Result<Log, TrainError> {
+        let path = Trainer::metrics_path(out);
+        let events = out.join("events");
+        if step == 0 {
+            return Ok(Log {
+                jsonl: JsonlWriter::create(&path, FlushPolicy::EveryRecord)?,
+                events: EventWriter::create(&events)?,
+            });
+        }
+        JsonlWriter::truncate_after(&path, step)?;
+        Ok(Log {
+            jsonl: JsonlWriter::append(&path, FlushPolicy::EveryRecord)?,
+            events: EventWriter::resume(&events, step + 1)?,
+        })
+    }
+
+    fn step(
+        &mut self,
+        line: &StepLine,
+        learning_rate: f64,
+        skipped: bool,
+    ) -> Result<(), TrainError> {
+        self.jsonl.write(&Record {
+            loss: Some(line.loss),
+            grad_norm: Some(line.grad_norm),
+            learning_rate: Some(learning_rate),
+            tokens_per_s: Some(line.tokens_per_s),
+            speed_of_light: line.speed_of_light,
+            skipped,
+            ..Record::at(line.step)
+        })?;
+        let scalars = [
+            ("train/loss", line.loss as f32),
+            ("train/grad_norm", line.grad_norm as f32),
+            ("train/learning_rate", learning_rate as f32),
+            ("train/tokens_per_s", line.tokens_per_s as f32),
+        ];
+        Ok(self.events.scalars(line.step, &scalars)?)
+    }
+
+    fn evaluation(&mut self, step: u64, val_loss: f64) -> Result<(), TrainError> {
+        let val_ppl = Some(val_loss.exp());
+        self.jsonl.write(&Record { val_loss: Some(val_loss), val_ppl, ..Record::at(step) })?;
+        Ok(self.events.scalars(step, &[("val/loss", val_loss as f32)])?)
+    }
+
+    fn guard(&mut self, event: &GuardEvent) -> Result<(), TrainError> {
+        let record = Record { guard: Some(event.clone()), ..Record::at(event.step) };
+        Ok(self.jsonl.write(&record)?)
+    }
+
+    fn sync(&mut self) -> Result<(), TrainError> {
+        self.jsonl.sync()?;
+        Ok(self.events.flush()?)
+    }
+}
