@@ -55,4 +55,8 @@ pub trait Backend: Send {
     /// # Errors
     /// A range outside the arena.
     fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError>;
+
+    /// The bytes of a range where they lie, on a device whose memory the host can read: a
+    /// checkpoint is then written without a copy. `None` on others.
+    fn host_view(&self, range: ByteRange) -> Option<&[u8]>;
 }

@@ -2,8 +2,8 @@
 
 use deepwell_ir::{Call, Phase, Program, ValueId, verify_program};
 
-use crate::backend::{Backend, PreparedCall};
 use crate::KernelError;
+use crate::backend::{Backend, PreparedCall};
 
 /// A program whose calls a backend has prepared.
 #[derive(Debug)]
@@ -163,6 +163,11 @@ impl Executor {
     ) -> Result<(), KernelError> {
         check_length(program, id, bytes.len())?;
         self.backend.write(program.value(id).range, bytes)
+    }
+
+    /// A value's bytes where they lie, see [`Backend::host_view`].
+    pub fn host_view(&self, program: &Program, id: ValueId) -> Option<&[u8]> {
+        self.backend.host_view(program.value(id).range)
     }
 
     /// Reads a value to the host.

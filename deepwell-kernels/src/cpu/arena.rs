@@ -51,6 +51,18 @@ impl Arena {
         })
     }
 
+    /// The bytes of a range, read between calls.
+    pub(crate) fn view(&self, range: ByteRange) -> Option<&[u8]> {
+        if !self.contains(range) {
+            return None;
+        }
+        // SAFETY: inside the allocation; calls run only through `&mut CpuBackend`, so none
+        // writes while this borrow of the backend lives.
+        Some(unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr().add(range.offset), range.bytes)
+        })
+    }
+
     fn pointer<T>(&self, range: ByteRange) -> *mut T {
         assert!(self.contains(range), "range outside of the arena");
         debug_assert_eq!(range.offset % align_of::<T>(), 0);

@@ -4,8 +4,8 @@ use deepwell_ir::{ByteRange, Call, Program, StreamId};
 
 use super::arena::Arena;
 use super::calls::{self, CpuCall};
-use crate::backend::{Backend, PreparedCall};
 use crate::KernelError;
+use crate::backend::{Backend, PreparedCall};
 
 /// Runs calls on this machine's processor.
 #[derive(Default)]
@@ -85,5 +85,9 @@ impl Backend for CpuBackend {
         }
         bytes.copy_from_slice(source);
         Ok(())
+    }
+
+    fn host_view(&self, range: ByteRange) -> Option<&[u8]> {
+        self.arena.as_ref()?.view(range)
     }
 }

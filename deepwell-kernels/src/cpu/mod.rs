@@ -15,6 +15,7 @@ pub mod linear_cross_entropy;
 mod parallel;
 pub mod rms_norm;
 pub mod rope;
+mod softmax;
 mod specs;
 pub mod swiglu;
 #[cfg(test)]

@@ -43,6 +43,17 @@ pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
+/// The start of a reduction's last block: what is left of a row, followed by zeros.
+///
+/// A whole block of its own, because lanes that a loop reaches by a run-time index have to live
+/// in memory, in every iteration of the loop before it too.
+#[inline(always)]
+pub(crate) fn padded_block<E: bytemuck::Zeroable + Copy>(rest: &[E]) -> [E; LANES] {
+    let mut block = [E::zeroed(); LANES];
+    block[..rest.len()].copy_from_slice(rest);
+    block
+}
+
 /// Adds the partial rows `[parts, columns]` in order into `total`, over or instead of what it
 /// holds. Threads share the columns; each column is one chain of additions.
 pub(crate) fn sum_partial_rows(partial: &[f32], total: &mut [f32], accumulate: bool) {

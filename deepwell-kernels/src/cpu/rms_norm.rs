@@ -8,21 +8,25 @@ use rayon::prelude::*;
 
 use super::element::Element;
 use super::parallel::{
-    LANES, ROWS_PER_CHUNK, chunk_elements, sum_lanes, sum_partial_rows, vectorized,
+    LANES, ROWS_PER_CHUNK, chunk_elements, padded_block, sum_lanes, sum_partial_rows, vectorized,
 };
 
 /// Sum of squares of a row: lane `i % LANES` adds element `i`, then the lanes are added.
 #[inline(always)]
 fn sum_of_squares<E: Element>(row: &[E]) -> f32 {
+    #[inline(always)]
+    fn add_block<E: Element>(lanes: &mut [f32; LANES], block: &[E; LANES]) {
+        for lane in 0..LANES {
+            lanes[lane] += block[lane].to_f32() * block[lane].to_f32();
+        }
+    }
     let mut lanes = [0.0f32; LANES];
     let (blocks, rest) = row.as_chunks::<LANES>();
     for block in blocks {
-        for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane += x.to_f32() * x.to_f32();
-        }
+        add_block(&mut lanes, block);
     }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += x.to_f32() * x.to_f32();
+    if !rest.is_empty() {
+        add_block(&mut lanes, &padded_block(rest));
     }
     sum_lanes(lanes)
 }
@@ -30,17 +34,27 @@ fn sum_of_squares<E: Element>(row: &[E]) -> f32 {
 /// Sum of `dy * weight * x` over a row, in the order of [`sum_of_squares`].
 #[inline(always)]
 fn sum_of_products<E: Element>(dy: &[E], weight: &[E], x: &[E]) -> f32 {
+    #[inline(always)]
+    fn add_block<E: Element>(
+        lanes: &mut [f32; LANES],
+        dy: &[E; LANES],
+        weight: &[E; LANES],
+        x: &[E; LANES],
+    ) {
+        for lane in 0..LANES {
+            lanes[lane] += dy[lane].to_f32() * weight[lane].to_f32() * x[lane].to_f32();
+        }
+    }
     let mut lanes = [0.0f32; LANES];
     let (dy_blocks, dy_rest) = dy.as_chunks::<LANES>();
     let (weight_blocks, weight_rest) = weight.as_chunks::<LANES>();
     let (x_blocks, x_rest) = x.as_chunks::<LANES>();
     for ((dy, weight), x) in dy_blocks.iter().zip(weight_blocks).zip(x_blocks) {
-        for lane in 0..LANES {
-            lanes[lane] += dy[lane].to_f32() * weight[lane].to_f32() * x[lane].to_f32();
-        }
+        add_block(&mut lanes, dy, weight, x);
     }
-    for (((lane, &dy), &weight), &x) in lanes.iter_mut().zip(dy_rest).zip(weight_rest).zip(x_rest) {
-        *lane += dy.to_f32() * weight.to_f32() * x.to_f32();
+    if !x_rest.is_empty() {
+        let dy = padded_block(dy_rest);
+        add_block(&mut lanes, &dy, &padded_block(weight_rest), &padded_block(x_rest));
     }
     sum_lanes(lanes)
 }

@@ -221,11 +221,7 @@ impl KernelCatalog for CpuCatalog {
     }
 }
 
-fn rejection(
-    spec: &CpuKernelSpec,
-    request: &KernelRequest<'_>,
-    target: &Target,
-) -> Option<String> {
+fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target) -> Option<String> {
     if target.arch != "cpu" {
         return Some(format!("runs on a cpu, not on {}", target.arch));
     }

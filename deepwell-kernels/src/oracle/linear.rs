@@ -3,7 +3,7 @@
 /// `y = x w^T + bias`: `x` `[rows, inputs]`, `w` `[outputs, inputs]`, `bias` `[outputs]`, `y`
 /// `[rows, outputs]`.
 pub fn forward(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec<f64> {
-    let outputs = if inputs == 0 { 0 } else { w.len() / inputs };
+    let outputs = w.len().checked_div(inputs).unwrap_or(0);
     let mut y = Vec::new();
     for x in x.chunks_exact(inputs.max(1)) {
         for output in 0..outputs {
@@ -17,7 +17,7 @@ pub fn forward(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec
 
 /// `dx = dy w`: `dy` `[rows, outputs]`, `w` `[outputs, inputs]`, `dx` `[rows, inputs]`.
 pub fn data_gradient(dy: &[f64], w: &[f64], inputs: usize) -> Vec<f64> {
-    let outputs = if inputs == 0 { 0 } else { w.len() / inputs };
+    let outputs = w.len().checked_div(inputs).unwrap_or(0);
     let mut dx = Vec::new();
     for dy in dy.chunks_exact(outputs.max(1)) {
         for input in 0..inputs {

@@ -6,11 +6,7 @@ use super::{KernelError, Operands, Run, by_float};
 use crate::cpu::attention::{AttentionShape, attention_backward_on, attention_forward_on};
 
 /// The kernel's shape of a call.
-pub(crate) fn attention_shape(
-    heads: &AttentionHeads,
-    batch: usize,
-    seq: usize,
-) -> AttentionShape {
+pub(crate) fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) -> AttentionShape {
     AttentionShape {
         batch,
         seq,
@@ -22,10 +18,7 @@ pub(crate) fn attention_shape(
     }
 }
 
-pub(super) fn forward(
-    operands: &Operands<'_>,
-    heads: &AttentionHeads,
-) -> Result<Run, KernelError> {
+pub(super) fn forward(operands: &Operands<'_>, heads: &AttentionHeads) -> Result<Run, KernelError> {
     let shape = attention_shape(heads, operands.program.batch, operands.program.seq);
     let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>());
     by_float!(operands, 0, E => {

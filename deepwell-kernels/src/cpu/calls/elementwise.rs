@@ -8,11 +8,7 @@ use crate::cpu::cast::cast as cast_kernel;
 use crate::cpu::rope::{RopeShape, rope_backward, rope_forward, rope_tables};
 use crate::cpu::swiglu::{swiglu_backward as swiglu_backward_kernel, swiglu_forward};
 
-pub(super) fn rope(
-    operands: &Operands<'_>,
-    op: &Rope,
-    backward: bool,
-) -> Result<Run, KernelError> {
+pub(super) fn rope(operands: &Operands<'_>, op: &Rope, backward: bool) -> Result<Run, KernelError> {
     let seq = operands.program.seq;
     let shape = RopeShape { heads: op.heads, head_dim: op.head_dim, seq };
     let factor = op.attention_factor;
@@ -22,7 +18,9 @@ pub(super) fn rope(
         let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(1)?);
         Ok(Box::new(move |arena| {
             // A few thousand sines: less work than a pass over one head's queries.
-            let (cos, sin) = tables.of(arena).split_at_mut(seq * frequencies.len());
+            // The workspace is as long as a micro-batch, the tables only as one sequence.
+            let numbers = seq * frequencies.len();
+            let (cos, sin) = tables.of(arena)[..2 * numbers].split_at_mut(numbers);
             rope_tables(&frequencies, seq, cos, sin);
             if factor != 1.0 {
                 cos.iter_mut().chain(sin.iter_mut()).for_each(|value| *value *= factor);

@@ -12,8 +12,8 @@ mod quantize;
 
 pub(crate) use attention::attention_shape;
 use bytemuck::Pod;
-pub use quantize::decode_statistics;
 use deepwell_ir::{Call, DType, Op, Program};
+pub use quantize::decode_statistics;
 
 use super::arena::{Arena, In, Out};
 use super::gemm::Tier;
@@ -30,8 +30,7 @@ pub(crate) struct CpuCall {
 
 impl CpuCall {
     pub(crate) fn run(&self, arena: &Arena) -> Result<(), KernelError> {
-        (self.run)(arena)
-            .map_err(|what| KernelError::Run { call: self.name.clone(), what })
+        (self.run)(arena).map_err(|what| KernelError::Run { call: self.name.clone(), what })
     }
 }
 
