@@ -14,7 +14,7 @@ use super::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 /// use half::bf16;
 ///
 /// let mut narrow = [bf16::ZERO; 3];
-/// cast(&[1.0f32, -0.1, 1e39], &mut narrow);
+/// cast(&[1.0f32, -0.1, 3.4e38], &mut narrow);
 /// assert_eq!(narrow, [bf16::ONE, bf16::from_f32(-0.1), bf16::INFINITY]);
 /// ```
 ///
