@@ -100,9 +100,10 @@ struct InBf16 {
 
 impl fmt::Display for Predicted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.micro_batches == 1 { "" } else { "es" };
         writeln!(
             f,
-            "{} micro-batches of {}, recompute {}",
+            "{} micro-batch{plural} of {}, recompute {}",
             self.micro_batches, self.micro_batch, self.recompute
         )?;
         write!(f, "{}", self.prediction)?;

@@ -1,6 +1,6 @@
 //! `deepwell plan`.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
@@ -113,11 +113,10 @@ impl fmt::Display for Explained {
             f.write_str("  none: there was one candidate\n")?;
         }
         f.write_str("\nkernels not taken\n")?;
-        let mut unopposed = String::new();
+        let mut first_choices = 0;
         for kind in &self.kernels {
             if kind.rejected.is_empty() {
-                let comma = if unopposed.is_empty() { "" } else { ", " };
-                write!(unopposed, "{comma}{}", kind.op)?;
+                first_choices += 1;
                 continue;
             }
             writeln!(f, "  {} ({} calls), taken: {}", kind.op, kind.calls, kind.kernel)?;
@@ -125,9 +124,11 @@ impl fmt::Display for Explained {
                 writeln!(f, "    {rejected}")?;
             }
         }
-        if !unopposed.is_empty() {
-            writeln!(f, "  first choice: {unopposed}")?;
-        }
+        writeln!(
+            f,
+            "  {first_choices} of {} kinds of calls got their first choice",
+            self.kernels.len()
+        )?;
         Ok(())
     }
 }
