@@ -1,8 +1,9 @@
-//! Speed of quantization of a 4096 x 4096 matrix on one core, beside that of copying memory:
-//! `cargo bench -p deepwell-precision`.
+//! Speed of quantization on one core, of a 4096 x 4096 matrix in memory and of a 512 x 512 one in
+//! cache, beside that of copying memory:
+//! `cargo bench -p deepwell-precision`; words behind `--` choose the lines that contain them all.
 //!
 //! `read` counts the bytes of the source alone, `moved` what is read and written; `floor` is how
-//! long the copy of as many bytes would take, measured here with a copy of 64 MiB.
+//! long the copy of as many bytes would take, measured here with a copy of the f32 source.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,8 +14,6 @@ use deepwell_precision::{
 };
 use half::bf16;
 
-const ROWS: usize = 4096;
-const COLS: usize = 4096;
 const REPEATS: usize = 15;
 
 fn main() {
@@ -28,13 +27,19 @@ fn main() {
         std::process::exit(1);
     }
 
-    let wide: Vec<f32> = (0..ROWS * COLS as usize).map(noise).collect();
+    println!("one thread, best of {REPEATS}");
+    measure_all(4096, 4096);
+    measure_all(512, 512);
+}
+
+fn measure_all(rows: usize, cols: usize) {
+    let len = rows * cols;
+    let wide: Vec<f32> = (0..len).map(noise).collect();
     let narrow: Vec<bf16> = wide.iter().map(|&x| bf16::from_f32(x)).collect();
-    let mut copy = vec![0.0_f32; ROWS * COLS];
+    let mut copy = vec![0.0_f32; len];
     let copy_s = time_s(|| black_box(&mut copy).copy_from_slice(black_box(&wide)));
     let copy_bytes_per_s = (2 * size_of_val(&wide[..])) as f64 / copy_s;
-    println!("one thread, best of {REPEATS}, {ROWS} x {COLS}");
-    println!("copy: {:.2} GB/s read and written", copy_bytes_per_s / 1e9);
+    println!("{rows} x {cols}; copy: {:.2} GB/s read and written", copy_bytes_per_s / 1e9);
 
     let default = MxSpec::default();
     for (name, spec) in [
@@ -44,51 +49,73 @@ fn main() {
         ("e4m3 rceil 32x32", MxSpec { block: BlockShape::Square, ..default }),
         ("e5m2 rceil 32", MxSpec { element: ElementFormat::E5M2, ..default }),
     ] {
-        measure(&format!("f32  {name}"), &wide, spec, copy_bytes_per_s);
-        measure(&format!("bf16 {name}"), &narrow, spec, copy_bytes_per_s);
+        measure(&format!("f32  {name}"), &wide, (rows, cols), spec, copy_bytes_per_s);
+        measure(&format!("bf16 {name}"), &narrow, (rows, cols), spec, copy_bytes_per_s);
     }
 
-    let mut data = vec![0; ROWS * COLS];
-    let mut scales = vec![0; scales_len(ROWS, COLS)];
-    quantize_rows(&wide, ROWS, COLS, &default, &mut data, &mut scales).expect("fits");
+    let mut data = vec![0; len];
+    let mut scales = vec![0; scales_len(rows, cols)];
+    quantize_rows(&wide, rows, cols, &default, &mut data, &mut scales).expect("fits");
     let mut out = narrow;
     let element = ElementFormat::E4M3;
-    let s =
-        time_s(|| dequantize_rows(&data, &scales, ROWS, COLS, element, &mut out).expect("fits"));
     let moved = data.len() + scales.len() + size_of_val(&out[..]);
-    report("dequantize to bf16", s, data.len(), moved, copy_bytes_per_s);
-    let s =
-        time_s(|| dequantize_rows(&data, &scales, ROWS, COLS, element, &mut copy).expect("fits"));
+    report("dequantize to bf16", data.len(), moved, copy_bytes_per_s, || {
+        dequantize_rows(&data, &scales, rows, cols, element, &mut out).expect("fits");
+    });
     let moved = data.len() + scales.len() + size_of_val(&copy[..]);
-    report("dequantize to f32", s, data.len(), moved, copy_bytes_per_s);
+    report("dequantize to f32", data.len(), moved, copy_bytes_per_s, || {
+        dequantize_rows(&data, &scales, rows, cols, element, &mut copy).expect("fits");
+    });
 }
 
 /// All three directions of one source.
-fn measure<S: Source>(name: &str, src: &[S], spec: MxSpec, copy_bytes_per_s: f64) {
-    let len = ROWS * COLS;
+fn measure<S: Source>(
+    name: &str,
+    src: &[S],
+    shape: (usize, usize),
+    spec: MxSpec,
+    copy_bytes_per_s: f64,
+) {
+    let (rows, cols) = shape;
+    let len = rows * cols;
     let (mut data, mut data_t) = (vec![0; len], vec![0; len]);
-    let mut scales = vec![0; scales_len(ROWS, COLS)];
-    let mut scales_t = vec![0; scales_len(COLS, ROWS)];
+    let mut scales = vec![0; scales_len(rows, cols)];
+    let mut scales_t = vec![0; scales_len(cols, rows)];
     let read = size_of_val(src);
     let written = len + scales.len();
 
-    let s = time_s(|| quantize_rows(src, ROWS, COLS, &spec, &mut data, &mut scales).expect("fits"));
-    report(&format!("{name} rows"), s, read, read + written, copy_bytes_per_s);
-    let s = time_s(|| {
-        quantize_columns(src, ROWS, COLS, &spec, &mut data_t, &mut scales_t).expect("fits")
+    report(&format!("{name} rows"), read, read + written, copy_bytes_per_s, || {
+        quantize_rows(src, rows, cols, &spec, &mut data, &mut scales).expect("fits")
     });
-    report(&format!("{name} columns"), s, read, read + written, copy_bytes_per_s);
-    let s = time_s(|| {
+    report(&format!("{name} columns"), read, read + written, copy_bytes_per_s, || {
+        quantize_columns(src, rows, cols, &spec, &mut data_t, &mut scales_t).expect("fits")
+    });
+    report(&format!("{name} both"), read, read + 2 * written, copy_bytes_per_s, || {
         let by_row = (&mut data[..], &mut scales[..]);
         let by_column = (&mut data_t[..], &mut scales_t[..]);
-        quantize_both(src, ROWS, COLS, &spec, by_row, by_column).expect("fits")
+        quantize_both(src, rows, cols, &spec, by_row, by_column).expect("fits")
     });
-    report(&format!("{name} both"), s, read, read + 2 * written, copy_bytes_per_s);
 }
 
-fn report(name: &str, s: f64, read: usize, moved: usize, copy_bytes_per_s: f64) {
+/// Whether the words on the command line ask for this line.
+fn is_wanted(name: &str) -> bool {
+    std::env::args().skip(1).all(|word| word.starts_with('-') || name.contains(&word))
+}
+
+/// Times `work` and prints a line.
+fn report<T>(
+    name: &str,
+    read: usize,
+    moved: usize,
+    copy_bytes_per_s: f64,
+    work: impl FnMut() -> T,
+) {
+    if !is_wanted(name) {
+        return;
+    }
+    let s = time_s(work);
     println!(
-        "{name:28} {:7.2} ms  read {:6.2} GB/s  moved {:6.2} GB/s  floor {:6.2} ms",
+        "{name:28} {:8.3} ms  read {:6.2} GB/s  moved {:6.2} GB/s  floor {:7.3} ms",
         s * 1e3,
         read as f64 / s / 1e9,
         moved as f64 / s / 1e9,

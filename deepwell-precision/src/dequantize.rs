@@ -1,7 +1,11 @@
 //! From codes and scales back to numbers.
 
+use pulp::NullaryFnOnce;
+
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
+use crate::simd::Level;
+use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BLOCK, ElementFormat, Target, e4m3, e5m2, e8m0};
 
 /// Writes the values of a quantized matrix: `out[r, c] = decode(data[r, c]) * 2^(scale - 127)`.
@@ -29,17 +33,124 @@ pub fn dequantize_rows<T: Target>(
     shape.expect("data", rows * cols, data.len())?;
     shape.expect("scales", scales_len(rows, cols), scales.len())?;
     shape.expect("out", rows * cols, out.len())?;
-    let blocks = cols.div_ceil(BLOCK);
-    for row in 0..rows {
-        for col in 0..cols {
-            let code = data[row * cols + col];
-            let value = match element {
-                ElementFormat::E4M3 => e4m3::decode(code),
-                ElementFormat::E5M2 => e5m2::decode(code),
-            };
-            let scale = e8m0::decode(scales[row * blocks + col / BLOCK]);
-            out[row * cols + col] = T::from_f32(value * scale);
-        }
+    if !out.is_empty() {
+        Task { data, scales, cols, element, out }.run();
     }
     Ok(())
+}
+
+/// Whole rows of a quantized matrix, and where their values go.
+struct Task<'a, T> {
+    data: &'a [u8],
+    scales: &'a [u8],
+    cols: usize,
+    element: ElementFormat,
+    out: &'a mut [T],
+}
+
+impl<T: Target> Task<'_, T> {
+    /// Halves the rows until tasks are small, then runs the kernel.
+    fn run(self) {
+        let Self { data, scales, cols, element, out } = self;
+        let rows = data.len() / cols;
+        if rows == 1 || data.len() <= ELEMENTS_PER_TASK {
+            return Level::Native.run(Task { data, scales, cols, element, out });
+        }
+        let half = rows / 2;
+        let (data, data_rest) = data.split_at(half * cols);
+        let (scales, scales_rest) = scales.split_at(half * cols.div_ceil(BLOCK));
+        let (out, out_rest) = out.split_at_mut(half * cols);
+        join(
+            || Task { data, scales, cols, element, out }.run(),
+            || {
+                Task { data: data_rest, scales: scales_rest, cols, element, out: out_rest }.run();
+            },
+        );
+    }
+
+    #[inline(always)]
+    fn kernel(self, decode: impl Fn(u8) -> f32 + Copy) {
+        let cols = self.cols;
+        let rows = self
+            .data
+            .chunks_exact(cols)
+            .zip(self.scales.chunks_exact(cols.div_ceil(BLOCK)))
+            .zip(self.out.chunks_exact_mut(cols));
+        for ((data, scales), out) in rows {
+            let (data, data_tail) = data.as_chunks::<BLOCK>();
+            let (out, out_tail) = out.as_chunks_mut::<BLOCK>();
+            for ((data, out), &scale) in data.iter().zip(out).zip(scales) {
+                let scale = e8m0::decode(scale);
+                for i in 0..BLOCK {
+                    out[i] = T::from_f32(decode(data[i]) * scale);
+                }
+            }
+            if let Some(&scale) = scales.last() {
+                let scale = e8m0::decode(scale);
+                for (out, &code) in out_tail.iter_mut().zip(data_tail) {
+                    *out = T::from_f32(decode(code) * scale);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Target> NullaryFnOnce for Task<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        match self.element {
+            ElementFormat::E4M3 => self.kernel(decode_e4m3),
+            ElementFormat::E5M2 => self.kernel(decode_e5m2),
+        }
+    }
+}
+
+/// [`e4m3::decode`] without branches. Bits above the fraction move to their place in f32; the
+/// exponent of a subnormal is taken as if it were one binade lower than the smallest normal, and
+/// subtracting its implicit one leaves half of the value.
+#[inline(always)]
+fn decode_e4m3(code: u8) -> f32 {
+    const OFFSET: u32 = (127 - e4m3::BIAS as u32) << 23;
+    let magnitude = u32::from(code & 0x7F);
+    let shifted = f32::from_bits((magnitude << (23 - e4m3::MANTISSA_BITS)) + OFFSET);
+    let half = shifted - f32::from_bits(OFFSET);
+    let value = if magnitude < 1 << e4m3::MANTISSA_BITS { half + half } else { shifted };
+    let bits = if magnitude == u32::from(e4m3::CODE_NAN) { NAN_BITS } else { value.to_bits() };
+    f32::from_bits(bits | (u32::from(code & 0x80) << 24))
+}
+
+/// [`e5m2::decode`] without branches, likewise.
+#[inline(always)]
+fn decode_e5m2(code: u8) -> f32 {
+    const OFFSET: u32 = (127 - e5m2::BIAS as u32) << 23;
+    const INFINITY: u32 = e5m2::CODE_MAX as u32 + 1;
+    let magnitude = u32::from(code & 0x7F);
+    let shifted = f32::from_bits((magnitude << (23 - e5m2::MANTISSA_BITS)) + OFFSET);
+    let half = shifted - f32::from_bits(OFFSET);
+    let value = if magnitude < 1 << e5m2::MANTISSA_BITS { half + half } else { shifted };
+    let beyond = if magnitude == INFINITY { f32::INFINITY.to_bits() } else { NAN_BITS };
+    let bits = if magnitude >= INFINITY { beyond } else { value.to_bits() };
+    f32::from_bits(bits | (u32::from(code & 0x80) << 24))
+}
+
+/// A quiet NaN.
+const NAN_BITS: u32 = 0x7FC0_0000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoders_without_branches() {
+        for code in 0..=u8::MAX {
+            for (got, expected) in
+                [(decode_e4m3(code), e4m3::decode(code)), (decode_e5m2(code), e5m2::decode(code))]
+            {
+                assert_eq!(got.is_nan(), expected.is_nan(), "{code:#04x}");
+                assert!(got.is_nan() || got.to_bits() == expected.to_bits(), "{code:#04x}");
+            }
+        }
+    }
 }

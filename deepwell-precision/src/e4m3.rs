@@ -23,9 +23,9 @@ pub const CODE_NAN: u8 = minifloat::CODE_NAN;
 /// Largest finite value.
 pub const MAX: f32 = 448.0;
 /// Smallest positive normal value, 2^(1 - bias).
-pub const MIN_NORMAL: f32 = 0.015625;
+pub const MIN_NORMAL: f32 = 1.0 / 64.0;
 /// Smallest positive value; what is at most half of it rounds to zero.
-pub const MIN_SUBNORMAL: f32 = 0.001953125;
+pub const MIN_SUBNORMAL: f32 = 1.0 / 512.0;
 
 const LAYOUT: Layout = Layout {
     mantissa_bits: MANTISSA_BITS,

@@ -23,9 +23,9 @@ pub const CODE_NAN: u8 = minifloat::CODE_NAN;
 /// Largest finite value.
 pub const MAX: f32 = 57344.0;
 /// Smallest positive normal value, 2^(1 - bias).
-pub const MIN_NORMAL: f32 = 0.00006103515625;
+pub const MIN_NORMAL: f32 = 1.0 / 16384.0;
 /// Smallest positive value; what is at most half of it rounds to zero.
-pub const MIN_SUBNORMAL: f32 = 0.0000152587890625;
+pub const MIN_SUBNORMAL: f32 = 1.0 / 65536.0;
 
 const LAYOUT: Layout = Layout {
     mantissa_bits: MANTISSA_BITS,

@@ -273,3 +273,19 @@ fn rceil_uses_the_whole_range_and_no_more() {
         assert!(scaled > 224.0 && scaled <= 448.0, "{amax:e} scaled to {scaled}");
     }
 }
+
+/// Dividing and multiplying by the reciprocal differ in the quotient, not in the scale. One binade
+/// stands for all normal ones: both operations scale with powers of two.
+#[test]
+fn rceil_by_reciprocal_is_the_same_for_all_fractions() {
+    let reciprocal = 1.0_f32 / 448.0;
+    let mut quotients_that_differ = 0;
+    for fraction in 0..1_u32 << 23 {
+        let amax = f32::from_bits(127 << 23 | fraction);
+        let product = amax * reciprocal;
+        quotients_that_differ += u32::from(product != amax / 448.0);
+        let ceil = e8m0::encode(product, Rounding::TowardPositive, Overflow::Saturate);
+        assert_eq!(e8m0::from_amax(amax, ScaleRule::Rceil), ceil, "{amax:e}");
+    }
+    assert!(quotients_that_differ > 0, "otherwise this shows nothing");
+}

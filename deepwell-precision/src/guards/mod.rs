@@ -48,7 +48,8 @@ const EVENTS_MAX: usize = 10_000;
 /// assert_eq!(guards.in_fallback(), [0]);
 /// assert_eq!(
 ///     guards.events()[0].reason,
-///     "50.000 % of the elements of a tensor underflowed to zero, more than 5.000 %, 3 steps in a row"
+///     "50.000 % of the elements of a tensor underflowed to zero, more than 5.000 %, \
+///      3 steps in a row"
 /// );
 /// # Ok::<(), deepwell_precision::GuardError>(())
 /// ```
@@ -84,8 +85,8 @@ impl Guards {
     }
 
     /// Takes note of what quantizing one tensor of `layer` counted. Call it in execution order: the
-    /// first layer with non-finite values is the one held responsible. An index that [`Guards::new`]
-    /// gave no name for is ignored. Does not allocate.
+    /// first layer with non-finite values is the one held responsible. An index for which
+    /// [`Guards::new`] got no name is ignored. Does not allocate.
     pub fn observe_tensor(&mut self, _step: u64, layer: usize, stats: &QuantStats) {
         let Some(guarded) = self.layers.get_mut(layer) else { return };
         guarded.observe(stats);

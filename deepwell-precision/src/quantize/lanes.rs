@@ -11,7 +11,7 @@
 //! beforehand: it is even, hence leaves ties alone.
 
 use crate::e8m0::ScaleConstants;
-use crate::{ElementFormat, Overflow, QuantStats, Rounding, e4m3, e5m2};
+use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e4m3, e5m2};
 
 /// Bits of f32 infinity. Magnitudes at or above need [`encode_any`].
 pub(super) const INFINITY_BITS: u32 = 0x7F80_0000;
@@ -95,6 +95,15 @@ impl Counters {
         self.underflows = [0; LANES];
         self.saturations = [0; LANES];
     }
+}
+
+/// Largest magnitude of a block, as bits: NaN above infinity above all else.
+#[inline(always)]
+pub(super) fn block_amax<S: Source>(block: &[S; LANES]) -> u32 {
+    // Hidden from the optimizer, which otherwise computes the maxima of sixteen blocks at once by
+    // gathering their elements from sixteen places, at a third of the speed.
+    let block = std::hint::black_box(block);
+    block.iter().fold(0, |amax, x| amax.max(x.to_f32().to_bits() & 0x7FFF_FFFF))
 }
 
 /// Encodes one lane of finite `x` after multiplication by a power of two. The scaled value must

@@ -20,6 +20,7 @@ mod lanes;
 #[cfg(test)]
 mod reference;
 mod rows;
+mod scales;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -27,6 +28,12 @@ mod transpose;
 
 use rows::RowsTask;
 use tile::{ColumnOut, RowOut, RowSlices, STRIPE_ROWS, TILE_COLS, TileTask};
+
+/// Columns that one thread works off from the first row to the last. Each column of the transposed
+/// copy lies on memory pages of its own; of 1024 the processor remembers where they are.
+const BAND_COLS: usize = 1024;
+
+const _: () = assert!(BAND_COLS.is_multiple_of(TILE_COLS));
 
 /// Bytes of the scales of a `rows` x `cols` matrix with blocks along its rows: plain row-major
 /// [rows, ceil(cols / 32)].
@@ -202,9 +209,10 @@ fn columns_at<S: Source>(
     QuantStats { elements: src.len() as u64, ..stats }
 }
 
-/// Row copy, and column copy if asked for, one stripe of rows after the other. A stripe is split
-/// by columns: the column copies of two halves are two halves of a slice, and the row copy falls
-/// into as many slices as the stripe has rows, an array of which fits on the stack.
+/// Row copy, and column copy if asked for. Bands of columns are worked off one after the other,
+/// each stripe by stripe of rows. A stripe is split by columns: the column copies of two halves are
+/// two halves of a slice, and the row copy falls into as many slices as the stripe has rows, an
+/// array of which fits on the stack.
 fn stripes<S: Source>(
     level: Level,
     src: &[S],
@@ -215,32 +223,45 @@ fn stripes<S: Source>(
     mut column_out: Option<ColumnOut<'_>>,
 ) -> QuantStats {
     let mut stats = QuantStats::default();
-    if src.is_empty() {
-        return stats;
-    }
-    let stripe_data = data.chunks_mut(STRIPE_ROWS * cols);
-    let stripe_scales = scales.chunks_mut(STRIPE_ROWS * cols.div_ceil(BLOCK));
-    for (index, (data, scales)) in stripe_data.zip(stripe_scales).enumerate() {
-        let row = index * STRIPE_ROWS;
-        let mut data = data.chunks_exact_mut(cols);
-        let mut scales = scales.chunks_exact_mut(cols.div_ceil(BLOCK));
-        let row_out = RowOut {
-            data: std::array::from_fn(|_| data.next().unwrap_or_default()),
-            scales: std::array::from_fn(|_| scales.next().unwrap_or_default()),
-        };
-        let task = TileTask {
-            src,
-            rows,
-            cols,
-            row_range: (row, (row + STRIPE_ROWS).min(rows)),
-            col_range: (0, cols),
-            spec,
-            row_out: Some(row_out),
-            column_out: column_out
-                .as_mut()
-                .map(|out| ColumnOut { data_t: &mut *out.data_t, scales_t: &mut *out.scales_t }),
-        };
-        stats.merge(&split_columns(level, task));
+    let band_cols = BAND_COLS * threads();
+    let blocks = cols.div_ceil(BLOCK);
+    for col in (0..if rows == 0 { 0 } else { cols }).step_by(band_cols) {
+        let col_end = (col + band_cols).min(cols);
+        for row in (0..rows).step_by(STRIPE_ROWS) {
+            let row_end = (row + STRIPE_ROWS).min(rows);
+            let data = &mut data[row * cols..row_end * cols];
+            let scales = &mut scales[row * blocks..row_end * blocks];
+            let mut data = data.chunks_exact_mut(cols);
+            let mut scales = scales.chunks_exact_mut(blocks);
+            let row_out = RowOut {
+                data: std::array::from_fn(|_| match data.next() {
+                    Some(row) => &mut row[col..col_end],
+                    None => Default::default(),
+                }),
+                scales: std::array::from_fn(|_| match scales.next() {
+                    Some(row) => &mut row[col / BLOCK..col_end.div_ceil(BLOCK)],
+                    None => Default::default(),
+                }),
+            };
+            let column_out = column_out.as_mut().map(|out| {
+                let row_blocks = rows.div_ceil(BLOCK);
+                ColumnOut {
+                    data_t: &mut out.data_t[col * rows..col_end * rows],
+                    scales_t: &mut out.scales_t[col * row_blocks..col_end * row_blocks],
+                }
+            });
+            let task = TileTask {
+                src,
+                rows,
+                cols,
+                row_range: (row, row_end),
+                col_range: (col, col_end),
+                spec,
+                row_out: Some(row_out),
+                column_out,
+            };
+            stats.merge(&split_columns(level, task));
+        }
     }
     stats
 }
@@ -250,7 +271,8 @@ fn split_columns<S: Source>(level: Level, task: TileTask<'_, S>) -> QuantStats {
     let (start, end) = task.col_range;
     let tiles = (end - start).div_ceil(TILE_COLS);
     let elements = (task.row_range.1 - task.row_range.0) * (end - start);
-    if tiles == 1 || elements <= ELEMENTS_PER_TASK || threads() == 1 {
+    let small = end - start <= BAND_COLS && (elements <= ELEMENTS_PER_TASK || threads() == 1);
+    if tiles == 1 || small {
         return level.run(task);
     }
     let middle_cols = tiles / 2 * TILE_COLS;

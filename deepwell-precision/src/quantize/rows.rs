@@ -3,7 +3,8 @@
 use pulp::NullaryFnOnce;
 
 use super::lanes::{
-    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, encode_any, encode_block, survey_any,
+    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any, encode_block,
+    survey_any,
 };
 use crate::e8m0::{self, finite_scale};
 use crate::simd::Level;
@@ -167,12 +168,6 @@ fn segment<S: Source, E: Element, const CLIP: bool>(
         }
         encode_block::<E, CLIP>(&x, reciprocal, out, counters);
     }
-}
-
-/// Largest magnitude of a block, as bits: NaN above infinity above all else.
-#[inline(always)]
-fn block_amax<S: Source>(block: &[S; BLOCK]) -> u32 {
-    block.iter().fold(0, |amax, x| amax.max(x.to_f32().to_bits() & 0x7FFF_FFFF))
 }
 
 /// [`segment`] with NaN or infinities in it.

@@ -15,10 +15,11 @@
 use pulp::NullaryFnOnce;
 
 use super::lanes::{
-    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, encode_any, encode_lanes, survey_any,
+    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any, encode_lanes,
+    survey_any,
 };
+use super::scales::{any_scales, finite_scales};
 use super::transpose::{Words, transpose_8_rows};
-use crate::e8m0::{self, finite_scale};
 use crate::{BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source};
 
 /// Columns of a tile.
@@ -301,7 +302,7 @@ fn scales_of_rows<E: Element, const G: usize>(
 ) {
     for (values, amax) in scratch.values.iter().zip(&mut scratch.row_amax) {
         for (block, amax) in values.as_chunks::<BLOCK>().0.iter().zip(amax.iter_mut()) {
-            *amax = block.iter().fold(0, |a: u32, x| a.max(x.to_bits() & 0x7FFF_FFFF));
+            *amax = block_amax(block);
         }
         if G == 128 {
             *amax = [amax[0].max(amax[1]).max(amax[2].max(amax[3])); TILE_BLOCKS];
@@ -316,44 +317,6 @@ fn scales_of_rows<E: Element, const G: usize>(
         any_scales::<E>(amax, rule, codes, reciprocals)
     };
     totals.scale_clamps += clamps / (G / BLOCK) as u64;
-}
-
-/// Scales and factors of many amax; returns how many were clamped.
-#[inline(always)]
-fn finite_scales<E: Element>(
-    amax: &[u32],
-    rule: ScaleRule,
-    codes: &mut [u8],
-    reciprocals: &mut [f32],
-) -> u64 {
-    let mut clamps = 0_u32;
-    for ((&amax, code), reciprocal) in amax.iter().zip(codes).zip(reciprocals) {
-        let scale = finite_scale(amax, E::CONSTANTS, rule);
-        *code = scale.code as u8;
-        // A finite amax has a scale of at most 2^120, so this is a normal number.
-        *reciprocal = f32::from_bits((254 - scale.code) << 23);
-        clamps += u32::from(scale.clamped);
-    }
-    u64::from(clamps)
-}
-
-/// [`finite_scales`] with NaN or infinities among them.
-#[inline(never)]
-#[cold]
-fn any_scales<E: Element>(
-    amax: &[u32],
-    rule: ScaleRule,
-    codes: &mut [u8],
-    reciprocals: &mut [f32],
-) -> u64 {
-    let mut clamps = 0;
-    for ((&amax, code), reciprocal) in amax.iter().zip(codes).zip(reciprocals) {
-        *code = e8m0::from_amax_for(f32::from_bits(amax), E::FORMAT, rule);
-        *reciprocal = e8m0::reciprocal(*code);
-        let clamped = amax < INFINITY_BITS && finite_scale(amax, E::CONSTANTS, rule).clamped;
-        clamps += u64::from(clamped);
-    }
-    clamps
 }
 
 /// Step 3 for blocks along rows.
@@ -376,20 +339,33 @@ fn encode_rows<E: Element, const CLIP: bool, const G: usize>(
         let values = scratch.values[i].as_chunks::<BLOCK>().0;
         let reciprocals = &scratch.row_reciprocals[i];
         let data = &mut out.data[row][col..col + at.width];
-        let mut codes = [0; TILE_COLS];
-        let blocks = values.iter().zip(codes.as_chunks_mut::<BLOCK>().0).zip(reciprocals);
-        for ((values, codes), &reciprocal) in blocks {
-            let reciprocals = [reciprocal; BLOCK];
-            if finite {
-                encode_lanes::<E, CLIP>(values, &reciprocals, codes, counters);
-            } else {
-                encode_any::<E>(values, &reciprocals, CLIP, codes, &mut counters.totals);
-            }
-        }
+        // Straight to their place where a whole tile fits: a copy of bytes just written would wait
+        // for them to leave the store buffer.
         if let Ok(data) = <&mut [u8; TILE_COLS]>::try_from(&mut *data) {
-            *data = codes;
+            encode_row::<E, CLIP>(values, finite, reciprocals, data, counters);
         } else {
+            let mut codes = [0; TILE_COLS];
+            encode_row::<E, CLIP>(values, finite, reciprocals, &mut codes, counters);
             data.copy_from_slice(&codes[..at.width]);
+        }
+    }
+}
+
+#[inline(always)]
+fn encode_row<E: Element, const CLIP: bool>(
+    values: &[[f32; BLOCK]],
+    finite: bool,
+    reciprocals: &[f32; TILE_BLOCKS],
+    codes: &mut [u8; TILE_COLS],
+    counters: &mut Counters,
+) {
+    let blocks = values.iter().zip(codes.as_chunks_mut::<BLOCK>().0).zip(reciprocals);
+    for ((values, codes), &reciprocal) in blocks {
+        let reciprocals = [reciprocal; BLOCK];
+        if finite {
+            encode_lanes::<E, CLIP>(values, &reciprocals, codes, counters);
+        } else {
+            encode_any::<E>(values, &reciprocals, CLIP, codes, &mut counters.totals);
         }
     }
 }
@@ -431,9 +407,9 @@ fn store_square_rows(
     let col = at.col - task_col;
     let width_blocks = at.width.div_ceil(BLOCK);
     let scales: [u8; TILE_BLOCKS] = std::array::from_fn(|block| column_scales[block * BLOCK]);
-    for i in 0..at.height {
+    for (i, codes) in codes.iter().take(at.height).enumerate() {
         let row = at.in_stripe + i;
-        out.data[row][col..col + at.width].copy_from_slice(&codes[i].as_bytes()[..at.width]);
+        out.data[row][col..col + at.width].copy_from_slice(&codes.as_bytes()[..at.width]);
         out.scales[row][col / BLOCK..col / BLOCK + width_blocks]
             .copy_from_slice(&scales[..width_blocks]);
     }

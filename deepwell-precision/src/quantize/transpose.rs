@@ -25,8 +25,9 @@ pub(super) fn transpose_8_rows(rows: &[Words; 8], columns: &mut [Words; 128], wo
         // Lane l of `square[r]` holds row r of the l-th square; byte c of it is column c.
         let mut square = [[0_u64; 8]; 8];
         for r in 0..8 {
-            for l in 0..8 {
-                square[r][l] = u64::from_le(rows[r].0[half * 8 + l]);
+            let words = &rows[r].0[half * 8..half * 8 + 8];
+            for (lane, &word) in square[r].iter_mut().zip(words) {
+                *lane = u64::from_le(word);
             }
         }
         swap_off_diagonal::<1>(&mut square, 0x00FF_00FF_00FF_00FF);
@@ -47,10 +48,11 @@ fn swap_off_diagonal<const SIZE: usize>(square: &mut [[u64; 8]; 8], mask: u64) {
         // The rows without the bit SIZE: 0 2 4 6, 0 1 4 5, 0 1 2 3.
         let upper = pair / SIZE * 2 * SIZE + pair % SIZE;
         let lower = upper + SIZE;
-        for l in 0..8 {
-            let moved = ((square[upper][l] >> (8 * SIZE)) ^ square[lower][l]) & mask;
-            square[lower][l] ^= moved;
-            square[upper][l] ^= moved << (8 * SIZE);
+        let (above, below) = square.split_at_mut(lower);
+        for (upper, lower) in above[upper].iter_mut().zip(&mut below[0]) {
+            let moved = ((*upper >> (8 * SIZE)) ^ *lower) & mask;
+            *lower ^= moved;
+            *upper ^= moved << (8 * SIZE);
         }
     }
 }
