@@ -106,10 +106,8 @@ mod tests {
     use super::*;
 
     fn check(lifetimes: &[(usize, usize, usize)], bytes: usize) {
-        let lifetimes: Vec<Lifetime> = lifetimes
-            .iter()
-            .map(|&(bytes, first, last)| Lifetime { bytes, first, last })
-            .collect();
+        let lifetimes: Vec<Lifetime> =
+            lifetimes.iter().map(|&(bytes, first, last)| Lifetime { bytes, first, last }).collect();
         assert_eq!(pack(&lifetimes).bytes, bytes);
     }
 

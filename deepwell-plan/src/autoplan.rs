@@ -125,13 +125,13 @@ pub fn autoplan(
 fn micro_batch_candidates(request: &PlanRequest) -> Result<Vec<usize>, PlanError> {
     let global = request.global_batch;
     match request.micro_batch {
-        Some(size) if size > 0 && global % size == 0 => Ok(vec![size]),
+        Some(size) if global.is_multiple_of(size) => Ok(vec![size]),
         Some(size) => Err(PlanError::Request {
             what: "micro-batch",
             expected: format!("a divisor of the batch of {global}"),
             got: size.to_string(),
         }),
-        None => Ok((1..=global).rev().filter(|size| global % size == 0).collect()),
+        None => Ok((1..=global).rev().filter(|size| global.is_multiple_of(*size)).collect()),
     }
 }
 

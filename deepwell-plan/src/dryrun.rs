@@ -120,11 +120,7 @@ impl Roof {
         };
         let compute_s = call.cost.flops as f64 / rate;
         let memory_s = call.cost.bytes() as f64 / self.bytes_per_s;
-        if compute_s > memory_s {
-            (compute_s, Bound::Compute)
-        } else {
-            (memory_s, Bound::Memory)
-        }
+        if compute_s > memory_s { (compute_s, Bound::Compute) } else { (memory_s, Bound::Memory) }
     }
 }
 
@@ -149,9 +145,9 @@ fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
     for call in &program.calls {
         let (time_s, bound) = roof.time(call);
         let compute_bound_s = if bound == Bound::Compute { time_s } else { 0.0 };
-        let known = ops.iter_mut().find(|(op, _)| {
-            op.op == call.op.name() && op.kernel == call.choice.kernel
-        });
+        let known = ops
+            .iter_mut()
+            .find(|(op, _)| op.op == call.op.name() && op.kernel == call.choice.kernel);
         match known {
             Some((op, compute_s)) => {
                 op.calls += 1;

@@ -168,8 +168,7 @@ impl<'a> Lowering<'a> {
             TensorKind::Statistic if is_statistics => MemoryKind::Host,
             TensorKind::Activation | TensorKind::Statistic => MemoryKind::Activations,
         };
-        let is_scalar_input =
-            tensor.kind == TensorKind::Input && tensor.shape.as_fixed().is_some();
+        let is_scalar_input = tensor.kind == TensorKind::Input && tensor.shape.as_fixed().is_some();
         let per_micro_batch = match memory {
             MemoryKind::Activations => true,
             MemoryKind::Host => tensor.kind != TensorKind::Loss && !is_scalar_input,
@@ -255,8 +254,7 @@ impl<'a> Lowering<'a> {
                 OperandType { dtype: value.dtype, shape: value.shape.clone() }
             })
             .collect();
-        let request =
-            KernelRequest { op: &new.op, operands: &types, input_count: new.input_count };
+        let request = KernelRequest { op: &new.op, operands: &types, input_count: new.input_count };
         let selection = self
             .catalog
             .select(&request, self.target)

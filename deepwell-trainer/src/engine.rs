@@ -197,12 +197,25 @@ pub fn compile(
     })
 }
 
+/// Counters of each quantization with the layer that reads its codes: that is the layer which
+/// falls back when they look bad, whoever made the tensor.
 fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
+    let reader_of = |codes: ValueId| {
+        program
+            .calls
+            .iter()
+            .filter(|call| matches!(call.op, Op::MxGemm(_)))
+            .find(|call| call.inputs().iter().any(|operand| operand.value == codes))
+    };
     program
         .calls
         .iter()
         .filter(|call| matches!(call.op, Op::Quantize(_)))
-        .filter_map(|call| Some((call.operands.last()?.value, call.layer? as usize)))
+        .filter_map(|call| {
+            let (statistics, copies) = call.outputs().split_last()?;
+            let reader = copies.iter().find_map(|copy| reader_of(copy.value))?;
+            Some((statistics.value, reader.layer? as usize))
+        })
         .collect()
 }
 

@@ -24,6 +24,12 @@ pub(crate) fn run(
 /// Builds `deepwell` and returns where it is. Cargo's progress goes to the terminal.
 fn build(shell: &Shell) -> Result<PathBuf> {
     let cargo = cargo();
+    // The default corpus is the sources of every locked package, also of those that this build
+    // does not need.
+    cmd!(shell, "{cargo} fetch --locked --quiet")
+        .quiet()
+        .run()
+        .context("the locked packages cannot be fetched; cargo's message is above")?;
     // Cargo itself says where the binary is: the user may have set another target directory.
     let messages = cmd!(
         shell,
