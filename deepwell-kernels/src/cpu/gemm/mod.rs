@@ -164,7 +164,7 @@ const OUTER_BLOCK: usize = 1024;
 /// Alignment of the buffers inside the workspace: one cache line, one 512-bit vector.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The bytes that [`gemm`] and [`gemm_serial`] need for this product, at any number of threads.
+/// The bytes that [`gemm()`] and [`gemm_serial`] need for this product, at any number of threads.
 ///
 /// On the BF16 tiers that is a BF16 copy of at most 1024 rows of each operand (for MXFP8 operands,
 /// which may have to fall back, the F32 tier's need where it is greater); on the F32 tier an `f32`
@@ -213,12 +213,12 @@ pub fn gemm(
     run(tier, m, n, k, a, b, out, workspace, Threads::Pool)
 }
 
-/// [`gemm`] on the calling thread alone, for products inside a task: the same bits, the same
+/// [`gemm()`] on the calling thread alone, for products inside a task: the same bits, the same
 /// workspace, the same errors.
 ///
 /// # Errors
 ///
-/// As [`gemm`].
+/// As [`gemm()`].
 pub fn gemm_serial(
     tier: Tier,
     m: usize,
