@@ -13,8 +13,8 @@
 //! - **RCEIL**: `s = amax / 448` (57344 for E5M2), *divided* in f32 as the cuBLAS documentation has
 //!   it. The scale is the exponent of `s`, one more when its fraction is not zero: the smallest
 //!   power of two that is not below `s`. Multiplying by the rounded reciprocal, as some libraries
-//!   do, gives other quotients but, unless they are subnormal, the same scales (a test goes through
-//!   all fractions). Because the f32 neighbours of 448 * 2^k lie more than half an ulp of `s` apart,
+//!   do, gives other quotients but, unless they are subnormal, the same scales (a test goes
+//!   through all fractions). Because the f32 neighbours of 448 * 2^k lie more than half an ulp of `s` apart,
 //!   no finite amax is ever scaled beyond 448, except that below 448 * 2^-126, where `s` is
 //!   subnormal, it may be by one part in 2^23, which still rounds to 448. So RCEIL never saturates
 //!   finite input.

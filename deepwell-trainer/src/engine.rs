@@ -4,8 +4,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::LlamaConfig;
 use deepwell_ir::ops::Quantize;
 use deepwell_ir::{
-    Graph, Init, MemoryKind, Op, Phase, PrecisionPolicy, Product, Program, Recompute,
-    TensorKind, ValueId,
+    Graph, Init, MemoryKind, Op, Phase, PrecisionPolicy, Product, Program, Recompute, TensorKind,
+    ValueId,
 };
 use deepwell_kernels::{
     CpuBackend, CpuCatalog, Executor, KernelError, LoadedProgram, Observer, cpu_target,

@@ -60,7 +60,10 @@ pub enum TrainError {
         source: std::io::Error,
     },
     /// The checkpoint belongs to another run.
-    #[error("cannot resume from {path}: {what}\nhint: `--out` names another folder", path = path.display())]
+    #[error(
+        "cannot resume from {path}: {what}\nhint: `--out` names another folder",
+        path = path.display()
+    )]
     Resume {
         /// The checkpoint.
         path: PathBuf,

@@ -60,10 +60,7 @@ pub struct RunSummary {
 ///
 /// # Errors
 /// Data that cannot be used.
-pub fn open_data(
-    settings: &Settings,
-    progress: &mut dyn Progress,
-) -> Result<Dataset, TrainError> {
+pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dataset, TrainError> {
     let tokenizer = match &settings.tokenizer {
         Some(path) => Tokenizer::from_file(path)?,
         None => Tokenizer::bytes(),

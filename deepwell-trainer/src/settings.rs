@@ -149,10 +149,7 @@ impl Settings {
         if self.eval_tokens == 0 {
             return fail("eval_tokens", "at least 1", "0".to_string(), None);
         }
-        let rates = [
-            ("learning_rate", self.learning_rate),
-            ("max_grad_norm", self.max_grad_norm),
-        ];
+        let rates = [("learning_rate", self.learning_rate), ("max_grad_norm", self.max_grad_norm)];
         for (setting, value) in rates {
             if !(value.is_finite() && value > 0.0) {
                 return fail(setting, "a positive number", value.to_string(), None);

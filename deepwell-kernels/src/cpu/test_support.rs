@@ -84,7 +84,8 @@ pub(crate) fn assert_close_each<E: Element>(
         let close = got == expected || (got - expected).abs() <= allowed;
         assert!(
             close,
-            "`{name}`[{index}]: got {got:e}, expected {expected:e}, off by {:e}, allowed {allowed:e}",
+            "`{name}`[{index}]: got {got:e}, expected {expected:e}, off by {:e}, \
+             allowed {allowed:e}",
             (got - expected).abs()
         );
     }

@@ -1,3 +1,5 @@
+//! The state machine of the guards as tables.
+
 use super::*;
 use GuardEventKind::{BackToLow, NonFiniteStep, Offence, ProbationPassed, ToBf16};
 

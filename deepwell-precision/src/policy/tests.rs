@@ -1,3 +1,5 @@
+//! Policies: who gets what, and the words of errors.
+
 use super::*;
 
 /// Two blocks of a small model, in execution order.

@@ -192,8 +192,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         settings.seq_len,
         Some(settings.eval_tokens),
     )?;
-    let entropies =
-        reference_entropies(tokens, config.vocab_size as u64, Some(&windows))?;
+    let entropies = reference_entropies(tokens, config.vocab_size as u64, Some(&windows))?;
     std::fs::create_dir_all(&options.out).map_err(TrainError::io(&options.out))?;
 
     let bf16 = Settings { precision: "bf16".to_string(), policy: None, ..settings.clone() };

@@ -45,11 +45,7 @@ fn named(runs: &[FinishedRun], curve: impl Fn(&FinishedRun) -> Vec<(f64, f64)>) 
 }
 
 /// The whole page.
-pub(super) fn html(
-    options: &ParityOptions,
-    report: &ParityReport,
-    runs: &[FinishedRun],
-) -> String {
+pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[FinishedRun]) -> String {
     let mut sections = vec![
         Section { heading: "Verdict".to_string(), blocks: vec![verdict(report), summary(report)] },
         Section { heading: "Loss".to_string(), blocks: losses(report, runs) },
@@ -146,10 +142,9 @@ fn gradients(runs: &[FinishedRun]) -> Vec<Block> {
     let mut rows = Vec::new();
     for (run, name) in runs.iter().zip(RUN_NAMES) {
         for event in run.records.iter().filter_map(|record| record.guard.as_ref()) {
-            norm_chart.markers.push(Marker {
-                label: format!("{name} {}", event.layer),
-                x: event.step as f64,
-            });
+            norm_chart
+                .markers
+                .push(Marker { label: format!("{name} {}", event.layer), x: event.step as f64 });
             rows.push(vec![
                 name.to_string(),
                 event.step.to_string(),

@@ -59,7 +59,8 @@ fn mean_of_last_three(curve: &Curve) -> f64 {
 
 fn largest_after(curve: &Curve, step: u64) -> f64 {
     let settled = curve.iter().filter(|&&(at, _)| at > step);
-    settled.map(|&(_, gap)| if gap.is_nan() { f64::INFINITY } else { gap.abs() }).fold(0.0, f64::max)
+    let magnitude = |gap: f64| if gap.is_nan() { f64::INFINITY } else { gap.abs() };
+    settled.map(|&(_, gap)| magnitude(gap)).fold(0.0, f64::max)
 }
 
 /// Judges a comparison.
@@ -70,7 +71,8 @@ pub(crate) fn judge(
     bigram_entropy: f64,
 ) -> Verdict {
     let settings = &mxfp8.summary.settings;
-    let settled_after = SETTLED_AFTER_STEP.min(settings.schedule().warmup_steps.max(settings.steps / 5));
+    let early_part = settings.schedule().warmup_steps.max(settings.steps / 5);
+    let settled_after = SETTLED_AFTER_STEP.min(early_part);
     let base = bf16.evaluations();
     let curve = gaps(&base, &mxfp8.evaluations());
     let val_gap_rel = mean_of_last_three(&curve);

@@ -1,3 +1,5 @@
+//! Data sets from good and bad inputs.
+
 use std::path::Path;
 
 use super::*;

@@ -1,0 +1,98 @@
+//! A run that is killed at any moment and resumed gives the losses of one that never was.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use deepwell_trainer::{Record, Trainer};
+
+const STEPS: &str = "40";
+
+/// A text of some 200 kB that is not trivial to predict, the same on every machine.
+fn write_corpus(path: &Path) {
+    let mut state = 1u64;
+    let mut text = String::new();
+    for line in 0..4000 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let word = ["alpha", "beta", "gamma", "delta"][(state >> 60) as usize % 4];
+        text.push_str(&format!("line {line} of {word} says {:04x} and ends here\n", state >> 48));
+    }
+    std::fs::write(path, text).expect("a temporary folder can be written");
+}
+
+fn start(folder: &Path, out: &str, resume: bool) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deepwell"));
+    command
+        .args(["train", "--model", "llama-micro", "--steps", STEPS])
+        .args(["--seq-len", "32", "--batch-size", "4", "--precision", "mxfp8"])
+        .arg("--run-file")
+        .arg(folder.join("run.toml"))
+        .arg("--data")
+        .arg(folder.join("corpus.txt"))
+        .arg("--out")
+        .arg(folder.join(out))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    if resume {
+        command.arg("--resume");
+    }
+    command.spawn().expect("the binary starts")
+}
+
+/// What must be the same to the bit: losses, norms and held-out losses by step.
+fn numbers(out: &Path) -> Vec<(u64, Option<u64>, Option<u64>, Option<u64>)> {
+    let text = std::fs::read_to_string(Trainer::metrics_path(out)).expect("metrics are there");
+    let bits = |value: Option<f64>| value.map(f64::to_bits);
+    text.lines()
+        .map(|line| serde_json::from_str::<Record>(line).expect("whole lines"))
+        .map(|r| (r.step, bits(r.loss), bits(r.grad_norm), bits(r.val_loss)))
+        .collect()
+}
+
+#[test]
+fn a_run_killed_at_any_moment_resumes_to_the_same_bits() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = folder.path();
+    write_corpus(&folder.join("corpus.txt"));
+    let cache = folder.join("cache");
+    std::fs::write(
+        folder.join("run.toml"),
+        format!(
+            "checkpoint_every = 3\neval_every = 10\neval_tokens = 512\ncache_dir = {:?}\n",
+            cache.display().to_string()
+        ),
+    )
+    .expect("a temporary folder can be written");
+
+    let status = start(folder, "whole", false).wait().expect("it runs");
+    assert!(status.success(), "{status}");
+    let whole = numbers(&folder.join("whole"));
+    assert!(whole.len() > 40, "{} records", whole.len());
+
+    let killed = folder.join("killed");
+    let mut kills = 0;
+    for attempt in 0..40u64 {
+        let mut child = start(folder, "killed", attempt > 0);
+        // Other moments each time, from before the first step to far into the run.
+        std::thread::sleep(Duration::from_millis(15 + 37 * (attempt % 13)));
+        if child.try_wait().expect("it runs").is_some() {
+            break;
+        }
+        child.kill().expect("SIGKILL reaches it");
+        child.wait().expect("it is gone");
+        kills += 1;
+        let checkpoints = Trainer::checkpoints_path(&killed);
+        if checkpoints.exists() {
+            let listing = deepwell_ckpt::scan(&checkpoints).expect("the folder can be read");
+            assert!(listing.damaged.is_empty(), "{:?}", listing.damaged);
+            for entry in listing.complete {
+                let report = deepwell_ckpt::verify(&entry.path).expect("it can be read");
+                assert!(report.is_sound(), "{report}");
+            }
+        }
+    }
+    assert!(kills > 0, "every run ended before it could be killed");
+    let status = start(folder, "killed", true).wait().expect("it runs");
+    assert!(status.success(), "{status}");
+    assert_eq!(numbers(&killed), whole);
+}
