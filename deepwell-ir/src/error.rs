@@ -50,7 +50,10 @@ pub enum IrError {
         got: Stage,
     },
     /// An op has no derivative.
-    #[error("node `{node}`: op `{op}` has no backward rule\nhint: only captured graphs can be differentiated")]
+    #[error(
+        "node `{node}`: op `{op}` has no backward rule\n\
+         hint: only captured graphs can be differentiated"
+    )]
     NotDifferentiable {
         /// The node.
         node: String,

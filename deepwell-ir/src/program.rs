@@ -76,17 +76,14 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
-    /// One past the last byte.
+    /// One past the last byte; the largest number where that is more.
     pub fn end(&self) -> usize {
-        self.offset + self.bytes
+        self.offset.saturating_add(self.bytes)
     }
 
     /// Whether two ranges share a byte.
     pub fn overlaps(&self, other: &ByteRange) -> bool {
-        self.bytes > 0
-            && other.bytes > 0
-            && self.offset < other.end()
-            && other.offset < self.end()
+        self.bytes > 0 && other.bytes > 0 && self.offset < other.end() && other.offset < self.end()
     }
 }
 
@@ -329,8 +326,7 @@ impl Program {
         self.calls.iter().map(|call| call.cost.flops).sum()
     }
 
-    /// Bytes of the arena by what they are spent on. Transient kinds are their peak: the largest
-    /// sum alive at one call.
+    /// The values whose memory is spent on `kind`.
     pub fn values_of(&self, kind: MemoryKind) -> impl Iterator<Item = &Value> {
         self.values.iter().filter(move |value| value.memory == kind)
     }

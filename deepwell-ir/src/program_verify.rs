@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{Access, ByteRange, Call, IrError, Phase, Program, Value};
+use crate::{Access, ByteRange, Call, IrError, Phase, Program, Value, ValueId};
 
 /// Every value and workspace starts on such a boundary: a cache line, and what vector loads and
 /// bulk copies want.
@@ -12,8 +12,7 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// - value and call names are unique, ids in range, ranges inside the arena, aligned and as long
 ///   as the shape says;
 /// - persistent values share no byte with anything else;
-/// - operands of one call and its workspace share no byte, unless they are one and the same
-///   value;
+/// - operands of one call and its workspace share no byte, unless both are only read;
 /// - every transient operand that is read has been written and not been overwritten since;
 /// - events are recorded before they are waited for.
 ///
@@ -21,9 +20,12 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// [`IrError::Program`] naming the first offender.
 pub fn verify_program(program: &Program) -> Result<(), IrError> {
     let check = Check { program };
-    check.values().and_then(|()| check.calls()).and_then(|()| check.data_flow()).map_err(|what| {
-        IrError::Program { program: program.name.clone(), what }
-    })
+    check
+        .values()
+        .and_then(|()| check.interface())
+        .and_then(|()| check.calls())
+        .and_then(|()| check.data_flow())
+        .map_err(|what| IrError::Program { program: program.name.clone(), what })
 }
 
 struct Check<'a> {
@@ -37,7 +39,11 @@ impl Check<'_> {
             if !names.insert(value.name.as_str()) {
                 return Err(format!("two values are named `{}`", value.name));
             }
-            let bytes = value.elements() * value.dtype.size_bytes();
+            let element_bytes = value.dtype.size_bytes();
+            let mut sizes = value.shape.iter().copied().chain([element_bytes]);
+            let bytes = sizes.try_fold(1, usize::checked_mul).ok_or_else(|| {
+                format!("value `{}` has more elements than memory has bytes", value.name)
+            })?;
             if value.range.bytes != bytes {
                 return Err(format!(
                     "value `{}` of {} bytes lies in {}",
@@ -54,9 +60,17 @@ impl Check<'_> {
                 ));
             }
         }
+        let transient_offset = self.program.arena.transient_offset;
         let mut persistent: Vec<&Value> =
             self.program.values.iter().filter(|v| v.memory.is_persistent()).collect();
         persistent.sort_by_key(|value| value.range.offset);
+        if let Some(value) = persistent.iter().find(|value| value.range.end() > transient_offset) {
+            return Err(format!(
+                "value `{}` ({}) reaches into the transient part of the arena",
+                value.name,
+                value.memory.name()
+            ));
+        }
         for pair in persistent.windows(2) {
             if pair[0].range.overlaps(&pair[1].range) {
                 return Err(format!("`{}` and `{}` overlap", pair[0].name, pair[1].name));
@@ -69,8 +83,33 @@ impl Check<'_> {
         if range.end() > self.program.arena.bytes {
             return Err(format!("`{name}` ends at {} outside the arena", range.end()));
         }
-        if range.offset % ALIGNMENT_BYTES != 0 {
+        if !range.offset.is_multiple_of(ALIGNMENT_BYTES) {
             return Err(format!("`{name}` starts at {}, not aligned", range.offset));
+        }
+        Ok(())
+    }
+
+    fn ids(&self, who: &str, ids: impl IntoIterator<Item = ValueId>) -> Result<(), String> {
+        let count = self.program.values.len();
+        match ids.into_iter().find(|id| id.index() >= count) {
+            Some(id) => Err(format!("{who} names value {}, there are {count}", id.0)),
+            None => Ok(()),
+        }
+    }
+
+    fn interface(&self) -> Result<(), String> {
+        let host = &self.program.host;
+        let lists = host.tokens.iter().chain(&host.targets);
+        let statistics = host.statistics.iter().map(|(_, id)| id);
+        let scalars = [&host.loss_scale, &host.schedule, &host.counters, &host.loss]
+            .into_iter()
+            .chain([&host.grad_norm])
+            .flatten();
+        self.ids("the host interface", lists.chain(statistics).chain(scalars).copied())?;
+        for state in &self.program.parameters {
+            let kept = [state.first_moment, state.second_moment, state.gradient];
+            let ids = [Some(state.master)].into_iter().chain(kept).flatten();
+            self.ids(&format!("parameter `{}`", state.name), ids)?;
         }
         Ok(())
     }
@@ -92,6 +131,15 @@ impl Check<'_> {
                 ));
             }
             self.range(&call.workspace, &call.name)?;
+            let in_persistent = call.workspace.offset < self.program.arena.transient_offset;
+            if call.workspace.bytes > 0 && in_persistent {
+                return Err(format!(
+                    "workspace of `{}` reaches into the persistent part of the arena",
+                    call.name
+                ));
+            }
+            let ids = call.operands.iter().map(|operand| operand.value);
+            self.ids(&format!("call `{}`", call.name), ids)?;
             self.overlaps(call)?;
             for event in &call.waits {
                 if !recorded.contains(event) {
@@ -105,11 +153,7 @@ impl Check<'_> {
 
     fn overlaps(&self, call: &Call) -> Result<(), String> {
         for (index, operand) in call.operands.iter().enumerate() {
-            let value = self
-                .program
-                .values
-                .get(operand.value.index())
-                .ok_or_else(|| format!("call `{}` names value {}", call.name, operand.value.0))?;
+            let value = self.program.value(operand.value);
             if value.range.overlaps(&call.workspace) {
                 return Err(format!(
                     "call `{}`: workspace overlaps operand `{}`",

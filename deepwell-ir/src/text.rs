@@ -8,8 +8,7 @@ use crate::{Graph, Node, TensorKind};
 
 /// `linear(x, w) bias`: op, operands by name, attributes.
 fn call_text(graph: &Graph, node: &Node) -> String {
-    let inputs: Vec<&str> =
-        node.inputs.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
+    let inputs: Vec<&str> = node.inputs.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
     let attributes = node.op.rule().attributes();
     let space = if attributes.is_empty() { "" } else { " " };
     format!("{}({}){space}{attributes}", node.op.name(), inputs.join(", "))

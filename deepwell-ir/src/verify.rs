@@ -7,20 +7,19 @@ use crate::{Graph, IrError, Phase, Stage, TensorKind};
 
 /// Checks that
 /// - names of tensors and of nodes are unique, and ids are in range;
-/// - a tensor is written before it is read, and by one node unless it is an accumulator;
+/// - a tensor is written before it is read, and by one node unless it is an accumulator; inputs
+///   and parameters are not written;
 /// - every node's inputs and outputs have the types its op says;
 /// - phases stand in order, and recompute marks are on forward nodes only;
-/// - a gradient has its parameter's shape, and from differentiation on every parameter that a
-///   node reads has one if the graph has a backward at all.
+/// - the loss is a loss; a gradient is that of a parameter and has its shape;
+/// - from differentiation on every parameter that a node reads has a gradient, if the graph has a
+///   backward at all.
 ///
 /// # Errors
 /// [`IrError::Invalid`] or [`IrError::Operands`] naming the first offender.
 pub fn verify(graph: &Graph) -> Result<(), IrError> {
-    let invalid = |what: String| IrError::Invalid {
-        graph: graph.name.clone(),
-        stage: graph.stage,
-        what,
-    };
+    let invalid =
+        |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };
     let mut names = HashSet::new();
     for tensor in &graph.tensors {
         if !names.insert(tensor.name.as_str()) {
@@ -31,12 +30,26 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
                 .tensors
                 .get(parameter.index())
                 .ok_or_else(|| invalid(format!("`{}` is a gradient of nothing", tensor.name)))?;
+            if !matches!(of.kind, TensorKind::Parameter { .. }) {
+                return Err(invalid(format!(
+                    "`{}` is a gradient of `{}`, which is no parameter",
+                    tensor.name, of.name
+                )));
+            }
             if of.shape != tensor.shape {
                 return Err(invalid(format!(
                     "gradient `{}` is {}, its parameter {}",
                     tensor.name, tensor.shape, of.shape
                 )));
             }
+        }
+    }
+    if let Some(id) = graph.loss {
+        let Some(loss) = graph.tensors.get(id.index()) else {
+            return Err(invalid(format!("the loss is tensor {}, which is not there", id.0)));
+        };
+        if loss.kind != TensorKind::Loss {
+            return Err(invalid(format!("the loss is `{}`, which is no loss", loss.name)));
         }
     }
     let mut node_names = HashSet::new();
@@ -76,16 +89,9 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
     verify_gradients(graph).map_err(invalid)
 }
 
-fn verify_outputs(
-    graph: &Graph,
-    node: &crate::Node,
-    written: &mut [bool],
-) -> Result<(), IrError> {
-    let invalid = |what: String| IrError::Invalid {
-        graph: graph.name.clone(),
-        stage: graph.stage,
-        what,
-    };
+fn verify_outputs(graph: &Graph, node: &crate::Node, written: &mut [bool]) -> Result<(), IrError> {
+    let invalid =
+        |what: String| IrError::Invalid { graph: graph.name.clone(), stage: graph.stage, what };
     let types = node
         .op
         .rule()
@@ -101,6 +107,12 @@ fn verify_outputs(
     }
     for (&id, output) in node.outputs.iter().zip(&types) {
         let tensor = graph.tensor(id);
+        if matches!(tensor.kind, TensorKind::Input | TensorKind::Parameter { .. }) {
+            return Err(invalid(format!(
+                "node `{}` writes `{}`, which is given",
+                node.name, tensor.name
+            )));
+        }
         if tensor.shape != output.shape || tensor.dtype != output.dtype {
             return Err(invalid(format!(
                 "node `{}` gives {} {}, but `{}` is {} {}",

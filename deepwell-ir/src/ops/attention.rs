@@ -34,7 +34,7 @@ impl AttentionHeads {
     }
 
     fn check(&self, check: &Check<'_>, q: usize, k: usize, v: usize) -> Result<(), OpError> {
-        if self.kv_heads == 0 || self.heads % self.kv_heads != 0 {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(check.error(
                 "query heads a multiple of key/value heads",
                 format!("{} and {}", self.heads, self.kv_heads),

@@ -33,7 +33,7 @@ impl Rope {
                 width.to_string(),
             ));
         }
-        if self.head_dim % 2 != 0 || self.inverse_frequencies.len() * 2 != self.head_dim {
+        if !self.head_dim.is_multiple_of(2) || self.inverse_frequencies.len() * 2 != self.head_dim {
             return Err(check.error(
                 "an even head_dim with head_dim/2 inverse frequencies",
                 format!("{} with {}", self.head_dim, self.inverse_frequencies.len()),

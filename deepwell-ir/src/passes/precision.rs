@@ -81,10 +81,8 @@ fn assign(
     for node in graph.nodes.iter().filter(|node| node.phase == Phase::Backward) {
         collect_parameters(graph, node, &mut order);
     }
-    let uses: Vec<TensorUse<'_>> = order
-        .iter()
-        .map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role })
-        .collect();
+    let uses: Vec<TensorUse<'_>> =
+        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
     let assigned = policy.assign(&uses)?;
     let report = uses
         .iter()

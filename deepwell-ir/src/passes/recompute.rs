@@ -18,7 +18,7 @@ pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// Outputs of norms and of gated activations: cheap to make, large to keep.
+    /// Outputs of a layer's norms and gated activations: cheap to make, large to keep.
     Selective,
     /// Everything inside a layer; only what crosses layers is kept.
     Full,
@@ -82,7 +82,10 @@ fn is_marked(graph: &Graph, node: &Node, rule: Recompute) -> bool {
     }
     match rule {
         Recompute::None => false,
-        Recompute::Selective => matches!(node.op, Op::RmsNorm(_) | Op::SwiGlu(_)),
+        // The final norm's output is read by the very next node: nothing is won there.
+        Recompute::Selective => {
+            node.layer.is_some() && matches!(node.op, Op::RmsNorm(_) | Op::SwiGlu(_))
+        }
         Recompute::Full => {
             let crosses_layers = graph.nodes.iter().any(|reader| {
                 reader.phase == Phase::Forward

@@ -1,0 +1,209 @@
+//! A one-layer model after each pass, as text, JSON and DOT.
+
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{
+    Graph, IrError, Node, Op, Phase, PrecisionPolicy, Recompute, Stage, TensorKind,
+    apply_precision, differentiate, fuse, recompute,
+};
+use deepwell_precision::Format;
+
+fn micro() -> LlamaConfig {
+    LlamaConfig { num_layers: 1, ..LlamaConfig::preset("llama-micro").unwrap() }
+}
+
+fn differentiated(config: &LlamaConfig) -> Graph {
+    differentiate(&capture(config).unwrap()).unwrap()
+}
+
+/// MXFP8 for the first and the last linear tensor too.
+fn all_mxfp8() -> PrecisionPolicy {
+    PrecisionPolicy::mxfp8().with_rule("*_proj.weight", Format::Mxfp8).unwrap()
+}
+
+/// The graph through all passes.
+fn fused(config: &LlamaConfig, rule: Recompute, policy: &PrecisionPolicy) -> Graph {
+    let graph = recompute(&differentiated(config), rule).unwrap();
+    fuse(&apply_precision(&graph, policy).unwrap().0).unwrap()
+}
+
+#[test]
+fn each_stage_as_text() {
+    let captured = capture(&micro()).unwrap();
+    let gradient = differentiate(&captured).unwrap();
+    let plain = recompute(&gradient, Recompute::None).unwrap();
+    let (mxfp8, precision) = apply_precision(&plain, &all_mxfp8()).unwrap();
+    insta::assert_snapshot!("captured", captured.to_string());
+    insta::assert_snapshot!("differentiated", gradient.to_string());
+    for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        let name = format!("recompute_{rule}");
+        insta::assert_snapshot!(name, recompute(&gradient, rule).unwrap().to_string());
+    }
+    insta::assert_snapshot!("mxfp8", mxfp8.to_string());
+    insta::assert_snapshot!("fused", fuse(&mxfp8).unwrap().to_string());
+    let lines: Vec<String> = precision
+        .iter()
+        .map(|tensor| format!("{}: {} ({})", tensor.tensor, tensor.format, tensor.reason))
+        .collect();
+    insta::assert_snapshot!("precision", lines.join("\n"));
+}
+
+#[test]
+fn json_gives_the_graph_back() {
+    let tied = LlamaConfig {
+        tie_word_embeddings: true,
+        attention_bias: true,
+        mlp_bias: true,
+        // One over the root of 24, and this epsilon, need all digits of an f64.
+        head_dim: 24,
+        rms_norm_eps: 1.000_000_000_000_000_3e-6,
+        ..micro()
+    };
+    for config in [micro(), tied] {
+        let captured = capture(&config).unwrap();
+        let gradient = differentiate(&captured).unwrap();
+        let mut graphs = vec![captured, gradient.clone()];
+        for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            graphs.push(recompute(&gradient, rule).unwrap());
+            for policy in [PrecisionPolicy::f32(), PrecisionPolicy::bf16(), all_mxfp8()] {
+                graphs.push(fused(&config, rule, &policy));
+            }
+        }
+        for graph in graphs {
+            let back = Graph::from_json(&graph.to_json()).unwrap();
+            assert_eq!(back.to_json(), graph.to_json(), "{:?}", graph.stage);
+            assert!(back == graph, "{:?}", graph.stage);
+        }
+    }
+}
+
+#[test]
+fn json_that_is_no_graph_is_refused() {
+    let text = capture(&micro()).unwrap().to_json();
+    let check = |text: &str, expected: &str| {
+        let message = Graph::from_json(text).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    };
+    check("{}", "not a valid graph: missing field `name`");
+    check(&text[..text.len() / 2], "not a valid graph: EOF");
+    check(&text.replace("\"op\": \"add\"", "\"op\": \"sub\""), "unknown variant `sub`");
+    check(&text.replace("\"name\": \"norm\"", "\"name\": \"targets\""), "are named `targets`");
+}
+
+#[test]
+fn dot_has_a_cluster_per_layer_and_an_edge_per_use() {
+    let config = LlamaConfig { num_layers: 3, ..micro() };
+    let graph = differentiated(&config);
+    let dot = graph.to_dot();
+    for layer in 0..3 {
+        assert_eq!(dot.matches(&format!("subgraph \"cluster_{layer}\" {{")).count(), 1);
+        assert_eq!(dot.matches(&format!("label=\"layer {layer}\"")).count(), 1);
+    }
+    assert_eq!(dot.matches("subgraph").count(), 3);
+    assert_eq!(dot.matches(" -> ").count(), graph.dependencies().edge_count());
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let line = format!("n{index} [label=\"{}\\n{}\"];", node.name, node.op.name());
+        assert_eq!(dot.matches(&line).count(), 1, "{line}");
+    }
+    assert_eq!(dot.matches('{').count(), dot.matches('}').count());
+    let edge = |from: &str, to: &str, tensor: &str| {
+        let at = |name: &str| graph.nodes.iter().position(|node| node.name == name).unwrap();
+        format!("n{} -> n{} [label={tensor:?}];", at(from), at(to))
+    };
+    let carried =
+        edge("layers.0.mlp.residual", "layers.1.input_layernorm", "layers.0.mlp.residual");
+    assert!(dot.contains(&carried), "{carried}");
+}
+
+fn names(graph: &Graph, wanted: impl Fn(&Node) -> bool) -> Vec<&str> {
+    graph.nodes.iter().filter(|node| wanted(node)).map(|node| node.name.as_str()).collect()
+}
+
+#[test]
+fn recompute_repeats_what_its_rule_says() {
+    let graph = differentiated(&LlamaConfig { num_layers: 2, ..micro() });
+    let repeated = |rule| {
+        let graph = recompute(&graph, rule).unwrap();
+        let is_repeated = |node: &Node| node.name.ends_with(".recomputed");
+        for name in names(&graph, is_repeated) {
+            let first = name.strip_suffix(".recomputed").unwrap();
+            assert_eq!(names(&graph, |node| node.recompute && node.name == first), [first]);
+        }
+        names(&graph, is_repeated).len()
+    };
+    assert_eq!(repeated(Recompute::None), 0);
+    // Two norms and a SwiGLU per layer.
+    assert_eq!(repeated(Recompute::Selective), 2 * 3);
+    // All 15 of a layer but the residual that leaves it; of those the down projection is not
+    // read by any gradient.
+    assert_eq!(repeated(Recompute::Full), 2 * 13);
+    let full = recompute(&graph, Recompute::Full).unwrap();
+    // No activation of a layer but the one that leaves it reaches from the forward to the backward.
+    for node in full.nodes.iter().filter(|node| node.phase == Phase::Backward) {
+        for &id in &node.inputs {
+            let writer = full.nodes.iter().find(|node| node.outputs.contains(&id));
+            let Some(writer) = writer.filter(|writer| writer.phase == Phase::Forward) else {
+                continue;
+            };
+            let leaves = writer.layer.is_none() || writer.name.ends_with("mlp.residual");
+            assert!(leaves, "`{}` reads `{}`", node.name, writer.name);
+        }
+    }
+}
+
+#[test]
+fn tied_table_has_one_gradient_that_both_uses_add_to() {
+    let graph = differentiated(&LlamaConfig { tie_word_embeddings: true, ..micro() });
+    let gradient = graph.find("grad.model.embed_tokens.weight").unwrap();
+    assert_eq!(
+        names(&graph, |node| node.outputs.contains(&gradient)),
+        ["lm_head.backward", "embed_tokens.backward"]
+    );
+    assert_eq!(graph.parameter_gradients().len(), graph.parameters().count());
+}
+
+#[test]
+fn mxfp8_products_read_codes_only() {
+    let graph = fused(&micro(), Recompute::None, &all_mxfp8());
+    let products = names(&graph, |node| matches!(node.op, Op::MxGemm(_)));
+    // Seven linear layers, three products each.
+    assert_eq!(products.len(), 21);
+    let left = |node: &Node| {
+        matches!(node.op, Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_))
+    };
+    assert_eq!(names(&graph, left), Vec::<&str>::new());
+    // A parameter is read by its cast or quantization alone.
+    for node in graph.nodes.iter().filter(|node| node.phase != Phase::Weights) {
+        for &id in &node.inputs {
+            let tensor = graph.tensor(id);
+            let is_parameter = matches!(tensor.kind, TensorKind::Parameter { .. });
+            assert!(!is_parameter, "`{}` reads `{}`", node.name, tensor.name);
+        }
+    }
+}
+
+#[test]
+fn passes_refuse_graphs_of_the_wrong_stage() {
+    let captured = capture(&micro()).unwrap();
+    let gradient = differentiate(&captured).unwrap();
+    let quantized = apply_precision(&gradient, &PrecisionPolicy::bf16()).unwrap().0;
+    let check = |result: Result<Graph, IrError>, pass: &str, wanted: Stage, had: Stage| {
+        let Err(IrError::Stage { pass: name, wants, got }) = result else {
+            panic!("`{pass}` took a graph at stage {had:?}")
+        };
+        assert_eq!((name, wants, got), (pass, wanted, had));
+    };
+    check(differentiate(&gradient), "differentiate", Stage::Captured, Stage::Differentiated);
+    check(
+        recompute(&captured, Recompute::Full),
+        "recompute",
+        Stage::Differentiated,
+        Stage::Captured,
+    );
+    check(
+        apply_precision(&quantized, &PrecisionPolicy::bf16()).map(|made| made.0),
+        "precision",
+        Stage::Recomputed,
+        Stage::Quantized,
+    );
+    check(fuse(&gradient), "fuse", Stage::Quantized, Stage::Differentiated);
+}
