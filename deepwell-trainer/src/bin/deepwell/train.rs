@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use deepwell_trainer::TrainError;
 use deepwell_trainer::commands::{ExitStatus, ParityArgs, TrainArgs, parity, train};
 
 use crate::{INTERRUPTED, Outcome};
@@ -46,18 +45,16 @@ Exit codes: 0 within tolerance, 1 not, 2 an input cannot be used, 130 interrupte
 
 /// Trains one model.
 pub(crate) fn run_train(args: TrainArgs) -> Result<Outcome> {
-    until_interrupted(|stop| train(args, stop))
+    until_interrupted(|stop| Ok(train(args, stop)?))
 }
 
 /// Trains in BF16 and in MXFP8 and compares.
 pub(crate) fn run_parity(args: ParityArgs) -> Result<Outcome> {
-    until_interrupted(|stop| parity(args, stop))
+    until_interrupted(|stop| Ok(parity(args, stop)?))
 }
 
 /// Does the work with a flag that Ctrl-C, or a request to terminate, raises.
-fn until_interrupted(
-    work: impl FnOnce(Arc<AtomicBool>) -> Result<ExitStatus, TrainError>,
-) -> Result<Outcome> {
+fn until_interrupted(work: impl FnOnce(Arc<AtomicBool>) -> Result<ExitStatus>) -> Result<Outcome> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&stop);
     ctrlc::set_handler(move || {
