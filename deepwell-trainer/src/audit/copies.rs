@@ -1,0 +1,264 @@
+//! Quantized and cast copies, byte for byte.
+//!
+//! A copy of a matrix with its contraction along `k` is made in groups: 1 x 32 or 1 x 128
+//! elements (32 x 32 or 128 x 128 for square blocks), shorter at the edges. Of each group:
+//! the largest magnitude, its scale, and every element times the inverse of the scale, rounded to
+//! nearest even, saturating. A scale byte stands for 32 elements whatever the group.
+
+use deepwell_ir::ops::{Axis, Quantize};
+use deepwell_ir::{Call, DType, Phase, Program};
+use deepwell_kernels::{Backend, KernelError};
+use deepwell_precision::{BLOCK, BlockShape, MxSpec, Overflow, Rounding, e4m3, e8m0};
+use half::bf16;
+use rayon::prelude::*;
+
+use super::report::AuditReport;
+use super::view::{View, view};
+
+/// Where bytes differ.
+#[derive(Clone, Copy, Default)]
+struct Differences {
+    count: u64,
+    /// Index, expected, got; the lowest index.
+    first: Option<(usize, u32, u32)>,
+}
+
+impl Differences {
+    fn note(&mut self, index: usize, expected: u32, got: u32) {
+        if expected != got {
+            let single = Differences { count: 1, first: Some((index, expected, got)) };
+            *self = self.merged(single);
+        }
+    }
+
+    fn merged(self, other: Differences) -> Differences {
+        let first = match (self.first, other.first) {
+            (Some(one), Some(two)) => Some(if one.0 <= two.0 { one } else { two }),
+            (one, two) => one.or(two),
+        };
+        Differences { count: self.count + other.count, first }
+    }
+}
+
+/// Differences of codes and of scales.
+#[derive(Clone, Copy, Default)]
+struct CopyDifferences {
+    codes: Differences,
+    scales: Differences,
+}
+
+impl CopyDifferences {
+    fn merged(self, other: CopyDifferences) -> CopyDifferences {
+        CopyDifferences {
+            codes: self.codes.merged(other.codes),
+            scales: self.scales.merged(other.scales),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.codes.count + self.scales.count == 0
+    }
+}
+
+/// One of the copies of a matrix: the source as the copy sees it, and what was written.
+#[derive(Clone, Copy)]
+struct MxCopy<'a> {
+    source: View<'a>,
+    /// Strides in the source along the copy's rows and along the contraction.
+    strides: (usize, usize),
+    /// Rows of the copy.
+    outer: usize,
+    contraction: usize,
+    spec: MxSpec,
+    codes: View<'a>,
+    scales: View<'a>,
+}
+
+impl<'a> MxCopy<'a> {
+    fn new(
+        source: View<'a>,
+        is_column: bool,
+        spec: MxSpec,
+        codes: View<'a>,
+        scales: View<'a>,
+    ) -> MxCopy<'a> {
+        let (rows, columns) = (source.shape[0], source.shape[1]);
+        let (outer, contraction, strides) =
+            if is_column { (columns, rows, (1, columns)) } else { (rows, columns, (columns, 1)) };
+        MxCopy { source, strides, outer, contraction, spec, codes, scales }
+    }
+
+    fn has_the_right_size(&self) -> bool {
+        self.codes.bytes.len() == self.outer * self.contraction
+            && self.scales.bytes.len() == self.outer * self.contraction.div_ceil(BLOCK)
+    }
+
+    fn at(&self, outer: usize, k: usize) -> f32 {
+        self.source.float(outer * self.strides.0 + k * self.strides.1)
+    }
+
+    fn differences(&self) -> CopyDifferences {
+        let is_square = self.spec.block == BlockShape::Square;
+        let group_rows = if is_square { self.spec.granularity.elements() } else { 1 };
+        (0..self.outer.div_ceil(group_rows))
+            .into_par_iter()
+            .map(|group| {
+                let end = ((group + 1) * group_rows).min(self.outer);
+                self.differences_of_rows(group * group_rows, end)
+            })
+            .reduce(CopyDifferences::default, CopyDifferences::merged)
+    }
+
+    /// Rows that share their groups.
+    fn differences_of_rows(&self, start: usize, end: usize) -> CopyDifferences {
+        let mut differences = CopyDifferences::default();
+        let blocks = self.contraction.div_ceil(BLOCK);
+        let group = self.spec.granularity.elements();
+        for k_start in (0..self.contraction).step_by(group) {
+            let k_end = (k_start + group).min(self.contraction);
+            // Magnitudes as bits: NaN stands above infinity, infinity above all else.
+            let mut amax_bits = 0;
+            for outer in start..end {
+                for k in k_start..k_end {
+                    amax_bits = amax_bits.max(self.at(outer, k).to_bits() & 0x7FFF_FFFF);
+                }
+            }
+            let amax = f32::from_bits(amax_bits);
+            let scale = e8m0::from_amax_for(amax, self.spec.element, self.spec.scale_rule);
+            let inverse = e8m0::reciprocal(scale);
+            for outer in start..end {
+                for block in k_start / BLOCK..k_end.div_ceil(BLOCK) {
+                    let index = outer * blocks + block;
+                    let got = self.scales.bytes[index];
+                    differences.scales.note(index, scale.into(), got.into());
+                }
+                for k in k_start..k_end {
+                    let scaled = self.at(outer, k) * inverse;
+                    let code = e4m3::encode(scaled, Rounding::NearestEven, Overflow::Saturate);
+                    let index = outer * self.contraction + k;
+                    let got = self.codes.bytes[index];
+                    differences.codes.note(index, code.into(), got.into());
+                }
+            }
+        }
+        differences
+    }
+}
+
+/// How findings about a copy open, and what they compare it with.
+fn phrases(program: &Program, call: &Call, moment: &str) -> (String, String) {
+    let source = &program.value(call.operands[0].value).name;
+    let of = if call.phase == Phase::Weights {
+        format!("the present master weight `{source}`")
+    } else {
+        format!("`{source}`")
+    };
+    (moment.to_string(), of)
+}
+
+fn describe(kind: &str, of: &str, target: &View<'_>, differences: Differences) -> Option<String> {
+    let (index, expected, got) = differences.first?;
+    let hex = 2 + 2 * target.dtype.size_bytes();
+    Some(format!(
+        "`{}`: {} of {} {kind} differ from those of {of}, first at {}: \
+         expected {expected:#0hex$x}, got {got:#0hex$x}",
+        target.name,
+        differences.count,
+        target.len(),
+        target.coordinate(index),
+    ))
+}
+
+/// Compares every code and scale of a quantization with the definition.
+pub(super) fn check_quantize(
+    report: &mut AuditReport,
+    program: &Program,
+    call: &Call,
+    op: &Quantize,
+    backend: &dyn Backend,
+    moment: &str,
+) -> Result<(), KernelError> {
+    let source = view(program, call.operands[0].value, backend)?;
+    let (moment, of) = phrases(program, call, moment);
+    report.calls_checked += 1;
+    let output = |index: usize| view(program, call.outputs()[index].value, backend);
+    let columns: &[bool] = match op.axis {
+        Axis::Row => &[false],
+        Axis::Column => &[true],
+        Axis::Both => &[false, true],
+    };
+    let mut wrong = Vec::new();
+    for (index, &is_column) in columns.iter().enumerate() {
+        let (codes, scales) = (output(2 * index)?, output(2 * index + 1)?);
+        let copy = MxCopy::new(source, is_column, op.spec, codes, scales);
+        let name = if is_column { "column" } else { "row" };
+        if !copy.has_the_right_size() {
+            let what =
+                format!("`{}`: the {name} copy has another size than its source", codes.name);
+            report.add(&call.name, what);
+            continue;
+        }
+        report.count_tensor(codes.len());
+        report.count_tensor(scales.len());
+        let differences = copy.differences();
+        for (kind, target, differences) in
+            [("scales", &scales, differences.scales), ("codes", &codes, differences.codes)]
+        {
+            let kind = format!("{name}-copy {kind}");
+            if let Some(what) = describe(&kind, &of, target, differences) {
+                report.add(&call.name, format!("{moment}{what}"));
+            }
+        }
+        if !differences.is_empty() {
+            wrong.push(copy);
+        }
+    }
+    // A likely reason, for matrices where nothing but the bytes tells the copies apart.
+    if let [row, column] = wrong[..] {
+        let in_place_of = |copy: MxCopy<'_>, other: MxCopy<'_>| {
+            let held = MxCopy { codes: other.codes, scales: other.scales, ..copy };
+            held.has_the_right_size() && held.differences().is_empty()
+        };
+        if in_place_of(row, column) && in_place_of(column, row) {
+            let what = format!("{moment}row and column copy of `{}` are swapped", source.name);
+            report.add(&call.name, what);
+        }
+    }
+    Ok(())
+}
+
+/// Compares every element of a cast with the source, rounded to nearest even.
+pub(super) fn check_cast(
+    report: &mut AuditReport,
+    program: &Program,
+    call: &Call,
+    backend: &dyn Backend,
+    moment: &str,
+) -> Result<(), KernelError> {
+    let source = view(program, call.operands[0].value, backend)?;
+    let target = view(program, call.outputs()[0].value, backend)?;
+    let (moment, of) = phrases(program, call, moment);
+    report.calls_checked += 1;
+    report.count_tensor(target.len());
+    let differences = (0..target.len())
+        .into_par_iter()
+        .fold(Differences::default, |mut differences, index| {
+            let (x, got) = (source.float(index), target.float(index));
+            // A NaN may change its payload.
+            if !(x.is_nan() && got.is_nan()) {
+                if target.dtype == DType::Bf16 {
+                    let expected = bf16::from_f32(x).to_bits();
+                    differences.note(index, expected.into(), got.to_bits() >> 16);
+                } else {
+                    differences.note(index, x.to_bits(), got.to_bits());
+                }
+            }
+            differences
+        })
+        .reduce(Differences::default, Differences::merged);
+    let kind = format!("{} elements", target.dtype);
+    if let Some(what) = describe(&kind, &of, &target, differences) {
+        report.add(&call.name, format!("{moment}{what}"));
+    }
+    Ok(())
+}

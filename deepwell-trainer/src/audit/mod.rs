@@ -1,0 +1,201 @@
+//! A training step checked call by call against slow definitions.
+//!
+//! # Brief overview
+//!
+//! [`Audit`] is an observer of one or more steps. After each call it compares what lies in the
+//! arena with what the definition of the call gives for the inputs that lie there too:
+//!
+//! | call | compared |
+//! |---|---|
+//! | quantization, of activations, gradients and weights | every code and every scale byte |
+//! | cast of a weight | every element |
+//! | matrix product of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
+//! | gradient norm | the number |
+//! | AdamW | [`SAMPLES`] elements of every parameter and of both its moments, and the counters |
+//!
+//! Weight copies are compared with the master weights of the moment, those that the step starts
+//! from too, so that a copy that was not made again is found. A matrix product must read
+//! quantized operands that nobody has changed since their quantization wrote them. Beside the
+//! numbers, [`Audit::new`] checks the program as such: [`audit_provenance`] and [`audit_counts`].
+//! Attention, norms, rotations, embedding and loss have no checks here.
+//!
+//! Nothing is copied but the samples; tensors are read where they lie, so the audit does not
+//! raise the peak of memory that it is often run together with.
+//!
+//! ```
+//! use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
+//! use deepwell_ir::PrecisionPolicy;
+//! use deepwell_trainer::audit::Audit;
+//! use deepwell_trainer::{CompileOptions, compile};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = LlamaConfig::preset("llama-micro").ok_or("no such preset")?;
+//! let graph = capture_for_sequence(&config, 32)?;
+//! let options = CompileOptions::new(PrecisionPolicy::mxfp8(), 32, 1);
+//! let mut engine = compile(graph, deepwell_probe::probe(), &options)?;
+//! engine.initialize(0)?;
+//! let mut audit = Audit::new(engine.program());
+//! let (inputs, targets) = ([1; 32], [2; 32]);
+//! engine.step_observed(&inputs, &targets, 1e-3, 1.0, &mut audit)?;
+//! let report = audit.finish();
+//! assert!(report.is_clean(), "{report}");
+//! # Ok(())
+//! # }
+//! ```
+
+mod copies;
+mod products;
+mod report;
+mod structure;
+mod update;
+mod view;
+
+use std::collections::HashMap;
+
+use deepwell_ir::{Call, Op, Phase, Program, ValueId};
+use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
+
+pub use report::{AuditReport, FINDINGS_KEPT, Finding};
+pub use structure::{audit_counts, audit_provenance};
+pub use view::SAMPLES;
+
+use products::MxTables;
+use update::BeforeUpdate;
+use view::{fingerprint, view};
+
+/// What was read before a call for use after it.
+enum Pending {
+    /// Sampled outputs of a product that adds to them.
+    Accumulator(Vec<f32>),
+    /// Sampled parameters, moments and gradients.
+    Update(BeforeUpdate),
+}
+
+/// Observes steps and collects what is wrong with them, see the module documentation.
+pub struct Audit {
+    report: AuditReport,
+    tables: MxTables,
+    pending: Option<Pending>,
+    /// Fingerprints of codes and scales as their quantization left them.
+    written: HashMap<ValueId, u64>,
+}
+
+impl Audit {
+    /// Checks the program as such; its steps are checked when they run under this observer.
+    pub fn new(program: &Program) -> Audit {
+        let mut report = AuditReport::default();
+        for finding in audit_counts(program).into_iter().chain(audit_provenance(program)) {
+            report.add(&finding.call, finding.what);
+        }
+        Audit { report, tables: MxTables::new(), pending: None, written: HashMap::new() }
+    }
+
+    /// What was checked and found.
+    pub fn finish(self) -> AuditReport {
+        self.report
+    }
+
+    /// The copies that a step starts from were made after the step before it.
+    fn start_of_step(
+        &mut self,
+        program: &Program,
+        backend: &dyn Backend,
+    ) -> Result<(), KernelError> {
+        for call in program.calls.iter().filter(|call| call.phase == Phase::Weights) {
+            self.check_copy(program, call, backend, "at the start of the step, ")?;
+        }
+        Ok(())
+    }
+
+    /// Casts and quantizations. `moment` opens the findings.
+    fn check_copy(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &dyn Backend,
+        moment: &str,
+    ) -> Result<(), KernelError> {
+        match &call.op {
+            Op::Cast(_) => copies::check_cast(&mut self.report, program, call, backend, moment)?,
+            Op::Quantize(op) => {
+                copies::check_quantize(&mut self.report, program, call, op, backend, moment)?;
+                // All but the last output, which are counters.
+                let outputs = call.outputs();
+                for operand in &outputs[..outputs.len() - 1] {
+                    let bytes = view(program, operand.value, backend)?.bytes;
+                    self.written.insert(operand.value, fingerprint(bytes));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether codes and scales are still what their quantization wrote.
+    fn check_unchanged(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &dyn Backend,
+    ) -> Result<(), KernelError> {
+        for operand in call.inputs() {
+            let Some(&written) = self.written.get(&operand.value) else { continue };
+            let operand = view(program, operand.value, backend)?;
+            if fingerprint(operand.bytes) != written {
+                let what = format!("`{}` changed after it was quantized", operand.name);
+                self.report.add(&call.name, what);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Audit {
+    fn before(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<Verdict, KernelError> {
+        let backend = &*backend;
+        if program.calls.first().is_some_and(|first| first.name == call.name) {
+            self.start_of_step(program, backend)?;
+        }
+        self.pending = match &call.op {
+            Op::AdamW(op) => Some(Pending::Update(BeforeUpdate::read(program, call, op, backend)?)),
+            _ if products::is_product(&call.op) && call.accumulate => {
+                Some(Pending::Accumulator(products::sampled_output(program, call, backend)?))
+            }
+            _ => None,
+        };
+        if matches!(call.op, Op::MxGemm(_)) {
+            self.check_unchanged(program, call, backend)?;
+        }
+        Ok(Verdict::Run)
+    }
+
+    fn after(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<(), KernelError> {
+        let backend = &*backend;
+        let report = &mut self.report;
+        match (&call.op, self.pending.take()) {
+            (Op::Cast(_) | Op::Quantize(_), _) => self.check_copy(program, call, backend, ""),
+            (Op::GradNorm(_), _) => update::check_norm(report, program, call, backend),
+            (Op::AdamW(op), Some(Pending::Update(before))) => {
+                before.check(report, program, call, op, backend)
+            }
+            (op, pending) if products::is_product(op) => {
+                let previous = match pending {
+                    Some(Pending::Accumulator(previous)) => previous,
+                    _ => Vec::new(),
+                };
+                products::check(report, program, call, backend, &self.tables, &previous)
+            }
+            _ => Ok(()),
+        }
+    }
+}

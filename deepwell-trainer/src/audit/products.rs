@@ -1,0 +1,265 @@
+//! Samples of the matrix products of linear layers, against dot products in `f64`.
+//!
+//! # Tolerance
+//!
+//! With `u = 2^-24` (the unit roundoff of FP32), `k` terms and `s = sum |a| |b|` over the exact
+//! operand values, a sum in FP32 in any order errs by at most `(k + 2) u s`: the bound that
+//! `deepwell_kernels::cpu::gemm` states for each of its tiers. To this come
+//! - per product `2^-126 max(1, |a|, |b|)`, where matrix units take subnormals as zero;
+//! - for an accumulating call one rounding of what is there plus the product for each 512 of `k`,
+//!   and two more;
+//! - for a BF16 output half a unit in its last place, twice where a bias is added afterwards.
+
+use deepwell_ir::{Call, DType, Op, Program};
+use deepwell_kernels::oracle::mx::{BLOCK, decode_e4m3, decode_e8m0};
+use deepwell_kernels::{Backend, KernelError};
+use half::bf16;
+use rayon::prelude::*;
+
+use super::report::AuditReport;
+use super::view::{View, sample_indices, view};
+
+/// Unit roundoff of FP32, `2^-24`.
+const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
+
+/// Values of all codes and scales.
+pub(super) struct MxTables {
+    codes: [f64; 256],
+    scales: [f64; 256],
+}
+
+impl MxTables {
+    pub(super) fn new() -> MxTables {
+        MxTables {
+            codes: std::array::from_fn(|code| decode_e4m3(code as u8)),
+            scales: std::array::from_fn(|code| decode_e8m0(code as u8)),
+        }
+    }
+}
+
+/// Whether the op is a matrix product of a linear layer.
+pub(super) fn is_product(op: &Op) -> bool {
+    matches!(op, Op::MxGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_))
+}
+
+/// An operand as a matrix `[outer, k]`.
+struct Factor<'a> {
+    data: View<'a>,
+    /// Scales and tables, for codes.
+    mx: Option<(View<'a>, &'a MxTables)>,
+    is_transposed: bool,
+}
+
+impl Factor<'_> {
+    fn contraction(&self) -> usize {
+        self.data.shape[usize::from(!self.is_transposed)]
+    }
+
+    fn at(&self, outer: usize, k: usize) -> f64 {
+        let columns = self.data.shape[1];
+        let index = if self.is_transposed { k * columns + outer } else { outer * columns + k };
+        match &self.mx {
+            None => f64::from(self.data.float(index)),
+            Some((scales, tables)) => {
+                let scale = scales.bytes[outer * columns.div_ceil(BLOCK) + k / BLOCK];
+                let code = self.data.bytes[index];
+                tables.codes[usize::from(code)] * tables.scales[usize::from(scale)]
+            }
+        }
+    }
+}
+
+/// What an output should be, and by how much it may err.
+struct Expected {
+    value: f64,
+    tolerance: f64,
+    /// The largest magnitude that may come up on the way: of operands, products, partial sums.
+    largest: f64,
+}
+
+struct Product<'a> {
+    a: Factor<'a>,
+    b: Factor<'a>,
+    bias: Option<View<'a>>,
+    output: View<'a>,
+}
+
+impl<'a> Product<'a> {
+    fn new(
+        program: &'a Program,
+        call: &Call,
+        backend: &'a dyn Backend,
+        tables: &'a MxTables,
+    ) -> Result<Product<'a>, KernelError> {
+        let operand = |index: usize| view(program, call.operands[index].value, backend);
+        let plain = |index: usize, is_transposed: bool| -> Result<Factor<'a>, KernelError> {
+            Ok(Factor { data: operand(index)?, mx: None, is_transposed })
+        };
+        let codes = |index: usize| -> Result<Factor<'a>, KernelError> {
+            let mx = Some((operand(index + 1)?, tables));
+            Ok(Factor { data: operand(index)?, mx, is_transposed: false })
+        };
+        let (a, b, bias) = match &call.op {
+            Op::MxGemm(op) => (codes(0)?, codes(2)?, op.bias.then_some(4)),
+            Op::LinearInputGrad(_) => (plain(0, false)?, plain(1, true)?, None),
+            Op::LinearWeightGrad(_) => (plain(0, true)?, plain(1, true)?, None),
+            Op::Linear(op) => (plain(0, false)?, plain(1, false)?, op.bias.then_some(2)),
+            other => {
+                return Err(KernelError::Run {
+                    call: call.name.clone(),
+                    what: format!("`{}` is no matrix product", other.name()),
+                });
+            }
+        };
+        let output = view(program, call.outputs()[0].value, backend)?;
+        Ok(Product { a, b, bias: bias.map(operand).transpose()?, output })
+    }
+
+    /// Output `index`, given what was there before an accumulating call.
+    fn expected(&self, index: usize, previous: Option<f32>) -> Expected {
+        let columns = self.output.shape[1];
+        let (row, column) = (index / columns, index % columns);
+        let contraction = self.a.contraction();
+        let (mut value, mut size, mut largest, mut flushed) = (0.0, 0.0f64, 0.0f64, 0.0);
+        for k in 0..contraction {
+            let (a, b) = (self.a.at(row, k), self.b.at(column, k));
+            value += a * b;
+            size += (a * b).abs();
+            let larger = a.abs().max(b.abs());
+            largest = largest.max(larger);
+            flushed += f64::from(f32::MIN_POSITIVE) * larger.max(1.0);
+        }
+        let k = contraction as f64;
+        let mut tolerance = (k + 2.0) * ROUNDOFF * size + flushed + f64::from(f32::MIN_POSITIVE);
+        if let Some(previous) = previous.map(f64::from) {
+            value += previous;
+            size += previous.abs();
+            tolerance += (k / 512.0 + 2.0) * ROUNDOFF * size;
+        }
+        let is_bf16 = self.output.dtype == DType::Bf16;
+        let half_unit = |value: f64, tolerance: f64| {
+            if is_bf16 { half_unit_bf16(value.abs() + tolerance) } else { 0.0 }
+        };
+        tolerance += half_unit(value, tolerance);
+        if let Some(bias) = &self.bias {
+            let bias = f64::from(bias.float(column));
+            value += bias;
+            size += bias.abs();
+            tolerance += ROUNDOFF * (value.abs() + tolerance);
+            tolerance += half_unit(value, tolerance);
+        }
+        Expected { value, tolerance, largest: largest.max(size) }
+    }
+}
+
+/// Half a unit in the last place of the BF16 numbers around `magnitude`: 8 significant bits.
+fn half_unit_bf16(magnitude: f64) -> f64 {
+    2f64.powi((magnitude.log2().floor().max(-126.0)) as i32 - 8)
+}
+
+impl Expected {
+    fn allows(&self, got: f32) -> bool {
+        let got = f64::from(got);
+        // Where something leaves BF16's range on the way, which ends a little before that of FP32,
+        // infinities may come, and NaN as their difference. An E4M3 code of 448 does under a scale
+        // of 2^120.
+        let may_overflow = self.largest + self.tolerance >= f64::from(bf16::MAX);
+        (got - self.value).abs() <= self.tolerance
+            || (!got.is_finite() && (!self.value.is_finite() || may_overflow))
+    }
+}
+
+/// The sampled outputs as they are, for a call that will add to them.
+pub(super) fn sampled_output(
+    program: &Program,
+    call: &Call,
+    backend: &dyn Backend,
+) -> Result<Vec<f32>, KernelError> {
+    let output = view(program, call.outputs()[0].value, backend)?;
+    let indices = sample_indices(&call.name, output.len());
+    Ok(indices.into_iter().map(|index| output.float(index)).collect())
+}
+
+/// Compares sampled outputs. `previous` holds them from before an accumulating call.
+pub(super) fn check(
+    report: &mut AuditReport,
+    program: &Program,
+    call: &Call,
+    backend: &dyn Backend,
+    tables: &MxTables,
+    previous: &[f32],
+) -> Result<(), KernelError> {
+    let product = Product::new(program, call, backend, tables)?;
+    let (output, bias) = (product.output, product.bias.is_some());
+    let indices = sample_indices(&call.name, output.len());
+    report.calls_checked += 1;
+    report.count_tensor(indices.len());
+    // The backend is not shared between threads; its bytes are.
+    let expected: Vec<Expected> = indices
+        .par_iter()
+        .enumerate()
+        .map(|(at, &index)| product.expected(index, previous.get(at).copied()))
+        .collect();
+    let wrong: Vec<(usize, &Expected)> = indices
+        .iter()
+        .copied()
+        .zip(&expected)
+        .filter(|(index, expected)| !expected.allows(output.float(*index)))
+        .collect();
+    if let Some((index, expected)) = wrong.first() {
+        let what = format!(
+            "`{}`: {} of {} sampled outputs are not the dot product of the operands{}{}, first at \
+             {}: expected {:e} to within {:.1e}, got {:e}",
+            output.name,
+            wrong.len(),
+            indices.len(),
+            if bias { " and the bias" } else { "" },
+            if previous.is_empty() { "" } else { " added to what was there" },
+            output.coordinate(*index),
+            expected.value,
+            expected.tolerance,
+            output.float(*index),
+        );
+        report.add(&call.name, what);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_units_by_hand() {
+        // 1.0 and 1.0 + 2^-7 are neighbours; subnormals are 2^-133 apart.
+        for (magnitude, expected) in [
+            (1.0, 2f64.powi(-8)),
+            (1.99, 2f64.powi(-8)),
+            (2.0, 2f64.powi(-7)),
+            (2f64.powi(-126), 2f64.powi(-134)),
+            (2f64.powi(-130), 2f64.powi(-134)),
+            (0.0, 2f64.powi(-134)),
+        ] {
+            assert_eq!(half_unit_bf16(magnitude), expected, "{magnitude:e}");
+        }
+    }
+
+    #[test]
+    fn what_is_allowed() {
+        let expected = |value: f64, tolerance| Expected { value, tolerance, largest: value.abs() };
+        let cancelled = Expected { value: 1.0, tolerance: 1e32, largest: 1e39 };
+        for (expected, got, allowed) in [
+            (expected(1.0, 1e-3), 1.0009, true),
+            (expected(1.0, 1e-3), 1.0011, false),
+            (expected(1.0, 1e-3), f32::NAN, false),
+            (expected(1.0, 1e-3), f32::INFINITY, false),
+            (expected(f64::NAN, f64::NAN), f32::NAN, true),
+            (expected(f64::NAN, f64::NAN), 1.0, false),
+            (expected(1e39, 1e32), f32::INFINITY, true),
+            (expected(1e38, 1e31), f32::INFINITY, false),
+            (cancelled, f32::NAN, true),
+        ] {
+            assert_eq!(expected.allows(got), allowed, "{} {got}", expected.value);
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Programs as such: which copies the products read, and how many there are.
+
+use std::collections::HashMap;
+
+use deepwell_ir::ops::{Axis, MxGemm};
+use deepwell_ir::{Call, MemoryKind, Mode, Op, Phase, Product, Program, ValueId};
+use deepwell_precision::Format;
+
+use super::report::Finding;
+
+/// Where codes or scales come from.
+#[derive(Clone, PartialEq, Eq)]
+struct Origin {
+    /// Name of the quantization.
+    quantization: String,
+    /// Name of the tensor that was quantized.
+    tensor: String,
+    /// Index of the parameter, when that is one.
+    parameter: Option<usize>,
+    /// [`Axis::Row`] or [`Axis::Column`].
+    axis: Axis,
+    is_scale: bool,
+}
+
+/// What is known of the values of a program.
+struct Origins<'a> {
+    program: &'a Program,
+    quantized: HashMap<ValueId, Origin>,
+    /// Parameter of masters, of casts of masters, and of gradients.
+    parameters: HashMap<ValueId, usize>,
+}
+
+impl<'a> Origins<'a> {
+    fn new(program: &'a Program) -> Origins<'a> {
+        let mut origins =
+            Origins { program, quantized: HashMap::new(), parameters: HashMap::new() };
+        for (index, state) in program.parameters.iter().enumerate() {
+            origins.parameters.insert(state.master, index);
+            origins.parameters.extend(state.gradient.map(|gradient| (gradient, index)));
+        }
+        // An evaluation has weight copies that the training program makes: their names say which.
+        for (index, value) in program.values.iter().enumerate() {
+            if value.memory == MemoryKind::Weights {
+                origins.by_name(ValueId(index as u32), &value.name);
+            }
+        }
+        for call in &program.calls {
+            origins.by_call(call);
+        }
+        origins
+    }
+
+    /// `<parameter>.mx<number>.<row or col>[.scale]`, or `<parameter>.<dtype>`.
+    fn by_name(&mut self, id: ValueId, name: &str) {
+        let states = self.program.parameters.iter().enumerate();
+        let parameter = states
+            .filter(|(_, state)| {
+                name.strip_prefix(&state.name).is_some_and(|rest| rest.starts_with('.'))
+            })
+            .max_by_key(|(_, state)| state.name.len());
+        let Some((index, state)) = parameter else { return };
+        let is_scale = name.ends_with(".scale");
+        let copy = name.strip_suffix(".scale").unwrap_or(name);
+        let axis = if copy.ends_with(".row") { Axis::Row } else { Axis::Column };
+        let quantization = copy.strip_suffix(".row").or_else(|| copy.strip_suffix(".col"));
+        match quantization {
+            None => {
+                self.parameters.insert(id, index);
+            }
+            Some(quantization) => {
+                let origin = Origin {
+                    quantization: quantization.to_string(),
+                    tensor: state.name.clone(),
+                    parameter: Some(index),
+                    axis,
+                    is_scale,
+                };
+                self.quantized.insert(id, origin);
+            }
+        }
+    }
+
+    fn by_call(&mut self, call: &Call) {
+        let source = call.operands.first().map(|operand| operand.value);
+        match (&call.op, source) {
+            (Op::Cast(_), Some(source)) if call.phase == Phase::Weights => {
+                if let Some(&index) = self.parameters.get(&source) {
+                    self.parameters.extend(call.outputs().iter().map(|out| (out.value, index)));
+                }
+            }
+            (Op::Quantize(op), Some(source)) => {
+                let axes: &[Axis] = match op.axis {
+                    Axis::Row => &[Axis::Row],
+                    Axis::Column => &[Axis::Column],
+                    Axis::Both => &[Axis::Row, Axis::Column],
+                };
+                let states = &self.program.parameters;
+                let parameter = states.iter().position(|state| state.master == source);
+                let outputs = axes.iter().flat_map(|&axis| [(axis, false), (axis, true)]);
+                for (operand, (axis, is_scale)) in call.outputs().iter().zip(outputs) {
+                    let origin = Origin {
+                        quantization: call.name.clone(),
+                        tensor: self.program.value(source).name.clone(),
+                        parameter,
+                        axis,
+                        is_scale,
+                    };
+                    self.quantized.insert(operand.value, origin);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn parameter_name(&self, index: Option<usize>) -> String {
+        match index.and_then(|index| self.program.parameters.get(index)) {
+            Some(state) => format!("parameter `{}`", state.name),
+            None => "no parameter".to_string(),
+        }
+    }
+
+    /// The parameter of a matrix product's layer.
+    fn parameter_of(&self, call: &Call) -> Option<(Product, Option<usize>)> {
+        let of_value = |value: ValueId| self.parameters.get(&value).copied();
+        let output = call.outputs().first().map(|operand| operand.value);
+        let weight = |index: usize| call.operands.get(index).map(|operand| operand.value);
+        Some(match &call.op {
+            Op::Linear(_) => (Product::Fprop, weight(1).and_then(of_value)),
+            Op::LinearInputGrad(_) => (Product::Dgrad, weight(1).and_then(of_value)),
+            Op::LinearWeightGrad(_) => (Product::Wgrad, output.and_then(of_value)),
+            Op::MxGemm(op) if op.product == Product::Wgrad => {
+                (Product::Wgrad, output.and_then(of_value))
+            }
+            Op::MxGemm(op) => {
+                let origin = weight(2).and_then(|value| self.quantized.get(&value));
+                (op.product, origin.and_then(|origin| origin.parameter))
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// What the products of one layer and micro-batch have in common.
+#[derive(Default)]
+struct LayerUse {
+    parameter: Option<usize>,
+    input: Option<String>,
+    output_gradient: Option<String>,
+}
+
+/// A name without what recomputation and the kind of product append, micro-batch kept.
+fn layer_name(call: &str) -> String {
+    let (name, micro_batch) = call.split_once('@').unwrap_or((call, ""));
+    let name = name.strip_suffix(".recomputed").unwrap_or(name);
+    let name = name.strip_suffix(".dgrad").or_else(|| name.strip_suffix(".wgrad")).unwrap_or(name);
+    format!("{name}@{micro_batch}")
+}
+
+/// Checks that each [`MxGemm`] of `program` reads what its product wants:
+/// - codes and scales that a quantization wrote, both of the same copy;
+/// - fprop row copies of activation and weight, dgrad the row copy of the gradient and the column
+///   copy of the weight, wgrad column copies of gradient and activation;
+/// - the three products of a layer one and the same parameter (of wgrad its gradient), one and
+///   the same input and gradient of the output. Which products belong to a layer, names say.
+pub fn audit_provenance(program: &Program) -> Vec<Finding> {
+    let origins = Origins::new(program);
+    let mut findings = Vec::new();
+    let mut layers: HashMap<String, LayerUse> = HashMap::new();
+    for call in &program.calls {
+        if let Op::MxGemm(op) = &call.op {
+            let mut add = |what: String| {
+                findings.push(Finding { call: call.name.clone(), what });
+            };
+            let [Some(a), Some(b)] = operands(&origins, call, op, &mut add) else { continue };
+            roles(&origins, call, op, a, b, &mut add);
+            let layer = layers.entry(layer_name(&call.name)).or_default();
+            same_layer(&origins, call, op, [a, b], layer, &mut add);
+        }
+    }
+    findings
+}
+
+/// The origins of both operands, where they are whole and along the right axis.
+fn operands<'a>(
+    origins: &'a Origins<'_>,
+    call: &Call,
+    op: &MxGemm,
+    add: &mut dyn FnMut(String),
+) -> [Option<&'a Origin>; 2] {
+    let wanted = match op.product {
+        Product::Fprop => [Axis::Row, Axis::Row],
+        Product::Dgrad => [Axis::Row, Axis::Column],
+        Product::Wgrad => [Axis::Column, Axis::Column],
+    };
+    std::array::from_fn(|side| {
+        let mut found = [None; 2];
+        for (part, slot) in found.iter_mut().enumerate() {
+            let id = call.operands[2 * side + part].value;
+            let name = &origins.program.value(id).name;
+            let kind = if part == 1 { "scales" } else { "codes" };
+            match origins.quantized.get(&id) {
+                Some(origin) if origin.is_scale == (part == 1) => *slot = Some(origin),
+                Some(_) => add(format!("reads `{name}` as {kind}")),
+                None => add(format!("reads `{name}` as {kind}, which no quantization wrote")),
+            }
+        }
+        let [codes, scales] = [found[0]?, found[1]?];
+        let of = |origin: &Origin| format!("{} copy of `{}`", origin.axis.name(), origin.tensor);
+        if (&codes.quantization, codes.axis) != (&scales.quantization, scales.axis) {
+            add(format!("reads codes of the {} with scales of the {}", of(codes), of(scales)));
+            return None;
+        }
+        if codes.axis != wanted[side] {
+            let wanted = wanted[side].name();
+            let product = op.product.name();
+            add(format!("{product} reads the {}, expected the {wanted} copy", of(codes)));
+        }
+        Some(codes)
+    })
+}
+
+/// Whether a weight stands where the product wants one.
+fn roles(
+    origins: &Origins<'_>,
+    call: &Call,
+    op: &MxGemm,
+    a: &Origin,
+    b: &Origin,
+    add: &mut dyn FnMut(String),
+) {
+    let product = op.product.name();
+    let wants_weight = op.product != Product::Wgrad;
+    if a.parameter.is_some() {
+        add(format!("{product} reads the weight `{}` as its first operand", a.tensor));
+    }
+    if b.parameter.is_some() != wants_weight {
+        let expected = if wants_weight { "a weight" } else { "an activation" };
+        add(format!("{product} reads `{}`, expected {expected}", b.tensor));
+    }
+    if !wants_weight && origins.parameter_of(call).is_none_or(|(_, index)| index.is_none()) {
+        add("wgrad writes into what is no gradient of a parameter".to_string());
+    }
+}
+
+fn same_layer(
+    origins: &Origins<'_>,
+    call: &Call,
+    op: &MxGemm,
+    [a, b]: [&Origin; 2],
+    layer: &mut LayerUse,
+    add: &mut dyn FnMut(String),
+) {
+    let parameter = origins.parameter_of(call).and_then(|(_, index)| index);
+    let known = *layer.parameter.get_or_insert_with(|| parameter.unwrap_or(usize::MAX));
+    if Some(known) != parameter {
+        let (got, expected) =
+            (origins.parameter_name(parameter), origins.parameter_name(Some(known)));
+        add(format!("belongs to {got}, other products of the layer to {expected}"));
+    }
+    let first_run = |origin: &Origin| origin.tensor.replace(".recomputed", "");
+    let mut same = |slot: &mut Option<String>, origin: &Origin, role: &str| {
+        let got = first_run(origin);
+        let expected = slot.get_or_insert_with(|| got.clone());
+        if *expected != got {
+            add(format!("reads `{got}` as {role}, other products of the layer `{expected}`"));
+        }
+    };
+    match op.product {
+        Product::Fprop => same(&mut layer.input, a, "input"),
+        Product::Dgrad => same(&mut layer.output_gradient, a, "gradient of the output"),
+        Product::Wgrad => {
+            same(&mut layer.output_gradient, a, "gradient of the output");
+            same(&mut layer.input, b, "input");
+        }
+    }
+}
+
+/// Checks that precisely the products of the parameters that `program.precision` has in MXFP8 are
+/// [`MxGemm`]s: for each such parameter and micro-batch one fprop, in a training program also one
+/// dgrad and one wgrad (recomputed calls apart), and no product in another format.
+pub fn audit_counts(program: &Program) -> Vec<Finding> {
+    let origins = Origins::new(program);
+    let mut findings = Vec::new();
+    let mut add = |call: &str, what: String| {
+        findings.push(Finding { call: call.to_string(), what });
+    };
+    let is_mxfp8: Vec<bool> = program
+        .parameters
+        .iter()
+        .map(|state| {
+            let mut entries = program.precision.iter();
+            entries.any(|entry| entry.tensor == state.name && entry.format == Format::Mxfp8)
+        })
+        .collect();
+    let mut counts: HashMap<(usize, Product), usize> = HashMap::new();
+    for call in &program.calls {
+        let Some((product, parameter)) = origins.parameter_of(call) else { continue };
+        let is_mx_call = matches!(call.op, Op::MxGemm(_));
+        let Some(index) = parameter else {
+            add(&call.name, format!("{} of no known parameter", product.name()));
+            continue;
+        };
+        let name = &program.parameters[index].name;
+        match (is_mxfp8[index], is_mx_call) {
+            (true, false) => {
+                let dtype = program.value(call.operands[0].value).dtype;
+                let product = product.name();
+                let what = format!("{product} of `{name}` in {dtype}, expected mxfp8");
+                add(&call.name, what);
+            }
+            (false, true) => {
+                let product = product.name();
+                add(&call.name, format!("{product} of `{name}` in mxfp8, which the policy is not"));
+            }
+            (true, true) if !call.recomputes => *counts.entry((index, product)).or_default() += 1,
+            _ => {}
+        }
+    }
+    let products: &[Product] = match program.mode {
+        Mode::Train => &Product::ALL,
+        Mode::Evaluate => &[Product::Fprop],
+    };
+    for (index, state) in program.parameters.iter().enumerate().filter(|(i, _)| is_mxfp8[*i]) {
+        for &product in products {
+            let got = counts.get(&(index, product)).copied().unwrap_or(0);
+            let expected = program.micro_batches;
+            if got != expected {
+                let (name, product) = (&state.name, product.name());
+                let what = format!("`{name}`: expected {expected} {product} in mxfp8, got {got}");
+                add("program", what);
+            }
+        }
+    }
+    findings
+}

@@ -1,0 +1,223 @@
+//! The gradient norm, and the AdamW update of sampled elements in `f64`.
+//!
+//! # Tolerance
+//!
+//! With `u = 2^-24`, the first moment errs by 4 u of the terms that it is the sum of, which may
+//! cancel; its quotient by the root of the second, at least `sqrt(1 - beta2)` of the gradient,
+//! makes of this `4 u / sqrt(1 - beta2)` of the learning rate. Some ten roundings of the step and
+//! three of the parameter are relative to the larger of the two. In all
+//! `(16 + 4 / sqrt(1 - beta2)) u` of the larger of weight and learning rate: 2e-6 for a beta2 of
+//! 0.95. A weight rounded to BF16 is off by up to 4e-3 of itself.
+
+use deepwell_ir::ops::AdamW;
+use deepwell_ir::{Call, Program, ValueId};
+use deepwell_kernels::oracle::adamw::{Settings, Updated, step};
+use deepwell_kernels::{Backend, KernelError};
+use rayon::prelude::*;
+
+use super::report::AuditReport;
+use super::view::{View, sample_indices, view};
+
+/// Unit roundoff of FP32, `2^-24`.
+const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
+
+/// The norm is a sum in `f64` rounded once to `f32`; a factor of 16 for what is not ours to say.
+const NORM_TOLERANCE: f64 = 16.0 * ROUNDOFF;
+
+/// Compares the norm with the root of the sum of all squares, in `f64`.
+pub(super) fn check_norm(
+    report: &mut AuditReport,
+    program: &Program,
+    call: &Call,
+    backend: &dyn Backend,
+) -> Result<(), KernelError> {
+    let mut squares = 0.0;
+    for operand in call.inputs() {
+        let gradient = view(program, operand.value, backend)?;
+        report.count_tensor(gradient.len());
+        squares += (0..gradient.len())
+            .into_par_iter()
+            .map(|index| f64::from(gradient.float(index)).powi(2))
+            .sum::<f64>();
+    }
+    report.calls_checked += 1;
+    let (expected, got) = (squares.sqrt(), view(program, call.outputs()[0].value, backend)?);
+    let got = f64::from(got.float(0));
+    let both_not_finite = !expected.is_finite() && !got.is_finite();
+    if !((got - expected).abs() <= NORM_TOLERANCE * expected || both_not_finite) {
+        report.add(&call.name, format!("expected a gradient norm of {expected:e}, got {got:e}"));
+    }
+    Ok(())
+}
+
+/// Sampled elements of one parameter.
+struct Sampled {
+    indices: Vec<usize>,
+    master: Vec<f64>,
+    first_moment: Vec<f64>,
+    second_moment: Vec<f64>,
+    gradient: Vec<f64>,
+}
+
+/// The operands of one parameter.
+struct ParameterOperands {
+    gradient: ValueId,
+    master: ValueId,
+    first_moment: ValueId,
+    second_moment: ValueId,
+}
+
+impl ParameterOperands {
+    fn of(call: &Call, parameter: usize) -> ParameterOperands {
+        let at = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
+        let value = |offset: usize| call.operands[at + offset].value;
+        ParameterOperands {
+            gradient: value(0),
+            master: value(1),
+            first_moment: value(2),
+            second_moment: value(3),
+        }
+    }
+}
+
+/// What the update starts from.
+pub(super) struct BeforeUpdate {
+    parameters: Vec<Sampled>,
+    /// Without weight decay, which each parameter has its own.
+    settings: Settings,
+    counters: [u64; 2],
+}
+
+impl BeforeUpdate {
+    /// Reads it.
+    pub(super) fn read(
+        program: &Program,
+        call: &Call,
+        op: &AdamW,
+        backend: &dyn Backend,
+    ) -> Result<BeforeUpdate, KernelError> {
+        let leading = |index: usize| view(program, call.operands[index].value, backend);
+        let (norm, schedule, counters) = (leading(0)?, leading(1)?, leading(2)?);
+        let settings = Settings {
+            learning_rate: schedule.float(0).into(),
+            beta1: op.beta1.into(),
+            beta2: op.beta2.into(),
+            eps: op.eps.into(),
+            weight_decay: 0.0,
+            max_grad_norm: schedule.float(1).into(),
+            step: counters.counter(0) + 1,
+            grad_norm: norm.float(0).into(),
+        };
+        let parameters = (0..op.weight_decay.len())
+            .map(|index| {
+                let operands = ParameterOperands::of(call, index);
+                let master = view(program, operands.master, backend)?;
+                let indices = sample_indices(master.name, master.len());
+                let read = |id: ValueId| -> Result<Vec<f64>, KernelError> {
+                    let view = view(program, id, backend)?;
+                    Ok(indices.iter().map(|&index| f64::from(view.float(index))).collect())
+                };
+                Ok(Sampled {
+                    master: read(operands.master)?,
+                    first_moment: read(operands.first_moment)?,
+                    second_moment: read(operands.second_moment)?,
+                    gradient: read(operands.gradient)?,
+                    indices,
+                })
+            })
+            .collect::<Result<Vec<_>, KernelError>>()?;
+        let counters = [counters.counter(0), counters.counter(1)];
+        Ok(BeforeUpdate { parameters, settings, counters })
+    }
+
+    /// Compares what is there after the update.
+    pub(super) fn check(
+        &self,
+        report: &mut AuditReport,
+        program: &Program,
+        call: &Call,
+        op: &AdamW,
+        backend: &dyn Backend,
+    ) -> Result<(), KernelError> {
+        report.calls_checked += 1;
+        let is_skipped = !self.settings.grad_norm.is_finite();
+        let counters = view(program, call.operands[2].value, backend)?;
+        let [applied, skipped] = self.counters;
+        let expected = if is_skipped { [applied, skipped + 1] } else { [applied + 1, skipped] };
+        let got = [counters.counter(0), counters.counter(1)];
+        report.count_tensor(2);
+        if got != expected {
+            let what = format!("expected {expected:?} applied and skipped steps, got {got:?}");
+            report.add(&call.name, what);
+        }
+        for (index, before) in self.parameters.iter().enumerate() {
+            let settings =
+                Settings { weight_decay: op.weight_decay[index].into(), ..self.settings };
+            let expected = if is_skipped {
+                Updated {
+                    param: before.master.clone(),
+                    m: before.first_moment.clone(),
+                    v: before.second_moment.clone(),
+                }
+            } else {
+                let Sampled { master, gradient, first_moment, second_moment, .. } = before;
+                step(master, gradient, first_moment, second_moment, &settings)
+            };
+            let operands = ParameterOperands::of(call, index);
+            let clip = settings.max_grad_norm / (settings.grad_norm + 1e-6);
+            let of_weight = (16.0 + 4.0 / (1.0 - settings.beta2).sqrt()) * ROUNDOFF;
+            let weight_tolerance =
+                |at: usize| of_weight * before.master[at].abs().max(settings.learning_rate.abs());
+            let first_tolerance = |at: usize| {
+                let gradient = (before.gradient[at] * clip.min(1.0)).abs();
+                8.0 * ROUNDOFF * (before.first_moment[at].abs() + gradient) + TINY
+            };
+            let second_tolerance = |at: usize| 8.0 * ROUNDOFF * expected.v[at] + TINY;
+            let tensors: [(ValueId, &[f64], &dyn Fn(usize) -> f64); 3] = [
+                (operands.master, &expected.param, &weight_tolerance),
+                (operands.first_moment, &expected.m, &first_tolerance),
+                (operands.second_moment, &expected.v, &second_tolerance),
+            ];
+            for (id, expected, tolerance) in tensors {
+                let got = view(program, id, backend)?;
+                report.count_tensor(before.indices.len());
+                let what = differences(&got, &before.indices, expected, tolerance);
+                if let Some(what) = what {
+                    report.add(&call.name, what);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The smallest normal FP32 number: below it the relative bounds do not hold.
+const TINY: f64 = f32::MIN_POSITIVE as f64;
+
+fn differences(
+    got: &View<'_>,
+    indices: &[usize],
+    expected: &[f64],
+    tolerance: &dyn Fn(usize) -> f64,
+) -> Option<String> {
+    let is_right = |at: usize| {
+        let (got, expected) = (f64::from(got.float(indices[at])), expected[at]);
+        let same = got == expected || (got.is_nan() && expected.is_nan());
+        same || (got - expected).abs() <= tolerance(at)
+    };
+    let wrong: Vec<usize> = (0..indices.len()).filter(|&at| !is_right(at)).collect();
+    let &first = wrong.first()?;
+    let all_bf16 = indices.iter().all(|&index| got.float(index).to_bits() & 0xFFFF == 0);
+    Some(format!(
+        "`{}`: {} of {} sampled elements are not AdamW's, first at {}: expected {:e} to within \
+         {:.1e}, got {:e}{}",
+        got.name,
+        wrong.len(),
+        indices.len(),
+        got.coordinate(indices[first]),
+        expected[first],
+        tolerance(first),
+        got.float(indices[first]),
+        if all_bf16 { "; all sampled elements are BF16 numbers" } else { "" },
+    ))
+}

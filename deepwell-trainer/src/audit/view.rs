@@ -1,0 +1,159 @@
+//! Values of a program read where they lie.
+
+use deepwell_ir::{DType, Program, ValueId};
+use deepwell_kernels::{Backend, KernelError};
+
+/// Outputs of a product, and elements of a parameter, that are compared; of smaller tensors all.
+pub const SAMPLES: usize = 64;
+
+/// Bytes of a value in the arena, with what they mean.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    /// Name of the value.
+    pub(super) name: &'a str,
+    /// Row-major shape.
+    pub(super) shape: &'a [usize],
+    /// How elements are stored.
+    pub(super) dtype: DType,
+    /// The elements, little endian.
+    pub(super) bytes: &'a [u8],
+}
+
+/// Looks at a value.
+///
+/// # Errors
+/// A backend whose memory the host cannot read.
+pub(super) fn view<'a>(
+    program: &'a Program,
+    id: ValueId,
+    backend: &'a dyn Backend,
+) -> Result<View<'a>, KernelError> {
+    let value = program.value(id);
+    let bytes = backend.host_view(value.range).ok_or_else(|| KernelError::Run {
+        call: "audit".to_string(),
+        what: format!(
+            "the host cannot read `{}` where it lies on backend `{}`",
+            value.name,
+            backend.name()
+        ),
+    })?;
+    Ok(View { name: &value.name, shape: &value.shape, dtype: value.dtype, bytes })
+}
+
+impl View<'_> {
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size_bytes()
+    }
+
+    /// Element `index` of an F32 or BF16 value.
+    pub(super) fn float(&self, index: usize) -> f32 {
+        if self.dtype == DType::Bf16 {
+            let bits = u16::from_le_bytes([self.bytes[2 * index], self.bytes[2 * index + 1]]);
+            return f32::from_bits(u32::from(bits) << 16);
+        }
+        let mut word = [0; 4];
+        word.copy_from_slice(&self.bytes[4 * index..4 * index + 4]);
+        f32::from_le_bytes(word)
+    }
+
+    /// Element `index` of a U64 value.
+    pub(super) fn counter(&self, index: usize) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.bytes[8 * index..8 * index + 8]);
+        u64::from_le_bytes(word)
+    }
+
+    /// Coordinate of element `index`, as messages show it.
+    pub(super) fn coordinate(&self, index: usize) -> String {
+        let mut rest = index;
+        let mut coordinate: Vec<String> = Vec::with_capacity(self.shape.len());
+        for &size in self.shape.iter().rev() {
+            coordinate.push((rest % size.max(1)).to_string());
+            rest /= size.max(1);
+        }
+        coordinate.reverse();
+        format!("[{}]", coordinate.join(", "))
+    }
+}
+
+/// Which elements of a tensor of `len` are sampled, ascending: the first, the last, and others
+/// spread by the golden ratio from a place that the name decides, so that tensors of one shape
+/// are not all sampled at the same coordinates.
+pub(super) fn sample_indices(name: &str, len: usize) -> Vec<usize> {
+    if len <= SAMPLES {
+        return (0..len).collect();
+    }
+    let mut place = fingerprint(name.as_bytes());
+    let mut indices = vec![0, len - 1];
+    // Neighbours may fall together where `len` is little more than `SAMPLES`.
+    let mut tries = 0;
+    while indices.len() < SAMPLES {
+        // 2^64 over the golden ratio.
+        place = place.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        tries += 1;
+        let spread = ((u128::from(place) * len as u128) >> 64) as usize;
+        let index = if tries <= 4 * SAMPLES { spread } else { tries % len };
+        if !indices.contains(&index) {
+            indices.push(index);
+        }
+    }
+    indices.sort_unstable();
+    indices
+}
+
+/// A number that differs, but for one case in 2^64, when a byte differs.
+pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
+    // FNV-1a's constants, on words instead of bytes, with the high half folded down: a product
+    // alone carries nothing from high bits to low ones.
+    let mix = |hash: u64, word: u64| {
+        let product = (hash ^ word).wrapping_mul(0x0000_0100_0000_01B3);
+        product ^ (product >> 32)
+    };
+    let words = bytes.chunks_exact(8);
+    let tail = words.remainder();
+    let mut hash = 0xCBF2_9CE4_8422_2325 ^ bytes.len() as u64;
+    for word in words {
+        let mut array = [0; 8];
+        array.copy_from_slice(word);
+        hash = mix(hash, u64::from_le_bytes(array));
+    }
+    tail.iter().fold(hash, |hash, &byte| mix(hash, u64::from(byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_distinct_and_hold_both_ends() {
+        for len in [0, 1, 63, 64, 65, 66, 100, 1000, 1 << 33] {
+            let indices = sample_indices("layers.0.mlp", len);
+            assert_eq!(indices.len(), len.min(SAMPLES), "of {len}");
+            assert!(indices.windows(2).all(|pair| pair[0] < pair[1]), "of {len}: {indices:?}");
+            if len > 0 {
+                assert_eq!((indices[0], indices[indices.len() - 1]), (0, len - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn every_byte_and_the_length_count() {
+        let bytes: Vec<u8> = (0..29).collect();
+        let whole = fingerprint(&bytes);
+        for index in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut changed = bytes.clone();
+                changed[index] ^= 1 << bit;
+                assert_ne!(fingerprint(&changed), whole, "byte {index}, bit {bit}");
+            }
+        }
+        assert_ne!(fingerprint(&[0; 8]), fingerprint(&[0; 16]));
+    }
+
+    #[test]
+    fn coordinates_are_row_major() {
+        let view = View { name: "x", shape: &[3, 5], dtype: DType::E4m3, bytes: &[0; 15] };
+        assert_eq!((view.coordinate(0), view.coordinate(9)), ("[0, 0]".into(), "[1, 4]".into()));
+    }
+}
