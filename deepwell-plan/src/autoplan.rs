@@ -45,8 +45,9 @@ pub struct Planned {
 
 /// Plans for one device.
 ///
-/// Of the candidates that fit into memory the one with the least predicted time is taken; of
-/// equals the one that recomputes less, then the one with the larger micro-batch.
+/// Recomputation only adds work and smaller micro-batches only read weights more often, so
+/// candidates are tried from the least predicted time upwards: the least recomputation first, the
+/// largest micro-batch first within it. The first one that fits into memory is taken.
 ///
 /// # Errors
 /// A request that cannot be planned, a model without kernels on `target`, or nothing that fits.
@@ -90,23 +91,13 @@ pub fn autoplan(
                 ));
                 continue;
             }
-            let better = best
-                .as_ref()
-                .is_none_or(|best| prediction.time_s < best.prediction.time_s * (1.0 - 1e-9));
-            if !better {
-                rejected.push(format!("{name}: {:.3} ms", prediction.time_s * 1e3));
-                continue;
-            }
-            let planned = Planned { plan: candidate, program, prediction, rejected: Vec::new() };
-            if let Some(previous) = best.replace(planned) {
-                rejected.push(format!(
-                    "micro-batch {} x {}, recompute {}: {:.3} ms",
-                    previous.plan.micro_batch,
-                    previous.plan.micro_batches,
-                    previous.plan.recompute,
-                    previous.prediction.time_s * 1e3
-                ));
-            }
+            best = Some(Planned { plan: candidate, program, prediction, rejected: Vec::new() });
+            // Smaller micro-batches read the same weights more often and save nothing else.
+            let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
+            rejected.extend(smaller.map(|size| {
+                format!("micro-batch {size}, recompute {rule}: a larger one fits")
+            }));
+            break;
         }
         if best.is_some() {
             // More recomputation only adds work.

@@ -197,16 +197,15 @@ fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
 
 /// Bytes by kind at the call with the largest sum of transient values, and the call's name.
 fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
-    let calls = program.calls.len();
-    let mut activations = vec![0i64; calls + 1];
-    for (index, value) in program.values.iter().enumerate() {
-        if value.memory != MemoryKind::Activations {
-            continue;
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; program.values.len()];
+    for (index, call) in program.calls.iter().enumerate() {
+        for operand in &call.operands {
+            lives[operand.value.index()].get_or_insert((index, index)).1 = index;
         }
-        let touches = |call: &Call| call.operands.iter().any(|o| o.value.index() == index);
-        let first = program.calls.iter().position(touches);
-        let last = program.calls.iter().rposition(touches);
-        if let (Some(first), Some(last)) = (first, last) {
+    }
+    let mut activations = vec![0i64; program.calls.len() + 1];
+    for (value, life) in program.values.iter().zip(lives) {
+        if let (MemoryKind::Activations, Some((first, last))) = (value.memory, life) {
             activations[first] += value.range.bytes as i64;
             activations[last + 1] -= value.range.bytes as i64;
         }

@@ -43,7 +43,7 @@ impl Progress for Console {
                 bar.set_position(line.step);
                 bar.set_message(line.to_string());
             }
-            None if line.step == 1 || line.step % self.line_every == 0 => {
+            None if line.step == 1 || line.step.is_multiple_of(self.line_every) => {
                 eprintln!("{:>8} {line}", self.name);
             }
             None => {}

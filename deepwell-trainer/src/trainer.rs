@@ -227,11 +227,11 @@ impl Trainer {
             progress.step(&line);
             self.guard(&mut position, &outcome, &mut log, progress)?;
             let last = step == settings.steps;
-            if last || step % settings.eval_interval() == 0 {
+            if last || step.is_multiple_of(settings.eval_interval()) {
                 self.evaluate(&heldout, step, &mut log, progress)?;
             }
             interrupted = !last && self.stop.load(Ordering::Relaxed);
-            if last || interrupted || step % settings.checkpoint_interval() == 0 {
+            if last || interrupted || step.is_multiple_of(settings.checkpoint_interval()) {
                 // The checkpoint is what a resumed run trusts: metrics up to it must be there.
                 log.sync()?;
                 let root = Trainer::checkpoints_path(out);
