@@ -401,7 +401,7 @@ fn explanations_name_what_was_not_taken() {
     let explained = stdout_of(&args);
     for part in [
         "plans not taken",
-        "micro-batch 1 x 4, recompute none: ",
+        "micro-batch 1, recompute none: a larger one fits",
         "kernels not taken",
         "taken: cpu_linear_f32",
         "cpu_linear_avx512: ",
