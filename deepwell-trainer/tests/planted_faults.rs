@@ -6,13 +6,16 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::ops::{LinearInputGrad, MxGemm};
-use deepwell_ir::{Access, Call, Op, Operand, PrecisionPolicy, Product, Program, ValueId};
-use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
+use deepwell_ir::{
+    Access, Call, Op, Operand, PrecisionPolicy, Product, Program, Recompute, ValueId,
+};
+use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, Verdict, cpu_target};
+use deepwell_plan::{Plan, lower};
 use deepwell_precision::Format;
 use deepwell_trainer::audit::{
     Audit, AuditReport, FINDINGS_KEPT, Finding, audit_counts, audit_provenance,
 };
-use deepwell_trainer::{CompileOptions, Engine, compile};
+use deepwell_trainer::{CompileOptions, Engine, Settings, compile};
 
 const SEQ: usize = 32;
 const BATCH: usize = 2;
@@ -210,6 +213,25 @@ fn a_clean_step_has_no_findings() {
     }
 }
 
+/// 1024 tokens, 28 linear layers, as `deepwell train` without arguments has them.
+#[test]
+fn a_clean_step_of_the_default_model_has_no_findings() {
+    let settings = Settings::default();
+    let (config, _) = settings.model_config().unwrap();
+    let (seq, batch) = (settings.seq_len, settings.batch_size);
+    let graph = capture_for_sequence(&config, seq).unwrap();
+    let policy = PrecisionPolicy::preset(&settings.precision).unwrap();
+    let options = CompileOptions::new(policy, seq, batch);
+    let mut engine = compile(graph, deepwell_probe::probe(), &options).unwrap();
+    engine.initialize(7).unwrap();
+    let tokens: Vec<i32> = (0..(seq * batch) as i32 + 1).map(|i| i * i * 31 % 256).collect();
+    let (inputs, targets) = (&tokens[..seq * batch], &tokens[1..]);
+    let mut audit = Audit::new(engine.program());
+    engine.step_observed(inputs, targets, LEARNING_RATE, 1.0, &mut audit).unwrap();
+    let report = audit.finish();
+    assert!(report.is_clean(), "{report}");
+}
+
 /// Biases, several key heads, and sizes that are no multiple of 32: groups end short.
 #[test]
 fn a_clean_step_of_odd_sizes_has_no_findings() {
@@ -360,6 +382,9 @@ fn a_copy_that_was_stale_before_the_step_is_found() {
     }
 }
 
+/// What is done to a program.
+type Rewrite = fn(&mut Program);
+
 /// Findings about the program as such, as text.
 fn of_program(program: &Program) -> String {
     let findings: Vec<Finding> =
@@ -436,12 +461,14 @@ fn no_wgrad(program: &mut Program) {
 
 #[test]
 fn programs_that_do_not_do_what_the_policy_says() {
-    let rows: &[(fn(&mut Program), &[&str])] = &[
+    let rows: &[(Rewrite, &[&str])] = &[
         (
             dgrad_in_bf16,
             &[
-                "`layers.0.mlp.gate_proj.dgrad`: dgrad of `model.layers.0.mlp.gate_proj.weight` in bf16",
-                "`program`: `model.layers.0.mlp.gate_proj.weight`: expected 1 dgrad in mxfp8, got 0",
+                "`layers.0.mlp.gate_proj.dgrad`: dgrad of \
+                 `model.layers.0.mlp.gate_proj.weight` in bf16, expected mxfp8",
+                "`program`: `model.layers.0.mlp.gate_proj.weight`: \
+                 expected 1 dgrad in mxfp8, got 0",
             ],
         ),
         (
@@ -465,10 +492,9 @@ fn programs_that_do_not_do_what_the_policy_says() {
         ),
         (
             weight_of_another_layer,
-            &[
-                "`layers.0.mlp.up_proj.dgrad`: belongs to parameter `model.layers.1.mlp.up_proj.weight`, \
-               other products of the layer to parameter `model.layers.0.mlp.up_proj.weight`",
-            ],
+            &["`layers.0.mlp.up_proj.dgrad`: belongs to parameter \
+                 `model.layers.1.mlp.up_proj.weight`, other products of the layer to parameter \
+                 `model.layers.0.mlp.up_proj.weight`"],
         ),
         (gradient_of_another_layer, &["`layers.0.mlp.up_proj.wgrad`: belongs to parameter"]),
         (
@@ -494,9 +520,25 @@ fn the_program_of_the_test_has_what_the_tests_speak_of() {
     let engine = micro_engine("mxfp8", 2);
     let program = engine.program();
     let count = |wanted: Product| {
-        let is_wanted = |call: &&Call| matches!(&call.op, Op::MxGemm(MxGemm { product, .. }) if *product == wanted);
-        program.calls.iter().filter(is_wanted).count()
+        let product = |call: &Call| match call.op {
+            Op::MxGemm(MxGemm { product, .. }) => Some(product),
+            _ => None,
+        };
+        program.calls.iter().filter(|call| product(call) == Some(wanted)).count()
     };
     // 14 linear layers, the first and the last in BF16.
     assert_eq!(Product::ALL.map(count), [12; 3]);
+}
+
+/// What the backward runs again is quantized again, under other names; the products stay as many.
+#[test]
+fn programs_that_recompute_are_clean() {
+    let engine = micro_engine("mxfp8", 1);
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        let plan = Plan { recompute, ..engine.plan().clone() };
+        let program = lower(engine.graph(), &plan, &CpuCatalog, &cpu_target(1)).unwrap();
+        assert_eq!(of_program(&program), "", "{recompute}");
+        let is_recomputed = program.calls.iter().any(|call| call.recomputes);
+        assert_eq!(is_recomputed, recompute != Recompute::None);
+    }
 }

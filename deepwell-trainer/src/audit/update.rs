@@ -173,23 +173,25 @@ impl BeforeUpdate {
                 8.0 * ROUNDOFF * (before.first_moment[at].abs() + gradient) + TINY
             };
             let second_tolerance = |at: usize| 8.0 * ROUNDOFF * expected.v[at] + TINY;
-            let tensors: [(ValueId, &[f64], &dyn Fn(usize) -> f64); 3] = [
-                (operands.master, &expected.param, &weight_tolerance),
-                (operands.first_moment, &expected.m, &first_tolerance),
-                (operands.second_moment, &expected.v, &second_tolerance),
-            ];
-            for (id, expected, tolerance) in tensors {
+            let mut compare = |id: ValueId, expected: &[f64], tolerance: Tolerance<'_>| {
                 let got = view(program, id, backend)?;
                 report.count_tensor(before.indices.len());
                 let what = differences(&got, &before.indices, expected, tolerance);
                 if let Some(what) = what {
                     report.add(&call.name, what);
                 }
-            }
+                Ok::<(), KernelError>(())
+            };
+            compare(operands.master, &expected.param, &weight_tolerance)?;
+            compare(operands.first_moment, &expected.m, &first_tolerance)?;
+            compare(operands.second_moment, &expected.v, &second_tolerance)?;
         }
         Ok(())
     }
 }
+
+/// Allowed difference of the sample at an index.
+type Tolerance<'a> = &'a dyn Fn(usize) -> f64;
 
 /// The smallest normal FP32 number: below it the relative bounds do not hold.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
@@ -198,7 +200,7 @@ fn differences(
     got: &View<'_>,
     indices: &[usize],
     expected: &[f64],
-    tolerance: &dyn Fn(usize) -> f64,
+    tolerance: Tolerance<'_>,
 ) -> Option<String> {
     let is_right = |at: usize| {
         let (got, expected) = (f64::from(got.float(indices[at])), expected[at]);
