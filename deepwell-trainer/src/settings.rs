@@ -49,7 +49,7 @@ pub struct Settings {
     pub data_seed: Option<u64>,
     /// Largest learning rate.
     pub learning_rate: f64,
-    /// Steps until it is reached; none takes a twentieth of the run.
+    /// Steps until it is reached; none takes a tenth of the run.
     pub warmup_steps: Option<u64>,
     /// Last learning rate over the largest.
     pub final_learning_rate_ratio: f64,
@@ -86,7 +86,7 @@ impl Default for Settings {
             micro_batch: None,
             seed: 0,
             data_seed: None,
-            learning_rate: 2e-3,
+            learning_rate: 5e-4,
             warmup_steps: None,
             final_learning_rate_ratio: 0.1,
             max_grad_norm: 1.0,
@@ -225,7 +225,7 @@ impl Settings {
     pub fn schedule(&self) -> Schedule {
         Schedule {
             peak: self.learning_rate,
-            warmup_steps: self.warmup_steps.unwrap_or(self.steps / 20),
+            warmup_steps: self.warmup_steps.unwrap_or(self.steps / 10),
             steps: self.steps,
             final_ratio: self.final_learning_rate_ratio,
         }

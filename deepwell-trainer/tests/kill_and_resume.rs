@@ -39,8 +39,11 @@ fn start(folder: &Path, out: &str, resume: bool) -> Child {
     command.spawn().expect("the binary starts")
 }
 
-/// What must be the same to the bit: losses, norms and held-out losses by step.
-fn numbers(out: &Path) -> Vec<(u64, Option<u64>, Option<u64>, Option<u64>)> {
+/// Step, and the bits of loss, gradient norm and held-out loss.
+type Numbers = (u64, Option<u64>, Option<u64>, Option<u64>);
+
+/// What must be the same to the bit.
+fn numbers(out: &Path) -> Vec<Numbers> {
     let text = std::fs::read_to_string(Trainer::metrics_path(out)).expect("metrics are there");
     let bits = |value: Option<f64>| value.map(f64::to_bits);
     text.lines()

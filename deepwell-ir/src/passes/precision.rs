@@ -93,6 +93,17 @@ fn assign(
             reason: assignment.reason.clone(),
         })
         .collect();
+    for (&(id, role), assignment) in order.iter().zip(&assigned) {
+        if assignment.format == Format::Mxfp8 && !matches!(role, Role::Linear | Role::Expert) {
+            return Err(IrError::Precision {
+                tensor: graph.tensor(id).name.clone(),
+                what: format!(
+                    "expected f32 or bf16 for a tensor of role {role:?}, got mxfp8\n\
+                     hint: only linear and expert tensors have mxfp8 products; narrow the rule"
+                ),
+            });
+        }
+    }
     let assignments = order.into_iter().map(|(id, _)| id).zip(assigned).collect();
     Ok((assignments, report))
 }

@@ -96,12 +96,12 @@ pub(crate) fn judge(
     if let Some(audit) = &mxfp8.summary.fit.audit {
         checks.push(Check {
             name: "audit of the first MXFP8 step, call by call".to_string(),
-            passed: audit.findings.is_empty(),
+            passed: audit.is_clean(),
             detail: match audit.findings.first() {
                 None => format!("{} calls as their slow definitions", audit.calls_checked),
                 Some(first) => format!(
                     "{} findings, the first: {}: {}",
-                    audit.findings.len(),
+                    audit.findings_total,
                     first.call,
                     first.what
                 ),
