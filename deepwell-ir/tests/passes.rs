@@ -212,9 +212,8 @@ fn passes_refuse_graphs_of_the_wrong_stage() {
 fn a_rule_that_puts_the_head_in_mxfp8_was_accepted_and_ignored() {
     let config = LlamaConfig::preset("llama-micro").expect("a preset");
     let graph = capture(&config).expect("it captures");
-    let policy = PrecisionPolicy::mxfp8()
-        .with_rule("lm_head*", Format::Mxfp8)
-        .expect("a valid glob");
+    let policy =
+        PrecisionPolicy::mxfp8().with_rule("lm_head*", Format::Mxfp8).expect("a valid glob");
     let error = apply_precision(&graph, &policy).expect_err("the head has no such product");
     assert_eq!(
         error.to_string(),

@@ -94,9 +94,10 @@ pub fn autoplan(
             best = Some(Planned { plan: candidate, program, prediction, rejected: Vec::new() });
             // Smaller micro-batches read the same weights more often and save nothing else.
             let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
-            rejected.extend(smaller.map(|size| {
-                format!("micro-batch {size}, recompute {rule}: a larger one fits")
-            }));
+            rejected
+                .extend(smaller.map(|size| {
+                    format!("micro-batch {size}, recompute {rule}: a larger one fits")
+                }));
             break;
         }
         if best.is_some() {

@@ -14,8 +14,8 @@
 //!   it. The scale is the exponent of `s`, one more when its fraction is not zero: the smallest
 //!   power of two that is not below `s`. Multiplying by the rounded reciprocal, as some libraries
 //!   do, gives other quotients but, unless they are subnormal, the same scales (a test goes
-//!   through all fractions). Because the f32 neighbours of 448 * 2^k lie more than half an ulp of `s` apart,
-//!   no finite amax is ever scaled beyond 448, except that below 448 * 2^-126, where `s` is
+//!   through all fractions). Because the f32 neighbours of 448 * 2^k lie more than half an ulp of
+//!   `s` apart, no finite amax is ever scaled beyond 448, except that below 448 * 2^-126, where `s` is
 //!   subnormal, it may be by one part in 2^23, which still rounds to 448. So RCEIL never saturates
 //!   finite input.
 //! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2), of the OCP MX specification v1.0. The

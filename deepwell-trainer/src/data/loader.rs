@@ -64,8 +64,8 @@ impl Batch {
 ///
 /// One part of the data is cut into windows of `seq` tokens that do not overlap. An epoch visits
 /// each of them once in a pseudo-random order; every epoch cuts at another offset and shuffles
-/// anew. Row *r* of batch *i* is sample `i * rows + r` of the endless sequence of epochs, so a batch is a
-/// function of the seed and *i* alone.
+/// anew. Row *r* of batch *i* is sample `i * rows + r` of the endless sequence of epochs, so a
+/// batch is a function of the seed and *i* alone.
 #[derive(Debug)]
 pub struct Loader {
     sampler: Sampler,

@@ -101,9 +101,7 @@ pub(crate) fn judge(
                 None => format!("{} calls as their slow definitions", audit.calls_checked),
                 Some(first) => format!(
                     "{} findings, the first: {}: {}",
-                    audit.findings_total,
-                    first.call,
-                    first.what
+                    audit.findings_total, first.call, first.what
                 ),
             },
         });
