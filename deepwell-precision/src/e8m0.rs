@@ -15,9 +15,9 @@
 //!   power of two that is not below `s`. Multiplying by the rounded reciprocal, as some libraries
 //!   do, gives other quotients but, unless they are subnormal, the same scales (a test goes
 //!   through all fractions). Because the f32 neighbours of 448 * 2^k lie more than half an ulp of
-//!   `s` apart, no finite amax is ever scaled beyond 448, except that below 448 * 2^-126, where `s` is
-//!   subnormal, it may be by one part in 2^23, which still rounds to 448. So RCEIL never saturates
-//!   finite input.
+//!   `s` apart, no finite amax is ever scaled beyond 448, except that below 448 * 2^-126, where `s`
+//!   is subnormal, it may be by one part in 2^23, which still rounds to 448. So RCEIL never
+//!   saturates finite input.
 //! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2), of the OCP MX specification v1.0. The
 //!   scaled amax lies in [256, 512), so what lies above 448 saturates.
 
