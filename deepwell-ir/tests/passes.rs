@@ -55,6 +55,8 @@ fn json_gives_the_graph_back() {
         mlp_bias: true,
         // One over the root of 24, and this epsilon, need all digits of an f64.
         head_dim: 24,
+        num_heads: 4,
+        num_kv_heads: 4,
         rms_norm_eps: 1.000_000_000_000_000_3e-6,
         ..micro()
     };

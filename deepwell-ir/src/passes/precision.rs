@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_precision::{Assignment, Format, MxSpec, PrecisionPolicy, Role, TensorUse};
+use deepwell_precision::{Assignment, BLOCK, Format, MxSpec, PrecisionPolicy, Role, TensorUse};
 use serde::{Deserialize, Serialize};
 
 use crate::builder::output_name;
@@ -100,6 +100,21 @@ fn assign(
                 what: format!(
                     "expected f32 or bf16 for a tensor of role {role:?}, got mxfp8\n\
                      hint: only linear and expert tensors have mxfp8 products; narrow the rule"
+                ),
+            });
+        }
+    }
+    for (&(id, _), assignment) in order.iter().zip(&assigned) {
+        let tensor = graph.tensor(id);
+        let is_whole = |size: &usize| size.is_multiple_of(BLOCK);
+        let sizes = tensor.shape.as_fixed().unwrap_or_default();
+        if assignment.format == Format::Mxfp8 && !sizes.iter().all(is_whole) {
+            return Err(IrError::Precision {
+                tensor: tensor.name.clone(),
+                what: format!(
+                    "expected sizes divisible by {BLOCK} for mxfp8, got {}\n\
+                     hint: choose such sizes, or keep it in bf16 by a rule of the policy",
+                    tensor.shape
                 ),
             });
         }
