@@ -71,14 +71,14 @@ pub struct ParityReport {
     pub device: String,
     /// The BF16 run.
     pub bf16: RunReport,
-    /// The MXFP8 run.
-    pub mxfp8: RunReport,
+    /// The MXFP8 run; none if the comparison was stopped before it began.
+    pub mxfp8: Option<RunReport>,
     /// BF16 with another data order.
     pub control: Option<RunReport>,
     /// Mean over the last three evaluations of `(mxfp8 - bf16) / bf16`.
-    pub val_gap_rel: f64,
-    /// Largest magnitude of that after step 200, or after the warm-up of a shorter run.
-    pub val_gap_rel_max_after_warmup: f64,
+    pub val_gap_rel: Option<f64>,
+    /// Largest magnitude of that after step 200, or after a fifth of a shorter run.
+    pub val_gap_rel_max_after_warmup: Option<f64>,
     /// Largest magnitude of `(control - bf16) / bf16` over the same evaluations.
     pub control_gap_rel: Option<f64>,
     /// Held-out cross-entropy of a unigram model, nats per token.
@@ -270,24 +270,23 @@ fn report(
     entropies: crate::reference::ReferenceEntropies,
 ) -> ParityReport {
     let bf16 = &runs[0];
-    // Of an interrupted comparison there is only the first run to show.
-    let mxfp8 = runs.get(1).unwrap_or(bf16);
-    let control = runs.get(2);
-    let verdict = judge(bf16, mxfp8, control, entropies.bigram);
-    let interrupted = runs.len() < 2 || runs.iter().any(|run| run.summary.fit.interrupted);
-    let is_pass = verdict.checks.iter().all(|check| check.passed);
-    let summary = &mxfp8.summary;
+    let (mxfp8, control) = (runs.get(1), runs.get(2));
+    let verdict = mxfp8.map(|mxfp8| judge(bf16, mxfp8, control, entropies.bigram));
+    let interrupted = mxfp8.is_none() || runs.iter().any(|run| run.summary.fit.interrupted);
+    let checks = verdict.as_ref().map_or_else(Vec::new, |verdict| verdict.checks.clone());
+    let is_pass = checks.iter().all(|check| check.passed);
+    let summary = &mxfp8.unwrap_or(bf16).summary;
     ParityReport {
         steps: options.settings.steps,
         tokens: summary.fit.step * summary.tokens_per_step,
         params: summary.params,
         device: summary.device.clone(),
         bf16: bf16.report(),
-        mxfp8: mxfp8.report(),
+        mxfp8: mxfp8.map(FinishedRun::report),
         control: control.map(FinishedRun::report),
-        val_gap_rel: verdict.val_gap_rel,
-        val_gap_rel_max_after_warmup: verdict.val_gap_rel_max_after_warmup,
-        control_gap_rel: verdict.control_gap_rel,
+        val_gap_rel: verdict.as_ref().map(|verdict| verdict.val_gap_rel),
+        val_gap_rel_max_after_warmup: verdict.as_ref().map(|v| v.val_gap_rel_max_after_warmup),
+        control_gap_rel: verdict.as_ref().and_then(|verdict| verdict.control_gap_rel),
         unigram_entropy: entropies.unigram,
         bigram_entropy: entropies.bigram,
         mxfp8_flop_share: summary.mxfp8_flop_share,
@@ -302,7 +301,7 @@ fn report(
             (false, false) => "fail",
         }
         .to_string(),
-        checks: verdict.checks,
+        checks,
     }
 }
 

@@ -90,7 +90,12 @@ fn summary(report: &ParityReport) -> Block {
             .row("steps", report.steps.to_string())
             .row("tokens per run", report.tokens.to_string())
             .row("device", report.device.clone())
-            .row("gap, mean of the last three", format!("{:+.4} %", 100.0 * report.val_gap_rel))
+            .row(
+                "gap, mean of the last three",
+                report
+                    .val_gap_rel
+                    .map_or_else(|| "none yet".to_string(), |gap| format!("{:+.4} %", 100.0 * gap)),
+            )
             .row(
                 "MXFP8 share of linear FLOPs",
                 format!(
@@ -169,7 +174,7 @@ fn bytes(bytes: Option<u64>) -> String {
 
 fn memory(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
     let reports: Vec<&RunReport> =
-        [Some(&report.bf16), Some(&report.mxfp8), report.control.as_ref()]
+        [Some(&report.bf16), report.mxfp8.as_ref(), report.control.as_ref()]
             .into_iter()
             .flatten()
             .take(runs.len())
@@ -252,11 +257,12 @@ pub(super) fn text(report: &ParityReport) -> String {
             bytes(run.peak_bytes_measured),
         )
     };
-    let mut text = format!("parity after {} steps: {}\n", report.mxfp8.steps, report.verdict);
+    let mut text = format!("parity over {} steps: {}\n", report.steps, report.verdict);
     text.push_str(&line("bf16", &report.bf16));
-    text.push_str(&line("mxfp8", &report.mxfp8));
-    if let Some(control) = &report.control {
-        text.push_str(&line("control", control));
+    for (name, run) in [("mxfp8", &report.mxfp8), ("control", &report.control)] {
+        if let Some(run) = run {
+            text.push_str(&line(name, run));
+        }
     }
     text.push_str(&format!(
         "  unigram {:.4}, bigram {:.4} nats per token\n",
