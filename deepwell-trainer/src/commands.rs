@@ -58,7 +58,7 @@ pub struct TrainArgs {
     /// Seed of weights and data order
     #[arg(long)]
     pub seed: Option<u64>,
-    /// cpu or cuda[:N]
+    /// `cpu` or `cuda[:N]`
     #[arg(long)]
     pub device: Option<String>,
     /// Output folder
@@ -151,7 +151,7 @@ pub struct ParityArgs {
     /// Seed of weights and data order
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// cpu or cuda[:N]
+    /// `cpu` or `cuda[:N]`
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d
