@@ -303,9 +303,9 @@ impl Trainer {
     }
 }
 
-/// Half of a tensor must vanish before its layer falls back. An element vanishes below `2^-18` of
-/// its block's largest: gradients of gated activations lose 5 to 10 % of their elements so all the
-/// time, at no cost to the loss.
+/// Half of a tensor must vanish before its layer falls back. An element vanishes at about `2^-18`
+/// of its block's largest: runs of the default model were seen to lose 5 to 6 % of a tensor so, and
+/// held BF16's loss without a fallback.
 fn guard_config() -> GuardConfig {
     GuardConfig { underflow_fraction_max: 0.5, ..GuardConfig::default() }
 }
