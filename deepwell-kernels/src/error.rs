@@ -59,6 +59,23 @@ pub enum KernelError {
         /// Size there is.
         has: usize,
     },
+    /// A kernel was not compiled for the device.
+    #[error(
+        "no compiled `{file}.cu` for {architecture}; looked in {}\n\
+         hint: run `cargo xtask kernels`, or name a folder of cubins in `DEEPWELL_KERNELS_DIR`",
+        looked_in.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoImage {
+        /// Name of the source file.
+        file: String,
+        /// The device's architecture.
+        architecture: String,
+        /// Folders that were tried.
+        looked_in: Vec<std::path::PathBuf>,
+    },
+    /// The CUDA driver refused something.
+    #[error(transparent)]
+    Driver(#[from] crate::cuda::DriverError),
     /// Bytes of the wrong length for a value.
     #[error("value `{value}`: expected {expected} bytes, got {got}")]
     ValueLength {

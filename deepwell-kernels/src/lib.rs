@@ -23,6 +23,7 @@
 
 mod backend;
 pub mod cpu;
+pub mod cuda;
 mod error;
 mod executor;
 pub mod oracle;

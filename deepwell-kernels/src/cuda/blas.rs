@@ -1,0 +1,93 @@
+//! Matrix products by a vendor's library: an optional capability beside [`super::Driver`].
+
+use deepwell_ir::DType;
+
+use super::driver::{DevicePtr, DriverResult, Stream};
+
+/// A matrix in device memory, stored by rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// First element.
+    pub pointer: DevicePtr,
+    /// Element type.
+    pub dtype: DType,
+    /// Stored rows.
+    pub rows: usize,
+    /// Stored columns.
+    pub columns: usize,
+    /// Elements from one row to the next.
+    pub leading: usize,
+}
+
+/// FP32 scales of an FP8 operand whose contraction lies along its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockScales {
+    /// One per row and 128 columns, `[K/128, rows]` row-major.
+    Row128(DevicePtr),
+    /// One per 128 rows and 128 columns, `[rows/128, K/128 rounded up to 4]` row-major.
+    Square128(DevicePtr),
+}
+
+/// `out (+)= op(a) · op(b) (+ bias)` with FP32 accumulation, `[m, k] · [k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matmul {
+    /// Left operand as stored.
+    pub a: Matrix,
+    /// Whether the product reads `aᵀ`.
+    pub a_transposed: bool,
+    /// Right operand as stored.
+    pub b: Matrix,
+    /// Whether the product reads `bᵀ`.
+    pub b_transposed: bool,
+    /// Result.
+    pub out: Matrix,
+    /// Whether the result is added to what is there.
+    pub accumulate: bool,
+    /// Added to each row, of the result's type, `[n]`.
+    pub bias: Option<DevicePtr>,
+    /// Scales of `a` and `b`, for FP8.
+    pub scales: Option<(BlockScales, BlockScales)>,
+    /// Scratch.
+    pub workspace: DevicePtr,
+    /// Its length.
+    pub workspace_bytes: usize,
+}
+
+impl Matmul {
+    /// Rows of the result, its columns, and the contraction.
+    pub fn sizes(&self) -> (usize, usize, usize) {
+        let (m, k) = if self.a_transposed {
+            (self.a.columns, self.a.rows)
+        } else {
+            (self.a.rows, self.a.columns)
+        };
+        let n = if self.b_transposed { self.b.rows } else { self.b.columns };
+        (m, n, k)
+    }
+}
+
+/// A product with its algorithm chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulPlan(pub usize);
+
+/// A library of matrix products.
+pub trait Blas: Send {
+    /// Its name and version.
+    fn version(&self) -> String;
+
+    /// Chooses an algorithm: the same for the same sizes and types, and one whose result does not
+    /// depend on timing.
+    ///
+    /// # Errors
+    /// Sizes, types or alignments that the library does not take.
+    fn plan(&mut self, matmul: &Matmul) -> DriverResult<MatmulPlan>;
+
+    /// Enqueues a product.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    fn run(&mut self, plan: MatmulPlan, stream: Stream) -> DriverResult<()>;
+
+    /// Forgets all plans.
+    fn forget_plans(&mut self);
+}

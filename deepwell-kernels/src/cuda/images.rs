@@ -1,0 +1,62 @@
+//! Where compiled kernels come from.
+//!
+//! In this order: cubins that were embedded when the crate was built, the folder that
+//! `DEEPWELL_KERNELS_DIR` names, `target/kernels` under the working directory and its parents.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use super::spec::Architecture;
+use crate::KernelError;
+
+/// Environment variable that names a folder with `<architecture>/<file>.cubin`.
+pub const KERNELS_DIR_VARIABLE: &str = "DEEPWELL_KERNELS_DIR";
+
+/// Finds compiled kernels.
+#[derive(Clone, Debug)]
+pub struct KernelImages {
+    folders: Vec<PathBuf>,
+}
+
+impl KernelImages {
+    /// Looks where this process would.
+    pub fn discover() -> KernelImages {
+        let mut folders: Vec<PathBuf> =
+            std::env::var_os(KERNELS_DIR_VARIABLE).map(PathBuf::from).into_iter().collect();
+        if let Ok(here) = std::env::current_dir() {
+            folders.extend(here.ancestors().map(|folder| folder.join("target/kernels")));
+        }
+        KernelImages { folders }
+    }
+
+    /// Looks only in `folder`.
+    pub fn in_folder(folder: &Path) -> KernelImages {
+        KernelImages { folders: vec![folder.to_path_buf()] }
+    }
+
+    /// The binary of `<file>.cu` for a compute capability.
+    ///
+    /// # Errors
+    /// [`KernelError::NoImage`] with every place that was looked at.
+    pub fn image(
+        &self,
+        file: &str,
+        capability: (u32, u32),
+    ) -> Result<Cow<'static, [u8]>, KernelError> {
+        let architecture = Architecture::of_capability(capability);
+        let name = architecture.map_or("this GPU", Architecture::name);
+        if architecture.is_some() {
+            for folder in &self.folders {
+                let path = folder.join(name).join(file).with_extension("cubin");
+                if let Ok(bytes) = std::fs::read(&path) {
+                    return Ok(Cow::Owned(bytes));
+                }
+            }
+        }
+        Err(KernelError::NoImage {
+            file: file.to_string(),
+            architecture: format!("{name} (compute capability {}.{})", capability.0, capability.1),
+            looked_in: self.folders.clone(),
+        })
+    }
+}

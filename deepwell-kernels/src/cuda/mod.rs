@@ -1,0 +1,24 @@
+//! CUDA devices: kernels compiled ahead of time, run through a [`Driver`].
+//!
+//! A call is selected by its [`CudaKernelSpec`] (plain data, so that it works for a GPU that is
+//! not here), prepared into [`Step`]s by the function beside the spec, and enqueued by
+//! `CudaBackend` on the streams of a [`Driver`].
+
+mod blas;
+mod driver;
+mod images;
+mod kernels;
+mod pinned;
+mod prepare;
+mod spec;
+
+pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
+pub use driver::{
+    Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
+    Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
+pub use kernels::cuda_kernels;
+pub use pinned::PinnedBuffer;
+pub use prepare::{CallView, Constants, Device, RESERVED_BYTES, Step, Tensor};
+pub use spec::{Architecture, CudaKernelSpec, Prepare, no_workspace, takes_all};

@@ -1,0 +1,54 @@
+//! Host memory that a device copies from and to by itself.
+#![allow(unsafe_code)]
+
+/// Host memory that the device can copy from and to without the host waiting.
+///
+/// Given by [`allocate_pinned`](super::Driver::allocate_pinned) and given back to [`free_pinned`](super::Driver::free_pinned). The owner keeps
+/// its hands off the bytes while a copy that it enqueued is under way.
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    pointer: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the buffer is plain memory with one owner; nothing in it belongs to a thread.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// A buffer over memory that stays where it is until the buffer goes back to its driver.
+    ///
+    /// # Safety
+    /// `pointer` is that of `bytes` initialized bytes which nothing else reads or writes.
+    pub unsafe fn from_raw(pointer: *mut u8, bytes: usize) -> PinnedBuffer {
+        PinnedBuffer { pointer, bytes }
+    }
+
+    /// First byte, for the driver.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pointer
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the driver gave `bytes` initialized bytes at `pointer` to this one owner.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
+    }
+
+    /// The bytes, to be written.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes the access the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+}

@@ -1,0 +1,309 @@
+//! From a call of a program to launches: operands become device addresses, attributes become
+//! arguments, tables become constants in device memory. Nothing is left for the step but to
+//! enqueue.
+
+use std::collections::HashMap;
+
+use deepwell_ir::{Call, DType, Program};
+
+use super::blas::{Blas, Matmul, MatmulPlan};
+use super::driver::{
+    Argument, DevicePtr, Driver, DriverError, Function, Launch, Module, TensorMap, TensorMapSpec,
+};
+use super::images::KernelImages;
+use crate::KernelError;
+
+/// One thing that a prepared call puts into its stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// A kernel of ours.
+    Launch(Launch),
+    /// A product by the vendor's library.
+    Matmul(MatmulPlan),
+    /// A copy within the device.
+    Copy {
+        /// To where.
+        target: DevicePtr,
+        /// From where.
+        source: DevicePtr,
+        /// How much.
+        bytes: usize,
+    },
+    /// A fill with one byte.
+    Fill {
+        /// Where.
+        target: DevicePtr,
+        /// With what.
+        byte: u8,
+        /// How much.
+        bytes: usize,
+    },
+}
+
+/// An operand where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// First byte.
+    pub pointer: DevicePtr,
+    /// Element type.
+    pub dtype: DType,
+    /// Row-major shape.
+    pub shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The address as an argument.
+    pub fn argument(&self) -> Argument {
+        Argument::Pointer(self.pointer)
+    }
+}
+
+/// A call with its operands in an arena.
+#[derive(Clone, Copy)]
+pub struct CallView<'a> {
+    /// The program that it belongs to.
+    pub program: &'a Program,
+    /// The call.
+    pub call: &'a Call,
+    /// Where the arena begins.
+    pub arena: DevicePtr,
+}
+
+impl CallView<'_> {
+    /// Operand `index`, inputs first.
+    pub fn operand(&self, index: usize) -> Tensor {
+        let value = self.program.value(self.call.operands[index].value);
+        Tensor {
+            pointer: self.arena.offset(value.range.offset),
+            dtype: value.dtype,
+            shape: value.shape.clone(),
+        }
+    }
+
+    /// Input `index`.
+    pub fn input(&self, index: usize) -> Tensor {
+        self.operand(index)
+    }
+
+    /// Output `index`.
+    pub fn output(&self, index: usize) -> Tensor {
+        self.operand(self.call.input_count + index)
+    }
+
+    /// Number of outputs.
+    pub fn output_count(&self) -> usize {
+        self.call.operands.len() - self.call.input_count
+    }
+
+    /// Whether accumulators add to what is there.
+    pub fn accumulate(&self) -> bool {
+        self.call.accumulate
+    }
+
+    /// The call's scratch and its length.
+    pub fn workspace(&self) -> (DevicePtr, usize) {
+        (self.arena.offset(self.call.workspace.offset), self.call.workspace.bytes)
+    }
+
+    /// The call refuses its operands.
+    pub fn refuse(&self, what: impl Into<String>) -> KernelError {
+        KernelError::Run { call: self.call.name.clone(), what: what.into() }
+    }
+}
+
+/// Bytes of device memory that constants are allocated by.
+const CONSTANT_CHUNK_BYTES: usize = 1 << 20;
+/// Counters of blocks that have ended, zero between launches.
+const TICKETS: usize = 16 * 1024;
+/// What constants and tickets hold on the device at least; a model of ordinary size needs no more.
+pub const RESERVED_BYTES: usize = CONSTANT_CHUNK_BYTES + TICKETS * size_of::<u32>();
+
+/// Tables and counters in device memory that prepared calls point to.
+#[derive(Debug, Default)]
+pub struct Constants {
+    chunks: Vec<(DevicePtr, usize)>,
+    used_bytes: usize,
+    known: HashMap<Vec<u8>, DevicePtr>,
+    tickets: Option<DevicePtr>,
+    tickets_used: usize,
+}
+
+impl Constants {
+    /// Gives all memory back.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn free(&mut self, driver: &mut dyn Driver) -> Result<(), DriverError> {
+        for (pointer, _) in self.chunks.drain(..) {
+            driver.free(pointer)?;
+        }
+        if let Some(tickets) = self.tickets.take() {
+            driver.free(tickets)?;
+        }
+        *self = Constants::default();
+        Ok(())
+    }
+}
+
+/// What preparing a call may use of the device.
+pub struct Device<'a> {
+    /// The driver.
+    pub driver: &'a mut dyn Driver,
+    /// The vendor's matrix products, where they are there.
+    pub blas: Option<&'a mut dyn Blas>,
+    /// Compiled kernels.
+    pub images: &'a mut KernelImages,
+    /// Modules loaded so far, by the name of their `.cu` file.
+    pub modules: &'a mut HashMap<&'static str, Module>,
+    /// Tables and counters.
+    pub constants: &'a mut Constants,
+}
+
+impl Device<'_> {
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.driver.properties().multiprocessors
+    }
+
+    /// Kernel `name` of `<file>.cu`, allowed `shared_bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// A kernel that was not compiled for this architecture.
+    pub fn function(
+        &mut self,
+        file: &'static str,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<Function, KernelError> {
+        let module = match self.modules.get(file) {
+            Some(&module) => module,
+            None => {
+                let capability = self.driver.properties().capability;
+                let image = self.images.image(file, capability)?;
+                let module = self.driver.load_module(&image)?;
+                self.modules.insert(file, module);
+                module
+            }
+        };
+        Ok(self.driver.function(module, name, shared_bytes)?)
+    }
+
+    /// Blocks of `threads` threads that the whole device holds at a time.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn resident_blocks(
+        &mut self,
+        function: Function,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32, KernelError> {
+        let blocks = self.driver.blocks_per_multiprocessor(function, threads, shared_bytes)?;
+        Ok(blocks.max(1) * self.multiprocessors())
+    }
+
+    /// A launch of one-dimensional grid and block, in no cluster.
+    pub fn launch(
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        shared_bytes: u32,
+        arguments: Vec<Argument>,
+    ) -> Step {
+        Step::Launch(Launch {
+            function,
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            cluster: [1, 1, 1],
+            shared_bytes,
+            programmatic: false,
+            arguments,
+        })
+    }
+
+    /// Puts bytes into device memory for as long as calls are prepared; equal bytes share a place
+    /// that is 256-byte aligned.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn constant(&mut self, bytes: &[u8]) -> Result<DevicePtr, KernelError> {
+        if let Some(&pointer) = self.constants.known.get(bytes) {
+            return Ok(pointer);
+        }
+        let aligned = bytes.len().max(1).next_multiple_of(256);
+        let fits = self
+            .constants
+            .chunks
+            .last()
+            .is_some_and(|&(_, size)| self.constants.used_bytes + aligned <= size);
+        if !fits {
+            let size = aligned.max(CONSTANT_CHUNK_BYTES);
+            self.constants.chunks.push((self.driver.allocate(size)?, size));
+            self.constants.used_bytes = 0;
+        }
+        let chunk = self.constants.chunks.last().map_or(DevicePtr(0), |&(pointer, _)| pointer);
+        let pointer = chunk.offset(self.constants.used_bytes);
+        self.constants.used_bytes += aligned;
+        self.driver.upload(pointer, bytes)?;
+        self.constants.known.insert(bytes.to_vec(), pointer);
+        Ok(pointer)
+    }
+
+    /// `count` counters (u32) of this call alone that are zero when it starts: the kernel leaves
+    /// them zero.
+    ///
+    /// # Errors
+    /// More counters than there are.
+    pub fn tickets(&mut self, count: usize) -> Result<DevicePtr, KernelError> {
+        let base = match self.constants.tickets {
+            Some(base) => base,
+            None => {
+                let bytes = TICKETS * size_of::<u32>();
+                let base = self.driver.allocate(bytes)?;
+                self.driver.upload(base, &vec![0; bytes])?;
+                self.constants.tickets = Some(base);
+                base
+            }
+        };
+        if self.constants.tickets_used + count > TICKETS {
+            let asked = self.constants.tickets_used + count;
+            return Err(DriverError::new(
+                "tickets",
+                format!("expected at most {TICKETS} counters in all programs, got {asked}"),
+            )
+            .into());
+        }
+        let pointer = base.offset(self.constants.tickets_used * size_of::<u32>());
+        self.constants.tickets_used += count;
+        Ok(pointer)
+    }
+
+    /// A product by the vendor's library.
+    ///
+    /// # Errors
+    /// No library, or a product that it does not take.
+    pub fn matmul(&mut self, matmul: &Matmul) -> Result<Step, KernelError> {
+        match &mut self.blas {
+            Some(blas) => Ok(Step::Matmul(blas.plan(matmul)?)),
+            None => Err(DriverError::new(
+                "cublasLt",
+                "the library was not found\n\
+                 hint: install the CUDA toolkit's libcublasLt, or plan for a target without it",
+            )
+            .into()),
+        }
+    }
+
+    /// Encodes a tensor map.
+    ///
+    /// # Errors
+    /// What the hardware does not take.
+    pub fn tensor_map(&mut self, spec: &TensorMapSpec) -> Result<TensorMap, KernelError> {
+        Ok(self.driver.tensor_map(spec)?)
+    }
+}
