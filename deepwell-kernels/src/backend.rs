@@ -8,6 +8,14 @@ use crate::KernelError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PreparedCall(pub usize);
 
+/// Calls that a [`Backend`] runs again as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Recording(pub usize);
+
+/// Bytes on their way out of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Readback(pub usize);
+
 /// A device that runs calls over one arena.
 ///
 /// Object-safe, and free of any device's types: a trainer holds a `Box<dyn Backend>`.
@@ -28,8 +36,11 @@ pub trait Backend: Send {
     /// A kernel that the backend does not have, or an operand type that it does not take.
     fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError>;
 
-    /// Forgets every prepared call.
-    fn forget_prepared(&mut self);
+    /// Forgets every prepared call and every recording.
+    ///
+    /// # Errors
+    /// What work that was still under way failed with.
+    fn forget_prepared(&mut self) -> Result<(), KernelError>;
 
     /// Puts a prepared call into a stream. Calls of one stream run in order.
     ///
@@ -37,6 +48,18 @@ pub trait Backend: Send {
     /// [`KernelError::Run`] when the call refuses its data; a backend that runs later may report
     /// it at [`Backend::synchronize`].
     fn enqueue(&mut self, call: PreparedCall, stream: StreamId) -> Result<(), KernelError>;
+
+    /// Records prepared calls, to be run in this order as one.
+    ///
+    /// # Errors
+    /// Calls that cannot be recorded.
+    fn record(&mut self, calls: &[PreparedCall]) -> Result<Recording, KernelError>;
+
+    /// Puts recorded calls behind all work so far, without waiting for them.
+    ///
+    /// # Errors
+    /// As [`Backend::enqueue`].
+    fn replay(&mut self, recording: Recording) -> Result<(), KernelError>;
 
     /// Waits until every stream is empty.
     ///
@@ -55,6 +78,36 @@ pub trait Backend: Send {
     /// # Errors
     /// A range outside the arena.
     fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError>;
+
+    /// Makes room for [`Backend::stage`] and [`Backend::read_later`] of at most these many bytes,
+    /// each copy counted in whole 64 bytes.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    fn reserve_host_copies(
+        &mut self,
+        input_bytes: usize,
+        readback_bytes: usize,
+    ) -> Result<(), KernelError>;
+
+    /// Copies bytes into the arena behind all work so far, without waiting for that work.
+    ///
+    /// # Errors
+    /// A range outside the arena.
+    fn stage(&mut self, copies: &[(ByteRange, &[u8])]) -> Result<(), KernelError>;
+
+    /// Copies ranges out of the arena behind all work so far, without waiting; the two latest are
+    /// kept for [`Backend::fetch`].
+    ///
+    /// # Errors
+    /// A range outside the arena.
+    fn read_later(&mut self, ranges: &[ByteRange]) -> Result<Readback, KernelError>;
+
+    /// Waits for a readback and gives its ranges, in the order they were asked for.
+    ///
+    /// # Errors
+    /// A readback that is not one of the two latest, or what the work before it failed with.
+    fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
 
     /// The bytes of a range where they lie, on a device whose memory the host can read: a
     /// checkpoint is then written without a copy. `None` on others.

@@ -3,13 +3,14 @@
 use deepwell_ir::{Call, Phase, Program, ValueId, verify_program};
 
 use crate::KernelError;
-use crate::backend::{Backend, PreparedCall};
+use crate::backend::{Backend, PreparedCall, Readback, Recording};
 
 /// A program whose calls a backend has prepared.
 #[derive(Debug)]
 pub struct LoadedProgram {
     program: Program,
     prepared: Vec<PreparedCall>,
+    recording: Recording,
 }
 
 impl LoadedProgram {
@@ -98,13 +99,17 @@ impl Executor {
             .calls
             .iter()
             .map(|call| self.backend.prepare(&program, call))
-            .collect::<Result<_, _>>()?;
-        Ok(LoadedProgram { program, prepared })
+            .collect::<Result<Vec<_>, _>>()?;
+        let recording = self.backend.record(&prepared)?;
+        Ok(LoadedProgram { program, prepared, recording })
     }
 
     /// Forgets all loaded programs; they must be loaded again before they run.
-    pub fn unload_all(&mut self) {
-        self.backend.forget_prepared();
+    ///
+    /// # Errors
+    /// What work that was still under way failed with.
+    pub fn unload_all(&mut self) -> Result<(), KernelError> {
+        self.backend.forget_prepared()
     }
 
     /// Runs every call in order.
@@ -112,10 +117,73 @@ impl Executor {
     /// # Errors
     /// What a call refused.
     pub fn run(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
-        for (call, &prepared) in loaded.program.calls.iter().zip(&loaded.prepared) {
-            self.backend.enqueue(prepared, call.stream)?;
-        }
+        self.start(loaded)?;
         self.backend.synchronize()
+    }
+
+    /// Begins to run every call in order, behind all work so far. A backend whose calls run at
+    /// once has ended when this returns.
+    ///
+    /// # Errors
+    /// What a call refused.
+    pub fn start(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
+        self.backend.replay(loaded.recording)
+    }
+
+    /// Makes room for [`Executor::stage`] and [`Executor::read_later`] of at most so many bytes.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    pub fn reserve_host_copies(
+        &mut self,
+        input_bytes: usize,
+        readback_bytes: usize,
+    ) -> Result<(), KernelError> {
+        self.backend.reserve_host_copies(input_bytes, readback_bytes)
+    }
+
+    /// Writes values from the host behind all work so far, without waiting for it.
+    ///
+    /// # Errors
+    /// [`KernelError::ValueLength`].
+    pub fn stage(
+        &mut self,
+        program: &Program,
+        values: &[(ValueId, &[u8])],
+    ) -> Result<(), KernelError> {
+        let copies = values
+            .iter()
+            .map(|&(id, bytes)| {
+                check_length(program, id, bytes.len())?;
+                Ok((program.value(id).range, bytes))
+            })
+            .collect::<Result<Vec<_>, KernelError>>()?;
+        self.backend.stage(&copies)
+    }
+
+    /// Copies values to the host behind all work so far, without waiting for it.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn read_later(
+        &mut self,
+        program: &Program,
+        values: &[ValueId],
+    ) -> Result<Readback, KernelError> {
+        let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
+        self.backend.read_later(&ranges)
+    }
+
+    /// Waits for a readback and gives its values, in the order they were asked for.
+    ///
+    /// # Errors
+    /// A readback that is not one of the two latest, or what the work before it failed with.
+    pub fn fetch(
+        &mut self,
+        readback: Readback,
+        parts: &mut [&mut [u8]],
+    ) -> Result<(), KernelError> {
+        self.backend.fetch(readback, parts)
     }
 
     /// Runs the calls of one phase: [`Phase::Weights`] after weights were loaded.

@@ -519,7 +519,7 @@ impl Engine {
         let program = lower(&self.graph, &plan, &CpuCatalog, &self.target)?;
         let evaluation = lower_evaluation(&self.graph, &plan, &program, &CpuCatalog, &self.target)?;
         self.check_state_stays(&program)?;
-        self.executor.unload_all();
+        self.executor.unload_all()?;
         self.statistics = layers_of_statistics(&program);
         self.plan = Plan { precision: program.precision.clone(), ..plan };
         self.training = self.executor.load(program)?;

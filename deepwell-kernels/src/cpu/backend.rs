@@ -5,13 +5,17 @@ use deepwell_ir::{ByteRange, Call, Program, StreamId};
 use super::arena::Arena;
 use super::calls::{self, CpuCall};
 use crate::KernelError;
-use crate::backend::{Backend, PreparedCall};
+use crate::backend::{Backend, PreparedCall, Readback, Recording};
 
 /// Runs calls on this machine's processor.
 #[derive(Default)]
 pub struct CpuBackend {
     arena: Option<Arena>,
     calls: Vec<CpuCall>,
+    recordings: Vec<Vec<PreparedCall>>,
+    /// The two latest readbacks, by number.
+    readbacks: [Vec<Vec<u8>>; 2],
+    readbacks_made: usize,
 }
 
 impl CpuBackend {
@@ -51,8 +55,52 @@ impl Backend for CpuBackend {
         Ok(PreparedCall(self.calls.len() - 1))
     }
 
-    fn forget_prepared(&mut self) {
+    fn forget_prepared(&mut self) -> Result<(), KernelError> {
         self.calls.clear();
+        self.recordings.clear();
+        Ok(())
+    }
+
+    fn record(&mut self, calls: &[PreparedCall]) -> Result<Recording, KernelError> {
+        self.recordings.push(calls.to_vec());
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    fn replay(&mut self, recording: Recording) -> Result<(), KernelError> {
+        let calls = self.recordings.get(recording.0).map_or(0, Vec::len);
+        (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0][index], 0))
+    }
+
+    fn reserve_host_copies(&mut self, _: usize, _: usize) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn stage(&mut self, copies: &[(ByteRange, &[u8])]) -> Result<(), KernelError> {
+        copies.iter().try_for_each(|&(range, bytes)| self.write(range, bytes))
+    }
+
+    fn read_later(&mut self, ranges: &[ByteRange]) -> Result<Readback, KernelError> {
+        let parts = ranges
+            .iter()
+            .map(|&range| self.bytes(range).map(|bytes| bytes.to_vec()))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.readbacks[self.readbacks_made % 2] = parts;
+        self.readbacks_made += 1;
+        Ok(Readback(self.readbacks_made - 1))
+    }
+
+    fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
+        let age = self.readbacks_made.saturating_sub(readback.0);
+        if age == 0 || age > self.readbacks.len() {
+            return Err(KernelError::Run {
+                call: "readback".to_string(),
+                what: format!("expected one of the last 2 readbacks, got one {age} old"),
+            });
+        }
+        for (part, bytes) in parts.iter_mut().zip(&self.readbacks[readback.0 % 2]) {
+            part.copy_from_slice(bytes);
+        }
+        Ok(())
     }
 
     fn enqueue(&mut self, call: PreparedCall, _stream: StreamId) -> Result<(), KernelError> {

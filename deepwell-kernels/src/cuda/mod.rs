@@ -2,8 +2,9 @@
 //!
 //! A call is selected by its [`CudaKernelSpec`] (plain data, so that it works for a GPU that is
 //! not here), prepared into [`Step`]s by the function beside the spec, and enqueued by
-//! `CudaBackend` on the streams of a [`Driver`].
+//! [`CudaBackend`] on the streams of a [`Driver`].
 
+mod backend;
 mod blas;
 mod driver;
 mod images;
@@ -12,6 +13,7 @@ mod pinned;
 mod prepare;
 mod spec;
 
+pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
 pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,

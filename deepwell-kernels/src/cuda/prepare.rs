@@ -157,7 +157,7 @@ pub struct Device<'a> {
     /// The vendor's matrix products, where they are there.
     pub blas: Option<&'a mut dyn Blas>,
     /// Compiled kernels.
-    pub images: &'a mut KernelImages,
+    pub images: &'a KernelImages,
     /// Modules loaded so far, by the name of their `.cu` file.
     pub modules: &'a mut HashMap<&'static str, Module>,
     /// Tables and counters.

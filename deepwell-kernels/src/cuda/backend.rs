@@ -1,0 +1,421 @@
+//! A CUDA device as a [`Backend`].
+//!
+//! One stream computes; a second one brings the inputs of the next step while the present one
+//! runs. Who owns which buffer when:
+//!
+//! - Inputs have two slots. The host fills the pinned half of a slot once the copy that read it
+//!   (`uploaded`) is done; the copy stream then fills the device half once the compute stream has
+//!   taken the last contents out (`taken`); the compute stream moves it to the values.
+//! - Readbacks have two slots of pinned memory. The compute stream fills one (`filled`); the host
+//!   reads it after that event. A slot is used again two readbacks later.
+
+use std::collections::HashMap;
+
+use deepwell_ir::{ByteRange, Call, Program, StreamId};
+
+use super::blas::Blas;
+use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream};
+use super::images::KernelImages;
+use super::kernels::cuda_kernels;
+use super::pinned::PinnedBuffer;
+use super::prepare::{CallView, Constants, Device, Step};
+use crate::KernelError;
+use crate::backend::{Backend, PreparedCall, Readback, Recording};
+
+/// Slots of inputs and of readbacks.
+const SLOTS: usize = 2;
+
+struct InputSlot {
+    pinned: PinnedBuffer,
+    staged: DevicePtr,
+    uploaded: Event,
+    taken: Event,
+}
+
+struct ReadbackSlot {
+    pinned: PinnedBuffer,
+    filled: Event,
+    /// Offset in the pinned buffer and length of each range, in the order asked for.
+    parts: Vec<(usize, usize)>,
+}
+
+struct Prepared {
+    name: String,
+    steps: Vec<Step>,
+}
+
+/// Runs calls on one CUDA device.
+pub struct CudaBackend {
+    blas: Option<Box<dyn Blas>>,
+    images: KernelImages,
+    modules: HashMap<&'static str, Module>,
+    constants: Constants,
+    arena: Option<(DevicePtr, usize)>,
+    prepared: Vec<Prepared>,
+    graphs: Vec<Graph>,
+    compute: Stream,
+    copies: Stream,
+    inputs: Vec<InputSlot>,
+    inputs_staged: usize,
+    readbacks: Vec<ReadbackSlot>,
+    readbacks_made: usize,
+    /// Last, so that what it frees is freed after what uses it.
+    driver: Box<dyn Driver>,
+}
+
+impl CudaBackend {
+    /// A backend on a driver, with the vendor's matrix products where they are there.
+    ///
+    /// # Errors
+    /// Streams that the driver refuses.
+    pub fn new(
+        mut driver: Box<dyn Driver>,
+        blas: Option<Box<dyn Blas>>,
+        images: KernelImages,
+    ) -> Result<CudaBackend, KernelError> {
+        let compute = driver.stream(false)?;
+        let copies = driver.stream(true)?;
+        Ok(CudaBackend {
+            blas,
+            images,
+            modules: HashMap::new(),
+            constants: Constants::default(),
+            arena: None,
+            prepared: Vec::new(),
+            graphs: Vec::new(),
+            compute,
+            copies,
+            inputs: Vec::new(),
+            inputs_staged: 0,
+            readbacks: Vec::new(),
+            readbacks_made: 0,
+            driver,
+        })
+    }
+
+    /// The driver.
+    pub fn driver(&mut self) -> &mut dyn Driver {
+        self.driver.as_mut()
+    }
+
+    /// Steps of a prepared call.
+    pub fn steps(&self, call: PreparedCall) -> &[Step] {
+        self.prepared.get(call.0).map_or(&[], |prepared| &prepared.steps)
+    }
+
+    fn address(&self, range: ByteRange) -> Result<DevicePtr, KernelError> {
+        match self.arena {
+            Some((base, bytes)) if range.end() <= bytes => Ok(base.offset(range.offset)),
+            _ => Err(KernelError::Run {
+                call: "copy".to_string(),
+                what: format!("bytes {}..{} lie outside of the arena", range.offset, range.end()),
+            }),
+        }
+    }
+
+    /// Puts the steps of a call into the compute stream; within a capture several steps of a call
+    /// become one node.
+    fn issue(&mut self, index: usize, capturing: bool) -> Result<(), KernelError> {
+        let Some(prepared) = self.prepared.get(index) else {
+            return Err(KernelError::Run {
+                call: format!("prepared call {index}"),
+                what: "there is no such call".to_string(),
+            });
+        };
+        let grouped = capturing && prepared.steps.len() > 1;
+        let (driver, stream) = (self.driver.as_mut(), self.compute);
+        let mut run = || -> Result<(), DriverError> {
+            if grouped {
+                driver.begin_group(stream)?;
+            }
+            for step in &prepared.steps {
+                match step {
+                    Step::Launch(launch) => driver.launch(launch, stream)?,
+                    Step::Matmul(plan) => match &mut self.blas {
+                        Some(blas) => blas.run(*plan, stream)?,
+                        None => return Err(DriverError::new("cublasLt", "no library")),
+                    },
+                    Step::Copy { target, source, bytes } => {
+                        driver.copy(*target, *source, *bytes, stream)?;
+                    }
+                    Step::Fill { target, byte, bytes } => {
+                        driver.fill(*target, *byte, *bytes, stream)?;
+                    }
+                }
+            }
+            if grouped {
+                driver.end_group(stream)?;
+            }
+            Ok(())
+        };
+        run().map_err(|error| KernelError::Run {
+            call: prepared.name.clone(),
+            what: error.to_string(),
+        })
+    }
+
+    fn new_input_slot(&mut self, bytes: usize) -> Result<InputSlot, KernelError> {
+        Ok(InputSlot {
+            pinned: self.driver.allocate_pinned(bytes)?,
+            staged: self.driver.allocate(bytes)?,
+            uploaded: self.driver.event(false)?,
+            taken: self.driver.event(false)?,
+        })
+    }
+
+    fn release(&mut self) -> Result<(), DriverError> {
+        self.driver.synchronize()?;
+        for graph in self.graphs.drain(..) {
+            self.driver.free_graph(graph)?;
+        }
+        for slot in self.inputs.drain(..) {
+            self.driver.free(slot.staged)?;
+            self.driver.free_pinned(slot.pinned)?;
+        }
+        for slot in self.readbacks.drain(..) {
+            self.driver.free_pinned(slot.pinned)?;
+        }
+        self.constants.free(self.driver.as_mut())?;
+        if let Some((base, _)) = self.arena.take() {
+            self.driver.free(base)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        // The device is lost when this fails; there is nothing left to free then.
+        let _ = self.release();
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<(), KernelError> {
+        if let Some((base, _)) = self.arena.take() {
+            self.driver.synchronize()?;
+            self.driver.free(base)?;
+        }
+        let base = self.driver.allocate(bytes.max(1)).map_err(|error| {
+            if error.out_of_memory { KernelError::OutOfMemory { bytes } } else { error.into() }
+        })?;
+        self.arena = Some((base, bytes));
+        let stream = self.compute;
+        self.driver.fill(base, 0, bytes, stream)?;
+        Ok(self.driver.synchronize()?)
+    }
+
+    fn reserve_host_copies(
+        &mut self,
+        input_bytes: usize,
+        readback_bytes: usize,
+    ) -> Result<(), KernelError> {
+        let small = self.inputs.first().is_none_or(|slot| slot.pinned.len() < input_bytes);
+        if small {
+            self.driver.synchronize()?;
+            for slot in self.inputs.drain(..) {
+                self.driver.free(slot.staged)?;
+                self.driver.free_pinned(slot.pinned)?;
+            }
+            for _ in 0..SLOTS {
+                let slot = self.new_input_slot(input_bytes)?;
+                self.inputs.push(slot);
+            }
+        }
+        let small = self.readbacks.first().is_none_or(|slot| slot.pinned.len() < readback_bytes);
+        if small {
+            self.driver.synchronize()?;
+            for slot in self.readbacks.drain(..) {
+                self.driver.free_pinned(slot.pinned)?;
+            }
+            for _ in 0..SLOTS {
+                let pinned = self.driver.allocate_pinned(readback_bytes)?;
+                let filled = self.driver.event(false)?;
+                self.readbacks.push(ReadbackSlot { pinned, filled, parts: Vec::new() });
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError> {
+        let spec = cuda_kernels().find(|spec| spec.name == call.choice.kernel).ok_or_else(|| {
+            KernelError::UnknownKernel {
+                call: call.name.clone(),
+                backend: "cuda",
+                kernel: call.choice.kernel.clone(),
+            }
+        })?;
+        if call.stream != 0 || !call.waits.is_empty() {
+            return Err(KernelError::Run {
+                call: call.name.clone(),
+                what: format!("expected stream 0 and no events, got stream {}", call.stream),
+            });
+        }
+        let arena = self.address(ByteRange::default())?;
+        let view = CallView { program, call, arena };
+        let mut device = Device {
+            driver: self.driver.as_mut(),
+            blas: self.blas.as_mut().map(|blas| blas.as_mut() as &mut dyn Blas),
+            images: &self.images,
+            modules: &mut self.modules,
+            constants: &mut self.constants,
+        };
+        let steps = (spec.prepare)(&view, &mut device)?;
+        self.prepared.push(Prepared { name: call.name.clone(), steps });
+        Ok(PreparedCall(self.prepared.len() - 1))
+    }
+
+    fn forget_prepared(&mut self) -> Result<(), KernelError> {
+        self.driver.synchronize()?;
+        for graph in self.graphs.drain(..) {
+            self.driver.free_graph(graph)?;
+        }
+        self.prepared.clear();
+        if let Some(blas) = &mut self.blas {
+            blas.forget_plans();
+        }
+        Ok(self.constants.free(self.driver.as_mut())?)
+    }
+
+    fn enqueue(&mut self, call: PreparedCall, _stream: StreamId) -> Result<(), KernelError> {
+        self.issue(call.0, false)
+    }
+
+    fn record(&mut self, calls: &[PreparedCall]) -> Result<Recording, KernelError> {
+        self.driver.begin_capture(self.compute)?;
+        let issued = calls.iter().try_for_each(|call| self.issue(call.0, true));
+        let graph = self.driver.end_capture(self.compute);
+        issued?;
+        self.graphs.push(graph?);
+        Ok(Recording(self.graphs.len() - 1))
+    }
+
+    fn replay(&mut self, recording: Recording) -> Result<(), KernelError> {
+        match self.graphs.get(recording.0) {
+            Some(&graph) => Ok(self.driver.launch_graph(graph, self.compute)?),
+            None => Err(KernelError::Run {
+                call: format!("recording {}", recording.0),
+                what: "there is no such recording".to_string(),
+            }),
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<(), KernelError> {
+        Ok(self.driver.synchronize()?)
+    }
+
+    fn write(&mut self, range: ByteRange, bytes: &[u8]) -> Result<(), KernelError> {
+        let target = self.address(range)?;
+        self.driver.synchronize()?;
+        Ok(self.driver.upload(target, bytes)?)
+    }
+
+    fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError> {
+        let source = self.address(range)?;
+        self.driver.synchronize()?;
+        Ok(self.driver.download(bytes, source)?)
+    }
+
+    fn stage(&mut self, copies: &[(ByteRange, &[u8])]) -> Result<(), KernelError> {
+        let total: usize = copies.iter().map(|(_, bytes)| bytes.len().next_multiple_of(64)).sum();
+        if self.inputs.first().is_none_or(|slot| slot.pinned.len() < total) {
+            self.reserve_host_copies(total, 0)?;
+        }
+        let addresses = copies
+            .iter()
+            .map(|&(range, _)| self.address(range))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (driver, compute, side) = (self.driver.as_mut(), self.compute, self.copies);
+        let is_used = self.inputs_staged >= SLOTS;
+        let slot = &mut self.inputs[self.inputs_staged % SLOTS];
+        if is_used {
+            driver.synchronize_event(slot.uploaded)?;
+            driver.wait(side, slot.taken)?;
+        }
+        let mut offset = 0;
+        for (_, bytes) in copies {
+            slot.pinned.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
+            offset += bytes.len().next_multiple_of(64);
+        }
+        driver.copy_from_pinned(slot.staged, &slot.pinned, 0, total, side)?;
+        driver.record(slot.uploaded, side)?;
+        driver.wait(compute, slot.uploaded)?;
+        let mut offset = 0;
+        for (&(_, bytes), &target) in copies.iter().zip(&addresses) {
+            driver.copy(target, slot.staged.offset(offset), bytes.len(), compute)?;
+            offset += bytes.len().next_multiple_of(64);
+        }
+        driver.record(slot.taken, compute)?;
+        self.inputs_staged += 1;
+        Ok(())
+    }
+
+    fn read_later(&mut self, ranges: &[ByteRange]) -> Result<Readback, KernelError> {
+        let total: usize = ranges.iter().map(|range| range.bytes).sum();
+        if self.readbacks.first().is_none_or(|slot| slot.pinned.len() < total) {
+            self.reserve_host_copies(0, total)?;
+        }
+        let runs = coalesce(ranges);
+        let addresses = runs
+            .iter()
+            .map(|&(range, _)| self.address(range))
+            .collect::<Result<Vec<_>, _>>()?;
+        let slot = &mut self.readbacks[self.readbacks_made % SLOTS];
+        slot.parts.clear();
+        slot.parts.resize(ranges.len(), (0, 0));
+        let mut offset = 0;
+        for ((run, members), source) in runs.iter().zip(addresses) {
+            self.driver.copy_to_pinned(&slot.pinned, offset, source, run.bytes, self.compute)?;
+            for &member in members {
+                let range = ranges[member];
+                slot.parts[member] = (offset + range.offset - run.offset, range.bytes);
+            }
+            offset += run.bytes;
+        }
+        self.driver.record(slot.filled, self.compute)?;
+        self.readbacks_made += 1;
+        Ok(Readback(self.readbacks_made - 1))
+    }
+
+    fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
+        let age = self.readbacks_made.saturating_sub(readback.0);
+        if age == 0 || age > SLOTS {
+            return Err(KernelError::Run {
+                call: "readback".to_string(),
+                what: format!("expected one of the last {SLOTS} readbacks, got one {age} old"),
+            });
+        }
+        let slot = &self.readbacks[readback.0 % SLOTS];
+        self.driver.synchronize_event(slot.filled)?;
+        for (part, &(offset, bytes)) in parts.iter_mut().zip(&slot.parts) {
+            part.copy_from_slice(&slot.pinned.as_slice()[offset..offset + bytes]);
+        }
+        Ok(())
+    }
+
+    fn host_view(&self, _range: ByteRange) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// Joins ranges that touch, each with the indices of those that it holds.
+fn coalesce(ranges: &[ByteRange]) -> Vec<(ByteRange, Vec<usize>)> {
+    let mut order: Vec<usize> = (0..ranges.len()).collect();
+    order.sort_by_key(|&index| ranges[index].offset);
+    let mut runs: Vec<(ByteRange, Vec<usize>)> = Vec::new();
+    for index in order {
+        let range = ranges[index];
+        match runs.last_mut() {
+            Some((run, members)) if range.offset <= run.end().next_multiple_of(64) => {
+                run.bytes = run.bytes.max(range.end() - run.offset);
+                members.push(index);
+            }
+            _ => runs.push((range, vec![index])),
+        }
+    }
+    runs
+}
