@@ -6,6 +6,7 @@
 
 mod backend;
 mod blas;
+mod catalog;
 mod driver;
 mod images;
 mod kernels;
@@ -15,6 +16,7 @@ mod spec;
 
 pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
+pub use catalog::{CUBLASLT, CudaCatalog, cuda_target};
 pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,

@@ -1,1 +1,5 @@
-//! Tests that need a GPU. Without one each says so and passes.
+//! Kernels on a real GPU against the f64 oracles. Without a GPU each test says that it was
+//! skipped; with `DEEPWELL_REQUIRE_GPU` set that is a failure.
+
+mod add;
+mod harness;

@@ -1,0 +1,380 @@
+//! Runs one op on the GPU as a program of one call.
+//!
+//! Every run starts from poisoned outputs and scratch and from guard bytes around each operand;
+//! it is made twice with different poison, and both must give the same bits.
+
+use deepwell_ir::{
+    Access, Arena, ByteRange, Call, DType, HostInterface, KernelCatalog, KernelRequest, MathUnit,
+    MemoryKind, Mode, Op, Operand, OperandType, Phase, Program, Tag, Target, Value, ValueId,
+};
+use deepwell_kernels::cuda::{
+    Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, CudarcDriver, Driver,
+    KernelImages, cuda_target,
+};
+use deepwell_kernels::Backend;
+use half::bf16;
+
+/// Set where a missing GPU is a failure.
+const REQUIRE_VARIABLE: &str = "DEEPWELL_REQUIRE_GPU";
+/// Bytes of guard before and behind each operand.
+const GUARD_BYTES: usize = 256;
+const GUARD: u8 = 0xA5;
+
+/// A tensor on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostTensor {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl HostTensor {
+    /// `values` rounded to `dtype` (F32 or BF16).
+    pub fn from_f32(dtype: DType, shape: &[usize], values: &[f32]) -> HostTensor {
+        assert_eq!(values.len(), shape.iter().product::<usize>());
+        let bytes = match dtype {
+            DType::F32 => bytemuck::cast_slice(values).to_vec(),
+            DType::Bf16 => {
+                let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+                bytemuck::cast_slice(&rounded).to_vec()
+            }
+            other => panic!("no float tensor of {other}"),
+        };
+        HostTensor { dtype, shape: shape.to_vec(), bytes }
+    }
+
+    pub fn bf16(shape: &[usize], values: &[f32]) -> HostTensor {
+        HostTensor::from_f32(DType::Bf16, shape, values)
+    }
+
+    pub fn f32(shape: &[usize], values: &[f32]) -> HostTensor {
+        HostTensor::from_f32(DType::F32, shape, values)
+    }
+
+    pub fn i32(shape: &[usize], values: &[i32]) -> HostTensor {
+        let bytes = bytemuck::cast_slice(values).to_vec();
+        HostTensor { dtype: DType::I32, shape: shape.to_vec(), bytes }
+    }
+
+    pub fn u64(shape: &[usize], values: &[u64]) -> HostTensor {
+        let bytes = bytemuck::cast_slice(values).to_vec();
+        HostTensor { dtype: DType::U64, shape: shape.to_vec(), bytes }
+    }
+
+    /// Codes (E4M3) or scales (E8M0).
+    pub fn bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> HostTensor {
+        HostTensor { dtype, shape: shape.to_vec(), bytes: bytes.to_vec() }
+    }
+
+    /// A tensor to be written: what it holds before is poison.
+    pub fn output(dtype: DType, shape: &[usize]) -> HostTensor {
+        let elements: usize = shape.iter().product();
+        let bytes = vec![0; elements * dtype.bytes()];
+        HostTensor { dtype, shape: shape.to_vec(), bytes }
+    }
+
+    /// The numbers that a BF16 or F32 tensor holds.
+    pub fn to_f64(&self) -> Vec<f64> {
+        match self.dtype {
+            DType::F32 => {
+                bytemuck::pod_collect_to_vec::<u8, f32>(&self.bytes).iter().map(|&x| x.into())
+                    .collect()
+            }
+            DType::Bf16 => bytemuck::pod_collect_to_vec::<u8, bf16>(&self.bytes)
+                .iter()
+                .map(|x| x.to_f64())
+                .collect(),
+            other => panic!("no float tensor: {other}"),
+        }
+    }
+
+    pub fn to_u64(&self) -> Vec<u64> {
+        assert_eq!(self.dtype, DType::U64);
+        bytemuck::pod_collect_to_vec(&self.bytes)
+    }
+}
+
+/// Uniform numbers in `[-scale, scale)`, the same for the same seed.
+pub fn uniform(len: usize, seed: u64, scale: f32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale
+        })
+        .collect()
+}
+
+/// How a call is run.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions<'a> {
+    /// Outputs that are accumulators start from the given contents and are added to.
+    pub accumulate: bool,
+    /// Outputs start from the given contents though they do not accumulate: in-place updates.
+    pub update: bool,
+    /// Tokens per sequence of the program.
+    pub seq: usize,
+    /// Only this kernel.
+    pub kernel: Option<&'a str>,
+    /// Whether the vendor's library may be used.
+    pub library: bool,
+}
+
+impl Default for RunOptions<'_> {
+    fn default() -> Self {
+        RunOptions { accumulate: false, update: false, seq: 1, kernel: None, library: true }
+    }
+}
+
+/// A GPU under test.
+pub struct Gpu {
+    backend: CudaBackend,
+    target: Target,
+}
+
+impl Gpu {
+    /// The first GPU; `None`, and a line on stderr, where there is none.
+    pub fn open() -> Option<Gpu> {
+        let driver = match CudarcDriver::open(0) {
+            Ok(driver) => driver,
+            Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
+                eprintln!("skipped: {error}");
+                return None;
+            }
+            Err(error) => panic!("{REQUIRE_VARIABLE} is set, and there is no GPU: {error}"),
+        };
+        let properties = driver.properties().clone();
+        let architecture = Architecture::of_capability(properties.capability)
+            .unwrap_or_else(|| panic!("no kernels for {properties:?}"));
+        let blas = CublasLt::open(&driver).unwrap_or_else(|error| panic!("{error}"));
+        let blas: Box<dyn Blas> = Box::new(blas);
+        let backend =
+            CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
+        let target =
+            cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
+        Some(Gpu { backend, target })
+    }
+
+    /// The backend.
+    pub fn backend(&mut self) -> &mut CudaBackend {
+        &mut self.backend
+    }
+
+    /// Runs an op with its default kernel. `outputs` give type and shape, and for accumulators
+    /// and updates the contents before.
+    pub fn run(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: &[HostTensor],
+        outputs: &[HostTensor],
+        accumulate: bool,
+        seq: usize,
+    ) -> Vec<HostTensor> {
+        let options = RunOptions { accumulate, seq, ..RunOptions::default() };
+        self.run_with(op, inputs, outputs, options)
+    }
+
+    /// [`Gpu::run`] with everything chosen.
+    pub fn run_with(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: &[HostTensor],
+        outputs: &[HostTensor],
+        options: RunOptions<'_>,
+    ) -> Vec<HostTensor> {
+        let op = op.into();
+        let first = self.run_once(&op, inputs, outputs, options, 0xFF);
+        let second = self.run_once(&op, inputs, outputs, options, 0x7B);
+        for (index, (a, b)) in first.iter().zip(&second).enumerate() {
+            assert_eq!(a.bytes, b.bytes, "{}: output {index} depends on the run", op.name());
+        }
+        first
+    }
+
+    fn run_once(
+        &mut self,
+        op: &Op,
+        inputs: &[HostTensor],
+        outputs: &[HostTensor],
+        options: RunOptions<'_>,
+        poison: u8,
+    ) -> Vec<HostTensor> {
+        let mut program = self.program(op, inputs, outputs, options);
+        let arena_bytes = program.arena.bytes;
+        self.backend.allocate(arena_bytes).unwrap();
+        let mut image = vec![GUARD; arena_bytes];
+        let keeps = options.accumulate || options.update;
+        for (index, tensor) in inputs.iter().chain(outputs).enumerate() {
+            let range = program.values[index].range;
+            let place = &mut image[range.offset..range.end()];
+            if index < inputs.len() || keeps {
+                place.copy_from_slice(&tensor.bytes);
+            } else {
+                place.fill(poison);
+            }
+        }
+        let workspace = program.calls[0].workspace;
+        image[workspace.offset..workspace.end()].fill(poison);
+        let everything = ByteRange { offset: 0, bytes: arena_bytes };
+        self.backend.write(everything, &image).unwrap();
+
+        let call = program.calls.remove(0);
+        let prepared = self.backend.prepare(&program, &call).unwrap();
+        self.backend.enqueue(prepared, 0).unwrap();
+        self.backend.synchronize().unwrap_or_else(|error| panic!("{}: {error}", call.choice.kernel));
+        let mut after = vec![0; arena_bytes];
+        self.backend.read(everything, &mut after).unwrap();
+        self.backend.forget_prepared().unwrap();
+
+        let results: Vec<HostTensor> = outputs
+            .iter()
+            .enumerate()
+            .map(|(index, output)| {
+                let range = program.values[inputs.len() + index].range;
+                HostTensor { bytes: after[range.offset..range.end()].to_vec(), ..output.clone() }
+            })
+            .collect();
+        // What is neither output nor scratch must be as it was.
+        let outputs_at = program.values[inputs.len()..].iter().map(|value| value.range);
+        for range in outputs_at.chain([call.workspace]) {
+            let (offset, end) = (range.offset, range.end());
+            after[offset..end].copy_from_slice(&image[offset..end]);
+        }
+        let wrong = after.iter().zip(&image).position(|(a, b)| a != b);
+        assert_eq!(wrong, None, "{} wrote outside of its outputs", call.choice.kernel);
+        results
+    }
+
+    fn program(
+        &self,
+        op: &Op,
+        inputs: &[HostTensor],
+        outputs: &[HostTensor],
+        options: RunOptions<'_>,
+    ) -> Program {
+        let types: Vec<OperandType> = inputs
+            .iter()
+            .chain(outputs)
+            .map(|tensor| OperandType { dtype: tensor.dtype, shape: tensor.shape.clone() })
+            .collect();
+        let request = KernelRequest { op, operands: &types, input_count: inputs.len() };
+        let mut target = self.target.clone();
+        if !options.library {
+            target.libraries.clear();
+        }
+        let mut choice = CudaCatalog.select(&request, &target).unwrap().choice;
+        if let Some(kernel) = options.kernel {
+            let spec = deepwell_kernels::cuda::cuda_kernels()
+                .find(|spec| spec.name == kernel)
+                .unwrap_or_else(|| panic!("no kernel {kernel}"));
+            assert_eq!((spec.reject)(&request), None, "{kernel} does not take this");
+            choice.kernel = kernel.to_string();
+            choice.workspace_bytes = (spec.workspace_bytes)(&request, &target);
+        }
+        let mut offset = GUARD_BYTES;
+        let mut place = |bytes: usize| {
+            let range = ByteRange { offset, bytes };
+            offset = (range.end() + GUARD_BYTES).next_multiple_of(64);
+            range
+        };
+        let values: Vec<Value> = inputs
+            .iter()
+            .chain(outputs)
+            .enumerate()
+            .map(|(index, tensor)| Value {
+                name: format!("v{index}"),
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                memory: MemoryKind::Activations,
+                range: place(tensor.bytes.len()),
+            })
+            .collect();
+        let workspace = place(choice.workspace_bytes);
+        let operands = (0..values.len())
+            .map(|index| Operand {
+                value: ValueId(index as u32),
+                access: match () {
+                    () if index < inputs.len() => Access::Read,
+                    () if options.accumulate || options.update => Access::Update,
+                    () => Access::Write,
+                },
+            })
+            .collect();
+        let call = Call {
+            name: op.name().to_string(),
+            op: op.clone(),
+            choice,
+            operands,
+            input_count: inputs.len(),
+            accumulate: options.accumulate,
+            workspace,
+            phase: Phase::Forward,
+            micro_batch: 0,
+            tag: Tag::Head,
+            layer: None,
+            recomputes: false,
+            unit: MathUnit::F32,
+            cost: Default::default(),
+            stream: 0,
+            waits: Vec::new(),
+            records: None,
+            rejected: Vec::new(),
+        };
+        Program {
+            name: "test".to_string(),
+            mode: Mode::Train,
+            rank: 0,
+            target,
+            batch: 1,
+            seq: options.seq,
+            micro_batches: 1,
+            values,
+            calls: vec![call],
+            arena: Arena { bytes: offset, ..Arena::default() },
+            host: HostInterface::default(),
+            parameters: Vec::new(),
+            precision: Vec::new(),
+            fixed_overhead_bytes: 0,
+        }
+    }
+}
+
+/// Largest allowed distance from the reference: `absolute + relative · |expected|`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    pub absolute: f64,
+    pub relative: f64,
+}
+
+impl Tolerance {
+    /// One rounding to BF16 (2^-9 of the value), and `absolute` for what cancels.
+    pub fn bf16(absolute: f64) -> Tolerance {
+        Tolerance { absolute, relative: 1.0 / 256.0 }
+    }
+}
+
+/// Compares with a reference; equal NaNs and infinities are equal.
+pub fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: Tolerance) {
+    assert_eq!(got.len(), expected.len(), "{what}: length");
+    let mut worst: Option<(usize, f64)> = None;
+    for (index, (&a, &b)) in got.iter().zip(expected).enumerate() {
+        if a == b || (a.is_nan() && b.is_nan()) {
+            continue;
+        }
+        let excess = (a - b).abs() - tolerance.absolute - tolerance.relative * b.abs();
+        let excess = if excess.is_nan() { f64::INFINITY } else { excess };
+        if excess > 0.0 && worst.is_none_or(|(_, known)| excess > known) {
+            worst = Some((index, excess));
+        }
+    }
+    if let Some((index, _)) = worst {
+        let count = got.len();
+        panic!(
+            "{what}: element {index} of {count} is {}, expected {}, {tolerance:?}",
+            got[index], expected[index]
+        );
+    }
+}
+
