@@ -119,6 +119,7 @@ impl GraphBuilder {
 }
 
 /// Name of an output tensor: the node's name, then the suffix if there is one.
-pub(crate) fn output_name(node: &str, suffix: &str) -> String {
+pub(crate) fn output_name(node: &str, suffix: impl AsRef<str>) -> String {
+    let suffix = suffix.as_ref();
     if suffix.is_empty() { node.to_string() } else { format!("{node}.{suffix}") }
 }

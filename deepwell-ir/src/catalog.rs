@@ -116,6 +116,15 @@ pub trait KernelCatalog {
     /// [`NoKernel`] with the reason of each rejection.
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel>;
 
+    /// Whether the catalog has one kernel for the fused op `op` that is better than the kernels
+    /// of its parts one after the other: then the fusion is made. Asked of ops that are made by
+    /// merging an op with the quantization of its outputs ([`crate::ops::WithQuantize`]).
+    ///
+    /// No, unless a catalog says otherwise.
+    fn fuses(&self, _op: &Op, _target: &Target) -> bool {
+        false
+    }
+
     /// Bytes that the backend holds on a target beside the program's arena: thread stacks,
     /// library handles.
     fn fixed_overhead_bytes(&self, target: &Target) -> usize;

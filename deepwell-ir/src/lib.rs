@@ -22,7 +22,7 @@
 //! assert_eq!(forward.parameter_count(), 3_082_496);
 //! let training = recompute(&differentiate(&forward)?, Recompute::None)?;
 //! let (quantized, precision) = apply_precision(&training, &PrecisionPolicy::mxfp8())?;
-//! let fused = fuse(&quantized)?;
+//! let fused = fuse(&quantized, &|_| false)?;
 //! assert!(fused.to_string().contains("mx_gemm"));
 //! assert_eq!(precision[0].tensor, "model.embed_tokens.weight");
 //! # Ok(())
@@ -60,7 +60,7 @@ pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, Product, TensorType};
 pub use passes::{Recompute, TensorPrecision, apply_precision, fuse, recompute};
 pub use program::{
     Access, Arena, ByteRange, Call, Cost, EventId, HostInterface, MemoryKind, Mode, Operand,
-    ParameterState, Program, StreamId, Value, ValueId,
+    ParameterState, Program, Quantization, StreamId, Value, ValueId,
 };
 pub use program_verify::{ALIGNMENT_BYTES, verify_program};
 pub use shape::{Binding, Dim, Shape};

@@ -4,6 +4,8 @@
 //! how it is differentiated ([`OpRule::backward`]). A new op is a new file and one line in the
 //! list below; kernels are found by [`Op::name`].
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::autodiff::BackwardContext;
@@ -35,7 +37,7 @@ pub enum OutputKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputType {
     /// Appended to the node's name to name the tensor; empty for the main output.
-    pub suffix: &'static str,
+    pub suffix: Cow<'static, str>,
     /// Row-major shape.
     pub shape: Shape,
     /// Element type.
@@ -47,19 +49,18 @@ pub struct OutputType {
 impl OutputType {
     /// An activation.
     pub fn activation(suffix: &'static str, shape: Shape, dtype: DType) -> OutputType {
-        OutputType { suffix, shape, dtype, kind: OutputKind::Activation }
+        OutputType { suffix: suffix.into(), shape, dtype, kind: OutputKind::Activation }
     }
 
     /// A tensor whose type the policy does not change.
     pub fn statistic(suffix: &'static str, shape: Shape, dtype: DType) -> OutputType {
-        OutputType { suffix, shape, dtype, kind: OutputKind::Statistic }
+        OutputType { suffix: suffix.into(), shape, dtype, kind: OutputKind::Statistic }
     }
-}
 
-impl OutputType {
     /// An FP32 accumulator.
     pub fn accumulator(suffix: &'static str, shape: Shape) -> OutputType {
-        OutputType { suffix, shape, dtype: DType::F32, kind: OutputKind::Accumulator }
+        let kind = OutputKind::Accumulator;
+        OutputType { suffix: suffix.into(), shape, dtype: DType::F32, kind }
     }
 }
 
@@ -199,6 +200,8 @@ ops! {
     Cast,
     /// Block quantization along one or both axes.
     Quantize,
+    /// An op and the block quantization of its outputs, in one kernel.
+    WithQuantize,
     /// Product of two quantized matrices.
     MxGemm,
     /// Global norm of all gradients.

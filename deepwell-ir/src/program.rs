@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ops::Quantize;
 use crate::{DType, KernelChoice, MathUnit, Op, Phase, Rejected, Tag, Target, TensorPrecision};
 
 /// Index of a value in its program.
@@ -203,6 +204,67 @@ impl Call {
     /// The outputs.
     pub fn outputs(&self) -> &[Operand] {
         &self.operands[self.input_count..]
+    }
+
+    /// The block quantizations that the call does, be it one itself or with its producer.
+    pub fn quantizations(&self) -> Vec<Quantization<'_>> {
+        let outputs = self.outputs();
+        match &self.op {
+            Op::Quantize(quantize) => {
+                let source = self.operands.first().map(|operand| operand.value);
+                vec![Quantization { quantize, source, outputs }]
+            }
+            Op::WithQuantize(op) => (0..op.quantized.len())
+                .filter_map(|index| {
+                    let entry = &op.quantized[index];
+                    let source = op.position_of_output(entry.output);
+                    Some(Quantization {
+                        quantize: &entry.quantize,
+                        source: source.and_then(|at| outputs.get(at)).map(|source| source.value),
+                        outputs: outputs.get(op.positions_of_quantized(index))?,
+                    })
+                })
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// One block quantization of a [`Call`].
+#[derive(Clone, Copy, Debug)]
+pub struct Quantization<'a> {
+    /// How.
+    pub quantize: &'a Quantize,
+    /// What is quantized; none when the call does not store it.
+    pub source: Option<ValueId>,
+    /// Row codes and scales, column codes and scales, counters: those that there are.
+    pub outputs: &'a [Operand],
+}
+
+impl Quantization<'_> {
+    /// Codes and scales.
+    pub fn copies(&self) -> &[Operand] {
+        self.outputs.split_last().map_or(&[], |(_, copies)| copies)
+    }
+
+    /// The counters.
+    pub fn statistics(&self) -> Option<ValueId> {
+        self.outputs.last().map(|operand| operand.value)
+    }
+
+    /// Name of what is quantized: of its value, or where it is not stored the name that its
+    /// copies are named after (`x@1` of codes `x.mx.row@1`).
+    pub fn source_name(&self, program: &Program) -> String {
+        if let Some(source) = self.source {
+            return program.value(source).name.clone();
+        }
+        let codes = self.outputs.first().map_or("", |operand| &program.value(operand.value).name);
+        let (name, micro_batch) = match codes.split_once('@') {
+            Some((name, micro_batch)) => (name, format!("@{micro_batch}")),
+            None => (codes, String::new()),
+        };
+        let end = name.rfind(".mx").unwrap_or(name.len());
+        format!("{}{micro_batch}", &name[..end])
     }
 }
 

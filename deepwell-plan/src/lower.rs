@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::ops::{AdamW, GradNorm, Quantize};
+use deepwell_ir::ops::{AdamW, GradNorm};
 use deepwell_ir::{
     Access, Arena, Binding, ByteRange, Call, Cost, DType, Graph, HostInterface, KernelCatalog,
     KernelRequest, MemoryKind, Mode, Node, Op, Operand, OperandType, ParameterState, Phase,
@@ -26,7 +26,7 @@ pub fn lower(
 ) -> Result<Program, PlanError> {
     let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
     let (quantized, precision) = apply_precision(&differentiated, &plan.policy)?;
-    let graph = fuse(&quantized)?;
+    let graph = fuse(&quantized, &|op| catalog.fuses(op, target))?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, plan.micro_batches);
     lowering.persistent_values();
     for micro_batch in 0..plan.micro_batches as u32 {
@@ -53,7 +53,7 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let (quantized, precision) = apply_precision(graph, &plan.policy)?;
-    let graph = fuse(&quantized)?;
+    let graph = fuse(&quantized, &|op| catalog.fuses(op, target))?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, 1);
     lowering.persistent_values();
     lowering.phase(Phase::Forward, 0)?;
@@ -505,8 +505,9 @@ pub fn quantized_bytes(program: &Program) -> u64 {
     program
         .calls
         .iter()
-        .filter(|call| matches!(call.op, Op::Quantize(Quantize { .. })))
-        .map(|call| call.cost.bytes_written)
+        .flat_map(|call| call.quantizations())
+        .flat_map(|quantization| quantization.outputs)
+        .map(|operand| program.value(operand.value).range.bytes as u64)
         .sum()
 }
 

@@ -210,11 +210,10 @@ fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
     program
         .calls
         .iter()
-        .filter(|call| matches!(call.op, Op::Quantize(_)))
-        .filter_map(|call| {
-            let (statistics, copies) = call.outputs().split_last()?;
-            let reader = copies.iter().find_map(|copy| reader_of(copy.value))?;
-            Some((statistics.value, reader.layer? as usize))
+        .flat_map(|call| call.quantizations())
+        .filter_map(|quantization| {
+            let reader = quantization.copies().iter().find_map(|copy| reader_of(copy.value))?;
+            Some((quantization.statistics()?, reader.layer? as usize))
         })
         .collect()
 }

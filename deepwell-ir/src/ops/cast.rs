@@ -29,7 +29,7 @@ impl OpRule for Cast {
             return Err(check.error("a cast to f32 or bf16", self.to.name()));
         }
         Ok(vec![OutputType {
-            suffix: "",
+            suffix: "".into(),
             shape: inputs[0].shape.clone(),
             dtype: self.to,
             kind: OutputKind::Copy,

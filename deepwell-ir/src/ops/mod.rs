@@ -12,6 +12,7 @@ mod quantize;
 mod rms_norm;
 mod rope;
 mod swiglu;
+mod with_quantize;
 
 pub use adamw::{AdamW, GradNorm};
 pub use add::Add;
@@ -25,6 +26,7 @@ pub use quantize::{Axis, Quantize};
 pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use swiglu::{SwiGlu, SwiGluBackward};
+pub use with_quantize::{QuantizedOutput, WithQuantize};
 
 use crate::op::TensorType;
 use crate::{DType, Dim, OpError, Shape};

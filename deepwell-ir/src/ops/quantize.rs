@@ -50,6 +50,11 @@ impl Quantize {
     /// Counters that a quantization leaves: bits of amax as f32, elements, underflows,
     /// saturations, scale clamps, non-finite values.
     pub const STATISTICS: usize = 6;
+
+    /// How many outputs there are: codes and scales of each copy, and the counters.
+    pub fn output_count(&self) -> usize {
+        if self.axis == Axis::Both { 5 } else { 3 }
+    }
 }
 
 impl OpRule for Quantize {
@@ -76,8 +81,8 @@ impl OpRule for Quantize {
         if self.spec.element != ElementFormat::E4M3 {
             return Err(check.error("element format E4M3", format!("{:?}", self.spec.element)));
         }
-        let output = |suffix, shape: Vec<_>, dtype| OutputType {
-            suffix,
+        let output = |suffix: &'static str, shape: Vec<_>, dtype| OutputType {
+            suffix: suffix.into(),
             shape: Shape(shape),
             dtype,
             kind: OutputKind::Copy,

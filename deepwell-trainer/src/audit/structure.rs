@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, MxGemm};
-use deepwell_ir::{Call, MemoryKind, Mode, Op, Phase, Product, Program, ValueId};
+use deepwell_ir::{
+    Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, ValueId,
+};
 use deepwell_precision::Format;
 
 use super::report::Finding;
@@ -11,7 +13,7 @@ use super::report::Finding;
 /// Where codes or scales come from.
 #[derive(Clone, PartialEq, Eq)]
 struct Origin {
-    /// Name of the quantization.
+    /// Which quantization: name of its call and number within it.
     quantization: String,
     /// Name of the tensor that was quantized.
     tensor: String,
@@ -88,27 +90,28 @@ impl<'a> Origins<'a> {
                     self.parameters.extend(call.outputs().iter().map(|out| (out.value, index)));
                 }
             }
-            (Op::Quantize(op), Some(source)) => {
-                let axes: &[Axis] = match op.axis {
-                    Axis::Row => &[Axis::Row],
-                    Axis::Column => &[Axis::Column],
-                    Axis::Both => &[Axis::Row, Axis::Column],
-                };
-                let states = &self.program.parameters;
-                let parameter = states.iter().position(|state| state.master == source);
-                let outputs = axes.iter().flat_map(|&axis| [(axis, false), (axis, true)]);
-                for (operand, (axis, is_scale)) in call.outputs().iter().zip(outputs) {
-                    let origin = Origin {
-                        quantization: call.name.clone(),
-                        tensor: self.program.value(source).name.clone(),
-                        parameter,
-                        axis,
-                        is_scale,
-                    };
-                    self.quantized.insert(operand.value, origin);
-                }
-            }
             _ => {}
+        }
+        for (index, quantization) in call.quantizations().into_iter().enumerate() {
+            let axes: &[Axis] = match quantization.quantize.axis {
+                Axis::Row => &[Axis::Row],
+                Axis::Column => &[Axis::Column],
+                Axis::Both => &[Axis::Row, Axis::Column],
+            };
+            let states = &self.program.parameters;
+            let is_source = |state: &ParameterState| quantization.source == Some(state.master);
+            let parameter = states.iter().position(is_source);
+            let outputs = axes.iter().flat_map(|&axis| [(axis, false), (axis, true)]);
+            for (operand, (axis, is_scale)) in quantization.copies().iter().zip(outputs) {
+                let origin = Origin {
+                    quantization: format!("{}[{index}]", call.name),
+                    tensor: quantization.source_name(self.program),
+                    parameter,
+                    axis,
+                    is_scale,
+                };
+                self.quantized.insert(operand.value, origin);
+            }
         }
     }
 
