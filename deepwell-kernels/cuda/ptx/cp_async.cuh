@@ -1,0 +1,25 @@
+// cp.async: copies from global to shared memory that a thread starts and later waits for.
+#pragma once
+
+#include "common/types.cuh"
+
+// Copies `bytes` (0 to 16) of 16 and fills the rest with zeros; reads nothing when `bytes` is 0.
+// Both addresses 16-byte aligned. Goes past the L1 cache.
+__device__ __forceinline__ void cp_async_16(uint32 shared, const void* global, uint32 bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+// Closes the group of copies that this thread has started since the last one; it may be empty.
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most `kPending` of this thread's newest groups are under way. Other threads see
+// the bytes after a barrier.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}

@@ -1,0 +1,29 @@
+// mma.sync: one warp multiplies two small matrices, accumulating in FP32.
+//
+// With g = lane / 4 and t = lane % 4 a thread holds of the 16 x 8 result
+//   d[0], d[1]: row g,     columns 2t and 2t + 1
+//   d[2], d[3]: row g + 8, the same columns.
+// Operand words are laid out as ldmatrix leaves them, see ptx/ldmatrix.cuh.
+#pragma once
+
+#include "common/types.cuh"
+
+// d = a (16 x 16) b (16 x 8) + c, BF16 operands. May name one array for d and c.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32 (&a)[4], uint32 b0,
+                                                  uint32 b1, const float (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]));
+}
+
+// d = a (16 x 32) b (32 x 8) + c, E4M3 operands, four to a word. Exists from sm_89 on.
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32 (&a)[4], uint32 b0,
+                                                  uint32 b1, const float (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]));
+}
