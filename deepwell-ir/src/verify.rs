@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::op::{OutputKind, input_types};
-use crate::{Graph, IrError, Phase, Stage, TensorKind};
+use crate::{Graph, IrError, Op, Phase, Stage, TensorKind};
 
 /// Checks that
 /// - names of tensors and of nodes are unique, and ids are in range;
 /// - a tensor is written before it is read, and by one node unless it is an accumulator; inputs
 ///   and parameters are not written;
 /// - every node's inputs and outputs have the types its op says;
+/// - a product of quantized matrices says of both how they were quantized;
 /// - phases stand in order, and recompute marks are on forward nodes only;
 /// - the loss is a loss; a gradient is that of a parameter and has its shape;
 /// - from differentiation on every parameter that a node reads has a gradient, if the graph has a
@@ -86,7 +87,41 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
         }
         verify_outputs(graph, node, &mut written)?;
     }
+    verify_specs(graph).map_err(&invalid)?;
     verify_gradients(graph).map_err(invalid)
+}
+
+/// A kernel may take one scale for 128 elements where the spec says that four stored ones are
+/// equal, so a product that misstates a spec would be computed with wrong scales.
+fn verify_specs(graph: &Graph) -> Result<(), String> {
+    let mut specs = HashMap::new();
+    for node in &graph.nodes {
+        match &node.op {
+            Op::Quantize(quantize) => {
+                specs.extend(node.outputs.iter().map(|&id| (id, quantize.spec)));
+            }
+            Op::WithQuantize(fused) => {
+                for (index, entry) in fused.quantized.iter().enumerate() {
+                    let outputs = &node.outputs[fused.positions_of_quantized(index)];
+                    specs.extend(outputs.iter().map(|&id| (id, entry.quantize.spec)));
+                }
+            }
+            Op::MxGemm(product) => {
+                for (index, said) in [(0, product.a), (2, product.b)] {
+                    let id = node.inputs[index];
+                    if let Some(spec) = specs.get(&id).filter(|&&spec| spec != said) {
+                        return Err(format!(
+                            "node `{}` reads `{}` as {said:?}, it was quantized as {spec:?}",
+                            node.name,
+                            graph.tensor(id).name
+                        ));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn verify_outputs(graph: &Graph, node: &crate::Node, written: &mut [bool]) -> Result<(), IrError> {

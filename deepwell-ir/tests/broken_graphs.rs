@@ -1,7 +1,11 @@
 //! Each structural rule of a graph, broken.
 
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_ir::{DType, Graph, Node, Phase, Shape, TensorId, TensorKind, differentiate, verify};
+use deepwell_ir::{
+    DType, Graph, Node, Op, Phase, PrecisionPolicy, Shape, TensorId, TensorKind, apply_precision,
+    differentiate, verify,
+};
+use deepwell_precision::Granularity;
 
 fn graph() -> Graph {
     let config = LlamaConfig { num_layers: 1, ..LlamaConfig::preset("llama-micro").unwrap() };
@@ -119,6 +123,19 @@ fn operands_have_the_types_that_ops_say() {
         },
         "node `norm` has 1 outputs, its op gives 2",
     );
+}
+
+#[test]
+fn products_say_how_their_operands_were_quantized() {
+    let policy = PrecisionPolicy::preset("mxfp8-128").unwrap();
+    let (mut graph, _) = apply_precision(&graph(), &policy).unwrap();
+    verify(&graph).unwrap();
+    let name = "layers.0.mlp.up_proj.dgrad";
+    let Op::MxGemm(product) = &mut node(&mut graph, name).op else { panic!("no mx_gemm") };
+    product.b.granularity = Granularity::G32;
+    let message = verify(&graph).unwrap_err().to_string();
+    let expected = format!("node `{name}` reads `model.layers.0.mlp.up_proj.weight.mx.col` as ");
+    assert!(message.contains(&expected), "{message}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Graph, IrError, Node, Op, Phase, PrecisionPolicy, Recompute, Stage, TensorKind,
-    apply_precision, differentiate, fuse, recompute,
+    Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, Product, Recompute, Stage,
+    TensorKind, apply_precision, differentiate, fuse, recompute,
 };
 use deepwell_precision::Format;
 
@@ -179,6 +179,35 @@ fn mxfp8_products_read_codes_only() {
             let tensor = graph.tensor(id);
             let is_parameter = matches!(tensor.kind, TensorKind::Parameter { .. });
             assert!(!is_parameter, "`{}` reads `{}`", node.name, tensor.name);
+        }
+    }
+}
+
+#[test]
+fn products_carry_the_blocks_of_the_policy() {
+    for (preset, [fprop, dgrad, wgrad]) in [
+        ("mxfp8", ["fprop", "dgrad", "wgrad"]),
+        ("mxfp8-floor", ["fprop", "dgrad", "wgrad"]),
+        ("mxfp8-2d", ["fprop blocks=1x32*32x32", "dgrad blocks=1x32*32x32", "wgrad"]),
+        (
+            "mxfp8-128",
+            [
+                "fprop blocks=1x128*128x128",
+                "dgrad blocks=1x128*128x128",
+                "wgrad blocks=1x128*1x128",
+            ],
+        ),
+    ] {
+        let policy = PrecisionPolicy::preset(preset).unwrap();
+        let graph = fused(&micro(), Recompute::None, &policy);
+        for node in &graph.nodes {
+            let Op::MxGemm(op) = &node.op else { continue };
+            let expected = match op.product {
+                Product::Fprop => fprop,
+                Product::Dgrad => dgrad,
+                Product::Wgrad => wgrad,
+            };
+            assert_eq!(op.attributes(), expected, "{preset}: {}", node.name);
         }
     }
 }

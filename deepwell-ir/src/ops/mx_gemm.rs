@@ -1,6 +1,6 @@
 //! The product of two block-scaled matrices.
 
-use deepwell_precision::BLOCK;
+use deepwell_precision::{BLOCK, BlockShape, ElementFormat, MxSpec};
 use serde::{Deserialize, Serialize};
 
 use super::{Check, product};
@@ -20,6 +20,19 @@ pub struct MxGemm {
     pub output: DType,
     /// Whether a fifth operand is added to each row.
     pub bias: bool,
+    /// How `a` was quantized. Kernels that scale by larger blocks than the stored ones ask for it.
+    pub a: MxSpec,
+    /// How `b` was quantized.
+    pub b: MxSpec,
+}
+
+/// Rows and columns of the blocks that share an exponent, `1x128` for example.
+fn extent(spec: MxSpec) -> String {
+    let elements = spec.granularity.elements();
+    match spec.block {
+        BlockShape::Square => format!("{elements}x{elements}"),
+        _ => format!("1x{elements}"),
+    }
 }
 
 impl OpRule for MxGemm {
@@ -28,7 +41,16 @@ impl OpRule for MxGemm {
     }
 
     fn attributes(&self) -> String {
-        format!("{}{}", self.product.name(), if self.bias { " bias" } else { "" })
+        let mut text = self.product.name().to_string();
+        if self.bias {
+            text += " bias";
+        }
+        // The blocks of the format itself go without saying.
+        let blocks = [self.a, self.b].map(extent);
+        if blocks.iter().any(|block| block != "1x32") {
+            text += &format!(" blocks={}*{}", blocks[0], blocks[1]);
+        }
+        text
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
@@ -39,7 +61,10 @@ impl OpRule for MxGemm {
         let check = Check::count(self.name(), inputs, &names)?;
         let a = check.rank(0, 2)?;
         let b = check.rank(2, 2)?;
-        for index in [0, 2] {
+        for (index, spec) in [(0, self.a), (2, self.b)] {
+            if spec.element != ElementFormat::E4M3 {
+                return Err(check.error("element format e4m3", spec.element.name()));
+            }
             check.dtype(index, DType::E4m3)?;
             check.dtype(index + 1, DType::E8m0)?;
             let rows = inputs[index].shape.0[0];

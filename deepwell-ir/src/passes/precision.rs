@@ -336,7 +336,8 @@ impl Rewrite<'_> {
                 if bias {
                     inputs.push(self.high_precision(node.inputs[2]));
                 }
-                node.op = MxGemm { product, output: self.activation, bias }.into();
+                let (a, b) = (a.0.1, b.0.1);
+                node.op = MxGemm { product, output: self.activation, bias, a, b }.into();
                 node.inputs = inputs;
                 // Its operands are kept for the backward as codes; nothing is left to recompute.
             }
