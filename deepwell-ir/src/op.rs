@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::autodiff::BackwardContext;
-use crate::{DType, Graph, IrError, Node, OpError, Shape, TensorId};
+use crate::{DType, Graph, IrError, Node, OpError, OperandType, Shape, TensorId};
 
 /// Shape and element type of an operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,6 +214,29 @@ impl Op {
     /// Lower-case name; kernels are registered under it.
     pub fn name(&self) -> &'static str {
         self.rule().name()
+    }
+
+    /// What the op gives for inputs of known sizes.
+    ///
+    /// # Errors
+    /// Operands that the op does not take, see [`OpRule::infer`].
+    pub fn outputs_of(&self, inputs: &[OperandType]) -> Result<Vec<OperandType>, OpError> {
+        let inputs: Vec<TensorType> = inputs
+            .iter()
+            .map(|input| TensorType {
+                shape: Shape::new(input.shape.iter().copied()),
+                dtype: input.dtype,
+            })
+            .collect();
+        let outputs = self.rule().infer(&inputs)?;
+        Ok(outputs
+            .into_iter()
+            .map(|output| OperandType {
+                dtype: output.dtype,
+                // Nothing but sizes went in.
+                shape: output.shape.as_fixed().unwrap_or_default(),
+            })
+            .collect())
     }
 }
 

@@ -11,7 +11,7 @@ use deepwell_ir::{
 use half::bf16;
 
 use super::attention;
-use super::calls::attention_shape;
+use super::calls::{Scratch, attention_shape};
 use super::gemm::{self, DataKind, Tier};
 use super::{add, linear_cross_entropy, rms_norm};
 
@@ -93,7 +93,7 @@ const TIERED: [(&str, WorkspaceBytes); 8] = [
 ];
 
 /// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 15] = [
+const PLAIN: [(&str, WorkspaceBytes); 21] = [
     ("embedding", none),
     ("embedding_backward", none),
     ("bias_grad", bias_grad),
@@ -109,6 +109,12 @@ const PLAIN: [(&str, WorkspaceBytes); 15] = [
     ("quantize", none),
     ("grad_norm", none),
     ("adamw", none),
+    ("rms_norm_quantize", with_quantize),
+    ("add_rms_norm_quantize", with_quantize),
+    ("rms_norm_backward_quantize", with_quantize),
+    ("rope_backward_quantize", with_quantize),
+    ("swiglu_quantize", with_quantize),
+    ("swiglu_backward_quantize", with_quantize),
 ];
 
 fn none(_: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
@@ -139,6 +145,20 @@ fn matrix(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
 fn rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let x = &request.operands[1].shape;
     rms_norm::rms_norm_backward_workspace_bytes(x[0], x[1])
+}
+
+/// What the producer wants, and room for those of its outputs that are not stored.
+fn with_quantize(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+    let Op::WithQuantize(op) = request.op else { return 0 };
+    let inputs = &request.operands[..request.input_count];
+    // Operands that the op does not take are refused when the call is prepared.
+    let Ok(scratch) = Scratch::new(op, inputs) else { return 0 };
+    let name = op.producer.name();
+    let Some(spec) = cpu_kernels().iter().find(|spec| spec.op == name) else { return 0 };
+    let operands = [inputs, &scratch.outputs].concat();
+    let producer =
+        KernelRequest { op: &op.producer, operands: &operands, input_count: inputs.len() };
+    scratch.bytes + (spec.workspace_bytes)(&producer, tier, threads)
 }
 
 fn bias_grad(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {

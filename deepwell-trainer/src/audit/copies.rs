@@ -6,7 +6,7 @@
 //! nearest even, saturating. A scale byte stands for 32 elements whatever the group.
 
 use deepwell_ir::ops::{Axis, Quantize};
-use deepwell_ir::{Call, DType, Phase, Program};
+use deepwell_ir::{Call, DType, Phase, Program, Quantization};
 use deepwell_kernels::{Backend, KernelError};
 use deepwell_precision::{BLOCK, BlockShape, MxSpec, Overflow, Rounding, e4m3, e8m0};
 use half::bf16;
@@ -146,8 +146,8 @@ impl<'a> MxCopy<'a> {
 }
 
 /// How findings about a copy open, and what they compare it with.
-fn phrases(program: &Program, call: &Call, moment: &str) -> (String, String) {
-    let source = &program.value(call.operands[0].value).name;
+fn phrases(source: &View<'_>, call: &Call, moment: &str) -> (String, String) {
+    let source = source.name;
     let of = if call.phase == Phase::Weights {
         format!("the present master weight `{source}`")
     } else {
@@ -169,20 +169,23 @@ fn describe(kind: &str, of: &str, target: &View<'_>, differences: Differences) -
     ))
 }
 
-/// Compares every code and scale of a quantization with the definition.
+/// Compares every code and scale of a quantization with the definition, where what it quantizes
+/// is there to be read.
 pub(super) fn check_quantize(
     report: &mut AuditReport,
     program: &Program,
     call: &Call,
-    op: &Quantize,
+    quantization: &Quantization<'_>,
     backend: &dyn Backend,
     moment: &str,
 ) -> Result<(), KernelError> {
-    let source = view(program, call.operands[0].value, backend)?;
-    let (moment, of) = phrases(program, call, moment);
+    let Some(source) = quantization.source else { return Ok(()) };
+    let source = view(program, source, backend)?;
+    let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
-    let output = |index: usize| view(program, call.outputs()[index].value, backend);
-    let columns: &[bool] = match op.axis {
+    let output = |index: usize| view(program, quantization.outputs[index].value, backend);
+    let Quantize { spec, axis } = *quantization.quantize;
+    let columns: &[bool] = match axis {
         Axis::Row => &[false],
         Axis::Column => &[true],
         Axis::Both => &[false, true],
@@ -190,7 +193,7 @@ pub(super) fn check_quantize(
     let mut wrong = Vec::new();
     for (index, &is_column) in columns.iter().enumerate() {
         let (codes, scales) = (output(2 * index)?, output(2 * index + 1)?);
-        let copy = MxCopy::new(source, is_column, op.spec, codes, scales);
+        let copy = MxCopy::new(source, is_column, spec, codes, scales);
         let name = if is_column { "column" } else { "row" };
         if !copy.has_the_right_size() {
             let what =
@@ -237,7 +240,7 @@ pub(super) fn check_cast(
 ) -> Result<(), KernelError> {
     let source = view(program, call.operands[0].value, backend)?;
     let target = view(program, call.outputs()[0].value, backend)?;
-    let (moment, of) = phrases(program, call, moment);
+    let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
     report.count_tensor(target.len());
     let differences = (0..target.len())

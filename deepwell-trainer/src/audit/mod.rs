@@ -17,7 +17,9 @@
 //! from too, so that a copy that was not made again is found. A matrix product must read
 //! quantized operands that nobody has changed since their quantization wrote them. Beside the
 //! numbers, [`Audit::new`] checks the program as such: [`audit_provenance`] and [`audit_counts`].
-//! Attention, norms, rotations, embedding and loss have no checks here.
+//! Attention, norms, rotations, embedding and loss have no checks here; nor have codes that a
+//! kernel makes together with a high-precision tensor that it does not store, beyond that they
+//! are left as they were.
 //!
 //! Nothing is copied but the samples; tensors are read where they lie, so the audit does not
 //! raise the peak of memory that it is often run together with.
@@ -115,18 +117,16 @@ impl Audit {
         backend: &dyn Backend,
         moment: &str,
     ) -> Result<(), KernelError> {
-        match &call.op {
-            Op::Cast(_) => copies::check_cast(&mut self.report, program, call, backend, moment)?,
-            Op::Quantize(op) => {
-                copies::check_quantize(&mut self.report, program, call, op, backend, moment)?;
-                // All but the last output, which are counters.
-                let outputs = call.outputs();
-                for operand in &outputs[..outputs.len() - 1] {
-                    let bytes = view(program, operand.value, backend)?.bytes;
-                    self.written.insert(operand.value, fingerprint(bytes));
-                }
+        let report = &mut self.report;
+        if matches!(call.op, Op::Cast(_)) {
+            copies::check_cast(report, program, call, backend, moment)?;
+        }
+        for quantization in call.quantizations() {
+            copies::check_quantize(report, program, call, &quantization, backend, moment)?;
+            for operand in quantization.copies() {
+                let bytes = view(program, operand.value, backend)?.bytes;
+                self.written.insert(operand.value, fingerprint(bytes));
             }
-            _ => {}
         }
         Ok(())
     }
@@ -183,7 +183,9 @@ impl Observer for Audit {
         let backend = &*backend;
         let report = &mut self.report;
         match (&call.op, self.pending.take()) {
-            (Op::Cast(_) | Op::Quantize(_), _) => self.check_copy(program, call, backend, ""),
+            (Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_), _) => {
+                self.check_copy(program, call, backend, "")
+            }
             (Op::GradNorm(_), _) => update::check_norm(report, program, call, backend),
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, backend)

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, MxGemm};
-use deepwell_ir::{
-    Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, ValueId,
-};
+use deepwell_ir::{Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, ValueId};
 use deepwell_precision::Format;
 
 use super::report::Finding;

@@ -9,11 +9,13 @@ mod matmul;
 mod norm;
 mod optimizer;
 mod quantize;
+mod with_quantize;
 
 pub(crate) use attention::attention_shape;
 use bytemuck::Pod;
-use deepwell_ir::{Call, DType, Op, Program};
+use deepwell_ir::{ByteRange, Call, DType, Op, Program, Value};
 pub use quantize::decode_statistics;
+pub(crate) use with_quantize::Scratch;
 
 use super::arena::{Arena, In, Out};
 use super::gemm::Tier;
@@ -36,38 +38,46 @@ impl CpuCall {
 
 /// Resolves a call.
 pub(crate) fn prepare(program: &Program, call: &Call) -> Result<CpuCall, KernelError> {
-    let operands = Operands { program, call };
-    let run = match &call.op {
-        Op::Embedding(_) => embedding::forward(&operands),
-        Op::EmbeddingBackward(_) => embedding::backward(&operands),
-        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-            matmul::linear(&operands)
-        }
-        Op::MxGemm(op) => matmul::mx_gemm(&operands, op),
-        Op::BiasGrad(_) => elementwise::bias_grad(&operands),
-        Op::RmsNorm(op) => norm::rms_norm(&operands, op.eps),
-        Op::AddRmsNorm(op) => norm::add_rms_norm(&operands, op.eps),
-        Op::RmsNormBackward(op) => norm::rms_norm_backward_call(&operands, op.residual),
-        Op::Rope(op) => elementwise::rope(&operands, op, false),
-        Op::RopeBackward(op) => elementwise::rope(&operands, &op.forward, true),
-        Op::SwiGlu(_) => elementwise::swiglu(&operands),
-        Op::SwiGluBackward(_) => elementwise::swiglu_backward(&operands),
-        Op::Add(_) => elementwise::add(&operands),
-        Op::Cast(_) => elementwise::cast(&operands),
-        Op::Attention(op) => attention::forward(&operands, &op.heads),
-        Op::AttentionBackward(op) => attention::backward(&operands, &op.heads),
-        Op::LinearCrossEntropy(_) => head::forward(&operands),
-        Op::LinearCrossEntropyGrad(_) => head::with_gradients(&operands),
-        Op::Quantize(op) => quantize::quantize(&operands, op),
-        Op::GradNorm(_) => optimizer::grad_norm(&operands),
-        Op::AdamW(op) => optimizer::adamw(&operands, op),
-        _ => Err(KernelError::UnknownKernel {
-            call: call.name.clone(),
-            backend: "cpu",
-            kernel: call.choice.kernel.clone(),
-        }),
-    }?;
+    let values = call.operands.iter().map(|operand| program.value(operand.value)).collect();
+    let (input_count, workspace) = (call.input_count, call.workspace);
+    let operands = Operands { program, call, values, input_count, workspace };
+    let run = run_of(&call.op, &operands)?;
     Ok(CpuCall { name: call.name.clone(), run })
+}
+
+/// The kernel of `op`, which is the call's or a part of it.
+fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
+    match op {
+        Op::Embedding(_) => embedding::forward(operands),
+        Op::EmbeddingBackward(_) => embedding::backward(operands),
+        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+            matmul::linear(operands)
+        }
+        Op::MxGemm(op) => matmul::mx_gemm(operands, op),
+        Op::BiasGrad(_) => elementwise::bias_grad(operands),
+        Op::RmsNorm(op) => norm::rms_norm(operands, op.eps),
+        Op::AddRmsNorm(op) => norm::add_rms_norm(operands, op.eps),
+        Op::RmsNormBackward(op) => norm::rms_norm_backward_call(operands, op.residual),
+        Op::Rope(op) => elementwise::rope(operands, op, false),
+        Op::RopeBackward(op) => elementwise::rope(operands, &op.forward, true),
+        Op::SwiGlu(_) => elementwise::swiglu(operands),
+        Op::SwiGluBackward(_) => elementwise::swiglu_backward(operands),
+        Op::Add(_) => elementwise::add(operands),
+        Op::Cast(_) => elementwise::cast(operands),
+        Op::Attention(op) => attention::forward(operands, &op.heads),
+        Op::AttentionBackward(op) => attention::backward(operands, &op.heads),
+        Op::LinearCrossEntropy(_) => head::forward(operands),
+        Op::LinearCrossEntropyGrad(_) => head::with_gradients(operands),
+        Op::Quantize(op) => quantize::quantize(operands, op),
+        Op::WithQuantize(op) => with_quantize::with_quantize(operands, op),
+        Op::GradNorm(_) => optimizer::grad_norm(operands),
+        Op::AdamW(op) => optimizer::adamw(operands, op),
+        _ => Err(KernelError::UnknownKernel {
+            call: operands.call.name.clone(),
+            backend: "cpu",
+            kernel: operands.call.choice.kernel.clone(),
+        }),
+    }
 }
 
 /// Runs `$body` with `$float` as the element type that `$dtype` names.
@@ -88,10 +98,15 @@ macro_rules! by_float {
 }
 use by_float;
 
-/// Operands of the call at hand.
+/// Operands of the call at hand, or of one of the ops that it is made of.
 struct Operands<'a> {
     program: &'a Program,
     call: &'a Call,
+    /// Inputs, then outputs.
+    values: Vec<&'a Value>,
+    input_count: usize,
+    /// Scratch.
+    workspace: ByteRange,
 }
 
 /// The element types that stand for a [`DType`].
@@ -116,8 +131,8 @@ impl Stored for u8 {
 }
 
 impl Operands<'_> {
-    fn value(&self, index: usize) -> &deepwell_ir::Value {
-        self.program.value(self.call.operands[index].value)
+    fn value(&self, index: usize) -> &Value {
+        self.values[index]
     }
 
     fn dtype(&self, index: usize) -> DType {
@@ -130,7 +145,7 @@ impl Operands<'_> {
 
     /// Position of output `index` among the operands.
     fn output(&self, index: usize) -> usize {
-        self.call.input_count + index
+        self.input_count + index
     }
 
     fn unexpected(&self, index: usize, expected: &str) -> KernelError {
@@ -142,7 +157,7 @@ impl Operands<'_> {
         }
     }
 
-    fn check<T: Stored>(&self, index: usize) -> Result<deepwell_ir::ByteRange, KernelError> {
+    fn check<T: Stored>(&self, index: usize) -> Result<ByteRange, KernelError> {
         let value = self.value(index);
         if T::DTYPES.contains(&value.dtype) {
             Ok(value.range)
@@ -174,8 +189,8 @@ impl Operands<'_> {
         })
     }
 
-    /// The call's scratch.
+    /// The scratch.
     fn workspace<T: Pod>(&self) -> Out<T> {
-        Out::new(self.call.workspace)
+        Out::new(self.workspace)
     }
 }

@@ -9,7 +9,7 @@ use crate::cpu::grad_norm::sum_of_squares;
 
 pub(super) fn grad_norm(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let gradients: Vec<In<f32>> =
-        (0..operands.call.input_count).map(|i| operands.input(i)).collect::<Result<_, _>>()?;
+        (0..operands.input_count).map(|i| operands.input(i)).collect::<Result<_, _>>()?;
     let norm = operands.target::<f32>(operands.output(0))?;
     Ok(Box::new(move |arena| {
         // In operand order, so that the sum is the same at any thread count.

@@ -10,7 +10,7 @@ pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, Ke
         return Err(operands.unexpected(0, "a matrix"));
     };
     let Quantize { spec, axis } = *op;
-    let statistics = operands.target::<u64>(operands.call.operands.len() - 1)?;
+    let statistics = operands.target::<u64>(operands.values.len() - 1)?;
     let (codes, scales) = (operands.target::<u8>(1)?, operands.target::<u8>(2)?);
     let second = match axis {
         Axis::Both => Some((operands.target::<u8>(3)?, operands.target::<u8>(4)?)),

@@ -1,0 +1,195 @@
+//! A program whose quantizations are fused with their producers gives the bits that the program
+//! without gives, and everything that looks at quantizations sees them in both.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{
+    Graph, KernelCatalog, KernelRequest, NoKernel, Op, Phase, Program, Recompute, Selection,
+    Target, TensorKind, ValueId,
+};
+use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_target};
+use deepwell_plan::{
+    OptimizerSpec, PlanRequest, autoplan, lower_evaluation, mxfp8_flop_share, quantized_bytes,
+};
+use deepwell_precision::{Format, PrecisionPolicy};
+use deepwell_probe::{Cpu, Hardware};
+use deepwell_trainer::audit::Audit;
+use deepwell_trainer::init;
+
+const SEQ: usize = 32;
+const BATCH: usize = 4;
+const MICRO_BATCH: usize = 2;
+
+/// The CPU's kernels, as a GPU's catalog would offer them: fused wherever there is such an op.
+struct Fusing;
+
+impl KernelCatalog for Fusing {
+    fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
+        CpuCatalog.select(request, target)
+    }
+
+    fn fuses(&self, _op: &Op, _target: &Target) -> bool {
+        true
+    }
+
+    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
+        CpuCatalog.fixed_overhead_bytes(target)
+    }
+}
+
+/// All that two steps and an evaluation leave, as bits, by name.
+#[derive(PartialEq)]
+struct Outcome {
+    losses: Vec<u32>,
+    weights: BTreeMap<String, Vec<u32>>,
+    statistics: BTreeMap<String, Vec<u64>>,
+    evaluation_loss: u32,
+}
+
+struct Run {
+    outcome: Outcome,
+    program: Program,
+}
+
+fn loss_of(executor: &mut Executor, loaded: &LoadedProgram) -> u32 {
+    let mut loss = [0f32];
+    let id = loaded.program().host.loss.unwrap();
+    executor.read(loaded.program(), id, cast_slice_mut(&mut loss)).unwrap();
+    assert!(loss[0].is_finite());
+    loss[0].to_bits()
+}
+
+fn read<T: bytemuck::Pod>(executor: &mut Executor, program: &Program, id: ValueId) -> Vec<T> {
+    let mut words = vec![T::zeroed(); program.value(id).elements()];
+    executor.read(program, id, cast_slice_mut(&mut words)).unwrap();
+    words
+}
+
+fn initialize(executor: &mut Executor, graph: &Graph, loaded: &LoadedProgram) {
+    let program = loaded.program();
+    for ((_, tensor), state) in graph.parameters().zip(&program.parameters) {
+        let TensorKind::Parameter { init, .. } = tensor.kind else { panic!("no parameter") };
+        let mut values = vec![0f32; program.value(state.master).elements()];
+        init::fill(init, 7, &state.name, &mut values);
+        executor.write(program, state.master, cast_slice(&values)).unwrap();
+    }
+    executor.run_phase(loaded, Phase::Weights).unwrap();
+}
+
+/// Writes the inputs of step `step`, which count in full.
+fn feed(executor: &mut Executor, program: &Program, step: usize) {
+    let host = &program.host;
+    for (index, (&tokens, &targets)) in host.tokens.iter().zip(&host.targets).enumerate() {
+        let count = program.batch * program.seq;
+        let token = |at: usize| ((at * at * 31 + at * 7 + step) % 256) as i32;
+        let of = |shift: usize| -> Vec<i32> {
+            (0..count).map(|at| token(index * count + at + shift)).collect()
+        };
+        executor.write(program, tokens, cast_slice(&of(0))).unwrap();
+        executor.write(program, targets, cast_slice(&of(1))).unwrap();
+    }
+    let scale = [1.0 / program.tokens_per_step() as f32];
+    executor.write(program, host.loss_scale.unwrap(), cast_slice(&scale)).unwrap();
+}
+
+fn run(policy: &PrecisionPolicy, rule: Recompute, catalog: &dyn KernelCatalog) -> Run {
+    let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
+    let graph = capture(&config).unwrap();
+    let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
+    let request = PlanRequest {
+        seq: SEQ,
+        global_batch: BATCH,
+        policy: policy.clone(),
+        optimizer: OptimizerSpec::default(),
+        memory_limit_bytes: None,
+        micro_batch: Some(MICRO_BATCH),
+        recompute: Some(rule),
+    };
+    let target = cpu_target(2);
+    let planned = autoplan(&graph, &Hardware::cpu_only(cpu), &request, catalog, &target).unwrap();
+    let program = planned.program;
+    let evaluation = lower_evaluation(&graph, &planned.plan, &program, catalog, &target).unwrap();
+    let bytes = program.arena.bytes.max(evaluation.arena.bytes);
+    let mut executor = Executor::new(Box::new(CpuBackend::new()), bytes).unwrap();
+    let training = executor.load(program.clone()).unwrap();
+    let evaluation = executor.load(evaluation).unwrap();
+    initialize(&mut executor, &graph, &training);
+    let schedule = [1e-2f32, 1.0];
+    executor.write(&program, program.host.schedule.unwrap(), cast_slice(&schedule)).unwrap();
+    let mut losses = Vec::new();
+    for step in 0..2 {
+        feed(&mut executor, &program, step);
+        let mut audit = Audit::new(&program);
+        executor.run_observed(&training, &mut audit).unwrap();
+        let report = audit.finish();
+        assert!(report.is_clean(), "{report}");
+        losses.push(loss_of(&mut executor, &training));
+    }
+    let named = program.parameters.iter().map(|state| (state.name.clone(), state.master));
+    let weights = named.map(|(name, id)| (name, read(&mut executor, &program, id))).collect();
+    let counters = program.host.statistics.iter().cloned();
+    let statistics = counters.map(|(name, id)| (name, read(&mut executor, &program, id))).collect();
+    feed(&mut executor, evaluation.program(), 2);
+    executor.run(&evaluation).unwrap();
+    let evaluation_loss = loss_of(&mut executor, &evaluation);
+    Run { outcome: Outcome { losses, weights, statistics, evaluation_loss }, program }
+}
+
+#[test]
+fn fused_programs_give_the_same_bits() {
+    for preset in ["mxfp8", "mxfp8-2d", "mxfp8-128"] {
+        let policy = PrecisionPolicy::preset(preset)
+            .unwrap()
+            .with_rule("*_proj.weight", Format::Mxfp8)
+            .unwrap();
+        for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            let (apart, fused) = (run(&policy, rule, &CpuCatalog), run(&policy, rule, &Fusing));
+            let case = format!("{preset} {rule}");
+            let (one, other) = (&apart.outcome, &fused.outcome);
+            assert_eq!(one.losses, other.losses, "{case}");
+            assert_eq!(one.evaluation_loss, other.evaluation_loss, "{case}");
+            for (name, weights) in &one.weights {
+                assert!(weights == &other.weights[name], "{case}: weights of `{name}` differ");
+            }
+            assert!(!one.statistics.is_empty());
+            assert_eq!(one.statistics, other.statistics, "{case}");
+            same_accounts(&apart.program, &fused.program, &case);
+        }
+    }
+}
+
+/// What is said of quantizations does not depend on how they are made.
+fn same_accounts(apart: &Program, fused: &Program, case: &str) {
+    let count = |program: &Program| {
+        program.calls.iter().map(|call| call.quantizations().len()).sum::<usize>()
+    };
+    assert_eq!(count(apart), count(fused), "{case}");
+    assert_eq!(quantized_bytes(apart), quantized_bytes(fused), "{case}");
+    assert_eq!(mxfp8_flop_share(apart), mxfp8_flop_share(fused), "{case}");
+    assert_eq!(apart.flops(), fused.flops(), "{case}");
+    let sources = |program: &Program| -> BTreeSet<String> {
+        let quantizations = program.calls.iter().flat_map(|call| call.quantizations());
+        quantizations.map(|quantization| quantization.source_name(program)).collect()
+    };
+    assert_eq!(sources(apart), sources(fused), "{case}");
+    let is_fused = |op: &Op| matches!(op, Op::WithQuantize(_));
+    assert!(!apart.calls.iter().any(|call| is_fused(&call.op)), "{case}");
+    let names: BTreeSet<&str> =
+        fused.calls.iter().filter(|c| is_fused(&c.op)).map(|c| c.op.name()).collect();
+    let expected = [
+        "add_rms_norm_quantize",
+        "rms_norm_backward_quantize",
+        "rms_norm_quantize",
+        "rope_backward_quantize",
+        "swiglu_backward_quantize",
+        "swiglu_quantize",
+    ];
+    assert_eq!(names.into_iter().collect::<Vec<_>>(), expected, "{case}");
+    // What nobody else reads is not stored: nothing but its codes is there.
+    let unread = "layers.1.mlp.swiglu.backward.dgate@1";
+    assert!(apart.find(unread).is_some(), "{case}");
+    assert!(fused.find(unread).is_none(), "{case}");
+    assert!(fused.find("layers.1.mlp.swiglu.backward.dgate.mx.row@1").is_some(), "{case}");
+}
