@@ -2,4 +2,11 @@
 //! skipped; with `DEEPWELL_REQUIRE_GPU` set that is a failure.
 
 mod add;
+mod bf16_gemm;
+mod cast;
+mod embedding;
 mod harness;
+mod products;
+mod quantize;
+mod rope;
+mod swiglu;

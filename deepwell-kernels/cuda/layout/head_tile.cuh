@@ -1,0 +1,54 @@
+// Rows of one attention head in shared memory, [rows, kHeadDim] BF16.
+//
+// A row is kHeadDim / 8 units of 16 bytes. Unit u of row r lies at place u ^ rotation(r) of its
+// row, so that the same unit of eight neighbouring rows, which is what ldmatrix reads at a time
+// and what a quarter of a warp writes, lies in eight different groups of four banks. The rotation
+// repeats every eight rows or sooner, so it does not change when a multiple of 8 rows is added.
+#pragma once
+
+#include "common/types.cuh"
+#include "ptx/cp_async.cuh"
+
+template <int kHeadDim>
+struct HeadTile {
+    static_assert(kHeadDim == 16 || kHeadDim == 32 || kHeadDim == 64 || kHeadDim == 128,
+                  "a row is 2 to 16 units, a power of two");
+
+    static constexpr int kUnits = kHeadDim / 8;
+    static constexpr int kRowBytes = kHeadDim * 2;
+    // Rows that fit into the 128 bytes over which the banks repeat.
+    static constexpr int kRowsPerLine = kUnits < 8 ? 8 / kUnits : 1;
+
+    // Bytes from the start of the tile (aligned to kRowBytes at least) to a unit.
+    static __device__ __forceinline__ uint32 offset(uint32 row, uint32 unit) {
+        const uint32 rotation = (row / kRowsPerLine) % (kUnits < 8 ? kUnits : 8);
+        return row * kRowBytes + ((unit ^ rotation) << 4);
+    }
+};
+
+// Starts the copy of `kRows` rows to `tile`; from row `rows_left` (at least 1) on they are zeros.
+// `first_row` is the head's part of the first row, `row_stride` the elements from row to row.
+template <int kHeadDim, int kRows, int kThreads>
+__device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_row,
+                                               uint32 row_stride, int rows_left) {
+    using Tile = HeadTile<kHeadDim>;
+    constexpr int kRowsPerPass = kThreads / Tile::kUnits;
+    static_assert(kRowsPerPass % 8 == 0, "the rotation is the same in every pass");
+    static_assert(kRows % 8 == 0, "a pass that is not whole ends at a warp");
+
+    const int row = threadIdx.x / Tile::kUnits;
+    const int unit = threadIdx.x % Tile::kUnits;
+    const uint32 target = tile + Tile::offset(row, unit);
+    const bf16* source = first_row + unit * 8;
+#pragma unroll
+    for (int pass = 0; pass < (kRows + kRowsPerPass - 1) / kRowsPerPass; ++pass) {
+        const int at = row + pass * kRowsPerPass;
+        if (kRows % kRowsPerPass == 0 || at < kRows) {
+            const bool inside = at < rows_left;
+            // A copy of no bytes reads nothing, but its address is kept inside all the same.
+            const uint64 skipped = inside ? static_cast<uint64>(at) * row_stride : 0;
+            cp_async_16(target + pass * kRowsPerPass * Tile::kRowBytes, source + skipped,
+                        inside ? 16 : 0);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+// The two source types of a quantization, as pieces of 16 bytes and as words of four.
+#pragma once
+
+#include "common/types.cuh"
+#include "layout/mx_scale.cuh"
+#include "ptx/fp8.cuh"
+#include "ptx/packed.cuh"
+
+template <typename E>
+struct MxElement;
+
+template <>
+struct MxElement<bf16> {
+    using Bits = uint16;
+    static constexpr int kPerWord = 2;
+    static constexpr uint32 kMagnitude = 0x7fff7fffu;  // all bits of a word but signs
+
+    static __device__ __forceinline__ uint32 larger(uint32 a, uint32 b) {
+        return max_u16x2(a, b);
+    }
+    // Bits, as FP32, of element `index` of a word without signs.
+    static __device__ __forceinline__ uint32 bits(uint32 word, int index) {
+        return index == 0 ? word << 16 : word & 0xffff0000u;
+    }
+};
+
+template <>
+struct MxElement<float> {
+    using Bits = uint32;
+    static constexpr int kPerWord = 1;
+    static constexpr uint32 kMagnitude = 0x7fffffffu;
+
+    static __device__ __forceinline__ uint32 larger(uint32 a, uint32 b) {
+        return a > b ? a : b;
+    }
+    static __device__ __forceinline__ uint32 bits(uint32 word, int) {
+        return word;
+    }
+};
+
+template <typename E>
+__device__ __forceinline__ float mx_value(uint32 word, int index) {
+    return __uint_as_float(MxElement<E>::bits(word, index));
+}
+
+// Bits of the largest magnitude in a word without signs.
+template <typename E>
+__device__ __forceinline__ uint32 mx_largest(uint32 word) {
+    const uint32 first = MxElement<E>::bits(word, 0);
+    const uint32 last = MxElement<E>::bits(word, MxElement<E>::kPerWord - 1);
+    return first > last ? first : last;
+}
+
+// Bits of the largest magnitude of a piece, NaN above infinity above all else.
+template <typename E>
+__device__ __forceinline__ uint32 mx_magnitude(const uint4& piece) {
+    using Element = MxElement<E>;
+    constexpr uint32 kMask = Element::kMagnitude;
+    return mx_largest<E>(Element::larger(Element::larger(piece.x & kMask, piece.y & kMask),
+                                         Element::larger(piece.z & kMask, piece.w & kMask)));
+}
+
+// High bits of the elements of a word that are not zero.
+template <typename E>
+__device__ __forceinline__ uint32 mx_nonzero_bits(uint32 word) {
+    constexpr uint32 kMask = MxElement<E>::kMagnitude;
+    return ((word & kMask) + kMask) & ~kMask;
+}
+
+// How many elements of a piece are not zero.
+template <typename E>
+__device__ __forceinline__ uint32 mx_nonzero(const uint4& piece) {
+    return __popc(mx_nonzero_bits<E>(piece.x) | mx_nonzero_bits<E>(piece.y) >> 1 |
+                  mx_nonzero_bits<E>(piece.z) >> 2 | mx_nonzero_bits<E>(piece.w) >> 3);
+}
+
+// How many elements of a piece are not finite, and bits of the largest magnitude of the rest. Takes
+// and gives values, so that nobody's registers move to memory for a call that is seldom made.
+template <typename E>
+__device__ __noinline__ uint2 mx_survey(uint4 piece) {
+    const uint32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+    uint2 found = make_uint2(0, 0);
+#pragma unroll
+    for (int i = 0; i < 4 * MxElement<E>::kPerWord; ++i) {
+        const uint32 word = words[i / MxElement<E>::kPerWord] & MxElement<E>::kMagnitude;
+        const uint32 bits = MxElement<E>::bits(word, i % MxElement<E>::kPerWord);
+        if (bits >= kInfinityBits) {
+            ++found.x;
+        } else {
+            found.y = max(found.y, bits);
+        }
+    }
+    return found;
+}
+
+// Codes of four elements, which `scale` is for.
+__device__ __forceinline__ uint32 mx_encode(const float (&x)[4], const MxScale& scale, bool floor,
+                                            MxCounters& counters) {
+    float scaled[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        scaled[i] = x[i] * scale.reciprocal;
+    }
+    if (floor) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            counters.saturations += saturates(x[i], scaled[i]);
+        }
+    }
+    return to_e4m3x4(scaled[0], scaled[1], scaled[2], scaled[3]);
+}

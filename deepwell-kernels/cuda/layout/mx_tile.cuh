@@ -1,0 +1,319 @@
+// Block quantization of a tile of 128 x 128 elements in shared memory: row codes and scales, column
+// codes (stored transposed) and scales, counters.
+//
+// A thread puts eight pieces of 16 bytes there, 16 rows apart, and takes them back one by one for
+// the row copy: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so shuffles find its
+// amax. For the column copy a thread takes 32 rows of one word of columns, which is one column
+// block (or two), and its codes go back through the same shared memory, so that the transposed
+// copy is written in whole lines of 128 bytes:
+//
+//   stage[column][chunk ^ swizzle(column)]: 16 codes (rows 16 * chunk ...) of one column, where
+//   swizzle counts words of columns modulo 8. Eight threads write the same chunk of eight words of
+//   columns, or read eight chunks of one column: neither meets a bank twice.
+//
+// Elements beyond the edges of the matrix are zeros, which change neither scales nor counters.
+#pragma once
+
+#include "common/types.cuh"
+#include "layout/mx_element.cuh"
+#include "layout/mx_scale.cuh"
+
+constexpr uint32 kMxTile = 128;    // rows and columns of a tile
+constexpr uint32 kMxBlock = 32;    // elements with one stored scale
+constexpr int kMxSteps = 8;        // pieces of a thread
+constexpr uint32 kMxStepRows = 16; // rows between two pieces of a thread
+constexpr uint32 kMxGroups = kMxTile / kMxBlock;
+
+// How a block of threads lies over a tile.
+template <typename E>
+struct MxTile {
+    static constexpr uint32 kPiece = 16 / sizeof(E);
+    static constexpr uint32 kRowLanes = kMxTile / kPiece;     // threads of a row
+    static constexpr uint32 kBlockLanes = kMxBlock / kPiece;  // threads of 32 elements of it
+    static constexpr uint32 kThreads = kRowLanes * kMxStepRows;
+    static constexpr uint32 kUnits = kMxTile * sizeof(E) / 4;  // words of a row
+    static constexpr uint32 kTileBytes = kMxTile * kMxTile * sizeof(E);
+    static_assert(kThreads == kUnits * kMxGroups, "a word of columns and 32 rows for each thread");
+
+    static __device__ __forceinline__ uint32 row() {
+        return threadIdx.x / kRowLanes;
+    }
+    static __device__ __forceinline__ uint32 column() {
+        return threadIdx.x % kRowLanes * kPiece;
+    }
+};
+
+// Where the copies of a matrix go; pointers of copies that are not made are not looked at.
+struct MxTarget {
+    uint8* codes;     // [rows, columns]
+    uint8* scales;    // [rows, ceil(columns / 32)]
+    uint8* codes_t;   // [columns, rows]
+    uint8* scales_t;  // [columns, ceil(rows / 32)]
+    uint32 rows;
+    uint32 columns;
+};
+
+// What a block needs beside the tile itself.
+struct MxShared {
+    uint32 square_amax[kMxGroups * kMxGroups];
+    uint32 column_amax[kMxGroups][kMxTile];
+    uint32 column_scales[kMxTile];  // four bytes each
+};
+
+// The first `count` bytes of a piece of codes.
+__device__ __forceinline__ void mx_store_bytes(uint8* to, const uint32* words, int word_count,
+                                               uint32 count) {
+#pragma unroll
+    for (int i = 0; i < 4 * word_count; ++i) {
+        if (i < count) {
+            to[i] = static_cast<uint8>(words[i / 4] >> (8 * (i % 4)));
+        }
+    }
+}
+
+// Amax of each square (of the whole tile, when wide) into `shared.square_amax`.
+template <typename E>
+__device__ __forceinline__ void mx_square_amax(const uint4* __restrict__ own, bool wide,
+                                               MxShared& shared) {
+    using Tile = MxTile<E>;
+    if (threadIdx.x < kMxGroups * kMxGroups) {
+        shared.square_amax[threadIdx.x] = 0;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int group = 0; group < kMxGroups; ++group) {
+        uint32 amax = max(mx_magnitude<E>(own[2 * group * Tile::kThreads]),
+                          mx_magnitude<E>(own[(2 * group + 1) * Tile::kThreads]));
+#pragma unroll
+        for (int lanes = 1; lanes < Tile::kBlockLanes; lanes *= 2) {
+            amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));
+        }
+        if (threadIdx.x % Tile::kBlockLanes == 0) {
+            const uint32 across = Tile::column() / kMxBlock;
+            atomicMax(&shared.square_amax[wide ? 0 : group * kMxGroups + across], amax);
+        }
+    }
+    __syncthreads();
+}
+
+// Row copy of one piece. `amax` is that of the piece, or of its square.
+template <typename E>
+__device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32 amax,
+                                                      uint32 row_in_tile, uint32 row,
+                                                      uint32 column, const MxTarget& to,
+                                                      uint32 flags, MxCounters& counters) {
+    using Tile = MxTile<E>;
+    constexpr int kPerWord = MxElement<E>::kPerWord;
+    const bool floor = flags & kMxFloor, wide = flags & kMxWide, square = flags & kMxSquare;
+    if (!square) {
+#pragma unroll
+        for (int lanes = 1; lanes < Tile::kBlockLanes; lanes *= 2) {
+            amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));
+        }
+        if (wide) {
+#pragma unroll
+            for (int lanes = Tile::kBlockLanes; lanes < Tile::kRowLanes; lanes *= 2) {
+                amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));
+            }
+        }
+    }
+    const MxScale scale = mx_scale(amax, floor);
+    const uint32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+    uint32 codes[kPerWord];
+#pragma unroll
+    for (int quad = 0; quad < kPerWord; ++quad) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int index = 4 * quad + i;
+            x[i] = mx_value<E>(words[index / kPerWord], index % kPerWord);
+        }
+        codes[quad] = mx_encode(x, scale, floor, counters);
+    }
+    // Codes of a group with NaN are NaN, those of zeros too: nothing of it underflows.
+    counters.underflows -= scale.code == kE8m0Nan ? mx_nonzero<E>(piece)
+                           : kPerWord == 2        ? nonzero_codes(codes[0], codes[kPerWord - 1])
+                                                  : nonzero_codes(codes[0]);
+    const uint32 in_tile = Tile::column();
+    const uint32 group_mask = (wide ? kMxTile : kMxBlock) - 1;
+    const bool is_first = (in_tile & group_mask) == 0 && (!square || (row_in_tile & group_mask) == 0);
+    counters.clamps += is_first && scale.clamped;
+
+    if (row < to.rows && column < to.columns) {
+        const uint64 first = static_cast<uint64>(row) * to.columns + column;
+        if (to.columns % Tile::kPiece == 0) {
+            if (kPerWord == 2) {
+                *reinterpret_cast<uint2*>(to.codes + first) =
+                    make_uint2(codes[0], codes[kPerWord - 1]);
+            } else {
+                *reinterpret_cast<uint32*>(to.codes + first) = codes[0];
+            }
+        } else {
+            mx_store_bytes(to.codes + first, codes, kPerWord, to.columns - column);
+        }
+        if (in_tile % kMxBlock == 0) {
+            const uint32 blocks = (to.columns + kMxBlock - 1) / kMxBlock;
+            to.scales[static_cast<uint64>(row) * blocks + column / kMxBlock] = scale.code;
+        }
+    }
+}
+
+// Column copy of the tile that lies in shared memory. All threads of the block come here.
+template <typename E>
+__device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
+                                                    const MxTarget& to, uint32 flags,
+                                                    uint32* __restrict__ tile, MxShared& shared,
+                                                    MxCounters& counters) {
+    using Tile = MxTile<E>;
+    using Element = MxElement<E>;
+    constexpr int kPerWord = Element::kPerWord;
+    const bool floor = flags & kMxFloor, wide = flags & kMxWide, square = flags & kMxSquare;
+    const uint32 unit = threadIdx.x % Tile::kUnits;
+    const uint32 group = threadIdx.x / Tile::kUnits;
+
+    // Take one word of columns out of 32 rows.
+    uint32 words[kMxBlock];
+    uint32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < kMxBlock; ++i) {
+        words[i] = tile[(group * kMxBlock + i) * Tile::kUnits + unit];
+        largest = Element::larger(largest, words[i] & Element::kMagnitude);
+    }
+    if (wide && !square) {
+#pragma unroll
+        for (int c = 0; c < kPerWord; ++c) {
+            shared.column_amax[group][unit * kPerWord + c] = Element::bits(largest, c);
+        }
+    }
+    // Nobody reads the tile from here on: its memory becomes the stage.
+    __syncthreads();
+    uint4* const stage = reinterpret_cast<uint4*>(tile);
+#pragma unroll
+    for (int c = 0; c < kPerWord; ++c) {
+        const uint32 column = unit * kPerWord + c;
+        uint32 amax = Element::bits(largest, c);
+        if (square) {
+            amax = shared.square_amax[wide ? 0 : group * kMxGroups + column / kMxBlock];
+        } else if (wide) {
+#pragma unroll
+            for (int other = 0; other < kMxGroups; ++other) {
+                amax = max(amax, shared.column_amax[other][column]);
+            }
+        }
+        const MxScale scale = mx_scale(amax, floor);
+        uint32 nonzero = 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            uint32 codes[4];
+#pragma unroll
+            for (int quad = 0; quad < 4; ++quad) {
+                float x[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    x[i] = mx_value<E>(words[half * 16 + quad * 4 + i], c);
+                }
+                codes[quad] = mx_encode(x, scale, floor, counters);
+            }
+            nonzero += nonzero_codes(codes[0], codes[1]) + nonzero_codes(codes[2], codes[3]);
+            stage[column * 8 + ((group * 2 + half) ^ (unit % 8))] =
+                make_uint4(codes[0], codes[1], codes[2], codes[3]);
+        }
+        if (scale.code == kE8m0Nan) {
+            nonzero = 0;
+#pragma unroll
+            for (int i = 0; i < kMxBlock; ++i) {
+                nonzero += (Element::bits(words[i], c) & kMagnitudeBits) != 0;
+            }
+        }
+        counters.underflows -= nonzero;
+        const bool is_first =
+            (!wide || group == 0) &&
+            (!square || column % (wide ? kMxTile : kMxBlock) == 0);
+        counters.clamps += is_first && scale.clamped;
+        reinterpret_cast<uint8*>(shared.column_scales)[column * 4 + group] = scale.code;
+    }
+    __syncthreads();
+
+    // Write the codes in lines of eight threads, then the scales, four bytes of a column at once.
+#pragma unroll
+    for (int i = 0; i < kMxTile * kMxTile / 16 / Tile::kThreads; ++i) {
+        const uint32 index = i * Tile::kThreads + threadIdx.x;
+        const uint32 in_tile = index / 8, chunk = index % 8;
+        const uint32 column = column0 + in_tile, row = row0 + chunk * 16;
+        if (column < to.columns && row < to.rows) {
+            const uint4 codes = stage[in_tile * 8 + (chunk ^ (in_tile / kPerWord % 8))];
+            uint8* const target = to.codes_t + static_cast<uint64>(column) * to.rows + row;
+            if (to.rows % 16 == 0) {
+                *reinterpret_cast<uint4*>(target) = codes;
+            } else {
+                const uint32 of_piece[4] = {codes.x, codes.y, codes.z, codes.w};
+                mx_store_bytes(target, of_piece, 4, to.rows - row);
+            }
+        }
+    }
+    const uint32 column = column0 + threadIdx.x;
+    if (threadIdx.x < kMxTile && column < to.columns) {
+        const uint32 blocks = (to.rows + kMxBlock - 1) / kMxBlock;
+        const uint32 block = row0 / kMxBlock;
+        const uint32 scales = shared.column_scales[threadIdx.x];
+        uint8* const target = to.scales_t + static_cast<uint64>(column) * blocks + block;
+        if (blocks % 4 == 0) {
+            *reinterpret_cast<uint32*>(target) = scales;
+        } else {
+            mx_store_bytes(target, &scales, 1, blocks - block);
+        }
+    }
+}
+
+// Before a thread puts its first piece of a tile: the threads are done with the tile before.
+__device__ __forceinline__ void mx_begin_tile() {
+    __syncthreads();
+}
+
+// Where a thread puts its piece of 16 bytes of rows `MxTile::row() + 16 * step`, columns
+// `MxTile::column()` and following of the tile; zeros beyond the matrix.
+template <typename E>
+__device__ __forceinline__ uint4& mx_piece(uint32* tile, int step) {
+    return reinterpret_cast<uint4*>(tile)[step * MxTile<E>::kThreads + threadIdx.x];
+}
+
+// Quantizes the tile whose first element is (row0, column0), after each thread has put its pieces
+// into `tile` (`MxTile::kTileBytes` of shared memory). All threads of the block come here.
+template <typename E, bool kRow, bool kColumn>
+__device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, const MxTarget& to,
+                                                 uint32 flags, uint32* tile, MxShared& shared,
+                                                 MxCounters& counters) {
+    using Tile = MxTile<E>;
+    constexpr uint32 kCopies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+    const bool wide = flags & kMxWide, square = flags & kMxSquare;
+    const uint4* const own = reinterpret_cast<const uint4*>(tile) + threadIdx.x;
+    if (square) {
+        mx_square_amax<E>(own, wide, shared);
+    }
+#pragma unroll 2
+    for (int step = 0; step < kMxSteps; ++step) {
+        const uint4 piece = own[step * Tile::kThreads];
+        uint32 amax = mx_magnitude<E>(piece);
+        if (amax < kInfinityBits) {
+            counters.amax = max(counters.amax, amax);
+        } else {
+            const uint2 found = mx_survey<E>(piece);
+            counters.nonfinite += kCopies * found.x;
+            counters.amax = max(counters.amax, found.y);
+        }
+        counters.underflows += kCopies * mx_nonzero<E>(piece);
+        if (kRow) {
+            if (square) {
+                const uint32 across = Tile::column() / kMxBlock;
+                amax = shared.square_amax[wide ? 0 : step / 2 * kMxGroups + across];
+            }
+            const uint32 row = Tile::row() + step * kMxStepRows;
+            mx_quantize_row_piece<E>(piece, amax, row, row0 + row, column0 + Tile::column(), to,
+                                     flags, counters);
+        }
+    }
+    if (kColumn) {
+        __syncthreads();
+        mx_quantize_columns<E>(row0, column0, to, flags, tile, shared, counters);
+    }
+}

@@ -1,0 +1,232 @@
+//! `quantize.cu` against the CPU's quantization: codes, scales and counters are all integers, and
+//! every one must be the same.
+
+use deepwell_ir::ops::{Axis, Quantize};
+use deepwell_ir::{DType, ops};
+use deepwell_precision::{
+    BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source, quantize_both,
+    quantize_columns, quantize_rows, scales_len,
+};
+use half::bf16;
+
+use crate::harness::{Gpu, HostTensor, uniform};
+
+/// Every way to share exponents.
+pub(crate) fn specs() -> Vec<MxSpec> {
+    let mut specs = Vec::new();
+    for scale_rule in [ScaleRule::Rceil, ScaleRule::OcpFloor] {
+        for granularity in [Granularity::G32, Granularity::G128] {
+            for block in [BlockShape::Row, BlockShape::Square] {
+                specs.push(MxSpec { element: ElementFormat::E4M3, scale_rule, granularity, block });
+            }
+        }
+    }
+    specs
+}
+
+/// The empty outputs of a quantization of a `rows` x `columns` matrix.
+pub(crate) fn outputs(axis: Axis, rows: usize, columns: usize) -> Vec<HostTensor> {
+    let copy = |outer: usize, contraction: usize| {
+        let blocks = contraction.div_ceil(32);
+        [
+            HostTensor::output(DType::E4m3, &[outer, contraction]),
+            HostTensor::output(DType::E8m0, &[outer, blocks]),
+        ]
+    };
+    let mut outputs = Vec::new();
+    if axis != Axis::Column {
+        outputs.extend(copy(rows, columns));
+    }
+    if axis != Axis::Row {
+        outputs.extend(copy(columns, rows));
+    }
+    outputs.push(HostTensor::output(DType::U64, &[Quantize::STATISTICS]));
+    outputs
+}
+
+/// What the CPU writes for [`outputs`].
+pub(crate) fn reference<S: Source>(
+    x: &[S],
+    rows: usize,
+    columns: usize,
+    quantize: &Quantize,
+) -> Vec<Vec<u8>> {
+    let Quantize { spec, axis } = quantize;
+    let len = rows * columns;
+    let (mut codes, mut scales) = (vec![0; len], vec![0; scales_len(rows, columns)]);
+    let (mut codes_t, mut scales_t) = (vec![0; len], vec![0; scales_len(columns, rows)]);
+    let by_row = (&mut codes[..], &mut scales[..]);
+    let by_column = (&mut codes_t[..], &mut scales_t[..]);
+    let stats = match axis {
+        Axis::Row => quantize_rows(x, rows, columns, spec, by_row.0, by_row.1),
+        Axis::Column => quantize_columns(x, rows, columns, spec, by_column.0, by_column.1),
+        Axis::Both => quantize_both(x, rows, columns, spec, by_row, by_column),
+    };
+    let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } =
+        stats.unwrap();
+    let words = [amax.to_bits().into(), elements, underflows, saturations, scale_clamps, nonfinite];
+    let mut outputs = Vec::new();
+    if *axis != Axis::Column {
+        outputs.extend([codes, scales]);
+    }
+    if *axis != Axis::Row {
+        outputs.extend([codes_t, scales_t]);
+    }
+    outputs.push(bytemuck::cast_slice::<u64, u8>(&words).to_vec());
+    outputs
+}
+
+/// Compares what a quantization of a `rows` x `columns` matrix wrote.
+pub(crate) fn assert_same(what: &str, got: &[HostTensor], expected: &[Vec<u8>]) {
+    assert_eq!(got.len(), expected.len(), "{what}: outputs");
+    for (got, expected) in got.iter().zip(expected) {
+        if got.dtype == DType::U64 {
+            let expected: Vec<u64> = bytemuck::pod_collect_to_vec(expected);
+            let names = "amax bits, elements, underflows, saturations, clamps, non-finite";
+            assert_eq!(got.to_u64(), expected, "{what}: {names}");
+            continue;
+        }
+        assert_eq!(got.bytes.len(), expected.len(), "{what}: {} {:?}", got.dtype, got.shape);
+        let differs = got.bytes.iter().zip(expected).position(|(a, b)| a != b);
+        if let Some(index) = differs {
+            let count = got.bytes.iter().zip(expected).filter(|(a, b)| a != b).count();
+            panic!(
+                "{what}: {} {:?}: {count} bytes differ, first [{}, {}]: {:#04x}, expected {:#04x}",
+                got.dtype,
+                got.shape,
+                index / got.shape[1],
+                index % got.shape[1],
+                got.bytes[index],
+                expected[index]
+            );
+        }
+    }
+}
+
+/// Numbers of one kind.
+pub(crate) fn numbers(kind: &str, rows: usize, columns: usize) -> Vec<f32> {
+    let len = rows * columns;
+    let base = uniform(len, (rows * 7919 + columns) as u64, 1.0);
+    let at = |index: usize| (index / columns, index % columns);
+    base.iter()
+        .enumerate()
+        .map(|(index, &x)| {
+            let (row, column) = at(index);
+            match kind {
+                "random" => x * 3.0,
+                // Powers from 2^-60 to 2^60 by squares, so that blocks differ and underflow.
+                "wide" => x * 2.0_f32.powi(((row / 16 * 31 + column / 16 * 17) % 120) as i32 - 60),
+                // Near the fractions where the rules round up or saturate.
+                "edges" => {
+                    [448.0, 449.0, 447.0, 256.0, 511.0, 1.75, 1.76, -448.0, 0.0, -0.0]
+                        [(x.to_bits() as usize >> 3) % 10]
+                        * 2.0_f32.powi((row % 5) as i32 - 2)
+                }
+                // Subnormals of f32, and the smallest normal numbers: clamped scales.
+                "tiny" => f32::from_bits(x.to_bits() >> (5 + column / 32 % 4)) * 0.25,
+                "clamped" => x * 2.0_f32.powi(-126) * 2.0_f32.powi((column / 32 % 12) as i32 - 2),
+                "zeros" if (row / 32 + column / 32) % 2 == 0 => 0.0,
+                "zeros" => -0.0,
+                "special" => match (row * 131 + column * 17) % 997 {
+                    3 => f32::NAN,
+                    500 => f32::INFINITY,
+                    700 => f32::NEG_INFINITY,
+                    900 => f32::MAX,
+                    _ if (row / 32) % 3 == 1 => 0.0,
+                    _ => x,
+                },
+                other => panic!("no numbers of kind {other}"),
+            }
+        })
+        .collect()
+}
+
+const KINDS: [&str; 7] = ["random", "wide", "edges", "tiny", "clamped", "zeros", "special"];
+
+fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str, quantize: &Quantize) {
+    let x = numbers(kind, rows, columns);
+    let what = format!("{rows}x{columns} {kind} {quantize:?}");
+    let empty = outputs(quantize.axis, rows, columns);
+    let source = HostTensor::f32(&[rows, columns], &x);
+    let got = gpu.run(quantize.clone(), &[source], &empty, false, 1);
+    assert_same(&format!("f32 {what}"), &got, &reference(&x, rows, columns, quantize));
+
+    let source = HostTensor::bf16(&[rows, columns], &x);
+    let x: Vec<bf16> = bytemuck::pod_collect_to_vec(&source.bytes);
+    let got = gpu.run(quantize.clone(), &[source], &empty, false, 1);
+    assert_same(&format!("bf16 {what}"), &got, &reference(&x, rows, columns, quantize));
+}
+
+#[test]
+fn every_kind_of_number_in_every_way() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    for spec in specs() {
+        for axis in [Axis::Row, Axis::Column, Axis::Both] {
+            for kind in KINDS {
+                check(&mut gpu, 256, 384, kind, &ops::Quantize { spec, axis });
+            }
+        }
+    }
+}
+
+#[test]
+fn every_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let sizes = [
+        (0, 32),
+        (32, 0),
+        (1, 1),
+        (1, 32),
+        (32, 1),
+        (31, 33),
+        (32, 32),
+        (33, 31),
+        (127, 129),
+        (128, 128),
+        (129, 127),
+        (130, 136),
+        (48, 200),
+        (160, 72),
+        (257, 260),
+        (1000, 12),
+        (5, 1024),
+    ];
+    for (rows, columns) in sizes {
+        for spec in specs() {
+            for axis in [Axis::Row, Axis::Column, Axis::Both] {
+                for kind in ["wide", "special"] {
+                    check(&mut gpu, rows, columns, kind, &ops::Quantize { spec, axis });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn more_tiles_than_the_device_holds() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    for granularity in [Granularity::G32, Granularity::G128] {
+        let spec = MxSpec { granularity, ..MxSpec::default() };
+        check(&mut gpu, 4096, 4096, "wide", &ops::Quantize { spec, axis: Axis::Both });
+    }
+}
+
+/// All magnitudes of BF16 as the only element of a block: every scale and clamp there is.
+#[test]
+fn every_bf16() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let x: Vec<f32> = (0..1_u32 << 16)
+        .flat_map(|bits| (0..32).map(move |i| if i == bits as usize % 32 { bits } else { 0 }))
+        .map(|bits| f32::from_bits(bits << 16))
+        .collect();
+    let (rows, columns) = (1 << 13, 256);
+    for scale_rule in [ScaleRule::Rceil, ScaleRule::OcpFloor] {
+        let spec = MxSpec { scale_rule, ..MxSpec::default() };
+        let quantize = ops::Quantize { spec, axis: Axis::Both };
+        let source = HostTensor::bf16(&[rows, columns], &x);
+        let values: Vec<bf16> = bytemuck::pod_collect_to_vec(&source.bytes);
+        let got =
+            gpu.run(quantize.clone(), &[source], &outputs(Axis::Both, rows, columns), false, 1);
+        assert_same("all of bf16", &got, &reference(&values, rows, columns, &quantize));
+    }
+}
