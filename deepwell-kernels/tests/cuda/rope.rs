@@ -1,0 +1,126 @@
+//! `rope.cu`.
+
+use deepwell_ir::{DType, ops};
+use deepwell_kernels::oracle::rope as oracle;
+
+use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+
+/// Frequencies of few bits: their products with positions are exact in FP32, as in the oracle.
+fn short_frequencies(half: usize) -> Vec<f32> {
+    (0..half).map(|i| [1.0, 0.75, 0.625][i % 3] * 0.5f32.powi((i / 3) as i32 % 12)).collect()
+}
+
+struct Case {
+    rows: usize,
+    heads: usize,
+    head_dim: usize,
+    seq: usize,
+    attention_factor: f32,
+    frequencies: Vec<f32>,
+    /// Radians by which an angle may be off.
+    angle_error: f64,
+}
+
+impl Case {
+    fn new(rows: usize, heads: usize, head_dim: usize, seq: usize) -> Case {
+        let frequencies = short_frequencies(head_dim / 2);
+        Case { rows, heads, head_dim, seq, attention_factor: 1.0, frequencies, angle_error: 0.0 }
+    }
+}
+
+fn check(gpu: &mut Gpu, case: &Case) {
+    let &Case { rows, heads, head_dim, seq, attention_factor, angle_error, .. } = case;
+    let what = format!("{rows} rows, {heads} heads of {head_dim}, seq {seq}");
+    let shape = [rows, heads * head_dim];
+    let largest = 4.0;
+    let x = HostTensor::bf16(&shape, &uniform(rows * heads * head_dim, 7, largest));
+    let rope = ops::Rope {
+        heads,
+        head_dim,
+        inverse_frequencies: case.frequencies.clone(),
+        attention_factor,
+    };
+    let wide: Vec<f64> = case.frequencies.iter().map(|&f| f64::from(f)).collect();
+    let factor = f64::from(attention_factor);
+    let scaled = |values: Vec<f64>| -> Vec<f64> { values.iter().map(|x| x * factor).collect() };
+    // Two products and a sum in FP32 with sines good to 2^-22, where they may cancel; what an
+    // angle is off moves the result by that much of the pair's length.
+    let length = f64::from(largest) * 1.5 * factor.abs();
+    let tolerance = Tolerance::bf16(length * (2f64.powi(-21) + angle_error));
+    let output = [HostTensor::output(DType::Bf16, &shape)];
+
+    let got = gpu.run(rope.clone(), &[x.clone()], &output, false, seq);
+    let expected = scaled(oracle::forward(&x.to_f64(), heads, head_dim, seq, &wide));
+    assert_close(&format!("forward, {what}"), &got[0].to_f64(), &expected, tolerance);
+
+    let got = gpu.run(ops::RopeBackward { forward: rope }, &[x.clone()], &output, false, seq);
+    let expected = scaled(oracle::backward(&x.to_f64(), heads, head_dim, seq, &wide));
+    assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
+}
+
+#[test]
+fn turns_as_the_oracle() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    for (rows, heads, head_dim, seq) in [
+        (0, 2, 16, 4),
+        (1, 1, 2, 1),
+        (5, 3, 6, 5),
+        (7, 2, 10, 7),
+        (12, 1, 16, 4),
+        (63, 4, 64, 21),
+        (65, 4, 64, 13),
+        (130, 12, 64, 65),
+        (128, 32, 128, 64),
+        (33, 8, 128, 11),
+        (9, 5, 256, 3),
+        (2, 1, 4096, 2),
+        (2, 3, 4094, 1),
+        (3000, 2, 32, 1000),
+    ] {
+        check(&mut gpu, &Case::new(rows, heads, head_dim, seq));
+    }
+}
+
+#[test]
+fn factors_scale_and_frequencies_are_those_given() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    check(&mut gpu, &Case { attention_factor: 1.375, ..Case::new(40, 2, 64, 20) });
+    let (head_dim, seq) = (128, 2048);
+    let frequencies = (0..head_dim / 2)
+        .map(|i| 500_000f64.powf(-2.0 * f64::from(i) / f64::from(head_dim)) as f32)
+        .collect();
+    // The angle is rounded to FP32: half a unit of the last place of the largest.
+    let angle_error = f64::from(seq) * 2f64.powi(-24);
+    let case = Case::new(seq as usize, 4, head_dim as usize, seq as usize);
+    check(&mut gpu, &Case { frequencies, angle_error, ..case });
+}
+
+#[test]
+fn late_positions_are_as_good_as_early_ones() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    check(&mut gpu, &Case::new(1_000_000, 1, 2, 1_000_000));
+}
+
+#[test]
+fn what_is_not_finite_stays_with_its_pair() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let rope = ops::Rope {
+        heads: 1,
+        head_dim: 16,
+        inverse_frequencies: short_frequencies(8),
+        attention_factor: 1.0,
+    };
+    let mut x = vec![1.0; 48];
+    x[16] = f32::NAN;
+    x[34] = f32::INFINITY;
+    let x = HostTensor::bf16(&[3, 16], &x);
+    let got = gpu.run(rope, &[x], &[HostTensor::output(DType::Bf16, &[3, 16])], false, 3);
+    let lost: Vec<usize> = got[0]
+        .to_f64()
+        .iter()
+        .enumerate()
+        .filter(|(_, x)| !x.is_finite())
+        .map(|(i, _)| i)
+        .collect();
+    assert_eq!(lost, [16, 24, 34, 42]);
+}
