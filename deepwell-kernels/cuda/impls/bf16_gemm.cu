@@ -1,0 +1,100 @@
+// The three products of a linear layer in BF16 with FP32 accumulation, on mma.sync:
+//   linear       y  [T, N] = x [T, K] w [N, K]^T (+ bias [N])    BF16 result
+//   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
+//   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
+// A block computes one 128 x 128 tile of the result, see mma/bf16_tile.cuh; operands that are not
+// stored along the contraction are transposed by ldmatrix. Tiles at the edges read zeros and write
+// what is inside. `_scalar` kernels read element by element, for rows whose length is not a
+// multiple of eight elements. Sums run over the depth in ascending order whatever the grid.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/types.cuh"
+#include "epilogue/store_tile.cuh"
+#include "mma/bf16_tile.cuh"
+#include "scheduler/tile_order.cuh"
+
+constexpr int kThreads = bf16_tile::kThreads;
+static_assert(kStagedBytes<float> <= bf16_tile::kSharedBytes, "the result goes through the stages");
+
+extern __shared__ __align__(128) unsigned char shared[];
+
+// result [m, n] = a b, depth k; blocks beyond the last tile do nothing.
+template <bool kAByDepth, bool kBByDepth, bool kVector, typename Element>
+__device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOperand<bf16>& b,
+                                     const TileResult<Element>& result) {
+    const uint32 rows = (result.rows + bf16_tile::kBlockM - 1) / bf16_tile::kBlockM;
+    const uint32 columns = (result.columns + bf16_tile::kBlockN - 1) / bf16_tile::kBlockN;
+    if (blockIdx.x >= rows * columns) {
+        return;
+    }
+    const TilePlace place = grouped_tile(blockIdx.x, rows, columns);
+    const int32 row = place.row * bf16_tile::kBlockM;
+    const int32 column = place.column * bf16_tile::kBlockN;
+    bf16_tile::Accumulators accumulators;
+    bf16_tile::product<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
+    store_tile<Element, kThreads>(result, row, column, bf16_tile::warp_row(),
+                                  bf16_tile::warp_column(), accumulators, shared);
+}
+
+// x [t, k], w [n, k], bias [n] or null, y [t, n].
+template <bool kVector>
+__device__ __forceinline__ void linear(const bf16* x, const bf16* w, const bf16* bias, bf16* y,
+                                       int32 t, int32 n, int32 k) {
+    gemm<true, true, kVector>(TileOperand<bf16>{x, k, t, k}, TileOperand<bf16>{w, k, n, k},
+                              TileResult<bf16>{y, bias, t, n, false});
+}
+
+// dy [t, n], w [n, k], dx [t, k].
+template <bool kVector>
+__device__ __forceinline__ void input_grad(const bf16* dy, const bf16* w, bf16* dx, int32 t,
+                                           int32 n, int32 k) {
+    gemm<true, false, kVector>(TileOperand<bf16>{dy, n, t, n}, TileOperand<bf16>{w, k, k, n},
+                               TileResult<bf16>{dx, nullptr, t, k, false});
+}
+
+// dy [t, n], x [t, k], dw [n, k].
+template <bool kVector>
+__device__ __forceinline__ void weight_grad(const bf16* dy, const bf16* x, float* dw, int32 t,
+                                            int32 n, int32 k, uint32 accumulate) {
+    gemm<false, false, kVector>(TileOperand<bf16>{dy, n, n, t}, TileOperand<bf16>{x, k, k, t},
+                                TileResult<float>{dw, nullptr, n, k, accumulate != 0});
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    bf16_gemm_linear(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                     const bf16* __restrict__ bias, bf16* __restrict__ y, int32 t, int32 n,
+                     int32 k) {
+    linear<true>(x, w, bias, y, t, n, k);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    bf16_gemm_linear_scalar(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                            const bf16* __restrict__ bias, bf16* __restrict__ y, int32 t, int32 n,
+                            int32 k) {
+    linear<false>(x, w, bias, y, t, n, k);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    bf16_gemm_input_grad(const bf16* __restrict__ dy, const bf16* __restrict__ w,
+                         bf16* __restrict__ dx, int32 t, int32 n, int32 k) {
+    input_grad<true>(dy, w, dx, t, n, k);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    bf16_gemm_input_grad_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ w,
+                                bf16* __restrict__ dx, int32 t, int32 n, int32 k) {
+    input_grad<false>(dy, w, dx, t, n, k);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    bf16_gemm_weight_grad(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+                          float* __restrict__ dw, int32 t, int32 n, int32 k, uint32 accumulate) {
+    weight_grad<true>(dy, x, dw, t, n, k, accumulate);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    bf16_gemm_weight_grad_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+                                 float* __restrict__ dw, int32 t, int32 n, int32 k,
+                                 uint32 accumulate) {
+    weight_grad<false>(dy, x, dw, t, n, k, accumulate);
+}

@@ -1,0 +1,135 @@
+// One 128 x 128 tile of a product of two BF16 matrices, accumulated in FP32 by 128 threads.
+//
+// Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled by
+// cp.async two steps ahead. Each of the four warps holds a quarter of the result, 64 x 64: per step
+// of 16 in depth it reads 2 x 4 fragments for 32 mma.sync, which keeps shared memory below the
+// tensor cores' pace. Fragments of the next step are read while the present one is multiplied.
+// 96 KiB a block lets two blocks share a multiprocessor on Hopper, one loading its first and
+// storing its last tile while the other computes.
+#pragma once
+
+#include "common/types.cuh"
+#include "layout/operand_tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma_sync.cuh"
+
+namespace bf16_tile {
+
+constexpr int kBlockM = 128;
+constexpr int kBlockN = 128;
+constexpr int kBlockK = 64;
+constexpr int kStages = 3;
+constexpr int kThreads = 128;
+constexpr int kWarpM = 64;
+constexpr int kWarpN = 64;
+constexpr int kFragmentsM = kWarpM / 16;
+constexpr int kFragmentsN = kWarpN / 8;
+constexpr int kSteps = kBlockK / 16;
+constexpr int kStageBytes = 2 * kTileBytes;
+constexpr int kSharedBytes = kStages * kStageBytes;
+static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each operand");
+static_assert(kSharedBytes <= 99 * 1024, "what a block may have on sm_120");
+
+// Where the calling thread's warp stands in the tile.
+__device__ __forceinline__ int32 warp_row() {
+    return threadIdx.x / 32 % 2 * kWarpM;
+}
+
+__device__ __forceinline__ int32 warp_column() {
+    return threadIdx.x / 64 * kWarpN;
+}
+
+using Accumulators = float[kFragmentsM][kFragmentsN][4];
+
+struct Fragments {
+    uint32 a[kFragmentsM][4];
+    uint32 b[kFragmentsN / 2][4];
+};
+
+template <bool kAByDepth, bool kBByDepth>
+__device__ __forceinline__ void read_fragments(Fragments& fragments, const unsigned char* stage,
+                                               int step) {
+#pragma unroll
+    for (int m = 0; m < kFragmentsM; ++m) {
+        tile_fragment<Side::kLeft, kAByDepth>(fragments.a[m], stage, warp_row() + m * 16, step);
+    }
+#pragma unroll
+    for (int n = 0; n < kFragmentsN / 2; ++n) {
+        tile_fragment<Side::kRight, kBByDepth>(fragments.b[n], stage + kTileBytes,
+                                               warp_column() + n * 16, step);
+    }
+}
+
+__device__ __forceinline__ void multiply(Accumulators& accumulators, const Fragments& fragments) {
+#pragma unroll
+    for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kFragmentsN; ++n) {
+            const uint32(&b)[4] = fragments.b[n / 2];
+            mma_m16n8k16_bf16(accumulators[m][n], fragments.a[m], b[n % 2 * 2], b[n % 2 * 2 + 1],
+                              accumulators[m][n]);
+        }
+    }
+}
+
+// accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
+// aligned, and is free again when this returns. a.depth == b.depth.
+template <bool kAByDepth, bool kBByDepth, bool kVector>
+__device__ __forceinline__ void product(Accumulators& accumulators, const TileOperand<bf16>& a,
+                                        const TileOperand<bf16>& b, int32 row, int32 column,
+                                        unsigned char* shared) {
+    const TileCopy<bf16, kAByDepth, kVector, kThreads> copy_a(a, row);
+    const TileCopy<bf16, kBByDepth, kVector, kThreads> copy_b(b, column);
+#pragma unroll
+    for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kFragmentsN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                accumulators[m][n][i] = 0.0f;
+            }
+        }
+    }
+
+    const int32 tiles = (a.depth + kBlockK - 1) / kBlockK;
+#pragma unroll
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+        if (stage < tiles) {
+            copy_a.start(shared + stage * kStageBytes, stage * kBlockK);
+            copy_b.start(shared + stage * kStageBytes + kTileBytes, stage * kBlockK);
+        }
+        cp_async_commit();
+    }
+
+    int32 read_stage = 0;
+    int32 write_stage = kStages - 1;
+    for (int32 tile = 0; tile < tiles; ++tile) {
+        // The tile is there for all threads, and all are done with the stage to be written.
+        cp_async_wait<kStages - 2>();
+        __syncthreads();
+        const int32 next = tile + kStages - 1;
+        if (next < tiles) {
+            unsigned char* stage = shared + write_stage * kStageBytes;
+            copy_a.start(stage, next * kBlockK);
+            copy_b.start(stage + kTileBytes, next * kBlockK);
+        }
+        cp_async_commit();
+
+        const unsigned char* stage = shared + read_stage * kStageBytes;
+        Fragments fragments[2];
+        read_fragments<kAByDepth, kBByDepth>(fragments[0], stage, 0);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            if (step + 1 < kSteps) {
+                read_fragments<kAByDepth, kBByDepth>(fragments[(step + 1) % 2], stage, step + 1);
+            }
+            multiply(accumulators, fragments[step % 2]);
+        }
+        read_stage = read_stage + 1 == kStages ? 0 : read_stage + 1;
+        write_stage = write_stage + 1 == kStages ? 0 : write_stage + 1;
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+}
+
+}  // namespace bf16_tile

@@ -1,0 +1,75 @@
+//! What the matrix products' host sides share: sizes, tiles, limits.
+
+use deepwell_ir::{KernelRequest, Op};
+
+/// Rows and columns of the tile of the result that a block of our kernels computes.
+pub(super) const TILE: usize = 128;
+/// Largest extent that our kernels' 32-bit indices reach, a tile past the end included.
+const LARGEST_EXTENT: usize = i32::MAX as usize - TILE;
+
+/// Sizes of a linear layer: x `[tokens, inputs]`, w `[outputs, inputs]`, y `[tokens, outputs]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinearSizes {
+    pub(super) tokens: usize,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+}
+
+impl LinearSizes {
+    /// From the shapes of the first two operands of one of the layer's three products.
+    pub(super) fn new(op: &Op, first: &[usize], second: &[usize]) -> LinearSizes {
+        let (tokens, inputs) = (first[0], second[1]);
+        let outputs = match op {
+            Op::Linear(_) => second[0],
+            _ => first[1],
+        };
+        LinearSizes { tokens, outputs, inputs }
+    }
+}
+
+/// Blocks for a result of `rows` x `columns`, one for each tile; at least one.
+pub(super) fn tile_blocks(rows: usize, columns: usize) -> u32 {
+    (rows.div_ceil(TILE) * columns.div_ceil(TILE)).max(1) as u32
+}
+
+/// Refuses extents beyond what our kernels index.
+pub(super) fn extents_fit(request: &KernelRequest<'_>, operands: &[usize]) -> Option<String> {
+    let mut extents = operands.iter().flat_map(|&index| &request.operands[index].shape);
+    let largest = extents.find(|&&extent| extent > LARGEST_EXTENT)?;
+    Some(format!("takes extents up to {LARGEST_EXTENT}, not {largest}"))
+}
+
+/// Refuses products without elements or without a contraction: the library takes none.
+pub(super) fn not_empty(request: &KernelRequest<'_>, operands: &[usize]) -> Option<String> {
+    let mut extents = operands.iter().flat_map(|&index| &request.operands[index].shape);
+    extents.any(|&extent| extent == 0).then(|| "takes no empty matrices".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops;
+
+    use super::*;
+
+    #[test]
+    fn sizes_from_the_operands_of_each_product() {
+        let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
+        let (x, w, dy) = ([5, 7], [3, 7], [5, 3]);
+        for (op, first, second) in [
+            (Op::from(ops::Linear { bias: true }), x, w),
+            (ops::LinearInputGrad {}.into(), dy, w),
+            (ops::LinearWeightGrad {}.into(), dy, x),
+        ] {
+            assert_eq!(LinearSizes::new(&op, &first, &second), sizes, "{}", op.name());
+        }
+    }
+
+    #[test]
+    fn a_block_for_each_tile() {
+        for (rows, columns, blocks) in
+            [(0, 5, 1), (1, 1, 1), (128, 128, 1), (129, 128, 2), (129, 257, 6)]
+        {
+            assert_eq!(tile_blocks(rows, columns), blocks, "{rows}x{columns}");
+        }
+    }
+}
