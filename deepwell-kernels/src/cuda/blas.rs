@@ -2,7 +2,7 @@
 
 use deepwell_ir::DType;
 
-use super::driver::{DevicePtr, DriverResult, Stream};
+use super::driver::{DevicePtr, DriverError, DriverResult, Stream};
 
 /// A matrix in device memory, stored by rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,44 @@ impl Matmul {
         };
         let n = if self.b_transposed { self.b.rows } else { self.b.columns };
         (m, n, k)
+    }
+
+    /// Whether the matrices fit each other and scales come with FP8.
+    ///
+    /// # Errors
+    /// Empty matrices, sizes that disagree, rows that overlap, scales without FP8 or the reverse.
+    pub fn check(&self) -> DriverResult<()> {
+        let refuse = |reason: String| Err(DriverError::new("matmul", reason));
+        let (m, n, k) = self.sizes();
+        let k_of_b = if self.b_transposed { self.b.columns } else { self.b.rows };
+        if k != k_of_b {
+            return refuse(format!("expected one contraction, got {k} of `a` and {k_of_b} of `b`"));
+        }
+        if (self.out.rows, self.out.columns) != (m, n) {
+            let (rows, columns) = (self.out.rows, self.out.columns);
+            return refuse(format!("expected a result of [{m}, {n}], got [{rows}, {columns}]"));
+        }
+        if m == 0 || n == 0 || k == 0 {
+            return refuse(format!("expected sizes of at least 1, got m {m}, n {n}, k {k}"));
+        }
+        for (name, matrix) in [("a", &self.a), ("b", &self.b), ("out", &self.out)] {
+            if matrix.leading < matrix.columns {
+                return refuse(format!(
+                    "expected rows of `{name}` at least {} elements apart, got {}",
+                    matrix.columns, matrix.leading
+                ));
+            }
+        }
+        let is_fp8 = self.a.dtype == DType::E4m3 && self.b.dtype == DType::E4m3;
+        if is_fp8 != self.scales.is_some() {
+            return refuse(format!(
+                "expected scales with `e4m3` operands and only there, got {} and {} {} scales",
+                self.a.dtype,
+                self.b.dtype,
+                if self.scales.is_some() { "with" } else { "without" }
+            ));
+        }
+        Ok(())
     }
 }
 

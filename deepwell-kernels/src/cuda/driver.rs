@@ -171,8 +171,8 @@ pub type DriverResult<T> = Result<T, DriverError>;
 /// Everything that the CUDA backend asks of what runs its kernels.
 ///
 /// Calls on one stream run in order; nothing orders two streams but events. While a stream is
-/// captured, launches, copies between device addresses, fills, records and waits on it are
-/// recorded instead of run.
+/// captured, launches, copies, fills, records and waits on it are recorded instead of run; pinned
+/// buffers that they name live as long as the graph does.
 pub trait Driver: Send {
     /// The device.
     fn properties(&self) -> &DeviceProperties;
@@ -219,7 +219,9 @@ pub trait Driver: Send {
     /// A lost device.
     fn event(&mut self, timing: bool) -> DriverResult<Event>;
 
-    /// Puts `event` behind all work in `stream`.
+    /// Puts `event` behind all work in `stream`. Within a capture, an event with timing becomes a
+    /// node that each launch of the graph records anew; one without is only what another stream
+    /// waits for to join the capture.
     ///
     /// # Errors
     /// A lost device.
@@ -255,13 +257,13 @@ pub trait Driver: Send {
     /// Events without timing, or not done.
     fn elapsed_ms(&mut self, from: Event, to: Event) -> DriverResult<f32>;
 
-    /// Copies to the device and waits until the bytes have been read.
+    /// Waits until all streams are empty, copies to the device, and waits until the bytes are there.
     ///
     /// # Errors
     /// A lost device.
     fn upload(&mut self, target: DevicePtr, bytes: &[u8]) -> DriverResult<()>;
 
-    /// Copies from the device and waits for the bytes.
+    /// Waits until all streams are empty, copies from the device, and waits for the bytes.
     ///
     /// # Errors
     /// What earlier work failed with.

@@ -7,6 +7,8 @@
 mod backend;
 mod blas;
 mod catalog;
+#[cfg(feature = "cuda")]
+mod cudarc_driver;
 mod driver;
 mod images;
 mod kernels;
@@ -17,6 +19,8 @@ mod spec;
 pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
 pub use catalog::{CUBLASLT, CudaCatalog, cuda_target};
+#[cfg(feature = "cuda")]
+pub use cudarc_driver::{CublasLt, CudarcDriver};
 pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,

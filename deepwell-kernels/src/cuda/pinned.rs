@@ -1,14 +1,18 @@
 //! Host memory that a device copies from and to by itself.
 #![allow(unsafe_code)]
 
+use std::any::Any;
+
 /// Host memory that the device can copy from and to without the host waiting.
 ///
-/// Given by [`allocate_pinned`](super::Driver::allocate_pinned) and given back to [`free_pinned`](super::Driver::free_pinned). The owner keeps
-/// its hands off the bytes while a copy that it enqueued is under way.
+/// Given by [`allocate_pinned`](super::Driver::allocate_pinned) and given back to
+/// [`free_pinned`](super::Driver::free_pinned); one that is dropped gives itself back. Its holder
+/// keeps its hands off the bytes, and keeps it, while a copy that it enqueued is under way.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pointer: *mut u8,
     bytes: usize,
+    owner: Box<dyn Any + Send + Sync>,
 }
 
 // SAFETY: the buffer is plain memory with one owner; nothing in it belongs to a thread.
@@ -17,12 +21,22 @@ unsafe impl Send for PinnedBuffer {}
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// A buffer over memory that stays where it is until the buffer goes back to its driver.
+    /// A buffer over memory that stays where it is until `owner` is dropped.
     ///
     /// # Safety
-    /// `pointer` is that of `bytes` initialized bytes which nothing else reads or writes.
-    pub unsafe fn from_raw(pointer: *mut u8, bytes: usize) -> PinnedBuffer {
-        PinnedBuffer { pointer, bytes }
+    /// `pointer` is that of `bytes` initialized bytes which nothing else reads or writes, and which
+    /// live as long as `owner` does.
+    pub unsafe fn from_raw(
+        pointer: *mut u8,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> PinnedBuffer {
+        PinnedBuffer { pointer, bytes, owner }
+    }
+
+    /// What keeps the memory, as the driver made it.
+    pub fn owner(&self) -> &(dyn Any + Send + Sync) {
+        self.owner.as_ref()
     }
 
     /// First byte, for the driver.

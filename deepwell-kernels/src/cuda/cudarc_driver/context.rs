@@ -1,0 +1,164 @@
+//! The device's primary context and the streams in it, shared by the driver, the libraries that
+//! enqueue into its streams, and pinned memory.
+//!
+//! A [`Stream`] stands for up to two streams of the driver: its own, and a private one that takes
+//! what a group holds. [`Context::resolve`] gives the one that is right at the moment, so that
+//! whoever enqueues need not know of groups. Streams live until the context's last user is gone.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys;
+
+use super::error::check;
+use crate::cuda::driver::{DriverError, DriverResult, Stream};
+
+pub(super) struct StreamSlot {
+    pub(super) raw: sys::CUstream,
+    pub(super) priority: c_int,
+    /// Takes the work of groups; made when the first one begins.
+    pub(super) private: Option<sys::CUstream>,
+    /// Between the begin and the end of a recording that began with this stream.
+    pub(super) is_recorded: bool,
+    /// Between the begin and the end of a group.
+    pub(super) is_grouped: bool,
+}
+
+pub(super) struct Context {
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+    /// For copies that the host waits for.
+    transfers: sys::CUstream,
+    /// Least and greatest priority of a stream; greater ones are smaller numbers.
+    priorities: (c_int, c_int),
+    slots: Mutex<Vec<StreamSlot>>,
+}
+
+// SAFETY: the driver's handles belong to no thread, its functions may be called from any, and the
+// slots are behind a lock.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Retains the primary context of a device.
+    pub(super) fn retain(device: sys::CUdevice) -> DriverResult<Context> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the device came from the driver; writes one handle.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut raw, device)
+        })?;
+        let mut context = Context {
+            device,
+            raw,
+            transfers: ptr::null_mut(),
+            priorities: (0, 0),
+            slots: Mutex::new(Vec::new()),
+        };
+        context.enter()?;
+        let (least, greatest) = (&mut context.priorities.0, &mut context.priorities.1);
+        // SAFETY: writes two integers.
+        let code = unsafe { sys::cuCtxGetStreamPriorityRange(least, greatest) };
+        check("cuCtxGetStreamPriorityRange", code)?;
+        context.transfers = new_stream(context.priorities.0)?;
+        Ok(context)
+    }
+
+    /// Makes the context the calling thread's.
+    pub(super) fn enter(&self) -> DriverResult<()> {
+        // SAFETY: the context is retained until `self` is dropped.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+    }
+
+    pub(super) fn transfers(&self) -> sys::CUstream {
+        self.transfers
+    }
+
+    pub(super) fn slots(&self) -> MutexGuard<'_, Vec<StreamSlot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new stream that the legacy stream does not order.
+    pub(super) fn add_stream(&self, high_priority: bool) -> DriverResult<Stream> {
+        let priority = if high_priority { self.priorities.1 } else { self.priorities.0 };
+        let raw = new_stream(priority)?;
+        let mut slots = self.slots();
+        slots.push(StreamSlot {
+            raw,
+            priority,
+            private: None,
+            is_recorded: false,
+            is_grouped: false,
+        });
+        Ok(Stream(slots.len() as u64 - 1))
+    }
+
+    /// Where work for `stream` goes at this moment.
+    pub(super) fn resolve(&self, stream: Stream) -> DriverResult<sys::CUstream> {
+        let mut slots = self.slots();
+        let slot = slot_of(&mut slots, stream)?;
+        Ok(match slot.private {
+            Some(private) if slot.is_grouped => private,
+            _ => slot.raw,
+        })
+    }
+
+    /// Waits for all streams that are not being recorded.
+    pub(super) fn synchronize(&self) -> DriverResult<()> {
+        // Without the lock while waiting: others may go on enqueuing.
+        let streams: Vec<sys::CUstream> = self.slots().iter().map(|slot| slot.raw).collect();
+        for stream in streams.into_iter().chain([self.transfers]) {
+            if !is_capturing(stream)? {
+                // SAFETY: streams live as long as the context.
+                check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.enter().is_err() {
+            // The driver is gone already, and everything with it.
+            return;
+        }
+        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let own = slots.drain(..).flat_map(|slot| [Some(slot.raw), slot.private]);
+        for stream in own.flatten().chain([self.transfers]).filter(|stream| !stream.is_null()) {
+            // SAFETY: streams of this context, each destroyed once; a failure leaves nothing to do.
+            let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
+        }
+        // SAFETY: retained once in `retain`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+pub(super) fn slot_of(slots: &mut [StreamSlot], stream: Stream) -> DriverResult<&mut StreamSlot> {
+    slots.get_mut(stream.0 as usize).ok_or_else(|| no_such("stream", stream.0))
+}
+
+/// A handle that this driver did not give, or has taken back.
+pub(super) fn no_such(kind: &str, handle: u64) -> DriverError {
+    DriverError::new(kind, format!("expected a {kind} of this driver, got number {handle}"))
+}
+
+/// A stream in the current context.
+pub(super) fn new_stream(priority: c_int) -> DriverResult<sys::CUstream> {
+    let mut raw = ptr::null_mut();
+    let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: the caller made the context current; writes one handle.
+    check("cuStreamCreateWithPriority", unsafe {
+        sys::cuStreamCreateWithPriority(&mut raw, flags, priority)
+    })?;
+    Ok(raw)
+}
+
+/// Whether work put into a stream is recorded.
+pub(super) fn is_capturing(stream: sys::CUstream) -> DriverResult<bool> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a live stream; writes one value of the enumeration.
+    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &mut status) })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}

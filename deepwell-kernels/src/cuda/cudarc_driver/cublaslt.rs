@@ -1,0 +1,247 @@
+//! [`Blas`] on cuBLASLt.
+//!
+//! The library stores matrices by columns, which reads ours transposed: `outᵀ = bᵀ · aᵀ`. So its
+//! first operand is our `b`, its second our `a`, a stored matrix of ours is one of its own with
+//! rows and columns exchanged, and the flags stay as they are. Scales go with their operands.
+
+mod shape;
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::cublaslt::sys;
+
+use self::shape::{Shape, ShapeKey};
+use super::CudarcDriver;
+use super::context::{Context, no_such};
+use crate::cuda::blas::{Blas, Matmul, MatmulPlan};
+use crate::cuda::driver::{DriverError, DriverResult, Stream};
+
+/// Oldest version that has FP8 with scales per 128 elements, as `cublasLtGetVersion` writes it.
+const VERSION_MIN: usize = 120_900;
+
+/// Functions of the library that are called.
+const FUNCTIONS: [&str; 14] = [
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtGetStatusName",
+    "cublasLtGetVersion",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+];
+
+struct Plan {
+    shape: usize,
+    matmul: Matmul,
+}
+
+/// NVIDIA's library of matrix products on one device.
+///
+/// It takes BF16 operands with BF16 or FP32 results, with a bias per column or without, and on
+/// Hopper FP8 (E4M3) operands with FP32 scales per 128 elements of the contraction or per square
+/// of 128 (not squares on both sides), both stored along the contraction. An algorithm is chosen
+/// by sizes, types and alignments alone, and none whose partial sums are added in an order that
+/// timing decides.
+pub struct CublasLt {
+    plans: Vec<Plan>,
+    shapes: Vec<Shape>,
+    known: HashMap<ShapeKey, usize>,
+    handle: sys::cublasLtHandle_t,
+    version: usize,
+    capability: (u32, u32),
+    context: Arc<Context>,
+}
+
+// SAFETY: the library's handles belong to no thread; the context is made current in every call.
+unsafe impl Send for CublasLt {}
+
+impl CublasLt {
+    /// Opens the library for the driver's device. It may outlive the driver, whose streams it
+    /// keeps alive.
+    ///
+    /// # Errors
+    /// No library, one older than 12.9, or one that does not start.
+    pub fn open(driver: &CudarcDriver) -> Result<CublasLt, DriverError> {
+        find_library()?;
+        // SAFETY: the function was found; it takes nothing and returns a constant.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        if version < VERSION_MIN {
+            return Err(DriverError::new(
+                "cublasLt",
+                format!(
+                    "expected version {} or newer, got {}\n\
+                     hint: install cuBLAS of CUDA 13 (`libcublas-13-0`) or the CUDA toolkit",
+                    dotted(VERSION_MIN),
+                    dotted(version)
+                ),
+            ));
+        }
+        FUNCTIONS.iter().try_for_each(|name| require(name))?;
+        let context = Arc::clone(&driver.context);
+        context.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: a context is current; writes one handle.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
+        Ok(CublasLt {
+            plans: Vec::new(),
+            shapes: Vec::new(),
+            known: HashMap::new(),
+            handle,
+            version,
+            capability: driver.properties.capability,
+            context,
+        })
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created once, destroyed once.
+            let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+        }
+    }
+}
+
+impl Blas for CublasLt {
+    fn version(&self) -> String {
+        format!("cuBLASLt {}", dotted(self.version))
+    }
+
+    fn plan(&mut self, matmul: &Matmul) -> DriverResult<MatmulPlan> {
+        self.context.enter()?;
+        let key = ShapeKey::of(matmul, self.capability)?;
+        let shape = match self.known.get(&key) {
+            Some(&shape) => shape,
+            None => {
+                self.shapes.push(Shape::choose(self.handle, matmul, &key)?);
+                self.known.insert(key, self.shapes.len() - 1);
+                self.shapes.len() - 1
+            }
+        };
+        self.plans.push(Plan { shape, matmul: *matmul });
+        Ok(MatmulPlan(self.plans.len() - 1))
+    }
+
+    fn run(&mut self, plan: MatmulPlan, stream: Stream) -> DriverResult<()> {
+        self.context.enter()?;
+        let Plan { shape, matmul } =
+            self.plans.get(plan.0).ok_or_else(|| no_such("matmul plan", plan.0 as u64))?;
+        let shape = &self.shapes[*shape];
+        shape.point_to(matmul)?;
+        let stream = self.context.resolve(stream)?;
+        let (alpha, beta) = (1.0f32, if matmul.accumulate { 1.0f32 } else { 0.0 });
+        let address = |pointer: crate::cuda::DevicePtr| pointer.0 as *mut c_void;
+        // SAFETY: handle, descriptors and stream are alive; `alpha` and `beta` are read within the
+        // call; the matrices are device addresses, which are the device's to check.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                shape.product(),
+                ptr::from_ref(&alpha).cast(),
+                address(matmul.b.pointer),
+                shape.b(),
+                address(matmul.a.pointer),
+                shape.a(),
+                ptr::from_ref(&beta).cast(),
+                address(matmul.out.pointer),
+                shape.out(),
+                address(matmul.out.pointer),
+                shape.out(),
+                shape.algorithm(),
+                address(matmul.workspace),
+                matmul.workspace_bytes,
+                stream.cast(),
+            )
+        };
+        check("cublasLtMatmul", status)
+    }
+
+    fn forget_plans(&mut self) {
+        self.plans.clear();
+        self.known.clear();
+        self.shapes.clear();
+    }
+}
+
+/// `Ok` for success, else an error with the call's name and the status' name.
+fn check(call: &str, status: sys::cublasStatus_t) -> DriverResult<()> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: gives a constant text that ends with zero, or null.
+    let name = unsafe { sys::cublasLtGetStatusName(status) };
+    let name = if name.is_null() {
+        format!("status {}", status as u32)
+    } else {
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    };
+    Err(DriverError {
+        out_of_memory: status == sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED,
+        ..DriverError::new(call, name)
+    })
+}
+
+fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// Looks for the library where the loader does, then in toolkits outside of its path.
+fn find_library() -> DriverResult<()> {
+    // SAFETY: loading the library runs its initializers, which take no action of their own.
+    if unsafe { sys::is_culib_present() } {
+        return require("cublasLtGetVersion");
+    }
+    let roots = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
+    let roots = roots.map(std::path::PathBuf::from).chain(["/usr/local/cuda".into()]);
+    let mut looked_in = Vec::new();
+    for folder in roots.map(|root| root.join("lib64")) {
+        for name in ["libcublasLt.so.13", "libcublasLt.so.12"] {
+            // SAFETY: as above. It stays loaded, since it registers functions for the exit; loaded
+            // once, it is what the loader finds under its bare name.
+            match unsafe { libloading::Library::new(folder.join(name)) } {
+                Ok(library) => std::mem::forget(library),
+                Err(_) => continue,
+            }
+            // SAFETY: as above.
+            if unsafe { sys::is_culib_present() } {
+                return require("cublasLtGetVersion");
+            }
+        }
+        looked_in.push(format!("`{}`", folder.display()));
+    }
+    Err(DriverError::new(
+        "cublasLt",
+        format!(
+            "looked for `libcublasLt.so.13` on the loader's path and in {}, and found none\n\
+             hint: install cuBLAS of CUDA 13 (`libcublas-13-0`) or the CUDA toolkit, and name its \
+             folder in `LD_LIBRARY_PATH`",
+            looked_in.join(", ")
+        ),
+    ))
+}
+
+fn require(name: &str) -> DriverResult<()> {
+    // SAFETY: the library was found; the symbol is only looked up, not called.
+    match unsafe { sys::culib().get::<*mut c_void>(name.as_bytes()) } {
+        Ok(_) => Ok(()),
+        Err(_) => Err(DriverError::new(
+            "cublasLt",
+            format!(
+                "expected the function `{name}` in the library, and it is not there\n\
+                 hint: install cuBLAS of CUDA 13 (`libcublas-13-0`)"
+            ),
+        )),
+    }
+}

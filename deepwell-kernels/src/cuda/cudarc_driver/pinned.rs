@@ -1,0 +1,72 @@
+//! Pinned host memory.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::context::Context;
+use super::error::{about, check};
+use crate::cuda::driver::{DriverError, DriverResult};
+use crate::cuda::pinned::PinnedBuffer;
+
+/// Owns the memory of a buffer and, with the context, keeps it alive past the driver.
+struct Allocation {
+    pointer: *mut c_void,
+    context: Arc<Context>,
+}
+
+// SAFETY: the memory belongs to no thread and may be freed from any.
+unsafe impl Send for Allocation {}
+// SAFETY: a shared reference gives nothing but the address.
+unsafe impl Sync for Allocation {}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: memory of ours, freed once; a failure leaves nothing to do.
+            let _ = unsafe { sys::cuMemFreeHost(self.pointer) };
+        }
+    }
+}
+
+/// Zeroed memory, pinned for every context.
+pub(super) fn allocate(context: &Arc<Context>, bytes: usize) -> DriverResult<PinnedBuffer> {
+    let mut pointer = ptr::null_mut();
+    // SAFETY: writes one address; the driver refuses zero bytes.
+    let code =
+        unsafe { sys::cuMemHostAlloc(&mut pointer, bytes.max(1), sys::CU_MEMHOSTALLOC_PORTABLE) };
+    check("cuMemHostAlloc", code).map_err(about(|| format!("{bytes} bytes of host memory")))?;
+    let allocation = Allocation { pointer, context: Arc::clone(context) };
+    // SAFETY: `bytes` bytes were given there, and nobody else knows of them.
+    unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+    // SAFETY: initialized just now; they live as long as the allocation.
+    Ok(unsafe { PinnedBuffer::from_raw(pointer.cast(), bytes, Box::new(allocation)) })
+}
+
+/// Frees a buffer of this context.
+pub(super) fn free(context: &Arc<Context>, buffer: PinnedBuffer) -> DriverResult<()> {
+    let own = buffer.owner().downcast_ref::<Allocation>();
+    match own {
+        Some(allocation) if Arc::ptr_eq(&allocation.context, context) => {
+            drop(buffer);
+            Ok(())
+        }
+        _ => Err(DriverError::new("cuMemFreeHost", "expected a buffer of this driver")),
+    }
+}
+
+/// The address `offset` bytes into a buffer that has `bytes` more from there.
+pub(super) fn range(buffer: &PinnedBuffer, offset: usize, bytes: usize) -> DriverResult<*mut u8> {
+    if offset.checked_add(bytes).is_none_or(|end| end > buffer.len()) {
+        return Err(DriverError::new(
+            "pinned copy",
+            format!(
+                "expected a range within {} bytes, got {bytes} bytes from {offset}",
+                buffer.len()
+            ),
+        ));
+    }
+    Ok(buffer.as_ptr().wrapping_add(offset))
+}
