@@ -3,6 +3,7 @@
 use deepwell_ir::{ByteRange, Call, Program, StreamId};
 
 use crate::KernelError;
+use crate::cuda::PinnedBuffer;
 
 /// A call that a [`Backend`] has prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +16,38 @@ pub struct Recording(pub usize);
 /// Bytes on their way out of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Readback(pub usize);
+
+/// When a call ran, in seconds since the first call of the same profile began.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CallTime {
+    /// When it began.
+    pub begin_s: f64,
+    /// When it ended.
+    pub end_s: f64,
+    /// Share of the device's multiprocessors (or of the processor) that it had work for, at most 1;
+    /// 1 where nothing is known.
+    pub device_share: f64,
+}
+
+/// Host memory that a backend copies to at full speed.
+#[derive(Debug)]
+pub enum HostBuffer {
+    /// Ordinary memory.
+    Plain(Vec<u8>),
+    /// Memory that a device writes by itself; it goes back to its backend by
+    /// [`Backend::free_host_buffer`].
+    Pinned(PinnedBuffer),
+}
+
+impl HostBuffer {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            HostBuffer::Plain(bytes) => bytes,
+            HostBuffer::Pinned(buffer) => buffer.as_slice(),
+        }
+    }
+}
 
 /// A device that runs calls over one arena.
 ///
@@ -60,6 +93,17 @@ pub trait Backend: Send {
     /// # Errors
     /// As [`Backend::enqueue`].
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError>;
+
+    /// Runs calls in order and says when each ran, by the device's own clock where it has one.
+    /// `before` runs first, so that a device which is fed by the host never waits for it.
+    ///
+    /// # Errors
+    /// As [`Backend::enqueue`].
+    fn profile(
+        &mut self,
+        before: Recording,
+        calls: &[PreparedCall],
+    ) -> Result<Vec<CallTime>, KernelError>;
 
     /// Waits until every stream is empty.
     ///
@@ -108,6 +152,28 @@ pub trait Backend: Send {
     /// # Errors
     /// A readback that is not one of the two latest, or what the work before it failed with.
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
+
+    /// Host memory for [`Backend::read_all`].
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, KernelError>;
+
+    /// Gives a buffer back.
+    ///
+    /// # Errors
+    /// A buffer of another backend.
+    fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), KernelError>;
+
+    /// Waits for all work so far and copies ranges, one behind the other, into `buffer`.
+    ///
+    /// # Errors
+    /// Ranges outside the arena, or more bytes than the buffer has.
+    fn read_all(
+        &mut self,
+        ranges: &[ByteRange],
+        buffer: &mut HostBuffer,
+    ) -> Result<(), KernelError>;
 
     /// The bytes of a range where they lie, on a device whose memory the host can read: a
     /// checkpoint is then written without a copy. `None` on others.

@@ -87,3 +87,13 @@ pub enum KernelError {
         got: usize,
     },
 }
+
+impl KernelError {
+    /// A host buffer that another backend made.
+    pub(crate) fn foreign_buffer(backend: &str) -> KernelError {
+        KernelError::Run {
+            call: "copy".to_string(),
+            what: format!("expected a host buffer of the `{backend}` backend, got another's"),
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use deepwell_ir::{Call, Phase, Program, ValueId, verify_program};
 
 use crate::KernelError;
-use crate::backend::{Backend, PreparedCall, Readback, Recording};
+use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
 
 /// A program whose calls a backend has prepared.
 #[derive(Debug)]
@@ -199,6 +199,15 @@ impl Executor {
         self.backend.synchronize()
     }
 
+    /// Runs the program twice: as [`Executor::run`] does, and then call by call with the time of
+    /// each.
+    ///
+    /// # Errors
+    /// What a call refused.
+    pub fn profile(&mut self, loaded: &LoadedProgram) -> Result<Vec<CallTime>, KernelError> {
+        self.backend.profile(loaded.recording, &loaded.prepared)
+    }
+
     /// Runs every call in order, each alone, with an observer before and after it.
     ///
     /// # Errors
@@ -236,6 +245,36 @@ impl Executor {
     /// A value's bytes where they lie, see [`Backend::host_view`].
     pub fn host_view(&self, program: &Program, id: ValueId) -> Option<&[u8]> {
         self.backend.host_view(program.value(id).range)
+    }
+
+    /// Host memory for [`Executor::read_all`], see [`Backend::host_buffer`].
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, KernelError> {
+        self.backend.host_buffer(bytes)
+    }
+
+    /// Gives a buffer back.
+    ///
+    /// # Errors
+    /// A buffer of another backend.
+    pub fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), KernelError> {
+        self.backend.free_host_buffer(buffer)
+    }
+
+    /// Waits for all work so far and copies values, one behind the other, into `buffer`.
+    ///
+    /// # Errors
+    /// More bytes than the buffer has.
+    pub fn read_all(
+        &mut self,
+        program: &Program,
+        values: &[ValueId],
+        buffer: &mut HostBuffer,
+    ) -> Result<(), KernelError> {
+        let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
+        self.backend.read_all(&ranges, buffer)
     }
 
     /// Reads a value to the host.

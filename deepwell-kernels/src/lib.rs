@@ -28,7 +28,7 @@ mod error;
 mod executor;
 pub mod oracle;
 
-pub use backend::{Backend, PreparedCall, Readback, Recording};
+pub use backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};

@@ -92,6 +92,13 @@ pub fn probe() -> Hardware {
     describe(cpu, &HostFiles, &nvml::ManagementLibrary, libraries)
 }
 
+/// Bytes of GPU `index` (as the management library counts them) that all processes and the driver
+/// together use now; `None` without such a GPU or driver. Takes some ten microseconds: meant for
+/// sampling while a program runs.
+pub fn gpu_memory_used_bytes(index: usize) -> Option<u64> {
+    nvml::memory_used_bytes(index)
+}
+
 /// Puts the parts together; the driver's own entry in `software` comes from `source`.
 fn describe(
     cpu: Cpu,

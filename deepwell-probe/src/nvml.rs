@@ -1,5 +1,7 @@
 //! Asks NVIDIA's management library.
 
+use std::sync::OnceLock;
+
 use nvml_wrapper::enum_wrappers::device::{Clock, P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
@@ -60,6 +62,14 @@ fn no_answers(error: NvmlError) -> NoAnswers {
     };
     let absence = Absence { reason, hint: DRIVER.hint.to_owned() };
     NoAnswers { absence, library_loaded: !matches!(error, NvmlError::LibloadingError(_)) }
+}
+
+/// Bytes of a GPU that are in use now, by whomever; see [`crate::gpu_memory_used_bytes`].
+pub(crate) fn memory_used_bytes(index: usize) -> Option<u64> {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    let nvml = NVML.get_or_init(|| Nvml::init().ok()).as_ref()?;
+    let device = nvml.device_by_index(u32::try_from(index).ok()?).ok()?;
+    Some(device.memory_info().ok()?.used)
 }
 
 impl GpuSource for ManagementLibrary {

@@ -1,13 +1,15 @@
 //! An engine's state into a checkpoint and back.
 
 use std::path::Path;
+use std::thread::JoinHandle;
 
 use deepwell_ckpt::{
     CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
 use deepwell_ir::{DType, MemoryKind, ValueId};
+use deepwell_kernels::HostBuffer;
 use deepwell_precision::Guards;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Engine, Settings, TrainError};
 
@@ -55,55 +57,183 @@ fn sections(engine: &Engine) -> Vec<(ValueId, Section)> {
     sections
 }
 
-/// Writes a checkpoint of the state after `position.step`.
-///
-/// # Errors
-/// Non-finite state, or a disk that refuses; nothing is listed then.
-pub fn save(
-    root: &Path,
-    engine: &mut Engine,
-    position: &Position,
-    settings: &Settings,
-) -> Result<(), TrainError> {
-    let (applied, skipped) = engine.applied_steps()?;
+/// Pinned or plain host bytes that the first save takes where the host does not see the device's
+/// memory: master weights, moments and copies once more.
+pub fn host_bytes(engine: &Engine) -> usize {
     let program = engine.program();
-    let mut contents = CheckpointContents::new(position.step);
-    for (id, section) in sections(engine) {
-        let value = program.value(id);
-        let data = engine.host_view(id).ok_or_else(|| TrainError::Setting {
-            setting: "checkpoint",
-            expected: "a backend whose memory the host sees".to_string(),
-            got: format!("value `{}` elsewhere", value.name),
-            hint: None,
-        })?;
-        contents.tensors.push(TensorView {
-            name: &value.name,
-            dtype: stored(value.dtype),
-            shape: value.shape.clone(),
-            data,
-            section,
-        });
-    }
-    contents.plan = to_json(engine.plan());
-    contents.policy = to_json(&engine.plan().policy);
-    contents.guards = to_json(&position.guards);
-    contents.rng = json!({ "seed": settings.seed, "data_seed": settings.data_seed });
-    contents.data_position = json!({ "next_batch": position.step });
-    contents.run = json!({
-        "settings": to_json(settings),
-        "applied_steps": applied,
-        "skipped_steps": skipped,
-        "version": env!("CARGO_PKG_VERSION"),
-    });
-    let options = SaveOptions { keep_last: Some(settings.keep_last), ..SaveOptions::default() };
-    let saved = deepwell_ckpt::save(root, &contents, &options)?;
-    for warning in &saved.warnings {
-        tracing::warn!("{warning}");
-    }
-    Ok(())
+    sections(engine).iter().map(|&(id, _)| program.value(id).range.bytes).sum()
 }
 
-fn to_json<T: serde::Serialize>(value: &T) -> serde_json::Value {
+/// Writes checkpoints: at once from memory that the host sees; else a copy is taken and written
+/// by another thread while training goes on.
+#[derive(Debug, Default)]
+pub struct Writer {
+    /// The copy, when no thread writes it.
+    buffer: Option<HostBuffer>,
+    /// Writes the last checkpoint and gives the copy back.
+    thread: Option<JoinHandle<(HostBuffer, Result<(), TrainError>)>>,
+}
+
+impl Writer {
+    /// Writes a checkpoint of the state after `position.step`, or begins to.
+    ///
+    /// # Errors
+    /// Non-finite state, or a disk that refuses; nothing is listed then. An error of the thread
+    /// comes with the next call.
+    pub fn save(
+        &mut self,
+        root: &Path,
+        engine: &mut Engine,
+        position: &Position,
+        settings: &Settings,
+    ) -> Result<(), TrainError> {
+        let state = State::of(engine, position, settings)?;
+        let ids: Vec<ValueId> = state.tensors.iter().map(|tensor| tensor.id).collect();
+        if ids.iter().all(|&id| engine.host_view(id).is_some()) {
+            let data = ids.iter().filter_map(|&id| engine.host_view(id));
+            return state.write(root, data, settings.keep_last);
+        }
+        self.finish()?;
+        let bytes = host_bytes(engine);
+        let mut buffer = match self.buffer.take() {
+            Some(buffer) if buffer.as_slice().len() >= bytes => buffer,
+            Some(small) => {
+                engine.free_host_buffer(small)?;
+                engine.host_buffer(bytes)?
+            }
+            None => engine.host_buffer(bytes)?,
+        };
+        engine.read_all(&ids, &mut buffer)?;
+        let (root, keep_last) = (root.to_path_buf(), settings.keep_last);
+        let write = move || {
+            let mut rest = buffer.as_slice();
+            let data: Vec<&[u8]> = state
+                .tensors
+                .iter()
+                .map(|tensor| {
+                    let (data, behind) = rest.split_at(tensor.bytes);
+                    rest = behind;
+                    data
+                })
+                .collect();
+            let written = state.write(&root, data.into_iter(), keep_last);
+            (buffer, written)
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_string()).spawn(write);
+        self.thread = Some(thread.map_err(TrainError::io(Path::new("a thread")))?);
+        Ok(())
+    }
+
+    /// Waits until the last checkpoint is written.
+    ///
+    /// # Errors
+    /// What stopped the writing.
+    pub fn finish(&mut self) -> Result<(), TrainError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let (buffer, written) = match thread.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        self.buffer = Some(buffer);
+        written
+    }
+}
+
+/// A tensor of a checkpoint without its bytes.
+#[derive(Clone, Debug)]
+struct Described {
+    id: ValueId,
+    name: String,
+    dtype: CkptDtype,
+    shape: Vec<usize>,
+    section: Section,
+    bytes: usize,
+}
+
+/// Everything of a checkpoint but the bytes of its tensors.
+#[derive(Clone, Debug)]
+struct State {
+    step: u64,
+    tensors: Vec<Described>,
+    plan: Value,
+    policy: Value,
+    guards: Value,
+    rng: Value,
+    data_position: Value,
+    run: Value,
+}
+
+impl State {
+    fn of(
+        engine: &mut Engine,
+        position: &Position,
+        settings: &Settings,
+    ) -> Result<State, TrainError> {
+        let (applied, skipped) = engine.applied_steps()?;
+        let program = engine.program();
+        let described = |(id, section): (ValueId, Section)| {
+            let value = program.value(id);
+            Described {
+                id,
+                name: value.name.clone(),
+                dtype: stored(value.dtype),
+                shape: value.shape.clone(),
+                section,
+                bytes: value.range.bytes,
+            }
+        };
+        Ok(State {
+            step: position.step,
+            tensors: sections(engine).into_iter().map(described).collect(),
+            plan: to_json(engine.plan()),
+            policy: to_json(&engine.plan().policy),
+            guards: to_json(&position.guards),
+            rng: json!({ "seed": settings.seed, "data_seed": settings.data_seed }),
+            data_position: json!({ "next_batch": position.step }),
+            run: json!({
+                "settings": to_json(settings),
+                "applied_steps": applied,
+                "skipped_steps": skipped,
+                "version": env!("CARGO_PKG_VERSION"),
+            }),
+        })
+    }
+
+    fn write<'a>(
+        &'a self,
+        root: &Path,
+        data: impl Iterator<Item = &'a [u8]>,
+        keep_last: usize,
+    ) -> Result<(), TrainError> {
+        let mut contents = CheckpointContents::new(self.step);
+        contents.tensors = self
+            .tensors
+            .iter()
+            .zip(data)
+            .map(|(tensor, data)| TensorView {
+                name: &tensor.name,
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                data,
+                section: tensor.section,
+            })
+            .collect();
+        contents.plan = self.plan.clone();
+        contents.policy = self.policy.clone();
+        contents.guards = self.guards.clone();
+        contents.rng = self.rng.clone();
+        contents.data_position = self.data_position.clone();
+        contents.run = self.run.clone();
+        let options = SaveOptions { keep_last: Some(keep_last), ..SaveOptions::default() };
+        let saved = deepwell_ckpt::save(root, &contents, &options)?;
+        for warning in &saved.warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
+    }
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> Value {
     serde_json::to_value(value).expect("settings, plans and guards are plain data")
 }
 

@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 
-use crate::console::Console;
+use crate::console::{Console, print_json};
 use crate::parity::{ParityOptions, ParityReport};
 use crate::run::{run, stop_with_parent};
-use crate::{Settings, TrainError};
+use crate::{Device, Settings, TrainError};
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +31,17 @@ pub struct TrainArgs {
     /// Preset, config.json or model folder
     #[arg(long)]
     pub model: Option<String>,
-    /// Text files, folders or token files; several may be given
-    #[arg(long, value_name = "PATH")]
+    /// Text files, folders, globs or token files [default: sources of the locked dependencies]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Hugging Face tokenizer.json [default: bytes]
+    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote [default: bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// f32, bf16, mxfp8, mxfp8-floor, mxfp8-128 or mxfp8-2d
+    /// Folder of the token cache [default: target/deepwell-cache]
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, or auto: mxfp8-128 on Hopper, mxfp8
+    /// elsewhere [default: auto]
     #[arg(long)]
     pub precision: Option<String>,
     /// Policy file in TOML; takes the place of --precision
@@ -52,6 +56,9 @@ pub struct TrainArgs {
     /// Sequences per step
     #[arg(long)]
     pub batch_size: Option<usize>,
+    /// Held-out tokens of an evaluation, at least [default: 65536]
+    #[arg(long)]
+    pub eval_tokens: Option<u64>,
     /// Largest learning rate
     #[arg(long)]
     pub learning_rate: Option<f64>,
@@ -60,7 +67,7 @@ pub struct TrainArgs {
     pub seed: Option<u64>,
     /// `cpu` or `cuda[:N]`
     #[arg(long)]
-    pub device: Option<String>,
+    pub device: Option<Device>,
     /// Output folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -87,11 +94,13 @@ impl TrainArgs {
         let args = self.clone();
         settings.model = args.model.unwrap_or(settings.model);
         settings.tokenizer = args.tokenizer.or(settings.tokenizer);
+        settings.cache_dir = args.cache_dir.unwrap_or(settings.cache_dir);
         settings.precision = args.precision.unwrap_or(settings.precision);
         settings.policy = args.policy.or(settings.policy);
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
         settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
+        settings.eval_tokens = args.eval_tokens.unwrap_or(settings.eval_tokens);
         settings.learning_rate = args.learning_rate.unwrap_or(settings.learning_rate);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.device = args.device.unwrap_or(settings.device);
@@ -116,7 +125,7 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
     let mut console = Console::new(&args.label, settings.steps);
     let summary = run(&settings, args.resume, stop, &mut console)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&summary).expect("a summary is plain data"));
+        print_json(&summary)?;
     }
     Ok(if summary.fit.interrupted { ExitStatus::Interrupted } else { ExitStatus::Success })
 }
@@ -130,12 +139,15 @@ pub struct ParityArgs {
     /// Preset, config.json or model folder
     #[arg(long, default_value = "parity-3m")]
     pub model: String,
-    /// Text files, folders or token files [default: sources of the locked dependencies]
-    #[arg(long, value_name = "PATH")]
+    /// Text files, folders, globs or token files [default: sources of the locked dependencies]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Hugging Face tokenizer.json [default: bytes]
+    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote [default: bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
+    /// Folder of the token cache
+    #[arg(long, value_name = "DIR", default_value = "target/deepwell-cache")]
+    pub cache_dir: PathBuf,
     /// Tokens per sequence
     #[arg(long, default_value_t = 128)]
     pub seq_len: usize,
@@ -152,10 +164,11 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// `cpu` or `cuda[:N]`
-    #[arg(long, default_value = "cpu")]
-    pub device: String,
-    /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d
-    #[arg(long, default_value = "mxfp8")]
+    #[arg(long, default_value_t = Device::Cpu)]
+    pub device: Device,
+    /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, or auto: mxfp8-128
+    /// on Hopper, mxfp8 elsewhere
+    #[arg(long, default_value = Settings::AUTO)]
     pub precision: String,
     /// Policy file in TOML; takes the place of --precision
     #[arg(long, value_name = "FILE")]
@@ -184,6 +197,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         model: args.model,
         data: args.data,
         tokenizer: args.tokenizer,
+        cache_dir: args.cache_dir,
         device: args.device,
         precision: args.precision,
         policy: args.policy,
@@ -199,7 +213,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         ParityOptions { settings, out: args.out, resume: args.resume, control: args.control };
     let report: ParityReport = crate::parity::run(&options, &stop)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report).expect("a report is plain data"));
+        print_json(&report)?;
     }
     Ok(report.exit_status())
 }

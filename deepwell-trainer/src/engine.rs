@@ -1,5 +1,7 @@
 //! A compiled model: programs loaded on a backend, with its weights and optimizer state.
 
+use std::sync::Arc;
+
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::LlamaConfig;
 use deepwell_ir::ops::Quantize;
@@ -8,8 +10,7 @@ use deepwell_ir::{
     ValueId,
 };
 use deepwell_kernels::{
-    CpuBackend, CpuCatalog, Executor, KernelError, LoadedProgram, Observer, cpu_target,
-    decode_statistics,
+    Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback, decode_statistics,
 };
 use deepwell_plan::{
     DryRun, OptimizerSpec, Plan, PlanRequest, Planned, autoplan, dryrun, lower, lower_evaluation,
@@ -18,8 +19,9 @@ use deepwell_precision::{Format, QuantStats};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use crate::TrainError;
+use crate::device::{Catalog, Device, OpenDevice};
 use crate::init;
+use crate::TrainError;
 
 /// What to compile for.
 #[derive(Clone, Debug)]
@@ -38,6 +40,8 @@ pub struct CompileOptions {
     pub micro_batch: Option<usize>,
     /// Fixes what the backward makes again.
     pub recompute: Option<Recompute>,
+    /// Where to run.
+    pub device: Device,
 }
 
 impl CompileOptions {
@@ -51,6 +55,7 @@ impl CompileOptions {
             memory_limit_bytes: None,
             micro_batch: None,
             recompute: None,
+            device: Device::Cpu,
         }
     }
 }
@@ -64,6 +69,14 @@ pub struct StepOutcome {
     pub grad_norm: f32,
     /// Whether the update was left out because the norm was not finite.
     pub skipped: bool,
+}
+
+/// A step that is under way.
+#[derive(Debug)]
+pub struct PendingStep {
+    readback: Readback,
+    /// Counters that were asked for, with their layers.
+    statistics: Arc<[(ValueId, usize)]>,
 }
 
 /// MXFP8 products run so far and what was quantized for them.
@@ -128,17 +141,21 @@ pub struct Engine {
     plan: Plan,
     prediction: DryRun,
     rejected: Vec<String>,
+    device: Device,
+    catalog: Catalog,
     executor: Executor,
     training: LoadedProgram,
     evaluation: LoadedProgram,
     /// Counters of each quantization with the layer it belongs to.
-    statistics: Vec<(ValueId, usize)>,
+    statistics: Arc<[(ValueId, usize)]>,
+    /// What the quantizations of the last finished step counted, by layer.
+    counted: Vec<(usize, QuantStats)>,
     skipped_steps: u64,
     gemms_run: ProductCounts,
     quantized_bytes: ProductCounts,
 }
 
-/// Plans, lowers and loads a model on this machine's processor. Weights are zero until they are
+/// Plans, lowers and loads a model on a device of this machine. Weights are zero until they are
 /// initialized or loaded.
 ///
 /// # Errors
@@ -148,8 +165,8 @@ pub fn compile(
     hardware: Hardware,
     options: &CompileOptions,
 ) -> Result<Engine, TrainError> {
-    let catalog = CpuCatalog;
-    let target = cpu_target(rayon::current_num_threads());
+    let OpenDevice { backend, catalog, target } = options.device.open(&hardware)?;
+    let kernels = catalog.as_ref();
     let request = PlanRequest {
         seq: options.seq,
         global_batch: options.global_batch,
@@ -160,23 +177,25 @@ pub fn compile(
         recompute: options.recompute,
     };
     let Planned { plan, program, mut prediction, rejected } =
-        autoplan(&graph, &hardware, &request, &catalog, &target)?;
-    let evaluation = lower_evaluation(&graph, &plan, &program, &catalog, &target)?;
+        autoplan(&graph, &hardware, &request, kernels, &target)?;
+    let evaluation = lower_evaluation(&graph, &plan, &program, kernels, &target)?;
     // A layer that falls back to BF16 is compiled again into the same arena: its persistent part
     // is largest with every copy in MXFP8, its transient part with every activation in BF16.
     let is_mxfp8 = options.policy.format() == Format::Mxfp8;
     let mut arena_bytes = program.arena.bytes.max(evaluation.arena.bytes);
     if is_mxfp8 {
         let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
-        let fallback = lower(&graph, &in_bf16, &catalog, &target)?;
+        let fallback = lower(&graph, &in_bf16, kernels, &target)?;
         let speed = dryrun(std::slice::from_ref(&fallback), &hardware).time_s;
         prediction.expected_speedup_over_bf16 = Some(speed / prediction.time_s);
         let persistent = program.arena.transient_offset.max(fallback.arena.transient_offset);
         let transient = program.arena.transient_bytes().max(fallback.arena.transient_bytes());
         arena_bytes = arena_bytes.max(persistent + transient);
     }
-    let mut executor = Executor::new(Box::new(CpuBackend::new()), arena_bytes)?;
-    let statistics = layers_of_statistics(&program);
+    let mut executor = Executor::new(backend, arena_bytes)?;
+    let statistics = layers_of_statistics(&program).into();
+    let (inputs, outputs) = host_copy_bytes(&program);
+    executor.reserve_host_copies(inputs, outputs)?;
     let training = executor.load(program)?;
     let evaluation = executor.load(evaluation)?;
     Ok(Engine {
@@ -187,10 +206,13 @@ pub fn compile(
         plan,
         prediction,
         rejected,
+        device: options.device,
+        catalog,
         executor,
         training,
         evaluation,
         statistics,
+        counted: Vec::new(),
         skipped_steps: 0,
         gemms_run: ProductCounts::default(),
         quantized_bytes: ProductCounts::default(),
@@ -352,6 +374,30 @@ impl Engine {
         Ok(self.executor.read(self.training.program(), id, bytes)?)
     }
 
+    /// Waits for the device and copies values, one behind the other, to the host.
+    ///
+    /// # Errors
+    /// More bytes than the buffer has.
+    pub fn read_all(&mut self, ids: &[ValueId], buffer: &mut HostBuffer) -> Result<(), TrainError> {
+        Ok(self.executor.read_all(self.training.program(), ids, buffer)?)
+    }
+
+    /// Host memory for [`Engine::read_all`].
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, TrainError> {
+        Ok(self.executor.host_buffer(bytes)?)
+    }
+
+    /// Gives a buffer back.
+    ///
+    /// # Errors
+    /// A buffer of another engine.
+    pub fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), TrainError> {
+        Ok(self.executor.free_host_buffer(buffer)?)
+    }
+
     /// A value's bytes where they lie, if the host can see them.
     pub fn host_view(&self, id: ValueId) -> Option<&[u8]> {
         self.executor.host_view(self.training.program(), id)
@@ -368,9 +414,65 @@ impl Engine {
         learning_rate: f64,
         max_grad_norm: f64,
     ) -> Result<StepOutcome, TrainError> {
+        let pending = self.start_step(inputs, targets, learning_rate, max_grad_norm)?;
+        self.finish_step(pending)
+    }
+
+    /// Begins a step as [`Engine::step`] does, without waiting for it where the device can go on
+    /// by itself. Two steps may be under way: the one before is finished next.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn start_step(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<PendingStep, TrainError> {
         self.write_step_inputs(inputs, targets, learning_rate, max_grad_norm)?;
-        self.executor.run(&self.training)?;
-        self.outcome()
+        self.executor.start(&self.training)?;
+        self.pending()
+    }
+
+    /// Waits for a step and says what it gave. The counters of its quantizations are there for
+    /// [`Engine::statistics`] then.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn finish_step(&mut self, pending: PendingStep) -> Result<StepOutcome, TrainError> {
+        let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
+        let mut counters = vec![[0u64; Quantize::STATISTICS]; pending.statistics.len()];
+        let mut parts: Vec<&mut [u8]> = vec![
+            cast_slice_mut(&mut scalars.0),
+            cast_slice_mut(&mut scalars.1),
+            cast_slice_mut(&mut scalars.2),
+        ];
+        parts.extend(counters.iter_mut().map(|words| cast_slice_mut(words)));
+        self.executor.fetch(pending.readback, &mut parts)?;
+        self.counted.clear();
+        let layers = pending.statistics.iter().map(|&(_, layer)| layer);
+        self.counted.extend(layers.zip(counters.iter().map(|words| decode_statistics(words))));
+        let (loss, grad_norm, [_, skipped]) = scalars;
+        let was_skipped = skipped != self.skipped_steps;
+        self.skipped_steps = skipped;
+        Ok(StepOutcome { loss: loss[0], grad_norm: grad_norm[0], skipped: was_skipped })
+    }
+
+    /// The counters of the quantizations of the step that was finished last, with the layer of
+    /// each.
+    pub fn statistics(&self) -> &[(usize, QuantStats)] {
+        &self.counted
+    }
+
+    /// Whether the device goes on by itself once a step is started.
+    pub fn is_asynchronous(&self) -> bool {
+        self.device != Device::Cpu
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// [`Engine::step`] with an observer around each call.
@@ -387,7 +489,8 @@ impl Engine {
     ) -> Result<StepOutcome, TrainError> {
         self.write_step_inputs(inputs, targets, learning_rate, max_grad_norm)?;
         self.executor.run_observed(&self.training, observer)?;
-        self.outcome()
+        let pending = self.pending()?;
+        self.finish_step(pending)
     }
 
     fn write_step_inputs(
@@ -407,39 +510,37 @@ impl Engine {
                 hint: None,
             });
         }
-        let host = program.host.clone();
+        let host = &program.host;
         let per_micro_batch = program.batch * program.seq;
+        let (scale, schedule) =
+            ([loss_scale(targets)], [learning_rate as f32, max_grad_norm as f32]);
+        let mut values: Vec<(ValueId, &[u8])> = Vec::new();
         for (index, (&tokens, &target)) in host.tokens.iter().zip(&host.targets).enumerate() {
             let range = index * per_micro_batch..(index + 1) * per_micro_batch;
-            self.write_value(tokens, cast_slice(&inputs[range.clone()]))?;
-            self.write_value(target, cast_slice(&targets[range]))?;
+            values.push((tokens, cast_slice(&inputs[range.clone()])));
+            values.push((target, cast_slice(&targets[range])));
         }
-        let loss_scale = loss_scale(targets);
-        if let Some(id) = host.loss_scale {
-            self.write_value(id, cast_slice(&[loss_scale]))?;
-        }
-        if let Some(id) = host.schedule {
-            let schedule = [learning_rate as f32, max_grad_norm as f32];
-            self.write_value(id, cast_slice(&schedule))?;
-        }
-        Ok(())
+        values.extend(host.loss_scale.map(|id| (id, cast_slice(&scale))));
+        values.extend(host.schedule.map(|id| (id, cast_slice(&schedule))));
+        Ok(self.executor.stage(program, &values)?)
     }
 
-    fn outcome(&mut self) -> Result<StepOutcome, TrainError> {
-        self.gemms_run.accumulate(ProductCounts::gemms_of(self.training.program()));
-        self.quantized_bytes.accumulate(ProductCounts::bytes_of(self.training.program()));
-        let host = self.program().host.clone();
-        let (mut loss, mut grad_norm) = ([0f32; 1], [0f32; 1]);
-        if let Some(id) = host.loss {
-            self.read_value(id, cast_slice_mut(&mut loss))?;
-        }
-        if let Some(id) = host.grad_norm {
-            self.read_value(id, cast_slice_mut(&mut grad_norm))?;
-        }
-        let (_, skipped) = self.applied_steps()?;
-        let was_skipped = skipped != self.skipped_steps;
-        self.skipped_steps = skipped;
-        Ok(StepOutcome { loss: loss[0], grad_norm: grad_norm[0], skipped: was_skipped })
+    /// Asks for what the step that was put last into the device's queue gives.
+    fn pending(&mut self) -> Result<PendingStep, TrainError> {
+        let program = self.training.program();
+        self.gemms_run.accumulate(ProductCounts::gemms_of(program));
+        self.quantized_bytes.accumulate(ProductCounts::bytes_of(program));
+        let host = &program.host;
+        let (Some(loss), Some(grad_norm), Some(counters)) =
+            (host.loss, host.grad_norm, host.counters)
+        else {
+            let what = "the program has no loss, norm or counters to read".to_string();
+            return Err(KernelError::Run { call: program.name.clone(), what }.into());
+        };
+        let mut values = vec![loss, grad_norm, counters];
+        values.extend(self.statistics.iter().map(|&(id, _)| id));
+        let readback = self.executor.read_later(program, &values)?;
+        Ok(PendingStep { readback, statistics: Arc::clone(&self.statistics) })
     }
 
     /// Mean loss on one micro-batch without training; batches as in [`Engine::step`], but of
@@ -477,23 +578,6 @@ impl Engine {
         self.evaluation.program().batch
     }
 
-    /// Reads the counters of the last step's quantizations, with the layer of each.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn read_statistics(
-        &mut self,
-        mut visit: impl FnMut(usize, &QuantStats),
-    ) -> Result<(), TrainError> {
-        let mut words = [0u64; Quantize::STATISTICS];
-        for index in 0..self.statistics.len() {
-            let (id, layer) = self.statistics[index];
-            self.read_value(id, cast_slice_mut(&mut words))?;
-            visit(layer, &decode_statistics(&words));
-        }
-        Ok(())
-    }
-
     /// Compiles again with the tensors of `layers` in BF16, in place of an earlier such list.
     /// Weights and optimizer state stay where they are.
     ///
@@ -515,11 +599,11 @@ impl Engine {
         }
         let policy = self.policy.clone().without_forced().force_bf16(forced);
         let plan = Plan { policy, ..self.plan.clone() };
-        let program = lower(&self.graph, &plan, &CpuCatalog, &self.target)?;
-        let evaluation = lower_evaluation(&self.graph, &plan, &program, &CpuCatalog, &self.target)?;
+        let program = lower(&self.graph, &plan, self.catalog.as_ref(), &self.target)?;
+        let evaluation = lower_evaluation(&self.graph, &plan, &program, self.catalog.as_ref(), &self.target)?;
         self.check_state_stays(&program)?;
         self.executor.unload_all()?;
-        self.statistics = layers_of_statistics(&program);
+        self.statistics = layers_of_statistics(&program).into();
         self.plan = Plan { precision: program.precision.clone(), ..plan };
         self.training = self.executor.load(program)?;
         self.evaluation = self.executor.load(evaluation)?;
@@ -539,6 +623,23 @@ impl Engine {
             what: "the optimizer state would move".to_string(),
         })
     }
+}
+
+/// Bytes that the host writes before a step and reads after it, each value in whole 64 bytes.
+fn host_copy_bytes(program: &Program) -> (usize, usize) {
+    let host = &program.host;
+    let sum = |ids: &mut dyn Iterator<Item = ValueId>| {
+        ids.map(|id| program.value(id).range.bytes.next_multiple_of(64)).sum()
+    };
+    let inputs = sum(&mut host
+        .tokens
+        .iter()
+        .chain(&host.targets)
+        .copied()
+        .chain(host.loss_scale)
+        .chain(host.schedule));
+    let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
+    (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
 }
 
 /// One over the targets that count.

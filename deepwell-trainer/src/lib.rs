@@ -32,6 +32,7 @@ pub mod checkpoint;
 pub mod commands;
 pub mod console;
 pub mod data;
+mod device;
 mod engine;
 mod error;
 pub mod init;
@@ -46,7 +47,10 @@ mod settings;
 mod trainer;
 pub mod weights;
 
-pub use engine::{CompileOptions, Engine, ProductCounts, StepOutcome, compile, optimize};
+pub use device::{Catalog, Device, OpenDevice};
+pub use engine::{
+    CompileOptions, Engine, PendingStep, ProductCounts, StepOutcome, compile, optimize,
+};
 pub use error::TrainError;
 pub use schedule::Schedule;
 pub use settings::Settings;

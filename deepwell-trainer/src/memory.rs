@@ -1,9 +1,12 @@
-//! What this process really holds: anonymous resident memory, sampled.
+//! What this process really holds, sampled: anonymous resident memory, or memory of the GPU as
+//! its driver counts it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use crate::Device;
 
 /// Anonymous resident bytes of this process now; `None` where the system does not tell.
 pub fn anonymous_bytes() -> Option<u64> {
@@ -13,9 +16,18 @@ pub fn anonymous_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Samples the anonymous memory on a thread of its own until it is dropped.
+/// Bytes that a device holds now: of this process, or of a whole GPU.
+fn held_bytes(device: Device) -> Option<u64> {
+    match device {
+        Device::Cpu => anonymous_bytes(),
+        Device::Cuda(index) => deepwell_probe::gpu_memory_used_bytes(index),
+    }
+}
+
+/// Samples the memory of a device on a thread of its own until it is dropped.
 #[derive(Debug)]
 pub struct MemorySampler {
+    device: Device,
     baseline_bytes: u64,
     peak_bytes: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -28,8 +40,9 @@ impl MemorySampler {
 
     /// Takes the present size as the baseline and starts to sample; `None` where the system does
     /// not tell.
-    pub fn start() -> Option<MemorySampler> {
-        let baseline_bytes = anonymous_bytes()?;
+    pub fn start(device: Device) -> Option<MemorySampler> {
+        let held_bytes = move || held_bytes(device);
+        let baseline_bytes = held_bytes()?;
         let peak_bytes = Arc::new(AtomicU64::new(baseline_bytes));
         let stop = Arc::new(AtomicBool::new(false));
         let (peak, stopped) = (Arc::clone(&peak_bytes), Arc::clone(&stop));
@@ -37,19 +50,19 @@ impl MemorySampler {
             .name("memory-sampler".to_string())
             .spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
-                    if let Some(bytes) = anonymous_bytes() {
+                    if let Some(bytes) = held_bytes() {
                         peak.fetch_max(bytes, Ordering::Relaxed);
                     }
                     std::thread::sleep(MemorySampler::INTERVAL);
                 }
             })
             .ok();
-        Some(MemorySampler { baseline_bytes, peak_bytes, stop, thread })
+        Some(MemorySampler { device, baseline_bytes, peak_bytes, stop, thread })
     }
 
     /// Highest sample so far less the baseline, in bytes.
     pub fn peak_over_baseline_bytes(&self) -> u64 {
-        if let Some(bytes) = anonymous_bytes() {
+        if let Some(bytes) = held_bytes(self.device) {
             self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
         }
         self.peak_bytes.load(Ordering::Relaxed).saturating_sub(self.baseline_bytes)
@@ -73,7 +86,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn moves_with_32_mib_of_hidden_scratch() {
-        let Some(sampler) = MemorySampler::start() else { return };
+        let Some(sampler) = MemorySampler::start(Device::Cpu) else { return };
         let before = sampler.peak_over_baseline_bytes();
         let scratch = vec![1u8; 32 << 20];
         std::hint::black_box(&scratch);

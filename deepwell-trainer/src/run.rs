@@ -30,7 +30,8 @@ pub struct RunSummary {
     pub device: String,
     /// Predicted peak memory.
     pub peak_bytes_predicted: u64,
-    /// Highest anonymous resident memory less its value before compilation.
+    /// Highest anonymous resident memory, or memory of the GPU as its driver counts it, less its
+    /// value before compilation.
     pub peak_bytes_measured: Option<u64>,
     /// Arena size and its lower bound.
     pub arena_bytes: [u64; 2],
@@ -94,19 +95,23 @@ pub fn run(
 ) -> Result<RunSummary, TrainError> {
     settings.check()?;
     let started = Instant::now();
+    let hardware = deepwell_probe::probe();
+    let mut settings = settings.clone();
+    settings.resolve_precision(&hardware)?;
+    let settings = &settings;
     let (config, folder) = settings.model_config()?;
     let policy = settings.precision_policy()?;
     let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(config.vocab_size as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));
-    // The pool's threads and the hardware's description are there before the baseline is taken.
+    // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
-    let hardware = deepwell_probe::probe();
-    let sampler = MemorySampler::start();
+    let sampler = MemorySampler::start(settings.device);
     let options = CompileOptions {
         optimizer: settings.optimizer.clone(),
         micro_batch: settings.micro_batch,
+        device: settings.device,
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };
     let mut engine = compile(graph, hardware, &options)?;
@@ -142,7 +147,7 @@ fn summarize(
         fit,
         params: engine.graph().parameter_count(),
         tokens_per_step: program.tokens_per_step() as u64,
-        device: settings.device.clone(),
+        device: settings.device.to_string(),
         peak_bytes_predicted: engine.predicted_peak_bytes(),
         peak_bytes_measured,
         arena_bytes: [rank.arena_bytes, rank.arena_lower_bound_bytes],

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use deepwell_ir::PrecisionPolicy;
 use deepwell_ir::capture::{LlamaConfig, ModelFolder};
+use deepwell_kernels::cuda::Architecture;
 use deepwell_plan::OptimizerSpec;
+use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use crate::{Schedule, TrainError, weights};
+use crate::{Device, Schedule, TrainError, weights};
 
 /// Settings of a run. Each has a default; a run file names what differs.
 ///
@@ -30,8 +32,8 @@ pub struct Settings {
     /// Where checkpoints and metrics go.
     pub out: PathBuf,
     /// `cpu`, or `cuda:N`.
-    pub device: String,
-    /// Name of a precision preset.
+    pub device: Device,
+    /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
     pub policy: Option<PathBuf>,
@@ -77,8 +79,8 @@ impl Default for Settings {
             tokenizer: None,
             cache_dir: PathBuf::from("target/deepwell-cache"),
             out: PathBuf::from("target/deepwell-run"),
-            device: "cpu".to_string(),
-            precision: "mxfp8".to_string(),
+            device: Device::Cpu,
+            precision: Settings::AUTO.to_string(),
             policy: None,
             steps: 1000,
             seq_len: 128,
@@ -101,6 +103,23 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The precision that the device decides: `mxfp8-128` on Hopper, whose matrix units do not
+    /// apply block scales and so want few of them, `mxfp8` elsewhere.
+    pub const AUTO: &str = "auto";
+
+    /// Puts the name of a preset in the place of [`Settings::AUTO`].
+    ///
+    /// # Errors
+    /// A device that `hardware` does not have.
+    pub fn resolve_precision(&mut self, hardware: &Hardware) -> Result<(), TrainError> {
+        if self.precision == Settings::AUTO {
+            let target = self.device.target(hardware)?;
+            let is_hopper = target.arch == Architecture::Sm90a.target_name();
+            self.precision = if is_hopper { "mxfp8-128" } else { "mxfp8" }.to_string();
+        }
+        Ok(())
+    }
+
     /// Reads a run file. `place` names it in errors, which point at line and column.
     ///
     /// # Errors
@@ -155,29 +174,7 @@ impl Settings {
                 return fail(setting, "a positive number", value.to_string(), None);
             }
         }
-        if self.device != "cpu" {
-            return Err(self.device_error());
-        }
         Ok(())
-    }
-
-    fn device_error(&self) -> TrainError {
-        let is_cuda = self.device == "cuda" || self.device.starts_with("cuda:");
-        let hint = if is_cuda {
-            let gpus = match deepwell_probe::probe().gpus_absent {
-                Some(absence) => format!("no GPU here: {}", absence.reason),
-                None => "a GPU is here".to_string(),
-            };
-            format!("{gpus}; this build has the CPU backend only: use `--device cpu`")
-        } else {
-            "use `--device cpu`".to_string()
-        };
-        TrainError::Setting {
-            setting: "device",
-            expected: "`cpu`".to_string(),
-            got: format!("`{}`", self.device),
-            hint: Some(hint),
-        }
     }
 
     /// The model's configuration, and its folder if that has weights.
@@ -213,6 +210,8 @@ impl Settings {
     /// An unknown preset or a broken policy file.
     pub fn precision_policy(&self) -> Result<PrecisionPolicy, TrainError> {
         match &self.policy {
+            // Before a device is known, the finer blocks stand for both.
+            None if self.precision == Settings::AUTO => Ok(PrecisionPolicy::preset("mxfp8")?),
             None => Ok(PrecisionPolicy::preset(&self.precision)?),
             Some(path) => {
                 let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;

@@ -12,7 +12,7 @@ use crate::audit::{Audit, AuditReport};
 use crate::checkpoint::{self, Position};
 use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
-use crate::{Engine, Settings, StepOutcome, TrainError};
+use crate::{Engine, PendingStep, Settings, StepOutcome, TrainError};
 
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -187,14 +187,21 @@ impl Trainer {
         if position.step == 0 {
             self.evaluate(&heldout, 0, &mut log, progress)?;
         }
+        // While the device runs a step, the one before is looked at: one step is in flight.
+        let mut in_flight: Option<InFlight> = None;
+        let mut writer = checkpoint::Writer::default();
+        let mut last_end = Instant::now();
+        let mut started_steps = position.step;
         while position.step < settings.steps {
-            let step = position.step + 1;
+            let step = started_steps + 1;
             let learning_rate = schedule.at(step);
             let batch = loader.next_batch()?;
-            let started = Instant::now();
-            let clip = settings.max_grad_norm;
             let is_audited = settings.audit && step == 1;
-            let outcome = if is_audited {
+            let clip = settings.max_grad_norm;
+            if in_flight.is_none() {
+                last_end = Instant::now();
+            }
+            let started = if is_audited {
                 let mut audit = Audit::new(self.engine.program());
                 let outcome = self.engine.step_observed(
                     &batch.inputs,
@@ -204,44 +211,65 @@ impl Trainer {
                     &mut audit,
                 )?;
                 audit_report = Some(audit.finish());
-                outcome
+                Begun::Audited(outcome)
             } else {
-                self.engine.step(&batch.inputs, &batch.targets, learning_rate, clip)?
+                let inputs = (&batch.inputs, &batch.targets);
+                Begun::Pending(self.engine.start_step(inputs.0, inputs.1, learning_rate, clip)?)
             };
-            let elapsed_s = started.elapsed().as_secs_f64();
-            let tokens_per_s = batch.inputs.len() as f64 / elapsed_s;
-            if !is_audited {
-                speeds.push(tokens_per_s);
-            }
-            position.step = step;
-            let speed_of_light = self.engine.prediction().time_s / elapsed_s;
-            let line = StepLine {
+            started_steps = step;
+            let before = in_flight.replace(InFlight {
                 step,
-                steps_total: settings.steps,
-                loss: f64::from(outcome.loss),
-                grad_norm: f64::from(outcome.grad_norm),
-                tokens_per_s,
-                speed_of_light: Some(speed_of_light),
-            };
-            log.step(&line, learning_rate, outcome.skipped)?;
-            progress.step(&line);
-            self.guard(&mut position, &outcome, &mut log, progress)?;
+                learning_rate,
+                tokens: batch.inputs.len(),
+                begun: started,
+            });
             let last = step == settings.steps;
-            if last || step.is_multiple_of(settings.eval_interval()) {
+            let evaluates = last || step.is_multiple_of(settings.eval_interval());
+            interrupted = !last && self.stop.load(Ordering::Relaxed);
+            let saves =
+                last || interrupted || step.is_multiple_of(settings.checkpoint_interval());
+            // Whoever looks at the state after this step waits for it.
+            let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
+            let ended = before.into_iter().chain(waits.then(|| in_flight.take()).flatten());
+            for flight in ended {
+                let outcome = match flight.begun {
+                    Begun::Audited(outcome) => outcome,
+                    Begun::Pending(pending) => self.engine.finish_step(pending)?,
+                };
+                let elapsed_s = last_end.elapsed().as_secs_f64();
+                last_end = Instant::now();
+                let tokens_per_s = flight.tokens as f64 / elapsed_s;
+                if !is_audited {
+                    speeds.push(tokens_per_s);
+                }
+                position.step = flight.step;
+                let line = StepLine {
+                    step: flight.step,
+                    steps_total: settings.steps,
+                    loss: f64::from(outcome.loss),
+                    grad_norm: f64::from(outcome.grad_norm),
+                    tokens_per_s,
+                    speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
+                };
+                log.step(&line, flight.learning_rate, outcome.skipped)?;
+                progress.step(&line);
+                self.guard(&mut position, &outcome, &mut log, progress)?;
+            }
+            if evaluates {
                 self.evaluate(&heldout, step, &mut log, progress)?;
             }
-            interrupted = !last && self.stop.load(Ordering::Relaxed);
-            if last || interrupted || step.is_multiple_of(settings.checkpoint_interval()) {
+            if saves {
                 // The checkpoint is what a resumed run trusts: metrics up to it must be there.
                 log.sync()?;
                 let root = Trainer::checkpoints_path(out);
-                checkpoint::save(&root, &mut self.engine, &position, &settings)?;
+                writer.save(&root, &mut self.engine, &position, &settings)?;
             }
             if interrupted {
                 progress.note(&format!("stopped after step {step}; `--resume` goes on"));
                 break;
             }
         }
+        writer.finish()?;
         log.sync()?;
         speeds.sort_by(f64::total_cmp);
         Ok(FitReport {
@@ -263,7 +291,9 @@ impl Trainer {
     ) -> Result<(), TrainError> {
         let step = position.step;
         let guards = &mut position.guards;
-        self.engine.read_statistics(|layer, stats| guards.observe_tensor(step, layer, stats))?;
+        for (layer, stats) in self.engine.statistics() {
+            guards.observe_tensor(step, *layer, stats);
+        }
         guards.observe_loss(step, outcome.loss, outcome.grad_norm);
         let events = guards.decide(step)?;
         let switches = events.iter().any(|event| {
@@ -301,6 +331,21 @@ impl Trainer {
         progress.evaluation(step, val_loss);
         Ok(val_loss)
     }
+}
+
+/// A step that was started and not looked at yet.
+struct InFlight {
+    step: u64,
+    learning_rate: f64,
+    tokens: usize,
+    begun: Begun,
+}
+
+enum Begun {
+    /// It ran call by call, and has ended.
+    Audited(StepOutcome),
+    /// The device runs it.
+    Pending(PendingStep),
 }
 
 /// Half of a tensor must vanish before its layer falls back. An element vanishes at about `2^-18`

@@ -1,11 +1,13 @@
 //! The CPU as a [`Backend`]: calls run at once, on rayon's global pool.
 
+use std::time::Instant;
+
 use deepwell_ir::{ByteRange, Call, Program, StreamId};
 
 use super::arena::Arena;
 use super::calls::{self, CpuCall};
 use crate::KernelError;
-use crate::backend::{Backend, PreparedCall, Readback, Recording};
+use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
 
 /// Runs calls on this machine's processor.
 #[derive(Default)]
@@ -71,6 +73,22 @@ impl Backend for CpuBackend {
         (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0][index], 0))
     }
 
+    fn profile(
+        &mut self,
+        _before: Recording,
+        calls: &[PreparedCall],
+    ) -> Result<Vec<CallTime>, KernelError> {
+        let start = Instant::now();
+        calls
+            .iter()
+            .map(|&call| {
+                let begin_s = start.elapsed().as_secs_f64();
+                self.enqueue(call, 0)?;
+                Ok(CallTime { begin_s, end_s: start.elapsed().as_secs_f64(), device_share: 1.0 })
+            })
+            .collect()
+    }
+
     fn reserve_host_copies(&mut self, _: usize, _: usize) -> Result<(), KernelError> {
         Ok(())
     }
@@ -132,6 +150,29 @@ impl Backend for CpuBackend {
             return Err(CpuBackend::outside(range));
         }
         bytes.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, KernelError> {
+        Ok(HostBuffer::Plain(vec![0; bytes]))
+    }
+
+    fn free_host_buffer(&mut self, _buffer: HostBuffer) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn read_all(
+        &mut self,
+        ranges: &[ByteRange],
+        buffer: &mut HostBuffer,
+    ) -> Result<(), KernelError> {
+        let HostBuffer::Plain(bytes) = buffer else {
+            return Err(KernelError::foreign_buffer("cpu"));
+        };
+        bytes.clear();
+        for &range in ranges {
+            bytes.extend_from_slice(self.bytes(range)?);
+        }
         Ok(())
     }
 

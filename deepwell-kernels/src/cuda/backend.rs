@@ -20,7 +20,7 @@ use super::kernels::cuda_kernels;
 use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, Step};
 use crate::KernelError;
-use crate::backend::{Backend, PreparedCall, Readback, Recording};
+use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
 
 /// Slots of inputs and of readbacks.
 const SLOTS: usize = 2;
@@ -59,6 +59,8 @@ pub struct CudaBackend {
     inputs_staged: usize,
     readbacks: Vec<ReadbackSlot>,
     readbacks_made: usize,
+    /// Timed events between the calls of a profile.
+    marks: Vec<Event>,
     /// Last, so that what it frees is freed after what uses it.
     driver: Box<dyn Driver>,
 }
@@ -89,6 +91,7 @@ impl CudaBackend {
             inputs_staged: 0,
             readbacks: Vec::new(),
             readbacks_made: 0,
+            marks: Vec::new(),
             driver,
         })
     }
@@ -152,6 +155,17 @@ impl CudaBackend {
             call: prepared.name.clone(),
             what: error.to_string(),
         })
+    }
+
+    /// Share of the multiprocessors that the blocks of a call's largest launch can fill.
+    fn device_share(&self, call: PreparedCall) -> f64 {
+        let multiprocessors = f64::from(self.driver.properties().multiprocessors.max(1));
+        let blocks = self.steps(call).iter().map(|step| match step {
+            Step::Launch(launch) => launch.grid.iter().map(|&size| f64::from(size)).product(),
+            // A library does not say how it launches.
+            _ => multiprocessors,
+        });
+        (blocks.fold(0.0, f64::max) / multiprocessors).min(1.0)
     }
 
     fn new_input_slot(&mut self, bytes: usize) -> Result<InputSlot, KernelError> {
@@ -242,13 +256,14 @@ impl Backend for CudaBackend {
     }
 
     fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError> {
-        let spec = cuda_kernels().find(|spec| spec.name == call.choice.kernel).ok_or_else(|| {
-            KernelError::UnknownKernel {
-                call: call.name.clone(),
-                backend: "cuda",
-                kernel: call.choice.kernel.clone(),
-            }
-        })?;
+        let spec =
+            cuda_kernels().find(|spec| spec.name == call.choice.kernel).ok_or_else(|| {
+                KernelError::UnknownKernel {
+                    call: call.name.clone(),
+                    backend: "cuda",
+                    kernel: call.choice.kernel.clone(),
+                }
+            })?;
         if call.stream != 0 || !call.waits.is_empty() {
             return Err(KernelError::Run {
                 call: call.name.clone(),
@@ -304,6 +319,32 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn profile(
+        &mut self,
+        before: Recording,
+        calls: &[PreparedCall],
+    ) -> Result<Vec<CallTime>, KernelError> {
+        while self.marks.len() <= calls.len() {
+            self.marks.push(self.driver.event(true)?);
+        }
+        self.replay(before)?;
+        self.driver.record(self.marks[0], self.compute)?;
+        for (index, call) in calls.iter().enumerate() {
+            self.issue(call.0, false)?;
+            self.driver.record(self.marks[index + 1], self.compute)?;
+        }
+        self.driver.synchronize()?;
+        let mut begin_s = 0.0;
+        let mut times = Vec::with_capacity(calls.len());
+        for (index, &call) in calls.iter().enumerate() {
+            let (from, to) = (self.marks[index], self.marks[index + 1]);
+            let end_s = begin_s + f64::from(self.driver.elapsed_ms(from, to)?) * 1e-3;
+            times.push(CallTime { begin_s, end_s, device_share: self.device_share(call) });
+            begin_s = end_s;
+        }
+        Ok(times)
+    }
+
     fn synchronize(&mut self) -> Result<(), KernelError> {
         Ok(self.driver.synchronize()?)
     }
@@ -325,10 +366,8 @@ impl Backend for CudaBackend {
         if self.inputs.first().is_none_or(|slot| slot.pinned.len() < total) {
             self.reserve_host_copies(total, 0)?;
         }
-        let addresses = copies
-            .iter()
-            .map(|&(range, _)| self.address(range))
-            .collect::<Result<Vec<_>, _>>()?;
+        let addresses =
+            copies.iter().map(|&(range, _)| self.address(range)).collect::<Result<Vec<_>, _>>()?;
         let (driver, compute, side) = (self.driver.as_mut(), self.compute, self.copies);
         let is_used = self.inputs_staged >= SLOTS;
         let slot = &mut self.inputs[self.inputs_staged % SLOTS];
@@ -360,10 +399,8 @@ impl Backend for CudaBackend {
             self.reserve_host_copies(0, total)?;
         }
         let runs = coalesce(ranges);
-        let addresses = runs
-            .iter()
-            .map(|&(range, _)| self.address(range))
-            .collect::<Result<Vec<_>, _>>()?;
+        let addresses =
+            runs.iter().map(|&(range, _)| self.address(range)).collect::<Result<Vec<_>, _>>()?;
         let slot = &mut self.readbacks[self.readbacks_made % SLOTS];
         slot.parts.clear();
         slot.parts.resize(ranges.len(), (0, 0));
@@ -395,6 +432,35 @@ impl Backend for CudaBackend {
             part.copy_from_slice(&slot.pinned.as_slice()[offset..offset + bytes]);
         }
         Ok(())
+    }
+
+    fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, KernelError> {
+        Ok(HostBuffer::Pinned(self.driver.allocate_pinned(bytes)?))
+    }
+
+    fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), KernelError> {
+        match buffer {
+            HostBuffer::Pinned(buffer) => Ok(self.driver.free_pinned(buffer)?),
+            HostBuffer::Plain(_) => Err(KernelError::foreign_buffer("cuda")),
+        }
+    }
+
+    fn read_all(
+        &mut self,
+        ranges: &[ByteRange],
+        buffer: &mut HostBuffer,
+    ) -> Result<(), KernelError> {
+        let HostBuffer::Pinned(buffer) = buffer else {
+            return Err(KernelError::foreign_buffer("cuda"));
+        };
+        self.driver.synchronize()?;
+        let mut offset = 0;
+        for &range in ranges {
+            let source = self.address(range)?;
+            self.driver.copy_to_pinned(buffer, offset, source, range.bytes, self.copies)?;
+            offset += range.bytes;
+        }
+        Ok(self.driver.synchronize()?)
     }
 
     fn host_view(&self, _range: ByteRange) -> Option<&[u8]> {

@@ -7,11 +7,11 @@ use deepwell_ir::{
     Access, Arena, ByteRange, Call, DType, HostInterface, KernelCatalog, KernelRequest, MathUnit,
     MemoryKind, Mode, Op, Operand, OperandType, Phase, Program, Tag, Target, Value, ValueId,
 };
+use deepwell_kernels::Backend;
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, CudarcDriver, Driver,
     KernelImages, cuda_target,
 };
-use deepwell_kernels::Backend;
 use half::bf16;
 
 /// Set where a missing GPU is a failure.
@@ -69,17 +69,17 @@ impl HostTensor {
     /// A tensor to be written: what it holds before is poison.
     pub fn output(dtype: DType, shape: &[usize]) -> HostTensor {
         let elements: usize = shape.iter().product();
-        let bytes = vec![0; elements * dtype.bytes()];
+        let bytes = vec![0; elements * dtype.size_bytes()];
         HostTensor { dtype, shape: shape.to_vec(), bytes }
     }
 
     /// The numbers that a BF16 or F32 tensor holds.
     pub fn to_f64(&self) -> Vec<f64> {
         match self.dtype {
-            DType::F32 => {
-                bytemuck::pod_collect_to_vec::<u8, f32>(&self.bytes).iter().map(|&x| x.into())
-                    .collect()
-            }
+            DType::F32 => bytemuck::pod_collect_to_vec::<u8, f32>(&self.bytes)
+                .iter()
+                .map(|&x| x.into())
+                .collect(),
             DType::Bf16 => bytemuck::pod_collect_to_vec::<u8, bf16>(&self.bytes)
                 .iter()
                 .map(|x| x.to_f64())
@@ -152,8 +152,7 @@ impl Gpu {
         let blas: Box<dyn Blas> = Box::new(blas);
         let backend =
             CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
-        let target =
-            cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
+        let target = cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
         Some(Gpu { backend, target })
     }
 
@@ -223,7 +222,9 @@ impl Gpu {
         let call = program.calls.remove(0);
         let prepared = self.backend.prepare(&program, &call).unwrap();
         self.backend.enqueue(prepared, 0).unwrap();
-        self.backend.synchronize().unwrap_or_else(|error| panic!("{}: {error}", call.choice.kernel));
+        self.backend
+            .synchronize()
+            .unwrap_or_else(|error| panic!("{}: {error}", call.choice.kernel));
         let mut after = vec![0; arena_bytes];
         self.backend.read(everything, &mut after).unwrap();
         self.backend.forget_prepared().unwrap();
@@ -377,4 +378,3 @@ pub fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: Tolera
         );
     }
 }
-

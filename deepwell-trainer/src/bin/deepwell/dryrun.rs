@@ -5,7 +5,6 @@ use std::fmt;
 use anyhow::Result;
 use clap::Args;
 use deepwell_ir::PrecisionPolicy;
-use deepwell_kernels::CpuCatalog;
 use deepwell_plan::{DryRun, Plan, dryrun, format_bytes, lower, mxfp8_flop_share};
 use deepwell_precision::Format;
 use serde::Serialize;
@@ -38,12 +37,12 @@ pub(crate) struct DryrunCommand {
 }
 
 pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
-    let Planning { graph, hardware, target, planned } = args.planning.plan()?;
+    let Planning { graph, hardware, target, catalog, planned } = args.planning.plan()?;
     let mut prediction = planned.prediction;
     let is_mxfp8 = planned.plan.policy.format() == Format::Mxfp8;
     let in_bf16 = if is_mxfp8 {
         let plan = Plan { policy: PrecisionPolicy::bf16(), ..planned.plan.clone() };
-        let program = lower(&graph, &plan, &CpuCatalog, &target)?;
+        let program = lower(&graph, &plan, catalog.as_ref(), &target)?;
         let in_bf16 = dryrun(&[program], &hardware);
         prediction.expected_speedup_over_bf16 = Some(in_bf16.time_s / prediction.time_s);
         Some(in_bf16)

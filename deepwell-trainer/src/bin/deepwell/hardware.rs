@@ -4,17 +4,22 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use deepwell_ir::Target;
-use deepwell_kernels::cpu_target;
 use deepwell_probe::{Hardware, probe};
+use deepwell_trainer::Device;
 
-/// The machine that `--hardware` names, or else this one, with its processor as a target.
-pub(crate) fn hardware_and_target(described: Option<&str>) -> Result<(Hardware, Target)> {
-    let Some(name) = described else {
-        return Ok((probe(), cpu_target(rayon::current_num_threads())));
+/// The machine that `--hardware` names, or else this one, with `device` of it as a target.
+pub(crate) fn hardware_and_target(
+    described: Option<&str>,
+    device: Device,
+) -> Result<(Hardware, Target)> {
+    let hardware = described.map_or_else(|| Ok(probe()), read)?;
+    let target = match (described, device) {
+        // What kernels ask for goes by the same names as what the probe lists.
+        (Some(_), Device::Cpu) => {
+            Target::cpu(hardware.cpu.usable_threads as usize, hardware.cpu.simd.clone())
+        }
+        _ => device.target(&hardware)?,
     };
-    let hardware = read(name)?;
-    // What kernels ask for goes by the same names as what the probe lists.
-    let target = Target::cpu(hardware.cpu.usable_threads as usize, hardware.cpu.simd.clone());
     Ok((hardware, target))
 }
 

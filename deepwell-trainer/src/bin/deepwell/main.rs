@@ -7,7 +7,6 @@
 mod bytes;
 mod capture;
 mod ckpt;
-mod device;
 mod dryrun;
 mod failure;
 mod hardware;
@@ -16,6 +15,7 @@ mod output;
 mod plan;
 mod planning;
 mod probe;
+mod tokenizer;
 mod train;
 
 use std::io::Write;
@@ -41,6 +41,7 @@ Examples:
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
+  deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
 MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-3-8b), a
 Hugging Face `config.json`, or a folder that holds one.
@@ -76,6 +77,7 @@ enum Command {
     #[command(after_help = train::PARITY_AFTER_HELP)]
     Parity(Box<ParityArgs>),
     Ckpt(ckpt::CkptArgs),
+    Tokenizer(tokenizer::TokenizerArgs),
 }
 
 /// How a subcommand ended that found what it was asked for.
@@ -126,6 +128,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Train(args) => train::run_train(*args),
         Command::Parity(args) => train::run_parity(*args),
         Command::Ckpt(args) => ckpt::run(&args),
+        Command::Tokenizer(args) => tokenizer::run(&args),
     }
 }
 
@@ -140,6 +143,11 @@ fn start_logging() -> Result<()> {
             )
         })?,
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // It would report a closed stderr on that very stderr, and panic.
+        .log_internal_errors(false)
+        .init();
     Ok(())
 }

@@ -23,8 +23,13 @@ pub(crate) fn print_json(data: &impl Serialize) -> Result<()> {
 
 /// Prints something worth knowing that is not the data.
 pub(crate) fn note(text: impl Display) {
+    say(format_args!("note: {text}"));
+}
+
+/// Prints a line to stderr.
+pub(crate) fn say(text: impl Display) {
     // Nobody is there to be told that stderr is closed.
-    let _ = writeln!(io::stderr(), "note: {text}");
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// A count with its digits in groups of three: `3,082,496`.

@@ -6,13 +6,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
-use deepwell_kernels::CpuCatalog;
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan};
 use deepwell_precision::PRESETS;
 use deepwell_probe::Hardware;
+use deepwell_trainer::{Catalog, Device};
 
 use crate::bytes;
-use crate::device::Device;
 use crate::hardware::hardware_and_target;
 use crate::model::Model;
 use crate::output::note;
@@ -63,6 +62,8 @@ pub(crate) struct Planning {
     pub(crate) hardware: Hardware,
     /// What the program runs on.
     pub(crate) target: Target,
+    /// Its kernels.
+    pub(crate) catalog: Catalog,
     /// The plan, its program and its prediction.
     pub(crate) planned: Planned,
 }
@@ -73,7 +74,6 @@ impl PlanningArgs {
     /// # Errors
     /// Whatever of the command line cannot be used, or nothing that fits.
     pub(crate) fn plan(&self) -> Result<Planning> {
-        self.device.check()?;
         self.check_sizes()?;
         let policy = self.policy()?;
         let model = Model::open(&self.model)?;
@@ -88,7 +88,7 @@ impl PlanningArgs {
             ));
         }
         let graph = model.capture(Some(self.seq))?;
-        let (hardware, target) = hardware_and_target(self.hardware.as_deref())?;
+        let (hardware, target) = hardware_and_target(self.hardware.as_deref(), self.device)?;
         let request = PlanRequest {
             seq: self.seq,
             global_batch: self.batch,
@@ -98,8 +98,9 @@ impl PlanningArgs {
             micro_batch: self.micro_batch,
             recompute: self.recompute,
         };
-        let planned = autoplan(&graph, &hardware, &request, &CpuCatalog, &target)?;
-        Ok(Planning { graph, hardware, target, planned })
+        let catalog = self.device.catalog();
+        let planned = autoplan(&graph, &hardware, &request, catalog.as_ref(), &target)?;
+        Ok(Planning { graph, hardware, target, catalog, planned })
     }
 
     fn check_sizes(&self) -> Result<()> {

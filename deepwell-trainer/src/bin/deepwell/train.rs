@@ -18,6 +18,7 @@ never been stopped; a second Ctrl-C ends it at once.
 Examples:
   deepwell train --steps 200
   deepwell train --model llama-micro --data book.txt --out runs/book
+  deepwell train --model config.json --data 'texts/**/*.md' --tokenizer tokenizer.json
   deepwell train --run-file run.toml --seed 7
   deepwell train --run-file run.toml --resume
 
