@@ -1,11 +1,35 @@
 //! Progress on a terminal as a bar, elsewhere as plain lines; both on standard error.
+//!
+//! A reader that goes away, as `head` does, is told nothing more and stops no work.
 
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
+use crate::TrainError;
 use crate::metrics::StepLine;
 use crate::trainer::Progress;
+
+/// Writes a line to standard error. Nobody is there to be told that it is closed.
+pub(crate) fn say(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes data as one JSON document to standard output. A reader that stopped reading is no
+/// error; a full disk is.
+pub(crate) fn print_json(data: &impl Serialize) -> Result<(), TrainError> {
+    let text = serde_json::to_string_pretty(data).expect("a report is plain data");
+    write_to(&mut io::stdout().lock(), &text).map_err(TrainError::io("standard output"))
+}
+
+fn write_to(out: &mut impl Write, text: &str) -> io::Result<()> {
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
 
 /// Shows a run to a person.
 pub struct Console {
@@ -17,7 +41,7 @@ pub struct Console {
 impl Console {
     /// Progress of a run called `name` with `steps` steps.
     pub fn new(name: &str, steps: u64) -> Console {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{prefix:>8} {wide_bar} {msg} eta {eta}");
             let bar = ProgressBar::new(steps).with_prefix(name.to_string());
             match style {
@@ -30,8 +54,8 @@ impl Console {
 
     fn line(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| say(text)),
+            None => say(text),
         }
     }
 }
@@ -44,7 +68,7 @@ impl Progress for Console {
                 bar.set_message(line.to_string());
             }
             None if line.step == 1 || line.step.is_multiple_of(self.line_every) => {
-                eprintln!("{:>8} {line}", self.name);
+                say(format_args!("{:>8} {line}", self.name));
             }
             None => {}
         }
@@ -57,5 +81,34 @@ impl Progress for Console {
 
     fn note(&mut self, text: &str) {
         self.line(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails every write as the system fails one.
+    struct Failing(ErrorKind);
+
+    impl Write for Failing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn only_a_closed_pipe_is_passed_over() {
+        assert!(write_to(&mut Failing(ErrorKind::BrokenPipe), "data").is_ok());
+        for kind in [ErrorKind::StorageFull, ErrorKind::PermissionDenied] {
+            assert_eq!(write_to(&mut Failing(kind), "data").unwrap_err().kind(), kind);
+        }
+        let mut written = Vec::new();
+        write_to(&mut written, "data").unwrap();
+        assert_eq!(written, b"data\n");
     }
 }

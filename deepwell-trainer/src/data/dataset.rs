@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::cache::{self, Key, TokenCache, Unusable};
 use super::cache_header::FORMAT_VERSION;
 use super::cache_writer::TokenWriter;
+use super::corpus::Corpus;
 use super::encode::{Encoded, encode};
-use super::skip::Skipped;
-use super::source::{self, Document, Format};
+use super::source::{Document, Format};
 use super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
-use super::{DataError, DatasetSummary, Progress, Split, Tokenizer, workspace};
+use super::{DataError, DatasetSummary, Progress, Split, Tokenizer};
 
 /// Held-out tokens asked for by default: 65,536 to evaluate on, and half as many again, because
 /// evaluation takes whole batches.
@@ -19,7 +19,8 @@ pub const HELDOUT_TOKENS_MIN: u64 = 65_536 + 32_768;
 /// What to read and how.
 #[derive(Clone, Debug)]
 pub struct DataOptions {
-    /// Files and folders of text, or token files. Empty: the default corpus.
+    /// Files and folders of text, patterns such as `texts/**/*.txt`, or token files. Empty: the
+    /// default corpus.
     pub inputs: Vec<PathBuf>,
     /// Cargo workspace whose locked dependencies are the default corpus.
     pub workspace: PathBuf,
@@ -73,19 +74,12 @@ impl Dataset {
         options: &DataOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, DataError> {
-        let mut skipped = Skipped::default();
-        let is_default = options.inputs.is_empty();
-        let (candidates, source) = if is_default {
-            let (candidates, packages) = workspace::list(&options.workspace, &mut skipped)?;
-            (candidates, format!("default corpus: Rust sources of {packages} locked packages"))
-        } else {
-            (source::list(&options.inputs, &mut skipped)?, list_inputs(&options.inputs))
-        };
-        let documents =
-            source::scan(candidates, &options.tokenizer, is_default, &mut skipped, progress)?;
-        if documents.is_empty() {
-            return Err(DataError::Empty { inputs: source, skipped: skipped.to_string() });
-        }
+        let Corpus { documents, source, skipped } = Corpus::open(
+            &options.inputs,
+            &options.workspace,
+            options.tokenizer.needs_utf8(),
+            progress,
+        )?;
 
         let choice = choose(&documents);
         let content_hash = content_hash(&documents);
@@ -169,11 +163,6 @@ impl Dataset {
     pub fn vocab_size(&self) -> u64 {
         self.summary.vocab_size
     }
-}
-
-fn list_inputs(inputs: &[PathBuf]) -> String {
-    let names: Vec<String> = inputs.iter().map(|path| format!("`{}`", path.display())).collect();
-    names.join(", ")
 }
 
 /// Hash of names and contents, in order. Where the inputs lie plays no role.

@@ -24,10 +24,11 @@ pub(crate) enum Encoded<'a> {
     EndOfDocument,
 }
 
-struct Piece<'a> {
-    document: &'a Document,
-    data: Vec<u8>,
-    ends_document: bool,
+/// A stretch of one document.
+pub(crate) struct Piece<'a> {
+    pub(crate) document: &'a Document,
+    pub(crate) data: Vec<u8>,
+    pub(crate) ends_document: bool,
 }
 
 /// Encodes `documents` in order. `bytes_done` and `bytes_total` are for the progress.
@@ -42,9 +43,7 @@ pub(crate) fn encode(
     progress: &mut dyn FnMut(Progress),
     sink: &mut dyn FnMut(Encoded<'_>) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    let mut group: Vec<Piece<'_>> = Vec::new();
-    let mut group_bytes = 0;
-    let mut flush = |group: &mut Vec<Piece<'_>>| -> Result<(), DataError> {
+    for_each_group(documents, &mut |group| {
         let tokens: Vec<Result<Vec<u32>, DataError>> = group
             .par_iter()
             .map(|piece| match piece.document.format {
@@ -60,7 +59,7 @@ pub(crate) fn encode(
                 }
             })
             .collect();
-        for (piece, tokens) in group.drain(..).zip(tokens) {
+        for (piece, tokens) in group.iter().zip(tokens) {
             sink(Encoded::Tokens(&tokens?))?;
             if piece.ends_document {
                 sink(Encoded::EndOfDocument)?;
@@ -69,19 +68,30 @@ pub(crate) fn encode(
         }
         progress(Progress { stage: Stage::Tokenize, bytes_done: *bytes_done, bytes_total });
         Ok(())
-    };
-    for document in documents {
+    })
+}
+
+/// Reads `documents` in order and hands them out in groups of pieces, some megabytes at a time, for
+/// work on all cores. The last group may be empty.
+pub(crate) fn for_each_group<'a>(
+    documents: &[&'a Document],
+    work: &mut dyn FnMut(&[Piece<'a>]) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    let mut group: Vec<Piece<'a>> = Vec::new();
+    let mut group_bytes = 0;
+    for &document in documents {
         for_each_piece(document, |data, ends_document| {
             group_bytes += data.len();
             group.push(Piece { document, data, ends_document });
             if group_bytes >= GROUP_BYTES {
+                work(&group)?;
                 group_bytes = 0;
-                flush(&mut group)?;
+                group.clear();
             }
             Ok(())
         })?;
     }
-    flush(&mut group)
+    work(&group)
 }
 
 /// Reads one document piece by piece; the flag marks its last piece.

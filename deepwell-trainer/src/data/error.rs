@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::Split;
+use super::bpe::END_OF_TEXT;
 
 /// An error of the data pipeline. The message says what was expected, what was found and what to
 /// do; a `hint:` line follows where there is a way out.
@@ -12,17 +13,29 @@ use super::Split;
 pub enum DataError {
     /// An input path does not exist.
     #[error(
-        "no file or folder `{}`\nhint: `--data` takes text files, folders of text files and token \
-         files (`.bin`)", path.display()
+        "no file or folder `{}`\nhint: `--data` takes text files, folders of text files, patterns \
+         such as `texts/**/*.txt` and token files (`.bin`)", path.display()
     )]
     Missing {
         /// The path as it was given.
         path: PathBuf,
     },
+    /// A pattern for paths cannot be understood.
+    #[error(
+        "`{}`: expected a pattern, got one with an {message}\nhint: `*`, `?` and `[…]` match within \
+         a part of a path, `**` any number of parts", pattern.display()
+    )]
+    Pattern {
+        /// The pattern as it was given.
+        pattern: PathBuf,
+        /// What the parser said.
+        message: String,
+    },
     /// The tokenizer file does not exist.
     #[error(
-        "no tokenizer `{}`\nhint: give the `tokenizer.json` of a Hugging Face model folder, or \
-         leave `--tokenizer` out for byte-level tokens", path.display()
+        "no tokenizer `{}`\nhint: give the `tokenizer.json` of a Hugging Face model folder, make \
+         one with `deepwell tokenizer train`, or leave `--tokenizer` out for byte-level tokens",
+        path.display()
     )]
     MissingTokenizer {
         /// The path as it was given.
@@ -205,6 +218,85 @@ pub enum DataError {
         name: String,
         /// What the tokenizer said.
         message: String,
+    },
+    /// A vocabulary that a byte-level tokenizer cannot have.
+    #[error(
+        "vocab_size: expected {least} (256 bytes and `{END_OF_TEXT}`) to {most}, got {found}\nhint: \
+         `--vocab-size 32000`",
+        least = super::bpe::VOCAB_SIZE_MIN,
+        most = super::bpe::VOCAB_SIZE_MAX
+    )]
+    VocabSize {
+        /// The size that was asked for.
+        found: u32,
+    },
+    /// There is a file where a tokenizer is to be written.
+    #[error(
+        "`{}` exists already\nhint: `--force` writes over it, `--out` names another file",
+        path.display()
+    )]
+    OutputExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is a folder where a tokenizer is to be written.
+    #[error(
+        "`{}` is a folder, expected the name of a file\nhint: `--out {}`",
+        path.display(), path.join("tokenizer.json").display()
+    )]
+    OutputIsFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The tokenizer cannot be written.
+    #[error("cannot write the tokenizer `{}`: {source}", path.display())]
+    WriteTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The folder that a tokenizer is to be written to names another end-of-text token.
+    #[error(
+        "the `tokenizer_config.json` beside `{}` names `{found}` as eos, expected \
+         `{END_OF_TEXT}`\nhint: `--out` in a folder of its own", path.display()
+    )]
+    OtherEndOfText {
+        /// The tokenizer.
+        path: PathBuf,
+        /// What the file names.
+        found: String,
+    },
+    /// A token file was given where text is needed.
+    #[error(
+        "`{}` holds tokens; a tokenizer learns from text\nhint: give the text that the tokens were \
+         made of", path.display()
+    )]
+    TokensNotText {
+        /// The token file.
+        path: PathBuf,
+    },
+    /// The text is larger than the counts of the merge algorithm.
+    #[error(
+        "two bytes stand side by side {found} times in the text; expected at most {most}\nhint: \
+         `--max-bytes 4GB` learns from a part of it",
+        most = i32::MAX
+    )]
+    TooMuchText {
+        /// How often the most frequent pair of bytes came.
+        found: u64,
+    },
+    /// Learning the merges failed.
+    #[error("the tokenizer cannot be made: {message}")]
+    Merges {
+        /// What failed.
+        message: String,
+    },
+    /// A new tokenizer does not give a text back.
+    #[error("the new tokenizer does not give the text of `{name}` back from its tokens")]
+    RoundTrip {
+        /// The document.
+        name: String,
     },
     /// The default corpus cannot be had.
     #[error(

@@ -8,7 +8,7 @@
 //! finds again by the hash of the content. [`Loader`] draws training batches from it on a thread of
 //! its own: batch *i* depends on the seed and *i* alone, so a run that resumes needs no more state
 //! than the number of the next batch. [`HeldoutWindows`] gives the same held-out batches in the
-//! same order every time.
+//! same order every time. [`bpe::train`] makes a tokenizer from the same inputs.
 //!
 //! ```
 //! use deepwell_trainer::data::{DataOptions, Dataset, Loader, Split};
@@ -30,12 +30,15 @@
 //! ```
 
 mod bin;
+pub mod bpe;
 mod cache;
 mod cache_header;
 mod cache_writer;
+mod corpus;
 mod dataset;
 mod encode;
 mod error;
+mod glob;
 mod heldout;
 mod loader;
 mod map;
@@ -58,16 +61,20 @@ pub use split::Split;
 pub use summary::DatasetSummary;
 pub use tokenizer::Tokenizer;
 
-/// What [`Dataset::prepare`] is busy with.
+/// What [`Dataset::prepare`] or [`bpe::train`] is busy with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Reading and hashing every file.
     Scan,
     /// Turning text into tokens.
     Tokenize,
+    /// Counting the words of the text that a tokenizer learns from.
+    Count,
+    /// Learning the merges of a tokenizer. How far it is, is not known: both numbers are 0.
+    Merge,
 }
 
-/// How far [`Dataset::prepare`] is.
+/// How far [`Dataset::prepare`] or [`bpe::train`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// What it is busy with.

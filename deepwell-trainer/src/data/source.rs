@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::skip::{SkipReason, Skipped};
-use super::{DataError, Progress, Stage, Tokenizer, bin};
+use super::{DataError, Progress, Stage, bin, glob};
 
 /// A file that may become part of the corpus.
 #[derive(Debug)]
@@ -43,22 +43,15 @@ pub(crate) struct Document {
     pub(crate) hash: blake3::Hash,
 }
 
-/// Lists the files of `inputs`: files as they are, folders with everything below them, sorted by
-/// name. Hidden entries of folders, links to folders and special files are passed over.
+/// Lists the files of `inputs`: files as they are, folders with everything below them, patterns as
+/// if each path that matches had been given, sorted by name. Hidden entries of folders, links to folders and special files are passed over.
 pub(crate) fn list(inputs: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<Candidate>, DataError> {
     let mut found = Vec::new();
     for input in inputs {
-        let metadata = std::fs::metadata(input).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => DataError::Missing { path: input.clone() },
-            _ => DataError::Read { path: input.clone(), source },
-        })?;
-        let name = file_name(input)?;
-        if metadata.is_dir() {
-            walk(input, &name, &mut found, skipped)?;
-        } else if metadata.is_file() {
-            found.push(candidate(name, input.clone(), metadata.len(), true));
-        } else {
-            skipped.add(SkipReason::NotRegular);
+        // A file whose own name looks like a pattern is meant by its name.
+        let matches = if input.exists() { None } else { glob::expand(input)? };
+        for path in matches.as_deref().unwrap_or(std::slice::from_ref(input)) {
+            list_input(path, &mut found, skipped)?;
         }
     }
     found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
@@ -77,6 +70,26 @@ pub(crate) fn list(inputs: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<Cand
         }
     }
     Ok(unique)
+}
+
+fn list_input(
+    input: &Path,
+    found: &mut Vec<Candidate>,
+    skipped: &mut Skipped,
+) -> Result<(), DataError> {
+    let metadata = std::fs::metadata(input).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => DataError::Missing { path: input.to_owned() },
+        _ => DataError::Read { path: input.to_owned(), source },
+    })?;
+    let name = file_name(input)?;
+    if metadata.is_dir() {
+        walk(input, &name, found, skipped)?;
+    } else if metadata.is_file() {
+        found.push(candidate(name, input.to_owned(), metadata.len(), true));
+    } else {
+        skipped.add(SkipReason::NotRegular);
+    }
+    Ok(())
 }
 
 fn candidate(name: String, path: PathBuf, bytes: u64, is_named: bool) -> Candidate {
@@ -136,7 +149,7 @@ fn walk(
 /// Reads every candidate once: sorts out what is no text, and hashes the rest.
 pub(crate) fn scan(
     candidates: Vec<Candidate>,
-    tokenizer: &Tokenizer,
+    needs_utf8: bool,
     drop_copies: bool,
     skipped: &mut Skipped,
     progress: &mut dyn FnMut(Progress),
@@ -148,7 +161,7 @@ pub(crate) fn scan(
     for candidate in candidates {
         progress(Progress { stage: Stage::Scan, bytes_done, bytes_total });
         bytes_done += candidate.bytes;
-        match look_at(candidate, tokenizer.needs_utf8())? {
+        match look_at(candidate, needs_utf8)? {
             Ok(document) if drop_copies && !hashes.insert(document.hash) => {
                 skipped.add(SkipReason::Copy);
             }
@@ -313,6 +326,17 @@ mod tests {
             "a hidden file is taken when it is named itself; a.txt is reached twice, kept once"
         );
         assert_eq!(skipped.to_string(), "2 hidden, 1 named twice");
+
+        // A pattern stands for the paths that a shell would put in its place.
+        let names = |inputs: &[PathBuf]| -> Vec<String> {
+            let found = list(inputs, &mut Skipped::default()).unwrap();
+            found.into_iter().map(|candidate| candidate.name).collect()
+        };
+        let pattern = names(&[root.join("*")]);
+        assert_eq!(pattern, names(&["a.txt", "b", "b-c.txt"].map(|name| root.join(name))));
+        assert_eq!(pattern, ["a.txt", "b-c.txt", "b/a.txt", "b/z.txt"]);
+        std::fs::write(root.join("[a].txt"), "x").unwrap();
+        assert_eq!(names(&[root.join("[a].txt")]), ["[a].txt"], "a file of that very name");
     }
 
     #[cfg(unix)]

@@ -72,7 +72,7 @@ impl fmt::Display for DatasetSummary {
 }
 
 /// A number with a comma after every third digit from the right.
-fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (i, digit) in digits.chars().enumerate() {

@@ -53,9 +53,13 @@ impl Tokenizer {
     ///
     /// [`DataError::MissingTokenizer`], [`DataError::Read`], [`DataError::Tokenizer`].
     pub fn from_file(path: &Path) -> Result<Self, DataError> {
-        let text = read_file(path)?;
+        Self::from_bytes(path, &read_file(path)?)
+    }
+
+    /// Reads the text of a `tokenizer.json` that lies, or will lie, at `path`.
+    pub(crate) fn from_bytes(path: &Path, text: &[u8]) -> Result<Self, DataError> {
         let fail = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&text)
+        let mut inner = tokenizers::Tokenizer::from_bytes(text)
             .map_err(|error| fail(error.to_string().to_lowercase()))?;
         inner.with_truncation(None).map_err(|error| fail(error.to_string()))?;
         inner.with_padding(None);
@@ -84,7 +88,7 @@ impl Tokenizer {
         };
 
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&text);
+        hasher.update(text);
         hasher.update(&separator.map_or([0xff; 8], |id| u64::from(id).to_le_bytes()));
         let name = format!("`{}`", path.display());
         Ok(Self {
@@ -136,6 +140,20 @@ impl Tokenizer {
     }
 }
 
+impl Tokenizer {
+    /// The text of tokens that [`Self::encode`] gave. `name` is for the error.
+    pub(crate) fn decode(&self, name: &str, tokens: &[u32]) -> Result<Vec<u8>, DataError> {
+        match &self.kind {
+            Kind::Bytes => Ok(tokens.iter().map(|&token| token as u8).collect()),
+            Kind::HuggingFace(inner) => {
+                inner.decode(tokens, false).map(String::into_bytes).map_err(|error| {
+                    DataError::Encode { name: name.to_owned(), message: error.to_string() }
+                })
+            }
+        }
+    }
+}
+
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokenizer")
@@ -155,7 +173,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
 
 /// `eos_token` of the `tokenizer_config.json` beside the tokenizer: a string, or an object with
 /// `content`.
-fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataError> {
+pub(crate) fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataError> {
     let path: PathBuf = tokenizer.with_file_name("tokenizer_config.json");
     let text = match std::fs::read(&path) {
         Ok(text) => text,
@@ -239,7 +257,8 @@ pub(crate) mod tests {
         };
         check(
             "no tokenizer `PATH`\nhint: give the `tokenizer.json` of a Hugging Face model folder, \
-             or leave `--tokenizer` out for byte-level tokens",
+             make one with `deepwell tokenizer train`, or leave `--tokenizer` out for byte-level \
+             tokens",
         );
         std::fs::write(&path, "{").unwrap();
         check(

@@ -15,7 +15,7 @@ use verdict::judge;
 pub use verdict::{Check, Curve, GAP_TOLERANCE_REL};
 
 use crate::commands::ExitStatus;
-use crate::console::Console;
+use crate::console::{Console, say};
 use crate::data::HeldoutWindows;
 use crate::reference::reference_entropies;
 use crate::run::{RunSummary, open_data};
@@ -225,7 +225,7 @@ fn train_in_child(name: &str, settings: &Settings, resume: bool) -> Result<(), T
     if resume && let Ok(run) = FinishedRun::read(out) {
         let is_done = run.summary.fit.step == settings.steps && run.summary.settings == *settings;
         if is_done {
-            eprintln!("{name:>8} is done already");
+            say(format_args!("{name:>8} is done already"));
             return Ok(());
         }
     }
@@ -327,7 +327,7 @@ fn write_outputs(
         }
     }
     write("metrics.jsonl", lines)?;
-    eprintln!("{}", page::text(report));
-    eprintln!("report: {}", options.out.join("report.html").display());
+    say(page::text(report));
+    say(format_args!("report: {}", options.out.join("report.html").display()));
     Ok(())
 }

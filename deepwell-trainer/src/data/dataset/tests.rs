@@ -48,8 +48,8 @@ fn bad_inputs_are_one_clear_error_each() {
     check(
         &[],
         &["nothing"],
-        "no file or folder `nothing`\nhint: `--data` takes text files, folders of text files and \
-         token files (`.bin`)",
+        "no file or folder `nothing`\nhint: `--data` takes text files, folders of text files, \
+         patterns such as `texts/**/*.txt` and token files (`.bin`)",
     );
     check(
         &[("empty.txt", b"")],

@@ -1,0 +1,71 @@
+//! Writing a `tokenizer.json`: complete, or not at all.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile};
+
+use super::super::DataError;
+use super::super::tokenizer::configured_eos;
+use super::END_OF_TEXT;
+
+/// Whether a tokenizer may be written to `path`.
+pub(super) fn check(path: &Path, force: bool) -> Result<(), DataError> {
+    if path.is_dir() {
+        return Err(DataError::OutputIsFolder { path: path.to_owned() });
+    }
+    if path.exists() && !force {
+        return Err(DataError::OutputExists { path: path.to_owned() });
+    }
+    match configured_eos(path)? {
+        Some(found) if found != END_OF_TEXT => {
+            Err(DataError::OtherEndOfText { path: path.to_owned(), found })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the folder of `path` and a file in it that goes again, so that a folder that cannot be
+/// written to is known before the work.
+pub(super) fn try_folder(path: &Path) -> Result<(), DataError> {
+    aside(path).map(drop).map_err(|source| fail(path, source))
+}
+
+/// Writes the file beside its place, brings it to the disk and gives it its name.
+pub(super) fn write(path: &Path, text: &[u8], force: bool) -> Result<(), DataError> {
+    let write = || {
+        let mut file = aside(path)?;
+        file.write_all(text)?;
+        file.as_file().sync_all()?;
+        Ok(file)
+    };
+    let file = write().map_err(|source| fail(path, source))?;
+    let named = if force { file.persist(path) } else { file.persist_noclobber(path) };
+    match named {
+        Ok(_) => Ok(()),
+        Err(error) if !force && error.error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(DataError::OutputExists { path: path.to_owned() })
+        }
+        Err(error) => Err(fail(path, error.error)),
+    }
+}
+
+fn aside(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    std::fs::create_dir_all(folder)?;
+    let mut builder = Builder::new();
+    builder.prefix(".tokenizer-");
+    // What a temporary file is kept to, its owner, is not what a tokenizer should be.
+    #[cfg(unix)]
+    let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666);
+    #[cfg(unix)]
+    builder.permissions(mode);
+    builder.tempfile_in(folder)
+}
+
+fn fail(path: &Path, source: io::Error) -> DataError {
+    DataError::WriteTokenizer { path: path.to_owned(), source }
+}

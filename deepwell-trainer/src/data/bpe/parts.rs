@@ -1,0 +1,152 @@
+//! Which bytes a tokenizer learns from, and which it is measured on.
+
+use super::super::DataError;
+use super::super::encode::{Piece, for_each_group};
+use super::super::source::Document;
+use super::super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
+
+/// The two parts of a corpus: documents, of which a stretch counts. Each part is the bytes
+/// `start..end` of its documents put one after the other, with `start` and `end` moved on to the
+/// next line.
+pub(super) struct Parts<'a> {
+    pub(super) train: Part<'a>,
+    pub(super) heldout: Part<'a>,
+}
+
+pub(super) struct Part<'a> {
+    documents: Vec<&'a Document>,
+    start: u64,
+    end: u64,
+}
+
+/// What was read of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+}
+
+impl<'a> Parts<'a> {
+    /// Splits as a data set does: the documents that are first in its order of holding out, up to
+    /// 5 % of the bytes; a text that cannot be split by document is split by position. A data set
+    /// of the same inputs holds these out too, and, where 5 % are too few tokens for it, more.
+    pub(super) fn new(documents: &'a [Document], bytes_max: Option<u64>) -> Self {
+        let bytes_total = total(documents);
+        let bytes_max = bytes_max.unwrap_or(u64::MAX);
+        let ranked = match choose(documents) {
+            Choice::Ranked(ranked) => ranked,
+            // Named parts are those of token files, which are refused before.
+            Choice::Position | Choice::Named(_) => {
+                let cut = bytes_total - bytes_total / HELDOUT_ONE_IN;
+                let documents: Vec<&Document> = documents.iter().collect();
+                let heldout = Part { documents: documents.clone(), start: cut, end: u64::MAX };
+                let train = Part { documents, start: 0, end: cut.min(bytes_max) };
+                return Self { train, heldout };
+            }
+        };
+        let mut bytes = HeldoutBytes::new(bytes_total);
+        let (mut train, mut heldout) = (Vec::new(), Vec::new());
+        for index in ranked {
+            let document = &documents[index];
+            if !bytes.has_share() && bytes.take_if_it_fits(document.bytes) {
+                heldout.push(document);
+            } else {
+                train.push(document);
+            }
+        }
+        Self {
+            train: Part { documents: train, start: 0, end: bytes_max },
+            heldout: Part { documents: heldout, start: 0, end: u64::MAX },
+        }
+    }
+}
+
+impl<'a> Part<'a> {
+    /// The first `bytes` of this part, to the end of a line.
+    pub(super) fn up_to(&self, bytes: u64) -> Self {
+        let end = self.end.min(self.start.saturating_add(bytes));
+        Self { documents: self.documents.clone(), start: self.start, end }
+    }
+
+    /// Bytes, give or take a line at each end.
+    pub(super) fn bytes(&self) -> u64 {
+        let all: u64 = self.documents.iter().map(|document| document.bytes).sum();
+        self.end.min(all) - self.start.min(all)
+    }
+
+    /// Reads this part in order, as groups of pieces that hold whole lines where there are any.
+    pub(super) fn read(
+        &self,
+        work: &mut dyn FnMut(&[Piece<'a>]) -> Result<(), DataError>,
+    ) -> Result<Extent, DataError> {
+        let mut needed = Vec::new();
+        let (mut place, mut skipped) = (0, 0);
+        for &document in &self.documents {
+            let begins = place;
+            place += document.bytes;
+            if place <= self.start {
+                skipped = place;
+            } else if begins < self.end {
+                needed.push(document);
+            }
+        }
+        let mut place = skipped;
+        let mut extent = Extent::default();
+        let mut last: Option<&Document> = None;
+        for_each_group(&needed, &mut |group| {
+            let mut inside = Vec::with_capacity(group.len());
+            for piece in group {
+                let start = line_after(&piece.data, self.start.saturating_sub(place));
+                let end = line_after(&piece.data, self.end.saturating_sub(place));
+                place += piece.data.len() as u64;
+                if start < end {
+                    let data = piece.data[start..end].to_vec();
+                    let Piece { document, ends_document, .. } = *piece;
+                    extent.bytes += data.len() as u64;
+                    extent.files +=
+                        u64::from(last.is_none_or(|last| !std::ptr::eq(last, document)));
+                    last = Some(document);
+                    inside.push(Piece { document, data, ends_document });
+                }
+            }
+            work(&inside)
+        })?;
+        Ok(extent)
+    }
+}
+
+/// The start of a line at `place` or after it, else of a character; the end if there is none.
+fn line_after(data: &[u8], place: u64) -> usize {
+    let mut place = match usize::try_from(place) {
+        Ok(0) => return 0,
+        Ok(place) if place < data.len() => place,
+        _ => return data.len(),
+    };
+    if let Some(newline) = data[place - 1..].iter().position(|&byte| byte == b'\n') {
+        return place + newline;
+    }
+    while place < data.len() && data[place] & 0xc0 == 0x80 {
+        place += 1;
+    }
+    place
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_are_at_lines_else_at_characters() {
+        let check = |text: &str, expected: &[usize]| {
+            let found: Vec<usize> = (0..=text.len() as u64 + 1)
+                .map(|place| line_after(text.as_bytes(), place))
+                .collect();
+            assert_eq!(found, expected, "{text:?}");
+        };
+        check("", &[0, 0]);
+        check("a\nb\n", &[0, 2, 2, 4, 4, 4]);
+        check("abc", &[0, 1, 2, 3, 3]);
+        check("x\nab", &[0, 2, 2, 3, 4, 4]);
+        check("a\u{20ac}b", &[0, 1, 4, 4, 4, 5, 5]);
+    }
+}
