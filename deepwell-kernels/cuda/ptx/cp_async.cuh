@@ -12,6 +12,14 @@ __device__ __forceinline__ void cp_async_16(uint32 shared, const void* global, u
                  : "memory");
 }
 
+// The same for 8 bytes, by way of the L1 cache. Both addresses 8-byte aligned.
+__device__ __forceinline__ void cp_async_8(uint32 shared, const void* global, uint32 bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 :
+                 : "r"(shared), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
 // Closes the group of copies that this thread has started since the last one; it may be empty.
 __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,6 +1,7 @@
 //! The kernels: one file here for each `.cu` file, and one for each use of a library.
 
 mod add;
+mod attention;
 mod bf16_gemm;
 mod cast;
 mod embedding;
@@ -17,6 +18,7 @@ use super::spec::CudaKernelSpec;
 pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
     [
         add::SPECS,
+        attention::SPECS,
         bf16_gemm::SPECS,
         cast::SPECS,
         embedding::SPECS,

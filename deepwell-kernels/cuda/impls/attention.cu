@@ -1,0 +1,324 @@
+// Causal or full attention with grouped query heads: out = softmax(scale q k^T) v and lse, the
+// natural logarithm of each row's sum of exponentials.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+//
+// q, out [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, lse [batch, heads, seq]
+// FP32. Query head h reads key and value head h / (heads / kv_heads).
+//
+// A block of four warps takes 128 queries of one head, a warp 32 of them, so that every operand
+// that a warp reads of keys and values serves two products: with 16 rows a warp, reading shared
+// memory would take longer than multiplying. Keys and values come by 64 in two buffers, the next
+// ones copied while these are used, with one barrier each. Scores and weights never leave
+// registers. Warps pass over chunks of keys that the mask hides from all of their queries and
+// compare indices only in chunks that it cuts.
+//
+// Softmax is online, in powers of two. A row's sums are relative to a reference of its own, which
+// moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
+// FP32 holds that with no loss, and after the first keys it hardly happens, which saves nearly all
+// rescaling and the exchange of maxima between lanes.
+#include "common/types.cuh"
+#include "layout/attention_order.cuh"
+#include "layout/head_tile.cuh"
+#include "mma/head_product.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/exp2.cuh"
+#include "ptx/special_register.cuh"
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+// Blocks of 16 queries of a warp.
+constexpr int kM = 2;
+constexpr int kBlockM = kWarps * kM * 16;
+constexpr int kStageKeys = 64;
+constexpr float kLn2 = 0.69314718055994531f;
+// How far (in powers of two) a scaled score may exceed the reference of its row.
+constexpr float kMargin = 8.0f;
+constexpr float kLeast = -3.4028234663852886e38f;
+
+__device__ __forceinline__ float minus_infinity() {
+    return __uint_as_float(0xff800000u);
+}
+
+template <int kHeadDim>
+struct Tiling {
+    // Keys between two looks at the maxima. With 128 elements a head the queries do not fit into
+    // registers, and reading them again takes wider chunks to pay.
+    static constexpr int kChunkKeys = kHeadDim == 128 ? 64 : 32;
+    static constexpr bool kQueriesInRegisters = kHeadDim < 128;
+    static constexpr int kBlocksPerMultiprocessor = kHeadDim == 128 ? 2 : 3;
+
+    // Shared memory: queries, then keys and values of each stage.
+    static constexpr int kQueryBytes = kBlockM * HeadTile<kHeadDim>::kRowBytes;
+    static constexpr int kKeyBytes = kStageKeys * HeadTile<kHeadDim>::kRowBytes;
+    static constexpr int kStageBytes = 2 * kKeyBytes;
+    static constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes;
+    static_assert(kSharedBytes <= 99 * 1024, "what a block of sm_120 may have");
+};
+
+struct Arguments {
+    const bf16* q;
+    const bf16* k;
+    const bf16* v;
+    bf16* out;
+    float* lse;
+    uint32 seq;
+    uint32 heads;
+    uint32 kv_heads;
+    uint32 batch_heads;    // batch * heads
+    uint32 section_heads;  // see layout/attention_order.cuh
+    uint32 causal;
+    float scale_log2;  // scale * log2(e), positive
+};
+
+// What a thread knows of its rows: l / 4 and l / 4 + 8 of each block of 16.
+struct Rows {
+    float reference[kM][2];  // scaled; finite and least of all before there is a score above -inf
+    float sum[kM][2];        // of this thread's weights, 2^(scaled score - reference)
+};
+
+// Moves the references up to the greatest scores and rescales what was summed.
+template <int kHeadDim>
+__device__ __forceinline__ void raise(Rows& rows, float (&sums)[kM][kHeadDim / 8][4],
+                                      const float (&greatest)[kM][2], float scale_log2) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float top = greatest[m][half];
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            const float reference = fmaxf(top * scale_log2, rows.reference[m][half]);
+            const float factor = ex2(rows.reference[m][half] - reference);
+            rows.reference[m][half] = reference;
+            rows.sum[m][half] *= factor;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n) {
+                sums[m][n][2 * half] *= factor;
+                sums[m][n][2 * half + 1] *= factor;
+            }
+        }
+    }
+}
+
+// Where a block works.
+struct Place {
+    int first_query;      // in its sequence
+    uint32 batch_head;    // batch * heads + head
+    uint64 query_offset;  // elements to the head's part of the first query in q and out
+    uint64 key_offset;    // elements to the key head's part of the sequence in k and v
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ Place place_of(uint32 block, uint32 tiles, const Arguments& arguments) {
+    const HeadTileIndex index =
+        head_tile_at(block, tiles, arguments.batch_heads, arguments.section_heads);
+    const uint32 batch = index.head / arguments.heads;
+    const uint32 head = index.head - batch * arguments.heads;
+    const uint32 kv_head = head / (arguments.heads / arguments.kv_heads);
+    // The last queries see the most keys.
+    const uint32 tile = arguments.causal != 0 ? tiles - 1 - index.tile : index.tile;
+    const uint64 first_token = static_cast<uint64>(batch) * arguments.seq;
+    Place place;
+    place.first_query = tile * kBlockM;
+    place.batch_head = index.head;
+    place.query_offset =
+        ((first_token + tile * kBlockM) * arguments.heads + head) * kHeadDim;
+    place.key_offset = (first_token * arguments.kv_heads + kv_head) * kHeadDim;
+    return place;
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void attend(const Arguments& arguments) {
+    using Tiles = Tiling<kHeadDim>;
+    constexpr int kN = Tiles::kChunkKeys / 16;
+    constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
+    extern __shared__ __align__(1024) uint8 shared_memory[];
+
+    const uint32 tiles = (arguments.seq + kBlockM - 1) / kBlockM;
+    if (blockIdx.x >= tiles * arguments.batch_heads) {
+        return;
+    }
+    const Place place = place_of<kHeadDim>(blockIdx.x, tiles, arguments);
+    const int first_query = place.first_query;
+    const int seq = arguments.seq;
+    const bool causal = arguments.causal != 0;
+    const int keys_seen = causal ? min(seq, first_query + kBlockM) : seq;
+    const int stages = (keys_seen + kStageKeys - 1) / kStageKeys;
+
+    const uint32 query_stride = arguments.heads * kHeadDim;
+    const uint32 key_stride = arguments.kv_heads * kHeadDim;
+
+    const uint32 queries = shared_address(shared_memory);
+    const uint32 stage_memory = queries + Tiles::kQueryBytes;
+    const auto copy_stage = [&](int stage) {
+        const uint32 target = stage_memory + stage % 2 * Tiles::kStageBytes;
+        const int first = stage * kStageKeys;
+        const uint64 from = place.key_offset + static_cast<uint64>(first) * key_stride;
+        copy_head_tile<kHeadDim, kStageKeys, kThreads>(target, arguments.k + from, key_stride,
+                                                       seq - first);
+        copy_head_tile<kHeadDim, kStageKeys, kThreads>(target + Tiles::kKeyBytes,
+                                                       arguments.v + from, key_stride,
+                                                       seq - first);
+    };
+
+    copy_head_tile<kHeadDim, kBlockM, kThreads>(queries, arguments.q + place.query_offset, query_stride,
+                                                seq - first_query);
+    cp_async_commit();
+    copy_stage(0);
+    cp_async_commit();
+
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp_query = first_query + warp * kM * 16;
+    const uint32 warp_queries = lane_address<kHeadDim>(queries + warp * kM * 16 * kRowBytes);
+    // Keys that some query, and that all queries of this warp see.
+    const int some_see =
+        warp_query >= seq ? 0 : (causal ? min(seq, warp_query + kM * 16) : seq);
+    const int all_see = causal ? min(seq, warp_query + 1) : seq;
+
+    uint32 query_words[kM][Tiles::kQueriesInRegisters ? kHeadDim / 16 : 1][4];
+    if constexpr (Tiles::kQueriesInRegisters) {
+        cp_async_wait<1>();
+        __syncthreads();
+        load_left<kHeadDim, kM>(query_words, warp_queries);
+    }
+
+    Rows rows;
+    float sums[kM][kHeadDim / 8][4];
+    set_zero(sums);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            rows.reference[m][half] = kLeast;
+            rows.sum[m][half] = 0.0f;
+        }
+    }
+
+    const float scale_log2 = arguments.scale_log2;
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+        // What was copied is seen by all, and nobody reads the other buffer any more.
+        cp_async_wait<0>();
+        __syncthreads();
+        if (stage + 1 < stages) {
+            copy_stage(stage + 1);
+        }
+        cp_async_commit();
+
+        const uint32 keys =
+            lane_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes);
+#pragma unroll 1
+        for (int chunk = 0; chunk < kStageKeys; chunk += Tiles::kChunkKeys) {
+            const int first_key = stage * kStageKeys + chunk;
+            if (first_key >= some_see) {
+                break;
+            }
+            const uint32 chunk_keys = keys + chunk * kRowBytes;
+            float scores[kM][2 * kN][4];
+            if constexpr (Tiles::kQueriesInRegisters) {
+                multiply_rows<kHeadDim, kM, kN>(scores, query_words, chunk_keys);
+            } else {
+                multiply_rows<kHeadDim, kM, kN>(scores, warp_queries, chunk_keys);
+            }
+            if (first_key + Tiles::kChunkKeys > all_see) {
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                    for (int n = 0; n < 2 * kN; ++n) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            const int query = warp_query + 16 * m + lane / 4 + e / 2 * 8;
+                            const int key = first_key + 8 * n + lane % 4 * 2 + e % 2;
+                            if (key >= seq || (causal && key > query)) {
+                                scores[m][n][e] = minus_infinity();
+                            }
+                        }
+                    }
+                }
+            }
+
+            float greatest[kM][2];
+            bool exceeds = false;
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float top = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
+#pragma unroll
+                    for (int n = 1; n < 2 * kN; ++n) {
+                        top = fmaxf(top, fmaxf(scores[m][n][2 * half],
+                                               scores[m][n][2 * half + 1]));
+                    }
+                    greatest[m][half] = top;
+                    exceeds |= fmaf(top, scale_log2, -kMargin) > rows.reference[m][half];
+                }
+            }
+            if (__any_sync(0xffffffffu, exceeds)) {
+                raise<kHeadDim>(rows, sums, greatest, scale_log2);
+            }
+
+#pragma unroll
+            for (int block = 0; block < kN; ++block) {
+                uint32 weights[kM][4];
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+                    float weight[2][4];
+#pragma unroll
+                    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            weight[n][e] = ex2(fmaf(scores[m][2 * block + n][e], scale_log2,
+                                                    -rows.reference[m][e / 2]));
+                        }
+                        rows.sum[m][0] += weight[n][0] + weight[n][1];
+                        rows.sum[m][1] += weight[n][2] + weight[n][3];
+                    }
+                    to_left(weights[m], weight[0], weight[1]);
+                }
+                add_weighted_rows<kHeadDim, kM>(sums, weights, chunk_keys + Tiles::kKeyBytes,
+                                                block);
+            }
+        }
+    }
+
+    const Place target = place_of<kHeadDim>(block_index_again(), tiles, arguments);
+    const int target_query = target.first_query + warp * kM * 16;
+    float factors[kM][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = rows.sum[m][half];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            factors[m][half] = 1.0f / sum;
+            const int query = target_query + 16 * m + lane / 4 + 8 * half;
+            if (lane % 4 == 0 && query < seq) {
+                arguments.lse[static_cast<uint64>(target.batch_head) * seq + query] =
+                    (rows.reference[m][half] + lg2(sum)) * kLn2;
+            }
+        }
+    }
+    // Only this warp reads its queries, and it has.
+    write_head_rows<kHeadDim, kM>(
+        sums, factors, shared_memory + warp * kM * 16 * kRowBytes,
+        arguments.out + target.query_offset + static_cast<uint64>(warp * kM * 16) * query_stride,
+        query_stride, seq - target_query);
+}
+
+#define DEEPWELL_ATTENTION(kHeadDim)                                                              \
+    extern "C" __global__ void __launch_bounds__(kThreads,                                        \
+                                                 Tiling<kHeadDim>::kBlocksPerMultiprocessor)      \
+        attention_d##kHeadDim(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, \
+                              uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,      \
+                              uint32 section_heads, uint32 causal, float scale_log2) {            \
+        attend<kHeadDim>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads,          \
+                                   section_heads, causal, scale_log2});                           \
+    }
+
+DEEPWELL_ATTENTION(16)
+DEEPWELL_ATTENTION(32)
+DEEPWELL_ATTENTION(64)
+DEEPWELL_ATTENTION(128)

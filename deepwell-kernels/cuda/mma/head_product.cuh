@@ -1,0 +1,174 @@
+// Products of one warp with rows of attention heads (layout/head_tile.cuh) on tensor cores.
+//
+// Rows come in blocks of 16, 16 elements of the head in a step. Every ldmatrix here takes a 16 x 16
+// block: lane l points at row l % 16 and at the first (l < 16) or second 8 elements. As a left
+// operand of mma.sync that is the order of its four words; as a right operand whose rows are
+// columns of the product, words 0 and 2 are its first eight columns and 1 and 3 the others;
+// transposed, with rows summed over, words 0 and 1 are the first eight columns, 2 and 3 the others.
+#pragma once
+
+#include "common/types.cuh"
+#include "layout/head_tile.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_sync.cuh"
+
+// What this lane points ldmatrix at for the first block of a tile.
+template <int kHeadDim>
+__device__ __forceinline__ uint32 lane_address(uint32 tile) {
+    const uint32 lane = threadIdx.x % 32;
+    return tile + HeadTile<kHeadDim>::offset(lane % 16, lane / 16);
+}
+
+// The same for rows 16 * row_block and elements 16 * step: both units of a step sit where those of
+// step 0 do but for the upper bits of their place in the row.
+template <int kHeadDim>
+__device__ __forceinline__ uint32 block_address(uint32 lane_address, int row_block, int step) {
+    return (lane_address ^ (static_cast<uint32>(step) << 5)) +
+           row_block * 16 * HeadTile<kHeadDim>::kRowBytes;
+}
+
+// All left operands of `kM` blocks of 16 rows.
+template <int kHeadDim, int kM>
+__device__ __forceinline__ void load_left(uint32 (&left)[kM][kHeadDim / 16][4], uint32 rows) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step) {
+            ldmatrix_x4(left[m][step], block_address<kHeadDim>(rows, m, step));
+        }
+    }
+}
+
+// One step of sums += left right^T.
+template <int kHeadDim, int kM, int kN>
+__device__ __forceinline__ void multiply_step(float (&sums)[kM][2 * kN][4],
+                                              const uint32 (&left)[kM][4], uint32 right_rows,
+                                              int step) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+        uint32 right[4];
+        ldmatrix_x4(right, block_address<kHeadDim>(right_rows, n, step));
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            mma_m16n8k16_bf16(sums[m][2 * n], left[m], right[0], right[2], sums[m][2 * n]);
+            mma_m16n8k16_bf16(sums[m][2 * n + 1], left[m], right[1], right[3],
+                              sums[m][2 * n + 1]);
+        }
+    }
+}
+
+template <int kM, int kN>
+__device__ __forceinline__ void set_zero(float (&sums)[kM][kN][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                sums[m][n][e] = 0.0f;
+            }
+        }
+    }
+}
+
+// products [16 kM, 16 kN] = left rows x right rows^T, both in shared memory.
+template <int kHeadDim, int kM, int kN>
+__device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4], uint32 left_rows,
+                                              uint32 right_rows) {
+    set_zero(products);
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+        uint32 left[kM][4];
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            ldmatrix_x4(left[m], block_address<kHeadDim>(left_rows, m, step));
+        }
+        multiply_step<kHeadDim, kM, kN>(products, left, right_rows, step);
+    }
+}
+
+// The same with the left rows in registers.
+template <int kHeadDim, int kM, int kN>
+__device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4],
+                                              const uint32 (&left)[kM][kHeadDim / 16][4],
+                                              uint32 right_rows) {
+    set_zero(products);
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+        uint32 left_step[kM][4];
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+            for (int word = 0; word < 4; ++word) {
+                left_step[m][word] = left[m][step][word];
+            }
+        }
+        multiply_step<kHeadDim, kM, kN>(products, left_step, right_rows, step);
+    }
+}
+
+// sums [16 kM, kHeadDim] += weights [16 kM, 16] x the rows of block `row_block`.
+template <int kHeadDim, int kM>
+__device__ __forceinline__ void add_weighted_rows(float (&sums)[kM][kHeadDim / 8][4],
+                                                  const uint32 (&weights)[kM][4], uint32 rows,
+                                                  int row_block) {
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+        uint32 right[4];
+        ldmatrix_x4_trans(right, block_address<kHeadDim>(rows, row_block, step));
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            mma_m16n8k16_bf16(sums[m][2 * step], weights[m], right[0], right[1],
+                              sums[m][2 * step]);
+            mma_m16n8k16_bf16(sums[m][2 * step + 1], weights[m], right[2], right[3],
+                              sums[m][2 * step + 1]);
+        }
+    }
+}
+
+// Two neighbouring 16 x 8 results as a left operand 16 x 16.
+__device__ __forceinline__ void to_left(uint32 (&left)[4], const float (&first)[4],
+                                        const float (&second)[4]) {
+    left[0] = to_bf16_pair(first[0], first[1]);
+    left[1] = to_bf16_pair(first[2], first[3]);
+    left[2] = to_bf16_pair(second[0], second[1]);
+    left[3] = to_bf16_pair(second[2], second[3]);
+}
+
+// Writes `sums` times `factors` (of rows l / 4 and l / 4 + 8 of each block) as BF16 rows of a head
+// to global memory, by way of `tile`: rows of shared memory that no other warp touches. Rows from
+// `rows_left` on are not written.
+template <int kHeadDim, int kM>
+__device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kHeadDim / 8][4],
+                                                const float (&factors)[kM][2], uint8* tile,
+                                                bf16* first_row, uint32 row_stride,
+                                                int rows_left) {
+    using Tile = HeadTile<kHeadDim>;
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int unit = 0; unit < Tile::kUnits; ++unit) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint32 at = Tile::offset(16 * m + 8 * half + lane / 4, unit);
+                *reinterpret_cast<uint32*>(tile + at + lane % 4 * 4) =
+                    to_bf16_pair(sums[m][unit][2 * half] * factors[m][half],
+                                 sums[m][unit][2 * half + 1] * factors[m][half]);
+            }
+        }
+    }
+    __syncwarp();
+    constexpr int kRowsPerPass = 32 / Tile::kUnits;
+    const int unit = lane % Tile::kUnits;
+#pragma unroll
+    for (int pass = 0; pass < 16 * kM / kRowsPerPass; ++pass) {
+        const int row = pass * kRowsPerPass + lane / Tile::kUnits;
+        if (row < rows_left) {
+            *reinterpret_cast<uint4*>(first_row + static_cast<uint64>(row) * row_stride +
+                                      unit * 8) =
+                *reinterpret_cast<const uint4*>(tile + Tile::offset(row, unit));
+        }
+    }
+}
