@@ -4,8 +4,10 @@
 //! there is. No Deepwell crate is among the dependencies, so that this compiles in seconds and
 //! works while the workspace does not build.
 
+mod arguments;
 mod bench;
 mod deepwell;
+mod kernels;
 mod process;
 mod snapshots;
 mod source;
@@ -30,6 +32,7 @@ Commands that build the release binary `deepwell` and run it, with all ARGS pass
 
 Commands for the repository:
   bench      Run the benchmarks of deepwell-precision and deepwell-kernels
+  kernels    Compile the CUDA kernels; `cargo xtask kernels --help` has the flags
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
   tidy       Check the rules of the repository that a program can check
 
@@ -42,6 +45,7 @@ Examples:
   cargo xtask parity --help                   all flags of `deepwell parity`
   cargo xtask probe --json                    the hardware as JSON
   cargo xtask bench quantize                  benchmarks whose name contains `quantize`
+  cargo xtask kernels --arch sm_90a           kernels for one architecture
   cargo xtask snapshots                       what the snapshot tests would change
   cargo xtask snapshots --accept              take it, then commit the .snap files
   cargo xtask tidy                            before each commit
@@ -68,6 +72,7 @@ fn run() -> Result<ExitCode> {
     match &*command {
         "parity" | "train" | "probe" => deepwell::run(&shell, &root, &command, &args),
         "bench" => bench::run(&root, &args),
+        "kernels" => kernels::run(&root, &args),
         "snapshots" => snapshots::run(&shell, &root, &args),
         "tidy" => tidy::run(&root, &args),
         "--help" | "-h" | "help" => {

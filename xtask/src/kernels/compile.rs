@@ -1,0 +1,256 @@
+//! One source for one architecture: PTX, machine code, and what is in it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::manifest::{Compiled, Cubin, Kernel};
+use super::resources::parse_ptxas;
+use super::sass::count_tensor_instructions;
+use super::toolchain::Toolchain;
+use super::unit::{CUDA_FOLDER, Source, feed};
+
+/// How every kernel is compiled.
+pub(crate) const NVCC_FLAGS: [&str; 4] =
+    ["-std=c++17", "-O3", "-ptx", "-allow-unsupported-compiler"];
+/// `-v` for the registers, and none of the optimizer's choices left to a default.
+pub(crate) const PTXAS_FLAGS: [&str; 2] = ["-v", "-O3"];
+
+/// A source and an architecture.
+#[derive(Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) source: &'a Source,
+    pub(crate) architecture: &'static str,
+    pub(crate) content_hash: String,
+}
+
+impl<'a> Job<'a> {
+    pub(crate) fn new(source: &'a Source, architecture: &'static str, compiler: &str) -> Job<'a> {
+        let mut hasher = blake3::Hasher::new();
+        feed(&mut hasher, compiler.as_bytes());
+        for flag in NVCC_FLAGS.iter().chain(&PTXAS_FLAGS) {
+            feed(&mut hasher, flag.as_bytes());
+        }
+        feed(&mut hasher, architecture.as_bytes());
+        feed(&mut hasher, source.text_hash.as_bytes());
+        let content_hash = hasher.finalize().to_hex().to_string();
+        Job { source, architecture, content_hash }
+    }
+
+    /// Where a file of this job is, `out` being the folder of all kernels.
+    pub(crate) fn output(&self, out: &Path, extension: &str) -> PathBuf {
+        out.join(self.architecture).join(format!("{}.{extension}", self.source.stem))
+    }
+
+    /// What an earlier run made of the same content, if its files are still there.
+    pub(crate) fn up_to_date(&self, out: &Path, ptx_only: bool) -> Option<Compiled> {
+        let text = fs::read(self.output(out, "json")).ok()?;
+        let compiled = Compiled::from_json(&serde_json::from_slice::<Value>(&text).ok()?)?;
+        let has = |extension: &str| self.output(out, extension).is_file();
+        let is_same = compiled.content_hash == self.content_hash && has("ptx");
+        let is_enough = ptx_only || (compiled.cubin.is_some() && has("cubin"));
+        (is_same && is_enough).then_some(compiled)
+    }
+
+    /// Compiles. What was there before is gone even if it fails, so that nobody runs a kernel that
+    /// is not the source's.
+    pub(crate) fn compile(
+        &self,
+        toolchain: &Toolchain,
+        root: &Path,
+        out: &Path,
+        ptx_only: bool,
+    ) -> Result<Compiled> {
+        // The record goes first: without it the rest counts as absent.
+        for extension in ["json", "cubin", "ptx"] {
+            match fs::remove_file(self.output(out, extension)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    bail!("cannot remove {}: {error}", self.output(out, extension).display())
+                }
+                _ => {}
+            }
+        }
+        let temporary = |extension: &str| {
+            let name = format!(".{}.{}.{extension}", self.source.stem, std::process::id());
+            out.join(self.architecture).join(name)
+        };
+        let (ptx, cubin, record) = (temporary("ptx"), temporary("cubin"), temporary("json"));
+        let result = (|| {
+            let mut warnings = self.make_ptx(toolchain, root, &ptx)?;
+            let compiled_cubin = match ptx_only {
+                true => None,
+                false => Some(self.make_cubin(toolchain, &ptx, &cubin, &mut warnings)?),
+            };
+            let compiled = Compiled {
+                stem: self.source.stem.clone(),
+                architecture: self.architecture.to_string(),
+                content_hash: self.content_hash.clone(),
+                ptx_bytes: fs::metadata(&ptx)?.len(),
+                cubin: compiled_cubin,
+            };
+            fs::write(&record, format!("{:#}\n", compiled.to_json()))?;
+            fs::rename(&ptx, self.output(out, "ptx"))?;
+            if !ptx_only {
+                fs::rename(&cubin, self.output(out, "cubin"))?;
+            }
+            fs::rename(&record, self.output(out, "json"))?;
+            Ok(compiled)
+        })();
+        for leftover in [ptx, cubin, record] {
+            // Those that are in their place are not there any more.
+            let _ = fs::remove_file(leftover);
+        }
+        result
+    }
+
+    fn make_ptx(&self, toolchain: &Toolchain, root: &Path, ptx: &Path) -> Result<Vec<String>> {
+        let number = self.architecture.trim_start_matches("sm_");
+        let mut command = toolchain.command("nvcc");
+        // Relative paths, so that messages and outputs do not depend on where the checkout lies.
+        command
+            .current_dir(root)
+            .args(NVCC_FLAGS)
+            .arg(format!("-gencode=arch=compute_{number},code=compute_{number}"))
+            .args(["-I", CUDA_FOLDER, "-o"])
+            .arg(ptx)
+            .arg(format!("{CUDA_FOLDER}/impls/{}.cu", self.source.stem));
+        let said = run(command)?;
+        let is_warning =
+            |line: &&str| line.contains("warning") && !line.trim_start().starts_with("Remark");
+        Ok(said.lines().filter(is_warning).map(str::to_string).collect())
+    }
+
+    fn make_cubin(
+        &self,
+        toolchain: &Toolchain,
+        ptx: &Path,
+        cubin: &Path,
+        warnings: &mut Vec<String>,
+    ) -> Result<Cubin> {
+        let mut command = toolchain.command("ptxas");
+        command.args(PTXAS_FLAGS).arg(format!("-arch={}", self.architecture));
+        command.arg("-o").arg(cubin).arg(ptx);
+        let said = run(command)?;
+        let is_warning =
+            |line: &&str| line.contains("warning") || line.contains("Performance Loss");
+        warnings.extend(said.lines().filter(is_warning).map(|line| line.trim().to_string()));
+
+        let mut command = toolchain.command("nvdisasm");
+        // Without the data flow, which nobody reads here and which takes time.
+        command.args(["-c", "-ndf"]).arg(cubin);
+        let machine_code = run(command)?;
+        let mut counts = count_tensor_instructions(&machine_code);
+        let mut kernels = Vec::new();
+        for resources in parse_ptxas(&said) {
+            let Some(tensor_instructions) = counts.remove(&resources.entry) else {
+                bail!("ptxas names `{}`, which is not in the machine code", resources.entry);
+            };
+            kernels.push(Kernel { resources, tensor_instructions });
+        }
+        if kernels.is_empty() {
+            bail!("no `extern \"C\" __global__` function in it");
+        }
+        // Functions that were not inlined: who calls them is not known here, so all do.
+        for kernel in &mut kernels {
+            for (name, count) in counts.values().flatten() {
+                *kernel.tensor_instructions.entry(name.clone()).or_default() += count;
+            }
+        }
+        kernels.sort_by(|a, b| a.resources.entry.cmp(&b.resources.entry));
+        Ok(Cubin { bytes: fs::metadata(cubin)?.len(), kernels, warnings: warnings.clone() })
+    }
+}
+
+/// What a program writes on both streams; an error with that text if it fails.
+fn run(mut command: Command) -> Result<String> {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_owned();
+    let program = program.display();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start `{program}`"))?;
+    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stdout));
+    if !output.status.success() {
+        bail!("`{program}` failed ({}):\n{}", output.status, text.trim_end());
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(stem: &str, text: &str) -> Source {
+        Source {
+            stem: stem.to_string(),
+            architectures: Ok(vec!["sm_90a"]),
+            text_hash: blake3::hash(text.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn the_content_hash_covers_source_architecture_and_compiler() {
+        let hash = |text: &str, architecture, compiler: &str| {
+            Job::new(&source("a", text), architecture, compiler).content_hash
+        };
+        let first = hash("x", "sm_90a", "13.0");
+        assert_eq!(hash("x", "sm_90a", "13.0"), first);
+        for other in
+            [hash("y", "sm_90a", "13.0"), hash("x", "sm_100a", "13.0"), hash("x", "sm_90a", "13.1")]
+        {
+            assert_ne!(other, first);
+        }
+    }
+
+    #[test]
+    fn what_is_up_to_date() {
+        let source = source("a", "x");
+        let job = Job::new(&source, "sm_90a", "13.0");
+        let cubin = Cubin { bytes: 3, kernels: vec![], warnings: vec![] };
+        let record = |content_hash: &str, cubin| Compiled {
+            stem: "a".to_string(),
+            architecture: "sm_90a".to_string(),
+            content_hash: content_hash.to_string(),
+            ptx_bytes: 1,
+            cubin,
+        };
+        let whole = record(&job.content_hash, Some(cubin.clone()));
+        let ptx = record(&job.content_hash, None);
+        let stale = record("0123", Some(cubin));
+        let all: &[&str] = &["ptx", "cubin"];
+        // The record, the files, and whether it serves for machine code and for PTX alone.
+        for (record, files, expected) in [
+            (Some(&whole), all, (true, true)),
+            (Some(&whole), &["ptx"], (false, true)),
+            (Some(&whole), &["cubin"], (false, false)),
+            (Some(&ptx), &["ptx"], (false, true)),
+            (Some(&ptx), all, (false, true)),
+            (Some(&stale), all, (false, false)),
+            (None, all, (false, false)),
+        ] {
+            let out = tempfile::tempdir().unwrap();
+            fs::create_dir(out.path().join("sm_90a")).unwrap();
+            for extension in files {
+                fs::write(job.output(out.path(), extension), "x").unwrap();
+            }
+            if let Some(record) = record {
+                fs::write(job.output(out.path(), "json"), record.to_json().to_string()).unwrap();
+            }
+            let found = |ptx_only| job.up_to_date(out.path(), ptx_only);
+            assert_eq!((found(false).is_some(), found(true).is_some()), expected, "{record:?}");
+            if let Some(found) = found(true) {
+                assert_eq!(Some(&found), record);
+            }
+        }
+        // Half a record, as a full disk leaves it.
+        let out = tempfile::tempdir().unwrap();
+        fs::create_dir(out.path().join("sm_90a")).unwrap();
+        fs::write(job.output(out.path(), "ptx"), "x").unwrap();
+        fs::write(job.output(out.path(), "json"), "{\"file\": \"a\"").unwrap();
+        assert_eq!(job.up_to_date(out.path(), true), None);
+    }
+}

@@ -1,0 +1,301 @@
+//! Finds NVIDIA's compiler, or installs it under `target/`.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The oldest nvcc that knows all architectures.
+const RELEASE_MIN: (u32, u32) = (12, 9);
+
+/// What is installed where there is no nvcc: a requirements file of pip.
+const WHEELS: &str = include_str!("wheels.txt");
+
+/// The programs that compiling takes.
+const PROGRAMS: [&str; 3] = ["nvcc", "ptxas", "nvdisasm"];
+
+/// An nvcc and its siblings.
+#[derive(Debug)]
+pub(crate) struct Toolchain {
+    /// Folder of the programs.
+    bin: PathBuf,
+    /// For people: where it was found.
+    pub(crate) origin: String,
+    /// What nvcc and ptxas say that they are; part of the hash of what they make.
+    pub(crate) version: String,
+}
+
+impl Toolchain {
+    /// From `CUDA_HOME` or the path if it is new enough and whole, else from the wheels, which
+    /// are installed if need be.
+    pub(crate) fn find(root: &Path) -> Result<Toolchain> {
+        for (bin, origin) in candidates() {
+            match Toolchain::at(&bin, origin) {
+                Ok(toolchain) => return Ok(toolchain),
+                Err(error) => eprintln!("note: {} does not serve: {error:#}", bin.display()),
+            }
+        }
+        let home = installed_wheels(root)?;
+        let origin = format!("wheels of NVIDIA in {}", below(root, &home).display());
+        Toolchain::at(&home.join("nvidia/cu13/bin"), origin)
+    }
+
+    fn at(bin: &Path, origin: String) -> Result<Toolchain> {
+        for program in PROGRAMS {
+            if !bin.join(program).is_file() {
+                bail!("no `{program}` there");
+            }
+        }
+        let mut toolchain = Toolchain { bin: bin.to_path_buf(), origin, version: String::new() };
+        let mut versions = Vec::new();
+        for program in ["nvcc", "ptxas"] {
+            let output = toolchain.command(program).arg("--version").output();
+            let output = output.with_context(|| format!("cannot start `{program}`"))?;
+            versions.push(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let release = release_in(&versions[0]).context("`nvcc --version` names no release")?;
+        if release < RELEASE_MIN {
+            let (major, minor) = release;
+            bail!("it is CUDA {major}.{minor}, {}.{} is the oldest", RELEASE_MIN.0, RELEASE_MIN.1);
+        }
+        toolchain.version = joined_versions(&versions);
+        Ok(toolchain)
+    }
+
+    /// One of the programs, which finds the others.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.bin.join(program));
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(self.bin.clone()).chain(env::split_paths(&path));
+        if let Ok(path) = env::join_paths(folders) {
+            command.env("PATH", path);
+        }
+        command
+    }
+}
+
+/// Where an nvcc is, in the order of preference: what the user names comes before what is there.
+fn candidates() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    if let Some(home) = env::var_os("CUDA_HOME") {
+        found.push((PathBuf::from(home).join("bin"), "CUDA_HOME".to_string()));
+    }
+    for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
+        if folder.join("nvcc").is_file() {
+            // The link in a common folder may stand alone.
+            let bin = fs::canonicalize(folder.join("nvcc"))
+                .ok()
+                .and_then(|nvcc| nvcc.parent().map(Path::to_path_buf))
+                .unwrap_or(folder);
+            found.push((bin, "PATH".to_string()));
+        }
+    }
+    found
+}
+
+/// `(13, 0)` of `Cuda compilation tools, release 13.0, V13.0.88`.
+fn release_in(text: &str) -> Option<(u32, u32)> {
+    let (_, rest) = text.split_once("release ")?;
+    let (major, rest) = rest.split_once('.')?;
+    let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// What is of interest in the texts of `--version`, each part once.
+fn joined_versions(texts: &[String]) -> String {
+    let mut said: Vec<&str> = Vec::new();
+    for line in texts.iter().flat_map(|text| text.lines()).map(str::trim) {
+        let is_of_interest = line.contains("release ") || line.starts_with("Build ");
+        if is_of_interest && !said.contains(&line) {
+            said.push(line);
+        }
+    }
+    said.join("; ")
+}
+
+/// Says what to install if nvcc would find no host compiler, which it preprocesses with.
+pub(crate) fn check_host_compiler() -> Result<()> {
+    if env::var_os("NVCC_CCBIN").is_some() || is_on_path("g++") {
+        return Ok(());
+    }
+    bail!(
+        "no `g++` on the path; nvcc preprocesses with it\n\
+         hint: install it (Debian, Ubuntu: `apt-get install g++`), or name a host compiler in \
+         NVCC_CCBIN"
+    )
+}
+
+fn is_on_path(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// The folder that the wheels are in. It is made under another name and then renamed, so it is
+/// whole or absent.
+fn installed_wheels(root: &Path) -> Result<PathBuf> {
+    let parent = root.join("target/cuda-toolchain");
+    let hash = blake3::hash(WHEELS.as_bytes()).to_hex();
+    let home = parent.join(format!("{}-{}", nvcc_version(), &hash[..8]));
+    if home.is_dir() {
+        return Ok(home);
+    }
+    if !cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))) {
+        bail!(
+            "no nvcc of {}.{} or newer in CUDA_HOME or on the path, and the pinned wheels are for \
+             Linux on x86_64 and aarch64\n\
+             hint: install a CUDA toolkit and set CUDA_HOME",
+            RELEASE_MIN.0,
+            RELEASE_MIN.1
+        );
+    }
+    let partial = parent.join(format!(".partial-{}", std::process::id()));
+    fs::create_dir_all(&partial)
+        .with_context(|| format!("cannot make {}", below(root, &partial).display()))?;
+    let result = install(&partial, below(root, &home)).and_then(|()| {
+        match fs::rename(partial.join("site"), &home) {
+            Ok(()) => Ok(()),
+            // Someone else was quicker.
+            Err(_) if home.is_dir() => Ok(()),
+            Err(error) => Err(error).context("cannot move the installed wheels to their place"),
+        }
+    });
+    // What is left is of no use to anyone; that it stays is no failure.
+    let _ = fs::remove_dir_all(&partial);
+    result.map(|()| home)
+}
+
+fn nvcc_version() -> &'static str {
+    let rest = WHEELS.split("nvidia-cuda-nvcc==").nth(1).unwrap_or_default();
+    rest.split_whitespace().next().unwrap_or_default()
+}
+
+fn install(partial: &Path, home: &Path) -> Result<()> {
+    eprintln!(
+        "no nvcc of {}.{} or newer in CUDA_HOME or on the path: installing NVIDIA's compiler {} \
+         from PyPI into {} (107 MB to download, 276 MB on the disk)",
+        RELEASE_MIN.0,
+        RELEASE_MIN.1,
+        nvcc_version(),
+        home.display()
+    );
+    let requirements = partial.join("wheels.txt");
+    fs::write(&requirements, WHEELS)
+        .with_context(|| format!("cannot write {}", requirements.display()))?;
+    let python = python_with_pip(partial)?;
+    let output = Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+        .args(["--no-deps", "--only-binary", ":all:", "--require-hashes"])
+        .arg("--target")
+        .arg(partial.join("site"))
+        .arg("--requirement")
+        .arg(&requirements)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start `{}`", python.display()))?;
+    if !output.status.success() {
+        bail!(
+            "pip cannot install NVIDIA's compiler:\n{}\n\
+             hint: it needs a network; or install a CUDA toolkit of {}.{} or newer and set \
+             CUDA_HOME",
+            String::from_utf8_lossy(&output.stderr).trim_end(),
+            RELEASE_MIN.0,
+            RELEASE_MIN.1
+        );
+    }
+    Ok(())
+}
+
+/// A python3 that has pip: the one on the path, or one of a virtual environment of it.
+fn python_with_pip(partial: &Path) -> Result<PathBuf> {
+    let hint = format!(
+        "hint: install it (Debian, Ubuntu: `apt-get install python3-venv`), or install a CUDA \
+         toolkit of {}.{} or newer and set CUDA_HOME",
+        RELEASE_MIN.0, RELEASE_MIN.1
+    );
+    let succeeds = |program: &Path, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        let command = command.args(arguments).stdin(Stdio::null());
+        command.output().is_ok_and(|output| output.status.success())
+    };
+    let python = Path::new("python3");
+    if !succeeds(python, &["--version"]) {
+        bail!("no `python3` on the path; NVIDIA's compiler comes from PyPI\n{hint}");
+    }
+    if succeeds(python, &["-m", "pip", "--version"]) {
+        return Ok(python.to_path_buf());
+    }
+    let environment = partial.join("venv");
+    let inner = environment.join("bin/python");
+    if succeeds(python, &["-m", "venv", &environment.to_string_lossy()])
+        && succeeds(&inner, &["-m", "pip", "--version"])
+    {
+        return Ok(inner);
+    }
+    bail!("`python3` has neither pip nor venv; NVIDIA's compiler comes from PyPI\n{hint}")
+}
+
+/// `path` relative to `root`, for messages.
+pub(crate) fn below<'a>(root: &Path, path: &'a Path) -> &'a Path {
+    path.strip_prefix(root).unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases() {
+        let check = |text: &str, expected: Option<(u32, u32)>| {
+            assert_eq!(release_in(text), expected, "{text}");
+        };
+        check(
+            "nvcc: NVIDIA (R) Cuda compiler driver\n\
+             Cuda compilation tools, release 13.0, V13.0.88\n",
+            Some((13, 0)),
+        );
+        check("Cuda compilation tools, release 12.9, V12.9.41", Some((12, 9)));
+        check("Cuda compilation tools, release 11.8", Some((11, 8)));
+        check("release x", None);
+        check("", None);
+        assert!((12, 10) > RELEASE_MIN && (13, 0) > RELEASE_MIN && (12, 8) < RELEASE_MIN);
+    }
+
+    #[test]
+    fn versions_of_both_programs() {
+        let check = |texts: &[&str], expected: &str| {
+            let texts: Vec<_> = texts.iter().map(ToString::to_string).collect();
+            assert_eq!(joined_versions(&texts), expected);
+        };
+        let text = "nvcc: NVIDIA\nBuilt on Wed\ntools, release 13.0, V13.0.88\nBuild cuda_13.0\n";
+        check(&[text, text], "tools, release 13.0, V13.0.88; Build cuda_13.0");
+        check(
+            &[text, "tools, release 13.1, V13.1.2\n"],
+            "tools, release 13.0, V13.0.88; Build cuda_13.0; tools, release 13.1, V13.1.2",
+        );
+        check(&["", ""], "");
+    }
+
+    #[test]
+    fn every_wheel_is_pinned_with_a_hash_for_each_machine() {
+        let text = WHEELS.replace("\\\n", " ");
+        let lines: Vec<_> =
+            text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
+        let names: Vec<_> = lines.iter().filter_map(|line| line.split("==").next()).collect();
+        let expected = [
+            "nvidia-cuda-nvcc",
+            "nvidia-cuda-crt",
+            "nvidia-nvvm",
+            "nvidia-cuda-runtime",
+            "nvidia-cuda-cccl",
+            "nvidia-cuda-cuobjdump",
+            "nvidia-cuda-nvdisasm",
+        ];
+        assert_eq!(names, expected);
+        for line in lines {
+            assert_eq!(line.matches("--hash=sha256:").count(), 2, "{line}");
+        }
+        assert_eq!(nvcc_version(), "13.0.88");
+    }
+}

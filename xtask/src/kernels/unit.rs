@@ -1,0 +1,225 @@
+//! What there is to compile: kernel sources, the architectures that each names, what it includes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Where the layers are, below the workspace's root.
+pub(crate) const CUDA_FOLDER: &str = "deepwell-kernels/cuda";
+
+/// What kernels are compiled for, oldest first.
+pub(crate) const ARCHITECTURES: [&str; 4] = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"];
+
+/// What the line that names a kernel's architectures begins with.
+pub(crate) const ARCHITECTURES_MARK: &str = "// architectures:";
+
+/// One `.cu` file.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// Name without `.cu`.
+    pub(crate) stem: String,
+    /// What it says that it is for, or what is wrong with what it says.
+    pub(crate) architectures: Result<Vec<&'static str>, String>,
+    /// Hash of the file and of everything that it includes.
+    pub(crate) text_hash: blake3::Hash,
+}
+
+/// The kernels below `cuda`, the folder of the layers, sorted by name.
+pub(crate) fn sources(cuda: &Path) -> Result<Vec<Source>> {
+    let impls = cuda.join("impls");
+    let entries =
+        fs::read_dir(&impls).with_context(|| format!("cannot list {}", impls.display()))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let (Some(stem), Some("cu")) =
+            (path.file_stem(), path.extension().and_then(|extension| extension.to_str()))
+        else {
+            continue;
+        };
+        let stem = stem.to_string_lossy().into_owned();
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let architectures = architectures_in(&text);
+        let text_hash = hash_with_includes(cuda, &path);
+        found.push(Source { stem, architectures, text_hash });
+    }
+    found.sort_by(|a, b| a.stem.cmp(&b.stem));
+    Ok(found)
+}
+
+/// The names in the `// architectures:` line of a kernel's source, in the order of
+/// [`ARCHITECTURES`].
+pub(crate) fn architectures_in(text: &str) -> Result<Vec<&'static str>, String> {
+    let all = ARCHITECTURES.join(" ");
+    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(ARCHITECTURES_MARK));
+    let Some(names) = lines.next() else {
+        return Err(format!("no line `{ARCHITECTURES_MARK} ...`; add one with some of {all}"));
+    };
+    if lines.next().is_some() {
+        return Err(format!("more than one line `{ARCHITECTURES_MARK} ...`; keep one"));
+    }
+    let names: Vec<&str> = names.split_whitespace().collect();
+    if names.is_empty() {
+        return Err(format!("`{ARCHITECTURES_MARK}` names none; it takes some of {all}"));
+    }
+    if let Some(name) = names.iter().find(|name| !ARCHITECTURES.contains(name)) {
+        return Err(format!("`{name}` is no architecture; `{ARCHITECTURES_MARK}` takes {all}"));
+    }
+    Ok(ARCHITECTURES.into_iter().filter(|name| names.contains(name)).collect())
+}
+
+/// What a line of C includes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Include<'a> {
+    /// `#include "x"`
+    Own(&'a str),
+    /// `#include <x>`
+    System(&'a str),
+}
+
+/// The `#include` on a line, if there is one.
+pub(crate) fn include_in(line: &str) -> Option<Include<'_>> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?;
+    let rest = rest.trim_start();
+    if let Some(rest) = rest.strip_prefix('"') {
+        return rest.split_once('"').map(|(name, _)| Include::Own(name));
+    }
+    let rest = rest.strip_prefix('<')?;
+    rest.split_once('>').map(|(name, _)| Include::System(name))
+}
+
+/// Hash of `source` and of all that it includes, whether or not an `#if` stands around it. It does
+/// not depend on where the folder of the layers lies.
+pub(crate) fn hash_with_includes(cuda: &Path, source: &Path) -> blake3::Hash {
+    let mut texts: BTreeMap<PathBuf, Option<Vec<u8>>> = BTreeMap::new();
+    let mut open = vec![source.to_path_buf()];
+    while let Some(path) = open.pop() {
+        if texts.contains_key(&path) {
+            continue;
+        }
+        // A file that is not there is for the compiler to report; once it is, the hash differs.
+        let text = fs::read(&path).ok();
+        let included = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
+        for line in included.lines() {
+            if let Some(Include::Own(name)) = include_in(line) {
+                // As the compiler looks: beside the file first.
+                let beside = path.parent().unwrap_or(cuda).join(name);
+                open.push(if beside.is_file() { beside } else { cuda.join(name) });
+            }
+        }
+        texts.insert(path, text);
+    }
+    let mut hasher = blake3::Hasher::new();
+    for (path, text) in texts {
+        let name = path.strip_prefix(cuda).unwrap_or(&path).to_string_lossy().into_owned();
+        feed(&mut hasher, name.as_bytes());
+        hasher.update(&[u8::from(text.is_some())]);
+        feed(&mut hasher, text.as_deref().unwrap_or_default());
+    }
+    hasher.finalize()
+}
+
+/// Hashes bytes and how many there are, so that two neighbours cannot be cut at another place.
+pub(crate) fn feed(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_name_architectures() {
+        let check = |text: &str, expected: Result<&[&str], &str>| match (
+            architectures_in(text),
+            expected,
+        ) {
+            (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{text}"),
+            (Err(found), Err(expected)) => {
+                assert!(found.contains(expected), "expected `{expected}` in `{found}`");
+            }
+            (found, _) => panic!("{text}: {found:?}"),
+        };
+        check("// Adds.\n//\n// architectures: sm_90a\nint x;\n", Ok(&["sm_90a"]));
+        check("// architectures: sm_120a sm_90a\n", Ok(&["sm_90a", "sm_120a"]));
+        check("  // architectures:\tsm_103a  sm_100a sm_100a\r\n", Ok(&["sm_100a", "sm_103a"]));
+        check("// Adds.\n", Err("no line `// architectures: ...`"));
+        check("// architectures:\n", Err("names none"));
+        check("// architectures: sm_90\n", Err("`sm_90` is no architecture"));
+        check("// architectures: sm_90a, sm_100a\n", Err("`sm_90a,` is no architecture"));
+        check("// architectures: sm_90a\n// architectures: sm_90a\n", Err("more than one"));
+    }
+
+    #[test]
+    fn includes_of_a_line() {
+        let check = |line: &str, expected: Option<Include<'_>>| {
+            assert_eq!(include_in(line), expected, "{line}");
+        };
+        check("#include \"common/types.cuh\"", Some(Include::Own("common/types.cuh")));
+        check("  #  include\t\"a.cuh\" // why", Some(Include::Own("a.cuh")));
+        check("#include <cuda_bf16.h>", Some(Include::System("cuda_bf16.h")));
+        check("#include<cstdint>", Some(Include::System("cstdint")));
+        check("#include \"open", None);
+        check("// #include \"a.cuh\"", None);
+        check("#define include \"a\"", None);
+        check("include \"a\"", None);
+    }
+
+    /// A folder of layers with these files.
+    fn layers(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn the_hash_covers_everything_that_is_included() {
+        let files = [
+            ("impls/a.cu", "#include \"mma/m.cuh\"\n"),
+            ("mma/m.cuh", "#include \"ptx/p.cuh\"\n#include \"beside.cuh\"\n"),
+            ("mma/beside.cuh", "#include \"mma/m.cuh\"\n"),
+            ("ptx/p.cuh", "#if 0\n#include \"common/gone.cuh\"\n#endif\n"),
+            ("common/other.cuh", "int other;\n"),
+        ];
+        let hash_of = |folder: &Path| hash_with_includes(folder, &folder.join("impls/a.cu"));
+        let first = layers(&files);
+        let expected = hash_of(first.path());
+        assert_eq!(hash_of(layers(&files).path()), expected, "of the place it does not depend");
+        // File to write, its text, and whether that is another hash.
+        for (name, text, differs) in [
+            ("impls/a.cu", "#include \"mma/m.cuh\"\n\n", true),
+            ("mma/m.cuh", "#include \"ptx/p.cuh\"\n", true),
+            ("mma/beside.cuh", "", true),
+            ("ptx/p.cuh", "", true),
+            ("common/gone.cuh", "", true),
+            ("common/other.cuh", "int changed;\n", false),
+            ("common/new.cuh", "int unused;\n", false),
+        ] {
+            let folder = layers(&files);
+            fs::write(folder.path().join(name), text).unwrap();
+            assert_eq!(hash_of(folder.path()) != expected, differs, "{name}");
+        }
+    }
+
+    #[test]
+    fn sources_are_the_cu_files_of_the_last_layer() {
+        let folder = layers(&[
+            ("impls/b.cu", "// architectures: sm_90a\n"),
+            ("impls/a.cu", ""),
+            ("impls/a.cuh", ""),
+            ("mma/m.cu", ""),
+        ]);
+        let found = sources(folder.path()).unwrap();
+        let found: Vec<_> =
+            found.iter().map(|source| (&*source.stem, source.architectures.is_ok())).collect();
+        assert_eq!(found, [("a", false), ("b", true)]);
+    }
+}
