@@ -139,6 +139,11 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     }
 }
 
+/// Least time of one call of `program` on `hardware`, in seconds, and what limits it.
+pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
+    Roof::of(hardware, &program.target.arch).time(call)
+}
+
 fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
     let roof = Roof::of(hardware, &program.target.arch);
     let mut ops: Vec<(OpTime, f64)> = Vec::new();

@@ -29,7 +29,7 @@ mod lower;
 mod plan;
 
 pub use autoplan::{PlanRequest, Planned, autoplan};
-pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun};
+pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
 pub use error::PlanError;
 pub use lower::{lower, lower_evaluation, mxfp8_flop_share, quantized_bytes};
 pub use plan::{Degrees, KernelPlan, OptimizerSpec, Placement, Plan, StagePlan};

@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::console::{Console, print_json};
 use crate::parity::{ParityOptions, ParityReport};
-use crate::run::{run, stop_with_parent};
+use crate::run::{RunOptions, run, stop_with_parent};
 use crate::{Device, Settings, TrainError};
 
 /// How a command ended.
@@ -74,6 +74,10 @@ pub struct TrainArgs {
     /// Go on after the newest checkpoint of the output folder
     #[arg(long)]
     pub resume: bool,
+    /// After the last step, measure one more call by call: a table, and profile.json and
+    /// trace.json (Chrome, Perfetto) in the output folder
+    #[arg(long)]
+    pub profile: bool,
     /// Print the summary as JSON on standard output
     #[arg(long)]
     pub json: bool,
@@ -123,7 +127,8 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
         stop_with_parent(Arc::clone(&stop));
     }
     let mut console = Console::new(&args.label, settings.steps);
-    let summary = run(&settings, args.resume, stop, &mut console)?;
+    let options = RunOptions { resume: args.resume, profile: args.profile };
+    let summary = run(&settings, options, stop, &mut console)?;
     if args.json {
         print_json(&summary)?;
     }

@@ -10,7 +10,8 @@ use deepwell_ir::{
     ValueId,
 };
 use deepwell_kernels::{
-    Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback, decode_statistics,
+    CallTime, Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback,
+    decode_statistics,
 };
 use deepwell_plan::{
     DryRun, OptimizerSpec, Plan, PlanRequest, Planned, autoplan, dryrun, lower, lower_evaluation,
@@ -19,9 +20,9 @@ use deepwell_precision::{Format, QuantStats};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
+use crate::TrainError;
 use crate::device::{Catalog, Device, OpenDevice};
 use crate::init;
-use crate::TrainError;
 
 /// What to compile for.
 #[derive(Clone, Debug)]
@@ -459,6 +460,15 @@ impl Engine {
         Ok(StepOutcome { loss: loss[0], grad_norm: grad_norm[0], skipped: was_skipped })
     }
 
+    /// Runs a step on the data of the last one, whole and then call by call, and says when each
+    /// call ran.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn profile_step(&mut self) -> Result<Vec<CallTime>, TrainError> {
+        Ok(self.executor.profile(&self.training)?)
+    }
+
     /// The counters of the quantizations of the step that was finished last, with the layer of
     /// each.
     pub fn statistics(&self) -> &[(usize, QuantStats)] {
@@ -600,7 +610,8 @@ impl Engine {
         let policy = self.policy.clone().without_forced().force_bf16(forced);
         let plan = Plan { policy, ..self.plan.clone() };
         let program = lower(&self.graph, &plan, self.catalog.as_ref(), &self.target)?;
-        let evaluation = lower_evaluation(&self.graph, &plan, &program, self.catalog.as_ref(), &self.target)?;
+        let evaluation =
+            lower_evaluation(&self.graph, &plan, &program, self.catalog.as_ref(), &self.target)?;
         self.check_state_stays(&program)?;
         self.executor.unload_all()?;
         self.statistics = layers_of_statistics(&program).into();

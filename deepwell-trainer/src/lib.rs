@@ -39,6 +39,7 @@ pub mod init;
 pub mod memory;
 pub mod metrics;
 pub mod parity;
+pub mod profile;
 pub mod reference;
 pub mod report;
 pub mod run;

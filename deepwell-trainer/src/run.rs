@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{DataOptions, Dataset, Tokenizer};
 use crate::memory::MemorySampler;
+use crate::profile::Profile;
 use crate::trainer::{FitReport, Progress, Trainer};
 use crate::{CompileOptions, Engine, ProductCounts, Settings, TrainError, compile, weights};
 
@@ -82,6 +83,15 @@ pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dat
     Ok(dataset)
 }
 
+/// How a run is made, beside its settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Go on after the newest checkpoint of the output folder.
+    pub resume: bool,
+    /// Profile one more step after the last.
+    pub profile: bool,
+}
+
 /// Runs a training run. Writes metrics, events, checkpoints and `summary.json` to the output
 /// folder.
 ///
@@ -89,7 +99,7 @@ pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dat
 /// Whatever stops it.
 pub fn run(
     settings: &Settings,
-    resume: bool,
+    options: RunOptions,
     stop: Arc<AtomicBool>,
     progress: &mut dyn Progress,
 ) -> Result<RunSummary, TrainError> {
@@ -108,22 +118,27 @@ pub fn run(
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
     let sampler = MemorySampler::start(settings.device);
-    let options = CompileOptions {
+    let compile_options = CompileOptions {
         optimizer: settings.optimizer.clone(),
         micro_batch: settings.micro_batch,
         device: settings.device,
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };
-    let mut engine = compile(graph, hardware, &options)?;
+    let mut engine = compile(graph, hardware, &compile_options)?;
     engine.initialize(settings.seed)?;
     if let Some(folder) = &folder {
         weights::load_model_folder(&mut engine, folder)?;
     }
     progress.note(&memory_table(&engine));
     let mut trainer = Trainer::from_engine(engine, settings.clone(), Arc::clone(dataset.tokens()))
-        .resuming(resume)
+        .resuming(options.resume)
         .stopping_on(stop);
     let fit = trainer.fit(progress)?;
+    if options.profile && !fit.interrupted {
+        let profile = Profile::of(trainer.engine_mut())?;
+        profile.write(&settings.out)?;
+        progress.note(&format!("profile, also in {}\n{profile}", settings.out.display()));
+    }
     let measured = sampler.as_ref().map(MemorySampler::peak_over_baseline_bytes);
     let summary = summarize(trainer.engine(), settings, fit, measured, started);
     let path = settings.out.join("summary.json");

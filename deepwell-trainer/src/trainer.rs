@@ -133,6 +133,11 @@ impl Trainer {
         &self.engine
     }
 
+    /// The engine, to do something with it between runs.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
     /// Where metrics go.
     pub fn metrics_path(out: &Path) -> PathBuf {
         out.join("metrics.jsonl")
@@ -226,8 +231,7 @@ impl Trainer {
             let last = step == settings.steps;
             let evaluates = last || step.is_multiple_of(settings.eval_interval());
             interrupted = !last && self.stop.load(Ordering::Relaxed);
-            let saves =
-                last || interrupted || step.is_multiple_of(settings.checkpoint_interval());
+            let saves = last || interrupted || step.is_multiple_of(settings.checkpoint_interval());
             // Whoever looks at the state after this step waits for it.
             let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
             let ended = before.into_iter().chain(waits.then(|| in_flight.take()).flatten());

@@ -15,8 +15,7 @@ fn sums_of_any_length() {
         }
         let a = HostTensor::bf16(&[rows, columns], &a);
         let b = HostTensor::bf16(&[rows, columns], &uniform(len, 2, 4.0));
-        let expected: Vec<f64> =
-            a.to_f64().iter().zip(b.to_f64()).map(|(&x, y)| x + y).collect();
+        let expected: Vec<f64> = a.to_f64().iter().zip(b.to_f64()).map(|(&x, y)| x + y).collect();
         let sum = HostTensor::output(DType::Bf16, &[rows, columns]);
         let got = gpu.run(ops::Add {}, &[a, b], &[sum], false, 1);
         // One rounding of an exact FP32 sum.

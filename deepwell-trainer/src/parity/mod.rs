@@ -175,8 +175,11 @@ impl FinishedRun {
 /// # Errors
 /// Whatever stops one of the runs; its own words go to standard error.
 pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityReport, TrainError> {
+    let mut options = options.clone();
+    options.settings.check()?;
+    options.settings.resolve_precision(&deepwell_probe::probe())?;
+    let options = &options;
     let settings = &options.settings;
-    settings.check()?;
     // Everything that a run would refuse is refused before the first one starts.
     let (config, _) = settings.model_config()?;
     let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;

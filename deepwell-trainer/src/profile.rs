@@ -1,0 +1,247 @@
+//! Where the time of a step goes: a table, JSON, and a trace for Chrome and Perfetto.
+
+use std::fmt;
+use std::path::Path;
+
+use deepwell_ir::{Phase, Program};
+use deepwell_kernels::CallTime;
+use deepwell_plan::roofline;
+use deepwell_probe::Hardware;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{Engine, TrainError};
+
+/// One call of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallProfile {
+    /// Its name.
+    pub name: String,
+    /// Name of the op.
+    pub op: String,
+    /// Name of the kernel.
+    pub kernel: String,
+    /// When it runs in a step.
+    pub phase: Phase,
+    /// Transformer layer.
+    pub layer: Option<u32>,
+    /// Queue.
+    pub stream: u32,
+    /// Seconds from the first call's begin.
+    pub begin_s: f64,
+    /// How long it took.
+    pub time_s: f64,
+    /// Least time by the roofline.
+    pub roofline_s: f64,
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Bytes that have to be moved.
+    pub bytes: u64,
+    /// Share of the device's multiprocessors that it had work for.
+    pub device_share: f64,
+}
+
+/// All calls of one op and kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpProfile {
+    /// Name of the op.
+    pub op: String,
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Calls per step.
+    pub calls: usize,
+    /// Time per step.
+    pub time_s: f64,
+    /// Its share of the step.
+    pub share: f64,
+    /// Achieved rate of arithmetic, 10^12 operations a second.
+    pub tflops: f64,
+    /// Achieved rate of necessary memory traffic, 10^9 bytes a second.
+    pub gbps: f64,
+    /// Least time by the roofline over the time taken.
+    pub roof_share: f64,
+    /// Time weighted with the share of the multiprocessors that had work.
+    pub multiprocessor_time_s: f64,
+}
+
+/// The profile of one step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// What ran it.
+    pub device: String,
+    /// Tokens of the step.
+    pub tokens: usize,
+    /// Sum over the calls.
+    pub time_s: f64,
+    /// By op and kernel, longest first.
+    pub ops: Vec<OpProfile>,
+    /// Every call, in order.
+    pub calls: Vec<CallProfile>,
+}
+
+impl Profile {
+    /// Profiles one more step on the data of the last one. The weights go on to change: a step is
+    /// run whole, and once more call by call.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn of(engine: &mut Engine) -> Result<Profile, TrainError> {
+        let times = engine.profile_step()?;
+        let device = engine.device().to_string();
+        Ok(Profile::from_times(engine.program(), engine.hardware(), device, &times))
+    }
+
+    /// Puts times beside what the calls of `program` have to do.
+    pub fn from_times(
+        program: &Program,
+        hardware: &Hardware,
+        device: String,
+        times: &[CallTime],
+    ) -> Profile {
+        let calls: Vec<CallProfile> = program
+            .calls
+            .iter()
+            .zip(times)
+            .map(|(call, time)| CallProfile {
+                name: call.name.clone(),
+                op: call.op.name().to_string(),
+                kernel: call.choice.kernel.clone(),
+                phase: call.phase,
+                layer: call.layer,
+                stream: call.stream,
+                begin_s: time.begin_s,
+                time_s: time.end_s - time.begin_s,
+                roofline_s: roofline(program, call, hardware).0,
+                flops: call.cost.flops,
+                bytes: call.cost.bytes(),
+                device_share: time.device_share,
+            })
+            .collect();
+        let time_s: f64 = calls.iter().map(|call| call.time_s).sum();
+        Profile { device, tokens: program.tokens_per_step(), time_s, ops: by_op(&calls), calls }
+    }
+
+    /// The profile as events that `chrome://tracing` and Perfetto open.
+    pub fn to_chrome_trace(&self) -> Value {
+        let mut events = vec![json!({
+            "ph": "M", "name": "process_name", "pid": 0, "args": { "name": self.device }
+        })];
+        let mut streams: Vec<u32> = self.calls.iter().map(|call| call.stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        events.extend(streams.iter().map(|stream| {
+            let name = format!("stream {stream}");
+            json!({ "ph": "M", "name": "thread_name", "pid": 0, "tid": stream,
+                    "args": { "name": name } })
+        }));
+        events.extend(self.calls.iter().map(|call| {
+            json!({
+                "ph": "X", "pid": 0, "tid": call.stream,
+                "cat": phase_name(call.phase), "name": call.op,
+                "ts": call.begin_s * 1e6, "dur": call.time_s * 1e6,
+                "args": {
+                    "call": call.name, "kernel": call.kernel, "layer": call.layer,
+                    "phase": phase_name(call.phase),
+                    "flops": call.flops, "bytes": call.bytes,
+                    "share of the roof": ratio(call.roofline_s, call.time_s),
+                },
+            })
+        }));
+        json!({ "traceEvents": events, "displayTimeUnit": "ms" })
+    }
+
+    /// Writes `profile.json`, `profile.txt` and `trace.json` to a folder.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<(), TrainError> {
+        std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
+        let json = serde_json::to_string_pretty(self).expect("a profile is plain data");
+        let files = [
+            ("profile.json", json),
+            ("profile.txt", self.to_string()),
+            ("trace.json", self.to_chrome_trace().to_string()),
+        ];
+        for (name, text) in files {
+            let path = folder.join(name);
+            std::fs::write(&path, text).map_err(TrainError::io(&path))?;
+        }
+        Ok(())
+    }
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Optimizer => "optimizer",
+        Phase::Weights => "weights",
+    }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {
+    let total_s: f64 = calls.iter().map(|call| call.time_s).sum();
+    let mut names: Vec<(&str, &str)> =
+        calls.iter().map(|call| (call.op.as_str(), call.kernel.as_str())).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut ops: Vec<OpProfile> = names
+        .into_iter()
+        .map(|(op, kernel)| {
+            let of_op = || calls.iter().filter(move |call| call.op == op && call.kernel == kernel);
+            let sum = |value: fn(&CallProfile) -> f64| of_op().map(value).sum::<f64>();
+            let time_s = sum(|call| call.time_s);
+            OpProfile {
+                op: op.to_string(),
+                kernel: kernel.to_string(),
+                calls: of_op().count(),
+                time_s,
+                share: ratio(time_s, total_s),
+                tflops: ratio(sum(|call| call.flops as f64), time_s) / 1e12,
+                gbps: ratio(sum(|call| call.bytes as f64), time_s) / 1e9,
+                roof_share: ratio(sum(|call| call.roofline_s), time_s),
+                multiprocessor_time_s: sum(|call| call.time_s * call.device_share),
+            }
+        })
+        .collect();
+    ops.sort_by(|a, b| b.time_s.total_cmp(&a.time_s));
+    ops
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "step of {} tokens on {}: {:.3} ms in {} calls",
+            self.tokens,
+            self.device,
+            self.time_s * 1e3,
+            self.calls.len()
+        )?;
+        writeln!(
+            f,
+            "  {:<28} {:<26} {:>5} {:>9} {:>6} {:>8} {:>8} {:>6} {:>9}",
+            "op", "kernel", "calls", "ms", "share", "TFLOP/s", "GB/s", "roof", "SM ms"
+        )?;
+        for op in &self.ops {
+            writeln!(
+                f,
+                "  {:<28} {:<26} {:>5} {:>9.3} {:>5.1}% {:>8.1} {:>8.1} {:>5.1}% {:>9.3}",
+                op.op,
+                op.kernel,
+                op.calls,
+                op.time_s * 1e3,
+                op.share * 100.0,
+                op.tflops,
+                op.gbps,
+                op.roof_share * 100.0,
+                op.multiprocessor_time_s * 1e3
+            )?;
+        }
+        Ok(())
+    }
+}
