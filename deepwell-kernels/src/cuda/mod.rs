@@ -10,6 +10,7 @@ mod catalog;
 #[cfg(feature = "cuda")]
 mod cudarc_driver;
 mod driver;
+mod fake_driver;
 mod images;
 mod kernels;
 mod pinned;
@@ -25,6 +26,7 @@ pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
+pub use fake_driver::{Counts, FakeBlas, FakeCounts, FakeDriver, FakeNode};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
 pub use kernels::cuda_kernels;
 pub use pinned::PinnedBuffer;
