@@ -54,6 +54,11 @@ impl Sizes {
         }
     }
 
+    /// Key and value heads of all sequences.
+    pub(super) fn key_heads(&self) -> usize {
+        self.batch_heads / self.heads.max(1) * self.kv_heads
+    }
+
     /// How many of `heads` heads are worked on side by side, so that the `streamed` tensors of
     /// each (of `seq` rows) stay within a third of the second-level cache.
     pub(super) fn section(&self, heads: usize, streamed: usize, l2_bytes: u64) -> usize {
@@ -104,9 +109,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let function =
         device.function("attention", &format!("attention_d{}", sizes.head_dim), shared)?;
     // Whole groups, which share keys and values.
-    let key_heads = sizes.batch_heads / sizes.heads.max(1) * sizes.kv_heads;
     let l2_bytes = device.driver.properties().l2_bytes;
-    let section = sizes.section(key_heads, 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
+    let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
     let blocks = sizes.seq.div_ceil(BLOCK_QUERIES) * sizes.batch_heads;
     let mut arguments: Vec<Argument> = [&q, &k, &v, &out, &lse].map(Tensor::argument).into();
     arguments.extend(

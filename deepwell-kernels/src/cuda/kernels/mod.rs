@@ -2,13 +2,18 @@
 
 mod add;
 mod attention;
+mod attention_backward;
 mod bf16_gemm;
 mod cast;
 mod embedding;
 mod mx;
+mod mxfp8_gemm;
 mod products;
 mod quantize;
+mod rms_norm;
+mod rms_norm_backward;
 mod rope;
+mod rows;
 mod support;
 mod swiglu;
 
@@ -19,10 +24,14 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
     [
         add::SPECS,
         attention::SPECS,
+        attention_backward::SPECS,
         bf16_gemm::SPECS,
         cast::SPECS,
         embedding::SPECS,
+        mxfp8_gemm::SPECS,
         quantize::SPECS,
+        rms_norm::SPECS,
+        rms_norm_backward::SPECS,
         rope::SPECS,
         swiglu::SPECS,
     ]
