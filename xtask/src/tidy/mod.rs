@@ -2,6 +2,7 @@
 //!
 //! Each message says what to do instead. The rules run in `cargo test -p xtask` as well.
 
+mod cuda;
 mod manifests;
 mod texts;
 

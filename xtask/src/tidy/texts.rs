@@ -1,12 +1,11 @@
 //! Rules about the text of files.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
 
-use super::Violation;
+use super::{Violation, cuda};
 use crate::source::{RustLines, committable_files, is_word, split_rust};
 
 const COLUMNS_MAX: usize = 100;
@@ -39,15 +38,19 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
     let paths: Vec<String> =
         files.iter().map(|file| file.to_string_lossy().replace('\\', "/")).collect();
     let mut violations = Vec::new();
-    for path in &paths {
-        let file = root.join(path);
+    let mut cuda_texts = Vec::new();
+    for path in paths {
+        let file = root.join(&path);
         if fs::metadata(&file)?.len() > TEXT_BYTES_MAX {
             continue;
         }
         let Ok(text) = String::from_utf8(fs::read(&file)?) else { continue };
-        violations.extend(check_text(path, &text));
+        violations.extend(check_text(&path, &text));
+        if cuda::is_of_interest(&path) {
+            cuda_texts.push((path, text));
+        }
     }
-    violations.extend(check_twins(&paths));
+    violations.extend(cuda::check(&cuda_texts));
     Ok(violations)
 }
 
@@ -216,26 +219,6 @@ fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Every CUDA kernel has a Rust file of the same name: its launch shape and arguments.
-fn check_twins(paths: &[String]) -> Vec<Violation> {
-    let stem =
-        |path: &str| path.rsplit('/').next()?.rsplit_once('.').map(|split| split.0.to_string());
-    let twins: HashSet<_> = paths
-        .iter()
-        .filter(|path| path.starts_with("deepwell-kernels/src/") && path.ends_with(".rs"))
-        .filter_map(|path| stem(path))
-        .collect();
-    let kernels = paths.iter().filter(|path| path.ends_with(".cu"));
-    kernels
-        .filter(|path| stem(path).is_some_and(|stem| !twins.contains(&stem)))
-        .map(|path| {
-            let message = "a kernel without a Rust twin; add a file of the same stem to \
-                           deepwell-kernels/src/";
-            Violation::new(path, 0, message)
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -323,19 +306,5 @@ mod tests {
         check("a.toml", &format!("x = \"{second}x\"\n"), &[(1, "`/")]);
         check("a.sh", &format!("{third}/x\n"), &[(1, "`/")]);
         check("a.md", &format!("https://example.org{first}x and a{second}b\n"), &[]);
-    }
-
-    #[test]
-    fn kernels_and_their_twins() {
-        let check = |paths: &[&str], expected: usize| {
-            let paths: Vec<_> = paths.iter().map(|path| path.to_string()).collect();
-            assert_eq!(check_twins(&paths).len(), expected, "{paths:?}");
-        };
-        let kernel = "deepwell-kernels/cuda/impls/sm90_gemm.cu";
-        check(&[kernel], 1);
-        check(&[kernel, "deepwell-kernels/src/cuda/sm90_gemm.rs"], 0);
-        check(&[kernel, "deepwell-kernels/src/cuda/sm100_gemm.rs"], 1);
-        check(&[kernel, "deepwell-trainer/src/sm90_gemm.rs"], 1);
-        check(&["deepwell-kernels/cuda/ptx/mma.cuh"], 0);
     }
 }
