@@ -6,6 +6,8 @@ mod bf16_gemm;
 mod cast;
 mod embedding;
 mod harness;
+mod mx;
+mod mxfp8_gemm;
 mod products;
 mod quantize;
 mod rope;

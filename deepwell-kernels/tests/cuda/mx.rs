@@ -1,0 +1,112 @@
+//! MXFP8 operands for tests of products.
+
+use deepwell_ir::DType;
+use deepwell_kernels::oracle::mx::{BLOCK, dequantize_rows};
+use deepwell_precision::{BlockShape, MxSpec};
+
+use crate::harness::{HostTensor, uniform};
+
+/// Codes and scales as the device reads them, and the numbers that they stand for.
+pub struct MxMatrix {
+    pub codes: HostTensor,
+    pub scales: HostTensor,
+    pub values: Vec<f64>,
+}
+
+/// What the operands hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MxKind {
+    /// Any finite code; exponents of scales within three of each other.
+    Even,
+    /// Any finite code; exponents of scales up to 60 apart.
+    Spread,
+    /// Codes of 1, 2 and 4 of either sign, scales of 1/2, 1 and 2: sums are exact in FP32.
+    Exact,
+}
+
+/// One random number in `[0, bound)` for each index.
+fn draws(len: usize, seed: u64, bound: u8) -> Vec<u8> {
+    let scale = f32::from(bound);
+    uniform(len, seed, 0.5).iter().map(|x| (((x + 0.5) * scale) as u8).min(bound - 1)).collect()
+}
+
+impl MxMatrix {
+    /// A `[rows, depth]` matrix with scales as `spec` says.
+    pub fn new(rows: usize, depth: usize, spec: MxSpec, kind: MxKind, seed: u64) -> MxMatrix {
+        let (lowest, count) = match kind {
+            MxKind::Even => (126, 4),
+            MxKind::Spread => (97, 60),
+            MxKind::Exact => (126, 3),
+        };
+        let blocks = depth.div_ceil(BLOCK);
+        let of_group = draws(rows * blocks, seed, count);
+        let along = spec.granularity.elements() / BLOCK;
+        let across = if spec.block == BlockShape::Square { spec.granularity.elements() } else { 1 };
+        let scale_of = |index: usize| {
+            let (row, block) = (index / blocks, index % blocks);
+            lowest + of_group[row / across * across * blocks + block / along * along]
+        };
+        let scales: Vec<u8> = (0..rows * blocks).map(scale_of).collect();
+        let codes: Vec<u8> = match kind {
+            MxKind::Exact => {
+                // 0x38 is one; eight more is twice as much.
+                let code = |&draw: &u8| 0x38 + draw % 3 * 8 + if draw < 3 { 0x80 } else { 0 };
+                draws(rows * depth, seed + 1, 6).iter().map(code).collect()
+            }
+            _ => {
+                let sign = draws(rows * depth, seed + 2, 2);
+                let code = |(magnitude, sign): (&u8, &u8)| magnitude | sign << 7;
+                draws(rows * depth, seed + 1, 0x7f).iter().zip(&sign).map(code).collect()
+            }
+        };
+        MxMatrix::from_bytes(rows, depth, &codes, &scales)
+    }
+
+    pub fn from_bytes(rows: usize, depth: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
+        MxMatrix {
+            codes: HostTensor::bytes(DType::E4m3, &[rows, depth], codes),
+            scales: HostTensor::bytes(DType::E8m0, &[rows, depth.div_ceil(BLOCK)], scales),
+            values: dequantize_rows(codes, scales, rows, depth),
+        }
+    }
+}
+
+/// For each element of `a · bᵀ` the sum of the magnitudes of its products, a bound of every partial
+/// sum: `a` `[rows, depth]`, `b` `[columns, depth]`.
+pub fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
+    let absolute = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
+    deepwell_kernels::oracle::linear::forward(
+        &absolute(&a.values),
+        &absolute(&b.values),
+        None,
+        depth,
+    )
+}
+
+/// Compares with a reference where the error may be `share` of the magnitudes, and one rounding to
+/// `output`.
+pub fn assert_close_to_magnitudes(
+    what: &str,
+    got: &[f64],
+    expected: &[f64],
+    magnitudes: &[f64],
+    share: f64,
+    output: DType,
+) {
+    let rounding = match output {
+        DType::Bf16 => 2f64.powi(-8),
+        _ => 2f64.powi(-23),
+    };
+    assert_eq!(got.len(), expected.len(), "{what}: length");
+    for (index, ((&got, &expected), magnitude)) in
+        got.iter().zip(expected).zip(magnitudes).enumerate()
+    {
+        if got == expected || (got.is_nan() && expected.is_nan()) {
+            continue;
+        }
+        let allowed = share * magnitude + rounding * expected.abs();
+        // A difference that is NaN is not allowed either.
+        let is_close = (got - expected).abs() <= allowed;
+        assert!(is_close, "{what}: element {index} is {got}, expected {expected} +- {allowed}");
+    }
+}
