@@ -178,6 +178,12 @@ ops! {
     AddRmsNorm,
     /// Gradients of [`Op::RmsNorm`].
     RmsNormBackward,
+    /// Normalization by mean and variance.
+    LayerNorm,
+    /// Residual add and [`Op::LayerNorm`] in one pass.
+    AddLayerNorm,
+    /// Gradients of [`Op::LayerNorm`].
+    LayerNormBackward,
     /// Rotary position embedding.
     Rope,
     /// Rotation back.
@@ -190,6 +196,10 @@ ops! {
     SwiGlu,
     /// Gradients of [`Op::SwiGlu`].
     SwiGluBackward,
+    /// Gaussian error linear unit.
+    Gelu,
+    /// Gradient of [`Op::Gelu`].
+    GeluBackward,
     /// Element-wise sum.
     Add,
     /// Output head and cross-entropy, by chunks.

@@ -44,8 +44,13 @@ const fn fused_form(producer: &Op) -> Option<(&'static str, usize)> {
         Op::RmsNorm(_) => ("rms_norm_quantize", 2),
         Op::AddRmsNorm(_) => ("add_rms_norm_quantize", 3),
         Op::RmsNormBackward(_) => ("rms_norm_backward_quantize", 2),
+        Op::LayerNorm(_) => ("layer_norm_quantize", 3),
+        Op::AddLayerNorm(_) => ("add_layer_norm_quantize", 4),
+        Op::LayerNormBackward(_) => ("layer_norm_backward_quantize", 3),
         Op::SwiGlu(_) => ("swiglu_quantize", 1),
         Op::SwiGluBackward(_) => ("swiglu_backward_quantize", 2),
+        Op::Gelu(_) => ("gelu_quantize", 1),
+        Op::GeluBackward(_) => ("gelu_backward_quantize", 1),
         Op::RopeBackward(_) => ("rope_backward_quantize", 1),
         _ => return None,
     })
@@ -147,7 +152,7 @@ impl OpRule for WithQuantize {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         if !WithQuantize::is_producer(&self.producer) {
             return Err(self.error(
-                "a producer that has a fused form: a normalization, a gated activation, or the \
+                "a producer that has a fused form: a normalization, an activation function, or the \
                  backward of one of them or of a rotation",
                 format!("`{}`", self.producer.name()),
             ));

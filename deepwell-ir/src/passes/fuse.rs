@@ -29,15 +29,20 @@ pub fn fuse(graph: &Graph, fuses: &dyn Fn(&Op) -> bool) -> Result<Graph, IrError
 }
 
 fn add_and_norm(add: &Node, norm: &Node) -> Option<Node> {
-    let (Op::Add(_), Op::RmsNorm(rms_norm)) = (&add.op, &norm.op) else { return None };
+    let op: Op = match (&add.op, &norm.op) {
+        (Op::Add(_), Op::RmsNorm(norm)) => ops::AddRmsNorm { eps: norm.eps }.into(),
+        (Op::Add(_), Op::LayerNorm(norm)) => ops::AddLayerNorm { eps: norm.eps }.into(),
+        _ => return None,
+    };
     if norm.inputs[0] != add.outputs[0] || norm.phase != add.phase {
         return None;
     }
+    let of_norm = norm.inputs.iter().skip(1);
     Some(Node {
         name: norm.name.clone(),
-        op: ops::AddRmsNorm { eps: rms_norm.eps }.into(),
-        inputs: vec![add.inputs[0], add.inputs[1], norm.inputs[1]],
-        outputs: vec![add.outputs[0], norm.outputs[0], norm.outputs[1]],
+        op,
+        inputs: add.inputs.iter().chain(of_norm).copied().collect(),
+        outputs: add.outputs.iter().chain(&norm.outputs).copied().collect(),
         ..norm.clone()
     })
 }

@@ -18,7 +18,7 @@ pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// Outputs of a layer's norms and gated activations: cheap to make, large to keep.
+    /// Outputs of a layer's norms and activation functions: cheap to make, large to keep.
     Selective,
     /// Everything inside a layer; only what crosses layers is kept.
     Full,
@@ -84,7 +84,9 @@ fn is_marked(graph: &Graph, node: &Node, rule: Recompute) -> bool {
         Recompute::None => false,
         // The final norm's output is read by the very next node: nothing is won there.
         Recompute::Selective => {
-            node.layer.is_some() && matches!(node.op, Op::RmsNorm(_) | Op::SwiGlu(_))
+            let is_cheap =
+                matches!(node.op, Op::RmsNorm(_) | Op::LayerNorm(_) | Op::SwiGlu(_) | Op::Gelu(_));
+            node.layer.is_some() && is_cheap
         }
         Recompute::Full => {
             let crosses_layers = graph.nodes.iter().any(|reader| {

@@ -1,0 +1,170 @@
+//! A block in the manner of GPT-2 (layer normalization with biases, GELU) through all passes,
+//! and the fusion of producers with the quantization of their outputs.
+
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{
+    DType, Dim, Graph, GraphBuilder, Init, IrError, Op, PrecisionPolicy, Recompute, Role, Shape,
+    Tag, TensorId, apply_precision, differentiate, fuse, ops, recompute,
+};
+use deepwell_precision::Format;
+
+const WIDTH: usize = 64;
+
+/// A linear layer with a bias.
+fn linear(
+    b: &mut GraphBuilder,
+    name: &str,
+    x: TensorId,
+    [outputs, inputs]: [usize; 2],
+) -> Result<TensorId, IrError> {
+    let init = Init::Normal { std: 0.02 };
+    let w = b.parameter(
+        &format!("{name}_proj.weight"),
+        Shape::new([outputs, inputs]),
+        init,
+        Role::Linear,
+    );
+    let bias =
+        b.parameter(&format!("{name}_proj.bias"), Shape::new([outputs]), Init::Zeros, Role::Linear);
+    Ok(b.op(name, ops::Linear { bias: true }, &[x, w, bias])?[0])
+}
+
+fn norm(b: &mut GraphBuilder, name: &str, x: TensorId) -> Result<TensorId, IrError> {
+    let w = b.parameter(&format!("{name}.weight"), Shape::new([WIDTH]), Init::Ones, Role::Norm);
+    let bias = b.parameter(&format!("{name}.bias"), Shape::new([WIDTH]), Init::Zeros, Role::Norm);
+    Ok(b.op(name, ops::LayerNorm { eps: 1e-5 }, &[x, w, bias])?[0])
+}
+
+/// Embedding, `layers` feed-forward blocks with residual adds, final norm, head.
+fn gpt(layers: u32) -> Result<Graph, IrError> {
+    let mut b = GraphBuilder::new("gpt");
+    let tokens = b.input("tokens", Shape(vec![Dim::TOKENS]), DType::I32);
+    let targets = b.input("targets", Shape(vec![Dim::TOKENS]), DType::I32);
+    let scale = b.input("loss_scale", Shape::new([1usize]), DType::F32);
+    let init = Init::Normal { std: 0.02 };
+    let table = b.parameter("table", Shape::new([96, WIDTH]), init, Role::Embedding);
+    let head = b.parameter("head", Shape::new([96, WIDTH]), init, Role::Head);
+    let mut x = b.op("embed", ops::Embedding {}, &[tokens, table])?[0];
+    for layer in 0..layers {
+        b.scope(Tag::Mlp, Some(layer));
+        let name = |part: &str| format!("layers.{layer}.{part}");
+        let h = norm(&mut b, &name("ln"), x)?;
+        let h = linear(&mut b, &name("up"), h, [4 * WIDTH, WIDTH])?;
+        let h = b.op(&name("gelu"), ops::Gelu { tanh: layer == 0 }, &[h])?[0];
+        let h = linear(&mut b, &name("down"), h, [WIDTH, 4 * WIDTH])?;
+        x = b.op(&name("residual"), ops::Add {}, &[x, h])?[0];
+    }
+    b.scope(Tag::Norm, None);
+    let x = norm(&mut b, "ln_f", x)?;
+    b.scope(Tag::Head, None);
+    let loss = ops::LinearCrossEntropy {};
+    b.op("loss", loss, &[x, head, targets, scale])?;
+    b.finish()
+}
+
+fn all_mxfp8() -> PrecisionPolicy {
+    PrecisionPolicy::mxfp8().with_rule("*_proj.weight", Format::Mxfp8).unwrap()
+}
+
+fn quantized(graph: &Graph, rule: Recompute) -> Graph {
+    let graph = recompute(&differentiate(graph).unwrap(), rule).unwrap();
+    apply_precision(&graph, &all_mxfp8()).unwrap().0
+}
+
+#[test]
+fn gpt_block_as_text() {
+    let graph = gpt(2).unwrap();
+    insta::assert_snapshot!("gpt_differentiated", differentiate(&graph).unwrap().to_string());
+    let quantized = quantized(&graph, Recompute::Selective);
+    insta::assert_snapshot!("gpt_fused", fuse(&quantized, &|_| true).unwrap().to_string());
+}
+
+fn llama() -> Graph {
+    capture(&LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() }).unwrap()
+}
+
+#[test]
+fn fused_graphs_compute_the_same_tensors() {
+    for graph in [gpt(2).unwrap(), llama()] {
+        for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            let quantized = quantized(&graph, rule);
+            let apart = fuse(&quantized, &|_| false).unwrap();
+            let fused = fuse(&quantized, &|_| true).unwrap();
+            assert_eq!(Graph::from_json(&fused.to_json()).unwrap(), fused);
+            // A quantization without a producer of its own kind stays: attention, weights.
+            let mut gone = Vec::new();
+            for node in &fused.nodes {
+                let Op::WithQuantize(op) = &node.op else { continue };
+                for entry in &op.quantized {
+                    assert_eq!(op.position_of_output(entry.output).is_some(), entry.keep);
+                }
+                let before = apart.nodes.iter().find(|other| other.name == node.name).unwrap();
+                assert_eq!(*op.producer, before.op);
+                assert_eq!(node.inputs, before.inputs);
+                gone.extend(before.outputs.iter().filter(|id| !node.outputs.contains(id)));
+            }
+            assert!(!gone.is_empty(), "{rule}");
+            for node in &fused.nodes {
+                assert!(node.inputs.iter().all(|id| !gone.contains(id)), "`{}`", node.name);
+            }
+            // All else is written as before, in the same order.
+            let written = |graph: &Graph| -> Vec<TensorId> {
+                let all = graph.nodes.iter().flat_map(|node| node.outputs.iter().copied());
+                let mut all: Vec<TensorId> = all.filter(|id| !gone.contains(id)).collect();
+                all.sort_unstable();
+                all
+            };
+            assert_eq!(written(&apart), written(&fused), "{rule}");
+        }
+    }
+}
+
+#[test]
+fn only_what_the_catalog_has_is_fused() {
+    let quantized = quantized(&llama(), Recompute::None);
+    let names = |fuses: &dyn Fn(&Op) -> bool| -> Vec<&'static str> {
+        let graph = fuse(&quantized, fuses).unwrap();
+        let mut names: Vec<_> = graph
+            .nodes
+            .iter()
+            .filter(|node| matches!(node.op, Op::WithQuantize(_)))
+            .map(|node| node.op.name())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    assert_eq!(names(&|_| false), Vec::<&str>::new());
+    assert_eq!(names(&|op| op.name() == "swiglu_quantize"), ["swiglu_quantize"]);
+    assert_eq!(
+        names(&|_| true),
+        [
+            "add_rms_norm_quantize",
+            "rms_norm_backward_quantize",
+            "rms_norm_quantize",
+            "rope_backward_quantize",
+            "swiglu_backward_quantize",
+            "swiglu_quantize",
+        ]
+    );
+}
+
+#[test]
+fn a_high_precision_output_stays_where_it_is_read() {
+    let policy =
+        all_mxfp8().with_rule("model.layers.1.self_attn.q_proj.weight", Format::Bf16).unwrap();
+    let graph = recompute(&differentiate(&llama()).unwrap(), Recompute::None).unwrap();
+    let graph = fuse(&apply_precision(&graph, &policy).unwrap().0, &|_| true).unwrap();
+    let fused = |name: &str| {
+        let node = graph.nodes.iter().find(|node| node.name == name).unwrap();
+        let Op::WithQuantize(op) = &node.op else { panic!("`{name}` is `{}`", node.op.name()) };
+        op.quantized.iter().map(|entry| (entry.output, entry.keep)).collect::<Vec<_>>()
+    };
+    assert_eq!(fused("layers.0.mlp.swiglu"), [(0, false)]);
+    assert_eq!(fused("layers.0.mlp.swiglu.backward"), [(0, false), (1, false)]);
+    // The gradient of the residual stream goes on to the layer before.
+    assert_eq!(fused("layers.1.input_layernorm.backward"), [(0, true)]);
+    // The projection in BF16 reads the norm's output as it is, its neighbours read codes.
+    assert_eq!(fused("layers.0.post_attention_layernorm"), [(1, false)]);
+    assert_eq!(fused("layers.1.input_layernorm"), [(1, true)]);
+}
