@@ -10,5 +10,7 @@ mod mx;
 mod mxfp8_gemm;
 mod products;
 mod quantize;
+mod rms_norm;
+mod rms_norm_backward;
 mod rope;
 mod swiglu;

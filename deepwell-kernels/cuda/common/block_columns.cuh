@@ -1,0 +1,67 @@
+// Sums, over all blocks of a launch, of a row of numbers that each block has: gradients of
+// parameters that all rows of a matrix share.
+//
+// In two levels, so that no block has to read what all others wrote: `members` neighbouring blocks
+// form a team, whose last one sums the team's rows in order; the last team to be done sums the
+// teams' rows in order.
+#pragma once
+
+#include "common/last_block.cuh"
+#include "common/types.cuh"
+
+// Calls `emit(column, total)` with the sum, in order, of `count` rows of `width` numbers that other
+// blocks wrote at `from`. The threads of the block share the columns.
+template <typename Emit>
+__device__ __forceinline__ void sum_rows_of_blocks(const float* from, uint32 count, uint32 width,
+                                                   const Emit& emit) {
+    if (width % 4 == 0) {
+        for (uint32 column = threadIdx.x * 4; column < width; column += blockDim.x * 4) {
+            float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+            for (uint32 row = 0; row < count; ++row) {
+                const float4 value = __ldcg(reinterpret_cast<const float4*>(
+                    from + static_cast<uint64>(row) * width + column));
+                total.x += value.x;
+                total.y += value.y;
+                total.z += value.z;
+                total.w += value.w;
+            }
+            emit(column, total.x);
+            emit(column + 1, total.y);
+            emit(column + 2, total.z);
+            emit(column + 3, total.w);
+        }
+        return;
+    }
+    for (uint32 column = threadIdx.x; column < width; column += blockDim.x) {
+        float total = 0.0f;
+        for (uint32 row = 0; row < count; ++row) {
+            total += __ldcg(from + static_cast<uint64>(row) * width + column);
+        }
+        emit(column, total);
+    }
+}
+
+// Called by all threads of all blocks (one-dimensional grid) after block `b` wrote row `b` of
+// `scratch` [gridDim.x + teams, width], 16-byte aligned; `tickets` are teams + 1 counters. The
+// last block calls `emit(column, total)` for each column, its threads sharing the columns.
+template <typename Emit>
+__device__ __forceinline__ void sum_over_blocks(float* scratch, uint32 width, uint32 members,
+                                                uint32* tickets, const Emit& emit) {
+    const uint32 blocks = gridDim.x;
+    const uint32 teams = (blocks + members - 1) / members;
+    const uint32 team = blockIdx.x / members;
+    const uint32 first = team * members;
+    const uint32 count = min(members, blocks - first);
+    if (!is_last_block(tickets + 1 + team, count)) {
+        return;
+    }
+    float* const of_teams = scratch + static_cast<uint64>(blocks) * width;
+    float* const of_team = of_teams + static_cast<uint64>(team) * width;
+    sum_rows_of_blocks(scratch + static_cast<uint64>(first) * width, count, width,
+                       [&](uint32 column, float total) { of_team[column] = total; });
+    if (!is_last_block(tickets, teams)) {
+        return;
+    }
+    sum_rows_of_blocks(of_teams, teams, width, emit);
+}

@@ -1,0 +1,65 @@
+// Sums over a row of eight-element pieces, added in one order however the row lies over threads:
+// the pieces of 128 elements by a tree (a slice), then slices l, l + 32, l + 64, ... for each l,
+// then those 32 by a tree. Kernels that cut rows differently thus give the same bits.
+#pragma once
+
+#include "common/types.cuh"
+
+// Elements of a slice, and pieces of 16 bytes of BF16 in it.
+constexpr uint32 kSlice = 128;
+constexpr uint32 kSlicePieces = 16;
+
+// Sum over 16 neighbouring threads, for each of them.
+__device__ __forceinline__ float sum_of_16_lanes(float value) {
+#pragma unroll
+    for (int lanes = 1; lanes < 16; lanes *= 2) {
+        value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+    }
+    return value;
+}
+
+// Sum over a warp, for each thread.
+__device__ __forceinline__ float sum_of_warp(float value) {
+    value = sum_of_16_lanes(value);
+    return __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, 16));
+}
+
+// Sum of the `slices` sums of a row that `slice_sum(index)` gives, for each thread of a warp.
+template <typename SliceSum>
+__device__ __forceinline__ float sum_of_slices(uint32 slices, const SliceSum& slice_sum) {
+    float sum = 0.0f;
+    for (uint32 slice = threadIdx.x % 32; slice < slices; slice += 32) {
+        sum = __fadd_rn(sum, slice_sum(slice));
+    }
+    return sum_of_warp(sum);
+}
+
+// Sum of the squares of eight elements.
+__device__ __forceinline__ float sum_of_squares(const float (&x)[8]) {
+    float sum = __fmul_rn(x[0], x[0]);
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+        sum = __fmaf_rn(x[i], x[i], sum);
+    }
+    return sum;
+}
+
+// Sum of eight elements.
+__device__ __forceinline__ float sum_of_elements(const float (&x)[8]) {
+    float sum = x[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+        sum = __fadd_rn(sum, x[i]);
+    }
+    return sum;
+}
+
+// Sum of products of eight elements.
+__device__ __forceinline__ float sum_of_products(const float (&x)[8], const float (&y)[8]) {
+    float sum = __fmul_rn(x[0], y[0]);
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+        sum = __fmaf_rn(x[i], y[i], sum);
+    }
+    return sum;
+}

@@ -1,0 +1,147 @@
+// Root-mean-square normalization of rows, and the same of the sum of two matrices:
+//
+//   sum = x + delta (rounded to BF16; without delta, sum is x)
+//   rstd = 1 / sqrt(mean(sum^2) + eps);  y = sum * rstd * weight
+//
+// A row belongs to as many warps as it takes to hold it in registers, four pieces of 16 bytes a
+// thread, so it is read once; short rows share a block. The sum of squares is added in the order
+// of `common/row_sum.cuh`, which the kernel that quantizes its output follows too. Rows that do
+// not consist of whole pieces, or are too long, go element by element and are read twice.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/bf16x8.cuh"
+#include "common/row_sum.cuh"
+#include "common/types.cuh"
+#include "layout/norm_value.cuh"
+#include "layout/row_group.cuh"
+
+constexpr int kThreadsMax = 512;
+constexpr int kScalarThreads = 256;
+
+template <bool kAdd>
+__device__ __forceinline__ void normalize(const bf16* __restrict__ x,
+                                          const bf16* __restrict__ delta,
+                                          const bf16* __restrict__ weight,
+                                          bf16* __restrict__ sum, bf16* __restrict__ y,
+                                          float* __restrict__ rstd, uint32 rows, uint32 columns,
+                                          uint32 threads_per_row, float eps) {
+    __shared__ float sums[row_group_slices(kThreadsMax)];
+    const RowGroup group(threads_per_row, sums);
+    const uint32 row = blockIdx.x * (blockDim.x / threads_per_row) + group.index;
+    const uint32 pieces = columns / 8;
+    const uint64 first = static_cast<uint64>(row) * pieces;
+
+    // Load the row and, early, the weights.
+    uint4 packed[kRowPieces], other[kRowPieces], weights[kRowPieces];
+#pragma unroll
+    for (int p = 0; p < kRowPieces; ++p) {
+        const uint32 piece = group.piece(p);
+        packed[p] = other[p] = weights[p] = make_uint4(0, 0, 0, 0);
+        if (row < rows && piece < pieces) {
+            packed[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+            if (kAdd) {
+                other[p] = reinterpret_cast<const uint4*>(delta)[first + piece];
+            }
+            weights[p] = reinterpret_cast<const uint4*>(weight)[piece];
+        }
+    }
+    float squares[kRowPieces];
+#pragma unroll
+    for (int p = 0; p < kRowPieces; ++p) {
+        if (kAdd) {
+            packed[p] = add_bf16x8(packed[p], other[p]);
+            if (row < rows && group.piece(p) < pieces) {
+                reinterpret_cast<uint4*>(sum)[first + group.piece(p)] = packed[p];
+            }
+        }
+        float values[8];
+        unpack_bf16x8(packed[p], values);
+        squares[p] = sum_of_squares(values);
+    }
+    const float scale = rms_rstd(group.sum(squares, pieces, 0), columns, eps);
+    if (row >= rows) {
+        return;
+    }
+#pragma unroll
+    for (int p = 0; p < kRowPieces; ++p) {
+        if (group.piece(p) < pieces) {
+            reinterpret_cast<uint4*>(y)[first + group.piece(p)] =
+                rms_normalized(packed[p], scale, weights[p]);
+        }
+    }
+    if (group.lane == 0) {
+        rstd[row] = scale;
+    }
+}
+
+// x, delta, sum, y [rows, columns]; weight [columns]; rstd [rows]. Columns a multiple of 8, at
+// most 32 * threads_per_row; threads_per_row a multiple of 32 that divides the block.
+extern "C" __global__ void __launch_bounds__(kThreadsMax)
+    rms_norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ weight,
+                  bf16* __restrict__ y, float* __restrict__ rstd, uint32 rows, uint32 columns,
+                  uint32 threads_per_row, float eps) {
+    normalize<false>(x, nullptr, weight, nullptr, y, rstd, rows, columns, threads_per_row, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreadsMax)
+    add_rms_norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ delta,
+                      const bf16* __restrict__ weight, bf16* __restrict__ sum,
+                      bf16* __restrict__ y, float* __restrict__ rstd, uint32 rows, uint32 columns,
+                      uint32 threads_per_row, float eps) {
+    normalize<true>(x, delta, weight, sum, y, rstd, rows, columns, threads_per_row, eps);
+}
+
+// One block a row, any number of columns. Without delta, `sum` is not looked at.
+template <bool kAdd>
+__device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delta,
+                                                 const bf16* weight, bf16* sum, bf16* y,
+                                                 float* rstd, uint32 columns, float eps) {
+    __shared__ float of_warps[kScalarThreads / 32];
+    const uint64 first = static_cast<uint64>(blockIdx.x) * columns;
+    float squares = 0.0f;
+    for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+        float value = to_f32(x[first + i]);
+        if (kAdd) {
+            const bf16 rounded = to_bf16(value + to_f32(delta[first + i]));
+            sum[first + i] = rounded;
+            value = to_f32(rounded);
+        }
+        squares += value * value;
+    }
+    squares = sum_of_warp(squares);
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = squares;
+    }
+    __syncthreads();
+    squares = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < kScalarThreads / 32; ++warp) {
+        squares += of_warps[warp];
+    }
+    const float scale = rms_rstd(squares, columns, eps);
+    // Each thread reads the elements that it wrote.
+    const bf16* const source = kAdd ? sum : x;
+    for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+        y[first + i] = to_bf16(to_f32(source[first + i]) * scale * to_f32(weight[i]));
+    }
+    if (threadIdx.x == 0) {
+        rstd[blockIdx.x] = scale;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kScalarThreads)
+    rms_norm_scalar(const bf16* x, const bf16* weight, bf16* y, float* rstd, uint32 rows,
+                    uint32 columns, uint32 threads_per_row, float eps) {
+    if (blockIdx.x < rows) {
+        normalize_scalar<false>(x, nullptr, weight, nullptr, y, rstd, columns, eps);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kScalarThreads)
+    add_rms_norm_scalar(const bf16* x, const bf16* delta, const bf16* weight, bf16* sum, bf16* y,
+                        float* rstd, uint32 rows, uint32 columns, uint32 threads_per_row,
+                        float eps) {
+    if (blockIdx.x < rows) {
+        normalize_scalar<true>(x, delta, weight, sum, y, rstd, columns, eps);
+    }
+}

@@ -1,0 +1,185 @@
+// Gradients of the root-mean-square normalization y = n * weight, n = x * rstd, of rows:
+//
+//   dx = dresidual + rstd * (g - n * mean(g * n)), g = dy * weight
+//   dweight (+)= sum over rows of dy * n
+//
+// One block a multiprocessor. A row belongs to as many warps as hold it in registers, and each
+// such group takes rows in turn; a thread keeps the same columns throughout, so its part of
+// dweight stays in registers until the end, when the groups of a block add theirs in shared
+// memory, and the blocks theirs in scratch. Each row is read once and written once. Rows that do
+// not consist of whole pieces, or are too long, go element by element.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/bf16x8.cuh"
+#include "common/block_columns.cuh"
+#include "common/row_sum.cuh"
+#include "common/types.cuh"
+#include "layout/row_group.cuh"
+
+constexpr int kThreads = 512;
+constexpr int kScalarThreads = 256;
+
+__device__ __forceinline__ void write_gradient(float* dweight, uint32 column, float total,
+                                               bool accumulate) {
+    dweight[column] = accumulate ? dweight[column] + total : total;
+}
+
+// dy, x, dresidual (or null), dx [rows, columns]; weight, dweight [columns]; rstd [rows];
+// partials [gridDim.x + teams, columns], tickets [1 + teams], teams of `members` blocks. Columns a
+// multiple of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides
+// kThreads. Dynamic shared memory: one FP32 for each column.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    rms_norm_backward_rows(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+                           const bf16* __restrict__ weight, const float* __restrict__ rstd,
+                           const bf16* __restrict__ dresidual, bf16* __restrict__ dx,
+                           float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
+                           uint32 accumulate, float* partials, uint32* tickets, uint32 members) {
+    constexpr uint32 kSlices = row_group_slices(kThreads);
+    __shared__ float sums[2 * kSlices];
+    extern __shared__ float4 dynamic[];
+    const RowGroup group(threads_per_row, sums);
+    const uint32 groups = kThreads / threads_per_row;
+    const uint32 pieces = columns / 8;
+    const uint4* const weights = reinterpret_cast<const uint4*>(weight);
+
+    float of_columns[kRowPieces][8];
+#pragma unroll
+    for (int p = 0; p < kRowPieces; ++p) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            of_columns[p][i] = 0.0f;
+        }
+    }
+    uint32 offset = 0;
+    const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
+    for (uint64 row = static_cast<uint64>(blockIdx.x) * groups + group.index; row < rows;
+         row += stride) {
+        const uint64 first = row * pieces;
+        uint4 packed_dy[kRowPieces], packed_x[kRowPieces], residual[kRowPieces];
+#pragma unroll
+        for (int p = 0; p < kRowPieces; ++p) {
+            const uint32 piece = group.piece(p);
+            packed_dy[p] = packed_x[p] = residual[p] = make_uint4(0, 0, 0, 0);
+            if (piece < pieces) {
+                packed_dy[p] = reinterpret_cast<const uint4*>(dy)[first + piece];
+                packed_x[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+                if (dresidual != nullptr) {
+                    residual[p] = reinterpret_cast<const uint4*>(dresidual)[first + piece];
+                }
+            }
+        }
+        const float scale = rstd[row];
+        float products[kRowPieces];
+#pragma unroll
+        for (int p = 0; p < kRowPieces; ++p) {
+            float g[8], n[8], w[8];
+            const uint32 piece = group.piece(p);
+            const uint4 zero = make_uint4(0, 0, 0, 0);
+            unpack_bf16x8(packed_dy[p], g);
+            unpack_bf16x8(packed_x[p], n);
+            unpack_bf16x8(piece < pieces ? weights[piece] : zero, w);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                g[i] *= w[i];
+            }
+            products[p] = sum_of_products(g, n);
+        }
+        const float mean = group.sum(products, pieces, offset) * scale / columns;
+        offset ^= kSlices;
+#pragma unroll
+        for (int p = 0; p < kRowPieces; ++p) {
+            const uint32 piece = group.piece(p);
+            if (piece < pieces) {
+                float g[8], n[8], w[8], added[8];
+                unpack_bf16x8(packed_dy[p], g);
+                unpack_bf16x8(packed_x[p], n);
+                unpack_bf16x8(weights[piece], w);
+                unpack_bf16x8(residual[p], added);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    n[i] *= scale;
+                    of_columns[p][i] += g[i] * n[i];
+                    added[i] += scale * (g[i] * w[i] - n[i] * mean);
+                }
+                reinterpret_cast<uint4*>(dx)[first + piece] = pack_bf16x8(added);
+            }
+        }
+    }
+
+    // The groups of the block, one after the other.
+    for (uint32 turn = 0; turn < groups; ++turn) {
+        if (group.index == turn) {
+#pragma unroll
+            for (int p = 0; p < kRowPieces; ++p) {
+                if (group.piece(p) < pieces) {
+                    float4* const place = dynamic + 2 * group.piece(p);
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const float* const of = &of_columns[p][4 * half];
+                        float4 total = make_float4(of[0], of[1], of[2], of[3]);
+                        if (turn > 0) {
+                            const float4 before = place[half];
+                            total = make_float4(before.x + total.x, before.y + total.y,
+                                                before.z + total.z, before.w + total.w);
+                        }
+                        place[half] = total;
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+    float4* const partial =
+        reinterpret_cast<float4*>(partials + static_cast<uint64>(blockIdx.x) * columns);
+    for (uint32 i = threadIdx.x; i < columns / 4; i += kThreads) {
+        partial[i] = dynamic[i];
+    }
+    sum_over_blocks(partials, columns, members, tickets, [&](uint32 column, float total) {
+        write_gradient(dweight, column, total, accumulate);
+    });
+}
+
+// The same for any number of columns; a block takes rows in turn, and its part of dweight lies in
+// scratch from the start.
+extern "C" __global__ void __launch_bounds__(kScalarThreads)
+    rms_norm_backward_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+                             const bf16* __restrict__ weight, const float* __restrict__ rstd,
+                             const bf16* __restrict__ dresidual, bf16* __restrict__ dx,
+                             float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
+                             uint32 accumulate, float* partials, uint32* tickets,
+                             uint32 members) {
+    __shared__ float of_warps[kScalarThreads / 32];
+    float* const partial = partials + static_cast<uint64>(blockIdx.x) * columns;
+    for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+        partial[i] = 0.0f;
+    }
+    for (uint64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const uint64 first = row * columns;
+        float products = 0.0f;
+        for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+            products += to_f32(dy[first + i]) * to_f32(weight[i]) * to_f32(x[first + i]);
+        }
+        products = sum_of_warp(products);
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) {
+            of_warps[threadIdx.x / 32] = products;
+        }
+        __syncthreads();
+        products = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < kScalarThreads / 32; ++warp) {
+            products += of_warps[warp];
+        }
+        const float scale = rstd[row];
+        const float mean = products * scale / columns;
+        for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+            const float g = to_f32(dy[first + i]), n = to_f32(x[first + i]) * scale;
+            const float added = dresidual != nullptr ? to_f32(dresidual[first + i]) : 0.0f;
+            dx[first + i] = to_bf16(added + scale * (g * to_f32(weight[i]) - n * mean));
+            partial[i] += g * n;
+        }
+    }
+    sum_over_blocks(partials, columns, members, tickets, [&](uint32 column, float total) {
+        write_gradient(dweight, column, total, accumulate);
+    });
+}
