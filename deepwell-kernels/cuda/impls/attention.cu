@@ -171,7 +171,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int warp_query = first_query + warp * kM * 16;
-    const uint32 warp_queries = lane_address<kHeadDim>(queries + warp * kM * 16 * kRowBytes);
+    const uint32 warp_queries = summed_address<kHeadDim>(queries + warp * kM * 16 * kRowBytes);
     // Keys that some query, and that all queries of this warp see.
     const int some_see =
         warp_query >= seq ? 0 : (causal ? min(seq, warp_query + kM * 16) : seq);
@@ -207,8 +207,9 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
         }
         cp_async_commit();
 
-        const uint32 keys =
-            lane_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes);
+        const uint32 stage_keys = stage_memory + stage % 2 * Tiles::kStageBytes;
+        const uint32 keys = columns_address<kHeadDim>(stage_keys);
+        const uint32 values = summed_address<kHeadDim>(stage_keys + Tiles::kKeyBytes);
 #pragma unroll 1
         for (int chunk = 0; chunk < kStageKeys; chunk += Tiles::kChunkKeys) {
             const int first_key = stage * kStageKeys + chunk;
@@ -277,8 +278,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                     }
                     to_left(weights[m], weight[0], weight[1]);
                 }
-                add_weighted_rows<kHeadDim, kM>(sums, weights, chunk_keys + Tiles::kKeyBytes,
-                                                block);
+                add_weighted_rows<kHeadDim, kM>(sums, weights, values + chunk * kRowBytes, block);
             }
         }
     }

@@ -242,7 +242,7 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
     const int lane = threadIdx.x % 32;
     const int warp_row = warp * kM * 16;
     const int warp_key = first_key + warp_row;
-    const uint32 keys = lane_address<kHeadDim>(work.memory + warp_row * kRowBytes);
+    const uint32 keys = summed_address<kHeadDim>(work.memory + warp_row * kRowBytes);
     const float scale_log2 = arguments.scale_log2;
 
     float dk[kM][kHeadDim / 8][4];
@@ -265,7 +265,8 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
         }
         cp_async_commit();
 
-        const uint32 stage = lane_address<kHeadDim>(work.stage(this_slot));
+        const uint32 stage_columns = columns_address<kHeadDim>(work.stage(this_slot));
+        const uint32 stage_summed = summed_address<kHeadDim>(work.stage(this_slot));
         const uint8* statistics = shared_memory + 2 * Tiles::kKeyTileBytes +
                                   this_slot * Tiles::kStageBytes2 +
                                   2 * Tiles::kQueryStageBytes;
@@ -277,9 +278,10 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
                 (causal && first_query + Tiles::kChunkQueries <= warp_key)) {
                 continue;
             }
-            const uint32 queries = stage + chunk * kRowBytes;
+            const uint32 columns = stage_columns + chunk * kRowBytes;
+            const uint32 summed = stage_summed + chunk * kRowBytes;
             float p[kM][2 * kN][4];
-            multiply_rows<kHeadDim, kM, kN>(p, keys, queries);
+            multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
             if (causal && first_query < warp_key + 16 * kM - 1) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
@@ -298,7 +300,7 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
             }
             float ds[kM][2 * kN][4];
             multiply_rows<kHeadDim, kM, kN>(ds, keys + Tiles::kKeyTileBytes,
-                                            queries + Tiles::kQueryStageBytes);
+                                            columns + Tiles::kQueryStageBytes);
 #pragma unroll
             for (int n = 0; n < 2 * kN; ++n) {
                 // lse and delta of this thread's two columns.
@@ -322,7 +324,7 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
                 for (int m = 0; m < kM; ++m) {
                     to_left(left[m], p[m][2 * block], p[m][2 * block + 1]);
                 }
-                add_weighted_rows<kHeadDim, kM>(dv, left, queries + Tiles::kQueryStageBytes,
+                add_weighted_rows<kHeadDim, kM>(dv, left, summed + Tiles::kQueryStageBytes,
                                                 block);
             }
 #pragma unroll
@@ -332,7 +334,7 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
                 for (int m = 0; m < kM; ++m) {
                     to_left(left[m], ds[m][2 * block], ds[m][2 * block + 1]);
                 }
-                add_weighted_rows<kHeadDim, kM>(dk, left, queries, block);
+                add_weighted_rows<kHeadDim, kM>(dk, left, summed, block);
             }
         }
     }
@@ -446,7 +448,7 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
         }
     }
 
-    const uint32 queries = lane_address<kHeadDim>(memory + warp_row * kRowBytes);
+    const uint32 queries = summed_address<kHeadDim>(memory + warp_row * kRowBytes);
     constexpr int kHeld = Tiles::kQueriesInRegisters ? kHeadDim / 16 : 1;
     uint32 query_words[kM][kHeld][4];
     uint32 dout_words[kM][kHeld][4];
@@ -469,15 +471,17 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
         }
         cp_async_commit();
 
-        const uint32 stage_keys =
-            lane_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3);
+        const uint32 stage_columns =
+            columns_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3);
+        const uint32 stage_summed =
+            summed_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tiles::kStageKeys; chunk += Tiles::kChunkKeys) {
             const int first_key = stage * Tiles::kStageKeys + chunk;
             if (first_key >= some_see) {
                 break;
             }
-            const uint32 keys = stage_keys + chunk * kRowBytes;
+            const uint32 keys = stage_columns + chunk * kRowBytes;
             float p[kM][2 * kN][4];
             if constexpr (Tiles::kQueriesInRegisters) {
                 multiply_rows<kHeadDim, kM, kN>(p, query_words, keys);
@@ -523,7 +527,7 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
                     }
                     to_left(left[m], ds[m][2 * block], ds[m][2 * block + 1]);
                 }
-                add_weighted_rows<kHeadDim, kM>(dq, left, keys, block);
+                add_weighted_rows<kHeadDim, kM>(dq, left, stage_summed + chunk * kRowBytes, block);
             }
         }
     }

@@ -1,10 +1,12 @@
 // Products of one warp with rows of attention heads (layout/head_tile.cuh) on tensor cores.
 //
 // Rows come in blocks of 16, 16 elements of the head in a step. Every ldmatrix here takes a 16 x 16
-// block: lane l points at row l % 16 and at the first (l < 16) or second 8 elements. As a left
-// operand of mma.sync that is the order of its four words; as a right operand whose rows are
-// columns of the product, words 0 and 2 are its first eight columns and 1 and 3 the others;
-// transposed, with rows summed over, words 0 and 1 are the first eight columns, 2 and 3 the others.
+// block of rows and elements, in one of two orders of its 8 x 8 quarters:
+//   summed:  by rows first: a left operand, and a right operand whose rows are summed over, which is
+//            transposed on the way;
+//   columns: by elements first: a right operand whose rows are columns of the product.
+// Either way words 0 and 1 of a right operand belong to the first eight columns of the product and
+// 2 and 3 to the others. (mma.sync takes neighbouring registers; other orders cost moves.)
 #pragma once
 
 #include "common/types.cuh"
@@ -12,11 +14,18 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 
-// What this lane points ldmatrix at for the first block of a tile.
+// What this lane points ldmatrix at for the first block of a tile: its row l % 16, and the first
+// (l < 16) or second 8 elements.
 template <int kHeadDim>
-__device__ __forceinline__ uint32 lane_address(uint32 tile) {
+__device__ __forceinline__ uint32 summed_address(uint32 tile) {
     const uint32 lane = threadIdx.x % 32;
     return tile + HeadTile<kHeadDim>::offset(lane % 16, lane / 16);
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ uint32 columns_address(uint32 tile) {
+    const uint32 lane = threadIdx.x % 32;
+    return tile + HeadTile<kHeadDim>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
 // The same for rows 16 * row_block and elements 16 * step: both units of a step sit where those of
@@ -27,7 +36,7 @@ __device__ __forceinline__ uint32 block_address(uint32 lane_address, int row_blo
            row_block * 16 * HeadTile<kHeadDim>::kRowBytes;
 }
 
-// All left operands of `kM` blocks of 16 rows.
+// All left operands of `kM` blocks of 16 rows; `rows` from `summed_address`.
 template <int kHeadDim, int kM>
 __device__ __forceinline__ void load_left(uint32 (&left)[kM][kHeadDim / 16][4], uint32 rows) {
 #pragma unroll
@@ -39,7 +48,7 @@ __device__ __forceinline__ void load_left(uint32 (&left)[kM][kHeadDim / 16][4], 
     }
 }
 
-// One step of sums += left right^T.
+// One step of sums += left right^T; `right_rows` from `columns_address`, as in all that follow.
 template <int kHeadDim, int kM, int kN>
 __device__ __forceinline__ void multiply_step(float (&sums)[kM][2 * kN][4],
                                               const uint32 (&left)[kM][4], uint32 right_rows,
@@ -50,8 +59,8 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kM][2 * kN][4],
         ldmatrix_x4(right, block_address<kHeadDim>(right_rows, n, step));
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
-            mma_m16n8k16_bf16(sums[m][2 * n], left[m], right[0], right[2], sums[m][2 * n]);
-            mma_m16n8k16_bf16(sums[m][2 * n + 1], left[m], right[1], right[3],
+            mma_m16n8k16_bf16(sums[m][2 * n], left[m], right[0], right[1], sums[m][2 * n]);
+            mma_m16n8k16_bf16(sums[m][2 * n + 1], left[m], right[2], right[3],
                               sums[m][2 * n + 1]);
         }
     }
@@ -71,7 +80,8 @@ __device__ __forceinline__ void set_zero(float (&sums)[kM][kN][4]) {
     }
 }
 
-// products [16 kM, 16 kN] = left rows x right rows^T, both in shared memory.
+// products [16 kM, 16 kN] = left rows x right rows^T, both in shared memory; `left_rows` from
+// `summed_address`.
 template <int kHeadDim, int kM, int kN>
 __device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4], uint32 left_rows,
                                               uint32 right_rows) {
@@ -107,7 +117,8 @@ __device__ __forceinline__ void multiply_rows(float (&products)[kM][2 * kN][4],
     }
 }
 
-// sums [16 kM, kHeadDim] += weights [16 kM, 16] x the rows of block `row_block`.
+// sums [16 kM, kHeadDim] += weights [16 kM, 16] x the rows of block `row_block`; `rows` from
+// `summed_address`.
 template <int kHeadDim, int kM>
 __device__ __forceinline__ void add_weighted_rows(float (&sums)[kM][kHeadDim / 8][4],
                                                   const uint32 (&weights)[kM][4], uint32 rows,
