@@ -4,6 +4,7 @@
 mod add;
 mod bf16_gemm;
 mod cast;
+mod cublaslt;
 mod embedding;
 mod harness;
 mod mx;

@@ -28,8 +28,10 @@ const SIZES: &[(usize, usize, usize)] = &[
     (384, 520, 768),
 ];
 
-fn multiply(
+/// One product by one kernel.
+pub fn multiply(
     gpu: &mut Gpu,
+    kernel: &str,
     op: ops::MxGemm,
     (a, b): (&MxMatrix, &MxMatrix),
     bias: Option<&HostTensor>,
@@ -38,7 +40,7 @@ fn multiply(
 ) -> Vec<f64> {
     let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
     inputs.extend(bias.cloned());
-    let options = RunOptions { accumulate, kernel: Some(KERNEL), ..RunOptions::default() };
+    let options = RunOptions { accumulate, kernel: Some(kernel), ..RunOptions::default() };
     gpu.run_with(op, &inputs, std::slice::from_ref(out), options).remove(0).to_f64()
 }
 
@@ -83,7 +85,7 @@ fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, kind: MxKind
                 }
             }
             let op = op(Product::Fprop, output, has_bias);
-            let got = multiply(gpu, op, (&a, &b), bias, &out, false);
+            let got = multiply(gpu, KERNEL, op, (&a, &b), bias, &out, false);
             let name = name(&format!("{output} bias {has_bias}"));
             // A bias is one more addition.
             let share = share + 2f64.powi(-23) * f64::from(u8::from(has_bias));
@@ -94,7 +96,15 @@ fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, kind: MxKind
     let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
     let expected: Vec<f64> =
         product.iter().zip(before.to_f64()).map(|(sum, there)| sum + there).collect();
-    let got = multiply(gpu, op(Product::Wgrad, DType::Bf16, false), (&a, &b), None, &before, true);
+    let got = multiply(
+        gpu,
+        KERNEL,
+        op(Product::Wgrad, DType::Bf16, false),
+        (&a, &b),
+        None,
+        &before,
+        true,
+    );
     let name = name("accumulate");
     assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, DType::F32);
 }
@@ -154,7 +164,7 @@ fn scales_at_the_ends_of_their_range() {
     let op =
         ops::MxGemm { product: Product::Fprop, output: DType::F32, bias: false, a: spec, b: spec };
     let out = HostTensor::output(DType::F32, &[ends.len(), ends.len()]);
-    let got = multiply(&mut gpu, op, (&a, &b), None, &out, false);
+    let got = multiply(&mut gpu, KERNEL, op, (&a, &b), None, &out, false);
     for (index, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
         // Few bits and one exponent a sum: exact, but for subnormal partial sums, which round to
         // multiples of 2^-149, once a block.
@@ -188,7 +198,7 @@ fn nan_codes_stay_in_their_rows() {
             b: spec,
         };
         let out = HostTensor::output(DType::F32, &[rows, columns]);
-        let got = multiply(&mut gpu, op, (&a, &b), None, &out, false);
+        let got = multiply(&mut gpu, KERNEL, op, (&a, &b), None, &out, false);
         for (index, value) in got.iter().enumerate() {
             let expected = index / columns == 131 || index % columns == 2;
             assert_eq!(value.is_nan(), expected, "row {}", index / columns);

@@ -5,7 +5,10 @@ mod attention;
 mod attention_backward;
 mod bf16_gemm;
 mod cast;
+mod cublaslt_linear;
+mod cublaslt_mx_gemm;
 mod embedding;
+mod expand_scales;
 mod mx;
 mod mxfp8_gemm;
 mod products;
@@ -25,9 +28,11 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         add::SPECS,
         attention::SPECS,
         attention_backward::SPECS,
+        cublaslt_linear::SPECS,
         bf16_gemm::SPECS,
         cast::SPECS,
         embedding::SPECS,
+        cublaslt_mx_gemm::SPECS,
         mxfp8_gemm::SPECS,
         quantize::SPECS,
         rms_norm::SPECS,

@@ -2,10 +2,23 @@
 
 use deepwell_ir::{KernelRequest, Op};
 
+use crate::cuda::driver::DevicePtr;
+
 /// Rows and columns of the tile of the result that a block of our kernels computes.
 pub(super) const TILE: usize = 128;
 /// Largest extent that our kernels' 32-bit indices reach, a tile past the end included.
 const LARGEST_EXTENT: usize = i32::MAX as usize - TILE;
+
+/// Scratch of a call of the vendor's library: what it recommends for Hopper and newer.
+pub(super) const LIBRARY_SCRATCH_BYTES: usize = 32 << 20;
+/// Alignment of that scratch, and more than scales need.
+pub(super) const LIBRARY_ALIGNMENT_BYTES: usize = 256;
+
+/// The next address that is aligned for the library. Workspaces are not: ask for
+/// [`LIBRARY_ALIGNMENT_BYTES`] more.
+pub(super) fn align_for_library(pointer: DevicePtr) -> DevicePtr {
+    DevicePtr(pointer.0.next_multiple_of(LIBRARY_ALIGNMENT_BYTES as u64))
+}
 
 /// Sizes of a linear layer: x `[tokens, inputs]`, w `[outputs, inputs]`, y `[tokens, outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
