@@ -1,14 +1,19 @@
 //! The kernels: one file here for each `.cu` file, and one for each use of a library.
 
+mod adamw;
 mod add;
 mod attention;
 mod attention_backward;
 mod bf16_gemm;
+mod bias_grad;
 mod cast;
 mod cublaslt_linear;
 mod cublaslt_mx_gemm;
 mod embedding;
+mod embedding_backward;
 mod expand_scales;
+mod grad_norm;
+mod linear_cross_entropy;
 mod mx;
 mod mxfp8_gemm;
 mod products;
@@ -19,19 +24,25 @@ mod rope;
 mod rows;
 mod support;
 mod swiglu;
+mod tensor_list;
 
 use super::spec::CudaKernelSpec;
 
 /// Every kernel, preferred ones first within an op.
 pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
     [
+        adamw::SPECS,
         add::SPECS,
         attention::SPECS,
         attention_backward::SPECS,
         cublaslt_linear::SPECS,
         bf16_gemm::SPECS,
+        bias_grad::SPECS,
         cast::SPECS,
         embedding::SPECS,
+        embedding_backward::SPECS,
+        grad_norm::SPECS,
+        linear_cross_entropy::SPECS,
         cublaslt_mx_gemm::SPECS,
         mxfp8_gemm::SPECS,
         quantize::SPECS,

@@ -1,0 +1,98 @@
+// Global L2 norm of all gradients: norm = sqrt(sum over tensors and elements of g^2).
+//
+// The tensors are one list of chunks of 8192 elements; block b takes the chunks b, b + grid, ...,
+// each thread the same elements of each. Squares are exact in FP64 and cannot overflow there, so
+// the norm is finite exactly when every gradient is (and it fits FP32). A multiprocessor of an
+// H200 widens 16 numbers a cycle, and memory brings it four or five. The last block joins the
+// blocks' sums.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/last_block.cuh"
+#include "common/sum_f64.cuh"
+#include "common/types.cuh"
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kVectorsPerThread = 8;
+constexpr uint64 kChunk = kThreads * kVectorsPerThread * 4;
+
+// A tensor of the list, none of them empty.
+struct Gradient {
+    const float* values;  // 16-byte aligned
+    uint64 elements;
+    uint64 first_chunk;
+};
+
+struct Sums {
+    double x = 0.0, y = 0.0, z = 0.0, w = 0.0;
+};
+
+__device__ __forceinline__ void add_square(double& sum, float value) {
+    const double wide = value;
+    sum = fma(wide, wide, sum);
+}
+
+__device__ __forceinline__ void add_squares(Sums& sums, float4 values) {
+    add_square(sums.x, values.x);
+    add_square(sums.y, values.y);
+    add_square(sums.z, values.z);
+    add_square(sums.w, values.w);
+}
+
+__device__ __forceinline__ void add_whole_chunk(Sums& sums, const float* values) {
+    float4 loaded[kVectorsPerThread];
+#pragma unroll
+    for (int k = 0; k < kVectorsPerThread; ++k) {
+        loaded[k] = reinterpret_cast<const float4*>(values)[threadIdx.x + k * kThreads];
+    }
+#pragma unroll
+    for (int k = 0; k < kVectorsPerThread; ++k) {
+        add_squares(sums, loaded[k]);
+    }
+}
+
+__device__ __forceinline__ void add_last_chunk(Sums& sums, const float* values, uint32 elements) {
+    for (uint32 i = threadIdx.x; i < elements / 4; i += kThreads) {
+        add_squares(sums, reinterpret_cast<const float4*>(values)[i]);
+    }
+    const uint32 tail = elements / 4 * 4 + threadIdx.x;
+    if (tail < elements) {
+        add_square(sums.x, values[tail]);
+    }
+}
+
+// table [tensors], partials [gridDim.x], norm [1].
+extern "C" __global__ void __launch_bounds__(kThreads)
+    grad_norm(const Gradient* __restrict__ table, uint32 tensors, uint64 chunks, double* partials,
+              uint32* ticket, float* norm) {
+    Sums sums;
+    uint32 tensor = 0;
+    for (uint64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        while (tensor + 1 < tensors && chunk >= table[tensor + 1].first_chunk) {
+            ++tensor;
+        }
+        const Gradient gradient = table[tensor];
+        const uint64 first = (chunk - gradient.first_chunk) * kChunk;
+        const uint64 left = gradient.elements - first;
+        if (left >= kChunk) {
+            add_whole_chunk(sums, gradient.values + first);
+        } else {
+            add_last_chunk(sums, gradient.values + first, static_cast<uint32>(left));
+        }
+    }
+    const double sum = sum_over_block<kWarps>((sums.x + sums.y) + (sums.z + sums.w));
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+    }
+    if (!is_last_block(ticket, gridDim.x)) {
+        return;
+    }
+    double joined = 0.0;
+    for (uint32 block = threadIdx.x; block < gridDim.x; block += kThreads) {
+        joined += __ldcg(partials + block);
+    }
+    const double total = sum_over_block<kWarps>(joined);
+    if (threadIdx.x == 0) {
+        *norm = static_cast<float>(sqrt(total));
+    }
+}
