@@ -28,7 +28,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 ];
 
 /// All three products of a layer of `(tokens, outputs, inputs)` by one kernel.
-pub fn check(gpu: &mut Gpu, kernel: &str, sizes: (usize, usize, usize), kind: Kind) {
+pub(crate) fn check(gpu: &mut Gpu, kernel: &str, sizes: (usize, usize, usize), kind: Kind) {
     let (tokens, outputs, inputs) = sizes;
     let x = HostTensor::bf16(&[tokens, inputs], &kind.values(tokens * inputs, 1));
     let w = HostTensor::bf16(&[outputs, inputs], &kind.values(outputs * inputs, 2));

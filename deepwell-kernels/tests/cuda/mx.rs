@@ -7,15 +7,15 @@ use deepwell_precision::{BlockShape, MxSpec};
 use crate::harness::{HostTensor, uniform};
 
 /// Codes and scales as the device reads them, and the numbers that they stand for.
-pub struct MxMatrix {
-    pub codes: HostTensor,
-    pub scales: HostTensor,
-    pub values: Vec<f64>,
+pub(crate) struct MxMatrix {
+    pub(crate) codes: HostTensor,
+    pub(crate) scales: HostTensor,
+    pub(crate) values: Vec<f64>,
 }
 
 /// What the operands hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum MxKind {
+pub(crate) enum MxKind {
     /// Any finite code; exponents of scales within three of each other.
     Even,
     /// Any finite code; exponents of scales up to 60 apart.
@@ -32,7 +32,13 @@ fn draws(len: usize, seed: u64, bound: u8) -> Vec<u8> {
 
 impl MxMatrix {
     /// A `[rows, depth]` matrix with scales as `spec` says.
-    pub fn new(rows: usize, depth: usize, spec: MxSpec, kind: MxKind, seed: u64) -> MxMatrix {
+    pub(crate) fn new(
+        rows: usize,
+        depth: usize,
+        spec: MxSpec,
+        kind: MxKind,
+        seed: u64,
+    ) -> MxMatrix {
         let (lowest, count) = match kind {
             MxKind::Even => (126, 4),
             MxKind::Spread => (97, 60),
@@ -62,7 +68,7 @@ impl MxMatrix {
         MxMatrix::from_bytes(rows, depth, &codes, &scales)
     }
 
-    pub fn from_bytes(rows: usize, depth: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
+    pub(crate) fn from_bytes(rows: usize, depth: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
         MxMatrix {
             codes: HostTensor::bytes(DType::E4m3, &[rows, depth], codes),
             scales: HostTensor::bytes(DType::E8m0, &[rows, depth.div_ceil(BLOCK)], scales),
@@ -73,7 +79,7 @@ impl MxMatrix {
 
 /// For each element of `a · bᵀ` the sum of the magnitudes of its products, a bound of every partial
 /// sum: `a` `[rows, depth]`, `b` `[columns, depth]`.
-pub fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
+pub(crate) fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
     let absolute = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
     deepwell_kernels::oracle::linear::forward(
         &absolute(&a.values),
@@ -85,7 +91,7 @@ pub fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
 
 /// Compares with a reference where the error may be `share` of the magnitudes, and one rounding to
 /// `output`.
-pub fn assert_close_to_magnitudes(
+pub(crate) fn assert_close_to_magnitudes(
     what: &str,
     got: &[f64],
     expected: &[f64],

@@ -29,7 +29,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 ];
 
 /// One product by one kernel.
-pub fn multiply(
+pub(crate) fn multiply(
     gpu: &mut Gpu,
     kernel: &str,
     op: ops::MxGemm,

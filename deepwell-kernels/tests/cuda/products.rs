@@ -6,7 +6,7 @@ use crate::harness::{Tolerance, uniform};
 
 /// What the operands hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Uniform in [-1, 1).
     Uniform,
     /// Integers from -4 to 4: every sum is exact in FP32, so that nothing but the rounding of the
@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub fn values(self, len: usize, seed: u64) -> Vec<f32> {
+    pub(crate) fn values(self, len: usize, seed: u64) -> Vec<f32> {
         let values = uniform(len, seed, 1.0);
         match self {
             Kind::Uniform => values,
@@ -54,7 +54,7 @@ impl Kind {
 /// below `depth / 8 + 2` ulp of the largest partial sum. A partial sum is at most `depth · largest²`
 /// and for the kinds of random sign it grows with the root of the depth, which we multiply by
 /// eight.
-pub fn product_tolerance(output: DType, depth: usize, kind: Kind, added: f64) -> Tolerance {
+pub(crate) fn product_tolerance(output: DType, depth: usize, kind: Kind, added: f64) -> Tolerance {
     let (depth, largest) = (depth as f64, kind.largest());
     let partial = match kind {
         Kind::Uniform | Kind::WideRange => 8.0 * depth.sqrt() * largest * largest,
