@@ -128,6 +128,18 @@ impl Default for RunOptions<'_> {
     }
 }
 
+/// The driver of the first GPU; `None`, and a line on stderr, where there is none.
+pub fn open_driver() -> Option<CudarcDriver> {
+    match CudarcDriver::open(0) {
+        Ok(driver) => Some(driver),
+        Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{REQUIRE_VARIABLE} is set, and there is no GPU: {error}"),
+    }
+}
+
 /// A GPU under test.
 pub struct Gpu {
     backend: CudaBackend,
@@ -137,14 +149,7 @@ pub struct Gpu {
 impl Gpu {
     /// The first GPU; `None`, and a line on stderr, where there is none.
     pub fn open() -> Option<Gpu> {
-        let driver = match CudarcDriver::open(0) {
-            Ok(driver) => driver,
-            Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
-                eprintln!("skipped: {error}");
-                return None;
-            }
-            Err(error) => panic!("{REQUIRE_VARIABLE} is set, and there is no GPU: {error}"),
-        };
+        let driver = open_driver()?;
         let properties = driver.properties().clone();
         let architecture = Architecture::of_capability(properties.capability)
             .unwrap_or_else(|| panic!("no kernels for {properties:?}"));
@@ -154,6 +159,11 @@ impl Gpu {
             CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
         let target = cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
         Some(Gpu { backend, target })
+    }
+
+    /// What kernels are chosen for.
+    pub fn target(&self) -> &Target {
+        &self.target
     }
 
     /// The backend.

@@ -3,8 +3,10 @@
 
 mod add;
 mod bf16_gemm;
+mod blas;
 mod cast;
 mod cublaslt;
+mod driver;
 mod embedding;
 mod harness;
 mod mx;

@@ -4,6 +4,8 @@
 use crate::cuda::driver::{DriverError, DriverResult};
 
 const ELF_MAGIC: &[u8] = b"\x7fELF";
+/// Its fifth and sixth byte.
+const ELF_64_LITTLE_ENDIAN: [u8; 2] = [2, 1];
 const ELF_HEADER_BYTES: usize = 64;
 const SECTION_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
@@ -33,27 +35,34 @@ pub(super) fn check_image(image: &[u8]) -> DriverResult<()> {
 /// Whether the headers and everything that they point to lie within a 64-bit little-endian ELF
 /// file; `None` where a header itself does not.
 fn is_whole(image: &[u8]) -> Option<bool> {
-    image.get(..ELF_HEADER_BYTES)?;
+    if image.get(..ELF_HEADER_BYTES)?[4..6] != ELF_64_LITTLE_ENDIAN {
+        return Some(false);
+    }
     let u16_at = |offset: usize| Some(u16::from_le_bytes(*image.get(offset..)?.first_chunk()?));
     let u32_at = |offset: usize| Some(u32::from_le_bytes(*image.get(offset..)?.first_chunk()?));
     let u64_at = |offset: usize| Some(u64::from_le_bytes(*image.get(offset..)?.first_chunk()?));
     let ends_within = |offset: u64, bytes: u64| {
         offset.checked_add(bytes).is_some_and(|end| end <= image.len() as u64)
     };
-    let (programs, sections) = (u64_at(0x20)?, u64_at(0x28)?);
-    let (program_count, section_count) = (u16_at(0x38)?, u16_at(0x3C)?);
-    for index in 0..usize::from(program_count) {
-        let header = usize::try_from(programs).ok()?.checked_add(index * PROGRAM_HEADER_BYTES)?;
-        if !ends_within(u64_at(header.checked_add(0x08)?)?, u64_at(header.checked_add(0x20)?)?) {
+    // Where the headers of each kind begin in the file, how many there are, and their size.
+    let programs = (u64_at(0x20)?, u16_at(0x38)?, PROGRAM_HEADER_BYTES);
+    let sections = (u64_at(0x28)?, u16_at(0x3C)?, SECTION_HEADER_BYTES);
+    for (offset, count, bytes) in [programs, sections] {
+        if !ends_within(offset, u64::from(count) * bytes as u64) {
             return Some(false);
         }
     }
-    for index in 0..usize::from(section_count) {
-        let header = usize::try_from(sections).ok()?.checked_add(index * SECTION_HEADER_BYTES)?;
-        let has_bytes = u32_at(header.checked_add(0x04)?)? != SECTION_WITHOUT_BYTES;
-        let (offset, bytes) =
-            (u64_at(header.checked_add(0x18)?)?, u64_at(header.checked_add(0x20)?)?);
-        if has_bytes && !ends_within(offset, bytes) {
+    let headers = |(offset, count, bytes): (u64, u16, usize)| {
+        (0..usize::from(count)).map(move |index| offset as usize + index * bytes)
+    };
+    for header in headers(programs) {
+        if !ends_within(u64_at(header + 0x08)?, u64_at(header + 0x20)?) {
+            return Some(false);
+        }
+    }
+    for header in headers(sections) {
+        let has_bytes = u32_at(header + 0x04)? != SECTION_WITHOUT_BYTES;
+        if has_bytes && !ends_within(u64_at(header + 0x18)?, u64_at(header + 0x20)?) {
             return Some(false);
         }
     }
@@ -68,6 +77,7 @@ mod tests {
     fn cubin() -> Vec<u8> {
         let mut image = vec![0; 64 + 8 + 64];
         image[..4].copy_from_slice(b"\x7fELF");
+        image[4..6].copy_from_slice(&[2, 1]);
         image[0x28..0x30].copy_from_slice(&72u64.to_le_bytes());
         image[0x3C..0x3E].copy_from_slice(&1u16.to_le_bytes());
         image[72 + 0x04..72 + 0x08].copy_from_slice(&1u32.to_le_bytes());
@@ -85,8 +95,9 @@ mod tests {
     #[test]
     fn only_whole_cubins_and_terminated_ptx_pass() {
         let cut = |bytes: usize| cubin()[..bytes].to_vec();
-        let rows: [(&str, Vec<u8>, bool); 11] = [
+        let rows: [(&str, Vec<u8>, bool); 12] = [
             ("whole", cubin(), true),
+            ("of 32 bits", with(4, 0x101), false),
             ("a byte short", cut(135), false),
             ("without section headers", cut(72), false),
             ("half a header", cut(20), false),
