@@ -13,7 +13,7 @@ use half::bf16;
 use super::attention;
 use super::calls::{Scratch, attention_shape};
 use super::gemm::{self, DataKind, Tier};
-use super::{add, linear_cross_entropy, rms_norm};
+use super::{add, layer_norm, linear_cross_entropy, rms_norm};
 
 /// One kernel of the CPU backend.
 #[derive(Clone, Debug)]
@@ -93,17 +93,22 @@ const TIERED: [(&str, WorkspaceBytes); 8] = [
 ];
 
 /// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 21] = [
+const PLAIN: [(&str, WorkspaceBytes); 31] = [
     ("embedding", none),
     ("embedding_backward", none),
     ("bias_grad", bias_grad),
     ("rms_norm", none),
     ("add_rms_norm", none),
     ("rms_norm_backward", rms_norm_backward),
+    ("layer_norm", none),
+    ("add_layer_norm", none),
+    ("layer_norm_backward", layer_norm_backward),
     ("rope", rope_tables),
     ("rope_backward", rope_tables),
     ("swiglu", none),
     ("swiglu_backward", none),
+    ("gelu", none),
+    ("gelu_backward", none),
     ("add", none),
     ("cast", none),
     ("quantize", none),
@@ -112,9 +117,14 @@ const PLAIN: [(&str, WorkspaceBytes); 21] = [
     ("rms_norm_quantize", with_quantize),
     ("add_rms_norm_quantize", with_quantize),
     ("rms_norm_backward_quantize", with_quantize),
+    ("layer_norm_quantize", with_quantize),
+    ("add_layer_norm_quantize", with_quantize),
+    ("layer_norm_backward_quantize", with_quantize),
     ("rope_backward_quantize", with_quantize),
     ("swiglu_quantize", with_quantize),
     ("swiglu_backward_quantize", with_quantize),
+    ("gelu_quantize", with_quantize),
+    ("gelu_backward_quantize", with_quantize),
 ];
 
 fn none(_: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
@@ -145,6 +155,11 @@ fn matrix(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
 fn rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let x = &request.operands[1].shape;
     rms_norm::rms_norm_backward_workspace_bytes(x[0], x[1])
+}
+
+fn layer_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let x = &request.operands[1].shape;
+    layer_norm::layer_norm_backward_workspace_bytes(x[0], x[1])
 }
 
 /// What the producer wants, and room for those of its outputs that are not stored.

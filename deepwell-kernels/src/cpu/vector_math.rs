@@ -77,6 +77,61 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// `Φ(-a) / (e^(-a²/2) t)` with `t = 1 / (1 + a / 4)` as a polynomial in `t`, lowest power first:
+/// fitted over `0 <= a <= 14.6` so that the largest relative error is least, which leaves 8.7e-9
+/// before rounding to `f32`. The quotient lies between 0.0997 and 0.5.
+const NORMAL_TAIL: [f32; 10] = [
+    0.099_746_04,
+    0.099_526_73,
+    0.095_246_01,
+    0.073_199_98,
+    0.083_330_42,
+    0.018_671_175,
+    0.021_520_715,
+    0.056_673_307,
+    -0.064_865_86,
+    0.016_951_472,
+];
+
+/// The distribution function of the standard normal, `Φ(x)`, and `e^(-x²/2)`.
+///
+/// Method: `Φ(-|x|)` from a polynomial times the exponential, so that small results keep their
+/// bits, and one less that for a positive `x`.
+///
+/// Both err by at most `(12 + x²) 2^-24` of themselves as long as they are no subnormal numbers:
+/// down to `x = -12.9` and for `|x| <= 13.2`. Farther out they go to zero, and `Φ` to one.
+#[inline(always)]
+pub fn normal_cdf(x: f32) -> (f32, f32) {
+    let a = x.abs();
+    let e = exp(-0.5 * (a * a));
+    let t = 1.0 / (1.0 + 0.25 * a);
+    let mut quotient = NORMAL_TAIL[9];
+    quotient = quotient * t + NORMAL_TAIL[8];
+    quotient = quotient * t + NORMAL_TAIL[7];
+    quotient = quotient * t + NORMAL_TAIL[6];
+    quotient = quotient * t + NORMAL_TAIL[5];
+    quotient = quotient * t + NORMAL_TAIL[4];
+    quotient = quotient * t + NORMAL_TAIL[3];
+    quotient = quotient * t + NORMAL_TAIL[2];
+    quotient = quotient * t + NORMAL_TAIL[1];
+    quotient = quotient * t + NORMAL_TAIL[0];
+    let tail = e * (t * quotient);
+    (if x < 0.0 { tail } else { 1.0 - tail }, e)
+}
+
+/// The logistic function of `x` and of `-x`: each with all its bits, where one less the other
+/// would have lost them.
+///
+/// At most 4 units in the last place from the exact results as long as they are normal numbers;
+/// NaN stays NaN.
+#[inline(always)]
+pub fn sigmoid_pair(x: f32) -> (f32, f32) {
+    let e = exp(-x.abs());
+    let large = 1.0 / (1.0 + e);
+    let small = e * large;
+    if x < 0.0 { (small, large) } else { (large, small) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,5 +221,46 @@ mod tests {
         assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
         assert_eq!(sigmoid(0.0), 0.5);
         assert!(sigmoid(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn normal_cdf_is_as_close_as_it_says() {
+        let bound = |x: f32| (12.0 + f64::from(x).powi(2)) * 2f64.powi(-24);
+        let mut worst = (0.0, 0.0);
+        for x in sampled(-12.9..=13.2) {
+            let (cdf, e) = normal_cdf(x);
+            let exact = crate::oracle::gelu::erfc(-f64::from(x) / std::f64::consts::SQRT_2) / 2.0;
+            let error = (f64::from(cdf) / exact - 1.0).abs() / bound(x);
+            if error > worst.0 {
+                worst = (error, x);
+            }
+            let exact = (-f64::from(x).powi(2) / 2.0).exp();
+            assert!((f64::from(e) / exact - 1.0).abs() <= bound(x), "e^(-x²/2) at {x}");
+        }
+        eprintln!("normal_cdf: at most {} of the bound, at {}", worst.0, worst.1);
+        assert!(worst.0 <= 1.0, "{} of the bound at {}", worst.0, worst.1);
+        for (x, expected) in [
+            (f32::INFINITY, (1.0, 0.0)),
+            (f32::NEG_INFINITY, (0.0, 0.0)),
+            (1e30, (1.0, 0.0)),
+            (-15.0, (0.0, 0.0)),
+        ] {
+            assert_eq!(normal_cdf(x), expected, "{x}");
+        }
+        assert!(normal_cdf(f32::NAN).0.is_nan());
+    }
+
+    #[test]
+    fn sigmoid_pairs_are_within_four_ulp() {
+        for x in sampled(-87.0..=87.0) {
+            let (of_x, of_minus_x) = sigmoid_pair(x);
+            for (got, x) in [(of_x, x), (of_minus_x, -x)] {
+                let error = error_ulp(got, 1.0 / (1.0 + (-f64::from(x)).exp()));
+                assert!(error <= 4.0, "{error} ulp at {x}");
+            }
+        }
+        assert_eq!(sigmoid_pair(f32::INFINITY), (1.0, 0.0));
+        assert_eq!(sigmoid_pair(f32::NEG_INFINITY), (0.0, 1.0));
+        assert!(sigmoid_pair(f32::NAN).0.is_nan());
     }
 }

@@ -1,10 +1,11 @@
-//! RoPE, SwiGLU, sums and casts.
+//! RoPE, SwiGLU, GELU, sums and casts.
 
 use deepwell_ir::ops::Rope;
 
 use super::{KernelError, Operands, Run, by_float};
 use crate::cpu::add::{add as add_kernel, bias_add_backward};
 use crate::cpu::cast::cast as cast_kernel;
+use crate::cpu::gelu::{gelu_backward as gelu_backward_kernel, gelu_forward};
 use crate::cpu::rope::{RopeShape, rope_backward, rope_forward, rope_tables};
 use crate::cpu::swiglu::{swiglu_backward as swiglu_backward_kernel, swiglu_forward};
 
@@ -59,6 +60,27 @@ pub(super) fn swiglu_backward(operands: &Operands<'_>) -> Result<Run, KernelErro
                 dgate.of(arena),
                 dup.of(arena),
             );
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn gelu(operands: &Operands<'_>, tanh: bool) -> Result<Run, KernelError> {
+    by_float!(operands, 0, E => {
+        let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(1)?);
+        Ok(Box::new(move |arena| {
+            gelu_forward(x.of(arena), tanh, y.of(arena));
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn gelu_backward(operands: &Operands<'_>, tanh: bool) -> Result<Run, KernelError> {
+    by_float!(operands, 0, E => {
+        let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let dx = operands.target::<E>(2)?;
+        Ok(Box::new(move |arena| {
+            gelu_backward_kernel(dy.of(arena), x.of(arena), tanh, dx.of(arena));
             Ok(())
         }))
     })
