@@ -188,7 +188,7 @@ fn requests_that_cannot_be_planned() {
         check(&["--hardware", "none.json"], &["got `none.json`", "preset", "hint: "]);
         check(&["--device", "tpu"], &["`cpu`, `cuda` or `cuda:N`", "tpu"]);
         for device in ["cuda", "cuda:1"] {
-            check(&["--device", device], &["no CUDA backend yet", "hint: use `--device cpu`"]);
+            check(&["--device", device], &["expected a GPU for", "`--device cpu` needs none"]);
         }
     }
 }
@@ -521,7 +521,7 @@ fn runs_that_cannot_begin() {
         check(&["--steps", "0"], &["steps: expected at least 1, got 0"]);
         check(&["--seq-len", "0"], &["seq_len: expected at least 1, got 0"]);
         check(&["--batch-size", "0"], &["batch_size: expected at least 1, got 0"]);
-        check(&["--device", "cuda"], &["device", "`cuda`", "hint: ", "`--device cpu`"]);
+        check(&["--device", "cuda"], &["device", "`cuda:0`", "hint: ", "`--device cpu`"]);
         check(&["--model", "lama"], &["model", "`lama`", "llama-micro"]);
         check(&["--precision", "mxfp9"], &["`mxfp9`", "`mxfp8-floor`"]);
         check(&["--policy", &none], &["none"]);

@@ -22,15 +22,15 @@ const GUARD: u8 = 0xA5;
 
 /// A tensor on the host.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HostTensor {
-    pub dtype: DType,
-    pub shape: Vec<usize>,
-    pub bytes: Vec<u8>,
+pub(crate) struct HostTensor {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl HostTensor {
     /// `values` rounded to `dtype` (F32 or BF16).
-    pub fn from_f32(dtype: DType, shape: &[usize], values: &[f32]) -> HostTensor {
+    pub(crate) fn from_f32(dtype: DType, shape: &[usize], values: &[f32]) -> HostTensor {
         assert_eq!(values.len(), shape.iter().product::<usize>());
         let bytes = match dtype {
             DType::F32 => bytemuck::cast_slice(values).to_vec(),
@@ -43,38 +43,38 @@ impl HostTensor {
         HostTensor { dtype, shape: shape.to_vec(), bytes }
     }
 
-    pub fn bf16(shape: &[usize], values: &[f32]) -> HostTensor {
+    pub(crate) fn bf16(shape: &[usize], values: &[f32]) -> HostTensor {
         HostTensor::from_f32(DType::Bf16, shape, values)
     }
 
-    pub fn f32(shape: &[usize], values: &[f32]) -> HostTensor {
+    pub(crate) fn f32(shape: &[usize], values: &[f32]) -> HostTensor {
         HostTensor::from_f32(DType::F32, shape, values)
     }
 
-    pub fn i32(shape: &[usize], values: &[i32]) -> HostTensor {
+    pub(crate) fn i32(shape: &[usize], values: &[i32]) -> HostTensor {
         let bytes = bytemuck::cast_slice(values).to_vec();
         HostTensor { dtype: DType::I32, shape: shape.to_vec(), bytes }
     }
 
-    pub fn u64(shape: &[usize], values: &[u64]) -> HostTensor {
+    pub(crate) fn u64(shape: &[usize], values: &[u64]) -> HostTensor {
         let bytes = bytemuck::cast_slice(values).to_vec();
         HostTensor { dtype: DType::U64, shape: shape.to_vec(), bytes }
     }
 
     /// Codes (E4M3) or scales (E8M0).
-    pub fn bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> HostTensor {
+    pub(crate) fn bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> HostTensor {
         HostTensor { dtype, shape: shape.to_vec(), bytes: bytes.to_vec() }
     }
 
     /// A tensor to be written: what it holds before is poison.
-    pub fn output(dtype: DType, shape: &[usize]) -> HostTensor {
+    pub(crate) fn output(dtype: DType, shape: &[usize]) -> HostTensor {
         let elements: usize = shape.iter().product();
         let bytes = vec![0; elements * dtype.size_bytes()];
         HostTensor { dtype, shape: shape.to_vec(), bytes }
     }
 
     /// The numbers that a BF16 or F32 tensor holds.
-    pub fn to_f64(&self) -> Vec<f64> {
+    pub(crate) fn to_f64(&self) -> Vec<f64> {
         match self.dtype {
             DType::F32 => bytemuck::pod_collect_to_vec::<u8, f32>(&self.bytes)
                 .iter()
@@ -88,14 +88,14 @@ impl HostTensor {
         }
     }
 
-    pub fn to_u64(&self) -> Vec<u64> {
+    pub(crate) fn to_u64(&self) -> Vec<u64> {
         assert_eq!(self.dtype, DType::U64);
         bytemuck::pod_collect_to_vec(&self.bytes)
     }
 }
 
 /// Uniform numbers in `[-scale, scale)`, the same for the same seed.
-pub fn uniform(len: usize, seed: u64, scale: f32) -> Vec<f32> {
+pub(crate) fn uniform(len: usize, seed: u64, scale: f32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
     (0..len)
         .map(|_| {
@@ -109,17 +109,17 @@ pub fn uniform(len: usize, seed: u64, scale: f32) -> Vec<f32> {
 
 /// How a call is run.
 #[derive(Clone, Copy, Debug)]
-pub struct RunOptions<'a> {
+pub(crate) struct RunOptions<'a> {
     /// Outputs that are accumulators start from the given contents and are added to.
-    pub accumulate: bool,
+    pub(crate) accumulate: bool,
     /// Outputs start from the given contents though they do not accumulate: in-place updates.
-    pub update: bool,
+    pub(crate) update: bool,
     /// Tokens per sequence of the program.
-    pub seq: usize,
+    pub(crate) seq: usize,
     /// Only this kernel.
-    pub kernel: Option<&'a str>,
+    pub(crate) kernel: Option<&'a str>,
     /// Whether the vendor's library may be used.
-    pub library: bool,
+    pub(crate) library: bool,
 }
 
 impl Default for RunOptions<'_> {
@@ -129,7 +129,7 @@ impl Default for RunOptions<'_> {
 }
 
 /// The driver of the first GPU; `None`, and a line on stderr, where there is none.
-pub fn open_driver() -> Option<CudarcDriver> {
+pub(crate) fn open_driver() -> Option<CudarcDriver> {
     match CudarcDriver::open(0) {
         Ok(driver) => Some(driver),
         Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
@@ -141,14 +141,14 @@ pub fn open_driver() -> Option<CudarcDriver> {
 }
 
 /// A GPU under test.
-pub struct Gpu {
+pub(crate) struct Gpu {
     backend: CudaBackend,
     target: Target,
 }
 
 impl Gpu {
     /// The first GPU; `None`, and a line on stderr, where there is none.
-    pub fn open() -> Option<Gpu> {
+    pub(crate) fn open() -> Option<Gpu> {
         let driver = open_driver()?;
         let properties = driver.properties().clone();
         let architecture = Architecture::of_capability(properties.capability)
@@ -162,18 +162,18 @@ impl Gpu {
     }
 
     /// What kernels are chosen for.
-    pub fn target(&self) -> &Target {
+    pub(crate) fn target(&self) -> &Target {
         &self.target
     }
 
     /// The backend.
-    pub fn backend(&mut self) -> &mut CudaBackend {
+    pub(crate) fn backend(&mut self) -> &mut CudaBackend {
         &mut self.backend
     }
 
     /// Runs an op with its default kernel. `outputs` give type and shape, and for accumulators
     /// and updates the contents before.
-    pub fn run(
+    pub(crate) fn run(
         &mut self,
         op: impl Into<Op>,
         inputs: &[HostTensor],
@@ -186,7 +186,7 @@ impl Gpu {
     }
 
     /// [`Gpu::run`] with everything chosen.
-    pub fn run_with(
+    pub(crate) fn run_with(
         &mut self,
         op: impl Into<Op>,
         inputs: &[HostTensor],
@@ -354,20 +354,20 @@ impl Gpu {
 
 /// Largest allowed distance from the reference: `absolute + relative · |expected|`.
 #[derive(Clone, Copy, Debug)]
-pub struct Tolerance {
-    pub absolute: f64,
-    pub relative: f64,
+pub(crate) struct Tolerance {
+    pub(crate) absolute: f64,
+    pub(crate) relative: f64,
 }
 
 impl Tolerance {
     /// One rounding to BF16 (2^-9 of the value), and `absolute` for what cancels.
-    pub fn bf16(absolute: f64) -> Tolerance {
+    pub(crate) fn bf16(absolute: f64) -> Tolerance {
         Tolerance { absolute, relative: 1.0 / 256.0 }
     }
 }
 
 /// Compares with a reference; equal NaNs and infinities are equal.
-pub fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: Tolerance) {
+pub(crate) fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: Tolerance) {
     assert_eq!(got.len(), expected.len(), "{what}: length");
     let mut worst: Option<(usize, f64)> = None;
     for (index, (&a, &b)) in got.iter().zip(expected).enumerate() {
