@@ -17,6 +17,7 @@
 // moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
 // FP32 holds that with no loss, and after the first keys it hardly happens, which saves nearly all
 // rescaling and the exchange of maxima between lanes.
+#include "common/opaque.cuh"
 #include "common/types.cuh"
 #include "layout/attention_order.cuh"
 #include "layout/head_tile.cuh"
@@ -48,11 +49,11 @@ struct Tiling {
     static constexpr bool kQueriesInRegisters = kHeadDim < 128;
     static constexpr int kBlocksPerMultiprocessor = kHeadDim == 128 ? 2 : 3;
 
-    // Shared memory: queries, then keys and values of each stage.
+    // Shared memory: queries, keys of both stages, values of both, and where the keys begin.
     static constexpr int kQueryBytes = kBlockM * HeadTile<kHeadDim>::kRowBytes;
     static constexpr int kKeyBytes = kStageKeys * HeadTile<kHeadDim>::kRowBytes;
-    static constexpr int kStageBytes = 2 * kKeyBytes;
-    static constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes;
+    static constexpr int kKeptAt = kQueryBytes + 4 * kKeyBytes;
+    static constexpr int kSharedBytes = kKeptAt + 16;
     static_assert(kSharedBytes <= 99 * 1024, "what a block of sm_120 may have");
 };
 
@@ -101,6 +102,10 @@ __device__ __forceinline__ void raise(Rows& rows, float (&sums)[kM][kHeadDim / 8
     }
 }
 
+__device__ __forceinline__ uint32 tiles_of(uint32 seq) {
+    return (seq + kBlockM - 1) / kBlockM;
+}
+
 // Where a block works.
 struct Place {
     int first_query;      // in its sequence
@@ -135,7 +140,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
     extern __shared__ __align__(1024) uint8 shared_memory[];
 
-    const uint32 tiles = (arguments.seq + kBlockM - 1) / kBlockM;
+    const uint32 tiles = tiles_of(arguments.seq);
     if (blockIdx.x >= tiles * arguments.batch_heads) {
         return;
     }
@@ -144,38 +149,39 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
     const int keys_seen = causal ? min(seq, first_query + kBlockM) : seq;
-    const int stages = (keys_seen + kStageKeys - 1) / kStageKeys;
 
     const uint32 query_stride = arguments.heads * kHeadDim;
     const uint32 key_stride = arguments.kv_heads * kHeadDim;
 
     const uint32 queries = shared_address(shared_memory);
-    const uint32 stage_memory = queries + Tiles::kQueryBytes;
-    const auto copy_stage = [&](int stage) {
-        const uint32 target = stage_memory + stage % 2 * Tiles::kStageBytes;
-        const int first = stage * kStageKeys;
-        const uint64 from = place.key_offset + static_cast<uint64>(first) * key_stride;
+    const uint32 keys = queries + Tiles::kQueryBytes;
+    // From `first_key` on, of a key head at `key_offset`.
+    const auto copy_stage = [&](int first_key, uint64 key_offset) {
+        const uint32 target = keys + first_key % (2 * kStageKeys) * kRowBytes;
+        const uint64 from = key_offset + static_cast<uint64>(first_key) * key_stride;
         copy_head_tile<kHeadDim, kStageKeys, kThreads>(target, arguments.k + from, key_stride,
-                                                       seq - first);
-        copy_head_tile<kHeadDim, kStageKeys, kThreads>(target + Tiles::kKeyBytes,
-                                                       arguments.v + from, key_stride,
-                                                       seq - first);
+                                                       seq - first_key);
+        copy_head_tile<kHeadDim, kStageKeys, kThreads>(
+            target + 2 * Tiles::kKeyBytes, arguments.v + from, key_stride, seq - first_key);
     };
 
-    copy_head_tile<kHeadDim, kBlockM, kThreads>(queries, arguments.q + place.query_offset, query_stride,
-                                                seq - first_query);
+    copy_head_tile<kHeadDim, kBlockM, kThreads>(queries, arguments.q + place.query_offset,
+                                                query_stride, seq - first_query);
     cp_async_commit();
-    copy_stage(0);
+    copy_stage(0, place.key_offset);
     cp_async_commit();
+    // Registers are too few to keep this until the next copy.
+    volatile uint64* const kept_key_offset =
+        reinterpret_cast<uint64*>(shared_memory + Tiles::kKeptAt);
+    if (threadIdx.x == 0) {
+        *kept_key_offset = place.key_offset;
+    }
 
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int warp_query = first_query + warp * kM * 16;
-    const uint32 warp_queries = summed_address<kHeadDim>(queries + warp * kM * 16 * kRowBytes);
-    // Keys that some query, and that all queries of this warp see.
-    const int some_see =
-        warp_query >= seq ? 0 : (causal ? min(seq, warp_query + kM * 16) : seq);
-    const int all_see = causal ? min(seq, warp_query + 1) : seq;
+    const uint32 warp_queries =
+        summed_address<kHeadDim>(queries + warp * kM * 16 * kRowBytes, lane);
 
     uint32 query_words[kM][Tiles::kQueriesInRegisters ? kHeadDim / 16 : 1][4];
     if constexpr (Tiles::kQueriesInRegisters) {
@@ -198,92 +204,100 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
 
     const float scale_log2 = arguments.scale_log2;
 #pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) {
-        // What was copied is seen by all, and nobody reads the other buffer any more.
-        cp_async_wait<0>();
-        __syncthreads();
-        if (stage + 1 < stages) {
-            copy_stage(stage + 1);
+    for (int key = 0; key < keys_seen; key += Tiles::kChunkKeys) {
+        if (key % kStageKeys == 0) {
+            // What was copied is seen by all, and nobody reads the other buffer any more.
+            cp_async_wait<0>();
+            __syncthreads();
+            if (key + kStageKeys < keys_seen) {
+                copy_stage(key + kStageKeys, *kept_key_offset);
+            }
+            cp_async_commit();
         }
-        cp_async_commit();
-
-        const uint32 stage_keys = stage_memory + stage % 2 * Tiles::kStageBytes;
-        const uint32 keys = columns_address<kHeadDim>(stage_keys);
-        const uint32 values = summed_address<kHeadDim>(stage_keys + Tiles::kKeyBytes);
-#pragma unroll 1
-        for (int chunk = 0; chunk < kStageKeys; chunk += Tiles::kChunkKeys) {
-            const int first_key = stage * kStageKeys + chunk;
-            if (first_key >= some_see) {
-                break;
-            }
-            const uint32 chunk_keys = keys + chunk * kRowBytes;
-            float scores[kM][2 * kN][4];
-            if constexpr (Tiles::kQueriesInRegisters) {
-                multiply_rows<kHeadDim, kM, kN>(scores, query_words, chunk_keys);
-            } else {
-                multiply_rows<kHeadDim, kM, kN>(scores, warp_queries, chunk_keys);
-            }
-            if (first_key + Tiles::kChunkKeys > all_see) {
+        // Keys before these are seen by some query, or by all queries of this warp.
+        const int query_here = static_cast<int>(opaque(warp_query));
+        const int some_see = causal ? min(seq, query_here + kM * 16) : seq;
+        const int all_see = causal ? min(seq, query_here + 1) : seq;
+        if (key >= some_see || query_here >= seq) {
+            continue;
+        }
+        const uint32 chunk_keys = keys + key % (2 * kStageKeys) * kRowBytes;
+        const uint32 lane_here = Tiles::kQueriesInRegisters ? lane : opaque(lane);
+        const uint32 key_columns = columns_address<kHeadDim>(chunk_keys, lane_here);
+        float scores[kM][2 * kN][4];
+        if constexpr (Tiles::kQueriesInRegisters) {
+            multiply_rows<kHeadDim, kM, kN>(scores, query_words, key_columns);
+        } else {
+            multiply_rows<kHeadDim, kM, kN>(scores, opaque(warp_queries), key_columns);
+        }
+        if (key + Tiles::kChunkKeys > all_see) {
 #pragma unroll
-                for (int m = 0; m < kM; ++m) {
+            for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    // How many keys of the chunk the row sees, less this thread's first column.
+                    const int query = query_here + 16 * m + lane / 4 + 8 * half;
+                    const int seen =
+                        (causal ? min(seq, query + 1) : seq) - key - lane % 4 * 2;
 #pragma unroll
                     for (int n = 0; n < 2 * kN; ++n) {
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            const int query = warp_query + 16 * m + lane / 4 + e / 2 * 8;
-                            const int key = first_key + 8 * n + lane % 4 * 2 + e % 2;
-                            if (key >= seq || (causal && key > query)) {
-                                scores[m][n][e] = minus_infinity();
+                        for (int e = 0; e < 2; ++e) {
+                            if (8 * n + e >= seen) {
+                                scores[m][n][2 * half + e] = minus_infinity();
                             }
                         }
                     }
                 }
             }
+        }
 
-            float greatest[kM][2];
-            bool exceeds = false;
+        float greatest[kM][2];
+        bool exceeds = false;
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float top = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
+#pragma unroll
+                for (int n = 1; n < 2 * kN; ++n) {
+                    top = fmaxf(top, fmaxf(scores[m][n][2 * half],
+                                           scores[m][n][2 * half + 1]));
+                }
+                greatest[m][half] = top;
+                exceeds |= fmaf(top, scale_log2, -kMargin) > rows.reference[m][half];
+            }
+        }
+        if (__any_sync(0xffffffffu, exceeds)) {
+            raise<kHeadDim>(rows, sums, greatest, scale_log2);
+        }
+
+        const uint32 values =
+            summed_address<kHeadDim>(chunk_keys + 2 * Tiles::kKeyBytes, lane_here);
+#pragma unroll
+        for (int block = 0; block < kN; ++block) {
+            uint32 weights[kM][4];
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
+                float weight[2][4];
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float top = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
+                for (int n = 0; n < 2; ++n) {
 #pragma unroll
-                    for (int n = 1; n < 2 * kN; ++n) {
-                        top = fmaxf(top, fmaxf(scores[m][n][2 * half],
-                                               scores[m][n][2 * half + 1]));
+                    for (int e = 0; e < 4; ++e) {
+                        weight[n][e] = ex2(fmaf(scores[m][2 * block + n][e], scale_log2,
+                                                -rows.reference[m][e / 2]));
                     }
-                    greatest[m][half] = top;
-                    exceeds |= fmaf(top, scale_log2, -kMargin) > rows.reference[m][half];
+                    rows.sum[m][0] += weight[n][0] + weight[n][1];
+                    rows.sum[m][1] += weight[n][2] + weight[n][3];
                 }
+                to_left(weights[m], weight[0], weight[1]);
             }
-            if (__any_sync(0xffffffffu, exceeds)) {
-                raise<kHeadDim>(rows, sums, greatest, scale_log2);
-            }
-
-#pragma unroll
-            for (int block = 0; block < kN; ++block) {
-                uint32 weights[kM][4];
-#pragma unroll
-                for (int m = 0; m < kM; ++m) {
-                    float weight[2][4];
-#pragma unroll
-                    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            weight[n][e] = ex2(fmaf(scores[m][2 * block + n][e], scale_log2,
-                                                    -rows.reference[m][e / 2]));
-                        }
-                        rows.sum[m][0] += weight[n][0] + weight[n][1];
-                        rows.sum[m][1] += weight[n][2] + weight[n][3];
-                    }
-                    to_left(weights[m], weight[0], weight[1]);
-                }
-                add_weighted_rows<kHeadDim, kM>(sums, weights, values + chunk * kRowBytes, block);
-            }
+            add_weighted_rows<kHeadDim, kM>(sums, weights, values, block);
         }
     }
 
-    const Place target = place_of<kHeadDim>(block_index_again(), tiles, arguments);
+    const Place target =
+        place_of<kHeadDim>(block_index_again(), tiles_of(opaque(arguments.seq)), arguments);
     const int target_query = target.first_query + warp * kM * 16;
     float factors[kM][2];
 #pragma unroll

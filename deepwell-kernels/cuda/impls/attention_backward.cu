@@ -59,7 +59,7 @@ struct Tiling {
     // Queries, dout and statistics.
     static constexpr int kStageBytes2 =
         2 * kQueryStageBytes + kStageQueries * static_cast<int>(sizeof(RowStatistics));
-    static constexpr int kSharedBytes2 = 2 * kKeyTileBytes + 2 * kStageBytes2;
+    static constexpr int kWorkBytes2 = 2 * kKeyTileBytes + 2 * kStageBytes2;
 
     // Kind 3.
     static constexpr int kQueryM = 2;
@@ -70,9 +70,11 @@ struct Tiling {
     static constexpr int kQueryTileBytes = kBlockQueries * kRowBytes;
     static constexpr int kKeyStageBytes = kStageKeys * kRowBytes;
     static constexpr int kStageBytes3 = 2 * kKeyStageBytes;
-    static constexpr int kSharedBytes3 = 2 * kQueryTileBytes + 2 * kStageBytes3;
+    static constexpr int kWorkBytes3 = 2 * kQueryTileBytes + 2 * kStageBytes3;
 
-    static constexpr int kSharedBytes = larger(kSharedBytes2, kSharedBytes3);
+    // Shared memory: that of a kind, then what is kept.
+    static constexpr int kWorkBytes = larger(kWorkBytes2, kWorkBytes3);
+    static constexpr int kSharedBytes = kWorkBytes + 16;
     static_assert(kSharedBytes <= 98 * 1024, "a block of sm_120 may have 99 KiB");
 
     // Kind 1.
@@ -103,13 +105,12 @@ struct Arguments {
     float scale_log2;  // scale * log2(e), positive
 };
 
-// The number of a block's work, read from shared memory each time: what is computed from it once
-// more at the end is not held in registers until then.
-struct ItemSource {
-    const volatile uint32* taken;
-    uint32 first;  // number of the first item of the kind
-
-    __device__ __forceinline__ uint32 operator()() const { return *taken - first; }
+// Numbers of a block's work that it needs now and then. They are kept in shared memory and read
+// from there each time, since there are no registers to hold them while products are summed.
+struct Kept {
+    uint64 offset;      // elements to the first row of what is streamed
+    uint32 statistics;  // rows to the first statistics of what is streamed
+    uint32 item;        // number of the work, over all kinds
 };
 
 // ------------------------------------------------------------------------------------- rows
@@ -153,81 +154,77 @@ __device__ __forceinline__ void make_statistics(const Arguments& arguments, uint
 
 // ------------------------------------------------------------------------------------- keys
 
-// What a block of kind 2 works on.
+// Where a block of kind 2 works.
 template <int kHeadDim>
-struct KeyWork {
-    const Arguments& arguments;
-    uint32 memory;      // shared
-    uint32 batch;
-    uint32 first_head;  // of those that share the keys
-    int first_key;      // in its sequence
-    uint64 key_offset;  // elements to the key head's part of the first key in k and v
+struct KeyPlace {
+    int first_key;             // in its sequence
+    uint64 key_offset;         // elements to the key head's part of the first key in k and v
+    uint64 query_offset;       // elements to the first query of the first head that shares them
+    uint32 statistics_offset;  // rows to the statistics of that head
 
-    using Tiles = Tiling<kHeadDim>;
-
-    __device__ __forceinline__ KeyWork(const Arguments& arguments, uint32 memory, uint32 item,
-                                       uint32 tiles)
-        : arguments(arguments), memory(memory) {
+    __device__ __forceinline__ KeyPlace(const Arguments& arguments, uint32 item, uint32 tiles) {
+        const uint32 heads = arguments.heads;
         const uint32 kv_heads = arguments.kv_heads;
         const HeadTileIndex index =
             head_tile_at(item, tiles, arguments.batch * kv_heads, arguments.key_section);
-        batch = index.head / kv_heads;
+        const uint32 batch = index.head / kv_heads;
         const uint32 kv_head = index.head - batch * kv_heads;
-        first_head = kv_head * (arguments.heads / kv_heads);
+        const uint32 head = kv_head * (heads / kv_heads);
+        const uint64 token = static_cast<uint64>(batch) * arguments.seq;
         // The first keys are seen by the most queries.
-        first_key = index.tile * Tiles::kBlockKeys;
-        const uint64 token = static_cast<uint64>(batch) * arguments.seq + first_key;
-        key_offset = (token * kv_heads + kv_head) * kHeadDim;
-    }
-
-    __device__ __forceinline__ uint32 stage(int slot) const {
-        return memory + 2 * Tiles::kKeyTileBytes + slot * Tiles::kStageBytes2;
-    }
-
-    // Starts the copy of a stage: queries of a head of the group, their dout and their statistics.
-    __device__ __forceinline__ void copy(int tile, uint32 in_group, int slot) const {
-        const int first = tile * Tiles::kStageQueries;
-        const int rows_left = static_cast<int>(arguments.seq) - first;
-        const uint32 head = first_head + in_group;
-        const uint32 stride = arguments.heads * kHeadDim;
-        const uint64 token = static_cast<uint64>(batch) * arguments.seq + first;
-        const uint64 from = (token * arguments.heads + head) * kHeadDim;
-        const uint32 target = stage(slot);
-        copy_head_tile<kHeadDim, Tiles::kStageQueries, kThreads>(target, arguments.q + from,
-                                                                 stride, rows_left);
-        copy_head_tile<kHeadDim, Tiles::kStageQueries, kThreads>(
-            target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left);
-        if (threadIdx.x < Tiles::kStageQueries) {
-            // Rows beyond the sequence: zeros in all operands, so p is 1, dout 0 and ds 0.
-            const int row = threadIdx.x;
-            const bool inside = row < rows_left;
-            const uint32 at =
-                (batch * arguments.heads + head) * arguments.seq + first + (inside ? row : 0);
-            cp_async_8(target + 2 * Tiles::kQueryStageBytes + row * 8, arguments.statistics + at,
-                       inside ? 8 : 0);
-        }
+        first_key = index.tile * Tiling<kHeadDim>::kBlockKeys;
+        key_offset = ((token + first_key) * kv_heads + kv_head) * kHeadDim;
+        query_offset = (token * heads + head) * kHeadDim;
+        statistics_offset = (batch * heads + head) * arguments.seq;
     }
 };
 
+// Starts the copy of a stage to `target`: queries of a head of the group, dout and statistics.
+template <int kHeadDim>
+__device__ __forceinline__ void copy_queries(const Arguments& arguments, uint32 target,
+                                             uint64 query_offset, uint32 statistics_offset,
+                                             int tile, uint32 in_group) {
+    using Tiles = Tiling<kHeadDim>;
+    const int first = tile * Tiles::kStageQueries;
+    const int rows_left = static_cast<int>(arguments.seq) - first;
+    const uint32 stride = arguments.heads * kHeadDim;
+    const uint64 from = query_offset + static_cast<uint64>(first) * stride + in_group * kHeadDim;
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, kThreads>(target, arguments.q + from, stride,
+                                                             rows_left);
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, kThreads>(
+        target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left);
+    if (threadIdx.x < Tiles::kStageQueries) {
+        // Rows beyond the sequence: zeros in all operands, so p is 1, dout 0 and ds 0.
+        const int row = threadIdx.x;
+        const bool inside = row < rows_left;
+        const uint32 at =
+            statistics_offset + in_group * arguments.seq + first + (inside ? row : 0);
+        cp_async_8(target + 2 * Tiles::kQueryStageBytes + row * 8, arguments.statistics + at,
+                   inside ? 8 : 0);
+    }
+}
+
 template <int kHeadDim>
 __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
-                                                   const ItemSource& item, uint32 tiles,
-                                                   uint8* shared_memory) {
+                                                   volatile Kept* kept, uint32 first_item,
+                                                   uint32 tiles, uint8* shared_memory) {
     using Tiles = Tiling<kHeadDim>;
     constexpr int kM = Tiles::kKeyM;
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
 
-    const KeyWork<kHeadDim> work(arguments, shared_address(shared_memory), item(), tiles);
+    const KeyPlace<kHeadDim> place(arguments, kept->item - first_item, tiles);
     const uint32 group = arguments.heads / arguments.kv_heads;
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
-    const int first_key = work.first_key;
+    const int first_key = place.first_key;
     const uint32 key_stride = arguments.kv_heads * kHeadDim;
+    const uint32 memory = shared_address(shared_memory);
+    const uint32 stage_memory = memory + 2 * Tiles::kKeyTileBytes;
     copy_head_tile<kHeadDim, Tiles::kBlockKeys, kThreads>(
-        work.memory, arguments.k + work.key_offset, key_stride, seq - first_key);
+        memory, arguments.k + place.key_offset, key_stride, seq - first_key);
     copy_head_tile<kHeadDim, Tiles::kBlockKeys, kThreads>(
-        work.memory + Tiles::kKeyTileBytes, arguments.v + work.key_offset, key_stride,
+        memory + Tiles::kKeyTileBytes, arguments.v + place.key_offset, key_stride,
         seq - first_key);
 
     // From the last queries on, which all keys see: blocks that run side by side read the same.
@@ -235,14 +232,19 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
     int tile = (seq - 1) / Tiles::kStageQueries;
     uint32 in_group = 0;
     int slot = 0;
-    work.copy(tile, in_group, slot);
+    copy_queries<kHeadDim>(arguments, stage_memory, place.query_offset, place.statistics_offset,
+                           tile, in_group);
     cp_async_commit();
+    if (threadIdx.x == 0) {
+        kept->offset = place.query_offset;
+        kept->statistics = place.statistics_offset;
+    }
 
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int warp_row = warp * kM * 16;
     const int warp_key = first_key + warp_row;
-    const uint32 keys = summed_address<kHeadDim>(work.memory + warp_row * kRowBytes);
+    const uint32 keys = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane);
     const float scale_log2 = arguments.scale_log2;
 
     float dk[kM][kHeadDim / 8][4];
@@ -261,12 +263,14 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
         }
         slot ^= 1;
         if (tile >= first_tile) {
-            work.copy(tile, in_group, slot);
+            copy_queries<kHeadDim>(arguments, stage_memory + slot * Tiles::kStageBytes2,
+                                   kept->offset, kept->statistics, tile, in_group);
         }
         cp_async_commit();
 
-        const uint32 stage_columns = columns_address<kHeadDim>(work.stage(this_slot));
-        const uint32 stage_summed = summed_address<kHeadDim>(work.stage(this_slot));
+        const uint32 stage = stage_memory + this_slot * Tiles::kStageBytes2;
+        const uint32 stage_columns = columns_address<kHeadDim>(stage, lane);
+        const uint32 stage_summed = summed_address<kHeadDim>(stage, lane);
         const uint8* statistics = shared_memory + 2 * Tiles::kKeyTileBytes +
                                   this_slot * Tiles::kStageBytes2 +
                                   2 * Tiles::kQueryStageBytes;
@@ -347,7 +351,7 @@ __device__ __forceinline__ void make_key_gradients(const Arguments& arguments,
         ones[m][0] = ones[m][1] = 1.0f;
     }
     // Only this warp reads its keys and values, and it has.
-    const KeyWork<kHeadDim> target(arguments, work.memory, item(), tiles);
+    const KeyPlace<kHeadDim> target(arguments, kept->item - first_item, tiles);
     const int rows_left = seq - target.first_key - warp_row;
     const uint64 to = target.key_offset + static_cast<uint64>(warp_row) * key_stride;
     uint8* const own = shared_memory + warp_row * kRowBytes;
@@ -386,14 +390,14 @@ struct QueryPlace {
 
 template <int kHeadDim>
 __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
-                                                     const ItemSource& item, uint32 tiles,
-                                                     uint8* shared_memory) {
+                                                     volatile Kept* kept, uint32 first_item,
+                                                     uint32 tiles, uint8* shared_memory) {
     using Tiles = Tiling<kHeadDim>;
     constexpr int kM = Tiles::kQueryM;
     constexpr int kN = Tiles::kChunkKeys / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
 
-    const QueryPlace<kHeadDim> place(arguments, item(), tiles);
+    const QueryPlace<kHeadDim> place(arguments, kept->item - first_item, tiles);
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
     const int first_query = place.first_query;
@@ -404,10 +408,10 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
     const uint32 key_stride = arguments.kv_heads * kHeadDim;
     const uint32 memory = shared_address(shared_memory);
     const uint32 stage_memory = memory + 2 * Tiles::kQueryTileBytes;
-    const auto copy_stage = [&](int stage) {
+    const auto copy_stage = [&](int stage, uint64 key_offset) {
         const uint32 target = stage_memory + stage % 2 * Tiles::kStageBytes3;
         const int first = stage * Tiles::kStageKeys;
-        const uint64 from = place.key_offset + static_cast<uint64>(first) * key_stride;
+        const uint64 from = key_offset + static_cast<uint64>(first) * key_stride;
         copy_head_tile<kHeadDim, Tiles::kStageKeys, kThreads>(target, arguments.k + from,
                                                               key_stride, seq - first);
         copy_head_tile<kHeadDim, Tiles::kStageKeys, kThreads>(
@@ -419,8 +423,11 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
         memory + Tiles::kQueryTileBytes, arguments.dout + place.query_offset, query_stride,
         seq - first_query);
     cp_async_commit();
-    copy_stage(0);
+    copy_stage(0, place.key_offset);
     cp_async_commit();
+    if (threadIdx.x == 0) {
+        kept->offset = place.key_offset;
+    }
 
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -448,7 +455,7 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
         }
     }
 
-    const uint32 queries = summed_address<kHeadDim>(memory + warp_row * kRowBytes);
+    const uint32 queries = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane);
     constexpr int kHeld = Tiles::kQueriesInRegisters ? kHeadDim / 16 : 1;
     uint32 query_words[kM][kHeld][4];
     uint32 dout_words[kM][kHeld][4];
@@ -467,14 +474,14 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
         cp_async_wait<0>();
         __syncthreads();
         if (stage + 1 < stages) {
-            copy_stage(stage + 1);
+            copy_stage(stage + 1, kept->offset);
         }
         cp_async_commit();
 
         const uint32 stage_columns =
-            columns_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3);
+            columns_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3, lane);
         const uint32 stage_summed =
-            summed_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3);
+            summed_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kStageBytes3, lane);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tiles::kStageKeys; chunk += Tiles::kChunkKeys) {
             const int first_key = stage * Tiles::kStageKeys + chunk;
@@ -538,7 +545,7 @@ __device__ __forceinline__ void make_query_gradients(const Arguments& arguments,
         scales[m][0] = scales[m][1] = arguments.scale;
     }
     // Only this warp reads its queries, and it has.
-    const QueryPlace<kHeadDim> target(arguments, item(), tiles);
+    const QueryPlace<kHeadDim> target(arguments, kept->item - first_item, tiles);
     write_head_rows<kHeadDim, kM>(
         dq, scales, shared_memory + warp_row * kRowBytes,
         arguments.dq + target.query_offset + static_cast<uint64>(warp_row) * query_stride,
@@ -551,7 +558,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void differentiate(const Arguments& arguments) {
     using Tiles = Tiling<kHeadDim>;
     extern __shared__ __align__(256) uint8 shared_memory[];
-    uint32* const taken = reinterpret_cast<uint32*>(shared_memory + Tiles::kSharedBytes);
+    volatile Kept* const kept = reinterpret_cast<Kept*>(shared_memory + Tiles::kWorkBytes);
 
     const uint32 seq = arguments.seq;
     const uint32 rows = arguments.batch * arguments.heads * seq;
@@ -567,10 +574,10 @@ __device__ __forceinline__ void differentiate(const Arguments& arguments) {
         // Nobody reads shared memory for the last item any more.
         __syncthreads();
         if (threadIdx.x == 0) {
-            *taken = atomicAdd(arguments.counters, 1u);
+            kept->item = atomicAdd(arguments.counters, 1u);
         }
         __syncthreads();
-        uint32 item = *taken;
+        uint32 item = kept->item;
         if (item < row_items) {
             make_statistics<kHeadDim>(arguments, item);
             __threadfence();
@@ -596,11 +603,10 @@ __device__ __forceinline__ void differentiate(const Arguments& arguments) {
             rows_done = true;
         }
         if (item < key_items) {
-            make_key_gradients<kHeadDim>(arguments, ItemSource{taken, row_items}, key_tiles,
-                                         shared_memory);
+            make_key_gradients<kHeadDim>(arguments, kept, row_items, key_tiles, shared_memory);
         } else {
-            make_query_gradients<kHeadDim>(arguments, ItemSource{taken, row_items + key_items},
-                                           query_tiles, shared_memory);
+            make_query_gradients<kHeadDim>(arguments, kept, row_items + key_items, query_tiles,
+                                           shared_memory);
         }
     }
     if (is_last_block(arguments.counters + 2, gridDim.x) && threadIdx.x == 0) {

@@ -27,7 +27,8 @@ struct HeadTile {
 };
 
 // Starts the copy of `kRows` rows to `tile`; from row `rows_left` (at least 1) on they are zeros.
-// `first_row` is the head's part of the first row, `row_stride` the elements from row to row.
+// `first_row` is the head's part of the first row, `row_stride` the elements from row to row, at
+// most 2^22, so that distances within a tile have 32 bits.
 template <int kHeadDim, int kRows, int kThreads>
 __device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_row,
                                                uint32 row_stride, int rows_left) {
@@ -36,19 +37,19 @@ __device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_ro
     static_assert(kRowsPerPass % 8 == 0, "the rotation is the same in every pass");
     static_assert(kRows % 8 == 0, "a pass that is not whole ends at a warp");
 
-    const int row = threadIdx.x / Tile::kUnits;
-    const int unit = threadIdx.x % Tile::kUnits;
+    const uint32 row = threadIdx.x / Tile::kUnits;
+    const uint32 unit = threadIdx.x % Tile::kUnits;
     const uint32 target = tile + Tile::offset(row, unit);
-    const bf16* source = first_row + unit * 8;
+    const bf16* source = first_row + (row * row_stride + unit * 8);
 #pragma unroll
     for (int pass = 0; pass < (kRows + kRowsPerPass - 1) / kRowsPerPass; ++pass) {
-        const int at = row + pass * kRowsPerPass;
+        const int at = static_cast<int>(row) + pass * kRowsPerPass;
         if (kRows % kRowsPerPass == 0 || at < kRows) {
             const bool inside = at < rows_left;
             // A copy of no bytes reads nothing, but its address is kept inside all the same.
-            const uint64 skipped = inside ? static_cast<uint64>(at) * row_stride : 0;
-            cp_async_16(target + pass * kRowsPerPass * Tile::kRowBytes, source + skipped,
-                        inside ? 16 : 0);
+            cp_async_16(target + pass * kRowsPerPass * Tile::kRowBytes,
+                        inside ? source : first_row, inside ? 16 : 0);
         }
+        source += kRowsPerPass * row_stride;
     }
 }

@@ -14,17 +14,15 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 
-// What this lane points ldmatrix at for the first block of a tile: its row l % 16, and the first
+// What a lane l points ldmatrix at for the first block of a tile: its row l % 16, and the first
 // (l < 16) or second 8 elements.
 template <int kHeadDim>
-__device__ __forceinline__ uint32 summed_address(uint32 tile) {
-    const uint32 lane = threadIdx.x % 32;
+__device__ __forceinline__ uint32 summed_address(uint32 tile, uint32 lane) {
     return tile + HeadTile<kHeadDim>::offset(lane % 16, lane / 16);
 }
 
 template <int kHeadDim>
-__device__ __forceinline__ uint32 columns_address(uint32 tile) {
-    const uint32 lane = threadIdx.x % 32;
+__device__ __forceinline__ uint32 columns_address(uint32 tile, uint32 lane) {
     return tile + HeadTile<kHeadDim>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 

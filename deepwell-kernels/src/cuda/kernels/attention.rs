@@ -18,6 +18,11 @@ const STAGE_KEYS: usize = 64;
 /// Widths of a head that kernels are compiled for.
 const HEAD_DIMS: [usize; 4] = [16, 32, 64, 128];
 
+/// Rows of scores of a call at most.
+const ROWS_MAX: usize = i32::MAX as usize;
+/// Elements from one token to the next at most.
+const WIDTH_MAX: usize = 1 << 22;
+
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_attention",
     ops: &["attention"],
@@ -75,10 +80,13 @@ pub(super) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<Stri
     if !(heads.scale > 0.0 && heads.scale.is_finite()) {
         return Some(format!("takes a positive scale, not {}", heads.scale));
     }
-    // Rows, tiles and strides are counted in 32 bits.
-    let limit = i32::MAX as usize;
-    if lse.iter().product::<usize>() > limit || heads.heads * heads.head_dim > limit {
-        return Some(format!("takes at most {limit} rows of scores, not those of {lse:?}"));
+    // Rows and tiles are counted in 32 bits, and so are distances within a tile of 128 tokens.
+    if lse.iter().product::<usize>() > ROWS_MAX {
+        return Some(format!("takes at most {ROWS_MAX} rows of scores, not those of {lse:?}"));
+    }
+    let width = heads.heads * heads.head_dim;
+    if width > WIDTH_MAX {
+        return Some(format!("takes at most {WIDTH_MAX} elements a token, not {width}"));
     }
     None
 }
@@ -93,9 +101,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[0, 1, 2, 3]).or_else(|| reject_heads(&op.heads, &request.operands[4].shape))
 }
 
-/// Dynamic shared memory: a tile of queries, and two buffers of keys and of values.
+/// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
 fn shared_bytes(head_dim: usize) -> u32 {
-    ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * head_dim * 2) as u32
+    ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * head_dim * 2 + 16) as u32
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {

@@ -55,7 +55,7 @@ fn stage_keys(head_dim: usize) -> usize {
     if head_dim == 128 { 32 } else { 64 }
 }
 
-/// Dynamic shared memory: what the larger kind of work needs, and the number of the work taken.
+/// Dynamic shared memory: what the larger kind of work needs, and what is kept from registers.
 fn shared_bytes(head_dim: usize) -> u32 {
     let row_bytes = head_dim * 2;
     let query_stage = 2 * STAGE_QUERIES * row_bytes + STAGE_QUERIES * STATISTICS_BYTES;
