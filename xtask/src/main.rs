@@ -6,6 +6,8 @@
 
 mod arguments;
 mod bench;
+mod bundle;
+mod cargo_messages;
 mod deepwell;
 mod kernels;
 mod process;
@@ -33,6 +35,7 @@ Commands that build the release binary `deepwell` and run it, with all ARGS pass
 Commands for the repository:
   bench      Run the benchmarks of deepwell-precision and deepwell-kernels
   kernels    Compile the CUDA kernels; `cargo xtask kernels --help` has the flags
+  bundle     Make one folder for a GPU machine without Rust and nvcc; `--help` has the flags
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
   tidy       Check the rules of the repository that a program can check
 
@@ -46,6 +49,7 @@ Examples:
   cargo xtask probe --json                    the hardware as JSON
   cargo xtask bench quantize                  benchmarks whose name contains `quantize`
   cargo xtask kernels --arch sm_90a           kernels for one architecture
+  cargo xtask bundle                          target/bundle, to be copied to a GPU machine
   cargo xtask snapshots                       what the snapshot tests would change
   cargo xtask snapshots --accept              take it, then commit the .snap files
   cargo xtask tidy                            before each commit
@@ -73,6 +77,7 @@ fn run() -> Result<ExitCode> {
         "parity" | "train" | "probe" => deepwell::run(&shell, &root, &command, &args),
         "bench" => bench::run(&root, &args),
         "kernels" => kernels::run(&root, &args),
+        "bundle" => bundle::run(&shell, &root, &args),
         "snapshots" => snapshots::run(&shell, &root, &args),
         "tidy" => tidy::run(&root, &args),
         "--help" | "-h" | "help" => {

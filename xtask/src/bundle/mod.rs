@@ -1,0 +1,286 @@
+//! `cargo xtask bundle`: one folder with which a GPU machine that has neither Rust nor nvcc can
+//! test, compare, measure and train.
+
+mod contents;
+mod corpus;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use xshell::{Shell, cmd};
+
+use crate::arguments::{Takes, flags};
+use crate::kernels::manifest::{Manifest, grouped};
+use crate::process::cargo;
+use crate::source::read;
+use crate::{cargo_messages, deepwell, kernels};
+
+const HELP: &str = "\
+Make one folder for a GPU machine without Rust and nvcc
+
+Usage: cargo xtask bundle [FLAGS]
+
+Flags:
+  --out DIR     where to [default: target/bundle]; a former bundle there is replaced
+  --arch LIST   kernels for these architectures [default: sm_90a]
+
+It holds the release command `deepwell`, the tests that want a GPU, the compiled kernels, a corpus
+and run.sh, which starts them. It exits with 1 if they have more than 45 MB together.
+";
+
+const RUN_SCRIPT: &str = include_str!("run.sh");
+
+/// Marks a folder as a bundle, which may be replaced.
+const MARK: &str = "bundle.json";
+
+/// Packages whose integration test `cuda` wants a GPU. The second need not have one.
+const TESTED: [&str; 2] = ["deepwell-kernels", "deepwell-trainer"];
+
+pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut out = root.join("target/bundle");
+    let mut architectures = Vec::new();
+    for (flag, value) in
+        flags("bundle", arguments, &[("--out", Takes::Value), ("--arch", Takes::Value)])?
+    {
+        match flag {
+            "--out" => out = root.join(value),
+            _ => architectures.extend(kernels::architectures(&value)?),
+        }
+    }
+    if architectures.is_empty() {
+        architectures.push("sm_90a");
+    }
+    check_replaceable(&out)?;
+
+    // What takes least comes first, so that an error shows early.
+    let options = kernels::Options { architectures, ..kernels::Options::default() };
+    let manifest = kernels::build(root, &options)?;
+    if let Some(failed) = manifest.failed.first() {
+        bail!(
+            "{} kernels failed, the first is {}.cu: {}\n\
+             hint: `cargo xtask kernels` shows all",
+            manifest.failed.len(),
+            failed.stem,
+            failed.message
+        );
+    }
+    let partial = beside(&out, "partial")?;
+    let stage = beside(&out, "stage")?;
+    let made = fill(shell, root, &partial, &stage, &manifest);
+    // Of no use to anyone any more, whether or not all went well.
+    let _ = fs::remove_dir_all(&stage);
+    if made.is_err() {
+        let _ = fs::remove_dir_all(&partial);
+    }
+    made?;
+    if out.exists() {
+        fs::remove_dir_all(&out).with_context(|| format!("cannot replace {}", out.display()))?;
+    }
+    fs::rename(&partial, &out).with_context(|| format!("cannot make {}", out.display()))?;
+    let shown = out.strip_prefix(root).unwrap_or(&out);
+    eprintln!("made {}; there: `./run.sh test`", shown.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Only a bundle, or nothing, is replaced.
+fn check_replaceable(out: &Path) -> Result<()> {
+    if !out.exists() || out.join(MARK).is_file() {
+        return Ok(());
+    }
+    if out.is_dir() && fs::read_dir(out)?.next().is_none() {
+        return Ok(());
+    }
+    bail!(
+        "{} is there and is no bundle; it stays as it is\n\
+         hint: name another folder with `--out`",
+        out.display()
+    )
+}
+
+/// A new folder beside `out`, for what is not finished.
+fn beside(out: &Path, what: &str) -> Result<PathBuf> {
+    let name = out.file_name().context("`--out` names a folder")?.to_string_lossy();
+    let folder = out.with_file_name(format!(".{name}.{what}.{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Puts everything into `bundle` and checks its size.
+fn fill(
+    shell: &Shell,
+    root: &Path,
+    bundle: &Path,
+    stage: &Path,
+    manifest: &Manifest,
+) -> Result<()> {
+    copy_kernels(root, bundle, manifest)?;
+    eprintln!("packing the corpus");
+    // Also fetches the locked packages, which the corpus consists of.
+    let binary = deepwell::build(shell)?;
+    let packed = corpus::pack(shell, stage, &bundle.join("corpus.tar.gz"))?;
+    strip(&binary, &bundle.join("deepwell"))?;
+    fs::create_dir_all(bundle.join("tests"))?;
+    for package in TESTED {
+        let folder = root.join(package);
+        if folder.join("tests/cuda.rs").is_file() || folder.join("tests/cuda/main.rs").is_file() {
+            strip(&build_test(shell, &folder, package)?, &bundle.join("tests").join(package))?;
+        }
+    }
+    write_script(&bundle.join("run.sh"))?;
+
+    let parts = contents::parts(bundle)?;
+    let architectures: Vec<_> =
+        manifest.compiled.iter().map(|compiled| compiled.architecture.clone()).collect();
+    let about = json!({
+        "version": 1,
+        "commit": command_line(shell, "git describe --always --dirty --abbrev=12"),
+        "compiler": command_line(shell, "rustc --version"),
+        "nvcc": manifest.compiler,
+        "architectures": unique(architectures),
+        "corpus": {"files": packed.files, "text_bytes": packed.text_bytes},
+        "files": contents::to_json(&parts),
+    });
+    fs::write(bundle.join(MARK), format!("{about:#}\n"))?;
+    let parts = contents::parts(bundle)?;
+    print!("{}", contents::table(&parts));
+    println!(
+        "corpus: {} bytes of text in {} files",
+        grouped(packed.text_bytes),
+        grouped(packed.files as u64)
+    );
+    contents::check_size(&parts)
+}
+
+fn unique(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// What a program says, for the record; null if there is none.
+fn command_line(shell: &Shell, line: &str) -> Option<String> {
+    let mut words = line.split(' ');
+    let program = words.next()?;
+    let words: Vec<_> = words.collect();
+    cmd!(shell, "{program} {words...}").quiet().ignore_stderr().read().ok()
+}
+
+fn copy_kernels(root: &Path, bundle: &Path, manifest: &Manifest) -> Result<()> {
+    let target = bundle.join("kernels");
+    for compiled in &manifest.compiled {
+        let folder = target.join(&compiled.architecture);
+        fs::create_dir_all(&folder)?;
+        let name = format!("{}.cubin", compiled.stem);
+        let source = kernels::folder(root).join(&compiled.architecture).join(&name);
+        fs::copy(&source, folder.join(&name))
+            .with_context(|| format!("cannot copy {}", source.display()))?;
+    }
+    fs::write(target.join("manifest.json"), format!("{:#}\n", manifest.to_json()))?;
+    Ok(())
+}
+
+/// Builds the integration test `cuda` of a package and returns where it is.
+fn build_test(shell: &Shell, folder: &Path, package: &str) -> Result<PathBuf> {
+    let cargo = cargo();
+    let features = match has_cuda_feature(&read(&folder.join("Cargo.toml"))?) {
+        true => vec!["--features", "cuda"],
+        false => vec![],
+    };
+    let messages = cmd!(
+        shell,
+        "{cargo} test --release --no-run --package {package} {features...} --test cuda
+         --message-format json-render-diagnostics"
+    )
+    .quiet()
+    .read()
+    .with_context(|| format!("the tests of `{package}` do not build; cargo's message is above"))?;
+    cargo_messages::executable(&messages, "test", "cuda")
+        .with_context(|| format!("cargo built the tests of `{package}` and did not say where"))
+}
+
+/// Whether a Cargo.toml has the feature `cuda`.
+fn has_cuda_feature(manifest: &str) -> bool {
+    let mut is_features = false;
+    for line in manifest.lines().map(str::trim) {
+        if line.starts_with('[') {
+            is_features = line == "[features]";
+        } else if is_features && line.split('=').next().is_some_and(|key| key.trim() == "cuda") {
+            return true;
+        }
+    }
+    false
+}
+
+/// Copies a program without its symbols.
+fn strip(program: &Path, target: &Path) -> Result<()> {
+    let status = Command::new("strip")
+        .arg("--strip-all")
+        .arg("-o")
+        .args([target, program])
+        .status()
+        .context("cannot start `strip`\nhint: it comes with binutils, as the linker does")?;
+    if !status.success() {
+        bail!("`strip` failed on {}", program.display());
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn write_script(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+
+    fs::write(path, RUN_SCRIPT)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn write_script(path: &Path) -> Result<()> {
+    Ok(fs::write(path, RUN_SCRIPT)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_of_a_manifest() {
+        let check = |text: &str, expected: bool| {
+            assert_eq!(has_cuda_feature(text), expected, "{text}");
+        };
+        check("[package]\nname = \"a\"\n[features]\ndefault = []\ncuda = [\"x\"]\n", true);
+        check("[features]\ncuda=[]\n", true);
+        check("[features]\nno-cuda = []\n", false);
+        check("[dependencies]\ncuda = \"1\"\n", false);
+        check("[features]\na = []\n[dependencies]\ncuda = \"1\"\n", false);
+        check("", false);
+    }
+
+    #[test]
+    fn only_a_bundle_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |name: &str, files: &[&str], expected: bool| {
+            let out = folder.path().join(name);
+            fs::create_dir(&out).unwrap();
+            for file in files {
+                fs::write(out.join(file), "x").unwrap();
+            }
+            assert_eq!(check_replaceable(&out).is_ok(), expected, "{name}");
+        };
+        check("empty", &[], true);
+        check("bundle", &[MARK, "deepwell"], true);
+        check("other", &["thesis.tex"], false);
+        assert!(check_replaceable(&folder.path().join("absent")).is_ok());
+        let file = folder.path().join("file");
+        fs::write(&file, "x").unwrap();
+        assert!(check_replaceable(&file).is_err());
+    }
+}

@@ -1,0 +1,98 @@
+#!/bin/sh
+# Runs Deepwell out of this folder, on a machine with neither Rust nor nvcc.
+#
+#   ./run.sh test [NAME...]    the tests of the kernels and of training on a GPU
+#   ./run.sh parity [FLAGS]    `deepwell parity`: MXFP8 beside BF16
+#   ./run.sh bench [FLAGS]     `deepwell bench`
+#   ./run.sh train [FLAGS]     `deepwell train`
+#   ./run.sh deepwell ARGS     the command as it is, with the kernels of this folder
+#
+# `parity` and `train` read the corpus of this folder and run on the GPU unless FLAGS say otherwise.
+# What they write goes to ./target, or where `--out` says. Variables:
+#   DEEPWELL_KERNELS_DIR   other kernels than those of this folder
+#   DEEPWELL_CORPUS_DIR    where the corpus is unpacked; default: beside this file
+#   DEEPWELL_REQUIRE_GPU   set to nothing: tests are skipped where there is no GPU
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+DEEPWELL_KERNELS_DIR=${DEEPWELL_KERNELS_DIR:-$here/kernels}
+export DEEPWELL_KERNELS_DIR
+
+usage() {
+    sed -n 's/^# \{0,1\}//; 2,/^set /{/^set /!p;}' "$0"
+}
+
+# Prints the folder of the corpus; unpacks it the first time.
+corpus() {
+    parent=${DEEPWELL_CORPUS_DIR:-$here}
+    if [ ! -d "$parent/corpus" ]; then
+        mkdir -p "$parent"
+        partial=$parent/.corpus.$$
+        mkdir "$partial"
+        tar -xzf "$here/corpus.tar.gz" -C "$partial"
+        # Under its name only once it is whole; somebody else may have been first.
+        mv "$partial/corpus" "$parent/corpus" 2>/dev/null || [ -d "$parent/corpus" ]
+        rm -rf "$partial"
+    fi
+    echo "$parent/corpus"
+}
+
+# Whether a flag is among the arguments: has FLAG "$@"
+has() {
+    flag=$1
+    shift
+    for argument in "$@"; do
+        case $argument in
+        "$flag" | "$flag="*) return 0 ;;
+        esac
+    done
+    return 1
+}
+
+# `deepwell train` or `parity` with what the bundle adds.
+trains() {
+    if has --help "$@" || has -h "$@"; then exec "$here/deepwell" "$@"; fi
+    # A run file has its own.
+    if ! has --run-file "$@"; then
+        if ! has --data "$@"; then
+            text=$(corpus)
+            set -- "$@" --data "$text"
+        fi
+        if ! has --device "$@"; then set -- "$@" --device cuda; fi
+    fi
+    exec "$here/deepwell" "$@"
+}
+
+tests() {
+    # On a machine that this is carried to, a test without a GPU is a failure.
+    export DEEPWELL_REQUIRE_GPU="${DEEPWELL_REQUIRE_GPU-1}"
+    if [ -z "$DEEPWELL_REQUIRE_GPU" ]; then unset DEEPWELL_REQUIRE_GPU; fi
+    export DEEPWELL_BINARY="$here/deepwell"
+    failed=
+    for program in "$here"/tests/*; do
+        echo "== ${program##*/}"
+        "$program" "$@" || failed="$failed ${program##*/}"
+    done
+    if [ -n "$failed" ]; then
+        echo "failed:$failed" >&2
+        return 1
+    fi
+}
+
+case ${1:-} in
+test)
+    shift
+    tests "$@"
+    ;;
+parity | train) trains "$@" ;;
+bench) exec "$here/deepwell" "$@" ;;
+deepwell)
+    shift
+    exec "$here/deepwell" "$@"
+    ;;
+-h | --help | help) usage ;;
+*)
+    usage >&2
+    exit 2
+    ;;
+esac
