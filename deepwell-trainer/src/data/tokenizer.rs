@@ -1,6 +1,7 @@
 //! Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::DataError;
@@ -166,7 +167,7 @@ impl fmt::Debug for Tokenizer {
 
 fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     std::fs::read(path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => DataError::MissingTokenizer { path: path.to_owned() },
+        ErrorKind::NotFound => DataError::MissingTokenizer { path: path.to_owned() },
         _ => DataError::Read { path: path.to_owned(), source },
     })
 }
@@ -177,7 +178,9 @@ pub(crate) fn configured_eos(tokenizer: &Path) -> Result<Option<String>, DataErr
     let path: PathBuf = tokenizer.with_file_name("tokenizer_config.json");
     let text = match std::fs::read(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         Err(source) => return Err(DataError::Read { path, source }),
     };
     let config: serde_json::Value = serde_json::from_slice(&text)

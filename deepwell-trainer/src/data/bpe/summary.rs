@@ -71,7 +71,11 @@ impl fmt::Display for BpeSummary {
         };
         let part = |bytes: u64, files: u64| {
             let plural = if files == 1 { "file" } else { "files" };
-            format!("{:.2} MB of {} {plural}", bytes as f64 / 1e6, grouped(files))
+            let bytes = match bytes {
+                0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+                _ => format!("{:.2} MB", bytes as f64 / 1e6),
+            };
+            format!("{bytes} of {} {plural}", grouped(files))
         };
         writeln!(f, "tokenizer `{}`", self.path.display())?;
         row(f, "source", self.source.clone())?;
