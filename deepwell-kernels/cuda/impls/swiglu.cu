@@ -2,31 +2,12 @@
 // of each tensor a thread and step, arithmetic in FP32.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/activation.cuh"
 #include "common/bf16x8.cuh"
 #include "common/types.cuh"
 
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;
-
-// Off by some 2^-21 of itself, which BF16 results do not show. Zero below about -88, where the
-// exponential is infinite; NaN stays NaN.
-__device__ __forceinline__ float sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
-__device__ __forceinline__ float swiglu(float gate, float up) {
-    return gate * sigmoid(gate) * up;
-}
-
-struct Gradients {
-    float gate;
-    float up;
-};
-
-__device__ __forceinline__ Gradients swiglu_gradients(float dout, float gate, float up) {
-    const float s = sigmoid(gate);
-    return Gradients{dout * up * s * (1.0f + gate * (1.0f - s)), dout * (gate * s)};
-}
 
 // gate, up, out [elements]; 16-byte aligned.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -67,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         unpack_bf16x8(reinterpret_cast<const uint4*>(up)[i], u);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-            const Gradients gradients = swiglu_gradients(d[j], g[j], u[j]);
+            const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
             g[j] = gradients.gate;
             u[j] = gradients.up;
         }
@@ -76,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     const uint64 tail = whole * kWidth + first;
     if (tail < elements) {
-        const Gradients gradients =
+        const SwigluGradients gradients =
             swiglu_gradients(to_f32(dout[tail]), to_f32(gate[tail]), to_f32(up[tail]));
         dgate[tail] = to_bf16(gradients.gate);
         dup[tail] = to_bf16(gradients.up);

@@ -1,14 +1,20 @@
 //! Kernels on a real GPU against the f64 oracles. Without a GPU each test says that it was
 //! skipped; with `DEEPWELL_REQUIRE_GPU` set that is a failure.
 
+mod adamw;
 mod add;
 mod bf16_gemm;
+mod bias_grad;
 mod blas;
 mod cast;
 mod cublaslt;
 mod driver;
 mod embedding;
+mod embedding_backward;
+mod gelu;
+mod grad_norm;
 mod harness;
+mod linear_cross_entropy;
 mod mx;
 mod mxfp8_gemm;
 mod products;

@@ -12,6 +12,7 @@ mod cublaslt_mx_gemm;
 mod embedding;
 mod embedding_backward;
 mod expand_scales;
+mod gelu;
 mod grad_norm;
 mod linear_cross_entropy;
 mod mx;
@@ -41,6 +42,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         cast::SPECS,
         embedding::SPECS,
         embedding_backward::SPECS,
+        gelu::SPECS,
         grad_norm::SPECS,
         linear_cross_entropy::SPECS,
         cublaslt_mx_gemm::SPECS,
