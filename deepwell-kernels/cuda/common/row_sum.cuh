@@ -44,22 +44,31 @@ __device__ __forceinline__ float sum_of_squares(const float (&x)[8]) {
     return sum;
 }
 
-// Sum of eight elements.
-__device__ __forceinline__ float sum_of_elements(const float (&x)[8]) {
-    float sum = x[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) {
-        sum = __fadd_rn(sum, x[i]);
-    }
-    return sum;
-}
-
 // Sum of products of eight elements.
 __device__ __forceinline__ float sum_of_products(const float (&x)[8], const float (&y)[8]) {
     float sum = __fmul_rn(x[0], y[0]);
 #pragma unroll
     for (int i = 1; i < 8; ++i) {
         sum = __fmaf_rn(x[i], y[i], sum);
+    }
+    return sum;
+}
+
+// Sum over a block of `kThreads` threads, for each of them.
+template <int kThreads>
+__device__ __forceinline__ float sum_of_block(float value) {
+    __shared__ float of_warps[kThreads / 32];
+    value = sum_of_warp(value);
+    // The threads are done with the sum before.
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    float sum = of_warps[0];
+#pragma unroll
+    for (int warp = 1; warp < kThreads / 32; ++warp) {
+        sum += of_warps[warp];
     }
     return sum;
 }

@@ -17,6 +17,7 @@
 
 constexpr int kThreadsMax = 512;
 constexpr int kScalarThreads = 256;
+constexpr int kRowPieces = 4;
 
 template <bool kAdd>
 __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
@@ -25,8 +26,8 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
                                           bf16* __restrict__ sum, bf16* __restrict__ y,
                                           float* __restrict__ rstd, uint32 rows, uint32 columns,
                                           uint32 threads_per_row, float eps) {
-    __shared__ float sums[row_group_slices(kThreadsMax)];
-    const RowGroup group(threads_per_row, sums);
+    __shared__ float sums[RowGroup<kRowPieces>::slices(kThreadsMax)];
+    const RowGroup<kRowPieces> group(threads_per_row, sums);
     const uint32 row = blockIdx.x * (blockDim.x / threads_per_row) + group.index;
     const uint32 pieces = columns / 8;
     const uint64 first = static_cast<uint64>(row) * pieces;
@@ -76,14 +77,14 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
 
 // x, delta, sum, y [rows, columns]; weight [columns]; rstd [rows]. Columns a multiple of 8, at
 // most 32 * threads_per_row; threads_per_row a multiple of 32 that divides the block.
-extern "C" __global__ void __launch_bounds__(kThreadsMax)
+extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
     rms_norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ weight,
                   bf16* __restrict__ y, float* __restrict__ rstd, uint32 rows, uint32 columns,
                   uint32 threads_per_row, float eps) {
     normalize<false>(x, nullptr, weight, nullptr, y, rstd, rows, columns, threads_per_row, eps);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreadsMax)
+extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
     add_rms_norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ delta,
                       const bf16* __restrict__ weight, bf16* __restrict__ sum,
                       bf16* __restrict__ y, float* __restrict__ rstd, uint32 rows, uint32 columns,
@@ -96,7 +97,6 @@ template <bool kAdd>
 __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delta,
                                                  const bf16* weight, bf16* sum, bf16* y,
                                                  float* rstd, uint32 columns, float eps) {
-    __shared__ float of_warps[kScalarThreads / 32];
     const uint64 first = static_cast<uint64>(blockIdx.x) * columns;
     float squares = 0.0f;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
@@ -108,17 +108,7 @@ __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delt
         }
         squares += value * value;
     }
-    squares = sum_of_warp(squares);
-    if (threadIdx.x % 32 == 0) {
-        of_warps[threadIdx.x / 32] = squares;
-    }
-    __syncthreads();
-    squares = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kScalarThreads / 32; ++warp) {
-        squares += of_warps[warp];
-    }
-    const float scale = rms_rstd(squares, columns, eps);
+    const float scale = rms_rstd(sum_of_block<kScalarThreads>(squares), columns, eps);
     // Each thread reads the elements that it wrote.
     const bf16* const source = kAdd ? sum : x;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {

@@ -18,6 +18,7 @@
 
 constexpr int kThreads = 512;
 constexpr int kScalarThreads = 256;
+constexpr int kRowPieces = 4;
 
 __device__ __forceinline__ void write_gradient(float* dweight, uint32 column, float total,
                                                bool accumulate) {
@@ -34,10 +35,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                            const bf16* __restrict__ dresidual, bf16* __restrict__ dx,
                            float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
                            uint32 accumulate, float* partials, uint32* tickets, uint32 members) {
-    constexpr uint32 kSlices = row_group_slices(kThreads);
+    constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreads);
     __shared__ float sums[2 * kSlices];
     extern __shared__ float4 dynamic[];
-    const RowGroup group(threads_per_row, sums);
+    const RowGroup<kRowPieces> group(threads_per_row, sums);
     const uint32 groups = kThreads / threads_per_row;
     const uint32 pieces = columns / 8;
     const uint4* const weights = reinterpret_cast<const uint4*>(weight);
@@ -148,7 +149,6 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
                              float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
                              uint32 accumulate, float* partials, uint32* tickets,
                              uint32 members) {
-    __shared__ float of_warps[kScalarThreads / 32];
     float* const partial = partials + static_cast<uint64>(blockIdx.x) * columns;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
         partial[i] = 0.0f;
@@ -159,19 +159,8 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
             products += to_f32(dy[first + i]) * to_f32(weight[i]) * to_f32(x[first + i]);
         }
-        products = sum_of_warp(products);
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) {
-            of_warps[threadIdx.x / 32] = products;
-        }
-        __syncthreads();
-        products = 0.0f;
-#pragma unroll
-        for (int warp = 0; warp < kScalarThreads / 32; ++warp) {
-            products += of_warps[warp];
-        }
         const float scale = rstd[row];
-        const float mean = products * scale / columns;
+        const float mean = sum_of_block<kScalarThreads>(products) * scale / columns;
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
             const float g = to_f32(dy[first + i]), n = to_f32(x[first + i]) * scale;
             const float added = dresidual != nullptr ? to_f32(dresidual[first + i]) : 0.0f;

@@ -136,7 +136,8 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
                                                   : nonzero_codes(codes[0]);
     const uint32 in_tile = Tile::column();
     const uint32 group_mask = (wide ? kMxTile : kMxBlock) - 1;
-    const bool is_first = (in_tile & group_mask) == 0 && (!square || (row_in_tile & group_mask) == 0);
+    const bool is_first =
+        (in_tile & group_mask) == 0 && (!square || (row_in_tile & group_mask) == 0);
     counters.clamps += is_first && scale.clamped;
 
     if (row < to.rows && column < to.columns) {
@@ -252,7 +253,7 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
         }
     }
     const uint32 column = column0 + threadIdx.x;
-    if (threadIdx.x < kMxTile && column < to.columns) {
+    if (threadIdx.x < kMxTile && column < to.columns && row0 < to.rows) {
         const uint32 blocks = (to.rows + kMxBlock - 1) / kMxBlock;
         const uint32 block = row0 / kMxBlock;
         const uint32 scales = shared.column_scales[threadIdx.x];

@@ -1,30 +1,29 @@
 // Threads that share a row: whole warps, `threads` of them, several groups in a block. A thread
-// holds up to four pieces of 16 bytes (eight BF16), `threads` pieces apart.
+// holds up to `kPieces` pieces of 16 bytes (eight BF16), `threads` pieces apart.
 #pragma once
 
 #include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "ptx/barrier.cuh"
 
-constexpr int kRowPieces = 4;
-
-// Slices of the rows of a block of `threads` threads.
-__device__ __host__ constexpr uint32 row_group_slices(uint32 threads) {
-    return threads * kRowPieces / kSlicePieces;
-}
-
+template <int kPieces>
 struct RowGroup {
     uint32 threads;  // of the group, a multiple of 32
     uint32 index;    // of the group in the block
     uint32 lane;     // of the thread in the group
     float* sums;     // shared memory for the slices of the group's row
 
-    // `sums` has room for `row_group_slices` of the block.
+    // Slices of the rows of a block of `threads` threads.
+    static constexpr __device__ __host__ uint32 slices(uint32 threads) {
+        return threads * kPieces / kSlicePieces;
+    }
+
+    // `sums` has room for the slices of the block.
     __device__ __forceinline__ RowGroup(uint32 threads, float* sums)
         : threads(threads),
           index(threadIdx.x / threads),
           lane(threadIdx.x % threads),
-          sums(sums + threadIdx.x / threads * row_group_slices(threads)) {}
+          sums(sums + threadIdx.x / threads * slices(threads)) {}
 
     __device__ __forceinline__ void sync() const {
         if (threads == 32) {
@@ -42,12 +41,12 @@ struct RowGroup {
     // Sum over a row of `pieces` pieces, of which this thread knows the sums of its own; for all
     // threads of the group. `offset` moves the memory that is used: a thread may be at the next
     // sum while others still read this one, so two sums in a row lie at two places.
-    __device__ __forceinline__ float sum(const float (&of_pieces)[kRowPieces], uint32 pieces,
+    __device__ __forceinline__ float sum(const float (&of_pieces)[kPieces], uint32 pieces,
                                          uint32 offset) const {
         float* const place = sums + offset;
         const uint32 slices = (pieces + kSlicePieces - 1) / kSlicePieces;
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
+        for (int p = 0; p < kPieces; ++p) {
             const float of_slice = sum_of_16_lanes(of_pieces[p]);
             if (lane % kSlicePieces == 0) {
                 place[piece(p) / kSlicePieces] = of_slice;

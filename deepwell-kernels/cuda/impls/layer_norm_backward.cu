@@ -1,0 +1,194 @@
+// Gradients of the layer normalization y = n * weight + bias, n = (x - mean) * rstd, of rows:
+//
+//   dx = dresidual + rstd * (g - mean(g) - n * mean(g * n)), g = dy * weight
+//   dweight (+)= sum over rows of dy * n;  dbias (+)= sum over rows of dy
+//
+// The work is split as in `rms_norm_backward.cu`, but a thread holds two pieces of a row, not
+// four: it keeps two sums for each of its columns in registers.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/bf16x8.cuh"
+#include "common/block_columns.cuh"
+#include "common/row_sum.cuh"
+#include "common/types.cuh"
+#include "layout/row_group.cuh"
+
+constexpr int kThreads = 512;
+constexpr int kScalarThreads = 256;
+constexpr int kRowPieces = 2;
+
+// Column `column` of the gradients of the weight and then the bias.
+__device__ __forceinline__ void write_gradient(float* dweight, float* dbias, uint32 columns,
+                                               uint32 column, float total, bool accumulate) {
+    float* const place = column < columns ? dweight + column : dbias + (column - columns);
+    *place = accumulate ? *place + total : total;
+}
+
+// Adds a thread's eight sums to those in shared memory, or puts them there.
+__device__ __forceinline__ void add_eight(float4* place, const float (&values)[8], bool add) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float* const of = &values[4 * half];
+        float4 total = make_float4(of[0], of[1], of[2], of[3]);
+        if (add) {
+            const float4 before = place[half];
+            total = make_float4(before.x + total.x, before.y + total.y, before.z + total.z,
+                                before.w + total.w);
+        }
+        place[half] = total;
+    }
+}
+
+// dy, x, dresidual (or null), dx [rows, columns]; weight, dweight, dbias [columns]; mean, rstd
+// [rows]; partials [gridDim.x + teams, 2 * columns], tickets [1 + teams], teams of `members`
+// blocks. Columns a multiple of 8, at most 16 * threads_per_row; threads_per_row a multiple of 32
+// that divides kThreads. Dynamic shared memory: two FP32 for each column.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    layer_norm_backward_rows(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+                             const bf16* __restrict__ weight, const float* __restrict__ means,
+                             const float* __restrict__ rstd, const bf16* __restrict__ dresidual,
+                             bf16* __restrict__ dx, float* dweight, float* dbias, uint32 rows,
+                             uint32 columns, uint32 threads_per_row, uint32 accumulate,
+                             float* partials, uint32* tickets, uint32 members) {
+    constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreads);
+    __shared__ float sums[4 * kSlices];
+    extern __shared__ float4 dynamic[];
+    const RowGroup<kRowPieces> group(threads_per_row, sums);
+    const uint32 groups = kThreads / threads_per_row;
+    const uint32 pieces = columns / 8;
+    const uint4* const weights = reinterpret_cast<const uint4*>(weight);
+
+    float of_weight[kRowPieces][8], of_bias[kRowPieces][8];
+#pragma unroll
+    for (int p = 0; p < kRowPieces; ++p) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            of_weight[p][i] = of_bias[p][i] = 0.0f;
+        }
+    }
+    uint32 offset = 0;
+    const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
+    for (uint64 row = static_cast<uint64>(blockIdx.x) * groups + group.index; row < rows;
+         row += stride) {
+        const uint64 first = row * pieces;
+        uint4 packed_dy[kRowPieces], packed_x[kRowPieces], residual[kRowPieces];
+#pragma unroll
+        for (int p = 0; p < kRowPieces; ++p) {
+            const uint32 piece = group.piece(p);
+            packed_dy[p] = packed_x[p] = residual[p] = make_uint4(0, 0, 0, 0);
+            if (piece < pieces) {
+                packed_dy[p] = reinterpret_cast<const uint4*>(dy)[first + piece];
+                packed_x[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+                if (dresidual != nullptr) {
+                    residual[p] = reinterpret_cast<const uint4*>(dresidual)[first + piece];
+                }
+            }
+        }
+        const float scale = rstd[row], center = means[row];
+        float of_g[kRowPieces], of_gn[kRowPieces];
+#pragma unroll
+        for (int p = 0; p < kRowPieces; ++p) {
+            const uint32 piece = group.piece(p);
+            of_g[p] = of_gn[p] = 0.0f;
+            if (piece < pieces) {
+                float g[8], n[8], w[8];
+                unpack_bf16x8(packed_dy[p], g);
+                unpack_bf16x8(packed_x[p], n);
+                unpack_bf16x8(weights[piece], w);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    g[i] *= w[i];
+                    of_g[p] += g[i];
+                    n[i] = (n[i] - center) * scale;
+                }
+                of_gn[p] = sum_of_products(g, n);
+            }
+        }
+        const float mean_g = group.sum(of_g, pieces, offset) / columns;
+        const float mean_gn = group.sum(of_gn, pieces, offset + kSlices) / columns;
+        offset ^= 2 * kSlices;
+#pragma unroll
+        for (int p = 0; p < kRowPieces; ++p) {
+            const uint32 piece = group.piece(p);
+            if (piece < pieces) {
+                float g[8], n[8], w[8], added[8];
+                unpack_bf16x8(packed_dy[p], g);
+                unpack_bf16x8(packed_x[p], n);
+                unpack_bf16x8(weights[piece], w);
+                unpack_bf16x8(residual[p], added);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    n[i] = (n[i] - center) * scale;
+                    of_weight[p][i] += g[i] * n[i];
+                    of_bias[p][i] += g[i];
+                    added[i] += scale * (g[i] * w[i] - mean_g - n[i] * mean_gn);
+                }
+                reinterpret_cast<uint4*>(dx)[first + piece] = pack_bf16x8(added);
+            }
+        }
+    }
+
+    // The groups of the block, one after the other.
+    for (uint32 turn = 0; turn < groups; ++turn) {
+        if (group.index == turn) {
+#pragma unroll
+            for (int p = 0; p < kRowPieces; ++p) {
+                const uint32 piece = group.piece(p);
+                if (piece < pieces) {
+                    add_eight(dynamic + 2 * piece, of_weight[p], turn > 0);
+                    add_eight(dynamic + 2 * (pieces + piece), of_bias[p], turn > 0);
+                }
+            }
+        }
+        __syncthreads();
+    }
+    const uint32 width = 2 * columns;
+    float4* const partial =
+        reinterpret_cast<float4*>(partials + static_cast<uint64>(blockIdx.x) * width);
+    for (uint32 i = threadIdx.x; i < width / 4; i += kThreads) {
+        partial[i] = dynamic[i];
+    }
+    sum_over_blocks(partials, width, members, tickets, [&](uint32 column, float total) {
+        write_gradient(dweight, dbias, columns, column, total, accumulate);
+    });
+}
+
+// The same for any number of columns; a block takes rows in turn, and its part of dweight and
+// dbias lies in scratch from the start.
+extern "C" __global__ void __launch_bounds__(kScalarThreads)
+    layer_norm_backward_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+                               const bf16* __restrict__ weight, const float* __restrict__ means,
+                               const float* __restrict__ rstd, const bf16* __restrict__ dresidual,
+                               bf16* __restrict__ dx, float* dweight, float* dbias, uint32 rows,
+                               uint32 columns, uint32 threads_per_row, uint32 accumulate,
+                               float* partials, uint32* tickets, uint32 members) {
+    const uint32 width = 2 * columns;
+    float* const partial = partials + static_cast<uint64>(blockIdx.x) * width;
+    for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+        partial[i] = partial[columns + i] = 0.0f;
+    }
+    for (uint64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const uint64 first = row * columns;
+        const float scale = rstd[row], center = means[row];
+        float of_g = 0.0f, of_gn = 0.0f;
+        for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+            const float g = to_f32(dy[first + i]) * to_f32(weight[i]);
+            of_g += g;
+            of_gn += g * ((to_f32(x[first + i]) - center) * scale);
+        }
+        const float mean_g = sum_of_block<kScalarThreads>(of_g) / columns;
+        const float mean_gn = sum_of_block<kScalarThreads>(of_gn) / columns;
+        for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
+            const float g = to_f32(dy[first + i]);
+            const float n = (to_f32(x[first + i]) - center) * scale;
+            const float added = dresidual != nullptr ? to_f32(dresidual[first + i]) : 0.0f;
+            const float of_x = scale * (g * to_f32(weight[i]) - mean_g - n * mean_gn);
+            dx[first + i] = to_bf16(added + of_x);
+            partial[i] += g * n;
+            partial[columns + i] += g;
+        }
+    }
+    sum_over_blocks(partials, width, members, tickets, [&](uint32 column, float total) {
+        write_gradient(dweight, dbias, columns, column, total, accumulate);
+    });
+}
