@@ -3,6 +3,7 @@
 
 mod adamw;
 mod add;
+mod attention;
 mod bf16_gemm;
 mod bias_grad;
 mod blas;
@@ -14,9 +15,12 @@ mod embedding_backward;
 mod gelu;
 mod grad_norm;
 mod harness;
+mod layer_norm;
+mod layer_norm_backward;
 mod linear_cross_entropy;
 mod mx;
 mod mxfp8_gemm;
+mod norm_quantize;
 mod products;
 mod quantize;
 mod rms_norm;

@@ -14,13 +14,18 @@ mod embedding_backward;
 mod expand_scales;
 mod gelu;
 mod grad_norm;
+mod layer_norm;
+mod layer_norm_backward;
+mod layer_norm_quantize;
 mod linear_cross_entropy;
 mod mx;
 mod mxfp8_gemm;
+mod norm_quantize;
 mod products;
 mod quantize;
 mod rms_norm;
 mod rms_norm_backward;
+mod rms_norm_quantize;
 mod rope;
 mod rows;
 mod support;
@@ -44,12 +49,16 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         embedding_backward::SPECS,
         gelu::SPECS,
         grad_norm::SPECS,
+        layer_norm::SPECS,
+        layer_norm_backward::SPECS,
+        layer_norm_quantize::SPECS,
         linear_cross_entropy::SPECS,
         cublaslt_mx_gemm::SPECS,
         mxfp8_gemm::SPECS,
         quantize::SPECS,
         rms_norm::SPECS,
         rms_norm_backward::SPECS,
+        rms_norm_quantize::SPECS,
         rope::SPECS,
         swiglu::SPECS,
     ]

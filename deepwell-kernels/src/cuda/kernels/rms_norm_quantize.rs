@@ -1,0 +1,14 @@
+//! `rms_norm_quantize.cu`: root-mean-square normalization and the block quantization of its output.
+
+use super::norm_quantize;
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+
+pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_rms_norm_quantize",
+    ops: &["rms_norm_quantize", "add_rms_norm_quantize"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject: norm_quantize::reject,
+    workspace_bytes: |request, _| norm_quantize::workspace_bytes(request),
+    prepare: |call, device| norm_quantize::prepare(call, device, "rms_norm_quantize"),
+}];

@@ -1,0 +1,126 @@
+//! `rms_norm_quantize.cu` and `layer_norm_quantize.cu`: the bits of the normalization alone, and of
+//! the CPU's quantization of what it stores.
+
+use deepwell_ir::ops::{Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::{DType, Op, ops};
+use deepwell_precision::{Granularity, MxSpec};
+use half::bf16;
+
+use crate::harness::{Gpu, HostTensor, uniform};
+use crate::quantize::{assert_same, outputs, reference, specs};
+
+const EPS: f64 = 1e-5;
+
+/// A normalization and its operands.
+struct Norm {
+    op: Op,
+    inputs: Vec<HostTensor>,
+    /// What it writes, alone.
+    outputs: Vec<HostTensor>,
+    /// Which of those is normalized.
+    y: usize,
+}
+
+/// Rows whose blocks differ in size, with what is not finite in a few of them.
+fn matrix(rows: usize, columns: usize, seed: u64) -> HostTensor {
+    let mut x = uniform(rows * columns, seed, 2.0);
+    for (index, x) in x.iter_mut().enumerate() {
+        let (row, column) = (index / columns, index % columns);
+        *x *= 2f32.powi((column / 40 % 9) as i32 - 4);
+        match (row % 61, column) {
+            (7, 5) => *x = f32::NAN,
+            (19, 3) => *x = f32::INFINITY,
+            (30, _) => *x = 0.0,
+            _ => {}
+        }
+    }
+    HostTensor::bf16(&[rows, columns], &x)
+}
+
+fn norms(rows: usize, columns: usize) -> [Norm; 4] {
+    let vector = |seed| HostTensor::bf16(&[columns], &uniform(columns, seed, 2.0));
+    let (x, delta) = (matrix(rows, columns, 1), matrix(rows, columns, 2));
+    let (weight, bias) = (vector(3), vector(4));
+    let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let of_row = HostTensor::output(DType::F32, &[rows]);
+    let alone = |op: Op, more: &[&HostTensor], outputs: &[&HostTensor], y| Norm {
+        op,
+        inputs: std::iter::once(&x).chain(more.iter().copied()).cloned().collect(),
+        outputs: outputs.iter().copied().cloned().collect(),
+        y,
+    };
+    let (rms, add_rms) = (ops::RmsNorm { eps: EPS }, ops::AddRmsNorm { eps: EPS });
+    let (layer, add_layer) = (ops::LayerNorm { eps: EPS }, ops::AddLayerNorm { eps: EPS });
+    [
+        alone(rms.into(), &[&weight], &[&empty, &of_row], 0),
+        alone(add_rms.into(), &[&delta, &weight], &[&empty, &empty, &of_row], 1),
+        alone(layer.into(), &[&weight, &bias], &[&empty, &of_row, &of_row], 0),
+        alone(add_layer.into(), &[&delta, &weight, &bias], &[&empty, &empty, &of_row, &of_row], 1),
+    ]
+}
+
+fn check(gpu: &mut Gpu, rows: usize, columns: usize, quantize: &Quantize, keep: bool) {
+    for norm in norms(rows, columns) {
+        let what = format!("{} {rows}x{columns} keep={keep} {quantize:?}", norm.op.name());
+        let alone = gpu.run(norm.op.clone(), &norm.inputs, &norm.outputs, false, 1);
+        let y: Vec<bf16> = alone[norm.y].to_f64().iter().map(|&y| bf16::from_f64(y)).collect();
+        let expected = reference(&y, rows, columns, quantize);
+
+        let fused = WithQuantize {
+            producer: Box::new(norm.op),
+            quantized: vec![QuantizedOutput { output: norm.y, quantize: quantize.clone(), keep }],
+        };
+        let is_kept = |index: usize| keep || index != norm.y;
+        let kept: Vec<usize> = (0..norm.outputs.len()).filter(|&index| is_kept(index)).collect();
+        let mut empty: Vec<_> = kept.iter().map(|&index| norm.outputs[index].clone()).collect();
+        empty.extend(outputs(quantize.axis, rows, columns));
+        let got = gpu.run(fused, &norm.inputs, &empty, false, 1);
+        for (got, &index) in got.iter().zip(&kept) {
+            assert!(*got == alone[index], "{what}: output {index} differs from the norm's alone");
+        }
+        assert_same(&what, &got[kept.len()..], &expected);
+    }
+}
+
+#[test]
+fn every_way_to_quantize() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    for (index, spec) in specs().into_iter().enumerate() {
+        for axis in [Axis::Row, Axis::Column, Axis::Both] {
+            check(&mut gpu, 160, 768, &Quantize { spec, axis }, index % 2 == 0);
+        }
+    }
+}
+
+#[test]
+fn every_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    // Nothing, one, tile - 1 and + 1, rows over one to eight blocks, and longer than these hold.
+    let sizes = [
+        (0, 256),
+        (1, 8),
+        (31, 136),
+        (127, 128),
+        (129, 384),
+        (33, 1000),
+        (130, 2048),
+        (64, 2056),
+        (257, 4096),
+        (40, 5120),
+        (5, 11008),
+    ];
+    for (rows, columns) in sizes {
+        for granularity in [Granularity::G32, Granularity::G128] {
+            let spec = MxSpec { granularity, ..MxSpec::default() };
+            let keep = granularity == Granularity::G32;
+            check(&mut gpu, rows, columns, &Quantize { spec, axis: Axis::Both }, keep);
+        }
+    }
+}
+
+#[test]
+fn more_clusters_than_the_device_holds() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let quantize = Quantize { spec: MxSpec::default(), axis: Axis::Both };
+    check(&mut gpu, 16 * 1024 + 1, 2048, &quantize, true);
+}
