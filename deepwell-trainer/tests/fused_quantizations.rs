@@ -1,6 +1,8 @@
 //! A program whose quantizations are fused with their producers gives the bits that the program
 //! without gives, and everything that looks at quantizations sees them in both.
 
+mod gpt;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -83,7 +85,7 @@ fn feed(executor: &mut Executor, program: &Program, step: usize) {
     let host = &program.host;
     for (index, (&tokens, &targets)) in host.tokens.iter().zip(&host.targets).enumerate() {
         let count = program.batch * program.seq;
-        let token = |at: usize| ((at * at * 31 + at * 7 + step) % 256) as i32;
+        let token = |at: usize| ((at * at * 31 + at * 7 + step) % gpt::VOCABULARY) as i32;
         let of = |shift: usize| -> Vec<i32> {
             (0..count).map(|at| token(index * count + at + shift)).collect()
         };
@@ -94,9 +96,12 @@ fn feed(executor: &mut Executor, program: &Program, step: usize) {
     executor.write(program, host.loss_scale.unwrap(), cast_slice(&scale)).unwrap();
 }
 
-fn run(policy: &PrecisionPolicy, rule: Recompute, catalog: &dyn KernelCatalog) -> Run {
-    let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
-    let graph = capture(&config).unwrap();
+fn run(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    rule: Recompute,
+    catalog: &dyn KernelCatalog,
+) -> Run {
     let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
     let request = PlanRequest {
         seq: SEQ,
@@ -108,14 +113,14 @@ fn run(policy: &PrecisionPolicy, rule: Recompute, catalog: &dyn KernelCatalog) -
         recompute: Some(rule),
     };
     let target = cpu_target(2);
-    let planned = autoplan(&graph, &Hardware::cpu_only(cpu), &request, catalog, &target).unwrap();
+    let planned = autoplan(graph, &Hardware::cpu_only(cpu), &request, catalog, &target).unwrap();
     let program = planned.program;
-    let evaluation = lower_evaluation(&graph, &planned.plan, &program, catalog, &target).unwrap();
+    let evaluation = lower_evaluation(graph, &planned.plan, &program, catalog, &target).unwrap();
     let bytes = program.arena.bytes.max(evaluation.arena.bytes);
     let mut executor = Executor::new(Box::new(CpuBackend::new()), bytes).unwrap();
     let training = executor.load(program.clone()).unwrap();
     let evaluation = executor.load(evaluation).unwrap();
-    initialize(&mut executor, &graph, &training);
+    initialize(&mut executor, graph, &training);
     let schedule = [1e-2f32, 1.0];
     executor.write(&program, program.host.schedule.unwrap(), cast_slice(&schedule)).unwrap();
     let mut losses = Vec::new();
@@ -137,27 +142,68 @@ fn run(policy: &PrecisionPolicy, rule: Recompute, catalog: &dyn KernelCatalog) -
     Run { outcome: Outcome { losses, weights, statistics, evaluation_loss }, program }
 }
 
+/// Both ways of lowering, compared; `names` are the fused ops that there must be.
+fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
+    let policy =
+        PrecisionPolicy::preset(preset).unwrap().with_rule("*_proj.weight", Format::Mxfp8).unwrap();
+    for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        let apart = run(graph, &policy, rule, &CpuCatalog);
+        let fused = run(graph, &policy, rule, &Fusing);
+        let case = format!("{} {preset} {rule}", graph.name);
+        let (one, other) = (&apart.outcome, &fused.outcome);
+        assert_eq!(one.losses, other.losses, "{case}");
+        assert_eq!(one.evaluation_loss, other.evaluation_loss, "{case}");
+        for (name, weights) in &one.weights {
+            assert!(weights == &other.weights[name], "{case}: weights of `{name}` differ");
+        }
+        assert!(!one.statistics.is_empty());
+        assert_eq!(one.statistics, other.statistics, "{case}");
+        same_accounts(&apart.program, &fused.program, &case);
+        let is_fused = |op: &Op| matches!(op, Op::WithQuantize(_));
+        assert!(!apart.program.calls.iter().any(|call| is_fused(&call.op)), "{case}");
+        let calls = fused.program.calls.iter().filter(|call| is_fused(&call.op));
+        let found: BTreeSet<&str> = calls.map(|call| call.op.name()).collect();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), names, "{case}");
+        // Of what nobody else reads nothing but codes are there.
+        let found = |program: &Program, suffix: &str| {
+            program.find(&format!("{unread}{suffix}@1")).is_some()
+        };
+        assert!(found(&apart.program, "") && !found(&fused.program, ""), "{case}");
+        assert!(found(&fused.program, ".mx.row"), "{case}");
+    }
+}
+
 #[test]
 fn fused_programs_give_the_same_bits() {
+    let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
+    let llama = capture(&config).unwrap();
     for preset in ["mxfp8", "mxfp8-2d", "mxfp8-128"] {
-        let policy = PrecisionPolicy::preset(preset)
-            .unwrap()
-            .with_rule("*_proj.weight", Format::Mxfp8)
-            .unwrap();
-        for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
-            let (apart, fused) = (run(&policy, rule, &CpuCatalog), run(&policy, rule, &Fusing));
-            let case = format!("{preset} {rule}");
-            let (one, other) = (&apart.outcome, &fused.outcome);
-            assert_eq!(one.losses, other.losses, "{case}");
-            assert_eq!(one.evaluation_loss, other.evaluation_loss, "{case}");
-            for (name, weights) in &one.weights {
-                assert!(weights == &other.weights[name], "{case}: weights of `{name}` differ");
-            }
-            assert!(!one.statistics.is_empty());
-            assert_eq!(one.statistics, other.statistics, "{case}");
-            same_accounts(&apart.program, &fused.program, &case);
-        }
+        check(
+            &llama,
+            preset,
+            &[
+                "add_rms_norm_quantize",
+                "rms_norm_backward_quantize",
+                "rms_norm_quantize",
+                "rope_backward_quantize",
+                "swiglu_backward_quantize",
+                "swiglu_quantize",
+            ],
+            "layers.1.mlp.swiglu.backward.dgate",
+        );
     }
+    check(
+        &gpt::gpt().unwrap(),
+        "mxfp8",
+        &[
+            "add_layer_norm_quantize",
+            "gelu_backward_quantize",
+            "gelu_quantize",
+            "layer_norm_backward_quantize",
+            "layer_norm_quantize",
+        ],
+        "layers.1.gelu",
+    );
 }
 
 /// What is said of quantizations does not depend on how they are made.
@@ -174,22 +220,4 @@ fn same_accounts(apart: &Program, fused: &Program, case: &str) {
         quantizations.map(|quantization| quantization.source_name(program)).collect()
     };
     assert_eq!(sources(apart), sources(fused), "{case}");
-    let is_fused = |op: &Op| matches!(op, Op::WithQuantize(_));
-    assert!(!apart.calls.iter().any(|call| is_fused(&call.op)), "{case}");
-    let names: BTreeSet<&str> =
-        fused.calls.iter().filter(|c| is_fused(&c.op)).map(|c| c.op.name()).collect();
-    let expected = [
-        "add_rms_norm_quantize",
-        "rms_norm_backward_quantize",
-        "rms_norm_quantize",
-        "rope_backward_quantize",
-        "swiglu_backward_quantize",
-        "swiglu_quantize",
-    ];
-    assert_eq!(names.into_iter().collect::<Vec<_>>(), expected, "{case}");
-    // What nobody else reads is not stored: nothing but its codes is there.
-    let unread = "layers.1.mlp.swiglu.backward.dgate@1";
-    assert!(apart.find(unread).is_some(), "{case}");
-    assert!(fused.find(unread).is_none(), "{case}");
-    assert!(fused.find("layers.1.mlp.swiglu.backward.dgate.mx.row@1").is_some(), "{case}");
 }
