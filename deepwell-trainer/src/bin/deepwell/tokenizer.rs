@@ -33,8 +33,10 @@ again and again, until the vocabulary is full. Words are split as GPT-2 splits t
 
 The files that `deepwell train` holds out first are kept aside: the tokenizer does not learn from
 them, and the table says how many bytes one of its tokens stands for on them. The same text gives
-the same file, byte for byte. A model needs a `vocab_size` of at least the vocabulary: 32,000 is that of
-the presets llama-134m and llama-1.1b; for others write it to a config.json.
+the same file, byte for byte.
+
+A model needs a `vocab_size` of at least the vocabulary: 32,000 is that of the presets llama-134m
+and llama-1.1b; for another size write a config.json.
 
 Examples:
   deepwell tokenizer train                        32,000 tokens from the default corpus
