@@ -102,7 +102,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
-fn shared_bytes(head_dim: usize) -> u32 {
+pub(super) fn shared_bytes(head_dim: usize) -> u32 {
     ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * head_dim * 2 + 16) as u32
 }
 

@@ -105,3 +105,49 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::F32(scale_log2(&op.heads)));
     Ok(vec![Device::launch(function, blocks as u32, THREADS, shared, arguments)])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_fits_the_smallest_gpu() {
+        // (head_dim, forward, backward), worked out from the tiles of the sources.
+        for (head_dim, forward, backward) in [
+            (16, 12_304, 17_424),
+            (32, 24_592, 33_808),
+            (64, 49_168, 66_576),
+            (128, 98_320, 99_344),
+        ] {
+            assert_eq!(super::super::attention::shared_bytes(head_dim), forward);
+            assert_eq!(shared_bytes(head_dim), backward);
+            // sm_120 has 99 KiB a block; the backward also has 256 bytes that are not dynamic.
+            assert!(backward.max(forward) + 256 <= 99 * 1024);
+        }
+    }
+
+    #[test]
+    fn work_is_counted_by_kind() {
+        // (seq, heads, kv_heads, batch, head_dim, rows + keys + queries)
+        for (seq, heads, kv_heads, batch, head_dim, expected) in [
+            (0, 4, 2, 1, 64, 0),
+            (1, 4, 2, 1, 64, 1 + 2 + 4),
+            (128, 4, 2, 2, 64, 4 + 4 + 8),
+            (129, 4, 2, 2, 64, 5 + 8 + 16),
+            (129, 4, 2, 2, 128, 5 + 12 + 16),
+        ] {
+            let batch_heads = batch * heads;
+            let sizes = Sizes { seq, heads, kv_heads, batch_heads, head_dim };
+            assert_eq!(items(&sizes), expected, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn sections_keep_to_the_cache() {
+        let sizes = Sizes { seq: 1024, heads: 8, kv_heads: 8, batch_heads: 64, head_dim: 64 };
+        // 128 KiB a tensor and head, two tensors; a third of the cache.
+        for (l2_bytes, expected) in [(0, 1), (3 << 20, 4), (48 << 20, 64), (1 << 40, 64)] {
+            assert_eq!(sizes.section(64, 2, l2_bytes), expected, "{l2_bytes}");
+        }
+    }
+}

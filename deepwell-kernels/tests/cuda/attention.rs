@@ -1,0 +1,271 @@
+//! `attention.cu` and `attention_backward.cu`.
+
+use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads};
+use deepwell_ir::{DType, Op};
+use deepwell_kernels::oracle::attention::{Shape, backward, forward, probabilities};
+
+use crate::harness::{Gpu, HostTensor, uniform};
+
+/// What the numbers look like.
+#[derive(Clone, Copy, Debug)]
+enum Data {
+    /// Uniform, queries of this size.
+    Uniform(f32),
+    /// All scores are equal.
+    Flat,
+    /// Every key has a greater score than those before it, by more than any margin.
+    Rising,
+    /// Every key has a smaller score than those before it.
+    Falling,
+    /// One query and one key are NaN.
+    Nan,
+}
+
+/// Sizes, by the names of the oracle, and data.
+struct Case {
+    shape: Shape,
+    data: Data,
+}
+
+impl Case {
+    fn new(sizes: [usize; 5], causal: bool, data: Data) -> Case {
+        let [batch, seq, heads, kv_heads, head_dim] = sizes;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        Case { shape: Shape { batch, seq, heads, kv_heads, head_dim, scale, causal }, data }
+    }
+
+    fn heads(&self) -> AttentionHeads {
+        let Shape { heads, kv_heads, head_dim, scale, causal, .. } = self.shape;
+        AttentionHeads { heads, kv_heads, head_dim, scale, causal }
+    }
+
+    fn name(&self) -> String {
+        format!("{:?} {:?}", self.shape, self.data)
+    }
+
+    fn query_shape(&self) -> [usize; 2] {
+        [self.shape.batch * self.shape.seq, self.shape.heads * self.shape.head_dim]
+    }
+
+    fn key_shape(&self) -> [usize; 2] {
+        [self.shape.batch * self.shape.seq, self.shape.kv_heads * self.shape.head_dim]
+    }
+
+    fn lse_shape(&self) -> [usize; 3] {
+        [self.shape.batch, self.shape.heads, self.shape.seq]
+    }
+
+    /// q, k, v and dout.
+    fn inputs(&self) -> [HostTensor; 4] {
+        let Shape { seq, head_dim, kv_heads, heads, .. } = self.shape;
+        let (query_len, key_len) =
+            (self.query_shape().iter().product(), self.key_shape().iter().product());
+        let size = if let Data::Uniform(size) = self.data { size } else { 1.0 };
+        let mut q = uniform(query_len, 1, size);
+        let mut k = uniform(key_len, 2, 1.0);
+        let (v, dout) = (uniform(key_len, 3, 1.0), uniform(query_len, 4, 1.0));
+        let key_token = |index: usize| index / (kv_heads * head_dim) % seq;
+        match self.data {
+            Data::Uniform(_) => {}
+            Data::Flat => k.fill(0.0),
+            // With q = 1 and a scale of 1/sqrt(D): scores of 0.25 sqrt(D) a token, a step of 32.
+            Data::Rising | Data::Falling => {
+                q.fill(1.0);
+                let sign = if matches!(self.data, Data::Rising) { 1.0 } else { -1.0 };
+                for (index, k) in k.iter_mut().enumerate() {
+                    *k = sign * 0.25 * (key_token(index) as f32);
+                }
+            }
+            Data::Nan => {
+                q[(seq / 3) * heads * head_dim + 1] = f32::NAN;
+                k[(seq / 2) * kv_heads * head_dim + 2] = f32::NAN;
+            }
+        }
+        let (queries, keys) = (self.query_shape(), self.key_shape());
+        [
+            HostTensor::bf16(&queries, &q),
+            HostTensor::bf16(&keys, &k),
+            HostTensor::bf16(&keys, &v),
+            HostTensor::bf16(&queries, &dout),
+        ]
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let random = Data::Uniform(1.0);
+    // batch, seq, heads, kv_heads, head_dim
+    let mut cases = vec![
+        Case::new([1, 0, 2, 1, 64], true, random),
+        Case::new([1, 700, 4, 2, 128], true, random),
+        Case::new([1, 1025, 4, 1, 64], true, Data::Uniform(4.0)),
+        Case::new([3, 513, 6, 2, 64], false, random),
+        Case::new([2, 300, 2, 2, 128], false, Data::Uniform(8.0)),
+        // Scores far apart: one key has nearly all the weight.
+        Case::new([1, 257, 2, 1, 64], true, Data::Uniform(64.0)),
+    ];
+    for head_dim in [16, 32, 64, 128] {
+        // Around the tiles of queries (128) and keys (32, 64, 128).
+        for seq in [1, 2, 15, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 193, 257] {
+            cases.push(Case::new([2, seq, 4, 2, head_dim], true, random));
+        }
+        for seq in [1, 64, 65, 130] {
+            cases.push(Case::new([2, seq, 3, 1, head_dim], false, random));
+        }
+        for data in [Data::Flat, Data::Rising, Data::Falling, Data::Nan] {
+            cases.push(Case::new([1, 200, 2, 1, head_dim], true, data));
+            cases.push(Case::new([1, 133, 2, 1, head_dim], false, data));
+        }
+    }
+    cases
+}
+
+/// Each element within its own bound; where one is NaN the other is.
+fn assert_within(what: &str, got: &[f64], expected: &[f64], bounds: &[f64]) {
+    assert_eq!(got.len(), expected.len(), "{what}: length");
+    for (index, ((&a, &b), &bound)) in got.iter().zip(expected).zip(bounds).enumerate() {
+        let fits = if b.is_nan() { a.is_nan() } else { (a - b).abs() <= bound };
+        assert!(fits, "{what}: element {index} of {} is {a}, expected {b} ± {bound}", got.len());
+    }
+}
+
+/// Half a unit in the last place of a BF16, relative.
+const HALF_ULP: f64 = 1.0 / 512.0;
+/// Room for FP32: sums, exponentials and reciprocals, all far below a rounding to BF16.
+const SLACK: f64 = 1.25;
+
+fn check_forward(gpu: &mut Gpu, case: &Case) {
+    let [q, k, v, _] = case.inputs();
+    let expected = forward(&case.shape, &q.to_f64(), &k.to_f64(), &v.to_f64());
+    let magnitudes: Vec<f64> = v.to_f64().iter().map(|v| v.abs()).collect();
+    // Weights are rounded to BF16 before they are multiplied, and the result is.
+    let weighted = forward(&case.shape, &q.to_f64(), &k.to_f64(), &magnitudes).out;
+    let bounds: Vec<f64> = weighted
+        .iter()
+        .zip(&expected.out)
+        .map(|(weighted, out)| SLACK * HALF_ULP * (weighted + out.abs()))
+        .collect();
+    let op = Attention { heads: case.heads() };
+    let outputs = [
+        HostTensor::output(DType::Bf16, &case.query_shape()),
+        HostTensor::output(DType::F32, &case.lse_shape()),
+    ];
+    let got = gpu.run(op, &[q.clone(), k.clone(), v], &outputs, false, case.shape.seq);
+    let name = case.name();
+    assert_within(&format!("{name}: out"), &got[0].to_f64(), &expected.out, &bounds);
+    // A score of D products in FP32, each partial sum at most the sum of magnitudes.
+    let most = |x: &HostTensor| {
+        x.to_f64().iter().filter(|x| !x.is_nan()).fold(1.0, |most: f64, x| most.max(x.abs()))
+    };
+    let scores = case.shape.scale * case.shape.head_dim as f64 * most(&q) * most(&k);
+    let lse_bound = (1.0 + scores) * 2f64.powi(-20);
+    let bounds = vec![lse_bound; expected.lse.len()];
+    assert_within(&format!("{name}: lse"), &got[1].to_f64(), &expected.lse, &bounds);
+}
+
+/// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
+/// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
+fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 4]) -> [Vec<f64>; 3] {
+    let [dout, q, k, v] = inputs;
+    let (shape, width) = (&case.shape, case.shape.head_dim);
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    for row in shape.rows() {
+        let (batch, head, token) = row;
+        let (p, _) = probabilities(shape, q, k, row);
+        let query = shape.query(batch, token, head);
+        let dout = &dout[query..][..width];
+        // delta is summed from an output that was rounded.
+        let delta: f64 = (0..width).map(|d| dout[d] * out[query + d]).sum();
+        let delta_error: f64 =
+            (0..width).map(|d| HALF_ULP * (dout[d] * out[query + d]).abs()).sum();
+        for (index, p) in p.iter().enumerate() {
+            let key = shape.key(batch, index, head);
+            let dp: f64 = (0..width).map(|d| dout[d] * v[key + d]).sum();
+            // FP32 holds p to 2^-13 as long as scores stay below 2^10.
+            let relative = HALF_ULP + 2f64.powi(-13);
+            let error = shape.scale * p * (relative * (dp - delta).abs() + delta_error);
+            for d in 0..width {
+                dq[query + d] += error * k[key + d].abs();
+                dk[key + d] += error * q[query + d].abs();
+                dv[key + d] += relative * p * dout[d].abs();
+            }
+        }
+    }
+    [dq, dk, dv]
+}
+
+fn check_backward(gpu: &mut Gpu, case: &Case) {
+    let [q, k, v, dout] = case.inputs();
+    let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
+    let result = forward(&case.shape, &q64, &k64, &v64);
+    let expected = backward(&case.shape, &dout64, &q64, &k64, &v64);
+    let bounds = backward_bounds(case, &result.out, [&dout64, &q64, &k64, &v64]);
+    let narrow = |values: &[f64]| values.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let out = HostTensor::bf16(&case.query_shape(), &narrow(&result.out));
+    let lse = HostTensor::f32(&case.lse_shape(), &narrow(&result.lse));
+    let op = AttentionBackward { heads: case.heads() };
+    let outputs = [case.query_shape(), case.key_shape(), case.key_shape()]
+        .map(|shape| HostTensor::output(DType::Bf16, &shape));
+    let got = gpu.run(op, &[dout, q, k, v, out, lse], &outputs, false, case.shape.seq);
+    let expected = [expected.dq, expected.dk, expected.dv];
+    for (index, what) in ["dq", "dk", "dv"].into_iter().enumerate() {
+        // With one key, dp - delta cancels but for the rounding of FP32 sums.
+        let bounds: Vec<f64> = bounds[index]
+            .iter()
+            .zip(&expected[index])
+            .map(|(bound, value)| SLACK * (bound + HALF_ULP * value.abs()) + 1e-5)
+            .collect();
+        let name = format!("{}: {what}", case.name());
+        assert_within(&name, &got[index].to_f64(), &expected[index], &bounds);
+    }
+}
+
+#[test]
+fn attention_of_any_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    cases().iter().for_each(|case| check_forward(&mut gpu, case));
+}
+
+#[test]
+fn attention_backward_of_any_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    for case in cases() {
+        // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
+        if !matches!(case.data, Data::Nan) {
+            check_backward(&mut gpu, &case);
+        }
+    }
+}
+
+#[test]
+fn what_the_kernels_do_not_take_is_said() {
+    use deepwell_ir::{KernelRequest, OperandType};
+    use deepwell_kernels::cuda::cuda_kernels;
+
+    // head_dim, scale, dtype, expected
+    let rows = [
+        (64, 0.125, DType::Bf16, None),
+        (96, 0.125, DType::Bf16, Some("takes heads of [16, 32, 64, 128], not of 96")),
+        (64, -0.125, DType::Bf16, Some("takes a positive scale, not -0.125")),
+        (64, f64::NAN, DType::Bf16, Some("takes a positive scale, not NaN")),
+        (64, 0.125, DType::F32, Some("takes bf16 operands, not f32")),
+    ];
+    for (head_dim, scale, dtype, expected) in rows {
+        let heads = AttentionHeads { heads: 4, kv_heads: 2, head_dim, scale, causal: true };
+        let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+        let (query, key) = (of(dtype, &[10, 4 * head_dim]), of(dtype, &[10, 2 * head_dim]));
+        let lse = of(DType::F32, &[2, 4, 5]);
+        let forward = [&query, &key, &key, &query, &lse].map(Clone::clone);
+        let backward =
+            [&query, &query, &key, &key, &query, &lse, &query, &key, &key].map(Clone::clone);
+        let calls: [(Op, &[OperandType], usize, &str); 2] = [
+            (Attention { heads: heads.clone() }.into(), &forward, 3, "cuda_attention"),
+            (AttentionBackward { heads }.into(), &backward, 6, "cuda_attention_backward"),
+        ];
+        for (op, operands, input_count, kernel) in calls {
+            let request = KernelRequest { op: &op, operands, input_count };
+            let spec = cuda_kernels().find(|spec| spec.name == kernel);
+            let got = spec.and_then(|spec| (spec.reject)(&request));
+            assert_eq!(got.as_deref(), expected, "{kernel}");
+        }
+    }
+}
