@@ -16,14 +16,14 @@ pub(crate) fn run(
     subcommand: &str,
     args: &[OsString],
 ) -> Result<ExitCode> {
-    let binary = build(shell)?;
+    let binary = build(shell, root)?;
     let mut command = Command::new(binary);
     command.arg(subcommand).args(args).current_dir(root);
     hand_over(command)
 }
 
 /// Builds `deepwell` and returns where it is. Cargo's progress goes to the terminal.
-pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
+pub(crate) fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
     let cargo = cargo();
     // The default corpus is the sources of every locked package, also of those that this build
     // does not need.
@@ -40,6 +40,7 @@ pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
     .quiet()
     .read()
     .context("`deepwell` does not build; cargo's message is above")?;
-    let executable = cargo_messages::executable(&messages, "bin", "deepwell");
+    let executable =
+        cargo_messages::executable(&messages, &root.join("deepwell-trainer"), "bin", "deepwell");
     executable.context("cargo built `deepwell` and did not say where")
 }

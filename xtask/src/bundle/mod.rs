@@ -124,15 +124,12 @@ fn fill(
     copy_kernels(root, bundle, manifest)?;
     eprintln!("packing the corpus");
     // Also fetches the locked packages, which the corpus consists of.
-    let binary = deepwell::build(shell)?;
+    let binary = deepwell::build(shell, root)?;
     let packed = corpus::pack(shell, stage, &bundle.join("corpus.tar.gz"))?;
     strip(&binary, &bundle.join("deepwell"))?;
     fs::create_dir_all(bundle.join("tests"))?;
-    for package in TESTED {
-        let folder = root.join(package);
-        if folder.join("tests/cuda.rs").is_file() || folder.join("tests/cuda/main.rs").is_file() {
-            strip(&build_test(shell, &folder, package)?, &bundle.join("tests").join(package))?;
-        }
+    for (package, program) in build_tests(shell, root)? {
+        strip(&program, &bundle.join("tests").join(package))?;
     }
     write_script(&bundle.join("run.sh"))?;
 
@@ -187,23 +184,44 @@ fn copy_kernels(root: &Path, bundle: &Path, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Builds the integration test `cuda` of a package and returns where it is.
-fn build_test(shell: &Shell, folder: &Path, package: &str) -> Result<PathBuf> {
+/// Builds the integration tests `cuda` in one go, so that what they share is built once, and
+/// returns where each is.
+fn build_tests(shell: &Shell, root: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
     let cargo = cargo();
-    let features = match has_cuda_feature(&read(&folder.join("Cargo.toml"))?) {
-        true => vec!["--features", "cuda"],
-        false => vec![],
-    };
+    let mut packages = Vec::new();
+    let mut arguments = Vec::new();
+    for package in TESTED {
+        let folder = root.join(package);
+        if !folder.join("tests/cuda.rs").is_file() && !folder.join("tests/cuda/main.rs").is_file() {
+            continue;
+        }
+        arguments.extend(["--package".to_string(), package.to_string()]);
+        if has_cuda_feature(&read(&folder.join("Cargo.toml"))?) {
+            arguments.extend(["--features".to_string(), format!("{package}/cuda")]);
+        }
+        packages.push((package, folder));
+    }
+    if packages.is_empty() {
+        bail!("no integration test `cuda` in {}", TESTED.join(" or "));
+    }
     let messages = cmd!(
         shell,
-        "{cargo} test --release --no-run --package {package} {features...} --test cuda
+        "{cargo} test --release --no-run {arguments...} --test cuda
          --message-format json-render-diagnostics"
     )
     .quiet()
     .read()
-    .with_context(|| format!("the tests of `{package}` do not build; cargo's message is above"))?;
-    cargo_messages::executable(&messages, "test", "cuda")
-        .with_context(|| format!("cargo built the tests of `{package}` and did not say where"))
+    .context("the tests do not build; cargo's message is above")?;
+    packages
+        .into_iter()
+        .map(|(package, folder)| {
+            let program = cargo_messages::executable(&messages, &folder, "test", "cuda");
+            let program = program.with_context(|| {
+                format!("cargo built the tests of `{package}` and did not say where")
+            })?;
+            Ok((package, program))
+        })
+        .collect()
 }
 
 /// Whether a Cargo.toml has the feature `cuda`.

@@ -67,7 +67,6 @@ tests() {
     # On a machine that this is carried to, a test without a GPU is a failure.
     export DEEPWELL_REQUIRE_GPU="${DEEPWELL_REQUIRE_GPU-1}"
     if [ -z "$DEEPWELL_REQUIRE_GPU" ]; then unset DEEPWELL_REQUIRE_GPU; fi
-    export DEEPWELL_BINARY="$here/deepwell"
     failed=
     for program in "$here"/tests/*; do
         echo "== ${program##*/}"
