@@ -175,8 +175,9 @@ impl Library {
 
 fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: &[f64]) {
     // Tensor cores add products of BF16 in FP32 without its last rounding bits, a few of them at a
-    // time; FP8 sums keep about 13 bits below the largest product until 128 are added.
-    let per_magnitude = if case.scaling == NO_SCALES { 2f64.powi(-20) } else { 2f64.powi(-11) };
+    // time. Of FP8 each of the 33 terms of a step of 32 is cut at 2^-13 of the largest of them, and
+    // four steps follow each other: with a largest term of an eighth of the magnitudes, 2^-9.
+    let per_magnitude = if case.scaling == NO_SCALES { 2f64.powi(-20) } else { 2f64.powi(-9) };
     let rounding = if case.out == DType::Bf16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
     for (index, &got) in got.iter().enumerate() {
         let (row, column) = (index / case.n, index % case.n);
@@ -187,7 +188,9 @@ fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: 
         let added = if case.accumulate { before[index] } else { 0.0 }
             + if case.bias { bias[column] } else { 0.0 };
         let expected = product + added;
-        let tolerance = magnitude * per_magnitude + (expected.abs() + added.abs()) * rounding;
+        // A product may be rounded before something is added to it.
+        let rounded = expected.abs() + if added == 0.0 { 0.0 } else { product.abs() + added.abs() };
+        let tolerance = magnitude * per_magnitude + rounded * rounding;
         assert!(
             (got - expected).abs() <= tolerance,
             "{case:?}: [{row}, {column}] is {got}, expected {expected} within {tolerance}"

@@ -39,10 +39,10 @@ fn bf16_products_of_any_size() {
     }
 }
 
-/// Tensor cores of Hopper keep about 14 bits of a sum of FP8 products (DeepSeek-V3 technical report,
-/// arXiv 2412.19437, section 3.5.2), here within 128 of the depth: a share of 2^-13 of the
-/// magnitudes a step of 32, four of them between promotions to FP32.
-const SHARE: f64 = 4.0 / 8192.0;
+/// Tensor cores of Hopper cut each of the 33 terms of a step of 32 (the sum so far is one) at 2^-13
+/// of the largest of them, and four steps come between promotions to FP32. The largest term is at
+/// most about an eighth of the sum of the magnitudes here: 4 · 33 / 8 · 2^-13.
+const SHARE: f64 = 16.5 / 8192.0;
 
 /// Rows, columns, depth: depths that 128 does not divide, and whose groups of 128 four does not
 /// divide; sides that 128 does not divide.
