@@ -16,7 +16,12 @@ use deepwell_kernels::cpu::add::{add, bias_add_backward, bias_add_forward};
 use deepwell_kernels::cpu::cast::cast;
 use deepwell_kernels::cpu::element::Element;
 use deepwell_kernels::cpu::embedding::{embedding_backward, embedding_forward};
+use deepwell_kernels::cpu::gelu::{gelu_backward, gelu_forward};
 use deepwell_kernels::cpu::grad_norm::global_norm;
+use deepwell_kernels::cpu::layer_norm::{
+    add_layer_norm_forward, layer_norm_backward, layer_norm_backward_workspace_bytes,
+    layer_norm_forward,
+};
 use deepwell_kernels::cpu::rms_norm::{
     add_rms_norm_forward, rms_norm_backward, rms_norm_backward_workspace_bytes, rms_norm_forward,
 };
@@ -100,6 +105,7 @@ fn main() {
 fn run(filter: Option<&str>) {
     println!("{THREADS} threads; bytes are counted once per tensor read or written");
     norms(filter);
+    layer_norms(filter);
     positions_and_tokens(filter);
     elementwise(filter);
     optimizer(filter);
@@ -132,6 +138,44 @@ fn norms(filter: Option<&str>) {
                 residual,
                 &mut y,
                 &mut dweight,
+                false,
+                &mut workspace,
+            );
+        });
+    }
+}
+
+fn layer_norms(filter: Option<&str>) {
+    let n = TOKENS * HIDDEN;
+    let (x, delta, dy): (Vec<bf16>, Vec<bf16>, Vec<bf16>) = (values(n), values(n), values(n));
+    let (weight, bias): (Vec<bf16>, Vec<bf16>) = (values(HIDDEN), values(HIDDEN));
+    let (mut mean, mut rstd) = (vec![0.0f32; TOKENS], vec![0.0f32; TOKENS]);
+    let (mut y, mut sum) = (values::<bf16>(n), values::<bf16>(n));
+    report(filter, "layer_norm_forward bf16", n * 4, || {
+        layer_norm_forward(&x, &weight, &bias, 1e-5, &mut y, &mut mean, &mut rstd);
+    });
+    report(filter, "add_layer_norm_forward bf16", n * 8, || {
+        add_layer_norm_forward(
+            &x, &delta, &weight, &bias, 1e-5, &mut sum, &mut y, &mut mean, &mut rstd,
+        );
+    });
+    let (mut dweight, mut dbias) = (vec![0.0f32; HIDDEN], vec![0.0f32; HIDDEN]);
+    let mut workspace = vec![0.0; layer_norm_backward_workspace_bytes(TOKENS, HIDDEN) / 4];
+    for (name, residual, bytes) in [
+        ("layer_norm_backward bf16", None, n * 6),
+        ("layer_norm_backward bf16 + residual", Some(&delta[..]), n * 8),
+    ] {
+        report(filter, name, bytes, || {
+            layer_norm_backward(
+                &dy,
+                &x,
+                &weight,
+                &mean,
+                &rstd,
+                residual,
+                &mut y,
+                &mut dweight,
+                &mut dbias,
                 false,
                 &mut workspace,
             );
@@ -174,6 +218,14 @@ fn elementwise(filter: Option<&str>) {
     report(filter, "swiglu_backward bf16", n * 10, || {
         swiglu_backward(&dout, &gate, &up, &mut out, &mut dup);
     });
+    for (form, tanh) in [("", false), (", tanh", true)] {
+        report(filter, &format!("gelu_forward bf16{form}"), n * 4, || {
+            gelu_forward(&gate, tanh, &mut out);
+        });
+        report(filter, &format!("gelu_backward bf16{form}"), n * 6, || {
+            gelu_backward(&dout, &gate, tanh, &mut out);
+        });
+    }
     let n = TOKENS * HIDDEN;
     report(filter, "add bf16", n * 6, || add(&gate[..n], &up[..n], &mut out[..n]));
     let bias: Vec<bf16> = values(HIDDEN);

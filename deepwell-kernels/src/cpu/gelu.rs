@@ -11,7 +11,7 @@ use super::vector_math::{normal_cdf, sigmoid_pair};
 
 /// `2 sqrt(2 / pi)`: the tanh form's argument, doubled, at first order. Doubled because
 /// `(1 + tanh u) / 2` is the logistic function of `2 u`.
-const LINEAR: f32 = 1.595_769_1;
+const LINEAR: f32 = 1.595_769;
 /// [`LINEAR`] times 0.044715, the factor of the cube.
 const CUBIC: f32 = 0.071_354_82;
 /// `1 / sqrt(2 pi)`.
