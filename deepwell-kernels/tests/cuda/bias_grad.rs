@@ -1,5 +1,7 @@
 //! `bias_grad.cu`.
 
+use std::slice;
+
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::add as oracle;
 
@@ -12,7 +14,7 @@ fn check(gpu: &mut Gpu, rows: usize, columns: usize, values: &[f32], tolerance: 
     let sums = oracle::bias_backward(&dy.to_f64(), columns);
     for accumulate in [false, true] {
         let output = [before.clone()];
-        let got = gpu.run(ops::BiasGrad {}, &[dy.clone()], &output, accumulate, 1);
+        let got = gpu.run(ops::BiasGrad {}, slice::from_ref(&dy), &output, accumulate, 1);
         let expected: Vec<f64> = sums
             .iter()
             .zip(before.to_f64())

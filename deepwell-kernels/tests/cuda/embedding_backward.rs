@@ -1,5 +1,7 @@
 //! `embedding_backward.cu`.
 
+use std::slice;
+
 use deepwell_ir::ops;
 use deepwell_kernels::oracle::embedding as oracle;
 
@@ -50,7 +52,7 @@ fn check(
     let inputs = [HostTensor::i32(&[len], &tokens), dout];
     for accumulate in [false, true] {
         let op = ops::EmbeddingBackward { vocab: Some(vocab) };
-        let got = gpu.run(op, &inputs, &[before.clone()], accumulate, 1);
+        let got = gpu.run(op, &inputs, slice::from_ref(&before), accumulate, 1);
         let expected: Vec<f64> = sums
             .iter()
             .zip(before.to_f64())

@@ -1,5 +1,7 @@
 //! `gelu.cu`.
 
+use std::slice;
+
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::gelu as oracle;
 
@@ -36,7 +38,7 @@ fn check(gpu: &mut Gpu, what: &str, shape: [usize; 2], values: &[f32]) {
         // The value is good to 2^-19 of itself, which BF16's rounding covers; what is below
         // 2^-110 may be zero.
         let floor = 2f64.powi(-110);
-        let got = gpu.run(ops::Gelu { tanh }, &[x.clone()], &output, false, 1);
+        let got = gpu.run(ops::Gelu { tanh }, slice::from_ref(&x), &output, false, 1);
         let expected = oracle::forward(&x.to_f64(), tanh);
         assert_close(&what, &got[0].to_f64(), &expected, Tolerance::bf16(floor));
 
@@ -72,7 +74,7 @@ fn what_is_not_finite_shows() {
         let x = HostTensor::bf16(&[1, 3], &[f32::NAN, f32::INFINITY, 1.0]);
         let dy = HostTensor::bf16(&[1, 3], &[1.0, 1.0, f32::NAN]);
         let output = [HostTensor::output(DType::Bf16, &[1, 3])];
-        let got = gpu.run(ops::Gelu { tanh }, &[x.clone()], &output, false, 1)[0].to_f64();
+        let got = gpu.run(ops::Gelu { tanh }, slice::from_ref(&x), &output, false, 1)[0].to_f64();
         assert!(got[0].is_nan() && got[1] == f64::INFINITY && got[2].is_finite(), "{got:?}");
         let op = ops::GeluBackward { tanh };
         let got = gpu.run(op, &[dy, x], &output, false, 1)[0].to_f64();

@@ -1,5 +1,7 @@
 //! `rope.cu`.
 
+use std::slice;
+
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::rope as oracle;
 
@@ -49,11 +51,12 @@ fn check(gpu: &mut Gpu, case: &Case) {
     let tolerance = Tolerance::bf16(length * (2f64.powi(-21) + angle_error));
     let output = [HostTensor::output(DType::Bf16, &shape)];
 
-    let got = gpu.run(rope.clone(), &[x.clone()], &output, false, seq);
+    let got = gpu.run(rope.clone(), slice::from_ref(&x), &output, false, seq);
     let expected = scaled(oracle::forward(&x.to_f64(), heads, head_dim, seq, &wide));
     assert_close(&format!("forward, {what}"), &got[0].to_f64(), &expected, tolerance);
 
-    let got = gpu.run(ops::RopeBackward { forward: rope }, &[x.clone()], &output, false, seq);
+    let got =
+        gpu.run(ops::RopeBackward { forward: rope }, slice::from_ref(&x), &output, false, seq);
     let expected = scaled(oracle::backward(&x.to_f64(), heads, head_dim, seq, &wide));
     assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
 }

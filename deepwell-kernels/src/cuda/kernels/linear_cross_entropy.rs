@@ -5,7 +5,10 @@
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
-use super::products::{extents_fit, not_empty, tile_blocks};
+use super::products::{
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
+    tile_blocks,
+};
 use super::support::all_bf16;
 use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
@@ -34,8 +37,7 @@ const CHUNK_TOKENS_MAX: usize = 4096;
 const LOGITS_BYTES_MAX: usize = 512 << 20;
 /// Chunks are a multiple of the rows of the products' tiles where they can be.
 const CHUNK_TOKENS_STEP: usize = 128;
-/// Scratch for the library.
-const LIBRARY_BYTES: usize = 32 << 20;
+/// What the losses begin at a multiple of.
 const ALIGNMENT: usize = 256;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[
@@ -108,7 +110,7 @@ impl Layout {
         let losses_offset = (chunk_tokens * row_bytes).next_multiple_of(ALIGNMENT);
         let losses_bytes = tokens * size_of::<f32>();
         let without_library = (losses_offset + losses_bytes).next_multiple_of(ALIGNMENT);
-        let with_library = without_library + LIBRARY_BYTES;
+        let with_library = without_library + LIBRARY_SCRATCH_BYTES + LIBRARY_ALIGNMENT_BYTES;
         Layout { chunk_tokens, leading, losses_offset, without_library, with_library }
     }
 }
@@ -198,8 +200,8 @@ impl Head {
             accumulate,
             bias: None,
             scales: None,
-            workspace: self.workspace.offset(self.layout.without_library),
-            workspace_bytes: LIBRARY_BYTES,
+            workspace: align_for_library(self.workspace.offset(self.layout.without_library)),
+            workspace_bytes: LIBRARY_SCRATCH_BYTES,
         })
     }
 
@@ -365,7 +367,7 @@ mod tests {
             assert!(logits_bytes <= LOGITS_BYTES_MAX);
             assert!(layout.losses_offset >= logits_bytes);
             assert!(layout.without_library >= layout.losses_offset + tokens * 4);
-            assert_eq!(layout.with_library - layout.without_library, LIBRARY_BYTES);
+            assert!(layout.with_library >= layout.without_library + LIBRARY_SCRATCH_BYTES);
         }
     }
 }
