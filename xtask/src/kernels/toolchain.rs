@@ -247,19 +247,24 @@ mod tests {
 
     #[test]
     fn releases() {
-        let check = |text: &str, expected: Option<(u32, u32)>| {
-            assert_eq!(release_in(text), expected, "{text}");
+        // The text, what it names, and whether that is new enough.
+        let check = |text: &str, expected: Option<(u32, u32)>, serves: bool| {
+            let found = release_in(text);
+            assert_eq!(found, expected, "{text}");
+            assert_eq!(found.is_some_and(|release| release >= RELEASE_MIN), serves, "{text}");
         };
         check(
             "nvcc: NVIDIA (R) Cuda compiler driver\n\
              Cuda compilation tools, release 13.0, V13.0.88\n",
             Some((13, 0)),
+            true,
         );
-        check("Cuda compilation tools, release 12.9, V12.9.41", Some((12, 9)));
-        check("Cuda compilation tools, release 11.8", Some((11, 8)));
-        check("release x", None);
-        check("", None);
-        assert!((12, 10) > RELEASE_MIN && (13, 0) > RELEASE_MIN && (12, 8) < RELEASE_MIN);
+        check("Cuda compilation tools, release 12.10, V12.10.1", Some((12, 10)), true);
+        check("Cuda compilation tools, release 12.9, V12.9.41", Some((12, 9)), true);
+        check("Cuda compilation tools, release 12.8, V12.8.1", Some((12, 8)), false);
+        check("Cuda compilation tools, release 11.8", Some((11, 8)), false);
+        check("release x", None, false);
+        check("", None, false);
     }
 
     #[test]
