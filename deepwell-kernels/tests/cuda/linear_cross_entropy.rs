@@ -1,13 +1,34 @@
 //! `cross_entropy.cu` and `cross_entropy_gemm.cu`: the output head with its loss, with both kinds
 //! of products.
 
+use std::fmt;
+
 use deepwell_ir::ops::IGNORED_TARGET;
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::linear_cross_entropy as oracle;
 
 use crate::harness::{Gpu, HostTensor, RunOptions, Tolerance, assert_close, uniform};
 
-const KERNELS: [&str; 2] = ["cublaslt_linear_cross_entropy", "cuda_linear_cross_entropy"];
+/// A kernel of the catalog and the `.cu` files that it launches.
+#[derive(Clone, Copy)]
+struct Kernel {
+    name: &'static str,
+    launches: &'static [&'static str],
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.launches.join(", "))
+    }
+}
+
+const KERNELS: [Kernel; 2] = [
+    Kernel { name: "cublaslt_linear_cross_entropy", launches: &["cross_entropy"] },
+    Kernel {
+        name: "cuda_linear_cross_entropy",
+        launches: &["cross_entropy", "cross_entropy_gemm"],
+    },
+];
 
 /// Which tokens have a target.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +62,7 @@ fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-fn check(gpu: &mut Gpu, kernel: &str, case: &Case) {
+fn check(gpu: &mut Gpu, kernel: Kernel, case: &Case) {
     let &Case { tokens, hidden, vocab, scale, .. } = case;
     let what = format!("{kernel}, {tokens} tokens, w {vocab}x{hidden}, {:?}", case.targets);
     let x = HostTensor::bf16(&[tokens, hidden], &uniform(tokens * hidden, 1, scale));
@@ -88,7 +109,7 @@ fn check(gpu: &mut Gpu, kernel: &str, case: &Case) {
         let dx = HostTensor::output(DType::Bf16, &[tokens, hidden]);
         let before_dw: Vec<f32> = (0..vocab * hidden).map(|i| (i % 5) as f32).collect();
         let dw = HostTensor::f32(&[vocab, hidden], &before_dw);
-        let options = RunOptions { accumulate, kernel: Some(kernel), ..RunOptions::default() };
+        let options = RunOptions { accumulate, kernel: Some(kernel.name), ..RunOptions::default() };
         let added_loss = expected_loss + if accumulate { before_loss } else { 0.0 };
 
         let outputs = [loss.clone()];
@@ -155,11 +176,11 @@ fn equal_logits_give_the_logarithm_of_the_vocabulary() {
     let output = [HostTensor::output(DType::F32, &[1])];
     let expected = (vocab as f64).ln();
     for kernel in KERNELS {
-        let options = RunOptions { kernel: Some(kernel), ..RunOptions::default() };
+        let options = RunOptions { kernel: Some(kernel.name), ..RunOptions::default() };
         let got = gpu.run_with(ops::LinearCrossEntropy {}, &inputs, &output, options);
         // One logarithm in FP32 of an exact sum, the losses' mean with a rounded loss scale.
         let tolerance = Tolerance { absolute: 0.0, relative: 2f64.powi(-22) };
-        assert_close(kernel, &got[0].to_f64(), &[expected], tolerance);
+        assert_close(&kernel.to_string(), &got[0].to_f64(), &[expected], tolerance);
     }
 }
 
@@ -181,7 +202,7 @@ fn a_target_outside_of_the_vocabulary_or_a_nan_shows() {
                 HostTensor::output(DType::Bf16, &[3, 8]),
                 HostTensor::output(DType::F32, &[5, 8]),
             ];
-            let options = RunOptions { kernel: Some(kernel), ..RunOptions::default() };
+            let options = RunOptions { kernel: Some(kernel.name), ..RunOptions::default() };
             let op = ops::LinearCrossEntropyGrad {};
             let got = gpu.run_with(op, &inputs, &outputs, options);
             let what = format!("{kernel}, target {target}, x {x}");
