@@ -486,3 +486,9 @@ fn a_config_made_by_hand_is_checked_too() {
         "configuration: key `rms_norm_eps`: expected a number greater than 0, got `NaN`"
     );
 }
+
+#[test]
+fn llama_7b_has_its_published_size() {
+    // Llama 2 (arXiv 2307.09288): 6.74 billion.
+    assert_eq!(LlamaConfig::preset("llama-7b").unwrap().parameter_count(), 6_738_415_616);
+}

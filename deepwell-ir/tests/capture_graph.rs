@@ -60,7 +60,7 @@ fn oracle_configs_have_the_weights_and_frequencies_of_transformers() {
 #[test]
 fn graph_parameters_are_those_of_the_config() {
     let mut configs: Vec<LlamaConfig> =
-        ["llama-micro", "parity-3m", "llama-134m", "tinyllama-1.1b", "llama-3-8b"]
+        ["llama-micro", "parity-3m", "llama-134m", "tinyllama-1.1b", "llama-7b", "llama-3-8b"]
             .into_iter()
             .map(|name| LlamaConfig::preset(name).unwrap())
             .collect();

@@ -4,14 +4,21 @@ use super::{HiddenAct, LlamaConfig, Rope, RopeScaling, StoredDType};
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 6] =
-        ["llama-micro", "parity-3m", "llama-134m", "tinyllama-1.1b", "llama-1.1b", "llama-3-8b"];
+    pub const PRESETS: [&'static str; 7] = [
+        "llama-micro",
+        "parity-3m",
+        "llama-134m",
+        "tinyllama-1.1b",
+        "llama-1.1b",
+        "llama-7b",
+        "llama-3-8b",
+    ];
 
     /// A configuration by name, `None` if there is none of that name.
     ///
-    /// `tinyllama-1.1b` (also `llama-1.1b`) and `llama-3-8b` are those published as
-    /// TinyLlama-1.1B-Chat-v1.0 and Meta-Llama-3-8B; the others are sizes for tests and
-    /// measurements.
+    /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b` and `llama-3-8b` are those published as
+    /// TinyLlama-1.1B-Chat-v1.0, Llama-2-7B and Meta-Llama-3-8B; the others are sizes for tests
+    /// and measurements.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -28,6 +35,11 @@ impl LlamaConfig {
             "tinyllama-1.1b" | "llama-1.1b" => Some(LlamaConfig {
                 torch_dtype: Some(StoredDType::Bf16),
                 ..plain_llama(32000, 2048, 5632, 22, 32, 4)
+            }),
+            "llama-7b" => Some(LlamaConfig {
+                max_position_embeddings: 4096,
+                torch_dtype: Some(StoredDType::Bf16),
+                ..plain_llama(32000, 4096, 11008, 32, 32, 32)
             }),
             "llama-3-8b" => Some(LlamaConfig {
                 max_position_embeddings: 8192,
