@@ -17,6 +17,11 @@ pub(super) fn check(path: &Path, force: bool) -> Result<(), DataError> {
     if path.exists() && !force {
         return Err(DataError::OutputExists { path: path.to_owned() });
     }
+    // A device would be replaced, not written to.
+    if path.exists() && !path.is_file() {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+        return Err(fail(path, source));
+    }
     match configured_eos(path)? {
         Some(found) if found != END_OF_TEXT => {
             Err(DataError::OtherEndOfText { path: path.to_owned(), found })

@@ -261,6 +261,14 @@ fn bad_requests_are_one_clear_error_each() {
         "`t.bin` holds tokens; a tokenizer learns from text\nhint: give the text that the tokens \
          were made of",
     );
+    #[cfg(unix)]
+    {
+        let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
+        check(
+            &|options| (options.out, options.force) = (root.join("socket"), true),
+            "cannot write the tokenizer `socket`: it is not a regular file",
+        );
+    }
     let mut options = options(root, &["a.txt"], 300);
     options.out = root.join("file/tokenizer.json");
     let message = train(&options, &mut |_| {}).unwrap_err().to_string();
