@@ -10,6 +10,13 @@ use crate::harness::{Gpu, HostTensor, uniform};
 use crate::quantize::{assert_same, outputs, reference, specs};
 
 const EPS: f64 = 1e-5;
+/// The fused ops, in the order of [`norms`].
+const FUSED: [&str; 4] = [
+    "rms_norm_quantize",
+    "add_rms_norm_quantize",
+    "layer_norm_quantize",
+    "add_layer_norm_quantize",
+];
 
 /// A normalization and its operands.
 struct Norm {
@@ -60,8 +67,8 @@ fn norms(rows: usize, columns: usize) -> [Norm; 4] {
 }
 
 fn check(gpu: &mut Gpu, rows: usize, columns: usize, quantize: &Quantize, keep: bool) {
-    for norm in norms(rows, columns) {
-        let what = format!("{} {rows}x{columns} keep={keep} {quantize:?}", norm.op.name());
+    for (norm, name) in norms(rows, columns).into_iter().zip(FUSED) {
+        let what = format!("{name} {rows}x{columns} keep={keep} {quantize:?}");
         let alone = gpu.run(norm.op.clone(), &norm.inputs, &norm.outputs, false, 1);
         let y: Vec<bf16> = alone[norm.y].to_f64().iter().map(|&y| bf16::from_f64(y)).collect();
         let expected = reference(&y, rows, columns, quantize);
@@ -70,6 +77,7 @@ fn check(gpu: &mut Gpu, rows: usize, columns: usize, quantize: &Quantize, keep: 
             producer: Box::new(norm.op),
             quantized: vec![QuantizedOutput { output: norm.y, quantize: quantize.clone(), keep }],
         };
+        assert_eq!(Op::from(fused.clone()).name(), name);
         let is_kept = |index: usize| keep || index != norm.y;
         let kept: Vec<usize> = (0..norm.outputs.len()).filter(|&index| is_kept(index)).collect();
         let mut empty: Vec<_> = kept.iter().map(|&index| norm.outputs[index].clone()).collect();

@@ -16,9 +16,10 @@ const CLUSTER_MAX: usize = 8;
 const HELD_MAX: usize = 3;
 /// Elements of a piece, 16 bytes of BF16.
 const PIECE: usize = 8;
-/// Dynamic shared memory that a block may ask for on every architecture but the smallest, less
-/// what the kernels have beside it.
-const SHARED_BYTES_MAX: u32 = (227 - 4) << 10;
+/// Shared memory that the kernels have beside the dynamic part, and the driver's own.
+const SHARED_BYTES_BESIDE: u32 = 4 << 10;
+/// Shared memory that a block may ask for on the architecture that has the least.
+const SHARED_BYTES_LEAST: u32 = 99 << 10;
 
 /// How a row lies over a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +28,6 @@ struct Shape {
     slices: usize,
     /// Slices of a block.
     slices_per_block: usize,
-    /// Slices of a block that stay in shared memory.
-    held: usize,
     /// Blocks of a cluster.
     cluster: usize,
 }
@@ -39,14 +38,22 @@ impl Shape {
     fn new(columns: usize) -> Shape {
         let slices = columns.div_ceil(mx::TILE).max(1);
         let slices_per_block = slices.div_ceil(CLUSTER_MAX).max(2.min(slices));
-        let cluster = slices.div_ceil(slices_per_block);
-        Shape { slices, slices_per_block, held: slices_per_block.min(HELD_MAX), cluster }
+        Shape { slices, slices_per_block, cluster: slices.div_ceil(slices_per_block) }
     }
 
-    /// Tiles, a sum for each row of each slice, and two statistics of each row.
-    fn shared_bytes(self) -> u32 {
+    /// Dynamic shared memory where `held` slices stay in it: their tiles, a sum for each row of
+    /// each slice, and two statistics of each row.
+    fn shared_bytes(self, held: usize) -> usize {
         let numbers = (self.slices_per_block + 2) * mx::TILE;
-        self.held as u32 * mx::BF16_TILE_BYTES + (numbers * size_of::<f32>()) as u32
+        held * mx::BF16_TILE_BYTES as usize + numbers * size_of::<f32>()
+    }
+
+    /// How many slices of a block stay in shared memory where a block may ask for `room` bytes;
+    /// none where not even one does.
+    fn held(self, room: u32) -> Option<usize> {
+        let room = room.saturating_sub(SHARED_BYTES_BESIDE) as usize;
+        let most = self.slices_per_block.min(HELD_MAX);
+        (1..=most).rev().find(|&held| self.shared_bytes(held) <= room)
     }
 
     /// Blocks of the launch: a cluster for each 128 rows.
@@ -110,12 +117,8 @@ pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     {
         return Some(format!("takes rows of whole pieces of {PIECE} elements, not {columns}"));
     }
-    let shared_bytes = Shape::new(shape[1]).shared_bytes();
-    if shared_bytes > SHARED_BYTES_MAX {
-        return Some(format!(
-            "needs {shared_bytes} bytes of shared memory for {} columns, of {SHARED_BYTES_MAX}",
-            shape[1]
-        ));
+    if Shape::new(shape[1]).held(SHARED_BYTES_LEAST).is_none() {
+        return Some(format!("has no shared memory for the sums of {} columns", shape[1]));
     }
     let kept = (0..=norm.y()).filter_map(|output| fused.position_of_output(output));
     let inputs = 0..norm.inputs();
@@ -143,7 +146,11 @@ pub(super) fn prepare(
         return Err(call.refuse("expected a matrix"));
     };
     let shape = Shape::new(columns);
-    let shared_bytes = shape.shared_bytes();
+    let room = device.driver.properties().shared_bytes_per_block;
+    let Some(held) = shape.held(room) else {
+        return Err(call.refuse(format!("{columns} columns need more than {room} bytes of memory")));
+    };
+    let shared_bytes = shape.shared_bytes(held) as u32;
     let kernel = format!("{}_quantize_{}", norm.entry, entry.quantize.axis.name());
     let function = device.function(file, &kernel, shared_bytes)?;
 
@@ -165,7 +172,7 @@ pub(super) fn prepare(
     let first = fused.positions_of_quantized(0).start;
     let mx::Copies { places, statistics } = mx::copies(call, entry.quantize.axis, first);
     arguments.extend(places);
-    let extents = [rows, columns, shape.slices, shape.slices_per_block, shape.held, shape.cluster];
+    let extents = [rows, columns, shape.slices, shape.slices_per_block, held, shape.cluster];
     arguments.extend(extents.map(|extent| Argument::U32(extent as u32)));
     arguments.extend([
         Argument::F32(norm.eps as f32),
@@ -192,22 +199,36 @@ mod tests {
     #[test]
     fn rows_of_any_length_lie_over_a_cluster() {
         let expected = [
-            (8, (1, 1, 1, 1)),
-            (128, (1, 1, 1, 1)),
-            (136, (2, 2, 2, 1)),
-            (768, (6, 2, 2, 3)),
-            (2048, (16, 2, 2, 8)),
-            (2056, (17, 3, 3, 6)),
-            (4096, (32, 4, 3, 8)),
-            (5120, (40, 5, 3, 8)),
-            (16384, (128, 16, 3, 8)),
+            (8, (1, 1, 1)),
+            (128, (1, 1, 1)),
+            (136, (2, 2, 1)),
+            (768, (6, 2, 3)),
+            (2048, (16, 2, 8)),
+            (2056, (17, 3, 6)),
+            (4096, (32, 4, 8)),
+            (5120, (40, 5, 8)),
+            (16384, (128, 16, 8)),
         ];
-        for (columns, (slices, slices_per_block, held, cluster)) in expected {
+        for (columns, (slices, slices_per_block, cluster)) in expected {
             let shape = Shape::new(columns);
-            assert_eq!(shape, Shape { slices, slices_per_block, held, cluster }, "{columns}");
+            assert_eq!(shape, Shape { slices, slices_per_block, cluster }, "{columns}");
             assert!(slices_per_block * cluster >= slices);
             assert!(slices_per_block * (cluster - 1) < slices, "each block has a slice");
-            assert!(2 * shape.shared_bytes() <= SHARED_BYTES_MAX, "two blocks fit");
         }
+    }
+
+    #[test]
+    fn two_blocks_fit_on_a_large_multiprocessor_and_one_on_a_small() {
+        // 228 KiB, of which a block may ask for 227; and 100, of which 99.
+        for columns in [128, 768, 2048, 4096, 8192, 16384] {
+            let shape = Shape::new(columns);
+            let held = shape.held(227 << 10).unwrap();
+            assert_eq!(held, shape.slices_per_block.min(HELD_MAX));
+            let bytes = shape.shared_bytes(held) as u32 + SHARED_BYTES_BESIDE;
+            assert!(2 * bytes <= 228 << 10, "{columns}: {bytes}");
+            let held = shape.held(SHARED_BYTES_LEAST).unwrap();
+            assert!(shape.shared_bytes(held) as u32 + SHARED_BYTES_BESIDE <= 99 << 10);
+        }
+        assert_eq!(Shape::new(1 << 20).held(SHARED_BYTES_LEAST), None);
     }
 }
