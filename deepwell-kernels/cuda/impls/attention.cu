@@ -17,9 +17,10 @@
 // moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
 // FP32 holds that with no loss, and after the first keys it hardly happens, which saves nearly all
 // rescaling and the exchange of maxima between lanes.
+#include "common/infinity.cuh"
 #include "common/opaque.cuh"
 #include "common/types.cuh"
-#include "layout/attention_order.cuh"
+#include "scheduler/attention_order.cuh"
 #include "layout/head_tile.cuh"
 #include "mma/head_product.cuh"
 #include "ptx/cp_async.cuh"
@@ -36,10 +37,6 @@ constexpr float kLn2 = 0.69314718055994531f;
 // How far (in powers of two) a scaled score may exceed the reference of its row.
 constexpr float kMargin = 8.0f;
 constexpr float kLeast = -3.4028234663852886e38f;
-
-__device__ __forceinline__ float minus_infinity() {
-    return __uint_as_float(0xff800000u);
-}
 
 template <int kHeadDim>
 struct Tiling {
@@ -67,7 +64,7 @@ struct Arguments {
     uint32 heads;
     uint32 kv_heads;
     uint32 batch_heads;    // batch * heads
-    uint32 section_heads;  // see layout/attention_order.cuh
+    uint32 section_heads;  // see scheduler/attention_order.cuh
     uint32 causal;
     float scale_log2;  // scale * log2(e), positive
 };

@@ -4,6 +4,7 @@
 mod adamw;
 mod add;
 mod attention;
+mod attention_backward;
 mod bf16_gemm;
 mod bias_grad;
 mod blas;

@@ -1,0 +1,8 @@
+// Infinity, for which there is no header.
+#pragma once
+
+#include "common/types.cuh"
+
+__device__ __forceinline__ float minus_infinity() {
+    return __uint_as_float(0xff800000u);
+}

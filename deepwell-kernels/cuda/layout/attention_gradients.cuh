@@ -1,0 +1,84 @@
+// What the parts of impls/attention_backward.cu share: arguments, tiles and their places in shared
+// memory.
+#pragma once
+
+#include "common/types.cuh"
+#include "layout/head_tile.cuh"
+
+__host__ __device__ constexpr int larger(int a, int b) {
+    return a > b ? a : b;
+}
+
+// Of a row of scores: lse in powers of two, and delta.
+struct __align__(8) RowStatistics {
+    float lse_log2;
+    float delta;
+};
+
+// What a block works on. It lies in shared memory and is read from there each time, since there are
+// no registers to hold it while products are summed.
+struct __align__(16) GradientWork {
+    uint64 own_offset;         // elements to the head's part of the first row of the tile
+    uint64 streamed_offset;    // elements to the first row of what is streamed past the tile
+    uint32 statistics_offset;  // rows to the statistics: the tile's, or those of what is streamed
+    int32 first_row;           // of the tile, in its sequence
+    uint32 item;               // its number, over all kinds
+};
+
+template <int kHeadDim>
+struct GradientTiles {
+    static constexpr int kWarps = 4;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
+
+    // Work on keys. dk and dv of 32 rows of 128 elements do not fit into a warp's registers.
+    static constexpr int kKeyM = kHeadDim == 128 ? 1 : 2;
+    static constexpr int kBlockKeys = kWarps * kKeyM * 16;
+    static constexpr int kStageQueries = 64;
+    static constexpr int kChunkQueries = kHeadDim == 128 ? 64 : 32;
+    static constexpr int kKeyTileBytes = kBlockKeys * kRowBytes;
+    static constexpr int kQueryStageBytes = kStageQueries * kRowBytes;
+    // Queries, dout and statistics.
+    static constexpr int kQueriesBytes =
+        2 * kQueryStageBytes + kStageQueries * static_cast<int>(sizeof(RowStatistics));
+    static constexpr int kKeyWorkBytes = 2 * kKeyTileBytes + 2 * kQueriesBytes;
+
+    // Work on queries.
+    static constexpr int kQueryM = 2;
+    static constexpr int kBlockQueries = kWarps * kQueryM * 16;
+    static constexpr int kStageKeys = kHeadDim == 128 ? 32 : 64;
+    static constexpr int kChunkKeys = 32;
+    static constexpr bool kQueriesInRegisters = kHeadDim < 128;
+    static constexpr int kQueryTileBytes = kBlockQueries * kRowBytes;
+    static constexpr int kKeyStageBytes = kStageKeys * kRowBytes;
+    static constexpr int kKeysBytes = 2 * kKeyStageBytes;
+    static constexpr int kQueryWorkBytes = 2 * kQueryTileBytes + 2 * kKeysBytes;
+
+    // Shared memory: that of a kind of work, then which work.
+    static constexpr int kWorkBytes = larger(kKeyWorkBytes, kQueryWorkBytes);
+    static constexpr int kSharedBytes = kWorkBytes + static_cast<int>(sizeof(GradientWork));
+    static_assert(kSharedBytes <= 98 * 1024, "a block of sm_120 may have 99 KiB");
+};
+
+struct AttentionGradients {
+    const bf16* dout;
+    const bf16* q;
+    const bf16* k;
+    const bf16* v;
+    const bf16* out;
+    const float* lse;
+    bf16* dq;
+    bf16* dk;
+    bf16* dv;
+    RowStatistics* statistics;  // [batch, heads, seq]
+    uint32* counters;           // work taken, rows done, blocks done; zero before and after
+    uint32 seq;
+    uint32 heads;
+    uint32 kv_heads;
+    uint32 batch;
+    uint32 key_section;    // sequences' key heads of a section, see scheduler/attention_order.cuh
+    uint32 query_section;  // sequences' query heads of a section
+    uint32 causal;
+    float scale;
+    float scale_log2;  // scale * log2(e), positive
+};

@@ -1,0 +1,189 @@
+// dk and dv of a tile of keys, over all queries of all heads that share them.
+//
+// A warp owns 16 or 32 keys: the rows of p^T and ds^T, which so are, without leaving registers, the
+// left operands of p^T dout and ds^T q. Queries and dout come by 64 in two buffers.
+#pragma once
+
+#include "common/infinity.cuh"
+#include "common/types.cuh"
+#include "layout/attention_gradients.cuh"
+#include "layout/head_tile.cuh"
+#include "mma/head_product.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/exp2.cuh"
+
+// Starts the copy of a stage to `target`: queries of a head of the group, dout and statistics.
+template <int kHeadDim>
+__device__ __forceinline__ void copy_queries(const AttentionGradients& arguments, uint32 target,
+                                             const volatile GradientWork* work, int tile,
+                                             uint32 in_group) {
+    using Tiles = GradientTiles<kHeadDim>;
+    const int first = tile * Tiles::kStageQueries;
+    const int rows_left = static_cast<int>(arguments.seq) - first;
+    const uint32 stride = arguments.heads * kHeadDim;
+    const uint64 from =
+        work->streamed_offset + static_cast<uint64>(first) * stride + in_group * kHeadDim;
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(target, arguments.q + from, stride,
+                                                             rows_left);
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(
+        target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left);
+    if (threadIdx.x < Tiles::kStageQueries) {
+        // Rows beyond the sequence: zeros in all operands, so p is 1, dout 0 and ds 0.
+        const int row = threadIdx.x;
+        const bool inside = row < rows_left;
+        const uint32 at =
+            work->statistics_offset + in_group * arguments.seq + first + (inside ? row : 0);
+        cp_async_8(target + 2 * Tiles::kQueryStageBytes + row * 8, arguments.statistics + at,
+                   inside ? 8 : 0);
+    }
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void make_key_gradients(const AttentionGradients& arguments,
+                                                   const volatile GradientWork* work,
+                                                   uint8* shared_memory) {
+    using Tiles = GradientTiles<kHeadDim>;
+    constexpr int kM = Tiles::kKeyM;
+    constexpr int kN = Tiles::kChunkQueries / 16;
+    constexpr int kRowBytes = Tiles::kRowBytes;
+
+    const uint32 group = arguments.heads / arguments.kv_heads;
+    const int seq = arguments.seq;
+    const bool causal = arguments.causal != 0;
+    const int first_key = work->first_row;
+    const uint64 key_offset = work->own_offset;
+    const uint32 key_stride = arguments.kv_heads * kHeadDim;
+    const uint32 memory = shared_address(shared_memory);
+    const uint32 stage_memory = memory + 2 * Tiles::kKeyTileBytes;
+    copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
+        memory, arguments.k + key_offset, key_stride, seq - first_key);
+    copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
+        memory + Tiles::kKeyTileBytes, arguments.v + key_offset, key_stride,
+        seq - first_key);
+
+    // From the last queries on, which all keys see: blocks that run side by side read the same.
+    const int first_tile = causal ? first_key / Tiles::kStageQueries : 0;
+    int tile = (seq - 1) / Tiles::kStageQueries;
+    uint32 in_group = 0;
+    int slot = 0;
+    copy_queries<kHeadDim>(arguments, stage_memory, work, tile, in_group);
+    cp_async_commit();
+
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp_row = warp * kM * 16;
+    const int warp_key = first_key + warp_row;
+    const uint32 keys = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane);
+    const float scale_log2 = arguments.scale_log2;
+
+    float dk[kM][kHeadDim / 8][4];
+    float dv[kM][kHeadDim / 8][4];
+    set_zero(dk);
+    set_zero(dv);
+#pragma unroll 1
+    while (tile >= first_tile) {
+        cp_async_wait<0>();
+        __syncthreads();
+        const int this_tile = tile;
+        const int this_slot = slot;
+        if (++in_group == group) {
+            in_group = 0;
+            --tile;
+        }
+        slot ^= 1;
+        if (tile >= first_tile) {
+            copy_queries<kHeadDim>(arguments, stage_memory + slot * Tiles::kQueriesBytes, work,
+                                   tile, in_group);
+        }
+        cp_async_commit();
+
+        const uint32 stage = stage_memory + this_slot * Tiles::kQueriesBytes;
+        const uint32 stage_columns = columns_address<kHeadDim>(stage, lane);
+        const uint32 stage_summed = summed_address<kHeadDim>(stage, lane);
+        const uint8* statistics = shared_memory + 2 * Tiles::kKeyTileBytes +
+                                  this_slot * Tiles::kQueriesBytes +
+                                  2 * Tiles::kQueryStageBytes;
+#pragma unroll 1
+        for (int chunk = 0; chunk < Tiles::kStageQueries; chunk += Tiles::kChunkQueries) {
+            const int first_query = this_tile * Tiles::kStageQueries + chunk;
+            // Queries beyond the sequence, or before all keys of this warp.
+            if (first_query >= seq ||
+                (causal && first_query + Tiles::kChunkQueries <= warp_key)) {
+                continue;
+            }
+            const uint32 columns = stage_columns + chunk * kRowBytes;
+            const uint32 summed = stage_summed + chunk * kRowBytes;
+            float p[kM][2 * kN][4];
+            multiply_rows<kHeadDim, kM, kN>(p, keys, columns);
+            if (causal && first_query < warp_key + 16 * kM - 1) {
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                    for (int n = 0; n < 2 * kN; ++n) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            const int key = warp_key + 16 * m + lane / 4 + e / 2 * 8;
+                            const int query = first_query + 8 * n + lane % 4 * 2 + e % 2;
+                            if (key > query) {
+                                p[m][n][e] = minus_infinity();
+                            }
+                        }
+                    }
+                }
+            }
+            float ds[kM][2 * kN][4];
+            multiply_rows<kHeadDim, kM, kN>(ds, keys + Tiles::kKeyTileBytes,
+                                            columns + Tiles::kQueryStageBytes);
+#pragma unroll
+            for (int n = 0; n < 2 * kN; ++n) {
+                // lse and delta of this thread's two columns.
+                const float4 of = *reinterpret_cast<const float4*>(
+                    statistics + (chunk + 8 * n + lane % 4 * 2) * 8);
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const float lse = e % 2 == 0 ? of.x : of.z;
+                        const float delta = e % 2 == 0 ? of.y : of.w;
+                        p[m][n][e] = ex2(fmaf(p[m][n][e], scale_log2, -lse));
+                        ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - delta);
+                    }
+                }
+            }
+#pragma unroll
+            for (int block = 0; block < kN; ++block) {
+                uint32 left[kM][4];
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+                    to_left(left[m], p[m][2 * block], p[m][2 * block + 1]);
+                }
+                add_weighted_rows<kHeadDim, kM>(dv, left, summed + Tiles::kQueryStageBytes,
+                                                block);
+            }
+#pragma unroll
+            for (int block = 0; block < kN; ++block) {
+                uint32 left[kM][4];
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+                    to_left(left[m], ds[m][2 * block], ds[m][2 * block + 1]);
+                }
+                add_weighted_rows<kHeadDim, kM>(dk, left, summed, block);
+            }
+        }
+    }
+
+    float scales[kM][2];
+    float ones[kM][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+        scales[m][0] = scales[m][1] = arguments.scale;
+        ones[m][0] = ones[m][1] = 1.0f;
+    }
+    // Only this warp reads its keys and values, and it has.
+    const int rows_left = seq - work->first_row - warp_row;
+    const uint64 to = work->own_offset + static_cast<uint64>(warp_row) * key_stride;
+    uint8* const own = shared_memory + warp_row * kRowBytes;
+    write_head_rows<kHeadDim, kM>(dk, scales, own, arguments.dk + to, key_stride, rows_left);
+    write_head_rows<kHeadDim, kM>(dv, ones, own + Tiles::kKeyTileBytes, arguments.dv + to,
+                                  key_stride, rows_left);
+}

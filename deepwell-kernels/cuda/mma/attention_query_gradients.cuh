@@ -1,0 +1,173 @@
+// dq of a tile of queries, over all keys that they see.
+//
+// A warp owns 32 queries: the rows of p and ds, which so is, without leaving registers, the left
+// operand of ds k. Keys and values come by 32 or 64 in two buffers.
+#pragma once
+
+#include "common/infinity.cuh"
+#include "common/types.cuh"
+#include "layout/attention_gradients.cuh"
+#include "layout/head_tile.cuh"
+#include "mma/head_product.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/exp2.cuh"
+
+template <int kHeadDim>
+__device__ __forceinline__ void make_query_gradients(const AttentionGradients& arguments,
+                                                     const volatile GradientWork* work,
+                                                     uint8* shared_memory) {
+    using Tiles = GradientTiles<kHeadDim>;
+    constexpr int kM = Tiles::kQueryM;
+    constexpr int kN = Tiles::kChunkKeys / 16;
+    constexpr int kRowBytes = Tiles::kRowBytes;
+
+    const int seq = arguments.seq;
+    const bool causal = arguments.causal != 0;
+    const int first_query = work->first_row;
+    const uint64 query_offset = work->own_offset;
+    const int keys_seen = causal ? min(seq, first_query + Tiles::kBlockQueries) : seq;
+    const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
+
+    const uint32 query_stride = arguments.heads * kHeadDim;
+    const uint32 key_stride = arguments.kv_heads * kHeadDim;
+    const uint32 memory = shared_address(shared_memory);
+    const uint32 stage_memory = memory + 2 * Tiles::kQueryTileBytes;
+    const auto copy_stage = [&](int stage) {
+        const uint32 target = stage_memory + stage % 2 * Tiles::kKeysBytes;
+        const int first = stage * Tiles::kStageKeys;
+        const uint64 from = work->streamed_offset + static_cast<uint64>(first) * key_stride;
+        copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(target, arguments.k + from,
+                                                              key_stride, seq - first);
+        copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(
+            target + Tiles::kKeyStageBytes, arguments.v + from, key_stride, seq - first);
+    };
+    copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
+        memory, arguments.q + query_offset, query_stride, seq - first_query);
+    copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
+        memory + Tiles::kQueryTileBytes, arguments.dout + query_offset, query_stride,
+        seq - first_query);
+    cp_async_commit();
+    copy_stage(0);
+    cp_async_commit();
+
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp_row = warp * kM * 16;
+    const int warp_query = first_query + warp_row;
+    // Keys that some query, and that all queries of this warp see.
+    const int some_see =
+        warp_query >= seq ? 0 : (causal ? min(seq, warp_query + kM * 16) : seq);
+    const int all_see = causal ? min(seq, warp_query + 1) : seq;
+
+    RowStatistics statistics[kM][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int query = warp_query + 16 * m + lane / 4 + 8 * half;
+            statistics[m][half] = RowStatistics{0.0f, 0.0f};
+            if (query < seq) {
+                const uint32 at = work->statistics_offset + query;
+                // Other blocks have written it since the launch.
+                const float2 of =
+                    __ldcg(reinterpret_cast<const float2*>(arguments.statistics + at));
+                statistics[m][half] = RowStatistics{of.x, of.y};
+            }
+        }
+    }
+
+    const uint32 queries = summed_address<kHeadDim>(memory + warp_row * kRowBytes, lane);
+    constexpr int kHeld = Tiles::kQueriesInRegisters ? kHeadDim / 16 : 1;
+    uint32 query_words[kM][kHeld][4];
+    uint32 dout_words[kM][kHeld][4];
+    if constexpr (Tiles::kQueriesInRegisters) {
+        cp_async_wait<1>();
+        __syncthreads();
+        load_left<kHeadDim, kM>(query_words, queries);
+        load_left<kHeadDim, kM>(dout_words, queries + Tiles::kQueryTileBytes);
+    }
+
+    const float scale_log2 = arguments.scale_log2;
+    float dq[kM][kHeadDim / 8][4];
+    set_zero(dq);
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (stage + 1 < stages) {
+            copy_stage(stage + 1);
+        }
+        cp_async_commit();
+
+        const uint32 stage_columns =
+            columns_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kKeysBytes, lane);
+        const uint32 stage_summed =
+            summed_address<kHeadDim>(stage_memory + stage % 2 * Tiles::kKeysBytes, lane);
+#pragma unroll 1
+        for (int chunk = 0; chunk < Tiles::kStageKeys; chunk += Tiles::kChunkKeys) {
+            const int first_key = stage * Tiles::kStageKeys + chunk;
+            if (first_key >= some_see) {
+                break;
+            }
+            const uint32 keys = stage_columns + chunk * kRowBytes;
+            float p[kM][2 * kN][4];
+            if constexpr (Tiles::kQueriesInRegisters) {
+                multiply_rows<kHeadDim, kM, kN>(p, query_words, keys);
+            } else {
+                multiply_rows<kHeadDim, kM, kN>(p, queries, keys);
+            }
+            if (first_key + Tiles::kChunkKeys > all_see) {
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                    for (int n = 0; n < 2 * kN; ++n) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            const int query = warp_query + 16 * m + lane / 4 + e / 2 * 8;
+                            const int key = first_key + 8 * n + lane % 4 * 2 + e % 2;
+                            if (key >= seq || (causal && key > query)) {
+                                p[m][n][e] = minus_infinity();
+                            }
+                        }
+                    }
+                }
+            }
+            float ds[kM][2 * kN][4];
+            if constexpr (Tiles::kQueriesInRegisters) {
+                multiply_rows<kHeadDim, kM, kN>(ds, dout_words, keys + Tiles::kKeyStageBytes);
+            } else {
+                multiply_rows<kHeadDim, kM, kN>(ds, queries + Tiles::kQueryTileBytes,
+                                                keys + Tiles::kKeyStageBytes);
+            }
+#pragma unroll
+            for (int block = 0; block < kN; ++block) {
+                uint32 left[kM][4];
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                    for (int n = 2 * block; n < 2 * block + 2; ++n) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            const RowStatistics& of = statistics[m][e / 2];
+                            const float weight = ex2(fmaf(p[m][n][e], scale_log2, -of.lse_log2));
+                            ds[m][n][e] = weight * (ds[m][n][e] - of.delta);
+                        }
+                    }
+                    to_left(left[m], ds[m][2 * block], ds[m][2 * block + 1]);
+                }
+                add_weighted_rows<kHeadDim, kM>(dq, left, stage_summed + chunk * kRowBytes, block);
+            }
+        }
+    }
+
+    float scales[kM][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+        scales[m][0] = scales[m][1] = arguments.scale;
+    }
+    // Only this warp reads its queries, and it has.
+    write_head_rows<kHeadDim, kM>(
+        dq, scales, shared_memory + warp_row * kRowBytes,
+        arguments.dq + work->own_offset + static_cast<uint64>(warp_row) * query_stride,
+        query_stride, seq - work->first_row - warp_row);
+}
