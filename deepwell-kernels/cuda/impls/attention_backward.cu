@@ -33,36 +33,52 @@ template <int kHeadDim>
 __device__ __forceinline__ void make_statistics(const AttentionGradients& arguments, uint32 item) {
     constexpr int kUnits = HeadTile<kHeadDim>::kUnits;
     constexpr int kRowsPerPass = kThreads / kUnits;
+    // Rows that a thread reads before it sums any, so that enough of memory is on its way.
+    constexpr int kAtOnce = 4;
+    static_assert(kRowsPerItem % (kRowsPerPass * kAtOnce) == 0, "rows of all passes");
+
     const uint32 rows = arguments.batch * arguments.heads * arguments.seq;
     const uint32 unit = threadIdx.x % kUnits;
-#pragma unroll 4
-    for (int pass = 0; pass < kRowsPerItem / kRowsPerPass; ++pass) {
-        // In the order of memory: token, then head.
-        const uint32 row = item * kRowsPerItem + pass * kRowsPerPass +
-                           threadIdx.x / kUnits;
-        float sum = 0.0f;
-        if (row < rows) {
-            const uint64 at = static_cast<uint64>(row) * kUnits + unit;
-            float out[8], dout[8];
-            unpack_bf16x8(reinterpret_cast<const uint4*>(arguments.out)[at], out);
-            unpack_bf16x8(reinterpret_cast<const uint4*>(arguments.dout)[at], dout);
+    const uint4* const all_out = reinterpret_cast<const uint4*>(arguments.out);
+    const uint4* const all_dout = reinterpret_cast<const uint4*>(arguments.dout);
+    // In the order of memory: token, then head.
+    uint32 first_row = item * kRowsPerItem + threadIdx.x / kUnits;
+#pragma unroll 1
+    for (int pass = 0; pass < kRowsPerItem / kRowsPerPass; pass += kAtOnce) {
+        uint4 out_words[kAtOnce];
+        uint4 dout_words[kAtOnce];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                sum = fmaf(out[i], dout[i], sum);
+        for (int i = 0; i < kAtOnce; ++i) {
+            const uint32 row = min(first_row + i * kRowsPerPass, rows - 1);
+            const uint64 at = static_cast<uint64>(row) * kUnits + unit;
+            out_words[i] = all_out[at];
+            dout_words[i] = all_dout[at];
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            float out[8], dout[8];
+            unpack_bf16x8(out_words[i], out);
+            unpack_bf16x8(dout_words[i], dout);
+            float sum = 0.0f;
+#pragma unroll
+            for (int element = 0; element < 8; ++element) {
+                sum = fmaf(out[element], dout[element], sum);
+            }
+#pragma unroll
+            for (int distance = kUnits / 2; distance > 0; distance /= 2) {
+                sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+            }
+            const uint32 row = first_row + i * kRowsPerPass;
+            if (unit == 0 && row < rows) {
+                const uint32 token = row / arguments.heads;
+                const uint32 head = row - token * arguments.heads;
+                const uint32 batch = token / arguments.seq;
+                const uint32 query = token - batch * arguments.seq;
+                const uint32 to = (batch * arguments.heads + head) * arguments.seq + query;
+                arguments.statistics[to] = RowStatistics{arguments.lse[to] * kLog2E, sum};
             }
         }
-#pragma unroll
-        for (int distance = kUnits / 2; distance > 0; distance /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        }
-        if (unit == 0 && row < rows) {
-            const uint32 token = row / arguments.heads;
-            const uint32 head = row - token * arguments.heads;
-            const uint32 batch = token / arguments.seq;
-            const uint32 query = token - batch * arguments.seq;
-            const uint32 to = (batch * arguments.heads + head) * arguments.seq + query;
-            arguments.statistics[to] = RowStatistics{arguments.lse[to] * kLog2E, sum};
-        }
+        first_row += kAtOnce * kRowsPerPass;
     }
 }
 
@@ -177,16 +193,15 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
     }
 }
 
-#define DEEPWELL_ATTENTION_BACKWARD(kHeadDim)                                                    \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_d##kHeadDim(    \
-        const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,          \
-        const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,               \
-        uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,               \
-        uint32 key_section, uint32 query_section, uint32 causal, float scale,                    \
-        float scale_log2) {                                                                      \
-        differentiate<kHeadDim>(AttentionGradients{dout, q, k, v, out, lse, dq, dk, dv, statistics,       \
-                                          counters, seq, heads, kv_heads, batch, key_section,    \
-                                          query_section, causal, scale, scale_log2});            \
+#define DEEPWELL_ATTENTION_BACKWARD(kHeadDim)                                                     \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_d##kHeadDim(     \
+        const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,           \
+        const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,                \
+        uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,                \
+        uint32 key_section, uint32 query_section, uint32 causal, float scale, float scale_log2) { \
+        differentiate<kHeadDim>(AttentionGradients{                                               \
+            dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,      \
+            batch, key_section, query_section, causal, scale, scale_log2});                       \
     }
 
 DEEPWELL_ATTENTION_BACKWARD(16)

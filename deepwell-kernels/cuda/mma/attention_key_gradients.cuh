@@ -23,8 +23,8 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
     const uint32 stride = arguments.heads * kHeadDim;
     const uint64 from =
         work->streamed_offset + static_cast<uint64>(first) * stride + in_group * kHeadDim;
-    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(target, arguments.q + from, stride,
-                                                             rows_left);
+    copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(target, arguments.q + from,
+                                                                    stride, rows_left);
     copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(
         target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left);
     if (threadIdx.x < Tiles::kStageQueries) {
