@@ -125,7 +125,9 @@ impl CudaBackend {
                 what: "there is no such call".to_string(),
             });
         };
-        let grouped = capturing && prepared.steps.len() > 1;
+        // A library may launch several kernels for one product.
+        let is_several = |steps: &[Step]| steps.len() > 1 || matches!(steps, [Step::Matmul(_)]);
+        let grouped = capturing && is_several(&prepared.steps);
         let (driver, stream) = (self.driver.as_mut(), self.compute);
         let mut run = || -> Result<(), DriverError> {
             if grouped {

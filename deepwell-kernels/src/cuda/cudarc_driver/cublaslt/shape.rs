@@ -264,37 +264,23 @@ impl Shape {
         let mut shape = Shape { product, a, b, out, algorithm: NO_ALGORITHM };
         // The choice may look at whether pointers are there.
         shape.point_to(matmul)?;
-        // One kernel without partial sums where there is one; else what adds them afterwards.
-        let schemes = [
-            sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
-            sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
-        ];
-        let mut refusal = None;
-        for scheme in schemes {
-            match shape.propose(handle, key, scheme as u32) {
-                Ok(algorithm) => {
-                    shape.algorithm = algorithm;
-                    return Ok(shape);
-                }
-                Err(error) => refusal = Some(error),
-            }
-        }
-        let reason = refusal.map(|error| error.reason).unwrap_or_default();
-        Err(DriverError::new(
-            "cublasLtMatmulAlgoGetHeuristic",
-            format!("no algorithm for {key:?}: {reason}"),
-        ))
+        shape.algorithm = shape.propose(handle, key)?;
+        Ok(shape)
     }
 
     fn propose(
         &self,
         handle: sys::cublasLtHandle_t,
         key: &ShapeKey,
-        scheme_mask: u32,
     ) -> DriverResult<sys::cublasLtMatmulAlgo_t> {
         let preference = Preference::new()?;
         for (attribute, value) in [
-            (Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme_mask),
+            // Partial sums are allowed: a weight gradient has few tiles and a long contraction.
+            // The library adds them in an order of its own making, not of timing.
+            (
+                Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK as u32,
+            ),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b.alignment),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.out.alignment),
@@ -328,7 +314,10 @@ impl Shape {
             )
         })?;
         if found == 0 {
-            return Err(DriverError::new("cublasLtMatmulAlgoGetHeuristic", "none was proposed"));
+            return Err(DriverError::new(
+                "cublasLtMatmulAlgoGetHeuristic",
+                format!("no algorithm for {key:?}"),
+            ));
         }
         check("cublasLtMatmulAlgoGetHeuristic", result.state)?;
         Ok(result.algo)
