@@ -7,8 +7,8 @@ use deepwell_probe::Hardware;
 
 use crate::lower::with_batches;
 use crate::{
-    Degrees, DryRun, KernelPlan, OptimizerSpec, Placement, Plan, PlanError, StagePlan, dryrun,
-    format_bytes, lower,
+    Degrees, DryRun, KernelPlan, OptimizerSpec, Placement, Plan, PlanError, StagePlan,
+    arena_bytes_with_fallback, dryrun, format_bytes, lower,
 };
 
 /// What the user wants trained.
@@ -80,7 +80,12 @@ pub fn autoplan(
             let count = request.global_batch / micro_batch;
             let candidate = with_batches(&base, micro_batch, count, rule);
             let program = lower(graph, &candidate, catalog, target)?;
-            let prediction = dryrun(std::slice::from_ref(&program), hardware);
+            let mut prediction = dryrun(std::slice::from_ref(&program), hardware);
+            if target.arch != "cpu" {
+                let bytes =
+                    arena_bytes_with_fallback(graph, &candidate, &program, catalog, target)?;
+                prediction.reserve(bytes, target);
+            }
             let name = format!("micro-batch {micro_batch} x {count}, recompute {rule}");
             let peak_bytes = prediction.ranks[0].peak_bytes;
             if peak_bytes > limit_bytes {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use deepwell_ir::{Call, MathUnit, MemoryKind, Program};
+use deepwell_ir::{Call, MathUnit, MemoryKind, Program, Target};
 use deepwell_probe::{Hardware, NumberFormat};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,9 @@ pub struct RankReport {
     pub peak_bytes: u64,
     /// Size of the arena.
     pub arena_bytes: u64,
+    /// Kept beyond it for layers that fall back to BF16.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reserved_bytes: u64,
     /// Largest sum of values that are alive at one call: no arena can be smaller.
     pub arena_lower_bound_bytes: u64,
     /// Bytes by kind at the call with the largest sum.
@@ -74,6 +77,22 @@ pub struct DryRun {
     pub ranks: Vec<RankReport>,
     /// How much faster than the same model in BF16, when that was predicted too.
     pub expected_speedup_over_bf16: Option<f64>,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+impl DryRun {
+    /// Counts a first rank's arena of `arena_bytes`, of which its program uses only a part. A
+    /// processor's memory is taken when it is touched, so there the rest counts nothing.
+    pub fn reserve(&mut self, arena_bytes: usize, target: &Target) {
+        let Some(rank) = self.ranks.first_mut().filter(|_| target.arch != "cpu") else { return };
+        let reserved_bytes = (arena_bytes as u64).saturating_sub(rank.arena_bytes);
+        rank.peak_bytes += reserved_bytes - rank.reserved_bytes;
+        rank.reserved_bytes = reserved_bytes;
+        rank.bytes_at_peak.insert("reserved".to_string(), reserved_bytes);
+    }
 }
 
 /// Rates of a device in the units of the roofline.
@@ -189,6 +208,7 @@ fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
         rank: program.rank,
         peak_bytes: arena_bytes + program.fixed_overhead_bytes as u64,
         arena_bytes,
+        reserved_bytes: 0,
         arena_lower_bound_bytes: (program.arena.transient_offset
             + program.arena.transient_lower_bound_bytes) as u64,
         bytes_at_peak,

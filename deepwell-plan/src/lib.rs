@@ -31,7 +31,9 @@ mod plan;
 pub use autoplan::{PlanRequest, Planned, autoplan};
 pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
 pub use error::PlanError;
-pub use lower::{lower, lower_evaluation, mxfp8_flop_share, quantized_bytes};
+pub use lower::{
+    arena_bytes_with_fallback, lower, lower_evaluation, mxfp8_flop_share, quantized_bytes,
+};
 pub use plan::{Degrees, KernelPlan, OptimizerSpec, Placement, Plan, StagePlan};
 
 /// Bytes for people: `12.3 MiB`.

@@ -9,6 +9,7 @@ use deepwell_ir::{
     Program, Recompute, Tag, Target, TensorId, TensorKind, TensorPrecision, Value, ValueId,
     apply_precision, differentiate, fuse, recompute, verify_program,
 };
+use deepwell_precision::{Format, PrecisionPolicy};
 
 use crate::arena::{Lifetime, align, pack};
 use crate::{Plan, PlanError};
@@ -474,6 +475,29 @@ struct NewCall {
     tag: Tag,
     layer: Option<u32>,
     recomputes: bool,
+}
+
+/// Size of an arena in which `program`, lowered from `plan`, can be lowered again after some of its
+/// layers have fallen back to BF16: its persistent part is largest with every copy in MXFP8, its
+/// transient part with every activation in BF16. The program's own size without an MXFP8 policy.
+///
+/// # Errors
+/// As [`lower`].
+pub fn arena_bytes_with_fallback(
+    graph: &Graph,
+    plan: &Plan,
+    program: &Program,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<usize, PlanError> {
+    if plan.policy.format() != Format::Mxfp8 {
+        return Ok(program.arena.bytes);
+    }
+    let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
+    let fallback = lower(graph, &in_bf16, catalog, target)?;
+    let persistent = program.arena.transient_offset.max(fallback.arena.transient_offset);
+    let transient = program.arena.transient_bytes().max(fallback.arena.transient_bytes());
+    Ok(persistent + transient)
 }
 
 /// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all

@@ -14,7 +14,8 @@ use deepwell_kernels::{
     decode_statistics,
 };
 use deepwell_plan::{
-    DryRun, OptimizerSpec, Plan, PlanRequest, Planned, autoplan, dryrun, lower, lower_evaluation,
+    DryRun, OptimizerSpec, Plan, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, dryrun,
+    lower, lower_evaluation,
 };
 use deepwell_precision::{Format, QuantStats};
 use deepwell_probe::Hardware;
@@ -166,7 +167,21 @@ pub fn compile(
     hardware: Hardware,
     options: &CompileOptions,
 ) -> Result<Engine, TrainError> {
-    let OpenDevice { backend, catalog, target } = options.device.open(&hardware)?;
+    let device = options.device.open(&hardware)?;
+    compile_on(device, graph, hardware, options)
+}
+
+/// [`compile`] on a device that is open already, over whatever driver.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_on(
+    device: OpenDevice,
+    graph: Graph,
+    hardware: Hardware,
+    options: &CompileOptions,
+) -> Result<Engine, TrainError> {
+    let OpenDevice { backend, catalog, target } = device;
     let kernels = catalog.as_ref();
     let request = PlanRequest {
         seq: options.seq,
@@ -180,18 +195,15 @@ pub fn compile(
     let Planned { plan, program, mut prediction, rejected } =
         autoplan(&graph, &hardware, &request, kernels, &target)?;
     let evaluation = lower_evaluation(&graph, &plan, &program, kernels, &target)?;
-    // A layer that falls back to BF16 is compiled again into the same arena: its persistent part
-    // is largest with every copy in MXFP8, its transient part with every activation in BF16.
-    let is_mxfp8 = options.policy.format() == Format::Mxfp8;
-    let mut arena_bytes = program.arena.bytes.max(evaluation.arena.bytes);
-    if is_mxfp8 {
+    // A layer that falls back to BF16 is compiled again into the same arena.
+    let with_fallback = arena_bytes_with_fallback(&graph, &plan, &program, kernels, &target)?;
+    let arena_bytes = with_fallback.max(program.arena.bytes).max(evaluation.arena.bytes);
+    prediction.reserve(arena_bytes, &target);
+    if options.policy.format() == Format::Mxfp8 {
         let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
         let fallback = lower(&graph, &in_bf16, kernels, &target)?;
         let speed = dryrun(std::slice::from_ref(&fallback), &hardware).time_s;
         prediction.expected_speedup_over_bf16 = Some(speed / prediction.time_s);
-        let persistent = program.arena.transient_offset.max(fallback.arena.transient_offset);
-        let transient = program.arena.transient_bytes().max(fallback.arena.transient_bytes());
-        arena_bytes = arena_bytes.max(persistent + transient);
     }
     let mut executor = Executor::new(backend, arena_bytes)?;
     let statistics = layers_of_statistics(&program).into();
@@ -277,11 +289,14 @@ impl Engine {
         &self.hardware
     }
 
-    /// Predicted peak, in bytes: the larger arena of training and evaluation, and what the
-    /// backend holds beside it.
+    /// Predicted peak, in bytes: the larger arena of training and evaluation (of a GPU also what
+    /// is kept for layers that fall back), and what the backend holds beside it.
     pub fn predicted_peak_bytes(&self) -> u64 {
         let (training, evaluation) = (self.program(), self.evaluation_program());
-        let arena = training.arena.bytes.max(evaluation.arena.bytes);
+        let arena = match self.device {
+            Device::Cpu => training.arena.bytes.max(evaluation.arena.bytes),
+            Device::Cuda(_) => self.executor.arena_bytes(),
+        };
         (arena + training.fixed_overhead_bytes) as u64
     }
 

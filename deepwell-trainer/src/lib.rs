@@ -50,7 +50,7 @@ pub mod weights;
 
 pub use device::{Catalog, Device, OpenDevice};
 pub use engine::{
-    CompileOptions, Engine, PendingStep, ProductCounts, StepOutcome, compile, optimize,
+    CompileOptions, Engine, PendingStep, ProductCounts, StepOutcome, compile, compile_on, optimize,
 };
 pub use error::TrainError;
 pub use schedule::Schedule;

@@ -109,7 +109,10 @@ fn a_step_is_that_of_the_cpu() {
             let expected = cpu.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
             let got = gpu.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
             let close = |a: f32, b: f32| f64::from((a - b).abs() / b.abs());
-            assert!(close(got.loss, expected.loss) < loss_tolerance, "{name}: {got:?} {expected:?}");
+            assert!(
+                close(got.loss, expected.loss) < loss_tolerance,
+                "{name}: {got:?} {expected:?}"
+            );
             assert!(
                 close(got.grad_norm, expected.grad_norm) < gradient_tolerance,
                 "{name}: {got:?} {expected:?}"

@@ -16,6 +16,8 @@ pub const KERNELS_DIR_VARIABLE: &str = "DEEPWELL_KERNELS_DIR";
 #[derive(Clone, Debug)]
 pub struct KernelImages {
     folders: Vec<PathBuf>,
+    /// Whether an empty image serves for a kernel that is nowhere.
+    may_be_empty: bool,
 }
 
 impl KernelImages {
@@ -26,12 +28,18 @@ impl KernelImages {
         if let Ok(here) = std::env::current_dir() {
             folders.extend(here.ancestors().map(|folder| folder.join("target/kernels")));
         }
-        KernelImages { folders }
+        KernelImages { folders, may_be_empty: false }
     }
 
     /// Looks only in `folder`.
     pub fn in_folder(folder: &Path) -> KernelImages {
-        KernelImages { folders: vec![folder.to_path_buf()] }
+        KernelImages { folders: vec![folder.to_path_buf()], may_be_empty: false }
+    }
+
+    /// Gives an empty image for every kernel: for a driver that runs none, such as
+    /// [`super::FakeDriver`].
+    pub fn empty() -> KernelImages {
+        KernelImages { folders: Vec::new(), may_be_empty: true }
     }
 
     /// The binary of `<file>.cu` for a compute capability.
@@ -43,6 +51,9 @@ impl KernelImages {
         file: &str,
         capability: (u32, u32),
     ) -> Result<Cow<'static, [u8]>, KernelError> {
+        if self.may_be_empty {
+            return Ok(Cow::Borrowed(&[]));
+        }
         let architecture = Architecture::of_capability(capability);
         let name = architecture.map_or("this GPU", Architecture::name);
         if architecture.is_some() {

@@ -166,11 +166,6 @@ impl Gpu {
         &self.target
     }
 
-    /// The backend.
-    pub(crate) fn backend(&mut self) -> &mut CudaBackend {
-        &mut self.backend
-    }
-
     /// Runs an op with its default kernel. `outputs` give type and shape, and for accumulators
     /// and updates the contents before.
     pub(crate) fn run(

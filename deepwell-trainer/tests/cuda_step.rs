@@ -1,0 +1,101 @@
+//! What a training step asks of a CUDA driver, counted on one that runs nothing: no GPU is needed.
+
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_kernels::cuda::{
+    Architecture, Blas, CUBLASLT, CudaBackend, CudaCatalog, FakeCounts, FakeDriver, FakeNode,
+    KernelImages, cuda_target,
+};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_probe::Hardware;
+use deepwell_trainer::{CompileOptions, Device, Engine, OpenDevice, compile_on};
+
+const SEQ: usize = 128;
+const BATCH: usize = 4;
+
+fn engine(policy: PrecisionPolicy, micro_batch: usize, with_library: bool) -> (Engine, FakeCounts) {
+    let driver = FakeDriver::h200();
+    let counts = driver.counts();
+    let blas = with_library.then(|| Box::new(driver.blas()) as Box<dyn Blas>);
+    let libraries: &[&str] = if with_library { &[CUBLASLT] } else { &[] };
+    let backend = CudaBackend::new(Box::new(driver), blas, KernelImages::empty()).unwrap();
+    let device = OpenDevice {
+        backend: Box::new(backend),
+        catalog: Box::new(CudaCatalog),
+        target: cuda_target(Architecture::Sm90a, 132, libraries),
+    };
+    let options = CompileOptions {
+        micro_batch: Some(micro_batch),
+        device: Device::Cuda(0),
+        ..CompileOptions::new(policy, SEQ, BATCH)
+    };
+    let config = LlamaConfig {
+        hidden_size: 256,
+        intermediate_size: 512,
+        head_dim: 64,
+        num_heads: 4,
+        num_kv_heads: 2,
+        ..LlamaConfig::preset("llama-micro").unwrap()
+    };
+    let hardware = Hardware::preset("h200-x2").unwrap();
+    let mut engine = compile_on(device, capture(&config).unwrap(), hardware, &options).unwrap();
+    engine.initialize(0).unwrap();
+    (engine, counts)
+}
+
+#[test]
+fn a_step_is_one_graph_and_the_copies_of_its_inputs() {
+    let g128 = PrecisionPolicy::preset("mxfp8-128").unwrap();
+    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8(), g128] {
+        for (micro_batch, with_library) in [(BATCH, true), (BATCH / 2, true), (BATCH, false)] {
+            let name = format!("{:?} {micro_batch} {with_library}", policy.format());
+            let (mut engine, counts) = engine(policy.clone(), micro_batch, with_library);
+            let calls = engine.program().calls.len();
+            let graphs = counts.read().graphs;
+            let nodes: Vec<usize> = graphs.iter().map(Vec::len).collect();
+            assert_eq!(nodes, [calls, engine.evaluation_program().calls.len()], "{name}");
+            let is_kernel = |node: &FakeNode| {
+                matches!(node, FakeNode::Launch(_) | FakeNode::Group(_) | FakeNode::Copy)
+            };
+            assert!(graphs[0].iter().all(is_kernel), "{name}: {:?}", graphs[0]);
+
+            let (inputs, targets) = (vec![1; BATCH * SEQ], vec![2; BATCH * SEQ]);
+            let mut step = |engine: &mut Engine| engine.start_step(&inputs, &targets, 1e-3, 1.0);
+            // The first two fill both slots of the inputs.
+            let mut pending = step(&mut engine).unwrap();
+            for _ in 0..3 {
+                counts.take();
+                let next = step(&mut engine).unwrap();
+                engine.finish_step(std::mem::replace(&mut pending, next)).unwrap();
+                let step = counts.read();
+                assert_eq!(step.graph_launches, 1, "{name}");
+                assert_eq!((step.launches, step.matmuls, step.fills), (0, 0, 0), "{name}");
+                // Tokens, targets, the loss scale, and the schedule: one way over the bus, then
+                // to the values' places.
+                let values = 2 * engine.program().micro_batches + 2;
+                assert_eq!((step.copies_from_pinned, step.copies), (1, values), "{name}");
+                // Loss, norm, counters; the counters of quantizations lie together for each
+                // micro-batch.
+                let readbacks_max = 2 + 2 * engine.program().micro_batches;
+                assert!((1..=readbacks_max).contains(&step.copies_to_pinned), "{name}: {step:?}");
+                assert_eq!((step.uploads, step.downloads), (0, 0), "{name}");
+                let taken = (step.allocations, step.pinned_allocations, step.frees, step.modules);
+                assert_eq!(taken, (0, 0, 0, 0), "{name}");
+                // The host waits for the step before (and for an input slot that is long free),
+                // never for the device to be idle.
+                assert_eq!(step.synchronizations, 0, "{name}");
+                assert!(step.event_synchronizations <= 2, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_arena_that_is_predicted_is_what_is_allocated() {
+    let (engine, counts) = engine(PrecisionPolicy::mxfp8(), BATCH, true);
+    let reserved = engine.prediction().ranks[0].reserved_bytes;
+    let arena = engine.prediction().ranks[0].arena_bytes + reserved;
+    let predicted = engine.predicted_peak_bytes();
+    assert_eq!(predicted, engine.prediction().ranks[0].peak_bytes);
+    assert!(predicted > arena);
+    assert!(counts.read().allocations > 0);
+}
