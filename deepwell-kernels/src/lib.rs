@@ -27,8 +27,10 @@ pub mod cuda;
 mod error;
 mod executor;
 pub mod oracle;
+mod single_call;
 
 pub use backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};
+pub use single_call::SingleCall;

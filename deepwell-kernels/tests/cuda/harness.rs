@@ -3,15 +3,12 @@
 //! Every run starts from poisoned outputs and scratch and from guard bytes around each operand;
 //! it is made twice with different poison, and both must give the same bits.
 
-use deepwell_ir::{
-    Access, Arena, ByteRange, Call, DType, HostInterface, KernelCatalog, KernelRequest, MathUnit,
-    MemoryKind, Mode, Op, Operand, OperandType, Phase, Program, Tag, Target, Value, ValueId,
-};
-use deepwell_kernels::Backend;
+use deepwell_ir::{Access, ByteRange, DType, KernelCatalog, Op, Program, Target};
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, CudarcDriver, Driver,
     KernelImages, cuda_target,
 };
+use deepwell_kernels::{Backend, SingleCall};
 use half::bf16;
 
 /// Set where a missing GPU is a failure.
@@ -260,12 +257,17 @@ impl Gpu {
         outputs: &[HostTensor],
         options: RunOptions<'_>,
     ) -> Program {
-        let types: Vec<OperandType> = inputs
-            .iter()
-            .chain(outputs)
-            .map(|tensor| OperandType { dtype: tensor.dtype, shape: tensor.shape.clone() })
-            .collect();
-        let request = KernelRequest { op, operands: &types, input_count: inputs.len() };
+        let types = |tensors: &[HostTensor]| -> Vec<(DType, Vec<usize>)> {
+            tensors.iter().map(|tensor| (tensor.dtype, tensor.shape.clone())).collect()
+        };
+        let mut single = SingleCall::new(op.clone(), &types(inputs), &types(outputs));
+        single.accumulate = options.accumulate;
+        single.seq = options.seq;
+        single.gap_bytes = GUARD_BYTES;
+        if options.accumulate || options.update {
+            single.access[inputs.len()..].fill(Access::Update);
+        }
+        let request = single.request();
         let mut target = self.target.clone();
         if !options.library {
             target.libraries.clear();
@@ -279,71 +281,7 @@ impl Gpu {
             choice.kernel = kernel.to_string();
             choice.workspace_bytes = (spec.workspace_bytes)(&request, &target);
         }
-        let mut offset = GUARD_BYTES;
-        let mut place = |bytes: usize| {
-            let range = ByteRange { offset, bytes };
-            offset = (range.end() + GUARD_BYTES).next_multiple_of(64);
-            range
-        };
-        let values: Vec<Value> = inputs
-            .iter()
-            .chain(outputs)
-            .enumerate()
-            .map(|(index, tensor)| Value {
-                name: format!("v{index}"),
-                dtype: tensor.dtype,
-                shape: tensor.shape.clone(),
-                memory: MemoryKind::Activations,
-                range: place(tensor.bytes.len()),
-            })
-            .collect();
-        let workspace = place(choice.workspace_bytes);
-        let operands = (0..values.len())
-            .map(|index| Operand {
-                value: ValueId(index as u32),
-                access: match () {
-                    () if index < inputs.len() => Access::Read,
-                    () if options.accumulate || options.update => Access::Update,
-                    () => Access::Write,
-                },
-            })
-            .collect();
-        let call = Call {
-            name: op.name().to_string(),
-            op: op.clone(),
-            choice,
-            operands,
-            input_count: inputs.len(),
-            accumulate: options.accumulate,
-            workspace,
-            phase: Phase::Forward,
-            micro_batch: 0,
-            tag: Tag::Head,
-            layer: None,
-            recomputes: false,
-            unit: MathUnit::F32,
-            cost: Default::default(),
-            stream: 0,
-            waits: Vec::new(),
-            records: None,
-            rejected: Vec::new(),
-        };
-        Program {
-            name: "test".to_string(),
-            mode: Mode::Train,
-            rank: 0,
-            target,
-            batch: 1,
-            seq: options.seq,
-            micro_batches: 1,
-            values,
-            calls: vec![call],
-            arena: Arena { bytes: offset, ..Arena::default() },
-            host: HostInterface::default(),
-            parameters: Vec::new(),
-            precision: Vec::new(),
-            fixed_overhead_bytes: 0,
-        }
+        single.program(choice, target, 1)
     }
 }
 
