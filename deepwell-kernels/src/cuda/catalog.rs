@@ -1,10 +1,10 @@
 //! Which CUDA kernels there are, for the planner.
 
 use deepwell_ir::{
-    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Rejected, Selection, Target,
+    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Rejected, Selection, Target,
 };
 
-use super::kernels::cuda_kernels;
+use super::kernels::{cuda_kernels, fused};
 use super::spec::{Architecture, CudaKernelSpec};
 
 /// The library of matrix products as [`Target::libraries`] names it.
@@ -54,9 +54,32 @@ impl KernelCatalog for CudaCatalog {
         Err(NoKernel { op, arch: target.arch.clone(), rejected })
     }
 
+    /// Yes where one of our kernels makes all of it. Sizes are not known yet, and need not be: what
+    /// is quantized is an operand of a matrix product, so its rows are whole groups of 32, and the
+    /// kernels take all such rows that they can index and hold the sums of.
+    fn fuses(&self, op: &Op, target: &Target) -> bool {
+        let Op::WithQuantize(fused) = op else { return false };
+        fused::reject(fused).is_none()
+            && cuda_kernels()
+                .filter(|spec| spec.ops.contains(&op.name()))
+                .any(|spec| absence(spec, target).is_none())
+    }
+
     fn fixed_overhead_bytes(&self, _target: &Target) -> usize {
         CONTEXT_BYTES + super::prepare::RESERVED_BYTES
     }
+}
+
+/// Why a kernel is not there on a target.
+fn absence(spec: &CudaKernelSpec, target: &Target) -> Option<String> {
+    let serves = |known: &Architecture| known.target_name() == target.arch;
+    if !spec.architectures.iter().any(serves) {
+        let known: Vec<_> = spec.architectures.iter().map(|known| known.target_name()).collect();
+        return Some(format!("runs on {}, not on {}", known.join(", "), target.arch));
+    }
+    let library = spec.library?;
+    let is_there = target.libraries.iter().any(|known| known == library);
+    (!is_there).then(|| format!("needs the library `{library}`"))
 }
 
 fn rejection(
@@ -64,15 +87,69 @@ fn rejection(
     request: &KernelRequest<'_>,
     target: &Target,
 ) -> Option<String> {
-    let serves = |known: &Architecture| known.target_name() == target.arch;
-    if !spec.architectures.iter().any(serves) {
-        let known: Vec<_> = spec.architectures.iter().map(|known| known.target_name()).collect();
-        return Some(format!("runs on {}, not on {}", known.join(", "), target.arch));
+    absence(spec, target).or_else(|| (spec.reject)(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops::{
+        AddRmsNorm, Axis, LayerNorm, Quantize, QuantizedOutput, RmsNorm, WithQuantize,
+    };
+    use deepwell_ir::{DType, OperandType};
+    use deepwell_precision::{ElementFormat, MxSpec};
+
+    use super::*;
+
+    fn entry(output: usize, axis: Axis) -> QuantizedOutput {
+        let quantize = Quantize { spec: MxSpec::default(), axis };
+        QuantizedOutput { output, quantize, keep: false }
     }
-    if let Some(library) = spec.library
-        && !target.libraries.iter().any(|known| known == library)
-    {
-        return Some(format!("needs the library `{library}`"));
+
+    fn fused(producer: impl Into<Op>, quantized: Vec<QuantizedOutput>) -> Op {
+        WithQuantize { producer: Box::new(producer.into()), quantized }.into()
     }
-    (spec.reject)(request)
+
+    #[test]
+    fn fusions_are_made_where_one_kernel_does_all() {
+        let check = |op: Op, expected: bool| {
+            for architecture in Architecture::ALL {
+                let target = cuda_target(architecture, 132, &[]);
+                let what = format!("{} {} on {}", op.name(), op.rule().attributes(), target.arch);
+                assert_eq!(CudaCatalog.fuses(&op, &target), expected, "{what}");
+            }
+            assert!(!CudaCatalog.fuses(&op, &Target::cpu(2, Vec::new())));
+        };
+        let (norm, add) = (RmsNorm { eps: 1e-5 }, AddRmsNorm { eps: 1e-5 });
+        for axis in [Axis::Row, Axis::Column, Axis::Both] {
+            check(fused(norm.clone(), vec![entry(0, axis)]), true);
+            check(fused(add.clone(), vec![entry(1, axis)]), true);
+            check(fused(LayerNorm { eps: 1e-5 }, vec![entry(0, axis)]), true);
+        }
+        // Not fused at all; nothing quantized; the sum before a norm; two copies of one output.
+        check(norm.clone().into(), false);
+        check(fused(norm.clone(), vec![]), false);
+        check(fused(add.clone(), vec![entry(0, Axis::Row)]), false);
+        check(fused(add, vec![entry(0, Axis::Row), entry(1, Axis::Row)]), false);
+        check(fused(norm.clone(), vec![entry(0, Axis::Row), entry(0, Axis::Column)]), false);
+        let mut other = entry(0, Axis::Row);
+        other.quantize.spec.element = ElementFormat::E5M2;
+        check(fused(norm, vec![other]), false);
+    }
+
+    /// What is fused before it has a shape has a kernel when it has one.
+    #[test]
+    fn rows_of_whole_groups_have_a_kernel() {
+        let norm = fused(RmsNorm { eps: 1e-5 }, vec![entry(0, Axis::Both)]);
+        let target = cuda_target(Architecture::Sm90a, 132, &[]);
+        for (rows, columns) in [(0, 32), (1, 32), (31, 96), (4096, 4096), (1 << 20, 65536)] {
+            let matrix = OperandType { dtype: DType::Bf16, shape: vec![rows, columns] };
+            let vector = OperandType { dtype: DType::Bf16, shape: vec![columns] };
+            let inputs = [matrix, vector];
+            let mut operands = inputs.to_vec();
+            operands.extend(norm.outputs_of(&inputs).unwrap());
+            let request = KernelRequest { op: &norm, operands: &operands, input_count: 2 };
+            let selection = CudaCatalog.select(&request, &target).unwrap();
+            assert_eq!(selection.choice.kernel, "cuda_rms_norm_quantize");
+        }
+    }
 }

@@ -12,6 +12,7 @@ mod cublaslt_mx_gemm;
 mod embedding;
 mod embedding_backward;
 mod expand_scales;
+pub(super) mod fused;
 mod gelu;
 mod grad_norm;
 mod layer_norm;

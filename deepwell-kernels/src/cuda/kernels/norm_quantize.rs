@@ -4,8 +4,8 @@
 use deepwell_ir::ops::{QuantizedOutput, WithQuantize};
 use deepwell_ir::{KernelRequest, Op};
 
-use super::mx;
 use super::support::all_bf16;
+use super::{fused, mx};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, Launch};
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -98,19 +98,21 @@ impl Norm {
 
 /// The fused op, its producer, and the one quantization that the kernels make.
 fn parts(op: &Op) -> Option<(&WithQuantize, Norm, &QuantizedOutput)> {
-    let Op::WithQuantize(fused) = op else { return None };
-    let norm = Norm::of(&fused.producer)?;
-    match fused.quantized.as_slice() {
-        [entry] if entry.output == norm.y() => Some((fused, norm, entry)),
+    let Op::WithQuantize(op) = op else { return None };
+    match op.quantized.as_slice() {
+        [entry] => Some((op, Norm::of(&op.producer)?, entry)),
         _ => None,
     }
 }
 
 /// Why a request cannot be served.
 pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let Some((fused, norm, entry)) = parts(request.op) else {
+    let Some((op, norm, entry)) = parts(request.op) else {
         return Some("makes one quantization, of the normalized rows".to_string());
     };
+    if let Some(reason) = fused::reject(op) {
+        return Some(reason);
+    }
     let shape = &request.operands[0].shape;
     if let &[_, columns] = shape.as_slice()
         && (columns == 0 || !columns.is_multiple_of(PIECE))
@@ -120,7 +122,7 @@ pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if Shape::new(shape[1]).held(SHARED_BYTES_LEAST).is_none() {
         return Some(format!("has no shared memory for the sums of {} columns", shape[1]));
     }
-    let kept = (0..=norm.y()).filter_map(|output| fused.position_of_output(output));
+    let kept = (0..=norm.y()).filter_map(|output| op.position_of_output(output));
     let inputs = 0..norm.inputs();
     let floats: Vec<usize> =
         inputs.chain(kept.map(|position| request.input_count + position)).collect();
@@ -139,7 +141,7 @@ pub(super) fn prepare(
     device: &mut Device<'_>,
     file: &'static str,
 ) -> Result<Vec<Step>, KernelError> {
-    let Some((fused, norm, entry)) = parts(&call.call.op) else {
+    let Some((op, norm, entry)) = parts(&call.call.op) else {
         return Err(call.refuse("expected a normalization and one quantization of its output"));
     };
     let &[rows, columns] = call.input(0).shape.as_slice() else {
@@ -155,7 +157,7 @@ pub(super) fn prepare(
     let function = device.function(file, &kernel, shared_bytes)?;
 
     let none = Argument::Pointer(DevicePtr(0));
-    let kept = |output| match fused.position_of_output(output) {
+    let kept = |output| match op.position_of_output(output) {
         Some(position) => call.output(position).argument(),
         None => none,
     };
@@ -169,7 +171,7 @@ pub(super) fn prepare(
     arguments.extend([sum, kept(norm.y())]);
     let statistics_of_rows = 1 + usize::from(norm.layer);
     arguments.extend((0..statistics_of_rows).map(|index| kept(norm.y() + 1 + index)));
-    let first = fused.positions_of_quantized(0).start;
+    let first = op.positions_of_quantized(0).start;
     let mx::Copies { places, statistics } = mx::copies(call, entry.quantize.axis, first);
     arguments.extend(places);
     let extents = [rows, columns, shape.slices, shape.slices_per_block, held, shape.cluster];
