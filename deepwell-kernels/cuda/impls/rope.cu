@@ -1,10 +1,14 @@
 // Rotary position embedding and its backward, BF16, in the half-split convention: element `i` of
 // a head turns with element `i + half`, half = head_dim / 2.
 //
-// x, y [rows, heads * 2 * half]; row t stands at position t mod seq. A block takes `tile_rows`
-// rows at a time: it first makes the sine and cosine of each (row, pair) in shared memory, once
-// for all heads, then turns all heads. The angle is rounded to FP32, as models were trained with;
-// `sincosf` reduces it exactly, so that late positions are as good as early ones.
+// x, y [rows, heads, 2, half]; table [positions, 2, half] FP32, cosines and then sines, which the
+// host made in FP64; row t stands at position t mod positions. The backward is the turn by the
+// opposite angle: `direction` is 1 or -1. The arithmetic is the CPU's, product by product.
+//
+// A thread has one unit of pairs (eight, or one where half is no multiple of eight) of up to four
+// heads of one row: it reads the unit's sines once, and the heads' elements together. Neighbouring
+// threads have neighbouring units, then heads, then rows, so that a warp reads whole sectors and
+// the sines of a row come out of the L1 for all but the first of its heads.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -12,119 +16,119 @@
 
 constexpr int kThreads = 256;
 constexpr int kWidth = 8;
-// Sines of one tile: tile_rows * half is at most this.
-constexpr int kTablePairs = 2048;
+constexpr int kHeads = 4;
 
-struct RopeArguments {
-    const bf16* x;
-    const float* inverse_frequencies;  // [half]
-    bf16* y;
-    uint64 rows;
-    uint64 seq;
-    uint32 heads;
-    uint32 half;
-    uint32 tile_rows;
-    float cosine_factor;
-    float sine_factor;  // of the other sign for the backward
+struct Turned {
+    float low;
+    float high;
 };
 
-struct Table {
-    float cosines[kTablePairs];
-    float sines[kTablePairs];
-};
-
-__device__ __forceinline__ void fill_table(Table& table, const RopeArguments& a, uint64 first_row,
-                                           uint32 count) {
-    for (uint32 i = threadIdx.x; i < count * a.half; i += kThreads) {
-        const uint32 row = i / a.half;
-        const uint64 position = (first_row + row) % a.seq;
-        const float angle =
-            __fmul_rn(static_cast<float>(position), a.inverse_frequencies[i - row * a.half]);
-        float sine, cosine;
-        sincosf(angle, &sine, &cosine);
-        table.cosines[i] = cosine * a.cosine_factor;
-        table.sines[i] = sine * a.sine_factor;
-    }
+// No product is fused with the sum, as on the CPU.
+__device__ __forceinline__ Turned turn(float low, float high, float cosine, float sine) {
+    return Turned{__fsub_rn(__fmul_rn(low, cosine), __fmul_rn(high, sine)),
+                  __fadd_rn(__fmul_rn(high, cosine), __fmul_rn(low, sine))};
 }
 
-// Turns the eight pairs (x[offset + j], x[offset + half + j]).
-__device__ __forceinline__ void turn_vector(const Table& table, const RopeArguments& a,
-                                            uint64 offset, uint32 pair) {
-    float low[kWidth], high[kWidth], cosines[kWidth], sines[kWidth];
-    unpack_bf16x8(*reinterpret_cast<const uint4*>(a.x + offset), low);
-    unpack_bf16x8(*reinterpret_cast<const uint4*>(a.x + offset + a.half), high);
+// What a thread has: the first of its heads and every `head_step`-th from there.
+struct Place {
+    uint64 offset;    // of the unit in the first head, in elements of x
+    uint64 in_table;  // of the unit's cosines
+    uint32 head;
+};
+
+// `units` of a head, `head_step` threads for each unit of a row.
+__device__ __forceinline__ Place place_of(uint32 item, uint32 positions, uint32 heads, uint32 half,
+                                          uint32 units, uint32 head_step) {
+    const uint32 width = half / units;
+    const uint32 of_heads = item / units;
+    const uint32 unit = item - of_heads * units;
+    const uint32 row = of_heads / head_step;
+    Place place;
+    place.head = of_heads - row * head_step;
+    place.offset = (static_cast<uint64>(row) * heads + place.head) * (2 * half) + unit * width;
+    place.in_table = static_cast<uint64>(row % positions) * (2 * half) + unit * width;
+    return place;
+}
+
+// half is a multiple of 8; x, y, table 16-byte aligned. A thread for each of `items` units.
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
+    rope_vector(const bf16* __restrict__ x, const float* __restrict__ table, bf16* __restrict__ y,
+                uint32 items, uint32 positions, uint32 heads, uint32 half, uint32 head_step,
+                float direction) {
+    const uint32 item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= items) {
+        return;
+    }
+    const Place place = place_of(item, positions, heads, half, half / kWidth, head_step);
+    const uint64 step = static_cast<uint64>(head_step) * (2 * half);
+    uint4 low[kHeads], high[kHeads];
+#pragma unroll
+    for (int k = 0; k < kHeads; ++k) {
+        if (place.head + k * head_step < heads) {
+            const bf16* const source = x + place.offset + k * step;
+            low[k] = *reinterpret_cast<const uint4*>(source);
+            high[k] = *reinterpret_cast<const uint4*>(source + half);
+        }
+    }
+    float cosines[kWidth], sines[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; j += 4) {
-        *reinterpret_cast<float4*>(cosines + j) =
-            *reinterpret_cast<const float4*>(table.cosines + pair + j);
-        *reinterpret_cast<float4*>(sines + j) =
-            *reinterpret_cast<const float4*>(table.sines + pair + j);
+        const float* const source = table + place.in_table + j;
+        const float4 c = *reinterpret_cast<const float4*>(source);
+        const float4 s = *reinterpret_cast<const float4*>(source + half);
+        cosines[j] = c.x, cosines[j + 1] = c.y, cosines[j + 2] = c.z, cosines[j + 3] = c.w;
+        sines[j] = s.x, sines[j + 1] = s.y, sines[j + 2] = s.z, sines[j + 3] = s.w;
     }
-    float turned_low[kWidth], turned_high[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-        turned_low[j] = low[j] * cosines[j] - high[j] * sines[j];
-        turned_high[j] = high[j] * cosines[j] + low[j] * sines[j];
+        sines[j] *= direction;
     }
-    *reinterpret_cast<uint4*>(a.y + offset) = pack_bf16x8(turned_low);
-    *reinterpret_cast<uint4*>(a.y + offset + a.half) = pack_bf16x8(turned_high);
-}
-
-__device__ __forceinline__ void turn_scalar(const Table& table, const RopeArguments& a,
-                                            uint64 offset, uint32 pair) {
-    const float low = to_f32(a.x[offset]);
-    const float high = to_f32(a.x[offset + a.half]);
-    const float cosine = table.cosines[pair];
-    const float sine = table.sines[pair];
-    a.y[offset] = to_bf16(low * cosine - high * sine);
-    a.y[offset + a.half] = to_bf16(high * cosine + low * sine);
-}
-
-template <bool kVector>
-__device__ __forceinline__ void rope(const RopeArguments& a) {
-    __shared__ alignas(16) Table table;
-    constexpr uint32 kStep = kVector ? kWidth : 1;
-    const uint32 units = a.half / kStep;
-    const uint64 row_elements = static_cast<uint64>(a.heads) * a.half * 2;
-    const uint64 tiles = (a.rows + a.tile_rows - 1) / a.tile_rows;
-    for (uint64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const uint64 first_row = tile * a.tile_rows;
-        const uint64 left = a.rows - first_row;
-        const uint32 count = left < a.tile_rows ? static_cast<uint32>(left) : a.tile_rows;
-        fill_table(table, a, first_row, count);
-        __syncthreads();
-        // The pairs of a tile, in the order in which they lie.
-        const uint32 items = count * a.heads * units;
-        for (uint32 item = threadIdx.x; item < items; item += kThreads) {
-            const uint32 head = item / units;  // counted over all rows of the tile
-            const uint32 unit = (item - head * units) * kStep;
-            const uint32 row = head / a.heads;
-            const uint64 offset = first_row * row_elements +
-                                  static_cast<uint64>(head) * (2 * a.half) + unit;
-            if (kVector) {
-                turn_vector(table, a, offset, row * a.half + unit);
-            } else {
-                turn_scalar(table, a, offset, row * a.half + unit);
+#pragma unroll
+    for (int k = 0; k < kHeads; ++k) {
+        if (place.head + k * head_step < heads) {
+            float a[kWidth], b[kWidth];
+            unpack_bf16x8(low[k], a);
+            unpack_bf16x8(high[k], b);
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) {
+                const Turned turned = turn(a[j], b[j], cosines[j], sines[j]);
+                a[j] = turned.low;
+                b[j] = turned.high;
             }
+            bf16* const target = y + place.offset + k * step;
+            *reinterpret_cast<uint4*>(target) = pack_bf16x8(a);
+            *reinterpret_cast<uint4*>(target + half) = pack_bf16x8(b);
         }
-        __syncthreads();
     }
 }
 
-// half is a multiple of 8; x, y 16-byte aligned.
+// Any half. A thread for each of `items` pairs.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    rope_vector(const bf16* __restrict__ x, const float* __restrict__ inverse_frequencies,
-                bf16* __restrict__ y, uint64 rows, uint64 seq, uint32 heads, uint32 half,
-                uint32 tile_rows, float cosine_factor, float sine_factor) {
-    rope<true>(RopeArguments{x, inverse_frequencies, y, rows, seq, heads, half, tile_rows,
-                             cosine_factor, sine_factor});
-}
-
-// Any half.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    rope_scalar(const bf16* __restrict__ x, const float* __restrict__ inverse_frequencies,
-                bf16* __restrict__ y, uint64 rows, uint64 seq, uint32 heads, uint32 half,
-                uint32 tile_rows, float cosine_factor, float sine_factor) {
-    rope<false>(RopeArguments{x, inverse_frequencies, y, rows, seq, heads, half, tile_rows,
-                              cosine_factor, sine_factor});
+    rope_scalar(const bf16* __restrict__ x, const float* __restrict__ table, bf16* __restrict__ y,
+                uint32 items, uint32 positions, uint32 heads, uint32 half, uint32 head_step,
+                float direction) {
+    const uint32 item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= items) {
+        return;
+    }
+    const Place place = place_of(item, positions, heads, half, half, head_step);
+    const uint64 step = static_cast<uint64>(head_step) * (2 * half);
+    const float cosine = table[place.in_table];
+    const float sine = table[place.in_table + half] * direction;
+    bf16 low[kHeads], high[kHeads];
+#pragma unroll
+    for (int k = 0; k < kHeads; ++k) {
+        if (place.head + k * head_step < heads) {
+            low[k] = x[place.offset + k * step];
+            high[k] = x[place.offset + k * step + half];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < kHeads; ++k) {
+        if (place.head + k * head_step < heads) {
+            const Turned turned = turn(to_f32(low[k]), to_f32(high[k]), cosine, sine);
+            y[place.offset + k * step] = to_bf16(turned.low);
+            y[place.offset + k * step + half] = to_bf16(turned.high);
+        }
+    }
 }

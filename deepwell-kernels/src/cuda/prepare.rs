@@ -129,6 +129,7 @@ pub struct Constants {
     chunks: Vec<(DevicePtr, usize)>,
     used_bytes: usize,
     known: HashMap<Vec<u8>, DevicePtr>,
+    made: HashMap<Vec<u8>, DevicePtr>,
     tickets: Option<DevicePtr>,
     tickets_used: usize,
 }
@@ -235,22 +236,56 @@ impl Device<'_> {
         if let Some(&pointer) = self.constants.known.get(bytes) {
             return Ok(pointer);
         }
+        let pointer = self.upload_constant(bytes)?;
+        self.constants.known.insert(bytes.to_vec(), pointer);
+        Ok(pointer)
+    }
+
+    /// [`Device::constant`] for tables that take long to make: `make` is called for the first of
+    /// the calls that give equal keys, which say all that a table is made of.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn constant_of(
+        &mut self,
+        key: &[u8],
+        make: impl FnOnce() -> Vec<u8>,
+    ) -> Result<DevicePtr, KernelError> {
+        if let Some(&pointer) = self.constants.made.get(key) {
+            return Ok(pointer);
+        }
+        let pointer = self.upload_constant(&make())?;
+        self.constants.made.insert(key.to_vec(), pointer);
+        Ok(pointer)
+    }
+
+    /// Puts bytes into the last chunk, or into a new one; what is larger than a chunk gets its own
+    /// and leaves the last one's rest for others.
+    fn upload_constant(&mut self, bytes: &[u8]) -> Result<DevicePtr, KernelError> {
         let aligned = bytes.len().max(1).next_multiple_of(256);
+        if aligned > CONSTANT_CHUNK_BYTES {
+            let pointer = self.driver.allocate(aligned)?;
+            self.constants.chunks.insert(0, (pointer, aligned));
+            if self.constants.chunks.len() == 1 {
+                self.constants.used_bytes = aligned;
+            }
+            self.driver.upload(pointer, bytes)?;
+            return Ok(pointer);
+        }
         let fits = self
             .constants
             .chunks
             .last()
             .is_some_and(|&(_, size)| self.constants.used_bytes + aligned <= size);
         if !fits {
-            let size = aligned.max(CONSTANT_CHUNK_BYTES);
-            self.constants.chunks.push((self.driver.allocate(size)?, size));
+            let chunk = self.driver.allocate(CONSTANT_CHUNK_BYTES)?;
+            self.constants.chunks.push((chunk, CONSTANT_CHUNK_BYTES));
             self.constants.used_bytes = 0;
         }
         let chunk = self.constants.chunks.last().map_or(DevicePtr(0), |&(pointer, _)| pointer);
         let pointer = chunk.offset(self.constants.used_bytes);
         self.constants.used_bytes += aligned;
         self.driver.upload(pointer, bytes)?;
-        self.constants.known.insert(bytes.to_vec(), pointer);
         Ok(pointer)
     }
 

@@ -3,7 +3,9 @@
 use std::slice;
 
 use deepwell_ir::{DType, ops};
+use deepwell_kernels::cpu::rope as cpu;
 use deepwell_kernels::oracle::rope as oracle;
+use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
 
@@ -45,7 +47,7 @@ fn check(gpu: &mut Gpu, case: &Case) {
     let wide: Vec<f64> = case.frequencies.iter().map(|&f| f64::from(f)).collect();
     let factor = f64::from(attention_factor);
     let scaled = |values: Vec<f64>| -> Vec<f64> { values.iter().map(|x| x * factor).collect() };
-    // Two products and a sum in FP32 with sines good to 2^-22, where they may cancel; what an
+    // Two products and a sum in FP32 with sines rounded to it, where they may cancel; what an
     // angle is off moves the result by that much of the pair's length.
     let length = f64::from(largest) * 1.5 * factor.abs();
     let tolerance = Tolerance::bf16(length * (2f64.powi(-21) + angle_error));
@@ -59,6 +61,41 @@ fn check(gpu: &mut Gpu, case: &Case) {
         gpu.run(ops::RopeBackward { forward: rope }, slice::from_ref(&x), &output, false, seq);
     let expected = scaled(oracle::backward(&x.to_f64(), heads, head_dim, seq, &wide));
     assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
+}
+
+#[test]
+fn has_the_bits_of_the_cpu() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    // Heads that fill their threads, and not; sequences of 48; an angle that is rounded.
+    for (heads, head_dim, attention_factor) in
+        [(1, 2, 1.0), (3, 6, 1.0), (4, 64, 1.25), (5, 64, 1.0), (8, 128, 1.0), (13, 80, 0.7)]
+    {
+        let (rows, seq) = (144, 48);
+        let inverse_frequencies: Vec<f32> = (0..head_dim / 2)
+            .map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64) as f32)
+            .collect();
+        let rope = ops::Rope { heads, head_dim, inverse_frequencies, attention_factor };
+        let shape = [rows, heads * head_dim];
+        let x = HostTensor::bf16(&shape, &uniform(rows * heads * head_dim, 9, 4.0));
+        let numbers: Vec<bf16> = bytemuck::pod_collect_to_vec(&x.bytes);
+        let (mut cosines, mut sines) =
+            (vec![0.0; seq * head_dim / 2], vec![0.0; seq * head_dim / 2]);
+        cpu::rope_tables(&rope.inverse_frequencies, seq, &mut cosines, &mut sines);
+        cosines.iter_mut().chain(&mut sines).for_each(|value| *value *= attention_factor);
+        let of_rows = cpu::RopeShape { heads, head_dim, seq };
+        let output = [HostTensor::output(DType::Bf16, &shape)];
+        let mut expected = vec![bf16::ZERO; numbers.len()];
+        let what = format!("{heads} heads of {head_dim}");
+
+        cpu::rope_forward(&numbers, of_rows, &cosines, &sines, &mut expected);
+        let got = gpu.run(rope.clone(), slice::from_ref(&x), &output, false, seq);
+        assert_eq!(got[0].bytes, bytemuck::cast_slice::<_, u8>(&expected), "forward, {what}");
+
+        cpu::rope_backward(&numbers, of_rows, &cosines, &sines, &mut expected);
+        let op = ops::RopeBackward { forward: rope };
+        let got = gpu.run(op, slice::from_ref(&x), &output, false, seq);
+        assert_eq!(got[0].bytes, bytemuck::cast_slice::<_, u8>(&expected), "backward, {what}");
+    }
 }
 
 #[test]
