@@ -40,8 +40,16 @@ fn quantizations_ride_along_with_their_producers() {
     for precision in ["mxfp8", "mxfp8-128"] {
         let program = program("llama-134m", precision);
         let found = quantizations(&program);
-        // Twelve layers of two norms; the first of all has no sum before it.
-        assert_eq!(found.get("rms_norm_quantize"), Some(&1), "{found:?}");
-        assert_eq!(found.get("add_rms_norm_quantize"), Some(&23), "{found:?}");
+        let expected = [
+            // Twelve layers of two norms; the first of all has no sum before it.
+            ("rms_norm_quantize", 1),
+            ("add_rms_norm_quantize", 23),
+            // The last down projection stays in BF16.
+            ("swiglu_quantize", 11),
+            ("swiglu_backward_quantize", 12),
+        ];
+        for (name, count) in expected {
+            assert_eq!(found.get(name), Some(&count), "{name}: {found:?}");
+        }
     }
 }

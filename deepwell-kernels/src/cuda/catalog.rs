@@ -93,7 +93,8 @@ fn rejection(
 #[cfg(test)]
 mod tests {
     use deepwell_ir::ops::{
-        AddRmsNorm, Axis, LayerNorm, Quantize, QuantizedOutput, RmsNorm, WithQuantize,
+        AddRmsNorm, Axis, Gelu, GeluBackward, LayerNorm, Quantize, QuantizedOutput, RmsNorm,
+        SwiGlu, SwiGluBackward, WithQuantize,
     };
     use deepwell_ir::{DType, OperandType};
     use deepwell_precision::{ElementFormat, MxSpec};
@@ -124,7 +125,15 @@ mod tests {
             check(fused(norm.clone(), vec![entry(0, axis)]), true);
             check(fused(add.clone(), vec![entry(1, axis)]), true);
             check(fused(LayerNorm { eps: 1e-5 }, vec![entry(0, axis)]), true);
+            check(fused(SwiGlu {}, vec![entry(0, axis)]), true);
+            check(fused(Gelu { tanh: false }, vec![entry(0, axis)]), true);
+            check(fused(GeluBackward { tanh: true }, vec![entry(0, axis)]), true);
+            check(fused(SwiGluBackward {}, vec![entry(1, axis), entry(0, axis)]), true);
         }
+        // One gradient alone, or each along another axis.
+        check(fused(SwiGluBackward {}, vec![entry(1, Axis::Both)]), false);
+        let differ = vec![entry(0, Axis::Row), entry(1, Axis::Column)];
+        check(fused(SwiGluBackward {}, differ), false);
         // Not fused at all; nothing quantized; the sum before a norm; two copies of one output.
         check(norm.clone().into(), false);
         check(fused(norm.clone(), vec![]), false);

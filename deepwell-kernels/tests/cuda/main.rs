@@ -11,6 +11,7 @@ mod blas;
 mod cast;
 mod cublaslt;
 mod driver;
+mod elementwise_quantize;
 mod embedding;
 mod embedding_backward;
 mod gelu;

@@ -11,6 +11,8 @@ const fn quantizable(producer: &Op) -> &'static [usize] {
         Op::RmsNorm(_) | Op::LayerNorm(_) => &[0],
         // The first is the sum before the normalization, which no product reads.
         Op::AddRmsNorm(_) | Op::AddLayerNorm(_) => &[1],
+        Op::SwiGlu(_) | Op::Gelu(_) | Op::GeluBackward(_) => &[0],
+        Op::SwiGluBackward(_) => &[0, 1],
         _ => &[],
     }
 }
@@ -33,6 +35,11 @@ pub(crate) fn reject(op: &WithQuantize) -> Option<String> {
         if entry.quantize.spec.element != ElementFormat::E4M3 {
             return Some(format!("quantizes to e4m3, not {}", entry.quantize.spec.element));
         }
+    }
+    let axis = op.quantized[0].quantize.axis;
+    let all = op.quantized.len() == known.len();
+    if !all || op.quantized.iter().any(|entry| entry.quantize.axis != axis) {
+        return Some(format!("quantizes outputs {known:?} of `{name}` together, along one axis"));
     }
     None
 }

@@ -9,11 +9,13 @@ mod bias_grad;
 mod cast;
 mod cublaslt_linear;
 mod cublaslt_mx_gemm;
+mod elementwise_quantize;
 mod embedding;
 mod embedding_backward;
 mod expand_scales;
 pub(super) mod fused;
 mod gelu;
+mod gelu_quantize;
 mod grad_norm;
 mod layer_norm;
 mod layer_norm_backward;
@@ -31,6 +33,7 @@ mod rope;
 mod rows;
 mod support;
 mod swiglu;
+mod swiglu_quantize;
 mod tensor_list;
 
 use super::spec::CudaKernelSpec;
@@ -49,6 +52,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         embedding::SPECS,
         embedding_backward::SPECS,
         gelu::SPECS,
+        gelu_quantize::SPECS,
         grad_norm::SPECS,
         layer_norm::SPECS,
         layer_norm_backward::SPECS,
@@ -62,6 +66,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         rms_norm_quantize::SPECS,
         rope::SPECS,
         swiglu::SPECS,
+        swiglu_quantize::SPECS,
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,50 @@
+// GELU or its backward, with the normal distribution or its tanh form, and the block quantization
+// of the result to MXFP8: codes and scales along rows, down columns, or both, and their counters.
+// The result has the bits of `gelu.cu`; how the work is split in
+// `layout/elementwise_quantize.cuh`.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/activation.cuh"
+#include "common/types.cuh"
+#include "layout/elementwise_quantize.cuh"
+
+// x, y [rows, columns], 16-byte aligned, columns a multiple of 8; y may be null. Outputs as in
+// `MxTarget`; partials [gridDim.x, 5]; statistics [6].
+#define FORWARD_KERNEL(name, gelu, row, column)                                                   \
+    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                        \
+        name(const bf16* __restrict__ x, bf16* __restrict__ y, uint8* __restrict__ codes,         \
+             uint8* __restrict__ scales, uint8* __restrict__ codes_t,                             \
+             uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
+             uint64* partials, uint32* ticket, uint64* statistics) {                              \
+        const bf16* const sources[1] = {x};                                                       \
+        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
+        elementwise_quantize<row, column>(sources, y, to, flags, partials, ticket, statistics,    \
+                                          [](const float(&of)[1]) { return gelu(of[0]); });       \
+    }
+
+// dy, x, dx likewise.
+#define BACKWARD_KERNEL(name, slope, row, column)                                                 \
+    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                        \
+        name(const bf16* __restrict__ dy, const bf16* __restrict__ x, bf16* __restrict__ dx,      \
+             uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t,  \
+             uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
+             uint64* partials, uint32* ticket, uint64* statistics) {                              \
+        const bf16* const sources[2] = {dy, x};                                                   \
+        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
+        elementwise_quantize<row, column>(                                                        \
+            sources, dx, to, flags, partials, ticket, statistics,                                 \
+            [](const float(&of)[2]) { return of[0] * slope(of[1]); });                            \
+    }
+
+FORWARD_KERNEL(gelu_quantize_row, gelu, true, false)
+FORWARD_KERNEL(gelu_quantize_column, gelu, false, true)
+FORWARD_KERNEL(gelu_quantize_both, gelu, true, true)
+FORWARD_KERNEL(gelu_tanh_quantize_row, gelu_tanh, true, false)
+FORWARD_KERNEL(gelu_tanh_quantize_column, gelu_tanh, false, true)
+FORWARD_KERNEL(gelu_tanh_quantize_both, gelu_tanh, true, true)
+BACKWARD_KERNEL(gelu_backward_quantize_row, gelu_slope, true, false)
+BACKWARD_KERNEL(gelu_backward_quantize_column, gelu_slope, false, true)
+BACKWARD_KERNEL(gelu_backward_quantize_both, gelu_slope, true, true)
+BACKWARD_KERNEL(gelu_tanh_backward_quantize_row, gelu_tanh_slope, true, false)
+BACKWARD_KERNEL(gelu_tanh_backward_quantize_column, gelu_tanh_slope, false, true)
+BACKWARD_KERNEL(gelu_tanh_backward_quantize_both, gelu_tanh_slope, true, true)

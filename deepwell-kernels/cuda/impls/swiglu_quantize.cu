@@ -1,0 +1,137 @@
+// SwiGLU and the block quantization of its result to MXFP8, and its backward with that of both
+// gradients: codes and scales along rows, down columns, or both, and their counters. The results
+// have the bits of `swiglu.cu`; how the work is split in `layout/elementwise_quantize.cuh`.
+//
+// The backward has a tile of each gradient in shared memory and quantizes one after the other:
+// dout, gate and up are read once for both.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/activation.cuh"
+#include "common/types.cuh"
+#include "layout/elementwise_quantize.cuh"
+
+// Steps of the backward whose loads, three each, a thread starts together.
+constexpr int kBackwardTogether = 2;
+
+// gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
+// Outputs as in `MxTarget`; partials [gridDim.x, 5]; statistics [6].
+#define FORWARD_KERNEL(name, row, column)                                                         \
+    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                        \
+        name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out,  \
+             uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t,  \
+             uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
+             uint64* partials, uint32* ticket, uint64* statistics) {                              \
+        const bf16* const sources[2] = {gate, up};                                                \
+        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
+        elementwise_quantize<row, column>(                                                        \
+            sources, out, to, flags, partials, ticket, statistics,                                \
+            [](const float(&of)[2]) { return swiglu(of[0], of[1]); });                            \
+    }
+
+FORWARD_KERNEL(swiglu_quantize_row, true, false)
+FORWARD_KERNEL(swiglu_quantize_column, false, true)
+FORWARD_KERNEL(swiglu_quantize_both, true, true)
+
+// A gradient and where it goes.
+struct Gradient {
+    bf16* values;  // null where nobody reads it
+    MxTarget to;
+    uint32 flags;
+    uint64* partials;
+    uint32* ticket;
+    uint64* statistics;
+};
+
+template <bool kRow, bool kColumn>
+__device__ __forceinline__ void backward(const bf16* __restrict__ dout,
+                                         const bf16* __restrict__ gate,
+                                         const bf16* __restrict__ up, const Gradient& dgate,
+                                         const Gradient& dup) {
+    extern __shared__ uint4 dynamic[];
+    uint32* const gate_tile = reinterpret_cast<uint32*>(dynamic);
+    uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
+    __shared__ MxShared shared;
+    MxCounters gate_counters, up_counters;
+    const MxTarget& to = dgate.to;
+    const uint32 tiles = ElementPlaces::tiles(to);
+    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const ElementPlaces places(index, to);
+#pragma unroll 1
+        for (int first = 0; first < kMxSteps; first += kBackwardTogether) {
+            uint4 pieces[kBackwardTogether][3];
+#pragma unroll
+            for (int i = 0; i < kBackwardTogether; ++i) {
+                pieces[i][0] = places.load(dout, first + i);
+                pieces[i][1] = places.load(gate, first + i);
+                pieces[i][2] = places.load(up, first + i);
+            }
+            if (first == 0) {
+                mx_begin_tile();
+            }
+#pragma unroll
+            for (int i = 0; i < kBackwardTogether; ++i) {
+                float d[8], g[8], u[8];
+                unpack_bf16x8(pieces[i][0], d);
+                unpack_bf16x8(pieces[i][1], g);
+                unpack_bf16x8(pieces[i][2], u);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
+                    g[j] = gradients.gate;
+                    u[j] = gradients.up;
+                }
+                const uint4 of_gate = pack_bf16x8(g), of_up = pack_bf16x8(u);
+                if (dgate.values != nullptr) {
+                    places.store(dgate.values, first + i, of_gate);
+                }
+                if (dup.values != nullptr) {
+                    places.store(dup.values, first + i, of_up);
+                }
+                mx_piece<bf16>(gate_tile, first + i) = of_gate;
+                mx_piece<bf16>(up_tile, first + i) = of_up;
+            }
+        }
+        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dgate.to, dgate.flags,
+                                              gate_tile, shared, gate_counters);
+        // What the tiles share is read to the end.
+        mx_begin_tile();
+        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dup.to, dup.flags,
+                                              up_tile, shared, up_counters);
+    }
+    const uint64 elements =
+        static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;
+    mx_write_statistics<ElementTile::kThreads>(gate_counters, blockIdx.x, gridDim.x,
+                                               dgate.partials, dgate.ticket, elements,
+                                               dgate.statistics);
+    mx_write_statistics<ElementTile::kThreads>(up_counters, blockIdx.x, gridDim.x, dup.partials,
+                                               dup.ticket, elements, dup.statistics);
+}
+
+// dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
+// dup may be null. The copies of dgate, then those of dup; flags of each; partials
+// [2, gridDim.x, 5], tickets [2], statistics [6] of each.
+#define BACKWARD_KERNEL(name, row, column)                                                        \
+    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                        \
+        name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                        \
+             const bf16* __restrict__ up, bf16* dgate, bf16* dup, uint8* gate_codes,              \
+             uint8* gate_scales, uint8* gate_codes_t, uint8* gate_scales_t, uint8* up_codes,      \
+             uint8* up_scales, uint8* up_codes_t, uint8* up_scales_t, uint32 rows,                \
+             uint32 columns, uint32 gate_flags, uint32 up_flags, uint64* partials,                \
+             uint32* tickets, uint64* gate_statistics, uint64* up_statistics) {                   \
+        uint64* const up_partials = partials + static_cast<uint64>(gridDim.x) * kMxCounts;        \
+        const Gradient of_gate = {                                                                \
+            dgate,      {gate_codes, gate_scales, gate_codes_t, gate_scales_t, rows, columns},    \
+            gate_flags, partials,                                                                 \
+            tickets,    gate_statistics};                                                         \
+        const Gradient of_up = {dup,                                                              \
+                                {up_codes, up_scales, up_codes_t, up_scales_t, rows, columns},    \
+                                up_flags,                                                         \
+                                up_partials,                                                      \
+                                tickets + 1,                                                      \
+                                up_statistics};                                                   \
+        backward<row, column>(dout, gate, up, of_gate, of_up);                                    \
+    }
+
+BACKWARD_KERNEL(swiglu_backward_quantize_row, true, false)
+BACKWARD_KERNEL(swiglu_backward_quantize_column, false, true)
+BACKWARD_KERNEL(swiglu_backward_quantize_both, true, true)

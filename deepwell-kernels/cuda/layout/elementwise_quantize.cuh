@@ -1,0 +1,117 @@
+// A function of the elements of one, two or three matrices and the block quantization of its
+// result: each source is read once, and of the result itself nothing is written but where somebody
+// else reads it.
+//
+// Blocks take tiles of 128 x 128 elements in turn, as `quantize.cu` does: a grid as large as the
+// device holds at a time, so that few partial counts are left to the last block.
+#pragma once
+
+#include "common/bf16x8.cuh"
+#include "common/types.cuh"
+#include "layout/mx_statistics.cuh"
+#include "layout/mx_tile.cuh"
+
+using ElementTile = MxTile<bf16>;
+// Steps whose loads a thread starts together, that it need not wait for memory eight times.
+constexpr int kTogether = 4;
+static_assert(kMxSteps % kTogether == 0, "whole batches");
+
+// Where the pieces of this thread lie in the matrices, all [rows, columns] with columns a multiple
+// of 8.
+struct ElementPlaces {
+    uint32 row0;
+    uint32 column0;
+    uint32 rows;
+    uint32 columns;
+
+    // Tile `index` of the matrices of `to`.
+    __device__ __forceinline__ ElementPlaces(uint32 index, const MxTarget& to)
+        : rows(to.rows), columns(to.columns) {
+        const uint32 across = (columns + kMxTile - 1) / kMxTile;
+        row0 = index / across * kMxTile;
+        column0 = index % across * kMxTile;
+    }
+
+    // No memory holds 2^32 of them.
+    static __device__ __forceinline__ uint32 tiles(const MxTarget& to) {
+        return (to.rows + kMxTile - 1) / kMxTile * ((to.columns + kMxTile - 1) / kMxTile);
+    }
+
+    __device__ __forceinline__ bool exists(int step) const {
+        return row0 + ElementTile::row() + step * kMxStepRows < rows &&
+               column0 + ElementTile::column() < columns;
+    }
+    __device__ __forceinline__ uint64 place(int step) const {
+        const uint32 row = row0 + ElementTile::row() + step * kMxStepRows;
+        return static_cast<uint64>(row) * columns + column0 + ElementTile::column();
+    }
+    __device__ __forceinline__ uint4 load(const bf16* matrix, int step) const {
+        return exists(step) ? *reinterpret_cast<const uint4*>(matrix + place(step))
+                            : make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void store(bf16* matrix, int step, const uint4& piece) const {
+        if (exists(step)) {
+            *reinterpret_cast<uint4*>(matrix + place(step)) = piece;
+        }
+    }
+};
+
+// Result `function(elements of the sources)`, of zeros zero; `result` may be null. Flags, partials
+// [gridDim.x, 5], ticket and statistics [6] as in `quantize.cu`.
+template <bool kRow, bool kColumn, int kSources, typename Function>
+__device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources)[kSources],
+                                                     bf16* result, const MxTarget& to,
+                                                     uint32 flags, uint64* partials,
+                                                     uint32* ticket, uint64* statistics,
+                                                     const Function& function) {
+    extern __shared__ uint4 dynamic[];
+    uint32* const tile = reinterpret_cast<uint32*>(dynamic);
+    __shared__ MxShared shared;
+    MxCounters counters;
+    const uint32 tiles = ElementPlaces::tiles(to);
+    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const ElementPlaces places(index, to);
+#pragma unroll 1
+        for (int first = 0; first < kMxSteps; first += kTogether) {
+            uint4 pieces[kTogether][kSources];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+                for (int s = 0; s < kSources; ++s) {
+                    pieces[i][s] = places.load(sources[s], first + i);
+                }
+            }
+            if (first == 0) {
+                mx_begin_tile();
+            }
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                float values[kSources][8];
+#pragma unroll
+                for (int s = 0; s < kSources; ++s) {
+                    unpack_bf16x8(pieces[i][s], values[s]);
+                }
+                float results[8];
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    float of_element[kSources];
+#pragma unroll
+                    for (int s = 0; s < kSources; ++s) {
+                        of_element[s] = values[s][j];
+                    }
+                    results[j] = function(of_element);
+                }
+                const uint4 piece = pack_bf16x8(results);
+                if (result != nullptr) {
+                    places.store(result, first + i, piece);
+                }
+                mx_piece<bf16>(tile, first + i) = piece;
+            }
+        }
+        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, to, flags, tile, shared,
+                                              counters);
+    }
+    const uint64 copies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+    mx_write_statistics<ElementTile::kThreads>(counters, blockIdx.x, gridDim.x, partials, ticket,
+                                               copies * to.rows * to.columns, statistics);
+}

@@ -1,0 +1,124 @@
+//! `swiglu_quantize.cu` and `gelu_quantize.cu`: the bits of the activation alone, and of the CPU's
+//! quantization of what it stores.
+
+use deepwell_ir::ops::{Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::{DType, Op, ops};
+use deepwell_precision::{Granularity, MxSpec, ScaleRule};
+use half::bf16;
+
+use crate::harness::{Gpu, HostTensor, uniform};
+use crate::quantize::{assert_same, numbers, outputs, reference, specs};
+
+/// Ops that are functions of elements, with their numbers of inputs and outputs.
+fn producers() -> Vec<(Op, usize, usize)> {
+    let mut producers = vec![(ops::SwiGlu {}.into(), 2, 1), (ops::SwiGluBackward {}.into(), 3, 2)];
+    for tanh in [false, true] {
+        producers.push((ops::Gelu { tanh }.into(), 1, 1));
+        producers.push((ops::GeluBackward { tanh }.into(), 2, 1));
+    }
+    producers
+}
+
+/// The inputs: of one kind of number where they are gradients and factors, and moderate where an
+/// activation bends.
+fn inputs(count: usize, rows: usize, columns: usize, kind: &str) -> Vec<HostTensor> {
+    let shape = [rows, columns];
+    (0..count)
+        .map(|index| match index {
+            0 => HostTensor::bf16(&shape, &numbers(kind, rows, columns)),
+            _ => HostTensor::bf16(&shape, &uniform(rows * columns, index as u64, 6.0)),
+        })
+        .collect()
+}
+
+fn check_one(
+    gpu: &mut Gpu,
+    producer: usize,
+    size: (usize, usize),
+    kind: &str,
+    entries: &[Quantize],
+) {
+    let (op, input_count, output_count) = producers().swap_remove(producer);
+    let (rows, columns) = size;
+    let inputs = inputs(input_count, rows, columns, kind);
+    let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let alone = gpu.run(op.clone(), &inputs, &vec![empty.clone(); output_count], false, 1);
+    // Both kept, one of two kept, none kept; entries in either order.
+    for kept in 0..1usize << output_count {
+        let is_kept = |output: usize| kept >> output & 1 == 1;
+        let mut quantized: Vec<QuantizedOutput> = (0..output_count)
+            .map(|output| QuantizedOutput {
+                output,
+                quantize: entries[output].clone(),
+                keep: is_kept(output),
+            })
+            .collect();
+        if kept == 0 {
+            quantized.reverse();
+        }
+        let what = format!("{} {rows}x{columns} {kind} kept={kept} {entries:?}", op.name());
+        let mut targets: Vec<HostTensor> =
+            (0..output_count).filter(|&output| is_kept(output)).map(|_| empty.clone()).collect();
+        for entry in &quantized {
+            targets.extend(outputs(entry.quantize.axis, rows, columns));
+        }
+        let fused = WithQuantize { producer: Box::new(op.clone()), quantized };
+        let got = gpu.run(fused.clone(), &inputs, &targets, false, 1);
+        for (output, alone) in alone.iter().enumerate() {
+            if let Some(position) = fused.position_of_output(output) {
+                assert!(got[position] == *alone, "{what}: output {output} differs from its own");
+            }
+        }
+        for (index, entry) in fused.quantized.iter().enumerate() {
+            let y: Vec<bf16> = bytemuck::pod_collect_to_vec(&alone[entry.output].bytes);
+            let expected = reference(&y, rows, columns, &entry.quantize);
+            let what = format!("{what}: copies of output {}", entry.output);
+            assert_same(&what, &got[fused.positions_of_quantized(index)], &expected);
+        }
+    }
+}
+
+fn check(gpu: &mut Gpu, size: (usize, usize), kind: &str, entries: &[Quantize; 2]) {
+    for producer in 0..producers().len() {
+        check_one(gpu, producer, size, kind, entries);
+    }
+}
+
+#[test]
+fn every_way_to_quantize() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let specs = specs();
+    for (index, &spec) in specs.iter().enumerate() {
+        // The second of two gradients is quantized in another way than the first.
+        let other = specs[(index + 3) % specs.len()];
+        for axis in [Axis::Row, Axis::Column, Axis::Both] {
+            let entries = [Quantize { spec, axis }, Quantize { spec: other, axis }];
+            for kind in ["wide", "special"] {
+                check(&mut gpu, (160, 264), kind, &entries);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    // Nothing, one, tile - 1 and + 1 in both directions.
+    let sizes =
+        [(0, 256), (3, 0), (1, 8), (31, 136), (127, 128), (129, 120), (257, 384), (33, 1000)];
+    for size in sizes {
+        for granularity in [Granularity::G32, Granularity::G128] {
+            let spec = MxSpec { granularity, ..MxSpec::default() };
+            let quantize = Quantize { spec, axis: Axis::Both };
+            check(&mut gpu, size, "random", &[quantize.clone(), quantize]);
+        }
+    }
+}
+
+#[test]
+fn more_tiles_than_the_device_holds() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let rule = |scale_rule| MxSpec { scale_rule, ..MxSpec::default() };
+    let entry = |scale_rule| Quantize { spec: rule(scale_rule), axis: Axis::Both };
+    check(&mut gpu, (4100, 4096), "random", &[entry(ScaleRule::Rceil), entry(ScaleRule::OcpFloor)]);
+}
