@@ -59,7 +59,7 @@ fn a_step_is_one_graph_and_the_copies_of_its_inputs() {
             assert!(graphs[0].iter().all(is_kernel), "{name}: {:?}", graphs[0]);
 
             let (inputs, targets) = (vec![1; BATCH * SEQ], vec![2; BATCH * SEQ]);
-            let mut step = |engine: &mut Engine| engine.start_step(&inputs, &targets, 1e-3, 1.0);
+            let step = |engine: &mut Engine| engine.start_step(&inputs, &targets, 1e-3, 1.0);
             // The first two fill both slots of the inputs.
             let mut pending = step(&mut engine).unwrap();
             for _ in 0..3 {

@@ -3,8 +3,8 @@
 // Each step of 32 in depth is one product into accumulators that start at zero, which is then
 // multiplied by 2^(sa + sb), the scales of its row and its column, and added in FP32. Tiles of 128
 // in depth pass through a ring of three stages, each with two 16 KiB tiles of codes, copied by
-// cp.async two steps ahead, and the scales of their rows, which threads fetch while a tile before is
-// multiplied. Each of the eight warps holds 64 x 32 of
+// cp.async two steps ahead, and the scales of their rows, which threads fetch while a tile before
+// is multiplied. Each of the eight warps holds 64 x 32 of
 // the result.
 //
 // The factor of an element, 2^(sa + sb), need not be an FP32 even where the scaled product is one.

@@ -257,7 +257,8 @@ pub trait Driver: Send {
     /// Events without timing, or not done.
     fn elapsed_ms(&mut self, from: Event, to: Event) -> DriverResult<f32>;
 
-    /// Waits until all streams are empty, copies to the device, and waits until the bytes are there.
+    /// Waits until all streams are empty, copies to the device, and waits until the bytes are
+    /// there.
     ///
     /// # Errors
     /// A lost device.

@@ -22,8 +22,8 @@ pub enum DataError {
     },
     /// A pattern for paths cannot be understood.
     #[error(
-        "`{}`: expected a pattern, got one with an {message}\nhint: `*`, `?` and `[…]` match within \
-         a part of a path, `**` any number of parts", pattern.display()
+        "`{}`: expected a pattern, got one with an {message}\n\
+         hint: `*`, `?` and `[…]` match within a part of a path, `**` any number of parts", pattern.display()
     )]
     Pattern {
         /// The pattern as it was given.
@@ -221,8 +221,8 @@ pub enum DataError {
     },
     /// A vocabulary that a byte-level tokenizer cannot have.
     #[error(
-        "vocab_size: expected {least} (256 bytes and `{END_OF_TEXT}`) to {most}, got {found}\nhint: \
-         `--vocab-size 32000`",
+        "vocab_size: expected {least} (256 bytes and `{END_OF_TEXT}`) to {most}, got {found}\n\
+         hint: `--vocab-size 32000`",
         least = super::bpe::VOCAB_SIZE_MIN,
         most = super::bpe::VOCAB_SIZE_MAX
     )]

@@ -44,7 +44,8 @@ pub(crate) struct Document {
 }
 
 /// Lists the files of `inputs`: files as they are, folders with everything below them, patterns as
-/// if each path that matches had been given, sorted by name. Hidden entries of folders, links to folders and special files are passed over.
+/// if each path that matches had been given, sorted by name. Hidden entries of folders, links to
+/// folders and special files are passed over.
 pub(crate) fn list(inputs: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<Candidate>, DataError> {
     let mut found = Vec::new();
     for input in inputs {

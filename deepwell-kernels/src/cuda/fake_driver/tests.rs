@@ -1,3 +1,5 @@
+//! The driver that runs nothing, tested as what others are tested with.
+
 use deepwell_ir::DType;
 
 use super::{Counts, FakeDriver, FakeNode};

@@ -43,8 +43,8 @@ Examples:
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
-MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b, llama-3-8b), a
-Hugging Face `config.json`, or a folder that holds one.
+MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
+llama-3-8b), a Hugging Face `config.json`, or a folder that holds one.
 
 Exit codes:
   0    done

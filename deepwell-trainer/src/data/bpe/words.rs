@@ -168,7 +168,8 @@ mod tests {
         /// The pre-tokenizer of the tokenizer that is written splits the same.
         #[test]
         fn words_are_those_of_the_pre_tokenizer(
-            text in "([ \n\t\u{a0}\u{3000}\u{85}]{0,3}('s|'ll|'|a|\u{e9}|7|\u{661}|\u{301}|\u{200b}|\u{1f4a7}|-)){0,12}[ \n]{0,3}",
+            text in "([ \n\t\u{a0}\u{3000}\u{85}]{0,3}\
+                ('s|'ll|'|a|\u{e9}|7|\u{661}|\u{301}|\u{200b}|\u{1f4a7}|-)){0,12}[ \n]{0,3}",
         ) {
             let mut split = PreTokenizedString::from(text.as_str());
             byte_level().pre_tokenize(&mut split).unwrap();

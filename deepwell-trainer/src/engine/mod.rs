@@ -1,66 +1,28 @@
 //! A compiled model: programs loaded on a backend, with its weights and optimizer state.
 
+mod compile;
+mod counts;
+
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::capture::LlamaConfig;
 use deepwell_ir::ops::Quantize;
-use deepwell_ir::{
-    Graph, Init, MemoryKind, Op, Phase, PrecisionPolicy, Product, Program, Recompute, TensorKind,
-    ValueId,
-};
+use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
 use deepwell_kernels::{
     CallTime, Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback,
     decode_statistics,
 };
-use deepwell_plan::{
-    DryRun, OptimizerSpec, Plan, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, dryrun,
-    lower, lower_evaluation,
-};
-use deepwell_precision::{Format, QuantStats};
+use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
+use deepwell_precision::QuantStats;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
+use self::compile::layers_of_statistics;
+pub use self::compile::{CompileOptions, compile, compile_on, optimize};
+pub use self::counts::ProductCounts;
 use crate::TrainError;
-use crate::device::{Catalog, Device, OpenDevice};
+use crate::device::{Catalog, Device};
 use crate::init;
-
-/// What to compile for.
-#[derive(Clone, Debug)]
-pub struct CompileOptions {
-    /// Tokens per sequence.
-    pub seq: usize,
-    /// Sequences per step.
-    pub global_batch: usize,
-    /// Precision of each tensor.
-    pub policy: PrecisionPolicy,
-    /// The optimizer.
-    pub optimizer: OptimizerSpec,
-    /// Memory that may be used; none takes 90 % of what is free.
-    pub memory_limit_bytes: Option<u64>,
-    /// Fixes the micro-batch.
-    pub micro_batch: Option<usize>,
-    /// Fixes what the backward makes again.
-    pub recompute: Option<Recompute>,
-    /// Where to run.
-    pub device: Device,
-}
-
-impl CompileOptions {
-    /// Options with the default optimizer, everything else left to the planner.
-    pub fn new(policy: PrecisionPolicy, seq: usize, global_batch: usize) -> CompileOptions {
-        CompileOptions {
-            seq,
-            global_batch,
-            policy,
-            optimizer: OptimizerSpec::default(),
-            memory_limit_bytes: None,
-            micro_batch: None,
-            recompute: None,
-            device: Device::Cpu,
-        }
-    }
-}
 
 /// What a step gave.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,59 +41,6 @@ pub struct PendingStep {
     readback: Readback,
     /// Counters that were asked for, with their layers.
     statistics: Arc<[(ValueId, usize)]>,
-}
-
-/// MXFP8 products run so far and what was quantized for them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProductCounts {
-    /// `y = x · wᵀ`.
-    pub fprop: u64,
-    /// `dx = dy · w`.
-    pub dgrad: u64,
-    /// `dw = dyᵀ · x`.
-    pub wgrad: u64,
-}
-
-impl ProductCounts {
-    fn add(&mut self, product: Product, amount: u64) {
-        match product {
-            Product::Fprop => self.fprop += amount,
-            Product::Dgrad => self.dgrad += amount,
-            Product::Wgrad => self.wgrad += amount,
-        }
-    }
-
-    /// MXFP8 products of one run of a program.
-    pub fn gemms_of(program: &Program) -> ProductCounts {
-        let mut counts = ProductCounts::default();
-        for call in &program.calls {
-            if let Op::MxGemm(op) = &call.op {
-                counts.add(op.product, 1);
-            }
-        }
-        counts
-    }
-
-    /// Bytes of codes and scales that the products of one run of a program read.
-    pub fn bytes_of(program: &Program) -> ProductCounts {
-        let mut counts = ProductCounts::default();
-        for call in &program.calls {
-            if let Op::MxGemm(op) = &call.op {
-                let bytes: usize = call.operands[..4]
-                    .iter()
-                    .map(|operand| program.value(operand.value).range.bytes)
-                    .sum();
-                counts.add(op.product, bytes as u64);
-            }
-        }
-        counts
-    }
-
-    fn accumulate(&mut self, other: ProductCounts) {
-        self.fprop += other.fprop;
-        self.dgrad += other.dgrad;
-        self.wgrad += other.wgrad;
-    }
 }
 
 /// A model that is ready to train.
@@ -155,102 +64,6 @@ pub struct Engine {
     skipped_steps: u64,
     gemms_run: ProductCounts,
     quantized_bytes: ProductCounts,
-}
-
-/// Plans, lowers and loads a model on a device of this machine. Weights are zero until they are
-/// initialized or loaded.
-///
-/// # Errors
-/// Whatever stops the planner, or not enough memory.
-pub fn compile(
-    graph: Graph,
-    hardware: Hardware,
-    options: &CompileOptions,
-) -> Result<Engine, TrainError> {
-    let device = options.device.open(&hardware)?;
-    compile_on(device, graph, hardware, options)
-}
-
-/// [`compile`] on a device that is open already, over whatever driver.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_on(
-    device: OpenDevice,
-    graph: Graph,
-    hardware: Hardware,
-    options: &CompileOptions,
-) -> Result<Engine, TrainError> {
-    let OpenDevice { backend, catalog, target } = device;
-    let kernels = catalog.as_ref();
-    let request = PlanRequest {
-        seq: options.seq,
-        global_batch: options.global_batch,
-        policy: options.policy.clone(),
-        optimizer: options.optimizer.clone(),
-        memory_limit_bytes: options.memory_limit_bytes,
-        micro_batch: options.micro_batch,
-        recompute: options.recompute,
-    };
-    let Planned { plan, program, mut prediction, rejected } =
-        autoplan(&graph, &hardware, &request, kernels, &target)?;
-    let evaluation = lower_evaluation(&graph, &plan, &program, kernels, &target)?;
-    // A layer that falls back to BF16 is compiled again into the same arena.
-    let with_fallback = arena_bytes_with_fallback(&graph, &plan, &program, kernels, &target)?;
-    let arena_bytes = with_fallback.max(program.arena.bytes).max(evaluation.arena.bytes);
-    prediction.reserve(arena_bytes, &target);
-    if options.policy.format() == Format::Mxfp8 {
-        let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
-        let fallback = lower(&graph, &in_bf16, kernels, &target)?;
-        let speed = dryrun(std::slice::from_ref(&fallback), &hardware).time_s;
-        prediction.expected_speedup_over_bf16 = Some(speed / prediction.time_s);
-    }
-    let mut executor = Executor::new(backend, arena_bytes)?;
-    let statistics = layers_of_statistics(&program).into();
-    let (inputs, outputs) = host_copy_bytes(&program);
-    executor.reserve_host_copies(inputs, outputs)?;
-    let training = executor.load(program)?;
-    let evaluation = executor.load(evaluation)?;
-    Ok(Engine {
-        graph,
-        hardware,
-        target,
-        policy: options.policy.clone(),
-        plan,
-        prediction,
-        rejected,
-        device: options.device,
-        catalog,
-        executor,
-        training,
-        evaluation,
-        statistics,
-        counted: Vec::new(),
-        skipped_steps: 0,
-        gemms_run: ProductCounts::default(),
-        quantized_bytes: ProductCounts::default(),
-    })
-}
-
-/// Counters of each quantization with the layer that reads its codes: that is the layer which
-/// falls back when they look bad, whoever made the tensor.
-fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
-    let reader_of = |codes: ValueId| {
-        program
-            .calls
-            .iter()
-            .filter(|call| matches!(call.op, Op::MxGemm(_)))
-            .find(|call| call.inputs().iter().any(|operand| operand.value == codes))
-    };
-    program
-        .calls
-        .iter()
-        .flat_map(|call| call.quantizations())
-        .filter_map(|quantization| {
-            let reader = quantization.copies().iter().find_map(|copy| reader_of(copy.value))?;
-            Some((quantization.statistics()?, reader.layer? as usize))
-        })
-        .collect()
 }
 
 impl Engine {
@@ -651,49 +464,9 @@ impl Engine {
     }
 }
 
-/// Bytes that the host writes before a step and reads after it, each value in whole 64 bytes.
-fn host_copy_bytes(program: &Program) -> (usize, usize) {
-    let host = &program.host;
-    let sum = |ids: &mut dyn Iterator<Item = ValueId>| {
-        ids.map(|id| program.value(id).range.bytes.next_multiple_of(64)).sum()
-    };
-    let inputs = sum(&mut host
-        .tokens
-        .iter()
-        .chain(&host.targets)
-        .copied()
-        .chain(host.loss_scale)
-        .chain(host.schedule));
-    let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
-    (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
-}
-
 /// One over the targets that count.
 fn loss_scale(targets: &[i32]) -> f32 {
     let ignored = deepwell_ir::ops::IGNORED_TARGET;
     let counted = targets.iter().filter(|&&target| target != ignored).count();
     1.0 / counted.max(1) as f32
-}
-
-/// From a model folder or `config.json` to an engine in one call: probe, capture, plan, compile,
-/// initialize (with the folder's weights, if it has any).
-///
-/// # Errors
-/// Whatever stops one of the steps.
-pub fn optimize(
-    model: impl AsRef<std::path::Path>,
-    precision: &str,
-    seq_len: usize,
-    batch_size: usize,
-) -> Result<Engine, TrainError> {
-    let (config, _) = LlamaConfig::from_path(&model)?;
-    let graph = deepwell_ir::capture::capture_for_sequence(&config, seq_len)?;
-    let policy = PrecisionPolicy::preset(precision)?;
-    let options = CompileOptions::new(policy, seq_len, batch_size);
-    let mut engine = compile(graph, deepwell_probe::probe(), &options)?;
-    engine.initialize(0)?;
-    if crate::weights::has_weights(model.as_ref()) {
-        crate::weights::load_model_folder(&mut engine, model.as_ref())?;
-    }
-    Ok(engine)
 }
