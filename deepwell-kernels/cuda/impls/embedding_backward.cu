@@ -2,322 +2,458 @@
 //
 // tokens [positions] i32, dout [positions, width] BF16, dtable [vocab, width] FP32.
 //
-// A block owns `rows_per_block` rows of the table and a slice of 256 columns, so that a frequent
-// token is the work of width / 256 blocks. It looks through all tokens (they stay in the L1),
-// lists the positions of its own in order, sorts the list by row without changing that order, and
-// adds up. A warp owns 32 columns: four lanes read 64 bytes of a position, and the eight groups
-// of four lanes take eight rows at a time, or all one row when that has many positions. In a list
-// a row is added in the order of its tokens, or as eight interleaved sums that a fixed tree joins.
-// When the list is full its sums go to the table, and the next ones are added there. Nothing
-// depends on the order of blocks. A token that is not in the table is in no list.
+// Three kernels, one after the other, so that neither a frequent token nor a large table makes
+// work that few threads do:
+//
+//   sort  The positions by token, equal tokens in their order. A block owns a run of rows of the
+//         table; it looks at all tokens twice, to count and to place.
+//   sum   The sorted positions in chunks of 64. A warp adds a chunk's 128 columns, position by
+//         position, and writes a row where it ends. A row that goes on in other chunks is a
+//         partial sum in scratch. Other blocks fill the rows without tokens with zeros.
+//   join  The partial sums of each row that lies in several chunks, in an order that depends on
+//         their number only.
+//
+// The order of all additions is that of the sorted positions and of nothing else. A token that is
+// not in the table is in no chunk.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
-#include "common/bf16x8.cuh"
 #include "common/types.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kSliceColumns = 256;
-constexpr int kWarpColumns = kSliceColumns / kWarps;
-constexpr int kLaneColumns = 8;
-constexpr int kGroupLanes = kWarpColumns / kLaneColumns;
-constexpr int kGroups = 32 / kGroupLanes;
-constexpr int kRowsMax = 64;
-// Tokens that the block looks at between two barriers, and room of the list.
-constexpr int kTile = 2048;
-constexpr int kTokensPerLane = kTile / kThreads;
-// Positions of a row that one group adds alone.
-constexpr uint32 kAloneMax = 32;
+constexpr uint32 kAll = 0xffffffffu;
+constexpr uint32 kNone = 0xffffffffu;
 
-static_assert(kTokensPerLane == 8, "two loads of four tokens");
-static_assert(kGroups == 8 && kGroupLanes == 4, "the shuffles below join eight groups");
+constexpr int kSortThreads = 1024;
+constexpr int kSortWarps = kSortThreads / 32;
+// Rows that a block owns at most.
+constexpr int kRowsMax = 256;
+constexpr int kSortInFlight = 8;
 
-struct List {
-    uint32 positions[kTile];  // in the order of the tokens
-    uint32 sorted[kTile];     // by row, then in that order
-    uint8 rows[kTile];        // of positions, counted from the block's first
-    uint32 counts[kRowsMax];
-    uint32 firsts[kRowsMax];  // into sorted
-    uint32 found[2][kWarps];
-};
+constexpr int kSumThreads = 256;
+constexpr int kSumWarps = kSumThreads / 32;
+constexpr uint32 kChunk = 64;
+constexpr uint32 kSliceColumns = 128;
+constexpr int kSumInFlight = 8;
+// Rows that a warp looks at for zeros.
+constexpr uint32 kZeroRows = 4;
 
-// What a block works on.
-struct Work {
-    const bf16* dout;
-    float* dtable;
-    uint64 first_row;
-    uint32 rows;
-    uint32 width;
-    uint32 column;  // first of this lane
-};
+constexpr int kJoinThreads = 128;
+constexpr int kJoinWarps = kJoinThreads / 32;
+constexpr uint32 kJoinInFlight = 4;
+
+static_assert(kChunk == 64, "two positions a lane");
+static_assert(kSliceColumns == 128, "four columns a lane");
+static_assert(kJoinWarps == 4, "the sum at the end of a join");
 
 __device__ __forceinline__ uint32 lanes_below() {
     return (1u << (threadIdx.x % 32)) - 1u;
 }
 
-// Counts the list's rows and sorts it by them.
-__device__ __forceinline__ void sort_list(List& list, uint32 length, uint32 rows) {
+// The token at `position`; one that is in no table past `end`.
+__device__ __forceinline__ int32 token_at(const int32* __restrict__ tokens, uint64 position,
+                                          uint64 end) {
+    return position < end ? tokens[position] : -1;
+}
+
+// sorted [positions]: the positions of row 0, then those of row 1 and so on, each in order.
+// firsts [vocab + 1]: where the rows begin in it, and where the last one ends.
+extern "C" __global__ void __launch_bounds__(kSortThreads)
+    embedding_backward_sort(const int32* __restrict__ tokens, uint32* __restrict__ sorted,
+                            uint32* __restrict__ firsts, uint32 positions, uint32 vocab,
+                            uint32 rows_per_block) {
+    // Of each warp and row: its tokens, then where the next one goes.
+    __shared__ uint32 places[kSortWarps][kRowsMax];
+    __shared__ uint32 below_of_warps[kSortWarps];
+    __shared__ uint32 rows_of_warps[kRowsMax / 32];
     const uint32 warp = threadIdx.x / 32;
     const uint32 lane = threadIdx.x % 32;
-    if (threadIdx.x < kRowsMax) {
-        list.counts[threadIdx.x] = 0;
+    const uint32 first_row = blockIdx.x * rows_per_block;
+    const uint32 rows = first_row < vocab ? min(rows_per_block, vocab - first_row) : 0;
+    for (uint32 i = threadIdx.x; i < kSortWarps * kRowsMax; i += kSortThreads) {
+        (&places[0][0])[i] = 0;
     }
     __syncthreads();
-    for (uint32 i = threadIdx.x; i < length; i += kThreads) {
-        atomicAdd(&list.counts[list.rows[i]], 1u);
-    }
-    __syncthreads();
-    if (threadIdx.x < rows) {
-        uint32 first = 0;
-        for (uint32 row = 0; row < threadIdx.x; ++row) {
-            first += list.counts[row];
+
+    // A warp looks at a run of tokens.
+    const uint64 all = positions;
+    const uint64 run = (all + kSortThreads - 1) / kSortThreads * 32;
+    const uint64 begin = min(warp * run, all);
+    const uint64 end = min(begin + run, all);
+    uint32 below = 0;  // tokens of earlier rows
+    for (uint64 start = begin; start < end; start += 32 * kSortInFlight) {
+        int32 ids[kSortInFlight];
+#pragma unroll
+        for (int k = 0; k < kSortInFlight; ++k) {
+            ids[k] = token_at(tokens, start + k * 32 + lane, end);
         }
-        list.firsts[threadIdx.x] = first;
+#pragma unroll
+        for (int k = 0; k < kSortInFlight; ++k) {
+            const uint32 id = static_cast<uint32>(ids[k]);
+            if (ids[k] >= 0 && id - first_row < rows) {
+                atomicAdd(&places[warp][id - first_row], 1u);
+            }
+            below += ids[k] >= 0 && id < first_row ? 1 : 0;
+        }
+    }
+    below = __reduce_add_sync(kAll, below);
+    if (lane == 0) {
+        below_of_warps[warp] = below;
     }
     __syncthreads();
-    for (uint32 row = warp; row < rows; row += kWarps) {
-        if (list.counts[row] == 0) {
-            continue;
+
+    // A thread for each row: its tokens up to each warp, and then those of the rows before it.
+    const bool has_row = threadIdx.x < kRowsMax;
+    uint32 of_row = 0;
+    uint32 before = 0;
+    if (has_row) {
+#pragma unroll 8
+        for (int other = 0; other < kSortWarps; ++other) {
+            const uint32 count = places[other][threadIdx.x];
+            places[other][threadIdx.x] = of_row;
+            of_row += count;
         }
-        uint32 next = list.firsts[row];
-        for (uint32 start = 0; start < length; start += 32) {
-            const uint32 i = start + lane;
-            const bool mine = i < length && list.rows[i] == row;
-            const uint32 those = __ballot_sync(0xffffffffu, mine);
+        before = of_row;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const uint32 other = __shfl_up_sync(kAll, before, distance);
+            before += lane >= distance ? other : 0;
+        }
+        if (lane == 31) {
+            rows_of_warps[warp] = before;
+        }
+        before -= of_row;
+    }
+    __syncthreads();
+    if (has_row) {
+        for (uint32 other = 0; other < warp; ++other) {
+            before += rows_of_warps[other];
+        }
+#pragma unroll 8
+        for (int other = 0; other < kSortWarps; ++other) {
+            before += below_of_warps[other];
+        }
+#pragma unroll 8
+        for (int other = 0; other < kSortWarps; ++other) {
+            places[other][threadIdx.x] += before;
+        }
+        if (threadIdx.x < rows) {
+            firsts[first_row + threadIdx.x] = before;
+            if (first_row + threadIdx.x + 1 == vocab) {
+                firsts[vocab] = before + of_row;
+            }
+        }
+    }
+    if (vocab == 0 && threadIdx.x == 0) {
+        firsts[0] = 0;
+    }
+    __syncthreads();
+
+    for (uint64 start = begin; start < end; start += 32 * kSortInFlight) {
+        int32 ids[kSortInFlight];
+#pragma unroll
+        for (int k = 0; k < kSortInFlight; ++k) {
+            ids[k] = token_at(tokens, start + k * 32 + lane, end);
+        }
+#pragma unroll
+        for (int k = 0; k < kSortInFlight; ++k) {
+            const uint32 row = static_cast<uint32>(ids[k]) - first_row;
+            const bool mine = ids[k] >= 0 && row < rows;
+            if (__ballot_sync(kAll, mine) == 0) {
+                continue;
+            }
+            const uint32 those = __match_any_sync(kAll, mine ? row : kNone);
+            const uint32 ahead = __popc(those & lanes_below());
+            const uint32 place = mine ? places[warp][row] : 0;
+            __syncwarp();
             if (mine) {
-                list.sorted[next + __popc(those & lanes_below())] = list.positions[i];
-            }
-            next += __popc(those);
-        }
-    }
-    __syncthreads();
-}
-
-template <bool kVector>
-__device__ __forceinline__ void load_columns(const Work& work, uint32 position,
-                                             float (&values)[kLaneColumns]) {
-    const bf16* source = work.dout + static_cast<uint64>(position) * work.width + work.column;
-    if constexpr (kVector) {
-        unpack_bf16x8(*reinterpret_cast<const uint4*>(source), values);
-    } else {
-#pragma unroll
-        for (int j = 0; j < kLaneColumns; ++j) {
-            values[j] = work.column + j < work.width ? to_f32(source[j]) : 0.0f;
-        }
-    }
-}
-
-// Adds every `step`-th position of sorted[begin, end), in order, several loads in flight.
-template <bool kVector>
-__device__ __forceinline__ void add_positions(const Work& work, const uint32* sorted, uint32 begin,
-                                              uint32 end, uint32 step,
-                                              float (&sums)[kLaneColumns]) {
-    constexpr int kInFlight = kVector ? 4 : 2;
-    for (uint32 i = begin; i < end; i += kInFlight * step) {
-        float values[kInFlight][kLaneColumns] = {};
-#pragma unroll
-        for (int k = 0; k < kInFlight; ++k) {
-            if (i + k * step < end) {
-                load_columns<kVector>(work, sorted[i + k * step], values[k]);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < kInFlight; ++k) {
-            if (i + k * step < end) {
-#pragma unroll
-                for (int j = 0; j < kLaneColumns; ++j) {
-                    sums[j] += values[k][j];
+                sorted[place + ahead] = static_cast<uint32>(start + k * 32 + lane);
+                if (ahead == 0) {
+                    places[warp][row] = place + __popc(those);
                 }
             }
+            __syncwarp();
         }
     }
 }
 
+// The four columns of a lane in a slice of 128: neighbours, or 32 apart where the width is no
+// multiple of four.
 template <bool kVector>
-__device__ __forceinline__ void store_columns(const Work& work, uint32 row, bool add,
-                                              const float (&sums)[kLaneColumns]) {
-    float* target = work.dtable + (work.first_row + row) * work.width + work.column;
-    if constexpr (kVector) {
+struct Columns {
+    uint32 first;
+    uint32 width;
+
+    __device__ __forceinline__ Columns(uint32 slice, uint32 width)
+        : first(slice * kSliceColumns + threadIdx.x % 32 * (kVector ? 4 : 1)), width(width) {}
+
+    __device__ __forceinline__ bool has(int j) const {
+        return kVector ? first < width : first + 32 * j < width;
+    }
+
+    // As two words.
+    __device__ __forceinline__ uint2 load(const bf16* row) const {
+        if constexpr (kVector) {
+            return has(0) ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0, 0);
+        } else {
+            uint32 bits[4];
 #pragma unroll
-        for (int j = 0; j < kLaneColumns; j += 4) {
-            float4 sum = make_float4(sums[j], sums[j + 1], sums[j + 2], sums[j + 3]);
-            if (add) {
-                const float4 old = *reinterpret_cast<const float4*>(target + j);
-                sum = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+            for (int j = 0; j < 4; ++j) {
+                bits[j] = has(j) ? row[first + 32 * j].bits : 0;
             }
-            *reinterpret_cast<float4*>(target + j) = sum;
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < kLaneColumns; ++j) {
-            if (work.column + j < work.width) {
-                target[j] = add ? target[j] + sums[j] : sums[j];
-            }
+            return make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
         }
     }
+
+    __device__ __forceinline__ float4 load(const float* row) const {
+        if constexpr (kVector) {
+            return has(0) ? *reinterpret_cast<const float4*>(row + first)
+                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        } else {
+            return make_float4(has(0) ? row[first] : 0.0f, has(1) ? row[first + 32] : 0.0f,
+                               has(2) ? row[first + 64] : 0.0f, has(3) ? row[first + 96] : 0.0f);
+        }
+    }
+
+    __device__ __forceinline__ void store(float* row, float4 values) const {
+        if constexpr (kVector) {
+            if (has(0)) {
+                *reinterpret_cast<float4*>(row + first) = values;
+            }
+        } else {
+            if (has(0)) row[first] = values.x;
+            if (has(1)) row[first + 32] = values.y;
+            if (has(2)) row[first + 64] = values.z;
+            if (has(3)) row[first + 96] = values.w;
+        }
+    }
+};
+
+__device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Adds up the sorted list and writes its rows. With `add` they are added to the table, and rows
-// without positions are left alone; else all rows are written, zeros for those.
+// Four BF16 added to four sums.
+__device__ __forceinline__ void add_to(float4& sums, uint2 values) {
+    sums = sum_of(sums, make_float4(low_to_f32(values.x), high_to_f32(values.x),
+                                    low_to_f32(values.y), high_to_f32(values.y)));
+}
+
+// What `sum` and `join` share. A chunk has two partial sums in scratch: of the row that it begins
+// with, when that began before, and of the row that it ends with, when that begins here and goes
+// on. spans [chunks] is the latter row, or none.
+struct Sums {
+    const uint32* firsts;
+    float* dtable;
+    float* partials;  // [chunks, 2, width]
+    uint32* spans;
+    uint32 vocab;
+    uint32 width;
+    bool accumulate;
+
+    __device__ __forceinline__ float* partial(uint64 chunk, uint32 which) const {
+        return partials + (2 * chunk + which) * width;
+    }
+
+    template <bool kVector>
+    __device__ __forceinline__ void store_row(const Columns<kVector>& columns, uint32 row,
+                                              float4 sums) const {
+        float* const target = dtable + static_cast<uint64>(row) * width;
+        columns.store(target, accumulate ? sum_of(columns.load(target), sums) : sums);
+    }
+};
+
+// Adds the positions of a chunk.
 template <bool kVector>
-__device__ __forceinline__ void add_up(const Work& work, const List& list, bool add) {
-    const uint32 group = threadIdx.x % 32 / kGroupLanes;
-    const bool has_columns = work.column < work.width;
-    for (uint32 base = 0; base < work.rows; base += kGroups) {
-        const uint32 row = base + group;
-        const uint32 count = row < work.rows ? list.counts[row] : 0;
-        const bool alone = count <= kAloneMax;
-        if (alone && has_columns && row < work.rows && (count > 0 || !add)) {
-            float sums[kLaneColumns] = {};
-            const uint32 first = count > 0 ? list.firsts[row] : 0;
-            add_positions<kVector>(work, list.sorted, first, first + count, 1, sums);
-            store_columns<kVector>(work, row, add, sums);
+__device__ __forceinline__ void sum_chunk(const Sums& to, const int32* __restrict__ tokens,
+                                          const bf16* __restrict__ dout,
+                                          const uint32* __restrict__ sorted, uint64 chunk,
+                                          uint32 slice) {
+    const uint32 lane = threadIdx.x % 32;
+    const uint32 total = to.firsts[to.vocab];
+    const uint64 begin = chunk * kChunk;
+    if (begin >= total) {
+        if (slice == 0 && lane == 0) {
+            to.spans[chunk] = kNone;
         }
-        uint32 shared_rows = __ballot_sync(0xffffffffu, !alone);
-        while (shared_rows != 0) {
-            const uint32 lane = __ffs(shared_rows) - 1;
-            shared_rows &= ~(((1u << kGroupLanes) - 1u) << lane);
-            const uint32 shared_row = base + lane / kGroupLanes;
-            const uint32 first = list.firsts[shared_row];
-            const uint32 end = first + list.counts[shared_row];
-            float sums[kLaneColumns] = {};
-            if (has_columns) {
-                add_positions<kVector>(work, list.sorted, first + group, end, kGroups, sums);
+        return;
+    }
+    const uint32 count = min(static_cast<uint64>(kChunk), total - begin);
+    // Lane l has positions l and l + 32 of the chunk, and their rows.
+    uint32 low = 0, high = 0, low_row = 0, high_row = 0;
+    if (lane < count) {
+        low = sorted[begin + lane];
+    }
+    if (lane + 32 < count) {
+        high = sorted[begin + lane + 32];
+    }
+    if (lane < count) {
+        low_row = static_cast<uint32>(tokens[low]);
+    }
+    if (lane + 32 < count) {
+        high_row = static_cast<uint32>(tokens[high]);
+    }
+    uint32 row = __shfl_sync(kAll, low_row, 0);
+    const uint32 last_row = __shfl_sync(kAll, count > 32 ? high_row : low_row, (count - 1) % 32);
+    const bool began_before = to.firsts[row] < begin;
+    const bool goes_on = to.firsts[last_row + 1] > begin + count;
+
+    const Columns<kVector> columns(slice, to.width);
+    bool partial = began_before;  // the row that is being added
+    float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    for (uint32 start = 0; start < count; start += kSumInFlight) {
+        const uint32 positions = start < 32 ? low : high;
+        const uint32 rows = start < 32 ? low_row : high_row;
+        uint2 values[kSumInFlight];
+#pragma unroll
+        for (uint32 k = 0; k < kSumInFlight; ++k) {
+            const uint32 position = __shfl_sync(kAll, positions, (start + k) % 32);
+            if (start + k < count) {
+                values[k] = columns.load(dout + static_cast<uint64>(position) * to.width);
             }
+        }
 #pragma unroll
-            for (int distance = kGroupLanes; distance < 32; distance *= 2) {
-#pragma unroll
-                for (int j = 0; j < kLaneColumns; ++j) {
-                    sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], distance);
+        for (uint32 k = 0; k < kSumInFlight; ++k) {
+            const uint32 next = __shfl_sync(kAll, rows, (start + k) % 32);
+            if (start + k < count) {
+                if (next != row) {
+                    if (partial) {
+                        columns.store(to.partial(chunk, 0), sums);
+                    } else {
+                        to.store_row(columns, row, sums);
+                    }
+                    partial = false;
+                    row = next;
+                    sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 }
+                add_to(sums, values[k]);
             }
-            if (group == 0 && has_columns) {
-                store_columns<kVector>(work, shared_row, add, sums);
+        }
+    }
+    const bool spans = !partial && goes_on;
+    if (partial || spans) {
+        columns.store(to.partial(chunk, spans ? 1 : 0), sums);
+    } else {
+        to.store_row(columns, row, sums);
+    }
+    if (slice == 0 && lane == 0) {
+        to.spans[chunk] = spans ? row : kNone;
+    }
+}
+
+// Fills rows without tokens.
+template <bool kVector>
+__device__ __forceinline__ void fill_rows(const Sums& to, uint64 first_row) {
+    const uint32 lane = threadIdx.x % 32;
+    const uint64 row = first_row + lane;
+    const uint32 first = to.firsts[row < to.vocab ? row : to.vocab];
+#pragma unroll
+    for (uint32 k = 0; k < kZeroRows; ++k) {
+        const uint32 begin = __shfl_sync(kAll, first, k);
+        const uint32 end = __shfl_sync(kAll, first, k + 1);
+        if (first_row + k < to.vocab && begin == end) {
+            float* const target = to.dtable + (first_row + k) * to.width;
+            for (uint32 slice = 0; slice * kSliceColumns < to.width; ++slice) {
+                Columns<kVector>(slice, to.width)
+                    .store(target, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
             }
         }
     }
 }
 
-// Four tokens from `position` on; those past the end are in no table.
-__device__ __forceinline__ int4 load_tokens(const int32* __restrict__ tokens, uint64 position,
-                                            uint64 positions) {
-    if (position + 4 <= positions) {
-        return *reinterpret_cast<const int4*>(tokens + position);
+// The first blocks have a chunk and slice for each warp, slices of a chunk side by side; the
+// others have rows to fill, where sums are not added to what is there.
+template <bool kVector>
+__device__ __forceinline__ void sum_or_fill(const Sums& to, const int32* __restrict__ tokens,
+                                            const bf16* __restrict__ dout,
+                                            const uint32* __restrict__ sorted, uint32 items,
+                                            uint32 slices) {
+    const uint32 sum_blocks = items / kSumWarps + (items % kSumWarps != 0 ? 1 : 0);
+    const uint32 warp = threadIdx.x / 32;
+    if (blockIdx.x < sum_blocks) {
+        const uint32 item = blockIdx.x * kSumWarps + warp;
+        if (item < items) {
+            sum_chunk<kVector>(to, tokens, dout, sorted, item / slices, item % slices);
+        }
+    } else if (!to.accumulate) {
+        const uint64 warps = static_cast<uint64>(blockIdx.x - sum_blocks) * kSumWarps + warp;
+        fill_rows<kVector>(to, warps * kZeroRows);
     }
-    int4 four = make_int4(-1, -1, -1, -1);
-    if (position < positions) four.x = tokens[position];
-    if (position + 1 < positions) four.y = tokens[position + 1];
-    if (position + 2 < positions) four.z = tokens[position + 2];
-    return four;
 }
 
+// A block for each chunk and slice.
 template <bool kVector>
-__device__ __forceinline__ void embed_backward(const int32* __restrict__ tokens,
-                                               const bf16* __restrict__ dout,
-                                               float* __restrict__ dtable, uint64 positions,
-                                               uint32 vocab, uint32 width, uint32 rows_per_block,
-                                               uint32 slices, uint32 accumulate) {
-    __shared__ List list;
+__device__ __forceinline__ void join(const Sums& to, uint32 slices) {
+    __shared__ float4 of_warps[kJoinWarps][32];
+    const uint64 chunk = blockIdx.x / slices;
+    const uint32 row = to.spans[chunk];
+    if (row == kNone) {
+        return;
+    }
     const uint32 warp = threadIdx.x / 32;
     const uint32 lane = threadIdx.x % 32;
-    const uint32 slice = blockIdx.x % slices;
-    Work work;
-    work.dout = dout;
-    work.dtable = dtable;
-    work.first_row = static_cast<uint64>(blockIdx.x / slices) * rows_per_block;
-    const uint64 left = vocab > work.first_row ? vocab - work.first_row : 0;
-    work.rows = left < rows_per_block ? static_cast<uint32>(left) : rows_per_block;
-    work.width = width;
-    work.column = slice * kSliceColumns + warp * kWarpColumns + lane % kGroupLanes * kLaneColumns;
-
-    bool add = accumulate != 0;
-    uint32 length = 0;
-    uint32 parity = 0;
-    for (uint64 tile = 0; tile < positions; tile += kTile) {
-        // A warp looks at 256 tokens in a row: 128, four a lane, and 128 more.
-        const uint64 first = tile + warp * (kTile / kWarps) + lane * 4;
-        uint32 rows[kTokensPerLane];  // of the table, from the block's first; large if not its
-        uint32 mine = 0;              // bit k: token k is of this block
+    const Columns<kVector> columns(blockIdx.x % slices, to.width);
+    const uint64 last_chunk = (to.firsts[row + 1] - 1u) / kChunk;
+    const uint32 count = static_cast<uint32>(last_chunk - chunk) + 1;
+    float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (uint32 start = warp; start < count; start += kJoinWarps * kJoinInFlight) {
+        float4 values[kJoinInFlight];
 #pragma unroll
-        for (int k = 0; k < kTokensPerLane; k += 4) {
-            const int4 four = load_tokens(tokens, first + k * 32, positions);
-            const int32 ids[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                rows[k + j] = static_cast<uint32>(ids[j]) - static_cast<uint32>(work.first_row);
-                // A negative token is beyond every table as an unsigned number.
-                mine |= (rows[k + j] < work.rows && ids[j] >= 0) ? 1u << (k + j) : 0u;
+        for (uint32 k = 0; k < kJoinInFlight; ++k) {
+            const uint32 index = start + k * kJoinWarps;
+            if (index < count) {
+                values[k] = columns.load(to.partial(chunk + index, index == 0 ? 1 : 0));
             }
         }
-        const uint32 found = __reduce_add_sync(0xffffffffu, __popc(mine));
-        if (lane == 0) {
-            list.found[parity][warp] = found;
-        }
-        // The numbers of the tile before the last are overwritten: all have read them, for they
-        // have passed the last tile's barrier.
-        __syncthreads();
-        uint32 before = 0;
-        uint32 total = 0;
 #pragma unroll
-        for (int other = 0; other < kWarps; ++other) {
-            before += other < warp ? list.found[parity][other] : 0;
-            total += list.found[parity][other];
-        }
-        parity ^= 1;
-        if (length + total > kTile) {
-            sort_list(list, length, work.rows);
-            add_up<kVector>(work, list, add);
-            __syncthreads();
-            add = true;
-            length = 0;
-        }
-        uint32 next = length + before;
-        length += total;
-        if (found == 0) {
-            continue;
-        }
-#pragma unroll
-        for (int k = 0; k < kTokensPerLane; k += 4) {
-            uint32 ahead = 0;
-            uint32 in_section = 0;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const uint32 those = __ballot_sync(0xffffffffu, mine >> (k + j) & 1u);
-                ahead += __popc(those & lanes_below());
-                in_section += __popc(those);
+        for (uint32 k = 0; k < kJoinInFlight; ++k) {
+            if (start + k * kJoinWarps < count) {
+                sums = sum_of(sums, values[k]);
             }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if (mine >> (k + j) & 1u) {
-                    list.positions[next + ahead] = static_cast<uint32>(first + k * 32 + j);
-                    list.rows[next + ahead] = static_cast<uint8>(rows[k + j]);
-                    ++ahead;
-                }
-            }
-            next += in_section;
         }
     }
+    of_warps[warp][lane] = sums;
     __syncthreads();
-    sort_list(list, length, work.rows);
-    add_up<kVector>(work, list, add);
+    if (warp == 0) {
+        const float4 a = sum_of(of_warps[0][lane], of_warps[1][lane]);
+        const float4 b = sum_of(of_warps[2][lane], of_warps[3][lane]);
+        to.store_row(columns, row, sum_of(a, b));
+    }
 }
 
-// width is a multiple of 8; positions below 2^32; all 16-byte aligned.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    embedding_backward_vector(const int32* __restrict__ tokens, const bf16* __restrict__ dout,
-                              float* __restrict__ dtable, uint64 positions, uint32 vocab,
-                              uint32 width, uint32 rows_per_block, uint32 slices,
-                              uint32 accumulate) {
-    embed_backward<true>(tokens, dout, dtable, positions, vocab, width, rows_per_block, slices,
-                         accumulate);
+// Width a multiple of 4; all 16-byte aligned. items: chunks * slices.
+extern "C" __global__ void __launch_bounds__(kSumThreads)
+    embedding_backward_sum_vector(const int32* __restrict__ tokens, const bf16* __restrict__ dout,
+                                  float* dtable, const uint32* __restrict__ sorted,
+                                  const uint32* __restrict__ firsts, float* partials,
+                                  uint32* spans, uint32 vocab, uint32 width, uint32 items,
+                                  uint32 slices, uint32 accumulate) {
+    const Sums to{firsts, dtable, partials, spans, vocab, width, accumulate != 0};
+    sum_or_fill<true>(to, tokens, dout, sorted, items, slices);
 }
 
-// Any width; tokens 16-byte aligned.
-extern "C" __global__ void __launch_bounds__(kThreads, 3)
-    embedding_backward_scalar(const int32* __restrict__ tokens, const bf16* __restrict__ dout,
-                              float* __restrict__ dtable, uint64 positions, uint32 vocab,
-                              uint32 width, uint32 rows_per_block, uint32 slices,
-                              uint32 accumulate) {
-    embed_backward<false>(tokens, dout, dtable, positions, vocab, width, rows_per_block, slices,
-                          accumulate);
+// Any width.
+extern "C" __global__ void __launch_bounds__(kSumThreads)
+    embedding_backward_sum_scalar(const int32* __restrict__ tokens, const bf16* __restrict__ dout,
+                                  float* dtable, const uint32* __restrict__ sorted,
+                                  const uint32* __restrict__ firsts, float* partials,
+                                  uint32* spans, uint32 vocab, uint32 width, uint32 items,
+                                  uint32 slices, uint32 accumulate) {
+    const Sums to{firsts, dtable, partials, spans, vocab, width, accumulate != 0};
+    sum_or_fill<false>(to, tokens, dout, sorted, items, slices);
+}
+
+// Width a multiple of 4; all 16-byte aligned.
+extern "C" __global__ void __launch_bounds__(kJoinThreads)
+    embedding_backward_join_vector(float* dtable, const uint32* __restrict__ firsts,
+                                   float* partials, uint32* spans, uint32 vocab, uint32 width,
+                                   uint32 slices, uint32 accumulate) {
+    join<true>(Sums{firsts, dtable, partials, spans, vocab, width, accumulate != 0}, slices);
+}
+
+// Any width.
+extern "C" __global__ void __launch_bounds__(kJoinThreads)
+    embedding_backward_join_scalar(float* dtable, const uint32* __restrict__ firsts,
+                                   float* partials, uint32* spans, uint32 vocab, uint32 width,
+                                   uint32 slices, uint32 accumulate) {
+    join<false>(Sums{firsts, dtable, partials, spans, vocab, width, accumulate != 0}, slices);
 }

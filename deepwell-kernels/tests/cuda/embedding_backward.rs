@@ -15,6 +15,10 @@ enum Tokens {
     Skewed,
     OneOnly,
     Sorted,
+    /// Few of the table's, as of a text's bytes, some of them rare.
+    Bytes,
+    /// One in five is not in the table.
+    Outside,
 }
 
 impl Tokens {
@@ -27,6 +31,14 @@ impl Tokens {
                 .iter()
                 .enumerate()
                 .map(|(i, x)| if i % 97 == 0 { vocab - 1 } else { (-x.log2()) as usize % vocab })
+                .collect(),
+            Tokens::Bytes => {
+                unit.iter().map(|x| (x * x * x * vocab.min(256) as f32) as usize % vocab).collect()
+            }
+            Tokens::Outside => unit
+                .iter()
+                .enumerate()
+                .map(|(i, &x)| if i % 5 == 3 { vocab + i } else { scaled(x) })
                 .collect(),
             _ => unit.iter().map(|&x| scaled(x)).collect(),
         };
@@ -48,7 +60,14 @@ fn check(
     let dout = HostTensor::bf16(&[len, width], values);
     let before: Vec<f32> = (0..vocab * width).map(|index| (index % 13) as f32 - 6.0).collect();
     let before = HostTensor::f32(&[vocab, width], &before);
-    let sums = oracle::backward(&tokens, &dout.to_f64(), vocab, width);
+    let (mut known, mut of_known) = (tokens.clone(), dout.to_f64());
+    for (token, row) in known.iter_mut().zip(of_known.chunks_exact_mut(width)) {
+        if *token as usize >= vocab {
+            *token = 0;
+            row.fill(0.0);
+        }
+    }
+    let sums = oracle::backward(&known, &of_known, vocab, width);
     let inputs = [HostTensor::i32(&[len], &tokens), dout];
     for accumulate in [false, true] {
         let op = ops::EmbeddingBackward { vocab: Some(vocab) };
@@ -63,12 +82,19 @@ fn check(
     }
 }
 
-const KINDS: [Tokens; 4] = [Tokens::Uniform, Tokens::Skewed, Tokens::OneOnly, Tokens::Sorted];
+const KINDS: [Tokens; 6] = [
+    Tokens::Uniform,
+    Tokens::Skewed,
+    Tokens::OneOnly,
+    Tokens::Sorted,
+    Tokens::Bytes,
+    Tokens::Outside,
+];
 
 #[test]
 fn integers_are_summed_exactly() {
     let Some(mut gpu) = Gpu::open() else { return };
-    // Fewer tokens than a tile of 2048, more, and lists that fill up; rows and columns that do
+    // One chunk of 64 sorted positions, several, rows of many chunks; rows and columns that do
     // not fill their blocks.
     for size in [
         (0, 5, 8),
@@ -76,6 +102,10 @@ fn integers_are_summed_exactly() {
         (1, 1, 1),
         (5, 7, 3),
         (33, 64, 8),
+        (63, 2, 128),
+        (64, 3, 132),
+        (65, 3, 124),
+        (128, 1, 4),
         (100, 65, 255),
         (1000, 300, 257),
         (2047, 50, 264),
@@ -85,9 +115,11 @@ fn integers_are_summed_exactly() {
         (7000, 5000, 33),
         (4096, 9000, 512),
         (3000, 33_000, 24),
+        (20_000, 32_000, 36),
+        (40_001, 260, 20),
     ] {
         for kind in KINDS {
-            // Sums of up to 7000 integers below 8 are whole numbers below 2^24.
+            // Sums of up to 40001 integers below 8 are whole numbers below 2^24.
             let values = uniform(size.0 * size.2, 3, 8.0);
             let values: Vec<f32> = values.iter().map(|value| value.trunc()).collect();
             let tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
