@@ -273,14 +273,16 @@ impl Shape {
         handle: sys::cublasLtHandle_t,
         key: &ShapeKey,
     ) -> DriverResult<sys::cublasLtMatmulAlgo_t> {
+        // Partial sums are allowed: a weight gradient has few tiles and a long contraction. The
+        // library adds them in an order of its own making, not of timing; but two of its three
+        // ways keep them in the result's type, which must not be BF16 then.
+        let schemes = match key.out.dtype {
+            DType::F32 => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
+            _ => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+        };
         let preference = Preference::new()?;
         for (attribute, value) in [
-            // Partial sums are allowed: a weight gradient has few tiles and a long contraction.
-            // The library adds them in an order of its own making, not of timing.
-            (
-                Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK as u32,
-            ),
+            (Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes as u32),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b.alignment),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a.alignment),
             (Preferred::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.out.alignment),
