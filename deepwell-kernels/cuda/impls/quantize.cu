@@ -59,10 +59,11 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
     __shared__ MxShared shared;
     MxCounters counters;
     const uint32 tiles_across = (to.columns + kMxTile - 1) / kMxTile;
-    const uint64 tiles = static_cast<uint64>((to.rows + kMxTile - 1) / kMxTile) * tiles_across;
-    for (uint64 index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const uint32 row0 = static_cast<uint32>(index / tiles_across) * kMxTile;
-        const uint32 column0 = static_cast<uint32>(index % tiles_across) * kMxTile;
+    // No memory holds 2^32 tiles.
+    const uint32 tiles = (to.rows + kMxTile - 1) / kMxTile * tiles_across;
+    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const uint32 row0 = index / tiles_across * kMxTile;
+        const uint32 column0 = index % tiles_across * kMxTile;
         uint4 pieces[kMxSteps];
         load_pieces(x, row0, column0, to.rows, to.columns, pieces);
         mx_begin_tile();

@@ -15,8 +15,9 @@ struct MxElement<bf16> {
     static constexpr int kPerWord = 2;
     static constexpr uint32 kMagnitude = 0x7fff7fffu;  // all bits of a word but signs
 
+    // Of each element the larger magnitude, NaN above all; signs mean nothing.
     static __device__ __forceinline__ uint32 larger(uint32 a, uint32 b) {
-        return max_u16x2(a, b);
+        return max_magnitude_bf16x2(a, b);
     }
     // Bits, as FP32, of element `index` of a word without signs.
     static __device__ __forceinline__ uint32 bits(uint32 word, int index) {
@@ -31,7 +32,7 @@ struct MxElement<float> {
     static constexpr uint32 kMagnitude = 0x7fffffffu;
 
     static __device__ __forceinline__ uint32 larger(uint32 a, uint32 b) {
-        return a > b ? a : b;
+        return max(a & kMagnitude, b & kMagnitude);
     }
     static __device__ __forceinline__ uint32 bits(uint32 word, int) {
         return word;
@@ -55,9 +56,9 @@ __device__ __forceinline__ uint32 mx_largest(uint32 word) {
 template <typename E>
 __device__ __forceinline__ uint32 mx_magnitude(const uint4& piece) {
     using Element = MxElement<E>;
-    constexpr uint32 kMask = Element::kMagnitude;
-    return mx_largest<E>(Element::larger(Element::larger(piece.x & kMask, piece.y & kMask),
-                                         Element::larger(piece.z & kMask, piece.w & kMask)));
+    const uint32 largest = Element::larger(Element::larger(piece.x, piece.y),
+                                           Element::larger(piece.z, piece.w));
+    return mx_largest<E>(largest & Element::kMagnitude);
 }
 
 // High bits of the elements of a word that are not zero.
@@ -93,19 +94,17 @@ __device__ __noinline__ uint2 mx_survey(uint4 piece) {
     return found;
 }
 
-// Codes of four elements, which `scale` is for.
-__device__ __forceinline__ uint32 mx_encode(const float (&x)[4], const MxScale& scale, bool floor,
-                                            MxCounters& counters) {
-    float scaled[4];
+// Codes of four elements by the factor of their scale.
+__device__ __forceinline__ uint32 mx_encode(const float (&x)[4], float reciprocal) {
+    return to_e4m3x4(x[0] * reciprocal, x[1] * reciprocal, x[2] * reciprocal, x[3] * reciprocal);
+}
+
+// How many of four elements are too large for their scale, as the floor rule has it.
+__device__ __forceinline__ uint32 mx_saturations(const float (&x)[4], float reciprocal) {
+    uint32 count = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        scaled[i] = x[i] * scale.reciprocal;
+        count += saturates(x[i], x[i] * reciprocal);
     }
-    if (floor) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            counters.saturations += saturates(x[i], scaled[i]);
-        }
-    }
-    return to_e4m3x4(scaled[0], scaled[1], scaled[2], scaled[3]);
+    return count;
 }

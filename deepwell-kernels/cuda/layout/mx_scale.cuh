@@ -19,24 +19,30 @@ constexpr uint32 kInfinityBits = 0x7f800000u;
 struct MxScale {
     uint32 code;       // E8M0
     float reciprocal;  // 2^(127 - code); NaN for NaN
-    bool clamped;      // the rule asked for less than 2^-127, and got that
 };
 
-// Scale of a group by the bits of its largest magnitude, NaN above infinity above all else.
-//
 // RCEIL is the smallest power of two that is not below amax / 448, divided in FP32. As 448 is
 // 1.75 * 2^8, that is the exponent of amax less 8, one more when its fraction lies above 0.75:
 // adding what 0.75 lacks to one carries then. Quotients that are subnormal round to multiples of
-// 2^-149; the two constants are the last amax whose quotient rounds to 2^-127 and to 2^-128.
+// 2^-149: these are the last amax whose quotient rounds to 2^-127 and to 2^-128.
+constexpr uint32 kLastOfCodeZero = 0x04600001u;  // 1.75 * 2^-119 and one ulp
+constexpr uint32 kLastClamped = 0x03e00003u;     // 1.75 * 2^-120 and three
+constexpr uint32 kLastBelowFloor = 0x03ffffffu;  // below 2^-119
+
+// Scale of a group by the bits of its largest magnitude, NaN above infinity above all else. Nearly
+// all groups are those of the first branch, whose scales and factors are normal numbers.
 __device__ __forceinline__ MxScale mx_scale(uint32 amax, bool floor) {
-    constexpr uint32 kLastOfCodeZero = 0x04600001u;  // 1.75 * 2^-119 and one ulp
-    constexpr uint32 kLastClamped = 0x03e00003u;     // 1.75 * 2^-120 and three
-    constexpr uint32 kLastBelowFloor = 0x03ffffffu;  // below 2^-119
-    const uint32 carry = floor ? 0u : 0x001fffffu;
-    const uint32 last_of_zero = floor ? kLastBelowFloor : kLastOfCodeZero;
-    const uint32 last_clamped = floor ? kLastBelowFloor : kLastClamped;
+    constexpr uint32 kFirstPlain = 0x04800000u;  // 2^-118
+    const uint32 exponent = (amax + (floor ? 0u : 0x001fffffu)) >> 23;
     MxScale scale;
-    scale.code = amax <= last_of_zero ? 0u : ((amax + carry) >> 23) - 8u;
+    scale.code = exponent - 8u;
+    scale.reciprocal = __uint_as_float((262u - exponent) << 23);
+    if (amax - kFirstPlain < kInfinityBits - kFirstPlain) {
+        return scale;
+    }
+    if (amax <= (floor ? kLastBelowFloor : kLastOfCodeZero)) {
+        scale.code = 0;
+    }
     if (amax >= kInfinityBits) {
         scale.code = amax > kInfinityBits ? kE8m0Nan : kE8m0Max;
     }
@@ -44,30 +50,36 @@ __device__ __forceinline__ MxScale mx_scale(uint32 amax, bool floor) {
     uint32 bits = (254u - scale.code) << 23;
     bits = scale.code == kE8m0Max ? 0x00400000u : bits;
     scale.reciprocal = __uint_as_float(scale.code == kE8m0Nan ? 0x7fffffffu : bits);
-    scale.clamped = amax - 1u < last_clamped;
     return scale;
+}
+
+// Whether the rule asked for less than 2^-127, and got that.
+__device__ __forceinline__ bool mx_is_clamped(uint32 amax, bool floor) {
+    return amax - 1u < (floor ? kLastBelowFloor : kLastClamped);
 }
 
 // What one thread saw and did.
 struct MxCounters {
-    uint32 amax = 0;         // bits of the largest finite magnitude
-    int32 underflows = 0;    // of a thread below zero, perhaps: it reads one set of elements and
-                             // encodes two
+    uint32 amax = 0;  // bits of the largest finite magnitude
+    uint32 underflows = 0;
     uint32 saturations = 0;
     uint32 clamps = 0;
     uint32 nonfinite = 0;
 };
 
-// How many of the four codes of a word are not zero of either sign.
-__device__ __forceinline__ uint32 nonzero_codes(uint32 codes) {
-    return __popc(((codes & 0x7f7f7f7fu) + 0x7f7f7f7fu) & 0x80808080u);
+// The high bit of each code of a word that is not zero of either sign, among others.
+__device__ __forceinline__ uint32 nonzero_code_bits(uint32 codes) {
+    return (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
 }
 
-// The same of two words.
-__device__ __forceinline__ uint32 nonzero_codes(uint32 a, uint32 b) {
-    const uint32 in_a = ((a & 0x7f7f7f7fu) + 0x7f7f7f7fu) & 0x80808080u;
-    const uint32 in_b = ((b & 0x7f7f7f7fu) + 0x7f7f7f7fu) & 0x80808080u;
-    return __popc(in_a | in_b >> 1);
+// Whether all codes are not zero, from all their bits.
+__device__ __forceinline__ bool all_codes_nonzero(uint32 bits) {
+    return (bits & 0x80808080u) == 0x80808080u;
+}
+
+// How many of the four codes of a word are not zero.
+__device__ __forceinline__ uint32 nonzero_codes(uint32 codes) {
+    return __popc(nonzero_code_bits(codes) & 0x80808080u);
 }
 
 // Whether a finite `x` exceeds the largest element after scaling.

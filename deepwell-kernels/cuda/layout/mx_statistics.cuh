@@ -49,9 +49,8 @@ __device__ __forceinline__ void mx_write_statistics(const MxCounters& mine, uint
                                                     uint32 blocks, uint64* partials,
                                                     uint32* ticket, uint64 elements,
                                                     uint64* statistics) {
-    uint64 counts[kMxCounts] = {mine.amax,
-                                static_cast<uint64>(static_cast<int64>(mine.underflows)),
-                                mine.saturations, mine.clamps, mine.nonfinite};
+    uint64 counts[kMxCounts] = {mine.amax, mine.underflows, mine.saturations, mine.clamps,
+                                mine.nonfinite};
     mx_combine_block<kThreads>(counts);
     if (threadIdx.x == 0) {
 #pragma unroll

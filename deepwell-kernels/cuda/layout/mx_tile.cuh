@@ -12,8 +12,13 @@
 //   columns, or read eight chunks of one column: neither meets a bank twice.
 //
 // Elements beyond the edges of the matrix are zeros, which change neither scales nor counters.
+//
+// Integer instructions bound this, not memory, unless they are few: what seldom happens (a scale
+// that is not a normal number, an element that becomes zero, one that is not finite) is told by one
+// comparison and costs more only then.
 #pragma once
 
+#include "common/opaque.cuh"
 #include "common/types.cuh"
 #include "layout/mx_element.cuh"
 #include "layout/mx_scale.cuh"
@@ -96,12 +101,20 @@ __device__ __forceinline__ void mx_square_amax(const uint4* __restrict__ own, bo
     __syncthreads();
 }
 
-// Row copy of one piece. `amax` is that of the piece, or of its square.
+// Where a thread's row copy goes; moves from step to step.
+struct MxRowCursor {
+    uint8* codes;
+    uint8* scale;
+};
+
+// Row copy of one piece, in row `row_in_tile` of the tile and column `column` of the matrix. `amax`
+// is that of the piece, or of its square; `exists` tells that the matrix has it.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32 amax,
-                                                      uint32 row_in_tile, uint32 row,
-                                                      uint32 column, const MxTarget& to,
-                                                      uint32 flags, MxCounters& counters) {
+                                                      uint32 row_in_tile, uint32 column,
+                                                      bool exists, const MxRowCursor& to,
+                                                      uint32 columns, uint32 flags,
+                                                      MxCounters& counters) {
     using Tile = MxTile<E>;
     constexpr int kPerWord = MxElement<E>::kPerWord;
     const bool floor = flags & kMxFloor, wide = flags & kMxWide, square = flags & kMxSquare;
@@ -120,6 +133,7 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
     const MxScale scale = mx_scale(amax, floor);
     const uint32 words[4] = {piece.x, piece.y, piece.z, piece.w};
     uint32 codes[kPerWord];
+    uint32 nonzero = 0xffffffffu;
 #pragma unroll
     for (int quad = 0; quad < kPerWord; ++quad) {
         float x[4];
@@ -128,33 +142,34 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
             const int index = 4 * quad + i;
             x[i] = mx_value<E>(words[index / kPerWord], index % kPerWord);
         }
-        codes[quad] = mx_encode(x, scale, floor, counters);
+        codes[quad] = mx_encode(x, scale.reciprocal);
+        nonzero &= nonzero_code_bits(codes[quad]);
+        if (floor) {
+            counters.saturations += mx_saturations(x, scale.reciprocal);
+        }
     }
-    // Codes of a group with NaN are NaN, those of zeros too: nothing of it underflows.
-    counters.underflows -= scale.code == kE8m0Nan ? mx_nonzero<E>(piece)
-                           : kPerWord == 2        ? nonzero_codes(codes[0], codes[kPerWord - 1])
-                                                  : nonzero_codes(codes[0]);
-    const uint32 in_tile = Tile::column();
-    const uint32 group_mask = (wide ? kMxTile : kMxBlock) - 1;
-    const bool is_first =
-        (in_tile & group_mask) == 0 && (!square || (row_in_tile & group_mask) == 0);
-    counters.clamps += is_first && scale.clamped;
+    if (!all_codes_nonzero(nonzero)) {
+        counters.underflows += mx_nonzero<E>(piece) - nonzero_codes(codes[0]) -
+                               (kPerWord == 2 ? nonzero_codes(codes[kPerWord - 1]) : 0);
+    }
+    if (scale.code == 0 && mx_is_clamped(opaque(amax), floor)) {
+        const uint32 group_mask = (wide ? kMxTile : kMxBlock) - 1;
+        counters.clamps += (Tile::column() & group_mask) == 0 &&
+                           (!square || (row_in_tile & group_mask) == 0);
+    }
 
-    if (row < to.rows && column < to.columns) {
-        const uint64 first = static_cast<uint64>(row) * to.columns + column;
-        if (to.columns % Tile::kPiece == 0) {
+    if (exists) {
+        if (columns % Tile::kPiece == 0) {
             if (kPerWord == 2) {
-                *reinterpret_cast<uint2*>(to.codes + first) =
-                    make_uint2(codes[0], codes[kPerWord - 1]);
+                *reinterpret_cast<uint2*>(to.codes) = make_uint2(codes[0], codes[kPerWord - 1]);
             } else {
-                *reinterpret_cast<uint32*>(to.codes + first) = codes[0];
+                *reinterpret_cast<uint32*>(to.codes) = codes[0];
             }
         } else {
-            mx_store_bytes(to.codes + first, codes, kPerWord, to.columns - column);
+            mx_store_bytes(to.codes, codes, kPerWord, columns - column);
         }
-        if (in_tile % kMxBlock == 0) {
-            const uint32 blocks = (to.columns + kMxBlock - 1) / kMxBlock;
-            to.scales[static_cast<uint64>(row) * blocks + column / kMxBlock] = scale.code;
+        if (Tile::column() % kMxBlock == 0) {
+            *to.scale = scale.code;
         }
     }
 }
@@ -174,12 +189,15 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
 
     // Take one word of columns out of 32 rows.
     uint32 words[kMxBlock];
-    uint32 largest = 0;
+    uint32 of_rows[4] = {0, 0, 0, 0};  // not one after the other
 #pragma unroll
     for (int i = 0; i < kMxBlock; ++i) {
         words[i] = tile[(group * kMxBlock + i) * Tile::kUnits + unit];
-        largest = Element::larger(largest, words[i] & Element::kMagnitude);
+        of_rows[i % 4] = Element::larger(of_rows[i % 4], words[i]);
     }
+    const uint32 largest = Element::larger(Element::larger(of_rows[0], of_rows[1]),
+                                           Element::larger(of_rows[2], of_rows[3])) &
+                           Element::kMagnitude;
     if (wide && !square) {
 #pragma unroll
         for (int c = 0; c < kPerWord; ++c) {
@@ -202,7 +220,7 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
             }
         }
         const MxScale scale = mx_scale(amax, floor);
-        uint32 nonzero = 0;
+        uint32 nonzero = 0xffffffffu;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             uint32 codes[4];
@@ -213,24 +231,32 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
                 for (int i = 0; i < 4; ++i) {
                     x[i] = mx_value<E>(words[half * 16 + quad * 4 + i], c);
                 }
-                codes[quad] = mx_encode(x, scale, floor, counters);
+                codes[quad] = mx_encode(x, scale.reciprocal);
+                nonzero &= nonzero_code_bits(codes[quad]);
+                if (floor) {
+                    counters.saturations += mx_saturations(x, scale.reciprocal);
+                }
             }
-            nonzero += nonzero_codes(codes[0], codes[1]) + nonzero_codes(codes[2], codes[3]);
             stage[column * 8 + ((group * 2 + half) ^ (unit % 8))] =
                 make_uint4(codes[0], codes[1], codes[2], codes[3]);
         }
-        if (scale.code == kE8m0Nan) {
-            nonzero = 0;
+        if (!all_codes_nonzero(nonzero)) {
 #pragma unroll
             for (int i = 0; i < kMxBlock; ++i) {
-                nonzero += (Element::bits(words[i], c) & kMagnitudeBits) != 0;
+                const uint32 word = opaque(words[i]) & Element::kMagnitude;
+                counters.underflows += Element::bits(word, c) != 0;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint4 codes = stage[column * 8 + ((group * 2 + half) ^ (unit % 8))];
+                counters.underflows -= nonzero_codes(codes.x) + nonzero_codes(codes.y) +
+                                       nonzero_codes(codes.z) + nonzero_codes(codes.w);
             }
         }
-        counters.underflows -= nonzero;
-        const bool is_first =
-            (!wide || group == 0) &&
-            (!square || column % (wide ? kMxTile : kMxBlock) == 0);
-        counters.clamps += is_first && scale.clamped;
+        if (scale.code == 0 && mx_is_clamped(opaque(amax), floor)) {
+            counters.clamps += (!wide || group == 0) &&
+                               (!square || column % (wide ? kMxTile : kMxBlock) == 0);
+        }
         reinterpret_cast<uint8*>(shared.column_scales)[column * 4 + group] = scale.code;
     }
     __syncthreads();
@@ -291,28 +317,42 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
     if (square) {
         mx_square_amax<E>(own, wide, shared);
     }
+    const uint32 first_row = row0 + Tile::row(), column = column0 + Tile::column();
+    const uint32 blocks = (to.columns + kMxBlock - 1) / kMxBlock;
+    MxRowCursor cursor;
+    cursor.codes = to.codes + static_cast<uint64>(first_row) * to.columns + column;
+    cursor.scale = to.scales + static_cast<uint64>(first_row) * blocks + column / kMxBlock;
+    const uint32 rows_left =
+        column < to.columns && first_row < to.rows ? to.rows - first_row : 0;
+    uint32 largest = 0;
 #pragma unroll 2
     for (int step = 0; step < kMxSteps; ++step) {
         const uint4 piece = own[step * Tile::kThreads];
         uint32 amax = mx_magnitude<E>(piece);
-        if (amax < kInfinityBits) {
-            counters.amax = max(counters.amax, amax);
-        } else {
-            const uint2 found = mx_survey<E>(piece);
-            counters.nonfinite += kCopies * found.x;
-            counters.amax = max(counters.amax, found.y);
-        }
-        counters.underflows += kCopies * mx_nonzero<E>(piece);
+        largest = max(largest, amax);
         if (kRow) {
             if (square) {
                 const uint32 across = Tile::column() / kMxBlock;
                 amax = shared.square_amax[wide ? 0 : step / 2 * kMxGroups + across];
             }
-            const uint32 row = Tile::row() + step * kMxStepRows;
-            mx_quantize_row_piece<E>(piece, amax, row, row0 + row, column0 + Tile::column(), to,
-                                     flags, counters);
+            const uint32 beyond_first = step * kMxStepRows;
+            mx_quantize_row_piece<E>(piece, amax, Tile::row() + beyond_first, column,
+                                     beyond_first < rows_left, cursor, to.columns, flags,
+                                     counters);
+            cursor.codes += static_cast<uint64>(kMxStepRows) * to.columns;
+            cursor.scale += static_cast<uint64>(kMxStepRows) * blocks;
         }
     }
+    if (largest >= kInfinityBits) {
+        largest = 0;
+#pragma unroll 1
+        for (int step = 0; step < kMxSteps; ++step) {
+            const uint2 found = mx_survey<E>(own[step * Tile::kThreads]);
+            counters.nonfinite += kCopies * found.x;
+            largest = max(largest, found.y);
+        }
+    }
+    counters.amax = max(counters.amax, largest);
     if (kColumn) {
         __syncthreads();
         mx_quantize_columns<E>(row0, column0, to, flags, tile, shared, counters);
