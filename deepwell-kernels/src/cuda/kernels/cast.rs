@@ -10,8 +10,8 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace, takes_all};
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
-/// Elements that a thread takes at a time.
-const WIDTH: usize = 8;
+/// Elements that a thread takes at a time, as in the source.
+const WIDTH: usize = 16;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_cast",
