@@ -155,12 +155,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     ];
     // The last chunk ends all rows: a row of several chunks begins in another.
     if cut.chunks > 1 && cut.slices > 0 {
-        let mut join_arguments = vec![
-            dtable.argument(),
-            at(scratch.firsts),
-            at(scratch.partials),
-            at(scratch.spans),
-        ];
+        let mut join_arguments =
+            vec![dtable.argument(), at(scratch.firsts), at(scratch.partials), at(scratch.spans)];
         join_arguments.extend(sizes);
         join_arguments.extend([slices, accumulate]);
         let join_blocks = cut.items() as u32;
