@@ -9,12 +9,25 @@ use half::bf16;
 use crate::harness::{Gpu, HostTensor, uniform};
 use crate::quantize::{assert_same, numbers, outputs, reference, specs};
 
-/// Ops that are functions of elements, with their numbers of inputs and outputs.
-fn producers() -> Vec<(Op, usize, usize)> {
-    let mut producers = vec![(ops::SwiGlu {}.into(), 2, 1), (ops::SwiGluBackward {}.into(), 3, 2)];
+/// An op that is a function of elements.
+struct Producer {
+    op: Op,
+    inputs: usize,
+    outputs: usize,
+    /// Name of the fused op.
+    fused: &'static str,
+}
+
+fn producers() -> Vec<Producer> {
+    let producer = |op, inputs, outputs, fused| Producer { op, inputs, outputs, fused };
+    let mut producers = vec![
+        producer(ops::SwiGlu {}.into(), 2, 1, "swiglu_quantize"),
+        producer(ops::SwiGluBackward {}.into(), 3, 2, "swiglu_backward_quantize"),
+    ];
     for tanh in [false, true] {
-        producers.push((ops::Gelu { tanh }.into(), 1, 1));
-        producers.push((ops::GeluBackward { tanh }.into(), 2, 1));
+        producers.push(producer(ops::Gelu { tanh }.into(), 1, 1, "gelu_quantize"));
+        let backward = ops::GeluBackward { tanh }.into();
+        producers.push(producer(backward, 2, 1, "gelu_backward_quantize"));
     }
     producers
 }
@@ -33,14 +46,15 @@ fn inputs(count: usize, rows: usize, columns: usize, kind: &str) -> Vec<HostTens
 
 fn check_one(
     gpu: &mut Gpu,
-    producer: usize,
+    producer: &Producer,
     size: (usize, usize),
     kind: &str,
     entries: &[Quantize],
 ) {
-    let (op, input_count, output_count) = producers().swap_remove(producer);
+    let Producer { op, outputs: output_count, .. } = producer;
+    let output_count = *output_count;
     let (rows, columns) = size;
-    let inputs = inputs(input_count, rows, columns, kind);
+    let inputs = inputs(producer.inputs, rows, columns, kind);
     let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
     let alone = gpu.run(op.clone(), &inputs, &vec![empty.clone(); output_count], false, 1);
     // Both kept, one of two kept, none kept; entries in either order.
@@ -63,6 +77,7 @@ fn check_one(
             targets.extend(outputs(entry.quantize.axis, rows, columns));
         }
         let fused = WithQuantize { producer: Box::new(op.clone()), quantized };
+        assert_eq!(Op::from(fused.clone()).name(), producer.fused);
         let got = gpu.run(fused.clone(), &inputs, &targets, false, 1);
         for (output, alone) in alone.iter().enumerate() {
             if let Some(position) = fused.position_of_output(output) {
@@ -79,7 +94,7 @@ fn check_one(
 }
 
 fn check(gpu: &mut Gpu, size: (usize, usize), kind: &str, entries: &[Quantize; 2]) {
-    for producer in 0..producers().len() {
+    for producer in &producers() {
         check_one(gpu, producer, size, kind, entries);
     }
 }
