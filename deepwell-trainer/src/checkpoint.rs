@@ -75,6 +75,28 @@ pub struct Writer {
 }
 
 impl Writer {
+    /// Takes the host memory that [`Writer::save`] copies to, where it needs any: pinning it takes
+    /// longer than a copy, so a run does it before its first step.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn reserve(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
+        let ids: Vec<ValueId> = sections(engine).iter().map(|&(id, _)| id).collect();
+        if ids.iter().all(|&id| engine.host_view(id).is_some()) {
+            return Ok(());
+        }
+        self.wait()?;
+        let bytes = host_bytes(engine);
+        if self.buffer.as_ref().is_some_and(|buffer| buffer.as_slice().len() >= bytes) {
+            return Ok(());
+        }
+        if let Some(small) = self.buffer.take() {
+            engine.free_host_buffer(small)?;
+        }
+        self.buffer = Some(engine.host_buffer(bytes)?);
+        Ok(())
+    }
+
     /// Writes a checkpoint of the state after `position.step`, or begins to.
     ///
     /// # Errors
@@ -93,16 +115,8 @@ impl Writer {
             let data = ids.iter().filter_map(|&id| engine.host_view(id));
             return state.write(root, data, settings.keep_last);
         }
-        self.finish()?;
-        let bytes = host_bytes(engine);
-        let mut buffer = match self.buffer.take() {
-            Some(buffer) if buffer.as_slice().len() >= bytes => buffer,
-            Some(small) => {
-                engine.free_host_buffer(small)?;
-                engine.host_buffer(bytes)?
-            }
-            None => engine.host_buffer(bytes)?,
-        };
+        self.reserve(engine)?;
+        let Some(mut buffer) = self.buffer.take() else { return Ok(()) };
         engine.read_all(&ids, &mut buffer)?;
         let (root, keep_last) = (root.to_path_buf(), settings.keep_last);
         let write = move || {
@@ -124,11 +138,16 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits until the last checkpoint is written.
+    /// Waits until the last checkpoint is written and gives the memory back.
     ///
     /// # Errors
     /// What stopped the writing.
-    pub fn finish(&mut self) -> Result<(), TrainError> {
+    pub fn finish(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
+        self.wait()?;
+        self.buffer.take().map_or(Ok(()), |buffer| engine.free_host_buffer(buffer))
+    }
+
+    fn wait(&mut self) -> Result<(), TrainError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         let (buffer, written) = match thread.join() {
             Ok(done) => done,

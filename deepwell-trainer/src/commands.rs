@@ -68,6 +68,9 @@ pub struct TrainArgs {
     /// `cpu` or `cuda[:N]`
     #[arg(long)]
     pub device: Option<Device>,
+    /// Steps between two checkpoints [default: a fifth of the run]
+    #[arg(long, value_name = "STEPS")]
+    pub checkpoint_every: Option<u64>,
     /// Output folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -109,6 +112,7 @@ impl TrainArgs {
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.device = args.device.unwrap_or(settings.device);
         settings.out = args.out.unwrap_or(settings.out);
+        settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
         if !args.data.is_empty() {
             settings.data = args.data;
         }
@@ -178,6 +182,9 @@ pub struct ParityArgs {
     /// Policy file in TOML; takes the place of --precision
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// Steps between two checkpoints [default: a fifth of the run]
+    #[arg(long, value_name = "STEPS")]
+    pub checkpoint_every: Option<u64>,
     /// Output folder
     #[arg(long, value_name = "DIR", default_value = "target/parity")]
     pub out: PathBuf,
@@ -210,6 +217,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         seq_len: args.seq_len,
         batch_size: args.batch_size,
         eval_tokens: args.eval_tokens,
+        checkpoint_every: args.checkpoint_every,
         seed: args.seed,
         learning_rate: args.learning_rate.unwrap_or(defaults.learning_rate),
         ..defaults

@@ -10,6 +10,7 @@ use deepwell_plan::{format_bytes, mxfp8_flop_share};
 use deepwell_precision::Format;
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, Tokenizer};
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
@@ -34,6 +35,9 @@ pub struct RunSummary {
     /// Highest anonymous resident memory, or memory of the GPU as its driver counts it, less its
     /// value before compilation.
     pub peak_bytes_measured: Option<u64>,
+    /// Pinned host memory that checkpoints are copied to; 0 where the host sees the device's.
+    #[serde(default)]
+    pub pinned_bytes_predicted: u64,
     /// Arena size and its lower bound.
     pub arena_bytes: [u64; 2],
     /// Predicted bytes by kind at the peak.
@@ -165,6 +169,7 @@ fn summarize(
         device: settings.device.to_string(),
         peak_bytes_predicted: engine.predicted_peak_bytes(),
         peak_bytes_measured,
+        pinned_bytes_predicted: pinned_bytes(engine),
         arena_bytes: [rank.arena_bytes, rank.arena_lower_bound_bytes],
         bytes_at_peak: rank.bytes_at_peak.clone(),
         flops_per_step: program.flops(),
@@ -177,6 +182,10 @@ fn summarize(
         precision: program.precision.clone(),
         wall_s: started.elapsed().as_secs_f64(),
     }
+}
+
+fn pinned_bytes(engine: &Engine) -> u64 {
+    if engine.is_asynchronous() { checkpoint::host_bytes(engine) as u64 } else { 0 }
 }
 
 fn memory_table(engine: &Engine) -> String {
@@ -205,6 +214,10 @@ fn memory_table(engine: &Engine) -> String {
         format_bytes(rank.arena_bytes),
         format_bytes(rank.arena_lower_bound_bytes)
     ));
+    if pinned_bytes(engine) > 0 {
+        let bytes = format_bytes(pinned_bytes(engine));
+        text.push_str(&format!("\n  pinned       {bytes:>12} of host memory, for checkpoints"));
+    }
     text
 }
 

@@ -77,6 +77,9 @@ pub struct FitReport {
     /// Median tokens per second of the steps of this process, evaluation and checkpoints left
     /// out.
     pub tokens_per_s: f64,
+    /// How long training stood still for each checkpoint.
+    #[serde(default)]
+    pub checkpoint_stalls_s: Vec<f64>,
     /// What the audit of the first step found, when it was asked for.
     pub audit: Option<AuditReport>,
 }
@@ -195,6 +198,8 @@ impl Trainer {
         // While the device runs a step, the one before is looked at: one step is in flight.
         let mut in_flight: Option<InFlight> = None;
         let mut writer = checkpoint::Writer::default();
+        writer.reserve(&mut self.engine)?;
+        let mut checkpoint_stalls_s: Vec<f64> = Vec::new();
         let mut last_end = Instant::now();
         let mut started_steps = position.step;
         while position.step < settings.steps {
@@ -266,14 +271,16 @@ impl Trainer {
                 // The checkpoint is what a resumed run trusts: metrics up to it must be there.
                 log.sync()?;
                 let root = Trainer::checkpoints_path(out);
+                let begun = Instant::now();
                 writer.save(&root, &mut self.engine, &position, &settings)?;
+                checkpoint_stalls_s.push(begun.elapsed().as_secs_f64());
             }
             if interrupted {
                 progress.note(&format!("stopped after step {step}; `--resume` goes on"));
                 break;
             }
         }
-        writer.finish()?;
+        writer.finish(&mut self.engine)?;
         log.sync()?;
         speeds.sort_by(f64::total_cmp);
         Ok(FitReport {
@@ -281,6 +288,7 @@ impl Trainer {
             interrupted,
             resumed_after,
             tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
+            checkpoint_stalls_s,
             audit: audit_report,
         })
     }
