@@ -28,6 +28,7 @@
 //! ```
 
 pub mod audit;
+pub mod bench;
 pub mod checkpoint;
 pub mod commands;
 pub mod console;

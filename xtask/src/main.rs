@@ -5,7 +5,6 @@
 //! works while the workspace does not build.
 
 mod arguments;
-mod bench;
 mod bundle;
 mod cargo_messages;
 mod deepwell;
@@ -30,10 +29,10 @@ Usage: cargo xtask <COMMAND> [ARGS]
 Commands that build the release binary `deepwell` and run it, with all ARGS passed on:
   parity     Train one model in BF16 and in MXFP8 and compare the two
   train      Train a model from a run file
+  bench      Time kernels and training beside the hardware's limits and PyTorch
   probe      Say what hardware is here
 
 Commands for the repository:
-  bench      Run the benchmarks of deepwell-precision and deepwell-kernels
   kernels    Compile the CUDA kernels; `cargo xtask kernels --help` has the flags
   bundle     Make one folder for a GPU machine without Rust and nvcc; `--help` has the flags
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
@@ -47,7 +46,8 @@ Examples:
   cargo xtask parity --steps 200 --control    with BF16 twice, to see the noise
   cargo xtask parity --help                   all flags of `deepwell parity`
   cargo xtask probe --json                    the hardware as JSON
-  cargo xtask bench quantize                  benchmarks whose name contains `quantize`
+  cargo xtask bench quantize --peers          quantization, and PyTorch's beside it
+  cargo xtask bench --help                    its sections and flags
   cargo xtask kernels --arch sm_90a           kernels for one architecture
   cargo xtask bundle                          target/bundle, to be copied to a GPU machine
   cargo xtask snapshots                       what the snapshot tests would change
@@ -74,8 +74,7 @@ fn run() -> Result<ExitCode> {
     shell.change_dir(&root);
     let command = command.to_string_lossy();
     match &*command {
-        "parity" | "train" | "probe" => deepwell::run(&shell, &root, &command, &args),
-        "bench" => bench::run(&root, &args),
+        "parity" | "train" | "bench" | "probe" => deepwell::run(&shell, &root, &command, &args),
         "kernels" => kernels::run(&root, &args),
         "bundle" => bundle::run(&shell, &root, &args),
         "snapshots" => snapshots::run(&shell, &root, &args),

@@ -4,6 +4,7 @@
 //! What a subcommand finds goes to stdout, as a table or with `--json` as one JSON document;
 //! everything else goes to stderr. `deepwell --help` lists the exit codes.
 
+mod bench;
 mod bytes;
 mod capture;
 mod ckpt;
@@ -40,6 +41,7 @@ Examples:
   deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
+  deepwell bench norms --peers                  kernels beside their floor and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
@@ -76,6 +78,7 @@ enum Command {
     /// Show whether MXFP8 holds BF16's loss, by training one model in both
     #[command(after_help = train::PARITY_AFTER_HELP)]
     Parity(Box<ParityArgs>),
+    Bench(bench::BenchArgs),
     Ckpt(ckpt::CkptArgs),
     Tokenizer(tokenizer::TokenizerArgs),
 }
@@ -127,6 +130,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Dryrun(args) => dryrun::run(&args),
         Command::Train(args) => train::run_train(*args),
         Command::Parity(args) => train::run_parity(*args),
+        Command::Bench(args) => bench::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
     }

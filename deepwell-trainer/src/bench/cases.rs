@@ -1,0 +1,444 @@
+//! Which calls the sections of kernels time: those of the tables of sizes, and every distinct call
+//! of the model's step.
+
+use deepwell_ir::ops::{self, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::{Access, DType, Op, PrecisionPolicy, Product, Program};
+use deepwell_kernels::SingleCall;
+use deepwell_precision::MxSpec;
+use deepwell_probe::Hardware;
+
+use super::peers::PeerTask;
+use super::shapes;
+use super::{Section, Settings};
+use crate::{Device, TrainError};
+
+/// Epsilon of norms that stand in no model.
+const EPS: f64 = 1e-5;
+
+/// A call to be timed.
+pub(super) struct Case {
+    pub(super) call: SingleCall,
+    pub(super) what: String,
+    pub(super) shape: String,
+    pub(super) dtype: String,
+    /// Whether its rate is told in FLOPs.
+    pub(super) is_matrix: bool,
+    pub(super) peer: Option<PeerTask>,
+}
+
+impl Case {
+    pub(super) fn new(call: SingleCall) -> Case {
+        let (shape, is_matrix) = (shape_text(&call), is_matrix(&call.op));
+        Case {
+            what: what_text(&call.op),
+            dtype: dtype_text(&call),
+            peer: peer_task(&call),
+            shape,
+            is_matrix,
+            call,
+        }
+    }
+}
+
+/// The calls of a section.
+///
+/// # Errors
+/// A model or precision that is not there, or a model that does not fit.
+pub(super) fn cases_of(
+    section: Section,
+    settings: &Settings,
+    hardware: &Hardware,
+) -> Result<Vec<Case>, TrainError> {
+    let is_gpu = settings.device != Device::Cpu;
+    let policy = PrecisionPolicy::preset(&settings.precision)?;
+    let mut calls = match section {
+        Section::Gemm => gemms(is_gpu, &policy),
+        Section::Quantize => quantizations(is_gpu, &policy),
+        Section::Attention => attentions(is_gpu),
+        Section::Norms => pointwise(is_gpu, &policy),
+        _ => Vec::new(),
+    };
+    for program in programs(settings, hardware)? {
+        let of_section = program.calls.iter().filter(|call| section_of(&call.op) == Some(section));
+        for call in of_section {
+            let single = SingleCall::of(&program, call);
+            if !calls.contains(&single) {
+                calls.push(single);
+            }
+        }
+    }
+    // Of fused ops only those that the device has.
+    let (catalog, target) = (settings.device.catalog(), settings.device.target(hardware)?);
+    calls.retain(|call| {
+        !matches!(call.op, Op::WithQuantize(_)) || call.select(catalog.as_ref(), &target).is_ok()
+    });
+    Ok(calls.into_iter().map(Case::new).collect())
+}
+
+/// The step in BF16 and in the precision that was asked for.
+fn programs(settings: &Settings, hardware: &Hardware) -> Result<Vec<Program>, TrainError> {
+    settings.precisions().into_iter().map(|name| settings.plan(name, hardware)).collect()
+}
+
+/// Which section times an op; none for those that only whole steps show.
+fn section_of(op: &Op) -> Option<Section> {
+    Some(match op {
+        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::MxGemm(_) => {
+            Section::Gemm
+        }
+        Op::Quantize(_) => Section::Quantize,
+        Op::Attention(_) | Op::AttentionBackward(_) => Section::Attention,
+        Op::RmsNorm(_)
+        | Op::AddRmsNorm(_)
+        | Op::RmsNormBackward(_)
+        | Op::LayerNorm(_)
+        | Op::AddLayerNorm(_)
+        | Op::LayerNormBackward(_)
+        | Op::SwiGlu(_)
+        | Op::SwiGluBackward(_)
+        | Op::Gelu(_)
+        | Op::GeluBackward(_)
+        | Op::Rope(_)
+        | Op::RopeBackward(_)
+        | Op::Add(_)
+        | Op::WithQuantize(_) => Section::Norms,
+        Op::GradNorm(_) | Op::AdamW(_) => Section::Optimizer,
+        _ => return None,
+    })
+}
+
+fn is_matrix(op: &Op) -> bool {
+    matches!(section_of(op), Some(Section::Gemm | Section::Attention))
+}
+
+type Operand = (DType, Vec<usize>);
+
+fn bf16(shape: &[usize]) -> Operand {
+    (DType::Bf16, shape.to_vec())
+}
+
+fn f32(shape: &[usize]) -> Operand {
+    (DType::F32, shape.to_vec())
+}
+
+fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
+    let fine = PrecisionPolicy::mxfp8();
+    let mut calls = Vec::new();
+    for &(m, n, k) in shapes::gemms(is_gpu) {
+        let operands = [bf16(&[m, k]), bf16(&[n, k])];
+        calls.push(SingleCall::new(ops::Linear { bias: false }, &operands, &[bf16(&[m, n])]));
+        for policy in [policy, &fine] {
+            let (a, b) = (policy.activation_spec(), policy.weight_spec());
+            let product = Product::Fprop;
+            let op = ops::MxGemm { product, output: DType::Bf16, bias: false, a, b };
+            let side = |rows: usize| {
+                [(DType::E4m3, vec![rows, k]), (DType::E8m0, vec![rows, k.div_ceil(32)])]
+            };
+            let call = SingleCall::new(op, &[side(m), side(n)].concat(), &[bf16(&[m, n])]);
+            if !calls.contains(&call) {
+                calls.push(call);
+            }
+        }
+    }
+    calls
+}
+
+/// What a quantization writes of a matrix.
+fn quantized(quantize: &Quantize, rows: usize, columns: usize) -> Vec<Operand> {
+    let copy = |rows: usize, columns: usize| {
+        [(DType::E4m3, vec![rows, columns]), (DType::E8m0, vec![rows, columns.div_ceil(32)])]
+    };
+    let mut outputs = Vec::new();
+    if quantize.axis != Axis::Column {
+        outputs.extend(copy(rows, columns));
+    }
+    if quantize.axis != Axis::Row {
+        outputs.extend(copy(columns, rows));
+    }
+    outputs.push((DType::U64, vec![Quantize::STATISTICS]));
+    outputs
+}
+
+fn quantizations(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
+    let mut calls = Vec::new();
+    for &(rows, columns) in shapes::quantizations(is_gpu) {
+        for spec in specs(&[policy.activation_spec(), policy.weight_spec(), MxSpec::default()]) {
+            for axis in [Axis::Row, Axis::Column, Axis::Both] {
+                let quantize = Quantize { spec, axis };
+                let outputs = quantized(&quantize, rows, columns);
+                calls.push(SingleCall::new(quantize, &[bf16(&[rows, columns])], &outputs));
+            }
+        }
+    }
+    calls
+}
+
+/// Each once.
+fn specs(all: &[MxSpec]) -> Vec<MxSpec> {
+    let mut once: Vec<MxSpec> = Vec::new();
+    for spec in all {
+        if !once.contains(spec) {
+            once.push(*spec);
+        }
+    }
+    once
+}
+
+fn attentions(is_gpu: bool) -> Vec<SingleCall> {
+    let mut calls = Vec::new();
+    for size in shapes::attentions(is_gpu) {
+        let shapes::AttentionSize { batch, heads, seq, head_dim, causal } = size;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let of_op = || AttentionHeads { heads, kv_heads: heads, head_dim, scale, causal };
+        let x = || bf16(&[batch * seq, heads * head_dim]);
+        let lse = || f32(&[batch, heads, seq]);
+        let forward = ops::Attention { heads: of_op() };
+        let backward = ops::AttentionBackward { heads: of_op() };
+        for mut call in [
+            SingleCall::new(forward, &[x(), x(), x()], &[x(), lse()]),
+            SingleCall::new(backward, &[x(), x(), x(), x(), x(), lse()], &[x(), x(), x()]),
+        ] {
+            (call.batch, call.seq) = (batch, seq);
+            calls.push(call);
+        }
+    }
+    calls
+}
+
+/// Norms and activations with what they read and write, and which outputs may be quantized.
+fn producers(rows: usize, columns: usize) -> Vec<(Op, Vec<Operand>, Vec<Operand>, Vec<usize>)> {
+    let m = || bf16(&[rows, columns]);
+    let v = || bf16(&[columns]);
+    let of_row = || f32(&[rows]);
+    let gradient = || f32(&[columns]);
+    vec![
+        (ops::RmsNorm { eps: EPS }.into(), vec![m(), v()], vec![m(), of_row()], vec![0]),
+        (
+            ops::AddRmsNorm { eps: EPS }.into(),
+            vec![m(), m(), v()],
+            vec![m(), m(), of_row()],
+            vec![1],
+        ),
+        (
+            ops::RmsNormBackward { residual: false }.into(),
+            vec![m(), m(), v(), of_row()],
+            vec![m(), gradient()],
+            vec![0],
+        ),
+        (
+            ops::LayerNorm { eps: EPS }.into(),
+            vec![m(), v(), v()],
+            vec![m(), of_row(), of_row()],
+            vec![0],
+        ),
+        (
+            ops::AddLayerNorm { eps: EPS }.into(),
+            vec![m(), m(), v(), v()],
+            vec![m(), m(), of_row(), of_row()],
+            vec![1],
+        ),
+        (
+            ops::LayerNormBackward { residual: false }.into(),
+            vec![m(), m(), v(), of_row(), of_row()],
+            vec![m(), gradient(), gradient()],
+            vec![0],
+        ),
+        (ops::SwiGlu {}.into(), vec![m(), m()], vec![m()], vec![0]),
+        (ops::SwiGluBackward {}.into(), vec![m(), m(), m()], vec![m(), m()], vec![0, 1]),
+    ]
+}
+
+fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
+    let mut calls = Vec::new();
+    for &(rows, columns) in shapes::pointwise(is_gpu) {
+        for (op, inputs, outputs, of) in producers(rows, columns) {
+            calls.push(SingleCall::new(op.clone(), &inputs, &outputs));
+            let quantize = Quantize { spec: policy.activation_spec(), axis: Axis::Both };
+            let entry = |&output: &usize| QuantizedOutput {
+                output,
+                quantize: quantize.clone(),
+                keep: false,
+            };
+            let kept = outputs.iter().enumerate().filter(|(index, _)| !of.contains(index));
+            let mut given: Vec<Operand> = kept.map(|(_, output)| output.clone()).collect();
+            for _ in &of {
+                given.extend(quantized(&quantize, rows, columns));
+            }
+            let fused =
+                WithQuantize { producer: Box::new(op), quantized: of.iter().map(entry).collect() };
+            calls.push(SingleCall::new(fused, &inputs, &given));
+        }
+    }
+    calls
+}
+
+fn what_text(op: &Op) -> String {
+    match op {
+        Op::MxGemm(op) => format!("mx_gemm {}", op.product.name()),
+        Op::Quantize(op) => format!("quantize {}", op.axis.name()),
+        Op::WithQuantize(fused) => {
+            let mut axes: Vec<&str> =
+                fused.quantized.iter().map(|entry| entry.quantize.axis.name()).collect();
+            axes.dedup();
+            format!("{} {}", op.name(), axes.join("+"))
+        }
+        op => op.name().to_string(),
+    }
+}
+
+fn blocks(spec: MxSpec) -> String {
+    let elements = spec.granularity.elements();
+    match spec.block {
+        deepwell_precision::BlockShape::Square => format!("{elements}x{elements}"),
+        _ => format!("1x{elements}"),
+    }
+}
+
+fn dtype_text(call: &SingleCall) -> String {
+    match &call.op {
+        Op::MxGemm(op) => format!("mxfp8 {}*{}", blocks(op.a), blocks(op.b)),
+        Op::Quantize(op) => format!("{} to mxfp8 {}", call.operands[0].dtype, blocks(op.spec)),
+        Op::WithQuantize(op) => {
+            let spec = op.quantized.first().map(|entry| blocks(entry.quantize.spec));
+            format!("{} to mxfp8 {}", call.operands[0].dtype, spec.unwrap_or_default())
+        }
+        _ => call.operands.first().map_or(String::new(), |operand| operand.dtype.to_string()),
+    }
+}
+
+/// `(product, M, N, K)` of a matrix product.
+fn product_of(call: &SingleCall) -> Option<(Product, usize, usize, usize)> {
+    let shape = |index: usize| &call.operands[index].shape;
+    Some(match &call.op {
+        Op::Linear(_) => (Product::Fprop, shape(0)[0], shape(1)[0], shape(0)[1]),
+        Op::LinearInputGrad(_) => (Product::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
+        Op::LinearWeightGrad(_) => (Product::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
+        Op::MxGemm(op) => (op.product, shape(0)[0], shape(2)[0], shape(0)[1]),
+        _ => return None,
+    })
+}
+
+/// Elements of each parameter that the optimizer touches.
+fn lengths(call: &SingleCall) -> Vec<usize> {
+    let sizes = call.operands.iter().map(|operand| operand.shape.iter().product::<usize>());
+    match &call.op {
+        Op::AdamW(_) => sizes
+            .skip(ops::AdamW::LEADING_OPERANDS)
+            .step_by(ops::AdamW::OPERANDS_PER_PARAMETER)
+            .collect(),
+        _ => sizes.take(call.input_count).collect(),
+    }
+}
+
+fn shape_text(call: &SingleCall) -> String {
+    if let Some((_, m, n, k)) = product_of(call) {
+        let adds = if call.accumulate { " +=" } else { "" };
+        return format!("{m},{n},{k}{adds}");
+    }
+    match &call.op {
+        Op::Attention(ops::Attention { heads })
+        | Op::AttentionBackward(ops::AttentionBackward { heads }) => {
+            let causal = if heads.causal { "causal" } else { "full" };
+            let kv = match heads.kv_heads == heads.heads {
+                true => String::new(),
+                false => format!("/{}", heads.kv_heads),
+            };
+            let batch = sequences(call);
+            format!("{batch},{}{kv},{},{} {causal}", heads.heads, call.seq, heads.head_dim)
+        }
+        Op::AdamW(_) | Op::GradNorm(_) => {
+            let lengths = lengths(call);
+            format!("{} in {} tensors", lengths.iter().sum::<usize>(), lengths.len())
+        }
+        _ => {
+            let sizes = call.operands.first().map(|operand| operand.shape.as_slice());
+            let sizes: Vec<String> =
+                sizes.unwrap_or_default().iter().map(usize::to_string).collect();
+            let adds = call.access[call.input_count..].contains(&Access::Update);
+            format!("{}{}", sizes.join("x"), if adds { " +=" } else { "" })
+        }
+    }
+}
+
+/// Sequences of an attention: the first size of its log-sums.
+fn sequences(call: &SingleCall) -> usize {
+    let lse = if matches!(call.op, Op::Attention(_)) { 4 } else { 5 };
+    call.operands.get(lse).map_or(call.batch, |lse| lse.shape[0])
+}
+
+fn peer_task(call: &SingleCall) -> Option<PeerTask> {
+    if let Some((product, m, n, k)) = product_of(call) {
+        let fp8 = matches!(call.op, Op::MxGemm(_));
+        return Some(PeerTask::Gemm { product: product.name().to_string(), m, n, k, fp8 });
+    }
+    let matrix = |index: usize| match call.operands[index].shape.as_slice() {
+        &[rows, columns] => Some((rows, columns)),
+        _ => None,
+    };
+    let pointwise = |op: &Op, quantized, block| {
+        let (rows, columns) = matrix(0)?;
+        let op = op.name().to_string();
+        Some(PeerTask::Pointwise { op, rows, columns, quantized, block })
+    };
+    match &call.op {
+        Op::Quantize(op) => {
+            let (rows, columns) = matrix(0)?;
+            let block = op.spec.granularity.elements();
+            Some(PeerTask::Quantize { rows, columns, axis: op.axis.name().to_string(), block })
+        }
+        Op::Attention(ops::Attention { heads })
+        | Op::AttentionBackward(ops::AttentionBackward { heads }) => Some(PeerTask::Attention {
+            batch: sequences(call),
+            heads: heads.heads,
+            kv_heads: heads.kv_heads,
+            seq: call.seq,
+            head_dim: heads.head_dim,
+            causal: heads.causal,
+            backward: matches!(call.op, Op::AttentionBackward(_)),
+        }),
+        Op::WithQuantize(op) => {
+            let entry =
+                |entry: &QuantizedOutput| (entry.output, entry.quantize.axis.name().to_string());
+            let block = op.quantized.first()?.quantize.spec.granularity.elements();
+            pointwise(&op.producer, op.quantized.iter().map(entry).collect(), block)
+        }
+        Op::AdamW(_) => Some(PeerTask::AdamW { lengths: lengths(call) }),
+        Op::GradNorm(_) => Some(PeerTask::GradNorm { lengths: lengths(call) }),
+        Op::Rope(_) | Op::RopeBackward(_) => None,
+        op => pointwise(op, Vec::new(), 32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_named_by_their_own_sizes() {
+        let (t, n, k) = (64, 96, 32);
+        let check = |op: Op, inputs: [Operand; 2], output: Operand, expected: &str| {
+            let case = Case::new(SingleCall::new(op, &inputs, &[output]));
+            assert_eq!(case.shape, expected);
+            // Twice M·N·K is what the op itself counts.
+            let (_, m, n, k) = product_of(&case.call).unwrap();
+            assert_eq!(case.call.cost().flops, 2 * (m * n * k) as u64);
+        };
+        let (x, w, dy) = (bf16(&[t, k]), bf16(&[n, k]), bf16(&[t, n]));
+        check(ops::Linear { bias: false }.into(), [x.clone(), w.clone()], dy.clone(), "64,96,32");
+        check(ops::LinearInputGrad {}.into(), [dy.clone(), w], x.clone(), "64,32,96");
+        check(ops::LinearWeightGrad {}.into(), [dy, x], f32(&[n, k]), "96,32,64");
+    }
+
+    #[test]
+    fn fused_ops_have_the_operands_that_their_rule_gives() {
+        for call in pointwise(false, &PrecisionPolicy::mxfp8()) {
+            let inputs = &call.operands[..call.input_count];
+            let expected = call.op.outputs_of(inputs).unwrap();
+            assert_eq!(call.operands[call.input_count..], expected, "{}", call.op.name());
+        }
+        for call in quantizations(false, &PrecisionPolicy::mxfp8()) {
+            let expected = call.op.outputs_of(&call.operands[..1]).unwrap();
+            assert_eq!(call.operands[1..], expected);
+        }
+    }
+}

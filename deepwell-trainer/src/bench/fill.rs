@@ -1,0 +1,145 @@
+//! Random operands: what arithmetic costs depends on the bits that it turns over.
+
+use deepwell_ir::{Access, DType, Op, ops};
+use deepwell_kernels::SingleCall;
+use half::bf16;
+
+/// Elements of the pool that operands are cut from; odd, so that rows of round length differ.
+const POOL: usize = (1 << 20) + 7;
+
+/// What an operand holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fill {
+    /// Uniform in [-1, 1).
+    Uniform,
+    /// Uniform in [0.5, 1.5): reciprocal deviations, weights of norms.
+    Positive,
+    /// Codes of finite E4M3 numbers.
+    Codes,
+    /// Powers of two from 1/16 to 8, four bytes alike as one exponent for 128 elements has them.
+    Scales,
+    /// One number everywhere.
+    Constant(f32),
+    /// Nothing: outputs, counters.
+    Zero,
+}
+
+/// What the operands of a call hold, in their order.
+pub(super) fn fills(call: &SingleCall) -> Vec<Fill> {
+    let producer = match &call.op {
+        Op::WithQuantize(fused) => fused.producer.as_ref(),
+        op => op,
+    };
+    (0..call.operands.len())
+        .map(|index| {
+            // What is only written, and accumulators; the optimizer's state is neither.
+            let is_state = matches!(producer, Op::AdamW(_)) && call.access[index] != Access::Write;
+            if index >= call.input_count && !is_state {
+                return Fill::Zero;
+            }
+            special(producer, index, call).unwrap_or(match call.operands[index].dtype {
+                DType::E4m3 => Fill::Codes,
+                DType::E8m0 => Fill::Scales,
+                DType::F32 | DType::Bf16 => Fill::Uniform,
+                _ => Fill::Zero,
+            })
+        })
+        .collect()
+}
+
+/// Operands that are not plain data.
+fn special(op: &Op, index: usize, call: &SingleCall) -> Option<Fill> {
+    match (op, index) {
+        // The logarithm of a sum over the keys of numbers around one.
+        (Op::AttentionBackward(_), 5) => Some(Fill::Constant((call.seq.max(1) as f32).ln())),
+        (Op::RmsNormBackward(_), 2 | 3) => Some(Fill::Positive),
+        (Op::LayerNormBackward(_), 2 | 4) => Some(Fill::Positive),
+        // The norm, the learning rate, and of each parameter the second moment.
+        (Op::AdamW(_), 0) => Some(Fill::Constant(1.0)),
+        (Op::AdamW(_), 1) => Some(Fill::Constant(1e-4)),
+        (Op::AdamW(_), 2) => Some(Fill::Zero),
+        (Op::AdamW(_), _) => {
+            let of_parameter =
+                (index - ops::AdamW::LEADING_OPERANDS) % ops::AdamW::OPERANDS_PER_PARAMETER;
+            (of_parameter == 3).then_some(Fill::Positive)
+        }
+        _ => None,
+    }
+}
+
+/// Random bytes to cut operands from.
+pub(super) struct Pool {
+    words: Vec<u64>,
+}
+
+impl Pool {
+    /// The same words for the same seed.
+    pub(super) fn new(seed: u64) -> Pool {
+        let mut state = seed ^ 0xD1B5_4A32_D192_ED03;
+        let words = (0..POOL)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state
+            })
+            .collect();
+        Pool { words }
+    }
+
+    /// The bytes of one period of an operand; an operand repeats them.
+    pub(super) fn period(&self, fill: Fill, dtype: DType) -> Vec<u8> {
+        let unit = |word: u64| (word >> 40) as f32 / (1u64 << 24) as f32;
+        let floats = |value: &dyn Fn(u64) -> f32| -> Vec<u8> {
+            let values = self.words.iter().map(|&word| value(word));
+            match dtype {
+                DType::Bf16 => {
+                    let values: Vec<bf16> = values.map(bf16::from_f32).collect();
+                    bytemuck::cast_slice(&values).to_vec()
+                }
+                _ => bytemuck::cast_slice(&values.collect::<Vec<f32>>()).to_vec(),
+            }
+        };
+        match fill {
+            Fill::Uniform => floats(&|word| unit(word) * 2.0 - 1.0),
+            Fill::Positive => floats(&|word| unit(word) + 0.5),
+            Fill::Constant(value) => floats(&|_| value),
+            // All ones below the sign is NaN.
+            Fill::Codes => self
+                .words
+                .iter()
+                .map(|&word| (word >> 32) as u8)
+                .map(|code| if code & 0x7F == 0x7F { code & 0x80 } else { code })
+                .collect(),
+            Fill::Scales => {
+                self.words.iter().flat_map(|&word| [123 + ((word >> 32) % 8) as u8; 4]).collect()
+            }
+            Fill::Zero => vec![0; 4096],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_are_what_they_should_be() {
+        let pool = Pool::new(1);
+        let bytes = pool.period(Fill::Uniform, DType::F32);
+        let floats: Vec<f32> =
+            bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
+        assert!(floats.iter().all(|x| (-1.0..1.0).contains(x)));
+        let mean = floats.iter().sum::<f32>() / floats.len() as f32;
+        // Four standard errors of the mean of a million numbers of deviation 0.58.
+        assert!(mean.abs() < 4.0 * 0.58 / 1024.0, "{mean}");
+        let codes = pool.period(Fill::Codes, DType::E4m3);
+        assert!(codes.iter().all(|code| code & 0x7F != 0x7F));
+        let scales = pool.period(Fill::Scales, DType::E8m0);
+        assert!(scales.chunks(4).all(|four| four.iter().all(|&byte| byte == four[0])));
+        let bytes = pool.period(Fill::Positive, DType::Bf16);
+        let positive: Vec<bf16> =
+            bytes.chunks_exact(2).map(|x| bf16::from_le_bytes([x[0], x[1]])).collect();
+        assert!(positive.iter().all(|x| (0.5..=1.5).contains(&x.to_f32())));
+    }
+}

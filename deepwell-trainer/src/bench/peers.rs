@@ -1,0 +1,264 @@
+//! PyTorch on the same shapes: a Python program of this crate that is fed shapes and prints times.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use deepwell_ir::capture::LlamaConfig;
+use serde::{Deserialize, Serialize};
+
+use super::Row;
+use crate::Device;
+
+/// The program, as `python3 - ` takes it.
+const SCRIPT: &str = include_str!("peers.py");
+/// The interpreter; on the path.
+const INTERPRETER: &str = "python3";
+
+/// Work that peers are asked to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum PeerTask {
+    /// A product of matrices.
+    Gemm {
+        /// `fprop`, `dgrad` or `wgrad`: how the operands lie.
+        product: String,
+        /// Rows of the result.
+        m: usize,
+        /// Columns of the result.
+        n: usize,
+        /// Depth of the contraction.
+        k: usize,
+        /// Operands in FP8 with the scales that PyTorch offers, else in BF16.
+        fp8: bool,
+    },
+    /// Block quantization.
+    Quantize {
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        columns: usize,
+        /// `row`, `column` or `both`.
+        axis: String,
+        /// Elements of a block.
+        block: usize,
+    },
+    /// Attention or its gradients.
+    Attention {
+        /// Sequences.
+        batch: usize,
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Tokens of a sequence.
+        seq: usize,
+        /// Width of a head.
+        head_dim: usize,
+        /// Whether a token sees only what came before.
+        causal: bool,
+        /// Gradients.
+        backward: bool,
+    },
+    /// A norm or an activation.
+    Pointwise {
+        /// Name of the op, or of its producer where it quantizes too.
+        op: String,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        columns: usize,
+        /// Output and axis of each quantization behind it.
+        quantized: Vec<(usize, String)>,
+        /// Elements of a block.
+        block: usize,
+    },
+    /// One update.
+    #[serde(rename = "adamw")]
+    AdamW {
+        /// Elements of each parameter.
+        lengths: Vec<usize>,
+    },
+    /// Norm of all gradients.
+    GradNorm {
+        /// Elements of each gradient.
+        lengths: Vec<usize>,
+    },
+    /// Steps of training in BF16.
+    Train {
+        /// Sequences.
+        batch: usize,
+        /// Tokens of a sequence.
+        seq: usize,
+        /// Width.
+        hidden: usize,
+        /// Width of the feed-forward layers.
+        intermediate: usize,
+        /// Blocks.
+        layers: usize,
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Tokens that there are.
+        vocab: usize,
+    },
+}
+
+impl PeerTask {
+    /// Training of a model.
+    pub fn train(config: &LlamaConfig, batch: usize, seq: usize) -> PeerTask {
+        PeerTask::Train {
+            batch,
+            seq,
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+            layers: config.num_layers,
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            vocab: config.vocab_size,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    id: i64,
+    device: String,
+    samples: usize,
+    task: &'a PeerTask,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    id: i64,
+    peer: String,
+    time_s: Option<f64>,
+    note: Option<String>,
+}
+
+/// Asks PyTorch for every row of `rows` that has a task and puts the answers into them. Rows of
+/// the same task are measured once. A peer that cannot be asked is an answer that says why.
+/// Gives a description of the peers' software.
+pub fn measure(
+    rows: &mut [Row],
+    device: Device,
+    samples: usize,
+    progress: &mut dyn FnMut(&str),
+) -> String {
+    let mut tasks: Vec<PeerTask> = Vec::new();
+    for task in rows.iter().filter_map(|row| row.peer_task.as_ref()) {
+        if !tasks.contains(task) {
+            tasks.push(task.clone());
+        }
+    }
+    if tasks.is_empty() {
+        return String::new();
+    }
+    let mut environment = String::new();
+    let mut answers: BTreeMap<i64, Vec<Answer>> = BTreeMap::new();
+    let mut take = |answer: Answer| {
+        if answer.id < 0 {
+            environment = answer.note.unwrap_or_default();
+            progress(&environment);
+        } else {
+            progress(&format!("{} of {} shapes: {}", answer.id + 1, tasks.len(), answer.peer));
+            answers.entry(answer.id).or_default().push(answer);
+        }
+    };
+    let failure = ask(&tasks, device, samples, &mut take).err();
+    for row in rows {
+        let Some(task) = &row.peer_task else { continue };
+        let Some(id) = tasks.iter().position(|known| known == task) else { continue };
+        match answers.get(&(id as i64)) {
+            Some(answers) => {
+                for answer in answers {
+                    row.add_peer(&answer.peer, answer.time_s, answer.note.clone());
+                }
+            }
+            None => {
+                let without_torch = environment.starts_with("no torch").then_some(&environment);
+                let why = failure.as_ref().or(without_torch);
+                let why = why.map_or("no answer", String::as_str).to_string();
+                row.add_peer("torch", None, Some(why));
+            }
+        }
+    }
+    environment
+}
+
+fn ask(
+    tasks: &[PeerTask],
+    device: Device,
+    samples: usize,
+    take: &mut dyn FnMut(Answer),
+) -> Result<(), String> {
+    let device = device.to_string();
+    let mut child = Command::new(INTERPRETER)
+        .args(["-c", SCRIPT])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("`{INTERPRETER}` cannot be started: {error}"))?;
+    let (Some(mut input), Some(output), Some(errors)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    else {
+        return Err(format!("`{INTERPRETER}` has no pipes"));
+    };
+    // Libraries warn at length; a pipe that nobody reads would stop them.
+    let errors = std::thread::spawn(move || {
+        let lines = BufReader::new(errors).lines().map_while(Result::ok);
+        lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
+    });
+    let requests: Vec<String> = tasks
+        .iter()
+        .enumerate()
+        .map(|(id, task)| {
+            let request = Request { id: id as i64, device: device.clone(), samples, task };
+            serde_json::to_string(&request).expect("a task is plain data")
+        })
+        .collect();
+    // Who has no torch does not read: its answer says so, not this.
+    let writer = std::thread::spawn(move || writeln!(input, "{}", requests.join("\n")).is_ok());
+    for line in BufReader::new(output).lines().map_while(Result::ok) {
+        // Other lines are what libraries print.
+        if let Ok(answer) = serde_json::from_str::<Answer>(&line) {
+            take(answer);
+        }
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    let last_error = errors.join().unwrap_or_default();
+    let _ = writer.join();
+    if status.success() { Ok(()) } else { Err(format!("{INTERPRETER}: {status}: {last_error}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Section;
+
+    #[test]
+    fn tasks_are_what_the_program_reads() {
+        let check = |task: PeerTask, expected: &str| {
+            let text = serde_json::to_string(&task).unwrap();
+            assert_eq!(text, expected);
+            let kind = text.split('"').nth(3).unwrap();
+            assert!(SCRIPT.contains(&format!("    \"{kind}\": {kind},")), "{kind}");
+            assert_eq!(serde_json::from_str::<PeerTask>(&text).unwrap(), task);
+        };
+        check(PeerTask::AdamW { lengths: vec![3] }, r#"{"kind":"adamw","lengths":[3]}"#);
+        check(PeerTask::GradNorm { lengths: vec![] }, r#"{"kind":"grad_norm","lengths":[]}"#);
+        check(
+            PeerTask::Quantize { rows: 1, columns: 2, axis: "row".to_string(), block: 32 },
+            r#"{"kind":"quantize","rows":1,"columns":2,"axis":"row","block":32}"#,
+        );
+    }
+
+    #[test]
+    fn rows_without_a_task_ask_nobody() {
+        let mut rows = [Row::new(Section::Memory, "peak")];
+        let said = measure(&mut rows, Device::Cpu, 1, &mut |_| panic!("nobody was to be asked"));
+        assert_eq!((said.as_str(), rows[0].peers.len()), ("", 0));
+    }
+}

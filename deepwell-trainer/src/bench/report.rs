@@ -1,0 +1,168 @@
+//! Everything that a run of the benchmark found, and what it was asked.
+
+use std::path::{Path, PathBuf};
+
+use deepwell_ir::capture::LlamaConfig;
+use deepwell_ir::{Graph, PrecisionPolicy, Program};
+use deepwell_plan::{OptimizerSpec, PlanRequest, autoplan};
+use deepwell_probe::Hardware;
+use serde::{Deserialize, Serialize};
+
+use super::{Machine, Row, page, text};
+use crate::{Device, TrainError};
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Where.
+    pub device: Device,
+    /// Preset, config.json or model folder.
+    pub model: String,
+    /// Name of a precision preset.
+    pub precision: String,
+    /// Whether BF16 is measured too.
+    pub beside_bf16: bool,
+    /// Sequences of a step.
+    pub batch_size: usize,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Samples of a kernel, and steps of a model.
+    pub iterations: usize,
+    /// Bandwidth that was measured before, 10⁹ bytes a second; none takes the datasheet's.
+    pub copy_gbps: Option<f64>,
+}
+
+impl Settings {
+    /// The precisions that are measured.
+    pub fn precisions(&self) -> Vec<&str> {
+        let bf16 = (self.beside_bf16 && self.precision != "bf16").then_some("bf16");
+        bf16.into_iter().chain([self.precision.as_str()]).collect()
+    }
+
+    /// The model's configuration.
+    ///
+    /// # Errors
+    /// A model that is not there.
+    pub fn config(&self) -> Result<LlamaConfig, TrainError> {
+        match LlamaConfig::preset(&self.model) {
+            Some(config) => Ok(config),
+            None => Ok(LlamaConfig::from_path(&self.model)?.0),
+        }
+    }
+
+    /// The model's graph.
+    ///
+    /// # Errors
+    /// A model that is not there.
+    pub fn graph(&self) -> Result<Graph, TrainError> {
+        Ok(deepwell_ir::capture::capture_for_sequence(&self.config()?, self.seq_len)?)
+    }
+
+    /// The model's step in a precision, as it would train.
+    ///
+    /// # Errors
+    /// A model or precision that is not there, or a model that does not fit.
+    pub fn plan(&self, precision: &str, hardware: &Hardware) -> Result<Program, TrainError> {
+        let request = PlanRequest {
+            seq: self.seq_len,
+            global_batch: self.batch_size,
+            policy: PrecisionPolicy::preset(precision)?,
+            optimizer: OptimizerSpec::default(),
+            memory_limit_bytes: None,
+            micro_batch: None,
+            recompute: None,
+        };
+        let (catalog, target) = (self.device.catalog(), self.device.target(hardware)?);
+        Ok(autoplan(&self.graph()?, hardware, &request, catalog.as_ref(), &target)?.program)
+    }
+}
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Day and time it began, UTC.
+    pub began: String,
+    /// What was asked.
+    pub settings: Settings,
+    /// What it ran on.
+    pub machine: Machine,
+    /// All rows in the order they were measured.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// Number of rows that failed.
+    pub fn failures(&self) -> usize {
+        self.rows.iter().filter(|row| row.failure.is_some()).count()
+    }
+
+    /// As a table for a terminal.
+    pub fn to_text(&self) -> String {
+        text::table(&self.rows)
+    }
+
+    /// As Markdown, with machine and method.
+    pub fn to_markdown(&self) -> String {
+        text::markdown(self)
+    }
+
+    /// As an HTML page with plots.
+    pub fn to_html(&self) -> String {
+        page::html(self)
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a report is plain data")
+    }
+
+    /// Writes `bench.json`, `bench.txt` and `bench.html` to a folder.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<(), TrainError> {
+        let files = [
+            ("bench.json", self.to_json()),
+            ("bench.txt", self.to_text()),
+            ("bench.html", self.to_html()),
+        ];
+        files.iter().try_for_each(|(name, text)| write_file(&folder.join(name), text))
+    }
+
+    /// Writes `<what>_<device>_<day>.md` and `.json` to a folder of records and gives the path of
+    /// the first. A record that is there already is kept: a number is added to the name.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn write_record(&self, folder: &Path) -> Result<PathBuf, TrainError> {
+        let mut sections: Vec<&str> = self.rows.iter().map(|row| row.section.name()).collect();
+        sections.sort_unstable();
+        sections.dedup();
+        let what = match sections.as_slice() {
+            [] => "nothing".to_string(),
+            sections if sections.len() > 3 => "bench".to_string(),
+            sections => sections.join("-"),
+        };
+        let day = self.began.split('T').next().unwrap_or_default();
+        let stem = format!("{what}_{}_{day}", self.machine.slug());
+        let named = |number: usize| match number {
+            1 => stem.clone(),
+            number => format!("{stem}_{number}"),
+        };
+        let is_free = |name: &String| {
+            ["md", "json"].iter().all(|end| !folder.join(format!("{name}.{end}")).exists())
+        };
+        let name = (1..).map(named).find(is_free).unwrap_or(stem.clone());
+        let path = folder.join(format!("{name}.md"));
+        write_file(&path, &self.to_markdown())?;
+        write_file(&folder.join(format!("{name}.json")), &self.to_json())?;
+        Ok(path)
+    }
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), TrainError> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
+    }
+    std::fs::write(path, text).map_err(TrainError::io(path))
+}

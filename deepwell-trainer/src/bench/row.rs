@@ -1,0 +1,148 @@
+//! What one measurement gave.
+
+use serde::{Deserialize, Serialize};
+
+use super::Section;
+use super::peers::PeerTask;
+
+/// What somebody else's library took for the same work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerTime {
+    /// Who, `torch.compile` for example.
+    pub name: String,
+    /// Its median time, seconds; none when it failed.
+    pub time_s: Option<f64>,
+    /// Its time over ours: above 1 it is slower than ours.
+    pub ratio: Option<f64>,
+    /// Why there is no time, or what else there is to know.
+    pub note: Option<String>,
+}
+
+/// One measurement; a failed one has a [`Row::failure`] and no time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Which part of the benchmark.
+    pub section: Section,
+    /// The op, or what was trained.
+    pub what: String,
+    /// Sizes, as the op's documentation orders them.
+    pub shape: String,
+    /// Element type of the inputs, or the precision of a model.
+    pub dtype: String,
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Median time, seconds.
+    pub time_s: Option<f64>,
+    /// Tenth and ninetieth percentile of the samples, seconds.
+    pub spread_s: Option<(f64, f64)>,
+    /// Achieved rate.
+    pub rate: Option<f64>,
+    /// Its unit: `TFLOP/s`, `GB/s`, `tokens/s`, `MiB`.
+    pub rate_unit: String,
+    /// Least time by the roofline, seconds.
+    pub floor_s: Option<f64>,
+    /// What the floor comes from: `compute`, `memory`, `prediction`.
+    pub bound: String,
+    /// Floor over time. In the section `memory`: predicted over measured bytes.
+    pub floor_share: Option<f64>,
+    /// Others on the same work.
+    pub peers: Vec<PeerTime>,
+    /// Name and value of whatever else was measured or chosen.
+    pub details: Vec<(String, String)>,
+    /// Why there is no time.
+    pub failure: Option<String>,
+    /// What to ask peers to measure.
+    pub peer_task: Option<PeerTask>,
+}
+
+impl Row {
+    /// A row without any measurement yet.
+    pub fn new(section: Section, what: impl Into<String>) -> Row {
+        Row {
+            section,
+            what: what.into(),
+            shape: String::new(),
+            dtype: String::new(),
+            kernel: String::new(),
+            time_s: None,
+            spread_s: None,
+            rate: None,
+            rate_unit: String::new(),
+            floor_s: None,
+            bound: String::new(),
+            floor_share: None,
+            peers: Vec::new(),
+            details: Vec::new(),
+            failure: None,
+            peer_task: None,
+        }
+    }
+
+    /// A row for a measurement that did not come about.
+    pub fn failed(section: Section, what: impl Into<String>, failure: impl ToString) -> Row {
+        Row { failure: Some(failure.to_string()), ..Row::new(section, what) }
+    }
+
+    /// Adds a detail.
+    pub fn with_detail(mut self, name: &str, value: impl ToString) -> Row {
+        self.details.push((name.to_string(), value.to_string()));
+        self
+    }
+
+    /// Puts a peer's answer beside the row's own time.
+    pub fn add_peer(&mut self, name: &str, time_s: Option<f64>, note: Option<String>) {
+        let ratio = match (time_s, self.time_s) {
+            (Some(peer), Some(own)) if own > 0.0 => Some(peer / own),
+            _ => None,
+        };
+        self.peers.push(PeerTime { name: name.to_string(), time_s, ratio, note });
+    }
+}
+
+/// Progress of a benchmark.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowEvent {
+    /// Something that takes a while begins.
+    Note(String),
+    /// A row is there.
+    Row(Box<Row>),
+    /// A copy was measured, 10⁹ bytes read and written a second.
+    Copy(f64),
+}
+
+/// Geometric mean of positive numbers; none of no numbers.
+pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let (mut sum, mut count) = (0.0, 0usize);
+    for value in values {
+        if value > 0.0 && value.is_finite() {
+            sum += value.ln();
+            count += 1;
+        }
+    }
+    (count > 0).then(|| (sum / count as f64).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_the_peers_time_over_ours() {
+        let mut row = Row { time_s: Some(2.0), ..Row::new(Section::Gemm, "linear") };
+        row.add_peer("slower", Some(3.0), None);
+        row.add_peer("failed", None, Some("no GPU".to_string()));
+        assert_eq!((row.peers[0].ratio, row.peers[1].ratio), (Some(1.5), None));
+        let mut failed = Row::failed(Section::Gemm, "linear", "no kernel");
+        failed.add_peer("slower", Some(3.0), None);
+        assert_eq!(failed.peers[0].ratio, None);
+    }
+
+    #[test]
+    fn means() {
+        assert_eq!(geometric_mean([]), None);
+        assert_eq!(geometric_mean([0.0, f64::NAN]), None);
+        let mean = geometric_mean([1.0, 4.0]).unwrap();
+        assert!((mean - 2.0).abs() < 1e-15, "{mean}");
+    }
+}

@@ -1,0 +1,145 @@
+//! The parts of the benchmark and what each measures.
+
+use clap::ValueEnum;
+use deepwell_probe::Hardware;
+use serde::{Deserialize, Serialize};
+
+use super::cases::{Case, cases_of};
+use super::model;
+use super::row::{Row, RowEvent};
+use super::timer::Timer;
+use super::{Settings, device_copy};
+use crate::TrainError;
+
+/// A part of the benchmark.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Section {
+    /// Matrix products in BF16 and MXFP8.
+    Gemm,
+    /// Block quantization along rows, columns and both.
+    Quantize,
+    /// Attention and its gradients.
+    Attention,
+    /// Norms and activations, alone and with the quantization of what they give.
+    Norms,
+    /// AdamW and the norm of the gradients, over all parameters of the model.
+    Optimizer,
+    /// One training step, op by op.
+    Transformer,
+    /// Training steps of the model: tokens a second.
+    Train,
+    /// Predicted and measured peak of memory.
+    Memory,
+}
+
+impl Section {
+    /// All, in the order they run.
+    pub const ALL: [Section; 8] = [
+        Section::Gemm,
+        Section::Quantize,
+        Section::Attention,
+        Section::Norms,
+        Section::Optimizer,
+        Section::Transformer,
+        Section::Train,
+        Section::Memory,
+    ];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Section::Gemm => "gemm",
+            Section::Quantize => "quantize",
+            Section::Attention => "attention",
+            Section::Norms => "norms",
+            Section::Optimizer => "optimizer",
+            Section::Transformer => "transformer",
+            Section::Train => "train",
+            Section::Memory => "memory",
+        }
+    }
+
+    /// Whether it runs whole steps of a model rather than single kernels.
+    pub const fn is_of_model(self) -> bool {
+        matches!(self, Section::Transformer | Section::Train | Section::Memory)
+    }
+}
+
+/// Measures sections in this process. Failures of single measurements are rows.
+///
+/// Memory is told most exactly in a process that has not used the device before.
+///
+/// # Errors
+/// A device, model or precision that is not there.
+pub fn run_sections(
+    settings: &Settings,
+    hardware: &Hardware,
+    sections: &[Section],
+    on_event: &mut dyn FnMut(RowEvent),
+) -> Result<(), TrainError> {
+    let hardware = match settings.copy_gbps {
+        Some(gbps) => device_copy::with_bandwidth(hardware, settings.device, gbps),
+        None => hardware.clone(),
+    };
+    let of_model: Vec<Section> =
+        sections.iter().copied().filter(|section| section.is_of_model()).collect();
+    if !of_model.is_empty() {
+        model::run(settings, &hardware, &of_model, on_event)?;
+    }
+    let of_kernels: Vec<Section> =
+        sections.iter().copied().filter(|section| !section.is_of_model()).collect();
+    if of_kernels.is_empty() {
+        return Ok(());
+    }
+    let mut device = settings.device.open(&hardware)?;
+    let mut timer = Timer::new(&mut device, &hardware, settings.iterations);
+    for section in of_kernels {
+        for case in cases_of(section, settings, &hardware)? {
+            on_event(RowEvent::Note(format!(
+                "{}: {} {} {}",
+                section.name(),
+                case.what,
+                case.shape,
+                case.dtype
+            )));
+            on_event(RowEvent::Row(Box::new(measure(&mut timer, section, case))));
+        }
+    }
+    Ok(())
+}
+
+fn measure(timer: &mut Timer<'_>, section: Section, case: Case) -> Row {
+    let mut row = Row {
+        shape: case.shape,
+        dtype: case.dtype,
+        peer_task: case.peer,
+        ..Row::new(section, case.what)
+    };
+    let timing = match timer.time(&case.call) {
+        Ok(timing) => timing,
+        Err(failure) => return Row { failure: Some(failure), ..row },
+    };
+    let cost = case.call.cost();
+    let (work, unit) = match case.is_matrix {
+        true => (cost.flops as f64 / 1e12, "TFLOP/s"),
+        false => (cost.bytes() as f64 / 1e9, "GB/s"),
+    };
+    row.kernel = timing.kernel;
+    row.time_s = Some(timing.time_s);
+    row.spread_s = Some(timing.spread_s);
+    row.rate = Some(work / timing.time_s);
+    row.rate_unit = unit.to_string();
+    row.floor_s = Some(timing.floor_s);
+    row.bound = match timing.bound {
+        deepwell_plan::Bound::Compute => "compute",
+        deepwell_plan::Bound::Memory => "memory",
+    }
+    .to_string();
+    row.floor_share = Some(timing.floor_s / timing.time_s);
+    row.with_detail("copies of the operands", timing.copies)
+        .with_detail("samples", timing.samples)
+        .with_detail("calls of a sample", timing.calls_per_sample)
+}

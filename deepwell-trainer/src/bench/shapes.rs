@@ -1,0 +1,68 @@
+//! Sizes beside those of the model: on a GPU what peers are known for, on a processor small ones.
+
+/// `(M, N, K)` of matrix products.
+pub(super) fn gemms(is_gpu: bool) -> &'static [(usize, usize, usize)] {
+    if is_gpu {
+        &[
+            (4096, 4096, 4096),
+            (8192, 8192, 8192),
+            (16384, 4096, 4096),
+            (8192, 14336, 4096),
+            (8192, 4096, 14336),
+        ]
+    } else {
+        &[(256, 256, 256), (512, 512, 512), (512, 1408, 256)]
+    }
+}
+
+/// Rows and columns of block quantizations.
+pub(super) fn quantizations(is_gpu: bool) -> &'static [(usize, usize)] {
+    if is_gpu { &[(16384, 8192), (16384, 2048)] } else { &[(512, 1024)] }
+}
+
+/// An attention with as many key heads as query heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttentionSize {
+    /// Sequences.
+    pub(super) batch: usize,
+    /// Heads.
+    pub(super) heads: usize,
+    /// Tokens of a sequence.
+    pub(super) seq: usize,
+    /// Width of a head.
+    pub(super) head_dim: usize,
+    /// Whether a token sees only what came before.
+    pub(super) causal: bool,
+}
+
+/// Attentions.
+pub(super) fn attentions(is_gpu: bool) -> Vec<AttentionSize> {
+    let sizes: &[(usize, usize, usize, usize, bool)] = if is_gpu {
+        &[
+            (1, 8, 128, 64, false),
+            (2, 8, 256, 64, false),
+            (4, 16, 256, 128, false),
+            (8, 16, 512, 128, false),
+            (1, 32, 1024, 128, false),
+            (4, 16, 2048, 128, true),
+            (2, 16, 8192, 128, true),
+            (1, 16, 16384, 128, true),
+            (4, 16, 4096, 64, true),
+        ]
+    } else {
+        &[(1, 4, 128, 64, false), (1, 4, 256, 64, true), (1, 4, 128, 128, true)]
+    };
+    let size = |&(batch, heads, seq, head_dim, causal)| AttentionSize {
+        batch,
+        heads,
+        seq,
+        head_dim,
+        causal,
+    };
+    sizes.iter().map(size).collect()
+}
+
+/// Rows and columns of norms and activations.
+pub(super) fn pointwise(is_gpu: bool) -> &'static [(usize, usize)] {
+    if is_gpu { &[(16384, 4096)] } else { &[(512, 512)] }
+}

@@ -1,0 +1,253 @@
+//! Times a call: graph replay over rotated operands, medians of samples.
+
+use std::time::{Duration, Instant};
+
+use deepwell_ir::{ByteRange, DType, Program};
+use deepwell_kernels::{KernelError, PreparedCall, SingleCall};
+use deepwell_plan::{Bound, roofline};
+use deepwell_probe::Hardware;
+
+use super::fill::{Fill, Pool, fills};
+use crate::OpenDevice;
+
+/// Copies of the operands at most: more calls than this are not recorded as one.
+const COPIES_MAX: usize = 512;
+/// A sample lasts at least this long, so that starting and waiting for it do not count.
+const SAMPLE_TIME: Duration = Duration::from_millis(10);
+/// Calls are run this long before the first sample.
+const WARM_UP: Duration = Duration::from_millis(100);
+/// Calls in a recording at least: a GPU starts recordings less quickly than calls within one.
+const CALLS_MIN: usize = 32;
+/// Bytes that are written to the device at a time.
+const CHUNK_BYTES: usize = 64 << 20;
+/// Cache assumed where the hardware does not say.
+const CACHE_BYTES_ASSUMED: u64 = 64 << 20;
+
+/// Times of one call.
+#[derive(Clone, Debug)]
+pub(super) struct Timing {
+    /// Kernel that was chosen.
+    pub(super) kernel: String,
+    /// Median, seconds.
+    pub(super) time_s: f64,
+    /// Tenth and ninetieth percentile, seconds.
+    pub(super) spread_s: (f64, f64),
+    /// Copies of the operands.
+    pub(super) copies: usize,
+    /// Samples.
+    pub(super) samples: usize,
+    /// Calls of a sample.
+    pub(super) calls_per_sample: usize,
+    /// Least time by the roofline, seconds.
+    pub(super) floor_s: f64,
+    /// What the floor comes from.
+    pub(super) bound: Bound,
+}
+
+/// Times calls on one device.
+pub(super) struct Timer<'a> {
+    pub(super) device: &'a mut OpenDevice,
+    /// With the measured bandwidth.
+    pub(super) hardware: &'a Hardware,
+    pub(super) is_gpu: bool,
+    pub(super) samples: usize,
+    pool: Pool,
+}
+
+impl<'a> Timer<'a> {
+    pub(super) fn new(
+        device: &'a mut OpenDevice,
+        hardware: &'a Hardware,
+        samples: usize,
+    ) -> Timer<'a> {
+        let is_gpu = device.backend.name() != "cpu";
+        Timer { device, hardware, is_gpu, samples: samples.max(1), pool: Pool::new(1) }
+    }
+
+    /// Bytes of the last-level cache.
+    fn cache_bytes(&self) -> u64 {
+        if self.is_gpu {
+            let gpu = self.hardware.gpus.first();
+            return gpu.and_then(|gpu| gpu.l2_bytes).unwrap_or(CACHE_BYTES_ASSUMED);
+        }
+        // Of the share of a shared cache that this machine's threads reach: as far as it is told.
+        let last = self.hardware.cpu.caches.iter().max_by_key(|cache| cache.level);
+        last.map_or(CACHE_BYTES_ASSUMED, |cache| cache.bytes.min(CACHE_BYTES_ASSUMED))
+    }
+
+    /// Copies of operands of `bytes` that together are twice the cache, two at least; one of
+    /// operands of which the cache holds next to nothing.
+    fn copies(&self, bytes: usize) -> usize {
+        if bytes as u64 >= 8 * self.cache_bytes() {
+            return 1;
+        }
+        let wanted = (2 * self.cache_bytes()).div_ceil(bytes.max(1) as u64);
+        usize::try_from(wanted).unwrap_or(COPIES_MAX).clamp(2, COPIES_MAX)
+    }
+
+    /// Times `call` with the kernel that the catalog chooses.
+    ///
+    /// # Errors
+    /// No kernel, no memory, or what the device failed with; as text.
+    pub(super) fn time(&mut self, call: &SingleCall) -> Result<Timing, String> {
+        let selection = call
+            .select(self.device.catalog.as_ref(), &self.device.target)
+            .map_err(|error| error.to_string())?;
+        let kernel = selection.choice.kernel.clone();
+        let copies = self.copies(call.bytes());
+        let program = call.program(selection.choice, self.device.target.clone(), copies);
+        let result = self.time_program(call, &program);
+        // What one call left behind is not the next one's business, also after a failure.
+        let forgotten = self.device.backend.forget_prepared();
+        let (samples, calls_per_sample) = result.map_err(|error| error.to_string())?;
+        forgotten.map_err(|error| error.to_string())?;
+        let (floor_s, bound) = roofline(&program, &program.calls[0], self.hardware);
+        Ok(Timing {
+            kernel,
+            time_s: percentile(&samples, 0.5),
+            spread_s: (percentile(&samples, 0.1), percentile(&samples, 0.9)),
+            copies,
+            samples: samples.len(),
+            calls_per_sample,
+            floor_s,
+            bound,
+        })
+    }
+
+    fn time_program(
+        &mut self,
+        call: &SingleCall,
+        program: &Program,
+    ) -> Result<(Vec<f64>, usize), KernelError> {
+        self.device.backend.allocate(program.arena.bytes)?;
+        self.fill(call, program)?;
+        let backend = self.device.backend.as_mut();
+        let prepared = program
+            .calls
+            .iter()
+            .map(|call| backend.prepare(program, call))
+            .collect::<Result<Vec<PreparedCall>, KernelError>>()?;
+        // Once outside of a recording: what a kernel refuses is told best there.
+        backend.enqueue(prepared[0], 0)?;
+        backend.synchronize()?;
+        let rounds = if self.is_gpu { CALLS_MIN.div_ceil(prepared.len()) } else { 1 };
+        let rotated: Vec<PreparedCall> =
+            (0..rounds).flat_map(|_| prepared.iter().copied()).collect();
+        if !self.is_gpu {
+            return self.sample_calls(&rotated);
+        }
+        let recording = backend.record(&rotated)?;
+        let mut replay = |times: usize| -> Result<f64, KernelError> {
+            let begin = Instant::now();
+            for _ in 0..times {
+                backend.replay(recording)?;
+            }
+            backend.synchronize()?;
+            Ok(begin.elapsed().as_secs_f64())
+        };
+        let warm_up = Instant::now();
+        let mut once_s = replay(1)?;
+        while warm_up.elapsed() < WARM_UP {
+            once_s = replay(1)?;
+        }
+        let times = (SAMPLE_TIME.as_secs_f64() / once_s.max(1e-9)).ceil().max(1.0) as usize;
+        let calls = times * rotated.len();
+        let samples = (0..self.samples)
+            .map(|_| Ok(replay(times)? / calls as f64))
+            .collect::<Result<Vec<f64>, KernelError>>()?;
+        Ok((samples, calls))
+    }
+
+    /// A processor runs calls when they are put to it: each is timed by itself, or several where
+    /// they are shorter than a sample.
+    fn sample_calls(&mut self, rotated: &[PreparedCall]) -> Result<(Vec<f64>, usize), KernelError> {
+        let backend = self.device.backend.as_mut();
+        let mut next = rotated.iter().cycle().copied();
+        let mut run = |calls: usize| -> Result<f64, KernelError> {
+            let begin = Instant::now();
+            for call in next.by_ref().take(calls) {
+                backend.enqueue(call, 0)?;
+            }
+            Ok(begin.elapsed().as_secs_f64() / calls as f64)
+        };
+        let once_s = run(1)?.min(run(1)?);
+        // Shorter samples than on a GPU: nothing is started and waited for.
+        let calls = (SAMPLE_TIME.as_secs_f64() * 0.1 / once_s.max(1e-9)).ceil().max(1.0) as usize;
+        let samples =
+            (0..self.samples).map(|_| run(calls)).collect::<Result<Vec<f64>, KernelError>>()?;
+        Ok((samples, calls))
+    }
+
+    fn fill(&mut self, call: &SingleCall, program: &Program) -> Result<(), KernelError> {
+        let fills = fills(call);
+        let mut known: Vec<(Fill, DType, Vec<u8>)> = Vec::new();
+        let largest = program.values.iter().map(|value| value.range.bytes).max().unwrap_or(0);
+        for (index, value) in program.values.iter().enumerate() {
+            let fill = fills[index % fills.len()];
+            // The arena is zeroed when it is given.
+            if fill == Fill::Zero || value.range.bytes == 0 {
+                continue;
+            }
+            let same =
+                |(of, dtype, _): &&(Fill, DType, Vec<u8>)| (*of, *dtype) == (fill, value.dtype);
+            if known.iter().find(same).is_none() {
+                let period = self.pool.period(fill, value.dtype);
+                let chunk = repeated(&period, CHUNK_BYTES.min(largest));
+                known.push((fill, value.dtype, chunk));
+            }
+            let chunk = known.iter().find(same).map_or(&[][..], |(_, _, chunk)| chunk);
+            write_repeated(self.device, value.range, chunk)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whole periods, at least `bytes` where a period is shorter.
+fn repeated(period: &[u8], bytes: usize) -> Vec<u8> {
+    period.repeat((bytes / period.len().max(1)).max(1))
+}
+
+/// Fills a range with `chunk` again and again.
+fn write_repeated(
+    device: &mut OpenDevice,
+    range: ByteRange,
+    chunk: &[u8],
+) -> Result<(), KernelError> {
+    let mut done = 0;
+    while done < range.bytes && !chunk.is_empty() {
+        let bytes = chunk.len().min(range.bytes - done);
+        let part = ByteRange { offset: range.offset + done, bytes };
+        device.backend.write(part, &chunk[..bytes])?;
+        done += bytes;
+    }
+    Ok(())
+}
+
+/// The value below which a share of the samples lies; the middle one of an odd number for 0.5.
+pub(super) fn percentile(samples: &[f64], share: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().saturating_sub(1) as f64;
+    let (low, high) = ((last * share).floor() as usize, (last * share).ceil() as usize);
+    match (sorted.get(low), sorted.get(high)) {
+        (Some(low), Some(high)) => (low + high) / 2.0,
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percentile;
+
+    #[test]
+    fn percentiles() {
+        let check = |samples: &[f64], share: f64, expected: f64| {
+            assert_eq!(percentile(samples, share), expected);
+        };
+        check(&[3.0, 1.0, 2.0], 0.5, 2.0);
+        check(&[4.0, 1.0, 2.0, 3.0], 0.5, 2.5);
+        check(&[7.0], 0.9, 7.0);
+        check(&(0..=10).map(f64::from).collect::<Vec<_>>(), 0.1, 1.0);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+}

@@ -1,0 +1,332 @@
+//! `deepwell bench`: the arguments, one process for each part, and where the report goes. The
+//! measurements are the library's.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use deepwell_precision::PRESETS;
+use deepwell_probe::{Hardware, probe};
+use deepwell_trainer::Device;
+use deepwell_trainer::bench::{
+    Machine, Report, Row, RowEvent, Section, Settings, measure_copy, peers, run_sections,
+};
+
+use crate::Outcome;
+use crate::output::{print, print_json, say};
+
+const AFTER_HELP: &str = "\
+Sections (all of them when none is named):
+  gemm         matrix products in BF16 and MXFP8
+  quantize     block quantization along rows, columns and both
+  attention    attention and its gradients, heads of 64 and 128
+  norms        norms and activations, alone and fused with quantization
+  optimizer    AdamW and the norm of the gradients over the model's parameters
+  transformer  one training step, op by op
+  train        training steps: tokens a second, and the host's share of a step
+  memory       predicted and measured peak
+
+How to read it: `floor` is the least time that the hardware allows, the larger of FLOPs over peak
+and bytes over the bandwidth of a copy that is measured first; `of floor` is floor over time, 100 %
+is the end of the road. A peer's number is its time over ours: above 1x it is slower than ours.
+Kernels run on random data over operands that pass the last-level cache, as graphs on a GPU, and
+the time is a median. Shapes are those of --model, in BF16 and in --precision, and for the first
+four sections a few known sizes more.
+
+The table goes to stdout, progress to stderr, bench.json, bench.txt and bench.html to --out.
+Each part runs in a process of its own: one that crashes costs its own rows only.
+
+Examples:
+  deepwell bench                                all, on the GPU if there is one
+  deepwell bench gemm quantize --peers          beside PyTorch, where python3 has it
+  deepwell bench train --model llama-134m --batch-size 32 --seq-len 1024 --peers
+  deepwell bench --device cpu --iterations 3    the processor
+  deepwell bench --peers --record               and keep it as a file in benchmarks/
+
+Exit codes: 0 every row was measured, 1 some failed, 2 an input cannot be used";
+
+/// Time kernels and training beside what the hardware allows, and beside PyTorch
+#[derive(Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct BenchArgs {
+    /// What to measure [default: all]
+    #[arg(value_name = "SECTION", hide_possible_values = true)]
+    sections: Vec<Section>,
+    /// `cpu` or `cuda[:N]` [default: cuda where there is a GPU, else cpu]
+    #[arg(long)]
+    device: Option<Device>,
+    /// Preset, config.json or model folder [default: llama-1.1b; on a cpu llama-micro]
+    #[arg(long)]
+    model: Option<String>,
+    /// Precision that is measured beside bf16; auto: mxfp8-128 on Hopper, mxfp8 elsewhere
+    #[arg(long, value_name = "NAME", default_value = "auto",
+          value_parser = PossibleValuesParser::new(
+              std::iter::once("auto").chain(PRESETS.iter().copied())))]
+    precision: String,
+    /// Sequences of a step [default: 8; on a cpu 2]
+    #[arg(long, value_name = "SEQUENCES")]
+    batch_size: Option<usize>,
+    /// Tokens of a sequence [default: 2048; on a cpu 64]
+    #[arg(long, value_name = "TOKENS")]
+    seq_len: Option<usize>,
+    /// Samples of a kernel, and steps of a model [default: 20; on a cpu 5]
+    #[arg(long, value_name = "COUNT")]
+    iterations: Option<usize>,
+    /// Measure PyTorch on the same shapes, eager and compiled, where python3 has it
+    #[arg(long)]
+    peers: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Folder of bench.json, bench.txt and bench.html
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    out: PathBuf,
+    /// Keep the report in benchmarks/ as <what>_<device>_<day>.md and .json
+    #[arg(long)]
+    record: bool,
+    /// Print rows as they come, one JSON object a line, and nothing else
+    #[arg(long, hide = true)]
+    rows: bool,
+    /// Not BF16 beside it
+    #[arg(long, hide = true)]
+    alone: bool,
+    /// Bandwidth measured before
+    #[arg(long, hide = true)]
+    copy_gbps: Option<f64>,
+}
+
+/// Where records are kept.
+const RECORDS: &str = "benchmarks";
+
+pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
+    let hardware = probe();
+    let mut settings = args.settings(&hardware)?;
+    if args.rows {
+        let mut write = |event: RowEvent| {
+            let line = serde_json::to_string(&event).expect("a row is plain data");
+            // The parent is gone when this fails; its report is too.
+            let _ = print(&format_args!("{line}\n"));
+        };
+        if args.sections.is_empty() {
+            write(RowEvent::Copy(measure_copy(settings.device, &hardware)?));
+        }
+        run_sections(&settings, &hardware, &args.sections, &mut write)?;
+        return Ok(Outcome::Success);
+    }
+    let sections = match args.sections.as_slice() {
+        [] => Section::ALL.to_vec(),
+        named => Section::ALL.into_iter().filter(|section| named.contains(section)).collect(),
+    };
+    let began = utc(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
+    let mut machine = Machine::describe(settings.device, &hardware);
+    say(format_args!("bench: {} on {}", settings.device, machine.name));
+    let mut rows: Vec<Row> = Vec::new();
+    let mut copied = None;
+    let copying = run_part(&settings, &[], &mut |event| {
+        if let RowEvent::Copy(gbps) = event {
+            copied = Some(gbps);
+        }
+    });
+    if let Some(gbps) = copied {
+        say(format_args!("bench: a copy moves {gbps:.0} GB/s, read and written"));
+        machine.push("copy, read and written", format_args!("{gbps:.0} GB/s"));
+    }
+    if let Err(error) = copying {
+        machine.push("copy", "failed: floors are made with the datasheet's bandwidth");
+        rows.push(Row::failed(sections[0], "copy", format!("{error:#}")));
+    }
+    settings.copy_gbps = copied;
+    for part in parts(&sections) {
+        let first = rows.len();
+        for settings in processes(&settings, &part) {
+            let before = rows.len();
+            let ran = run_part(&settings, &part, &mut |event| match event {
+                RowEvent::Row(row) => rows.push(*row),
+                RowEvent::Note(text) => say(format_args!("bench: {text}")),
+                RowEvent::Copy(_) => {}
+            });
+            let Err(error) = ran else { continue };
+            for &section in &part {
+                let is_there = rows[before..].iter().any(|row| row.section == section);
+                let what = if is_there { "the rest of the section" } else { "the section" };
+                let dtype = settings.precision.clone();
+                rows.push(Row { dtype, ..Row::failed(section, what, format!("{error:#}")) });
+            }
+        }
+        if args.peers {
+            let names: Vec<&str> = part.iter().map(|section| section.name()).collect();
+            let mut progress =
+                |text: &str| say(format_args!("bench: {} peers: {text}", names.join(" ")));
+            let (device, samples) = (settings.device, settings.iterations);
+            let software = peers::measure(&mut rows[first..], device, samples, &mut progress);
+            if !software.is_empty() && !machine.facts.iter().any(|(name, _)| name == "peers") {
+                machine.push("peers", software);
+            }
+        }
+    }
+    machine.push_clocks(settings.device, "at the end");
+    let report = Report { began, settings, machine, rows };
+    report.write(&args.out)?;
+    if args.record {
+        let path = report.write_record(Path::new(RECORDS))?;
+        say(format_args!("bench: record {}", path.display()));
+    }
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print(&report.to_text())?;
+    }
+    say(format_args!(
+        "bench: {} rows, {} failed; {}",
+        report.rows.len(),
+        report.failures(),
+        args.out.join("bench.html").display()
+    ));
+    Ok(if report.failures() == 0 { Outcome::Success } else { Outcome::Failed })
+}
+
+impl BenchArgs {
+    fn settings(&self, hardware: &Hardware) -> Result<Settings> {
+        let device = self.device.unwrap_or_else(|| match hardware.gpus.is_empty() {
+            true => Device::Cpu,
+            false => Device::Cuda(0),
+        });
+        let is_cpu = device == Device::Cpu;
+        let (model, batch, seq, iterations) =
+            if is_cpu { ("llama-micro", 2, 64, 5) } else { ("llama-1.1b", 8, 2048, 20) };
+        let mut resolved = deepwell_trainer::Settings {
+            device,
+            precision: self.precision.clone(),
+            ..deepwell_trainer::Settings::default()
+        };
+        resolved.resolve_precision(hardware)?;
+        let settings = Settings {
+            device,
+            model: self.model.clone().unwrap_or_else(|| model.to_string()),
+            precision: resolved.precision,
+            beside_bf16: !self.alone,
+            batch_size: self.batch_size.unwrap_or(batch),
+            seq_len: self.seq_len.unwrap_or(seq),
+            iterations: self.iterations.unwrap_or(iterations),
+            copy_gbps: self.copy_gbps,
+        };
+        for (flag, size) in [
+            ("--batch-size", settings.batch_size),
+            ("--seq-len", settings.seq_len),
+            ("--iterations", settings.iterations),
+        ] {
+            if size == 0 {
+                bail!("{flag}: expected at least 1, got 0");
+            }
+        }
+        // What cannot be used is said before anything is measured.
+        settings.graph()?;
+        Ok(settings)
+    }
+}
+
+/// Sections that run in one process: those of a model share its compilation.
+fn parts(sections: &[Section]) -> Vec<Vec<Section>> {
+    let (models, kernels): (Vec<Section>, Vec<Section>) =
+        sections.iter().partition(|section| section.is_of_model());
+    let mut parts: Vec<Vec<Section>> = kernels.into_iter().map(|section| vec![section]).collect();
+    parts.extend((!models.is_empty()).then_some(models));
+    parts
+}
+
+/// What is run for a part, each in a process of its own: a model's peak of memory is told from a
+/// device that the process has not used before, so one for each precision.
+fn processes(settings: &Settings, part: &[Section]) -> Vec<Settings> {
+    if !part.iter().any(|section| section.is_of_model()) {
+        return vec![settings.clone()];
+    }
+    let alone = |precision: &str| Settings {
+        precision: precision.to_string(),
+        beside_bf16: false,
+        ..settings.clone()
+    };
+    settings.precisions().into_iter().map(alone).collect()
+}
+
+/// Runs sections in a process of their own, so that a crash costs their rows only and the device's
+/// memory is free again; no sections measure the copy.
+fn run_part(
+    settings: &Settings,
+    sections: &[Section],
+    on_event: &mut dyn FnMut(RowEvent),
+) -> Result<()> {
+    let program = std::env::current_exe().context("this program does not know where it is")?;
+    let mut command = Command::new(program);
+    command.arg("bench").args(sections.iter().map(|section| section.name()));
+    command.args(["--rows", "--device", &settings.device.to_string()]);
+    command.args(["--model", &settings.model, "--precision", &settings.precision]);
+    command.args(["--batch-size", &settings.batch_size.to_string()]);
+    command.args(["--seq-len", &settings.seq_len.to_string()]);
+    command.args(["--iterations", &settings.iterations.to_string()]);
+    if !settings.beside_bf16 {
+        command.arg("--alone");
+    }
+    if let Some(gbps) = settings.copy_gbps {
+        command.args(["--copy-gbps", &gbps.to_string()]);
+    }
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start")?;
+    let output = child.stdout.take().context("no pipe")?;
+    for line in BufReader::new(output).lines() {
+        // What else a library may print is no row.
+        if let Ok(event) = serde_json::from_str(&line.context("cannot read rows")?) {
+            if let RowEvent::Row(row) = &event
+                && let Some(failure) = &row.failure
+            {
+                say(format_args!("bench: failed: {} {}: {failure}", row.what, row.shape));
+            }
+            on_event(event);
+        }
+    }
+    let status = child.wait().context("cannot wait for it")?;
+    if !status.success() {
+        bail!("its process ended with {status}; what it said is on stderr");
+    }
+    Ok(())
+}
+
+/// Seconds since 1970 as `2026-01-31T23:59:59Z`.
+fn utc(seconds: u64) -> String {
+    // Days since 1 March of year 0, in eras of 400 years (the civil calendar's period).
+    let days = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = era * 400 + year_of_era + carry;
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        let check = |seconds: u64, expected: &str| assert_eq!(utc(seconds), expected);
+        check(0, "1970-01-01T00:00:00Z");
+        check(951_782_400, "2000-02-29T00:00:00Z");
+        check(1_767_225_599, "2025-12-31T23:59:59Z");
+        check(1_795_224_688, "2026-11-21T01:31:28Z");
+    }
+
+    #[test]
+    fn models_share_a_process() {
+        use Section::{Gemm, Memory, Norms, Train};
+        assert_eq!(parts(&[Gemm, Norms]), [vec![Gemm], vec![Norms]]);
+        assert_eq!(parts(&[Gemm, Train, Memory]), [vec![Gemm], vec![Train, Memory]]);
+    }
+}
