@@ -47,7 +47,8 @@ Examples:
   cargo xtask parity --help                   all flags of `deepwell parity`
   cargo xtask probe --json                    the hardware as JSON
   cargo xtask bench quantize --peers          quantization, and PyTorch's beside it
-  cargo xtask bench --help                    its sections and flags
+  cargo xtask bench --help                    its sections and flags (`cargo bench` runs those
+                                              of the crates for processors)
   cargo xtask kernels --arch sm_90a           kernels for one architecture
   cargo xtask bundle                          target/bundle, to be copied to a GPU machine
   cargo xtask snapshots                       what the snapshot tests would change

@@ -205,8 +205,11 @@ fn attentions(is_gpu: bool) -> Vec<SingleCall> {
     calls
 }
 
-/// Norms and activations with what they read and write, and which outputs may be quantized.
-fn producers(rows: usize, columns: usize) -> Vec<(Op, Vec<Operand>, Vec<Operand>, Vec<usize>)> {
+/// An op, what it reads, what it writes, and which outputs are quantized behind it.
+type Producer = (Op, Vec<Operand>, Vec<Operand>, Vec<usize>);
+
+/// Norms and activations.
+fn producers(rows: usize, columns: usize) -> Vec<Producer> {
     let m = || bf16(&[rows, columns]);
     let v = || bf16(&[columns]);
     let of_row = || f32(&[rows]);

@@ -9,12 +9,13 @@ use super::section::Section;
 /// How the numbers were made, for records.
 pub(super) const METHOD: [&str; 8] = [
     "Kernels: a call of the program that training would run, with the kernel that its catalog \
-     chooses. The operands are copied as often as it takes to pass the last-level cache twice (2 \
-     to 512 copies; one where a call alone moves 8 times the cache), and the calls take turns over them.",
+     chooses. The operands are copied as often as it takes to pass the last-level cache twice, 2 \
+     to 512 times (not at all where one call moves 8 times the cache), and the calls take turns \
+     over them.",
     "On a GPU all these calls are recorded as one graph of 32 or more nodes; a sample replays it \
      for 10 ms or more and waits once; time is that of the sample over its calls. On a processor \
      calls are timed by the wall clock.",
-    "Warm-up of 100 ms; the time is the median of the samples, the spread their tenth and \
+    "Warm-up: 100 ms of replays on a GPU, two calls on a processor. The time is the median of the samples, the spread their tenth and \
      ninetieth percentile.",
     "Fill: uniform random numbers in [-1, 1), finite random E4M3 codes, scales of 1/16 to 8.",
     "Floor: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
