@@ -321,10 +321,9 @@ def pointwise(bench, identity, task):
     forward, kinds = known
 
     def operands():
-        return [
-            bench.uniform(rows, columns) if kind == "m" else bench.uniform(columns, low=0.5, high=1.5)
-            for kind in kinds
-        ]
+        matrix = lambda: bench.uniform(rows, columns)
+        vector = lambda: bench.uniform(columns, low=0.5, high=1.5)
+        return [matrix() if kind == "m" else vector() for kind in kinds]
 
     byte_count = 2 * rows * columns * (len(kinds) + 1)
     if not is_backward:

@@ -143,3 +143,53 @@ fn measure(timer: &mut Timer<'_>, section: Section, case: Case) -> Row {
         .with_detail("samples", timing.samples)
         .with_detail("calls of a sample", timing.calls_per_sample)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use deepwell_kernels::cuda::{CudaBackend, FakeDriver, KernelImages};
+
+    use super::*;
+    use crate::{Device, OpenDevice};
+
+    /// On a driver that computes nothing, so only what is asked of it is tested: that there is a
+    /// kernel, that it can be prepared over every copy, recorded and replayed.
+    #[test]
+    fn every_case_can_be_recorded_on_a_gpu() {
+        let hardware = Hardware::preset("h200-x2").unwrap();
+        let device = Device::Cuda(0);
+        for precision in ["mxfp8", "mxfp8-128"] {
+            let settings = Settings {
+                device,
+                model: "parity-3m".to_string(),
+                precision: precision.to_string(),
+                beside_bf16: true,
+                batch_size: 2,
+                seq_len: 256,
+                iterations: 1,
+                copy_gbps: None,
+            };
+            let driver = FakeDriver::h200();
+            let blas: Box<dyn deepwell_kernels::cuda::Blas> = Box::new(driver.blas());
+            let images = KernelImages::empty();
+            let backend = CudaBackend::new(Box::new(driver), Some(blas), images).unwrap();
+            let target = device.target(&hardware).unwrap();
+            let mut open =
+                OpenDevice { backend: Box::new(backend), catalog: device.catalog(), target };
+            let mut timer = Timer::new(&mut open, &hardware, 1);
+            timer.warm_up = Duration::ZERO;
+            for section in Section::ALL.into_iter().filter(|section| !section.is_of_model()) {
+                let mut cases = cases_of(section, &settings, &hardware).unwrap();
+                // Those of the tables of sizes would fill this machine's memory.
+                cases.retain(|case| case.call.bytes() < 64 << 20);
+                assert!(!cases.is_empty(), "{}", section.name());
+                for case in cases {
+                    let row = measure(&mut timer, section, case);
+                    assert_eq!(row.failure, None, "{} {} {}", row.what, row.shape, row.dtype);
+                    assert!(row.floor_share.is_some_and(|share| share > 0.0), "{row:?}");
+                }
+            }
+        }
+    }
+}

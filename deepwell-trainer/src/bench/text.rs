@@ -15,8 +15,8 @@ pub(super) const METHOD: [&str; 8] = [
     "On a GPU all these calls are recorded as one graph of 32 or more nodes; a sample replays it \
      for 10 ms or more and waits once; time is that of the sample over its calls. On a processor \
      calls are timed by the wall clock.",
-    "Warm-up: 100 ms of replays on a GPU, two calls on a processor. The time is the median of the samples, the spread their tenth and \
-     ninetieth percentile.",
+    "Warm-up: 100 ms of replays on a GPU, two calls on a processor. The time is the median of the \
+     samples, the spread their tenth and ninetieth percentile.",
     "Fill: uniform random numbers in [-1, 1), finite random E4M3 codes, scales of 1/16 to 8.",
     "Floor: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
      bytes (each operand once) over the bandwidth of a copy measured in the same run. `of floor` \

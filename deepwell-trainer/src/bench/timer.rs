@@ -14,7 +14,7 @@ use crate::OpenDevice;
 const COPIES_MAX: usize = 512;
 /// A sample lasts at least this long, so that starting and waiting for it do not count.
 const SAMPLE_TIME: Duration = Duration::from_millis(10);
-/// Calls are run this long before the first sample.
+/// The default of [`Timer::warm_up`].
 const WARM_UP: Duration = Duration::from_millis(100);
 /// Calls in a recording at least: a GPU starts recordings less quickly than calls within one.
 const CALLS_MIN: usize = 32;
@@ -51,6 +51,8 @@ pub(super) struct Timer<'a> {
     pub(super) hardware: &'a Hardware,
     pub(super) is_gpu: bool,
     pub(super) samples: usize,
+    /// Calls are run this long before the first sample.
+    pub(super) warm_up: Duration,
     pool: Pool,
 }
 
@@ -61,7 +63,14 @@ impl<'a> Timer<'a> {
         samples: usize,
     ) -> Timer<'a> {
         let is_gpu = device.backend.name() != "cpu";
-        Timer { device, hardware, is_gpu, samples: samples.max(1), pool: Pool::new(1) }
+        Timer {
+            device,
+            hardware,
+            is_gpu,
+            samples: samples.max(1),
+            warm_up: WARM_UP,
+            pool: Pool::new(1),
+        }
     }
 
     /// Bytes of the last-level cache.
@@ -121,6 +130,7 @@ impl<'a> Timer<'a> {
     ) -> Result<(Vec<f64>, usize), KernelError> {
         self.device.backend.allocate(program.arena.bytes)?;
         self.fill(call, program)?;
+        let warm_up = self.warm_up;
         let backend = self.device.backend.as_mut();
         let prepared = program
             .calls
@@ -145,9 +155,9 @@ impl<'a> Timer<'a> {
             backend.synchronize()?;
             Ok(begin.elapsed().as_secs_f64())
         };
-        let warm_up = Instant::now();
+        let begin = Instant::now();
         let mut once_s = replay(1)?;
-        while warm_up.elapsed() < WARM_UP {
+        while begin.elapsed() < warm_up {
             once_s = replay(1)?;
         }
         let times = (SAMPLE_TIME.as_secs_f64() / once_s.max(1e-9)).ceil().max(1.0) as usize;

@@ -191,10 +191,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
 
 impl BenchArgs {
     fn settings(&self, hardware: &Hardware) -> Result<Settings> {
-        let device = self.device.unwrap_or_else(|| match hardware.gpus.is_empty() {
-            true => Device::Cpu,
-            false => Device::Cuda(0),
-        });
+        let found = if hardware.gpus.is_empty() { Device::Cpu } else { Device::Cuda(0) };
+        let device = self.device.unwrap_or(found);
         let is_cpu = device == Device::Cpu;
         let (model, batch, seq, iterations) =
             if is_cpu { ("llama-micro", 2, 64, 5) } else { ("llama-1.1b", 8, 2048, 20) };
