@@ -3,8 +3,8 @@
 //   dx = dresidual + rstd * (g - mean(g) - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over rows of dy * n;  dbias (+)= sum over rows of dy
 //
-// The work is split as in `rms_norm_backward.cu`, but one block runs on a multiprocessor, and rows
-// wait in registers: a thread keeps two sums for each of its columns there too.
+// The work is split as in `rms_norm_backward.cu`, but a thread holds two pieces of a row, not
+// four: it keeps two sums for each of its columns in registers.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"

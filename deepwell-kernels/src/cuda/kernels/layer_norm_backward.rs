@@ -2,16 +2,12 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::rows::{self, Backward, RowsForm};
+use super::rows::{self, Backward};
 use crate::KernelError;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 
-const KERNEL: Backward = Backward {
-    file: "layer_norm_backward",
-    forms: &[RowsForm { suffix: "rows", pieces: 2, blocks_per_multiprocessor: 1, stages: 0 }],
-    gradients: 2,
-};
+const KERNEL: Backward = Backward { file: "layer_norm_backward", pieces: 2, gradients: 2 };
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_layer_norm_backward",

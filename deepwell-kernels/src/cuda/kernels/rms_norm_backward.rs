@@ -2,19 +2,12 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::rows::{self, Backward, RowsForm};
+use super::rows::{self, Backward};
 use crate::KernelError;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 
-const KERNEL: Backward = Backward {
-    file: "rms_norm_backward",
-    forms: &[
-        RowsForm { suffix: "rows", pieces: 2, blocks_per_multiprocessor: 2, stages: 2 },
-        RowsForm { suffix: "long", pieces: 4, blocks_per_multiprocessor: 1, stages: 1 },
-    ],
-    gradients: 1,
-};
+const KERNEL: Backward = Backward { file: "rms_norm_backward", pieces: 4, gradients: 1 };
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rms_norm_backward",

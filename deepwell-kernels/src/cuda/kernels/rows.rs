@@ -72,55 +72,23 @@ pub(super) fn prepare_forward(
     Ok(vec![Device::launch(function, blocks, threads, 0, arguments)])
 }
 
-/// A kernel for the backward of rows that its threads hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowsForm {
-    /// The entry is `<file>_<suffix>`.
-    pub(super) suffix: &'static str,
-    /// Pieces of a thread, as in the source.
-    pub(super) pieces: usize,
-    /// Blocks that should run on a multiprocessor at a time.
-    pub(super) blocks_per_multiprocessor: usize,
-    /// Rows that a thread has its pieces of in shared memory, three matrices each.
-    pub(super) stages: usize,
-}
-
-impl RowsForm {
-    /// Dynamic shared memory: for the rows, and then for `sums` FP32 in their place.
-    fn shared_bytes(&self, sums: usize) -> usize {
-        let rows = 3 * self.stages * self.pieces * BACKWARD_THREADS as usize * PIECE * 2;
-        rows.max(sums * size_of::<f32>())
-    }
-}
-
-/// The backward of a normalization, by one of `<file>.cu`'s forms, or by `<file>_scalar`.
+/// The backward of a normalization, by `<file>_rows` or `<file>_scalar` of `<file>.cu`.
 #[derive(Clone, Copy)]
 pub(super) struct Backward {
     /// The file.
     pub(super) file: &'static str,
-    /// In order of preference: the first whose threads hold a row is taken.
-    pub(super) forms: &'static [RowsForm],
+    /// Pieces of a thread, as in the source.
+    pub(super) pieces: usize,
     /// Gradients of parameters.
     pub(super) gradients: usize,
 }
 
 impl Backward {
-    /// The form for rows of `columns` elements, and threads of a row.
-    fn form(&self, columns: usize) -> Option<(&'static RowsForm, u32)> {
-        self.forms
-            .iter()
-            .find_map(|form| threads_per_row(columns, form.pieces).map(|threads| (form, threads)))
-    }
-
     /// How rows are divided among blocks.
     fn division(&self, shape: &[usize], workers: usize) -> BlockColumns {
-        let (rows_per_block, blocks) = match self.form(shape[1]) {
-            Some((form, threads)) => {
-                (BACKWARD_THREADS / threads, workers * form.blocks_per_multiprocessor)
-            }
-            None => (1, workers),
-        };
-        BlockColumns::new(shape[0], rows_per_block as usize, blocks)
+        let per_row = threads_per_row(shape[1], self.pieces);
+        let rows_per_block = per_row.map_or(1, |threads| BACKWARD_THREADS / threads);
+        BlockColumns::new(shape[0], rows_per_block as usize, workers)
     }
 
     /// Scratch for the sums over rows.
@@ -143,11 +111,9 @@ impl Backward {
         };
         // As the program was planned: its scratch is for that many blocks.
         let division = self.division(&shape, call.program.target.workers);
-        let (suffix, threads, per_row, shared_bytes) = match self.form(columns) {
-            Some((form, per_row)) => {
-                let shared_bytes = form.shared_bytes(self.gradients * columns) as u32;
-                (form.suffix, BACKWARD_THREADS, per_row, shared_bytes)
-            }
+        let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
+        let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.pieces) {
+            Some(per_row) => ("rows", BACKWARD_THREADS, per_row, shared_bytes),
             None => ("scalar", SCALAR_THREADS, SCALAR_THREADS, 0),
         };
         let function =
@@ -183,7 +149,7 @@ struct BlockColumns {
 }
 
 impl BlockColumns {
-    /// As many blocks as run at a time, `workers`, as far as there are rows for
+    /// One block for each of `workers` multiprocessors, as far as there are rows for
     /// `rows_per_block` each; teams such that either level adds about as many rows.
     fn new(rows: usize, rows_per_block: usize, workers: usize) -> BlockColumns {
         let blocks = rows.div_ceil(rows_per_block.max(1)).clamp(1, workers.max(1));
@@ -229,37 +195,6 @@ mod tests {
         for (columns, threads) in expected {
             assert_eq!(threads_per_row(columns, 4), threads, "{columns}");
         }
-    }
-
-    #[test]
-    fn long_rows_take_another_form_and_all_fit_the_smallest_shared_memory() {
-        let rows = RowsForm { suffix: "rows", pieces: 2, blocks_per_multiprocessor: 2, stages: 2 };
-        let long = RowsForm { suffix: "long", pieces: 4, blocks_per_multiprocessor: 1, stages: 1 };
-        let bare = RowsForm { suffix: "bare", pieces: 2, blocks_per_multiprocessor: 1, stages: 0 };
-        let forms: &'static [RowsForm] = Box::leak(Box::new([rows, long]));
-        let backward = Backward { file: "any", forms, gradients: 1 };
-        for (columns, expected) in [
-            (8, Some(("rows", 32, 98_304))),
-            (768, Some(("rows", 64, 98_304))),
-            (8192, Some(("rows", 512, 98_304))),
-            (8200, Some(("long", 512, 98_304))),
-            (16_384, Some(("long", 512, 98_304))),
-            (16_392, None),
-            (7, None),
-        ] {
-            let form = backward.form(columns);
-            let got =
-                form.map(|(form, threads)| (form.suffix, threads, form.shared_bytes(columns)));
-            assert_eq!(got, expected, "{columns}");
-            // 99 KiB for a block, of which statistics take one at most.
-            assert!(got.is_none_or(|(_, _, bytes)| bytes <= 98 * 1024));
-        }
-        assert_eq!(bare.shared_bytes(2 * 8192), 65_536);
-        // Two blocks a multiprocessor of eight rows each, as far as there are rows.
-        assert_eq!(backward.division(&[32_768, 768], 132).blocks, 264);
-        assert_eq!(backward.division(&[100, 768], 132).blocks, 13);
-        assert_eq!(backward.division(&[32_768, 16_384], 132).blocks, 132);
-        assert_eq!(backward.division(&[32_768, 7], 132).blocks, 132);
     }
 
     #[test]
