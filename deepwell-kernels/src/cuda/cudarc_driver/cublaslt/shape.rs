@@ -273,12 +273,11 @@ impl Shape {
         handle: sys::cublasLtHandle_t,
         key: &ShapeKey,
     ) -> DriverResult<sys::cublasLtMatmulAlgo_t> {
-        // Partial sums are allowed: a weight gradient has few tiles and a long contraction. The
-        // library adds them in an order of its own making, not of timing; but two of its three
-        // ways keep them in the result's type, which must not be BF16 then.
+        // Partial sums are allowed in FP32: a weight gradient has few tiles and a long contraction.
+        // The library adds them in an order of its own making, not of timing.
         let schemes = match key.out.dtype {
             DType::F32 => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK,
-            _ => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+            _ => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
         };
         let preference = Preference::new()?;
         for (attribute, value) in [
