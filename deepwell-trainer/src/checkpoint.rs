@@ -309,7 +309,7 @@ fn difference(saved: &Settings, now: &Settings) -> Option<String> {
         ("batch_size", saved.batch_size.to_string(), now.batch_size.to_string()),
         ("seed", saved.seed.to_string(), now.seed.to_string()),
         ("data_seed", format!("{:?}", saved.data_seed), format!("{:?}", now.data_seed)),
-        ("learning_rate", saved.learning_rate.to_string(), now.learning_rate.to_string()),
+        ("learning_rate", format!("{:?}", saved.learning_rate), format!("{:?}", now.learning_rate)),
         ("optimizer", format!("{:?}", saved.optimizer), format!("{:?}", now.optimizer)),
     ];
     pairs

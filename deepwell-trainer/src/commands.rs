@@ -59,7 +59,7 @@ pub struct TrainArgs {
     /// Held-out tokens of an evaluation, at least [default: 65536]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
-    /// Largest learning rate
+    /// Largest learning rate [default: by the size of the model, 5e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
     /// Seed of weights and data order
@@ -108,7 +108,7 @@ impl TrainArgs {
         settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
         settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
         settings.eval_tokens = args.eval_tokens.unwrap_or(settings.eval_tokens);
-        settings.learning_rate = args.learning_rate.unwrap_or(settings.learning_rate);
+        settings.learning_rate = args.learning_rate.or(settings.learning_rate);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.device = args.device.unwrap_or(settings.device);
         settings.out = args.out.unwrap_or(settings.out);
@@ -166,7 +166,7 @@ pub struct ParityArgs {
     /// Held-out tokens of an evaluation, at least
     #[arg(long, default_value_t = 65_536)]
     pub eval_tokens: u64,
-    /// Largest learning rate
+    /// Largest learning rate [default: by the size of the model, 5e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
     /// Seed of weights and data order
@@ -219,7 +219,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         eval_tokens: args.eval_tokens,
         checkpoint_every: args.checkpoint_every,
         seed: args.seed,
-        learning_rate: args.learning_rate.unwrap_or(defaults.learning_rate),
+        learning_rate: args.learning_rate,
         ..defaults
     };
     let options =

@@ -112,10 +112,11 @@ pub fn run(
     let hardware = deepwell_probe::probe();
     let mut settings = settings.clone();
     settings.resolve_precision(&hardware)?;
-    let settings = &settings;
     let (config, folder) = settings.model_config()?;
     let policy = settings.precision_policy()?;
     let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;
+    settings.resolve_learning_rate(graph.parameter_count());
+    let settings = &settings;
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(config.vocab_size as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));

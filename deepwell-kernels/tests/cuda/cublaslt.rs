@@ -1,4 +1,5 @@
-//! Products by cuBLASLt: the operands' orientations, the layouts of scales, accumulation.
+//! Products by cuBLASLt: the operands' orientations, the layouts of scales that `expand_scales.cu`
+//! makes for them, accumulation.
 
 use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
 use deepwell_kernels::cuda::{Architecture, CUBLASLT, CudaCatalog, cuda_target};

@@ -181,12 +181,14 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let mut options = options.clone();
     options.settings.check()?;
     options.settings.resolve_precision(&deepwell_probe::probe())?;
-    let options = &options;
-    let settings = &options.settings;
+    let settings = &mut options.settings;
     // Everything that a run would refuse is refused before the first one starts.
     let (config, _) = settings.model_config()?;
     let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;
     deepwell_ir::apply_precision(&graph, &settings.precision_policy()?)?;
+    settings.resolve_learning_rate(graph.parameter_count());
+    let options = &options;
+    let settings = &options.settings;
     let mut console = Console::new("parity", settings.steps);
     let dataset = open_data(settings, &mut console)?;
     let tokens = dataset.tokens();
