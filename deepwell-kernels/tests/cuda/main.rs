@@ -14,6 +14,7 @@ mod driver;
 mod elementwise_quantize;
 mod embedding;
 mod embedding_backward;
+mod expand_scales;
 mod gelu;
 mod grad_norm;
 mod harness;

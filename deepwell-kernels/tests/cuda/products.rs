@@ -52,8 +52,8 @@ impl Kind {
 /// Tensor cores align the products of one instruction to the largest and cut below 2^-23 of it,
 /// and each instruction rounds once: with steps of eight or more products the error of a sum is
 /// below `depth / 8 + 2` ulp of the largest partial sum. A partial sum is at most
-/// `depth · largest²` and for the kinds of random sign it grows with the root of the depth, which we multiply by
-/// eight.
+/// `depth · largest²` and for the kinds of random sign it grows with the root of the depth, which
+/// we multiply by eight.
 pub(crate) fn product_tolerance(output: DType, depth: usize, kind: Kind, added: f64) -> Tolerance {
     let (depth, largest) = (depth as f64, kind.largest());
     let partial = match kind {

@@ -23,7 +23,8 @@ pub enum DataError {
     /// A pattern for paths cannot be understood.
     #[error(
         "`{}`: expected a pattern, got one with an {message}\n\
-         hint: `*`, `?` and `[…]` match within a part of a path, `**` any number of parts", pattern.display()
+         hint: `*`, `?` and `[…]` match within a part of a path, `**` any number of parts",
+        pattern.display()
     )]
     Pattern {
         /// The pattern as it was given.
