@@ -478,6 +478,7 @@ fn help_teaches() {
       dryrun     Predict memory and time of a training step before anything runs
       train      Train a model on text
       parity     Show whether MXFP8 holds BF16's loss, by training one model in both
+      bench      Time kernels and training beside what the hardware allows, and beside PyTorch
       ckpt       Look into checkpoints
       tokenizer  Make tokenizers
       help       Print this message or the help of the given subcommand(s)
@@ -493,6 +494,7 @@ fn help_teaches() {
       deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
       deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
       deepwell parity --steps 200                   does MXFP8 hold BF16's loss
+      deepwell bench norms --peers                  kernels beside their floor and PyTorch
       deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
       deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
