@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ float4 dynamic[];
     const RowGroup<kRowPieces> group(threads_per_row, sums);
     const uint32 groups = kThreads / threads_per_row;
-    const uint32 pieces = columns / 8;
+    const uint32 row_pieces = columns / 8;
     const uint4* const weights = reinterpret_cast<const uint4*>(weight);
 
     float of_weight[kRowPieces][8], of_bias[kRowPieces][8];
@@ -68,9 +68,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     uint32 offset = 0;
     const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
-    for (uint64 row = static_cast<uint64>(blockIdx.x) * groups + group.index; row < rows;
-         row += stride) {
-        const uint64 first = row * pieces;
+    // All groups go round equally often, so that all warps meet at the same barriers; a group that
+    // is beyond the last row has no pieces then.
+    for (uint64 first_row = static_cast<uint64>(blockIdx.x) * groups; first_row < rows;
+         first_row += stride) {
+        const uint64 row = first_row + group.index;
+        const uint32 pieces = row < rows ? row_pieces : 0;
+        const uint64 first = row * row_pieces;
         uint4 packed_dy[kRowPieces], packed_x[kRowPieces], residual[kRowPieces];
 #pragma unroll
         for (int p = 0; p < kRowPieces; ++p) {
@@ -84,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 }
             }
         }
-        const float scale = rstd[row], center = means[row];
+        const float scale = row < rows ? rstd[row] : 0.0f;
+        const float center = row < rows ? means[row] : 0.0f;
         float of_g[kRowPieces], of_gn[kRowPieces];
 #pragma unroll
         for (int p = 0; p < kRowPieces; ++p) {
@@ -134,9 +139,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int p = 0; p < kRowPieces; ++p) {
                 const uint32 piece = group.piece(p);
-                if (piece < pieces) {
+                if (piece < row_pieces) {
                     add_eight(dynamic + 2 * piece, of_weight[p], turn > 0);
-                    add_eight(dynamic + 2 * (pieces + piece), of_bias[p], turn > 0);
+                    add_eight(dynamic + 2 * (row_pieces + piece), of_bias[p], turn > 0);
                 }
             }
         }

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ float4 dynamic[];
     const RowGroup<kRowPieces> group(threads_per_row, sums);
     const uint32 groups = kThreads / threads_per_row;
-    const uint32 pieces = columns / 8;
+    const uint32 row_pieces = columns / 8;
     const uint4* const weights = reinterpret_cast<const uint4*>(weight);
 
     float of_columns[kRowPieces][8];
@@ -53,9 +53,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     uint32 offset = 0;
     const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
-    for (uint64 row = static_cast<uint64>(blockIdx.x) * groups + group.index; row < rows;
-         row += stride) {
-        const uint64 first = row * pieces;
+    // All groups go round equally often, so that all warps meet at the same barriers; a group that
+    // is beyond the last row has no pieces then.
+    for (uint64 first_row = static_cast<uint64>(blockIdx.x) * groups; first_row < rows;
+         first_row += stride) {
+        const uint64 row = first_row + group.index;
+        const uint32 pieces = row < rows ? row_pieces : 0;
+        const uint64 first = row * row_pieces;
         uint4 packed_dy[kRowPieces], packed_x[kRowPieces], residual[kRowPieces];
 #pragma unroll
         for (int p = 0; p < kRowPieces; ++p) {
@@ -69,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 }
             }
         }
-        const float scale = rstd[row];
+        const float scale = row < rows ? rstd[row] : 0.0f;
         float products[kRowPieces];
 #pragma unroll
         for (int p = 0; p < kRowPieces; ++p) {
@@ -112,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (group.index == turn) {
 #pragma unroll
             for (int p = 0; p < kRowPieces; ++p) {
-                if (group.piece(p) < pieces) {
+                if (group.piece(p) < row_pieces) {
                     float4* const place = dynamic + 2 * group.piece(p);
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
