@@ -59,7 +59,7 @@ pub struct TrainArgs {
     /// Held-out tokens of an evaluation, at least [default: 65536]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
-    /// Largest learning rate [default: by the size of the model, 5e-4 for small ones]
+    /// Largest learning rate [default: by the size of the model, 3e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
     /// Seed of weights and data order
@@ -166,7 +166,7 @@ pub struct ParityArgs {
     /// Held-out tokens of an evaluation, at least
     #[arg(long, default_value_t = 65_536)]
     pub eval_tokens: u64,
-    /// Largest learning rate [default: by the size of the model, 5e-4 for small ones]
+    /// Largest learning rate [default: by the size of the model, 3e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
     /// Seed of weights and data order

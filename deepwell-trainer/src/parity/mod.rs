@@ -235,6 +235,15 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     Ok(report)
 }
 
+/// The running program, also when its file has been replaced meanwhile by a new build.
+fn this_program() -> Result<PathBuf, TrainError> {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() {
+        return Ok(running);
+    }
+    std::env::current_exe().map_err(TrainError::io("this program"))
+}
+
 /// Starts this program again for one run and waits for it. A finished run is not run again.
 fn train_in_child(name: &str, settings: &Settings, resume: bool) -> Result<(), TrainError> {
     let out = &settings.out;
@@ -257,7 +266,7 @@ fn train_in_child(name: &str, settings: &Settings, resume: bool) -> Result<(), T
         hint: None,
     })?;
     std::fs::write(&run_file, text).map_err(TrainError::io(&run_file))?;
-    let program = std::env::current_exe().map_err(TrainError::io("this program"))?;
+    let program = this_program()?;
     let mut command = Command::new(&program);
     command.arg("train").arg("--run-file").arg(&run_file).args(["--label", name]);
     command.arg("--stop-with-parent").stdin(Stdio::piped()).stdout(Stdio::null());

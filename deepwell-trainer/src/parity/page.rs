@@ -119,12 +119,16 @@ fn losses(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
         chart("Training loss", "nats per token", named(runs, |run| smoothed(&run.losses())));
     let mut blocks = vec![Block::Chart(held_out), Block::Chart(training)];
     if let Some(base) = runs.first().filter(|_| runs.len() > 1) {
-        let differences = runs[1..]
+        // Each run in the color that it has in the other charts.
+        let differences = runs
             .iter()
-            .zip(&RUN_NAMES[1..])
-            .map(|(run, name)| {
+            .zip(RUN_NAMES)
+            .enumerate()
+            .skip(1)
+            .map(|(index, (run, name))| {
                 let gaps = gaps(&base.evaluations(), &run.evaluations());
-                Series::new(*name, gaps.iter().map(|&(s, g)| (s as f64, 100.0 * g)).collect())
+                let points = gaps.iter().map(|&(s, g)| (s as f64, 100.0 * g)).collect();
+                Series { color: Some(index), ..Series::new(name, points) }
             })
             .collect();
         let mut difference = chart("Held-out loss relative to BF16", "%", differences);
@@ -200,18 +204,28 @@ fn memory(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
     let columns =
         ["run", "predicted peak", "measured peak", "predicted / measured", "tokens/s", "wall"];
     let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
-    let kinds = runs.iter().zip(RUN_NAMES).map(|(run, name)| {
-        let mut table = KeyValueTable::default();
-        for (kind, bytes) in &run.summary.bytes_at_peak {
-            table = table.row(format!("{name}: {kind}"), format_bytes(*bytes));
-        }
-        let [arena, bound] = run.summary.arena_bytes;
-        Block::KeyValues(table.row(
-            format!("{name}: arena, and its lower bound"),
-            format!("{}, {}", format_bytes(arena), format_bytes(bound)),
-        ))
-    });
-    std::iter::once(Block::Table(table)).chain(kinds).collect()
+    vec![Block::Table(table), Block::Table(memory_by_kind(runs))]
+}
+
+/// What memory is predicted to hold at the peak, a column for each run.
+fn memory_by_kind(runs: &[FinishedRun]) -> Table {
+    let mut kinds: Vec<&String> =
+        runs.iter().flat_map(|run| run.summary.bytes_at_peak.keys()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let row = |name: &str, value: &dyn Fn(&FinishedRun) -> Option<u64>| {
+        let cells = runs.iter().map(|run| value(run).map_or_else(String::new, format_bytes));
+        std::iter::once(name.to_string()).chain(cells).collect::<Vec<_>>()
+    };
+    let mut rows: Vec<Vec<String>> = kinds
+        .into_iter()
+        .map(|kind| row(kind, &|run| run.summary.bytes_at_peak.get(kind).copied()))
+        .collect();
+    rows.push(row("arena", &|run| Some(run.summary.arena_bytes[0])));
+    rows.push(row("lower bound of the arena", &|run| Some(run.summary.arena_bytes[1])));
+    let names = RUN_NAMES.iter().take(runs.len()).map(|name| name.to_string());
+    let columns = std::iter::once("predicted at the peak".to_string()).chain(names).collect();
+    Table { columns, rows }
 }
 
 fn precision(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {

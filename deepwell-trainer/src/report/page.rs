@@ -146,7 +146,7 @@ h1 { font-size: 1.6rem; margin: 0 0 16px; }
 h2 { font-size: 1.15rem; margin: 32px 0 10px; padding-bottom: 4px;
   border-bottom: 1px solid var(--line); }
 p { margin: 8px 0; max-width: 75ch; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr));
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr));
   gap: 20px; margin: 12px 0; }
 figure { margin: 0; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
