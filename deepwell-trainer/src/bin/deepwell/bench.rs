@@ -85,7 +85,7 @@ pub(crate) struct BenchArgs {
     /// Folder of bench.json, bench.txt and bench.html
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     out: PathBuf,
-    /// Keep the report in benchmarks/ as <what>_<device>_<day>.md and .json
+    /// Keep the report in benchmarks/, as Markdown and JSON named by what, device and day
     #[arg(long)]
     record: bool,
     /// Print rows as they come, one JSON object a line, and nothing else
