@@ -29,15 +29,20 @@ constexpr uint32 kLastOfCodeZero = 0x04600001u;  // 1.75 * 2^-119 and one ulp
 constexpr uint32 kLastClamped = 0x03e00003u;     // 1.75 * 2^-120 and three
 constexpr uint32 kLastBelowFloor = 0x03ffffffu;  // below 2^-119
 
-// Scale of a group by the bits of its largest magnitude, NaN above infinity above all else. Nearly
-// all groups are those of the first branch, whose scales and factors are normal numbers.
+// Whether a group's scale and its factor are normal numbers, as nearly all are; of a clamped scale
+// they are not.
+__device__ __forceinline__ bool mx_has_normal_scale(uint32 amax) {
+    constexpr uint32 kFirst = 0x04800000u;  // 2^-118
+    return amax - kFirst < kInfinityBits - kFirst;
+}
+
+// Scale of a group by the bits of its largest magnitude, NaN above infinity above all else.
 __device__ __forceinline__ MxScale mx_scale(uint32 amax, bool floor) {
-    constexpr uint32 kFirstPlain = 0x04800000u;  // 2^-118
     const uint32 exponent = (amax + (floor ? 0u : 0x001fffffu)) >> 23;
     MxScale scale;
     scale.code = exponent - 8u;
     scale.reciprocal = __uint_as_float((262u - exponent) << 23);
-    if (amax - kFirstPlain < kInfinityBits - kFirstPlain) {
+    if (mx_has_normal_scale(amax)) {
         return scale;
     }
     if (amax <= (floor ? kLastBelowFloor : kLastOfCodeZero)) {

@@ -21,49 +21,9 @@
 #include "common/opaque.cuh"
 #include "common/types.cuh"
 #include "layout/mx_element.cuh"
+#include "layout/mx_layout.cuh"
+#include "layout/mx_plain_tile.cuh"
 #include "layout/mx_scale.cuh"
-
-constexpr uint32 kMxTile = 128;    // rows and columns of a tile
-constexpr uint32 kMxBlock = 32;    // elements with one stored scale
-constexpr int kMxSteps = 8;        // pieces of a thread
-constexpr uint32 kMxStepRows = 16; // rows between two pieces of a thread
-constexpr uint32 kMxGroups = kMxTile / kMxBlock;
-
-// How a block of threads lies over a tile.
-template <typename E>
-struct MxTile {
-    static constexpr uint32 kPiece = 16 / sizeof(E);
-    static constexpr uint32 kRowLanes = kMxTile / kPiece;     // threads of a row
-    static constexpr uint32 kBlockLanes = kMxBlock / kPiece;  // threads of 32 elements of it
-    static constexpr uint32 kThreads = kRowLanes * kMxStepRows;
-    static constexpr uint32 kUnits = kMxTile * sizeof(E) / 4;  // words of a row
-    static constexpr uint32 kTileBytes = kMxTile * kMxTile * sizeof(E);
-    static_assert(kThreads == kUnits * kMxGroups, "a word of columns and 32 rows for each thread");
-
-    static __device__ __forceinline__ uint32 row() {
-        return threadIdx.x / kRowLanes;
-    }
-    static __device__ __forceinline__ uint32 column() {
-        return threadIdx.x % kRowLanes * kPiece;
-    }
-};
-
-// Where the copies of a matrix go; pointers of copies that are not made are not looked at.
-struct MxTarget {
-    uint8* codes;     // [rows, columns]
-    uint8* scales;    // [rows, ceil(columns / 32)]
-    uint8* codes_t;   // [columns, rows]
-    uint8* scales_t;  // [columns, ceil(rows / 32)]
-    uint32 rows;
-    uint32 columns;
-};
-
-// What a block needs beside the tile itself.
-struct MxShared {
-    uint32 square_amax[kMxGroups * kMxGroups];
-    uint32 column_amax[kMxGroups][kMxTile];
-    uint32 column_scales[kMxTile];  // four bytes each
-};
 
 // The first `count` bytes of a piece of codes.
 __device__ __forceinline__ void mx_store_bytes(uint8* to, const uint32* words, int word_count,
@@ -312,6 +272,18 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
                                                  MxCounters& counters) {
     using Tile = MxTile<E>;
     constexpr uint32 kCopies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+    if constexpr (MxElement<E>::kPerWord == 2) {
+        if (mx_is_plain(to, flags)) {
+            if (flags & kMxWide) {
+                mx_quantize_plain_tile<true, kRow, kColumn>(row0, column0, to, tile, shared,
+                                                            counters);
+            } else {
+                mx_quantize_plain_tile<false, kRow, kColumn>(row0, column0, to, tile, shared,
+                                                             counters);
+            }
+            return;
+        }
+    }
     const bool wide = flags & kMxWide, square = flags & kMxSquare;
     const uint4* const own = reinterpret_cast<const uint4*>(tile) + threadIdx.x;
     if (square) {
@@ -343,16 +315,7 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
             cursor.scale += static_cast<uint64>(kMxStepRows) * blocks;
         }
     }
-    if (largest >= kInfinityBits) {
-        largest = 0;
-#pragma unroll 1
-        for (int step = 0; step < kMxSteps; ++step) {
-            const uint2 found = mx_survey<E>(own[step * Tile::kThreads]);
-            counters.nonfinite += kCopies * found.x;
-            largest = max(largest, found.y);
-        }
-    }
-    counters.amax = max(counters.amax, largest);
+    mx_count_pieces<E>(own, largest, kCopies, counters);
     if (kColumn) {
         __syncthreads();
         mx_quantize_columns<E>(row0, column0, to, flags, tile, shared, counters);

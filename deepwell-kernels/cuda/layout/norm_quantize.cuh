@@ -11,8 +11,8 @@
 //      (or mean) to all.
 //   3. Each block normalizes a slice in place and quantizes it as in `layout/mx_tile.cuh`.
 //
-// At most `kHeld` slices stay in shared memory, so that two blocks fit on a multiprocessor, one
-// computing while the other waits for memory; longer rows read the rest again, which the L2 cache
+// At most `kHeld` slices stay in shared memory, so that three blocks fit on a multiprocessor, some
+// computing while others wait for memory; longer rows read the rest again, which the L2 cache
 // still has. Sums over a row go in the order of `common/row_sum.cuh`, so that y has the bits that
 // the normalization alone gives.
 #pragma once
@@ -26,7 +26,7 @@
 #include "ptx/cp_async.cuh"
 
 using NormTile = MxTile<bf16>;
-constexpr int kHeld = 3;
+constexpr int kHeld = 2;
 static_assert(kMxTile == kSlice, "slices of a row's sum are columns of a tile");
 static_assert(NormTile::kRowLanes == kSlicePieces, "sixteen threads hold a slice");
 
@@ -154,7 +154,8 @@ struct NormQuantize {
         }
     }
 
-    // Step 1 for a slice whose copy this thread has waited for.
+    // Step 1 for a held slice, while at most `kLater` copies of later ones are under way.
+    template <int kLater>
     __device__ __forceinline__ void sum_held_slice(uint32 slice) const {
         uint4 deltas[kMxSteps];
         if (kAdd) {
@@ -163,6 +164,7 @@ struct NormQuantize {
                 deltas[step] = load(operands.delta, slice, step);
             }
         }
+        cp_async_wait<kLater>();
 #pragma unroll
         for (int step = 0; step < kMxSteps; ++step) {
             uint4 piece = mx_piece<bf16>(tile(slice), step);
@@ -257,16 +259,10 @@ struct NormQuantize {
             cp_async_commit();
         }
         if (in_memory > 0) {
-            cp_async_wait<2>();
-            sum_held_slice(0);
+            sum_held_slice<1>(0);
         }
         if (in_memory > 1) {
-            cp_async_wait<1>();
-            sum_held_slice(1);
-        }
-        if (in_memory > 2) {
-            cp_async_wait<0>();
-            sum_held_slice(2);
+            sum_held_slice<0>(1);
         }
         for (uint32 slice = in_memory; slice < slices; ++slice) {
             sum_other_slice(slice);

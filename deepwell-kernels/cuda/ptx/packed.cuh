@@ -9,3 +9,10 @@ __device__ __forceinline__ uint32 max_magnitude_bf16x2(uint32 a, uint32 b) {
     asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
     return larger;
 }
+
+// Products of the halves, as BF16, each rounded once.
+__device__ __forceinline__ uint32 multiply_bf16x2(uint32 a, uint32 b) {
+    uint32 product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
