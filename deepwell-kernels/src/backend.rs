@@ -1,5 +1,7 @@
 //! The seam between programs and devices.
 
+use std::time::Instant;
+
 use deepwell_ir::{ByteRange, Call, Program, StreamId};
 
 use crate::KernelError;
@@ -93,6 +95,22 @@ pub trait Backend: Send {
     /// # Errors
     /// As [`Backend::enqueue`].
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError>;
+
+    /// Runs a recording `times` times, one behind the other, waits for the last, and gives the
+    /// seconds from where the first began to where the last ended, by the device's own clock where
+    /// it has one.
+    ///
+    /// # Errors
+    /// As [`Backend::enqueue`].
+    fn time_replays(&mut self, recording: Recording, times: usize) -> Result<f64, KernelError> {
+        self.synchronize()?;
+        let begin = Instant::now();
+        for _ in 0..times {
+            self.replay(recording)?;
+        }
+        self.synchronize()?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
 
     /// Runs calls in order and says when each ran, by the device's own clock where it has one.
     /// `before` runs first, so that a device which is fed by the host never waits for it.

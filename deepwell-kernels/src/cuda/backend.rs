@@ -59,7 +59,7 @@ pub struct CudaBackend {
     inputs_staged: usize,
     readbacks: Vec<ReadbackSlot>,
     readbacks_made: usize,
-    /// Timed events between the calls of a profile.
+    /// Timed events: between the calls of a profile, around replays.
     marks: Vec<Event>,
     /// Last, so that what it frees is freed after what uses it.
     driver: Box<dyn Driver>,
@@ -168,6 +168,14 @@ impl CudaBackend {
             _ => multiprocessors,
         });
         (blocks.fold(0.0, f64::max) / multiprocessors).min(1.0)
+    }
+
+    /// Makes events with timing until there are `count`.
+    fn reserve_marks(&mut self, count: usize) -> Result<(), DriverError> {
+        while self.marks.len() < count {
+            self.marks.push(self.driver.event(true)?);
+        }
+        Ok(())
     }
 
     fn new_input_slot(&mut self, bytes: usize) -> Result<InputSlot, KernelError> {
@@ -321,14 +329,23 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn time_replays(&mut self, recording: Recording, times: usize) -> Result<f64, KernelError> {
+        self.reserve_marks(2)?;
+        self.driver.record(self.marks[0], self.compute)?;
+        for _ in 0..times {
+            self.replay(recording)?;
+        }
+        self.driver.record(self.marks[1], self.compute)?;
+        self.driver.synchronize()?;
+        Ok(f64::from(self.driver.elapsed_ms(self.marks[0], self.marks[1])?) * 1e-3)
+    }
+
     fn profile(
         &mut self,
         before: Recording,
         calls: &[PreparedCall],
     ) -> Result<Vec<CallTime>, KernelError> {
-        while self.marks.len() <= calls.len() {
-            self.marks.push(self.driver.event(true)?);
-        }
+        self.reserve_marks(calls.len() + 1)?;
         self.replay(before)?;
         self.driver.record(self.marks[0], self.compute)?;
         for (index, call) in calls.iter().enumerate() {

@@ -4,7 +4,7 @@
 use deepwell_ir::ops::{self, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
 use deepwell_ir::{Access, DType, Op, PrecisionPolicy, Product, Program};
 use deepwell_kernels::SingleCall;
-use deepwell_precision::MxSpec;
+use deepwell_precision::{BlockShape, MxSpec};
 use deepwell_probe::Hardware;
 
 use super::peers::PeerTask;
@@ -23,7 +23,7 @@ pub(super) struct Case {
     pub(super) dtype: String,
     /// Whether its rate is told in FLOPs.
     pub(super) is_matrix: bool,
-    pub(super) peer: Option<PeerTask>,
+    pub(super) peers: Vec<PeerTask>,
 }
 
 impl Case {
@@ -32,7 +32,7 @@ impl Case {
         Case {
             what: what_text(&call.op),
             dtype: dtype_text(&call),
-            peer: peer_task(&call),
+            peers: peer_task(&call).into_iter().collect(),
             shape,
             is_matrix,
             call,
@@ -61,7 +61,10 @@ pub(super) fn cases_of(
     for program in programs(settings, hardware)? {
         let of_section = program.calls.iter().filter(|call| section_of(&call.op) == Some(section));
         for call in of_section {
-            let single = SingleCall::of(&program, call);
+            let mut single = SingleCall::of(&program, call);
+            if !knows_sequences(&single.op) {
+                (single.batch, single.seq) = (1, 1);
+            }
             if !calls.contains(&single) {
                 calls.push(single);
             }
@@ -73,6 +76,12 @@ pub(super) fn cases_of(
         !matches!(call.op, Op::WithQuantize(_)) || call.select(catalog.as_ref(), &target).is_ok()
     });
     Ok(calls.into_iter().map(Case::new).collect())
+}
+
+/// Whether an op treats its rows as tokens of sequences; the others are the same call for all
+/// batches of as many tokens.
+fn knows_sequences(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::AttentionBackward(_) | Op::Rope(_) | Op::RopeBackward(_))
 }
 
 /// The step in BF16 and in the precision that was asked for.
@@ -292,7 +301,7 @@ fn what_text(op: &Op) -> String {
 fn blocks(spec: MxSpec) -> String {
     let elements = spec.granularity.elements();
     match spec.block {
-        deepwell_precision::BlockShape::Square => format!("{elements}x{elements}"),
+        BlockShape::Square => format!("{elements}x{elements}"),
         _ => format!("1x{elements}"),
     }
 }
@@ -386,8 +395,14 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
     match &call.op {
         Op::Quantize(op) => {
             let (rows, columns) = matrix(0)?;
-            let block = op.spec.granularity.elements();
-            Some(PeerTask::Quantize { rows, columns, axis: op.axis.name().to_string(), block })
+            Some(PeerTask::Quantize {
+                rows,
+                columns,
+                dtype: call.operands[0].dtype.to_string(),
+                axis: op.axis.name().to_string(),
+                block: op.spec.granularity.elements(),
+                square: op.spec.block == BlockShape::Square,
+            })
         }
         Op::Attention(ops::Attention { heads })
         | Op::AttentionBackward(ops::AttentionBackward { heads }) => Some(PeerTask::Attention {
@@ -407,7 +422,17 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
         }
         Op::AdamW(_) => Some(PeerTask::AdamW { lengths: lengths(call) }),
         Op::GradNorm(_) => Some(PeerTask::GradNorm { lengths: lengths(call) }),
-        Op::Rope(_) | Op::RopeBackward(_) => None,
+        Op::Rope(rope) | Op::RopeBackward(ops::RopeBackward { forward: rope }) => {
+            let (tokens, _) = matrix(0)?;
+            let seq = call.seq.min(tokens).max(1);
+            Some(PeerTask::Rope {
+                batch: tokens / seq,
+                seq,
+                heads: rope.heads,
+                head_dim: rope.head_dim,
+                backward: matches!(call.op, Op::RopeBackward(_)),
+            })
+        }
         op => pointwise(op, Vec::new(), 32),
     }
 }

@@ -2,6 +2,7 @@
 
 use deepwell_ir::{Access, DType, Op, ops};
 use deepwell_kernels::SingleCall;
+use deepwell_precision::{Overflow, Rounding, e4m3};
 use half::bf16;
 
 /// Elements of the pool that operands are cut from; odd, so that rows of round length differ.
@@ -14,7 +15,7 @@ pub(super) enum Fill {
     Uniform,
     /// Uniform in [0.5, 1.5): reciprocal deviations, weights of norms.
     Positive,
-    /// Codes of finite E4M3 numbers.
+    /// E4M3 codes of numbers uniform in [-448, 448): what block quantization makes of uniform ones.
     Codes,
     /// Powers of two from 1/16 to 8, four bytes alike as one exponent for 128 elements has them.
     Scales,
@@ -104,13 +105,11 @@ impl Pool {
             Fill::Uniform => floats(&|word| unit(word) * 2.0 - 1.0),
             Fill::Positive => floats(&|word| unit(word) + 0.5),
             Fill::Constant(value) => floats(&|_| value),
-            // All ones below the sign is NaN.
-            Fill::Codes => self
-                .words
-                .iter()
-                .map(|&word| (word >> 32) as u8)
-                .map(|code| if code & 0x7F == 0x7F { code & 0x80 } else { code })
-                .collect(),
+            Fill::Codes => {
+                let code = |x: f32| e4m3::encode(x, Rounding::NearestEven, Overflow::Saturate);
+                let number = |word: u64| e4m3::MAX * (unit(word) * 2.0 - 1.0);
+                self.words.iter().map(|&word| code(number(word))).collect()
+            }
             Fill::Scales => {
                 self.words.iter().flat_map(|&word| [123 + ((word >> 32) % 8) as u8; 4]).collect()
             }
@@ -135,6 +134,9 @@ mod tests {
         assert!(mean.abs() < 4.0 * 0.58 / 1024.0, "{mean}");
         let codes = pool.period(Fill::Codes, DType::E4m3);
         assert!(codes.iter().all(|code| code & 0x7F != 0x7F));
+        // Half of the numbers are in the upper half, whose codes are those from 224 up.
+        let upper = codes.iter().filter(|&&code| e4m3::decode(code).abs() >= 224.0).count();
+        assert!((upper as f64 / codes.len() as f64 - 0.5).abs() < 0.02, "{upper}");
         let scales = pool.period(Fill::Scales, DType::E8m0);
         assert!(scales.chunks(4).all(|four| four.iter().all(|&byte| byte == four[0])));
         let bytes = pool.period(Fill::Positive, DType::Bf16);

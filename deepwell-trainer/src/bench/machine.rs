@@ -65,7 +65,9 @@ impl Machine {
         fact("processor", processor);
         let features = cpu.simd.join(" ");
         fact("processor's instructions", features);
-        fact("deepwell", env!("CARGO_PKG_VERSION").to_string());
+        // Whoever builds for another machine says which commit: there is no repository there.
+        let commit = option_env!("DEEPWELL_COMMIT").map(|commit| format!(", commit {commit}"));
+        fact("deepwell", format!("{}{}", env!("CARGO_PKG_VERSION"), commit.unwrap_or_default()));
         if let Device::Cuda(index) = device {
             facts.extend(clocks(index));
         }

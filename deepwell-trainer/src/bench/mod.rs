@@ -17,6 +17,7 @@
 mod cases;
 mod device_copy;
 mod fill;
+mod load;
 mod machine;
 mod model;
 mod page;
@@ -29,6 +30,7 @@ mod text;
 mod timer;
 
 pub use device_copy::measure_copy;
+pub use load::LoadSampler;
 pub use machine::Machine;
 pub use report::{Report, Settings};
 pub use row::{PeerTime, Row, RowEvent, geometric_mean};

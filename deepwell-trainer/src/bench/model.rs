@@ -89,13 +89,27 @@ impl ModelRun<'_> {
             give(self.train_row(&engine, &timing)?);
         }
         if sections.contains(&Section::Memory) {
-            give(self.memory_row(&engine, peak_bytes));
+            let row = self.memory_row(&engine, peak_bytes);
+            give(Row { peer_tasks: self.peer_tasks()?, ..row });
         }
         if sections.contains(&Section::Transformer) {
             let profile = Profile::of(&mut engine)?;
-            self.profile_rows(&profile).into_iter().for_each(give);
+            let mut rows = self.profile_rows(&profile);
+            if let Some(whole) = rows.first_mut() {
+                whole.peer_tasks = self.peer_tasks()?;
+            }
+            rows.into_iter().for_each(give);
         }
         Ok(())
+    }
+
+    /// Training in BF16, and in FP8 beside what is not BF16 here.
+    fn peer_tasks(&self) -> Result<Vec<PeerTask>, TrainError> {
+        let settings = self.settings;
+        let config = settings.config()?;
+        let task = |fp8| PeerTask::train(&config, settings.batch_size, settings.seq_len, fp8);
+        let fp8 = (self.precision != "bf16").then(|| task(true));
+        Ok(std::iter::once(task(false)).chain(fp8).collect())
     }
 
     fn train_row(&self, engine: &Engine, timing: &StepTiming) -> Result<Row, TrainError> {
@@ -105,7 +119,6 @@ impl ModelRun<'_> {
         let time_s = percentile(&timing.steps_s, 0.5);
         let spread_s = (percentile(&timing.steps_s, 0.1), percentile(&timing.steps_s, 0.9));
         let floor_s = engine.prediction().time_s;
-        let task = PeerTask::train(&settings.config()?, settings.batch_size, settings.seq_len);
         let mut row = Row {
             kernel: format!("{} calls", program.calls.len()),
             time_s: Some(time_s),
@@ -115,7 +128,7 @@ impl ModelRun<'_> {
             floor_s: Some(floor_s),
             bound: "prediction".to_string(),
             floor_share: Some(floor_s / time_s),
-            peer_task: Some(task),
+            peer_tasks: self.peer_tasks()?,
             ..Row::new(Section::Train, &settings.model)
         };
         let flops = program.flops() as f64;

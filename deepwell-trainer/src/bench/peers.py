@@ -4,11 +4,12 @@ Reads one JSON object per line from standard input:
     {"id": 3, "device": "cuda:0", "samples": 20, "task": {"kind": "gemm", ...}}
 and prints one JSON object per line and peer:
     {"id": 3, "peer": "torch eager", "time_s": 1.2e-4, "note": null}
-`time_s` is null, and `note` says why, where something does not run.
+`time_s` is null, and `note` says why, where something does not run. Training adds `bytes`, the peak
+of what PyTorch allocated. After a task comes a line with its id and `"done": true`.
 
 Kernels are timed as Deepwell times its own: random data, as many copies of the operands as pass
-the last-level cache twice, calls over all copies in one CUDA graph, the graph replayed, the median
-of samples of 10 ms. Where PyTorch cannot capture something, events around plain calls are used and
+the last-level cache twice, calls over all copies in one CUDA graph, the graph replayed between two
+events, the median of samples of 10 ms. Where PyTorch cannot capture something, events around plain calls are used and
 the note says so. A first line with id -1 describes the environment.
 """
 
@@ -19,8 +20,9 @@ import sys
 import time
 
 
-def emit(identity, peer, time_s=None, note=None):
-    print(json.dumps({"id": identity, "peer": peer, "time_s": time_s, "note": note}), flush=True)
+def emit(identity, peer, time_s=None, note=None, byte_count=None):
+    answer = {"id": identity, "peer": peer, "time_s": time_s, "note": note, "bytes": byte_count}
+    print(json.dumps(answer), flush=True)
 
 
 def reason(error):
@@ -36,7 +38,7 @@ except Exception as error:  # whatever keeps it from loading is the answer
     sys.exit(0)
 
 SAMPLE_S = 0.010
-CALLS_MIN = 32
+CALLS_WANTED = 32
 COPIES_MAX = 512
 
 
@@ -57,7 +59,9 @@ class Bench:
         return x.to(dtype)
 
     def fp8(self, *shape):
-        return self.uniform(*shape).to(torch.float8_e4m3fn)
+        return self.uniform(*shape, dtype=torch.float32, low=-448.0, high=448.0).to(
+            torch.float8_e4m3fn
+        )
 
     def copies(self, byte_count):
         if byte_count >= 8 * self.cache:
@@ -65,15 +69,17 @@ class Bench:
         wanted = -(-2 * self.cache // max(int(byte_count), 1))
         return min(max(wanted, 2), COPIES_MAX)
 
-    def report(self, identity, peer, make, byte_count):
+    def report(self, identity, peer, make, byte_count, copies_max=COPIES_MAX):
         """`make()` gives a callable over operands of its own; one per copy is made."""
         torch._dynamo.reset()
         try:
             if self.is_gpu:
                 self.stream.wait_stream(torch.cuda.default_stream(self.device))
                 with torch.cuda.stream(self.stream):
-                    calls = [make() for _ in range(self.copies(byte_count))]
-                    for call in calls[:3]:
+                    copies = min(self.copies(byte_count), copies_max)
+                    calls = [make() for _ in range(copies)]
+                    # Each of a few: every one of them may have to be compiled.
+                    for call in calls[: max(3, min(copies_max, 8))]:
                         call()
                 torch.cuda.synchronize()
                 time_s, note = self.time_gpu(calls)
@@ -85,7 +91,14 @@ class Bench:
             emit(identity, peer, None, reason(error))
 
     def time_gpu(self, calls):
-        rotated = calls * -(-CALLS_MIN // len(calls))
+        with torch.cuda.stream(self.stream):
+            for _ in range(2):
+                begin = time.perf_counter()
+                calls[0]()
+                self.stream.synchronize()
+                once = time.perf_counter() - begin
+        wanted = min(CALLS_WANTED, max(1, math.ceil(SAMPLE_S / once)))
+        rotated = calls * -(-wanted // len(calls))
         try:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
@@ -95,13 +108,17 @@ class Bench:
             torch.cuda.synchronize()
             return self.time_events(calls), f"events, not a graph: {reason(error)}"
 
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+
         def replay(times):
-            begin = time.perf_counter()
             with torch.cuda.stream(self.stream):
+                begin.record()
                 for _ in range(times):
                     graph.replay()
+                end.record()
             self.stream.synchronize()
-            return time.perf_counter() - begin
+            return begin.elapsed_time(end) * 1e-3
 
         once, warm_up = replay(1), time.perf_counter()
         while time.perf_counter() - warm_up < 0.1:
@@ -206,15 +223,27 @@ def gemm(bench, identity, task):
         bench.report(identity, "torch FP8 1x128", blocks, byte_count)
 
 
-def mx(x, axis, block):
-    """Codes and exponents of blocks along rows, columns or both."""
+def mx(x, axis, block, square=False):
+    """Codes and exponents of blocks along rows, columns or both, or of square blocks."""
+
+    def exponents(amax):
+        return torch.clamp(torch.floor(torch.log2(amax)) - 8, -127, 127)
+
+    def codes(x, e):
+        return (x * torch.exp2(-e)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    if square:
+        # The same blocks along both axes: one copy is the other's transpose.
+        b = x.reshape(x.shape[0] // block, block, -1, block).float()
+        e = exponents(b.abs().amax((1, 3), keepdim=True))
+        q, s = codes(b, e).view(x.shape), (e + 127).to(torch.uint8)[:, 0, :, 0]
+        outputs = () if axis == "column" else (q, s)
+        return outputs if axis == "row" else (*outputs, q.t().contiguous(), s.t().contiguous())
 
     def along_rows(x):
         b = x.reshape(x.shape[0], -1, block).float()
-        amax = b.abs().amax(-1)
-        e = torch.clamp(torch.floor(torch.log2(amax)) - 8, -127, 127)
-        q = (b * torch.exp2(-e)[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return q.view(x.shape), (e + 127).to(torch.uint8)
+        e = exponents(b.abs().amax(-1))
+        return codes(b, e[..., None]).view(x.shape), (e + 127).to(torch.uint8)
 
     outputs = ()
     if axis != "column":
@@ -226,8 +255,11 @@ def mx(x, axis, block):
 
 def quantize(bench, identity, task):
     rows, columns = task["rows"], task["columns"]
-    function = lambda x: mx(x, task["axis"], task["block"])
-    both(bench, identity, function, lambda: (bench.uniform(rows, columns),), 3 * rows * columns)
+    dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[task["dtype"]]
+    function = lambda x: mx(x, task["axis"], task["block"], task["square"])
+    copies = 2 if task["axis"] == "both" else 1
+    byte_count = rows * columns * (dtype.itemsize + copies)
+    both(bench, identity, function, lambda: (bench.uniform(rows, columns, dtype=dtype),), byte_count)
 
 
 def attention(bench, identity, task):
@@ -277,8 +309,7 @@ def attention(bench, identity, task):
 
 
 def rms_norm(x, w):
-    x32 = x.float()
-    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * w
+    return F.rms_norm(x, (x.shape[-1],), w, 1e-5)
 
 
 def add_rms_norm(x, delta, w):
@@ -363,30 +394,83 @@ def pointwise(bench, identity, task):
         gradients(bench, identity, forward, operands, byte_count)
 
 
+def rope(bench, identity, task):
+    """As Hugging Face's llama turns queries; sines and cosines are there already."""
+    batch, seq, heads, width = task["batch"], task["seq"], task["heads"], task["head_dim"]
+
+    def turn(x, cos, sin):
+        x = x.view(batch, seq, heads, width)
+        half = torch.cat((-x[..., width // 2 :], x[..., : width // 2]), -1)
+        return (x * cos + half * sin).view(batch * seq, heads * width)
+
+    def operands():
+        angles = bench.uniform(seq, 1, width, dtype=torch.float32, high=100.0)
+        x = bench.uniform(batch * seq, heads * width)
+        return [x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)]
+
+    byte_count = 4 * batch * seq * heads * width
+    if not task["backward"]:
+        both(bench, identity, turn, operands, byte_count)
+        return
+    for peer in ["torch eager", "torch.compile"]:
+        compiled = turn if peer == "torch eager" else torch.compile(turn, dynamic=False)
+
+        def make(compiled=compiled):
+            x, cos, sin = operands()
+            out = compiled(x.requires_grad_(), cos, sin)
+            upstream = torch.randn_like(out)
+            return lambda: torch.autograd.grad(out, x, upstream, retain_graph=True)
+
+        bench.report(identity, peer, make, byte_count)
+
+
 def adamw(bench, identity, task):
     lengths = task["lengths"]
+    for peer in ["torch eager", "torch.compile"]:
 
-    def make():
-        f32 = torch.float32
-        parameters = [torch.nn.Parameter(bench.uniform(n, dtype=f32)) for n in lengths]
-        for parameter in parameters:
-            parameter.grad = bench.uniform(parameter.numel(), dtype=f32)
-        kwargs = {"fused": True, "capturable": True} if bench.is_gpu else {"foreach": True}
-        optimizer = torch.optim.AdamW(parameters, lr=1e-4, **kwargs)
-        return optimizer.step
+        def make(is_compiled=peer == "torch.compile"):
+            f32 = torch.float32
+            parameters = [torch.nn.Parameter(bench.uniform(n, dtype=f32)) for n in lengths]
+            for parameter in parameters:
+                parameter.grad = bench.uniform(parameter.numel(), dtype=f32)
+            kind = "foreach" if is_compiled or not bench.is_gpu else "fused"
+            kwargs = {kind: True, "capturable": bench.is_gpu}
+            optimizer = torch.optim.AdamW(parameters, lr=1e-4, **kwargs)
+            return torch.compile(optimizer.step) if is_compiled else optimizer.step
 
-    bench.report(identity, "torch fused", make, 16 * sum(lengths))
+        # Each instance is compiled by itself, and only so many.
+        bench.report(identity, peer, make, 16 * sum(lengths), copies_max=4)
 
 
 def grad_norm(bench, identity, task):
     lengths = task["lengths"]
 
-    def make():
-        tensors = [bench.uniform(n, dtype=torch.float32) for n in lengths]
-        return lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    def norm(tensors):
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
 
-    with torch.no_grad():
-        bench.report(identity, "torch foreach", make, 4 * sum(lengths))
+    def operands():
+        return ([bench.uniform(n, dtype=torch.float32) for n in lengths],)
+
+    both(bench, identity, norm, operands, 4 * sum(lengths))
+
+
+def time_steps(bench, step):
+    """Seconds of each step; a GPU is never waited for between two of them."""
+    if not bench.is_gpu:
+        samples = []
+        for _ in range(bench.samples):
+            begin = time.perf_counter()
+            step()
+            samples.append(time.perf_counter() - begin)
+        return samples
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(bench.samples + 1)]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:])]
 
 
 def train(bench, identity, task):
@@ -407,13 +491,26 @@ def train(bench, identity, task):
         use_cache=False,
         attn_implementation="sdpa",
     )
-    wait = torch.cuda.synchronize if bench.is_gpu else (lambda: None)
-    for peer in ["torch eager", "torch.compile"]:
+    peers = {"torch eager": None, "torch.compile": None}
+    if task["fp8"]:
+        try:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        except Exception as error:
+            emit(identity, "torchao FP8", None, f"no torchao: {reason(error)}")
+            return
+        peers = {"torchao FP8 tensor": "tensorwise", "torchao FP8 row": "rowwise"}
+    for peer, recipe in peers.items():
         torch._dynamo.reset()
         model = optimizer = step_model = None
         try:
             with torch.device(bench.device):
                 model = LlamaForCausalLM(config).to(torch.bfloat16)
+            if recipe is not None:
+                convert_to_float8_training(
+                    model,
+                    config=Float8LinearConfig.from_recipe_name(recipe),
+                    module_filter_fn=lambda _, name: "lm_head" not in name,
+                )
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=bench.is_gpu)
             step_model = model if peer == "torch eager" else torch.compile(model)
             tokens = torch.randint(0, task["vocab"], (batch, seq), device=bench.device)
@@ -427,17 +524,14 @@ def train(bench, identity, task):
 
             for _ in range(4 if bench.is_gpu else 1):
                 step()
-            wait()
-            samples = []
-            for _ in range(bench.samples):
-                begin = time.perf_counter()
-                step()
-                wait()
-                samples.append(time.perf_counter() - begin)
-            note = "bf16 weights and moments"
+            samples = time_steps(bench, step)
+            note, byte_count = "bf16 weights and moments", None
+            if recipe is not None:
+                note += ", lm_head in bf16"
             if bench.is_gpu:
-                note += f", peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
-            emit(identity, peer, statistics.median(samples), note)
+                byte_count = torch.cuda.max_memory_allocated()
+                note += f", peak {byte_count / 2**30:.2f} GiB"
+            emit(identity, peer, statistics.median(samples), note, byte_count)
         except Exception as error:
             emit(identity, peer, None, reason(error))
         finally:
@@ -451,6 +545,7 @@ KINDS = {
     "quantize": quantize,
     "attention": attention,
     "pointwise": pointwise,
+    "rope": rope,
     "adamw": adamw,
     "grad_norm": grad_norm,
     "train": train,
@@ -462,6 +557,12 @@ def main():
     versions = f"torch {torch.__version__}"
     if torch.cuda.is_available():
         versions += f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    try:
+        from importlib.metadata import version
+
+        versions += f", torchao {version('torchao')}"
+    except Exception:
+        versions += ", no torchao"
     emit(-1, "environment", note=versions)
     for line in sys.stdin:
         if not line.strip():
@@ -474,6 +575,7 @@ def main():
             emit(request["id"], "torch", None, reason(error))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        print(json.dumps({"id": request["id"], "peer": "", "done": True}), flush=True)
 
 
 main()

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use deepwell_ir::capture::LlamaConfig;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::{Row, Section};
 use crate::Device;
 
 /// The program, as `python3 - ` takes it.
@@ -38,10 +38,14 @@ pub enum PeerTask {
         rows: usize,
         /// Columns.
         columns: usize,
+        /// Of the elements: `bf16` or `f32`.
+        dtype: String,
         /// `row`, `column` or `both`.
         axis: String,
-        /// Elements of a block.
+        /// Elements of a block, or along each side of it.
         block: usize,
+        /// Blocks of as many rows as columns, else of one row.
+        square: bool,
     },
     /// Attention or its gradients.
     Attention {
@@ -84,8 +88,23 @@ pub enum PeerTask {
         /// Elements of each gradient.
         lengths: Vec<usize>,
     },
-    /// Steps of training in BF16.
+    /// Rotary position embedding or its gradient.
+    Rope {
+        /// Sequences.
+        batch: usize,
+        /// Tokens of a sequence.
+        seq: usize,
+        /// Heads.
+        heads: usize,
+        /// Width of a head.
+        head_dim: usize,
+        /// Gradients.
+        backward: bool,
+    },
+    /// Steps of training.
     Train {
+        /// With linear layers in FP8 by torchao, else in BF16.
+        fp8: bool,
         /// Sequences.
         batch: usize,
         /// Tokens of a sequence.
@@ -106,9 +125,10 @@ pub enum PeerTask {
 }
 
 impl PeerTask {
-    /// Training of a model.
-    pub fn train(config: &LlamaConfig, batch: usize, seq: usize) -> PeerTask {
+    /// Training of a model, in BF16 or with linear layers in FP8.
+    pub fn train(config: &LlamaConfig, batch: usize, seq: usize, fp8: bool) -> PeerTask {
         PeerTask::Train {
+            fp8,
             batch,
             seq,
             hidden: config.hidden_size,
@@ -135,6 +155,12 @@ struct Answer {
     peer: String,
     time_s: Option<f64>,
     note: Option<String>,
+    /// Peak of memory, of training.
+    #[serde(default)]
+    bytes: Option<f64>,
+    /// No peer but the end of a task.
+    #[serde(default)]
+    done: bool,
 }
 
 /// Asks PyTorch for every row of `rows` that has a task and puts the answers into them. Rows of
@@ -147,7 +173,7 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> String {
     let mut tasks: Vec<PeerTask> = Vec::new();
-    for task in rows.iter().filter_map(|row| row.peer_task.as_ref()) {
+    for task in rows.iter().flat_map(|row| &row.peer_tasks) {
         if !tasks.contains(task) {
             tasks.push(task.clone());
         }
@@ -157,38 +183,60 @@ pub fn measure(
     }
     let mut environment = String::new();
     let mut answers: BTreeMap<i64, Vec<Answer>> = BTreeMap::new();
-    let mut take = |answer: Answer| {
-        if answer.id < 0 {
-            environment = answer.note.unwrap_or_default();
-            progress(&environment);
-        } else {
-            progress(&format!("{} of {} shapes: {}", answer.id + 1, tasks.len(), answer.peer));
-            answers.entry(answer.id).or_default().push(answer);
-        }
-    };
-    let failure = ask(&tasks, device, samples, &mut take).err();
-    for row in rows {
-        let Some(task) = &row.peer_task else { continue };
-        let Some(id) = tasks.iter().position(|known| known == task) else { continue };
-        match answers.get(&(id as i64)) {
-            Some(answers) => {
-                for answer in answers {
-                    row.add_peer(&answer.peer, answer.time_s, answer.note.clone());
-                }
+    let mut failures: BTreeMap<i64, String> = BTreeMap::new();
+    // A crash costs the task that it came with; the others are asked of a new process.
+    let mut first = 0;
+    while first < tasks.len() {
+        let (mut done, mut began) = (first, false);
+        let mut take = |answer: Answer| {
+            if answer.id < 0 {
+                began = true;
+                environment = answer.note.unwrap_or_default();
+                progress(&environment);
+            } else if answer.done {
+                done = done.max(answer.id as usize + 1);
+            } else {
+                progress(&format!("{} of {} tasks: {}", answer.id + 1, tasks.len(), answer.peer));
+                answers.entry(answer.id).or_default().push(answer);
             }
-            None => {
-                let without_torch = environment.starts_with("no torch").then_some(&environment);
-                let why = failure.as_ref().or(without_torch);
-                let why = why.map_or("no answer", String::as_str).to_string();
-                row.add_peer("torch", None, Some(why));
+        };
+        let ended = ask(&tasks, first, device, samples, &mut take);
+        if done == tasks.len() || environment.starts_with("no torch") {
+            break;
+        }
+        let why = ended.err().unwrap_or_else(|| "no answer".to_string());
+        progress(&format!("{} of {} tasks: failed: {why}", done + 1, tasks.len()));
+        // A process that does not even begin will not begin for the next task either.
+        let lost = if began { done..done + 1 } else { done..tasks.len() };
+        first = lost.end;
+        failures.extend(lost.map(|id| (id as i64, why.clone())));
+    }
+    for row in rows {
+        for task in row.peer_tasks.clone() {
+            let Some(id) = tasks.iter().position(|known| *known == task) else { continue };
+            let id = id as i64;
+            let without_torch = environment.starts_with("no torch").then_some(&environment);
+            if let Some(why) = failures.get(&id).or(without_torch) {
+                row.add_peer("torch", None, Some(why.clone()));
+            }
+            for Answer { peer, time_s, note, bytes, .. } in answers.get(&id).into_iter().flatten() {
+                match (row.section, *bytes, time_s) {
+                    (Section::Memory, Some(bytes), _) => {
+                        row.add_peer_memory(peer, bytes, note.clone());
+                    }
+                    (Section::Memory, None, Some(_)) => {}
+                    _ => row.add_peer(peer, *time_s, note.clone()),
+                }
             }
         }
     }
     environment
 }
 
+/// Asks one process for the tasks from `first` on.
 fn ask(
     tasks: &[PeerTask],
+    first: usize,
     device: Device,
     samples: usize,
     take: &mut dyn FnMut(Answer),
@@ -214,6 +262,7 @@ fn ask(
     let requests: Vec<String> = tasks
         .iter()
         .enumerate()
+        .skip(first)
         .map(|(id, task)| {
             let request = Request { id: id as i64, device: device.clone(), samples, task };
             serde_json::to_string(&request).expect("a task is plain data")
@@ -236,7 +285,6 @@ fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Section;
 
     #[test]
     fn tasks_are_what_the_program_reads() {
@@ -250,8 +298,20 @@ mod tests {
         check(PeerTask::AdamW { lengths: vec![3] }, r#"{"kind":"adamw","lengths":[3]}"#);
         check(PeerTask::GradNorm { lengths: vec![] }, r#"{"kind":"grad_norm","lengths":[]}"#);
         check(
-            PeerTask::Quantize { rows: 1, columns: 2, axis: "row".to_string(), block: 32 },
-            r#"{"kind":"quantize","rows":1,"columns":2,"axis":"row","block":32}"#,
+            PeerTask::Rope { batch: 1, seq: 2, heads: 3, head_dim: 4, backward: true },
+            r#"{"kind":"rope","batch":1,"seq":2,"heads":3,"head_dim":4,"backward":true}"#,
+        );
+        check(
+            PeerTask::Quantize {
+                rows: 1,
+                columns: 2,
+                dtype: "f32".to_string(),
+                axis: "row".to_string(),
+                block: 32,
+                square: false,
+            },
+            "{\"kind\":\"quantize\",\"rows\":1,\"columns\":2,\"dtype\":\"f32\",\"axis\":\"row\",\
+             \"block\":32,\"square\":false}",
         );
     }
 

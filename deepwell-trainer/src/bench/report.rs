@@ -129,8 +129,8 @@ impl Report {
         files.iter().try_for_each(|(name, text)| write_file(&folder.join(name), text))
     }
 
-    /// Writes `<what>_<device>_<day>.md` and `.json` to a folder of records and gives the path of
-    /// the first. A record that is there already is kept: a number is added to the name.
+    /// Writes `<what>_<device>_<day>.md`, `.json` and `.html` to a folder of records and gives the
+    /// path of the first. A record that is there already is kept: a number is added to the name.
     ///
     /// # Errors
     /// A folder that cannot be written.
@@ -150,12 +150,13 @@ impl Report {
             number => format!("{stem}_{number}"),
         };
         let is_free = |name: &String| {
-            ["md", "json"].iter().all(|end| !folder.join(format!("{name}.{end}")).exists())
+            ["md", "json", "html"].iter().all(|end| !folder.join(format!("{name}.{end}")).exists())
         };
         let name = (1..).map(named).find(is_free).unwrap_or(stem.clone());
         let path = folder.join(format!("{name}.md"));
         write_file(&path, &self.to_markdown())?;
         write_file(&folder.join(format!("{name}.json")), &self.to_json())?;
+        write_file(&folder.join(format!("{name}.html")), &self.to_html())?;
         Ok(path)
     }
 }

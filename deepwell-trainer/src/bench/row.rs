@@ -10,9 +10,9 @@ use super::peers::PeerTask;
 pub struct PeerTime {
     /// Who, `torch.compile` for example.
     pub name: String,
-    /// Its median time, seconds; none when it failed.
+    /// Its median time, seconds; none when it failed, and of memory.
     pub time_s: Option<f64>,
-    /// Its time over ours: above 1 it is slower than ours.
+    /// Its time over ours, above 1 it is slower than ours; of memory its bytes over ours.
     pub ratio: Option<f64>,
     /// Why there is no time, or what else there is to know.
     pub note: Option<String>,
@@ -52,7 +52,7 @@ pub struct Row {
     /// Why there is no time.
     pub failure: Option<String>,
     /// What to ask peers to measure.
-    pub peer_task: Option<PeerTask>,
+    pub peer_tasks: Vec<PeerTask>,
 }
 
 impl Row {
@@ -74,7 +74,7 @@ impl Row {
             peers: Vec::new(),
             details: Vec::new(),
             failure: None,
-            peer_task: None,
+            peer_tasks: Vec::new(),
         }
     }
 
@@ -87,6 +87,13 @@ impl Row {
     pub fn with_detail(mut self, name: &str, value: impl ToString) -> Row {
         self.details.push((name.to_string(), value.to_string()));
         self
+    }
+
+    /// Puts the bytes that a peer held at its peak beside the row's own.
+    pub fn add_peer_memory(&mut self, name: &str, bytes: f64, note: Option<String>) {
+        let own = self.rate.map(|mib| mib * f64::from(1u32 << 20));
+        let ratio = own.filter(|&own| own > 0.0).map(|own| bytes / own);
+        self.peers.push(PeerTime { name: name.to_string(), time_s: None, ratio, note });
     }
 
     /// Puts a peer's answer beside the row's own time.
@@ -136,6 +143,13 @@ mod tests {
         let mut failed = Row::failed(Section::Gemm, "linear", "no kernel");
         failed.add_peer("slower", Some(3.0), None);
         assert_eq!(failed.peers[0].ratio, None);
+    }
+
+    #[test]
+    fn ratios_of_memory_are_the_peers_bytes_over_ours() {
+        let mut row = Row { rate: Some(4.0), ..Row::new(Section::Memory, "peak") };
+        row.add_peer_memory("larger", f64::from(6 << 20), None);
+        assert_eq!((row.peers[0].ratio, row.peers[0].time_s), (Some(1.5), None));
     }
 
     #[test]

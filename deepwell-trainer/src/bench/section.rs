@@ -115,7 +115,7 @@ fn measure(timer: &mut Timer<'_>, section: Section, case: Case) -> Row {
     let mut row = Row {
         shape: case.shape,
         dtype: case.dtype,
-        peer_task: case.peer,
+        peer_tasks: case.peers,
         ..Row::new(section, case.what)
     };
     let timing = match timer.time(&case.call) {

@@ -17,7 +17,7 @@ pub(super) fn gemms(is_gpu: bool) -> &'static [(usize, usize, usize)] {
 
 /// Rows and columns of block quantizations.
 pub(super) fn quantizations(is_gpu: bool) -> &'static [(usize, usize)] {
-    if is_gpu { &[(16384, 8192), (16384, 2048)] } else { &[(512, 1024)] }
+    if is_gpu { &[(16384, 8192)] } else { &[(512, 1024)] }
 }
 
 /// An attention with as many key heads as query heads.

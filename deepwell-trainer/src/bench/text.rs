@@ -7,17 +7,20 @@ use super::row::{PeerTime, Row, geometric_mean};
 use super::section::Section;
 
 /// How the numbers were made, for records.
-pub(super) const METHOD: [&str; 8] = [
+pub(super) const METHOD: [&str; 9] = [
     "Kernels: a call of the program that training would run, with the kernel that its catalog \
      chooses. The operands are copied as often as it takes to pass the last-level cache twice, 2 \
      to 512 times (not at all where one call moves 8 times the cache), and the calls take turns \
      over them.",
-    "On a GPU all these calls are recorded as one graph of 32 or more nodes; a sample replays it \
-     for 10 ms or more and waits once; time is that of the sample over its calls. On a processor \
-     calls are timed by the wall clock.",
+    "On a GPU all these calls are recorded as one graph, of 32 nodes or more where they are short, \
+     of 10 ms where they are long; a sample replays it for 10 ms or more between two events; time \
+     is that of the sample over its calls. On a processor calls are timed by the wall clock.",
     "Warm-up: 100 ms of replays on a GPU, two calls on a processor. The time is the median of the \
      samples, the spread their tenth and ninetieth percentile.",
-    "Fill: uniform random numbers in [-1, 1), finite random E4M3 codes, scales of 1/16 to 8.",
+    "Fill: uniform random numbers in [-1, 1); E4M3 codes of uniform numbers in [-448, 448), as \
+     block quantization leaves them, for peers too; scales of 1/16 to 8, peers' all 1.",
+    "Copy: 1 GiB to another on a GPU, by the driver's copy in a stream, each between two events; \
+     bytes read and written, median of 20.",
     "Floor: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
      bytes (each operand once) over the bandwidth of a copy measured in the same run. `of floor` \
      is floor over time; in `memory` it is predicted over measured bytes.",
@@ -25,11 +28,16 @@ pub(super) const METHOD: [&str; 8] = [
      the end of a step to the end of the next, with two steps under way on a GPU; its floor is the \
      predicted time of a step. Host time: what the host spends to start a step and to read its \
      result when there is nothing to wait for.",
-    "Peers: PyTorch on the same shapes after ours in the same run, with the same rotation and \
-     graph replay; the number is its time over ours, above 1 it is slower. FP8 peers have the \
-     scales that PyTorch offers and write BF16.",
+    "Peers: PyTorch on the same shapes after ours in the same run, with the same rotation, graph \
+     replay and events; the number is its time over ours, above 1 it is slower. FP8 products have \
+     the scales that PyTorch offers, in `torch FP8 1x128` those of mxfp8-128, and write BF16. \
+     Gradients of weights are BF16 there and FP32 here. torch eager is the fused AdamW, \
+     torch.compile the compiled one over lists. Training: Hugging Face's llama, BF16 weights, \
+     gradients and moments, steps put one behind the other without waiting; torchao converts all \
+     linear layers but the last to FP8 and compiles.",
     "Memory: what the device holds in use while compiling and training, less what it held before, \
-     sampled each 10 ms.",
+     sampled each 10 ms. Peers: the peak of what PyTorch allocated, over ours; its context and \
+     what it keeps in reserve are not counted.",
 ];
 
 /// Headings of the columns before the peers'.
@@ -117,7 +125,11 @@ pub(super) fn summary(rows: &[&Row]) -> String {
     for name in peer_names(rows) {
         let of_peer = rows.iter().flat_map(|row| &row.peers).filter(|peer| peer.name == name);
         if let Some(ratio) = geometric_mean(of_peer.filter_map(|peer| peer.ratio)) {
-            let _ = write!(text, "; {name} takes {ratio:.2} times as long");
+            let takes = match rows.first().map(|row| row.section) {
+                Some(Section::Memory) => format!("takes {ratio:.2} times as much"),
+                _ => format!("takes {ratio:.2} times as long"),
+            };
+            let _ = write!(text, "; {name} {takes}");
         }
     }
     if shares.is_some() { text + " (geometric means)" } else { text }
@@ -142,7 +154,8 @@ pub(super) fn remarks(rows: &[&Row]) -> Vec<String> {
         }
         for peer in &row.peers {
             if let Some(note) = &peer.note {
-                let how = if peer.time_s.is_some() { "" } else { "failed: " };
+                let has_answer = peer.time_s.is_some() || peer.ratio.is_some();
+                let how = if has_answer { "" } else { "failed: " };
                 remarks.push(format!("{name}: {}: {how}{note}", peer.name));
             }
         }

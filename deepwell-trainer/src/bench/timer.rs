@@ -14,10 +14,13 @@ use crate::OpenDevice;
 const COPIES_MAX: usize = 512;
 /// A sample lasts at least this long, so that starting and waiting for it do not count.
 const SAMPLE_TIME: Duration = Duration::from_millis(10);
+/// Calls before those that are timed plainly.
+const WARM_UP_CALLS: usize = 5;
 /// The default of [`Timer::warm_up`].
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Calls in a recording at least: a GPU starts recordings less quickly than calls within one.
-const CALLS_MIN: usize = 32;
+/// Calls in a recording of calls shorter than a sample's share: a GPU starts recordings less quickly
+/// than calls within one.
+const CALLS_WANTED: usize = 32;
 /// Bytes that are written to the device at a time.
 const CHUNK_BYTES: usize = 64 << 20;
 /// Cache assumed where the hardware does not say.
@@ -137,35 +140,59 @@ impl<'a> Timer<'a> {
             .iter()
             .map(|call| backend.prepare(program, call))
             .collect::<Result<Vec<PreparedCall>, KernelError>>()?;
-        // Once outside of a recording: what a kernel refuses is told best there.
-        backend.enqueue(prepared[0], 0)?;
-        backend.synchronize()?;
-        let rounds = if self.is_gpu { CALLS_MIN.div_ceil(prepared.len()) } else { 1 };
+        // Twice outside of a recording: what a kernel refuses is told best there, and the second
+        // tells how long a call takes.
+        let mut call_s = 0.0;
+        for _ in 0..2 {
+            let begin = Instant::now();
+            backend.enqueue(prepared[0], 0)?;
+            backend.synchronize()?;
+            call_s = begin.elapsed().as_secs_f64();
+        }
+        if !self.is_gpu {
+            return self.sample_calls(&prepared);
+        }
+        let rounds = calls_recorded(call_s).div_ceil(prepared.len());
         let rotated: Vec<PreparedCall> =
             (0..rounds).flat_map(|_| prepared.iter().copied()).collect();
-        if !self.is_gpu {
-            return self.sample_calls(&rotated);
-        }
         let recording = backend.record(&rotated)?;
-        let mut replay = |times: usize| -> Result<f64, KernelError> {
-            let begin = Instant::now();
-            for _ in 0..times {
-                backend.replay(recording)?;
-            }
-            backend.synchronize()?;
-            Ok(begin.elapsed().as_secs_f64())
-        };
         let begin = Instant::now();
-        let mut once_s = replay(1)?;
+        let mut once_s = backend.time_replays(recording, 1)?;
         while begin.elapsed() < warm_up {
-            once_s = replay(1)?;
+            once_s = backend.time_replays(recording, 1)?;
         }
         let times = (SAMPLE_TIME.as_secs_f64() / once_s.max(1e-9)).ceil().max(1.0) as usize;
         let calls = times * rotated.len();
         let samples = (0..self.samples)
-            .map(|_| Ok(replay(times)? / calls as f64))
+            .map(|_| Ok(backend.time_replays(recording, times)? / calls as f64))
             .collect::<Result<Vec<f64>, KernelError>>()?;
         Ok((samples, calls))
+    }
+
+    /// Seconds of each of `samples` calls, one behind the other and outside of any recording, by
+    /// the device's own clock.
+    ///
+    /// # Errors
+    /// No kernel, no memory, or what the device failed with; as text.
+    pub(super) fn time_plainly(&mut self, call: &SingleCall) -> Result<Vec<f64>, String> {
+        let selection = call
+            .select(self.device.catalog.as_ref(), &self.device.target)
+            .map_err(|error| error.to_string())?;
+        let program = call.program(selection.choice, self.device.target.clone(), 1);
+        let mut times = || -> Result<Vec<f64>, KernelError> {
+            self.device.backend.allocate(program.arena.bytes)?;
+            self.fill(call, &program)?;
+            let backend = self.device.backend.as_mut();
+            let prepared = backend.prepare(&program, &program.calls[0])?;
+            let before = backend.record(&[prepared])?;
+            let times = backend.profile(before, &vec![prepared; WARM_UP_CALLS + self.samples])?;
+            Ok(times[WARM_UP_CALLS..].iter().map(|time| time.end_s - time.begin_s).collect())
+        };
+        let times = times();
+        let forgotten = self.device.backend.forget_prepared();
+        let times = times.map_err(|error| error.to_string())?;
+        forgotten.map_err(|error| error.to_string())?;
+        Ok(times)
     }
 
     /// A processor runs calls when they are put to it: each is timed by itself, or several where
@@ -212,6 +239,13 @@ impl<'a> Timer<'a> {
     }
 }
 
+/// Calls of a recording, whose own start shall not count: many short ones, of long ones as many as
+/// make a sample.
+fn calls_recorded(call_s: f64) -> usize {
+    let enough = (SAMPLE_TIME.as_secs_f64() / call_s.max(1e-9)).ceil().max(1.0);
+    if enough < CALLS_WANTED as f64 { enough as usize } else { CALLS_WANTED }
+}
+
 /// Whole periods, at least `bytes` where a period is shorter.
 fn repeated(period: &[u8], bytes: usize) -> Vec<u8> {
     period.repeat((bytes / period.len().max(1)).max(1))
@@ -247,7 +281,16 @@ pub(super) fn percentile(samples: &[f64], share: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::percentile;
+    use super::{calls_recorded, percentile};
+
+    #[test]
+    fn recordings_last_a_sample_or_hold_many_calls() {
+        let check = |call_s: f64, expected: usize| assert_eq!(calls_recorded(call_s), expected);
+        check(5e-6, 32);
+        check(0.0, 32);
+        check(2e-3, 5);
+        check(1.0, 1);
+    }
 
     #[test]
     fn percentiles() {

@@ -13,7 +13,8 @@ use deepwell_precision::PRESETS;
 use deepwell_probe::{Hardware, probe};
 use deepwell_trainer::Device;
 use deepwell_trainer::bench::{
-    Machine, Report, Row, RowEvent, Section, Settings, measure_copy, peers, run_sections,
+    LoadSampler, Machine, Report, Row, RowEvent, Section, Settings, measure_copy, peers,
+    run_sections,
 };
 
 use crate::Outcome;
@@ -85,7 +86,7 @@ pub(crate) struct BenchArgs {
     /// Folder of bench.json, bench.txt and bench.html
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     out: PathBuf,
-    /// Keep the report in benchmarks/, as Markdown and JSON named by what, device and day
+    /// Keep the report in benchmarks/, as Markdown, JSON and HTML named by what, device and day
     #[arg(long)]
     record: bool,
     /// Print rows as they come, one JSON object a line, and nothing else
@@ -141,7 +142,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     settings.copy_gbps = copied;
     for part in parts(&sections) {
-        let first = rows.len();
+        let names: Vec<&str> = part.iter().map(|section| section.name()).collect();
+        let load = LoadSampler::start(settings.device);
         for settings in processes(&settings, &part) {
             let before = rows.len();
             let ran = run_part(&settings, &part, &mut |event| match event {
@@ -157,20 +159,26 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
                 rows.push(Row { dtype, ..Row::failed(section, what, format!("{error:#}")) });
             }
         }
-        if args.peers {
-            let names: Vec<&str> = part.iter().map(|section| section.name()).collect();
-            let mut progress =
-                |text: &str| say(format_args!("bench: {} peers: {text}", names.join(" ")));
-            let (device, samples) = (settings.device, settings.iterations);
-            let software = peers::measure(&mut rows[first..], device, samples, &mut progress);
-            if !software.is_empty() && !machine.facts.iter().any(|(name, _)| name == "peers") {
-                machine.push("peers", software);
-            }
+        if let Some(seen) = load.and_then(LoadSampler::finish) {
+            machine.push(&format!("during {}", names.join(", ")), seen);
         }
     }
-    machine.push_clocks(settings.device, "at the end");
-    let report = Report { began, settings, machine, rows };
+    machine.push_clocks(settings.device, "after the last section");
+    let mut report = Report { began, settings, machine, rows };
     report.write(&args.out)?;
+    if args.peers {
+        let (device, samples) = (report.settings.device, report.settings.iterations);
+        let mut progress = |text: &str| say(format_args!("bench: peers: {text}"));
+        let load = LoadSampler::start(device);
+        let software = peers::measure(&mut report.rows, device, samples, &mut progress);
+        if !software.is_empty() {
+            report.machine.push("peers", software);
+        }
+        if let Some(seen) = load.and_then(LoadSampler::finish) {
+            report.machine.push("during peers", seen);
+        }
+        report.write(&args.out)?;
+    }
     if args.record {
         let path = report.write_record(Path::new(RECORDS))?;
         say(format_args!("bench: record {}", path.display()));
