@@ -107,9 +107,12 @@ impl ModelRun<'_> {
     fn peer_tasks(&self) -> Result<Vec<PeerTask>, TrainError> {
         let settings = self.settings;
         let config = settings.config()?;
-        let task = |fp8| PeerTask::train(&config, settings.batch_size, settings.seq_len, fp8);
-        let fp8 = (self.precision != "bf16").then(|| task(true));
-        Ok(std::iter::once(task(false)).chain(fp8).collect())
+        let task = |recipe| PeerTask::train(&config, settings.batch_size, settings.seq_len, recipe);
+        let recipes = match self.precision {
+            "bf16" => vec![None],
+            _ => vec![None, Some("tensorwise"), Some("rowwise")],
+        };
+        Ok(recipes.into_iter().map(task).collect())
     }
 
     fn train_row(&self, engine: &Engine, timing: &StepTiming) -> Result<Row, TrainError> {

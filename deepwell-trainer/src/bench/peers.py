@@ -6,6 +6,8 @@ and prints one JSON object per line and peer:
     {"id": 3, "peer": "torch eager", "time_s": 1.2e-4, "note": null}
 `time_s` is null, and `note` says why, where something does not run. Training adds `bytes`, the peak
 of what PyTorch allocated. After a task comes a line with its id and `"done": true`.
+With `"compile_only": true` nothing is timed: what is compiled is compiled into PyTorch's cache on
+disk, so that several processes can do so at once before one of them measures.
 
 Kernels are timed as Deepwell times its own: random data, as many copies of the operands as pass
 the last-level cache twice, calls over all copies in one CUDA graph, the graph replayed between two
@@ -43,9 +45,10 @@ COPIES_MAX = 512
 
 
 class Bench:
-    def __init__(self, device, samples):
+    def __init__(self, device, samples, compile_only):
         self.device = torch.device(device)
         self.samples = samples
+        self.compile_only = compile_only
         self.is_gpu = self.device.type == "cuda"
         if self.is_gpu:
             torch.cuda.set_device(self.device)
@@ -71,8 +74,13 @@ class Bench:
 
     def report(self, identity, peer, make, byte_count, copies_max=COPIES_MAX):
         """`make()` gives a callable over operands of its own; one per copy is made."""
+        if self.compile_only and peer != "torch.compile":
+            return
         torch._dynamo.reset()
         try:
+            if self.compile_only:
+                make()()
+                return
             if self.is_gpu:
                 self.stream.wait_stream(torch.cuda.default_stream(self.device))
                 with torch.cuda.stream(self.stream):
@@ -491,15 +499,19 @@ def train(bench, identity, task):
         use_cache=False,
         attn_implementation="sdpa",
     )
-    peers = {"torch eager": None, "torch.compile": None}
-    if task["fp8"]:
+    recipe = task["recipe"]
+    peers = ["torch eager", "torch.compile"]
+    if recipe is not None:
+        name = f"torchao FP8 {recipe}"
         try:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         except Exception as error:
-            emit(identity, "torchao FP8", None, f"no torchao: {reason(error)}")
+            emit(identity, name, None, f"no torchao: {reason(error)}")
             return
-        peers = {"torchao FP8 tensor": "tensorwise", "torchao FP8 row": "rowwise"}
-    for peer, recipe in peers.items():
+        peers = [name]
+    for peer in peers:
+        if bench.compile_only and peer == "torch eager":
+            continue
         torch._dynamo.reset()
         model = optimizer = step_model = None
         try:
@@ -514,6 +526,9 @@ def train(bench, identity, task):
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=bench.is_gpu)
             step_model = model if peer == "torch eager" else torch.compile(model)
             tokens = torch.randint(0, task["vocab"], (batch, seq), device=bench.device)
+            if bench.compile_only:
+                step_model(input_ids=tokens, labels=tokens).loss.backward()
+                continue
             if bench.is_gpu:
                 torch.cuda.reset_peak_memory_stats()
 
@@ -569,7 +584,7 @@ def main():
             continue
         request = json.loads(line)
         try:
-            bench = Bench(request["device"], request["samples"])
+            bench = Bench(request["device"], request["samples"], request["compile_only"])
             KINDS[request["task"]["kind"]](bench, request["id"], request["task"])
         except Exception as error:
             emit(request["id"], "torch", None, reason(error))

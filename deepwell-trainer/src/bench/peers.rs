@@ -14,6 +14,10 @@ use crate::Device;
 const SCRIPT: &str = include_str!("peers.py");
 /// The interpreter; on the path.
 const INTERPRETER: &str = "python3";
+/// Processes that compile at once, at most: each holds the operands of its task.
+const COMPILERS_MAX: usize = 8;
+/// What such a process is told: each would start as many helpers as there are cores.
+const COMPILER: &[(&str, &str)] = &[("TORCHINDUCTOR_COMPILE_THREADS", "4")];
 
 /// Work that peers are asked to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -103,8 +107,8 @@ pub enum PeerTask {
     },
     /// Steps of training.
     Train {
-        /// With linear layers in FP8 by torchao, else in BF16.
-        fp8: bool,
+        /// How torchao scales the FP8 of linear layers, `tensorwise` or `rowwise`; none: BF16.
+        recipe: Option<String>,
         /// Sequences.
         batch: usize,
         /// Tokens of a sequence.
@@ -126,9 +130,9 @@ pub enum PeerTask {
 
 impl PeerTask {
     /// Training of a model, in BF16 or with linear layers in FP8.
-    pub fn train(config: &LlamaConfig, batch: usize, seq: usize, fp8: bool) -> PeerTask {
+    pub fn train(config: &LlamaConfig, batch: usize, seq: usize, recipe: Option<&str>) -> PeerTask {
         PeerTask::Train {
-            fp8,
+            recipe: recipe.map(str::to_string),
             batch,
             seq,
             hidden: config.hidden_size,
@@ -147,6 +151,7 @@ struct Request<'a> {
     device: String,
     samples: usize,
     task: &'a PeerTask,
+    compile_only: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -184,6 +189,11 @@ pub fn measure(
     let mut environment = String::new();
     let mut answers: BTreeMap<i64, Vec<Answer>> = BTreeMap::new();
     let mut failures: BTreeMap<i64, String> = BTreeMap::new();
+    // A processor's cores would wait for each other.
+    if device != Device::Cpu {
+        progress(&format!("{} tasks: what is compiled is compiled ahead", tasks.len()));
+        compile_ahead(&tasks, device);
+    }
     // A crash costs the task that it came with; the others are asked of a new process.
     let mut first = 0;
     while first < tasks.len() {
@@ -200,7 +210,8 @@ pub fn measure(
                 answers.entry(answer.id).or_default().push(answer);
             }
         };
-        let ended = ask(&tasks, first, device, samples, &mut take);
+        let rest = tasks.iter().enumerate().skip(first);
+        let ended = ask(requests(rest, device, samples, false), &[], &mut take);
         if done == tasks.len() || environment.starts_with("no torch") {
             break;
         }
@@ -233,17 +244,58 @@ pub fn measure(
     environment
 }
 
-/// Asks one process for the tasks from `first` on.
-fn ask(
-    tasks: &[PeerTask],
-    first: usize,
+/// What is asked of the program, a line for each task.
+fn requests<'a>(
+    tasks: impl Iterator<Item = (usize, &'a PeerTask)>,
     device: Device,
     samples: usize,
+    compile_only: bool,
+) -> Vec<String> {
+    let device = device.to_string();
+    let request = |(id, task)| {
+        let request =
+            Request { id: id as i64, device: device.clone(), samples, task, compile_only };
+        serde_json::to_string(&request).expect("a task is plain data")
+    };
+    tasks.map(request).collect()
+}
+
+/// Lets several processes at once fill PyTorch's cache of compiled code: that takes longer than
+/// everything that is timed. What does not compile is said when it is timed.
+fn compile_ahead(tasks: &[PeerTask], device: Device) {
+    let compiles = |task: &PeerTask| !matches!(task, PeerTask::Gemm { fp8: true, .. });
+    // The longest first and each in another process.
+    let mut order: Vec<(usize, &PeerTask)> =
+        tasks.iter().enumerate().filter(|(_, task)| compiles(task)).collect();
+    order.sort_by_key(|(_, task)| match task {
+        PeerTask::Train { .. } => 0,
+        PeerTask::AdamW { .. } => 1,
+        _ => 2,
+    });
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let processes = (threads / 2).clamp(1, COMPILERS_MAX).min(order.len());
+    let workers: Vec<_> = (0..processes)
+        .map(|worker| {
+            let tasks = order.iter().copied().skip(worker).step_by(processes);
+            let requests = requests(tasks, device, 1, true);
+            std::thread::spawn(move || ask(requests, COMPILER, &mut |_| {}))
+        })
+        .collect();
+    for worker in workers {
+        // A compiler that failed has only left something to be compiled later.
+        let _ = worker.join();
+    }
+}
+
+/// Puts requests to one process with these variables besides its own.
+fn ask(
+    requests: Vec<String>,
+    environment: &[(&str, &str)],
     take: &mut dyn FnMut(Answer),
 ) -> Result<(), String> {
-    let device = device.to_string();
     let mut child = Command::new(INTERPRETER)
         .args(["-c", SCRIPT])
+        .envs(environment.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -259,15 +311,6 @@ fn ask(
         let lines = BufReader::new(errors).lines().map_while(Result::ok);
         lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
     });
-    let requests: Vec<String> = tasks
-        .iter()
-        .enumerate()
-        .skip(first)
-        .map(|(id, task)| {
-            let request = Request { id: id as i64, device: device.clone(), samples, task };
-            serde_json::to_string(&request).expect("a task is plain data")
-        })
-        .collect();
     // Who has no torch does not read: its answer says so, not this.
     let writer = std::thread::spawn(move || writeln!(input, "{}", requests.join("\n")).is_ok());
     for line in BufReader::new(output).lines().map_while(Result::ok) {
