@@ -37,10 +37,17 @@ pub(crate) fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
         "{cargo} build --release --package deepwell-trainer --bin deepwell
          --message-format json-render-diagnostics"
     )
+    .env("DEEPWELL_COMMIT", commit(shell))
     .quiet()
     .read()
     .context("`deepwell` does not build; cargo's message is above")?;
     let executable =
         cargo_messages::executable(&messages, &root.join("deepwell-trainer"), "bin", "deepwell");
     executable.context("cargo built `deepwell` and did not say where")
+}
+
+/// The commit that records of benchmarks name: where they are made there may be no repository.
+fn commit(shell: &Shell) -> String {
+    let described = cmd!(shell, "git describe --always --dirty --exclude *").quiet().read();
+    described.unwrap_or_else(|_| "unknown".to_string())
 }
