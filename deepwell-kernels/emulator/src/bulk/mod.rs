@@ -1,0 +1,1 @@
+//! Bulk copies and tensor maps.

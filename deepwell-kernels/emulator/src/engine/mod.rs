@@ -1,0 +1,1 @@
+//! Warps, blocks, clusters and what runs beside them.

@@ -1,0 +1,1 @@
+//! What is launched and how it ended.

@@ -1,0 +1,1 @@
+//! Memory spaces and addresses.

@@ -1,0 +1,1 @@
+//! Tensor memory and the tensor cores of sm_100.

@@ -1,0 +1,1 @@
+//! Matrix instructions of a warp group.
