@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use deepwell_ir::Recompute;
 
 use crate::console::{Console, print_json};
 use crate::parity::{ParityOptions, ParityReport};
@@ -56,12 +57,21 @@ pub struct TrainArgs {
     /// Sequences per step
     #[arg(long)]
     pub batch_size: Option<usize>,
+    /// Sequences that run at a time, a divisor of the batch [default: chosen]
+    #[arg(long, value_name = "SEQUENCES")]
+    pub micro_batch: Option<usize>,
+    /// What the backward pass computes again: none, selective or full [default: chosen]
+    #[arg(long, value_name = "RULE")]
+    pub recompute: Option<Recompute>,
     /// Held-out tokens of an evaluation, at least [default: 65536]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
     /// Largest learning rate [default: by the size of the model, 3e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
+    /// Steps until the largest learning rate is reached [default: a tenth of the run]
+    #[arg(long, value_name = "STEPS")]
+    pub warmup_steps: Option<u64>,
     /// Seed of weights and data order
     #[arg(long)]
     pub seed: Option<u64>,
@@ -107,8 +117,11 @@ impl TrainArgs {
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
         settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
+        settings.micro_batch = args.micro_batch.or(settings.micro_batch);
+        settings.recompute = args.recompute.or(settings.recompute);
         settings.eval_tokens = args.eval_tokens.unwrap_or(settings.eval_tokens);
         settings.learning_rate = args.learning_rate.or(settings.learning_rate);
+        settings.warmup_steps = args.warmup_steps.or(settings.warmup_steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.device = args.device.unwrap_or(settings.device);
         settings.out = args.out.unwrap_or(settings.out);
@@ -163,12 +176,21 @@ pub struct ParityArgs {
     /// Sequences per step
     #[arg(long, default_value_t = 8)]
     pub batch_size: usize,
+    /// Sequences that run at a time, a divisor of the batch [default: chosen]
+    #[arg(long, value_name = "SEQUENCES")]
+    pub micro_batch: Option<usize>,
+    /// What the backward pass computes again: none, selective or full [default: chosen]
+    #[arg(long, value_name = "RULE")]
+    pub recompute: Option<Recompute>,
     /// Held-out tokens of an evaluation, at least
     #[arg(long, default_value_t = 65_536)]
     pub eval_tokens: u64,
     /// Largest learning rate [default: by the size of the model, 3e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
+    /// Steps until the largest learning rate is reached [default: a tenth of the run]
+    #[arg(long, value_name = "STEPS")]
+    pub warmup_steps: Option<u64>,
     /// Seed of weights and data order
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -216,10 +238,13 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         steps: args.steps,
         seq_len: args.seq_len,
         batch_size: args.batch_size,
+        micro_batch: args.micro_batch,
+        recompute: args.recompute,
         eval_tokens: args.eval_tokens,
         checkpoint_every: args.checkpoint_every,
         seed: args.seed,
         learning_rate: args.learning_rate,
+        warmup_steps: args.warmup_steps,
         ..defaults
     };
     let options =

@@ -126,6 +126,7 @@ pub fn run(
     let compile_options = CompileOptions {
         optimizer: settings.optimizer.clone(),
         micro_batch: settings.micro_batch,
+        recompute: settings.recompute,
         device: settings.device,
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };

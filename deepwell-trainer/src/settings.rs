@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use deepwell_ir::PrecisionPolicy;
 use deepwell_ir::capture::{LlamaConfig, ModelFolder};
+use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_plan::OptimizerSpec;
 use deepwell_probe::Hardware;
@@ -45,6 +45,8 @@ pub struct Settings {
     pub batch_size: usize,
     /// Sequences per micro-batch; none lets the planner choose.
     pub micro_batch: Option<usize>,
+    /// What the backward makes again instead of keeping it; none lets the planner choose.
+    pub recompute: Option<Recompute>,
     /// Seed of the initial weights.
     pub seed: u64,
     /// Seed of the order of the data; none takes `seed`.
@@ -87,6 +89,7 @@ impl Default for Settings {
             seq_len: 128,
             batch_size: 8,
             micro_batch: None,
+            recompute: None,
             seed: 0,
             data_seed: None,
             learning_rate: None,
@@ -190,6 +193,9 @@ impl Settings {
         }
         if self.batch_size == 0 {
             return fail("batch_size", "at least 1", "0".to_string(), None);
+        }
+        if self.micro_batch == Some(0) {
+            return fail("micro_batch", "at least 1", "0".to_string(), None);
         }
         if self.keep_last == 0 {
             return fail("keep_last", "at least 1", "0".to_string(), None);
