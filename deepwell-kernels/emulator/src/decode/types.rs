@@ -1,0 +1,251 @@
+//! Words that instructions of all families share.
+
+use std::fmt;
+
+/// Types of PTX, those of matrix elements included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Type {
+    Predicate,
+    B1,
+    B8,
+    B16,
+    B32,
+    B64,
+    B128,
+    U4,
+    U8,
+    U16,
+    U32,
+    U64,
+    S4,
+    S8,
+    S16,
+    S32,
+    S64,
+    U16x2,
+    S16x2,
+    F16,
+    F16x2,
+    Bf16,
+    Bf16x2,
+    Tf32,
+    F32,
+    F32x2,
+    F64,
+    E4m3,
+    E5m2,
+    E3m2,
+    E2m3,
+    E2m1,
+    Ue8m0,
+    Ue4m3,
+    E4m3x2,
+    E5m2x2,
+    E3m2x2,
+    E2m3x2,
+    E2m1x2,
+    Ue8m0x2,
+    E4m3x4,
+    E5m2x4,
+    E3m2x4,
+    E2m3x4,
+    E2m1x4,
+    S2f6x2,
+}
+
+const TYPE_NAMES: &[(&str, Type, u32)] = &[
+    ("pred", Type::Predicate, 1),
+    ("b1", Type::B1, 1),
+    ("b8", Type::B8, 8),
+    ("b16", Type::B16, 16),
+    ("b32", Type::B32, 32),
+    ("b64", Type::B64, 64),
+    ("b128", Type::B128, 128),
+    ("u4", Type::U4, 4),
+    ("u8", Type::U8, 8),
+    ("u16", Type::U16, 16),
+    ("u32", Type::U32, 32),
+    ("u64", Type::U64, 64),
+    ("s4", Type::S4, 4),
+    ("s8", Type::S8, 8),
+    ("s16", Type::S16, 16),
+    ("s32", Type::S32, 32),
+    ("s64", Type::S64, 64),
+    ("u16x2", Type::U16x2, 32),
+    ("s16x2", Type::S16x2, 32),
+    ("f16", Type::F16, 16),
+    ("f16x2", Type::F16x2, 32),
+    ("bf16", Type::Bf16, 16),
+    ("bf16x2", Type::Bf16x2, 32),
+    ("tf32", Type::Tf32, 32),
+    ("f32", Type::F32, 32),
+    ("f32x2", Type::F32x2, 64),
+    ("f64", Type::F64, 64),
+    ("e4m3", Type::E4m3, 8),
+    ("e5m2", Type::E5m2, 8),
+    ("e3m2", Type::E3m2, 6),
+    ("e2m3", Type::E2m3, 6),
+    ("e2m1", Type::E2m1, 4),
+    ("ue8m0", Type::Ue8m0, 8),
+    ("ue4m3", Type::Ue4m3, 8),
+    ("e4m3x2", Type::E4m3x2, 16),
+    ("e5m2x2", Type::E5m2x2, 16),
+    ("e3m2x2", Type::E3m2x2, 16),
+    ("e2m3x2", Type::E2m3x2, 16),
+    ("e2m1x2", Type::E2m1x2, 8),
+    ("ue8m0x2", Type::Ue8m0x2, 16),
+    ("e4m3x4", Type::E4m3x4, 32),
+    ("e5m2x4", Type::E5m2x4, 32),
+    ("e3m2x4", Type::E3m2x4, 32),
+    ("e2m3x4", Type::E2m3x4, 32),
+    ("e2m1x4", Type::E2m1x4, 16),
+    ("s2f6x2", Type::S2f6x2, 16),
+];
+
+impl Type {
+    /// The type with a name such as `bf16x2`.
+    pub fn from_name(name: &str) -> Option<Type> {
+        TYPE_NAMES.iter().find(|row| row.0 == name).map(|row| row.1)
+    }
+
+    /// Its name in PTX, without the dot.
+    pub fn name(self) -> &'static str {
+        TYPE_NAMES.iter().find(|row| row.1 == self).map_or("?", |row| row.0)
+    }
+
+    /// Bits of a value, all its parts together.
+    pub fn bits(self) -> u32 {
+        TYPE_NAMES.iter().find(|row| row.1 == self).map_or(0, |row| row.2)
+    }
+
+    /// Bytes of a value in memory.
+    pub fn bytes(self) -> u32 {
+        self.bits().div_ceil(8)
+    }
+
+    /// Signed integers of up to 64 bits.
+    pub fn is_signed(self) -> bool {
+        matches!(self, Type::S4 | Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
+    }
+
+    /// Integers and untyped bits of one part.
+    pub fn is_integer(self) -> bool {
+        use Type::{B8, B16, B32, B64, S8, S16, S32, S64, U8, U16, U32, U64};
+        matches!(self, B8 | B16 | B32 | B64 | S8 | S16 | S32 | S64 | U8 | U16 | U32 | U64)
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// State spaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// Addresses that hold their space.
+    Generic,
+    /// Device memory.
+    Global,
+    /// Shared memory of the own block (`.shared`, `.shared::cta`).
+    Shared,
+    /// Shared memory of the cluster's blocks (`.shared::cluster`).
+    SharedCluster,
+    /// Of one thread.
+    Local,
+    /// Parameters of the kernel.
+    Parameter,
+    /// Constants of the module.
+    Constant,
+}
+
+/// Order of a memory access or a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Semantics {
+    Weak,
+    Volatile,
+    Mmio,
+    Relaxed,
+    Acquire,
+    Release,
+    AcquireRelease,
+    SequentiallyConsistent,
+}
+
+/// Among whom an order holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Scope {
+    Block,
+    Cluster,
+    Device,
+    System,
+}
+
+/// A register that holds values, by index into the rows of its class. Registers of 128 bits are
+/// two neighbors of 64, low half first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Register {
+    /// 8 or 16 bits (signed or not), in a row of 32-bit words whose upper halves are zero.
+    Half(u32),
+    /// 32 bits, in a row of words. Shares rows and numbering with [`Register::Half`].
+    Word(u32),
+    /// 64 bits, in a row of its own class.
+    Long(u32),
+}
+
+impl Register {
+    /// Bits that it holds.
+    pub fn bits(self) -> u32 {
+        match self {
+            Register::Half(_) => 16,
+            Register::Word(_) => 32,
+            Register::Long(_) => 64,
+        }
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A register.
+    Register(Register),
+    /// The same for all lanes; bits of the instruction's type, zero-extended (integers: sign-
+    /// extended to 64 bits where they are negative in the text).
+    Immediate(u64),
+}
+
+/// A predicate register, maybe negated, or a constant. Rows of predicates are masks of 32 lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PredicateSource {
+    /// `p` or `!p`.
+    Register {
+        /// Index of the mask.
+        index: u32,
+        /// `!`.
+        negated: bool,
+    },
+    /// The same for all lanes.
+    Constant(bool),
+}
+
+/// `[base + offset]`. Symbols are resolved: they are in `offset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// A register of 32 or 64 bits, or an immediate (0 when there is only an offset).
+    pub base: Source,
+    /// Bytes.
+    pub offset: i64,
+}
+
+/// Where an mbarrier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Barrier64 {
+    /// [`Space::Shared`], [`Space::SharedCluster`] or [`Space::Generic`].
+    pub space: Space,
+    /// Its first byte.
+    pub address: Address,
+}
