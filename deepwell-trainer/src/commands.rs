@@ -66,10 +66,12 @@ pub struct TrainArgs {
     /// Held-out tokens of an evaluation, at least [default: 65536]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
-    /// Largest learning rate [default: by the size of the model, 3e-4 for small ones]
+    /// Largest learning rate [default: by the size of the model and of
+    /// the batch, 3e-4 for small models]
     #[arg(long)]
     pub learning_rate: Option<f64>,
-    /// Steps until the largest learning rate is reached [default: a tenth of the run]
+    /// Steps until the largest learning rate is reached [default: a tenth of the run,
+    /// or 100, at most a third]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
     /// Seed of weights and data order
@@ -185,10 +187,12 @@ pub struct ParityArgs {
     /// Held-out tokens of an evaluation, at least
     #[arg(long, default_value_t = 65_536)]
     pub eval_tokens: u64,
-    /// Largest learning rate [default: by the size of the model, 3e-4 for small ones]
+    /// Largest learning rate [default: by the size of the model and of
+    /// the batch, 3e-4 for small models]
     #[arg(long)]
     pub learning_rate: Option<f64>,
-    /// Steps until the largest learning rate is reached [default: a tenth of the run]
+    /// Steps until the largest learning rate is reached [default: a tenth of the run,
+    /// or 100, at most a third]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
     /// Seed of weights and data order
