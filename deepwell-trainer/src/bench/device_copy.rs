@@ -14,9 +14,9 @@ const SAMPLES: usize = 20;
 /// Measures a copy in the device's memory: 10⁹ bytes read and written a second, the median of
 /// copies between two buffers of 1 GiB on a GPU.
 ///
-/// The copies are put into a stream and not recorded as a graph, other than everything else that is
-/// timed: a driver may give the copies of a graph to a copy engine, which an H200's moves two
-/// thirds of what its multiprocessors move, and a floor is made of the most that memory gives.
+/// The copies are put into a stream and not recorded as a graph, unlike everything else that is
+/// timed. A copy that is a node of a graph is slower: on an H200 with driver 580.159.04 2714 GB/s,
+/// where the same copy in a stream moved 4228 GB/s and a kernel that copies, in a graph, 4241 GB/s.
 ///
 /// # Errors
 /// A device that is not there or fails.

@@ -80,8 +80,8 @@ fn summary(samples: &[Sample]) -> Option<String> {
         percentile(&values, share)
     };
     Some(format!(
-        "SM clock {:.0} MHz (lowest {:.0}), {:.0} W (highest {:.0}), at most {:.0} degrees Celsius; \
-         medians of {} samples of a busy GPU",
+        "SM clock {:.0} MHz (lowest {:.0}), {:.0} W (highest {:.0}), at most {:.0} degrees \
+         Celsius; medians of {} samples of a busy GPU",
         of(1, 0.5),
         of(1, 0.0),
         of(2, 0.5),

@@ -15,6 +15,7 @@ events, the median of samples of 10 ms. Where PyTorch cannot capture something, 
 the note says so. A first line with id -1 describes the environment.
 """
 
+import collections
 import json
 import math
 import statistics
@@ -107,11 +108,13 @@ class Bench:
                 once = time.perf_counter() - begin
         wanted = min(CALLS_WANTED, max(1, math.ceil(SAMPLE_S / once)))
         rotated = calls * -(-wanted // len(calls))
+        # As long as a result is kept the next one is written elsewhere: past the cache too.
+        results = collections.deque(maxlen=len(calls))
         try:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 for call in rotated:
-                    call()
+                    results.append(call())
         except Exception as error:
             torch.cuda.synchronize()
             return self.time_events(calls), f"events, not a graph: {reason(error)}"

@@ -22,8 +22,9 @@ pub(super) const METHOD: [&str; 9] = [
     "Copy: 1 GiB to another on a GPU, by the driver's copy in a stream, each between two events; \
      bytes read and written, median of 20.",
     "Floor: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
-     bytes (each operand once) over the bandwidth of a copy measured in the same run. `of floor` \
-     is floor over time; in `memory` it is predicted over measured bytes.",
+     bytes (each operand once) over the bandwidth of a copy measured in the same run. Calls that \
+     read more than they write can pass it by some percent. `of floor` is floor over time; in \
+     `memory` it is predicted over measured bytes.",
     "Transformer: one step, call by call with the device's own clock. Train: median time from \
      the end of a step to the end of the next, with two steps under way on a GPU; its floor is the \
      predicted time of a step. Host time: what the host spends to start a step and to read its \

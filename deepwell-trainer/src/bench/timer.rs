@@ -18,8 +18,8 @@ const SAMPLE_TIME: Duration = Duration::from_millis(10);
 const WARM_UP_CALLS: usize = 5;
 /// The default of [`Timer::warm_up`].
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Calls in a recording of calls shorter than a sample's share: a GPU starts recordings less quickly
-/// than calls within one.
+/// Calls in a recording of short calls: a GPU starts recordings less quickly than calls within
+/// one.
 const CALLS_WANTED: usize = 32;
 /// Bytes that are written to the device at a time.
 const CHUNK_BYTES: usize = 64 << 20;
