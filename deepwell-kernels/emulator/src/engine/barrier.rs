@@ -1,0 +1,194 @@
+//! Barriers of a block and of a cluster.
+
+use crate::error::Fault;
+
+/// One of a block's 16 barriers.
+#[derive(Clone, Debug, Default)]
+struct BlockBarrier {
+    /// Threads that arrived.
+    arrived: u32,
+    /// Threads that are to arrive; `None` before the first arrival, and `Some(None)` for all.
+    expected: Option<Option<u32>>,
+    /// Uses that are over.
+    generation: u64,
+    /// Predicates that were true, of this use.
+    count: u32,
+    /// Predicates that were false.
+    count_false: u32,
+    /// Predicates true and false of the last two uses, by generation modulo 2.
+    results: [(u32, u32); 2],
+}
+
+/// The barriers of one block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockBarriers {
+    all: [BlockBarrier; 16],
+}
+
+/// What a barrier still lacks.
+pub(crate) struct Lacks {
+    pub(crate) arrived: u32,
+    pub(crate) expected: Option<u32>,
+}
+
+impl BlockBarriers {
+    /// `threads` threads arrive at `barrier`, of which `truths` come with a true predicate and
+    /// `lies` with a false one. Returns the generation that they arrived in, and whether it is
+    /// over.
+    pub(crate) fn arrive(
+        &mut self,
+        barrier: u32,
+        threads: u32,
+        expected: Option<u32>,
+        predicates: (u32, u32),
+        live_threads: u32,
+    ) -> Result<(u64, bool), Fault> {
+        let Some(state) = self.all.get_mut(barrier as usize) else {
+            return Err(Fault::new(
+                "barrier-name-out-of-range",
+                format!("barrier {barrier}: a block has barriers 0 to 15"),
+            ));
+        };
+        if let Some(count) = expected
+            && (count == 0 || !count.is_multiple_of(32))
+        {
+            return Err(Fault::new(
+                "barrier-thread-count",
+                format!("{count} threads at barrier {barrier}: expected a multiple of 32"),
+            ));
+        }
+        match state.expected {
+            Some(other) if other != expected => {
+                let of = |count: Option<u32>| match count {
+                    Some(count) => format!("{count} threads"),
+                    None => "all threads".to_owned(),
+                };
+                return Err(Fault::new(
+                    "barrier-thread-count-differs",
+                    format!(
+                        "barrier {barrier} is in use for {}, and warps come to it for {}",
+                        of(other),
+                        of(expected)
+                    ),
+                ));
+            }
+            _ => state.expected = Some(expected),
+        }
+        state.arrived += threads;
+        state.count += predicates.0;
+        state.count_false += predicates.1;
+        let generation = state.generation;
+        if let Some(expected) = expected
+            && state.arrived > expected
+        {
+            return Err(Fault::new(
+                "barrier-too-many-threads",
+                format!("{} threads at barrier {barrier}, which is for {expected}", state.arrived),
+            ));
+        }
+        let over = state.finish(live_threads);
+        Ok((generation, over))
+    }
+
+    /// Whether use `generation` of `barrier` is over.
+    pub(crate) fn is_over(&self, barrier: u32, generation: u64) -> bool {
+        self.all[barrier as usize].generation > generation
+    }
+
+    /// Predicates that were true and false in use `generation`, which is over.
+    pub(crate) fn predicates(&self, barrier: u32, generation: u64) -> (u32, u32) {
+        self.all[barrier as usize].results[(generation % 2) as usize]
+    }
+
+    /// Threads exited: barriers for all threads may be complete now.
+    pub(crate) fn threads_exited(&mut self, live_threads: u32) {
+        for barrier in &mut self.all {
+            if barrier.arrived > 0 {
+                barrier.finish(live_threads);
+            }
+        }
+    }
+
+    /// What `barrier` waits for.
+    pub(crate) fn lacks(&self, barrier: u32) -> Lacks {
+        let state = &self.all[barrier as usize];
+        Lacks { arrived: state.arrived, expected: state.expected.flatten() }
+    }
+}
+
+impl BlockBarrier {
+    fn finish(&mut self, live_threads: u32) -> bool {
+        let expected = self.expected.flatten().unwrap_or(live_threads);
+        if self.arrived < expected {
+            return false;
+        }
+        self.results[(self.generation % 2) as usize] = (self.count, self.count_false);
+        self.generation += 1;
+        (self.arrived, self.count, self.count_false, self.expected) = (0, 0, 0, None);
+        true
+    }
+}
+
+/// The barrier of a cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClusterBarrier {
+    arrived: u32,
+    /// Uses that are over.
+    pub(crate) generation: u64,
+}
+
+impl ClusterBarrier {
+    /// Threads arrive; returns the generation that they arrived in.
+    pub(crate) fn arrive(&mut self, threads: u32, live_threads: u32) -> u64 {
+        let generation = self.generation;
+        self.arrived += threads;
+        self.threads_exited(live_threads);
+        generation
+    }
+
+    /// Threads exited: the barrier may be complete now.
+    pub(crate) fn threads_exited(&mut self, live_threads: u32) {
+        if self.arrived > 0 && self.arrived >= live_threads {
+            self.arrived = 0;
+            self.generation += 1;
+        }
+    }
+
+    /// Threads that arrived.
+    pub(crate) fn arrived(&self) -> u32 {
+        self.arrived
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_barrier_of_all_counts_those_that_live() {
+        let mut barriers = BlockBarriers::default();
+        let (generation, over) = barriers.arrive(0, 32, None, (1, 31), 96).unwrap();
+        assert!(!over && !barriers.is_over(0, generation));
+        assert!(!barriers.arrive(0, 32, None, (2, 30), 96).unwrap().1);
+        barriers.threads_exited(64);
+        assert!(barriers.is_over(0, generation));
+        assert_eq!(barriers.predicates(0, generation), (3, 61));
+    }
+
+    #[test]
+    fn a_barrier_of_some() {
+        let mut barriers = BlockBarriers::default();
+        assert!(!barriers.arrive(3, 32, Some(64), (0, 0), 256).unwrap().1);
+        let rule = |result: Result<_, Fault>| result.map(|_: (u64, bool)| ()).unwrap_err().rule;
+        assert_eq!(
+            rule(barriers.arrive(3, 32, None, (0, 0), 256)),
+            "barrier-thread-count-differs"
+        );
+        assert_eq!(
+            rule(barriers.arrive(3, 64, Some(64), (0, 0), 256)),
+            "barrier-too-many-threads"
+        );
+        assert_eq!(rule(barriers.arrive(16, 32, None, (0, 0), 256)), "barrier-name-out-of-range");
+        assert_eq!(rule(barriers.arrive(4, 32, Some(33), (0, 0), 256)), "barrier-thread-count");
+    }
+}

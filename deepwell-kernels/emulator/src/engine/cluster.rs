@@ -1,0 +1,65 @@
+//! A cluster of blocks: what its warps share.
+
+use super::asynchronous::Queue;
+use super::barrier::{BlockBarriers, ClusterBarrier};
+use super::warp::Warp;
+use crate::mbarrier::MbarrierTable;
+use crate::memory::{SharedMemory, TensorMemory};
+
+/// What the warps of one block share.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// Position in the grid.
+    pub(crate) position: [u32; 3],
+    /// The multiprocessor that it is on.
+    pub(crate) multiprocessor: u32,
+    pub(crate) shared: SharedMemory,
+    pub(crate) tensor: TensorMemory,
+    pub(crate) barriers: BlockBarriers,
+    /// Threads that have not exited.
+    pub(crate) live_threads: u32,
+    /// Frees of tensor memory so far.
+    pub(crate) tensor_frees: u64,
+}
+
+/// What all warps of a cluster share.
+#[derive(Debug)]
+pub(crate) struct ClusterState {
+    /// Number of the cluster in the grid.
+    pub(crate) index: u64,
+    /// Position among clusters, in units of clusters.
+    pub(crate) position: [u32; 3],
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) barriers: MbarrierTable,
+    pub(crate) barrier: ClusterBarrier,
+    pub(crate) queue: Queue,
+    /// Its number in the hazard tracker.
+    pub(crate) tracked: u32,
+}
+
+impl ClusterState {
+    /// Threads of all blocks that have not exited.
+    pub(crate) fn live_threads(&self) -> u32 {
+        self.blocks.iter().map(|block| block.live_threads).sum()
+    }
+
+    /// Changes of the allocations of a block's tensor memory, by which waiters see them.
+    pub(crate) fn tensor_frees(&self, rank: u32) -> u64 {
+        self.blocks[rank as usize].tensor_frees
+    }
+}
+
+/// A cluster that runs.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Block by block.
+    pub(crate) warps: Vec<Warp>,
+    pub(crate) state: ClusterState,
+}
+
+impl Cluster {
+    /// Whether nothing of it will run again.
+    pub(crate) fn done(&self) -> bool {
+        self.warps.iter().all(Warp::done)
+    }
+}

@@ -1,0 +1,255 @@
+//! Runs instructions of one warp until its turn is over.
+
+use super::cluster::ClusterState;
+use super::warp::{Wait, Warp, lanes};
+use super::world::World;
+use super::{access, asynchronous, control, gather, matrix, special, synchronize, tensor};
+use crate::decode::{Instruction, Program};
+use crate::error::Fault;
+
+/// Why a warp stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It used its share of instructions, or polled something.
+    Over,
+    /// All its lanes wait, or have exited.
+    Blocked,
+}
+
+/// What an instruction did to its warp.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Next {
+    /// Nothing: all active lanes go on behind it.
+    Advance,
+    /// The same, but other warps should run before.
+    Yield,
+    /// The lanes' counters were written, or lanes were parked: choose again who runs.
+    Select,
+    /// `active` goes on elsewhere together.
+    Jump(u32),
+}
+
+/// Runs up to `budget` instructions.
+pub(crate) fn run(
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    budget: u32,
+) -> Result<Turn, Fault> {
+    let program: &Program = world.program;
+    let steps = &program.steps[..];
+    let mut left = budget;
+    if warp.active == 0 && !warp.select(None) {
+        return Ok(Turn::Blocked);
+    }
+    let turn = loop {
+        if warp.pc >= warp.limit {
+            // Those behind whom the group stopped join it, or run first.
+            warp.spread();
+            warp.select(None);
+        }
+        if left == 0 {
+            // Fairness between lanes that went apart: the next turn is that of those ahead.
+            if warp.limit != u32::MAX || warp.active != warp.alive & !warp.blocked {
+                let pc = warp.pc;
+                warp.spread();
+                warp.select(Some(pc));
+            }
+            break Turn::Over;
+        }
+        left -= 1;
+        let Some(step) = steps.get(warp.pc as usize) else {
+            control::exit(warp, cluster, warp.active);
+            if !warp.select(None) {
+                break Turn::Blocked;
+            }
+            continue;
+        };
+        let mask = match step.guard {
+            None => warp.active,
+            Some(guard) => warp.active & warp.registers.predicate(guard),
+        };
+        if mask == 0 {
+            warp.pc += 1;
+            continue;
+        }
+        let next = match &step.instruction {
+            Instruction::Scalar(instruction) => {
+                crate::scalar::execute(instruction, &mut warp.registers, mask);
+                warp.pc += 1;
+                continue;
+            }
+            Instruction::Branch { target, uniform } => {
+                if mask == warp.active {
+                    warp.pc = *target;
+                    // A jump back may lead behind other lanes, and one ahead past them.
+                    if warp.limit != u32::MAX {
+                        warp.spread();
+                        warp.select(None);
+                    }
+                    continue;
+                }
+                control::diverge(warp, *target, *uniform, mask)?
+            }
+            other => other_instruction(other, warp, cluster, world, mask)?,
+        };
+        match next {
+            Next::Advance => warp.pc += 1,
+            Next::Jump(target) => {
+                warp.pc = target;
+                if warp.limit != u32::MAX {
+                    warp.spread();
+                    warp.select(None);
+                }
+            }
+            Next::Yield => {
+                warp.pc += 1;
+                left = 0;
+            }
+            Next::Select => {
+                if !warp.select(None) {
+                    break Turn::Blocked;
+                }
+            }
+        }
+    };
+    let ran = u64::from(budget - left);
+    warp.instructions += ran;
+    world.instructions += ran;
+    Ok(turn)
+}
+
+fn other_instruction(
+    instruction: &Instruction,
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) -> Result<Next, Fault> {
+    use Instruction as I;
+    match instruction {
+        I::Special { destination, register } => {
+            special::read(warp, cluster, world, *destination, *register, mask);
+            Ok(Next::Advance)
+        }
+        I::Load(load) => access::load(load, warp, cluster, world, mask),
+        I::Store(store) => access::store(store, warp, cluster, world, mask),
+        I::Atomic(atomic) => access::atomic(atomic, warp, cluster, world, mask),
+        I::ConvertAddress { .. }
+        | I::IsSpace { .. }
+        | I::MapAddress { .. }
+        | I::BlockRank { .. }
+        | I::CreatePolicy { .. } => access::address(instruction, warp, cluster, world, mask),
+        I::BranchIndexed { targets, index, uniform } => {
+            control::branch_indexed(warp, targets, *index, *uniform, mask)
+        }
+        I::Exit => {
+            control::leave(warp, mask);
+            control::exit(warp, cluster, mask);
+            asynchronous::lanes_exited(warp, cluster, world)?;
+            Ok(Next::Select)
+        }
+        I::Trap => Err(Fault::new("trap", "the kernel ran a `trap`")),
+        I::ExternalCall(call) => control::external_call(call, warp, world, mask),
+        I::Hint => Ok(Next::Advance),
+        I::Shuffle(_)
+        | I::Vote(_)
+        | I::Match(_)
+        | I::Elect { .. }
+        | I::Redux { .. }
+        | I::WarpBarrier { .. }
+        | I::ActiveMask { .. } => gather::run(instruction, warp, cluster, world, mask),
+        I::Barrier(_) | I::ClusterArrive { .. } | I::ClusterWait { .. } | I::Mbarrier(_) => {
+            synchronize::run(instruction, warp, cluster, world, mask)
+        }
+        I::Fence(fence) => synchronize::fence(fence, warp, cluster, world, mask),
+        I::SetMaxRegisters { .. } => together(warp, world, mask, |_, _| Ok(())),
+        I::LaunchDependents | I::DependencyWait => Ok(Next::Advance),
+        I::CopyAsync { .. }
+        | I::CopyAsyncCommit
+        | I::CopyAsyncWait { .. }
+        | I::CopyAsyncArrive { .. }
+        | I::StoreAsync(_)
+        | I::BulkCopy(_)
+        | I::TensorCopy(_)
+        | I::BulkCommit
+        | I::BulkWait { .. }
+        | I::TensorMapReplace(_)
+        | I::TensorMapCopyFence { .. }
+        | I::TryCancel { .. }
+        | I::QueryCanceled { .. }
+        | I::QueryFirstBlock { .. } => asynchronous::run(instruction, warp, cluster, world, mask),
+        I::LoadMatrix(_)
+        | I::StoreMatrix(_)
+        | I::MoveMatrix { .. }
+        | I::WarpMma(_)
+        | I::WarpGroupMma(_)
+        | I::WarpGroupFence
+        | I::WarpGroupCommit
+        | I::WarpGroupWait { .. } => matrix::run(instruction, warp, cluster, world, mask),
+        I::Tcgen05(operation) => tensor::run(operation, warp, cluster, world, mask),
+        I::Scalar(_) | I::Branch { .. } => Ok(Next::Advance),
+    }
+}
+
+/// Runs an `.aligned` instruction when all lanes of the warp that live are there; lets those that
+/// are wait for the others.
+pub(crate) fn together(
+    warp: &mut Warp,
+    world: &mut World<'_>,
+    mask: u32,
+    run: impl FnOnce(&mut Warp, &mut World<'_>) -> Result<(), Fault>,
+) -> Result<Next, Fault> {
+    match gather_lanes(warp, world, mask, warp.alive) {
+        Gathered::All => {
+            run(warp, world)?;
+            Ok(Next::Advance)
+        }
+        Gathered::Parked => Ok(Next::Select),
+    }
+}
+
+/// Whether the lanes that an instruction needs are at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gathered {
+    /// All are among the active ones, which may be more than they were.
+    All,
+    /// They were let wait; somebody else must run.
+    Parked,
+}
+
+/// Brings the lanes of `needed` together at the current instruction: those in `mask` are there.
+/// Lanes that were parked here before are woken when the last one comes. The caller may go on with
+/// [`Gathered::All`] only, and must look at `warp.active` again then.
+pub(crate) fn gather_lanes(
+    warp: &mut Warp,
+    world: &World<'_>,
+    mask: u32,
+    needed: u32,
+) -> Gathered {
+    let needed = needed & warp.alive;
+    if mask & needed == needed {
+        return Gathered::All;
+    }
+    let pc = warp.pc;
+    let waiting = |parked: &super::warp::Parked| {
+        parked.pc == pc && matches!(parked.wait, Wait::Lanes { .. })
+    };
+    let there = (warp.parked.iter()).filter(|p| waiting(p)).fold(0, |all, p| all | p.lanes);
+    warp.spread();
+    // Lanes whose guard is false do not take part and go on.
+    for lane in lanes(warp.active & !mask) {
+        warp.pcs[lane] = pc + 1;
+    }
+    if (there | mask) & needed == needed {
+        warp.parked.retain(|parked| !waiting(parked));
+        warp.blocked &= !there;
+        // All of them are at `pc` now and run the instruction again, together.
+        for lane in lanes(there | mask) {
+            warp.pcs[lane] = pc;
+        }
+    } else {
+        warp.park(mask, pc, Wait::Lanes { needed }, world.instructions);
+    }
+    Gathered::Parked
+}

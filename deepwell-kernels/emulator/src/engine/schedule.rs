@@ -1,0 +1,282 @@
+//! Which warp runs when, and what happens when none can.
+
+use super::asynchronous;
+use super::barrier::{BlockBarriers, ClusterBarrier};
+use super::cluster::{Block, Cluster, ClusterState};
+use super::execute::{self, Turn};
+use super::synchronize;
+use super::warp::{Wait, Warp, lanes};
+use super::world::World;
+use crate::error::{EmulatorError, FaultReport, Fault, Waiter};
+use crate::launch::Completion;
+use crate::mbarrier::MbarrierTable;
+use crate::memory::{SharedMemory, TensorMemory};
+
+/// Instructions of one turn of a warp.
+const TURN: u32 = 1024;
+/// Turns without a change of memory or barriers after which pending operations are completed for
+/// warps that poll.
+const POLLS: u32 = 64;
+/// Instructions without any change after which a launch counts as hung.
+const HANG: u64 = 200_000_000;
+/// How often `try_wait`s give up before those that wait for them count as dead.
+const EXPIRIES: u32 = 3;
+
+/// Runs all clusters of the launch.
+pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
+    let places = resident_clusters(world);
+    let mut resident: Vec<Cluster> = Vec::new();
+    let mut pool: Vec<Warp> = Vec::new();
+    let mut free: Vec<u32> = (0..places).rev().collect();
+    let mut homes: Vec<u32> = Vec::new();
+    let mut idle = 0u32;
+    let mut expiries = 0;
+    let mut last_changes = world.changes;
+    let mut last_change_at = 0;
+    loop {
+        while world.next_cluster < world.cluster_count
+            && let Some(place) = free.pop()
+        {
+            let index = world.next_cluster;
+            world.next_cluster += 1;
+            resident.push(start(world, index, place, &mut pool));
+            homes.push(place);
+        }
+        if resident.is_empty() {
+            return Ok(());
+        }
+        let mut ran = false;
+        for at in 0..resident.len() {
+            ran |= turn_of_cluster(&mut resident[at], world)?;
+        }
+        let mut at = 0;
+        while at < resident.len() {
+            if !resident[at].done() {
+                at += 1;
+                continue;
+            }
+            let mut cluster = resident.swap_remove(at);
+            free.push(homes.swap_remove(at));
+            asynchronous::complete_all(&mut cluster.state, &mut cluster.warps, world)
+                .map_err(|fault| located(fault, None, &cluster, world))?;
+            world.cluster_gone(&cluster.state);
+            pool.append(&mut cluster.warps);
+            ran = true;
+            world.changes += 1;
+        }
+        if world.instructions > world.settings.step_limit {
+            return Err(EmulatorError::StepLimit {
+                limit: world.settings.step_limit,
+                waiters: waiters(&resident, world),
+            });
+        }
+        let changed = world.changes != last_changes;
+        if changed {
+            (last_changes, last_change_at, idle, expiries) =
+                (world.changes, world.instructions, 0, 0);
+            continue;
+        }
+        idle += 1;
+        if ran && idle < POLLS {
+            continue;
+        }
+        // Nobody can run, or those that run only look.
+        idle = 0;
+        let mut completed = false;
+        for cluster in &mut resident {
+            let waited = waited_for(cluster);
+            completed |= asynchronous::complete_for(
+                &mut cluster.state,
+                &mut cluster.warps,
+                world,
+                &waited,
+            )
+            .map_err(|fault| located(fault, None, cluster, world))?;
+        }
+        if completed {
+            continue;
+        }
+        if ran {
+            if world.instructions - last_change_at > HANG {
+                return Err(EmulatorError::Hang {
+                    instructions: HANG,
+                    waiters: waiters(&resident, world),
+                });
+            }
+            continue;
+        }
+        let polls = expire(&mut resident);
+        expiries += 1;
+        if !polls || expiries > EXPIRIES {
+            return Err(EmulatorError::Deadlock { waiters: waiters(&resident, world) });
+        }
+    }
+}
+
+/// How many clusters are on the machine at a time.
+fn resident_clusters(world: &World<'_>) -> u32 {
+    let shape = &world.shape;
+    let by_threads = 2048 / (shape.warps() * 32).max(1);
+    let by_shared = 228 * 1024 / (shape.shared_bytes + 1024);
+    let blocks = by_threads.min(by_shared).clamp(1, world.settings.blocks_per_sm.max(1));
+    (blocks * world.settings.sm_count / shape.cluster_blocks()).max(1)
+}
+
+fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) -> Cluster {
+    let shape = world.shape.clone();
+    let position = shape.cluster_position(index);
+    let count = shape.cluster_blocks();
+    let mut warps = Vec::with_capacity((count * shape.warps()) as usize);
+    let mut blocks = Vec::with_capacity(count as usize);
+    for rank in 0..count {
+        for warp in 0..shape.warps() {
+            warps.push(match pool.pop() {
+                Some(mut old) => {
+                    old.restart(rank, warp, shape.block);
+                    old
+                }
+                None => Warp::new(world.program, rank, warp, shape.block),
+            });
+        }
+        blocks.push(Block {
+            position: shape.block_position(position, rank),
+            multiprocessor: (place * count + rank) % world.settings.sm_count,
+            shared: SharedMemory::new(shape.shared_bytes),
+            tensor: TensorMemory::new(),
+            barriers: BlockBarriers::default(),
+            live_threads: shape.threads(),
+            tensor_frees: 0,
+        });
+    }
+    let mut state = ClusterState {
+        index,
+        position,
+        blocks,
+        barriers: MbarrierTable::new(count),
+        barrier: ClusterBarrier::default(),
+        queue: asynchronous::Queue::new(count),
+        tracked: 0,
+    };
+    world.cluster_starts(&mut state);
+    world.counts.blocks += u64::from(count);
+    Cluster { warps, state }
+}
+
+/// Gives each warp of a cluster its turn. Returns whether any ran.
+fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<bool, EmulatorError> {
+    let count = cluster.warps.len();
+    let lazy = matches!(world.settings.completion, Completion::Lazy { .. });
+    let first = if lazy { world.random.below(count) } else { 0 };
+    let mut ran = false;
+    for step in 0..count {
+        let at = (first + step) % count;
+        let Cluster { warps, state } = &mut *cluster;
+        let warp = &mut warps[at];
+        if warp.done() || !synchronize::wake(warp, state) {
+            continue;
+        }
+        let budget = if lazy { 1 + world.random.below(TURN as usize) as u32 } else { TURN };
+        let before = world.instructions;
+        let result = execute::run(warp, state, world, budget);
+        warp.expire = false;
+        let turn = match result {
+            Ok(turn) => turn,
+            Err(fault) => return Err(located(fault, Some(at), cluster, world)),
+        };
+        ran |= turn == Turn::Over || world.instructions > before + 1;
+        if lazy && world.random.below(4) == 0 {
+            let Cluster { warps, state } = &mut *cluster;
+            asynchronous::complete_random(state, warps, world)
+                .map_err(|fault| located(fault, None, cluster, world))?;
+        }
+    }
+    Ok(ran)
+}
+
+/// The mbarriers that lanes of a cluster wait for.
+fn waited_for(cluster: &Cluster) -> Vec<(u32, u32)> {
+    let mut found = Vec::new();
+    for warp in &cluster.warps {
+        for parked in &warp.parked {
+            if let Wait::Mbarrier { rank, offset, .. } = parked.wait {
+                found.push((rank, offset));
+            }
+        }
+    }
+    found
+}
+
+/// Lets every `try_wait` that waits give up. Returns whether there is one.
+fn expire(resident: &mut [Cluster]) -> bool {
+    let mut any = false;
+    for cluster in resident {
+        for warp in &mut cluster.warps {
+            let polls = |parked: &super::warp::Parked| {
+                matches!(parked.wait, Wait::Mbarrier { .. })
+            };
+            warp.expire = warp.parked.iter().any(polls);
+            any |= warp.expire;
+        }
+    }
+    any
+}
+
+/// Who waits for what.
+fn waiters(resident: &[Cluster], world: &World<'_>) -> Vec<Waiter> {
+    let mut all = Vec::new();
+    for cluster in resident {
+        for warp in &cluster.warps {
+            let mut add = |lanes_waiting: u32, pc: u32, what: String| {
+                let step = world.program.steps.get(pc as usize);
+                all.push(Waiter {
+                    block: cluster.state.blocks[warp.rank as usize].position,
+                    warp: warp.index,
+                    lanes: lanes_waiting,
+                    ptx_line: step.map_or(0, |step| step.ptx_line),
+                    source: step.and_then(|step| step.source),
+                    what,
+                });
+            };
+            for parked in &warp.parked {
+                let what = synchronize::describe(&parked.wait, warp, &cluster.state);
+                add(parked.lanes, parked.pc, what);
+            }
+            let running = warp.alive & !warp.blocked;
+            if let Some(lane) = lanes(running).next() {
+                let pc = if warp.active >> lane & 1 == 1 { warp.pc } else { warp.pcs[lane] };
+                add(running, pc, "nothing: it runs".to_owned());
+            }
+        }
+    }
+    all
+}
+
+/// A fault with where it happened.
+fn located(
+    fault: Fault,
+    warp: Option<usize>,
+    cluster: &Cluster,
+    world: &World<'_>,
+) -> EmulatorError {
+    let warp = warp.map(|at| &cluster.warps[at]);
+    let step = warp.and_then(|warp| world.program.steps.get(warp.pc as usize));
+    let (ptx_line, source) = match world.operation {
+        Some(pc) if warp.is_none() => {
+            let step = world.program.steps.get(pc as usize);
+            (step.map_or(0, |step| step.ptx_line), step.and_then(|step| step.source))
+        }
+        _ => (step.map_or(0, |step| step.ptx_line), step.and_then(|step| step.source)),
+    };
+    let lane = world.lane.or_else(|| warp.map(|warp| warp.active.trailing_zeros() as usize % 32));
+    let rank = warp.map_or(0, |warp| warp.rank as usize);
+    EmulatorError::Fault(Box::new(FaultReport {
+        fault,
+        kernel: world.program.name.clone(),
+        ptx_line,
+        source,
+        block: cluster.state.blocks[rank].position,
+        thread: warp
+            .zip(lane)
+            .map(|(warp, lane)| warp.threads[lane].map(u32::from)),
+    }))
+}

@@ -1,0 +1,80 @@
+//! Special registers.
+
+use super::cluster::ClusterState;
+use super::warp::Warp;
+use super::world::World;
+use crate::decode::{Register, SpecialRegister};
+
+/// Nanoseconds that one instruction of the machine counts as in the timers.
+const NANOSECONDS_PER_INSTRUCTION: u64 = 1;
+
+/// Writes a special register to the lanes of `mask`.
+pub(crate) fn read(
+    warp: &mut Warp,
+    cluster: &ClusterState,
+    world: &World<'_>,
+    destination: Register,
+    register: SpecialRegister,
+    mask: u32,
+) {
+    use SpecialRegister as S;
+    let shape = &world.shape;
+    let axis = |of: [u32; 3], axis: u8| of.get(axis as usize).copied().unwrap_or(0);
+    let block = &cluster.blocks[warp.rank as usize];
+    let lane_value = |lane: u32| -> u64 {
+        u64::from(match register {
+            S::ThreadIndex(along) => {
+                return warp.threads[lane as usize].get(along as usize).map_or(0, |at| *at as u64);
+            }
+            S::Lane => lane,
+            S::LaneMaskEqual => 1 << lane,
+            S::LaneMaskLess => (1 << lane) - 1,
+            S::LaneMaskLessEqual => u32::MAX >> (31 - lane),
+            S::LaneMaskGreaterEqual => u32::MAX << lane,
+            S::LaneMaskGreater => !(u32::MAX >> (31 - lane)),
+            _ => 0,
+        })
+    };
+    let of_lane = matches!(
+        register,
+        S::ThreadIndex(_)
+            | S::Lane
+            | S::LaneMaskEqual
+            | S::LaneMaskLess
+            | S::LaneMaskLessEqual
+            | S::LaneMaskGreaterEqual
+            | S::LaneMaskGreater
+    );
+    if of_lane {
+        let values = std::array::from_fn(|lane| lane_value(lane as u32));
+        warp.registers.set_row64(destination, &values, mask);
+        return;
+    }
+    let count = |extents: [u32; 3]| extents.iter().product::<u32>();
+    let time = world.instructions * NANOSECONDS_PER_INSTRUCTION;
+    let value = match register {
+        S::BlockSize(along) => u64::from(axis(shape.block, along)),
+        S::BlockIndex(along) => u64::from(axis(block.position, along)),
+        S::GridSize(along) => u64::from(axis(shape.grid, along)),
+        S::ClusterIndex(along) => u64::from(axis(cluster.position, along)),
+        S::ClusterCount(along) => u64::from(axis(shape.clusters(), along)),
+        S::BlockInCluster(along) => {
+            let inside = super::world::position(u64::from(warp.rank), shape.cluster);
+            u64::from(axis(inside, along))
+        }
+        S::ClusterSize(along) => u64::from(axis(shape.cluster, along)),
+        S::BlockRank => u64::from(warp.rank),
+        S::ClusterBlocks => u64::from(count(shape.cluster)),
+        S::IsExplicitCluster => u64::from(shape.explicit_cluster),
+        S::Warp => u64::from(warp.index),
+        S::WarpCount => u64::from(shape.warps()),
+        S::Multiprocessor => u64::from(block.multiprocessor),
+        S::MultiprocessorCount => u64::from(world.settings.sm_count),
+        S::Clock | S::Clock64 | S::GlobalTimer | S::GlobalTimerLow => time,
+        S::ClockHigh | S::GlobalTimerHigh => time >> 32,
+        S::TotalSharedBytes | S::AggregateSharedBytes => u64::from(shape.shared_bytes),
+        S::DynamicSharedBytes => u64::from(shape.shared_dynamic_bytes),
+        _ => 0,
+    };
+    warp.registers.set_row64(destination, &[value; 32], mask);
+}

@@ -1,0 +1,371 @@
+//! Barriers of blocks and clusters, mbarriers and fences.
+
+use super::access::{address_of, shared_place};
+use super::cluster::ClusterState;
+use super::execute::{Gathered, Next, gather_lanes};
+use super::warp::{Wait, Warp, lanes};
+use super::world::World;
+use crate::decode::{
+    Barrier64, BarrierAction, BlockBarrier, Instruction, Mbarrier, MbarrierPhase, PredicateSource,
+};
+use crate::error::Fault;
+use crate::mbarrier::{MbarrierTable, PhaseTest};
+
+/// Runs one of them.
+pub(crate) fn run(
+    instruction: &Instruction,
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) -> Result<Next, Fault> {
+    match instruction {
+        Instruction::Barrier(barrier) => block_barrier(barrier, warp, cluster, world, mask),
+        Instruction::ClusterArrive { relaxed, aligned } => {
+            if *aligned && gather_lanes(warp, world, mask, warp.alive) == Gathered::Parked {
+                return Ok(Next::Select);
+            }
+            if warp.cluster_arrived & mask != 0 {
+                return Err(Fault::new(
+                    "cluster-barrier-arrived-twice",
+                    "`barrier.cluster.arrive` after an arrival without `barrier.cluster.wait`",
+                ));
+            }
+            world.cluster_arrives(warp, cluster, mask, *relaxed);
+            let live = cluster.live_threads();
+            let generation = cluster.barrier.arrive(mask.count_ones(), live);
+            world.cluster_passed(cluster, generation);
+            for lane in lanes(mask) {
+                warp.cluster_arrival[lane] = generation;
+            }
+            warp.cluster_arrived |= mask;
+            world.changes += 1;
+            Ok(Next::Advance)
+        }
+        Instruction::ClusterWait { aligned, .. } => {
+            if *aligned && gather_lanes(warp, world, mask, warp.alive) == Gathered::Parked {
+                return Ok(Next::Select);
+            }
+            if warp.cluster_arrived & mask != mask {
+                return Err(Fault::new(
+                    "cluster-barrier-wait-without-arrival",
+                    "`barrier.cluster.wait` without `barrier.cluster.arrive` before",
+                ));
+            }
+            let generation =
+                lanes(mask).map(|lane| warp.cluster_arrival[lane]).max().unwrap_or_default();
+            if cluster.barrier.generation > generation {
+                warp.cluster_arrived &= !mask;
+                world.cluster_waited(warp, cluster, mask);
+                return Ok(Next::Advance);
+            }
+            warp.spread();
+            super::control::leave(warp, mask);
+            let pc = warp.pc;
+            warp.park(mask, pc, Wait::Cluster { generation }, world.instructions);
+            Ok(Next::Select)
+        }
+        Instruction::Mbarrier(operation) => mbarrier(operation, warp, cluster, world, mask),
+        _ => Ok(Next::Advance),
+    }
+}
+
+fn block_barrier(
+    barrier: &BlockBarrier,
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) -> Result<Next, Fault> {
+    if barrier.aligned && gather_lanes(warp, world, mask, warp.alive) == Gathered::Parked {
+        return Ok(Next::Select);
+    }
+    let first = mask.trailing_zeros() as usize;
+    let name = warp.registers.lane(barrier.barrier, first) as u32;
+    let count = barrier.threads.map(|threads| warp.registers.lane(threads, first) as u32);
+    let same = |source, value| {
+        lanes(mask).all(|lane| warp.registers.lane(source, lane) as u32 == value)
+    };
+    if !same(barrier.barrier, name) || !barrier.threads.is_none_or(|t| same(t, count.unwrap_or(0))) {
+        return Err(Fault::new(
+            "barrier-operands-differ",
+            "lanes of a warp come to one `barrier` with different names or counts",
+        ));
+    }
+    let predicates = match barrier.action {
+        BarrierAction::CountPredicates { predicate, .. }
+        | BarrierAction::CombinePredicates { predicate, .. } => {
+            let truths = (warp.registers.predicate(predicate) & mask).count_ones();
+            (truths, mask.count_ones() - truths)
+        }
+        BarrierAction::Sync | BarrierAction::Arrive => (0, 0),
+    };
+    // With a count of threads a warp counts as 32, whoever of it has exited.
+    let arriving =
+        if count.is_some() && barrier.aligned { 32 } else { mask.count_ones() };
+    let waits = barrier.action != BarrierAction::Arrive;
+    world.barrier_arrives(warp, cluster, mask, name, waits);
+    let block = &mut cluster.blocks[warp.rank as usize];
+    let live = block.live_threads;
+    let (generation, over) = block.barriers.arrive(name, arriving, count, predicates, live)?;
+    world.changes += 1;
+    if over {
+        world.barrier_completes(cluster, warp.rank, name);
+    }
+    if !waits {
+        return Ok(Next::Advance);
+    }
+    if over {
+        finish_barrier(warp, cluster, name, generation, barrier.action, mask);
+        return Ok(Next::Advance);
+    }
+    warp.spread();
+    super::control::leave(warp, mask);
+    let wait = Wait::Block { barrier: name, generation, action: barrier.action };
+    let next = warp.pc + 1;
+    warp.park(mask, next, wait, world.instructions);
+    Ok(Next::Select)
+}
+
+/// Writes what a barrier of the block found out to the lanes that waited.
+fn finish_barrier(
+    warp: &mut Warp,
+    cluster: &ClusterState,
+    name: u32,
+    generation: u64,
+    action: BarrierAction,
+    mask: u32,
+) {
+    let block = &cluster.blocks[warp.rank as usize];
+    let (truths, lies) = block.barriers.predicates(name, generation);
+    match action {
+        BarrierAction::CountPredicates { destination, .. } => {
+            warp.registers.set_row32(destination, &[truths; 32], mask);
+        }
+        BarrierAction::CombinePredicates { all, destination, .. } => {
+            let value = if all { lies == 0 } else { truths > 0 };
+            warp.registers.set_predicate(destination, if value { u32::MAX } else { 0 }, mask);
+        }
+        BarrierAction::Sync | BarrierAction::Arrive => {}
+    }
+}
+
+/// Wakes the lanes of a warp whose wait is over. Returns whether any can run.
+pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState) -> bool {
+    if warp.parked.is_empty() {
+        return !warp.done();
+    }
+    let mut index = 0;
+    let mut woken = false;
+    while index < warp.parked.len() {
+        let parked = &warp.parked[index];
+        let over = match &parked.wait {
+            Wait::Lanes { .. } | Wait::WarpBarrier { .. } => false,
+            Wait::Block { barrier, generation, .. } => {
+                cluster.blocks[warp.rank as usize].barriers.is_over(*barrier, *generation)
+            }
+            Wait::Cluster { generation } => cluster.barrier.generation > *generation,
+            Wait::Mbarrier { rank, offset, phase, .. } => {
+                warp.expire
+                    || cluster.barriers.get(*rank, *offset).is_none_or(|b| b.phase() != *phase)
+            }
+            Wait::TensorColumns { frees } => cluster.tensor_frees(warp.rank) != *frees,
+        };
+        if !over {
+            index += 1;
+            continue;
+        }
+        let parked = warp.parked.swap_remove(index);
+        if let Wait::Block { barrier, generation, action } = parked.wait {
+            finish_barrier(warp, cluster, barrier, generation, action, parked.lanes);
+        }
+        warp.blocked &= !parked.lanes;
+        woken = true;
+    }
+    if woken {
+        // Who runs next is chosen anew: those that woke may be further behind.
+        warp.spread();
+        warp.active = 0;
+    }
+    warp.alive & !warp.blocked != 0
+}
+
+/// Where the barrier of one lane is.
+fn barrier_place(
+    warp: &Warp,
+    world: &World<'_>,
+    barrier: &Barrier64,
+    lane: usize,
+) -> Result<(u32, u32), Fault> {
+    shared_place(warp, world, barrier.space, address_of(warp, &barrier.address, lane))
+}
+
+fn mbarrier(
+    operation: &Mbarrier,
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) -> Result<Next, Fault> {
+    match operation {
+        Mbarrier::Wait { barrier, destination, phase, may_block, semantics, scope } => {
+            let mut done = 0;
+            let mut missed = None;
+            for lane in lanes(mask) {
+                world.lane = Some(lane);
+                let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                let test = match phase {
+                    MbarrierPhase::State(state) => {
+                        PhaseTest::State(warp.registers.lane(*state, lane))
+                    }
+                    MbarrierPhase::Parity(parity) => {
+                        PhaseTest::Parity(warp.registers.lane(*parity, lane) as u32)
+                    }
+                };
+                if cluster.barriers.test(rank, offset, test)? {
+                    done |= 1 << lane;
+                    world.mbarrier_waited(
+                        warp, cluster, 1 << lane, (rank, offset), test, *semantics, *scope,
+                    );
+                } else if missed.is_none() {
+                    let of = cluster.barriers.get(rank, offset);
+                    let current = of.map_or(0, |of| of.phase());
+                    let parity = match test {
+                        PhaseTest::Parity(parity) => parity,
+                        PhaseTest::State(_) => (current & 1) as u32,
+                    };
+                    missed = Some(Wait::Mbarrier { rank, offset, phase: current, parity });
+                }
+            }
+            world.lane = None;
+            world.counts.mbarrier_tests += 1;
+            if let Some(wait) = missed
+                && *may_block
+                && done == 0
+                && !warp.expire
+            {
+                warp.spread();
+                super::control::leave(warp, mask);
+                let pc = warp.pc;
+                warp.park(mask, pc, wait, world.instructions);
+                return Ok(Next::Select);
+            }
+            warp.registers.set_predicate(*destination, done, mask);
+            return Ok(if done == mask { Next::Advance } else { Next::Yield });
+        }
+        Mbarrier::PendingCount { destination, state } => {
+            for lane in lanes(mask) {
+                let count = MbarrierTable::pending_count(warp.registers.lane(*state, lane))?;
+                warp.registers.set_lane(*destination, lane, u64::from(count));
+            }
+            return Ok(Next::Advance);
+        }
+        _ => {}
+    }
+    world.changes += 1;
+    for lane in lanes(mask) {
+        world.lane = Some(lane);
+        let value = |source| warp.registers.lane(source, lane) as u32;
+        match operation {
+            Mbarrier::Init { barrier, count } => {
+                let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                let count = value(*count);
+                super::access::live_rank(cluster, warp.rank, rank)?;
+                cluster.blocks[rank as usize].shared.write(offset, 8)?;
+                world.mbarrier_init(warp, cluster, 1 << lane, (rank, offset));
+                cluster.barriers.init(rank, offset, count)?;
+            }
+            Mbarrier::Invalidate { barrier } => {
+                let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                world.mbarrier_inval(warp, cluster, 1 << lane, (rank, offset));
+                cluster.barriers.inval(rank, offset)?;
+                cluster.blocks[rank as usize].shared.poison(offset, 8)?;
+            }
+            Mbarrier::ExpectTransaction { barrier, bytes } => {
+                let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                super::access::live_rank(cluster, warp.rank, rank)?;
+                let arrival = cluster.barriers.expect_tx(rank, offset, value(*bytes))?;
+                world.mbarrier_arrived(warp, cluster, 1 << lane, (rank, offset), arrival, None);
+            }
+            Mbarrier::CompleteTransaction { barrier, bytes } => {
+                let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                super::access::live_rank(cluster, warp.rank, rank)?;
+                let arrival = cluster.barriers.complete_tx(rank, offset, value(*bytes))?;
+                world.mbarrier_arrived(warp, cluster, 1 << lane, (rank, offset), arrival, None);
+            }
+            Mbarrier::Arrive {
+                barrier,
+                state,
+                count,
+                expect_bytes,
+                drop,
+                no_complete,
+                semantics,
+                scope,
+            } => {
+                let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                super::access::live_rank(cluster, warp.rank, rank)?;
+                let count = count.map_or(1, value);
+                let bytes = expect_bytes.map(value);
+                let table = &mut cluster.barriers;
+                let arrival = match (drop, bytes) {
+                    (true, bytes) => {
+                        table.arrive_drop(rank, offset, count, bytes.unwrap_or(0), *no_complete)?
+                    }
+                    (false, Some(bytes)) => table.arrive_expect_tx(rank, offset, bytes)?,
+                    (false, None) => table.arrive(rank, offset, count, *no_complete)?,
+                };
+                world.mbarrier_arrived(
+                    warp,
+                    cluster,
+                    1 << lane,
+                    (rank, offset),
+                    arrival,
+                    Some((*semantics, *scope)),
+                );
+                if let Some(state) = state {
+                    warp.registers.set_lane(*state, lane, arrival.state);
+                }
+            }
+            Mbarrier::Wait { .. } | Mbarrier::PendingCount { .. } => {}
+        }
+    }
+    world.lane = None;
+    Ok(Next::Advance)
+}
+
+/// What a lane waits for, in words.
+pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> String {
+    match wait {
+        Wait::Lanes { needed } => {
+            format!("lanes {needed:#010x} of its warp, which must run this instruction together")
+        }
+        Wait::WarpBarrier { needed } => {
+            format!("lanes {needed:#010x} of its warp, at `bar.warp.sync`")
+        }
+        Wait::Block { barrier, .. } => {
+            let block = &cluster.blocks[warp.rank as usize];
+            let lacks = block.barriers.lacks(*barrier);
+            let of = lacks.expected.unwrap_or(block.live_threads);
+            format!("barrier {barrier} of the block: {} of {of} threads are there", lacks.arrived)
+        }
+        Wait::Cluster { .. } => format!(
+            "the cluster's barrier: {} of {} threads are there",
+            cluster.barrier.arrived(),
+            cluster.live_threads()
+        ),
+        Wait::Mbarrier { rank, offset, parity, .. } => {
+            cluster.barriers.describe_wait(*rank, *offset, *parity)
+        }
+        Wait::TensorColumns { .. } => "columns of tensor memory that nobody frees".to_owned(),
+    }
+}
+
+/// Whether a predicate is the same for all lanes of a mask, and which.
+pub(crate) fn uniform_predicate(warp: &Warp, source: PredicateSource, mask: u32) -> Option<bool> {
+    match warp.registers.predicate(source) & mask {
+        0 => Some(false),
+        all if all == mask => Some(true),
+        _ => None,
+    }
+}

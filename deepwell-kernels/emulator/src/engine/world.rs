@@ -1,0 +1,98 @@
+//! What all clusters of a launch share.
+
+use super::random::Random;
+use crate::decode::Program;
+use crate::launch::{Counts, Settings};
+use crate::memory::GlobalMemory;
+
+/// The launch, in numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    /// Blocks along each axis.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block along each axis.
+    pub(crate) block: [u32; 3],
+    /// Blocks of a cluster along each axis.
+    pub(crate) cluster: [u32; 3],
+    /// Whether the launch or the kernel asked for clusters.
+    pub(crate) explicit_cluster: bool,
+    /// Dynamic shared memory of a block.
+    pub(crate) shared_dynamic_bytes: u32,
+    /// Static and dynamic shared memory.
+    pub(crate) shared_bytes: u32,
+    /// Where the parameters are in device memory.
+    pub(crate) parameters: u64,
+}
+
+impl Shape {
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// Warps of a block.
+    pub(crate) fn warps(&self) -> u32 {
+        self.threads().div_ceil(32)
+    }
+
+    /// Blocks of a cluster.
+    pub(crate) fn cluster_blocks(&self) -> u32 {
+        self.cluster.iter().product()
+    }
+
+    /// Clusters along each axis.
+    pub(crate) fn clusters(&self) -> [u32; 3] {
+        std::array::from_fn(|axis| self.grid[axis] / self.cluster[axis])
+    }
+
+    /// Position of a cluster, counted along x first.
+    pub(crate) fn cluster_position(&self, index: u64) -> [u32; 3] {
+        position(index, self.clusters())
+    }
+
+    /// Position in the grid of the block with a rank.
+    pub(crate) fn block_position(&self, cluster: [u32; 3], rank: u32) -> [u32; 3] {
+        let inside = position(u64::from(rank), self.cluster);
+        std::array::from_fn(|axis| cluster[axis] * self.cluster[axis] + inside[axis])
+    }
+}
+
+/// The axes of a position that is counted along x first.
+pub(crate) fn position(index: u64, extents: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(extents[0]), u64::from(extents[1]));
+    [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32]
+}
+
+/// Memory, the work that is left, and what was counted.
+pub(crate) struct World<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) global: &'a mut GlobalMemory,
+    pub(crate) shape: Shape,
+    pub(crate) settings: &'a Settings,
+    pub(crate) random: Random,
+    pub(crate) counts: Counts,
+    /// The next cluster that nobody runs.
+    pub(crate) next_cluster: u64,
+    /// Clusters of the grid.
+    pub(crate) cluster_count: u64,
+    /// Changes of memory and barriers, by which a standstill is seen.
+    pub(crate) changes: u64,
+    /// Instructions that ran, of all warps.
+    pub(crate) instructions: u64,
+    /// Which lane an operation was at when it failed.
+    pub(crate) lane: Option<usize>,
+    /// Which instruction issued the asynchronous operation that runs.
+    pub(crate) operation: Option<u32>,
+    /// Where memory was read that nobody wrote, once for each place in the program.
+    pub(crate) unwritten: Vec<(u32, String)>,
+}
+
+impl World<'_> {
+    /// Notes that instruction `pc` read bytes that nobody wrote.
+    #[cold]
+    pub(crate) fn note_unwritten(&mut self, pc: u32, what: impl FnOnce() -> String) {
+        if !self.unwritten.iter().any(|(known, _)| *known == pc) {
+            self.unwritten.push((pc, what()));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Device memory: allocations with guard space between them.
+
+use super::POISON;
+use crate::error::Fault;
+
+/// Addresses are handed out in multiples of this; a lookup is one division.
+const GRANULE: u64 = 1 << 21;
+/// The first address that is handed out.
+const FIRST: u64 = 0x10_0000_0000;
+
+#[derive(Debug)]
+struct Allocation {
+    base: u64,
+    bytes: Vec<u8>,
+    name: String,
+}
+
+/// Device memory. Every allocation is followed by addresses that belong to nobody, and an address
+/// is never handed out twice, so that an access outside of an allocation is always seen.
+#[derive(Debug, Default)]
+pub struct GlobalMemory {
+    allocations: Vec<Option<Allocation>>,
+    /// For every granule from [`FIRST`] on, the allocation that it belongs to, plus one.
+    granules: Vec<u32>,
+    bytes: u64,
+}
+
+impl GlobalMemory {
+    /// Memory without an allocation.
+    pub fn new() -> GlobalMemory {
+        GlobalMemory::default()
+    }
+
+    /// Allocates `bytes` bytes of poison, and returns their address, a multiple of 2 MiB.
+    pub fn allocate(&mut self, bytes: u64, name: &str) -> u64 {
+        let base = FIRST + self.granules.len() as u64 * GRANULE;
+        self.allocations.push(Some(Allocation {
+            base,
+            bytes: vec![POISON; bytes as usize],
+            name: name.to_owned(),
+        }));
+        let owner = self.allocations.len() as u32;
+        let granules = bytes.div_ceil(GRANULE).max(1) as usize;
+        self.granules.resize(self.granules.len() + granules, owner);
+        // The guard.
+        self.granules.push(owner);
+        self.bytes += bytes;
+        base
+    }
+
+    /// Gives an allocation back.
+    ///
+    /// # Errors
+    /// `address` is not what [`GlobalMemory::allocate`] returned, or was given back already.
+    pub fn free(&mut self, address: u64) -> Result<(), Fault> {
+        let index = self.owner(address);
+        match index.and_then(|index| self.allocations[index].as_ref()) {
+            Some(allocation) if allocation.base == address => {
+                self.bytes -= allocation.bytes.len() as u64;
+                self.allocations[index.unwrap_or(0)] = None;
+                Ok(())
+            }
+            _ => Err(Fault::new(
+                "global-free",
+                format!("{address:#x} is not the start of a live allocation"),
+            )),
+        }
+    }
+
+    /// Bytes that are allocated.
+    pub fn bytes_allocated(&self) -> u64 {
+        self.bytes
+    }
+
+    fn owner(&self, address: u64) -> Option<usize> {
+        let granule = address.checked_sub(FIRST)? / GRANULE;
+        let owner = *self.granules.get(usize::try_from(granule).ok()?)?;
+        Some(owner as usize - 1)
+    }
+
+    #[cold]
+    fn out_of_range(&self, address: u64, bytes: usize) -> Fault {
+        let message = match self.owner(address).map(|index| &self.allocations[index]) {
+            None => format!("{bytes} bytes at {address:#x}: no allocation is there"),
+            Some(None) => format!("{bytes} bytes at {address:#x}: the allocation was freed"),
+            Some(Some(allocation)) => format!(
+                "{bytes} bytes at {address:#x}: byte {} of `{}`, which has {} bytes",
+                address - allocation.base,
+                allocation.name,
+                allocation.bytes.len()
+            ),
+        };
+        Fault::new("global-out-of-range", message)
+    }
+
+    /// The bytes at `address`.
+    ///
+    /// # Errors
+    /// They are not all of one live allocation.
+    #[inline]
+    pub fn slice(&self, address: u64, bytes: usize) -> Result<&[u8], Fault> {
+        if let Some(index) = self.owner(address)
+            && let Some(allocation) = &self.allocations[index]
+            && let Some(found) =
+                allocation.bytes.get((address - allocation.base) as usize..).and_then(|tail| tail.get(..bytes))
+        {
+            return Ok(found);
+        }
+        Err(self.out_of_range(address, bytes))
+    }
+
+    /// The bytes at `address`, to be written.
+    ///
+    /// # Errors
+    /// They are not all of one live allocation.
+    #[inline]
+    pub fn slice_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], Fault> {
+        let Some(index) = self.owner(address) else {
+            return Err(self.out_of_range(address, bytes));
+        };
+        let inside = self.allocations[index].as_ref().is_some_and(|allocation| {
+            let offset = (address - allocation.base) as usize;
+            offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes.len())
+        });
+        if !inside {
+            return Err(self.out_of_range(address, bytes));
+        }
+        match &mut self.allocations[index] {
+            Some(allocation) => {
+                let offset = (address - allocation.base) as usize;
+                Ok(&mut allocation.bytes[offset..offset + bytes])
+            }
+            None => Ok(&mut []),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_access_belongs_to_one_allocation() {
+        let mut memory = GlobalMemory::new();
+        let small = memory.allocate(16, "small");
+        let large = memory.allocate(3 << 20, "large");
+        assert_eq!(memory.slice(small, 16).unwrap(), &[POISON; 16]);
+        memory.slice_mut(large + (3 << 20) - 4, 4).unwrap().copy_from_slice(&[1, 2, 3, 4]);
+        assert_eq!(memory.slice(large + (3 << 20) - 4, 4).unwrap(), &[1, 2, 3, 4]);
+        for (address, bytes) in
+            [(small + 15, 2), (small - 1, 1), (large + (3 << 20), 1), (0, 4), (u64::MAX, 1)]
+        {
+            assert_eq!(memory.slice(address, bytes).unwrap_err().rule, "global-out-of-range");
+            assert_eq!(memory.slice_mut(address, bytes).unwrap_err().rule, "global-out-of-range");
+        }
+        assert_eq!(memory.bytes_allocated(), 16 + (3 << 20));
+        memory.free(small).unwrap();
+        assert!(memory.slice(small, 1).unwrap_err().message.contains("freed"));
+        assert_eq!(memory.free(small).unwrap_err().rule, "global-free");
+        assert_eq!(memory.free(large + 4).unwrap_err().rule, "global-free");
+        assert_ne!(memory.allocate(16, "again"), small);
+    }
+}

@@ -1,0 +1,105 @@
+//! Tensor memory of one block.
+
+use super::POISON;
+use crate::error::Fault;
+use crate::place::{TENSOR_COLUMNS, TENSOR_LANES};
+
+/// Tensor memory of one block: 128 lanes of 512 columns of 32 bits. Which columns are allocated is
+/// the business of whoever owns this.
+#[derive(Debug, Default)]
+pub struct TensorMemory {
+    /// Lane by lane; empty until somebody allocates.
+    cells: Vec<u8>,
+    /// One bit for every cell of 32 bits: somebody wrote it.
+    written: Vec<u64>,
+}
+
+impl TensorMemory {
+    /// Nothing yet: the cells come with the first allocation.
+    pub fn new() -> TensorMemory {
+        TensorMemory::default()
+    }
+
+    /// Fills `columns` columns from `column` on with poison, which an allocation starts with.
+    pub fn poison(&mut self, column: u32, columns: u32) {
+        if self.cells.is_empty() {
+            let cells = (TENSOR_LANES * TENSOR_COLUMNS) as usize;
+            self.cells = vec![POISON; cells * 4];
+            self.written = vec![0; cells / 64];
+        }
+        for lane in 0..TENSOR_LANES as usize {
+            for column in column.min(TENSOR_COLUMNS)..(column + columns).min(TENSOR_COLUMNS) {
+                let cell = lane * TENSOR_COLUMNS as usize + column as usize;
+                self.cells[cell * 4..cell * 4 + 4].fill(POISON);
+                self.written[cell / 64] &= !(1 << (cell % 64));
+            }
+        }
+    }
+
+    fn cell(&self, lane: u32, column: u32, bytes: usize) -> Result<usize, Fault> {
+        let columns = bytes.div_ceil(4);
+        if lane >= TENSOR_LANES || column as usize + columns > TENSOR_COLUMNS as usize {
+            return Err(Fault::new(
+                "tensor-memory-out-of-range",
+                format!(
+                    "columns {column} to {} of lane {lane}: there are {TENSOR_COLUMNS} columns of \
+                     {TENSOR_LANES} lanes",
+                    column as usize + columns
+                ),
+            ));
+        }
+        if self.cells.is_empty() {
+            return Err(Fault::new(
+                "tensor-memory-not-allocated",
+                format!("column {column} of lane {lane}: the block has allocated nothing"),
+            ));
+        }
+        Ok((lane * TENSOR_COLUMNS + column) as usize)
+    }
+
+    /// Bytes of one lane from `column` on, and whether all their cells were written.
+    ///
+    /// # Errors
+    /// Cells that are not there.
+    pub fn read(&self, lane: u32, column: u32, bytes: usize) -> Result<(&[u8], bool), Fault> {
+        let cell = self.cell(lane, column, bytes)?;
+        let written =
+            (cell..cell + bytes.div_ceil(4)).all(|cell| self.written[cell / 64] >> (cell % 64) & 1 == 1);
+        Ok((&self.cells[cell * 4..cell * 4 + bytes], written))
+    }
+
+    /// Bytes of one lane from `column` on, to be written whole.
+    ///
+    /// # Errors
+    /// Cells that are not there.
+    pub fn write(&mut self, lane: u32, column: u32, bytes: usize) -> Result<&mut [u8], Fault> {
+        let cell = self.cell(lane, column, bytes)?;
+        for cell in cell..cell + bytes.div_ceil(4) {
+            self.written[cell / 64] |= 1 << (cell % 64);
+        }
+        Ok(&mut self.cells[cell * 4..cell * 4 + bytes])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_of_a_lane_are_consecutive() {
+        let mut memory = TensorMemory::new();
+        assert_eq!(memory.read(0, 0, 4).unwrap_err().rule, "tensor-memory-not-allocated");
+        memory.poison(0, 64);
+        assert!(!memory.read(3, 10, 8).unwrap().1);
+        memory.write(3, 10, 8).unwrap().copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(memory.read(3, 11, 4).unwrap(), (&[5, 6, 7, 8][..], true));
+        assert_eq!(memory.read(3, 12, 4).unwrap(), (&[POISON; 4][..], false));
+        for (lane, column, bytes) in [(128, 0, 4), (0, 512, 4), (0, 510, 12)] {
+            let fault = memory.read(lane, column, bytes).unwrap_err();
+            assert_eq!(fault.rule, "tensor-memory-out-of-range");
+        }
+        memory.poison(11, 1);
+        assert_eq!(memory.read(3, 11, 4).unwrap(), (&[POISON; 4][..], false));
+        assert!(memory.read(3, 10, 4).unwrap().1);
+    }
+}
