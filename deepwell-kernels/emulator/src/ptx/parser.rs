@@ -1,0 +1,435 @@
+//! Modules: directives, variables and functions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::ParseError;
+use super::ast::{Directive, Function, InitialValue, Module, Name, Opcode, Variable};
+use super::lexer::{Lexer, Token};
+use super::literal::{self, Literal};
+use crate::decode::{Space, Type};
+
+/// Reads a file of PTX.
+///
+/// # Errors
+/// The first thing that is no PTX, with its line.
+pub fn parse(text: &str) -> Result<Module, ParseError> {
+    let mut parser = Parser {
+        lexer: Lexer::new(text)?,
+        module: Module { address_bits: 64, ..Module::default() },
+        names: HashMap::new(),
+        opcodes: HashMap::new(),
+        file_numbers: HashMap::new(),
+    };
+    while parser.lexer.peek() != Token::End {
+        parser.item()?;
+    }
+    Ok(parser.module)
+}
+
+/// The space that a directive names.
+pub(super) fn variable_space(name: &str) -> Option<Space> {
+    Some(match name {
+        "global" => Space::Global,
+        "shared" | "shared::cta" => Space::Shared,
+        "local" => Space::Local,
+        "const" => Space::Constant,
+        "param" => Space::Parameter,
+        _ => return None,
+    })
+}
+
+/// State of a pass over one file.
+pub(super) struct Parser<'a> {
+    pub(super) lexer: Lexer<'a>,
+    module: Module,
+    names: HashMap<Box<str>, Name>,
+    opcodes: HashMap<Box<str>, Arc<Opcode>>,
+    file_numbers: HashMap<u64, u32>,
+}
+
+impl Parser<'_> {
+    /// One text for each name.
+    pub(super) fn name(&mut self, word: &str) -> Name {
+        if let Some(name) = self.names.get(word) {
+            return name.clone();
+        }
+        let name: Name = word.into();
+        self.names.insert(word.into(), name.clone());
+        name
+    }
+
+    /// One value for each opcode.
+    pub(super) fn opcode(&mut self, text: &str) -> Arc<Opcode> {
+        if let Some(opcode) = self.opcodes.get(text) {
+            return opcode.clone();
+        }
+        let words = text.split('.').map(Into::into).collect();
+        let opcode = Arc::new(Opcode { text: text.into(), words });
+        self.opcodes.insert(text.into(), opcode.clone());
+        opcode
+    }
+
+    /// Position in [`Module::files`] of a number of `.file`; `.loc` may come first.
+    pub(super) fn file_index(&mut self, number: u64) -> u32 {
+        let files = &mut self.module.files;
+        *self.file_numbers.entry(number).or_insert_with(|| {
+            files.push(String::new());
+            files.len() as u32 - 1
+        })
+    }
+
+    pub(super) fn skip_past_semicolon(&mut self) -> Result<(), ParseError> {
+        loop {
+            match self.lexer.take()? {
+                Token::Mark(b';') => return Ok(()),
+                Token::End => return Err(self.lexer.expected("`;`")),
+                _ => {}
+            }
+        }
+    }
+
+    /// `.file 1 "name"{, time, bytes}`, after the directive.
+    pub(super) fn file(&mut self) -> Result<(), ParseError> {
+        let number = literal::integer_expression(&mut self.lexer)?;
+        let Token::Text(text) = self.lexer.take()? else {
+            return Err(self.lexer.expected("the name of a file"));
+        };
+        while self.lexer.take_mark(b',')? {
+            literal::integer_expression(&mut self.lexer)?;
+        }
+        let index = self.file_index(number);
+        self.module.files[index as usize] = text.to_string();
+        Ok(())
+    }
+
+    fn item(&mut self) -> Result<(), ParseError> {
+        let mut is_extern = false;
+        loop {
+            match self.lexer.peek() {
+                Token::Directive("extern") => is_extern = true,
+                Token::Directive("visible" | "weak" | "common") => {}
+                _ => break,
+            }
+            self.lexer.take()?;
+        }
+        let Token::Directive(name) = self.lexer.peek() else {
+            return Err(self.lexer.expected("a directive"));
+        };
+        if variable_space(name).is_some() || name == "attribute" {
+            let variables = self.variables(is_extern)?;
+            self.module.variables.extend(variables);
+            return Ok(());
+        }
+        match name {
+            "version" => {
+                self.lexer.take()?;
+                let text = self.lexer.take_number_text("a version")?;
+                let parts = text.split_once('.').and_then(|(major, minor)| {
+                    Some((major.parse().ok()?, minor.parse().ok()?))
+                });
+                self.module.version =
+                    parts.ok_or_else(|| self.lexer.error(format!("`{text}` is no version")))?;
+            }
+            "target" => {
+                self.lexer.take()?;
+                loop {
+                    let word = self.lexer.expect_word("a target")?;
+                    let target = self.name(word);
+                    self.module.target.push(target);
+                    if !self.lexer.take_mark(b',')? {
+                        break;
+                    }
+                }
+            }
+            "address_size" => {
+                self.lexer.take()?;
+                self.module.address_bits = literal::integer_expression(&mut self.lexer)? as u32;
+            }
+            "file" => {
+                self.lexer.take()?;
+                self.file()?;
+            }
+            "loc" | "pragma" => self.skip_directive(name)?,
+            "section" => self.skip_section()?,
+            "alias" => {
+                self.lexer.take()?;
+                let word = self.lexer.expect_word("a function")?;
+                let alias = self.name(word);
+                self.lexer.expect_mark(b',')?;
+                let word = self.lexer.expect_word("a function")?;
+                let target = self.name(word);
+                self.lexer.expect_mark(b';')?;
+                self.module.aliases.push((alias, target));
+            }
+            "entry" | "func" => {
+                let is_kernel = name == "entry";
+                let function = self.function(is_kernel, is_extern)?;
+                self.module.functions.push(function);
+            }
+            _ => return Err(self.lexer.expected("a directive of modules")),
+        }
+        Ok(())
+    }
+
+    fn skip_directive(&mut self, name: &str) -> Result<(), ParseError> {
+        if name == "pragma" {
+            return self.skip_past_semicolon();
+        }
+        self.lexer.take()?;
+        while matches!(self.lexer.peek(), Token::Number(_) | Token::Mark(b',') | Token::Word(_)) {
+            self.lexer.take()?;
+        }
+        Ok(())
+    }
+
+    fn skip_section(&mut self) -> Result<(), ParseError> {
+        while self.lexer.peek() != Token::Mark(b'{') {
+            if self.lexer.take()? == Token::End {
+                return Err(self.lexer.expected("`{`"));
+            }
+        }
+        loop {
+            match self.lexer.take()? {
+                Token::Mark(b'}') => return Ok(()),
+                Token::End => return Err(self.lexer.expected("`}`")),
+                _ => {}
+            }
+        }
+    }
+
+    /// Variables of one statement, from the directive of their space up to the semicolon.
+    pub(super) fn variables(&mut self, is_extern: bool) -> Result<Vec<Variable>, ParseError> {
+        let template = self.variable_head(is_extern)?;
+        let mut variables = Vec::new();
+        loop {
+            let mut variable = template.clone();
+            self.variable_name(&mut variable)?;
+            if self.lexer.take_mark(b'=')? {
+                self.initializer(&mut variable.initial)?;
+            }
+            variables.push(variable);
+            if self.lexer.take_mark(b';')? {
+                return Ok(variables);
+            }
+            self.lexer.expect_mark(b',')?;
+        }
+    }
+
+    /// Space, alignment and type.
+    fn variable_head(&mut self, is_extern: bool) -> Result<Variable, ParseError> {
+        let mut space = None;
+        let mut alignment = None;
+        let mut vector = 1;
+        let ptx_line = self.lexer.line();
+        loop {
+            let Token::Directive(name) = self.lexer.peek() else {
+                return Err(self.lexer.expected("a type"));
+            };
+            if name == "attribute" {
+                self.lexer.take()?;
+                self.skip_parentheses()?;
+                continue;
+            }
+            if let Some(element) = Type::from_name(name) {
+                self.lexer.take()?;
+                // `.ptr .space .align n` of a kernel's parameter says what it points to.
+                if self.lexer.take_directive("ptr")? {
+                    while let Token::Directive(name) = self.lexer.peek() {
+                        self.lexer.take()?;
+                        if name == "align" {
+                            literal::integer_expression(&mut self.lexer)?;
+                        }
+                    }
+                }
+                let alignment = alignment.unwrap_or(element.bytes() * vector);
+                return Ok(Variable {
+                    name: self.name(""),
+                    space,
+                    is_extern,
+                    alignment,
+                    element,
+                    vector,
+                    dimensions: Vec::new(),
+                    initial: Vec::new(),
+                    ptx_line,
+                });
+            }
+            self.lexer.take()?;
+            match name {
+                "align" => {
+                    alignment = Some(literal::integer_expression(&mut self.lexer)? as u32);
+                }
+                "v2" => vector = 2,
+                "v4" => vector = 4,
+                "reg" => space = None,
+                _ => match variable_space(name) {
+                    Some(found) => space = Some(found),
+                    None => {
+                        return Err(self.lexer.error(format!("`.{name}` says nothing about a variable")));
+                    }
+                },
+            }
+        }
+    }
+
+    fn variable_name(&mut self, variable: &mut Variable) -> Result<(), ParseError> {
+        variable.ptx_line = self.lexer.line();
+        let word = self.lexer.expect_word("a variable")?;
+        variable.name = self.name(word);
+        while self.lexer.take_mark(b'[')? {
+            if self.lexer.take_mark(b']')? {
+                variable.dimensions.push(0);
+                continue;
+            }
+            variable.dimensions.push(literal::integer_expression(&mut self.lexer)?);
+            self.lexer.expect_mark(b']')?;
+        }
+        Ok(())
+    }
+
+    fn initializer(&mut self, values: &mut Vec<InitialValue>) -> Result<(), ParseError> {
+        match self.lexer.peek() {
+            Token::Mark(b'{') => {
+                self.lexer.take()?;
+                if self.lexer.take_mark(b'}')? {
+                    return Ok(());
+                }
+                loop {
+                    self.initializer(values)?;
+                    if self.lexer.take_mark(b'}')? {
+                        return Ok(());
+                    }
+                    self.lexer.expect_mark(b',')?;
+                }
+            }
+            Token::Word("generic") => {
+                self.lexer.take()?;
+                self.lexer.expect_mark(b'(')?;
+                self.initial_address(values, true, None)?;
+                self.lexer.expect_mark(b')')
+            }
+            Token::Word(_) => self.initial_address(values, false, None),
+            _ => match literal::expression(&mut self.lexer)? {
+                Literal::Integer(mask) if self.lexer.peek() == Token::Mark(b'(') => {
+                    self.lexer.take()?;
+                    let byte = mask.trailing_zeros() / 8;
+                    let generic = self.lexer.peek() == Token::Word("generic");
+                    if generic {
+                        self.lexer.take()?;
+                        self.lexer.expect_mark(b'(')?;
+                    }
+                    self.initial_address(values, generic, Some(byte))?;
+                    if generic {
+                        self.lexer.expect_mark(b')')?;
+                    }
+                    self.lexer.expect_mark(b')')
+                }
+                Literal::Integer(value) => {
+                    values.push(InitialValue::Bits(value));
+                    Ok(())
+                }
+                Literal::Single(bits) => {
+                    values.push(InitialValue::Bits(u64::from(bits)));
+                    Ok(())
+                }
+                Literal::Double(bits) => {
+                    values.push(InitialValue::Bits(bits));
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    fn initial_address(
+        &mut self,
+        values: &mut Vec<InitialValue>,
+        generic: bool,
+        byte: Option<u32>,
+    ) -> Result<(), ParseError> {
+        let word = self.lexer.expect_word("a variable")?;
+        let name = self.name(word);
+        let offset = if matches!(self.lexer.peek(), Token::Mark(b'+' | b'-')) {
+            literal::integer_expression(&mut self.lexer)? as i64
+        } else {
+            0
+        };
+        values.push(InitialValue::Address { name, offset, generic, byte });
+        Ok(())
+    }
+
+    fn skip_parentheses(&mut self) -> Result<(), ParseError> {
+        self.lexer.expect_mark(b'(')?;
+        let mut depth = 1;
+        while depth > 0 {
+            match self.lexer.take()? {
+                Token::Mark(b'(') => depth += 1,
+                Token::Mark(b')') => depth -= 1,
+                Token::End => return Err(self.lexer.expected("`)`")),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// From `.entry` or `.func` on.
+    fn function(&mut self, is_kernel: bool, is_extern: bool) -> Result<Function, ParseError> {
+        let ptx_line = self.lexer.line();
+        self.lexer.take()?;
+        if self.lexer.take_directive("attribute")? {
+            self.skip_parentheses()?;
+        }
+        let returns =
+            if self.lexer.peek() == Token::Mark(b'(') { self.parameters()? } else { Vec::new() };
+        let word = self.lexer.expect_word("the name of a function")?;
+        let name = self.name(word);
+        let parameters =
+            if self.lexer.peek() == Token::Mark(b'(') { self.parameters()? } else { Vec::new() };
+        let mut directives = Vec::new();
+        let body = loop {
+            match self.lexer.peek() {
+                Token::Mark(b';') => {
+                    self.lexer.take()?;
+                    break None;
+                }
+                Token::Mark(b'{') => {
+                    self.lexer.take()?;
+                    break Some(self.body()?);
+                }
+                Token::Directive("pragma") => self.skip_past_semicolon()?,
+                Token::Directive(directive) => {
+                    self.lexer.take()?;
+                    let name = self.name(directive);
+                    let mut values = Vec::new();
+                    while let Token::Number(_) = self.lexer.peek() {
+                        values.push(literal::integer_expression(&mut self.lexer)?);
+                        if !self.lexer.take_mark(b',')? {
+                            break;
+                        }
+                    }
+                    directives.push(Directive { name, values });
+                }
+                // A prototype that another declaration follows at once.
+                _ => return Err(self.lexer.expected("`{` or `;`")),
+            }
+        };
+        Ok(Function { name, is_kernel, is_extern, returns, parameters, directives, body, ptx_line })
+    }
+
+    fn parameters(&mut self) -> Result<Vec<Variable>, ParseError> {
+        self.lexer.expect_mark(b'(')?;
+        let mut parameters = Vec::new();
+        if self.lexer.take_mark(b')')? {
+            return Ok(parameters);
+        }
+        loop {
+            let mut variable = self.variable_head(false)?;
+            self.variable_name(&mut variable)?;
+            parameters.push(variable);
+            if self.lexer.take_mark(b')')? {
+                return Ok(parameters);
+            }
+            self.lexer.expect_mark(b',')?;
+        }
+    }
+}
