@@ -1,0 +1,451 @@
+//! Accesses, cut into cells and checked.
+
+use std::ops::Range;
+
+use super::cell::{Record, Visitor};
+use super::check::{Context, Memory, View, remedy};
+use super::knowledge::level;
+use super::operations::{Operation, OperationInfo};
+use super::shadow::{CELL_BYTES, CELL_LANES, GlobalShadow};
+use super::threads::Warp;
+use super::{Cluster, Direction, HazardKind, Place, Scope, Thread, Tracker, Unit, WarpId};
+
+/// Readers that a cell remembers beside the first.
+const SHARED_READS_MAX: usize = 96;
+const GLOBAL_READS_MAX: usize = 8;
+
+/// One conflict without order.
+struct Found {
+    kind: HazardKind,
+    record: Record,
+    written: bool,
+    lanes: u32,
+    place: Place,
+}
+
+struct Checker<'a> {
+    context: Context<'a>,
+    view: View<'a>,
+    /// The new record, if a warp-wide access spread over its lanes must be checked lane by lane.
+    new: Record,
+    place: Place,
+    found: &'a mut Vec<Found>,
+}
+
+impl Visitor for Checker<'_> {
+    fn conflict(&mut self, record: &Record, overlap: u16, written: bool) {
+        let found = if self.view.operation.is_some() || self.view.lanes.is_power_of_two() {
+            let found = self.context.missing(&self.view, record, overlap, written);
+            found.map(|kind| (kind, self.view.lanes))
+        } else if self.is_program_order(record) {
+            None
+        } else {
+            // The warp may know for all lanes, which is the common case; else each lane counts.
+            let all = View { lanes: 0, ..self.view };
+            match self.context.missing(&all, record, overlap, written) {
+                None => None,
+                Some(_) => self.lane_by_lane(record, overlap, written),
+            }
+        };
+        if let Some((kind, lanes)) = found {
+            self.found.push(Found { kind, record: *record, written, lanes, place: self.place });
+        }
+    }
+
+    fn supersedes(&self, record: &Record) -> bool {
+        if self.is_program_order(record) {
+            return true;
+        }
+        // Completion on an mbarrier tells nothing of what came before.
+        let forgetful =
+            matches!(self.view.unit, Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl);
+        if forgetful {
+            return false;
+        }
+        if let (Some(later), Some(earlier)) = (self.view.operation, record.operation()) {
+            let operations = self.context.operations;
+            let (later, earlier) = (&operations[later as usize], &operations[earlier as usize]);
+            let same_stream = later.warp == earlier.warp
+                && later.lanes == earlier.lanes
+                && later.unit == earlier.unit;
+            if same_stream {
+                return true;
+            }
+        }
+        let all = View { lanes: 0, strong: 0, ..self.view };
+        self.context.missing(&all, record, record.bytes, false).is_none()
+    }
+}
+
+impl Checker<'_> {
+    /// Each lane comes back to its own bytes.
+    fn is_program_order(&self, record: &Record) -> bool {
+        self.view.operation.is_none()
+            && record.warp() == Some(self.view.warp.0)
+            && record.same_lanes(&self.new)
+    }
+
+    fn lane_by_lane(
+        &self,
+        record: &Record,
+        overlap: u16,
+        written: bool,
+    ) -> Option<(HazardKind, u32)> {
+        let mut left = self.new.lanes_of(overlap);
+        while left != 0 {
+            let lane = left & left.wrapping_neg();
+            left &= left - 1;
+            let bytes = (0..16)
+                .map(|byte| 1u16 << byte)
+                .filter(|byte| overlap & byte != 0 && self.new.lanes_of(*byte) & lane != 0)
+                .fold(0, |mask, byte| mask | byte);
+            let view = View { lanes: lane, ..self.view };
+            if let Some(kind) = self.context.missing(&view, record, bytes, written) {
+                return Some((kind, lane));
+            }
+        }
+        None
+    }
+}
+
+/// Cuts bytes into cells: index of the cell, place of its part, mask of its bytes.
+fn cells(place: Place, bytes: u32) -> impl Iterator<Item = (u64, Place, u16)> {
+    let (start, to_place): (u64, Box<dyn Fn(u64) -> Place>) = match place {
+        Place::Global(address) => (address, Box::new(Place::Global)),
+        Place::Shared { rank, offset } => {
+            (u64::from(offset), Box::new(move |at| Place::Shared { rank, offset: at as u32 }))
+        }
+        Place::Tensor { .. } => (0, Box::new(move |_| place)),
+    };
+    let end = start + u64::from(bytes);
+    (start / CELL_BYTES..end.div_ceil(CELL_BYTES)).map(move |cell| {
+        let first = start.max(cell * CELL_BYTES);
+        let last = end.min((cell + 1) * CELL_BYTES);
+        let mask = (1u32 << (last - first)) - 1;
+        (cell, to_place(first), (mask << (first - cell * CELL_BYTES)) as u16)
+    })
+}
+
+/// Where cells are.
+struct Memories<'a> {
+    clusters: &'a mut [Cluster],
+    global: &'a mut GlobalShadow,
+    cluster: u32,
+}
+
+impl Memories<'_> {
+    fn touch(&mut self, index: u64, new: Record, direction: Direction, checker: &mut Checker<'_>) {
+        let (cell, reads_max) = match checker.place {
+            Place::Global(_) => (self.global.cell(index), GLOBAL_READS_MAX),
+            Place::Shared { rank, .. } => {
+                let shared = &mut self.clusters[self.cluster as usize].shared;
+                let Some(of_block) = shared.get_mut(rank as usize) else { return };
+                (of_block.cell(index as usize), SHARED_READS_MAX)
+            }
+            Place::Tensor { rank, lane, column } => {
+                let tensor = &mut self.clusters[self.cluster as usize].tensor;
+                let Some(of_block) = tensor.get_mut(rank as usize) else { return };
+                (of_block.cell(lane / CELL_LANES, column), SHARED_READS_MAX)
+            }
+        };
+        match direction {
+            Direction::Read => cell.read(new, reads_max, checker),
+            Direction::Write => cell.write(new, checker),
+        }
+    }
+}
+
+fn memory_of(place: Place) -> Memory {
+    match place {
+        Place::Global(_) => Memory::Global,
+        Place::Shared { .. } => Memory::Shared,
+        Place::Tensor { .. } => Memory::Tensor,
+    }
+}
+
+impl Tracker {
+    /// Loads or stores of some lanes: `bytes` at each lane's place. `strong` is the scope of a
+    /// strong access (`.relaxed`, `.acquire`, `.release`, `.volatile` at [`Scope::System`], atomic
+    /// operations as [`Direction::Write`]). Give neighboring lanes in order; lanes that are not in
+    /// `thread.lanes` are ignored.
+    pub fn access(
+        &mut self,
+        thread: Thread,
+        direction: Direction,
+        strong: Option<Scope>,
+        bytes: u32,
+        places: &[(u32, Place)],
+    ) {
+        let Tracker { warps, clusters, operations, global, rules, .. } = self;
+        let warp = &warps[thread.warp.0 as usize];
+        let mut memories = Memories { clusters, global, cluster: warp.cluster };
+        let context = Context { rules: *rules, warps, operations };
+        let strong = strong.map_or(0, |scope| level(scope) as u8 + 1);
+        let mut found = Vec::new();
+        for (mask, state) in &warp.groups {
+            let lanes = mask & thread.lanes;
+            if lanes == 0 {
+                continue;
+            }
+            let mut flush = |pending: Option<(u64, Place, Record)>| {
+                let Some((cell, place, new)) = pending else { return };
+                let view = View {
+                    warp: thread.warp,
+                    lanes: new.all_lanes(),
+                    tick: warp.tick,
+                    known: &state.known,
+                    own: &state.own,
+                    tensor_pending: &state.tensor_pending,
+                    operation: None,
+                    unit: Unit::Thread,
+                    memory: memory_of(place),
+                    strong,
+                };
+                let mut checker = Checker { context, view, new, place, found: &mut found };
+                memories.touch(cell, new, direction, &mut checker);
+            };
+            let mut pending: Option<(u64, Place, Record)> = None;
+            for (lane, place) in places.iter().filter(|(lane, _)| lanes >> lane & 1 == 1) {
+                for (cell, at, mask) in cells(*place, bytes) {
+                    if let Some((of, first, record)) = &mut pending
+                        && *of == cell
+                        && same_memory(*first, at)
+                        && record.absorb(*lane, mask)
+                    {
+                        continue;
+                    }
+                    flush(pending.take());
+                    let mut record =
+                        Record::of_warp(thread.warp.0, warp.tick, 1 << lane, thread.step, mask);
+                    record.strong = strong;
+                    pending = Some((cell, at, record));
+                }
+            }
+            flush(pending);
+        }
+        self.report_found(found, (thread.warp, thread.step, Unit::Thread), direction);
+    }
+
+    /// An issued operation touches `bytes` from `place` on. For tensor memory see
+    /// [`Self::access_tensor`].
+    pub fn access_operation(
+        &mut self,
+        operation: Operation,
+        direction: Direction,
+        place: Place,
+        bytes: u32,
+    ) {
+        if let Place::Tensor { rank, lane, column } = place {
+            let columns = column..column + bytes.div_ceil(4);
+            return self.access_tensor(operation, direction, rank, lane..lane + 1, columns);
+        }
+        let memory = memory_of(place);
+        self.touch_by_operation(operation, direction, memory, None, cells(place, bytes));
+    }
+
+    /// One lane of a `cp.async`, or another operation of several threads, touches bytes.
+    pub fn access_operation_lane(
+        &mut self,
+        operation: Operation,
+        direction: Direction,
+        lane: u32,
+        place: Place,
+        bytes: u32,
+    ) {
+        let memory = memory_of(place);
+        self.touch_by_operation(operation, direction, memory, Some(lane), cells(place, bytes));
+    }
+
+    /// An issued operation reads the 128 bytes of a tensor map in global memory. Maps in
+    /// parameters or constant memory do not change and need not be told.
+    pub fn access_tensor_map(&mut self, operation: Operation, address: u64) {
+        let cells = cells(Place::Global(address), 128);
+        self.touch_by_operation(operation, Direction::Read, Memory::Map(address), None, cells);
+    }
+
+    /// An issued operation touches a rectangle of tensor memory of block `rank`.
+    pub fn access_tensor(
+        &mut self,
+        operation: Operation,
+        direction: Direction,
+        rank: u32,
+        lanes: Range<u32>,
+        columns: Range<u32>,
+    ) {
+        let cells = tensor_cells(rank, lanes, columns);
+        self.touch_by_operation(operation, direction, Memory::Tensor, None, cells);
+    }
+
+    fn touch_by_operation(
+        &mut self,
+        operation: Operation,
+        direction: Direction,
+        memory: Memory,
+        lane: Option<u32>,
+        cells: impl Iterator<Item = (u64, Place, u16)>,
+    ) {
+        let Tracker { warps, clusters, operations, global, rules, .. } = self;
+        let info = &operations[operation.0 as usize];
+        let Some(snapshot) = &info.view else { return };
+        let strong = if info.strong { 3 } else { 0 };
+        let cluster = warps[info.warp.0 as usize].cluster;
+        let mut memories = Memories { clusters, global, cluster };
+        let lanes = lane.map_or(info.lanes, |lane| 1 << lane);
+        let view = View {
+            warp: info.warp,
+            lanes,
+            tick: snapshot.tick,
+            known: &snapshot.known,
+            own: &snapshot.own,
+            tensor_pending: &snapshot.tensor_pending,
+            operation: Some(operation.0),
+            unit: info.unit,
+            memory,
+            strong,
+        };
+        let mut found = Vec::new();
+        for (cell, place, mask) in cells {
+            let mut new = Record::of_operation(operation.0, lanes, mask);
+            new.strong = strong;
+            let context = Context { rules: *rules, warps, operations };
+            let mut checker = Checker { context, view, new, place, found: &mut found };
+            memories.touch(cell, new, direction, &mut checker);
+        }
+        let (warp, step, unit) = (info.warp, info.step, info.unit);
+        self.report_found(found, (warp, step, unit), direction);
+    }
+
+    /// Records what the previous grid does, without any check.
+    pub(super) fn record_previous_grid(
+        &mut self,
+        operation: u32,
+        addresses: Range<u64>,
+        direction: Direction,
+    ) {
+        struct Nothing;
+        impl Visitor for Nothing {
+            fn conflict(&mut self, _: &Record, _: u16, _: bool) {}
+            fn supersedes(&self, _: &Record) -> bool {
+                false
+            }
+        }
+        let mut start = addresses.start;
+        while start < addresses.end {
+            let bytes = (addresses.end - start).min(1 << 20) as u32;
+            for (cell, _, mask) in cells(Place::Global(start), bytes) {
+                let new = Record::of_operation(operation, u32::MAX, mask);
+                let cell = self.global.cell(cell);
+                match direction {
+                    Direction::Read => cell.read(new, GLOBAL_READS_MAX, &mut Nothing),
+                    Direction::Write => cell.write(new, &mut Nothing),
+                }
+            }
+            start += u64::from(bytes);
+        }
+    }
+
+    /// Checks that nothing uses columns of tensor memory which are given back.
+    pub(super) fn check_tensor_free(
+        &mut self,
+        thread: Thread,
+        rank: u32,
+        lanes: Range<u32>,
+        columns: Range<u32>,
+    ) {
+        let Tracker { warps, clusters, operations, rules, .. } = self;
+        let warp = &warps[thread.warp.0 as usize];
+        let state = warp.state(thread.lanes.trailing_zeros());
+        let Some(tensor) = clusters[warp.cluster as usize].tensor.get_mut(rank as usize) else {
+            return;
+        };
+        let view = View {
+            warp: thread.warp,
+            lanes: thread.lanes,
+            tick: warp.tick,
+            known: &state.known,
+            own: &state.own,
+            tensor_pending: &state.tensor_pending,
+            operation: None,
+            unit: Unit::Thread,
+            memory: Memory::Tensor,
+            strong: 0,
+        };
+        let mut found = Vec::new();
+        for (_, place, mask) in tensor_cells(rank, lanes, columns) {
+            let Place::Tensor { lane, column, .. } = place else { continue };
+            let cell = tensor.cell(lane / CELL_LANES, column);
+            let new = Record::default();
+            let context = Context { rules: *rules, warps, operations };
+            cell.visit(mask, &mut Checker { context, view, new, place, found: &mut found });
+            *cell = Default::default();
+        }
+        for of in &mut found {
+            of.kind = HazardKind::TensorMemoryFreedInUse;
+        }
+        self.report_found(found, (thread.warp, thread.step, Unit::Thread), Direction::Write);
+    }
+
+    fn report_found(
+        &mut self,
+        found: Vec<Found>,
+        (warp, step, unit): (WarpId, u32, Unit),
+        direction: Direction,
+    ) {
+        for Found { kind, record, written, lanes, place } in found {
+            let earlier = self.record_actor(&record);
+            let unit_before = earlier.3;
+            self.report_pair(
+                kind,
+                (earlier, written),
+                ((warp, lanes, step, unit), direction == Direction::Write),
+                place,
+                || remedy(kind, unit_before),
+            );
+        }
+    }
+
+    fn record_actor(&self, record: &Record) -> (WarpId, u32, u32, Unit) {
+        match record.operation() {
+            Some(operation) => {
+                let info: &OperationInfo = &self.operations[operation as usize];
+                (info.warp, info.lanes, info.step, info.unit)
+            }
+            None => {
+                let warp = WarpId(record.warp().unwrap_or(0));
+                (warp, record.all_lanes(), record.step, Unit::Thread)
+            }
+        }
+    }
+}
+
+/// Cells of a rectangle of tensor memory; a bit of a mask is two lanes.
+fn tensor_cells(
+    rank: u32,
+    lanes: Range<u32>,
+    columns: Range<u32>,
+) -> impl Iterator<Item = (u64, Place, u16)> {
+    let groups = lanes.start / CELL_LANES..lanes.end.div_ceil(CELL_LANES);
+    groups.flat_map(move |group| {
+        let first = lanes.start.max(group * CELL_LANES);
+        let last = lanes.end.min((group + 1) * CELL_LANES);
+        let (low, high) = (first % CELL_LANES / 2, (last - group * CELL_LANES).div_ceil(2));
+        let mask = ((1u32 << high) - (1u32 << low)) as u16;
+        columns.clone().map(move |column| (0, Place::Tensor { rank, lane: first, column }, mask))
+    })
+}
+
+fn same_memory(a: Place, b: Place) -> bool {
+    match (a, b) {
+        (Place::Global(_), Place::Global(_)) => true,
+        (Place::Shared { rank: a, .. }, Place::Shared { rank: b, .. }) => a == b,
+        _ => false,
+    }
+}
+
+impl Warp {
+    /// For tests: how many groups of lanes know different things.
+    #[cfg(test)]
+    pub(super) fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+}

@@ -1,0 +1,284 @@
+//! The shadow of 16 bytes of memory, or of one column of 32 lanes of tensor memory.
+
+/// Set in [`Record::who`] if an asynchronous operation did it; else a warp did.
+const OPERATION: u32 = 1 << 31;
+
+/// Who touched some bytes of a cell, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Record {
+    who: u32,
+    /// Number of the warp's clock; unused for operations, which have their own table.
+    pub(super) tick: u32,
+    /// Lanes that touched all the bytes; or, spread, the lane of byte 0.
+    lanes: u32,
+    pub(super) step: u32,
+    /// One bit per byte of the cell, or per two lanes of tensor memory; 0 is no record.
+    pub(super) bytes: u16,
+    /// Bytes to a lane as a power of two, if spread; else [`NOT_SPREAD`].
+    spread: u8,
+    /// 1 + the scope of a strong access, as a number; 0 is a weak one.
+    pub(super) strong: u8,
+}
+
+const NOT_SPREAD: u8 = 0xff;
+
+impl Record {
+    pub(super) fn of_warp(warp: u32, tick: u32, lanes: u32, step: u32, bytes: u16) -> Record {
+        Record { who: warp, tick, lanes, step, bytes, spread: NOT_SPREAD, strong: 0 }
+    }
+
+    pub(super) fn of_operation(operation: u32, lanes: u32, bytes: u16) -> Record {
+        let who = operation | OPERATION;
+        Record { who, tick: 0, lanes, step: 0, bytes, spread: NOT_SPREAD, strong: 0 }
+    }
+
+    pub(super) fn operation(&self) -> Option<u32> {
+        (self.who & OPERATION != 0).then_some(self.who & !OPERATION)
+    }
+
+    /// The warp, if no operation did it.
+    pub(super) fn warp(&self) -> Option<u32> {
+        (self.who & OPERATION == 0).then_some(self.who)
+    }
+
+    /// Lanes that touched any of `bytes`.
+    pub(super) fn lanes_of(&self, bytes: u16) -> u32 {
+        if self.spread == NOT_SPREAD {
+            return self.lanes;
+        }
+        let mut mask = 0;
+        let mut left = bytes & self.bytes;
+        while left != 0 {
+            let byte = left.trailing_zeros();
+            mask |= 1 << (self.lanes.wrapping_add(byte >> self.spread) & 31);
+            left &= left - 1;
+        }
+        mask
+    }
+
+    pub(super) fn all_lanes(&self) -> u32 {
+        self.lanes_of(self.bytes)
+    }
+
+    /// Takes in what one more lane of the same instruction did to the same cell, if a record can
+    /// hold both.
+    pub(super) fn absorb(&mut self, lane: u32, bytes: u16) -> bool {
+        if self.spread == NOT_SPREAD && self.bytes == bytes {
+            self.lanes |= 1 << lane;
+            return true;
+        }
+        if self.bytes & bytes != 0 {
+            return false;
+        }
+        let (size, first) = (bytes.count_ones(), bytes.trailing_zeros());
+        let regular = |mask: u16| {
+            let first = mask.trailing_zeros();
+            size.is_power_of_two()
+                && first.is_multiple_of(size)
+                && u32::from(mask) == ((1 << size) - 1) << first
+        };
+        let shift = size.trailing_zeros();
+        let base = lane.wrapping_sub(first >> shift);
+        if self.spread == NOT_SPREAD {
+            // The first lane: its bytes must lie on the same line.
+            let mine = self.lanes.trailing_zeros();
+            let fits = self.lanes.is_power_of_two()
+                && self.bytes.count_ones() == size
+                && regular(self.bytes)
+                && regular(bytes)
+                && mine.wrapping_sub(self.bytes.trailing_zeros() >> shift) == base;
+            if !fits {
+                return false;
+            }
+            (self.spread, self.lanes) = (shift as u8, base);
+        } else if u32::from(self.spread) != shift || self.lanes != base || !regular(bytes) {
+            return false;
+        }
+        self.bytes |= bytes;
+        true
+    }
+
+    /// Whether two records of one warp give each byte to the same single lane.
+    pub(super) fn same_lanes(&self, other: &Record) -> bool {
+        let single = self.spread != NOT_SPREAD || self.lanes.is_power_of_two();
+        single && self.spread == other.spread && self.lanes == other.lanes
+    }
+
+    fn same_event(&self, other: &Record) -> bool {
+        self.who == other.who
+            && self.tick == other.tick
+            && self.lanes == other.lanes
+            && self.spread == other.spread
+            && self.strong == other.strong
+    }
+}
+
+/// Records of one cell: the last writers and the readers since.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cell {
+    write: Record,
+    read: Record,
+    more: Option<Box<More>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct More {
+    writes: Vec<Record>,
+    reads: Vec<Record>,
+}
+
+/// What a cell asks its visitor.
+pub(super) trait Visitor {
+    /// `record` touched `overlap` before; `write` tells how.
+    fn conflict(&mut self, record: &Record, overlap: u16, write: bool);
+
+    /// Whether whoever is ordered after the new access is ordered after `record` too.
+    fn supersedes(&self, record: &Record) -> bool;
+}
+
+impl Cell {
+    /// Records a read, after the visitor has seen the writes that it meets.
+    pub(super) fn read(&mut self, new: Record, reads_max: usize, visitor: &mut impl Visitor) {
+        if self.read.same_event(&new) && new.bytes & !self.read.bytes == 0 {
+            return;
+        }
+        self.visit_writes(new.bytes, visitor);
+        if self.read.bytes == 0 {
+            self.read = new;
+            return;
+        }
+        if self.read.bytes & new.bytes != 0 && visitor.supersedes(&self.read) {
+            self.read.bytes &= !new.bytes;
+        }
+        if let Some(more) = &mut self.more {
+            for record in &mut more.reads {
+                if record.bytes & new.bytes != 0 && visitor.supersedes(record) {
+                    record.bytes &= !new.bytes;
+                }
+            }
+            more.reads.retain(|record| record.bytes != 0);
+        }
+        if self.read.bytes == 0 {
+            self.read = new;
+            return;
+        }
+        if self.read.same_event(&new) {
+            self.read.bytes |= new.bytes;
+            return;
+        }
+        let more = self.more.get_or_insert_with(Box::default);
+        // Past the limit the first readers stay: what orders them mostly orders all.
+        let room = more.reads.len() < reads_max;
+        match more.reads.iter_mut().find(|record| record.same_event(&new)) {
+            Some(record) => record.bytes |= new.bytes,
+            None if room => more.reads.push(new),
+            None => {}
+        }
+    }
+
+    /// Records a write, after the visitor has seen all that it meets. A strong write does not
+    /// take the place of other strong ones, which it is not ordered after.
+    pub(super) fn write(&mut self, new: Record, visitor: &mut impl Visitor) {
+        let bytes = new.bytes;
+        if self.more.is_none()
+            && self.write.same_event(&new)
+            && bytes & !self.write.bytes == 0
+            && self.read.bytes & bytes == 0
+        {
+            return;
+        }
+        self.visit_writes(bytes, visitor);
+        if self.read.bytes & bytes != 0 {
+            visitor.conflict(&self.read, self.read.bytes & bytes, false);
+            self.read.bytes &= !bytes;
+        }
+        if let Some(more) = &mut self.more {
+            for record in &mut more.reads {
+                if record.bytes & bytes != 0 {
+                    visitor.conflict(record, record.bytes & bytes, false);
+                    record.bytes &= !bytes;
+                }
+            }
+            more.reads.retain(|record| record.bytes != 0);
+        }
+        let replaced = |record: &Record, visitor: &dyn Fn(&Record) -> bool| {
+            new.strong == 0 || record.strong == 0 || visitor(record)
+        };
+        let supersedes = |record: &Record| visitor.supersedes(record);
+        if replaced(&self.write, &supersedes) {
+            self.write.bytes &= !bytes;
+        }
+        if let Some(more) = &mut self.more {
+            for record in &mut more.writes {
+                if replaced(record, &supersedes) {
+                    record.bytes &= !bytes;
+                }
+            }
+            more.writes.retain(|record| record.bytes != 0);
+        }
+        if self.write.bytes == 0 {
+            self.write = new;
+        } else if self.write.same_event(&new) {
+            self.write.bytes |= bytes;
+        } else {
+            let more = self.more.get_or_insert_with(Box::default);
+            let room = new.strong == 0 || more.writes.len() < STRONG_WRITES_MAX;
+            match more.writes.iter_mut().find(|record| record.same_event(&new)) {
+                Some(record) => record.bytes |= bytes,
+                None if room => more.writes.push(new),
+                None => {}
+            }
+        }
+        if self.more.as_ref().is_some_and(|more| more.reads.is_empty() && more.writes.is_empty()) {
+            self.more = None;
+        }
+    }
+
+    /// Shows the visitor all that a use of `bytes` would meet, and records nothing.
+    pub(super) fn visit(&self, bytes: u16, visitor: &mut impl Visitor) {
+        self.visit_writes(bytes, visitor);
+        let reads = self.more.iter().flat_map(|more| &more.reads);
+        for record in std::iter::once(&self.read).chain(reads) {
+            if record.bytes & bytes != 0 {
+                visitor.conflict(record, record.bytes & bytes, false);
+            }
+        }
+    }
+
+    /// Shows the visitor the writes of `bytes`.
+    pub(super) fn visit_writes(&self, bytes: u16, visitor: &mut impl Visitor) {
+        if self.write.bytes & bytes != 0 {
+            visitor.conflict(&self.write, self.write.bytes & bytes, true);
+        }
+        if let Some(more) = &self.more {
+            for record in &more.writes {
+                if record.bytes & bytes != 0 {
+                    visitor.conflict(record, record.bytes & bytes, true);
+                }
+            }
+        }
+    }
+}
+
+/// Further writes of a cell past which strong ones are not remembered: of many atomic operations
+/// on one place, none ordered after another, the first tell enough. Weak ones have disjoint bytes.
+const STRONG_WRITES_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighboring_lanes_are_one_record() {
+        let mut record = Record::of_warp(0, 1, 1 << 4, 0, 0x000f);
+        assert!(record.absorb(5, 0x00f0) && record.absorb(6, 0x0f00));
+        assert_eq!(record.lanes_of(0x0010), 1 << 5);
+        assert_eq!(record.lanes_of(0x0f01), 1 << 4 | 1 << 6);
+        assert!(!record.absorb(9, 0xf000));
+        let mut same = Record::of_warp(0, 1, 1, 0, 0xffff);
+        assert!(same.absorb(1, 0xffff) && same.absorb(2, 0xffff));
+        assert_eq!(same.lanes_of(1), 7);
+        let mut odd = Record::of_warp(0, 1, 1, 0, 0x00ff);
+        assert!(!odd.absorb(1, 0x0f00));
+    }
+}

@@ -1,0 +1,294 @@
+//! Vector clocks: what is known to have happened.
+//!
+//! A clock holds one number for each *agent* (the loads and stores of a warp, its copies, its
+//! tensor-core operations, the phases of an mbarrier; see [`Kind`]). An event of an agent has a
+//! number too, and it is known if the clock's number is not smaller. Agents of one cluster lie
+//! together in a page, and pages are shared between clocks until one of them changes, so that
+//! copying a clock costs two reference counts.
+//!
+//! Some events are of a few lanes of a warp only, so a page has, beside one number per agent that
+//! holds for all lanes, a short list of numbers for lane masks.
+
+use std::sync::Arc;
+
+/// All lanes of a warp.
+pub(super) const ALL_LANES: u32 = u32::MAX;
+
+/// What an agent of a warp numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// Loads and stores; numbers are ticks of the warp's clock.
+    Generic,
+    /// Completion of `cp.async`.
+    CopyAsync,
+    /// Reads of bulk copies of bulk groups.
+    BulkRead,
+    /// Writes of bulk copies of bulk groups.
+    BulkWrite,
+    /// Completion of `tcgen05.mma`, `cp`, `shift`.
+    Tensor,
+    /// Their issue, after which the same unit works in order.
+    TensorIssue,
+    /// Completion of `tcgen05.ld`.
+    TensorLoad,
+    /// Completion of `tcgen05.st`.
+    TensorStore,
+    /// Completion of `wgmma`.
+    WarpGroup,
+    /// `mbarrier.init`.
+    BarrierInit,
+}
+
+pub(super) const KINDS: usize = 10;
+
+pub(super) const ALL_KINDS: [Kind; KINDS] = [
+    Kind::Generic,
+    Kind::CopyAsync,
+    Kind::BulkRead,
+    Kind::BulkWrite,
+    Kind::Tensor,
+    Kind::TensorIssue,
+    Kind::TensorLoad,
+    Kind::TensorStore,
+    Kind::WarpGroup,
+    Kind::BarrierInit,
+];
+
+/// Bits of an agent's number within its cluster.
+const LOCAL_BITS: u32 = 14;
+
+/// An agent of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Agent(pub u32);
+
+impl Agent {
+    pub(super) fn new(cluster: u32, local: u32) -> Agent {
+        debug_assert!(local < 1 << LOCAL_BITS);
+        Agent(cluster << LOCAL_BITS | local)
+    }
+
+    pub(super) fn cluster(self) -> u32 {
+        self.0 >> LOCAL_BITS
+    }
+
+    fn local(self) -> usize {
+        (self.0 & ((1 << LOCAL_BITS) - 1)) as usize
+    }
+}
+
+/// A number that holds for some lanes only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Partial {
+    local: u32,
+    lanes: u32,
+    value: u32,
+}
+
+/// Numbers of one cluster's agents.
+#[derive(Clone, Debug, Default)]
+struct Page {
+    values: Vec<u32>,
+    partial: Vec<Partial>,
+}
+
+impl Page {
+    #[inline]
+    fn uniform(&self, local: usize) -> u32 {
+        self.values.get(local).copied().unwrap_or(0)
+    }
+
+    fn knows(&self, local: usize, lanes: u32, value: u32) -> bool {
+        if self.uniform(local) >= value {
+            return true;
+        }
+        let covered = (self.partial.iter())
+            .filter(|entry| entry.local as usize == local && entry.value >= value)
+            .fold(0, |mask, entry| mask | entry.lanes);
+        lanes & !covered == 0
+    }
+
+    fn raise(&mut self, local: usize, lanes: u32, value: u32) {
+        if self.uniform(local) >= value {
+            return;
+        }
+        if lanes != ALL_LANES {
+            self.raise_partial(local, lanes, value);
+            return;
+        }
+        if self.values.len() <= local {
+            self.values.resize(local + 1, 0);
+        }
+        self.values[local] = value;
+        self.partial.retain(|entry| entry.local as usize != local || entry.value > value);
+    }
+
+    fn raise_partial(&mut self, local: usize, lanes: u32, value: u32) {
+        let mut added = Partial { local: local as u32, lanes, value };
+        self.partial.retain_mut(|entry| {
+            if entry.local != added.local {
+                return true;
+            }
+            if entry.value <= value {
+                entry.lanes &= !lanes;
+            } else {
+                added.lanes &= !entry.lanes;
+            }
+            if entry.value == value {
+                added.lanes |= entry.lanes;
+                return false;
+            }
+            entry.lanes != 0
+        });
+        if added.lanes == 0 {
+            return;
+        }
+        self.partial.push(added);
+        // Masks of one agent are disjoint here, so together they may cover the warp.
+        let of_agent = || self.partial.iter().filter(|entry| entry.local as usize == local);
+        if of_agent().fold(0, |mask, entry| mask | entry.lanes) == ALL_LANES {
+            let least = of_agent().map(|entry| entry.value).min().unwrap_or(0);
+            self.raise(local, ALL_LANES, least);
+        }
+    }
+
+    fn within(&self, other: &Page) -> bool {
+        let common = self.values.len().min(other.values.len());
+        let values = self.values[..common].iter().zip(&other.values[..common]).all(|(a, b)| a <= b)
+            && self.values[common..].iter().all(|value| *value == 0);
+        values
+            && (self.partial.iter())
+                .all(|entry| other.knows(entry.local as usize, entry.lanes, entry.value))
+    }
+
+    fn join(&mut self, other: &Page) {
+        if self.values.len() < other.values.len() {
+            self.values.resize(other.values.len(), 0);
+        }
+        for (value, known) in self.values.iter_mut().zip(&other.values) {
+            *value = (*value).max(*known);
+        }
+        if !self.partial.is_empty() {
+            let values = &self.values;
+            self.partial.retain(|entry| {
+                values.get(entry.local as usize).is_none_or(|value| *value < entry.value)
+            });
+        }
+        for entry in &other.partial {
+            self.raise(entry.local as usize, entry.lanes, entry.value);
+        }
+    }
+}
+
+/// What is known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clock {
+    first: Option<(u32, Arc<Page>)>,
+    /// Other clusters, in order.
+    rest: Option<Arc<Vec<(u32, Arc<Page>)>>>,
+}
+
+impl Clock {
+    /// Whether the events of `agent` up to `value`, of these lanes, are known.
+    #[inline]
+    pub(super) fn knows(&self, agent: Agent, lanes: u32, value: u32) -> bool {
+        self.page(agent.cluster()).is_some_and(|page| page.knows(agent.local(), lanes, value))
+    }
+
+    /// Makes the events of `agent` up to `value`, of these lanes, known.
+    pub(super) fn raise(&mut self, agent: Agent, lanes: u32, value: u32) {
+        if value == 0 || self.knows(agent, lanes, value) {
+            return;
+        }
+        Arc::make_mut(self.page_mut(agent.cluster())).raise(agent.local(), lanes, value);
+    }
+
+    /// Makes known what `other` knows.
+    pub(super) fn join(&mut self, other: &Clock) {
+        for (cluster, page) in other.pages() {
+            let mine = self.page_mut(*cluster);
+            if Arc::ptr_eq(mine, page) || page.within(mine) {
+                continue;
+            }
+            if mine.within(page) {
+                *mine = page.clone();
+            } else {
+                Arc::make_mut(mine).join(page);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    fn pages(&self) -> impl Iterator<Item = &(u32, Arc<Page>)> {
+        self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter()))
+    }
+
+    #[inline]
+    fn page(&self, cluster: u32) -> Option<&Page> {
+        match &self.first {
+            Some((first, page)) if *first == cluster => Some(page),
+            _ => {
+                let rest = self.rest.as_ref()?;
+                let at = rest.binary_search_by_key(&cluster, |entry| entry.0).ok()?;
+                Some(&rest[at].1)
+            }
+        }
+    }
+
+    fn page_mut(&mut self, cluster: u32) -> &mut Arc<Page> {
+        let first = self.first.get_or_insert_with(|| (cluster, Arc::default()));
+        if first.0 == cluster {
+            return &mut first.1;
+        }
+        let rest = Arc::make_mut(self.rest.get_or_insert_with(Arc::default));
+        let at = match rest.binary_search_by_key(&cluster, |entry| entry.0) {
+            Ok(at) => at,
+            Err(at) => {
+                rest.insert(at, (cluster, Arc::default()));
+                at
+            }
+        };
+        &mut rest[at].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_together_are_the_warp_are_all_lanes() {
+        let agent = Agent::new(0, 3);
+        let mut clock = Clock::default();
+        clock.raise(agent, 1, 5);
+        assert!(clock.knows(agent, 1, 5));
+        assert!(!clock.knows(agent, 3, 5));
+        clock.raise(agent, ALL_LANES & !1, 4);
+        assert!(clock.knows(agent, ALL_LANES, 4));
+        assert!(clock.knows(agent, 1, 5));
+        assert!(!clock.knows(agent, 2, 5));
+        clock.raise(agent, ALL_LANES, 6);
+        assert!(clock.knows(agent, ALL_LANES, 6));
+    }
+
+    #[test]
+    fn joining_keeps_the_greater_number_of_each_agent() {
+        let (a, b, far) = (Agent::new(0, 0), Agent::new(0, 70), Agent::new(9, 2));
+        let mut left = Clock::default();
+        left.raise(a, ALL_LANES, 3);
+        left.raise(b, 0xff, 2);
+        let mut right = Clock::default();
+        right.raise(far, ALL_LANES, 1);
+        right.raise(a, ALL_LANES, 2);
+        right.raise(b, 0x1, 7);
+        left.join(&right);
+        assert!(left.knows(a, ALL_LANES, 3) && left.knows(far, ALL_LANES, 1));
+        assert!(left.knows(b, 0xff, 2) && left.knows(b, 1, 7) && !left.knows(b, 3, 7));
+        assert!(!right.knows(a, ALL_LANES, 3));
+        right.join(&left);
+        assert!(right.knows(a, ALL_LANES, 3) && right.knows(b, 1, 7));
+    }
+}

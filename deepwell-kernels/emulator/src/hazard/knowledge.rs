@@ -1,0 +1,320 @@
+//! What a thread knows, and what synchronization hands on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Scope;
+use super::clock::{ALL_KINDS, Agent, Clock, KINDS, Kind};
+
+/// What is known, in the parts that different fences make. Handed from thread to thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bundle {
+    /// What happened before, for the generic proxy and for threads.
+    pub(super) generic: Clock,
+    /// What happened before `fence.proxy.async` for shared memory.
+    pub(super) async_shared: Clock,
+    /// The same for global memory.
+    pub(super) async_global: Clock,
+    /// What happened before a release of tensor maps.
+    pub(super) maps_released: Clock,
+    /// What of that has been acquired, by the address of the map.
+    pub(super) maps_acquired: Option<Arc<BTreeMap<u64, Clock>>>,
+    /// What tcgen05 operations that follow are ordered after. In a bundle that is handed on: what
+    /// came before `tcgen05.fence::before_thread_sync`.
+    pub(super) tensor: Clock,
+}
+
+impl Bundle {
+    /// All but the tensor part.
+    pub(super) fn join_memory(&mut self, other: &Bundle) {
+        self.generic.join(&other.generic);
+        self.async_shared.join(&other.async_shared);
+        self.async_global.join(&other.async_global);
+        self.maps_released.join(&other.maps_released);
+        self.join_maps(&other.maps_acquired);
+    }
+
+    pub(super) fn join(&mut self, other: &Bundle) {
+        self.join_memory(other);
+        self.tensor.join(&other.tensor);
+    }
+
+    fn join_maps(&mut self, other: &Option<Arc<BTreeMap<u64, Clock>>>) {
+        let Some(other) = other else { return };
+        match &mut self.maps_acquired {
+            None => self.maps_acquired = Some(other.clone()),
+            Some(mine) if Arc::ptr_eq(mine, other) => {}
+            Some(mine) => {
+                let mine = Arc::make_mut(mine);
+                for (address, clock) in other.iter() {
+                    mine.entry(*address).or_default().join(clock);
+                }
+            }
+        }
+    }
+
+    /// `fence.proxy.tensormap::generic.acquire [address]`.
+    pub(super) fn acquire_map(&mut self, address: u64) {
+        let maps = Arc::make_mut(self.maps_acquired.get_or_insert_with(Arc::default));
+        maps.entry(address).or_default().join(&self.maps_released);
+    }
+}
+
+/// What each of some lanes knows of itself. It becomes part of a clock when it is handed on, with
+/// the mask of the lanes that do so: lanes do not know of each other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Own {
+    /// Own operations that are complete; ticks of loads and stores are known by program order.
+    pub(super) done: [u32; KINDS],
+    /// What of it `fence.proxy.async` came after, for shared memory.
+    pub(super) shared: [u32; KINDS],
+    /// The same for global memory.
+    pub(super) global: [u32; KINDS],
+    /// Ticks before the last release of tensor maps.
+    pub(super) maps: u32,
+    /// `mbarrier.init`s before the last `fence.mbarrier_init`.
+    pub(super) inits_fenced: u32,
+}
+
+impl Own {
+    /// What holds for two sets of lanes.
+    fn common(&self, other: &Own) -> Own {
+        let least = |a: &[u32; KINDS], b: &[u32; KINDS]| {
+            let mut least = *a;
+            least.iter_mut().zip(b).for_each(|(a, b)| *a = (*a).min(*b));
+            least
+        };
+        Own {
+            done: least(&self.done, &other.done),
+            shared: least(&self.shared, &other.shared),
+            global: least(&self.global, &other.global),
+            maps: self.maps.min(other.maps),
+            inits_fenced: self.inits_fenced.min(other.inits_fenced),
+        }
+    }
+}
+
+/// What a fence with release made ready for relaxed accesses to hand on.
+#[derive(Clone, Debug)]
+pub(super) struct Released {
+    known: Bundle,
+    own: Own,
+    tick: u32,
+}
+
+/// State of lanes that know the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct State {
+    pub(super) known: Bundle,
+    pub(super) own: Own,
+    /// What synchronization brought for tcgen05, not yet behind `fence::after_thread_sync`.
+    pub(super) tensor_pending: Clock,
+    /// What came before `fence::before_thread_sync`.
+    pub(super) tensor_before: Clock,
+    /// By the scope of the fence: block, cluster, device.
+    released: [Option<Arc<Released>>; 3],
+    /// What relaxed reads brought and no fence has acquired, by where it came from: the same
+    /// block, the same cluster, elsewhere.
+    acquired: [Option<Arc<Bundle>>; 3],
+}
+
+/// A scope as an index.
+pub(super) fn level(scope: Scope) -> usize {
+    match scope {
+        Scope::Block => 0,
+        Scope::Cluster => 1,
+        Scope::Device | Scope::System => 2,
+    }
+}
+
+/// Lanes of a warp that hand something on, or get it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Party {
+    /// The first agent of the warp.
+    pub(super) agents: Agent,
+    pub(super) lanes: u32,
+    pub(super) tick: u32,
+}
+
+impl Party {
+    fn agent(self, kind: Kind) -> Agent {
+        Agent(self.agents.0 + kind as u32)
+    }
+
+    /// Adds to a bundle what these lanes know of themselves.
+    fn fold(self, own: &Own, bundle: &mut Bundle) {
+        bundle.generic.raise(self.agent(Kind::Generic), self.lanes, self.tick);
+        for kind in ALL_KINDS {
+            let (agent, at) = (self.agent(kind), kind as usize);
+            bundle.generic.raise(agent, self.lanes, own.done[at]);
+            bundle.async_shared.raise(agent, self.lanes, own.shared[at]);
+            bundle.async_global.raise(agent, self.lanes, own.global[at]);
+        }
+        bundle.maps_released.raise(self.agent(Kind::Generic), self.lanes, own.maps);
+    }
+}
+
+impl State {
+    /// A release: all that is known goes into `bundle`.
+    pub(super) fn release(&self, party: Party, bundle: &mut Bundle) {
+        bundle.join_memory(&self.known);
+        party.fold(&self.own, bundle);
+        self.release_tensor(bundle);
+    }
+
+    /// An operation that orders execution only: what tcgen05 fences and `fence.mbarrier_init`
+    /// made ready, and what an earlier fence of at least this scope released.
+    pub(super) fn release_relaxed(&self, party: Party, scope: Scope, bundle: &mut Bundle) {
+        for released in self.released[..=level(scope)].iter().flatten() {
+            bundle.join_memory(&released.known);
+            Party { tick: released.tick, ..party }.fold(&released.own, bundle);
+        }
+        let (agent, fenced) = (party.agent(Kind::BarrierInit), self.own.inits_fenced);
+        bundle.generic.raise(agent, party.lanes, fenced);
+        bundle.async_shared.raise(agent, party.lanes, fenced);
+        self.release_tensor(bundle);
+    }
+
+    /// Like [`Self::release_relaxed`], one level of fences at a time, with the scope that results.
+    pub(super) fn released_levels(&self, scope: Scope) -> Vec<(usize, Arc<Released>)> {
+        let limit = level(scope);
+        (self.released.iter().enumerate())
+            .filter_map(|(of, released)| Some((of.min(limit), released.clone()?)))
+            .collect()
+    }
+
+    pub(super) fn has_tensor_to_release(&self) -> bool {
+        !self.tensor_before.is_empty() || !self.tensor_pending.is_empty()
+    }
+
+    pub(super) fn release_tensor(&self, bundle: &mut Bundle) {
+        bundle.tensor.join(&self.tensor_before);
+        bundle.tensor.join(&self.tensor_pending);
+    }
+
+    pub(super) fn acquire(&mut self, bundle: &Bundle) {
+        self.known.join_memory(bundle);
+        self.tensor_pending.join(&bundle.tensor);
+    }
+
+    /// A relaxed read: a fence may acquire it later.
+    pub(super) fn acquire_relaxed(&mut self, bundle: &Bundle, distance: usize) {
+        let waiting = self.acquired[distance].get_or_insert_with(Arc::default);
+        Arc::make_mut(waiting).join_memory(bundle);
+        self.tensor_pending.join(&bundle.tensor);
+    }
+
+    /// `fence` of a scope.
+    pub(super) fn fence(&mut self, acquire: bool, release: bool, scope: Scope, tick: u32) {
+        let level = level(scope);
+        if acquire {
+            for at in 0..=level {
+                if let Some(waiting) = self.acquired[at].take() {
+                    self.known.join_memory(&waiting);
+                }
+            }
+        }
+        if release {
+            let known = Bundle { tensor: Clock::default(), ..self.known.clone() };
+            self.released[level] = Some(Arc::new(Released { known, own: self.own, tick }));
+        }
+    }
+
+    /// `fence.proxy.async`.
+    pub(super) fn fence_proxy_async(&mut self, shared: bool, global: bool, tick: u32) {
+        let mut own = self.own.done;
+        own[Kind::Generic as usize] = tick;
+        if shared {
+            self.known.async_shared.join(&self.known.generic);
+            self.own.shared = own;
+        }
+        if global {
+            self.known.async_global.join(&self.known.generic);
+            self.own.global = own;
+        }
+    }
+
+    /// What lanes know that have just met, the bundle holding what each of them released.
+    pub(super) fn merge(&mut self, other: &State) {
+        self.own = self.own.common(&other.own);
+        self.known.tensor.join(&other.known.tensor);
+        self.tensor_before.join(&other.tensor_before);
+        for (mine, theirs) in self.released.iter_mut().zip(&other.released) {
+            // A fence of some lanes only is not one of all.
+            if mine.is_some() && theirs.is_none() {
+                *mine = None;
+            } else if let (Some(mine), Some(theirs)) = (mine, theirs)
+                && !Arc::ptr_eq(mine, theirs)
+            {
+                let both = Arc::make_mut(mine);
+                both.known.join_memory(&theirs.known);
+                both.own = both.own.common(&theirs.own);
+                both.tick = both.tick.min(theirs.tick);
+            }
+        }
+        for (mine, theirs) in self.acquired.iter_mut().zip(&other.acquired) {
+            match (&mut *mine, theirs) {
+                (_, None) => {}
+                (None, Some(theirs)) => *mine = Some(theirs.clone()),
+                (Some(mine), Some(theirs)) => Arc::make_mut(mine).join_memory(theirs),
+            }
+        }
+    }
+}
+
+/// A location of strong accesses, with what was released there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Exchange {
+    entries: Vec<Published>,
+}
+
+#[derive(Clone, Debug)]
+struct Published {
+    level: usize,
+    cluster: u32,
+    rank: u32,
+    bundle: Bundle,
+}
+
+impl Exchange {
+    /// A plain store ends what came before.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    /// Hands on, with a fence's level.
+    pub(super) fn publish_fenced(
+        &mut self,
+        level: usize,
+        (cluster, rank): (u32, u32),
+        party: Party,
+        released: &Released,
+    ) {
+        let bundle = self.bundle(level, cluster, rank);
+        bundle.join_memory(&released.known);
+        Party { tick: released.tick, ..party }.fold(&released.own, bundle);
+    }
+
+    pub(super) fn bundle(&mut self, level: usize, cluster: u32, rank: u32) -> &mut Bundle {
+        let same =
+            |entry: &Published| (entry.level, entry.cluster, entry.rank) == (level, cluster, rank);
+        let at = self.entries.iter().position(same).unwrap_or_else(|| {
+            self.entries.push(Published { level, cluster, rank, bundle: Bundle::default() });
+            self.entries.len() - 1
+        });
+        &mut self.entries[at].bundle
+    }
+
+    /// What a reader of a place and scope gets, with the distance that it came.
+    pub(super) fn visible(
+        &self,
+        reads: usize,
+        (cluster, rank): (u32, u32),
+    ) -> impl Iterator<Item = (usize, &Bundle)> {
+        self.entries.iter().filter_map(move |entry| {
+            let distance =
+                if entry.cluster != cluster { 2 } else { usize::from(entry.rank != rank) };
+            (entry.level >= distance && reads >= distance).then_some((distance, &entry.bundle))
+        })
+    }
+}

@@ -1,0 +1,379 @@
+//! Asynchronous operations: issue, groups, completion.
+
+use std::sync::Arc;
+
+use super::clock::{ALL_LANES, Agent, Kind};
+use super::knowledge::{Bundle, Own, State};
+use super::threads::Warp;
+use super::{Arrival, Direction, HazardKind, Place, Thread, Tracker, Unit, WarpId};
+use crate::hazard::clock::Clock;
+
+/// The agent of what the previous grid did.
+pub(super) const PREVIOUS_GRID: Agent = Agent(u32::MAX);
+
+/// An operation that was issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operation(pub(super) u32);
+
+/// Kinds of groups that threads commit and wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// `cp.async`.
+    CopyAsync,
+    /// `cp.async.bulk` with `.bulk_group`.
+    Bulk,
+    /// `wgmma`.
+    WarpGroup,
+}
+
+/// What a thread knew when it issued an operation.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) known: Bundle,
+    pub(super) own: Own,
+    pub(super) tensor_pending: Clock,
+    pub(super) tick: u32,
+}
+
+impl Snapshot {
+    fn new(state: &State, tick: u32) -> Snapshot {
+        Snapshot {
+            known: state.known.clone(),
+            own: state.own,
+            tensor_pending: state.tensor_pending.clone(),
+            tick,
+        }
+    }
+}
+
+/// One issued operation.
+#[derive(Clone, Debug)]
+pub(super) struct OperationInfo {
+    pub(super) warp: WarpId,
+    pub(super) lanes: u32,
+    pub(super) step: u32,
+    pub(super) unit: Unit,
+    /// Place in the stream of its kind; or 1 + the mbarrier phase that it completed in, 0 while
+    /// it has not.
+    pub(super) value: u32,
+    /// Whose numbers [`Self::value`] is of, for those that complete on an mbarrier or as a warp
+    /// group.
+    pub(super) agent: Agent,
+    /// Reductions: strong at device scope.
+    pub(super) strong: bool,
+    /// Gone once the operation has run.
+    pub(super) view: Option<Arc<Snapshot>>,
+}
+
+/// Operations that completed up to here, told by a `tcgen05.commit` or `cp.async.mbarrier.arrive`.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    warp: WarpId,
+    lanes: u32,
+    kind: Kind,
+    value: u32,
+    step: u32,
+    view: Option<Arc<Snapshot>>,
+}
+
+/// Counts of a warp's operations, and its groups.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    copy_async: u32,
+    bulk: u32,
+    tensor: u32,
+    tensor_load: u32,
+    tensor_store: u32,
+    warp_group: u32,
+    pub(super) inits: u32,
+    /// Lanes that committed, and the operations that they had issued.
+    groups: [Vec<(u32, u32)>; 3],
+    /// What was known at the last tcgen05 operations, by the lanes that issued them.
+    last_tensor: Vec<(u32, Arc<Snapshot>)>,
+}
+
+impl Streams {
+    pub(super) fn issued(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::CopyAsync => self.copy_async,
+            Kind::BulkRead | Kind::BulkWrite => self.bulk,
+            Kind::Tensor | Kind::TensorIssue => self.tensor,
+            Kind::TensorLoad => self.tensor_load,
+            Kind::TensorStore => self.tensor_store,
+            Kind::WarpGroup => self.warp_group,
+            Kind::BarrierInit => self.inits,
+            Kind::Generic => 0,
+        }
+    }
+
+    fn next(&mut self, unit: Unit) -> u32 {
+        let count = match unit {
+            Unit::CopyAsync => &mut self.copy_async,
+            Unit::BulkStore => &mut self.bulk,
+            Unit::TensorMma | Unit::TensorCopy => &mut self.tensor,
+            Unit::TensorLoad => &mut self.tensor_load,
+            Unit::TensorStore => &mut self.tensor_store,
+            Unit::WarpGroupMma => &mut self.warp_group,
+            _ => return 0,
+        };
+        *count += 1;
+        *count
+    }
+
+    fn commit(&mut self, group: Group, lanes: u32) {
+        let kind = match group {
+            Group::CopyAsync => Kind::CopyAsync,
+            Group::Bulk => Kind::BulkRead,
+            Group::WarpGroup => Kind::WarpGroup,
+        };
+        let issued = self.issued(kind);
+        let groups = &mut self.groups[group as usize];
+        if groups.len() >= GROUPS_MAX {
+            groups.drain(..GROUPS_MAX / 2);
+        }
+        groups.push((lanes, issued));
+    }
+
+    /// What is complete for a lane when all but its last `pending` groups are.
+    fn complete(&self, group: Group, lane: u32, pending: u32) -> u32 {
+        let of_lane = self.groups[group as usize].iter().rev();
+        let mut of_lane = of_lane.filter(|(lanes, _)| lanes >> lane & 1 == 1);
+        of_lane.nth(pending as usize).map_or(0, |(_, issued)| *issued)
+    }
+}
+
+/// Groups that are remembered: many more than any kernel leaves pending.
+const GROUPS_MAX: usize = 1024;
+
+impl Tracker {
+    /// An asynchronous instruction executes. Operations of single threads are issued with one
+    /// lane; `cp.async` with all that execute it; those of whole warps with all lanes.
+    pub fn issue(&mut self, thread: Thread, unit: Unit) -> Operation {
+        let warps_per_block = self.warps_per_block;
+        let warp = self.warp_mut(thread.warp);
+        let value = warp.streams.next(unit);
+        let view = Arc::new(warp.snapshot(thread.lanes));
+        let agent = match unit {
+            Unit::WarpGroupMma => warp.warp_group_agent(warps_per_block),
+            _ => PREVIOUS_GRID,
+        };
+        if matches!(unit, Unit::TensorMma | Unit::TensorCopy) {
+            let issue = Kind::TensorIssue as usize;
+            warp.update(thread.lanes, |_, state| state.own.done[issue] = value);
+            let last = &mut warp.streams.last_tensor;
+            last.retain(|(lanes, _)| lanes & !thread.lanes != 0);
+            last.push((thread.lanes, view.clone()));
+        }
+        self.operations.push(OperationInfo {
+            warp: thread.warp,
+            lanes: thread.lanes,
+            step: thread.step,
+            unit,
+            value,
+            agent,
+            strong: false,
+            view: Some(view),
+        });
+        Operation(self.operations.len() as u32 - 1)
+    }
+
+    /// The operation is a reduction (`cp.reduce.async.bulk`, `red.async`): its writes do not
+    /// conflict with other atomic ones.
+    pub fn is_reduction(&mut self, operation: Operation) {
+        self.operations[operation.0 as usize].strong = true;
+    }
+
+    /// All accesses of the operation have been told; frees what it knew.
+    pub fn ran(&mut self, operation: Operation) {
+        self.operations[operation.0 as usize].view = None;
+    }
+
+    /// Memory that the previous grid of a programmatic launch reads or writes until
+    /// `griddepcontrol.wait`.
+    pub fn previous_grid(&mut self, addresses: std::ops::Range<u64>, direction: Direction) {
+        self.operations.push(OperationInfo {
+            warp: WarpId(0),
+            lanes: ALL_LANES,
+            step: u32::MAX,
+            unit: Unit::PreviousGrid,
+            value: 1,
+            agent: PREVIOUS_GRID,
+            strong: false,
+            view: None,
+        });
+        let operation = self.operations.len() as u32 - 1;
+        self.record_previous_grid(operation, addresses, direction);
+    }
+
+    /// `cp.async.commit_group`, `cp.async.bulk.commit_group`, `wgmma.commit_group`.
+    pub fn commit_group(&mut self, thread: Thread, group: Group) {
+        self.warp_mut(thread.warp).streams.commit(group, thread.lanes);
+    }
+
+    /// `...wait_group pending`; `read` for `.read`. For `cp.async.wait_all`, commit and wait for
+    /// 0 pending groups.
+    pub fn wait_group(&mut self, thread: Thread, group: Group, pending: u32, read: bool) {
+        let warps_per_block = self.warps_per_block;
+        let warp = self.warp_mut(thread.warp);
+        let products = warp.warp_group_agent(warps_per_block);
+        let mut left = thread.lanes;
+        while left != 0 {
+            let value = warp.streams.complete(group, left.trailing_zeros(), pending);
+            let same = (0..32)
+                .filter(|lane| left >> lane & 1 == 1)
+                .filter(|lane| warp.streams.complete(group, *lane, pending) == value)
+                .fold(0, |mask, lane| mask | 1u32 << lane);
+            left &= !same;
+            warp.update(same, |_, state| {
+                let mut done = |kind: Kind| {
+                    let done = &mut state.own.done[kind as usize];
+                    *done = (*done).max(value);
+                };
+                match group {
+                    Group::CopyAsync => done(Kind::CopyAsync),
+                    Group::Bulk => {
+                        done(Kind::BulkRead);
+                        if !read {
+                            done(Kind::BulkWrite);
+                        }
+                    }
+                    Group::WarpGroup => state.known.generic.raise(products, ALL_LANES, value),
+                }
+            });
+        }
+    }
+
+    /// An operation that completes on an mbarrier does so: `arrival` is what
+    /// [`crate::mbarrier::MbarrierTable::complete_tx`] returned.
+    pub fn complete_tx(&mut self, operation: Operation, rank: u32, offset: u32, arrival: Arrival) {
+        let at = operation.0 as usize;
+        let (warp, lanes, step) =
+            (self.operations[at].warp, self.operations[at].lanes, self.operations[at].step);
+        let view = self.operations[at].view.clone();
+        let user = Thread { warp, lanes, step };
+        self.check_mbarrier_init(user, view.as_deref(), true, rank, offset);
+        let (cluster, _) = self.block(warp);
+        let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
+        let Some(barrier) = barrier else { return };
+        let info = &mut self.operations[at];
+        (info.agent, info.value) = (barrier.agent, arrival.phase as u32 + 1);
+        barrier.phase_ends(arrival);
+    }
+
+    /// `tcgen05.commit` ([`Unit::TensorMma`]) or `cp.async.mbarrier.arrive`
+    /// ([`Unit::CopyAsync`]) executes: what its lanes have issued so far.
+    pub fn mark(&mut self, thread: Thread, unit: Unit) -> Mark {
+        let kind = if unit == Unit::CopyAsync { Kind::CopyAsync } else { Kind::Tensor };
+        let warp = &self.warps[thread.warp.0 as usize];
+        let last = warp.streams.last_tensor.iter().rev();
+        let view = match kind {
+            Kind::Tensor => {
+                last.clone().find(|(lanes, _)| lanes & thread.lanes != 0).map(|(_, of)| of.clone())
+            }
+            _ => None,
+        };
+        let (lanes, value) = (thread.lanes, warp.streams.issued(kind));
+        Mark { warp: thread.warp, lanes, kind, value, step: thread.step, view }
+    }
+
+    /// The arrival that a mark stands for, at each mbarrier that it reaches.
+    pub fn arrive_mark(&mut self, mark: &Mark, rank: u32, offset: u32, arrival: Arrival) {
+        let user = Thread { warp: mark.warp, lanes: mark.lanes, step: mark.step };
+        if mark.kind == Kind::Tensor {
+            self.check_mbarrier_init(user, mark.view.as_deref(), true, rank, offset);
+        }
+        self.check_observed(user, rank, offset, arrival);
+        let agent = self.agent(mark.warp, mark.kind);
+        let issue = self.agent(mark.warp, Kind::TensorIssue);
+        let (cluster, _) = self.block(mark.warp);
+        let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
+        let Some(barrier) = barrier else { return };
+        let bundle = &mut barrier.current;
+        bundle.generic.raise(agent, mark.lanes, mark.value);
+        if mark.kind == Kind::Tensor {
+            bundle.generic.raise(issue, mark.lanes, mark.value);
+            bundle.tensor.raise(agent, mark.lanes, mark.value);
+            bundle.tensor.raise(issue, mark.lanes, mark.value);
+            if let Some(view) = &mark.view {
+                // What came before the operations came before their end.
+                bundle.join(&view.known);
+            }
+        }
+        barrier.phase_ends(arrival);
+    }
+
+    /// Operations of a cluster that has ended which nobody knows to be complete.
+    pub(super) fn check_unfinished(&mut self, cluster: u32) {
+        if !self.advise() {
+            return;
+        }
+        let warps = self.blocks * self.warps_per_block;
+        let first = self.clusters[cluster as usize].first_warp;
+        let own = first..first + warps;
+        let unfinished: Vec<(WarpId, u32, u32, Unit)> = (self.operations.iter())
+            .filter(|info| own.contains(&info.warp.0) && self.is_unfinished(info, cluster))
+            .map(|info| (info.warp, info.lanes, info.step, info.unit))
+            .collect();
+        for (warp, lanes, step, unit) in unfinished {
+            let (_, rank) = self.block(warp);
+            let write = unit != Unit::BulkStore;
+            let place = Place::Shared { rank, offset: 0 };
+            let operation = ((warp, lanes, step, unit), write);
+            let end = ((warp, lanes, u32::MAX, Unit::Thread), false);
+            self.report_pair(HazardKind::UnfinishedAtExit, operation, end, place, || {
+                match unit {
+                    Unit::BulkStore => {
+                        "the thread that commits the last group waits for it \
+                                        (`cp.async.bulk.wait_group.read 0`) before it exits"
+                    }
+                    _ => "some thread of the block waits for the mbarrier before the block ends",
+                }
+                .to_owned()
+            });
+        }
+    }
+
+    fn is_unfinished(&self, info: &OperationInfo, cluster: u32) -> bool {
+        match info.unit {
+            Unit::BulkStore => {
+                let state = self.warps[info.warp.0 as usize].state(info.lanes.trailing_zeros());
+                state.own.done[Kind::BulkRead as usize] < info.value
+            }
+            Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => {
+                let barriers = &self.clusters[cluster as usize].barriers;
+                info.value == 0
+                    || barriers.values().any(|barrier| {
+                        barrier.agent == info.agent && barrier.observed < u64::from(info.value)
+                    })
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Warp {
+    /// What the lanes know now; what they do later gets a new tick. Lanes of several groups know
+    /// together what each of them knows.
+    fn snapshot(&mut self, lanes: u32) -> Snapshot {
+        let tick = self.tick;
+        self.tick += 1;
+        let mut groups = self.groups.iter().filter(|(mask, _)| mask & lanes != 0);
+        let mut snapshot = match groups.next() {
+            Some((_, state)) => Snapshot::new(state, tick),
+            None => Snapshot::new(&State::default(), tick),
+        };
+        for (_, state) in groups {
+            snapshot.known.join(&state.known);
+            snapshot.tensor_pending.join(&state.tensor_pending);
+            let (own, other) = (&mut snapshot.own, &state.own);
+            for (mine, theirs) in [
+                (&mut own.done, &other.done),
+                (&mut own.shared, &other.shared),
+                (&mut own.global, &other.global),
+            ] {
+                mine.iter_mut().zip(theirs).for_each(|(a, b)| *a = (*a).max(*b));
+            }
+        }
+        snapshot
+    }
+}

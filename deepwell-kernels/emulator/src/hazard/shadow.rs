@@ -1,0 +1,72 @@
+//! Cells of the memories.
+
+use std::collections::HashMap;
+
+use super::cell::Cell;
+use crate::place::{TENSOR_COLUMNS, TENSOR_LANES};
+
+/// Bytes of a cell of shared and global memory.
+pub(super) const CELL_BYTES: u64 = 16;
+
+/// Lanes of tensor memory in a cell, which are the lanes that one warp reaches.
+pub(super) const CELL_LANES: u32 = 32;
+
+const PAGE_CELLS: u64 = 64;
+
+/// Shadow of a block's shared memory.
+#[derive(Debug, Default)]
+pub(super) struct SharedShadow {
+    cells: Vec<Cell>,
+}
+
+impl SharedShadow {
+    pub(super) fn cell(&mut self, index: usize) -> &mut Cell {
+        if self.cells.len() <= index {
+            self.cells.resize_with((index + 1).next_power_of_two(), Cell::default);
+        }
+        &mut self.cells[index]
+    }
+}
+
+/// Shadow of a block's tensor memory.
+#[derive(Debug, Default)]
+pub(super) struct TensorShadow {
+    cells: Vec<Cell>,
+}
+
+impl TensorShadow {
+    pub(super) fn cell(&mut self, lane_group: u32, column: u32) -> &mut Cell {
+        if self.cells.is_empty() {
+            let count = TENSOR_LANES / CELL_LANES * TENSOR_COLUMNS;
+            self.cells.resize_with(count as usize, Cell::default);
+        }
+        &mut self.cells[(lane_group * TENSOR_COLUMNS + column) as usize]
+    }
+}
+
+/// Shadow of global memory, in pages that appear when touched.
+#[derive(Debug, Default)]
+pub(super) struct GlobalShadow {
+    pages: Vec<Box<[Cell]>>,
+    index: HashMap<u64, usize>,
+    last: Option<(u64, usize)>,
+}
+
+impl GlobalShadow {
+    pub(super) fn cell(&mut self, index: u64) -> &mut Cell {
+        let (page, within) = (index / PAGE_CELLS, (index % PAGE_CELLS) as usize);
+        let at = match self.last {
+            Some((last, at)) if last == page => at,
+            _ => {
+                let next = self.pages.len();
+                let at = *self.index.entry(page).or_insert(next);
+                if at == next {
+                    self.pages.push((0..PAGE_CELLS).map(|_| Cell::default()).collect());
+                }
+                self.last = Some((page, at));
+                at
+            }
+        };
+        &mut self.pages[at][within]
+    }
+}

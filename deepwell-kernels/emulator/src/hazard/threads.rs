@@ -1,0 +1,379 @@
+//! Warps, and what their threads do that orders others.
+
+use super::clock::{ALL_LANES, Agent, KINDS, Kind};
+use super::knowledge::{Bundle, Party, State};
+use super::operations::Streams;
+use super::{
+    HazardKind, Order, Place, Scope, StrongAccess, Thread, Tracker, Unit, WarpId, location_key,
+};
+use crate::place::TENSOR_LANES;
+
+/// A warp: groups of lanes that know the same.
+#[derive(Debug)]
+pub(super) struct Warp {
+    pub(super) cluster: u32,
+    pub(super) rank: u32,
+    /// In the cluster.
+    pub(super) index: u32,
+    /// Rises whenever something is handed on, so that what follows is told apart.
+    pub(super) tick: u32,
+    pub(super) groups: Vec<(u32, State)>,
+    pub(super) streams: Streams,
+}
+
+impl Warp {
+    pub(super) fn new(cluster: u32, rank: u32, index: u32) -> Warp {
+        let groups = vec![(ALL_LANES, State::default())];
+        Warp { cluster, rank, index, tick: 1, groups, streams: Streams::default() }
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.groups = vec![(ALL_LANES, State::default())];
+        self.streams = Streams::default();
+    }
+
+    pub(super) fn agent(&self, kind: Kind) -> Agent {
+        Agent::new(self.cluster, self.index * KINDS as u32 + kind as u32)
+    }
+
+    pub(super) fn party(&self, lanes: u32) -> Party {
+        Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick }
+    }
+
+    /// The agent of the products of this warp's warp group.
+    pub(super) fn warp_group_agent(&self, warps_per_block: u32) -> Agent {
+        let in_block = self.index - self.rank * warps_per_block;
+        let first = self.index - in_block % 4;
+        Agent::new(self.cluster, first * KINDS as u32 + Kind::WarpGroup as u32)
+    }
+
+    /// Changes the state of `lanes`, splitting groups where only some of their lanes take part.
+    pub(super) fn update(&mut self, lanes: u32, mut change: impl FnMut(u32, &mut State)) {
+        for at in 0..self.groups.len() {
+            let mask = self.groups[at].0;
+            let taking = mask & lanes;
+            if taking == 0 {
+                continue;
+            }
+            if taking != mask {
+                let rest = self.groups[at].1.clone();
+                self.groups.push((mask & !lanes, rest));
+                self.groups[at].0 = taking;
+            }
+            change(taking, &mut self.groups[at].1);
+        }
+    }
+
+    /// The state of a lane.
+    pub(super) fn state(&self, lane: u32) -> &State {
+        let group = self.groups.iter().find(|(mask, _)| mask >> lane & 1 == 1);
+        &group.or(self.groups.first()).expect("a warp that runs has groups").1
+    }
+
+    /// A release by `lanes` into a bundle. What follows gets a new tick.
+    pub(super) fn release(&mut self, lanes: u32, bundle: &mut Bundle) {
+        for (mask, state) in &self.groups {
+            if mask & lanes != 0 {
+                state.release(self.party(mask & lanes), bundle);
+            }
+        }
+        self.tick += 1;
+    }
+
+    pub(super) fn release_relaxed(&mut self, lanes: u32, bundle: &mut Bundle) {
+        for (mask, state) in &self.groups {
+            if mask & lanes != 0 {
+                state.release_relaxed(self.party(mask & lanes), Scope::System, bundle);
+            }
+        }
+    }
+
+    fn acquire(&mut self, lanes: u32, bundle: &Bundle) {
+        self.update(lanes, |_, state| state.acquire(bundle));
+    }
+
+    /// Lanes that have all released into `bundle` go on as one group that knows it.
+    fn meet(&mut self, lanes: u32, bundle: &Bundle) {
+        let mut met: Option<State> = None;
+        self.update(lanes, |_, state| match &mut met {
+            None => met = Some(std::mem::take(state)),
+            Some(met) => {
+                met.merge(state);
+            }
+        });
+        let Some(mut met) = met else { return };
+        met.acquire(bundle);
+        self.groups.retain(|(mask, _)| mask & !lanes != 0);
+        self.groups.push((lanes, met));
+    }
+}
+
+impl Tracker {
+    pub(super) fn warp_mut(&mut self, warp: WarpId) -> &mut Warp {
+        &mut self.warps[warp.0 as usize]
+    }
+
+    /// `bar.warp.sync`: all `lanes` have met.
+    pub fn warp_barrier(&mut self, thread: Thread) {
+        let warp = self.warp_mut(thread.warp);
+        let mut bundle = Bundle::default();
+        warp.release(thread.lanes, &mut bundle);
+        warp.meet(thread.lanes, &bundle);
+    }
+
+    /// A warp arrives at barrier `barrier` of its block: `bar.sync`, `bar.red`, `bar.arrive`.
+    pub fn barrier_arrive(&mut self, thread: Thread, barrier: u32) {
+        let Tracker { warps, clusters, .. } = self;
+        let warp = &mut warps[thread.warp.0 as usize];
+        let named = &mut clusters[warp.cluster as usize].named;
+        warp.release(thread.lanes, named.entry((warp.rank, barrier)).or_default());
+    }
+
+    /// Barrier `barrier` of the block of `waiters` completes; they (all but those that only
+    /// arrived) go on.
+    pub fn barrier_complete(&mut self, waiters: &[(WarpId, u32)], barrier: u32) {
+        let Some((first, _)) = waiters.first() else { return };
+        let (cluster, rank) = self.block(*first);
+        let named = &mut self.clusters[cluster as usize].named;
+        let bundle = std::mem::take(named.entry((rank, barrier)).or_default());
+        for (warp, lanes) in waiters {
+            self.warp_mut(*warp).meet(*lanes, &bundle);
+        }
+    }
+
+    /// `barrier.cluster.arrive`; `release` unless it is `.relaxed`.
+    pub fn cluster_arrive(&mut self, thread: Thread, release: bool) {
+        let Tracker { warps, clusters, .. } = self;
+        let warp = &mut warps[thread.warp.0 as usize];
+        let bundle = &mut clusters[warp.cluster as usize].cluster_barrier.0;
+        if release {
+            warp.release(thread.lanes, bundle);
+        } else {
+            warp.release_relaxed(thread.lanes, bundle);
+        }
+    }
+
+    /// All threads of the cluster have arrived.
+    pub fn cluster_complete(&mut self, cluster: u32) {
+        let barrier = &mut self.clusters[cluster as usize].cluster_barrier;
+        barrier.1 = std::mem::take(&mut barrier.0);
+    }
+
+    /// `barrier.cluster.wait` passes.
+    pub fn cluster_wait(&mut self, thread: Thread) {
+        let Tracker { warps, clusters, .. } = self;
+        let warp = &mut warps[thread.warp.0 as usize];
+        warp.acquire(thread.lanes, &clusters[warp.cluster as usize].cluster_barrier.1);
+    }
+
+    /// `fence` and `membar`. `fence.sc` is both acquire and release here: its further order shows
+    /// only in programs that communicate without atomics or barriers.
+    pub fn fence(&mut self, thread: Thread, order: Order, scope: Scope) {
+        let warp = self.warp_mut(thread.warp);
+        let tick = warp.tick;
+        warp.tick += 1;
+        warp.update(thread.lanes, |_, state| {
+            state.fence(order.acquires(), order.releases(), scope, tick);
+        });
+    }
+
+    /// `fence.proxy.async`, for shared and global memory, or one of them.
+    pub fn fence_proxy_async(&mut self, thread: Thread, shared: bool, global: bool) {
+        let warp = self.warp_mut(thread.warp);
+        let tick = warp.tick;
+        warp.tick += 1;
+        warp.update(thread.lanes, |_, state| {
+            state.fence_proxy_async(shared, global, tick);
+            state.own.inits_fenced = state.own.done[Kind::BarrierInit as usize];
+        });
+    }
+
+    /// `fence.mbarrier_init.release.cluster`.
+    pub fn fence_mbarrier_init(&mut self, thread: Thread) {
+        self.warp_mut(thread.warp).update(thread.lanes, |_, state| {
+            let inits = state.own.done[Kind::BarrierInit as usize];
+            state.own.inits_fenced = inits;
+            state.own.shared[Kind::BarrierInit as usize] = inits;
+        });
+    }
+
+    /// `fence.proxy.tensormap::generic.release`, and what `tensormap.cp_fenceproxy` does after
+    /// its write. It releases like a fence, too.
+    pub fn fence_tensor_map_release(&mut self, thread: Thread, scope: Scope) {
+        let warp = self.warp_mut(thread.warp);
+        let tick = warp.tick;
+        warp.tick += 1;
+        warp.update(thread.lanes, |_, state| {
+            let Bundle { generic, maps_released, .. } = &mut state.known;
+            maps_released.join(generic);
+            state.own.maps = tick;
+            state.fence(false, true, scope, tick);
+        });
+    }
+
+    /// `fence.proxy.tensormap::generic.acquire [address], 128`.
+    pub fn fence_tensor_map_acquire(&mut self, thread: Thread, address: u64, scope: Scope) {
+        let warp = self.warp_mut(thread.warp);
+        let agent = warp.agent(Kind::Generic);
+        warp.update(thread.lanes, |lanes, state| {
+            state.fence(true, false, scope, 0);
+            // The lane's own release counts as well.
+            let mut known = state.known.maps_released.clone();
+            known.raise(agent, lanes, state.own.maps);
+            std::mem::swap(&mut state.known.maps_released, &mut known);
+            state.known.acquire_map(address);
+            state.known.maps_released = known;
+        });
+    }
+
+    /// What a strong access does beside its access: `ld`/`st` with `.relaxed` (also `.volatile`),
+    /// `.acquire` or `.release`, `atom`, `red`. Call it for each lane (or for lanes with the same
+    /// place).
+    pub fn synchronize(
+        &mut self,
+        thread: Thread,
+        place: Place,
+        access: StrongAccess,
+        order: Order,
+        scope: Scope,
+    ) {
+        let Tracker { warps, locations, .. } = self;
+        let warp = &mut warps[thread.warp.0 as usize];
+        let block = (warp.cluster, warp.rank);
+        let key = location_key(warp.cluster, place);
+        let reads = matches!(access, StrongAccess::Load | StrongAccess::Atomic);
+        if let (true, Some(location)) = (reads, locations.get(&key)) {
+            let scope_level = super::knowledge::level(scope);
+            warp.update(thread.lanes, |_, state| {
+                for (distance, bundle) in location.visible(scope_level, block) {
+                    if order.acquires() {
+                        state.acquire(bundle);
+                    } else {
+                        state.acquire_relaxed(bundle, distance);
+                    }
+                }
+            });
+        }
+        if access == StrongAccess::Load {
+            return;
+        }
+        if access == StrongAccess::Store
+            && let Some(location) = locations.get_mut(&key)
+        {
+            location.clear();
+        }
+        let scope_level = super::knowledge::level(scope);
+        for (mask, state) in &warp.groups {
+            let lanes = mask & thread.lanes;
+            if lanes == 0 {
+                continue;
+            }
+            let party = warp.party(lanes);
+            if order.releases() {
+                let location = locations.entry(key).or_default();
+                state.release(party, location.bundle(scope_level, block.0, block.1));
+                continue;
+            }
+            let fenced = state.released_levels(scope);
+            if !fenced.is_empty() {
+                let location = locations.entry(key).or_default();
+                for (level, released) in fenced {
+                    location.publish_fenced(level, block, party, &released);
+                }
+            }
+            if state.has_tensor_to_release() {
+                let location = locations.entry(key).or_default();
+                state.release_tensor(location.bundle(scope_level, block.0, block.1));
+            }
+        }
+        if order.releases() {
+            warp.tick += 1;
+        }
+    }
+
+    /// `tcgen05.fence::before_thread_sync`.
+    pub fn tensor_fence_before(&mut self, thread: Thread) {
+        let warp = self.warp_mut(thread.warp);
+        let issue = warp.agent(Kind::TensorIssue);
+        warp.update(thread.lanes, |lanes, state| {
+            state.tensor_before.join(&state.known.tensor);
+            state.tensor_before.raise(issue, lanes, state.own.done[Kind::TensorIssue as usize]);
+        });
+    }
+
+    /// `tcgen05.fence::after_thread_sync`.
+    pub fn tensor_fence_after(&mut self, thread: Thread) {
+        self.warp_mut(thread.warp).update(thread.lanes, |_, state| {
+            state.known.tensor.join(&state.tensor_pending);
+        });
+    }
+
+    /// `tcgen05.wait::ld`.
+    pub fn tensor_wait_load(&mut self, thread: Thread) {
+        self.tensor_wait(thread, Kind::TensorLoad);
+    }
+
+    /// `tcgen05.wait::st`.
+    pub fn tensor_wait_store(&mut self, thread: Thread) {
+        self.tensor_wait(thread, Kind::TensorStore);
+    }
+
+    fn tensor_wait(&mut self, thread: Thread, kind: Kind) {
+        let warp = self.warp_mut(thread.warp);
+        let (agent, issued) = (warp.agent(kind), warp.streams.issued(kind));
+        warp.update(thread.lanes, |_, state| {
+            state.known.tensor.raise(agent, ALL_LANES, issued);
+            state.known.generic.raise(agent, ALL_LANES, issued);
+        });
+    }
+
+    /// `tcgen05.dealloc` of columns of the warp's block: all that used them must be complete for
+    /// the warp.
+    pub fn tensor_free(&mut self, thread: Thread, columns: std::ops::Range<u32>) {
+        let (_, rank) = self.block(thread.warp);
+        self.check_tensor_free(thread, rank, 0..TENSOR_LANES, columns);
+    }
+
+    /// `griddepcontrol.wait` passes.
+    pub fn grid_dependency_wait(&mut self, thread: Thread) {
+        let agent = super::operations::PREVIOUS_GRID;
+        self.warp_mut(thread.warp).update(thread.lanes, |_, state| {
+            let known = &mut state.known;
+            for clock in [
+                &mut known.generic,
+                &mut known.async_shared,
+                &mut known.async_global,
+                &mut known.maps_released,
+            ] {
+                clock.raise(agent, ALL_LANES, 1);
+            }
+        });
+    }
+
+    /// Cluster and rank of a warp's block.
+    pub(super) fn block(&self, warp: WarpId) -> (u32, u32) {
+        let warp = &self.warps[warp.0 as usize];
+        (warp.cluster, warp.rank)
+    }
+
+    pub(super) fn advise(&self) -> bool {
+        self.rules.advice
+    }
+
+    pub(super) fn report_pair(
+        &mut self,
+        kind: HazardKind,
+        (earlier, earlier_write): ((WarpId, u32, u32, Unit), bool),
+        (later, later_write): ((WarpId, u32, u32, Unit), bool),
+        place: Place,
+        missing: impl FnOnce() -> String,
+    ) {
+        let access = |(warp, lanes, step, unit), write| super::Access {
+            site: self.site(step),
+            actor: self.actor(warp, lanes, unit),
+            write,
+        };
+        let (earlier, later) = (access(earlier, earlier_write), access(later, later_write));
+        self.hazards.add(kind, earlier, later, place, missing);
+    }
+}
