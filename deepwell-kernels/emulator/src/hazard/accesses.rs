@@ -374,7 +374,7 @@ impl Tracker {
         for (_, place, mask) in tensor_cells(rank, lanes, columns) {
             let Place::Tensor { lane, column, .. } = place else { continue };
             let cell = tensor.cell(lane / CELL_LANES, column);
-            let new = Record::default();
+            let new = Record::of_warp(thread.warp.0, warp.tick, thread.lanes, thread.step, mask);
             let context = Context { rules: *rules, warps, operations };
             cell.visit(mask, &mut Checker { context, view, new, place, found: &mut found });
             *cell = Default::default();

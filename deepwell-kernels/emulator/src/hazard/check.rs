@@ -193,10 +193,7 @@ impl Context<'_> {
             return None;
         }
         let lanes = record.lanes_of(overlap);
-        let waited = |kind: Kind| {
-            let state = self.warps[info.warp.0 as usize].state(lanes.trailing_zeros());
-            state.own.done[kind as usize] >= info.value
-        };
+        let waited = |kind| self.warps[info.warp.0 as usize].has_waited(kind, lanes, info.value);
         match info.unit {
             Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => {
                 let value = info.value;

@@ -22,6 +22,9 @@ pub(super) struct Bundle {
     /// What tcgen05 operations that follow are ordered after. In a bundle that is handed on: what
     /// came before `tcgen05.fence::before_thread_sync`.
     pub(super) tensor: Clock,
+    /// What other threads released by fences, by scope. A relaxed access after a barrier hands it
+    /// on: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
+    fenced: [Option<Arc<Bundle>>; 3],
 }
 
 impl Bundle {
@@ -32,6 +35,19 @@ impl Bundle {
         self.async_global.join(&other.async_global);
         self.maps_released.join(&other.maps_released);
         self.join_maps(&other.maps_acquired);
+        for (level, fenced) in other.fenced.iter().enumerate() {
+            if let Some(fenced) = fenced {
+                self.join_fenced(level, fenced);
+            }
+        }
+    }
+
+    fn join_fenced(&mut self, level: usize, fenced: &Arc<Bundle>) {
+        match &mut self.fenced[level] {
+            None => self.fenced[level] = Some(fenced.clone()),
+            Some(mine) if Arc::ptr_eq(mine, fenced) => {}
+            Some(mine) => Arc::make_mut(mine).join_memory(fenced),
+        }
     }
 
     pub(super) fn join(&mut self, other: &Bundle) {
@@ -102,6 +118,13 @@ pub(super) struct Released {
     tick: u32,
 }
 
+impl Released {
+    fn publish(&self, party: Party, bundle: &mut Bundle) {
+        bundle.join_memory(&self.known);
+        Party { tick: self.tick, ..party }.fold(&self.own, bundle);
+    }
+}
+
 /// State of lanes that know the same.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
@@ -159,28 +182,45 @@ impl State {
     pub(super) fn release(&self, party: Party, bundle: &mut Bundle) {
         bundle.join_memory(&self.known);
         party.fold(&self.own, bundle);
+        for (level, released) in self.released.iter().enumerate() {
+            if let Some(released) = released {
+                let fenced = bundle.fenced[level].get_or_insert_with(Arc::default);
+                released.publish(party, Arc::make_mut(fenced));
+            }
+        }
         self.release_tensor(bundle);
     }
 
     /// An operation that orders execution only: what tcgen05 fences and `fence.mbarrier_init`
     /// made ready, and what an earlier fence of at least this scope released.
     pub(super) fn release_relaxed(&self, party: Party, scope: Scope, bundle: &mut Bundle) {
-        for released in self.released[..=level(scope)].iter().flatten() {
-            bundle.join_memory(&released.known);
-            Party { tick: released.tick, ..party }.fold(&released.own, bundle);
-        }
+        self.for_each_fenced(party, scope, |_, fenced| bundle.join_memory(fenced));
         let (agent, fenced) = (party.agent(Kind::BarrierInit), self.own.inits_fenced);
         bundle.generic.raise(agent, party.lanes, fenced);
         bundle.async_shared.raise(agent, party.lanes, fenced);
         self.release_tensor(bundle);
     }
 
-    /// Like [`Self::release_relaxed`], one level of fences at a time, with the scope that results.
-    pub(super) fn released_levels(&self, scope: Scope) -> Vec<(usize, Arc<Released>)> {
+    /// What a relaxed access of `scope` hands on, with the level of scope that results.
+    pub(super) fn for_each_fenced(
+        &self,
+        party: Party,
+        scope: Scope,
+        mut publish: impl FnMut(usize, &Bundle),
+    ) {
         let limit = level(scope);
-        (self.released.iter().enumerate())
-            .filter_map(|(of, released)| Some((of.min(limit), released.clone()?)))
-            .collect()
+        for (of, fenced) in self.known.fenced.iter().enumerate() {
+            if let Some(fenced) = fenced {
+                publish(of.min(limit), fenced);
+            }
+        }
+        for (of, released) in self.released.iter().enumerate() {
+            if let Some(released) = released {
+                let mut bundle = Bundle::default();
+                released.publish(party, &mut bundle);
+                publish(of.min(limit), &bundle);
+            }
+        }
     }
 
     pub(super) fn has_tensor_to_release(&self) -> bool {
@@ -215,7 +255,11 @@ impl State {
             }
         }
         if release {
-            let known = Bundle { tensor: Clock::default(), ..self.known.clone() };
+            let known = Bundle {
+                tensor: Clock::default(),
+                fenced: Default::default(),
+                ..self.known.clone()
+            };
             self.released[level] = Some(Arc::new(Released { known, own: self.own, tick }));
         }
     }
@@ -239,19 +283,8 @@ impl State {
         self.own = self.own.common(&other.own);
         self.known.tensor.join(&other.known.tensor);
         self.tensor_before.join(&other.tensor_before);
-        for (mine, theirs) in self.released.iter_mut().zip(&other.released) {
-            // A fence of some lanes only is not one of all.
-            if mine.is_some() && theirs.is_none() {
-                *mine = None;
-            } else if let (Some(mine), Some(theirs)) = (mine, theirs)
-                && !Arc::ptr_eq(mine, theirs)
-            {
-                let both = Arc::make_mut(mine);
-                both.known.join_memory(&theirs.known);
-                both.own = both.own.common(&theirs.own);
-                both.tick = both.tick.min(theirs.tick);
-            }
-        }
+        // What their fences released came with the bundle.
+        self.released = Default::default();
         for (mine, theirs) in self.acquired.iter_mut().zip(&other.acquired) {
             match (&mut *mine, theirs) {
                 (_, None) => {}
@@ -282,19 +315,7 @@ impl Exchange {
         self.entries.clear();
     }
 
-    /// Hands on, with a fence's level.
-    pub(super) fn publish_fenced(
-        &mut self,
-        level: usize,
-        (cluster, rank): (u32, u32),
-        party: Party,
-        released: &Released,
-    ) {
-        let bundle = self.bundle(level, cluster, rank);
-        bundle.join_memory(&released.known);
-        Party { tick: released.tick, ..party }.fold(&released.own, bundle);
-    }
-
+    /// What a block released at a level.
     pub(super) fn bundle(&mut self, level: usize, cluster: u32, rank: u32) -> &mut Bundle {
         let same =
             |entry: &Published| (entry.level, entry.cluster, entry.rank) == (level, cluster, rank);

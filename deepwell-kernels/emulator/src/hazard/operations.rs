@@ -336,8 +336,7 @@ impl Tracker {
     fn is_unfinished(&self, info: &OperationInfo, cluster: u32) -> bool {
         match info.unit {
             Unit::BulkStore => {
-                let state = self.warps[info.warp.0 as usize].state(info.lanes.trailing_zeros());
-                state.own.done[Kind::BulkRead as usize] < info.value
+                !self.warps[info.warp.0 as usize].has_waited(Kind::BulkRead, info.lanes, info.value)
             }
             Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => {
                 let barriers = &self.clusters[cluster as usize].barriers;
@@ -352,6 +351,13 @@ impl Tracker {
 }
 
 impl Warp {
+    /// Whether the lanes know that own operations up to `value` are complete.
+    pub(super) fn has_waited(&self, kind: Kind, lanes: u32, value: u32) -> bool {
+        let state = self.state(lanes.trailing_zeros());
+        state.own.done[kind as usize] >= value
+            || state.known.generic.knows(self.agent(kind), lanes, value)
+    }
+
     /// What the lanes know now; what they do later gets a new tick. Lanes of several groups know
     /// together what each of them knows.
     fn snapshot(&mut self, lanes: u32) -> Snapshot {

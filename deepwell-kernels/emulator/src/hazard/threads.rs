@@ -274,13 +274,10 @@ impl Tracker {
                 state.release(party, location.bundle(scope_level, block.0, block.1));
                 continue;
             }
-            let fenced = state.released_levels(scope);
-            if !fenced.is_empty() {
+            state.for_each_fenced(party, scope, |level, fenced| {
                 let location = locations.entry(key).or_default();
-                for (level, released) in fenced {
-                    location.publish_fenced(level, block, party, &released);
-                }
-            }
+                location.bundle(level, block.0, block.1).join_memory(fenced);
+            });
             if state.has_tensor_to_release() {
                 let location = locations.entry(key).or_default();
                 state.release_tensor(location.bundle(scope_level, block.0, block.1));
