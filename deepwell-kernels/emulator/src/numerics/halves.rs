@@ -1,0 +1,86 @@
+//! `mma.sync` with 8-bit floats where there are no tensor cores for it (sm_90, sm_100).
+//!
+//! The machine code converts to F16 and does two products: each thread's registers hold four
+//! elements along K, of which the lower two go into the first, the upper two into the second. The
+//! accumulator of the instruction is added to the result in the end, by an addition that rounds
+//! to the nearest.
+
+use super::hardware;
+use super::model::Model;
+use super::operand::{Codes, Operand};
+use super::rounding::{NAN, NAN_HALF};
+use super::spec::{Accumulate, Kind, ProductSpec};
+use crate::number::{Format, Rounding, decode, encode};
+
+/// Adds the product to the accumulator, 32 elements along K at a time, or 16 if there are no more.
+pub(super) fn multiply(
+    spec: &ProductSpec,
+    model: &Model,
+    (m, n, k): (usize, usize, usize),
+    a: &Operand<'_>,
+    b: &Operand<'_>,
+    accumulator: &mut [u32],
+    negate: bool,
+) {
+    let converted = ProductSpec { kind: Kind::F16, a: Format::F16, b: Format::F16, ..*spec };
+    let mut sums = vec![0; m * n];
+    for start in (0..k).step_by(32) {
+        let length = (k - start).min(32);
+        sums.fill(0);
+        for upper in [false, true] {
+            let a = half(spec.a, &a.codes, (m, k), start, length, upper);
+            let b = half(spec.b, &b.codes, (n, k), start, length, upper);
+            hardware::multiply(
+                &converted,
+                model,
+                (m, n, a.len() / m),
+                &Operand::new(Codes::U16(&a)),
+                &Operand::new(Codes::U16(&b)),
+                &mut sums,
+                negate,
+            );
+        }
+        for (accumulated, &sum) in accumulator.iter_mut().zip(&sums) {
+            *accumulated = match spec.accumulate {
+                Accumulate::F16 => add_half(*accumulated, sum),
+                _ => add(*accumulated, sum),
+            };
+        }
+    }
+}
+
+/// The elements of a step whose index is 0 or 1 modulo 4, or 2 or 3, as F16.
+fn half(
+    format: Format,
+    codes: &Codes<'_>,
+    (rows, k): (usize, usize),
+    start: usize,
+    length: usize,
+    upper: bool,
+) -> Vec<u16> {
+    let mut halves = Vec::with_capacity(rows * length.div_ceil(2));
+    for row in 0..rows {
+        let first = row * k + start;
+        codes.for_each(first, first + length, |index, code| {
+            if (index & 2 != 0) == upper {
+                let value = decode(format, code);
+                let code = encode(Format::F16, value, Rounding::NearestEven, false, false);
+                halves.push(code as u16);
+            }
+        });
+    }
+    halves
+}
+
+fn add(a: u32, b: u32) -> u32 {
+    let sum = f32::from_bits(a) + f32::from_bits(b);
+    if sum.is_nan() { NAN } else { sum.to_bits() }
+}
+
+fn add_half(a: u32, b: u32) -> u32 {
+    let sum = decode(Format::F16, a) + decode(Format::F16, b);
+    if sum.is_nan() {
+        return NAN_HALF;
+    }
+    encode(Format::F16, sum, Rounding::NearestEven, false, false)
+}
