@@ -1,1 +1,76 @@
-//! Tensor memory and the tensor cores of sm_100.
+//! The fifth-generation tensor cores: what `tcgen05` instructions do.
+//!
+//! # Brief overview
+//!
+//! Nothing here knows the engine. An instruction with the values of its operands is a request
+//! ([`MmaRequest`], [`CopyRequest`], [`RegisterAccess`]); its `check` says whether it is legal,
+//! whatever memory holds, and gives a plan; the plan's `run` (`load`, `store`) does it, at once or
+//! later, through [`Memory`](crate::place::Memory). [`Allocator`] keeps the columns of one block.
+//!
+//! Every rule that is broken has a name, which [`Fault::rule`](crate::error::Fault) gives.
+//!
+//! ```
+//! use deepwell_emulator::decode::MmaKind;
+//! use deepwell_emulator::tcgen05::{MatrixA, MmaRequest, SharedDescriptor, Swizzle};
+//!
+//! let operand = SharedDescriptor {
+//!     start: 0x400,
+//!     leading: 16,
+//!     stride: 1024,
+//!     base_offset: 0,
+//!     swizzle: Swizzle::Bytes128,
+//! };
+//! let mut request = MmaRequest {
+//!     kind: MmaKind::F16,
+//!     group: 1,
+//!     rank: 0,
+//!     weight_stationary: false,
+//!     d: 0,
+//!     a: MatrixA::Shared(operand.encode()),
+//!     b: operand.encode(),
+//!     // F32 sums of BF16 elements, N = 64, M = 128.
+//!     instruction: 1 << 4 | 1 << 7 | 1 << 10 | 64 >> 3 << 17 | 128 >> 4 << 24,
+//!     scales: None,
+//!     accumulate: false,
+//!     scale_input_d: 0,
+//!     disabled_lanes: [0; 8],
+//!     shift_a: false,
+//! };
+//! assert_eq!(request.check()?.products(), 128 * 64 * 16);
+//! request.instruction ^= (128 >> 4 ^ 256 >> 4) << 24;
+//! assert_eq!(request.check().unwrap_err().rule, "mma-shape-m");
+//! # Ok::<(), deepwell_emulator::error::Fault>(())
+//! ```
+
+mod address;
+mod allocation;
+mod copy;
+mod datapath;
+mod elements;
+mod instruction_descriptor;
+mod legality;
+mod load_store;
+mod mma;
+mod scale_factors;
+mod shared_descriptor;
+mod tile;
+
+#[cfg(test)]
+mod tests;
+
+pub use address::TensorAddress;
+pub use allocation::{Allocator, COLUMNS_MIN};
+pub use copy::{CopyPlan, CopyRequest, copy};
+pub use datapath::{DataPath, Part};
+pub use elements::{CodeBuffer, Container};
+pub use instruction_descriptor::{
+    InstructionDescriptor, ScaleFields, has_scales, k_of, packs_4_bits, product_kind,
+};
+pub use legality::{
+    check_scale_id, check_shape, check_swizzle, check_transposed_n, scales_along_k,
+};
+pub use load_store::{LaneBits, RegisterAccess, RegisterPlan, WarpRegisters, load, store};
+pub use mma::{A_COLUMNS, MatrixA, MmaPlan, MmaRequest, ScaleOperands, mma};
+pub use scale_factors::ScaleTile;
+pub use shared_descriptor::{SharedDescriptor, Swizzle};
+pub use tile::{CHUNK_BYTES, K_CHUNKS, Major, SharedTile};

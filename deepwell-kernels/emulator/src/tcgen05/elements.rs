@@ -1,0 +1,160 @@
+//! How elements are packed in chunks of 16 bytes.
+
+use crate::number::Format;
+use crate::numerics::Codes;
+
+/// What a chunk of 16 bytes in shared memory, or four columns of a lane of tensor memory, hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Container {
+    /// 4 words of 32 bits.
+    Words,
+    /// 8 halves of 16 bits.
+    Halves,
+    /// 16 bytes.
+    Bytes,
+    /// 16 bytes with a 6-bit element in the lower bits of each; tensor memory.
+    Bytes6,
+    /// 16 bytes with a 4-bit element in bits 2 to 5 of each; tensor memory.
+    Bytes4,
+    /// 16 elements of 6 bits one after the other, and 4 bytes that nobody reads; shared memory.
+    Padded6,
+    /// 16 elements of 4 bits one after the other, and 8 bytes that nobody reads; shared memory.
+    Padded4,
+    /// 32 elements of 4 bits, the first in the lower half of its byte.
+    Packed4,
+}
+
+impl Container {
+    /// For elements of `format` in shared memory. `packed`: of a kind whose 4-bit elements are
+    /// packed without padding (`mxf4`, `mxf4nvf4`).
+    pub fn shared(format: Format, packed: bool) -> Container {
+        match format.bits() {
+            32 => Container::Words,
+            16 => Container::Halves,
+            6 => Container::Padded6,
+            4 if packed => Container::Packed4,
+            4 => Container::Padded4,
+            _ => Container::Bytes,
+        }
+    }
+
+    /// The same for tensor memory.
+    pub fn tensor(format: Format, packed: bool) -> Container {
+        match Container::shared(format, packed) {
+            Container::Padded6 => Container::Bytes6,
+            Container::Padded4 => Container::Bytes4,
+            other => other,
+        }
+    }
+
+    /// Elements in a chunk.
+    pub fn per_chunk(self) -> u32 {
+        match self {
+            Container::Words => 4,
+            Container::Halves => 8,
+            Container::Packed4 => 32,
+            _ => 16,
+        }
+    }
+
+    /// Bytes of a chunk that are read.
+    pub fn chunk_bytes(self) -> usize {
+        match self {
+            Container::Padded6 => 12,
+            Container::Padded4 => 8,
+            _ => 16,
+        }
+    }
+
+    /// Puts all elements of a chunk at `at`, `at + step`, and so on.
+    pub fn unpack(self, data: &[u8], codes: &mut CodeBuffer, at: usize, step: usize) {
+        self.unpack_some(data, self.per_chunk() as usize, codes, at, step);
+    }
+
+    /// The same for the first `take` elements.
+    pub fn unpack_some(
+        self,
+        data: &[u8],
+        take: usize,
+        codes: &mut CodeBuffer,
+        at: usize,
+        step: usize,
+    ) {
+        match &mut codes.codes {
+            Buffer::U32(codes) => {
+                for (i, word) in data.as_chunks::<4>().0.iter().take(take).enumerate() {
+                    codes[at + i * step] = u32::from_le_bytes(*word);
+                }
+            }
+            Buffer::U16(codes) => {
+                for (i, half) in data.as_chunks::<2>().0.iter().take(take).enumerate() {
+                    codes[at + i * step] = u16::from_le_bytes(*half);
+                }
+            }
+            Buffer::U8(codes) => {
+                for i in 0..take {
+                    codes[at + i * step] = self.code(data, i);
+                }
+            }
+        }
+    }
+
+    fn code(self, data: &[u8], i: usize) -> u8 {
+        match self {
+            Container::Bytes6 => data[i] & 0x3f,
+            Container::Bytes4 => data[i] >> 2 & 0xf,
+            Container::Padded6 => bits6(data, i),
+            Container::Padded4 | Container::Packed4 => data[i / 2] >> (i % 2 * 4) & 0xf,
+            _ => data[i],
+        }
+    }
+}
+
+/// Element `i` of packed elements of 6 bits.
+pub(super) fn bits6(data: &[u8], i: usize) -> u8 {
+    let (byte, shift) = (i * 6 / 8, i * 6 % 8);
+    let next = data.get(byte + 1).copied().unwrap_or(0);
+    (u16::from_le_bytes([data[byte], next]) >> shift) as u8 & 0x3f
+}
+
+/// Codes of a matrix, row after row, in the narrowest integers that hold them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodeBuffer {
+    codes: Buffer,
+    k: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Buffer {
+    U8(Vec<u8>),
+    U16(Vec<u16>),
+    U32(Vec<u32>),
+}
+
+impl CodeBuffer {
+    /// `rows` x `k` zeros.
+    pub fn new(format: Format, rows: u32, k: u32) -> CodeBuffer {
+        let count = (rows * k) as usize;
+        let codes = match format.bits() {
+            32 => Buffer::U32(vec![0; count]),
+            16 => Buffer::U16(vec![0; count]),
+            _ => Buffer::U8(vec![0; count]),
+        };
+        CodeBuffer { codes, k: k as usize }
+    }
+
+    /// Elements of a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// `count` rows from `first` on.
+    pub fn rows(&self, first: u32, count: u32) -> Codes<'_> {
+        let range = first as usize * self.k..(first + count) as usize * self.k;
+        match &self.codes {
+            Buffer::U8(codes) => Codes::U8(&codes[range]),
+            Buffer::U16(codes) => Codes::U16(&codes[range]),
+            Buffer::U32(codes) => Codes::U32(&codes[range]),
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! `tcgen05.mma`: D = A B + D in tensor memory.
+
+use rayon::prelude::*;
+
+use super::address::TensorAddress;
+use super::datapath::{DataPath, Part};
+use super::elements::{CodeBuffer, Container};
+use super::instruction_descriptor::{
+    InstructionDescriptor, has_scales, k_of, packs_4_bits, product_kind,
+};
+use super::legality::{
+    check_scale_id, check_shape, check_swizzle, check_transposed_n, scales_along_k,
+};
+use super::scale_factors::ScaleTile;
+use super::shared_descriptor::SharedDescriptor;
+use super::tile::{K_CHUNKS, Major, SharedTile};
+use crate::decode::MmaKind;
+use crate::error::Fault;
+use crate::number::{Format, Rounding, decode, encode};
+use crate::numerics::{Accumulate, Operand, ProductSpec, ResultMode, TensorCore, multiply};
+use crate::place::Memory;
+
+/// Columns of tensor memory that A takes: 32 bytes of every row.
+pub const A_COLUMNS: u32 = 8;
+
+/// Where A is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixA {
+    /// In shared memory: its descriptor.
+    Shared(u64),
+    /// In tensor memory: its address.
+    Tensor(u32),
+}
+
+/// Block scales of an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleOperands {
+    /// Elements along K with one scale: 16 or 32.
+    pub block: u32,
+    /// Tensor-memory address of A's.
+    pub a: u32,
+    /// Tensor-memory address of B's.
+    pub b: u32,
+}
+
+/// One `tcgen05.mma` with the values of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MmaRequest {
+    /// `.kind`.
+    pub kind: MmaKind,
+    /// `.cta_group`: 1 or 2.
+    pub group: u32,
+    /// Rank of the block that issues it.
+    pub rank: u32,
+    /// `.ws`.
+    pub weight_stationary: bool,
+    /// Tensor-memory address of D.
+    pub d: u32,
+    /// A.
+    pub a: MatrixA,
+    /// B's descriptor.
+    pub b: u64,
+    /// Instruction descriptor.
+    pub instruction: u32,
+    /// `.block_scale`.
+    pub scales: Option<ScaleOperands>,
+    /// `enable-input-d`: D is added.
+    pub accumulate: bool,
+    /// D is first multiplied by 2 to the minus this.
+    pub scale_input_d: u32,
+    /// A bit for each lane of D that is not to be written: 128 bits for each block.
+    pub disabled_lanes: [u32; 8],
+    /// `.ashift`.
+    pub shift_a: bool,
+}
+
+/// A product that is legal: what [`MmaRequest::check`] leaves to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MmaPlan {
+    kind: MmaKind,
+    group: u32,
+    /// Of the even block of a pair.
+    rank: u32,
+    path: DataPath,
+    descriptor: InstructionDescriptor,
+    d: TensorAddress,
+    a: PlannedA,
+    b: SharedTile,
+    /// Elements with one scale, A's and B's.
+    scales: Option<(u32, ScaleTile, ScaleTile)>,
+    accumulate: bool,
+    scale_input_d: u32,
+    disabled_lanes: [u32; 8],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PlannedA {
+    Shared(SharedTile),
+    Tensor(TensorAddress, Container),
+}
+
+/// One part of D with all that its product takes.
+struct Work {
+    part: Part,
+    a: usize,
+    scales: Option<(Vec<u8>, Vec<u8>)>,
+    sum: Vec<u32>,
+}
+
+impl MmaRequest {
+    /// Whether the instruction is legal, whatever memory holds.
+    ///
+    /// # Errors
+    /// The rule that is broken: those of [`InstructionDescriptor::decode`],
+    /// [`SharedDescriptor::decode`], [`SharedTile::check`], [`check_shape`], [`check_swizzle`],
+    /// [`check_transposed_n`], [`scales_along_k`], [`check_scale_id`], [`ScaleTile::decode`] and
+    /// [`TensorAddress`]; `mma-scales`, `mma-scale-input-d`, `mma-shift-a`, `mma-disabled-lanes`,
+    /// `tensor-a-transpose`, `tensor-a-weight-stationary`, `tensor-a-lane`,
+    /// `tensor-operands-overlap`.
+    pub fn check(&self) -> Result<MmaPlan, Fault> {
+        let kind = self.kind;
+        let descriptor =
+            InstructionDescriptor::decode(kind, self.weight_stationary, self.instruction)?;
+        let (m, n) = (descriptor.m, descriptor.n);
+        check_shape(kind, self.group, self.weight_stationary, m, n)?;
+        check_transposed_n(kind, self.group, &descriptor)?;
+        self.check_options()?;
+        let Some(path) = DataPath::select(m, self.group, self.weight_stationary) else {
+            return Err(Fault::new(
+                "mma-shape-m",
+                format!("no layout for M = {m} with `.cta_group::{}`", self.group),
+            ));
+        };
+        let d = TensorAddress::decode(self.d)?;
+        d.check_lane("D", path.first_lanes())?;
+        d.check_columns("D", n / path.slices())?;
+        let a = self.plan_a(path, &descriptor, d)?;
+        let b = SharedTile {
+            descriptor: SharedDescriptor::decode("B", self.b)?,
+            major: descriptor.major_b,
+            container: Container::shared(descriptor.b, packs_4_bits(kind)),
+        };
+        check_swizzle("B", descriptor.b, b.major, b.descriptor.swizzle)?;
+        b.check("B", n / self.group)?;
+        let scales = self.plan_scales(path, &descriptor)?;
+        let plan = MmaPlan {
+            kind,
+            group: self.group,
+            rank: if self.group == 2 { self.rank & !1 } else { self.rank },
+            path,
+            descriptor,
+            d,
+            a,
+            b,
+            scales,
+            accumulate: self.accumulate,
+            scale_input_d: self.scale_input_d,
+            disabled_lanes: self.disabled_lanes,
+        };
+        plan.check_overlap()?;
+        Ok(plan)
+    }
+
+    fn check_options(&self) -> Result<(), Fault> {
+        if !matches!(self.kind, MmaKind::F16 | MmaKind::Tf32) && self.scale_input_d != 0
+            || self.scale_input_d > 15
+        {
+            return Err(Fault::new(
+                "mma-scale-input-d",
+                format!(
+                    "expected a scale of D from 0 to 15 and kind f16 or tf32, got {} and {:?}",
+                    self.scale_input_d, self.kind
+                ),
+            ));
+        }
+        if self.shift_a {
+            return Err(Fault::new("mma-shift-a", "`.ashift` is not supported"));
+        }
+        let disabled = self.disabled_lanes.iter().any(|&word| word != 0);
+        if disabled && (has_scales(self.kind) || self.weight_stationary) {
+            return Err(Fault::new(
+                "mma-disabled-lanes",
+                "lanes of D cannot be disabled with block scales or `.ws`",
+            ));
+        }
+        if self.group == 1 && self.disabled_lanes[4..].iter().any(|&word| word != 0) {
+            return Err(Fault::new(
+                "mma-disabled-lanes",
+                "expected 4 words of disabled lanes with `.cta_group::1`, got 8",
+            ));
+        }
+        Ok(())
+    }
+
+    fn plan_a(
+        &self,
+        path: DataPath,
+        descriptor: &InstructionDescriptor,
+        d: TensorAddress,
+    ) -> Result<PlannedA, Fault> {
+        let packed = packs_4_bits(self.kind);
+        let bits = match self.a {
+            MatrixA::Shared(bits) => {
+                let tile = SharedTile {
+                    descriptor: SharedDescriptor::decode("A", bits)?,
+                    major: descriptor.major_a,
+                    container: Container::shared(descriptor.a, packed),
+                };
+                check_swizzle("A", descriptor.a, tile.major, tile.descriptor.swizzle)?;
+                tile.check("A", descriptor.m / self.group)?;
+                return Ok(PlannedA::Shared(tile));
+            }
+            MatrixA::Tensor(bits) => bits,
+        };
+        if descriptor.major_a == Major::Mn {
+            return Err(Fault::new(
+                "tensor-a-transpose",
+                "A in tensor memory is K-major: bit 15 (transpose) must be 0",
+            ));
+        }
+        if self.weight_stationary && path != DataPath::D {
+            return Err(Fault::new(
+                "tensor-a-weight-stationary",
+                "A in tensor memory with `.ws` is supported for M = 128 only",
+            ));
+        }
+        let a = TensorAddress::decode(bits)?;
+        a.check_lane("A", path.first_lanes())?;
+        a.check_columns("A", A_COLUMNS)?;
+        if a.lane != d.lane {
+            return Err(Fault::new(
+                "tensor-a-lane",
+                format!("A begins at lane {} and D at lane {}: expected the same", a.lane, d.lane),
+            ));
+        }
+        Ok(PlannedA::Tensor(a, Container::tensor(descriptor.a, packed)))
+    }
+
+    fn plan_scales(
+        &self,
+        path: DataPath,
+        descriptor: &InstructionDescriptor,
+    ) -> Result<Option<(u32, ScaleTile, ScaleTile)>, Fault> {
+        let (fields, operands) = match (descriptor.scales, self.scales) {
+            (None, None) => return Ok(None),
+            (Some(fields), Some(operands)) => (fields, operands),
+            _ => {
+                return Err(Fault::new(
+                    "mma-scales",
+                    format!("{:?} and `.block_scale` do not go together", self.kind),
+                ));
+            }
+        };
+        let count = scales_along_k(self.kind, fields.format, operands.block)?;
+        check_scale_id("A", count, fields.id_a)?;
+        check_scale_id("B", count, fields.id_b)?;
+        let a = ScaleTile::decode("the scales of A", operands.a, fields.id_a, count)?;
+        let b = ScaleTile::decode("the scales of B", operands.b, fields.id_b, count)?;
+        let rows = ScaleTile::columns(descriptor.m / path.blocks());
+        a.address.check_columns("the scales of A", rows)?;
+        let columns = ScaleTile::columns(descriptor.n / path.slices());
+        b.address.check_columns("the scales of B", columns)?;
+        Ok(Some((operands.block, a, b)))
+    }
+}
+
+impl MmaPlan {
+    /// Multiplications of two elements in it.
+    pub fn products(&self) -> u64 {
+        let shape = [self.descriptor.m, self.descriptor.n, k_of(self.kind)];
+        shape.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// Bytes of A and B that it reads from shared memory.
+    pub fn bytes_shared(&self) -> u64 {
+        let a = if matches!(self.a, PlannedA::Shared(_)) { self.descriptor.m } else { 0 };
+        u64::from(a + self.descriptor.n) * 32
+    }
+
+    /// The types and the shape.
+    pub fn descriptor(&self) -> &InstructionDescriptor {
+        &self.descriptor
+    }
+
+    /// Columns of the operands in tensor memory: name, first, count.
+    pub fn tensor_columns(&self) -> Vec<(&'static str, u32, u32)> {
+        let mut columns = vec![("D", self.d.column, self.descriptor.n / self.path.slices())];
+        if let PlannedA::Tensor(a, _) = self.a {
+            columns.push(("A", a.column, A_COLUMNS));
+        }
+        if let Some((_, a, b)) = &self.scales {
+            let rows = ScaleTile::columns(self.descriptor.m / self.path.blocks());
+            columns.push(("the scales of A", a.address.column, rows));
+            let of_b = ScaleTile::columns(self.descriptor.n / self.path.slices());
+            columns.push(("the scales of B", b.address.column, of_b));
+        }
+        columns
+    }
+
+    /// D must not lie on what it is computed from.
+    fn check_overlap(&self) -> Result<(), Fault> {
+        let columns = self.tensor_columns();
+        let (_, d, d_count) = columns[0];
+        for &(what, at, count) in &columns[1..] {
+            if at < d + d_count && d < at + count {
+                return Err(Fault::new(
+                    "tensor-operands-overlap",
+                    format!(
+                        "D takes columns {d} to {}, {what} columns {at} to {}",
+                        d + d_count - 1,
+                        at + count - 1
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the operands, multiplies and writes D.
+    ///
+    /// # Errors
+    /// Those of `memory`; `scale-copies-differ`.
+    pub fn run(&self, model: ResultMode, memory: &mut dyn Memory) -> Result<(), Fault> {
+        let k = k_of(self.kind);
+        let b = self.read_b(k, memory)?;
+        let mut a = Vec::new();
+        let mut work = Vec::new();
+        for part in self.path.parts(self.descriptor.m, self.descriptor.n) {
+            // A in tensor memory has a copy for each slice; in shared memory all slices share it.
+            if part.slice == 0 || matches!(self.a, PlannedA::Tensor(..)) {
+                a.push(self.read_a(&part, k, memory)?);
+            }
+            let rank = self.rank + part.block;
+            let scales = match &self.scales {
+                Some((_, of_a, of_b)) => Some((
+                    of_a.read_a(&part, rank, memory)?,
+                    of_b.read_b(self.path, &part, rank, memory)?,
+                )),
+                None => None,
+            };
+            let sum = self.read_d(&part, memory)?;
+            work.push(Work { part, a: a.len() - 1, scales, sum });
+        }
+        self.multiply(model, &a, &b, &mut work)?;
+        for item in &work {
+            self.write_d(item, memory)?;
+        }
+        Ok(())
+    }
+
+    fn multiply(
+        &self,
+        model: ResultMode,
+        a: &[CodeBuffer],
+        b: &CodeBuffer,
+        work: &mut [Work],
+    ) -> Result<(), Fault> {
+        let descriptor = &self.descriptor;
+        let spec = ProductSpec {
+            model,
+            architecture: TensorCore::Blackwell,
+            kind: product_kind(self.kind, descriptor.a),
+            a: descriptor.a,
+            b: descriptor.b,
+            accumulate: descriptor.accumulate,
+        };
+        let k = k_of(self.kind) as usize;
+        work.par_iter_mut().try_for_each(|item| {
+            let (rows, columns) = (item.part.rows.len(), item.part.columns.len());
+            let codes_a = a[item.a].rows(0, rows as u32);
+            let codes_b = b.rows(item.part.columns.start, columns as u32);
+            let (a, b) = match (&item.scales, &self.scales, descriptor.scales) {
+                (Some((of_a, of_b)), Some((block, ..)), Some(fields)) => (
+                    Operand::scaled(codes_a, fields.format, *block as usize, of_a),
+                    Operand::scaled(codes_b, fields.format, *block as usize, of_b),
+                ),
+                _ => (Operand::new(codes_a), Operand::new(codes_b)),
+            };
+            multiply(
+                &spec,
+                rows,
+                columns,
+                k,
+                &a,
+                &b,
+                &mut item.sum,
+                self.accumulate,
+                descriptor.negate_a,
+                descriptor.negate_b,
+            )
+        })
+    }
+
+    /// All of B; with a pair, each block has half of its columns.
+    fn read_b(&self, k: u32, memory: &mut dyn Memory) -> Result<CodeBuffer, Fault> {
+        let rows = self.descriptor.n / self.group;
+        let mut codes = CodeBuffer::new(self.descriptor.b, self.descriptor.n, k);
+        for block in 0..self.group {
+            self.b.read(self.rank + block, block * rows, rows, &mut codes, memory)?;
+        }
+        Ok(codes)
+    }
+
+    fn read_a(&self, part: &Part, k: u32, memory: &mut dyn Memory) -> Result<CodeBuffer, Fault> {
+        let rows = part.rows.len() as u32;
+        let rank = self.rank + part.block;
+        let mut codes = CodeBuffer::new(self.descriptor.a, rows, k);
+        match &self.a {
+            PlannedA::Shared(tile) => tile.read(rank, 0, rows, &mut codes, memory)?,
+            PlannedA::Tensor(address, container) => {
+                let mut data = [0; A_COLUMNS as usize * 4];
+                for row in 0..rows {
+                    let lane = address.lane + self.path.lane(part.slice, row);
+                    memory.read(TensorAddress { lane, ..*address }.place(rank), &mut data)?;
+                    for (chunk, data) in data.chunks_exact(16).enumerate() {
+                        let at = (row * k + chunk as u32 * k / K_CHUNKS) as usize;
+                        container.unpack(data, &mut codes, at, 1);
+                    }
+                }
+            }
+        }
+        Ok(codes)
+    }
+
+    /// Lanes of a part that are written, with their rows counted from the part's first.
+    fn lanes(&self, part: &Part) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let (block, slice) = (part.block, part.slice);
+        (0..part.rows.len()).filter_map(move |row| {
+            let lane = self.d.lane + self.path.lane(slice, row as u32);
+            let word = self.disabled_lanes[(block * 4 + lane / 32) as usize];
+            (word >> (lane % 32) & 1 == 0).then_some((row, lane))
+        })
+    }
+
+    /// The accumulator of a part, row after row; zeros if it is not added.
+    fn read_d(&self, part: &Part, memory: &mut dyn Memory) -> Result<Vec<u32>, Fault> {
+        let columns = part.columns.len();
+        let mut sum = vec![0; part.rows.len() * columns];
+        if !self.accumulate {
+            return Ok(sum);
+        }
+        let mut data = vec![0; columns * 4];
+        for (row, lane) in self.lanes(part) {
+            let address = TensorAddress { lane, ..self.d };
+            memory.read(address.place(self.rank + part.block), &mut data)?;
+            let sums = sum[row * columns..][..columns].iter_mut();
+            for (sum, word) in sums.zip(data.as_chunks::<4>().0) {
+                *sum = self.scaled_down(u32::from_le_bytes(*word));
+            }
+        }
+        Ok(sum)
+    }
+
+    /// An element of D times 2 to the minus `scale_input_d`.
+    fn scaled_down(&self, bits: u32) -> u32 {
+        if self.scale_input_d == 0 {
+            return bits;
+        }
+        let factor = (-(self.scale_input_d as f32)).exp2();
+        match self.descriptor.accumulate {
+            Accumulate::F16 => {
+                let value = decode(Format::F16, bits & 0xffff) * factor;
+                encode(Format::F16, value, Rounding::NearestEven, false, false)
+            }
+            _ => (f32::from_bits(bits) * factor).to_bits(),
+        }
+    }
+
+    fn write_d(&self, item: &Work, memory: &mut dyn Memory) -> Result<(), Fault> {
+        let columns = item.part.columns.len();
+        // Elements of 16 bits are in the lower halves of their columns.
+        let mask = if self.descriptor.accumulate == Accumulate::F16 { 0xffff } else { u32::MAX };
+        let mut data = Vec::with_capacity(columns * 4);
+        for (row, lane) in self.lanes(&item.part) {
+            data.clear();
+            let sums = &item.sum[row * columns..][..columns];
+            data.extend(sums.iter().flat_map(|&sum| (sum & mask).to_le_bytes()));
+            let address = TensorAddress { lane, ..self.d };
+            memory.write(address.place(self.rank + item.part.block), &data)?;
+        }
+        Ok(())
+    }
+}
+
+/// [`MmaRequest::check`] and [`MmaPlan::run`] at once.
+///
+/// # Errors
+/// Those of both.
+pub fn mma(
+    request: &MmaRequest,
+    model: ResultMode,
+    memory: &mut dyn Memory,
+) -> Result<MmaPlan, Fault> {
+    let plan = request.check()?;
+    plan.run(model, memory)?;
+    Ok(plan)
+}
