@@ -1,0 +1,109 @@
+//! How bytes are spread over the banks of shared memory.
+
+/// The unit that [`Swizzle`] keeps together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum SwizzleAtom {
+    Bytes16,
+    Bytes32,
+    /// As [`SwizzleAtom::Bytes32`]; the halves of every 16 bytes change places in every second line
+    /// of 128 bytes.
+    Bytes32Flip8,
+    Bytes64,
+}
+
+/// The pattern of a box in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Swizzle {
+    /// Bytes in order.
+    #[default]
+    None,
+    /// 16-byte atoms within 32 bytes.
+    Bytes32,
+    /// 16-byte atoms within 64 bytes.
+    Bytes64,
+    /// 16-byte atoms within 128 bytes.
+    Bytes128,
+    /// 32-byte atoms within 128 bytes.
+    Bytes128Atom32,
+    /// [`SwizzleAtom::Bytes32Flip8`] within 128 bytes.
+    Bytes128Atom32Flip8,
+    /// 64-byte atoms within 128 bytes.
+    Bytes128Atom64,
+}
+
+impl Swizzle {
+    /// All of them, in the order of `CUtensorMapSwizzle`.
+    pub const ALL: [Swizzle; 7] = [
+        Swizzle::None,
+        Swizzle::Bytes32,
+        Swizzle::Bytes64,
+        Swizzle::Bytes128,
+        Swizzle::Bytes128Atom32,
+        Swizzle::Bytes128Atom32Flip8,
+        Swizzle::Bytes128Atom64,
+    ];
+
+    /// By the number of `CUtensorMapSwizzle`.
+    pub fn from_driver(code: u32) -> Option<Swizzle> {
+        Swizzle::ALL.get(code as usize).copied()
+    }
+
+    /// Bytes among which atoms change places; the largest inner extent of a box. `None` without
+    /// swizzle.
+    pub fn span_bytes(self) -> Option<u32> {
+        match self {
+            Swizzle::None => None,
+            Swizzle::Bytes32 => Some(32),
+            Swizzle::Bytes64 => Some(64),
+            _ => Some(128),
+        }
+    }
+
+    /// The codes of `tensormap.replace`: swizzle mode and atomicity.
+    pub(super) fn ptx_codes(self) -> (u8, u8) {
+        match self {
+            Swizzle::None => (0, 0),
+            Swizzle::Bytes32 => (1, 0),
+            Swizzle::Bytes64 => (2, 0),
+            Swizzle::Bytes128 => (3, 0),
+            Swizzle::Bytes128Atom32 => (3, 1),
+            Swizzle::Bytes128Atom32Flip8 => (3, 2),
+            Swizzle::Bytes128Atom64 => (3, 3),
+        }
+    }
+
+    /// The inverse of [`Swizzle::ptx_codes`].
+    pub(super) fn from_ptx(mode: u8, atomicity: u8) -> Option<Swizzle> {
+        Swizzle::ALL.into_iter().find(|swizzle| swizzle.ptx_codes() == (mode, atomicity))
+    }
+
+    /// The unit that stays together.
+    pub fn atom(self) -> SwizzleAtom {
+        match self {
+            Swizzle::Bytes128Atom32 => SwizzleAtom::Bytes32,
+            Swizzle::Bytes128Atom32Flip8 => SwizzleAtom::Bytes32Flip8,
+            Swizzle::Bytes128Atom64 => SwizzleAtom::Bytes64,
+            _ => SwizzleAtom::Bytes16,
+        }
+    }
+}
+
+/// Where the byte that has an address in the unswizzled image is: bits of the number of the
+/// 128-byte line (address bits 7 and up) are added without carry to the number of the atom. The
+/// address is that in shared memory, so a box that does not begin at the pattern's boundary begins
+/// in the middle of the pattern (PTX ISA, swizzling modes: `base offset`).
+///
+/// The map is its own inverse.
+pub fn swizzle_address(swizzle: Swizzle, address: u32) -> u32 {
+    let line = address >> 7;
+    match swizzle {
+        Swizzle::None => address,
+        Swizzle::Bytes32 => address ^ ((line & 1) << 4),
+        Swizzle::Bytes64 => address ^ ((line & 3) << 4),
+        Swizzle::Bytes128 => address ^ ((line & 7) << 4),
+        Swizzle::Bytes128Atom32 => address ^ ((line & 3) << 5),
+        Swizzle::Bytes128Atom32Flip8 => address ^ ((line & 3) << 5) ^ ((line & 1) << 3),
+        Swizzle::Bytes128Atom64 => address ^ ((line & 1) << 6),
+    }
+}

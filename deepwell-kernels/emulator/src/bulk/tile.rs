@@ -1,0 +1,462 @@
+//! Copies of boxes.
+
+use super::element::ElementType;
+use super::reduction::{ReduceElement, ReduceOperation};
+use super::swizzle::{Swizzle, SwizzleAtom, swizzle_address};
+use super::tensor_map::{Fill, TensorMap};
+use crate::error::Fault;
+use crate::place::{Memory, Place};
+
+/// Boxes begin at multiples of so many bytes of shared memory.
+const SHARED_ALIGNMENT: u32 = 128;
+/// A line of the swizzle patterns.
+const LINE_BYTES: usize = 128;
+/// What stays together in all patterns but for the flip of its halves.
+const CHUNK_BYTES: usize = 16;
+/// What a load leaves in padding, whose bytes are undefined: nothing may lean on them.
+const PADDING: u8 = 0xdb;
+
+/// One row of a box: where it is in the tensor.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    /// Byte of the element with coordinate 0 of this row.
+    base: i128,
+    /// All coordinates but the innermost are inside of the tensor.
+    inside: bool,
+}
+
+/// Elements of a row that are inside of the tensor, and where.
+struct Inside {
+    /// The first byte in global memory.
+    address: u64,
+    /// Bytes of the packed row before the first and up to the last.
+    range: std::ops::Range<usize>,
+}
+
+/// Which way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Load,
+    Store,
+}
+
+impl TensorMap {
+    /// Bytes of one row of a box in shared memory, padding of elements included.
+    fn row_bytes(&self) -> usize {
+        (u64::from(self.spec.box_dimensions[0]) * self.spec.element.shared_bits() / 8) as usize
+    }
+
+    /// Bytes from one row to the next in shared memory.
+    fn row_pitch(&self) -> usize {
+        self.row_bytes()
+    }
+
+    /// Bytes of one row of a box in global memory.
+    fn packed_row_bytes(&self) -> usize {
+        (u64::from(self.spec.box_dimensions[0]) * self.spec.element.global_bits() / 8) as usize
+    }
+
+    /// Elements that a box takes along a dimension, skipped ones not counted.
+    fn taken(&self, dimension: usize) -> u32 {
+        let stride = if dimension == 0 { 1 } else { self.spec.element_strides[dimension] };
+        self.spec.box_dimensions[dimension].div_ceil(stride)
+    }
+
+    /// Bytes that a box fills in shared memory, which are also what a load counts on its barrier,
+    /// elements outside of the tensor included.
+    pub fn shared_bytes(&self) -> u32 {
+        let rows: u32 = (1..self.rank()).map(|dimension| self.taken(dimension)).product();
+        rows * self.row_pitch() as u32
+    }
+
+    /// Global to shared memory: the box that begins at `coordinates` (innermost first, may be
+    /// negative or beyond the end) goes to byte `offset` of the shared memory of each of `ranks`.
+    /// Returns the bytes that the barrier of each rank counts.
+    ///
+    /// # Errors
+    /// `tensor-copy-rank`, `tensor-copy-shared-alignment`, `tensor-copy-coordinate`,
+    /// `tensor-copy-direction`, and what the memory refuses.
+    pub fn load(
+        &self,
+        coordinates: &[i32],
+        ranks: &[u32],
+        offset: u32,
+        memory: &mut dyn Memory,
+    ) -> Result<u32, Fault> {
+        self.check(coordinates, offset, Direction::Load)?;
+        self.load_rows(coordinates[0], &self.rows(coordinates), ranks, offset, memory)
+    }
+
+    /// Shared to global memory. Elements outside of the tensor are not written. Returns the bytes
+    /// that were written.
+    ///
+    /// # Errors
+    /// As [`TensorMap::load`].
+    pub fn store(
+        &self,
+        coordinates: &[i32],
+        rank: u32,
+        offset: u32,
+        memory: &mut dyn Memory,
+    ) -> Result<u64, Fault> {
+        self.check(coordinates, offset, Direction::Store)?;
+        self.store_rows(coordinates[0], &self.rows(coordinates), (rank, offset), None, memory)
+    }
+
+    /// [`TensorMap::store`] that combines each element with what is there.
+    ///
+    /// # Errors
+    /// As [`TensorMap::store`]; `bulk-reduce-type` for elements that the operation does not know.
+    pub fn reduce(
+        &self,
+        coordinates: &[i32],
+        rank: u32,
+        offset: u32,
+        operation: ReduceOperation,
+        memory: &mut dyn Memory,
+    ) -> Result<u64, Fault> {
+        self.check(coordinates, offset, Direction::Store)?;
+        let element = self.reduce_element(operation)?;
+        element.check(operation, true)?;
+        let rows = self.rows(coordinates);
+        let reduction = Some((operation, element));
+        self.store_rows(coordinates[0], &rows, (rank, offset), reduction, memory)
+    }
+
+    /// `.tile::gather4`: a load of four rows of a tensor of two dimensions. `coordinates` are the
+    /// column, then four rows.
+    ///
+    /// # Errors
+    /// As [`TensorMap::load`]; `tensor-copy-gather` for a map of other than two dimensions or a box
+    /// of more than one row.
+    pub fn gather4(
+        &self,
+        coordinates: &[i32],
+        ranks: &[u32],
+        offset: u32,
+        memory: &mut dyn Memory,
+    ) -> Result<u32, Fault> {
+        let rows = self.four_rows(coordinates, offset, Direction::Load)?;
+        self.load_rows(coordinates[0], &rows, ranks, offset, memory)
+    }
+
+    /// `.tile::scatter4`: a store of four rows; see [`TensorMap::gather4`].
+    ///
+    /// # Errors
+    /// As [`TensorMap::gather4`].
+    pub fn scatter4(
+        &self,
+        coordinates: &[i32],
+        rank: u32,
+        offset: u32,
+        memory: &mut dyn Memory,
+    ) -> Result<u64, Fault> {
+        let rows = self.four_rows(coordinates, offset, Direction::Store)?;
+        self.store_rows(coordinates[0], &rows, (rank, offset), None, memory)
+    }
+
+    fn four_rows(
+        &self,
+        coordinates: &[i32],
+        offset: u32,
+        direction: Direction,
+    ) -> Result<Vec<Row>, Fault> {
+        let refuse = |message: String| Err(Fault::new("tensor-copy-gather", message));
+        if coordinates.len() != 5 || self.rank() != 2 {
+            return refuse(format!(
+                "gather and scatter of four rows take 5 coordinates and a map of 2 dimensions, got \
+                 {} and {}",
+                coordinates.len(),
+                self.rank()
+            ));
+        }
+        if self.taken(1) != 1 {
+            return refuse(format!(
+                "gather and scatter of four rows need boxes of 1 row, got {}",
+                self.spec.box_dimensions[1]
+            ));
+        }
+        self.check(&coordinates[..2], offset, direction)?;
+        let row = |&at: &i32| self.rows(&[coordinates[0], at])[0];
+        Ok(coordinates[1..].iter().map(row).collect())
+    }
+
+    fn check(
+        &self,
+        coordinates: &[i32],
+        offset: u32,
+        direction: Direction,
+    ) -> Result<(), Fault> {
+        if coordinates.len() != self.rank() {
+            return Err(Fault::new(
+                "tensor-copy-rank",
+                format!(
+                    "the instruction has {} coordinates, its tensor map {} dimensions",
+                    coordinates.len(),
+                    self.rank()
+                ),
+            ));
+        }
+        if !offset.is_multiple_of(SHARED_ALIGNMENT) {
+            return Err(Fault::new(
+                "tensor-copy-shared-alignment",
+                format!(
+                    "a box must begin at a multiple of {SHARED_ALIGNMENT} bytes of shared memory, \
+                     got {offset:#x}"
+                ),
+            ));
+        }
+        let element = self.spec.element;
+        let multiple = match element {
+            ElementType::B4x16 => 2,
+            ElementType::B4x16Pad64 | ElementType::B6x16Pad32 => 128,
+            _ => 1,
+        };
+        if coordinates[0] % multiple != 0 {
+            return Err(Fault::new(
+                "tensor-copy-coordinate",
+                format!(
+                    "the innermost coordinate of {element:?} elements must be a multiple of \
+                     {multiple}, got {}",
+                    coordinates[0]
+                ),
+            ));
+        }
+        let wrong_way = match direction {
+            Direction::Load => {
+                element == ElementType::B6x16Pad32 && self.spec.swizzle == Swizzle::Bytes128Atom64
+            }
+            Direction::Store => element == ElementType::B4x16Pad64,
+        };
+        if wrong_way {
+            return Err(Fault::new(
+                "tensor-copy-direction",
+                format!(
+                    "{element:?} elements with swizzle {:?} can only be copied {} shared memory",
+                    self.spec.swizzle,
+                    if direction == Direction::Load { "out of" } else { "into" }
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// All rows of the box, in the order of shared memory.
+    fn rows(&self, coordinates: &[i32]) -> Vec<Row> {
+        let spec = &self.spec;
+        let mut rows = vec![Row { base: i128::from(spec.global_address), inside: true }];
+        for dimension in (1..self.rank()).rev() {
+            let stride = i128::from(spec.global_strides_bytes[dimension - 1]);
+            let extent = i128::from(spec.global_dimensions[dimension]);
+            let step = i128::from(spec.element_strides[dimension]);
+            let taken = i128::from(self.taken(dimension));
+            rows = rows
+                .iter()
+                .flat_map(|row| {
+                    (0..taken).map(move |index| {
+                        let at = i128::from(coordinates[dimension]) + index * step;
+                        Row {
+                            base: row.base + at * stride,
+                            inside: row.inside && (0..extent).contains(&at),
+                        }
+                    })
+                })
+                .collect();
+        }
+        rows
+    }
+
+    /// The part of a row that is inside of the tensor.
+    fn inside(&self, row: Row, first: i32) -> Option<Inside> {
+        let extent = i128::from(self.spec.global_dimensions[0]);
+        let width = i128::from(self.spec.box_dimensions[0]);
+        let first = i128::from(first);
+        let begin = (-first).clamp(0, width);
+        let end = (extent - first).clamp(0, width);
+        if !row.inside || begin >= end {
+            return None;
+        }
+        let bits = i128::from(self.spec.element.global_bits());
+        Some(Inside {
+            // Inside of the tensor nothing is negative; addresses beyond 64 bits wrap, and the
+            // memory refuses them.
+            address: (row.base + (first + begin) * bits / 8) as u64,
+            range: (begin * bits / 8) as usize..(end * bits / 8) as usize,
+        })
+    }
+
+    fn load_rows(
+        &self,
+        first: i32,
+        rows: &[Row],
+        ranks: &[u32],
+        offset: u32,
+        memory: &mut dyn Memory,
+    ) -> Result<u32, Fault> {
+        let element = self.spec.element;
+        let fill = match self.spec.fill {
+            Fill::Zero => None,
+            Fill::NotANumber => element.not_a_number(),
+        };
+        let mut packed = vec![0; self.packed_row_bytes()];
+        let mut image = vec![0; rows.len() * self.row_pitch()];
+        for (&row, target) in rows.iter().zip(image.chunks_exact_mut(self.row_pitch())) {
+            match fill {
+                None => packed.fill(0),
+                Some(code) => {
+                    packed.chunks_exact_mut(code.len()).for_each(|one| one.copy_from_slice(code));
+                }
+            }
+            if let Some(inside) = self.inside(row, first) {
+                let bytes = &mut packed[inside.range];
+                memory.read(Place::Global(inside.address), bytes)?;
+                element.convert_on_load(bytes);
+            }
+            unpack(element, &packed, &mut target[..self.row_bytes()]);
+        }
+        let image_bytes = image.len();
+        let lines = swizzle_lines(self.spec.swizzle, offset, image, self.row_bytes());
+        for &rank in ranks {
+            for line in &lines {
+                let place = Place::Shared { rank, offset: line.address };
+                memory.write(place, &line.bytes)?;
+            }
+        }
+        Ok(image_bytes as u32)
+    }
+
+    fn store_rows(
+        &self,
+        first: i32,
+        rows: &[Row],
+        (rank, offset): (u32, u32),
+        reduction: Option<(ReduceOperation, ReduceElement)>,
+        memory: &mut dyn Memory,
+    ) -> Result<u64, Fault> {
+        let image = self.read_image(rows.len() * self.row_pitch(), rank, offset, memory)?;
+        let mut packed = vec![0; self.packed_row_bytes()];
+        let mut bytes_written = 0;
+        for (&row, source) in rows.iter().zip(image.chunks_exact(self.row_pitch())) {
+            let Some(inside) = self.inside(row, first) else { continue };
+            pack(self.spec.element, &source[..self.row_bytes()], &mut packed);
+            let place = Place::Global(inside.address);
+            let bytes = &mut packed[inside.range];
+            if let Some((operation, element)) = reduction {
+                let mut old = vec![0; bytes.len()];
+                memory.read(place, &mut old)?;
+                element.combine(operation, &mut old, bytes);
+                bytes.copy_from_slice(&old);
+            }
+            memory.write(place, bytes)?;
+            bytes_written += bytes.len() as u64;
+        }
+        Ok(bytes_written)
+    }
+
+    /// A box in shared memory, in the order of the tensor.
+    fn read_image(
+        &self,
+        image_bytes: usize,
+        rank: u32,
+        offset: u32,
+        memory: &mut dyn Memory,
+    ) -> Result<Vec<u8>, Fault> {
+        let mut image = vec![0; image_bytes];
+        let swizzle = self.spec.swizzle;
+        if swizzle == Swizzle::None {
+            memory.read(Place::Shared { rank, offset }, &mut image)?;
+            return Ok(image);
+        }
+        for (index, chunk) in image.chunks_exact_mut(CHUNK_BYTES).enumerate() {
+            let from = swizzle_address(swizzle, offset + (index * CHUNK_BYTES) as u32);
+            let place = Place::Shared { rank, offset: from & !(CHUNK_BYTES as u32 - 1) };
+            memory.read(place, chunk)?;
+            if is_flipped(swizzle, from) {
+                chunk.rotate_left(8);
+            }
+        }
+        Ok(image)
+    }
+
+    fn reduce_element(&self, operation: ReduceOperation) -> Result<ReduceElement, Fault> {
+        let element = self.spec.element;
+        ReduceElement::of_map(element).ok_or_else(|| {
+            Fault::new(
+                "bulk-reduce-type",
+                format!("{operation:?} does not know elements of a map of {element:?}"),
+            )
+        })
+    }
+}
+
+/// Bytes that go to neighboring addresses.
+struct Line {
+    address: u32,
+    bytes: Vec<u8>,
+}
+
+fn is_flipped(swizzle: Swizzle, address: u32) -> bool {
+    swizzle.atom() == SwizzleAtom::Bytes32Flip8 && (address >> 7) & 1 == 1
+}
+
+/// Where the bytes of an image in tensor order go. Runs of bytes that stay neighbors are one write.
+fn swizzle_lines(swizzle: Swizzle, offset: u32, image: Vec<u8>, row_bytes: usize) -> Vec<Line> {
+    debug_assert!(row_bytes.is_multiple_of(CHUNK_BYTES));
+    if swizzle == Swizzle::None {
+        return vec![Line { address: offset, bytes: image }];
+    }
+    let mut lines = Vec::new();
+    for (index, line) in image.chunks(LINE_BYTES).enumerate() {
+        let first = offset + (index * LINE_BYTES) as u32;
+        let mut moved = [0; LINE_BYTES];
+        let mut present = [false; LINE_BYTES / CHUNK_BYTES];
+        for (chunk, bytes) in line.chunks_exact(CHUNK_BYTES).enumerate() {
+            let to = swizzle_address(swizzle, first + (chunk * CHUNK_BYTES) as u32);
+            let at = (to - first) as usize / CHUNK_BYTES;
+            let target = &mut moved[at * CHUNK_BYTES..(at + 1) * CHUNK_BYTES];
+            target.copy_from_slice(bytes);
+            if is_flipped(swizzle, to) {
+                target.rotate_left(8);
+            }
+            present[at] = true;
+        }
+        let mut at = 0;
+        while at < present.len() {
+            let run = present[at..].iter().take_while(|&&is_present| is_present).count();
+            if run > 0 {
+                lines.push(Line {
+                    address: first + (at * CHUNK_BYTES) as u32,
+                    bytes: moved[at * CHUNK_BYTES..(at + run) * CHUNK_BYTES].to_vec(),
+                });
+            }
+            at += run.max(1);
+        }
+    }
+    lines
+}
+
+/// From the packed bytes of global memory to those of shared memory.
+fn unpack(element: ElementType, packed: &[u8], target: &mut [u8]) {
+    if !element.is_padded() {
+        target.copy_from_slice(packed);
+        return;
+    }
+    let group = 2 * element.global_bits() as usize;
+    for (source, target) in packed.chunks_exact(group).zip(target.chunks_exact_mut(16)) {
+        target.fill(PADDING);
+        target[..group].copy_from_slice(source);
+    }
+}
+
+/// From the bytes of shared memory to the packed bytes of global memory. Elements of 6 bits are the
+/// low bits of a byte each.
+fn pack(element: ElementType, source: &[u8], packed: &mut [u8]) {
+    if element != ElementType::B6x16Pad32 {
+        packed.copy_from_slice(source);
+        return;
+    }
+    for (four, target) in source.chunks_exact(4).zip(packed.chunks_exact_mut(3)) {
+        let bits = (0..4).fold(0, |bits, i| bits | u32::from(four[i] & 0x3f) << (6 * i));
+        target.copy_from_slice(&bits.to_le_bytes()[..3]);
+    }
+}
