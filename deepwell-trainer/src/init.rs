@@ -1,6 +1,10 @@
 //! Initial weights: a pure function of seed, parameter name and index.
 
 use deepwell_ir::Init;
+use rayon::prelude::*;
+
+/// Values that one thread makes at a time: whole pairs.
+const PART: usize = 1 << 16;
 
 /// SplitMix64 (Steele, Lea, Flood 2014) as a counter-based generator: any index at once.
 fn mix(mut z: u64) -> u64 {
@@ -29,15 +33,18 @@ pub fn fill(init: Init, seed: u64, name: &str, values: &mut [f32]) {
     let mut key = [0u8; 8];
     key.copy_from_slice(&hash.as_bytes()[..8]);
     let stream = mix(seed ^ u64::from_le_bytes(key));
-    for (pair, values) in values.chunks_mut(2).enumerate() {
-        let counter = stream.wrapping_add(2 * pair as u64);
-        let radius = (-2.0 * uniform(mix(counter)).ln()).sqrt() * std;
-        let angle = std::f64::consts::TAU * uniform(mix(counter.wrapping_add(1)));
-        values[0] = (radius * angle.cos()) as f32;
-        if let Some(second) = values.get_mut(1) {
-            *second = (radius * angle.sin()) as f32;
+    // Logarithms of billions of numbers take minutes on one core.
+    values.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
+        for (pair, values) in values.chunks_mut(2).enumerate() {
+            let counter = stream.wrapping_add((part * PART + 2 * pair) as u64);
+            let radius = (-2.0 * uniform(mix(counter)).ln()).sqrt() * std;
+            let angle = std::f64::consts::TAU * uniform(mix(counter.wrapping_add(1)));
+            values[0] = (radius * angle.cos()) as f32;
+            if let Some(second) = values.get_mut(1) {
+                *second = (radius * angle.sin()) as f32;
+            }
         }
-    }
+    });
 }
 
 #[cfg(test)]
@@ -58,11 +65,16 @@ mod tests {
 
     #[test]
     fn a_value_depends_on_seed_and_name_only() {
-        let (mut a, mut b, mut c) = ([0.0; 7], [0.0; 8], [0.0; 7]);
+        let (mut a, mut b, mut c) = (vec![0.0; 7], vec![0.0; PART + 3], vec![0.0; 7]);
         fill(Init::Normal { std: 1.0 }, 1, "a", &mut a);
         fill(Init::Normal { std: 1.0 }, 1, "a", &mut b);
         fill(Init::Normal { std: 1.0 }, 1, "b", &mut c);
         assert_eq!(a, b[..7]);
+        // The first value of a second part, worked out alone.
+        let mut longer = vec![0.0; 2 * PART];
+        fill(Init::Normal { std: 1.0 }, 1, "a", &mut longer);
+        assert_eq!(b[..], longer[..PART + 3]);
+        assert_ne!(b[0], b[PART]);
         assert_ne!(a, c);
     }
 }
