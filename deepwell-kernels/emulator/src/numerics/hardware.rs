@@ -27,6 +27,8 @@ const WORK_MIN: usize = 1 << 18;
 const BELOW_HALF: f64 = 0.5 - 1.0 / 67_108_864.0;
 /// A number whose last bit is one unit, with room for sums of either sign.
 const LARGE: f64 = 6_755_399_441_055_744.0;
+/// Below the exponents of all terms, and such that nothing here is subnormal in binary64.
+const EXPONENT_MIN: i32 = -600;
 /// Bits that two narrow rows may have together, so that 32 products stay below 2^31.
 const WIDTH_MAX: i32 = 24;
 
@@ -165,7 +167,7 @@ impl Step<'_> {
         let count = bits.len();
         for (lane, output) in outputs[..count].iter().enumerate() {
             let largest = exponent_max(a_exponents, self.b.exponents_of(column + lane));
-            let mut exponent = output.accumulated.exponent - output.scale;
+            let mut exponent = (output.accumulated.exponent - output.scale).max(EXPONENT_MIN);
             if largest > LEAST_EXPONENT {
                 exponent = exponent.max(largest.into());
             }

@@ -8,8 +8,7 @@ use super::spec::{Kind, ProductSpec, TensorCore};
 /// power of two, the product's being the product of the elements' significands, not normalized,
 /// and the sum of their exponents (subnormal elements have the format's least exponent; scales
 /// add theirs). Each term is cut toward zero to `fraction_bits` bits below the largest exponent
-/// among the terms. A product with a zero has no part in that maximum; a zero accumulator has
-/// the exponent -126. What is left is added exactly. The sum becomes binary32 by cutting toward
+/// among the terms, in which zeros have no part. What is left is added exactly. The sum becomes binary32 by cutting toward
 /// zero to `mantissa_bits`, subnormal results to the same place below 2^-126, or binary16 by
 /// rounding to the nearest, ties to even.
 ///
@@ -19,8 +18,9 @@ use super::spec::{Kind, ProductSpec, TensorCore};
 ///
 /// # Where this is from
 ///
-/// The model is the one that the authors of MMA-Sim found by probing (arXiv 2511.10909). How sure
-/// each row is:
+/// The model is the one that the authors of MMA-Sim found by probing (arXiv 2511.10909), but for
+/// the zero accumulator: with them it has the exponent -126, on an H200 it has no part in the
+/// largest exponent (the BF16 vectors with results below 2^-126 tell). How sure each row is:
 ///
 /// | instruction | fraction bits | step of K | seen |
 /// |---|---|---|---|

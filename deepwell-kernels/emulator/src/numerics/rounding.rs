@@ -8,11 +8,14 @@ pub(super) const NAN: u32 = 0x7fff_ffff;
 /// The NaN that sums in binary16 give.
 pub(super) const NAN_HALF: u32 = 0x7fff;
 
+/// The exponent of a zero accumulator, below all others.
+const ZERO: i32 = -8192;
+
 /// The accumulator as a term of the sum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Accumulated {
     pub(super) value: f32,
-    /// -126 for zero.
+    /// [`ZERO`] for zero, which has no part in the largest exponent.
     pub(super) exponent: i32,
     /// The exponent of the last bit that is set, far above all others for zero.
     pub(super) last: i32,
@@ -32,7 +35,7 @@ impl Accumulated {
             (f32::from_bits(bits), field.max(1) - 127, significand, field != 255)
         };
         if significand == 0 {
-            return Accumulated { value, exponent: -126, last: 8192, finite };
+            return Accumulated { value, exponent: ZERO, last: 8192, finite };
         }
         let last = exponent - 23 + significand.trailing_zeros() as i32;
         Accumulated { value, exponent, last, finite }
