@@ -14,6 +14,20 @@ use super::{Cluster, Direction, HazardKind, Place, Scope, Thread, Tracker, Unit,
 const SHARED_READS_MAX: usize = 96;
 const GLOBAL_READS_MAX: usize = 8;
 
+/// Rectangles of tensor memory that are gathered for one operation at a time: those of D, both
+/// directions, scales, A.
+const TENSOR_ROWS_MAX: usize = 8;
+
+/// Rows of tensor memory that an operation touched.
+#[derive(Clone, Debug)]
+pub(super) struct TensorRows {
+    operation: Operation,
+    direction: Direction,
+    rank: u32,
+    lanes: Range<u32>,
+    columns: Range<u32>,
+}
+
 /// One conflict without order.
 struct Found {
     kind: HazardKind,
@@ -108,22 +122,36 @@ impl Checker<'_> {
     }
 }
 
-/// Cuts bytes into cells: index of the cell, place of its part, mask of its bytes.
-fn cells(place: Place, bytes: u32) -> impl Iterator<Item = (u64, Place, u16)> {
-    let (start, to_place): (u64, Box<dyn Fn(u64) -> Place>) = match place {
-        Place::Global(address) => (address, Box::new(Place::Global)),
-        Place::Shared { rank, offset } => {
-            (u64::from(offset), Box::new(move |at| Place::Shared { rank, offset: at as u32 }))
-        }
-        Place::Tensor { .. } => (0, Box::new(move |_| place)),
-    };
+/// Cuts bytes into cells: index of the cell, its first byte that is touched, mask of its bytes.
+#[inline]
+fn cells(start: u64, bytes: u32) -> impl Iterator<Item = (u64, u64, u16)> {
     let end = start + u64::from(bytes);
     (start / CELL_BYTES..end.div_ceil(CELL_BYTES)).map(move |cell| {
         let first = start.max(cell * CELL_BYTES);
         let last = end.min((cell + 1) * CELL_BYTES);
         let mask = (1u32 << (last - first)) - 1;
-        (cell, to_place(first), (mask << (first - cell * CELL_BYTES)) as u16)
+        (cell, first, (mask << (first - cell * CELL_BYTES)) as u16)
     })
+}
+
+/// The address of a place in its memory.
+#[inline]
+fn address(place: Place) -> u64 {
+    match place {
+        Place::Global(address) => address,
+        Place::Shared { offset, .. } => u64::from(offset),
+        Place::Tensor { column, .. } => u64::from(column),
+    }
+}
+
+/// A place in the same memory.
+#[inline]
+fn at_address(place: Place, address: u64) -> Place {
+    match place {
+        Place::Global(_) => Place::Global(address),
+        Place::Shared { rank, .. } => Place::Shared { rank, offset: address as u32 },
+        Place::Tensor { rank, lane, .. } => Place::Tensor { rank, lane, column: address as u32 },
+    }
 }
 
 /// Where cells are.
@@ -134,7 +162,9 @@ struct Memories<'a> {
 }
 
 impl Memories<'_> {
-    fn touch(&mut self, index: u64, new: Record, direction: Direction, checker: &mut Checker<'_>) {
+    #[inline]
+    fn touch(&mut self, index: u64, direction: Direction, checker: &mut Checker<'_>) {
+        let new = checker.new;
         let (cell, reads_max) = match checker.place {
             Place::Global(_) => (self.global.cell(index), GLOBAL_READS_MAX),
             Place::Shared { rank, .. } => {
@@ -187,41 +217,46 @@ impl Tracker {
             if lanes == 0 {
                 continue;
             }
-            let mut flush = |pending: Option<(u64, Place, Record)>| {
-                let Some((cell, place, new)) = pending else { return };
-                let view = View {
-                    warp: thread.warp,
-                    lanes: new.all_lanes(),
-                    tick: warp.tick,
-                    known: &state.known,
-                    own: &state.own,
-                    tensor_pending: &state.tensor_pending,
-                    operation: None,
-                    unit: Unit::Thread,
-                    memory: memory_of(place),
-                    strong,
-                };
-                let mut checker = Checker { context, view, new, place, found: &mut found };
-                memories.touch(cell, new, direction, &mut checker);
+            let view = View {
+                warp: thread.warp,
+                lanes,
+                tick: warp.tick,
+                known: &state.known,
+                own: &state.own,
+                tensor_pending: &state.tensor_pending,
+                operation: None,
+                unit: Unit::Thread,
+                memory: Memory::Shared,
+                strong,
+            };
+            let (new, place) = (Record::default(), Place::Global(0));
+            let mut checker = Checker { context, view, new, place, found: &mut found };
+            let mut flush = |pending: &mut Option<(u64, Place, Record)>| {
+                let Some((cell, place, new)) = pending.take() else { return };
+                checker.view.lanes = new.all_lanes();
+                checker.view.memory = memory_of(place);
+                (checker.new, checker.place) = (new, place);
+                memories.touch(cell, direction, &mut checker);
             };
             let mut pending: Option<(u64, Place, Record)> = None;
             for (lane, place) in places.iter().filter(|(lane, _)| lanes >> lane & 1 == 1) {
-                for (cell, at, mask) in cells(*place, bytes) {
-                    if let Some((of, first, record)) = &mut pending
+                for (cell, first, mask) in cells(address(*place), bytes) {
+                    if let Some((of, before, record)) = &mut pending
                         && *of == cell
-                        && same_memory(*first, at)
+                        && same_memory(*before, *place)
                         && record.absorb(*lane, mask)
                     {
                         continue;
                     }
-                    flush(pending.take());
-                    let mut record =
-                        Record::of_warp(thread.warp.0, warp.tick, 1 << lane, thread.step, mask);
-                    record.strong = strong;
-                    pending = Some((cell, at, record));
+                    flush(&mut pending);
+                    let lanes = 1 << lane;
+                    let record =
+                        Record::of_warp(thread.warp.0, warp.tick, lanes, thread.step, mask)
+                            .with_scope(strong);
+                    pending = Some((cell, at_address(*place, first), record));
                 }
             }
-            flush(pending);
+            flush(&mut pending);
         }
         self.report_found(found, (thread.warp, thread.step, Unit::Thread), direction);
     }
@@ -237,10 +272,13 @@ impl Tracker {
     ) {
         if let Place::Tensor { rank, lane, column } = place {
             let columns = column..column + bytes.div_ceil(4);
-            return self.access_tensor(operation, direction, rank, lane..lane + 1, columns);
+            self.access_tensor_row(operation, direction, rank, lane, columns);
+            return;
         }
         let memory = memory_of(place);
-        self.touch_by_operation(operation, direction, memory, None, cells(place, bytes));
+        let cells = cells(address(place), bytes);
+        let cells = cells.map(|(cell, first, mask)| (cell, at_address(place, first), mask));
+        self.touch_by_operation(operation, direction, memory, None, cells);
     }
 
     /// One lane of a `cp.async`, or another operation of several threads, touches bytes.
@@ -253,13 +291,16 @@ impl Tracker {
         bytes: u32,
     ) {
         let memory = memory_of(place);
-        self.touch_by_operation(operation, direction, memory, Some(lane), cells(place, bytes));
+        let cells = cells(address(place), bytes);
+        let cells = cells.map(|(cell, first, mask)| (cell, at_address(place, first), mask));
+        self.touch_by_operation(operation, direction, memory, Some(lane), cells);
     }
 
     /// An issued operation reads the 128 bytes of a tensor map in global memory. Maps in
     /// parameters or constant memory do not change and need not be told.
     pub fn access_tensor_map(&mut self, operation: Operation, address: u64) {
-        let cells = cells(Place::Global(address), 128);
+        let cells =
+            cells(address, 128).map(|(cell, first, mask)| (cell, Place::Global(first), mask));
         self.touch_by_operation(operation, Direction::Read, Memory::Map(address), None, cells);
     }
 
@@ -304,15 +345,55 @@ impl Tracker {
             strong,
         };
         let mut found = Vec::new();
+        let new = Record::of_operation(operation.0, lanes, 0).with_scope(strong);
+        let context = Context { rules: *rules, warps, operations };
+        let place = Place::Global(0);
+        let mut checker = Checker { context, view, new, place, found: &mut found };
         for (cell, place, mask) in cells {
-            let mut new = Record::of_operation(operation.0, lanes, mask);
-            new.strong = strong;
-            let context = Context { rules: *rules, warps, operations };
-            let mut checker = Checker { context, view, new, place, found: &mut found };
-            memories.touch(cell, new, direction, &mut checker);
+            checker.new.bytes = mask;
+            checker.place = place;
+            memories.touch(cell, direction, &mut checker);
         }
         let (warp, step, unit) = (info.warp, info.step, info.unit);
         self.report_found(found, (warp, step, unit), direction);
+    }
+
+    /// One lane's columns of tensor memory. Operations go lane by lane, so rows are gathered to
+    /// rectangles, which are told when the operation has run or another one comes.
+    fn access_tensor_row(
+        &mut self,
+        operation: Operation,
+        direction: Direction,
+        rank: u32,
+        lane: u32,
+        columns: Range<u32>,
+    ) {
+        let rows = &mut self.tensor_rows;
+        let fits = |row: &&mut TensorRows| {
+            row.operation == operation
+                && row.direction == direction
+                && row.rank == rank
+                && row.columns == columns
+                && (row.lanes.start..=row.lanes.end).contains(&lane)
+        };
+        if let Some(row) = rows.iter_mut().find(fits) {
+            row.lanes.end = row.lanes.end.max(lane + 1);
+            return;
+        }
+        let other = rows.first().is_some_and(|row| row.operation != operation);
+        if other || rows.len() >= TENSOR_ROWS_MAX {
+            self.tell_tensor_rows();
+        }
+        let lanes = lane..lane + 1;
+        self.tensor_rows.push(TensorRows { operation, direction, rank, lanes, columns });
+    }
+
+    /// Tells the gathered rows.
+    pub(super) fn tell_tensor_rows(&mut self) {
+        for rows in std::mem::take(&mut self.tensor_rows) {
+            let TensorRows { operation, direction, rank, lanes, columns } = rows;
+            self.access_tensor(operation, direction, rank, lanes, columns);
+        }
     }
 
     /// Records what the previous grid does, without any check.
@@ -332,7 +413,7 @@ impl Tracker {
         let mut start = addresses.start;
         while start < addresses.end {
             let bytes = (addresses.end - start).min(1 << 20) as u32;
-            for (cell, _, mask) in cells(Place::Global(start), bytes) {
+            for (cell, _, mask) in cells(start, bytes) {
                 let new = Record::of_operation(operation, u32::MAX, mask);
                 let cell = self.global.cell(cell);
                 match direction {
@@ -352,6 +433,7 @@ impl Tracker {
         lanes: Range<u32>,
         columns: Range<u32>,
     ) {
+        self.tell_tensor_rows();
         let Tracker { warps, clusters, operations, rules, .. } = self;
         let warp = &warps[thread.warp.0 as usize];
         let state = warp.state(thread.lanes.trailing_zeros());

@@ -16,11 +16,14 @@ pub(super) struct Record {
     pub(super) bytes: u16,
     /// Bytes to a lane as a power of two, if spread; else [`NOT_SPREAD`].
     spread: u8,
-    /// 1 + the scope of a strong access, as a number; 0 is a weak one.
-    pub(super) strong: u8,
+    /// 1 + the scope of a strong access, as a number, 0 for a weak one; and [`LISTED_WRITE`].
+    strong: u8,
 }
 
 const NOT_SPREAD: u8 = 0xff;
+
+/// Marks the writes among [`Cell::more`].
+const LISTED_WRITE: u8 = 0x80;
 
 impl Record {
     pub(super) fn of_warp(warp: u32, tick: u32, lanes: u32, step: u32, bytes: u16) -> Record {
@@ -30,6 +33,20 @@ impl Record {
     pub(super) fn of_operation(operation: u32, lanes: u32, bytes: u16) -> Record {
         let who = operation | OPERATION;
         Record { who, tick: 0, lanes, step: 0, bytes, spread: NOT_SPREAD, strong: 0 }
+    }
+
+    /// The same as a strong access: 1 + the scope as a number; 0 is a weak one.
+    pub(super) fn with_scope(self, strong: u8) -> Record {
+        Record { strong, ..self }
+    }
+
+    /// 1 + the scope of a strong access, as a number; 0 is a weak one.
+    pub(super) fn scope(&self) -> u8 {
+        self.strong & !LISTED_WRITE
+    }
+
+    fn is_listed_write(&self) -> bool {
+        self.strong & LISTED_WRITE != 0
     }
 
     pub(super) fn operation(&self) -> Option<u32> {
@@ -109,7 +126,7 @@ impl Record {
             && self.tick == other.tick
             && self.lanes == other.lanes
             && self.spread == other.spread
-            && self.strong == other.strong
+            && self.scope() == other.scope()
     }
 }
 
@@ -118,13 +135,8 @@ impl Record {
 pub(super) struct Cell {
     write: Record,
     read: Record,
-    more: Option<Box<More>>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct More {
-    writes: Vec<Record>,
-    reads: Vec<Record>,
+    /// Further readers and writers.
+    more: Vec<Record>,
 }
 
 /// What a cell asks its visitor.
@@ -138,107 +150,95 @@ pub(super) trait Visitor {
 
 impl Cell {
     /// Records a read, after the visitor has seen the writes that it meets.
+    #[inline]
     pub(super) fn read(&mut self, new: Record, reads_max: usize, visitor: &mut impl Visitor) {
-        if self.read.same_event(&new) && new.bytes & !self.read.bytes == 0 {
+        let bytes = new.bytes;
+        if self.read.same_event(&new) && bytes & !self.read.bytes == 0 {
             return;
         }
-        self.visit_writes(new.bytes, visitor);
-        if self.read.bytes == 0 {
-            self.read = new;
-            return;
+        self.visit_writes(bytes, visitor);
+        if self.read.bytes & bytes != 0 && visitor.supersedes(&self.read) {
+            self.read.bytes &= !bytes;
         }
-        if self.read.bytes & new.bytes != 0 && visitor.supersedes(&self.read) {
-            self.read.bytes &= !new.bytes;
-        }
-        if let Some(more) = &mut self.more {
-            for record in &mut more.reads {
-                if record.bytes & new.bytes != 0 && visitor.supersedes(record) {
-                    record.bytes &= !new.bytes;
-                }
+        self.more.retain_mut(|record| {
+            let met = !record.is_listed_write() && record.bytes & bytes != 0;
+            if met && visitor.supersedes(record) {
+                record.bytes &= !bytes;
             }
-            more.reads.retain(|record| record.bytes != 0);
-        }
+            record.bytes != 0
+        });
         if self.read.bytes == 0 {
             self.read = new;
-            return;
-        }
-        if self.read.same_event(&new) {
-            self.read.bytes |= new.bytes;
-            return;
-        }
-        let more = self.more.get_or_insert_with(Box::default);
-        // Past the limit the first readers stay: what orders them mostly orders all.
-        let room = more.reads.len() < reads_max;
-        match more.reads.iter_mut().find(|record| record.same_event(&new)) {
-            Some(record) => record.bytes |= new.bytes,
-            None if room => more.reads.push(new),
-            None => {}
+        } else if self.read.same_event(&new) {
+            self.read.bytes |= bytes;
+        } else {
+            // Past the limit the first readers stay: what orders them mostly orders all.
+            self.list(new, reads_max);
         }
     }
 
     /// Records a write, after the visitor has seen all that it meets. A strong write does not
     /// take the place of other strong ones, which it is not ordered after.
+    #[inline]
     pub(super) fn write(&mut self, new: Record, visitor: &mut impl Visitor) {
         let bytes = new.bytes;
-        if self.more.is_none()
-            && self.write.same_event(&new)
-            && bytes & !self.write.bytes == 0
-            && self.read.bytes & bytes == 0
-        {
+        let again = self.write.same_event(&new) && bytes & !self.write.bytes == 0;
+        if again && self.more.is_empty() && self.read.bytes & bytes == 0 {
             return;
         }
-        self.visit_writes(bytes, visitor);
-        if self.read.bytes & bytes != 0 {
-            visitor.conflict(&self.read, self.read.bytes & bytes, false);
-            self.read.bytes &= !bytes;
-        }
-        if let Some(more) = &mut self.more {
-            for record in &mut more.reads {
-                if record.bytes & bytes != 0 {
-                    visitor.conflict(record, record.bytes & bytes, false);
-                    record.bytes &= !bytes;
-                }
-            }
-            more.reads.retain(|record| record.bytes != 0);
-        }
-        let replaced = |record: &Record, visitor: &dyn Fn(&Record) -> bool| {
-            new.strong == 0 || record.strong == 0 || visitor(record)
+        self.visit(bytes, visitor);
+        self.read.bytes &= !bytes;
+        let stays = |record: &Record, visitor: &mut dyn FnMut(&Record) -> bool| {
+            new.strong != 0 && record.scope() != 0 && !visitor(record)
         };
-        let supersedes = |record: &Record| visitor.supersedes(record);
-        if replaced(&self.write, &supersedes) {
+        let mut supersedes = |record: &Record| visitor.supersedes(record);
+        if !stays(&self.write, &mut supersedes) {
             self.write.bytes &= !bytes;
         }
-        if let Some(more) = &mut self.more {
-            for record in &mut more.writes {
-                if replaced(record, &supersedes) {
-                    record.bytes &= !bytes;
-                }
+        self.more.retain_mut(|record| {
+            let stays = record.is_listed_write() && stays(record, &mut supersedes);
+            if !stays {
+                record.bytes &= !bytes;
             }
-            more.writes.retain(|record| record.bytes != 0);
-        }
+            record.bytes != 0
+        });
         if self.write.bytes == 0 {
             self.write = new;
         } else if self.write.same_event(&new) {
             self.write.bytes |= bytes;
         } else {
-            let more = self.more.get_or_insert_with(Box::default);
-            let room = new.strong == 0 || more.writes.len() < STRONG_WRITES_MAX;
-            match more.writes.iter_mut().find(|record| record.same_event(&new)) {
-                Some(record) => record.bytes |= bytes,
-                None if room => more.writes.push(new),
-                None => {}
-            }
+            let limit = if new.strong == 0 { usize::MAX } else { STRONG_WRITES_MAX };
+            self.list(Record { strong: new.strong | LISTED_WRITE, ..new }, limit);
         }
-        if self.more.as_ref().is_some_and(|more| more.reads.is_empty() && more.writes.is_empty()) {
-            self.more = None;
+    }
+
+    #[cold]
+    fn list(&mut self, new: Record, limit: usize) {
+        let of_kind = |record: &&mut Record| record.is_listed_write() == new.is_listed_write();
+        let mut count = 0;
+        for record in self.more.iter_mut().filter(of_kind) {
+            if record.same_event(&new) {
+                record.bytes |= new.bytes;
+                return;
+            }
+            count += 1;
+        }
+        if count < limit {
+            if self.more.capacity() == 0 {
+                self.more.reserve_exact(2);
+            }
+            self.more.push(new);
         }
     }
 
     /// Shows the visitor all that a use of `bytes` would meet, and records nothing.
+    #[inline]
     pub(super) fn visit(&self, bytes: u16, visitor: &mut impl Visitor) {
         self.visit_writes(bytes, visitor);
-        let reads = self.more.iter().flat_map(|more| &more.reads);
-        for record in std::iter::once(&self.read).chain(reads) {
+        if self.read.bytes & bytes != 0 {
+            visitor.conflict(&self.read, self.read.bytes & bytes, false);
+        }
+        for record in self.more.iter().filter(|record| !record.is_listed_write()) {
             if record.bytes & bytes != 0 {
                 visitor.conflict(record, record.bytes & bytes, false);
             }
@@ -246,15 +246,14 @@ impl Cell {
     }
 
     /// Shows the visitor the writes of `bytes`.
+    #[inline]
     pub(super) fn visit_writes(&self, bytes: u16, visitor: &mut impl Visitor) {
         if self.write.bytes & bytes != 0 {
             visitor.conflict(&self.write, self.write.bytes & bytes, true);
         }
-        if let Some(more) = &self.more {
-            for record in &more.writes {
-                if record.bytes & bytes != 0 {
-                    visitor.conflict(record, record.bytes & bytes, true);
-                }
+        for record in self.more.iter().filter(|record| record.is_listed_write()) {
+            if record.bytes & bytes != 0 {
+                visitor.conflict(record, record.bytes & bytes, true);
             }
         }
     }

@@ -129,7 +129,7 @@ impl Context<'_> {
         let lanes = record.lanes_of(overlap);
         let of = (warp, Kind::Generic);
         if !self.covers(view, Part::Generic, of, lanes, record.tick) {
-            if record.strong > 0 && view.strong > 0 {
+            if record.scope() > 0 && view.strong > 0 {
                 return self.scope_missing(view, record, warp);
             }
             let same_warp = warp == view.warp && view.unit == Unit::Thread;
@@ -158,7 +158,7 @@ impl Context<'_> {
             (true, false) => 2,
             (false, _) => 3,
         };
-        let enough = record.strong.min(view.strong) >= distance;
+        let enough = record.scope().min(view.strong) >= distance;
         (!enough).then_some(HazardKind::ScopeTooNarrow)
     }
 

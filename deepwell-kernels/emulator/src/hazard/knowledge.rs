@@ -232,6 +232,12 @@ impl State {
         bundle.tensor.join(&self.tensor_pending);
     }
 
+    /// After a release of all lanes that is known to them again: what fences released is in the
+    /// bundle, and need not be handed on twice.
+    pub(super) fn forget_released(&mut self) {
+        self.released = Default::default();
+    }
+
     pub(super) fn acquire(&mut self, bundle: &Bundle) {
         self.known.join_memory(bundle);
         self.tensor_pending.join(&bundle.tensor);
@@ -283,8 +289,6 @@ impl State {
         self.own = self.own.common(&other.own);
         self.known.tensor.join(&other.known.tensor);
         self.tensor_before.join(&other.tensor_before);
-        // What their fences released came with the bundle.
-        self.released = Default::default();
         for (mine, theirs) in self.acquired.iter_mut().zip(&other.acquired) {
             match (&mut *mine, theirs) {
                 (_, None) => {}

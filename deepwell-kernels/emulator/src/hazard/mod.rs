@@ -53,8 +53,8 @@
 //!
 //! Asynchronous operations have two moments. At *issue* (when the instruction executes), call
 //! [`Tracker::issue`]; it returns an [`Operation`]. When the operation *runs*, now or later, call
-//! [`Tracker::access_operation`] for all it touches, and [`Tracker::access_tensor`] for
-//! rectangles of tensor memory. Then its end is told:
+//! [`Tracker::access_operation`] for all it touches, or [`Tracker::access_tensor`] for
+//! rectangles of tensor memory, then [`Tracker::ran`]. Its end is told:
 //!
 //! | operation | [`Unit`] | end |
 //! |---|---|---|
@@ -94,6 +94,7 @@ mod threads;
 use std::collections::HashMap;
 
 pub use crate::decode::Scope;
+use accesses::TensorRows;
 use clock::{Agent, KINDS, Kind};
 use knowledge::{Bundle, Exchange};
 use mbarriers::TrackedBarrier;
@@ -196,6 +197,9 @@ pub struct Tracker {
     /// Locations of strong accesses.
     locations: HashMap<(u32, Place), Exchange>,
     hazards: Hazards,
+    /// Rows of tensor memory that the operation that runs has touched and that are not checked
+    /// yet.
+    tensor_rows: Vec<TensorRows>,
 }
 
 /// State of one cluster that runs.
@@ -227,6 +231,7 @@ impl Tracker {
             global: GlobalShadow::default(),
             locations: HashMap::new(),
             hazards: Hazards::default(),
+            tensor_rows: Vec::new(),
         }
     }
 

@@ -183,8 +183,10 @@ impl Tracker {
         self.operations[operation.0 as usize].strong = true;
     }
 
-    /// All accesses of the operation have been told; frees what it knew.
+    /// All accesses of the operation have been told. Must be called, before anything else happens:
+    /// it checks what was gathered, and frees what the operation knew.
     pub fn ran(&mut self, operation: Operation) {
+        self.tell_tensor_rows();
         self.operations[operation.0 as usize].view = None;
     }
 

@@ -102,6 +102,7 @@ impl Warp {
             }
         });
         let Some(mut met) = met else { return };
+        met.forget_released();
         met.acquire(bundle);
         self.groups.retain(|(mask, _)| mask & !lanes != 0);
         self.groups.push((lanes, met));
