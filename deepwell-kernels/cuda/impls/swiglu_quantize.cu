@@ -42,54 +42,122 @@ struct Gradient {
     uint64* statistics;
 };
 
+// What the backward reads.
+struct BackwardSources {
+    const bf16* __restrict__ dout;
+    const bf16* __restrict__ gate;
+    const bf16* __restrict__ up;
+};
+
+struct GradientPieces {
+    uint4 gate;
+    uint4 up;
+};
+
+__device__ __forceinline__ GradientPieces gradient_pieces(const uint4& dout, const uint4& gate,
+                                                          const uint4& up) {
+    float d[8], g[8], u[8];
+    unpack_bf16x8(dout, d);
+    unpack_bf16x8(gate, g);
+    unpack_bf16x8(up, u);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
+        g[j] = gradients.gate;
+        u[j] = gradients.up;
+    }
+    return {pack_bf16x8(g), pack_bf16x8(u)};
+}
+
+// Tiles of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
+// places that nobody else looks at, and takes them back one after the other. Those of the first
+// are free when all have it, and become the stage.
+template <bool kWide, bool kRow, bool kColumn>
+__device__ __forceinline__ void backward_plain(const BackwardSources& from, const Gradient& dgate,
+                                               const Gradient& dup, uint4* dynamic,
+                                               MxPlainShared& shared, MxCounters& gate_counters,
+                                               MxCounters& up_counters) {
+    const MxTeam team = MxTeam::mine();
+    uint4* const stage = dynamic;
+    uint4* const own_gate = dynamic + team.thread;
+    uint4* const own_up = own_gate + ElementTile::kTileBytes / 16;
+    const uint32 columns = dgate.to.columns;
+    const uint32 across = columns / kMxTile, tiles = dgate.to.rows / kMxTile * across;
+    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const uint32 row0 = index / across * kMxTile, column0 = index % across * kMxTile;
+        const uint64 first = static_cast<uint64>(row0 + mx_plain_row(team)) * columns + column0 +
+                             mx_plain_column(team);
+        if (kColumn) {
+            team.sync();  // the stage is read to the end
+        }
+#pragma unroll 1
+        for (int row = 0; row < kMxPlainRows; row += kBackwardTogether) {
+            uint4 pieces[kBackwardTogether][3];
+#pragma unroll
+            for (int i = 0; i < kBackwardTogether; ++i) {
+                const uint64 place = first + static_cast<uint64>(row + i) * columns;
+                pieces[i][0] = *reinterpret_cast<const uint4*>(from.dout + place);
+                pieces[i][1] = *reinterpret_cast<const uint4*>(from.gate + place);
+                pieces[i][2] = *reinterpret_cast<const uint4*>(from.up + place);
+            }
+#pragma unroll
+            for (int i = 0; i < kBackwardTogether; ++i) {
+                const GradientPieces of =
+                    gradient_pieces(pieces[i][0], pieces[i][1], pieces[i][2]);
+                const uint64 place = first + static_cast<uint64>(row + i) * columns;
+                if (dgate.values != nullptr) {
+                    *reinterpret_cast<uint4*>(dgate.values + place) = of.gate;
+                }
+                if (dup.values != nullptr) {
+                    *reinterpret_cast<uint4*>(dup.values + place) = of.up;
+                }
+                own_gate[(row + i) * MxTeam::kThreads] = of.gate;
+                own_up[(row + i) * MxTeam::kThreads] = of.up;
+            }
+        }
+        uint4 gradients[kMxPlainRows];
+#pragma unroll
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            gradients[row] = own_gate[row * MxTeam::kThreads];
+        }
+        mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dgate.to, stage, shared,
+                                                 team, gate_counters);
+#pragma unroll
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            gradients[row] = own_up[row * MxTeam::kThreads];
+        }
+        mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dup.to, stage, shared,
+                                                 team, up_counters);
+    }
+}
+
+// Any tiles.
 template <bool kRow, bool kColumn>
-__device__ __forceinline__ void backward(const bf16* __restrict__ dout,
-                                         const bf16* __restrict__ gate,
-                                         const bf16* __restrict__ up, const Gradient& dgate,
-                                         const Gradient& dup) {
-    extern __shared__ uint4 dynamic[];
+__device__ __forceinline__ void backward_tiles(const BackwardSources& from, const Gradient& dgate,
+                                               const Gradient& dup, uint4* dynamic,
+                                               MxCounters& gate_counters,
+                                               MxCounters& up_counters) {
     uint32* const gate_tile = reinterpret_cast<uint32*>(dynamic);
     uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
     __shared__ MxShared shared;
-    MxCounters gate_counters, up_counters;
     const MxTarget& to = dgate.to;
     const uint32 tiles = ElementPlaces::tiles(to);
     for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
         const ElementPlaces places(index, to);
+        mx_begin_tile();
 #pragma unroll 1
-        for (int first = 0; first < kMxSteps; first += kBackwardTogether) {
-            uint4 pieces[kBackwardTogether][3];
-#pragma unroll
-            for (int i = 0; i < kBackwardTogether; ++i) {
-                pieces[i][0] = places.load(dout, first + i);
-                pieces[i][1] = places.load(gate, first + i);
-                pieces[i][2] = places.load(up, first + i);
+        for (int step = 0; step < kMxSteps; ++step) {
+            const GradientPieces of =
+                gradient_pieces(places.load(from.dout, step), places.load(from.gate, step),
+                                places.load(from.up, step));
+            if (dgate.values != nullptr) {
+                places.store(dgate.values, step, of.gate);
             }
-            if (first == 0) {
-                mx_begin_tile();
+            if (dup.values != nullptr) {
+                places.store(dup.values, step, of.up);
             }
-#pragma unroll
-            for (int i = 0; i < kBackwardTogether; ++i) {
-                float d[8], g[8], u[8];
-                unpack_bf16x8(pieces[i][0], d);
-                unpack_bf16x8(pieces[i][1], g);
-                unpack_bf16x8(pieces[i][2], u);
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
-                    g[j] = gradients.gate;
-                    u[j] = gradients.up;
-                }
-                const uint4 of_gate = pack_bf16x8(g), of_up = pack_bf16x8(u);
-                if (dgate.values != nullptr) {
-                    places.store(dgate.values, first + i, of_gate);
-                }
-                if (dup.values != nullptr) {
-                    places.store(dup.values, first + i, of_up);
-                }
-                mx_piece<bf16>(gate_tile, first + i) = of_gate;
-                mx_piece<bf16>(up_tile, first + i) = of_up;
-            }
+            mx_piece<bf16>(gate_tile, step) = of.gate;
+            mx_piece<bf16>(up_tile, step) = of.up;
         }
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dgate.to, dgate.flags,
                                               gate_tile, shared, gate_counters);
@@ -98,12 +166,31 @@ __device__ __forceinline__ void backward(const bf16* __restrict__ dout,
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dup.to, dup.flags,
                                               up_tile, shared, up_counters);
     }
+}
+
+template <bool kRow, bool kColumn>
+__device__ __forceinline__ void backward(const BackwardSources& from, const Gradient& dgate,
+                                         const Gradient& dup) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ MxPlainShared shared;
+    MxCounters gate_counters, up_counters;
+    const MxTarget& to = dgate.to;
+    const bool wide = dgate.flags & kMxWide;
+    if (!mx_is_plain(to, dgate.flags | dup.flags) || wide != ((dup.flags & kMxWide) != 0)) {
+        backward_tiles<kRow, kColumn>(from, dgate, dup, dynamic, gate_counters, up_counters);
+    } else if (wide) {
+        backward_plain<true, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_counters,
+                                            up_counters);
+    } else {
+        backward_plain<false, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_counters,
+                                             up_counters);
+    }
     const uint64 elements =
         static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;
-    mx_write_statistics<ElementTile::kThreads>(gate_counters, blockIdx.x, gridDim.x,
+    mx_write_statistics(gate_counters, blockIdx.x, gridDim.x,
                                                dgate.partials, dgate.ticket, elements,
                                                dgate.statistics);
-    mx_write_statistics<ElementTile::kThreads>(up_counters, blockIdx.x, gridDim.x, dup.partials,
+    mx_write_statistics(up_counters, blockIdx.x, gridDim.x, dup.partials,
                                                dup.ticket, elements, dup.statistics);
 }
 
@@ -129,7 +216,7 @@ __device__ __forceinline__ void backward(const bf16* __restrict__ dout,
                                 up_partials,                                                      \
                                 tickets + 1,                                                      \
                                 up_statistics};                                                   \
-        backward<row, column>(dout, gate, up, of_gate, of_up);                                    \
+        backward<row, column>({dout, gate, up}, of_gate, of_up);                                  \
     }
 
 BACKWARD_KERNEL(swiglu_backward_quantize_row, true, false)

@@ -8,13 +8,14 @@
 
 #include "common/bf16x8.cuh"
 #include "common/types.cuh"
+#include "layout/mx_plain_tile.cuh"
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
 
 using ElementTile = MxTile<bf16>;
-// Steps whose loads a thread starts together, that it need not wait for memory eight times.
+// Rows whose loads a thread starts together, that it need not wait for memory eight times.
 constexpr int kTogether = 4;
-static_assert(kMxSteps % kTogether == 0, "whole batches");
+static_assert(kMxPlainRows % kTogether == 0, "whole batches");
 
 // Where the pieces of this thread lie in the matrices, all [rows, columns] with columns a multiple
 // of 8.
@@ -56,6 +57,97 @@ struct ElementPlaces {
     }
 };
 
+// The results of this thread's pieces of one step.
+template <int kSources, typename Function>
+__device__ __forceinline__ uint4 element_results(const uint4 (&pieces)[kSources],
+                                                 const Function& function) {
+    float values[kSources][8];
+#pragma unroll
+    for (int s = 0; s < kSources; ++s) {
+        unpack_bf16x8(pieces[s], values[s]);
+    }
+    float results[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        float of_element[kSources];
+#pragma unroll
+        for (int s = 0; s < kSources; ++s) {
+            of_element[s] = values[s][j];
+        }
+        results[j] = function(of_element);
+    }
+    return pack_bf16x8(results);
+}
+
+// Tiles of `layout/mx_plain_tile.cuh`.
+template <bool kWide, bool kRow, bool kColumn, int kSources, typename Function>
+__device__ __forceinline__ void elementwise_quantize_plain(const bf16* const (&sources)[kSources],
+                                                           bf16* result, const MxTarget& to,
+                                                           uint4* stage, MxPlainShared& shared,
+                                                           MxCounters& counters,
+                                                           const Function& function) {
+    const MxTeam team = MxTeam::mine();
+    const uint32 across = to.columns / kMxTile, tiles = to.rows / kMxTile * across;
+    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const uint32 row0 = index / across * kMxTile, column0 = index % across * kMxTile;
+        const uint64 first = static_cast<uint64>(row0 + mx_plain_row(team)) * to.columns +
+                             column0 + mx_plain_column(team);
+        uint4 results[kMxPlainRows];
+#pragma unroll
+        for (int row = 0; row < kMxPlainRows; row += kTogether) {
+            uint4 pieces[kTogether][kSources];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
+#pragma unroll
+                for (int s = 0; s < kSources; ++s) {
+                    pieces[i][s] = *reinterpret_cast<const uint4*>(sources[s] + place);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                results[row + i] = element_results(pieces[i], function);
+                if (result != nullptr) {
+                    const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
+                    *reinterpret_cast<uint4*>(result + place) = results[row + i];
+                }
+            }
+        }
+        mx_quantize_pieces<kWide, kRow, kColumn>(results, row0, column0, to, stage, shared, team,
+                                                 counters);
+    }
+}
+
+// Any tiles.
+template <bool kRow, bool kColumn, int kSources, typename Function>
+__device__ __forceinline__ void elementwise_quantize_tiles(const bf16* const (&sources)[kSources],
+                                                           bf16* result, const MxTarget& to,
+                                                           uint32 flags, uint32* tile,
+                                                           MxCounters& counters,
+                                                           const Function& function) {
+    __shared__ MxShared shared;
+    const uint32 tiles = ElementPlaces::tiles(to);
+    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const ElementPlaces places(index, to);
+        mx_begin_tile();
+#pragma unroll 2
+        for (int step = 0; step < kMxSteps; ++step) {
+            uint4 pieces[kSources];
+#pragma unroll
+            for (int s = 0; s < kSources; ++s) {
+                pieces[s] = places.load(sources[s], step);
+            }
+            const uint4 piece = element_results(pieces, function);
+            if (result != nullptr) {
+                places.store(result, step, piece);
+            }
+            mx_piece<bf16>(tile, step) = piece;
+        }
+        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, to, flags, tile, shared,
+                                              counters);
+    }
+}
+
 // Result `function(elements of the sources)`, of zeros zero; `result` may be null. Flags, partials
 // [gridDim.x, 5], ticket and statistics [6] as in `quantize.cu`.
 template <bool kRow, bool kColumn, int kSources, typename Function>
@@ -65,53 +157,20 @@ __device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources
                                                      uint32* ticket, uint64* statistics,
                                                      const Function& function) {
     extern __shared__ uint4 dynamic[];
-    uint32* const tile = reinterpret_cast<uint32*>(dynamic);
-    __shared__ MxShared shared;
+    __shared__ MxPlainShared shared;
     MxCounters counters;
-    const uint32 tiles = ElementPlaces::tiles(to);
-    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const ElementPlaces places(index, to);
-#pragma unroll 1
-        for (int first = 0; first < kMxSteps; first += kTogether) {
-            uint4 pieces[kTogether][kSources];
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-#pragma unroll
-                for (int s = 0; s < kSources; ++s) {
-                    pieces[i][s] = places.load(sources[s], first + i);
-                }
-            }
-            if (first == 0) {
-                mx_begin_tile();
-            }
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                float values[kSources][8];
-#pragma unroll
-                for (int s = 0; s < kSources; ++s) {
-                    unpack_bf16x8(pieces[i][s], values[s]);
-                }
-                float results[8];
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    float of_element[kSources];
-#pragma unroll
-                    for (int s = 0; s < kSources; ++s) {
-                        of_element[s] = values[s][j];
-                    }
-                    results[j] = function(of_element);
-                }
-                const uint4 piece = pack_bf16x8(results);
-                if (result != nullptr) {
-                    places.store(result, first + i, piece);
-                }
-                mx_piece<bf16>(tile, first + i) = piece;
-            }
-        }
-        mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, to, flags, tile, shared,
-                                              counters);
+    if (!mx_is_plain(to, flags)) {
+        elementwise_quantize_tiles<kRow, kColumn>(sources, result, to, flags,
+                                                  reinterpret_cast<uint32*>(dynamic), counters,
+                                                  function);
+    } else if (flags & kMxWide) {
+        elementwise_quantize_plain<true, kRow, kColumn>(sources, result, to, dynamic, shared,
+                                                        counters, function);
+    } else {
+        elementwise_quantize_plain<false, kRow, kColumn>(sources, result, to, dynamic, shared,
+                                                         counters, function);
     }
     const uint64 copies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
-    mx_write_statistics<ElementTile::kThreads>(counters, blockIdx.x, gridDim.x, partials, ticket,
+    mx_write_statistics(counters, blockIdx.x, gridDim.x, partials, ticket,
                                                copies * to.rows * to.columns, statistics);
 }

@@ -38,6 +38,13 @@ struct MxTarget {
     uint32 columns;
 };
 
+// What a team needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
+struct alignas(16) MxPlainShared {
+    // By warps and words of columns; a little longer than these, for the banks.
+    uint32 amaxes[kMxTile / 16][kMxTile / 2 + 8];
+    uint32 factors[kMxGroups][kMxTile / 2];  // by groups of rows and words of columns
+};
+
 // What a block needs beside the tile itself.
 struct MxShared {
     uint32 square_amax[kMxGroups * kMxGroups];

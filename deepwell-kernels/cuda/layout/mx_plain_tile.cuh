@@ -1,7 +1,18 @@
 // The quantization of `layout/mx_tile.cuh` for what training asks for nearly always: BF16, rows and
 // columns that consist of whole tiles, the RCEIL rule, groups of 1x32 or 1x128 elements. The same
-// codes, scales and counters from about half as many instructions: nothing is asked of the flags or
-// the edges, and two elements are scaled at a time.
+// codes, scales and counters from about a third as many instructions: nothing is asked of the flags
+// or the edges, two elements or two groups go through each instruction, and a tile never lies in
+// shared memory.
+//
+// A thread holds eight rows of eight columns in registers. For the row copy sixteen neighbouring
+// threads have a row: its largest magnitude comes from shuffles that leave each of four threads
+// with two rows of eight, so that a scale is computed once and not by all. For the column copy the
+// threads leave the largest magnitudes of their columns in shared memory, each warp makes the
+// scales of sixteen columns for all, and the codes go through shared memory:
+//
+//   stage[column][chunk ^ (column / 8)]: 8 codes (rows 8 * chunk ...) of one column. Sixteen
+//   threads write the same chunk of sixteen columns, eight apart, or eight threads read the
+//   sixteen chunks of one column: neither meets a bank twice.
 //
 // Scaling in BF16 gives the codes that scaling in FP32 gives: a factor is a power of two, so that a
 // product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
@@ -11,13 +22,13 @@
 #include "layout/mx_element.cuh"
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
+#include "layout/mx_team.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/packed.cuh"
 
-using PlainTile = MxTile<bf16>;
-
-// Steps of the row copy that a thread has under way at a time.
-constexpr int kMxPlainTogether = 4;
+constexpr int kMxPlainRows = 8;   // rows of a thread, and pieces
+constexpr int kMxPlainWords = 4;  // words of a piece, two columns each
+constexpr uint32 kMxRowLanes = 16;
 
 // The same for all tiles; a matrix of no rows has none, though a block may come for one.
 __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
@@ -25,21 +36,17 @@ __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
            to.rows % kMxTile == 0 && to.columns % kMxTile == 0;
 }
 
-// Counts of the pieces of a thread, at `own` and every block of threads further, of which `largest`
-// is the largest magnitude. What is not finite counts once for each of `copies`.
-template <typename E>
-__device__ __forceinline__ void mx_count_pieces(const uint4* own, uint32 largest, uint32 copies,
-                                                MxCounters& counters) {
-    if (largest >= kInfinityBits) {
-        largest = 0;
-#pragma unroll 1
-        for (int step = 0; step < kMxSteps; ++step) {
-            const uint2 found = mx_survey<E>(own[step * MxTile<E>::kThreads]);
-            counters.nonfinite += copies * found.x;
-            largest = max(largest, found.y);
-        }
-    }
-    counters.amax = max(counters.amax, largest);
+// First row and first column of a thread in a tile.
+__device__ __forceinline__ uint32 mx_plain_row(const MxTeam& team) {
+    return team.thread / kMxRowLanes * kMxPlainRows;
+}
+__device__ __forceinline__ uint32 mx_plain_column(const MxTeam& team) {
+    return team.thread % kMxRowLanes * 8;
+}
+
+// Word `index` of a piece.
+__device__ __forceinline__ uint32 word_of(const uint4& piece, int index) {
+    return index == 0 ? piece.x : index == 1 ? piece.y : index == 2 ? piece.z : piece.w;
 }
 
 // Scale of a group by its largest magnitude; where `counts`, it is counted as clamped if it is.
@@ -50,178 +57,349 @@ __device__ __forceinline__ MxScale mx_plain_scale(uint32 amax, bool counts, MxCo
     return mx_scale(amax, false);
 }
 
-// The upper halves, which is all there is of factors, of two numbers.
-__device__ __forceinline__ uint32 mx_factors(const MxScale& low, const MxScale& high) {
-    return __byte_perm(__float_as_uint(low.reciprocal), __float_as_uint(high.reciprocal), 0x7632);
+// Two scales, a half of a word each: the codes, and the factors as BF16.
+struct MxScalePair {
+    uint32 codes;
+    uint32 factors;
+};
+
+// Scales of two groups by their largest magnitudes: `mx_scale` in the sixteen bits that BF16 has.
+__device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
+                                                     MxCounters& counters) {
+    const uint32 exponents = ((amaxes + 0x001f001fu) >> 7) & 0x01ff01ffu;
+    MxScalePair pair = {exponents - 0x00080008u, (0x01060106u - exponents) << 7};
+    // Whether a half is below 2^-118, or not finite.
+    const uint32 special = ((amaxes + 0x00800080u) | ~(amaxes + 0x7b807b80u)) & 0x80008000u;
+    if (special != 0) {
+        const MxScale low = mx_plain_scale(amaxes << 16, counts, counters);
+        const MxScale high = mx_plain_scale(amaxes & 0xffff0000u, counts, counters);
+        pair.codes = low.code | high.code << 16;
+        pair.factors = __byte_perm(__float_as_uint(low.reciprocal),
+                                   __float_as_uint(high.reciprocal), 0x7632);
+    }
+    return pair;
 }
 
-// Row copy. Gives the largest magnitude of this thread's pieces.
-template <bool kWide>
-__device__ __forceinline__ uint32 mx_plain_rows(const uint4* __restrict__ own, uint32 row0,
-                                                uint32 column0, const MxTarget& to,
-                                                MxCounters& counters) {
-    constexpr uint32 kGroup = kWide ? kMxTile : kMxBlock;
-    const uint32 row = row0 + PlainTile::row(), column = column0 + PlainTile::column();
-    const uint32 blocks = to.columns / kMxBlock;
-    const bool leads = PlainTile::column() % kGroup == 0;
-    uint8* codes_to = to.codes + static_cast<uint64>(row) * to.columns + column;
-    uint8* scales_to = to.scales + static_cast<uint64>(row) * blocks + column / kMxBlock;
-    uint32 largest = 0;
-#pragma unroll kMxPlainTogether
-    for (int step = 0; step < kMxSteps; ++step) {
-        const uint4 piece = own[step * PlainTile::kThreads];
-        uint32 amax = mx_magnitude<bf16>(piece);
-        largest = max(largest, amax);
+// How many elements of all pieces are not zero.
+__device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&pieces)[kMxPlainRows]) {
+    uint32 count = 0;
 #pragma unroll
-        for (int lanes = 1; lanes < kGroup / PlainTile::kPiece; lanes *= 2) {
-            amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));
+    for (int row = 0; row < kMxPlainRows; ++row) {
+        count += mx_nonzero<bf16>(pieces[row]);
+    }
+    return count;
+}
+
+// High bits of the elements of a word that are not zero, but so small that their codes are.
+__device__ __forceinline__ uint32 mx_vanished_bits(uint32 word, uint32 factors) {
+    constexpr uint32 kLast = 0x3a80u;  // 2^-10, a tie, goes to zero
+    constexpr uint32 kCarry = 0x7fffu - kLast;
+    const uint32 scaled = multiply_bf16x2(word, factors) & 0x7fff7fffu;
+    return mx_nonzero_bits<bf16>(word) & ~(scaled + (kCarry | kCarry << 16));
+}
+
+// How many elements of a piece become zero. A call for the reason that `mx_survey` is one.
+__device__ __noinline__ uint32 mx_vanished(uint4 piece, uint4 factors) {
+    return __popc(mx_vanished_bits(piece.x, factors.x) | mx_vanished_bits(piece.y, factors.y) >> 1 |
+                  mx_vanished_bits(piece.z, factors.z) >> 2 |
+                  mx_vanished_bits(piece.w, factors.w) >> 3);
+}
+
+// Counts elements that become zero, by sixteen words of codes. Data of which some do differ from
+// data of which none does by one branch: with heavy tails every warp meets one.
+struct MxZeroCodes {
+    uint32 nonzero[2] = {0, 0};  // a bit for each code, of eight words each
+    int words = 0;               // known to the compiler
+
+    __device__ __forceinline__ void see(uint32 codes) {
+        uint32& of_eight = nonzero[words++ / 8];
+        of_eight = of_eight >> 1 | (nonzero_code_bits(codes) & 0x80808080u);
+    }
+    // `factors` are all, and `factors_of(row)` those of the words of a piece.
+    template <typename FactorsOf>
+    __device__ __forceinline__ void finish(const uint4 (&pieces)[kMxPlainRows],
+                                           const uint4& factors, const FactorsOf& factors_of,
+                                           MxCounters& counters) const {
+        if ((nonzero[0] & nonzero[1]) == 0xffffffffu) {
+            return;
         }
-        const MxScale scale = mx_plain_scale(amax, leads, counters);
-        const uint32 factors = mx_factors(scale, scale);
-        const uint32 words[4] = {
-            multiply_bf16x2(piece.x, factors), multiply_bf16x2(piece.y, factors),
-            multiply_bf16x2(piece.z, factors), multiply_bf16x2(piece.w, factors)};
-        uint32 codes[2];
+        const uint32 carries = (factors.x + 0x00010001u) | (factors.y + 0x00010001u) |
+                               (factors.z + 0x00010001u) | (factors.w + 0x00010001u);
+        if ((carries & 0x80008000u) == 0) {
+            counters.underflows +=
+                mx_plain_nonzero(pieces) - __popc(nonzero[0]) - __popc(nonzero[1]);
+            return;
+        }
+        // A factor is NaN, by which also what was zero has become something else.
+#pragma unroll
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            counters.underflows += mx_vanished(pieces[row], factors_of(row));
+        }
+    }
+};
+
+// E4M3 codes of the lower, or upper, halves of four words.
+template <int kHalf>
+__device__ __forceinline__ uint32 mx_codes_of_halves(uint32 a, uint32 b, uint32 c, uint32 d) {
+    return kHalf == 0 ? to_e4m3x4(low_to_f32(a), low_to_f32(b), low_to_f32(c), low_to_f32(d))
+                      : to_e4m3x4(high_to_f32(a), high_to_f32(b), high_to_f32(c), high_to_f32(d));
+}
+
+// Of two of a thread's numbers it keeps one and gives the other to the thread `lanes` further,
+// which keeps the other: the larger magnitudes of what both had of the one that each keeps.
+__device__ __forceinline__ uint32 mx_keep_larger(uint32 first, uint32 second, uint32 lanes) {
+    const bool keeps_second = threadIdx.x & lanes;
+    const uint32 kept = keeps_second ? second : first;
+    const uint32 given = keeps_second ? first : second;
+    return max_magnitude_bf16x2(kept, __shfl_xor_sync(0xffffffffu, given, lanes));
+}
+
+// Row copy.
+template <bool kWide>
+__device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows], uint32 row0,
+                                              uint32 column0, const MxTarget& to,
+                                              const MxTeam& team, MxCounters& counters) {
+    // Two rows in a word.
+    uint32 of_rows[kMxPlainRows / 2];
+#pragma unroll
+    for (int pair = 0; pair < kMxPlainRows / 2; ++pair) {
+        uint32 of_row[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            codes[i] = to_e4m3x4(low_to_f32(words[2 * i]), high_to_f32(words[2 * i]),
-                                 low_to_f32(words[2 * i + 1]), high_to_f32(words[2 * i + 1]));
+            const uint4& piece = pieces[2 * pair + i];
+            of_row[i] = max_magnitude_bf16x2(max_magnitude_bf16x2(piece.x, piece.y),
+                                             max_magnitude_bf16x2(piece.z, piece.w));
         }
-        if (!all_codes_nonzero(nonzero_code_bits(codes[0]) & nonzero_code_bits(codes[1]))) {
-            counters.underflows +=
-                mx_nonzero<bf16>(piece) - nonzero_codes(codes[0]) - nonzero_codes(codes[1]);
-        }
-        *reinterpret_cast<uint2*>(codes_to) = make_uint2(codes[0], codes[1]);
-        if (leads) {
-            if (kWide) {
-                *reinterpret_cast<uint32*>(scales_to) = scale.code * 0x01010101u;
-            } else {
-                *scales_to = scale.code;
-            }
-        }
-        codes_to += static_cast<uint64>(kMxStepRows) * to.columns;
-        scales_to += static_cast<uint64>(kMxStepRows) * blocks;
+        of_rows[pair] = max_magnitude_bf16x2(__byte_perm(of_row[0], of_row[1], 0x5410),
+                                             __byte_perm(of_row[0], of_row[1], 0x7632));
     }
-    return largest;
+    // Thread q of four has rows 2q and 2q + 1 of eight.
+    uint32 amaxes = mx_keep_larger(mx_keep_larger(of_rows[0], of_rows[2], 2),
+                                   mx_keep_larger(of_rows[1], of_rows[3], 2), 1);
+    if (kWide) {
+        amaxes = max_magnitude_bf16x2(amaxes, __shfl_xor_sync(0xffffffffu, amaxes, 4));
+        amaxes = max_magnitude_bf16x2(amaxes, __shfl_xor_sync(0xffffffffu, amaxes, 8));
+    }
+    const uint32 quad = threadIdx.x % kMxRowLanes / 4;  // 32 columns
+    const MxScalePair mine =
+        mx_scale_pair(amaxes & 0x7fff7fffu, !kWide || quad == 0, counters);
+    uint32 factors[kMxPlainRows / 2];
+#pragma unroll
+    for (int pair = 0; pair < kMxPlainRows / 2; ++pair) {
+        factors[pair] = __shfl_sync(0xffffffffu, mine.factors, pair, 4);
+    }
+    const uint32 row = row0 + mx_plain_row(team), column = column0 + mx_plain_column(team);
+    uint8* const codes_to = to.codes + static_cast<uint64>(row) * to.columns + column;
+    const auto factor_of = [&](int row) {
+        return __byte_perm(factors[row / 2], factors[row / 2], row % 2 == 0 ? 0x1010 : 0x3232);
+    };
+    MxZeroCodes zeros;
+#pragma unroll
+    for (int i = 0; i < kMxPlainRows; ++i) {
+        const uint32 factor = factor_of(i);
+        uint32 scaled[kMxPlainWords];
+#pragma unroll
+        for (int w = 0; w < kMxPlainWords; ++w) {
+            scaled[w] = multiply_bf16x2(word_of(pieces[i], w), factor);
+        }
+        uint32 codes[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            codes[half] =
+                to_e4m3x4(low_to_f32(scaled[2 * half]), high_to_f32(scaled[2 * half]),
+                          low_to_f32(scaled[2 * half + 1]), high_to_f32(scaled[2 * half + 1]));
+        }
+        zeros.see(codes[0]);
+        zeros.see(codes[1]);
+        *reinterpret_cast<uint2*>(codes_to + static_cast<uint64>(i) * to.columns) =
+            make_uint2(codes[0], codes[1]);
+    }
+    const auto factors_of = [&](int row) {
+        const uint32 factor = factor_of(row);
+        return make_uint4(factor, factor, factor, factor);
+    };
+    zeros.finish(pieces, make_uint4(factors[0], factors[1], factors[2], factors[3]), factors_of,
+                 counters);
+    // The four bytes of a row.
+    uint32 low = mine.codes & 0xff, high = mine.codes >> 16;
+    if (kWide) {
+        low *= 0x01010101u;
+        high *= 0x01010101u;
+    } else {
+        low <<= 8 * quad;
+        high <<= 8 * quad;
+#pragma unroll
+        for (int lanes = 4; lanes < 16; lanes *= 2) {
+            low |= __shfl_xor_sync(0xffffffffu, low, lanes);
+            high |= __shfl_xor_sync(0xffffffffu, high, lanes);
+        }
+    }
+    if (quad < 2) {
+        const uint32 of_lane = row + threadIdx.x % 4 * 2 + quad;
+        reinterpret_cast<uint32*>(to.scales)[static_cast<uint64>(of_lane) *
+                                                 (to.columns / kMxTile) +
+                                             column0 / kMxTile] = quad == 0 ? low : high;
+    }
 }
 
-// Column copy of the tile that lies in shared memory.
-template <bool kWide>
-__device__ __forceinline__ void mx_plain_columns(uint32 row0, uint32 column0, const MxTarget& to,
-                                                 uint32* __restrict__ tile, MxShared& shared,
-                                                 MxCounters& counters) {
-    using Element = MxElement<bf16>;
-    const uint32 unit = threadIdx.x % PlainTile::kUnits;
-    const uint32 group = threadIdx.x / PlainTile::kUnits;
-    uint32 words[kMxBlock];
-    uint32 of_rows[4] = {0, 0, 0, 0};  // not one after the other
-#pragma unroll
-    for (int i = 0; i < kMxBlock; ++i) {
-        words[i] = tile[(group * kMxBlock + i) * PlainTile::kUnits + unit];
-        of_rows[i % 4] = Element::larger(of_rows[i % 4], words[i]);
-    }
-    uint32 largest = Element::larger(Element::larger(of_rows[0], of_rows[1]),
-                                     Element::larger(of_rows[2], of_rows[3]));
-    if (kWide) {
-        shared.column_amax[group][unit] = largest;
-    }
-    // Nobody reads the tile from here on: its memory becomes the stage.
-    __syncthreads();
-    if (kWide) {
-#pragma unroll
-        for (int other = 0; other < kMxGroups; ++other) {
-            largest = Element::larger(largest, shared.column_amax[other][unit]);
-        }
-    }
-    largest &= Element::kMagnitude;
-    const bool leads = !kWide || group == 0;
-    const MxScale scales[2] = {mx_plain_scale(Element::bits(largest, 0), leads, counters),
-                               mx_plain_scale(Element::bits(largest, 1), leads, counters)};
-    const uint32 factors = mx_factors(scales[0], scales[1]);
-    // This thread's chunks of the stage: `place(column, half)`.
-    uint4* const stage = reinterpret_cast<uint4*>(tile);
-    const auto place = [=](int c, int half) {
-        return (unit * 2 + c) * 8 + ((group * 2 + half) ^ (unit % 8));
-    };
-    uint32 nonzero[2] = {0xffffffffu, 0xffffffffu};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32 codes[2][4];
-#pragma unroll
-        for (int quad = 0; quad < 4; ++quad) {
-            uint32 scaled[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                scaled[i] = multiply_bf16x2(words[half * 16 + quad * 4 + i], factors);
-            }
-            codes[0][quad] = to_e4m3x4(low_to_f32(scaled[0]), low_to_f32(scaled[1]),
-                                       low_to_f32(scaled[2]), low_to_f32(scaled[3]));
-            codes[1][quad] = to_e4m3x4(high_to_f32(scaled[0]), high_to_f32(scaled[1]),
-                                       high_to_f32(scaled[2]), high_to_f32(scaled[3]));
-            nonzero[0] &= nonzero_code_bits(codes[0][quad]);
-            nonzero[1] &= nonzero_code_bits(codes[1][quad]);
-        }
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            stage[place(c, half)] =
-                make_uint4(codes[c][0], codes[c][1], codes[c][2], codes[c][3]);
-        }
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-        if (!all_codes_nonzero(nonzero[c])) {
-#pragma unroll
-            for (int i = 0; i < kMxBlock; ++i) {
-                counters.underflows += Element::bits(words[i] & Element::kMagnitude, c) != 0;
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const uint4 codes = stage[place(c, half)];
-                counters.underflows -= nonzero_codes(codes.x) + nonzero_codes(codes.y) +
-                                       nonzero_codes(codes.z) + nonzero_codes(codes.w);
-            }
-        }
-        const uint32 column = unit * 2 + c;
-        reinterpret_cast<uint8*>(shared.column_scales)[column * 4 + group] = scales[c].code;
-    }
-    __syncthreads();
+// Puts the scales of a tile's columns, four bytes each, where they belong.
+struct MxScalesOfColumns {
+    const MxTarget& to;
+    uint32 row0;
+    uint32 column0;
 
-    // Eight threads a line; the words of columns of a thread's lines differ by multiples of eight.
-    constexpr uint32 kLines = PlainTile::kThreads / 8;
-    const uint32 line = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    const uint4* const from = stage + line * 8 + (chunk ^ (line / 2 % 8));
+    __device__ __forceinline__ void operator()(uint32 column, uint32 scales) const {
+        const uint64 first = static_cast<uint64>(column0 + column) * (to.rows / kMxTile);
+        reinterpret_cast<uint32*>(to.scales_t)[first + row0 / kMxTile] = scales;
+    }
+};
+
+// Column copy, once `shared.amaxes` has what every warp knows of each word of columns.
+template <bool kWide, typename PutScales>
+__device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainRows],
+                                                 uint32 row0, uint32 column0, const MxTarget& to,
+                                                 uint4* __restrict__ stage, MxPlainShared& shared,
+                                                 const MxTeam& team, const PutScales& put_scales,
+                                                 MxCounters& counters) {
+    constexpr uint32 kParts = 4;  // threads of a warp that have the same word of columns
+    const uint32 warp = team.thread / 32, part = team.thread % 32 / 8;
+    team.sync();
+    {
+        const uint32 word = warp * 8 + team.thread % 8;
+        // A warp of pieces has sixteen rows.
+        uint32 amaxes = kWide ? max_magnitude_bf16x2(shared.amaxes[part][word],
+                                                     shared.amaxes[part + kParts][word])
+                              : max_magnitude_bf16x2(shared.amaxes[2 * part][word],
+                                                     shared.amaxes[2 * part + 1][word]);
+        if (kWide) {
+            amaxes = max_magnitude_bf16x2(amaxes, __shfl_xor_sync(0xffffffffu, amaxes, 8));
+            amaxes = max_magnitude_bf16x2(amaxes, __shfl_xor_sync(0xffffffffu, amaxes, 16));
+        }
+        const MxScalePair pair =
+            mx_scale_pair(amaxes & 0x7fff7fffu, !kWide || part == 0, counters);
+        uint32 low = pair.codes & 0xff, high = pair.codes >> 16;
+        if (kWide) {
+            low *= 0x01010101u;
+            high *= 0x01010101u;
+        } else {
+            low <<= 8 * part;
+            high <<= 8 * part;
+#pragma unroll
+            for (int lanes = 8; lanes < 32; lanes *= 2) {
+                low |= __shfl_xor_sync(0xffffffffu, low, lanes);
+                high |= __shfl_xor_sync(0xffffffffu, high, lanes);
+            }
+        }
+        if (!kWide || part == 0) {
+            shared.factors[part][word] = pair.factors;
+        }
+        if (part < 2) {
+            put_scales(2 * word + part, part == 0 ? low : high);
+        }
+    }
+    team.sync();
+
+    const uint32 lane = team.thread % kMxRowLanes, chunk = team.thread / kMxRowLanes;
+    const uint4 of_group =
+        *reinterpret_cast<const uint4*>(&shared.factors[kWide ? 0 : chunk / 4][lane * 4]);
+    MxZeroCodes zeros;
+    uint2* const to_stage = reinterpret_cast<uint2*>(stage) + lane * 128 + (chunk ^ lane);
+#pragma unroll
+    for (int w = 0; w < kMxPlainWords; ++w) {
+        uint32 scaled[kMxPlainRows];
+#pragma unroll
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            scaled[row] = multiply_bf16x2(word_of(pieces[row], w), word_of(of_group, w));
+        }
+        const uint2 first =
+            make_uint2(mx_codes_of_halves<0>(scaled[0], scaled[1], scaled[2], scaled[3]),
+                       mx_codes_of_halves<0>(scaled[4], scaled[5], scaled[6], scaled[7]));
+        const uint2 second =
+            make_uint2(mx_codes_of_halves<1>(scaled[0], scaled[1], scaled[2], scaled[3]),
+                       mx_codes_of_halves<1>(scaled[4], scaled[5], scaled[6], scaled[7]));
+        zeros.see(first.x);
+        zeros.see(first.y);
+        zeros.see(second.x);
+        zeros.see(second.y);
+        to_stage[2 * w * 16] = first;
+        to_stage[(2 * w + 1) * 16] = second;
+    }
+    zeros.finish(pieces, of_group, [&](int) { return of_group; }, counters);
+    team.sync();
+
+    // Eight threads a line. Two chunks lie next to each other, in either order: the same for all
+    // lines of a warp.
+    constexpr uint32 kLines = MxTeam::kThreads / 8;
+    const uint32 line = team.thread / 8, pair = team.thread % 8;
+    const bool reversed = line / 8 % 2 == 1;
     uint8* const codes_to =
-        to.codes_t + static_cast<uint64>(column0 + line) * to.rows + row0 + chunk * 16;
-    const uint64 stride = static_cast<uint64>(kLines) * to.rows;
+        to.codes_t + static_cast<uint64>(column0 + line) * to.rows + row0 + pair * 16;
 #pragma unroll
     for (int i = 0; i < kMxTile / kLines; ++i) {
-        *reinterpret_cast<uint4*>(codes_to + i * stride) = from[i * kLines * 8];
-    }
-    if (threadIdx.x < kMxTile) {
-        const uint64 column = column0 + threadIdx.x;
-        reinterpret_cast<uint32*>(to.scales_t)[column * (to.rows / kMxTile) + row0 / kMxTile] =
-            shared.column_scales[threadIdx.x];
+        const uint32 column = line + i * kLines;
+        const uint4 found = stage[column * 8 + (pair ^ (column / 16))];
+        *reinterpret_cast<uint4*>(codes_to + static_cast<uint64>(i) * kLines * to.rows) =
+            reversed ? make_uint4(found.z, found.w, found.x, found.y) : found;
     }
 }
 
-// As `mx_quantize_tile`.
-template <bool kWide, bool kRow, bool kColumn>
-__device__ __forceinline__ void mx_quantize_plain_tile(uint32 row0, uint32 column0,
-                                                       const MxTarget& to, uint32* tile,
-                                                       MxShared& shared, MxCounters& counters) {
-    const uint4* const own = reinterpret_cast<const uint4*>(tile) + threadIdx.x;
-    uint32 largest = 0;
-    if (kRow) {
-        largest = mx_plain_rows<kWide>(own, row0, column0, to, counters);
-    } else {
-#pragma unroll kMxPlainTogether
-        for (int step = 0; step < kMxSteps; ++step) {
-            largest = max(largest, mx_magnitude<bf16>(own[step * PlainTile::kThreads]));
+// As `mx_quantize_tile`, of pieces in registers: rows `mx_plain_row` and following of the tile,
+// columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the team come here;
+// what `put_scales` did to shared memory is visible to all when they leave.
+template <bool kWide, bool kRow, bool kColumn, typename PutScales>
+__device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlainRows],
+                                                   uint32 row0, uint32 column0,
+                                                   const MxTarget& to, uint4* stage,
+                                                   MxPlainShared& shared, const MxTeam& team,
+                                                   const PutScales& put_scales,
+                                                   MxCounters& counters) {
+    uint32 largest[kMxPlainWords];
+#pragma unroll
+    for (int w = 0; w < kMxPlainWords; ++w) {
+        largest[w] = word_of(pieces[0], w);
+#pragma unroll
+        for (int row = 1; row < kMxPlainRows; ++row) {
+            largest[w] = max_magnitude_bf16x2(largest[w], word_of(pieces[row], w));
         }
     }
-    mx_count_pieces<bf16>(own, largest, (kRow ? 1 : 0) + (kColumn ? 1 : 0), counters);
-    if (kColumn) {
-        __syncthreads();
-        mx_plain_columns<kWide>(row0, column0, to, tile, shared, counters);
+    uint32 of_thread = mx_largest<bf16>(
+        0x7fff7fffu & max_magnitude_bf16x2(max_magnitude_bf16x2(largest[0], largest[1]),
+                                           max_magnitude_bf16x2(largest[2], largest[3])));
+    if (of_thread >= kInfinityBits) {
+        constexpr uint32 kCopies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+        of_thread = 0;
+#pragma unroll
+        for (int row = 0; row < kMxPlainRows; ++row) {
+            const uint2 found = mx_survey<bf16>(pieces[row]);
+            counters.nonfinite += kCopies * found.x;
+            of_thread = max(of_thread, found.y);
+        }
     }
+    counters.amax = max(counters.amax, of_thread);
+    if (kColumn) {
+        // Of the 16 rows of a warp: each of two threads keeps two words.
+        const uint2 of_warp = make_uint2(mx_keep_larger(largest[0], largest[2], 16),
+                                         mx_keep_larger(largest[1], largest[3], 16));
+        const uint32 lane = team.thread % 32;
+        *reinterpret_cast<uint2*>(
+            &shared.amaxes[team.thread / 32][lane % kMxRowLanes * 4 + lane / kMxRowLanes * 2]) =
+            of_warp;
+    }
+    if (kRow) {
+        mx_plain_rows<kWide>(pieces, row0, column0, to, team, counters);
+    }
+    if (kColumn) {
+        mx_plain_columns<kWide>(pieces, row0, column0, to, stage, shared, team,
+                                put_scales, counters);
+    }
+}
+
+template <bool kWide, bool kRow, bool kColumn>
+__device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlainRows],
+                                                   uint32 row0, uint32 column0,
+                                                   const MxTarget& to, uint4* stage,
+                                                   MxPlainShared& shared, const MxTeam& team,
+                                                   MxCounters& counters) {
+    mx_quantize_pieces<kWide, kRow, kColumn>(pieces, row0, column0, to, stage, shared, team,
+                                             MxScalesOfColumns{to, row0, column0}, counters);
 }

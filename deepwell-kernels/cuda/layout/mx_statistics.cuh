@@ -8,13 +8,14 @@
 // Words that each block leaves in scratch: bits of amax, underflows, saturations, clamps,
 // non-finite elements.
 constexpr int kMxCounts = 5;
+// Warps of a block at most.
+constexpr uint32 kMxWarpsMax = 16;
 
 // Combines the counts of all threads of a block: the maximum of the first, the sums of the others.
 // Thread 0 has the result.
-template <int kThreads>
 __device__ __forceinline__ void mx_combine_block(uint64 (&counts)[kMxCounts]) {
-    constexpr int kWarps = kThreads / 32;
-    __shared__ uint64 of_warps[kWarps][kMxCounts];
+    __shared__ uint64 of_warps[kMxWarpsMax][kMxCounts];
+    const uint32 warps = blockDim.x / 32;
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) {
 #pragma unroll
@@ -32,7 +33,7 @@ __device__ __forceinline__ void mx_combine_block(uint64 (&counts)[kMxCounts]) {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int warp = 1; warp < kWarps; ++warp) {
+        for (uint32 warp = 1; warp < warps; ++warp) {
 #pragma unroll
             for (int i = 0; i < kMxCounts; ++i) {
                 const uint64 other = of_warps[warp][i];
@@ -43,15 +44,15 @@ __device__ __forceinline__ void mx_combine_block(uint64 (&counts)[kMxCounts]) {
 }
 
 // Ends a kernel that quantizes: block `block` of `blocks` leaves its counts in `partials`
-// [blocks, kMxCounts], and the last one writes `statistics` [6]. Integers, so no order shows.
-template <int kThreads>
-__device__ __forceinline__ void mx_write_statistics(const MxCounters& mine, uint32 block,
+// [blocks, kMxCounts], and the last one, which is told so, writes `statistics` [6]. Integers, so no
+// order shows.
+__device__ __forceinline__ bool mx_write_statistics(const MxCounters& mine, uint32 block,
                                                     uint32 blocks, uint64* partials,
                                                     uint32* ticket, uint64 elements,
                                                     uint64* statistics) {
     uint64 counts[kMxCounts] = {mine.amax, mine.underflows, mine.saturations, mine.clamps,
                                 mine.nonfinite};
-    mx_combine_block<kThreads>(counts);
+    mx_combine_block(counts);
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < kMxCounts; ++i) {
@@ -59,20 +60,20 @@ __device__ __forceinline__ void mx_write_statistics(const MxCounters& mine, uint
         }
     }
     if (!is_last_block(ticket, blocks)) {
-        return;
+        return false;
     }
 #pragma unroll
     for (int i = 0; i < kMxCounts; ++i) {
         counts[i] = 0;
     }
-    for (uint32 other = threadIdx.x; other < blocks; other += kThreads) {
+    for (uint32 other = threadIdx.x; other < blocks; other += blockDim.x) {
 #pragma unroll
         for (int i = 0; i < kMxCounts; ++i) {
             const uint64 count = __ldcg(partials + static_cast<uint64>(other) * kMxCounts + i);
             counts[i] = i == 0 ? max(counts[i], count) : counts[i] + count;
         }
     }
-    mx_combine_block<kThreads>(counts);
+    mx_combine_block(counts);
     if (threadIdx.x == 0) {
         statistics[0] = counts[0];
         statistics[1] = elements;
@@ -81,4 +82,5 @@ __device__ __forceinline__ void mx_write_statistics(const MxCounters& mine, uint
             statistics[i + 1] = counts[i];
         }
     }
+    return true;
 }

@@ -13,7 +13,8 @@
 //
 // Elements beyond the edges of the matrix are zeros, which change neither scales nor counters.
 //
-// Integer instructions bound this, not memory, unless they are few: what seldom happens (a scale
+// Integer instructions bound this unless they are few, see `layout/mx_plain_tile.cuh` for what is
+// usual: what seldom happens (a scale
 // that is not a normal number, an element that becomes zero, one that is not finite) is told by one
 // comparison and costs more only then.
 #pragma once
@@ -22,7 +23,6 @@
 #include "common/types.cuh"
 #include "layout/mx_element.cuh"
 #include "layout/mx_layout.cuh"
-#include "layout/mx_plain_tile.cuh"
 #include "layout/mx_scale.cuh"
 
 // The first `count` bytes of a piece of codes.
@@ -252,6 +252,23 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
     }
 }
 
+// Counts of the pieces of a thread, at `own` and every block of threads further, of which `largest`
+// is the largest magnitude. What is not finite counts once for each of `copies`.
+template <typename E>
+__device__ __forceinline__ void mx_count_pieces(const uint4* own, uint32 largest, uint32 copies,
+                                                MxCounters& counters) {
+    if (largest >= kInfinityBits) {
+        largest = 0;
+#pragma unroll 1
+        for (int step = 0; step < kMxSteps; ++step) {
+            const uint2 found = mx_survey<E>(own[step * MxTile<E>::kThreads]);
+            counters.nonfinite += copies * found.x;
+            largest = max(largest, found.y);
+        }
+    }
+    counters.amax = max(counters.amax, largest);
+}
+
 // Before a thread puts its first piece of a tile: the threads are done with the tile before.
 __device__ __forceinline__ void mx_begin_tile() {
     __syncthreads();
@@ -272,18 +289,6 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
                                                  MxCounters& counters) {
     using Tile = MxTile<E>;
     constexpr uint32 kCopies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
-    if constexpr (MxElement<E>::kPerWord == 2) {
-        if (mx_is_plain(to, flags)) {
-            if (flags & kMxWide) {
-                mx_quantize_plain_tile<true, kRow, kColumn>(row0, column0, to, tile, shared,
-                                                            counters);
-            } else {
-                mx_quantize_plain_tile<false, kRow, kColumn>(row0, column0, to, tile, shared,
-                                                             counters);
-            }
-            return;
-        }
-    }
     const bool wide = flags & kMxWide, square = flags & kMxSquare;
     const uint4* const own = reinterpret_cast<const uint4*>(tile) + threadIdx.x;
     if (square) {

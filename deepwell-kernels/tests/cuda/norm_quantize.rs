@@ -127,7 +127,7 @@ fn every_size() {
 }
 
 #[test]
-fn more_clusters_than_the_device_holds() {
+fn more_strips_than_the_device_holds() {
     let Some(mut gpu) = Gpu::open() else { return };
     let quantize = Quantize { spec: MxSpec::default(), axis: Axis::Both };
     check(&mut gpu, 16 * 1024 + 1, 2048, &quantize, true);

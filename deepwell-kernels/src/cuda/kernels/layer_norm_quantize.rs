@@ -9,6 +9,6 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     architectures: &Architecture::ALL,
     library: None,
     reject: norm_quantize::reject,
-    workspace_bytes: |request, _| norm_quantize::workspace_bytes(request),
+    workspace_bytes: norm_quantize::workspace_bytes,
     prepare: |call, device| norm_quantize::prepare(call, device, "layer_norm_quantize"),
 }];

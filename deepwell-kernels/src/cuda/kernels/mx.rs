@@ -4,13 +4,18 @@
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_precision::{BlockShape, ElementFormat, Granularity, MxSpec, ScaleRule};
 
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::prepare::CallView;
+use crate::KernelError;
+use crate::cuda::driver::{
+    Argument, DevicePtr, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::cuda::prepare::{CallView, Device, Tensor};
 
 /// Rows and columns of a tile.
 pub(super) const TILE: usize = 128;
 /// Bytes of a tile of BF16 in shared memory.
 pub(super) const BF16_TILE_BYTES: u32 = (TILE * TILE * 2) as u32;
+/// Bytes of the stage that the codes of a tile's columns go through.
+pub(super) const STAGE_BYTES: u32 = (TILE * TILE) as u32;
 /// Threads over a tile of BF16.
 pub(super) const BF16_TILE_THREADS: u32 = 256;
 
@@ -45,6 +50,29 @@ pub(super) fn reject(quantize: &Quantize, shape: &[usize]) -> Option<String> {
     };
     (rows.max(columns) > limit)
         .then(|| format!("takes at most {limit} rows and columns, not {rows} x {columns}"))
+}
+
+/// A BF16 matrix in boxes of a tile each, for bulk copies; nothing of a matrix whose rows are not
+/// whole pieces of 16 bytes, which kernels copy in other ways.
+pub(super) fn boxes_of_tiles(
+    matrix: &Tensor,
+    device: &mut Device<'_>,
+) -> Result<Argument, KernelError> {
+    let columns = matrix.shape[1];
+    if columns == 0 || !columns.is_multiple_of(8) {
+        return Ok(Argument::TensorMap(TensorMap([0; 16])));
+    }
+    // No box is taken of a matrix without rows.
+    let rows = matrix.shape[0].max(1);
+    let map = device.tensor_map(&TensorMapSpec {
+        base: matrix.pointer,
+        element: TensorMapElement::Bf16,
+        sizes: vec![columns as u64, rows as u64],
+        strides_bytes: vec![2 * columns as u64],
+        box_sizes: vec![TILE as u32, TILE as u32],
+        swizzle: TensorMapSwizzle::None,
+    })?;
+    Ok(Argument::TensorMap(map))
 }
 
 /// What a quantization writes, as arguments.

@@ -2,64 +2,43 @@
 //! `layout/norm_quantize.cuh`.
 
 use deepwell_ir::ops::{QuantizedOutput, WithQuantize};
-use deepwell_ir::{KernelRequest, Op};
+use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::support::all_bf16;
 use super::{fused, mx};
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr, Launch};
+use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
 
-/// Blocks of a cluster at most: what every device of an architecture can place.
-const CLUSTER_MAX: usize = 8;
-/// Slices that a block keeps in shared memory at most, as in the source.
-const HELD_MAX: usize = 2;
 /// Elements of a piece, 16 bytes of BF16.
 const PIECE: usize = 8;
-/// Shared memory that the kernels have beside the dynamic part, and the driver's own.
-const SHARED_BYTES_BESIDE: u32 = 4 << 10;
-/// Shared memory that a block may ask for on the architecture that has the least.
-const SHARED_BYTES_LEAST: u32 = 99 << 10;
+/// Strips that a block has in shared memory at a time, as in the source.
+const STRIPS: u32 = 2;
+/// Dynamic shared memory of a block.
+const SHARED_BYTES: u32 = STRIPS * mx::BF16_TILE_BYTES + mx::STAGE_BYTES;
+/// Blocks that a multiprocessor holds at most, by the memory of the largest.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+/// Sums of rows that a group keeps: for the mean and for rstd, of four strips each.
+const SUMS: usize = 2 * 4;
+/// Counters of a group: for each kind of sums, of two strips each.
+const COUNTERS: usize = 2 * 2;
+/// Slices of a row at most: blocks that every device holds at a time.
+const SLICES_MAX: usize = 128;
 
-/// How a row lies over a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
-    /// Slices of 128 columns in a row.
-    slices: usize,
-    /// Slices of a block.
-    slices_per_block: usize,
-    /// Blocks of a cluster.
-    cluster: usize,
+/// Slices of 128 columns, a block of a group for each.
+fn slices(columns: usize) -> usize {
+    columns.div_ceil(mx::TILE).max(1)
 }
 
-impl Shape {
-    /// Two slices a block, so that a block has enough to wait for at a time, or as many as eight
-    /// blocks must take.
-    fn new(columns: usize) -> Shape {
-        let slices = columns.div_ceil(mx::TILE).max(1);
-        let slices_per_block = slices.div_ceil(CLUSTER_MAX).max(2.min(slices));
-        Shape { slices, slices_per_block, cluster: slices.div_ceil(slices_per_block) }
-    }
+/// Groups that take strips of 128 rows in turn where the device holds `resident` blocks at a time.
+fn groups(rows: usize, columns: usize, resident: usize) -> usize {
+    rows.div_ceil(mx::TILE).min(resident / slices(columns)).max(1)
+}
 
-    /// Dynamic shared memory where `held` slices stay in it: their tiles, a sum for each row of
-    /// each slice, and two statistics of each row.
-    fn shared_bytes(self, held: usize) -> usize {
-        let numbers = (self.slices_per_block + 2) * mx::TILE;
-        held * mx::BF16_TILE_BYTES as usize + numbers * size_of::<f32>()
-    }
-
-    /// How many slices of a block stay in shared memory where a block may ask for `room` bytes;
-    /// none where not even one does.
-    fn held(self, room: u32) -> Option<usize> {
-        let room = room.saturating_sub(SHARED_BYTES_BESIDE) as usize;
-        let most = self.slices_per_block.min(HELD_MAX);
-        (1..=most).rev().find(|&held| self.shared_bytes(held) <= room)
-    }
-
-    /// Blocks of the launch: a cluster for each 128 rows.
-    fn blocks(self, rows: usize) -> usize {
-        rows.div_ceil(mx::TILE).max(1) * self.cluster
-    }
+/// Scratch for so many groups: the sums, then the counts of all blocks.
+fn scratch_bytes(groups: usize, columns: usize) -> (usize, usize) {
+    let blocks = groups * slices(columns);
+    (blocks * SUMS * mx::TILE * size_of::<f32>(), mx::counts_bytes(blocks))
 }
 
 /// A normalization that is a producer.
@@ -119,8 +98,9 @@ pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     {
         return Some(format!("takes rows of whole pieces of {PIECE} elements, not {columns}"));
     }
-    if Shape::new(shape[1]).held(SHARED_BYTES_LEAST).is_none() {
-        return Some(format!("has no shared memory for the sums of {} columns", shape[1]));
+    if slices(shape[1]) > SLICES_MAX {
+        let most = SLICES_MAX * mx::TILE;
+        return Some(format!("takes rows of at most {most} columns, not {}", shape[1]));
     }
     let kept = (0..=norm.y()).filter_map(|output| op.position_of_output(output));
     let inputs = 0..norm.inputs();
@@ -129,10 +109,12 @@ pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &floats).or_else(|| mx::reject(&entry.quantize, shape))
 }
 
-/// Scratch for the counts of all blocks.
-pub(super) fn workspace_bytes(request: &KernelRequest<'_>) -> usize {
+/// Scratch for the sums of rows and the counts of all blocks.
+pub(super) fn workspace_bytes(request: &KernelRequest<'_>, target: &Target) -> usize {
     let shape = &request.operands[0].shape;
-    mx::counts_bytes(Shape::new(shape[1]).blocks(shape[0]))
+    let resident = BLOCKS_PER_MULTIPROCESSOR * target.workers.max(1);
+    let (sums, counts) = scratch_bytes(groups(shape[0], shape[1], resident), shape[1]);
+    sums + counts
 }
 
 /// Prepares a call for a kernel of `<file>.cu`.
@@ -147,14 +129,24 @@ pub(super) fn prepare(
     let &[rows, columns] = call.input(0).shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
-    let shape = Shape::new(columns);
-    let room = device.driver.properties().shared_bytes_per_block;
-    let Some(held) = shape.held(room) else {
-        return Err(call.refuse(format!("{columns} columns need more than {room} bytes of memory")));
-    };
-    let shared_bytes = shape.shared_bytes(held) as u32;
     let kernel = format!("{}_quantize_{}", norm.entry, entry.quantize.axis.name());
-    let function = device.function(file, &kernel, shared_bytes)?;
+    let function = device.function(file, &kernel, SHARED_BYTES)?;
+    let resident = device.resident_blocks(function, mx::BF16_TILE_THREADS, SHARED_BYTES)? as usize;
+    // Blocks wait for each other, so that all of a group must be there.
+    if resident < slices(columns) {
+        return Err(call.refuse(format!("{columns} columns need more than {resident} blocks")));
+    }
+    let most = resident.min(BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors() as usize);
+    let groups = groups(rows, columns, most);
+    let (workspace, workspace_bytes) = call.workspace();
+    let (sums_bytes, counts_bytes) = scratch_bytes(groups, columns);
+    if sums_bytes + counts_bytes > workspace_bytes {
+        return Err(call.refuse(format!(
+            "expected {} bytes of workspace, got {workspace_bytes}",
+            sums_bytes + counts_bytes
+        )));
+    }
+    let source = mx::boxes_of_tiles(&call.input(0), device)?;
 
     let none = Argument::Pointer(DevicePtr(0));
     let kept = |output| match op.position_of_output(output) {
@@ -164,7 +156,8 @@ pub(super) fn prepare(
     let adds = usize::from(norm.adds);
     let delta = if norm.adds { call.input(1).argument() } else { none };
     let sum = if norm.adds { kept(0) } else { none };
-    let mut arguments = vec![call.input(0).argument(), delta, call.input(1 + adds).argument()];
+    let mut arguments =
+        vec![source, call.input(0).argument(), delta, call.input(1 + adds).argument()];
     if norm.layer {
         arguments.push(call.input(2 + adds).argument());
     }
@@ -174,24 +167,19 @@ pub(super) fn prepare(
     let first = op.positions_of_quantized(0).start;
     let mx::Copies { places, statistics } = mx::copies(call, entry.quantize.axis, first);
     arguments.extend(places);
-    let extents = [rows, columns, shape.slices, shape.slices_per_block, held, shape.cluster];
-    arguments.extend(extents.map(|extent| Argument::U32(extent as u32)));
     arguments.extend([
+        Argument::U32(rows as u32),
+        Argument::U32(columns as u32),
         Argument::F32(norm.eps as f32),
         Argument::U32(mx::flags(&entry.quantize.spec)),
-        Argument::Pointer(call.workspace().0),
+        Argument::Pointer(workspace),
+        Argument::Pointer(device.tickets(groups * COUNTERS)?),
+        Argument::Pointer(workspace.offset(sums_bytes)),
         Argument::Pointer(device.tickets(1)?),
         statistics,
     ]);
-    Ok(vec![Step::Launch(Launch {
-        function,
-        grid: [shape.blocks(rows) as u32, 1, 1],
-        block: [mx::BF16_TILE_THREADS, 1, 1],
-        cluster: [shape.cluster as u32, 1, 1],
-        shared_bytes,
-        programmatic: false,
-        arguments,
-    })])
+    let blocks = (groups * slices(columns)) as u32;
+    Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, SHARED_BYTES, arguments)])
 }
 
 #[cfg(test)]
@@ -199,38 +187,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_any_length_lie_over_a_cluster() {
+    fn groups_lie_over_a_device() {
+        // Two blocks on each of 132 multiprocessors.
         let expected = [
-            (8, (1, 1, 1)),
-            (128, (1, 1, 1)),
-            (136, (2, 2, 1)),
-            (768, (6, 2, 3)),
-            (2048, (16, 2, 8)),
-            (2056, (17, 3, 6)),
-            (4096, (32, 4, 8)),
-            (5120, (40, 5, 8)),
-            (16384, (128, 16, 8)),
+            ((0, 256), (2, 1)),
+            ((1, 8), (1, 1)),
+            ((16384, 768), (6, 44)),
+            ((16384, 2048), (16, 16)),
+            ((512, 2048), (16, 4)),
+            ((16384, 2056), (17, 15)),
+            ((16384, 4096), (32, 8)),
+            ((16384, 16384), (128, 2)),
         ];
-        for (columns, (slices, slices_per_block, cluster)) in expected {
-            let shape = Shape::new(columns);
-            assert_eq!(shape, Shape { slices, slices_per_block, cluster }, "{columns}");
-            assert!(slices_per_block * cluster >= slices);
-            assert!(slices_per_block * (cluster - 1) < slices, "each block has a slice");
+        for ((rows, columns), (of_row, of_device)) in expected {
+            assert_eq!(slices(columns), of_row, "{columns}");
+            assert_eq!(groups(rows, columns, 264), of_device, "{rows} x {columns}");
         }
     }
 
     #[test]
-    fn three_blocks_fit_on_a_large_multiprocessor_and_one_on_a_small() {
-        // 228 KiB, of which a block may ask for 227; and 100, of which 99.
-        for columns in [128, 768, 2048, 4096, 8192] {
-            let shape = Shape::new(columns);
-            let held = shape.held(227 << 10).unwrap();
-            assert_eq!(held, shape.slices_per_block.min(HELD_MAX));
-            let bytes = shape.shared_bytes(held) as u32 + SHARED_BYTES_BESIDE;
-            assert!(3 * bytes <= 228 << 10, "{columns}: {bytes}");
-            let held = shape.held(SHARED_BYTES_LEAST).unwrap();
-            assert!(shape.shared_bytes(held) as u32 + SHARED_BYTES_BESIDE <= 99 << 10);
-        }
-        assert_eq!(Shape::new(1 << 20).held(SHARED_BYTES_LEAST), None);
+    fn scratch_has_room_for_all_groups() {
+        assert_eq!(scratch_bytes(16, 2048), (16 * 8 * 2048 * 4, 256 * 40));
+        assert_eq!(scratch_bytes(1, 8), (8 * 128 * 4, 40));
+    }
+
+    #[test]
+    fn one_block_fits_on_a_small_multiprocessor() {
+        // Of 99 KiB that a block may have, some are the kernel's own.
+        const { assert!(SHARED_BYTES + (12 << 10) <= 99 << 10) };
     }
 }

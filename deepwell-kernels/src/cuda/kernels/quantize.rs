@@ -4,7 +4,7 @@ use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::mx;
 use crate::KernelError;
-use crate::cuda::driver::Argument;
+use crate::cuda::driver::{Argument, TensorMap};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 
@@ -43,7 +43,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected a matrix"));
     };
     let (element, threads, shared_bytes) = match x.dtype {
-        DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::BF16_TILE_BYTES),
+        // The tile that comes, and the stage of the one that is quantized.
+        DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::BF16_TILE_BYTES + mx::STAGE_BYTES),
         _ => ("f32", 2 * mx::BF16_TILE_THREADS, 2 * mx::BF16_TILE_BYTES),
     };
     let entry = format!("quantize_{element}_{}", quantize.axis.name());
@@ -53,7 +54,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let resident = device.resident_blocks(function, threads, shared_bytes)? as usize;
     let blocks = tiles.min(resident).min(mx::blocks_of_counts(workspace_bytes)).max(1) as u32;
     let mx::Copies { places, statistics } = mx::copies(call, quantize.axis, 0);
-    let mut arguments = vec![x.argument()];
+    let source = match x.dtype {
+        DType::Bf16 => mx::boxes_of_tiles(&x, device)?,
+        _ => Argument::TensorMap(TensorMap([0; 16])),
+    };
+    let mut arguments = vec![source, x.argument()];
     arguments.extend(places);
     arguments.extend([
         Argument::U32(rows as u32),

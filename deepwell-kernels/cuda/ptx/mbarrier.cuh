@@ -1,0 +1,42 @@
+// mbarrier: waiting in shared memory for bulk copies. A barrier has a phase bit, 0 before the first
+// phase ends; each phase here is one arrival and the bytes that it announces.
+#pragma once
+
+#include "common/types.cuh"
+
+__device__ __forceinline__ uint32 mbarrier_address(const uint64* barrier) {
+    return static_cast<uint32>(__cvta_generic_to_shared(barrier));
+}
+
+// By one thread, before anybody uses the barrier; others after a barrier of threads.
+__device__ __forceinline__ void mbarrier_init(uint64* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;"
+                 :
+                 : "r"(mbarrier_address(barrier))
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives and announces `bytes` that copies bring.
+__device__ __forceinline__ void mbarrier_expect(uint64* barrier, uint32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(mbarrier_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+// Waits for the end of the phase with bit `phase`.
+__device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
+    uint32 done = 0;
+    while (done == 0) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(mbarrier_address(barrier)), "r"(phase)
+            : "memory");
+    }
+}

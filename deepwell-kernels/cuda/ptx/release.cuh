@@ -1,0 +1,19 @@
+// Telling other blocks, through global memory, that something was written.
+#pragma once
+
+#include "common/types.cuh"
+
+// Adds to a counter; what this thread has written or seen before is visible to those who then read
+// the counter by `load_acquire`.
+__device__ __forceinline__ void add_release(uint32* counter, uint32 value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;"
+                 :
+                 : "l"(counter), "r"(value)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32 load_acquire(const uint32* counter) {
+    uint32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}

@@ -1,0 +1,29 @@
+// cp.async.bulk.tensor: one thread has a box of a matrix copied to shared memory; what lies beyond
+// the matrix becomes zeros.
+#pragma once
+
+#include "common/types.cuh"
+#include "ptx/mbarrier.cuh"
+
+// A tensor map as the driver encodes it, a `__grid_constant__` argument.
+struct alignas(64) TensorMap {
+    uint64 words[16];
+};
+
+// The box whose first element is (row, column), to `target`, 128-byte aligned. `barrier` counts the
+// bytes of a whole box.
+__device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& map, uint32 column,
+                                               uint32 row, uint64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];"
+        :
+        : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(&map), "r"(column),
+          "r"(row), "r"(mbarrier_address(barrier))
+        : "memory");
+}
+
+// What this thread did to shared memory comes before bulk copies that are started after a barrier.
+__device__ __forceinline__ void fence_before_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
