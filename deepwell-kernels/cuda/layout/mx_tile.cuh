@@ -13,10 +13,10 @@
 //
 // Elements beyond the edges of the matrix are zeros, which change neither scales nor counters.
 //
-// Integer instructions bound this unless they are few, see `layout/mx_plain_tile.cuh` for what is
-// usual: what seldom happens (a scale
-// that is not a normal number, an element that becomes zero, one that is not finite) is told by one
-// comparison and costs more only then.
+// BF16 matrices of whole tiles go through `layout/mx_plain_tile.cuh` instead. Integer instructions
+// bound this unless they are few: what seldom happens (a scale that is not a normal number, an
+// element that becomes zero, one that is not finite) is told by one comparison and costs more only
+// then.
 #pragma once
 
 #include "common/opaque.cuh"
