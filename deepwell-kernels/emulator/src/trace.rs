@@ -1,1 +1,56 @@
 //! A record of what ran.
+
+use std::fmt;
+
+/// One instruction of one warp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceRecord {
+    /// Position of the block in the grid.
+    pub block: [u32; 3],
+    /// Warp of the block.
+    pub warp: u32,
+    /// Lanes that ran it, one bit each.
+    pub lanes: u32,
+    /// Line of the PTX text.
+    pub ptx_line: u32,
+}
+
+impl fmt::Display for TraceRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, y, z] = self.block;
+        write!(
+            f,
+            "block {x},{y},{z} warp {:2} lanes {:08x} line {}",
+            self.warp, self.lanes, self.ptx_line
+        )
+    }
+}
+
+/// What ran, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The first instructions, up to [`crate::launch::Settings::trace_limit`].
+    pub records: Vec<TraceRecord>,
+    /// Whether more ran than are kept.
+    pub is_cut: bool,
+}
+
+impl Trace {
+    /// Keeps a record, if there is room below `limit`.
+    pub(crate) fn push(&mut self, limit: usize, record: TraceRecord) {
+        if self.records.len() < limit {
+            self.records.push(record);
+        } else {
+            self.is_cut = true;
+        }
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for record in &self.records {
+            writeln!(f, "{record}")?;
+        }
+        if self.is_cut { writeln!(f, "and so on") } else { Ok(()) }
+    }
+}

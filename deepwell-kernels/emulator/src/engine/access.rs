@@ -2,6 +2,7 @@
 
 use super::cluster::ClusterState;
 use super::execute::Next;
+use super::track::Places;
 use super::warp::{Warp, lanes};
 use super::world::World;
 use crate::decode::{
@@ -9,8 +10,9 @@ use crate::decode::{
 };
 use crate::error::Fault;
 use crate::memory::{
-    LOCAL_WINDOW, SHARED_WINDOW, Window, apply_atomic, shared_address, split_shared,
+    LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Window, apply_atomic, shared_address, split_shared,
 };
+use crate::place::Place;
 
 /// Where one lane's access goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +22,16 @@ pub(crate) enum Where {
     Local(u32),
 }
 
-/// The address of one lane.
+/// The address of one lane. One without a register is a symbol's: an offset in its space. What is
+/// shared begins behind the system's bytes, and belongs to the own block.
 #[inline]
-pub(crate) fn address_of(warp: &Warp, address: &Address, lane: usize) -> u64 {
-    warp.registers.lane(address.base, lane).wrapping_add_signed(address.offset)
+pub(crate) fn address_of(warp: &Warp, space: Space, address: &Address, lane: usize) -> u64 {
+    let sum = warp.registers.lane(address.base, lane).wrapping_add_signed(address.offset);
+    let is_shared = matches!(space, Space::Shared | Space::SharedCluster);
+    if is_shared && matches!(address.base, Source::Immediate(_)) {
+        return sum + u64::from(shared_address(warp.rank, SHARED_BASE));
+    }
+    sum
 }
 
 /// A shared address in the window of the own block.
@@ -52,7 +60,10 @@ pub(crate) fn locate(
     address: u64,
 ) -> Result<Where, Fault> {
     Ok(match space {
-        Space::Global | Space::Constant => Where::Global(address),
+        Space::Global => Where::Global(address),
+        // A symbol's address is its offset, unless it was made generic before.
+        Space::Constant if address < 1 << 16 => Where::Global(world.shape.constants + address),
+        Space::Constant => Where::Global(address),
         Space::Shared => {
             let (rank, offset) = own_shared(warp, address)?;
             Where::Shared { rank, offset }
@@ -63,17 +74,13 @@ pub(crate) fn locate(
         }
         Space::Local => Where::Local(address as u32),
         Space::Parameter => {
-            // The address of a parameter is its offset, unless it was made generic before.
             if address < 1 << 16 {
-                Where::Global(world.shape.parameters.wrapping_add(address))
+                Where::Global(world.shape.parameters + address)
             } else {
                 Where::Global(address)
             }
         }
         Space::Generic => match Window::of(address) {
-            Window::Global(address) if address < 1 << 16 => {
-                Where::Global(world.shape.parameters.wrapping_add(address))
-            }
             Window::Global(address) => Where::Global(address),
             Window::Shared(address) => {
                 let (rank, offset) = split_shared(address);
@@ -171,10 +178,12 @@ pub(crate) fn load(
     let size = load.element.bytes() as usize;
     let bytes = size * load.destinations.len();
     let local_bytes = world.program.local_bytes as usize;
+    let order = (load.semantics, load.scope);
+    let mut places = Places::new(world);
     let mut buffer = [0u8; 64];
     for lane in lanes(mask) {
         world.lane = Some(lane);
-        let address = address_of(warp, &load.address, lane);
+        let address = address_of(warp, load.space, &load.address, lane);
         let place = locate(warp, world, load.space, address)?;
         let found: &[u8] = match place {
             Where::Global(address) => {
@@ -183,14 +192,15 @@ pub(crate) fn load(
                     world.counts.bytes.parameter_read += bytes as u64;
                 } else {
                     world.counts.bytes.global_read += bytes as u64;
-                    world.global_access(warp, lane, address, bytes, false, load.semantics)?;
+                    places.push(lane, Place::Global(address));
                 }
                 world.global.slice(address, bytes)?
             }
             Where::Shared { rank, offset } => {
                 aligned(u64::from(offset), bytes as u32)?;
                 let block = live_rank(cluster, warp.rank, rank)?;
-                world.shared_access(cluster, warp, lane, (rank, offset), bytes, false)?;
+                places.push(lane, Place::Shared { rank, offset });
+                world.shared_access(warp, cluster, (rank, offset), bytes, false)?;
                 let (found, written) = cluster.blocks[block].shared.read(offset, bytes)?;
                 if !written {
                     world.note_unwritten(warp.pc, || {
@@ -214,11 +224,11 @@ pub(crate) fn load(
         }
     }
     world.lane = None;
+    world.loaded_or_stored(warp, cluster, &places, bytes, false, order);
     if matches!(load.semantics, Semantics::Weak) {
         return Ok(Next::Advance);
     }
     // What polls gives way to the others.
-    world.acquired(warp, load.semantics, load.scope);
     Ok(Next::Yield)
 }
 
@@ -255,26 +265,28 @@ pub(crate) fn store(
     let size = store.element.bytes() as usize;
     let bytes = size * store.sources.len();
     let local_bytes = world.program.local_bytes as usize;
+    let mut places = Places::new(world);
     let mut buffer = [0u8; 64];
-    world.released(warp, store.semantics, store.scope);
+    let order = (store.semantics, store.scope);
     for lane in lanes(mask) {
         world.lane = Some(lane);
         for (index, source) in store.sources.iter().enumerate() {
             let value = warp.registers.lane(*source, lane).to_le_bytes();
             buffer[index * size..(index + 1) * size].copy_from_slice(&value[..size]);
         }
-        let address = address_of(warp, &store.address, lane);
+        let address = address_of(warp, store.space, &store.address, lane);
         match locate(warp, world, store.space, address)? {
             Where::Global(address) => {
                 aligned(address, bytes as u32)?;
                 world.counts.bytes.global_written += bytes as u64;
-                world.global_access(warp, lane, address, bytes, true, store.semantics)?;
+                places.push(lane, Place::Global(address));
                 world.global.slice_mut(address, bytes)?.copy_from_slice(&buffer[..bytes]);
             }
             Where::Shared { rank, offset } => {
                 aligned(u64::from(offset), bytes as u32)?;
                 let block = live_rank(cluster, warp.rank, rank)?;
-                world.shared_access(cluster, warp, lane, (rank, offset), bytes, true)?;
+                places.push(lane, Place::Shared { rank, offset });
+                world.shared_access(warp, cluster, (rank, offset), bytes, true)?;
                 let target = cluster.blocks[block].shared.write(offset, bytes)?;
                 target.copy_from_slice(&buffer[..bytes]);
             }
@@ -290,6 +302,7 @@ pub(crate) fn store(
         }
     }
     world.lane = None;
+    world.loaded_or_stored(warp, cluster, &places, bytes, true, order);
     world.changes += 1;
     Ok(Next::Advance)
 }
@@ -307,25 +320,29 @@ pub(crate) fn atomic(
     let words = if atomic.element == Type::B128 { 2 } else { 1 };
     let elements = atomic.values.len() / words;
     let bytes = size * elements;
+    let mut places = Places::new(world);
     let mut buffer = [0u8; 64];
-    world.released(warp, atomic.semantics, atomic.scope);
+    let order = (atomic.semantics, atomic.scope);
+    let returns = !atomic.destinations.is_empty();
     world.counts.atomics += u64::from(mask.count_ones());
     for lane in lanes(mask) {
         world.lane = Some(lane);
-        let address = address_of(warp, &atomic.address, lane);
+        let address = address_of(warp, atomic.space, &atomic.address, lane);
         let place = locate(warp, world, atomic.space, address)?;
         let memory: &mut [u8] = match place {
             Where::Global(address) => {
                 aligned(address, bytes as u32)?;
                 world.counts.bytes.global_read += bytes as u64;
                 world.counts.bytes.global_written += bytes as u64;
-                world.global_atomic(warp, lane, address, bytes)?;
+                places.push(lane, Place::Global(address));
                 world.global.slice_mut(address, bytes)?
             }
             Where::Shared { rank, offset } => {
                 aligned(u64::from(offset), bytes as u32)?;
                 let block = live_rank(cluster, warp.rank, rank)?;
-                world.shared_atomic(cluster, warp, lane, (rank, offset), bytes)?;
+                places.push(lane, Place::Shared { rank, offset });
+                world.shared_access(warp, cluster, (rank, offset), bytes, true)?;
+                world.counts.bytes.shared_read += bytes as u64;
                 let shared = &mut cluster.blocks[block].shared;
                 if !shared.read(offset, bytes)?.1 {
                     world.note_unwritten(warp.pc, || {
@@ -379,8 +396,8 @@ pub(crate) fn atomic(
         }
     }
     world.lane = None;
-    world.acquired(warp, atomic.semantics, atomic.scope);
-    Ok(if atomic.destinations.is_empty() { Next::Advance } else { Next::Yield })
+    world.atomically(warp, cluster, &places, bytes, returns, order);
+    Ok(if !returns { Next::Advance } else { Next::Yield })
 }
 
 /// Instructions that only compute addresses.
@@ -397,14 +414,16 @@ pub(crate) fn address(
     };
     match *instruction {
         Instruction::ConvertAddress { destination, source, space, to_window } => {
-            let own = shared_address(warp.rank, 0);
             let immediate = matches!(source, Source::Immediate(_));
-            let parameters = world.shape.parameters;
+            let own =
+                if immediate { u64::from(shared_address(warp.rank, SHARED_BASE)) } else { 0 };
+            let (parameters, constants) = (world.shape.parameters, world.shape.constants);
             map(warp, destination, source, &|value| match (space, to_window) {
-                (Space::Shared | Space::SharedCluster, true) => value & 0xFFFF_FFFF,
+                (Space::Shared | Space::SharedCluster, true) => (value + own) & 0xFFFF_FFFF,
                 (Space::Shared | Space::SharedCluster, false) => {
-                    SHARED_WINDOW | value & 0xFFFF_FFFF | if immediate { u64::from(own) } else { 0 }
+                    SHARED_WINDOW | (value + own) & 0xFFFF_FFFF
                 }
+                (Space::Constant, false) if value < 1 << 16 => constants + value,
                 (Space::Local, true) => value & 0xFFFF_FFFF,
                 (Space::Local, false) => LOCAL_WINDOW | value & 0xFFFF_FFFF,
                 (Space::Parameter, false) if value < 1 << 16 => parameters + value,

@@ -17,6 +17,8 @@ struct BlockBarrier {
     count_false: u32,
     /// Predicates true and false of the last two uses, by generation modulo 2.
     results: [(u32, u32); 2],
+    /// Warps and their lanes that wait in this use.
+    waiters: Vec<(u32, u32)>,
 }
 
 /// The barriers of one block.
@@ -90,6 +92,18 @@ impl BlockBarriers {
         Ok((generation, over))
     }
 
+    /// Lanes of a warp wait in this use of `barrier`.
+    pub(crate) fn waits(&mut self, barrier: u32, warp: u32, lanes: u32) {
+        if let Some(state) = self.all.get_mut(barrier as usize) {
+            state.waiters.push((warp, lanes));
+        }
+    }
+
+    /// The warps and lanes that waited in the use that is over now.
+    pub(crate) fn take_waiters(&mut self, barrier: u32) -> Vec<(u32, u32)> {
+        std::mem::take(&mut self.all[barrier as usize].waiters)
+    }
+
     /// Whether use `generation` of `barrier` is over.
     pub(crate) fn is_over(&self, barrier: u32, generation: u64) -> bool {
         self.all[barrier as usize].generation > generation
@@ -100,13 +114,16 @@ impl BlockBarriers {
         self.all[barrier as usize].results[(generation % 2) as usize]
     }
 
-    /// Threads exited: barriers for all threads may be complete now.
-    pub(crate) fn threads_exited(&mut self, live_threads: u32) {
-        for barrier in &mut self.all {
-            if barrier.arrived > 0 {
-                barrier.finish(live_threads);
+    /// Threads exited: barriers for all threads may be complete now. Returns those that are, one
+    /// bit each.
+    pub(crate) fn threads_exited(&mut self, live_threads: u32) -> u32 {
+        let mut over = 0;
+        for (name, barrier) in self.all.iter_mut().enumerate() {
+            if barrier.arrived > 0 && barrier.finish(live_threads) {
+                over |= 1 << name;
             }
         }
+        over
     }
 
     /// What `barrier` waits for.
@@ -146,12 +163,14 @@ impl ClusterBarrier {
         generation
     }
 
-    /// Threads exited: the barrier may be complete now.
-    pub(crate) fn threads_exited(&mut self, live_threads: u32) {
-        if self.arrived > 0 && self.arrived >= live_threads {
+    /// Threads exited: the barrier may be complete now. Returns whether it is.
+    pub(crate) fn threads_exited(&mut self, live_threads: u32) -> bool {
+        let over = self.arrived > 0 && self.arrived >= live_threads;
+        if over {
             self.arrived = 0;
             self.generation += 1;
         }
+        over
     }
 
     /// Threads that arrived.
@@ -170,7 +189,7 @@ mod tests {
         let (generation, over) = barriers.arrive(0, 32, None, (1, 31), 96).unwrap();
         assert!(!over && !barriers.is_over(0, generation));
         assert!(!barriers.arrive(0, 32, None, (2, 30), 96).unwrap().1);
-        barriers.threads_exited(64);
+        assert_eq!(barriers.threads_exited(64), 1);
         assert!(barriers.is_over(0, generation));
         assert_eq!(barriers.predicates(0, generation), (3, 61));
     }

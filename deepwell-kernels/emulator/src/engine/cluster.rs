@@ -5,6 +5,7 @@ use super::barrier::{BlockBarriers, ClusterBarrier};
 use super::warp::Warp;
 use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
+use crate::tcgen05::Allocator;
 
 /// What the warps of one block share.
 #[derive(Debug)]
@@ -18,15 +19,19 @@ pub(crate) struct Block {
     pub(crate) barriers: BlockBarriers,
     /// Threads that have not exited.
     pub(crate) live_threads: u32,
+    /// Who owns which columns of tensor memory.
+    pub(crate) allocator: Allocator,
     /// Frees of tensor memory so far.
     pub(crate) tensor_frees: u64,
+    /// Columns that the block asks for as one of a pair.
+    pub(crate) tensor_asked: Option<u32>,
+    /// The column that its peer's request brought.
+    pub(crate) tensor_granted: Option<u32>,
 }
 
 /// What all warps of a cluster share.
 #[derive(Debug)]
 pub(crate) struct ClusterState {
-    /// Number of the cluster in the grid.
-    pub(crate) index: u64,
     /// Position among clusters, in units of clusters.
     pub(crate) position: [u32; 3],
     pub(crate) blocks: Vec<Block>,

@@ -70,15 +70,25 @@ pub(crate) fn leave(warp: &mut Warp, mask: u32) {
 }
 
 /// Lanes exit; barriers that wait for all threads may be complete now.
-pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, mask: u32) {
+pub(crate) fn exit(
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) {
+    world.changes += 1;
     warp.alive &= !mask;
     warp.active &= !mask;
     let block = &mut cluster.blocks[warp.rank as usize];
     block.live_threads -= mask.count_ones();
     let live = block.live_threads;
-    block.barriers.threads_exited(live);
+    for name in lanes(block.barriers.threads_exited(live)) {
+        world.barrier_completes(cluster, warp.rank, name as u32);
+    }
     let live = cluster.live_threads();
-    cluster.barrier.threads_exited(live);
+    if cluster.barrier.threads_exited(live) {
+        world.cluster_passed(cluster);
+    }
     // Lanes that wait for those that are gone need not wait any more: they try again.
     let mut woken = 0;
     warp.parked.retain(|parked| {

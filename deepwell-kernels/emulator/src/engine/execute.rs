@@ -3,7 +3,9 @@
 use super::cluster::ClusterState;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
-use super::{access, asynchronous, control, gather, matrix, special, synchronize, tensor};
+use super::{
+    access, asynchronous, control, gather, matrix, special, synchronize, tensor, watch,
+};
 use crate::decode::{Instruction, Program};
 use crate::error::Fault;
 
@@ -39,6 +41,9 @@ pub(crate) fn run(
     let program: &Program = world.program;
     let steps = &program.steps[..];
     let mut left = budget;
+    let watched = world.watched;
+    let watches = !watched.is_empty();
+    let traces = world.settings.trace_limit > 0;
     if warp.active == 0 && !warp.select(None) {
         return Ok(Turn::Blocked);
     }
@@ -59,7 +64,8 @@ pub(crate) fn run(
         }
         left -= 1;
         let Some(step) = steps.get(warp.pc as usize) else {
-            control::exit(warp, cluster, warp.active);
+            let lanes_left = warp.active;
+            control::exit(warp, cluster, world, lanes_left);
             if !warp.select(None) {
                 break Turn::Blocked;
             }
@@ -72,6 +78,13 @@ pub(crate) fn run(
         if mask == 0 {
             warp.pc += 1;
             continue;
+        }
+        if watches && let Some(touches) = &watched[warp.pc as usize] {
+            watch::touch(&step.instruction, touches, warp, cluster, world, mask);
+        }
+        if traces {
+            let position = cluster.blocks[warp.rank as usize].position;
+            world.record(position, warp.index, mask, warp.pc);
         }
         let next = match &step.instruction {
             Instruction::Scalar(instruction) => {
@@ -145,7 +158,7 @@ fn other_instruction(
         }
         I::Exit => {
             control::leave(warp, mask);
-            control::exit(warp, cluster, mask);
+            control::exit(warp, cluster, world, mask);
             asynchronous::lanes_exited(warp, cluster, world)?;
             Ok(Next::Select)
         }

@@ -13,7 +13,7 @@ use crate::error::Fault;
 pub(crate) fn run(
     instruction: &Instruction,
     warp: &mut Warp,
-    _cluster: &mut ClusterState,
+    cluster: &mut ClusterState,
     world: &mut World<'_>,
     mask: u32,
 ) -> Result<Next, Fault> {
@@ -40,7 +40,7 @@ pub(crate) fn run(
         return Err(excluded(needed, first));
     }
     if matches!(instruction, Instruction::WarpBarrier { .. }) {
-        return warp_barrier(warp, world, members, mask, uniform.then_some(needed));
+        return warp_barrier(warp, cluster, world, members, mask, uniform.then_some(needed));
     }
     if uniform {
         if let Some(lane) = lanes(mask & !needed).next() {
@@ -106,6 +106,7 @@ fn excluded(needed: u32, lane: usize) -> Fault {
 /// `bar.warp.sync`: the lanes of a mask may come to different instructions.
 fn warp_barrier(
     warp: &mut Warp,
+    cluster: &ClusterState,
     world: &mut World<'_>,
     members: Source,
     mask: u32,
@@ -114,7 +115,7 @@ fn warp_barrier(
     if let Some(needed) = uniform
         && needed & warp.alive & !mask == 0
     {
-        world.warp_synchronized(warp, mask);
+        world.warp_synchronized(warp, cluster, mask);
         return Ok(Next::Advance);
     }
     warp.spread();
@@ -143,7 +144,7 @@ fn warp_barrier(
             for lane in lanes(there) {
                 warp.pcs[lane] += 1;
             }
-            world.warp_synchronized(warp, here | there);
+            world.warp_synchronized(warp, cluster, here | there);
         } else {
             let pc = warp.pc;
             warp.park(here, pc, Wait::WarpBarrier { needed }, world.instructions);

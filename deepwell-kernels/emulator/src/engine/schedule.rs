@@ -11,6 +11,7 @@ use crate::error::{EmulatorError, FaultReport, Fault, Waiter};
 use crate::launch::Completion;
 use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
+use crate::tcgen05::Allocator;
 
 /// Instructions of one turn of a warp.
 const TURN: u32 = 1024;
@@ -145,11 +146,13 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
             tensor: TensorMemory::new(),
             barriers: BlockBarriers::default(),
             live_threads: shape.threads(),
+            allocator: Allocator::new(),
             tensor_frees: 0,
+            tensor_asked: None,
+            tensor_granted: None,
         });
     }
     let mut state = ClusterState {
-        index,
         position,
         blocks,
         barriers: MbarrierTable::new(count),
@@ -172,7 +175,7 @@ fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<bool,
         let at = (first + step) % count;
         let Cluster { warps, state } = &mut *cluster;
         let warp = &mut warps[at];
-        if warp.done() || !synchronize::wake(warp, state) {
+        if warp.done() || !synchronize::wake(warp, state, world) {
             continue;
         }
         let budget = if lazy { 1 + world.random.below(TURN as usize) as u32 } else { TURN };

@@ -3,12 +3,14 @@
 use super::access::{address_of, shared_place};
 use super::cluster::ClusterState;
 use super::execute::{Gathered, Next, gather_lanes};
+use super::track::order_of;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
 use crate::decode::{
-    Barrier64, BarrierAction, BlockBarrier, Instruction, Mbarrier, MbarrierPhase, PredicateSource,
+    Barrier64, BarrierAction, BlockBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Semantics, Space,
 };
 use crate::error::Fault;
+use crate::hazard::Thread;
 use crate::mbarrier::{MbarrierTable, PhaseTest};
 
 /// Runs one of them.
@@ -34,7 +36,9 @@ pub(crate) fn run(
             world.cluster_arrives(warp, cluster, mask, *relaxed);
             let live = cluster.live_threads();
             let generation = cluster.barrier.arrive(mask.count_ones(), live);
-            world.cluster_passed(cluster, generation);
+            if cluster.barrier.generation > generation {
+                world.cluster_passed(cluster);
+            }
             for lane in lanes(mask) {
                 warp.cluster_arrival[lane] = generation;
             }
@@ -104,8 +108,11 @@ fn block_barrier(
     let arriving =
         if count.is_some() && barrier.aligned { 32 } else { mask.count_ones() };
     let waits = barrier.action != BarrierAction::Arrive;
-    world.barrier_arrives(warp, cluster, mask, name, waits);
+    world.barrier_arrives(warp, cluster, mask, name);
     let block = &mut cluster.blocks[warp.rank as usize];
+    if waits {
+        block.barriers.waits(name, warp.index, mask);
+    }
     let live = block.live_threads;
     let (generation, over) = block.barriers.arrive(name, arriving, count, predicates, live)?;
     world.changes += 1;
@@ -151,7 +158,7 @@ fn finish_barrier(
 }
 
 /// Wakes the lanes of a warp whose wait is over. Returns whether any can run.
-pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState) -> bool {
+pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_>) -> bool {
     if warp.parked.is_empty() {
         return !warp.done();
     }
@@ -176,6 +183,7 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState) -> bool {
             continue;
         }
         let parked = warp.parked.swap_remove(index);
+        world.waited(parked.pc, parked.since);
         if let Wait::Block { barrier, generation, action } = parked.wait {
             finish_barrier(warp, cluster, barrier, generation, action, parked.lanes);
         }
@@ -197,8 +205,11 @@ fn barrier_place(
     barrier: &Barrier64,
     lane: usize,
 ) -> Result<(u32, u32), Fault> {
-    shared_place(warp, world, barrier.space, address_of(warp, &barrier.address, lane))
+    let address = address_of(warp, barrier.space, &barrier.address, lane);
+    shared_place(warp, world, barrier.space, address)
 }
+
+const RELAXED: Semantics = Semantics::Relaxed;
 
 fn mbarrier(
     operation: &Mbarrier,
@@ -208,7 +219,7 @@ fn mbarrier(
     mask: u32,
 ) -> Result<Next, Fault> {
     match operation {
-        Mbarrier::Wait { barrier, destination, phase, may_block, semantics, scope } => {
+        Mbarrier::Wait { barrier, destination, phase, may_block, semantics, .. } => {
             let mut done = 0;
             let mut missed = None;
             for lane in lanes(mask) {
@@ -224,9 +235,7 @@ fn mbarrier(
                 };
                 if cluster.barriers.test(rank, offset, test)? {
                     done |= 1 << lane;
-                    world.mbarrier_waited(
-                        warp, cluster, 1 << lane, (rank, offset), test, *semantics, *scope,
-                    );
+                    world.mbarrier_waited(warp, cluster, 1 << lane, (rank, offset), *semantics);
                 } else if missed.is_none() {
                     let of = cluster.barriers.get(rank, offset);
                     let current = of.map_or(0, |of| of.phase());
@@ -285,13 +294,13 @@ fn mbarrier(
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 super::access::live_rank(cluster, warp.rank, rank)?;
                 let arrival = cluster.barriers.expect_tx(rank, offset, value(*bytes))?;
-                world.mbarrier_arrived(warp, cluster, 1 << lane, (rank, offset), arrival, None);
+                world.mbarrier_arrived(warp, cluster, 1 << lane, (rank, offset), arrival, RELAXED);
             }
             Mbarrier::CompleteTransaction { barrier, bytes } => {
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 super::access::live_rank(cluster, warp.rank, rank)?;
                 let arrival = cluster.barriers.complete_tx(rank, offset, value(*bytes))?;
-                world.mbarrier_arrived(warp, cluster, 1 << lane, (rank, offset), arrival, None);
+                world.mbarrier_arrived(warp, cluster, 1 << lane, (rank, offset), arrival, RELAXED);
             }
             Mbarrier::Arrive {
                 barrier,
@@ -301,7 +310,7 @@ fn mbarrier(
                 drop,
                 no_complete,
                 semantics,
-                scope,
+                ..
             } => {
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 super::access::live_rank(cluster, warp.rank, rank)?;
@@ -321,7 +330,7 @@ fn mbarrier(
                     1 << lane,
                     (rank, offset),
                     arrival,
-                    Some((*semantics, *scope)),
+                    *semantics,
                 );
                 if let Some(state) = state {
                     warp.registers.set_lane(*state, lane, arrival.state);
@@ -361,11 +370,50 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
     }
 }
 
-/// Whether a predicate is the same for all lanes of a mask, and which.
-pub(crate) fn uniform_predicate(warp: &Warp, source: PredicateSource, mask: u32) -> Option<bool> {
-    match warp.registers.predicate(source) & mask {
-        0 => Some(false),
-        all if all == mask => Some(true),
-        _ => None,
+/// Fences. Memory is sequentially consistent here: only the tracker learns of them.
+pub(crate) fn fence(
+    fence: &Fence,
+    warp: &mut Warp,
+    cluster: &ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) -> Result<Next, Fault> {
+    if let Fence::TensorMapAcquire { address, .. } = fence {
+        for lane in lanes(mask) {
+            let at = address_of(warp, Space::Generic, address, lane);
+            if at % 128 != 0 {
+                return Err(Fault::new(
+                    "tensor-map-misaligned",
+                    format!("a tensor map is 128-byte aligned, got {at:#x}"),
+                ));
+            }
+        }
     }
+    let Some(thread) = world.thread(warp, cluster, mask) else { return Ok(Next::Advance) };
+    let Some(tracker) = &mut world.tracker else { return Ok(Next::Advance) };
+    match fence {
+        Fence::Thread { semantics, scope } => tracker.fence(thread, order_of(*semantics), *scope),
+        Fence::SyncRestrict { semantics, scope, async_generic } => {
+            tracker.fence(thread, order_of(*semantics), *scope);
+            if *async_generic {
+                tracker.fence_proxy_async(thread, true, false);
+            }
+        }
+        Fence::MbarrierInit => tracker.fence_mbarrier_init(thread),
+        Fence::ProxyAlias => {}
+        Fence::ProxyAsync { space } => {
+            let shared = !matches!(space, Some(Space::Global));
+            let global = matches!(space, None | Some(Space::Global | Space::Generic));
+            tracker.fence_proxy_async(thread, shared, global);
+        }
+        Fence::TensorMapRelease { scope } => tracker.fence_tensor_map_release(thread, *scope),
+        Fence::TensorMapAcquire { scope, address, .. } => {
+            for lane in lanes(mask) {
+                let thread = Thread { lanes: 1 << lane, ..thread };
+                let at = address_of(warp, Space::Generic, address, lane);
+                tracker.fence_tensor_map_acquire(thread, at, *scope);
+            }
+        }
+    }
+    Ok(Next::Advance)
 }

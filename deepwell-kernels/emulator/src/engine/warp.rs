@@ -1,6 +1,8 @@
 //! One warp: registers, where its lanes are, and what they wait for.
 
 use crate::decode::{BarrierAction, Program};
+use super::matrix::PendingProduct;
+use crate::hazard::{Mark, RegisterWatch};
 use crate::scalar::Registers;
 
 /// All lanes.
@@ -69,6 +71,7 @@ pub(crate) struct LaneCopy {
     /// Groups that the lane had committed before.
     pub(crate) group: u32,
     pub(crate) pc: u32,
+    pub(crate) tracked: super::track::Tracked,
     pub(crate) what: LaneCopyKind,
 }
 
@@ -78,7 +81,7 @@ pub(crate) enum LaneCopyKind {
     /// Bytes, the rest of `bytes` behind `source_bytes` being zeros.
     Bytes { rank: u32, offset: u32, source: u64, bytes: u32, source_bytes: u32 },
     /// An arrival on an mbarrier when everything before is there.
-    Arrive { rank: u32, offset: u32 },
+    Arrive { rank: u32, offset: u32, mark: Option<Box<Mark>> },
 }
 
 /// One warp.
@@ -112,12 +115,14 @@ pub(crate) struct Warp {
     pub(crate) copy_groups: [u32; 32],
     /// Groups of bulk operations committed by each lane.
     pub(crate) bulk_groups: [u32; 32],
-    /// Whether each lane has bulk operations that no group holds yet.
-    pub(crate) bulk_open: u32,
     /// The use of the cluster barrier in which each lane arrived and for which it did not wait.
     pub(crate) cluster_arrival: [u64; 32],
     /// Lanes that arrived at the cluster barrier and did not wait.
     pub(crate) cluster_arrived: u32,
+    /// Registers that asynchronous instructions use.
+    pub(crate) watch: RegisterWatch,
+    /// `wgmma` that did not happen yet, in order.
+    pub(crate) products: Vec<PendingProduct>,
     /// Groups of `wgmma` committed.
     pub(crate) product_groups: u32,
     /// Thread index of each lane in its block.
@@ -145,9 +150,10 @@ impl Warp {
             copies: Vec::new(),
             copy_groups: [0; 32],
             bulk_groups: [0; 32],
-            bulk_open: 0,
             cluster_arrival: [0; 32],
             cluster_arrived: 0,
+            watch: RegisterWatch::default(),
+            products: Vec::new(),
             product_groups: 0,
             threads: [[0; 3]; 32],
             instructions: 0,
@@ -167,9 +173,11 @@ impl Warp {
         self.parked.clear();
         (self.blocked, self.expire) = (0, false);
         self.copies.clear();
-        (self.copy_groups, self.bulk_groups, self.bulk_open) = ([0; 32], [0; 32], 0);
+        (self.copy_groups, self.bulk_groups) = ([0; 32], [0; 32]);
         (self.cluster_arrival, self.cluster_arrived, self.product_groups) = ([0; 32], 0, 0);
         self.instructions = 0;
+        self.watch = RegisterWatch::default();
+        self.products.clear();
         for lane in 0..32 {
             let thread = index * 32 + lane;
             let position =
@@ -226,11 +234,6 @@ impl Warp {
         }
         self.blocked |= lanes_waiting;
         self.parked.push(Parked { lanes: lanes_waiting, wait, since, pc: self.pc });
-    }
-
-    /// Position of a lane's thread in its block, counted along x first.
-    pub(crate) fn thread(&self, lane: usize) -> u32 {
-        self.index * 32 + lane as u32
     }
 }
 

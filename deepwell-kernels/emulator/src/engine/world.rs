@@ -1,9 +1,12 @@
 //! What all clusters of a launch share.
 
 use super::random::Random;
+use super::watch::Touches;
 use crate::decode::Program;
+use crate::hazard::Tracker;
 use crate::launch::{Counts, Settings};
 use crate::memory::GlobalMemory;
+use crate::trace::{Trace, TraceRecord};
 
 /// The launch, in numbers.
 #[derive(Clone, Debug)]
@@ -22,6 +25,8 @@ pub(crate) struct Shape {
     pub(crate) shared_bytes: u32,
     /// Where the parameters are in device memory.
     pub(crate) parameters: u64,
+    /// Where the module's constants are in device memory.
+    pub(crate) constants: u64,
 }
 
 impl Shape {
@@ -79,8 +84,15 @@ pub(crate) struct World<'a> {
     pub(crate) changes: u64,
     /// Instructions that ran, of all warps.
     pub(crate) instructions: u64,
+    pub(crate) tracker: Option<Tracker>,
+    pub(crate) trace: Trace,
+    /// For each instruction, the registers of asynchronous ones that it touches; empty if there
+    /// are none, or no tracker.
+    pub(crate) watched: &'a [Option<Box<Touches>>],
     /// Which lane an operation was at when it failed.
     pub(crate) lane: Option<usize>,
+    /// Of which lane a `cp.async` is being done.
+    pub(crate) copying_lane: Option<u32>,
     /// Which instruction issued the asynchronous operation that runs.
     pub(crate) operation: Option<u32>,
     /// Where memory was read that nobody wrote, once for each place in the program.
@@ -88,6 +100,22 @@ pub(crate) struct World<'a> {
 }
 
 impl World<'_> {
+    /// Writes down that lanes run an instruction.
+    #[cold]
+    pub(crate) fn record(&mut self, block: [u32; 3], warp: u32, lanes: u32, pc: u32) {
+        let ptx_line = self.program.steps.get(pc as usize).map_or(0, |step| step.ptx_line);
+        let record = TraceRecord { block, warp, lanes, ptx_line };
+        self.trace.push(self.settings.trace_limit, record);
+    }
+
+    /// Notes that a wait at instruction `pc` is over.
+    pub(crate) fn waited(&mut self, pc: u32, since: u64) {
+        let line = self.program.steps.get(pc as usize).map_or(0, |step| step.ptx_line);
+        let waited = self.counts.waits.entry(line).or_default();
+        waited.times += 1;
+        waited.instructions += self.instructions - since;
+    }
+
     /// Notes that instruction `pc` read bytes that nobody wrote.
     #[cold]
     pub(crate) fn note_unwritten(&mut self, pc: u32, what: impl FnOnce() -> String) {

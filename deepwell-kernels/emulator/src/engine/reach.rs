@@ -1,0 +1,87 @@
+//! Memory as an operation of many bytes reaches it.
+
+use super::access::live_rank;
+use super::cluster::ClusterState;
+use super::track::Tracked;
+use super::world::World;
+use crate::error::Fault;
+use crate::place::{Memory, Place};
+
+/// All memory that a cluster reaches, seen by one operation. Bounds, writes to barriers and reads
+/// of what nobody wrote are noticed here.
+pub(crate) struct Reach<'a, 'w> {
+    pub(crate) cluster: &'a mut ClusterState,
+    pub(crate) world: &'a mut World<'w>,
+    /// The block that acts; its own shared memory is there after its threads exited.
+    own: u32,
+    tracked: Tracked,
+}
+
+impl<'a, 'w> Reach<'a, 'w> {
+    /// For an operation of block `own`.
+    pub(crate) fn operation(
+        cluster: &'a mut ClusterState,
+        world: &'a mut World<'w>,
+        own: u32,
+        tracked: Tracked,
+    ) -> Reach<'a, 'w> {
+        Reach { cluster, world, own, tracked }
+    }
+}
+
+impl Memory for Reach<'_, '_> {
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), Fault> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.world.operation_access(self.cluster, self.tracked, place, bytes.len(), false)?;
+        let written = match place {
+            Place::Global(address) => {
+                bytes.copy_from_slice(self.world.global.slice(address, bytes.len())?);
+                true
+            }
+            Place::Shared { rank, offset } => {
+                let block = live_rank(self.cluster, self.own, rank)?;
+                let (found, written) =
+                    self.cluster.blocks[block].shared.read(offset, bytes.len())?;
+                bytes.copy_from_slice(found);
+                written
+            }
+            Place::Tensor { rank, lane, column } => {
+                let block = live_rank(self.cluster, self.own, rank)?;
+                let (found, written) =
+                    self.cluster.blocks[block].tensor.read(lane, column, bytes.len())?;
+                bytes.copy_from_slice(found);
+                written
+            }
+        };
+        if !written {
+            let pc = self.tracked.pc;
+            self.world.note_unwritten(pc, || format!("{} bytes at {place}", bytes.len()));
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), Fault> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.world.operation_access(self.cluster, self.tracked, place, bytes.len(), true)?;
+        match place {
+            Place::Global(address) => {
+                self.world.global.slice_mut(address, bytes.len())?.copy_from_slice(bytes);
+            }
+            Place::Shared { rank, offset } => {
+                let block = live_rank(self.cluster, self.own, rank)?;
+                let target = self.cluster.blocks[block].shared.write(offset, bytes.len())?;
+                target.copy_from_slice(bytes);
+            }
+            Place::Tensor { rank, lane, column } => {
+                let block = live_rank(self.cluster, self.own, rank)?;
+                let target = self.cluster.blocks[block].tensor.write(lane, column, bytes.len())?;
+                target.copy_from_slice(bytes);
+            }
+        }
+        Ok(())
+    }
+}
