@@ -486,7 +486,7 @@ impl Tracker {
         }
     }
 
-    fn record_actor(&self, record: &Record) -> (WarpId, u32, u32, Unit) {
+    pub(super) fn record_actor(&self, record: &Record) -> (WarpId, u32, u32, Unit) {
         match record.operation() {
             Some(operation) => {
                 let info: &OperationInfo = &self.operations[operation as usize];

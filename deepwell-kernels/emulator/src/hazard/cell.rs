@@ -245,6 +245,15 @@ impl Cell {
         }
     }
 
+    /// All records, and whether each is a write.
+    pub(super) fn records(&self) -> impl Iterator<Item = (&Record, bool)> {
+        let more = self.more.iter().map(|record| (record, record.is_listed_write()));
+        [(&self.write, true), (&self.read, false)]
+            .into_iter()
+            .chain(more)
+            .filter(|(record, _)| record.bytes != 0)
+    }
+
     /// Shows the visitor the writes of `bytes`.
     #[inline]
     pub(super) fn visit_writes(&self, bytes: u16, visitor: &mut impl Visitor) {

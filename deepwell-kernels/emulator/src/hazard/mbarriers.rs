@@ -22,7 +22,21 @@ pub(super) struct TrackedBarrier {
     phases: u64,
     /// The last access that counted in the current phase, for reports.
     last: Option<Thread>,
+    /// Arrivals of other blocks that nobody of this block has seen.
+    pub(super) foreign: Vec<Foreign>,
 }
+
+/// An arrival of another block's thread, or of an operation that it issued.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Foreign {
+    phase: u64,
+    pub(super) thread: Thread,
+    pub(super) kind: Kind,
+    pub(super) value: u32,
+}
+
+/// Arrivals of other blocks that are remembered.
+const FOREIGN_MAX: usize = 64;
 
 impl TrackedBarrier {
     /// An arrival or completion was counted.
@@ -58,6 +72,7 @@ impl Tracker {
             observed: 0,
             phases: 0,
             last: None,
+            foreign: Vec::new(),
         };
         of.barriers.insert((rank, offset), barrier);
     }
@@ -81,9 +96,10 @@ impl Tracker {
         order: Order,
         arrival: Arrival,
     ) {
-        let (cluster, own_rank) = self.block(thread.warp);
-        self.check_mbarrier_init(thread, None, own_rank != rank, rank, offset);
+        let (cluster, _) = self.block(thread.warp);
+        self.check_mbarrier_init(thread, None, false, rank, offset);
         self.check_observed(thread, rank, offset, arrival);
+        self.note_foreign(thread, None, rank, offset, arrival);
         let Tracker { warps, clusters, .. } = self;
         let Some(barrier) = clusters[cluster as usize].barriers.get_mut(&(rank, offset)) else {
             return;
@@ -107,6 +123,8 @@ impl Tracker {
             return;
         };
         barrier.observed = barrier.phases;
+        let observed = barrier.observed;
+        barrier.foreign.retain(|arrival| arrival.phase >= observed);
         warps[thread.warp.0 as usize].update(thread.lanes, |_, state| {
             if acquire {
                 state.acquire(&barrier.completed);
@@ -117,13 +135,35 @@ impl Tracker {
         });
     }
 
-    /// Reports a use of an mbarrier that is not ordered after its initialization. Units and other
-    /// blocks (`remote`) need a fence on the way as well.
+    /// Remembers what other blocks do to an mbarrier: a thread's arrival, or an operation's.
+    pub(super) fn note_foreign(
+        &mut self,
+        thread: Thread,
+        operation: Option<(Kind, u32)>,
+        rank: u32,
+        offset: u32,
+        arrival: Arrival,
+    ) {
+        let (cluster, own_rank) = self.block(thread.warp);
+        if own_rank == rank {
+            return;
+        }
+        let tick = self.warps[thread.warp.0 as usize].tick;
+        let (kind, value) = operation.unwrap_or((Kind::Generic, tick));
+        let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
+        let Some(barrier) = barrier else { return };
+        if barrier.foreign.len() < FOREIGN_MAX {
+            barrier.foreign.push(Foreign { phase: arrival.phase, thread, kind, value });
+        }
+    }
+
+    /// Reports a use of an mbarrier that is not ordered after its initialization. For a use by a
+    /// unit of the machine (`by_unit`) a fence on the way is asked for as well.
     pub(super) fn check_mbarrier_init(
         &mut self,
         user: Thread,
         view: Option<&Snapshot>,
-        remote: bool,
+        by_unit: bool,
         rank: u32,
         offset: u32,
     ) {
@@ -144,7 +184,7 @@ impl Tracker {
             || known.async_shared.knows(agent, by_lanes, number);
         let found = if !ordered {
             HazardKind::MissingMbarrierInitSync
-        } else if remote && !fenced && self.advise() {
+        } else if by_unit && !fenced && self.advise() {
             HazardKind::MissingMbarrierInitFence
         } else {
             return;
@@ -160,7 +200,7 @@ impl Tracker {
                 }
                 _ => {
                     "`fence.mbarrier_init.release.cluster` (or `fence.proxy.async`) after \
-                     `mbarrier.init`, for the units and blocks that use the mbarrier"
+                     `mbarrier.init`, for the units that use the mbarrier"
                 }
             }
             .to_owned()

@@ -81,6 +81,7 @@ mod accesses;
 mod cell;
 mod check;
 mod clock;
+mod exit;
 mod knowledge;
 mod mbarriers;
 mod operations;
@@ -206,6 +207,8 @@ pub struct Tracker {
 #[derive(Debug, Default)]
 struct Cluster {
     first_warp: u32,
+    /// Operations before this one are of earlier clusters.
+    first_operation: usize,
     shared: Vec<SharedShadow>,
     tensor: Vec<TensorShadow>,
     barriers: HashMap<(u32, u32), TrackedBarrier>,
@@ -245,6 +248,7 @@ impl Tracker {
         self.warps.extend((0..warps).map(|at| Warp::new(number, at / warps_per_block, at)));
         self.clusters.push(Cluster {
             first_warp,
+            first_operation: self.operations.len(),
             shared: (0..blocks).map(|_| SharedShadow::default()).collect(),
             tensor: (0..blocks).map(|_| TensorShadow::default()).collect(),
             agents: warps * KINDS as u32,
@@ -258,11 +262,11 @@ impl Tracker {
     pub fn remove_cluster(&mut self, cluster: u32) {
         self.check_unfinished(cluster);
         let of = &mut self.clusters[cluster as usize];
-        let first = of.first_warp;
+        let (first, operations) = (of.first_warp, of.first_operation);
         *of = Cluster { first_warp: first, agents: of.agents, ..Cluster::default() };
         let warps = first..first + self.blocks * self.warps_per_block;
         self.warps[warps.start as usize..warps.end as usize].iter_mut().for_each(Warp::forget);
-        for operation in &mut self.operations {
+        for operation in &mut self.operations[operations..] {
             if warps.contains(&operation.warp.0) {
                 operation.view = None;
             }

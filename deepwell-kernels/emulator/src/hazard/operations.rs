@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use super::clock::{ALL_LANES, Agent, Kind};
+use super::clock::{ALL_LANES, Agent, Clock, Kind};
 use super::knowledge::{Bundle, Own, State};
 use super::threads::Warp;
-use super::{Arrival, Direction, HazardKind, Place, Thread, Tracker, Unit, WarpId};
-use crate::hazard::clock::Clock;
+use super::{Arrival, Direction, Thread, Tracker, Unit, WarpId};
 
 /// The agent of what the previous grid did.
 pub(super) const PREVIOUS_GRID: Agent = Agent(u32::MAX);
@@ -285,6 +284,7 @@ impl Tracker {
             self.check_mbarrier_init(user, mark.view.as_deref(), true, rank, offset);
         }
         self.check_observed(user, rank, offset, arrival);
+        self.note_foreign(user, Some((mark.kind, mark.value)), rank, offset, arrival);
         let agent = self.agent(mark.warp, mark.kind);
         let issue = self.agent(mark.warp, Kind::TensorIssue);
         let (cluster, _) = self.block(mark.warp);
@@ -302,53 +302,6 @@ impl Tracker {
             }
         }
         barrier.phase_ends(arrival);
-    }
-
-    /// Operations of a cluster that has ended which nobody knows to be complete.
-    pub(super) fn check_unfinished(&mut self, cluster: u32) {
-        if !self.advise() {
-            return;
-        }
-        let warps = self.blocks * self.warps_per_block;
-        let first = self.clusters[cluster as usize].first_warp;
-        let own = first..first + warps;
-        let unfinished: Vec<(WarpId, u32, u32, Unit)> = (self.operations.iter())
-            .filter(|info| own.contains(&info.warp.0) && self.is_unfinished(info, cluster))
-            .map(|info| (info.warp, info.lanes, info.step, info.unit))
-            .collect();
-        for (warp, lanes, step, unit) in unfinished {
-            let (_, rank) = self.block(warp);
-            let write = unit != Unit::BulkStore;
-            let place = Place::Shared { rank, offset: 0 };
-            let operation = ((warp, lanes, step, unit), write);
-            let end = ((warp, lanes, u32::MAX, Unit::Thread), false);
-            self.report_pair(HazardKind::UnfinishedAtExit, operation, end, place, || {
-                match unit {
-                    Unit::BulkStore => {
-                        "the thread that commits the last group waits for it \
-                                        (`cp.async.bulk.wait_group.read 0`) before it exits"
-                    }
-                    _ => "some thread of the block waits for the mbarrier before the block ends",
-                }
-                .to_owned()
-            });
-        }
-    }
-
-    fn is_unfinished(&self, info: &OperationInfo, cluster: u32) -> bool {
-        match info.unit {
-            Unit::BulkStore => {
-                !self.warps[info.warp.0 as usize].has_waited(Kind::BulkRead, info.lanes, info.value)
-            }
-            Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => {
-                let barriers = &self.clusters[cluster as usize].barriers;
-                info.value == 0
-                    || barriers.values().any(|barrier| {
-                        barrier.agent == info.agent && barrier.observed < u64::from(info.value)
-                    })
-            }
-            _ => false,
-        }
     }
 }
 

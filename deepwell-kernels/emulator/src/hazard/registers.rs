@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::{Access, Actor, Direction, Hazard, HazardKind, Site, Thread, Tracker, Unit};
-use crate::place::Place;
 
 /// Follows the registers of one warp that `wgmma` or `tcgen05.ld` use.
 ///
@@ -151,18 +150,16 @@ impl Tracker {
         let earlier = access(self.site(earlier_step), self.actor(thread.warp, thread.lanes, unit));
         let later =
             access(self.site(thread.step), self.actor(thread.warp, thread.lanes, Unit::Thread));
-        let (_, rank) = self.block(thread.warp);
-        let place = Place::Shared { rank, offset: register };
-        self.hazards.add(kind, earlier, later, place, || {
-            match (kind, unit) {
+        self.hazards.add(kind, earlier, later, None, || {
+            let remedy = match (kind, unit) {
                 (HazardKind::MissingWarpGroupFence, _) => {
                     "`wgmma.fence` after other instructions touch registers of a `wgmma`, and \
                      before the first `wgmma`"
                 }
                 (_, Unit::TensorLoad) => "`tcgen05.wait::ld` before the registers are used",
                 _ => "`wgmma.wait_group` that covers the `wgmma` before its registers are used",
-            }
-            .to_owned()
+            };
+            format!("{remedy} (register {register})")
         });
     }
 

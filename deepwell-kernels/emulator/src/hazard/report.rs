@@ -152,8 +152,7 @@ pub enum HazardKind {
     MissingTensorFenceAfter,
     /// An mbarrier is used without order after its `mbarrier.init`.
     MissingMbarrierInitSync,
-    /// An mbarrier that units or other blocks use was initialized without
-    /// `fence.mbarrier_init`.
+    /// An mbarrier that copies or commits use was initialized without `fence.mbarrier_init`.
     MissingMbarrierInitFence,
     /// Order by a fence or an atomic whose scope leaves the other thread out.
     ScopeTooNarrow,
@@ -165,7 +164,7 @@ pub enum HazardKind {
     MissingWarpGroupFence,
     /// Tensor memory is given back while it may be in use.
     TensorMemoryFreedInUse,
-    /// A block ends while an operation reads its shared memory.
+    /// A block ends while an operation, or another block, uses its shared memory.
     UnfinishedAtExit,
     /// An arrival in a phase whose predecessor nobody has seen complete.
     PhaseUnobserved,
@@ -229,9 +228,8 @@ pub struct Hazard {
     pub earlier: Access,
     /// The one that is not ordered after it.
     pub later: Access,
-    /// First place in conflict. For a register its number is the offset of a
-    /// [`Place::Shared`] that means nothing else.
-    pub place: Place,
+    /// First place in conflict; `None` for registers and what a block left behind.
+    pub place: Option<Place>,
     /// How often this pair of instructions was in conflict.
     pub count: u64,
 }
@@ -240,9 +238,8 @@ impl fmt::Display for Hazard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Hazard { kind, missing, earlier, later, place, count } = self;
         write!(f, "{}: {later} is not ordered after {earlier}", kind.name())?;
-        match kind {
-            HazardKind::RegisterInFlight | HazardKind::MissingWarpGroupFence => {}
-            _ => write!(f, ", both at {place}")?,
+        if let Some(place) = place {
+            write!(f, ", both at {place}")?;
         }
         if *count > 1 {
             write!(f, " and {} more times", count - 1)?;
@@ -266,7 +263,7 @@ impl Hazards {
         kind: HazardKind,
         earlier: Access,
         later: Access,
-        place: Place,
+        place: Option<Place>,
         missing: impl FnOnce() -> String,
     ) {
         let key = (

@@ -26,6 +26,11 @@ impl SharedShadow {
         }
         &mut self.cells[index]
     }
+
+    /// All cells with the offset of their first byte.
+    pub(super) fn cells(&self) -> impl Iterator<Item = (u32, &Cell)> {
+        self.cells.iter().enumerate().map(|(at, cell)| (at as u32 * CELL_BYTES as u32, cell))
+    }
 }
 
 /// Shadow of a block's tensor memory.

@@ -363,7 +363,7 @@ impl Tracker {
         kind: HazardKind,
         (earlier, earlier_write): ((WarpId, u32, u32, Unit), bool),
         (later, later_write): ((WarpId, u32, u32, Unit), bool),
-        place: Place,
+        place: impl Into<Option<Place>>,
         missing: impl FnOnce() -> String,
     ) {
         let access = |(warp, lanes, step, unit), write| super::Access {
@@ -372,6 +372,6 @@ impl Tracker {
             write,
         };
         let (earlier, later) = (access(earlier, earlier_write), access(later, later_write));
-        self.hazards.add(kind, earlier, later, place, missing);
+        self.hazards.add(kind, earlier, later, place.into(), missing);
     }
 }

@@ -271,6 +271,11 @@ fn multicast_and_remote_mbarriers() {
                 m.arrive(one, 0, 4104);
             }
         }
+        if m.does("last wait for both blocks") {
+            let producer = m.of(0, 0, ONE);
+            m.wait(producer, 0, 4104, 1);
+        }
+        m.tracker.remove_cluster(0);
     };
     check(
         (2, 1),
@@ -278,6 +283,7 @@ fn multicast_and_remote_mbarriers() {
         &[
             ("fence.mbarrier_init", "missing-mbarrier-init-sync"),
             ("wait for both blocks", "missing-synchronization"),
+            ("last wait for both blocks", "unfinished-at-exit"),
             ("wait for full", "missing-mbarrier-wait"),
             ("bar.warp.sync before the arrival", "missing-synchronization"),
         ],

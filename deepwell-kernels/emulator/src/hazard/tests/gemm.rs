@@ -203,6 +203,89 @@ fn every_step_of_a_tensor_memory_gemm_matters() {
 }
 
 #[test]
+fn a_pair_of_blocks_multiplies_together() {
+    const PARTS: std::ops::Range<u32> = 0..2;
+    let sequence = |m: &mut Machine| {
+        for rank in PARTS {
+            let one = m.of(rank, 0, ONE);
+            for (mbarrier, count) in [(4096, 2), (4104, 1), (4112, 1), (4120, 64)] {
+                m.init(one, rank, mbarrier, count);
+            }
+            if m.does("fence.mbarrier_init") {
+                m.tracker.fence_mbarrier_init(one);
+            }
+        }
+        m.cluster_sync(2, 2, false);
+        for round in 0..3 {
+            for rank in PARTS {
+                let one = m.of(rank, 0, ONE);
+                if m.does("wait for empty") {
+                    m.wait(one, rank, 4104, round & 1 ^ 1);
+                }
+                m.expect(one, 0, 4096, BYTES);
+                m.load(one, rank, 8192, BYTES, (0, 4096));
+            }
+            let one = m.of(0, 1, ONE);
+            if m.does("wait for full") {
+                m.wait(one, 0, 4096, round & 1);
+            }
+            if m.does("wait for the epilogues") {
+                m.wait(one, 0, 4120, round & 1 ^ 1);
+            }
+            m.tracker.tensor_fence_after(one);
+            let product = m.tracker.issue(one, Unit::TensorMma);
+            for rank in PARTS {
+                let place = Place::Shared { rank, offset: 8192 };
+                m.tracker.access_operation(product, Read, place, BYTES);
+                m.tracker.access_tensor(product, Write, rank, 0..128, columns(0));
+            }
+            m.tracker.ran(product);
+            for rank in PARTS {
+                m.commit_to(one, rank, 4104);
+                m.commit_to(one, rank, 4112);
+            }
+            for rank in PARTS {
+                let all = m.of(rank, 1, ALL);
+                if m.does("wait for the product") {
+                    m.wait(all, rank, 4112, round & 1);
+                }
+                m.tracker.tensor_fence_after(all);
+                let load = m.tracker.issue(all, Unit::TensorLoad);
+                m.tracker.access_tensor(load, Read, rank, 0..32, columns(0));
+                m.tracker.ran(load);
+                m.tracker.tensor_wait_load(all);
+                m.tracker.tensor_fence_before(all);
+                m.arrive(all, 0, 4120);
+            }
+        }
+        for rank in PARTS {
+            let one = m.of(rank, 0, ONE);
+            m.wait(one, rank, 4104, 0);
+        }
+        if m.does("last barrier.cluster") {
+            m.cluster_sync(2, 2, true);
+        }
+        for rank in PARTS {
+            let all = m.of(rank, 1, ALL);
+            m.tracker.tensor_free(all, 0..512);
+        }
+        m.tracker.remove_cluster(0);
+    };
+    check(
+        (2, 2),
+        sequence,
+        &[
+            ("fence.mbarrier_init", "missing-mbarrier-init-sync"),
+            ("wait for empty", "missing-tensor-commit-wait"),
+            ("wait for full", "missing-mbarrier-wait"),
+            ("wait for the epilogues", "missing-synchronization"),
+            ("wait for the product", "missing-tensor-commit-wait"),
+            ("last barrier.cluster", "unfinished-at-exit"),
+        ],
+    );
+}
+
+#[test]
 fn without_tensor_fences_the_rest_is_still_checked() {
     let run = |left_out| {
         let mut m = Machine::new(1, 4, left_out);

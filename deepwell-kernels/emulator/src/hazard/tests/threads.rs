@@ -161,8 +161,30 @@ fn distributed_shared_memory() {
             let thread = m.of(rank, 0, ALL);
             m.remote(thread, Read, rank, 0, 4);
         }
+        m.tracker.remove_cluster(0);
     };
     check((2, 1), sequence, &[("barrier.cluster", "missing-synchronization")]);
+}
+
+#[test]
+fn a_block_outlives_what_others_do_to_it() {
+    let sequence = |m: &mut Machine| {
+        let thread = m.of(1, 0, ONE);
+        m.init(thread, 1, 4096, 1);
+        m.cluster_sync(2, 1, true);
+        let thread = m.of(0, 0, ALL);
+        m.remote(thread, Read, 1, 0, 4);
+        let thread = m.of(0, 0, ONE);
+        m.arrive(thread, 1, 4096);
+        if m.does("last barrier.cluster") {
+            m.cluster_sync(2, 1, true);
+        }
+        m.tracker.remove_cluster(0);
+        let arrivals = m.tracker.hazards_of(HazardKind::UnfinishedAtExit);
+        let both = if m.left_out.is_some() { 2 } else { 0 };
+        assert_eq!(arrivals.count(), both);
+    };
+    check((2, 1), sequence, &[("last barrier.cluster", "unfinished-at-exit")]);
 }
 
 #[test]
