@@ -1,15 +1,61 @@
 //! Typed instructions.
 //!
-//! [`decode`](self) turns the text of one kernel into a [`Program`]: functions inlined, registers
+//! [`decode()`] turns the text of one kernel into a [`Program`]: functions inlined, registers
 //! numbered, labels and symbols resolved.
 
+mod arithmetic;
+mod barriers;
+mod bulk;
+mod calls;
+mod compare;
+mod control;
+mod convert;
+mod dispatch;
 mod instruction;
+mod layout;
+mod legality;
+mod logic;
+mod lower;
+mod matrix;
+mod memory;
+mod operands;
 mod scalar_instruction;
+mod scope;
+mod special;
+mod synchronize;
+mod tensor_core;
 mod types;
+mod unknown;
+mod words;
 
 pub use instruction::*;
+pub use layout::{GlobalAddresses, GlobalVariable, global_images, global_variables};
 pub use scalar_instruction::*;
 pub use types::*;
+pub use unknown::{DecodeError, UnknownForm};
+
+use crate::ptx::Module;
+
+/// Makes a program of one kernel. Functions that it calls are inlined.
+///
+/// Variables in global memory have to be placed before: [`global_variables`] lists them, and
+/// [`global_images`] has their first bytes. Names that `globals` lacks are unknown to the kernel.
+///
+/// # Errors
+/// [`DecodeError::UnknownForms`] with every form that is not understood, and what the other
+/// variants say.
+pub fn decode(
+    module: &Module,
+    kernel: &str,
+    globals: &GlobalAddresses,
+) -> Result<Program, DecodeError> {
+    let Some(function) = module.kernels().find(|function| &*function.name == kernel) else {
+        let names: Vec<String> =
+            module.kernels().map(|function| format!("`{}`", function.name)).collect();
+        return Err(DecodeError::NoKernel { name: kernel.to_string(), present: names.join(", ") });
+    };
+    lower::Lowering::run(module, function, globals)
+}
 
 /// A kernel that can run.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +78,8 @@ pub struct Program {
     pub parameters: Vec<ParameterLayout>,
     /// Bytes of all parameters.
     pub parameter_bytes: u32,
+    /// The constant space, from its address 0 on.
+    pub constants: Vec<u8>,
     /// `.reqntid`.
     pub required_threads: Option<[u32; 3]>,
     /// `.maxntid`.

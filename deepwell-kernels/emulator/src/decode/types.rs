@@ -232,6 +232,18 @@ pub enum PredicateSource {
     Constant(bool),
 }
 
+impl PredicateSource {
+    /// The opposite.
+    pub fn negate(self) -> PredicateSource {
+        match self {
+            PredicateSource::Register { index, negated } => {
+                PredicateSource::Register { index, negated: !negated }
+            }
+            PredicateSource::Constant(value) => PredicateSource::Constant(!value),
+        }
+    }
+}
+
 /// `[base + offset]`. Symbols are resolved: they are in `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {

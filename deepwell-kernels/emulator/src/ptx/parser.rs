@@ -125,9 +125,9 @@ impl Parser<'_> {
             "version" => {
                 self.lexer.take()?;
                 let text = self.lexer.take_number_text("a version")?;
-                let parts = text.split_once('.').and_then(|(major, minor)| {
-                    Some((major.parse().ok()?, minor.parse().ok()?))
-                });
+                let parts = text
+                    .split_once('.')
+                    .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
                 self.module.version =
                     parts.ok_or_else(|| self.lexer.error(format!("`{text}` is no version")))?;
             }
@@ -266,7 +266,9 @@ impl Parser<'_> {
                 _ => match variable_space(name) {
                     Some(found) => space = Some(found),
                     None => {
-                        return Err(self.lexer.error(format!("`.{name}` says nothing about a variable")));
+                        return Err(self
+                            .lexer
+                            .error(format!("`.{name}` says nothing about a variable")));
                     }
                 },
             }

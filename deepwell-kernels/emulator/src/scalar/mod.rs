@@ -3,4 +3,3 @@
 mod registers;
 
 pub use registers::{LANES, Registers};
-
