@@ -4,11 +4,8 @@ use std::sync::OnceLock;
 
 use crate::number::{Format, decode};
 
-/// The exponent that a zero has, so far below all others that a sum of two exponents is below
-/// [`LEAST_EXPONENT`] if one is this.
+/// The exponent that a zero has, so far below all others that a sum with another one is as well.
 pub(super) const ZERO_EXPONENT: i16 = -8192;
-/// Below all sums of exponents of elements that are not zero.
-pub(super) const LEAST_EXPONENT: i16 = -4096;
 /// The exponent of a zero's last bit, above all others.
 const ZERO_LAST: i16 = 8192;
 

@@ -12,11 +12,10 @@
 
 use rayon::prelude::*;
 
-use super::element::{LEAST_EXPONENT, power_of_two};
 use super::model::Model;
 use super::operand::Operand;
-use super::panel::{BLOCK, Panel, Span};
-use super::rounding::{self, Accumulated};
+use super::panel::{BLOCK, Block, Panel, Span};
+use super::rounding::{Accumulated, Rounder};
 use super::spec::{Accumulate, ProductSpec};
 
 /// Multiplications below which more threads cost more than they bring.
@@ -27,7 +26,7 @@ const WORK_MIN: usize = 1 << 18;
 const BELOW_HALF: f64 = 0.5 - 1.0 / 67_108_864.0;
 /// A number whose last bit is one unit, with room for sums of either sign.
 const LARGE: f64 = 6_755_399_441_055_744.0;
-/// Below the exponents of all terms, and such that nothing here is subnormal in binary64.
+/// Below the exponents of all terms but zeros, and such that nothing is subnormal in binary64.
 const EXPONENT_MIN: i32 = -600;
 /// Bits that two narrow rows may have together, so that 32 products stay below 2^31.
 const WIDTH_MAX: i32 = 24;
@@ -46,7 +45,9 @@ pub(super) fn multiply(
         let span = Span { k, start, length: model.step.min(k - start) };
         let a = Panel::new(spec.a, a, m, span, negate);
         let b = Panel::new(spec.b, b, n, span, false);
-        let step = Step { model, length: span.length, b_transposed: b.transposed(), a, b };
+        let blocks = b.blocks();
+        let rounder = Rounder::new(model.mantissa_bits);
+        let step = Step { fraction_bits: model.fraction_bits, rounder, a, b, blocks };
         for_rows(accumulator, n, m * n * span.length, |row, chunk| {
             if spec.accumulate == Accumulate::F16 {
                 step.chunk::<true>(row, n, chunk);
@@ -76,114 +77,120 @@ pub(super) fn for_rows(
         .for_each(|(index, chunk)| each(index * rows, chunk));
 }
 
-/// What is known of the terms of one output before its products are formed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Output {
-    accumulated: Accumulated,
-    /// Exponent of both scales.
-    scale: i32,
-    /// Exponent of the last bit of the products' sum, without scale.
-    last: i32,
-}
-
-struct Step<'a> {
-    model: &'a Model,
-    length: usize,
+struct Step {
+    fraction_bits: i32,
+    rounder: Rounder,
     a: Panel,
     b: Panel,
-    b_transposed: Vec<[f64; BLOCK]>,
+    blocks: Vec<Block>,
 }
 
-impl Step<'_> {
+impl Step {
     fn chunk<const HALF: bool>(&self, row_first: usize, n: usize, chunk: &mut [u32]) {
-        for column in (0..n).step_by(BLOCK) {
+        for (index, block) in self.blocks.iter().enumerate() {
+            let column = index * BLOCK;
             let count = BLOCK.min(n - column);
             for (index, row) in chunk.chunks_exact_mut(n).enumerate() {
-                let bits = &mut row[column..column + count];
-                self.block::<HALF>(row_first + index, column, bits);
+                let output = &mut row[column..column + count];
+                if let Ok(bits) = <&mut [u32; BLOCK]>::try_from(&mut *output) {
+                    self.block::<HALF>(row_first + index, column, block, bits);
+                    continue;
+                }
+                let mut bits = [0; BLOCK];
+                bits[..count].copy_from_slice(output);
+                self.block::<HALF>(row_first + index, column, block, &mut bits);
+                output.copy_from_slice(&bits[..count]);
             }
         }
     }
 
-    /// One row of A with at most [`BLOCK`] columns of B.
-    fn block<const HALF: bool>(&self, row: usize, column: usize, bits: &mut [u32]) {
+    /// One row of A with one block of columns of B.
+    #[inline(always)]
+    fn block<const HALF: bool>(
+        &self,
+        row: usize,
+        column: usize,
+        b: &Block,
+        bits: &mut [u32; BLOCK],
+    ) {
         let a = &self.a.rows[row];
-        let mut outputs = [Output::default(); BLOCK];
-        let (mut finite, mut exact) = (a.finite, a.is_narrow());
-        for ((output, &bits), b) in outputs.iter_mut().zip(&*bits).zip(&self.b.rows[column..]) {
-            let accumulated = Accumulated::new::<HALF>(bits);
-            let scale = a.scale + b.scale;
-            let last = a.last + b.last;
-            // No less than the largest exponent among the terms.
-            let bound = (a.leading + b.leading + scale).max(accumulated.exponent);
-            let kept = bound - self.model.fraction_bits;
-            finite &= b.finite & accumulated.finite;
-            exact &= b.is_narrow()
-                & (a.leading - a.last + b.leading - b.last <= WIDTH_MAX)
-                & (last + scale >= kept)
-                & (accumulated.last >= kept);
-            *output = Output { accumulated, scale, last };
+        let accumulated = Accumulated::new::<HALF>(bits);
+        let finite = a.finite & b.row.finite & accumulated.finite;
+        let leading = a.leading + b.row.leading;
+        let last = a.last + b.row.last;
+        let narrow = a.is_narrow() & b.row.is_narrow() & (a.width + b.row.width <= WIDTH_MAX);
+        if finite & narrow & (last >= leading - self.fraction_bits) {
+            let leading = leading.max(accumulated.exponent_max());
+            let kept = leading - self.fraction_bits;
+            if last >= kept && accumulated.last_min::<HALF>(bits) >= kept {
+                return self.exact::<HALF>(row, column, b, &accumulated, bits);
+            }
         }
-        if finite && exact {
-            return self.exact::<HALF>(row, column, &outputs, bits);
-        }
-        let mut before = [0; BLOCK];
-        before[..bits.len()].copy_from_slice(bits);
-        self.cut::<HALF>(row, column, &outputs, bits);
+        let before = *bits;
+        self.cut::<HALF>(row, column, b, &accumulated, bits);
         if !finite {
             self.special::<HALF>(row, column, &before, bits);
         }
     }
 
     /// Outputs of which no term loses bits.
+    #[inline(always)]
     fn exact<const HALF: bool>(
         &self,
         row: usize,
         column: usize,
-        outputs: &[Output; BLOCK],
-        bits: &mut [u32],
+        b: &Block,
+        accumulated: &Accumulated,
+        bits: &mut [u32; BLOCK],
     ) {
         let a = self.a.integers_of(row);
-        for (lane, (bits, output)) in bits.iter_mut().zip(outputs).enumerate() {
-            let products = dot(a, self.b.integers_of(column + lane));
-            let unit = power_of_two(output.last + output.scale);
-            let sum = f64::from(products) * unit + f64::from(output.accumulated.value);
-            *bits = rounding::round::<HALF>(sum, self.model.mantissa_bits);
+        let unit = self.a.units[row];
+        let columns = self.b.rows.len() - column;
+        let mut products = [0; BLOCK];
+        for (lane, product) in products.iter_mut().enumerate().take(columns) {
+            *product = dot(a, self.b.integers_of(column + lane));
         }
+        let mut sums = [0.0; BLOCK];
+        for lane in 0..BLOCK {
+            let product = f64::from(products[lane]) * (unit * b.units[lane]);
+            sums[lane] = product + f64::from(accumulated.values[lane]);
+        }
+        self.rounder.round::<HALF>(&sums, bits);
     }
 
     /// Outputs of which each term is cut.
+    #[inline(always)]
     fn cut<const HALF: bool>(
         &self,
         row: usize,
         column: usize,
-        outputs: &[Output; BLOCK],
-        bits: &mut [u32],
+        b: &Block,
+        accumulated: &Accumulated,
+        bits: &mut [u32; BLOCK],
     ) {
         let a_exponents = self.a.exponents_of(row);
+        let columns = self.b.rows.len() - column;
+        let mut exponents = [EXPONENT_MIN; BLOCK];
+        for (lane, exponent) in exponents.iter_mut().enumerate().take(columns) {
+            *exponent = exponent_max(a_exponents, self.b.exponents_of(column + lane)).into();
+        }
         let mut large = [0.0; BLOCK];
         let mut below_half = [0.0; BLOCK];
         let mut sums = [0.0; BLOCK];
-        let count = bits.len();
-        for (lane, output) in outputs[..count].iter().enumerate() {
-            let largest = exponent_max(a_exponents, self.b.exponents_of(column + lane));
-            let mut exponent = (output.accumulated.exponent - output.scale).max(EXPONENT_MIN);
-            if largest > LEAST_EXPONENT {
-                exponent = exponent.max(largest.into());
-            }
-            // Of the last bit that is kept, without scale.
-            let unit = power_of_two(exponent - self.model.fraction_bits);
+        for lane in 0..BLOCK {
+            let exponent = exponents[lane].max(accumulated.exponents[lane]).max(EXPONENT_MIN);
+            // Of the last bit that is kept.
+            let unit = f64::from_bits(((exponent - self.fraction_bits + 1023) as u64) << 52);
             large[lane] = LARGE * unit;
             below_half[lane] = BELOW_HALF * unit;
-            let accumulated = f64::from(output.accumulated.value) * power_of_two(-output.scale);
+            let accumulated = f64::from(accumulated.values[lane]);
             sums[lane] = large[lane] + (accumulated - below_half[lane].copysign(accumulated));
         }
-        let block = &self.b_transposed[column / BLOCK * self.length..][..self.length];
-        add_cut_products(self.a.values_of(row), block, &below_half, &mut sums);
-        for (lane, bits) in bits.iter_mut().enumerate() {
-            let sum = (sums[lane] - large[lane]) * power_of_two(outputs[lane].scale);
-            *bits = rounding::round::<HALF>(sum, self.model.mantissa_bits);
+        add_cut_products(self.a.values_of(row), &b.values, &below_half, &mut sums);
+        for lane in 0..BLOCK {
+            sums[lane] -= large[lane];
         }
+        self.rounder.round::<HALF>(&sums, bits);
     }
 
     /// Replaces the outputs that have infinities or NaNs among their terms.
@@ -193,31 +200,32 @@ impl Step<'_> {
         row: usize,
         column: usize,
         before: &[u32; BLOCK],
-        bits: &mut [u32],
+        bits: &mut [u32; BLOCK],
     ) {
-        let a_row = &self.a.rows[row];
-        for (lane, bits) in bits.iter_mut().enumerate() {
-            let b_row = &self.b.rows[column + lane];
-            let accumulated = Accumulated::new::<HALF>(before[lane]);
-            if a_row.finite && b_row.finite && accumulated.finite {
-                continue;
-            }
-            let mut sum = if accumulated.finite { 0.0 } else { f64::from(accumulated.value) };
-            for (&a, &b) in self.a.values_of(row).iter().zip(self.b.values_of(column + lane)) {
-                let product = a * b;
-                if !product.is_finite() {
-                    sum += product;
+        let accumulated = Accumulated::new::<HALF>(before).values;
+        let mut sums = [0.0; BLOCK];
+        let mut special = [false; BLOCK];
+        for (lane, sum) in sums.iter_mut().enumerate().take(self.b.rows.len() - column) {
+            let products = self.a.values_of(row).iter().zip(self.b.values_of(column + lane));
+            let products = products.map(|(a, b)| a * b);
+            for term in products.chain([f64::from(accumulated[lane])]) {
+                if !term.is_finite() {
+                    special[lane] = true;
+                    *sum += term;
                 }
             }
-            if a_row.scale_nan || b_row.scale_nan {
-                sum = f64::NAN;
+        }
+        let mut rounded = [0; BLOCK];
+        self.rounder.round::<HALF>(&sums, &mut rounded);
+        for lane in 0..BLOCK {
+            if special[lane] {
+                bits[lane] = rounded[lane];
             }
-            *bits = rounding::round::<HALF>(sum, self.model.mantissa_bits);
         }
     }
 }
 
-/// The largest exponent among the products, [`LEAST_EXPONENT`] or less if all are zero.
+/// The largest exponent among the products, less than [`EXPONENT_MIN`] if all are zero.
 #[inline(always)]
 fn exponent_max(a: &[i16], b: &[i16]) -> i16 {
     #[inline(always)]

@@ -1,4 +1,7 @@
 //! One step along K of a matrix, decoded.
+//!
+//! Scales are powers of two here and are multiplied in: binary64 has the products of all elements
+//! with all scales.
 
 use super::element::{Decoder, ZERO_EXPONENT, power_of_two, scale_parts};
 use super::operand::Operand;
@@ -6,6 +9,8 @@ use crate::number::Format;
 
 /// Columns that are summed together.
 pub(super) const BLOCK: usize = 8;
+/// Bits between the leading and the last of a row, up to which elements are 16-bit integers.
+const WIDTH_MAX: i32 = 14;
 
 /// Where a step lies in a matrix with `k` elements to a row.
 #[derive(Clone, Copy, Debug)]
@@ -15,37 +20,45 @@ pub(super) struct Span {
     pub(super) length: usize,
 }
 
-/// What holds for a row of a step.
+/// What holds for a row of a step, or for several.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     /// The largest exponent of an element, far below all for zeros.
     pub(super) leading: i32,
     /// The least exponent of a last bit that is set, far above all for zeros.
     pub(super) last: i32,
+    /// The most bits from the leading to the last of one row, less one; negative for zeros.
+    pub(super) width: i32,
     /// No element is infinite or NaN, nor is the scale.
     pub(super) finite: bool,
-    /// The exponent of the scale, 0 for NaN.
-    pub(super) scale: i32,
-    pub(super) scale_nan: bool,
 }
 
 impl Row {
-    /// Bits between the leading and the last, up to which elements are 16-bit integers.
-    const WIDTH_MAX: i32 = 14;
+    const ZEROS: Row = Row { leading: -16_384, last: 32_767, width: -49_151, finite: true };
 
-    /// Whether [`Panel::integers`] are the elements, in units of 2 to `last`.
+    /// Whether [`Panel::integers_of`] are the elements, in units of [`Panel::units`].
     pub(super) fn is_narrow(&self) -> bool {
-        self.finite && self.leading - self.last <= Row::WIDTH_MAX
+        self.finite && self.width <= WIDTH_MAX
+    }
+
+    fn and(self, other: Row) -> Row {
+        Row {
+            leading: self.leading.max(other.leading),
+            last: self.last.min(other.last),
+            width: self.width.max(other.width),
+            finite: self.finite & other.finite,
+        }
     }
 }
 
 /// A step of A, or of B transposed: `[rows, length]`.
 pub(super) struct Panel {
     pub(super) rows: Vec<Row>,
-    pub(super) values: Vec<f64>,
-    pub(super) exponents: Vec<i16>,
-    /// Elements of narrow rows; zero in others.
-    pub(super) integers: Vec<i16>,
+    /// The weights of the last bits.
+    pub(super) units: Vec<f64>,
+    values: Vec<f64>,
+    exponents: Vec<i16>,
+    integers: Vec<i16>,
     length: usize,
 }
 
@@ -62,31 +75,40 @@ impl Panel {
         let count = rows * span.length;
         let mut panel = Panel {
             rows: Vec::with_capacity(rows),
-            values: Vec::with_capacity(count),
-            exponents: Vec::with_capacity(count),
+            units: Vec::with_capacity(rows),
+            values: vec![0.0; count],
+            exponents: vec![0; count],
             integers: vec![0; count],
             length: span.length,
         };
         for row in 0..rows {
             let start = row * span.k + span.start;
-            let (scale, scale_nan) = scale_of(operand, row, span);
-            let (mut leading, mut last, mut finite) = (ZERO_EXPONENT, i16::MAX, !scale_nan);
-            operand.codes.for_each(start, start + span.length, |_, code| {
+            let range = row * span.length..(row + 1) * span.length;
+            let values = &mut panel.values[range.clone()];
+            let exponents = &mut panel.exponents[range.clone()];
+            let scale = scale_of(operand, row, span);
+            let weight = scale.map_or(f64::NAN, power_of_two) * sign;
+            let scale = scale.unwrap_or(0) as i16;
+            let (mut leading, mut last, mut finite) = (ZERO_EXPONENT, i16::MAX, true);
+            operand.codes.for_each(start, start + span.length, |index, code| {
                 let element = decoder.decode(code);
-                panel.values.push(f64::from(element.value * sign));
-                panel.exponents.push(element.exponent);
+                values[index] = f64::from(element.value) * weight;
+                exponents[index] = element.exponent + scale;
                 leading = leading.max(element.exponent);
                 last = last.min(element.last);
-                finite &= element.value.is_finite();
+                finite &= values[index].is_finite();
             });
-            let (leading, last) = (leading.into(), last.into());
-            let state = Row { leading, last, finite, scale, scale_nan };
-            if state.is_narrow() {
-                let unit = power_of_two(-last);
-                let range = row * span.length..(row + 1) * span.length;
-                let values = &panel.values[range.clone()];
+            let state = if leading == ZERO_EXPONENT {
+                Row { finite, ..Row::ZEROS }
+            } else {
+                let (leading, last) = (i32::from(leading + scale), i32::from(last + scale));
+                Row { leading, last, width: leading - last, finite }
+            };
+            panel.units.push(if state.width < 0 { 1.0 } else { power_of_two(state.last) });
+            if state.is_narrow() && state.width >= 0 {
+                let unit = power_of_two(-state.last);
                 for (integer, value) in panel.integers[range].iter_mut().zip(values) {
-                    *integer = (value * unit) as i16;
+                    *integer = (*value * unit) as i16;
                 }
             }
             panel.rows.push(state);
@@ -94,24 +116,28 @@ impl Panel {
         panel
     }
 
-    /// The elements of [`BLOCK`] rows at a time, those of one k together. Rows beyond the last are
-    /// zero.
-    pub(super) fn transposed(&self) -> Vec<[f64; BLOCK]> {
-        let blocks = self.rows.len().div_ceil(BLOCK);
-        let mut transposed = vec![[0.0; BLOCK]; blocks * self.length];
-        for (row, values) in self.values.chunks_exact(self.length).enumerate() {
-            let target = &mut transposed[row / BLOCK * self.length..][..self.length];
-            for (target, &value) in target.iter_mut().zip(values) {
-                target[row % BLOCK] = value;
+    /// [`BLOCK`] rows at a time.
+    pub(super) fn blocks(&self) -> Vec<Block> {
+        let blocks = self.rows.chunks(BLOCK).enumerate().map(|(index, rows)| {
+            let mut values = vec![[0.0; BLOCK]; self.length];
+            let mut units = [1.0; BLOCK];
+            for lane in 0..rows.len() {
+                let row = index * BLOCK + lane;
+                units[lane] = self.units[row];
+                for (target, &value) in values.iter_mut().zip(self.values_of(row)) {
+                    target[lane] = value;
+                }
             }
-        }
-        transposed
+            Block { row: rows.iter().fold(Row::ZEROS, |all, &row| all.and(row)), units, values }
+        });
+        blocks.collect()
     }
 
     pub(super) fn values_of(&self, row: usize) -> &[f64] {
         &self.values[row * self.length..][..self.length]
     }
 
+    /// Exponents of the elements, far below all others for zeros.
     pub(super) fn exponents_of(&self, row: usize) -> &[i16] {
         &self.exponents[row * self.length..][..self.length]
     }
@@ -121,11 +147,19 @@ impl Panel {
     }
 }
 
-/// The exponent of the scale of a row in a step, which is one block; and whether it is NaN.
-fn scale_of(operand: &Operand<'_>, row: usize, span: Span) -> (i32, bool) {
-    let Some(scales) = &operand.scales else { return (0, false) };
+/// At most [`BLOCK`] rows, together.
+pub(super) struct Block {
+    /// What holds for all of them.
+    pub(super) row: Row,
+    pub(super) units: [f64; BLOCK],
+    /// Elements of one k together. Rows beyond the last are zero.
+    pub(super) values: Vec<[f64; BLOCK]>,
+}
+
+/// The exponent of the scale of a row in a step, which is one block; `None` if it is NaN.
+fn scale_of(operand: &Operand<'_>, row: usize, span: Span) -> Option<i32> {
+    let Some(scales) = &operand.scales else { return Some(0) };
     let per_row = span.k.div_ceil(scales.block);
     let code = scales.codes[row * per_row + span.start / scales.block];
-    let (exponent, _) = scale_parts(scales.format, code);
-    (exponent.unwrap_or(0), exponent.is_none())
+    scale_parts(scales.format, code).0
 }

@@ -1,77 +1,131 @@
 //! The accumulator as a term, and sums as the accumulator.
 
 use super::element::power_of_two;
+use super::panel::BLOCK;
 use crate::number::{Format, Rounding, decode, encode_f64};
 
 /// The NaN that sums give.
 pub(super) const NAN: u32 = 0x7fff_ffff;
 /// The NaN that sums in binary16 give.
 pub(super) const NAN_HALF: u32 = 0x7fff;
+/// The exponent of a zero accumulator, below all others: it has no part in the largest.
+pub(super) const ZERO_EXPONENT: i32 = -16_384;
 
-/// The exponent of a zero accumulator, below all others.
-const ZERO: i32 = -8192;
-
-/// The accumulator as a term of the sum.
-#[derive(Clone, Copy, Debug, Default)]
+/// A block of accumulators as terms of their sums.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Accumulated {
-    pub(super) value: f32,
-    /// [`ZERO`] for zero, which has no part in the largest exponent.
-    pub(super) exponent: i32,
-    /// The exponent of the last bit that is set, far above all others for zero.
-    pub(super) last: i32,
+    pub(super) values: [f32; BLOCK],
+    /// Of the leading bit, but no less than the format's least; [`ZERO_EXPONENT`] for zero.
+    pub(super) exponents: [i32; BLOCK],
+    /// None is infinite or NaN.
     pub(super) finite: bool,
 }
 
 impl Accumulated {
     #[inline(always)]
-    pub(super) fn new<const HALF: bool>(bits: u32) -> Accumulated {
-        let (value, exponent, significand, finite) = if HALF {
-            let field = (bits >> 10 & 31) as i32;
-            let significand = bits & 0x3ff | u32::from(field != 0) << 10;
-            (decode(Format::F16, bits), field.max(1) - 15, significand << 13, field != 31)
-        } else {
-            let field = (bits >> 23 & 255) as i32;
-            let significand = bits & 0x7f_ffff | u32::from(field != 0) << 23;
-            (f32::from_bits(bits), field.max(1) - 127, significand, field != 255)
-        };
-        if significand == 0 {
-            return Accumulated { value, exponent: ZERO, last: 8192, finite };
+    pub(super) fn new<const HALF: bool>(bits: &[u32; BLOCK]) -> Accumulated {
+        let (mantissa_bits, bias, field_max) = if HALF { (10, 15, 31) } else { (23, 127, 255) };
+        let mut exponents = [0; BLOCK];
+        let mut special = 0;
+        for lane in 0..BLOCK {
+            let field = (bits[lane] >> mantissa_bits & field_max) as i32;
+            special |= u32::from(field as u32 == field_max);
+            let zero = bits[lane] & ((1 << (mantissa_bits + 5 + 3 * u32::from(!HALF))) - 1) == 0;
+            exponents[lane] = if zero { ZERO_EXPONENT } else { field.max(1) - bias };
         }
-        let last = exponent - 23 + significand.trailing_zeros() as i32;
-        Accumulated { value, exponent, last, finite }
+        let values = if HALF {
+            bits.map(|bits| decode(Format::F16, bits))
+        } else {
+            bits.map(f32::from_bits)
+        };
+        Accumulated { values, exponents, finite: special == 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn exponent_max(&self) -> i32 {
+        self.exponents.iter().fold(ZERO_EXPONENT, |largest, &exponent| largest.max(exponent))
+    }
+
+    /// The least exponent of a last bit that is set, far above all for zeros.
+    #[inline(always)]
+    pub(super) fn last_min<const HALF: bool>(&self, bits: &[u32; BLOCK]) -> i32 {
+        let mantissa_bits = if HALF { 10 } else { 23 };
+        let mut least = i32::MAX;
+        for lane in 0..BLOCK {
+            // The zeros of a mantissa of zero are those up to the implicit bit, or more.
+            let zeros = (bits[lane] | 1 << mantissa_bits).trailing_zeros() as i32;
+            let last = self.exponents[lane] - mantissa_bits + zeros;
+            least = least.min(if last < -8192 { i32::MAX } else { last });
+        }
+        least
     }
 }
 
-/// The bits of a sum as the hardware rounds it: to binary16 to the nearest, ties to even; to
-/// binary32 toward zero, but to infinity beyond the range. A sum of zero is positive, also where
-/// rounding made it.
-#[inline(always)]
-pub(super) fn round<const HALF: bool>(sum: f64, mantissa_bits: u32) -> u32 {
-    if HALF { round_half(sum) } else { round_toward_zero(sum, mantissa_bits) }
+/// Rounds sums as the hardware does: to binary16 to the nearest, ties to even; to binary32 toward
+/// zero, but to infinity beyond the range. A sum of zero is positive, also where rounding made it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounder {
+    mantissa_bits: u32,
+    /// Of the bits of binary64 that stay.
+    mask: u64,
 }
 
+impl Rounder {
+    /// To binary32 with that many mantissa bits, at most 23. Binary16 has its own.
+    pub(super) fn new(mantissa_bits: u32) -> Rounder {
+        Rounder { mantissa_bits, mask: u64::MAX << (52 - mantissa_bits) }
+    }
+
+    #[inline(always)]
+    pub(super) fn round<const HALF: bool>(&self, sums: &[f64; BLOCK], bits: &mut [u32; BLOCK]) {
+        if HALF {
+            *bits = sums.map(round_half);
+            return;
+        }
+        let mut aside = 0;
+        for lane in 0..BLOCK {
+            let sum = sums[lane];
+            let magnitude = sum.abs();
+            // Subnormal, or NaN.
+            let normal = magnitude >= f64::from(f32::MIN_POSITIVE);
+            aside |= u32::from(!(normal | (magnitude == 0.0)));
+            let cut = f64::from_bits(sum.to_bits() & self.mask) as f32;
+            bits[lane] = (cut + 0.0).to_bits();
+        }
+        if aside != 0 {
+            *bits = sums.map(|sum| round_toward_zero(sum, self.mantissa_bits));
+        }
+    }
+}
+
+#[inline(always)]
 fn round_half(sum: f64) -> u32 {
+    let bits = sum.to_bits();
+    let field = bits >> 52 & 0x7ff;
+    if field.wrapping_sub(1023 - 14) < 29 {
+        // To 10 of 52 mantissa bits; a carry goes into the exponent, as it should, and from the
+        // largest exponent to infinity.
+        let magnitude = bits & (u64::MAX >> 1);
+        let rounded = magnitude + (1 << 41) - 1 + (magnitude >> 42 & 1) >> 42;
+        return (rounded - ((1023 - 15) << 10)) as u32 | (bits >> 63 << 15) as u32;
+    }
     let bits = encode_f64(Format::F16, sum, Rounding::NearestEven, false, false);
     if bits == 0x8000 { 0 } else { bits }
 }
 
 /// To binary32 with at most 23 mantissa bits.
-#[inline(always)]
 pub(super) fn round_toward_zero(sum: f64, mantissa_bits: u32) -> u32 {
-    let magnitude = sum.abs();
-    if magnitude >= f64::from(f32::MIN_POSITIVE) || magnitude == 0.0 {
-        let cut = f64::from_bits(sum.to_bits() & (u64::MAX << (52 - mantissa_bits)));
-        return (cut as f32 + 0.0).to_bits();
+    if sum.is_nan() {
+        return NAN;
     }
-    if sum.is_nan() { NAN } else { round_subnormal(sum, mantissa_bits) }
-}
-
-/// What is below the least normal number is cut where that is.
-#[cold]
-fn round_subnormal(sum: f64, mantissa_bits: u32) -> u32 {
-    let steps = truncate(sum * power_of_two(126 + mantissa_bits as i32));
-    let rounded = (steps * power_of_two(-126 - mantissa_bits as i32)) as f32;
-    (rounded + 0.0).to_bits()
+    if sum.abs() < f64::from(f32::MIN_POSITIVE) {
+        // Cut where the least normal number is.
+        let steps = truncate(sum * power_of_two(126 + mantissa_bits as i32));
+        let rounded = (steps * power_of_two(-126 - mantissa_bits as i32)) as f32;
+        return (rounded + 0.0).to_bits();
+    }
+    let cut = f64::from_bits(sum.to_bits() & (u64::MAX << (52 - mantissa_bits)));
+    (cut as f32).to_bits()
 }
 
 /// Toward zero, for magnitudes below 2^63. (`f64::trunc` is a call on the oldest x86-64.)

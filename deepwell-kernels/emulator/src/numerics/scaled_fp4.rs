@@ -8,7 +8,7 @@ use super::hardware::{dot, for_rows};
 use super::model::Model;
 use super::operand::Operand;
 use super::panel::Span;
-use super::rounding::{Accumulated, NAN, round_toward_zero, truncate};
+use super::rounding::{NAN, ZERO_EXPONENT, round_toward_zero, truncate};
 
 /// Products summed exactly.
 const GROUP: usize = 16;
@@ -102,12 +102,15 @@ fn add(
     model: &Model,
     bits: u32,
 ) -> u32 {
-    let accumulated = Accumulated::new::<false>(bits);
-    if !accumulated.finite {
-        return if accumulated.value.is_nan() { NAN } else { bits };
+    let accumulated = f32::from_bits(bits);
+    if !accumulated.is_finite() {
+        return if accumulated.is_nan() { NAN } else { bits };
     }
+    let mut largest = match bits << 1 {
+        0 => ZERO_EXPONENT,
+        _ => (bits >> 23 & 255).max(1) as i32 - 127,
+    };
     let mut terms = [(0.0, 0); GROUPS_MAX];
-    let mut largest = accumulated.exponent;
     let groups = a.chunks(GROUP).zip(b.chunks(GROUP));
     for ((term, (a, b)), (a_scale, b_scale)) in
         terms.iter_mut().zip(groups).zip(a_scales.iter().zip(b_scales))
@@ -119,7 +122,7 @@ fn add(
         largest = largest.max(exponent);
     }
     let shift = model.fraction_bits - largest;
-    let mut total = truncate(f64::from(accumulated.value) * power_of_two(shift));
+    let mut total = truncate(f64::from(accumulated) * power_of_two(shift));
     for (significand, exponent) in terms {
         // A place that has no group has a significand of zero.
         total += truncate(significand * power_of_two(shift + exponent));
