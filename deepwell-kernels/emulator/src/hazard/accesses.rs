@@ -14,36 +14,22 @@ use super::{Cluster, Direction, HazardKind, Place, Scope, Thread, Tracker, Unit,
 const SHARED_READS_MAX: usize = 96;
 const GLOBAL_READS_MAX: usize = 8;
 
-/// Rectangles of tensor memory that are gathered for one operation at a time: those of D, both
-/// directions, scales, A.
-const TENSOR_ROWS_MAX: usize = 8;
-
-/// Rows of tensor memory that an operation touched.
-#[derive(Clone, Debug)]
-pub(super) struct TensorRows {
-    operation: Operation,
-    direction: Direction,
-    rank: u32,
-    lanes: Range<u32>,
-    columns: Range<u32>,
-}
-
 /// One conflict without order.
-struct Found {
-    kind: HazardKind,
+pub(super) struct Found {
+    pub(super) kind: HazardKind,
     record: Record,
     written: bool,
     lanes: u32,
     place: Place,
 }
 
-struct Checker<'a> {
-    context: Context<'a>,
-    view: View<'a>,
+pub(super) struct Checker<'a> {
+    pub(super) context: Context<'a>,
+    pub(super) view: View<'a>,
     /// The new record, if a warp-wide access spread over its lanes must be checked lane by lane.
-    new: Record,
-    place: Place,
-    found: &'a mut Vec<Found>,
+    pub(super) new: Record,
+    pub(super) place: Place,
+    pub(super) found: &'a mut Vec<Found>,
 }
 
 impl Visitor for Checker<'_> {
@@ -304,20 +290,7 @@ impl Tracker {
         self.touch_by_operation(operation, Direction::Read, Memory::Map(address), None, cells);
     }
 
-    /// An issued operation touches a rectangle of tensor memory of block `rank`.
-    pub fn access_tensor(
-        &mut self,
-        operation: Operation,
-        direction: Direction,
-        rank: u32,
-        lanes: Range<u32>,
-        columns: Range<u32>,
-    ) {
-        let cells = tensor_cells(rank, lanes, columns);
-        self.touch_by_operation(operation, direction, Memory::Tensor, None, cells);
-    }
-
-    fn touch_by_operation(
+    pub(super) fn touch_by_operation(
         &mut self,
         operation: Operation,
         direction: Direction,
@@ -358,44 +331,6 @@ impl Tracker {
         self.report_found(found, (warp, step, unit), direction);
     }
 
-    /// One lane's columns of tensor memory. Operations go lane by lane, so rows are gathered to
-    /// rectangles, which are told when the operation has run or another one comes.
-    fn access_tensor_row(
-        &mut self,
-        operation: Operation,
-        direction: Direction,
-        rank: u32,
-        lane: u32,
-        columns: Range<u32>,
-    ) {
-        let rows = &mut self.tensor_rows;
-        let fits = |row: &&mut TensorRows| {
-            row.operation == operation
-                && row.direction == direction
-                && row.rank == rank
-                && row.columns == columns
-                && (row.lanes.start..=row.lanes.end).contains(&lane)
-        };
-        if let Some(row) = rows.iter_mut().find(fits) {
-            row.lanes.end = row.lanes.end.max(lane + 1);
-            return;
-        }
-        let other = rows.first().is_some_and(|row| row.operation != operation);
-        if other || rows.len() >= TENSOR_ROWS_MAX {
-            self.tell_tensor_rows();
-        }
-        let lanes = lane..lane + 1;
-        self.tensor_rows.push(TensorRows { operation, direction, rank, lanes, columns });
-    }
-
-    /// Tells the gathered rows.
-    pub(super) fn tell_tensor_rows(&mut self) {
-        for rows in std::mem::take(&mut self.tensor_rows) {
-            let TensorRows { operation, direction, rank, lanes, columns } = rows;
-            self.access_tensor(operation, direction, rank, lanes, columns);
-        }
-    }
-
     /// Records what the previous grid does, without any check.
     pub(super) fn record_previous_grid(
         &mut self,
@@ -425,49 +360,7 @@ impl Tracker {
         }
     }
 
-    /// Checks that nothing uses columns of tensor memory which are given back.
-    pub(super) fn check_tensor_free(
-        &mut self,
-        thread: Thread,
-        rank: u32,
-        lanes: Range<u32>,
-        columns: Range<u32>,
-    ) {
-        self.tell_tensor_rows();
-        let Tracker { warps, clusters, operations, rules, .. } = self;
-        let warp = &warps[thread.warp.0 as usize];
-        let state = warp.state(thread.lanes.trailing_zeros());
-        let Some(tensor) = clusters[warp.cluster as usize].tensor.get_mut(rank as usize) else {
-            return;
-        };
-        let view = View {
-            warp: thread.warp,
-            lanes: thread.lanes,
-            tick: warp.tick,
-            known: &state.known,
-            own: &state.own,
-            tensor_pending: &state.tensor_pending,
-            operation: None,
-            unit: Unit::Thread,
-            memory: Memory::Tensor,
-            strong: 0,
-        };
-        let mut found = Vec::new();
-        for (_, place, mask) in tensor_cells(rank, lanes, columns) {
-            let Place::Tensor { lane, column, .. } = place else { continue };
-            let cell = tensor.cell(lane / CELL_LANES, column);
-            let new = Record::of_warp(thread.warp.0, warp.tick, thread.lanes, thread.step, mask);
-            let context = Context { rules: *rules, warps, operations };
-            cell.visit(mask, &mut Checker { context, view, new, place, found: &mut found });
-            *cell = Default::default();
-        }
-        for of in &mut found {
-            of.kind = HazardKind::TensorMemoryFreedInUse;
-        }
-        self.report_found(found, (thread.warp, thread.step, Unit::Thread), Direction::Write);
-    }
-
-    fn report_found(
+    pub(super) fn report_found(
         &mut self,
         found: Vec<Found>,
         (warp, step, unit): (WarpId, u32, Unit),
@@ -498,22 +391,6 @@ impl Tracker {
             }
         }
     }
-}
-
-/// Cells of a rectangle of tensor memory; a bit of a mask is two lanes.
-fn tensor_cells(
-    rank: u32,
-    lanes: Range<u32>,
-    columns: Range<u32>,
-) -> impl Iterator<Item = (u64, Place, u16)> {
-    let groups = lanes.start / CELL_LANES..lanes.end.div_ceil(CELL_LANES);
-    groups.flat_map(move |group| {
-        let first = lanes.start.max(group * CELL_LANES);
-        let last = lanes.end.min((group + 1) * CELL_LANES);
-        let (low, high) = (first % CELL_LANES / 2, (last - group * CELL_LANES).div_ceil(2));
-        let mask = ((1u32 << high) - (1u32 << low)) as u16;
-        columns.clone().map(move |column| (0, Place::Tensor { rank, lane: first, column }, mask))
-    })
 }
 
 fn same_memory(a: Place, b: Place) -> bool {

@@ -180,12 +180,15 @@ impl Page {
     }
 }
 
+/// The page of a cluster.
+type OfCluster = (u32, Arc<Page>);
+
 /// What is known.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock {
-    first: Option<(u32, Arc<Page>)>,
+    first: Option<OfCluster>,
     /// Other clusters, in order.
-    rest: Option<Arc<Vec<(u32, Arc<Page>)>>>,
+    rest: Option<Arc<Vec<OfCluster>>>,
 }
 
 impl Clock {
@@ -222,7 +225,7 @@ impl Clock {
         self.first.is_none()
     }
 
-    fn pages(&self) -> impl Iterator<Item = &(u32, Arc<Page>)> {
+    fn pages(&self) -> impl Iterator<Item = &OfCluster> {
         self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter()))
     }
 

@@ -88,6 +88,7 @@ mod operations;
 mod registers;
 mod report;
 mod shadow;
+mod tensor;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -95,7 +96,6 @@ mod threads;
 use std::collections::HashMap;
 
 pub use crate::decode::Scope;
-use accesses::TensorRows;
 use clock::{Agent, KINDS, Kind};
 use knowledge::{Bundle, Exchange};
 use mbarriers::TrackedBarrier;
@@ -105,6 +105,7 @@ pub use registers::{RegisterHazard, RegisterWatch};
 use report::Hazards;
 pub use report::{Access, Actor, Hazard, HazardKind, Severity, Site, Unit};
 use shadow::{GlobalShadow, SharedShadow, TensorShadow};
+use tensor::TensorRows;
 use threads::Warp;
 
 /// Which rules hold. [`Rules::default`] is the ISA's text.

@@ -191,7 +191,7 @@ fn tma_and_wgmma_pipeline() {
             m.sync(&[0, 1, 2, 3, 4], 0);
         }
         for round in 0..6 {
-            let (stage, phase) = (round % STAGES, round / STAGES & 1);
+            let (stage, phase) = (round % STAGES, (round / STAGES) & 1);
             let producer = m.at(4, ONE);
             if m.does("wait for empty") {
                 m.wait(producer, 0, empty(stage), phase ^ 1);

@@ -49,7 +49,7 @@ fn set_up(m: &mut Machine) {
 }
 
 fn load(m: &mut Machine, round: u32) {
-    let (stage, phase) = (round % STAGES, round / STAGES & 1);
+    let (stage, phase) = (round % STAGES, (round / STAGES) & 1);
     let one = m.at(0, ONE);
     if m.does("wait for an empty stage") {
         m.wait(one, 0, empty(stage), phase ^ 1);
@@ -63,7 +63,7 @@ fn load(m: &mut Machine, round: u32) {
 }
 
 fn multiply(m: &mut Machine, round: u32, at: u32) {
-    let (stage, phase) = (round % STAGES, round / STAGES & 1);
+    let (stage, phase) = (round % STAGES, (round / STAGES) & 1);
     let one = m.at(1, ONE);
     if m.does("wait for a full stage") {
         m.wait(one, 0, full(stage), phase);
@@ -87,7 +87,7 @@ fn multiply(m: &mut Machine, round: u32, at: u32) {
 }
 
 fn epilogue(m: &mut Machine, tile: u32) {
-    let (at, phase) = (tile % 2, tile / 2 & 1);
+    let (at, phase) = (tile % 2, (tile / 2) & 1);
     for warp in 2..4 {
         let all = m.at(warp, ALL);
         if m.does("wait for the accumulator") {
@@ -140,7 +140,7 @@ fn gemm(m: &mut Machine) {
     set_up(m);
     let mut round = 0;
     for tile in 0..4 {
-        let (at, phase) = (tile % 2, tile / 2 & 1);
+        let (at, phase) = (tile % 2, (tile / 2) & 1);
         for _ in 0..3 {
             load(m, round);
             if round % 3 == 0 {
