@@ -43,9 +43,7 @@ pub use linear::{
 pub use reduction::{ReduceElement, ReduceOperation};
 pub use replace::{MapField, replace_field};
 pub use swizzle::{Swizzle, SwizzleAtom, swizzle_address};
-pub use tensor_map::{
-    Fill, Interleave, TENSOR_MAP_BYTES, TensorMap, TensorMapSpec,
-};
+pub use tensor_map::{Fill, Interleave, TENSOR_MAP_BYTES, TensorMap, TensorMapSpec};
 
 #[cfg(test)]
 mod tests;

@@ -180,15 +180,17 @@ impl TensorMap {
             element_strides: (0..rank).map(|i| u32::from(bytes[ELEMENT_STRIDES_AT + i])).collect(),
             interleave: Interleave::from_code(u32::from(bytes[INTERLEAVE_AT]))
                 .ok_or_else(|| unknown("interleave_layout", bytes[INTERLEAVE_AT]))?,
-            swizzle: Swizzle::from_ptx(bytes[SWIZZLE_AT], bytes[ATOMICITY_AT]).ok_or_else(|| {
-                Fault::new(
-                    "tensor-map-swizzle",
-                    format!(
-                        "swizzle mode {} with atomicity {} is not supported",
-                        bytes[SWIZZLE_AT], bytes[ATOMICITY_AT]
-                    ),
-                )
-            })?,
+            swizzle: Swizzle::from_ptx(bytes[SWIZZLE_AT], bytes[ATOMICITY_AT]).ok_or_else(
+                || {
+                    Fault::new(
+                        "tensor-map-swizzle",
+                        format!(
+                            "swizzle mode {} with atomicity {} is not supported",
+                            bytes[SWIZZLE_AT], bytes[ATOMICITY_AT]
+                        ),
+                    )
+                },
+            )?,
             fill: Fill::from_code(u32::from(bytes[FILL_AT]))
                 .ok_or_else(|| unknown("fill_mode", bytes[FILL_AT]))?,
         };

@@ -181,12 +181,7 @@ impl TensorMap {
         Ok(coordinates[1..].iter().map(row).collect())
     }
 
-    fn check(
-        &self,
-        coordinates: &[i32],
-        offset: u32,
-        direction: Direction,
-    ) -> Result<(), Fault> {
+    fn check(&self, coordinates: &[i32], offset: u32, direction: Direction) -> Result<(), Fault> {
         if coordinates.len() != self.rank() {
             return Err(Fault::new(
                 "tensor-copy-rank",
