@@ -51,6 +51,7 @@ mod instruction_descriptor;
 mod legality;
 mod load_store;
 mod mma;
+mod mma_request;
 mod scale_factors;
 mod shared_descriptor;
 mod tile;
@@ -70,7 +71,8 @@ pub use legality::{
     check_scale_id, check_shape, check_swizzle, check_transposed_n, scales_along_k,
 };
 pub use load_store::{LaneBits, RegisterAccess, RegisterPlan, WarpRegisters, load, store};
-pub use mma::{A_COLUMNS, MatrixA, MmaPlan, MmaRequest, ScaleOperands, mma};
+pub use mma::{A_COLUMNS, MmaPlan, mma};
+pub use mma_request::{MatrixA, MmaRequest, ScaleOperands};
 pub use scale_factors::ScaleTile;
 pub use shared_descriptor::{SharedDescriptor, Swizzle};
 pub use tile::{CHUNK_BYTES, K_CHUNKS, Major, SharedTile};

@@ -15,8 +15,9 @@
 //! | swizzle | byte |
 //! |---|---|
 //! | none | `i * stride + (k % 8) * 16 + (k / 8) * leading` |
-//! | rows of `w` bytes | `(i % (w / 16)) * 16 + (i / (w / 16)) * leading + (k % 8) * w + (k / 8) * stride` |
-//! | 128 bytes, 32-byte atoms | the same with groups of 4 instead of 8 along K |
+//! | rows of `w` bytes | `i % c * 16 + i / c * leading + (k % g) * w + (k / g) * stride` |
+//!
+//! with `c = w / 16` chunks in a row and groups of `g = 8` along K, 4 with 32-byte atoms.
 //!
 //! The byte is added to the start address, and the sum is permuted ([`Swizzle::apply`]): patterns
 //! are a matter of addresses, so that a start inside of one advances along K.

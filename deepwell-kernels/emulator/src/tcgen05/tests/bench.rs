@@ -2,42 +2,42 @@
 
 use super::memory::{PairMemory, Random};
 use super::writer::Matrix;
-use crate::decode::{MmaKind, Tcgen05CopyFormat, Tcgen05CopyShape, Tcgen05Shape};
+use crate::decode::{MmaKind, Tcgen05Shape};
 use crate::error::Fault;
 use crate::number::{Format, Rounding, decode, encode};
 use crate::numerics::{Accumulate, ResultMode};
 use crate::tcgen05::*;
 
-pub const D: u32 = 0;
-pub const A: u32 = 256;
-pub const SCALES_A: u32 = 320;
-pub const SCALES_B: u32 = 384;
+pub(super) const D: u32 = 0;
+pub(super) const A: u32 = 256;
+pub(super) const SCALES_A: u32 = 320;
+pub(super) const SCALES_B: u32 = 384;
 
 /// What is multiplied, and how operands are laid out.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
-    pub kind: MmaKind,
-    pub group: u32,
-    pub m: u32,
-    pub n: u32,
-    pub a: Format,
-    pub b: Format,
-    pub accumulate: Accumulate,
-    pub major: [Major; 2],
-    pub swizzle: [Swizzle; 2],
-    pub negate: [bool; 2],
+pub(super) struct Case {
+    pub(super) kind: MmaKind,
+    pub(super) group: u32,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) a: Format,
+    pub(super) b: Format,
+    pub(super) accumulate: Accumulate,
+    pub(super) major: [Major; 2],
+    pub(super) swizzle: [Swizzle; 2],
+    pub(super) negate: [bool; 2],
     /// Products along K.
-    pub steps: u32,
-    pub weight_stationary: bool,
-    pub a_in_tensor: bool,
+    pub(super) steps: u32,
+    pub(super) weight_stationary: bool,
+    pub(super) a_in_tensor: bool,
     /// Added to the lanes of D and of A in tensor memory.
-    pub lane: u32,
-    pub scale: Option<(Format, u32)>,
-    pub seed: u64,
+    pub(super) lane: u32,
+    pub(super) scale: Option<(Format, u32)>,
+    pub(super) seed: u64,
 }
 
 impl Case {
-    pub fn new(kind: MmaKind, group: u32, m: u32, n: u32) -> Case {
+    pub(super) fn new(kind: MmaKind, group: u32, m: u32, n: u32) -> Case {
         let (element, scale) = match kind {
             MmaKind::F16 => (Format::BF16, None),
             MmaKind::Tf32 => (Format::TF32, None),
@@ -68,7 +68,7 @@ impl Case {
         }
     }
 
-    pub fn k(&self) -> u32 {
+    pub(super) fn k(&self) -> u32 {
         k_of(self.kind) * self.steps
     }
 
@@ -100,8 +100,8 @@ impl Case {
             | u32::from(self.negate[1]) << 14
             | major(self.major[0]) << 15
             | major(self.major[1]) << 16
-            | self.n / 8 << 17
-            | self.m / 16 << 24;
+            | (self.n / 8) << 17
+            | (self.m / 16) << 24;
         match self.scale {
             None => {
                 bits |= match self.accumulate {
@@ -120,7 +120,7 @@ impl Case {
     }
 
     /// Block, lane and column of an element of D.
-    pub fn cell(&self, row: u32, column: u32) -> (u32, u32, u32) {
+    pub(super) fn cell(&self, row: u32, column: u32) -> (u32, u32, u32) {
         let (block, lane, column) = match (self.m, self.group, self.weight_stationary) {
             (256, 2, _) => (row / 128, row % 128, column),
             (128, 2, _) => {
@@ -138,13 +138,13 @@ impl Case {
 }
 
 /// A case in memory.
-pub struct Bench {
-    pub case: Case,
-    pub memory: PairMemory,
-    pub requests: Vec<MmaRequest>,
-    pub copies: Vec<CopyRequest>,
+pub(super) struct Bench {
+    pub(super) case: Case,
+    pub(super) memory: PairMemory,
+    pub(super) requests: Vec<MmaRequest>,
+    pub(super) copies: Vec<CopyRequest>,
     values: [Vec<u32>; 2],
-    scales: [Vec<u8>; 2],
+    pub(super) scales: [Vec<u8>; 2],
 }
 
 fn random_code(random: &mut Random, format: Format) -> u32 {
@@ -165,7 +165,7 @@ fn value(format: Format, code: u32) -> f64 {
 }
 
 impl Bench {
-    pub fn new(case: Case) -> Bench {
+    pub(super) fn new(case: Case) -> Bench {
         let mut random = Random(case.seed);
         let k = case.k();
         let mut draw =
@@ -282,78 +282,8 @@ impl Bench {
         }
     }
 
-    /// Tiles of 128 rows and 4 scales, and the copies that take them to tensor memory.
-    fn place_scales(&mut self) {
-        let case = self.case;
-        let Some((_, block)) = case.scale else { return };
-        let along_k = case.k() / block;
-        let mut offset = 0x3_4000;
-        let split = case.m == 128 && case.group == 2;
-        for group in 0..along_k.div_ceil(4) {
-            for (which, rows) in [case.m / case.group, case.n].into_iter().enumerate() {
-                for tile in 0..rows.div_ceil(128) {
-                    if which == 1 && split && tile > 0 {
-                        continue;
-                    }
-                    let by_halves = which == 1 && split;
-                    for rank in 0..case.group {
-                        // Rows of A differ between blocks, all columns of B are in both.
-                        let first = if which == 0 { rank * rows } else { 0 };
-                        let lines = if by_halves { 64 } else { 32 };
-                        for line in 0..lines {
-                            for column in 0..4 {
-                                for nth in 0..4 {
-                                    let row = if by_halves {
-                                        let row = line % 32 + 32 * column;
-                                        if row < rows / 2 {
-                                            line / 32 * rows / 2 + row
-                                        } else {
-                                            rows
-                                        }
-                                    } else {
-                                        tile * 128 + column * 32 + line
-                                    };
-                                    let at = group * 4 + nth;
-                                    let code = if row < rows && at < along_k {
-                                        self.scales[which][((first + row) * along_k + at) as usize]
-                                    } else {
-                                        0
-                                    };
-                                    let byte = offset + line * 16 + column * 4 + nth;
-                                    self.memory.write_byte(rank, byte, code);
-                                }
-                            }
-                        }
-                    }
-                    let target =
-                        if which == 0 { SCALES_A + 4 * group } else { SCALES_B + 8 * group };
-                    self.copies.push(CopyRequest {
-                        group: case.group,
-                        rank: 0,
-                        shape: if by_halves {
-                            Tcgen05CopyShape::Rows64Bits128Warps01And23
-                        } else {
-                            Tcgen05CopyShape::Rows32Bits128AllWarps
-                        },
-                        format: Tcgen05CopyFormat::Same,
-                        target: target + 4 * tile,
-                        descriptor: SharedDescriptor {
-                            start: offset,
-                            leading: 128,
-                            stride: 128,
-                            base_offset: 0,
-                            swizzle: Swizzle::None,
-                        }
-                        .encode(),
-                    });
-                    offset += 1024;
-                }
-            }
-        }
-    }
-
     /// Copies, multiplies, and reads D back through registers: `m` x `n` elements.
-    pub fn run(&mut self, model: ResultMode) -> Result<Vec<f64>, Fault> {
+    pub(super) fn run(&mut self, model: ResultMode) -> Result<Vec<f64>, Fault> {
         for request in self.copies.clone() {
             copy(&request, &mut self.memory)?;
         }
@@ -363,7 +293,7 @@ impl Bench {
         self.read_d()
     }
 
-    pub fn read_d(&mut self) -> Result<Vec<f64>, Fault> {
+    pub(super) fn read_d(&mut self) -> Result<Vec<f64>, Fault> {
         let case = self.case;
         let mut all = vec![0.0; (case.m * case.n) as usize];
         let mut cells = std::collections::HashMap::new();
@@ -423,7 +353,7 @@ impl Bench {
     }
 
     /// The plain product.
-    pub fn expected(&self) -> Vec<f64> {
+    pub(super) fn expected(&self) -> Vec<f64> {
         let case = self.case;
         let (m, n, k) = (case.m as usize, case.n as usize, case.k() as usize);
         let block = case.scale.map_or(k, |(_, block)| block as usize);
@@ -448,7 +378,7 @@ impl Bench {
     }
 
     /// That the case comes out right.
-    pub fn check(case: Case) {
+    pub(super) fn check(case: Case) {
         let mut bench = Bench::new(case);
         let expected = bench.expected();
         let found = bench.run(ResultMode::Hardware).unwrap_or_else(|fault| {

@@ -113,7 +113,7 @@ fn options_of_kinds() {
 #[test]
 fn shapes() {
     let shape = |r: &mut MmaRequest, m: u32, n: u32| {
-        r.instruction = r.instruction & !(0x3f << 17 | 0x1f << 24) | n / 8 << 17 | m / 16 << 24;
+        r.instruction = r.instruction & !(0x3f << 17 | 0x1f << 24) | (n / 8) << 17 | (m / 16) << 24;
     };
     for m in [0, 16, 32, 192, 256] {
         check(f16(), "mma-shape-m", |r| shape(r, m, 64));
@@ -158,8 +158,8 @@ fn layouts_of_operands() {
     check(f16(), "shared-descriptor-version", |r| r.a = MatrixA::Shared(0));
     check(f16(), "shared-descriptor-leading-mode", |r| r.b |= 1 << 52);
     check(f16(), "shared-descriptor-swizzle", |r| r.b |= 7 << 61);
-    // The rank of the block is in bits from 24 on of shared addresses: it must not get in.
-    check(f16(), "shared-descriptor-reserved", |r| r.b |= 0x0100_0400 >> 4 & 0xc000 | 1 << 15);
+    // An address that is not cut to 18 bits.
+    check(f16(), "shared-descriptor-reserved", |r| r.b |= 0x8_0400 >> 4);
 }
 
 #[test]

@@ -6,13 +6,13 @@ use crate::place::{Memory, Place, TENSOR_COLUMNS, TENSOR_LANES};
 const SHARED_BYTES: usize = 227 * 1024;
 const TENSOR_BYTES: usize = (TENSOR_LANES * TENSOR_COLUMNS * 4) as usize;
 
-pub struct PairMemory {
+pub(super) struct PairMemory {
     spaces: Vec<Vec<Option<u8>>>,
-    pub accesses: u64,
+    pub(super) accesses: u64,
 }
 
 impl PairMemory {
-    pub fn new() -> PairMemory {
+    pub(super) fn new() -> PairMemory {
         let spaces = [SHARED_BYTES, SHARED_BYTES, TENSOR_BYTES, TENSOR_BYTES];
         PairMemory { spaces: spaces.map(|bytes| vec![None; bytes]).to_vec(), accesses: 0 }
     }
@@ -31,21 +31,21 @@ impl PairMemory {
         space.get_mut(offset..offset + bytes).ok_or_else(|| Fault::new("test-range", "outside"))
     }
 
-    pub fn write_byte(&mut self, rank: u32, offset: u32, byte: u8) {
+    pub(super) fn write_byte(&mut self, rank: u32, offset: u32, byte: u8) {
         self.spaces[rank as usize][offset as usize] = Some(byte);
     }
 
-    pub fn byte(&self, rank: u32, offset: u32) -> u8 {
+    pub(super) fn byte(&self, rank: u32, offset: u32) -> u8 {
         self.spaces[rank as usize][offset as usize].unwrap_or(0)
     }
 
-    pub fn word(&mut self, rank: u32, lane: u32, column: u32) -> Result<u32, Fault> {
+    pub(super) fn word(&mut self, rank: u32, lane: u32, column: u32) -> Result<u32, Fault> {
         let mut bytes = [0; 4];
         self.read(Place::Tensor { rank, lane, column }, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    pub fn write_word(&mut self, rank: u32, lane: u32, column: u32, word: u32) {
+    pub(super) fn write_word(&mut self, rank: u32, lane: u32, column: u32, word: u32) {
         self.write(Place::Tensor { rank, lane, column }, &word.to_le_bytes()).unwrap();
     }
 }
@@ -68,10 +68,10 @@ impl Memory for PairMemory {
 }
 
 /// A sequence of numbers that looks random (splitmix64).
-pub struct Random(pub u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    pub fn below(&mut self, end: u32) -> u32 {
+    pub(super) fn below(&mut self, end: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

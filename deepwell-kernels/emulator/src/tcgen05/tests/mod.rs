@@ -6,5 +6,6 @@ mod memory;
 mod moves;
 mod planted;
 mod products;
+mod scale_tiles;
 mod scaled;
 mod writer;

@@ -54,7 +54,7 @@ fn figure(shape: Tcgen05Shape, repeat: u32, thread: u32, register: u32) -> (u32,
 #[test]
 fn registers_hold_what_the_figures_say() {
     for shape in SHAPES {
-        for repeat in [1, 2, 4, 8, 16, 32, 64, 128] {
+        for repeat in [1_u32, 2, 4, 8, 16, 32, 64, 128] {
             let warp = repeat.ilog2() + 1;
             let access = access(shape, repeat, warp);
             if access.registers() > 128 {

@@ -3,9 +3,10 @@
 use super::bench::{Bench, Case};
 use crate::decode::MmaKind;
 use crate::numerics::ResultMode;
-use crate::tcgen05::{Major, MatrixA, MmaRequest, SharedDescriptor, Swizzle};
+use crate::tcgen05::{CopyRequest, Major, MatrixA, MmaRequest, SharedDescriptor, Swizzle};
 
 type Plant = fn(&mut MmaRequest);
+type PlantCopy = fn(&mut CopyRequest);
 
 fn with_a(request: &mut MmaRequest, change: impl Fn(&mut SharedDescriptor)) {
     let MatrixA::Shared(bits) = &mut request.a else { panic!("A is in tensor memory") };
@@ -152,7 +153,7 @@ fn every_swizzle_for_every_other() {
 
 #[test]
 fn copies_of_scales() {
-    let plants: &[(&str, fn(&mut crate::tcgen05::CopyRequest))] = &[
+    let plants: &[(&str, PlantCopy)] = &[
         ("stride", |c| c.descriptor += 1 << 32),
         ("start", |c| c.descriptor += 1),
         ("swizzle", |c| c.descriptor |= 4 << 61),

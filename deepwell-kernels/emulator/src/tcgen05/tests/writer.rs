@@ -7,17 +7,17 @@ use crate::tcgen05::{Major, SharedDescriptor, Swizzle};
 
 /// A matrix of 16-byte chunks of `t` elements, as large as K of several products.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix {
-    pub rank: u32,
-    pub start: u32,
-    pub swizzle: Swizzle,
-    pub major: Major,
+pub(super) struct Matrix {
+    pub(super) rank: u32,
+    pub(super) start: u32,
+    pub(super) swizzle: Swizzle,
+    pub(super) major: Major,
     /// Elements in 16 bytes.
-    pub t: u32,
+    pub(super) t: u32,
     /// Bits of an element in its chunk.
-    pub bits: u32,
-    pub rows: u32,
-    pub k: u32,
+    pub(super) bits: u32,
+    pub(super) rows: u32,
+    pub(super) k: u32,
 }
 
 /// Position `index` of a mode with nested shape and strides, first part fastest.
@@ -48,7 +48,7 @@ impl Matrix {
     }
 
     /// Leading and stride offsets in bytes: with gaps, so that they matter.
-    pub fn strides(&self) -> (u32, u32) {
+    pub(super) fn strides(&self) -> (u32, u32) {
         let plain = self.swizzle == Swizzle::None;
         match self.major {
             Major::K if plain => (self.rows.div_ceil(8) * 144 + 32, 144),
@@ -67,7 +67,7 @@ impl Matrix {
     }
 
     /// Descriptor of the product that begins at element `k`.
-    pub fn descriptor(&self, k: u32) -> SharedDescriptor {
+    pub(super) fn descriptor(&self, k: u32) -> SharedDescriptor {
         let (leading, stride) = self.strides();
         let chunk = k / self.t;
         let advance = match (self.major, self.swizzle) {
@@ -115,7 +115,7 @@ impl Matrix {
         (address ^ selected >> s, offset % t)
     }
 
-    pub fn write(&self, memory: &mut PairMemory, code: impl Fn(u32, u32) -> u32) {
+    pub(super) fn write(&self, memory: &mut PairMemory, code: impl Fn(u32, u32) -> u32) {
         for row in 0..self.rows {
             for k in 0..self.k {
                 let (chunk, nth) = self.place(row, k);
