@@ -35,9 +35,14 @@ enum Data {
     Sparse,
     /// Magnitudes within a factor of eight of each other.
     Near,
+    /// Mantissas of ones: what is cut off is as much as can be.
+    Ones,
+    /// The largest value, now and then a small one: sums are as large as they can be.
+    Largest,
 }
 
-const DATA: [Data; 4] = [Data::Codes, Data::Finite, Data::Sparse, Data::Near];
+const DATA: [Data; 6] =
+    [Data::Codes, Data::Finite, Data::Sparse, Data::Near, Data::Ones, Data::Largest];
 
 fn element(format: Format, data: Data, center: i32, random: &mut Random) -> u32 {
     let mask = u32::MAX >> (32 - format.bits());
@@ -48,6 +53,25 @@ fn element(format: Format, data: Data, center: i32, random: &mut Random) -> u32 
             let magnitude = (1.0 + random.below(7000) as f32 / 1000.0) * 2f32.powi(center);
             let value = if random.below(2) == 0 { magnitude } else { -magnitude };
             encode(format, value, Rounding::NearestEven, true, false)
+        }
+        Data::Ones => {
+            let exponent = random.below(20) as i32 - 10;
+            let value = (2.0 - 2f32.powi(-(format.mantissa_bits() as i32))) * 2f32.powi(exponent);
+            let code = encode(format, value, Rounding::TowardZero, true, false);
+            code | (random.next() & 1 << (format.bits() - 1))
+        }
+        Data::Largest => {
+            if random.below(16) != 0 {
+                let value = 1.9375 * 2f32.powi(8 + center.min(0));
+                return encode(format, value, Rounding::TowardZero, true, false);
+            }
+            encode(
+                format,
+                2f32.powi(-(random.below(10) as i32)),
+                Rounding::NearestEven,
+                true,
+                false,
+            )
         }
         _ => loop {
             let code = random.next() & mask;
@@ -70,6 +94,10 @@ fn accumulator(half: bool, data: Data, center: i32, random: &mut Random) -> u32 
             }
             value.to_bits()
         }
+        Data::Ones if half => random.below(31) << 10 | 0x3ff | random.next() & 0x8000,
+        Data::Ones => (random.below(70) + 80) << 23 | 0x7f_ffff | random.next() & 1 << 31,
+        Data::Largest if half => random.below(31) << 10,
+        Data::Largest => (random.below(16) + 127) << 23,
         _ => loop {
             let bits = random.next();
             if half || f32::from_bits(bits).is_finite() {
@@ -128,7 +156,7 @@ fn hardware_mode_is_the_definition() {
     for row in rows() {
         for data in DATA {
             for (m, n, k) in [(3, 19, row.step), (2, 8, 2 * row.step + row.step / 2), (1, 1, 1)] {
-                for round in 0..4 {
+                for round in 0..8 {
                     check(&row, data, (m, n, k), round, &mut random);
                 }
             }
@@ -156,7 +184,8 @@ fn check(row: &Row, data: Data, (m, n, k): (usize, usize, usize), round: i32, ra
     };
     let (a_scales, b_scales) = (scales(m), scales(n));
     let before: Vec<u32> = (0..m * n).map(|_| accumulator(half, data, center, random)).collect();
-    let (use_accumulator, negate_a, negate_b) = (round != 0, round == 2, round >= 2);
+    let (use_accumulator, negate_a, negate_b) =
+        (round % 4 != 0, round == 2, round == 2 || round == 3);
 
     let operand = |codes, scale_codes| {
         if scaled {
