@@ -20,6 +20,21 @@
 //! * tcgen05 operations are ordered across threads only between
 //!   `tcgen05.fence::before_thread_sync` and `::after_thread_sync`.
 //!
+//! ```
+//! use deepwell_emulator::hazard::{Direction, HazardKind, Rules, Site, Thread, Tracker};
+//! use deepwell_emulator::place::Place;
+//!
+//! let site = |ptx_line| Site { ptx_line, source: None };
+//! let mut tracker = Tracker::new(vec![site(10), site(12)], Rules::default());
+//! let cluster = tracker.add_cluster(1, 2);
+//! let place = [(0, Place::Shared { rank: 0, offset: 0 })];
+//! let store = Thread { warp: tracker.warp(cluster, 0, 0), lanes: 1, step: 0 };
+//! tracker.access(store, Direction::Write, None, 4, &place);
+//! let load = Thread { warp: tracker.warp(cluster, 0, 1), lanes: 1, step: 1 };
+//! tracker.access(load, Direction::Read, None, 4, &place);
+//! assert_eq!(tracker.hazards()[0].kind, HazardKind::MissingSynchronization);
+//! ```
+//!
 //! # What the engine calls
 //!
 //! Set up: [`Tracker::new`] with the [`Site`] of each step; [`Tracker::add_cluster`] when blocks
