@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::cell::{Record, Visitor};
-use super::check::{Context, Memory, View, remedy};
+use super::check::{Context, Memory, Missing, View, remedy};
 use super::knowledge::level;
 use super::operations::{Operation, OperationInfo};
 use super::shadow::{CELL_BYTES, CELL_LANES, GlobalShadow};
@@ -17,6 +17,7 @@ const GLOBAL_READS_MAX: usize = 8;
 /// One conflict without order.
 pub(super) struct Found {
     pub(super) kind: HazardKind,
+    swapped: bool,
     record: Record,
     written: bool,
     lanes: u32,
@@ -36,7 +37,7 @@ impl Visitor for Checker<'_> {
     fn conflict(&mut self, record: &Record, overlap: u16, written: bool) {
         let found = if self.view.operation.is_some() || self.view.lanes.is_power_of_two() {
             let found = self.context.missing(&self.view, record, overlap, written);
-            found.map(|kind| (kind, self.view.lanes))
+            found.map(|missing| (missing, self.view.lanes))
         } else if self.is_program_order(record) {
             None
         } else {
@@ -47,8 +48,9 @@ impl Visitor for Checker<'_> {
                 Some(_) => self.lane_by_lane(record, overlap, written),
             }
         };
-        if let Some((kind, lanes)) = found {
-            self.found.push(Found { kind, record: *record, written, lanes, place: self.place });
+        if let Some((Missing { kind, swapped }, lanes)) = found {
+            let (record, place) = (*record, self.place);
+            self.found.push(Found { kind, swapped, record, written, lanes, place });
         }
     }
 
@@ -85,12 +87,7 @@ impl Checker<'_> {
             && record.same_lanes(&self.new)
     }
 
-    fn lane_by_lane(
-        &self,
-        record: &Record,
-        overlap: u16,
-        written: bool,
-    ) -> Option<(HazardKind, u32)> {
+    fn lane_by_lane(&self, record: &Record, overlap: u16, written: bool) -> Option<(Missing, u32)> {
         let mut left = self.new.lanes_of(overlap);
         while left != 0 {
             let lane = left & left.wrapping_neg();
@@ -100,8 +97,8 @@ impl Checker<'_> {
                 .filter(|byte| overlap & byte != 0 && self.new.lanes_of(*byte) & lane != 0)
                 .fold(0, |mask, byte| mask | byte);
             let view = View { lanes: lane, ..self.view };
-            if let Some(kind) = self.context.missing(&view, record, bytes, written) {
-                return Some((kind, lane));
+            if let Some(missing) = self.context.missing(&view, record, bytes, written) {
+                return Some((missing, lane));
             }
         }
         None
@@ -366,16 +363,14 @@ impl Tracker {
         (warp, step, unit): (WarpId, u32, Unit),
         direction: Direction,
     ) {
-        for Found { kind, record, written, lanes, place } in found {
-            let earlier = self.record_actor(&record);
-            let unit_before = earlier.3;
-            self.report_pair(
-                kind,
-                (earlier, written),
-                ((warp, lanes, step, unit), direction == Direction::Write),
-                place,
-                || remedy(kind, unit_before),
-            );
+        for Found { kind, swapped, record, written, lanes, place } in found {
+            let mut earlier = (self.record_actor(&record), written);
+            let mut later = ((warp, lanes, step, unit), direction == Direction::Write);
+            if swapped {
+                std::mem::swap(&mut earlier, &mut later);
+            }
+            let unit_before = earlier.0.3;
+            self.report_pair(kind, earlier, later, place, || remedy(kind, unit_before));
         }
     }
 

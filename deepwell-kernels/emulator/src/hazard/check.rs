@@ -51,6 +51,14 @@ pub(super) struct Context<'a> {
     pub(super) operations: &'a [OperationInfo],
 }
 
+/// What is missing between two accesses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Missing {
+    pub(super) kind: HazardKind,
+    /// The access that came second in this run is the earlier one.
+    pub(super) swapped: bool,
+}
+
 impl View<'_> {
     fn part(&self, part: Part) -> &Clock {
         match (part, self.memory) {
@@ -102,20 +110,40 @@ impl Context<'_> {
         record: &Record,
         overlap: u16,
         written: bool,
-    ) -> Option<HazardKind> {
-        if record.operation().is_some() && record.operation() == view.operation {
-            return None;
-        }
-        match (record.warp(), record.operation()) {
-            (Some(warp), _) => {
-                self.missing_after_thread(view, record, WarpId(warp), overlap, written)
-            }
-            (_, Some(operation)) => {
+    ) -> Option<Missing> {
+        let kind = match record.operation() {
+            Some(operation) if view.operation == Some(operation) => None,
+            Some(operation) => {
                 let info = &self.operations[operation as usize];
                 self.missing_after_operation(view, record, info, overlap, written)
             }
-            _ => None,
+            None => {
+                let warp = WarpId(record.warp()?);
+                self.missing_after_thread(view, record, warp, overlap, written)
+            }
+        }?;
+        let late = is_completion(kind) && self.was_issued_before(view, record, overlap);
+        Some(match late {
+            true => Missing { kind: completion_of(view.unit), swapped: true },
+            false => Missing { kind, swapped: false },
+        })
+    }
+
+    /// Whether the view is of an operation that runs late: it was issued before the access of
+    /// `record`, and is the earlier of the two, whatever came first in this run.
+    fn was_issued_before(&self, view: &View<'_>, record: &Record, overlap: u16) -> bool {
+        let Some(operation) = view.operation else { return false };
+        if let Some(other) = record.operation() {
+            return other > operation;
         }
+        let Some(warp) = record.warp() else { return false };
+        if warp == view.warp.0 {
+            return record.tick > view.tick;
+        }
+        let lanes = record.lanes_of(overlap);
+        let state = self.warps[warp as usize].state(lanes.trailing_zeros());
+        let issuer = self.agent(view.warp, Kind::Generic);
+        state.known.generic.knows(issuer, view.lanes, view.tick)
     }
 
     fn missing_after_thread(
@@ -294,6 +322,32 @@ impl Context<'_> {
                 _ => HazardKind::MissingTensorCommitWait,
             }
         })
+    }
+}
+
+/// Whether what is missing is the knowledge that the earlier access is over.
+fn is_completion(kind: HazardKind) -> bool {
+    matches!(
+        kind,
+        HazardKind::MissingSynchronization
+            | HazardKind::MissingWarpSync
+            | HazardKind::MissingMbarrierWait
+            | HazardKind::MissingGroupWait
+            | HazardKind::MissingTensorCommitWait
+            | HazardKind::MissingTensorWaitLoad
+            | HazardKind::MissingTensorWaitStore
+    )
+}
+
+/// What tells that an operation is over.
+fn completion_of(unit: Unit) -> HazardKind {
+    match unit {
+        Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => HazardKind::MissingMbarrierWait,
+        Unit::BulkStore | Unit::CopyAsync | Unit::WarpGroupMma => HazardKind::MissingGroupWait,
+        Unit::TensorMma | Unit::TensorCopy => HazardKind::MissingTensorCommitWait,
+        Unit::TensorLoad => HazardKind::MissingTensorWaitLoad,
+        Unit::TensorStore => HazardKind::MissingTensorWaitStore,
+        Unit::Thread | Unit::PreviousGrid => HazardKind::MissingSynchronization,
     }
 }
 

@@ -367,3 +367,35 @@ fn one_wrong_byte_count_shifts_the_phase() {
     m.shared(read, Read, 128, 4);
     assert!(m.kinds().contains(&"missing-mbarrier-wait"), "{:?}", m.kinds());
 }
+
+#[test]
+fn an_operation_that_runs_late_is_reported_the_same_way() {
+    let run = |late: bool, waits: bool| {
+        let mut m = Machine::new(1, 2, None);
+        let one = m.at(0, ONE);
+        let operation = m.tracker.issue(one, Unit::BulkStore);
+        m.tracker.commit_group(one, Group::Bulk);
+        let source = Place::Shared { rank: 0, offset: 0 };
+        let read = |m: &mut Machine| {
+            m.tracker.access_operation(operation, Read, source, 512);
+            m.tracker.ran(operation);
+        };
+        if !late || waits {
+            read(&mut m);
+        }
+        if waits {
+            m.tracker.wait_group(one, Group::Bulk, 0, true);
+        }
+        m.sync(&[0, 1], 0);
+        let writer = m.at(1, ALL);
+        m.shared(writer, Write, 0, 16);
+        if late && !waits {
+            read(&mut m);
+        }
+        m.tracker.hazards().to_vec()
+    };
+    assert!(run(false, true).is_empty() && run(true, true).is_empty());
+    let (eager, late) = (run(false, false), run(true, false));
+    assert_eq!(eager[0].kind.name(), "missing-group-wait");
+    assert_eq!(eager, late);
+}
