@@ -461,7 +461,7 @@ fn exact_mode_rounds_once() {
                 let mut exact = Exact::new();
                 exact.add(&[take_apart(Format::F32, case.before[i * 11 + j])]);
                 case.terms(i, j).iter().for_each(|factors| exact.add(factors));
-                let (got, expected) = (f32::from_bits(got[i * 11 + j]), exact.to_f32());
+                let (got, expected) = (f32::from_bits(got[i * 11 + j]), exact.into_f32());
                 assert!(got == expected, "{kind:?} {format} {data:?}: {got:e}, not {expected:e}");
             }
         }

@@ -27,11 +27,12 @@ impl Accumulated {
         let (mantissa_bits, bias, field_max) = if HALF { (10, 15, 31) } else { (23, 127, 255) };
         let mut exponents = [0; BLOCK];
         let mut special = 0;
-        for lane in 0..BLOCK {
-            let field = (bits[lane] >> mantissa_bits & field_max) as i32;
-            special |= u32::from(field as u32 == field_max);
-            let zero = bits[lane] & ((1 << (mantissa_bits + 5 + 3 * u32::from(!HALF))) - 1) == 0;
-            exponents[lane] = if zero { ZERO_EXPONENT } else { field.max(1) - bias };
+        for (exponent, &bits) in exponents.iter_mut().zip(bits) {
+            let field = bits >> mantissa_bits & field_max;
+            special |= u32::from(field == field_max);
+            let sign = if HALF { 1 << 15 } else { 1 << 31 };
+            let zero = bits & (sign - 1) == 0;
+            *exponent = if zero { ZERO_EXPONENT } else { field.max(1) as i32 - bias };
         }
         let values = if HALF {
             bits.map(|bits| decode(Format::F16, bits))
@@ -51,10 +52,10 @@ impl Accumulated {
     pub(super) fn last_min<const HALF: bool>(&self, bits: &[u32; BLOCK]) -> i32 {
         let mantissa_bits = if HALF { 10 } else { 23 };
         let mut least = i32::MAX;
-        for lane in 0..BLOCK {
-            // The zeros of a mantissa of zero are those up to the implicit bit, or more.
-            let zeros = (bits[lane] | 1 << mantissa_bits).trailing_zeros() as i32;
-            let last = self.exponents[lane] - mantissa_bits + zeros;
+        for (&bits, &exponent) in bits.iter().zip(&self.exponents) {
+            // The zeros of a mantissa of zero are those up to the implicit bit.
+            let zeros = (bits | 1 << mantissa_bits).trailing_zeros() as i32;
+            let last = exponent - mantissa_bits + zeros;
             least = least.min(if last < -8192 { i32::MAX } else { last });
         }
         least
@@ -106,7 +107,7 @@ fn round_half(sum: f64) -> u32 {
         // To 10 of 52 mantissa bits; a carry goes into the exponent, as it should, and from the
         // largest exponent to infinity.
         let magnitude = bits & (u64::MAX >> 1);
-        let rounded = magnitude + (1 << 41) - 1 + (magnitude >> 42 & 1) >> 42;
+        let rounded = (magnitude + (1 << 41) - 1 + (magnitude >> 42 & 1)) >> 42;
         return (rounded - ((1023 - 15) << 10)) as u32 | (bits >> 63 << 15) as u32;
     }
     let bits = encode_f64(Format::F16, sum, Rounding::NearestEven, false, false);

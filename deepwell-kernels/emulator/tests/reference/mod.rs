@@ -218,7 +218,7 @@ fn round(sum: i128, power: i32, half: bool, mantissa_bits: u32) -> u32 {
     let stored = if half { 10 } else { 23 };
     let steps = (steps as u32) << (stored - mantissa);
     let sign = if sum < 0 { 1 << (if half { 15 } else { 31 }) } else { 0 };
-    (field << stored) + steps | sign
+    ((field << stored) + steps) | sign
 }
 
 /// An exact sum: an integer of 2048 bits, in two's complement, in units of 2^-1024.
@@ -265,7 +265,7 @@ impl Exact {
     }
 
     /// The nearest binary32, ties to even.
-    pub fn to_f32(mut self) -> f32 {
+    pub fn into_f32(mut self) -> f32 {
         let negative = self.0[63] >> 31 == 1;
         if negative {
             self.negate();
