@@ -8,9 +8,9 @@ use super::spec::{Kind, ProductSpec, TensorCore};
 /// power of two, the product's being the product of the elements' significands, not normalized,
 /// and the sum of their exponents (subnormal elements have the format's least exponent; scales
 /// add theirs). Each term is cut toward zero to `fraction_bits` bits below the largest exponent
-/// among the terms, in which zeros have no part. What is left is added exactly. The sum becomes binary32 by cutting toward
-/// zero to `mantissa_bits`, subnormal results to the same place below 2^-126, or binary16 by
-/// rounding to the nearest, ties to even.
+/// among the terms, in which zeros have no part. What is left is added exactly. The sum becomes
+/// binary32 by cutting toward zero to `mantissa_bits`, subnormal results to the same place below
+/// 2^-126, or binary16 by rounding to the nearest, ties to even.
 ///
 /// NaN among the terms, infinity times zero, infinities of both signs and a NaN scale give
 /// `0x7fff_ffff` (`0x7fff` in binary16); an infinity gives itself, as does a finite sum beyond

@@ -9,22 +9,22 @@ use deepwell_emulator::number::{Format, Specials};
 /// A finite number: `significand * 2^(exponent - fraction)`, where the significand of a normal
 /// number has `fraction` bits after its first.
 #[derive(Clone, Copy, Debug)]
-pub struct Number {
-    pub significand: i128,
-    pub exponent: i32,
-    pub fraction: i32,
+pub(crate) struct Number {
+    pub(crate) significand: i128,
+    pub(crate) exponent: i32,
+    pub(crate) fraction: i32,
 }
 
 /// Any number.
 #[derive(Clone, Copy, Debug)]
-pub enum Value {
+pub(crate) enum Value {
     Finite(Number),
     Infinity { negative: bool },
     Nan,
 }
 
 /// Takes a code apart.
-pub fn take_apart(format: Format, code: u32) -> Value {
+pub(crate) fn take_apart(format: Format, code: u32) -> Value {
     let fraction = format.mantissa_bits();
     let field_max = (1u32 << format.exponent_bits()) - 1;
     let code = if format == Format::TF32 { code >> 13 } else { code };
@@ -86,10 +86,10 @@ fn special(terms: &[Value]) -> Option<Value> {
 
 /// How a sum is formed.
 #[derive(Clone, Copy, Debug)]
-pub struct Sum {
-    pub fraction_bits: i32,
-    pub mantissa_bits: u32,
-    pub half: bool,
+pub(crate) struct Sum {
+    pub(crate) fraction_bits: i32,
+    pub(crate) mantissa_bits: u32,
+    pub(crate) half: bool,
 }
 
 impl Sum {
@@ -98,7 +98,7 @@ impl Sum {
     }
 
     /// One step: products of elements, with their scales, and the accumulator.
-    pub fn step(
+    pub(crate) fn step(
         &self,
         products: &[[(Format, u32); 2]],
         scales: [(Format, u32); 2],
@@ -114,7 +114,7 @@ impl Sum {
     }
 
     /// One step of FP4: groups of 16 products, each with its scales.
-    pub fn step_grouped(&self, groups: &[(i128, [(Format, u32); 2])], bits: u32) -> u32 {
+    pub(crate) fn step_grouped(&self, groups: &[(i128, [(Format, u32); 2])], bits: u32) -> u32 {
         let terms = groups.iter().map(|(quarters, scales)| {
             let [a, b] = scales.map(|(format, code)| match take_apart(format, code) {
                 Value::Finite(scale) if scale.significand == 0 => {
@@ -222,10 +222,10 @@ fn round(sum: i128, power: i32, half: bool, mantissa_bits: u32) -> u32 {
 }
 
 /// An exact sum: an integer of 2048 bits, in two's complement, in units of 2^-1024.
-pub struct Exact([u32; 64]);
+pub(crate) struct Exact([u32; 64]);
 
 impl Exact {
-    pub fn new() -> Exact {
+    pub(crate) fn new() -> Exact {
         Exact([0; 64])
     }
 
@@ -245,7 +245,7 @@ impl Exact {
     }
 
     /// Adds a product, or the accumulator.
-    pub fn add(&mut self, values: &[Value]) {
+    pub(crate) fn add(&mut self, values: &[Value]) {
         let product = values.iter().copied().reduce(times).unwrap();
         let Value::Finite(number) = product else { panic!("only finite numbers are added") };
         let position = (number.exponent - number.fraction + 1024) as usize;
@@ -265,7 +265,7 @@ impl Exact {
     }
 
     /// The nearest binary32, ties to even.
-    pub fn into_f32(mut self) -> f32 {
+    pub(crate) fn into_f32(mut self) -> f32 {
         let negative = self.0[63] >> 31 == 1;
         if negative {
             self.negate();
