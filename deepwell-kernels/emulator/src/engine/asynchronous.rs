@@ -6,6 +6,7 @@ use super::access::{address_of, global_place, live_rank, locate, own_shared, sha
 use super::cluster::ClusterState;
 use super::copy::{self, Copy};
 use super::execute::Next;
+use super::matrix::complete_first_product;
 use super::reach::Reach;
 use super::tensor::TensorWork;
 use super::warp::{LaneCopy, LaneCopyKind, Warp, lanes};
@@ -293,7 +294,19 @@ pub(crate) fn complete_random(
     if choice < bulk + blocks {
         return complete_tensor(choice - bulk, cluster, world);
     }
-    complete_first_copy(&mut warps[choice - bulk - blocks], cluster, world)
+    let warp = &mut warps[choice - bulk - blocks];
+    Ok(complete_first_copy(warp, cluster, world)? || complete_product(warp, cluster, world)?)
+}
+
+fn complete_product(
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+) -> Result<bool, Fault> {
+    world.operation = warp.products.first().map(|product| product.pc);
+    let done = complete_first_product(warp, cluster, world)?;
+    world.operation = None;
+    Ok(done)
 }
 
 fn complete_first_copy(
@@ -334,7 +347,7 @@ pub(crate) fn complete_for(
         }
     }
     for warp in warps {
-        if complete_first_copy(warp, cluster, world)? {
+        if complete_first_copy(warp, cluster, world)? || complete_product(warp, cluster, world)? {
             return Ok(true);
         }
     }

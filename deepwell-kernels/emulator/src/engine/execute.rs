@@ -12,8 +12,10 @@ use crate::error::Fault;
 /// Why a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It used its share of instructions, or polled something.
+    /// It used its share of instructions.
     Over,
+    /// It looked at something that others change, and gave way.
+    Polled,
     /// All its lanes wait, or have exited.
     Blocked,
 }
@@ -27,8 +29,6 @@ pub(crate) enum Next {
     Yield,
     /// The lanes' counters were written, or lanes were parked: choose again who runs.
     Select,
-    /// `active` goes on elsewhere together.
-    Jump(u32),
 }
 
 /// Runs up to `budget` instructions.
@@ -41,6 +41,8 @@ pub(crate) fn run(
     let program: &Program = world.program;
     let steps = &program.steps[..];
     let mut left = budget;
+    let mut polled = false;
+    let mut ran = 0;
     let watched = world.watched;
     let watches = !watched.is_empty();
     let traces = world.settings.trace_limit > 0;
@@ -60,7 +62,7 @@ pub(crate) fn run(
                 warp.spread();
                 warp.select(Some(pc));
             }
-            break Turn::Over;
+            break if polled { Turn::Polled } else { Turn::Over };
         }
         left -= 1;
         let Some(step) = steps.get(warp.pc as usize) else {
@@ -108,16 +110,10 @@ pub(crate) fn run(
         };
         match next {
             Next::Advance => warp.pc += 1,
-            Next::Jump(target) => {
-                warp.pc = target;
-                if warp.limit != u32::MAX {
-                    warp.spread();
-                    warp.select(None);
-                }
-            }
             Next::Yield => {
                 warp.pc += 1;
-                left = 0;
+                ran += u64::from(left);
+                (left, polled) = (0, true);
             }
             Next::Select => {
                 if !warp.select(None) {
@@ -126,7 +122,7 @@ pub(crate) fn run(
             }
         }
     };
-    let ran = u64::from(budget - left);
+    let ran = u64::from(budget - left) - ran;
     warp.instructions += ran;
     world.instructions += ran;
     Ok(turn)
@@ -164,7 +160,7 @@ fn other_instruction(
         }
         I::Trap => Err(Fault::new("trap", "the kernel ran a `trap`")),
         I::ExternalCall(call) => control::external_call(call, warp, world, mask),
-        I::Hint => Ok(Next::Advance),
+        I::Hint => Ok(Next::Yield),
         I::Shuffle(_)
         | I::Vote(_)
         | I::Match(_)
@@ -177,7 +173,16 @@ fn other_instruction(
         }
         I::Fence(fence) => synchronize::fence(fence, warp, cluster, world, mask),
         I::SetMaxRegisters { .. } => together(warp, world, mask, |_, _| Ok(())),
-        I::LaunchDependents | I::DependencyWait => Ok(Next::Advance),
+        I::LaunchDependents => Ok(Next::Advance),
+        I::DependencyWait => {
+            // Launches follow each other: the one before is over.
+            if let Some(thread) = world.thread(warp, cluster, mask)
+                && let Some(tracker) = &mut world.tracker
+            {
+                tracker.grid_dependency_wait(thread);
+            }
+            Ok(Next::Advance)
+        }
         I::CopyAsync { .. }
         | I::CopyAsyncCommit
         | I::CopyAsyncWait { .. }

@@ -2,9 +2,10 @@
 
 use super::access::live_rank;
 use super::cluster::ClusterState;
-use super::track::Tracked;
+use super::track::{Tracked, Who};
 use super::world::World;
 use crate::error::Fault;
+use crate::hazard::Thread;
 use crate::place::{Memory, Place};
 
 /// All memory that a cluster reaches, seen by one operation. Bounds, writes to barriers and reads
@@ -15,6 +16,9 @@ pub(crate) struct Reach<'a, 'w> {
     /// The block that acts; its own shared memory is there after its threads exited.
     own: u32,
     tracked: Tracked,
+    /// Threads are told lane by lane: access `i` is of lane `i`.
+    pub(crate) by_rows: bool,
+    next_lane: u32,
 }
 
 impl<'a, 'w> Reach<'a, 'w> {
@@ -25,7 +29,21 @@ impl<'a, 'w> Reach<'a, 'w> {
         own: u32,
         tracked: Tracked,
     ) -> Reach<'a, 'w> {
-        Reach { cluster, world, own, tracked }
+        Reach { cluster, world, own, tracked, by_rows: false, next_lane: 0 }
+    }
+}
+
+impl Reach<'_, '_> {
+    /// Who makes the next access.
+    fn next(&mut self) -> Tracked {
+        if self.by_rows
+            && let Who::Thread(thread) = self.tracked.who
+        {
+            let lane = self.next_lane % 32;
+            self.next_lane += 1;
+            return Tracked { who: Who::Thread(Thread { lanes: 1 << lane, ..thread }), ..self.tracked };
+        }
+        self.tracked
     }
 }
 
@@ -34,7 +52,8 @@ impl Memory for Reach<'_, '_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.world.operation_access(self.cluster, self.tracked, place, bytes.len(), false)?;
+        let tracked = self.next();
+        self.world.operation_access(self.cluster, tracked, place, bytes.len(), false)?;
         let written = match place {
             Place::Global(address) => {
                 bytes.copy_from_slice(self.world.global.slice(address, bytes.len())?);
@@ -66,7 +85,8 @@ impl Memory for Reach<'_, '_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.world.operation_access(self.cluster, self.tracked, place, bytes.len(), true)?;
+        let tracked = self.next();
+        self.world.operation_access(self.cluster, tracked, place, bytes.len(), true)?;
         match place {
             Place::Global(address) => {
                 self.world.global.slice_mut(address, bytes.len())?.copy_from_slice(bytes);

@@ -20,6 +20,8 @@ const TURN: u32 = 1024;
 const POLLS: u32 = 64;
 /// Instructions without any change after which a launch counts as hung.
 const HANG: u64 = 200_000_000;
+/// How often [`POLLS`] turns in which all warps only polled may follow each other.
+const POLLS_HANG: u32 = 2_000;
 /// How often `try_wait`s give up before those that wait for them count as dead.
 const EXPIRIES: u32 = 3;
 
@@ -32,6 +34,7 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
     let mut homes: Vec<u32> = Vec::new();
     let mut idle = 0u32;
     let mut expiries = 0;
+    let mut polls = 0;
     let mut last_changes = world.changes;
     let mut last_change_at = 0;
     loop {
@@ -46,9 +49,11 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
         if resident.is_empty() {
             return Ok(());
         }
-        let mut ran = false;
-        for at in 0..resident.len() {
-            ran |= turn_of_cluster(&mut resident[at], world)?;
+        let (mut ran, mut worked) = (false, false);
+        for cluster in &mut resident {
+            let turns = turn_of_cluster(cluster, world)?;
+            ran |= turns.ran;
+            worked |= turns.worked;
         }
         let mut at = 0;
         while at < resident.len() {
@@ -75,6 +80,7 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
         if changed {
             (last_changes, last_change_at, idle, expiries) =
                 (world.changes, world.instructions, 0, 0);
+            polls = 0;
             continue;
         }
         idle += 1;
@@ -98,9 +104,10 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
             continue;
         }
         if ran {
-            if world.instructions - last_change_at > HANG {
+            polls = if worked { 0 } else { polls + 1 };
+            if world.instructions - last_change_at > HANG || polls > POLLS_HANG {
                 return Err(EmulatorError::Hang {
-                    instructions: HANG,
+                    instructions: world.instructions - last_change_at,
                     waiters: waiters(&resident, world),
                 });
             }
@@ -165,12 +172,20 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
     Cluster { warps, state }
 }
 
-/// Gives each warp of a cluster its turn. Returns whether any ran.
-fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<bool, EmulatorError> {
+/// What the warps of a cluster did in a round.
+struct Turns {
+    /// Some ran.
+    ran: bool,
+    /// Some did more than poll.
+    worked: bool,
+}
+
+/// Gives each warp of a cluster its turn.
+fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<Turns, EmulatorError> {
     let count = cluster.warps.len();
     let lazy = matches!(world.settings.completion, Completion::Lazy { .. });
     let first = if lazy { world.random.below(count) } else { 0 };
-    let mut ran = false;
+    let mut turns = Turns { ran: false, worked: false };
     for step in 0..count {
         let at = (first + step) % count;
         let Cluster { warps, state } = &mut *cluster;
@@ -186,14 +201,15 @@ fn turn_of_cluster(cluster: &mut Cluster, world: &mut World<'_>) -> Result<bool,
             Ok(turn) => turn,
             Err(fault) => return Err(located(fault, Some(at), cluster, world)),
         };
-        ran |= turn == Turn::Over || world.instructions > before + 1;
+        turns.ran |= turn != Turn::Blocked || world.instructions > before + 1;
+        turns.worked |= turn == Turn::Over;
         if lazy && world.random.below(4) == 0 {
             let Cluster { warps, state } = &mut *cluster;
             asynchronous::complete_random(state, warps, world)
                 .map_err(|fault| located(fault, None, cluster, world))?;
         }
     }
-    Ok(ran)
+    Ok(turns)
 }
 
 /// The mbarriers that lanes of a cluster wait for.

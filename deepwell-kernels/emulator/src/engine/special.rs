@@ -4,6 +4,7 @@ use super::cluster::ClusterState;
 use super::warp::Warp;
 use super::world::World;
 use crate::decode::{Register, SpecialRegister};
+use crate::memory::{SHARED_BASE, shared_address};
 
 /// Nanoseconds that one instruction of the machine counts as in the timers.
 const NANOSECONDS_PER_INSTRUCTION: u64 = 1;
@@ -74,6 +75,9 @@ pub(crate) fn read(
         S::ClockHigh | S::GlobalTimerHigh => time >> 32,
         S::TotalSharedBytes | S::AggregateSharedBytes => u64::from(shape.shared_bytes),
         S::DynamicSharedBytes => u64::from(shape.shared_dynamic_bytes),
+        S::SharedVariable(offset) => u64::from(shared_address(warp.rank, SHARED_BASE + offset)),
+        S::ParameterVariable(offset) => shape.parameters + u64::from(offset),
+        S::ConstantVariable(offset) => shape.constants + u64::from(offset),
         _ => 0,
     };
     warp.registers.set_row64(destination, &[value; 32], mask);

@@ -106,8 +106,9 @@ fn of_scalar(scalar: &ScalarInstruction) -> Touches {
     }
 }
 
-/// For each instruction that touches a register of an asynchronous one, what it touches of them.
-pub(crate) fn watched(program: &Program) -> Vec<Option<Box<Touches>>> {
+/// Registers of 32 bits that `wgmma` and `tcgen05.ld` use, and those that are copied from or to
+/// them, which stand for the same ones. Empty if there are none.
+pub(crate) fn in_flight(program: &Program) -> Vec<bool> {
     let mut used = vec![false; program.word_count as usize];
     let mut mark = |register: &Register| {
         if let Register::Word(index) | Register::Half(index) = register
@@ -134,9 +135,10 @@ pub(crate) fn watched(program: &Program) -> Vec<Option<Box<Touches>>> {
             _ => {}
         }
     }
-    // Registers that such a register is copied to stand for the same one.
-    let mut grows = used.iter().any(|used| *used);
-    let any = grows;
+    if !used.contains(&true) {
+        return Vec::new();
+    }
+    let mut grows = true;
     while grows {
         grows = false;
         for step in &program.steps {
@@ -152,7 +154,13 @@ pub(crate) fn watched(program: &Program) -> Vec<Option<Box<Touches>>> {
             }
         }
     }
-    if !any {
+    used
+}
+
+/// For each instruction that touches a register of an asynchronous one, what it touches of them.
+pub(crate) fn watched(program: &Program) -> Vec<Option<Box<Touches>>> {
+    let used = in_flight(program);
+    if used.is_empty() {
         return Vec::new();
     }
     (program.steps.iter())
@@ -183,6 +191,15 @@ pub(crate) fn touch(
     }) = instruction
     {
         warp.watch.copy(*from, *to);
+        return;
+    }
+    if let Instruction::Scalar(ScalarInstruction::Move {
+        destination: Register::Word(to),
+        source: Source::Immediate(_),
+    }) = instruction
+    {
+        // A constant is no instruction of its own: the assembler puts it where it is right.
+        warp.watch.copy(u32::MAX, *to);
         return;
     }
     let directions = (touches.reads.iter().map(|register| (*register, Direction::Read)))

@@ -71,6 +71,8 @@ pub(crate) fn position(index: u64, extents: [u32; 3]) -> [u32; 3] {
 /// Memory, the work that is left, and what was counted.
 pub(crate) struct World<'a> {
     pub(crate) program: &'a Program,
+    /// The number in the name of its target, such as 90.
+    pub(crate) target: u32,
     pub(crate) global: &'a mut GlobalMemory,
     pub(crate) shape: Shape,
     pub(crate) settings: &'a Settings,

@@ -8,11 +8,16 @@ const GRANULE: u64 = 1 << 21;
 /// The first address that is handed out.
 const FIRST: u64 = 0x10_0000_0000;
 
+/// Bytes that are told apart when it is asked what was written.
+const LINE: usize = 128;
+
 #[derive(Debug)]
 struct Allocation {
     base: u64,
     bytes: Vec<u8>,
     name: String,
+    /// One bit for each [`LINE`] that was written since the last [`GlobalMemory::take_written`].
+    written: Vec<u64>,
 }
 
 /// Device memory. Every allocation is followed by addresses that belong to nobody, and an address
@@ -38,6 +43,7 @@ impl GlobalMemory {
             base,
             bytes: vec![POISON; bytes as usize],
             name: name.to_owned(),
+            written: vec![0; (bytes as usize).div_ceil(LINE * 64)],
         }));
         let owner = self.allocations.len() as u32;
         let granules = bytes.div_ceil(GRANULE).max(1) as usize;
@@ -70,6 +76,28 @@ impl GlobalMemory {
     /// Bytes that are allocated.
     pub fn bytes_allocated(&self) -> u64 {
         self.bytes
+    }
+
+    /// Addresses that were written since the last call, in lines of 128 bytes.
+    pub fn take_written(&mut self) -> Vec<std::ops::Range<u64>> {
+        let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
+        for allocation in self.allocations.iter_mut().flatten() {
+            for (index, word) in allocation.written.iter_mut().enumerate() {
+                let mut rest = std::mem::take(word);
+                while rest != 0 {
+                    let line = index * 64 + rest.trailing_zeros() as usize;
+                    rest &= rest - 1;
+                    let start = allocation.base + (line * LINE) as u64;
+                    let end = (start + LINE as u64)
+                        .min(allocation.base + allocation.bytes.len() as u64);
+                    match ranges.last_mut() {
+                        Some(last) if last.end == start => last.end = end,
+                        _ => ranges.push(start..end),
+                    }
+                }
+            }
+        }
+        ranges
     }
 
     fn owner(&self, address: u64) -> Option<usize> {
@@ -128,6 +156,9 @@ impl GlobalMemory {
         match &mut self.allocations[index] {
             Some(allocation) => {
                 let offset = (address - allocation.base) as usize;
+                for line in offset / LINE..(offset + bytes).div_ceil(LINE) {
+                    allocation.written[line / 64] |= 1 << (line % 64);
+                }
                 Ok(&mut allocation.bytes[offset..offset + bytes])
             }
             None => Ok(&mut []),
@@ -147,6 +178,8 @@ mod tests {
         assert_eq!(memory.slice(small, 16).unwrap(), &[POISON; 16]);
         memory.slice_mut(large + (3 << 20) - 4, 4).unwrap().copy_from_slice(&[1, 2, 3, 4]);
         assert_eq!(memory.slice(large + (3 << 20) - 4, 4).unwrap(), &[1, 2, 3, 4]);
+        assert_eq!(memory.take_written(), [large + (3 << 20) - 128..large + (3 << 20)]);
+        assert_eq!(memory.take_written(), []);
         for (address, bytes) in
             [(small + 15, 2), (small - 1, 1), (large + (3 << 20), 1), (0, 4), (u64::MAX, 1)]
         {

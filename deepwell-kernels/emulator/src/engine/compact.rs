@@ -1,0 +1,194 @@
+//! Fewer rows of registers.
+//!
+//! The compiler gives nearly every value a register of its own, thousands of them, and leaves it to
+//! the assembler to let values share. A warp's registers would not fit a cache that way. Here
+//! registers whose lives do not meet share a row: lives are found by the usual dataflow over the
+//! jumps, and taken as one interval each. Lanes that went apart do not disturb each other, since
+//! a lane's value of a row is its own.
+
+use super::registers::visit_registers;
+use super::watch::in_flight;
+use crate::decode::{Instruction, Program, Register};
+
+/// Lets registers of a program share rows. Those of `wgmma` and `tcgen05.ld` keep rows of their own:
+/// they are written some time after the instruction.
+pub(crate) fn share_rows(program: &mut Program) {
+    let words = program.word_count as usize;
+    let count = words + program.long_count as usize;
+    if count == 0 {
+        return;
+    }
+    let intervals = lives(program, words, count);
+    let mut kept = in_flight(program);
+    kept.resize(count, false);
+    let (rows_word, word_count) = assign(&intervals[..words], &kept[..words]);
+    let (rows_long, long_count) = assign(&intervals[words..], &kept[words..]);
+    for step in &mut program.steps {
+        visit_registers(&mut step.instruction, &mut |register, _| match register {
+            Register::Half(index) | Register::Word(index) => *index = rows_word[*index as usize],
+            Register::Long(index) => *index = rows_long[*index as usize],
+        });
+    }
+    (program.word_count, program.long_count) = (word_count, long_count);
+}
+
+/// Number of a register among all of both classes.
+fn number(register: Register, words: usize) -> usize {
+    match register {
+        Register::Half(index) | Register::Word(index) => index as usize,
+        Register::Long(index) => words + index as usize,
+    }
+}
+
+/// Where in the program each register is live: first and last place, both inclusive.
+type Interval = Option<(u32, u32)>;
+
+fn lives(program: &mut Program, words: usize, count: usize) -> Vec<Interval> {
+    let starts = block_starts(program);
+    let blocks = starts.len();
+    let length = program.steps.len();
+    let end_of = |block: usize| starts.get(block + 1).map_or(length, |next| *next as usize);
+    let mut block_of = vec![0u32; length + 1];
+    for block in 0..blocks {
+        block_of[starts[block] as usize..end_of(block)].fill(block as u32);
+    }
+    block_of[length] = blocks as u32;
+    let sets = count.div_ceil(64);
+    let mut used = vec![0u64; blocks * sets];
+    let mut defined = vec![0u64; blocks * sets];
+    let mut intervals: Vec<Interval> = vec![None; count];
+    let mut successors: Vec<Vec<u32>> = vec![Vec::new(); blocks];
+    let grow = |interval: &mut Interval, at: u32| {
+        *interval = Some(interval.map_or((at, at), |(first, last)| (first.min(at), last.max(at))));
+    };
+    for block in 0..blocks {
+        let set = block * sets..(block + 1) * sets;
+        for at in starts[block] as usize..end_of(block) {
+            let step = &mut program.steps[at];
+            let guarded = step.guard.is_some();
+            visit_registers(&mut step.instruction, &mut |register, is_write| {
+                let index = number(*register, words);
+                grow(&mut intervals[index], at as u32);
+                let (word, bit) = (set.start + index / 64, 1u64 << (index % 64));
+                if is_write && !guarded {
+                    defined[word] |= bit;
+                } else if defined[word] & bit == 0 {
+                    // What a guarded write leaves alone lives on.
+                    used[word] |= bit;
+                }
+            });
+        }
+        let last = end_of(block) - 1;
+        let step = &program.steps[last];
+        let next = block_of[last + 1];
+        let mut falls = true;
+        match &step.instruction {
+            Instruction::Branch { target, .. } => {
+                successors[block].push(block_of[(*target as usize).min(length)]);
+                falls = step.guard.is_some();
+            }
+            Instruction::BranchIndexed { targets, .. } => {
+                let to = targets.iter().map(|target| block_of[(*target as usize).min(length)]);
+                successors[block].extend(to);
+                falls = step.guard.is_some();
+            }
+            Instruction::Exit | Instruction::Trap => falls = step.guard.is_some(),
+            _ => {}
+        }
+        if falls {
+            successors[block].push(next);
+        }
+        successors[block].retain(|to| (*to as usize) < blocks);
+    }
+    let mut live_in = used;
+    let mut live_out = vec![0u64; blocks * sets];
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for block in (0..blocks).rev() {
+            for at in 0..sets {
+                let out = (successors[block].iter())
+                    .fold(0, |all, to| all | live_in[*to as usize * sets + at]);
+                let index = block * sets + at;
+                live_out[index] |= out;
+                let new = live_in[index] | (live_out[index] & !defined[index]);
+                changed |= new != live_in[index];
+                live_in[index] = new;
+            }
+        }
+    }
+    for block in 0..blocks {
+        let ends = [
+            (&live_in, starts[block]),
+            (&live_out, end_of(block) as u32 - 1),
+        ];
+        for (live, place) in ends {
+            for at in 0..sets {
+                let mut rest = live[block * sets + at];
+                while rest != 0 {
+                    let index = at * 64 + rest.trailing_zeros() as usize;
+                    rest &= rest - 1;
+                    grow(&mut intervals[index], place);
+                }
+            }
+        }
+    }
+    intervals
+}
+
+/// Where straight pieces of the program begin.
+fn block_starts(program: &Program) -> Vec<u32> {
+    let length = program.steps.len();
+    let mut is_start = vec![false; length + 1];
+    is_start[0] = true;
+    for (at, step) in program.steps.iter().enumerate() {
+        let ends = match &step.instruction {
+            Instruction::Branch { target, .. } => {
+                is_start[(*target as usize).min(length)] = true;
+                true
+            }
+            Instruction::BranchIndexed { targets, .. } => {
+                for target in targets {
+                    is_start[(*target as usize).min(length)] = true;
+                }
+                true
+            }
+            Instruction::Exit | Instruction::Trap => true,
+            _ => false,
+        };
+        if ends {
+            is_start[at + 1] = true;
+        }
+    }
+    (0..length).filter(|at| is_start[*at]).map(|at| at as u32).collect()
+}
+
+/// Gives each interval a row that is free through all of it. Returns the rows and their count.
+fn assign(intervals: &[Interval], kept: &[bool]) -> (Vec<u32>, u32) {
+    let mut order: Vec<usize> = (0..intervals.len()).collect();
+    order.sort_by_key(|index| intervals[*index].map_or(u32::MAX, |(first, _)| first));
+    let mut rows = vec![0; intervals.len()];
+    let mut free: Vec<u32> = Vec::new();
+    let mut busy: std::collections::BinaryHeap<std::cmp::Reverse<(u32, u32)>> =
+        std::collections::BinaryHeap::new();
+    let mut count = 0;
+    for index in order {
+        let Some((first, last)) = intervals[index] else { continue };
+        while let Some(std::cmp::Reverse((end, row))) = busy.peek().copied()
+            && end < first
+        {
+            busy.pop();
+            free.push(row);
+        }
+        let reused = if kept[index] { None } else { free.pop() };
+        let row = reused.unwrap_or_else(|| {
+            count += 1;
+            count - 1
+        });
+        rows[index] = row;
+        if !kept[index] {
+            busy.push(std::cmp::Reverse((last, row)));
+        }
+    }
+    (rows, count)
+}
