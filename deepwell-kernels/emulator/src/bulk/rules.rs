@@ -22,6 +22,7 @@ pub(super) fn check(spec: &TensorMapSpec) -> Result<(), Fault> {
     }
     check_global(spec)?;
     check_box(spec)?;
+    check_room(spec)?;
     check_swizzle(spec)?;
     if spec.fill == Fill::NotANumber && !spec.element.is_float() {
         return broken(
@@ -144,6 +145,50 @@ fn check_box(spec: &TensorMapSpec) -> Result<(), Fault> {
                 "the inner extent of a box must be a multiple of 16 bytes, got {inner} elements of \
                  {} bits",
                 spec.element.global_bits()
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// Shared memory that one block can have, in bytes, on all machines that copy boxes.
+const SHARED_BYTES_MAX: u64 = 227 * 1024;
+
+/// A box has room in shared memory. The driver counts an extent divided by its element stride,
+/// remainders dropped, as elements, dimension 0 included; the guides do not say so, but an H200's
+/// driver accepts exactly these (`tests/golden/h200_tensor_map_rules.txt`).
+fn check_room(spec: &TensorMapSpec) -> Result<(), Fault> {
+    let elements: u64 = spec
+        .box_dimensions
+        .iter()
+        .zip(&spec.element_strides)
+        .map(|(&extent, &stride)| u64::from(extent / stride))
+        .product();
+    let bytes = elements * spec.element.shared_bits() / 8;
+    if bytes > SHARED_BYTES_MAX {
+        return broken(
+            "tensor-map-box-size",
+            format!("a box has at most {SHARED_BYTES_MAX} bytes, got {bytes}"),
+        );
+    }
+    Ok(())
+}
+
+/// What only later machines know.
+pub(super) fn check_target(spec: &TensorMapSpec, target: u32) -> Result<(), Fault> {
+    if target >= 100 {
+        return Ok(());
+    }
+    let has_new_swizzle = matches!(
+        spec.swizzle,
+        Swizzle::Bytes128Atom32 | Swizzle::Bytes128Atom32Flip8 | Swizzle::Bytes128Atom64
+    );
+    if has_new_swizzle || spec.element.is_sub_byte() {
+        return broken(
+            "tensor-map-target",
+            format!(
+                "{:?} elements with swizzle {:?} need sm_100, the target is sm_{target}",
+                spec.element, spec.swizzle
             ),
         );
     }

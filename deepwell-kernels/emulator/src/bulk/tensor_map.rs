@@ -109,6 +109,15 @@ impl TensorMapSpec {
             fill: Fill::Zero,
         }
     }
+
+    /// Whether a target knows such maps; `target` is the number in its name, such as 90.
+    ///
+    /// # Errors
+    /// `tensor-map-target` for elements below a byte and for atoms of more than 16 bytes before
+    /// sm_100.
+    pub fn check_target(&self, target: u32) -> Result<(), Fault> {
+        rules::check_target(self, target)
+    }
 }
 
 /// A decoded map that keeps all rules.
