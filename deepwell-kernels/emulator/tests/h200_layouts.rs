@@ -9,10 +9,11 @@ use deepwell_emulator::decode::{MatrixElement, MatrixShape, MmaShape, Type};
 use deepwell_emulator::error::Fault;
 use deepwell_emulator::numerics::ResultMode;
 use deepwell_emulator::place::{Memory, Place};
+use deepwell_emulator::warp_mma::fragment::gather_accumulator;
 use deepwell_emulator::warp_mma::{
     LANES, MatrixAccess, Row, WarpProduct, load_matrix, store_matrix, transpose_matrix,
 };
-use deepwell_emulator::wgmma::{GroupProduct, MatrixA, WarpFragments};
+use deepwell_emulator::wgmma::{Descriptor, GroupProduct, MatrixA, Swizzle, WarpFragments};
 
 /// Shared memory of one block.
 struct Shared(Vec<u8>);
@@ -249,4 +250,69 @@ fn warp_matrices_lie_as_on_the_h200() {
         let fields: Vec<&str> = line.split_whitespace().collect();
         if fields[0] == "mma" { check_mma(&fields) } else { check_matrix(&fields) }
     }
+}
+
+/// Rows of 128 bytes as a copy with the swizzle of 128 bytes leaves them.
+fn swizzled(rows: &[u8]) -> Vec<u8> {
+    let mut target = vec![0; rows.len()];
+    for (index, chunk) in rows.chunks_exact(16).enumerate() {
+        let at = index / 8 * 8 + ((index % 8) ^ (index / 8 % 8));
+        target[16 * at..16 * at + 16].copy_from_slice(chunk);
+    }
+    target
+}
+
+/// Four chained instructions over 128 bytes of K, the descriptors moving on by 32 bytes each.
+fn check_chain(element: Type, [a, b, d]: [&[u8]; 3]) {
+    let product = GroupProduct {
+        shape: MmaShape { m: 64, n: 64, k: 32 / element.bytes() },
+        a: element,
+        b: element,
+        d: Type::F32,
+        a_in_registers: false,
+        saturate: false,
+        negate_a: false,
+        negate_b: false,
+        transpose_a: false,
+        transpose_b: false,
+    };
+    let mut memory = Shared([swizzled(a), swizzled(b)].concat());
+    let descriptor = |start| {
+        let swizzle = Swizzle::Bytes128;
+        Descriptor { start, leading_bytes: 0, stride_bytes: 1024, base_offset: 0, swizzle }.encode()
+    };
+    let mut warps =
+        [0, 1, 2, 3].map(|warp| WarpFragments { warp, a: Vec::new(), d: vec![[0; LANES]; 32] });
+    for step in 0..4 {
+        let (a, b) = (descriptor(32 * step), descriptor(8192 + 32 * step));
+        let mode = ResultMode::Hardware;
+        product
+            .run(mode, 0, MatrixA::Shared(a), b, step > 0, &mut warps, &mut memory)
+            .expect("a legal product");
+    }
+    let sums = warps.iter().flat_map(|warp| gather_accumulator(&warp.d, 32, 64));
+    for (index, sum) in sums.enumerate() {
+        assert_eq!(sum, word(d, index), "{element} at {}, {}", index / 64, index % 64);
+    }
+}
+
+#[test]
+fn chains_of_products_give_the_bits_of_the_h200() {
+    macro_rules! golden {
+        ($kind:literal, $inputs:literal) => {
+            [
+                &include_bytes!(concat!("golden/h200_wgmma_", $kind, "_", $inputs, "_a.bin"))[..],
+                &include_bytes!(concat!("golden/h200_wgmma_", $kind, "_", $inputs, "_b.bin"))[..],
+                &include_bytes!(concat!("golden/h200_wgmma_", $kind, "_", $inputs, "_d.bin"))[..],
+            ]
+        };
+    }
+    check_chain(Type::E4m3, golden!("fp8", "small"));
+    check_chain(Type::E4m3, golden!("fp8", "wide"));
+    check_chain(Type::E4m3, golden!("fp8", "cancel"));
+    check_chain(Type::E4m3, golden!("fp8", "sub"));
+    check_chain(Type::Bf16, golden!("bf16", "small"));
+    check_chain(Type::Bf16, golden!("bf16", "wide"));
+    check_chain(Type::Bf16, golden!("bf16", "cancel"));
+    check_chain(Type::Bf16, golden!("bf16", "sub"));
 }

@@ -5,9 +5,7 @@
 
 use std::str::FromStr;
 
-use deepwell_emulator::bulk::{
-    ElementType, Fill, Interleave, ReduceOperation, Swizzle, TensorMap, TensorMapSpec,
-};
+use deepwell_emulator::bulk::{ElementType, Fill, Interleave, Swizzle, TensorMap, TensorMapSpec};
 use deepwell_emulator::error::Fault;
 use deepwell_emulator::place::{Memory, Place};
 
@@ -139,9 +137,15 @@ fn check_load(line: &str, global: &[u8]) -> Result<(), String> {
     let bytes = TensorMap::encode(&spec).map_err(|fault| format!("{line}: {fault}"))?;
     let map = TensorMap::decode(&bytes).map_err(|fault| format!("{line}: {fault}"))?;
     let mut memory = Flat { shared: vec![0xee; SHARED_BYTES], global: global.to_vec() };
-    let counted = map
-        .load(&coordinates, &[0], offset, &mut memory)
-        .map_err(|fault| format!("{line}: {fault}"))?;
+    let counted = map.load(&coordinates, &[0], offset, &mut memory);
+    if line.ends_with("= illegal") {
+        // The machine stopped with an illegal instruction.
+        return match counted {
+            Err(fault) if fault.rule.starts_with("tensor-copy-") => Ok(()),
+            other => Err(format!("{line}: {other:?}")),
+        };
+    }
+    let counted = counted.map_err(|fault| format!("{line}: {fault}"))?;
     if counted != bytes_counted || hash(&memory.shared) != line[line.len() - 16..] {
         return Err(format!("{line}: {counted} {}", hash(&memory.shared)));
     }
@@ -153,45 +157,4 @@ fn loads_leave_the_same_bytes() {
     let golden = include_str!("golden/h200_tensor_loads.txt");
     let global = pattern(GLOBAL_BYTES, 7);
     check_all(golden, |line| check_load(line, &global));
-}
-
-fn check_store(line: &str, global: &[u8]) -> Result<(), String> {
-    let mut fields = Fields(line.split_whitespace());
-    fields.0.next();
-    let spec = spec(&mut fields);
-    let coordinates: Vec<i32> = fields.many(spec.box_dimensions.len());
-    let offset: u32 = fields.next();
-    let operation: usize = fields.next();
-    let shared = pattern(SHARED_BYTES, fields.next());
-    let bytes = TensorMap::encode(&spec).map_err(|fault| format!("{line}: {fault}"))?;
-    let map = TensorMap::decode(&bytes).map_err(|fault| format!("{line}: {fault}"))?;
-    let mut memory = Flat { shared, global: global.to_vec() };
-    let done = match operation {
-        0 => map.store(&coordinates, 0, offset, &mut memory),
-        _ => map.reduce(&coordinates, 0, offset, OPERATIONS[operation - 1], &mut memory),
-    };
-    done.map_err(|fault| format!("{line}: {fault}"))?;
-    if hash(&memory.global) != line[line.len() - 16..] {
-        return Err(format!("{line}: {}", hash(&memory.global)));
-    }
-    Ok(())
-}
-
-/// In the order of the golden file's codes, from 1.
-const OPERATIONS: [ReduceOperation; 8] = [
-    ReduceOperation::Add,
-    ReduceOperation::Min,
-    ReduceOperation::Max,
-    ReduceOperation::Increment,
-    ReduceOperation::Decrement,
-    ReduceOperation::And,
-    ReduceOperation::Or,
-    ReduceOperation::Xor,
-];
-
-#[test]
-fn stores_and_reductions_leave_the_same_bytes() {
-    let golden = include_str!("golden/h200_tensor_stores.txt");
-    let global = pattern(GLOBAL_BYTES, 7);
-    check_all(golden, |line| check_store(line, &global));
 }

@@ -105,7 +105,7 @@ fn byte_place(swizzle: Swizzle, offset: usize, linear: usize) -> usize {
     let row = table[line % table.len()];
     let chunk = row.iter().position(|&at| usize::from(at) == address % 128 / 16).expect("a chunk");
     let flip = if swizzle == Swizzle::Bytes128Atom32Flip8 && line % 2 == 1 { 8 } else { 0 };
-    line * 128 + chunk * 16 + (address % 16 ^ flip)
+    line * 128 + chunk * 16 + ((address % 16) ^ flip)
 }
 
 /// A map with a tensor that fits in memory, and coordinates around it.
@@ -132,7 +132,11 @@ fn random_map(random: &mut Random, elements: &[ElementType]) -> (TensorMapSpec, 
     let inner = if element.is_padded() {
         128
     } else {
-        (1 + random.below(chunks_max)).min(256 * bits / 128).max(1) * 128 / bits
+        let chunks = match swizzle {
+            Swizzle::None => (1 + random.below(chunks_max)).min(256 * bits / 128).max(1),
+            _ => chunks_max,
+        };
+        chunks * 128 / bits
     };
     let multiple = if element.is_padded() { 128 } else { 2 };
     let mut dimensions = vec![multiple * (1 + random.below(2 * inner / multiple + 1))];
@@ -152,9 +156,9 @@ fn random_map(random: &mut Random, elements: &[ElementType]) -> (TensorMapSpec, 
             let box_extent = i64::from(boxes[dimension]);
             let span = 2 * box_extent + dimensions[dimension] as i64 + 2;
             let at = random.below(span as u64) as i64 - box_extent - 1;
-            let step = match (dimension, element) {
-                (0, ElementType::B4x16) => 2,
-                (0, one) if one.is_padded() => 128,
+            let step = match dimension {
+                0 if element.is_padded() => 128,
+                0 => 128 / bits as i64,
                 _ => 1,
             };
             (at / step * step) as i32
@@ -460,7 +464,16 @@ fn wrong_copies_have_a_name() {
     };
     assert_eq!(load(&[0, 0], 0), "tensor-copy-rank");
     assert_eq!(load(&[0, 0, 0], 64), "tensor-copy-shared-alignment");
+    assert_eq!(load(&[4, 0, 0], 0), "tensor-copy-coordinate");
+    assert_eq!(load(&[-1, 0, 0], 0), "tensor-copy-coordinate");
     assert_eq!(load(&[0, 0, 0], SHARED_BYTES as u32 - 128), "test-memory");
+    let narrow = TensorMapSpec {
+        swizzle: Swizzle::Bytes128,
+        ..TensorMapSpec::new(ElementType::Bf16, BASE, &[256, 64], &[512], &[32, 8])
+    };
+    let narrow = TensorMap::decode(&TensorMap::encode(&narrow).expect("legal")).expect("a map");
+    let fault = narrow.load(&[0, 0], &[0], 0, &mut memory).expect_err("a narrow box");
+    assert_eq!(fault.rule, "tensor-copy-narrow-swizzle");
     let padded = TensorMapSpec::new(ElementType::B4x16Pad64, BASE, &[256], &[], &[128]);
     let padded = TensorMap::decode(&TensorMap::encode(&padded).expect("legal")).expect("a map");
     let fault = padded.load(&[64], &[0], 0, &mut memory).expect_err("coordinate");

@@ -202,18 +202,28 @@ impl TensorMap {
             ));
         }
         let element = self.spec.element;
-        let multiple = match element {
-            ElementType::B4x16 => 2,
-            ElementType::B4x16Pad64 | ElementType::B6x16Pad32 => 128,
-            _ => 1,
-        };
+        // The ISA has the address of a box be a multiple of 16 bytes; the guides of the driver do not
+        // repeat it, but an H200 stops with an illegal instruction.
+        let multiple = if element.is_padded() { 128 } else { 128 / element.global_bits() as i32 };
         if coordinates[0] % multiple != 0 {
             return Err(Fault::new(
                 "tensor-copy-coordinate",
                 format!(
                     "the innermost coordinate of {element:?} elements must be a multiple of \
-                     {multiple}, got {}",
+                     {multiple} ({}), got {}",
+                    if element.is_padded() { "for padded elements" } else { "16 bytes" },
                     coordinates[0]
+                ),
+            ));
+        }
+        let narrow = self.spec.swizzle.span_bytes().filter(|&span| span > self.row_bytes() as u32);
+        if let Some(span) = narrow {
+            return Err(Fault::new(
+                "tensor-copy-narrow-swizzle",
+                format!(
+                    "boxes narrower than the {span} bytes of their swizzle are not emulated, as \
+                     their place in shared memory is not documented; got {} bytes",
+                    self.row_bytes()
                 ),
             ));
         }
