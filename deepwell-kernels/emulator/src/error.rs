@@ -104,8 +104,8 @@ pub enum EmulatorError {
     #[error(transparent)]
     Parse(#[from] crate::ptx::ParseError),
     /// The text has what the emulator does not know or the ISA does not allow.
-    #[error("{0}")]
-    Decode(String),
+    #[error(transparent)]
+    Decode(#[from] crate::decode::DecodeError),
     /// The launch does not fit the kernel or the machine.
     #[error("launch of `{kernel}`: {message}")]
     Launch {

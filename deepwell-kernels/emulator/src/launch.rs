@@ -1,1 +1,536 @@
 //! What is launched and how it ended.
+//!
+//! An [`Emulator`] owns device memory and what was loaded; [`Emulator::launch`] runs one kernel to
+//! its end. Launches follow each other as in one stream.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::decode::{self, DecodeError, Program};
+use crate::engine::{self, Random, Shape, World};
+use crate::error::EmulatorError;
+use crate::hazard::{Direction, Hazard, Severity};
+use crate::memory::{GlobalMemory, SHARED_BYTES_LIMIT};
+use crate::numerics::ResultMode;
+use crate::ptx::{self, Module};
+use crate::trace::Trace;
+
+/// When asynchronous operations are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Completion {
+    /// At once, when they are issued.
+    #[default]
+    Eager,
+    /// At moments that a sequence of random numbers chooses, which also chooses whose turn it is.
+    Lazy {
+        /// Of the sequence.
+        seed: u64,
+    },
+    /// Only when nobody can go on without, and then only what somebody waits for.
+    Demand,
+}
+
+/// How kernels are run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// When asynchronous operations are done.
+    pub completion: Completion,
+    /// What tensor cores compute where the ISA leaves it open.
+    pub results: ResultMode,
+    /// Follow who may see which bytes, and report hazards.
+    pub tracker: bool,
+    /// Multiprocessors.
+    pub sm_count: u32,
+    /// Blocks that a multiprocessor runs at a time, at most; fewer when their threads or their
+    /// shared memory do not fit.
+    pub blocks_per_sm: u32,
+    /// Instructions of all warps after which a launch is given up.
+    pub step_limit: u64,
+    /// Keep a record of what ran, of so many instructions at most.
+    pub trace_limit: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            completion: Completion::Eager,
+            results: ResultMode::Hardware,
+            tracker: true,
+            sm_count: 4,
+            blocks_per_sm: 2,
+            step_limit: 20_000_000_000,
+            trace_limit: 0,
+        }
+    }
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchSpec {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Blocks along each axis.
+    pub grid: [u32; 3],
+    /// Threads of a block along each axis.
+    pub block: [u32; 3],
+    /// Blocks of a cluster along each axis; `[1, 1, 1]` for none, or for what the kernel says.
+    pub cluster: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The parameters, laid out as [`Emulator::parameters`] says. [`Arguments`] makes them.
+    pub arguments: Vec<u8>,
+    /// The launch may begin before the one before has ended (programmatic dependent launch).
+    pub programmatic: bool,
+}
+
+/// Builds the bytes of a launch's parameters.
+///
+/// ```
+/// use deepwell_emulator::launch::Arguments;
+///
+/// let bytes = Arguments::new().u64(0x1000).u32(7).u64(1).bytes();
+/// assert_eq!(bytes.len(), 24);
+/// assert_eq!(bytes[8], 7);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Arguments(Vec<u8>);
+
+impl Arguments {
+    /// None yet.
+    pub fn new() -> Arguments {
+        Arguments::default()
+    }
+
+    /// The next parameter, of a size that is its alignment as well.
+    fn scalar(mut self, bytes: &[u8]) -> Arguments {
+        self.0.resize(self.0.len().next_multiple_of(bytes.len()), 0);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// An address or an integer of 64 bits.
+    pub fn u64(self, value: u64) -> Arguments {
+        self.scalar(&value.to_le_bytes())
+    }
+
+    /// An integer of 32 bits.
+    pub fn u32(self, value: u32) -> Arguments {
+        self.scalar(&value.to_le_bytes())
+    }
+
+    /// A float of single precision.
+    pub fn f32(self, value: f32) -> Arguments {
+        self.scalar(&value.to_le_bytes())
+    }
+
+    /// A structure, such as a tensor map, with its alignment.
+    pub fn structure(mut self, bytes: &[u8], alignment: usize) -> Arguments {
+        self.0.resize(self.0.len().next_multiple_of(alignment), 0);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// All of them.
+    pub fn bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Bytes that moved, by memory. Those of a launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BytesMoved {
+    /// By loads and atomics from device memory.
+    pub global_read: u64,
+    /// By stores and atomics to device memory.
+    pub global_written: u64,
+    /// Of parameters.
+    pub parameter_read: u64,
+    /// From shared memory, by threads.
+    pub shared_read: u64,
+    /// To shared memory, by threads.
+    pub shared_written: u64,
+    /// Of these, from and to other blocks of the cluster.
+    pub cluster: u64,
+    /// From local memory.
+    pub local_read: u64,
+    /// To local memory.
+    pub local_written: u64,
+    /// From device to shared memory by asynchronous copies, once for each destination.
+    pub copied_to_shared: u64,
+    /// From shared to device memory by asynchronous copies.
+    pub copied_from_shared: u64,
+    /// From tensor memory, by threads.
+    pub tensor_read: u64,
+    /// To tensor memory, by threads.
+    pub tensor_written: u64,
+}
+
+/// What a launch did, in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Instructions of warps.
+    pub instructions: u64,
+    /// Blocks that ran.
+    pub blocks: u64,
+    /// Bytes that moved.
+    pub bytes: BytesMoved,
+    /// Atomic operations and reductions of threads.
+    pub atomics: u64,
+    /// Attempts to see a phase of an mbarrier complete.
+    pub mbarrier_tests: u64,
+    /// Matrix instructions: `mma.sync` of a warp, `wgmma` of a warp group, `tcgen05.mma`.
+    pub products: u64,
+    /// Products of elements in them.
+    pub multiply_adds: u64,
+    /// Bulk and tensor copies.
+    pub bulk_copies: u64,
+    /// Instructions of others that ran while lanes waited, by PTX line of the wait.
+    pub waits: BTreeMap<u32, Waited>,
+}
+
+/// Waiting at one line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// How often warps waited there.
+    pub times: u64,
+    /// Instructions that the machine ran meanwhile.
+    pub instructions: u64,
+}
+
+/// Bytes that were read before anybody wrote them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Line of the PTX text.
+    pub ptx_line: u32,
+    /// File and line of the source, from `.loc`.
+    pub source: Option<(u32, u32)>,
+    /// Which bytes, the first time.
+    pub what: String,
+}
+
+/// How a launch ended that ran to its end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Accesses that nothing orders.
+    pub hazards: Vec<Hazard>,
+    /// Reads of shared and tensor memory that nobody had written, once for each instruction.
+    pub unwritten: Vec<Unwritten>,
+    /// What it did.
+    pub counts: Counts,
+    /// What ran, when [`Settings::trace_limit`] asks for it.
+    pub trace: Trace,
+}
+
+impl Report {
+    /// Whether nothing is wrong. Hazards that are advice do not count.
+    pub fn is_clean(&self) -> bool {
+        self.errors().next().is_none() && self.unwritten.is_empty()
+    }
+
+    /// The hazards that are more than advice.
+    pub fn errors(&self) -> impl Iterator<Item = &Hazard> {
+        self.hazards.iter().filter(|hazard| hazard.kind.severity() == Severity::Error)
+    }
+}
+
+/// A module that was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleId(usize);
+
+#[derive(Debug)]
+struct Loaded {
+    module: Module,
+    /// Where its variables are.
+    variables: BTreeMap<String, u64>,
+    programs: BTreeMap<String, Arc<Program>>,
+}
+
+/// A device: memory, and what was loaded.
+#[derive(Debug)]
+pub struct Emulator {
+    /// How kernels are run; may be changed between launches.
+    pub settings: Settings,
+    global: GlobalMemory,
+    modules: Vec<Loaded>,
+    /// What the last launch wrote.
+    written_before: Vec<Range<u64>>,
+}
+
+impl Emulator {
+    /// A device without anything on it.
+    pub fn new(settings: Settings) -> Emulator {
+        Emulator {
+            settings,
+            global: GlobalMemory::new(),
+            modules: Vec::new(),
+            written_before: Vec::new(),
+        }
+    }
+
+    /// Allocates device memory, filled with poison, and returns its address. `name` is for error
+    /// messages.
+    pub fn allocate(&mut self, bytes: u64, name: &str) -> u64 {
+        self.global.allocate(bytes, name)
+    }
+
+    /// Gives memory back.
+    ///
+    /// # Errors
+    /// `address` is not the start of a live allocation.
+    pub fn free(&mut self, address: u64) -> Result<(), EmulatorError> {
+        self.global.free(address).map_err(EmulatorError::Host)
+    }
+
+    /// Copies bytes to device memory.
+    ///
+    /// # Errors
+    /// They do not fit an allocation.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), EmulatorError> {
+        let target = self.global.slice_mut(address, bytes.len()).map_err(EmulatorError::Host)?;
+        target.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Bytes of device memory.
+    ///
+    /// # Errors
+    /// They are not all of one allocation.
+    pub fn read(&self, address: u64, bytes: usize) -> Result<&[u8], EmulatorError> {
+        self.global.slice(address, bytes).map_err(EmulatorError::Host)
+    }
+
+    /// Bytes of device memory, to be written in place.
+    ///
+    /// # Errors
+    /// They are not all of one allocation.
+    pub fn bytes_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], EmulatorError> {
+        self.global.slice_mut(address, bytes).map_err(EmulatorError::Host)
+    }
+
+    /// Bytes of device memory that are allocated.
+    pub fn bytes_allocated(&self) -> u64 {
+        self.global.bytes_allocated()
+    }
+
+    /// Parses a module, allocates its variables and decodes all its kernels.
+    ///
+    /// # Errors
+    /// Text that is no PTX, and everything that the emulator does not know, all of it at once.
+    pub fn load(&mut self, ptx: &str) -> Result<ModuleId, EmulatorError> {
+        let module = ptx::parse(ptx)?;
+        let loaded = self.load_variables(module)?;
+        self.modules.push(loaded);
+        Ok(ModuleId(self.modules.len() - 1))
+    }
+
+    fn load_variables(&mut self, module: Module) -> Result<Loaded, EmulatorError> {
+        let mut variables = BTreeMap::new();
+        for variable in decode::global_variables(&module) {
+            let address = self.global.allocate(variable.bytes, &variable.name);
+            variables.insert(variable.name, address);
+        }
+        for (name, image) in decode::global_images(&module, &variables)? {
+            if let Some(address) = variables.get(&name) {
+                self.write(*address, &image)?;
+            }
+        }
+        let mut programs = BTreeMap::new();
+        let mut unknown = Vec::new();
+        for kernel in module.kernels() {
+            match decode::decode(&module, &kernel.name, &variables) {
+                Ok(mut program) => {
+                    engine::share_rows(&mut program);
+                    programs.insert(program.name.clone(), Arc::new(program));
+                }
+                Err(DecodeError::UnknownForms(forms)) => unknown.extend(forms),
+                Err(other) => return Err(other.into()),
+            }
+        }
+        if !unknown.is_empty() {
+            return Err(DecodeError::UnknownForms(unknown).into());
+        }
+        Ok(Loaded { module, variables, programs })
+    }
+
+    /// Names of a module's kernels.
+    pub fn kernels(&self, module: ModuleId) -> impl Iterator<Item = &str> {
+        self.modules[module.0].programs.keys().map(String::as_str)
+    }
+
+    /// A kernel's program, with its limits and the layout of its parameters.
+    pub fn program(&self, module: ModuleId, kernel: &str) -> Option<&Program> {
+        self.modules[module.0].programs.get(kernel).map(Arc::as_ref)
+    }
+
+    /// The text of the module, parsed.
+    pub fn module(&self, module: ModuleId) -> &Module {
+        &self.modules[module.0].module
+    }
+
+    /// Address of a `.global` or `.const` variable of a module.
+    pub fn variable(&self, module: ModuleId, name: &str) -> Option<u64> {
+        self.modules[module.0].variables.get(name).copied()
+    }
+
+    /// Runs a kernel to its end.
+    ///
+    /// # Errors
+    /// A launch that does not fit, undefined behavior, a deadlock.
+    pub fn launch(&mut self, module: ModuleId, spec: &LaunchSpec) -> Result<Report, EmulatorError> {
+        let refuse =
+            |message: String| EmulatorError::Launch { kernel: spec.kernel.clone(), message };
+        let loaded = &self.modules[module.0];
+        let program = loaded
+            .programs
+            .get(&spec.kernel)
+            .cloned()
+            .ok_or_else(|| refuse("the module has no kernel of this name".to_owned()))?;
+        let shape = shape(&program, spec, &self.settings).map_err(refuse)?;
+        let parameters = self.global.allocate(u64::from(program.parameter_bytes), "parameters");
+        self.write(parameters, &spec.arguments)?;
+        let constants = self.global.allocate(program.constants.len() as u64, "constants");
+        self.write(constants, &program.constants)?;
+        let shape = Shape { parameters, constants, ..shape };
+        // What the host wrote is there; what the launch before wrote may not be yet.
+        let before = std::mem::take(&mut self.written_before);
+        self.global.take_written();
+        let before = if spec.programmatic { before } else { Vec::new() };
+        let result = self.run(&program, shape, &before);
+        self.written_before = self.global.take_written();
+        self.free(parameters)?;
+        self.free(constants)?;
+        result
+    }
+
+    fn run(
+        &mut self,
+        program: &Program,
+        shape: Shape,
+        written_before: &[Range<u64>],
+    ) -> Result<Report, EmulatorError> {
+        let seed = match self.settings.completion {
+            Completion::Lazy { seed } => seed,
+            Completion::Eager | Completion::Demand => 0,
+        };
+        let watched = if self.settings.tracker { engine::watched(program) } else { Vec::new() };
+        let digits = program.target.chars().filter(char::is_ascii_digit).collect::<String>();
+        let mut world = World {
+            program,
+            target: digits.parse().unwrap_or(0),
+            global: &mut self.global,
+            cluster_count: shape.clusters().iter().map(|count| u64::from(*count)).product(),
+            shape,
+            settings: &self.settings,
+            random: Random::new(seed),
+            counts: Counts::default(),
+            next_cluster: 0,
+            changes: 0,
+            instructions: 0,
+            tracker: self.settings.tracker.then(|| engine::tracker_of(program)),
+            trace: Trace::default(),
+            watched: &watched,
+            lane: None,
+            copying_lane: None,
+            operation: None,
+            unwritten: Vec::new(),
+        };
+        if let Some(tracker) = &mut world.tracker {
+            for range in written_before {
+                tracker.previous_grid(range.clone(), Direction::Write);
+            }
+        }
+        engine::run(&mut world)?;
+        let mut counts = std::mem::take(&mut world.counts);
+        counts.instructions = world.instructions;
+        let unwritten = std::mem::take(&mut world.unwritten)
+            .into_iter()
+            .map(|(pc, what)| {
+                let step = program.steps.get(pc as usize);
+                Unwritten {
+                    ptx_line: step.map_or(0, |step| step.ptx_line),
+                    source: step.and_then(|step| step.source),
+                    what,
+                }
+            })
+            .collect();
+        let hazards =
+            world.tracker.as_ref().map(|tracker| tracker.hazards().to_vec()).unwrap_or_default();
+        Ok(Report { hazards, unwritten, counts, trace: std::mem::take(&mut world.trace) })
+    }
+}
+
+/// Checks a launch against the kernel and the machine.
+fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Shape, String> {
+    let threads: u64 = spec.block.iter().map(|axis| u64::from(*axis)).product();
+    if threads == 0 || threads > 1024 || spec.block[2] > 64 {
+        return Err(format!(
+            "a block of {:?} threads: expected 1 to 1024 in all, 64 at most along z",
+            spec.block
+        ));
+    }
+    if spec.grid.contains(&0) {
+        return Err(format!("a grid of {:?} blocks: every axis must have one", spec.grid));
+    }
+    if let Some(required) = program.required_threads
+        && required != spec.block
+    {
+        return Err(format!("blocks of {:?} threads, `.reqntid` says {required:?}", spec.block));
+    }
+    if let Some(limit) = program.max_threads {
+        let limit: u64 = limit.iter().map(|axis| u64::from((*axis).max(1))).product();
+        if threads > limit {
+            return Err(format!("a block of {threads} threads, `.maxntid` allows {limit}"));
+        }
+    }
+    let asked = spec.cluster != [1, 1, 1];
+    let cluster = match program.required_cluster {
+        Some(required) if asked && required != spec.cluster => {
+            return Err(format!(
+                "clusters of {:?} blocks, `.reqnctapercluster` says {required:?}",
+                spec.cluster
+            ));
+        }
+        Some(required) => required,
+        None => spec.cluster,
+    };
+    if program.explicit_cluster && program.required_cluster.is_none() && !asked {
+        return Err("the kernel is `.explicitcluster`: the launch must name a cluster".to_owned());
+    }
+    let blocks: u64 = cluster.iter().map(|axis| u64::from(*axis)).product();
+    if blocks == 0 || blocks > 16 {
+        return Err(format!("a cluster of {cluster:?} blocks: expected 1 to 16 in all"));
+    }
+    if (0..3).any(|axis| !spec.grid[axis].is_multiple_of(cluster[axis])) {
+        return Err(format!(
+            "a grid of {:?} blocks is no multiple of clusters of {cluster:?}",
+            spec.grid
+        ));
+    }
+    let shared_bytes = u64::from(program.shared_static_bytes) + u64::from(spec.shared_bytes);
+    if shared_bytes > u64::from(SHARED_BYTES_LIMIT) {
+        return Err(format!(
+            "{shared_bytes} bytes of shared memory, a block may have {SHARED_BYTES_LIMIT}"
+        ));
+    }
+    if spec.arguments.len() as u64 != u64::from(program.parameter_bytes) {
+        return Err(format!(
+            "{} bytes of arguments, the kernel takes {}",
+            spec.arguments.len(),
+            program.parameter_bytes
+        ));
+    }
+    if settings.sm_count == 0 {
+        return Err("a machine without multiprocessors".to_owned());
+    }
+    Ok(Shape {
+        grid: spec.grid,
+        block: spec.block,
+        cluster,
+        explicit_cluster: asked || program.required_cluster.is_some(),
+        shared_dynamic_bytes: spec.shared_bytes,
+        shared_bytes: shared_bytes as u32,
+        parameters: 0,
+        constants: 0,
+    })
+}

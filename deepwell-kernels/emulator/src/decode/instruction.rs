@@ -356,6 +356,14 @@ pub enum SpecialRegister {
     Environment(u8),
     /// `%pm<n>`: always 0.
     PerformanceMonitor(u8),
+    /// No register of the ISA: the shared window address of the byte at an offset of the own
+    /// block's shared memory, which holds the rank of the block in its cluster. What `mov` takes
+    /// the address of a shared variable to be.
+    SharedVariable(u32),
+    /// The same for a parameter of the kernel: the generic address of a byte of them.
+    ParameterVariable(u32),
+    /// The same for constants.
+    ConstantVariable(u32),
 }
 
 /// Functions that the device's runtime gives.

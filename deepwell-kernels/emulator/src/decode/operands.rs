@@ -1,6 +1,6 @@
 //! Operands as registers, constants and addresses.
 
-use super::instruction::Instruction;
+use super::instruction::{Instruction, SpecialRegister};
 use super::lower::Lowering;
 use super::scalar_instruction::{Comparison, ScalarInstruction};
 use super::scope::Binding;
@@ -92,13 +92,9 @@ impl Lowering<'_> {
                     }));
                     return Ok(Source::Register(cut));
                 }
-                let (_, address) = self.variable(name)?;
-                Ok(Source::Immediate(address))
+                self.variable_address(name, 0, value_type)
             }
-            Operand::Offset(name, offset) => {
-                let (_, address) = self.variable(name)?;
-                Ok(Source::Immediate(address.wrapping_add_signed(*offset)))
-            }
+            Operand::Offset(name, offset) => self.variable_address(name, *offset, value_type),
             Operand::Integer(value) => {
                 use Type::{Bf16, Bf16x2, F16, F16x2, F32, F32x2, F64};
                 if matches!(value_type, F16 | F16x2 | Bf16 | Bf16x2 | F32 | F32x2 | F64)
@@ -118,6 +114,28 @@ impl Lowering<'_> {
             })),
             _ => Err(format!("`{operand}` is no value")),
         }
+    }
+
+    /// The address of a variable as a value. Those that a launch or a block decides come from a
+    /// register that the engine gives.
+    fn variable_address(
+        &mut self,
+        name: &Name,
+        offset: i64,
+        value_type: Type,
+    ) -> Result<Source, String> {
+        let (space, address) = self.variable(name)?;
+        let address = address.wrapping_add_signed(offset);
+        let register = match space {
+            Space::Shared => SpecialRegister::SharedVariable(address as u32),
+            Space::Parameter => SpecialRegister::ParameterVariable(address as u32),
+            Space::Constant => SpecialRegister::ConstantVariable(address as u32),
+            _ => return Ok(Source::Immediate(address)),
+        };
+        let wide = register_bits(value_type) == 64;
+        let destination = self.temporary(if wide { Type::B64 } else { Type::B32 })?;
+        self.emit(Instruction::Special { destination, register });
+        Ok(Source::Register(destination))
     }
 
     /// The space and the address of a variable.

@@ -415,8 +415,7 @@ pub(crate) fn address(
     match *instruction {
         Instruction::ConvertAddress { destination, source, space, to_window } => {
             let immediate = matches!(source, Source::Immediate(_));
-            let own =
-                if immediate { u64::from(shared_address(warp.rank, SHARED_BASE)) } else { 0 };
+            let own = if immediate { u64::from(shared_address(warp.rank, SHARED_BASE)) } else { 0 };
             let (parameters, constants) = (world.shape.parameters, world.shape.constants);
             map(warp, destination, source, &|value| match (space, to_window) {
                 (Space::Shared | Space::SharedCluster, true) => (value + own) & 0xFFFF_FFFF,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::access::{address_of, global_place, live_rank, locate, own_shared, shared_place, Where};
+use super::access::{Where, address_of, global_place, live_rank, locate, own_shared, shared_place};
 use super::cluster::ClusterState;
 use super::copy::{self, Copy};
 use super::execute::Next;
@@ -63,7 +63,8 @@ pub(crate) fn run(
             let tracked = world.issued(warp, cluster, mask, Unit::CopyAsync);
             for lane in lanes(mask) {
                 world.lane = Some(lane);
-                let (rank, offset) = own_shared(warp, address_of(warp, Space::Shared, target, lane))?;
+                let (rank, offset) =
+                    own_shared(warp, address_of(warp, Space::Shared, target, lane))?;
                 let from = address_of(warp, Space::Global, source, lane);
                 let from = global_place(warp, world, Space::Global, from)?;
                 let given = source_bytes.map_or(*bytes, |of| warp.registers.lane(of, lane) as u32);
@@ -181,8 +182,8 @@ fn complete_lane_copy(
     world: &mut World<'_>,
 ) -> Result<(), Fault> {
     world.changes += 1;
-    match &copy.what {
-        &LaneCopyKind::Bytes { rank, offset, source, bytes, source_bytes } => {
+    match copy.what {
+        LaneCopyKind::Bytes { rank, offset, source, bytes, source_bytes } => {
             let mut buffer = [0u8; 16];
             world.copying_lane = Some(copy.lane);
             let mut reach = Reach::operation(cluster, world, warp.0, copy.tracked);
@@ -194,7 +195,7 @@ fn complete_lane_copy(
             done?;
             world.counts.bytes.copied_to_shared += u64::from(bytes);
         }
-        &LaneCopyKind::Arrive { rank, offset, ref mark } => {
+        LaneCopyKind::Arrive { rank, offset, ref mark } => {
             live_rank(cluster, warp.0, rank)?;
             let arrival = cluster.barriers.arrive(rank, offset, 1, false)?;
             world.mark_arrived(mark.as_deref(), (rank, offset), arrival);

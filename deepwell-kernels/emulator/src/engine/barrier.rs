@@ -199,14 +199,8 @@ mod tests {
         let mut barriers = BlockBarriers::default();
         assert!(!barriers.arrive(3, 32, Some(64), (0, 0), 256).unwrap().1);
         let rule = |result: Result<_, Fault>| result.map(|_: (u64, bool)| ()).unwrap_err().rule;
-        assert_eq!(
-            rule(barriers.arrive(3, 32, None, (0, 0), 256)),
-            "barrier-thread-count-differs"
-        );
-        assert_eq!(
-            rule(barriers.arrive(3, 64, Some(64), (0, 0), 256)),
-            "barrier-too-many-threads"
-        );
+        assert_eq!(rule(barriers.arrive(3, 32, None, (0, 0), 256)), "barrier-thread-count-differs");
+        assert_eq!(rule(barriers.arrive(3, 64, Some(64), (0, 0), 256)), "barrier-too-many-threads");
         assert_eq!(rule(barriers.arrive(16, 32, None, (0, 0), 256)), "barrier-name-out-of-range");
         assert_eq!(rule(barriers.arrive(4, 32, Some(33), (0, 0), 256)), "barrier-thread-count");
     }

@@ -118,10 +118,7 @@ fn lives(program: &mut Program, words: usize, count: usize) -> Vec<Interval> {
         }
     }
     for block in 0..blocks {
-        let ends = [
-            (&live_in, starts[block]),
-            (&live_out, end_of(block) as u32 - 1),
-        ];
+        let ends = [(&live_in, starts[block]), (&live_out, end_of(block) as u32 - 1)];
         for (live, place) in ends {
             for at in 0..sets {
                 let mut rest = live[block * sets + at];

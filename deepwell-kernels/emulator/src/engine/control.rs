@@ -70,12 +70,7 @@ pub(crate) fn leave(warp: &mut Warp, mask: u32) {
 }
 
 /// Lanes exit; barriers that wait for all threads may be complete now.
-pub(crate) fn exit(
-    warp: &mut Warp,
-    cluster: &mut ClusterState,
-    world: &mut World<'_>,
-    mask: u32,
-) {
+pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut World<'_>, mask: u32) {
     world.changes += 1;
     warp.alive &= !mask;
     warp.active &= !mask;

@@ -73,9 +73,9 @@ pub(crate) fn run(
     mask: u32,
 ) -> Result<Next, Fault> {
     match instruction {
-        Instruction::BulkCopy(copy) => each(warp, world, mask, |warp, world, lane| {
-            bulk_copy(copy, warp, cluster, world, lane)
-        }),
+        Instruction::BulkCopy(copy) => {
+            each(warp, world, mask, |warp, world, lane| bulk_copy(copy, warp, cluster, world, lane))
+        }
         Instruction::TensorCopy(copy) => each(warp, world, mask, |warp, world, lane| {
             tensor_copy(copy, warp, cluster, world, lane)
         }),
@@ -132,7 +132,8 @@ pub(crate) fn run(
             each(warp, world, mask, |warp, world, lane| {
                 let target =
                     shared_place(warp, world, *space, address_of(warp, *space, response, lane))?;
-                let barrier = shared_place(warp, world, *space, address_of(warp, *space, barrier, lane))?;
+                let barrier =
+                    shared_place(warp, world, *space, address_of(warp, *space, barrier, lane))?;
                 try_cancel(warp, cluster, world, lane, (target, barrier, *multicast))
             })
         }
@@ -255,6 +256,9 @@ fn multicast_ranks(
     Ok(Some(ranks))
 }
 
+/// Rank and offset of what a copy writes, and of the barrier that it ends by.
+type TargetAndBarrier = ((u32, u32), (u32, u32));
+
 /// Where copies to shared memory go, with the barrier of each.
 fn targets(
     warp: &Warp,
@@ -263,7 +267,7 @@ fn targets(
     barrier: (u32, u32),
     ranks: Option<Vec<u32>>,
     pair: bool,
-) -> Result<Vec<((u32, u32), (u32, u32))>, Fault> {
+) -> Result<Vec<TargetAndBarrier>, Fault> {
     let Some(ranks) = ranks else {
         let same = if pair { barrier.0 | 1 == target.0 | 1 } else { barrier.0 == target.0 };
         if !same {
@@ -446,9 +450,8 @@ fn tensor_copy(
     world: &mut World<'_>,
     lane: usize,
 ) -> Result<(), Fault> {
-    let coordinates: Vec<i32> = (copy.coordinates.iter())
-        .map(|source| warp.registers.lane(*source, lane) as i32)
-        .collect();
+    let coordinates: Vec<i32> =
+        (copy.coordinates.iter()).map(|source| warp.registers.lane(*source, lane) as i32).collect();
     let (map, map_address) = read_map(warp, world, &copy.map, lane)?;
     if copy.direction == BulkDirection::Prefetch {
         return Ok(());
@@ -619,10 +622,7 @@ pub(crate) fn complete(
 }
 
 /// What an operation will write is not to be read before.
-pub(crate) fn poison_targets(
-    pending: &Pending,
-    cluster: &mut ClusterState,
-) -> Result<(), Fault> {
+pub(crate) fn poison_targets(pending: &Pending, cluster: &mut ClusterState) -> Result<(), Fault> {
     let (target, bytes) = match &pending.copy {
         Copy::ToShared { target, bytes, .. } | Copy::Between { target, bytes, .. } => {
             (*target, *bytes)

@@ -3,9 +3,7 @@
 use super::cluster::ClusterState;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
-use super::{
-    access, asynchronous, control, gather, matrix, special, synchronize, tensor, watch,
-};
+use super::{access, asynchronous, control, gather, matrix, special, synchronize, tensor, watch};
 use crate::decode::{Instruction, Program};
 use crate::error::Fault;
 
@@ -239,20 +237,14 @@ pub(crate) enum Gathered {
 /// Brings the lanes of `needed` together at the current instruction: those in `mask` are there.
 /// Lanes that were parked here before are woken when the last one comes. The caller may go on with
 /// [`Gathered::All`] only, and must look at `warp.active` again then.
-pub(crate) fn gather_lanes(
-    warp: &mut Warp,
-    world: &World<'_>,
-    mask: u32,
-    needed: u32,
-) -> Gathered {
+pub(crate) fn gather_lanes(warp: &mut Warp, world: &World<'_>, mask: u32, needed: u32) -> Gathered {
     let needed = needed & warp.alive;
     if mask & needed == needed {
         return Gathered::All;
     }
     let pc = warp.pc;
-    let waiting = |parked: &super::warp::Parked| {
-        parked.pc == pc && matches!(parked.wait, Wait::Lanes { .. })
-    };
+    let waiting =
+        |parked: &super::warp::Parked| parked.pc == pc && matches!(parked.wait, Wait::Lanes { .. });
     let there = (warp.parked.iter()).filter(|p| waiting(p)).fold(0, |all, p| all | p.lanes);
     warp.spread();
     // Lanes whose guard is false do not take part and go on.

@@ -178,8 +178,7 @@ fn apply(instruction: &Instruction, warp: &mut Warp, group: u32) -> Result<(), F
             ..
         } => {
             let row = warp.registers.row32(*source);
-            let value =
-                redux(&row, group, *operation, *value_type, *absolute, *propagate_nan);
+            let value = redux(&row, group, *operation, *value_type, *absolute, *propagate_nan);
             warp.registers.set_row32(*destination, &[value; 32], group);
         }
         _ => {}
@@ -212,11 +211,8 @@ fn shuffle_lanes(shuffle: &Shuffle, warp: &mut Warp, group: u32) {
         };
         let from = if inside { from } else { lane };
         // The value of a lane outside of the group is undefined: poison.
-        result[lane as usize] = if group >> (from & 31) & 1 == 1 {
-            values[(from & 31) as usize]
-        } else {
-            u32::MAX
-        };
+        result[lane as usize] =
+            if group >> (from & 31) & 1 == 1 { values[(from & 31) as usize] } else { u32::MAX };
         in_range |= u32::from(inside) << lane;
     }
     if let Some(destination) = shuffle.destination {

@@ -131,12 +131,7 @@ fn matrix_rows(
     Ok(rows)
 }
 
-fn warp_mma(
-    mma: &WarpMma,
-    warp: &mut Warp,
-    world: &mut World<'_>,
-    mask: u32,
-) -> Result<(), Fault> {
+fn warp_mma(mma: &WarpMma, warp: &mut Warp, world: &mut World<'_>, mask: u32) -> Result<(), Fault> {
     let form = WarpProduct::of(mma)?;
     let (a, b, c) = (rows_of(warp, &mma.a), rows_of(warp, &mma.b), rows_of(warp, &mma.c));
     let scales = mma.scales.as_ref().map(|scales| {
@@ -234,7 +229,7 @@ fn group_mma(
         d: mma.d.clone(),
         tracked,
     });
-    if warp.index % 4 == 0 {
+    if warp.index.is_multiple_of(4) {
         world.counts.products += 1;
     }
     let shape = mma.shape;

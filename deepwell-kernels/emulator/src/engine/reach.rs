@@ -41,7 +41,10 @@ impl Reach<'_, '_> {
         {
             let lane = self.next_lane % 32;
             self.next_lane += 1;
-            return Tracked { who: Who::Thread(Thread { lanes: 1 << lane, ..thread }), ..self.tracked };
+            return Tracked {
+                who: Who::Thread(Thread { lanes: 1 << lane, ..thread }),
+                ..self.tracked
+            };
         }
         self.tracked
     }

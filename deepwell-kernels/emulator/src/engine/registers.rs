@@ -315,7 +315,8 @@ fn of_scalar(scalar: &mut ScalarInstruction, v: &mut Visitor<'_>) {
             v.reads([a, b]);
             v.write(destination);
         }
-        S::Ternary { destination, a, b, c, .. } | S::MixedPrecision { destination, a, b, c, .. } => {
+        S::Ternary { destination, a, b, c, .. }
+        | S::MixedPrecision { destination, a, b, c, .. } => {
             v.reads([a, b, c]);
             v.write(destination);
         }

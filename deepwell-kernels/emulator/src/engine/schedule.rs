@@ -7,7 +7,7 @@ use super::execute::{self, Turn};
 use super::synchronize;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
-use crate::error::{EmulatorError, FaultReport, Fault, Waiter};
+use crate::error::{EmulatorError, Fault, FaultReport, Waiter};
 use crate::launch::Completion;
 use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
@@ -92,13 +92,9 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
         let mut completed = false;
         for cluster in &mut resident {
             let waited = waited_for(cluster);
-            completed |= asynchronous::complete_for(
-                &mut cluster.state,
-                &mut cluster.warps,
-                world,
-                &waited,
-            )
-            .map_err(|fault| located(fault, None, cluster, world))?;
+            completed |=
+                asynchronous::complete_for(&mut cluster.state, &mut cluster.warps, world, &waited)
+                    .map_err(|fault| located(fault, None, cluster, world))?;
         }
         if completed {
             continue;
@@ -230,9 +226,7 @@ fn expire(resident: &mut [Cluster]) -> bool {
     let mut any = false;
     for cluster in resident {
         for warp in &mut cluster.warps {
-            let polls = |parked: &super::warp::Parked| {
-                matches!(parked.wait, Wait::Mbarrier { .. })
-            };
+            let polls = |parked: &super::warp::Parked| matches!(parked.wait, Wait::Mbarrier { .. });
             warp.expire = warp.parked.iter().any(polls);
             any |= warp.expire;
         }
@@ -294,8 +288,6 @@ fn located(
         ptx_line,
         source,
         block: cluster.state.blocks[rank].position,
-        thread: warp
-            .zip(lane)
-            .map(|(warp, lane)| warp.threads[lane].map(u32::from)),
+        thread: warp.zip(lane).map(|(warp, lane)| warp.threads[lane].map(u32::from)),
     }))
 }

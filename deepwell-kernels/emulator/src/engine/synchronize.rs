@@ -7,7 +7,8 @@ use super::track::order_of;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
 use crate::decode::{
-    Barrier64, BarrierAction, BlockBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Semantics, Space,
+    Barrier64, BarrierAction, BlockBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Semantics,
+    Space,
 };
 use crate::error::Fault;
 use crate::hazard::Thread;
@@ -87,10 +88,10 @@ fn block_barrier(
     let first = mask.trailing_zeros() as usize;
     let name = warp.registers.lane(barrier.barrier, first) as u32;
     let count = barrier.threads.map(|threads| warp.registers.lane(threads, first) as u32);
-    let same = |source, value| {
-        lanes(mask).all(|lane| warp.registers.lane(source, lane) as u32 == value)
-    };
-    if !same(barrier.barrier, name) || !barrier.threads.is_none_or(|t| same(t, count.unwrap_or(0))) {
+    let same =
+        |source, value| lanes(mask).all(|lane| warp.registers.lane(source, lane) as u32 == value);
+    if !same(barrier.barrier, name) || !barrier.threads.is_none_or(|t| same(t, count.unwrap_or(0)))
+    {
         return Err(Fault::new(
             "barrier-operands-differ",
             "lanes of a warp come to one `barrier` with different names or counts",
@@ -105,8 +106,7 @@ fn block_barrier(
         BarrierAction::Sync | BarrierAction::Arrive => (0, 0),
     };
     // With a count of threads a warp counts as 32, whoever of it has exited.
-    let arriving =
-        if count.is_some() && barrier.aligned { 32 } else { mask.count_ones() };
+    let arriving = if count.is_some() && barrier.aligned { 32 } else { mask.count_ones() };
     let waits = barrier.action != BarrierAction::Arrive;
     world.barrier_arrives(warp, cluster, mask, name);
     let block = &mut cluster.blocks[warp.rank as usize];
@@ -381,7 +381,7 @@ pub(crate) fn fence(
     if let Fence::TensorMapAcquire { address, .. } = fence {
         for lane in lanes(mask) {
             let at = address_of(warp, Space::Generic, address, lane);
-            if at % 128 != 0 {
+            if !at.is_multiple_of(128) {
                 return Err(Fault::new(
                     "tensor-map-misaligned",
                     format!("a tensor map is 128-byte aligned, got {at:#x}"),

@@ -34,7 +34,10 @@ enum TensorWorkKind {
     Product(Box<MmaPlan>),
     Copy(Box<CopyPlan>),
     /// One arrival at each barrier when all before is done.
-    Commit { barriers: Vec<(u32, u32)>, mark: Option<Box<Mark>> },
+    Commit {
+        barriers: Vec<(u32, u32)>,
+        mark: Option<Box<Mark>>,
+    },
 }
 
 /// The value of a source that all lanes of `mask` must agree on.
@@ -49,12 +52,7 @@ fn uniform(warp: &Warp, source: Source, mask: u32, what: &str) -> Result<u32, Fa
     Ok(first)
 }
 
-fn tensor_address(
-    warp: &Warp,
-    address: &Address,
-    mask: u32,
-    what: &str,
-) -> Result<u32, Fault> {
+fn tensor_address(warp: &Warp, address: &Address, mask: u32, what: &str) -> Result<u32, Fault> {
     let base = uniform(warp, address.base, mask, what)?;
     Ok(base.wrapping_add(address.offset as u32))
 }
@@ -170,9 +168,7 @@ pub(crate) fn run(
             world.lane = None;
             Ok(Next::Advance)
         }
-        Tcgen05::Shift { .. } => {
-            Err(Fault::new("tensor-shift", "`tcgen05.shift` is not emulated"))
-        }
+        Tcgen05::Shift { .. } => Err(Fault::new("tensor-shift", "`tcgen05.shift` is not emulated")),
         Tcgen05::Commit { group, barrier, space, multicast } => {
             for lane in lanes(mask) {
                 world.lane = Some(lane);

@@ -84,12 +84,7 @@ impl World<'_> {
     }
 
     /// Lanes of a warp at its current instruction.
-    pub(crate) fn thread(
-        &self,
-        warp: &Warp,
-        cluster: &ClusterState,
-        lanes: u32,
-    ) -> Option<Thread> {
+    pub(crate) fn thread(&self, warp: &Warp, cluster: &ClusterState, lanes: u32) -> Option<Thread> {
         Some(Thread { warp: self.warp_id(warp, cluster)?, lanes, step: warp.pc })
     }
 
@@ -279,14 +274,12 @@ impl World<'_> {
         let Some(tracker) = &mut self.tracker else { return Ok(()) };
         let direction = if write { Direction::Write } else { Direction::Read };
         match tracked.who {
-            Who::Operation(operation) => {
-                match self.copying_lane {
-                    Some(lane) => tracker.access_operation_lane(
-                        operation, direction, lane, place, bytes as u32,
-                    ),
-                    None => tracker.access_operation(operation, direction, place, bytes as u32),
+            Who::Operation(operation) => match self.copying_lane {
+                Some(lane) => {
+                    tracker.access_operation_lane(operation, direction, lane, place, bytes as u32)
                 }
-            }
+                None => tracker.access_operation(operation, direction, place, bytes as u32),
+            },
             Who::Thread(thread) => {
                 let lane = thread.lanes.trailing_zeros();
                 tracker.access(thread, direction, None, bytes as u32, &[(lane, place)]);

@@ -1,7 +1,7 @@
 //! One warp: registers, where its lanes are, and what they wait for.
 
-use crate::decode::{BarrierAction, Program};
 use super::matrix::PendingProduct;
+use crate::decode::{BarrierAction, Program};
 use crate::hazard::{Mark, RegisterWatch};
 use crate::scalar::Registers;
 

@@ -81,9 +81,7 @@ fn of_scalar(scalar: &ScalarInstruction) -> Touches {
     match scalar {
         S::Move { destination, source } => none.all([source], [destination]),
         S::Pack { destination, sources, .. } => none.all(sources, [destination]),
-        S::Unpack { destinations, source, .. } => {
-            none.all([source], destinations.iter().flatten())
-        }
+        S::Unpack { destinations, source, .. } => none.all([source], destinations.iter().flatten()),
         S::Unary { destination, a, .. } => none.all([a], [destination]),
         S::Binary { destination, a, b, .. } => none.all([a, b], [destination]),
         S::Ternary { destination, a, b, c, .. } => none.all([a, b, c], [destination]),

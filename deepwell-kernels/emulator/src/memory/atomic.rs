@@ -33,12 +33,8 @@ pub fn apply_atomic(
         },
         _ => match operation {
             AtomicOperation::Add => old.wrapping_add(operand),
-            AtomicOperation::Min if element.is_signed() => {
-                signed(old).min(signed(operand)) as u64
-            }
-            AtomicOperation::Max if element.is_signed() => {
-                signed(old).max(signed(operand)) as u64
-            }
+            AtomicOperation::Min if element.is_signed() => signed(old).min(signed(operand)) as u64,
+            AtomicOperation::Max if element.is_signed() => signed(old).max(signed(operand)) as u64,
             AtomicOperation::Min => old.min(operand),
             AtomicOperation::Max => old.max(operand),
             AtomicOperation::And => old & operand,

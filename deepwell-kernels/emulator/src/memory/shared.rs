@@ -136,7 +136,8 @@ mod tests {
     #[test]
     fn bounds() {
         let mut memory = SharedMemory::new(256);
-        for (offset, bytes) in [(0, 1), (SHARED_BASE - 1, 2), (SHARED_BASE + 253, 4), (1 << 23, 1)] {
+        for (offset, bytes) in [(0, 1), (SHARED_BASE - 1, 2), (SHARED_BASE + 253, 4), (1 << 23, 1)]
+        {
             assert_eq!(memory.read(offset, bytes).unwrap_err().rule, "shared-out-of-range");
             assert_eq!(memory.write(offset, bytes).unwrap_err().rule, "shared-out-of-range");
         }

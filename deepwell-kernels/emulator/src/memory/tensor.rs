@@ -63,8 +63,8 @@ impl TensorMemory {
     /// Cells that are not there.
     pub fn read(&self, lane: u32, column: u32, bytes: usize) -> Result<(&[u8], bool), Fault> {
         let cell = self.cell(lane, column, bytes)?;
-        let written =
-            (cell..cell + bytes.div_ceil(4)).all(|cell| self.written[cell / 64] >> (cell % 64) & 1 == 1);
+        let written = (cell..cell + bytes.div_ceil(4))
+            .all(|cell| self.written[cell / 64] >> (cell % 64) & 1 == 1);
         Ok((&self.cells[cell * 4..cell * 4 + bytes], written))
     }
 
