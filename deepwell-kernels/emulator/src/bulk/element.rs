@@ -16,7 +16,8 @@ pub enum ElementType {
     F32FlushToZero,
     F64,
     Bf16,
-    /// Values are rounded to TF32 on the way into shared memory.
+    /// Values are rounded to TF32 on the way into shared memory. No guide says how; here to the
+    /// nearest, ties away from zero, as `cvt.rna` does. Not compared with a machine.
     Tf32,
     /// [`ElementType::Tf32`], and subnormal values become zero.
     Tf32FlushToZero,
@@ -105,7 +106,8 @@ impl ElementType {
         self.not_a_number().is_some()
     }
 
-    /// The bytes that the fill with NaN writes, low byte first.
+    /// The bytes that the fill with NaN writes, low byte first. The guides only speak of a special
+    /// NaN; that it is the canonical one was not compared with a machine.
     pub fn not_a_number(self) -> Option<&'static [u8]> {
         match self {
             ElementType::F16 | ElementType::Bf16 => Some(&[0xff, 0x7f]),

@@ -196,8 +196,8 @@ impl TensorMap {
             return Err(Fault::new(
                 "tensor-copy-shared-alignment",
                 format!(
-                    "a box must begin at a multiple of {SHARED_ALIGNMENT} bytes of shared memory, \
-                     got {offset:#x}"
+                    "a box must begin at a multiple of {SHARED_ALIGNMENT} bytes of shared \
+                     memory, got {offset:#x}"
                 ),
             ));
         }

@@ -70,8 +70,8 @@ impl ProductScales {
             return Err(Fault::new(
                 "mma-scale-byte-id",
                 format!(
-                    "`byte-id-{name}` with {step} scales along K must be a multiple of {step} below \
-                     4, got {}",
+                    "`byte-id-{name}` with {step} scales along K must be a multiple of {step} \
+                     below 4, got {}",
                     selector.byte
                 ),
             ));
