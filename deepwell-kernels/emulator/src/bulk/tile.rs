@@ -202,8 +202,8 @@ impl TensorMap {
             ));
         }
         let element = self.spec.element;
-        // The ISA has the address of a box be a multiple of 16 bytes; the guides of the driver do not
-        // repeat it, but an H200 stops with an illegal instruction.
+        // The ISA has the address of a box be a multiple of 16 bytes. The driver guide does not
+        // say so, but an H200 stops with an illegal instruction.
         let multiple = if element.is_padded() { 128 } else { 128 / element.global_bits() as i32 };
         if coordinates[0] % multiple != 0 {
             return Err(Fault::new(
