@@ -292,10 +292,14 @@ impl Lowering<'_> {
                 if !matches!(value_type, Type::F32 | Type::F64) {
                     return Err(format!("type `.{value_type}` is not known for `div`"));
                 }
-                let approximate = words.take("approx") || words.take("full");
+                let single = value_type == Type::F32;
+                let full = single && words.take("full");
+                let approximate = single && words.take("approx");
                 let modifiers = words.take_float_modifiers(value_type)?;
                 let operation = if approximate {
                     BinaryOperation::FloatDivideApproximate(modifiers)
+                } else if full {
+                    BinaryOperation::FloatDivideFull(modifiers)
                 } else {
                     BinaryOperation::FloatDivide(modifiers)
                 };

@@ -259,6 +259,9 @@ pub enum BinaryOperation {
     FloatSubtract(FloatModifiers),
     FloatMultiply(FloatModifiers),
     FloatDivide(FloatModifiers),
+    /// `div.full`.
+    FloatDivideFull(FloatModifiers),
+    /// `div.approx`.
     FloatDivideApproximate(FloatModifiers),
     FloatMinimum(ExtremumModifiers),
     FloatMaximum(ExtremumModifiers),

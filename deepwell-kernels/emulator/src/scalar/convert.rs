@@ -1,0 +1,323 @@
+//! `cvt`.
+
+use super::half::{Half, single_from_double};
+use super::ieee::{self, bits32, flush, saturate};
+use super::registers::{LANES, Registers};
+use super::rows::{longs1, words1};
+use crate::decode::{Conversion, FloatRounding, IntegerRounding, Register, Source, Type};
+use crate::number::{self, Format, Rounding};
+
+/// `cvt` on 32 lanes.
+pub(super) fn convert(
+    r: &mut Registers,
+    mask: u32,
+    conversion: &Conversion,
+    d: Register,
+    sources: &[Source],
+    extra: Option<Source>,
+) {
+    let (to, from) = (conversion.to, conversion.from);
+    if is_integer(to) && is_integer(from) {
+        return integers(r, mask, conversion, d, sources[0]);
+    }
+    // What conversions of activations and gradients are made of.
+    let plain = !conversion.saturate_finite && !conversion.relu;
+    let nearest = conversion.float_rounding == Some(FloatRounding::NearestEven);
+    match (to, from) {
+        (Type::Bf16x2 | Type::F16x2, Type::F32) if plain && nearest => {
+            let half = if to == Type::F16x2 { Half::F16 } else { Half::Bf16 };
+            let (a, b) = (r.row32(sources[0]), r.row32(sources[1]));
+            let out: [u32; LANES] = std::array::from_fn(|lane| {
+                let upper = u32::from(half.code(f32::from_bits(a[lane])));
+                upper << 16 | u32::from(half.code(f32::from_bits(b[lane])))
+            });
+            return r.set_row32(d, &out, mask);
+        }
+        (Type::Bf16 | Type::F16, Type::F32)
+            if plain && nearest && !conversion.saturate && !conversion.flush_subnormals =>
+        {
+            let half = if to == Type::F16 { Half::F16 } else { Half::Bf16 };
+            return words1(r, mask, d, sources[0], |a| u32::from(half.code(f32::from_bits(a))));
+        }
+        (Type::F32, Type::Bf16 | Type::F16) if !conversion.saturate => {
+            let half = if from == Type::F16 { Half::F16 } else { Half::Bf16 };
+            return words1(r, mask, d, sources[0], |a| bits32(half.value(a as u16)));
+        }
+        _ => {}
+    }
+    if is_packed(to) || is_packed(from) || to == Type::Tf32 {
+        return packed(r, mask, conversion, d, sources, extra);
+    }
+    let source = r.row64(sources[0]);
+    let out: [u64; LANES] = if is_integer(to) {
+        std::array::from_fn(|lane| float_to_integer(source[lane], conversion))
+    } else if is_integer(from) {
+        std::array::from_fn(|lane| integer_to_float(source[lane], conversion))
+    } else {
+        std::array::from_fn(|lane| float_to_float(source[lane], conversion))
+    };
+    r.set_row64(d, &out, mask);
+}
+
+fn is_integer(value_type: Type) -> bool {
+    value_type.is_integer()
+}
+
+/// Two or four values in one.
+fn is_packed(value_type: Type) -> bool {
+    let name = value_type.name();
+    name.ends_with("x2") || name.ends_with("x4")
+}
+
+/// An integer of so many bits.
+#[inline]
+fn integer(bits: u64, value_type: Type) -> i128 {
+    let shift = 64 - value_type.bits();
+    if value_type.is_signed() {
+        i128::from((bits << shift) as i64 >> shift)
+    } else {
+        i128::from(bits << shift >> shift)
+    }
+}
+
+/// The smallest and the largest value of an integer type.
+fn range(value_type: Type) -> (i128, i128) {
+    let bits = value_type.bits();
+    if value_type.is_signed() {
+        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    } else {
+        (0, (1 << bits) - 1)
+    }
+}
+
+fn integers(r: &mut Registers, mask: u32, conversion: &Conversion, d: Register, a: Source) {
+    let (to, from) = (conversion.to, conversion.from);
+    if conversion.saturate {
+        let (least, most) = range(to);
+        return longs1(r, mask, d, a, |a| integer(a, from).clamp(least, most) as u64);
+    }
+    if d.bits() <= 32 && to.bits() == 32 && from.bits() == 32 {
+        return words1(r, mask, d, a, |a| a);
+    }
+    // The source's type extends to 64 bits, the target's cuts and extends again.
+    longs1(r, mask, d, a, |a| extend(extend(a, from), to));
+}
+
+/// The low bits of a value as an integer type, extended to 64 bits.
+#[inline]
+fn extend(value: u64, value_type: Type) -> u64 {
+    let shift = 64 - value_type.bits();
+    if value_type.is_signed() {
+        ((value << shift) as i64 >> shift) as u64
+    } else {
+        value << shift >> shift
+    }
+}
+
+/// The exact value of a float of a scalar type.
+#[inline]
+fn float_value(bits: u64, value_type: Type, flush_subnormals: bool) -> f64 {
+    match value_type {
+        Type::F64 => f64::from_bits(bits),
+        Type::F32 => {
+            let value = f32::from_bits(bits as u32);
+            f64::from(if flush_subnormals { flush(value) } else { value })
+        }
+        Type::F16 => f64::from(Half::F16.value(bits as u16)),
+        _ => f64::from(Half::Bf16.value(bits as u16)),
+    }
+}
+
+#[inline]
+fn integral(value: f64, rounding: IntegerRounding) -> f64 {
+    match rounding {
+        IntegerRounding::NearestEven => value.round_ties_even(),
+        IntegerRounding::TowardZero => value.trunc(),
+        IntegerRounding::Down => value.floor(),
+        IntegerRounding::Up => value.ceil(),
+    }
+}
+
+fn float_to_integer(bits: u64, conversion: &Conversion) -> u64 {
+    let (to, from) = (conversion.to, conversion.from);
+    let value = float_value(bits, from, conversion.flush_subnormals);
+    if value.is_nan() {
+        // Zero, save where one of the types has 64 bits.
+        return if from == Type::F64 || to.bits() == 64 { 1 << (to.bits() - 1) } else { 0 };
+    }
+    let rounding = conversion.integer_rounding.unwrap_or(IntegerRounding::TowardZero);
+    let (least, most) = range(to);
+    // A conversion of Rust saturates at the 128 bits.
+    (integral(value, rounding) as i128).clamp(least, most) as u64
+}
+
+fn integer_to_float(bits: u64, conversion: &Conversion) -> u64 {
+    let value = integer(bits, conversion.from);
+    let rounding = conversion.float_rounding.unwrap_or(FloatRounding::NearestEven);
+    // An integer of 64 bits as a sum of two doubles.
+    let high = value as f64;
+    let low = (value - high as i128) as f64;
+    match conversion.to {
+        Type::F64 => {
+            let off = low;
+            let moved = match rounding {
+                FloatRounding::TowardZero if off < 0.0 && high > 0.0 => high.next_down(),
+                FloatRounding::TowardZero if off > 0.0 && high < 0.0 => high.next_up(),
+                FloatRounding::Down if off < 0.0 => high.next_down(),
+                FloatRounding::Up if off > 0.0 => high.next_up(),
+                _ => high,
+            };
+            moved.to_bits()
+        }
+        Type::F32 => {
+            let single = ieee::to_single(high, low, rounding);
+            u64::from(bits32(if conversion.saturate { saturate(single) } else { single }))
+        }
+        other => u64::from(encode_half(ieee::odd(high, low), other, conversion)),
+    }
+}
+
+fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
+    let (to, from) = (conversion.to, conversion.from);
+    let flushes = conversion.flush_subnormals;
+    let mut value = float_value(bits, from, flushes);
+    if let Some(rounding) = conversion.integer_rounding {
+        value = integral(value, rounding);
+    }
+    let rounding = conversion.float_rounding.unwrap_or(FloatRounding::NearestEven);
+    match to {
+        Type::F64 if conversion.saturate => {
+            (if value > 0.0 { value.min(1.0) } else { 0.0 }).to_bits()
+        }
+        Type::F64 if value.is_nan() => f64::NAN.to_bits(),
+        Type::F64 => value.to_bits(),
+        Type::F32 => {
+            let single = single_from_double(value, rounding);
+            let single = if flushes { flush(single) } else { single };
+            u64::from(bits32(if conversion.saturate { saturate(single) } else { single }))
+        }
+        other => u64::from(encode_half(value, other, conversion)),
+    }
+}
+
+/// F16 or BF16 of a value that is exact or rounded to odd.
+fn encode_half(value: f64, to: Type, conversion: &Conversion) -> u32 {
+    let format = if to == Type::F16 { Format::F16 } else { Format::BF16 };
+    let value = if conversion.saturate && !(value > 0.0) { 0.0 } else { value };
+    let value = if conversion.saturate { value.min(1.0) } else { value };
+    let rounding = match conversion.float_rounding {
+        Some(rounding) => number_rounding(rounding, 0),
+        None => Rounding::NearestEven,
+    };
+    number::encode_f64(format, value, rounding, conversion.saturate_finite, conversion.relu)
+}
+
+fn number_rounding(rounding: FloatRounding, random: u32) -> Rounding {
+    match rounding {
+        FloatRounding::NearestEven => Rounding::NearestEven,
+        FloatRounding::NearestAway => Rounding::Away,
+        FloatRounding::TowardZero => Rounding::TowardZero,
+        FloatRounding::Down => Rounding::Down,
+        FloatRounding::Up => Rounding::Up,
+        FloatRounding::Stochastic => Rounding::Stochastic(random),
+    }
+}
+
+/// The format of a type's parts, and how many bits apart they are.
+fn parts_of(value_type: Type) -> Option<(Format, u32)> {
+    Some(match value_type {
+        Type::F16x2 | Type::F16 => (Format::F16, 16),
+        Type::Bf16x2 | Type::Bf16 => (Format::BF16, 16),
+        Type::F32 => (Format::F32, 32),
+        Type::Tf32 => (Format::TF32, 32),
+        Type::E4m3x2 | Type::E4m3x4 => (Format::E4M3, 8),
+        Type::E5m2x2 | Type::E5m2x4 => (Format::E5M2, 8),
+        Type::E3m2x2 | Type::E3m2x4 => (Format::E3M2, 8),
+        Type::E2m3x2 | Type::E2m3x4 => (Format::E2M3, 8),
+        Type::E2m1x2 | Type::E2m1x4 => (Format::E2M1, 4),
+        Type::Ue8m0x2 => (Format::UE8M0, 8),
+        _ => return None,
+    })
+}
+
+/// The random bits of one part, counted from the uppermost: two halves of a word, each for one
+/// pair of an F8 or F6 result and for one value of an F16 or BF16 one; for F4 the bytes of the
+/// halves are dealt out, the upper ones to the first pair.
+fn random_of(random: u32, to: Type, part: usize, count: usize) -> u32 {
+    let half = |upper: bool| if upper { random >> 16 } else { random & 0xffff };
+    match (to, count) {
+        (Type::E2m1x4, _) => {
+            let half = half(part % 2 == 0);
+            if part < 2 { half >> 8 } else { half & 0xff }
+        }
+        (_, 4) => half(part < 2),
+        _ => half(part == 0),
+    }
+}
+
+fn packed(
+    r: &mut Registers,
+    mask: u32,
+    conversion: &Conversion,
+    d: Register,
+    sources: &[Source],
+    extra: Option<Source>,
+) {
+    let (to, from) = (conversion.to, conversion.from);
+    let (Some((to_format, to_bits)), Some((from_format, from_bits))) =
+        (parts_of(to), parts_of(from))
+    else {
+        return;
+    };
+    let count = if to == Type::Tf32 { 1 } else { (to.bits() / to_bits) as usize };
+    let random = extra.map_or([0; LANES], |extra| r.row32(extra));
+    let rounding = conversion.float_rounding.unwrap_or(FloatRounding::NearestEven);
+    let mut out = [0u32; LANES];
+    let part_mask = if from_bits == 32 { u32::MAX } else { (1 << from_bits) - 1 };
+    for part in 0..count {
+        // The first part is the uppermost.
+        let place = (count - 1 - part) as u32;
+        let (row, shift) = if sources.len() == count {
+            (r.row32(sources[part]), 0)
+        } else {
+            (r.row32(sources[0]), place * from_bits)
+        };
+        for lane in 0..LANES {
+            let code = row[lane] >> shift & part_mask;
+            let value = number::decode(from_format, code);
+            let rounding = number_rounding(rounding, random_of(random[lane], to, part, count));
+            let code = number::encode(
+                to_format,
+                value,
+                rounding,
+                conversion.saturate_finite,
+                conversion.relu,
+            );
+            out[lane] |= code << (place * to_bits);
+        }
+    }
+    r.set_row32(d, &out, mask);
+}
+
+/// `cvt.pack`.
+pub(super) fn pack(
+    r: &mut Registers,
+    mask: u32,
+    to: Type,
+    from: Type,
+    d: Register,
+    [a, b]: [Source; 2],
+    c: Option<Source>,
+) {
+    let (least, most) = range(to);
+    let bits = to.bits();
+    let low = (1u32 << bits) - 1;
+    let (a, b) = (r.row32(a), r.row32(b));
+    let c = c.map_or([0; LANES], |c| r.row32(c));
+    let out: [u32; LANES] = std::array::from_fn(|lane| {
+        let part = |value: u32| integer(u64::from(value), from).clamp(least, most) as u32 & low;
+        let pair = part(a[lane]) << bits | part(b[lane]);
+        if bits == 16 { pair } else { c[lane] << (2 * bits) | pair }
+    });
+    r.set_row32(d, &out, mask);
+}
