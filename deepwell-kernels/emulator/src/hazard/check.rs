@@ -157,6 +157,13 @@ impl Context<'_> {
         let lanes = record.lanes_of(overlap);
         let of = (warp, Kind::Generic);
         if !self.covers(view, Part::Generic, of, lanes, record.tick) {
+            let strong = self.agent(warp, Kind::Strong);
+            let read_from = record.scope() > 0
+                && view.unit == Unit::Thread
+                && view.known.generic.knows(strong, lanes, record.tick);
+            if read_from {
+                return None;
+            }
             if record.scope() > 0 && view.strong > 0 {
                 return self.scope_missing(view, record, warp);
             }

@@ -38,9 +38,12 @@ pub(super) enum Kind {
     WarpGroup,
     /// `mbarrier.init`.
     BarrierInit,
+    /// Strong writes and atomic operations, which who reads from them knows of, by themselves and
+    /// without a fence before them; numbers are ticks, as of [`Kind::Generic`].
+    Strong,
 }
 
-pub(super) const KINDS: usize = 10;
+pub(super) const KINDS: usize = 11;
 
 pub(super) const ALL_KINDS: [Kind; KINDS] = [
     Kind::Generic,
@@ -53,6 +56,7 @@ pub(super) const ALL_KINDS: [Kind; KINDS] = [
     Kind::TensorStore,
     Kind::WarpGroup,
     Kind::BarrierInit,
+    Kind::Strong,
 ];
 
 /// Bits of an agent's number within its cluster.

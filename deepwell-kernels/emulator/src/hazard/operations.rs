@@ -101,7 +101,7 @@ impl Streams {
             Kind::TensorStore => self.tensor_store,
             Kind::WarpGroup => self.warp_group,
             Kind::BarrierInit => self.inits,
-            Kind::Generic => 0,
+            Kind::Generic | Kind::Strong => 0,
         }
     }
 

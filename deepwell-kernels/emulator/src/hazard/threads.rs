@@ -264,6 +264,12 @@ impl Tracker {
             location.clear();
         }
         let scope_level = super::knowledge::level(scope);
+        // Who reads from this access and acquires is ordered after the access itself, whether or
+        // not a fence stands before it: the last of those who take a ticket may reset it.
+        let strong = warp.agent(Kind::Strong);
+        let location = locations.entry(key).or_default();
+        let bundle = location.bundle(scope_level, block.0, block.1);
+        bundle.generic.raise(strong, thread.lanes, warp.tick);
         for (mask, state) in &warp.groups {
             let lanes = mask & thread.lanes;
             if lanes == 0 {
@@ -284,9 +290,7 @@ impl Tracker {
                 state.release_tensor(location.bundle(scope_level, block.0, block.1));
             }
         }
-        if order.releases() {
-            warp.tick += 1;
-        }
+        warp.tick += 1;
     }
 
     /// `tcgen05.fence::before_thread_sync`.
