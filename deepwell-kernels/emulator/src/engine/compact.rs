@@ -189,3 +189,73 @@ fn assign(intervals: &[Interval], kept: &[bool]) -> (Vec<u32>, u32) {
     }
     (rows, count)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::decode;
+    use crate::ptx::parse;
+
+    fn shared(body: &str) -> Program {
+        let text = format!(
+            ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {{\n\
+             .reg .pred %p<4>;\n.reg .b32 %r<40>;\n{body}\nret;\n}}"
+        );
+        let module = parse(&text).expect("PTX");
+        let mut program = decode(&module, "k", &Default::default()).expect("known forms");
+        share_rows(&mut program);
+        program
+    }
+
+    #[test]
+    fn values_that_do_not_live_together_share_a_row() {
+        let chain: String =
+            (1..30).map(|i| format!("add.u32 %r{}, %r{i}, %r{i};\n", i + 1)).collect();
+        let program = shared(&format!("mov.u32 %r1, 3;\n{chain}"));
+        assert_eq!(program.word_count, 2);
+    }
+
+    #[test]
+    fn what_a_loop_carries_lives_through_all_of_it() {
+        // %r1 is written once, before the loop, and read at its head: nothing in the body may
+        // take its row.
+        let program = shared(
+            "mov.u32 %r1, 3;\nmov.u32 %r2, 0;\nLOOP:\nadd.u32 %r3, %r2, %r1;\n\
+             add.u32 %r4, %r3, 1;\nadd.u32 %r5, %r4, 1;\nmov.u32 %r2, %r5;\n\
+             setp.lt.u32 %p1, %r2, 100;\n@%p1 bra LOOP;",
+        );
+        assert_eq!(program.word_count, 4);
+    }
+
+    #[test]
+    fn a_guarded_write_does_not_end_a_life() {
+        // Lanes without the guard still need what %r1 was.
+        let program = shared(
+            "mov.u32 %r1, 3;\nmov.u32 %r2, %tid.x;\nsetp.lt.u32 %p1, %r2, 5;\n\
+             @%p1 mov.u32 %r1, 4;\nadd.u32 %r3, %r1, %r2;",
+        );
+        assert_eq!(program.word_count, 3);
+    }
+
+    #[test]
+    fn registers_of_products_keep_their_rows() {
+        let accumulator: Vec<String> = (1..5).map(|i| format!("%r{i}")).collect();
+        let program = shared(&format!(
+            ".reg .b64 %d<3>;\nmov.b64 %d1, 0;\nwgmma.fence.sync.aligned;\n\
+             wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{{}}}, %d1, %d1, 1, 1, 1;\n\
+             wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n\
+             mov.u32 %r9, 1;\nadd.u32 %r10, %r9, 1;",
+            accumulator.join(", ")
+        ));
+        let d = program.steps.iter().find_map(|step| match &step.instruction {
+            Instruction::WarpGroupMma(mma) => Some(mma.d.to_vec()),
+            _ => None,
+        });
+        let mut rows: Vec<usize> =
+            d.expect("a product").into_iter().map(|register| number(register, 0)).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        assert_eq!(rows.len(), 4);
+        assert_eq!(program.word_count, 6);
+    }
+}

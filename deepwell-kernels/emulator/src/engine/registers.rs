@@ -182,10 +182,8 @@ pub(crate) fn visit_registers(
                 WarpGroupOperand::Registers(sources) => v.reads(sources.iter_mut()),
             }
             v.read(&mut mma.b);
-            for register in &mut mma.d {
-                (v.0)(register, false);
-                (v.0)(register, true);
-            }
+            // Read and written; each is visited once, and what is read may not be missed.
+            mma.d.iter_mut().for_each(|register| (v.0)(register, false));
         }
         I::Tcgen05(operation) => of_tcgen05(operation, v),
         I::Branch { .. }
