@@ -11,6 +11,7 @@ mod catalog;
 mod cudarc_driver;
 mod driver;
 mod fake_driver;
+mod host_driver;
 mod images;
 mod kernels;
 mod pinned;
@@ -26,7 +27,8 @@ pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-pub use fake_driver::{Counts, FakeBlas, FakeCounts, FakeDriver, FakeNode};
+pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
+pub use host_driver::{Counts, FakeCounts, FakeNode, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
 pub use kernels::cuda_kernels;
 pub use pinned::PinnedBuffer;

@@ -77,26 +77,29 @@ impl Memory {
     }
 
     /// The allocation that a range lies in, and the range's offset in it.
-    fn find(&mut self, at: DevicePtr, bytes: usize) -> DriverResult<(&mut Allocation, usize)> {
+    fn find(&self, at: DevicePtr, bytes: usize) -> DriverResult<(&Allocation, usize)> {
+        let below = self.allocations.range(..=at.0).next_back();
+        let found = below.and_then(|(base, allocation)| {
+            offset_in(*base, allocation, at, bytes).map(|offset| (allocation, offset))
+        });
+        found.ok_or_else(|| outside(at, bytes))
+    }
+
+    /// [`Memory::find`], to write.
+    fn find_mut(&mut self, at: DevicePtr, bytes: usize) -> DriverResult<(&mut Allocation, usize)> {
         let below = self.allocations.range_mut(..=at.0).next_back();
-        if let Some((base, allocation)) = below {
-            let offset = (at.0 - base) as usize;
-            if offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes) {
-                return Ok((allocation, offset));
-            }
-        }
-        Err(DriverError::new(
-            "memory",
-            format!("expected a range within one allocation, got {bytes} bytes from {:#x}", at.0),
-        ))
+        let found = below.and_then(|(base, allocation)| {
+            offset_in(*base, allocation, at, bytes).map(|offset| (allocation, offset))
+        });
+        found.ok_or_else(|| outside(at, bytes))
     }
 
     /// Refuses a range that lies in no allocation.
-    pub(super) fn check(&mut self, at: DevicePtr, bytes: usize) -> DriverResult<()> {
+    pub(super) fn check(&self, at: DevicePtr, bytes: usize) -> DriverResult<()> {
         if bytes == 0 { Ok(()) } else { self.find(at, bytes).map(|_| ()) }
     }
 
-    pub(super) fn read(&mut self, target: &mut [u8], source: DevicePtr) -> DriverResult<()> {
+    pub(super) fn read(&self, target: &mut [u8], source: DevicePtr) -> DriverResult<()> {
         if target.is_empty() {
             return Ok(());
         }
@@ -118,7 +121,7 @@ impl Memory {
         if source.is_empty() {
             return Ok(());
         }
-        let (allocation, offset) = self.find(target, source.len())?;
+        let (allocation, offset) = self.find_mut(target, source.len())?;
         for (page, start, part) in pieces(offset, source.len()) {
             let bytes = allocation.bytes_of(page);
             bytes[start..start + part.len()].copy_from_slice(&source[part]);
@@ -130,7 +133,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(());
         }
-        let (allocation, offset) = self.find(target, bytes)?;
+        let (allocation, offset) = self.find_mut(target, bytes)?;
         for (page, start, part) in pieces(offset, bytes) {
             if part.len() == PAGE_BYTES {
                 allocation.pages.insert(page, Page::Same(byte));
@@ -173,6 +176,19 @@ impl Allocation {
             Page::Same(_) => unreachable!("written out just now"),
         }
     }
+}
+
+/// Offset of a range in an allocation that begins at `base`, `None` when it does not lie in it.
+fn offset_in(base: u64, allocation: &Allocation, at: DevicePtr, bytes: usize) -> Option<usize> {
+    let offset = (at.0 - base) as usize;
+    offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes).then_some(offset)
+}
+
+fn outside(at: DevicePtr, bytes: usize) -> DriverError {
+    DriverError::new(
+        "memory",
+        format!("expected a range within one allocation, got {bytes} bytes from {:#x}", at.0),
+    )
 }
 
 /// Cuts a range of an allocation at pages: the page, the offset in it, and the part of the range.

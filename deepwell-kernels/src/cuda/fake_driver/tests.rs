@@ -2,9 +2,10 @@
 
 use deepwell_ir::DType;
 
-use super::{Counts, FakeDriver, FakeNode};
+use super::FakeDriver;
 use crate::cuda::blas::{Blas, BlockScales, Matmul, Matrix};
 use crate::cuda::driver::{DevicePtr, Driver, Event, Function, Launch, Stream};
+use crate::cuda::host_driver::{Counts, FakeNode};
 
 fn driver_with_stream() -> (FakeDriver, Stream) {
     let mut driver = FakeDriver::h200();

@@ -1,22 +1,22 @@
-//! What the fake driver, its matrix products and the handles to its counts share: memory, streams
-//! with their recordings, and the counts.
+//! What a driver over host memory and what puts work into its streams share: the machine, streams
+//! with their recordings, events and the counts.
 
 use std::sync::Arc;
 
-use super::memory::Memory;
-use super::pinned::FakePinned;
-use super::{Counts, FakeNode};
-use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Stream};
+use super::counts::{FakeCounts, FakeNode};
+use super::machine::Machine;
+use super::pinned::HostPinned;
+use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
 
 /// Something that was put into a stream.
 #[derive(Clone)]
-pub(super) enum Work {
-    Launch { kernel: String },
+pub(in crate::cuda) enum Work {
+    Launch { kernel: String, launch: Arc<Launch> },
     Matmul,
     Copy { target: DevicePtr, source: DevicePtr, bytes: usize },
     Fill { target: DevicePtr, byte: u8, bytes: usize },
-    FromPinned { target: DevicePtr, source: Arc<FakePinned>, offset: usize, bytes: usize },
-    ToPinned { target: Arc<FakePinned>, offset: usize, source: DevicePtr, bytes: usize },
+    FromPinned { target: DevicePtr, source: Arc<HostPinned>, offset: usize, bytes: usize },
+    ToPinned { target: Arc<HostPinned>, offset: usize, source: DevicePtr, bytes: usize },
     Graph { graph: usize },
     Record { event: usize },
     Group(Vec<Work>),
@@ -25,7 +25,7 @@ pub(super) enum Work {
 impl Work {
     pub(super) fn node(&self) -> FakeNode {
         match self {
-            Work::Launch { kernel } => FakeNode::Launch(kernel.clone()),
+            Work::Launch { kernel, .. } => FakeNode::Launch(kernel.clone()),
             Work::Matmul => FakeNode::Matmul,
             Work::Copy { .. } => FakeNode::Copy,
             Work::Fill { .. } => FakeNode::Fill,
@@ -54,9 +54,9 @@ pub(super) struct EventState {
     recording_of: Option<usize>,
 }
 
-pub(super) struct State {
-    pub(super) memory: Memory,
-    pub(super) counts: Counts,
+pub(in crate::cuda) struct State<M> {
+    pub(super) machine: M,
+    pub(super) counts: FakeCounts,
     pub(super) graphs: Vec<Option<Vec<Work>>>,
     pub(super) events: Vec<EventState>,
     pub(super) streams: Vec<StreamState>,
@@ -65,15 +65,15 @@ pub(super) struct State {
 }
 
 /// A handle that this driver did not give, or has taken back.
-pub(super) fn no_such(kind: &str, handle: u64) -> DriverError {
+pub(in crate::cuda) fn no_such(kind: &str, handle: u64) -> DriverError {
     DriverError::new(kind, format!("expected a {kind} of this driver, got number {handle}"))
 }
 
-impl State {
-    pub(super) fn new(memory_bytes: u64) -> State {
+impl<M: Machine> State<M> {
+    pub(super) fn new(machine: M) -> State<M> {
         State {
-            memory: Memory::new(memory_bytes),
-            counts: Counts::default(),
+            machine,
+            counts: FakeCounts::default(),
             graphs: Vec::new(),
             events: Vec::new(),
             streams: Vec::new(),
@@ -95,7 +95,7 @@ impl State {
     }
 
     /// Records work, or runs it.
-    pub(super) fn put(&mut self, stream: Stream, work: Work) -> DriverResult<()> {
+    pub(in crate::cuda) fn put(&mut self, stream: Stream, work: Work) -> DriverResult<()> {
         let slot = self.stream(stream)?;
         match (slot.recording_of, &mut slot.group) {
             (None, _) => self.run(&work),
@@ -112,8 +112,7 @@ impl State {
 
     fn run(&mut self, work: &Work) -> DriverResult<()> {
         self.clock += 1;
-        let counts = &mut self.counts;
-        match work {
+        self.counts.change(|counts| match work {
             Work::Launch { .. } => counts.launches += 1,
             Work::Matmul => counts.matmuls += 1,
             Work::Copy { .. } => counts.copies += 1,
@@ -123,22 +122,23 @@ impl State {
             Work::Graph { .. } => counts.graph_launches += 1,
             Work::Record { .. } => counts.records += 1,
             Work::Group(_) => {}
-        }
+        });
         self.take_effect(work)
     }
 
     /// What work does, wherever it stands; the nodes of a graph are not counted one by one.
     fn take_effect(&mut self, work: &Work) -> DriverResult<()> {
         match work {
-            Work::Launch { .. } | Work::Matmul => Ok(()),
-            Work::Copy { target, source, bytes } => self.memory.copy(*target, *source, *bytes),
-            Work::Fill { target, byte, bytes } => self.memory.fill(*target, *byte, *bytes),
+            Work::Launch { launch, .. } => self.machine.launch(launch),
+            Work::Matmul => Ok(()),
+            Work::Copy { target, source, bytes } => self.machine.copy(*target, *source, *bytes),
+            Work::Fill { target, byte, bytes } => self.machine.fill(*target, *byte, *bytes),
             Work::FromPinned { target, source, offset, bytes } => {
-                self.memory.write(*target, &source.read(*offset, *bytes))
+                self.machine.write(*target, &source.read(*offset, *bytes))
             }
             Work::ToPinned { target, offset, source, bytes } => {
                 let mut read = vec![0; *bytes];
-                self.memory.read(&mut read, *source)?;
+                self.machine.read(&mut read, *source)?;
                 target.write(*offset, &read);
                 Ok(())
             }
@@ -181,7 +181,7 @@ impl State {
         let slot = self.stream(stream)?;
         match (of_event, slot.recording_of) {
             (Some(recording), None) => slot.recording_of = Some(recording),
-            (None, None) => self.counts.waits += 1,
+            (None, None) => self.counts.change(|counts| counts.waits += 1),
             (Some(of_event), Some(of_stream)) if of_event == of_stream => {}
             (None, Some(_)) if !was_recorded => {}
             _ => {
@@ -270,7 +270,8 @@ impl State {
         if has_open_group {
             return Err(DriverError::new("end_capture", "a group was begun and not ended"));
         }
-        self.counts.graphs.push(recorded.iter().map(Work::node).collect());
+        let nodes = recorded.iter().map(Work::node).collect();
+        self.counts.change(|counts| counts.graphs.push(nodes));
         self.graphs.push(Some(recorded));
         Ok(self.graphs.len() - 1)
     }

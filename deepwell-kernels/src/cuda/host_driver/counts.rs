@@ -1,11 +1,10 @@
-//! What a fake driver was asked.
+//! What a driver over host memory was asked.
 
 use std::sync::{Arc, Mutex};
 
 use super::lock;
-use super::state::State;
 
-/// How often each thing was asked of a [`FakeDriver`](super::FakeDriver).
+/// How often each thing was asked of a [`HostDriver`](super::HostDriver).
 ///
 /// What is put into a recorded stream counts when its graph is launched, as part of one graph
 /// launch.
@@ -33,7 +32,7 @@ pub struct Counts {
     pub fills: usize,
     /// Kernels enqueued.
     pub launches: usize,
-    /// Products of a [`FakeBlas`](super::FakeBlas) enqueued.
+    /// Products of a [`FakeBlas`](crate::cuda::FakeBlas) enqueued.
     pub matmuls: usize,
     /// Graphs enqueued.
     pub graph_launches: usize,
@@ -54,7 +53,7 @@ pub struct Counts {
 pub enum FakeNode {
     /// A kernel, by its name.
     Launch(String),
-    /// A product of a [`FakeBlas`](super::FakeBlas).
+    /// A product of a [`FakeBlas`](crate::cuda::FakeBlas).
     Matmul,
     /// A copy within the device.
     Copy,
@@ -70,22 +69,22 @@ pub enum FakeNode {
     Group(Vec<FakeNode>),
 }
 
-/// Reads the counts of a [`FakeDriver`](super::FakeDriver), also after the driver was given away.
-#[derive(Clone)]
-pub struct FakeCounts(Arc<Mutex<State>>);
+/// Reads the counts of a [`HostDriver`](super::HostDriver), also after the driver was given away.
+#[derive(Clone, Default)]
+pub struct FakeCounts(Arc<Mutex<Counts>>);
 
 impl FakeCounts {
-    pub(super) fn of(state: &Arc<Mutex<State>>) -> FakeCounts {
-        FakeCounts(Arc::clone(state))
+    pub(super) fn change(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut lock(&self.0));
     }
 
     /// The counts so far.
     pub fn read(&self) -> Counts {
-        lock(&self.0).counts.clone()
+        lock(&self.0).clone()
     }
 
     /// The counts since this was called last, or since the driver was made; they start over.
     pub fn take(&self) -> Counts {
-        std::mem::take(&mut lock(&self.0).counts)
+        std::mem::take(&mut lock(&self.0))
     }
 }

@@ -1,4 +1,4 @@
-//! Pinned memory of the fake driver: a buffer on the heap.
+//! Pinned memory of a driver over host memory: a buffer on the heap.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::cuda::driver::{DriverError, DriverResult};
 use crate::cuda::pinned::PinnedBuffer;
 
 /// Memory that a buffer, and the recordings that name it, keep.
-pub(super) struct FakePinned {
+pub(in crate::cuda) struct HostPinned {
     pointer: *mut u8,
     bytes: usize,
     /// Of the driver that gave it.
@@ -15,11 +15,11 @@ pub(super) struct FakePinned {
 }
 
 // SAFETY: plain memory; who reads and writes it when is the holder's to order, as on a GPU.
-unsafe impl Send for FakePinned {}
+unsafe impl Send for HostPinned {}
 // SAFETY: as above.
-unsafe impl Sync for FakePinned {}
+unsafe impl Sync for HostPinned {}
 
-impl Drop for FakePinned {
+impl Drop for HostPinned {
     fn drop(&mut self) {
         let slice = std::ptr::slice_from_raw_parts_mut(self.pointer, self.bytes);
         // SAFETY: made from such a box in `allocate`, given back once.
@@ -27,11 +27,11 @@ impl Drop for FakePinned {
     }
 }
 
-impl FakePinned {
+impl HostPinned {
     /// Zeroed memory of a driver.
     pub(super) fn allocate(bytes: usize, driver: usize) -> PinnedBuffer {
         let slice = Box::into_raw(vec![0u8; bytes].into_boxed_slice());
-        let memory = Arc::new(FakePinned { pointer: slice.cast(), bytes, driver });
+        let memory = Arc::new(HostPinned { pointer: slice.cast(), bytes, driver });
         let (pointer, owner) = (memory.pointer, Box::new(memory));
         // SAFETY: initialized bytes that live as long as the owner; nobody else touches them but
         // copies, while which the holder keeps off.
@@ -39,8 +39,8 @@ impl FakePinned {
     }
 
     /// The memory of a buffer that this driver gave.
-    pub(super) fn of(buffer: &PinnedBuffer, driver: usize) -> DriverResult<&Arc<FakePinned>> {
-        let own = buffer.owner().downcast_ref::<Arc<FakePinned>>();
+    pub(super) fn of(buffer: &PinnedBuffer, driver: usize) -> DriverResult<&Arc<HostPinned>> {
+        let own = buffer.owner().downcast_ref::<Arc<HostPinned>>();
         own.filter(|memory| memory.driver == driver)
             .ok_or_else(|| DriverError::new("pinned memory", "expected a buffer of this driver"))
     }
