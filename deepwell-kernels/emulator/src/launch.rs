@@ -373,6 +373,22 @@ impl Emulator {
         self.modules[module.0].variables.get(name).copied()
     }
 
+    /// Clusters of a launch that are on the device at a time, of however many its grid has: what
+    /// kernels whose blocks wait for each other may count on.
+    ///
+    /// # Errors
+    /// A launch that does not fit.
+    pub fn clusters_resident(
+        &self,
+        module: ModuleId,
+        spec: &LaunchSpec,
+    ) -> Result<u32, EmulatorError> {
+        let program = self.program(module, &spec.kernel).ok_or_else(|| no_kernel(spec))?;
+        let shape = shape(program, spec, &self.settings)
+            .map_err(|message| EmulatorError::Launch { kernel: spec.kernel.clone(), message })?;
+        Ok(shape.clusters_resident(&self.settings))
+    }
+
     /// Runs a kernel to its end.
     ///
     /// # Errors
@@ -381,11 +397,7 @@ impl Emulator {
         let refuse =
             |message: String| EmulatorError::Launch { kernel: spec.kernel.clone(), message };
         let loaded = &self.modules[module.0];
-        let program = loaded
-            .programs
-            .get(&spec.kernel)
-            .cloned()
-            .ok_or_else(|| refuse("the module has no kernel of this name".to_owned()))?;
+        let program = loaded.programs.get(&spec.kernel).cloned().ok_or_else(|| no_kernel(spec))?;
         let shape = shape(&program, spec, &self.settings).map_err(refuse)?;
         let parameters = self.global.allocate(u64::from(program.parameter_bytes), "parameters");
         self.write(parameters, &spec.arguments)?;
@@ -457,6 +469,13 @@ impl Emulator {
         let hazards =
             world.tracker.as_ref().map(|tracker| tracker.hazards().to_vec()).unwrap_or_default();
         Ok(Report { hazards, unwritten, counts, trace: std::mem::take(&mut world.trace) })
+    }
+}
+
+fn no_kernel(spec: &LaunchSpec) -> EmulatorError {
+    EmulatorError::Launch {
+        kernel: spec.kernel.clone(),
+        message: "the module has no kernel of this name".to_owned(),
     }
 }
 

@@ -8,6 +8,44 @@
 //! copies ([`bulk`]), warp-group products ([`wgmma`]) and the fifth-generation tensor cores
 //! ([`tcgen05`]). Their arithmetic is in [`numerics`], their formats in [`number`]. The tracker
 //! ([`hazard`]) follows who may see which bytes, and reports accesses that nothing orders.
+//!
+//! ```
+//! use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};
+//!
+//! let ptx = "
+//!     .version 9.0
+//!     .target sm_90a
+//!     .address_size 64
+//!     .visible .entry write_lane(.param .u64 out)
+//!     {
+//!         .reg .b32 %r<2>;
+//!         .reg .b64 %rd<4>;
+//!         ld.param.u64 %rd1, [out];
+//!         mov.u32 %r1, %tid.x;
+//!         mul.wide.u32 %rd2, %r1, 4;
+//!         add.s64 %rd3, %rd1, %rd2;
+//!         st.global.u32 [%rd3], %r1;
+//!         ret;
+//!     }";
+//! let mut emulator = Emulator::new(Settings::default());
+//! let module = emulator.load(ptx)?;
+//! let out = emulator.allocate(4 * 64, "out");
+//! let report = emulator.launch(
+//!     module,
+//!     &LaunchSpec {
+//!         kernel: "write_lane".to_owned(),
+//!         grid: [1, 1, 1],
+//!         block: [64, 1, 1],
+//!         cluster: [1, 1, 1],
+//!         shared_bytes: 0,
+//!         arguments: Arguments::new().u64(out).bytes(),
+//!         programmatic: false,
+//!     },
+//! )?;
+//! assert!(report.is_clean());
+//! assert_eq!(emulator.read(out + 4 * 63, 4)?, [63, 0, 0, 0]);
+//! # Ok::<(), deepwell_emulator::error::EmulatorError>(())
+//! ```
 
 pub mod bulk;
 pub mod decode;

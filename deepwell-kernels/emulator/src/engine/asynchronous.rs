@@ -389,7 +389,7 @@ pub(crate) fn lanes_exited(
     }
     while complete_tensor(warp.rank as usize, cluster, world)? {}
     while complete_first_copy(warp, cluster, world)? {}
-    Ok(())
+    cluster.blocks[warp.rank as usize].allocator.check_exit()
 }
 
 /// Where a generic or window address is, as a place of the cluster.

@@ -27,7 +27,7 @@ const EXPIRIES: u32 = 3;
 
 /// Runs all clusters of the launch.
 pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
-    let places = resident_clusters(world);
+    let places = world.shape.clusters_resident(world.settings);
     let mut resident: Vec<Cluster> = Vec::new();
     let mut pool: Vec<Warp> = Vec::new();
     let mut free: Vec<u32> = (0..places).rev().collect();
@@ -115,15 +115,6 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
             return Err(EmulatorError::Deadlock { waiters: waiters(&resident, world) });
         }
     }
-}
-
-/// How many clusters are on the machine at a time.
-fn resident_clusters(world: &World<'_>) -> u32 {
-    let shape = &world.shape;
-    let by_threads = 2048 / (shape.warps() * 32).max(1);
-    let by_shared = 228 * 1024 / (shape.shared_bytes + 1024);
-    let blocks = by_threads.min(by_shared).clamp(1, world.settings.blocks_per_sm.max(1));
-    (blocks * world.settings.sm_count / shape.cluster_blocks()).max(1)
 }
 
 fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) -> Cluster {
