@@ -13,6 +13,10 @@ const LAYERS: [&str; 7] = ["common", "ptx", "layout", "mma", "scheduler", "epilo
 /// Where the host sides of the kernels are.
 const TWINS: &str = "deepwell-kernels/src/cuda/kernels/";
 
+/// Sources of the PTX that the emulator's tests run: no kernels of the product, and their PTX names
+/// their lines, so that none of the rules here is for them.
+pub(crate) const FIXTURES: &str = "deepwell-kernels/emulator/tests/fixtures/";
+
 /// Where the tests of the kernels are.
 const TESTS: &str = "deepwell-kernels/tests/cuda/";
 
@@ -21,6 +25,9 @@ pub(crate) type Text = (String, String);
 
 /// Whether the rules here look at a file.
 pub(crate) fn is_of_interest(path: &str) -> bool {
+    if path.starts_with(FIXTURES) {
+        return false;
+    }
     path.ends_with(".cu")
         || path.ends_with(".cuh")
         || ((path.starts_with(TWINS) || path.starts_with(TESTS)) && path.ends_with(".rs"))

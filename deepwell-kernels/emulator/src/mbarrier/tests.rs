@@ -1,3 +1,5 @@
+//! Barriers through their phases, and each rule broken.
+
 use super::*;
 
 /// One operation on the object at offset 64.
