@@ -212,6 +212,10 @@ impl Lowering<'_> {
             return Ok(Some(Instruction::Special { destination, register }));
         }
         let source = self.source(a, value_type)?;
+        // The address of a variable was just read into a register that only this line has.
+        if self.redirect_special(source, destination) {
+            return Ok(None);
+        }
         Ok(Some(Instruction::Scalar(ScalarInstruction::Move { destination, source })))
     }
 

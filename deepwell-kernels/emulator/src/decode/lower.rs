@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::instruction::{Instruction, Step};
 use super::layout;
 use super::scope::{Binding, Labels, Scope, Tops};
-use super::types::{PredicateSource, Register, Space, Type};
+use super::types::{PredicateSource, Register, Source, Space, Type};
 use super::unknown::{DecodeError, UnknownForm};
 use super::{GlobalAddresses, Program};
 use crate::ptx::{Function, Instruction as Line, Module, Name, Statement, StatementKind};
@@ -141,6 +141,18 @@ impl<'m> Lowering<'m> {
         let outer = std::mem::replace(&mut self.guard, guard);
         self.emit(what);
         self.guard = outer;
+    }
+
+    /// Makes the instruction before, which read a special register into `from`, read it into `to`.
+    pub(super) fn redirect_special(&mut self, from: Source, to: Register) -> bool {
+        if let Some(Step { instruction: Instruction::Special { destination, .. }, .. }) =
+            self.steps.last_mut()
+            && Source::Register(*destination) == from
+        {
+            *destination = to;
+            return true;
+        }
+        false
     }
 
     /// The guard of the line.

@@ -104,3 +104,6 @@ pub struct ParameterLayout {
     /// Of the first byte.
     pub alignment: u32,
 }
+
+#[cfg(test)]
+mod tests;

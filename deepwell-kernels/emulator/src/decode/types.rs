@@ -54,53 +54,53 @@ pub enum Type {
     S2f6x2,
 }
 
-const TYPE_NAMES: &[(&str, Type, u32)] = &[
-    ("pred", Type::Predicate, 1),
-    ("b1", Type::B1, 1),
-    ("b8", Type::B8, 8),
-    ("b16", Type::B16, 16),
-    ("b32", Type::B32, 32),
-    ("b64", Type::B64, 64),
-    ("b128", Type::B128, 128),
-    ("u4", Type::U4, 4),
-    ("u8", Type::U8, 8),
-    ("u16", Type::U16, 16),
-    ("u32", Type::U32, 32),
-    ("u64", Type::U64, 64),
-    ("s4", Type::S4, 4),
-    ("s8", Type::S8, 8),
-    ("s16", Type::S16, 16),
-    ("s32", Type::S32, 32),
-    ("s64", Type::S64, 64),
-    ("u16x2", Type::U16x2, 32),
-    ("s16x2", Type::S16x2, 32),
-    ("f16", Type::F16, 16),
-    ("f16x2", Type::F16x2, 32),
-    ("bf16", Type::Bf16, 16),
-    ("bf16x2", Type::Bf16x2, 32),
-    ("tf32", Type::Tf32, 32),
-    ("f32", Type::F32, 32),
-    ("f32x2", Type::F32x2, 64),
-    ("f64", Type::F64, 64),
-    ("e4m3", Type::E4m3, 8),
-    ("e5m2", Type::E5m2, 8),
-    ("e3m2", Type::E3m2, 6),
-    ("e2m3", Type::E2m3, 6),
-    ("e2m1", Type::E2m1, 4),
-    ("ue8m0", Type::Ue8m0, 8),
-    ("ue4m3", Type::Ue4m3, 8),
-    ("e4m3x2", Type::E4m3x2, 16),
-    ("e5m2x2", Type::E5m2x2, 16),
-    ("e3m2x2", Type::E3m2x2, 16),
-    ("e2m3x2", Type::E2m3x2, 16),
-    ("e2m1x2", Type::E2m1x2, 8),
-    ("ue8m0x2", Type::Ue8m0x2, 16),
-    ("e4m3x4", Type::E4m3x4, 32),
-    ("e5m2x4", Type::E5m2x4, 32),
-    ("e3m2x4", Type::E3m2x4, 32),
-    ("e2m3x4", Type::E2m3x4, 32),
-    ("e2m1x4", Type::E2m1x4, 16),
-    ("s2f6x2", Type::S2f6x2, 16),
+const TYPE_NAMES: &[(&str, Type)] = &[
+    ("pred", Type::Predicate),
+    ("b1", Type::B1),
+    ("b8", Type::B8),
+    ("b16", Type::B16),
+    ("b32", Type::B32),
+    ("b64", Type::B64),
+    ("b128", Type::B128),
+    ("u4", Type::U4),
+    ("u8", Type::U8),
+    ("u16", Type::U16),
+    ("u32", Type::U32),
+    ("u64", Type::U64),
+    ("s4", Type::S4),
+    ("s8", Type::S8),
+    ("s16", Type::S16),
+    ("s32", Type::S32),
+    ("s64", Type::S64),
+    ("u16x2", Type::U16x2),
+    ("s16x2", Type::S16x2),
+    ("f16", Type::F16),
+    ("f16x2", Type::F16x2),
+    ("bf16", Type::Bf16),
+    ("bf16x2", Type::Bf16x2),
+    ("tf32", Type::Tf32),
+    ("f32", Type::F32),
+    ("f32x2", Type::F32x2),
+    ("f64", Type::F64),
+    ("e4m3", Type::E4m3),
+    ("e5m2", Type::E5m2),
+    ("e3m2", Type::E3m2),
+    ("e2m3", Type::E2m3),
+    ("e2m1", Type::E2m1),
+    ("ue8m0", Type::Ue8m0),
+    ("ue4m3", Type::Ue4m3),
+    ("e4m3x2", Type::E4m3x2),
+    ("e5m2x2", Type::E5m2x2),
+    ("e3m2x2", Type::E3m2x2),
+    ("e2m3x2", Type::E2m3x2),
+    ("e2m1x2", Type::E2m1x2),
+    ("ue8m0x2", Type::Ue8m0x2),
+    ("e4m3x4", Type::E4m3x4),
+    ("e5m2x4", Type::E5m2x4),
+    ("e3m2x4", Type::E3m2x4),
+    ("e2m3x4", Type::E2m3x4),
+    ("e2m1x4", Type::E2m1x4),
+    ("s2f6x2", Type::S2f6x2),
 ];
 
 impl Type {
@@ -115,8 +115,23 @@ impl Type {
     }
 
     /// Bits of a value, all its parts together.
-    pub fn bits(self) -> u32 {
-        TYPE_NAMES.iter().find(|row| row.1 == self).map_or(0, |row| row.2)
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        use Type as T;
+        match self {
+            T::Predicate | T::B1 => 1,
+            T::U4 | T::S4 | T::E2m1 => 4,
+            T::E3m2 | T::E2m3 => 6,
+            T::B8 | T::U8 | T::S8 | T::E4m3 | T::E5m2 | T::Ue8m0 | T::Ue4m3 | T::E2m1x2 => 8,
+            T::B16 | T::U16 | T::S16 | T::F16 | T::Bf16 => 16,
+            T::E4m3x2 | T::E5m2x2 | T::E3m2x2 | T::E2m3x2 | T::Ue8m0x2 | T::S2f6x2 => 16,
+            T::E2m1x4 => 16,
+            T::B32 | T::U32 | T::S32 | T::F32 | T::Tf32 => 32,
+            T::U16x2 | T::S16x2 | T::F16x2 | T::Bf16x2 => 32,
+            T::E4m3x4 | T::E5m2x4 | T::E3m2x4 | T::E2m3x4 => 32,
+            T::B64 | T::U64 | T::S64 | T::F64 | T::F32x2 => 64,
+            T::B128 => 128,
+        }
     }
 
     /// Bytes of a value in memory.
@@ -125,6 +140,7 @@ impl Type {
     }
 
     /// Signed integers of up to 64 bits.
+    #[inline]
     pub fn is_signed(self) -> bool {
         matches!(self, Type::S4 | Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
     }

@@ -40,3 +40,6 @@ pub struct ParseError {
     /// What was expected and what came.
     pub message: String,
 }
+
+#[cfg(test)]
+mod tests;

@@ -114,7 +114,7 @@ impl Parser<'_> {
     }
 
     /// `+ 4`, `- 4`, `+ -4` after a name.
-    fn signed_offset(&mut self) -> Result<Option<i64>, ParseError> {
+    pub(super) fn signed_offset(&mut self) -> Result<Option<i64>, ParseError> {
         match self.lexer.peek() {
             Token::Mark(b'+') => {
                 self.lexer.take()?;

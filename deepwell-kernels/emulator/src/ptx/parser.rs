@@ -305,26 +305,12 @@ impl Parser<'_> {
                     self.lexer.expect_mark(b',')?;
                 }
             }
-            Token::Word("generic") => {
-                self.lexer.take()?;
-                self.lexer.expect_mark(b'(')?;
-                self.initial_address(values, true, None)?;
-                self.lexer.expect_mark(b')')
-            }
-            Token::Word(_) => self.initial_address(values, false, None),
+            Token::Word(_) => self.initial_address(values, None),
             _ => match literal::expression(&mut self.lexer)? {
                 Literal::Integer(mask) if self.lexer.peek() == Token::Mark(b'(') => {
                     self.lexer.take()?;
                     let byte = mask.trailing_zeros() / 8;
-                    let generic = self.lexer.peek() == Token::Word("generic");
-                    if generic {
-                        self.lexer.take()?;
-                        self.lexer.expect_mark(b'(')?;
-                    }
-                    self.initial_address(values, generic, Some(byte))?;
-                    if generic {
-                        self.lexer.expect_mark(b')')?;
-                    }
+                    self.initial_address(values, Some(byte))?;
                     self.lexer.expect_mark(b')')
                 }
                 Literal::Integer(value) => {
@@ -343,19 +329,22 @@ impl Parser<'_> {
         }
     }
 
+    /// `name + 4`, `generic(name) + 4`, `generic(name + 4)`.
     fn initial_address(
         &mut self,
         values: &mut Vec<InitialValue>,
-        generic: bool,
         byte: Option<u32>,
     ) -> Result<(), ParseError> {
-        let word = self.lexer.expect_word("a variable")?;
+        let mut word = self.lexer.expect_word("a variable")?;
+        let mut offset = 0;
+        let generic = word == "generic" && self.lexer.take_mark(b'(')?;
+        if generic {
+            word = self.lexer.expect_word("a variable")?;
+            offset = self.signed_offset()?.unwrap_or(0);
+            self.lexer.expect_mark(b')')?;
+        }
         let name = self.name(word);
-        let offset = if matches!(self.lexer.peek(), Token::Mark(b'+' | b'-')) {
-            literal::integer_expression(&mut self.lexer)? as i64
-        } else {
-            0
-        };
+        offset += self.signed_offset()?.unwrap_or(0);
         values.push(InitialValue::Address { name, offset, generic, byte });
         Ok(())
     }

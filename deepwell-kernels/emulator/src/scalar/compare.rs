@@ -33,7 +33,7 @@ macro_rules! integers {
 }
 
 /// The result of a comparison of floats.
-#[inline]
+#[inline(always)]
 fn floats<T: PartialOrd>(comparison: Comparison, a: T, b: T) -> bool {
     use Comparison as C;
     // A value that does not equal itself is NaN.
@@ -59,6 +59,27 @@ fn floats<T: PartialOrd>(comparison: Comparison, a: T, b: T) -> bool {
 
 fn half_of(value_type: Type) -> Half {
     if matches!(value_type, Type::F16 | Type::F16x2) { Half::F16 } else { Half::Bf16 }
+}
+
+/// Lanes of a comparison of floats, with the comparison chosen once.
+macro_rules! compare_floats {
+    ($registers:expr, $test:ident, $sources:expr, $comparison:expr, $of:expr) => {{
+        let of = $of;
+        macro_rules! lanes {
+            ($name:ident) => {
+                $test($registers, $sources, |a, b| floats(Comparison::$name, of(a), of(b)))
+            };
+        }
+        match $comparison {
+            Comparison::Equal => lanes!(Equal),
+            Comparison::NotEqual => lanes!(NotEqual),
+            Comparison::Less => lanes!(Less),
+            Comparison::LessEqual => lanes!(LessEqual),
+            Comparison::Greater => lanes!(Greater),
+            Comparison::GreaterEqual => lanes!(GreaterEqual),
+            other => $test($registers, $sources, |a, b| floats(other, of(a), of(b))),
+        }
+    }};
 }
 
 /// A comparison of halves at a position in words; `.ftz` is only there for F16.
@@ -89,16 +110,12 @@ pub(super) fn compare(
     s: [Source; 2],
 ) -> (u32, Option<u32>) {
     let one = match value_type {
-        Type::F32 => test_words(registers, s, |a, b| {
-            let of = |bits: u32| {
-                let value = f32::from_bits(bits);
-                if flush_subnormals { flush(value) } else { value }
-            };
-            floats(comparison, of(a), of(b))
-        }),
-        Type::F64 => test_longs(registers, s, |a, b| {
-            floats(comparison, f64::from_bits(a), f64::from_bits(b))
-        }),
+        Type::F32 if flush_subnormals => {
+            let of = |bits: u32| flush(f32::from_bits(bits));
+            compare_floats!(registers, test_words, s, comparison, of)
+        }
+        Type::F32 => compare_floats!(registers, test_words, s, comparison, f32::from_bits),
+        Type::F64 => compare_floats!(registers, test_longs, s, comparison, f64::from_bits),
         Type::F16 | Type::Bf16 | Type::F16x2 | Type::Bf16x2 => {
             let half = half_of(value_type);
             let low = halves(registers, s, comparison, half, flush_subnormals, 0);

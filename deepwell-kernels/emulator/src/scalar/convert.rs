@@ -4,6 +4,7 @@ use super::half::{Half, single_from_double};
 use super::ieee::{self, bits32, flush, saturate};
 use super::registers::{LANES, Registers};
 use super::rows::{longs1, words1};
+use super::small;
 use crate::decode::{Conversion, FloatRounding, IntegerRounding, Register, Source, Type};
 use crate::number::{self, Format, Rounding};
 
@@ -45,6 +46,13 @@ pub(super) fn convert(
         }
         _ => {}
     }
+    if let Some(kernel) = small::Kernel::of(conversion) {
+        let (a, b) = (r.row32(sources[0]), r.row32(sources[1]));
+        return r.set_row32(d, &kernel.row(&a, &b), mask);
+    }
+    if scalar_of_32_bits(r, mask, conversion, d, sources[0]) {
+        return;
+    }
     if is_packed(to) || is_packed(from) || to == Type::Tf32 {
         return packed(r, mask, conversion, d, sources, extra);
     }
@@ -59,14 +67,46 @@ pub(super) fn convert(
     r.set_row64(d, &out, mask);
 }
 
+/// Conversions between single precision and integers of 32 bits; whether it was one.
+fn scalar_of_32_bits(
+    r: &mut Registers,
+    mask: u32,
+    conversion: &Conversion,
+    d: Register,
+    a: Source,
+) -> bool {
+    let nearest = conversion.float_rounding == Some(FloatRounding::NearestEven);
+    match (conversion.to, conversion.from, conversion.integer_rounding) {
+        (Type::F32, Type::U32, None) if nearest && !conversion.saturate => {
+            words1(r, mask, d, a, |a| (a as f32).to_bits());
+        }
+        (Type::F32, Type::S32, None) if nearest && !conversion.saturate => {
+            words1(r, mask, d, a, |a| (a as i32 as f32).to_bits());
+        }
+        // The conversions of Rust saturate and make zero of NaN.
+        (Type::S32, Type::F32, Some(rounding)) if !conversion.flush_subnormals => {
+            words1(r, mask, d, a, |a| {
+                integral(f64::from(f32::from_bits(a)), rounding) as i32 as u32
+            })
+        }
+        (Type::U32, Type::F32, Some(rounding)) if !conversion.flush_subnormals => {
+            words1(r, mask, d, a, |a| integral(f64::from(f32::from_bits(a)), rounding) as u32)
+        }
+        _ => return false,
+    }
+    true
+}
+
 fn is_integer(value_type: Type) -> bool {
     value_type.is_integer()
 }
 
 /// Two or four values in one.
 fn is_packed(value_type: Type) -> bool {
-    let name = value_type.name();
-    name.ends_with("x2") || name.ends_with("x4")
+    use Type as T;
+    matches!(value_type, T::F16x2 | T::Bf16x2 | T::Ue8m0x2)
+        || matches!(value_type, T::E4m3x2 | T::E5m2x2 | T::E3m2x2 | T::E2m3x2 | T::E2m1x2)
+        || matches!(value_type, T::E4m3x4 | T::E5m2x4 | T::E3m2x4 | T::E2m3x4 | T::E2m1x4)
 }
 
 /// An integer of so many bits.
@@ -96,21 +136,28 @@ fn integers(r: &mut Registers, mask: u32, conversion: &Conversion, d: Register, 
         let (least, most) = range(to);
         return longs1(r, mask, d, a, |a| integer(a, from).clamp(least, most) as u64);
     }
-    if d.bits() <= 32 && to.bits() == 32 && from.bits() == 32 {
-        return words1(r, mask, d, a, |a| a);
-    }
     // The source's type extends to 64 bits, the target's cuts and extends again.
-    longs1(r, mask, d, a, |a| extend(extend(a, from), to));
-}
-
-/// The low bits of a value as an integer type, extended to 64 bits.
-#[inline]
-fn extend(value: u64, value_type: Type) -> u64 {
-    let shift = 64 - value_type.bits();
-    if value_type.is_signed() {
-        ((value << shift) as i64 >> shift) as u64
-    } else {
-        value << shift >> shift
+    let (first, second) = (64 - from.bits(), 64 - to.bits());
+    match (from.is_signed(), to.is_signed()) {
+        (false, false) if d.bits() <= 32 => {
+            let low = u64::MAX >> first.max(second);
+            words1(r, mask, d, a, |a| a & low as u32);
+        }
+        (false, false) => {
+            let low = u64::MAX >> first.max(second);
+            longs1(r, mask, d, a, |a| a & low);
+        }
+        (true, false) => {
+            longs1(r, mask, d, a, |a| ((a << first) as i64 >> first) as u64 & u64::MAX >> second)
+        }
+        (false, true) => longs1(r, mask, d, a, |a| {
+            let extended = a & u64::MAX >> first;
+            ((extended << second) as i64 >> second) as u64
+        }),
+        (true, true) => longs1(r, mask, d, a, |a| {
+            let extended = ((a << first) as i64 >> first) as u64;
+            ((extended << second) as i64 >> second) as u64
+        }),
     }
 }
 

@@ -122,7 +122,10 @@ fn simple(
                 Kind::Subtract => half.add(a, b ^ 0x8000, modifiers),
                 _ => half.mul(a, b, modifiers),
             };
-            if packed {
+            if packed && half == Half::Bf16 && plain && kind == Kind::Multiply {
+                let one = |a, b| Half::Bf16.mul(a, b, FloatModifiers::default());
+                words2(r, mask, d, s, |a, b| pair2(a, b, one));
+            } else if packed {
                 words2(r, mask, d, s, |a, b| pair2(a, b, one));
             } else {
                 words2(r, mask, d, s, |a, b| u32::from(one(a as u16, b as u16)));
@@ -132,7 +135,7 @@ fn simple(
 }
 
 /// `min` and `max` of single precision.
-#[inline]
+#[inline(always)]
 fn extremum32(a: u32, b: u32, maximum: bool, modifiers: ExtremumModifiers) -> u32 {
     let clean = |bits: u32| {
         let bits = if modifiers.flush_subnormals && bits & 0x7f80_0000 == 0 {
@@ -176,6 +179,13 @@ fn extremum(
     s: [Source; 2],
 ) {
     match value_type {
+        Type::F32 if modifiers == ExtremumModifiers::default() => {
+            if maximum {
+                words2(r, mask, d, s, |a, b| extremum32(a, b, true, ExtremumModifiers::default()));
+            } else {
+                words2(r, mask, d, s, |a, b| extremum32(a, b, false, ExtremumModifiers::default()));
+            }
+        }
         Type::F32 => words2(r, mask, d, s, |a, b| extremum32(a, b, maximum, modifiers)),
         Type::F64 => longs2(r, mask, d, s, |a, b| extremum64(a, b, maximum)),
         _ => {

@@ -117,8 +117,15 @@ impl Half {
         let (a, b) = (self.operand(a, modifiers), self.operand(b, modifiers));
         let product = match self {
             Half::F16 => a * b,
-            // Small products are no binary32 numbers.
-            Half::Bf16 => odd_single(f64::from(a) * f64::from(b)),
+            Half::Bf16 => {
+                // 16 bits: only small products are no binary32 numbers.
+                let product = a * b;
+                if product.abs() < 1e-30 {
+                    odd_single(f64::from(a) * f64::from(b))
+                } else {
+                    product
+                }
+            }
         };
         self.finish(self.code(product), modifiers)
     }

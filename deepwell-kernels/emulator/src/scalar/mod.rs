@@ -19,6 +19,7 @@ mod ieee;
 mod integer;
 mod registers;
 mod rows;
+mod small;
 #[cfg(test)]
 mod tests;
 

@@ -531,3 +531,92 @@ fn halves_agree_with_the_encoder() {
         }
     }
 }
+
+#[test]
+fn small_pairs_agree_with_the_encoder() {
+    use super::small::Kernel;
+    use crate::decode::{Conversion, Type};
+    let formats = [
+        (Type::E4m3x2, Format::E4M3, 8),
+        (Type::E5m2x2, Format::E5M2, 8),
+        (Type::E3m2x2, Format::E3M2, 8),
+        (Type::E2m3x2, Format::E2M3, 8),
+        (Type::E2m1x2, Format::E2M1, 4),
+    ];
+    let mut bits = Bits(4);
+    for (to, format, part_bits) in formats {
+        for relu in [false, true] {
+            let conversion = Conversion {
+                to,
+                from: Type::F32,
+                integer_rounding: None,
+                float_rounding: Some(FloatRounding::NearestEven),
+                flush_subnormals: false,
+                saturate: false,
+                saturate_finite: true,
+                relu,
+            };
+            let kernel = Kernel::of(&conversion).expect("one of these");
+            let mut check = |a: [u32; LANES]| {
+                let b = a.map(|bits| bits ^ 1 << 31);
+                let found = kernel.row(&a, &b);
+                for lane in 0..LANES {
+                    let code = |bits: u32| {
+                        let value = f64::from(f32::from_bits(bits));
+                        encode_f64(format, value, Rounding::NearestEven, true, relu)
+                    };
+                    let expected = code(a[lane]) << part_bits | code(b[lane]);
+                    assert_eq!(found[lane], expected, "{format:?} {:e}", f32::from_bits(a[lane]));
+                }
+            };
+            for _ in 0..4_000 {
+                check(std::array::from_fn(|_| bits.next()));
+                // Values between the codes and on them.
+                check(std::array::from_fn(|_| {
+                    let code = bits.next();
+                    let value = crate::number::decode(format, code);
+                    let step = [0.0, 0.5, 0.25, -0.5][code as usize >> 8 & 3];
+                    (value + step * value * 2f32.powi(-(code as i32 >> 10 & 3))).to_bits()
+                }));
+            }
+        }
+    }
+}
+
+#[test]
+fn powers_of_two_are_within_a_bit() {
+    let mut bits = Bits(5);
+    for _ in 0..200_000 {
+        let value = bits.near() * 0.9;
+        let found = f32::from_bits(word_of_exponential(value));
+        let exact = f64::from(value).exp2();
+        let error = (f64::from(found) - exact).abs() / exact;
+        // Half a unit in the last place of binary32.
+        assert!(error <= 2f64.powi(-24), "2^{value}: {found:e}, off by {error:e}");
+    }
+    for (value, expected) in [
+        (f32::NEG_INFINITY, 0),
+        (f32::INFINITY, f32::INFINITY.to_bits()),
+        (f32::NAN, NAN),
+        (0.0, ONE),
+        (128.0, f32::INFINITY.to_bits()),
+        (-149.0, 1),
+    ] {
+        assert_eq!(word_of_exponential(value), expected, "2^{value}");
+    }
+}
+
+fn word_of_exponential(value: f32) -> u32 {
+    use crate::decode::{FloatFunction, FloatModifiers, Register, Source, Type};
+    let mut registers = Registers::with_counts(0, 1, 0);
+    super::function::unary(
+        &mut registers,
+        1,
+        FloatFunction::Exponential2,
+        FloatModifiers::default(),
+        Type::F32,
+        Register::Word(0),
+        Source::Immediate(u64::from(value.to_bits())),
+    );
+    registers.words[0][0]
+}
