@@ -70,12 +70,16 @@ pub(crate) fn assemble(
     (gpus, links)
 }
 
+/// The access distance between memory nodes that do not reach each other, as in ACPI's table.
+pub(crate) const UNREACHABLE: u32 = 255;
+
 /// Hops between memory nodes, each pair once.
 pub(crate) fn numa_links(cpu: &Cpu) -> Vec<Link> {
     let mut links = Vec::new();
     for (place, node) in cpu.numa_nodes.iter().enumerate() {
         for (other_place, other) in cpu.numa_nodes.iter().enumerate().skip(place + 1) {
-            if let Some(&distance) = node.distances.get(other_place) {
+            let distance = node.distances.get(other_place).copied();
+            if let Some(distance) = distance.filter(|distance| *distance < UNREACHABLE) {
                 links.push(Link {
                     a: Endpoint::Numa(node.index),
                     b: Endpoint::Numa(other.index),
@@ -198,10 +202,16 @@ fn peaks(
     let (Some(multiprocessors), Some(mhz), false) =
         (multiprocessors, clocks.multiprocessor_mhz_max, rates.is_empty())
     else {
-        notes.push(
-            "peaks not known: no datasheet for this name, and not enough to compute them"
-                .to_owned(),
-        );
+        let what = match (rates.is_empty(), multiprocessors) {
+            (true, _) => format!("rates of compute capability {}.{}", capability.0, capability.1),
+            (false, None) => "number of multiprocessors".to_owned(),
+            (false, Some(_)) => "clock".to_owned(),
+        };
+        notes.push(format!(
+            "peaks not known, of any format: there is no datasheet for `{name}` here, and its \
+             {what} is not known either; where a plan needs them, write them into \
+             `peak_tflops_dense` of this description's JSON"
+        ));
         return Default::default();
     };
     let cycles_per_s = f64::from(multiprocessors) * f64::from(mhz) * 1e6;

@@ -223,8 +223,8 @@ impl Cpu {
     /// Intel cores start one BF16 dot product of 512 bits a cycle where they start two FP32 FMAs,
     /// so that `avx512bf16` alone does not raise their rate. A format without instructions of its
     /// own runs at the rate of the one it is widened to: TF32, and BF16 or FP16 without
-    /// instructions, as FP32; FP8, MXFP8 and NVFP4 as BF16. FP64 is half of FP32. INT8 is 2048
-    /// with `amx_int8`, four times FP32 with dot products of vectors (`avx512vnni`, `avx_vnni`)
+    /// instructions, as FP32; FP8 and every block-scaled format as BF16. FP64 is half of FP32. INT8
+    /// is 2048 with `amx_int8`, four times FP32 with dot products of vectors (`avx512vnni`, `avx_vnni`)
     /// and FP32's rate elsewhere.
     pub fn flops_per_cycle_and_core(&self, format: NumberFormat) -> f64 {
         let amd_family = (self.vendor == "AuthenticAMD").then_some(self.family).flatten();
@@ -249,9 +249,12 @@ impl Cpu {
         match format {
             NumberFormat::Fp64 => fp32 / 2.0,
             NumberFormat::Fp32 | NumberFormat::Tf32 => fp32,
-            NumberFormat::Bf16 | NumberFormat::Fp8 | NumberFormat::Mxfp8 | NumberFormat::Nvfp4 => {
-                bf16
-            }
+            NumberFormat::Bf16
+            | NumberFormat::Fp8
+            | NumberFormat::Mxfp8
+            | NumberFormat::Mxfp6
+            | NumberFormat::Mxfp4
+            | NumberFormat::Nvfp4 => bf16,
             NumberFormat::Fp16 if self.has("amx_fp16") => 1024.0,
             NumberFormat::Fp16 if self.has("avx512fp16") => 2.0 * fp32,
             NumberFormat::Fp16 => fp32,

@@ -1,7 +1,11 @@
 //! Dense peaks and memory bandwidths of GPUs, from their datasheets.
 //!
 //! Datasheets print figures "with sparsity", twice what a dense product can reach; every figure
-//! here is the dense one. A GPU that is not in the table gets the arithmetic of its architecture:
+//! here is the dense one. The racks' and boards' sheets print totals, which are divided here by
+//! their 72 or 8 GPUs, and one figure each for "FP8/FP6" and for "FP4", which stands here for every
+//! format of that width. Those of the Blackwell Ultra sheets that are printed without sparsity too
+//! (FP4: GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones.
+//! A GPU that is not in the table gets the arithmetic of its architecture:
 //! multiprocessors x FLOP per cycle and multiprocessor x highest clock.
 
 use std::collections::BTreeMap;
@@ -45,7 +49,7 @@ const HOPPER_NVL: &[(NumberFormat, f64)] = &[
 ];
 
 /// More words before fewer: the first match counts.
-const SHEETS: [Sheet; 19] = [
+const SHEETS: [Sheet; 20] = [
     Sheet {
         words: &["GB300"],
         source: "NVIDIA GB300 NVL72 datasheet, dense, per GPU",
@@ -58,7 +62,10 @@ const SHEETS: [Sheet; 19] = [
             (Fp16, 2500.0),
             (Fp8, 5000.0),
             (Mxfp8, 5000.0),
+            (Mxfp6, 5000.0),
+            (Mxfp4, 15000.0),
             (Nvfp4, 15000.0),
+            (Int8, 165.0),
         ],
     },
     Sheet {
@@ -73,7 +80,10 @@ const SHEETS: [Sheet; 19] = [
             (Fp16, 2250.0),
             (Fp8, 4500.0),
             (Mxfp8, 4500.0),
+            (Mxfp6, 4500.0),
+            (Mxfp4, 13500.0),
             (Nvfp4, 13500.0),
+            (Int8, 150.0),
         ],
     },
     Sheet {
@@ -88,6 +98,8 @@ const SHEETS: [Sheet; 19] = [
             (Fp16, 2500.0),
             (Fp8, 5000.0),
             (Mxfp8, 5000.0),
+            (Mxfp6, 5000.0),
+            (Mxfp4, 10000.0),
             (Nvfp4, 10000.0),
             (Int8, 5000.0),
         ],
@@ -104,6 +116,8 @@ const SHEETS: [Sheet; 19] = [
             (Fp16, 2250.0),
             (Fp8, 4500.0),
             (Mxfp8, 4500.0),
+            (Mxfp6, 4500.0),
+            (Mxfp4, 9000.0),
             (Nvfp4, 9000.0),
             (Int8, 4500.0),
         ],
@@ -241,8 +255,29 @@ const SHEETS: [Sheet; 19] = [
             (Fp16, 209.5),
             (Fp8, 419.0),
             (Mxfp8, 419.0),
+            (Mxfp6, 419.0),
+            (Mxfp4, 1676.0),
             (Nvfp4, 1676.0),
             (Int8, 838.0),
+        ],
+    },
+    // 188 multiprocessors at the boost clock of 2617 MHz. Unlike GeForce, FP32 accumulation is not
+    // halved. The Max-Q and Server editions run at other clocks and are left to arithmetic.
+    Sheet {
+        words: &["RTX", "PRO", "6000", "Blackwell", "Workstation"],
+        source: "NVIDIA RTX Blackwell PRO architecture paper, dense, FP32 accumulation",
+        hbw_gbps: Some(1792.0),
+        peaks: &[
+            (Fp32, 126.0),
+            (Tf32, 251.9),
+            (Bf16, 503.8),
+            (Fp16, 503.8),
+            (Fp8, 1007.6),
+            (Mxfp8, 1007.6),
+            (Mxfp6, 1007.6),
+            (Mxfp4, 2015.2),
+            (Nvfp4, 2015.2),
+            (Int8, 1007.6),
         ],
     },
     Sheet {
@@ -297,9 +332,11 @@ pub(crate) fn flops_per_cycle(
         Fp32 => fp32,
         Tf32 => built * left / 2.0,
         Bf16 | Fp16 => built * left,
-        Fp8 | Mxfp8 => 2.0 * built * left,
-        Nvfp4 if capability == (10, 3) => 6.0 * built,
-        Nvfp4 => 4.0 * built,
+        Fp8 | Mxfp8 | Mxfp6 => 2.0 * built * left,
+        Mxfp4 | Nvfp4 if capability == (10, 3) => 6.0 * built,
+        Mxfp4 | Nvfp4 => 4.0 * built,
+        // Blackwell Ultra gave most of its integer rate away: 150 TOP/s of an HGX B300's GPU.
+        Int8 if capability == (10, 3) => built / 16.0,
         Int8 => 2.0 * built,
     };
     let formats = crate::gpu::precisions(capability);
@@ -355,7 +392,10 @@ mod tests {
             ("NVIDIA GeForce RTX 5090", Some("RTX Blackwell")),
             ("NVIDIA GeForce RTX 5090 D", None),
             ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+            ("NVIDIA GB300", Some("GB300")),
+            ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", Some("Blackwell PRO")),
             ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
+            ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
             ("", None),
         ];
         for (name, expected) in rows {
@@ -380,6 +420,9 @@ mod tests {
             ("NVIDIA H100 PCIe", (9, 0), 114.0, 1.62),
             ("NVIDIA B200", (10, 0), 148.0, 1.855),
             ("NVIDIA B300", (10, 3), 148.0, 1.855),
+            ("NVIDIA GB200", (10, 0), 152.0, 2.062),
+            ("NVIDIA GB300", (10, 3), 152.0, 2.062),
+            ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 188.0, 2.617),
             ("NVIDIA A100-SXM4-80GB", (8, 0), 108.0, 1.41),
             ("NVIDIA A30", (8, 0), 56.0, 1.44),
             ("NVIDIA L40S", (8, 9), 142.0, 2.52),

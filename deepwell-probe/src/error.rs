@@ -16,11 +16,21 @@ pub enum ProbeError {
     /// A number format of that name is not known.
     #[error(
         "expected a number format (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `mxfp8`, \
-         `nvfp4` or `int8`), got `{got}`"
+         `mxfp6`, `mxfp4`, `nvfp4` or `int8`), got `{got}`"
     )]
     UnknownFormat {
         /// The text that was given.
         got: String,
+    },
+    /// The TOML is no description of a [`Cluster`](crate::Cluster).
+    #[error("line {line}, column {column} of the cluster description: {what}")]
+    Cluster {
+        /// From 1.
+        line: usize,
+        /// From 1, in characters.
+        column: usize,
+        /// What was expected there, what is there, and what to do.
+        what: String,
     },
     /// There is no preset of that name.
     #[error("expected a preset ({known}), got `{got}`")]

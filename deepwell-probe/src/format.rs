@@ -28,6 +28,10 @@ pub enum NumberFormat {
     Fp8,
     /// E4M3 inputs with one E8M0 scale for 32 elements, applied by the matrix unit.
     Mxfp8,
+    /// E3M2 or E2M3 inputs with one E8M0 scale for 32 elements, applied by the matrix unit.
+    Mxfp6,
+    /// E2M1 inputs with one E8M0 scale for 32 elements, applied by the matrix unit.
+    Mxfp4,
     /// E2M1 inputs with one E4M3 scale for 16 elements, applied by the matrix unit.
     Nvfp4,
     /// 8-bit integers, 32-bit accumulation.
@@ -35,7 +39,7 @@ pub enum NumberFormat {
 }
 
 /// Every format in the order in which tables show them.
-pub const NUMBER_FORMATS: [NumberFormat; 9] = [
+pub const NUMBER_FORMATS: [NumberFormat; 11] = [
     NumberFormat::Fp64,
     NumberFormat::Fp32,
     NumberFormat::Tf32,
@@ -43,6 +47,8 @@ pub const NUMBER_FORMATS: [NumberFormat; 9] = [
     NumberFormat::Fp16,
     NumberFormat::Fp8,
     NumberFormat::Mxfp8,
+    NumberFormat::Mxfp6,
+    NumberFormat::Mxfp4,
     NumberFormat::Nvfp4,
     NumberFormat::Int8,
 ];
@@ -58,6 +64,8 @@ impl NumberFormat {
             NumberFormat::Fp16 => "fp16",
             NumberFormat::Fp8 => "fp8",
             NumberFormat::Mxfp8 => "mxfp8",
+            NumberFormat::Mxfp6 => "mxfp6",
+            NumberFormat::Mxfp4 => "mxfp4",
             NumberFormat::Nvfp4 => "nvfp4",
             NumberFormat::Int8 => "int8",
         }

@@ -129,6 +129,13 @@ impl Gpu {
         self.peak_tflops_dense.get(&format).copied()
     }
 
+    /// Formats that the device takes and whose peak is not in `peak_tflops_dense`: neither its
+    /// datasheet nor arithmetic tells.
+    pub fn peaks_unknown(&self) -> Vec<NumberFormat> {
+        let is_unknown = |format: &NumberFormat| self.peak_tflops(*format).is_none();
+        self.precisions.iter().copied().filter(is_unknown).collect()
+    }
+
     /// Whether matrix units take `format`.
     pub fn supports(&self, format: NumberFormat) -> bool {
         self.precisions.contains(&format)
@@ -151,7 +158,7 @@ pub(crate) fn precisions(capability: (u32, u32)) -> Vec<NumberFormat> {
         formats.push(Fp8);
     }
     if capability >= (10, 0) {
-        formats.extend([Mxfp8, Nvfp4]);
+        formats.extend([Mxfp8, Mxfp6, Mxfp4, Nvfp4]);
     }
     if capability >= (7, 2) {
         formats.push(Int8);

@@ -40,6 +40,7 @@
 
 mod arch;
 mod assemble;
+mod cluster;
 mod cpu;
 mod cpu_read;
 mod datasheet;
@@ -53,11 +54,13 @@ mod link;
 mod memory;
 mod nvml;
 mod preset;
+mod products;
 mod record;
 mod software;
 mod table;
 
 pub use arch::Arch;
+pub use cluster::{Cluster, Nodes};
 pub use cpu::{
     ASSUMED_FREQUENCY_HZ, ASSUMED_MEMORY_GBPS_PER_CORE, Cache, CacheKind, Cpu, NumaNode, SIMD_NAMES,
 };

@@ -87,6 +87,8 @@ pub enum LinkKind {
         /// Where the two meet.
         meet: PcieMeet,
     },
+    /// NVLink-C2C, the coherent connection of a GPU to the processor of its superchip.
+    ChipToChip,
     /// The interconnect between two memory nodes of the host.
     NumaHop {
         /// Access distance as the kernel gives it; 10 would be the node itself.

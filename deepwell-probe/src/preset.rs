@@ -2,112 +2,32 @@
 
 use std::collections::BTreeMap;
 
+use crate::products::{
+    GRACE_CORES, GRACE_HZ, GRACE_LINK_GBPS, GRACE_MEMORY_BYTES, Host, PRODUCTS, Product,
+    RACK_TRAYS, product,
+};
 use crate::{
-    Arch, Clocks, Cpu, Endpoint, Gpu, Hardware, Link, NumaNode, Pcie, PcieMeet, ProbeError,
-    Software, assemble, datasheet, gpu,
+    Arch, Clocks, Cpu, Endpoint, Gpu, Hardware, Link, LinkKind, NumaNode, NvLinkDomain, Pcie,
+    PcieMeet, ProbeError, Software, assemble, datasheet, gpu,
 };
 
-/// The figures of a product that neither its datasheet's peaks nor its capability tell.
-struct Product {
-    /// What stands before `-x8`.
-    preset: &'static str,
-    name: &'static str,
-    capability: (u32, u32),
-    multiprocessors: u32,
-    memory_bytes: u64,
-    hbw_gbps: f64,
-    l2_bytes: u64,
-    multiprocessor_mhz_max: u32,
-    power_cap_w: f64,
-    pcie: (u32, u32),
-    /// Links and the version code of the management library; `None` without NVLink.
-    nvlink: Option<(u32, u32)>,
-}
-
-/// Memory is what the driver shows as total, a little less than the datasheet's.
-const PRODUCTS: [Product; 5] = [
-    Product {
-        preset: "h100",
-        name: "NVIDIA H100 80GB HBM3",
-        capability: (9, 0),
-        multiprocessors: 132,
-        memory_bytes: 81_559 << 20,
-        hbw_gbps: 3350.0,
-        l2_bytes: 50 << 20,
-        multiprocessor_mhz_max: 1980,
-        power_cap_w: 700.0,
-        pcie: (5, 16),
-        nvlink: Some((18, 6)),
-    },
-    Product {
-        preset: "h200",
-        name: "NVIDIA H200",
-        capability: (9, 0),
-        multiprocessors: 132,
-        memory_bytes: 143_771 << 20,
-        hbw_gbps: 4800.0,
-        l2_bytes: 60 << 20,
-        multiprocessor_mhz_max: 1980,
-        power_cap_w: 700.0,
-        pcie: (5, 16),
-        nvlink: Some((18, 6)),
-    },
-    Product {
-        preset: "b200",
-        name: "NVIDIA B200",
-        capability: (10, 0),
-        multiprocessors: 148,
-        memory_bytes: 183_359 << 20,
-        hbw_gbps: 8000.0,
-        l2_bytes: 126 << 20,
-        multiprocessor_mhz_max: 1965,
-        power_cap_w: 1000.0,
-        pcie: (5, 16),
-        nvlink: Some((18, 7)),
-    },
-    Product {
-        preset: "b300",
-        name: "NVIDIA B300",
-        capability: (10, 3),
-        multiprocessors: 148,
-        memory_bytes: 275_040 << 20,
-        hbw_gbps: 8000.0,
-        l2_bytes: 126 << 20,
-        multiprocessor_mhz_max: 2032,
-        power_cap_w: 1100.0,
-        pcie: (6, 16),
-        nvlink: Some((18, 7)),
-    },
-    Product {
-        preset: "rtx5090",
-        name: "NVIDIA GeForce RTX 5090",
-        capability: (12, 0),
-        multiprocessors: 170,
-        memory_bytes: 32_607 << 20,
-        hbw_gbps: 1792.0,
-        l2_bytes: 96 << 20,
-        multiprocessor_mhz_max: 3090,
-        power_cap_w: 575.0,
-        pcie: (5, 16),
-        nvlink: None,
-    },
-];
-
-/// GPUs of one preset at most: those of one host.
-const GPUS_MAX: u32 = 8;
-
 impl Hardware {
-    /// A machine by name: `cpu`, or a product (`h100`, `h200`, `b200`, `b300`, `rtx5090`) with
-    /// `-x2` to `-x8` after it for several of them.
+    /// A machine by name: `cpu`, or a product (`h100`, `h200`, `b200`, `b300`, `gb200`, `gb300`,
+    /// `rtx5090`, `rtxpro6000`) with `-x2` to `-x8` after it for several of them. `hgx-h100` is the
+    /// board of eight, as `h100-x8`.
     ///
     /// GPUs of a data centre are joined through an NVSwitch, others by PCIe; four of them share a
-    /// memory node. Peaks are those of the datasheet; memory is that of an idle machine; software
-    /// is not looked for.
+    /// memory node. Those of Grace systems share one by twos, and four are a compute tray.
+    /// `gb200-nvl72` and `gb300-nvl72` are a whole rack as if it were one machine: its 18 hosts
+    /// are memory nodes without a way to each other but NVLink (a note says so);
+    /// [`Cluster::preset`](crate::Cluster::preset) has it as 18 nodes. Peaks are those of the
+    /// datasheet; memory is that of an idle machine; software is not looked for.
     ///
     /// ```
     /// use deepwell_probe::{Arch, Hardware};
     ///
     /// assert_eq!(Hardware::preset("b200-x8")?.gpus[7].arch, Arch::BlackwellSm100);
+    /// assert_eq!(Hardware::preset("gb300-nvl72")?.gpus.len(), 72);
     /// assert!(Hardware::preset("b200-x9").is_err());
     /// # Ok::<(), deepwell_probe::ProbeError>(())
     /// ```
@@ -121,28 +41,47 @@ impl Hardware {
             known: Hardware::preset_names().join(", "),
         };
         if name == "cpu" {
-            return Ok(Hardware::cpu_only(host(1, 16)));
+            return Ok(Hardware::cpu_only(server(1, 16)));
+        }
+        if let Some(product) = name.strip_suffix("-nvl72").and_then(product) {
+            return match product.host {
+                Host::Grace => Ok(machine(product, RACK_TRAYS * product.gpus_max)),
+                Host::Server { .. } => Err(unknown()),
+            };
+        }
+        if let Some(product) = name.strip_prefix("hgx-").and_then(product) {
+            let is_board = product.nvlink.is_some() && product.host != Host::Grace;
+            return if is_board { Ok(machine(product, product.gpus_max)) } else { Err(unknown()) };
         }
         let (product_name, count) = match name.rsplit_once("-x") {
             None => (name, 1),
             Some((product_name, count)) => (product_name, count.parse().map_err(|_| unknown())?),
         };
-        let product = PRODUCTS.iter().find(|product| product.preset == product_name);
-        let product = product.filter(|_| (1..=GPUS_MAX).contains(&count)).ok_or_else(unknown)?;
-        Ok(machine(product, count))
+        let product = product(product_name);
+        let product = product.filter(|product| (1..=product.gpus_max).contains(&count));
+        Ok(machine(product.ok_or_else(unknown)?, count))
     }
 
     /// One name of each kind that [`Hardware::preset`] knows.
     pub fn preset_names() -> Vec<String> {
         let products = PRODUCTS.iter().flat_map(|product| {
-            [product.preset.to_owned(), format!("{}-x2..x{GPUS_MAX}", product.preset)]
+            let name = product.preset;
+            let mut names = vec![name.to_owned(), format!("{name}-x2..x{}", product.gpus_max)];
+            match product.host {
+                Host::Grace => names.push(format!("{name}-nvl72")),
+                Host::Server { .. } if product.nvlink.is_some() => {
+                    names.push(format!("hgx-{name}"));
+                }
+                Host::Server { .. } => {}
+            }
+            names
         });
         std::iter::once("cpu".to_owned()).chain(products).collect()
     }
 }
 
 /// The host of a preset: 48 cores and 1 TiB for each memory node, or what was asked for.
-fn host(nodes: u32, cores_each: u32) -> Cpu {
+fn server(nodes: u32, cores_each: u32) -> Cpu {
     let simd = [
         "sse2",
         "sse4_2",
@@ -166,41 +105,105 @@ fn host(nodes: u32, cores_each: u32) -> Cpu {
     let mut cpu =
         Cpu::described(&name, cores, 2_600_000_000, &simd, memory_each * u64::from(nodes));
     cpu.sockets = nodes;
-    let distances = |own: u32| (0..nodes).map(|node| if node == own { 10 } else { 21 }).collect();
-    cpu.numa_nodes = (0..nodes)
-        .map(|index| NumaNode {
-            index,
-            cpus: (index * cores_each..(index + 1) * cores_each).collect(),
-            memory_bytes: memory_each,
-            distances: distances(index),
-        })
-        .collect();
+    cpu.numa_nodes = nodes_of(nodes, cores_each, memory_each, |_, _| 21);
     cpu
 }
 
-fn machine(product: &Product, count: u32) -> Hardware {
-    let cpu = host(count.div_ceil(4), 48);
-    let mut links = assemble::numa_links(&cpu);
-    let gpus: Vec<Gpu> = (0..count).map(|index| device(product, index)).collect();
-    let pcie = Pcie::new(product.pcie.0, product.pcie.1);
-    let by_pcie = |a, b, meet| Link::pcie((a, b), pcie, meet);
-    for index in 0..count {
-        let node = Endpoint::Numa(index / 4);
-        links.push(by_pcie(Endpoint::Gpu(index), node, PcieMeet::HostBridge));
+/// The memory nodes of a host; `distance` of two that are not the same.
+fn nodes_of(
+    nodes: u32,
+    cores_each: u32,
+    memory_bytes: u64,
+    distance: impl Fn(u32, u32) -> u32,
+) -> Vec<NumaNode> {
+    let node = |index: u32| NumaNode {
+        index,
+        cpus: (index * cores_each..(index + 1) * cores_each).collect(),
+        memory_bytes,
+        distances: (0..nodes)
+            .map(|other| if other == index { 10 } else { distance(index, other) })
+            .collect(),
+    };
+    (0..nodes).map(node).collect()
+}
+
+/// Grace processors: two to a host, each a memory node.
+fn graces(count: u32) -> Cpu {
+    let cores = count * GRACE_CORES;
+    let name = format!("{count} x NVIDIA Grace, {cores} cores");
+    let simd = ["neon", "neon_bf16", "sve", "sve2"];
+    let memory_bytes = u64::from(count) * GRACE_MEMORY_BYTES;
+    let mut cpu = Cpu::described(&name, cores, GRACE_HZ, &simd, memory_bytes);
+    cpu.vendor = "ARM".to_owned();
+    cpu.sockets = count;
+    let distance = |a: u32, b: u32| if a / 2 == b / 2 { 40 } else { assemble::UNREACHABLE };
+    cpu.numa_nodes = nodes_of(count, GRACE_CORES, GRACE_MEMORY_BYTES, distance);
+    if count > 2 {
+        cpu.notes.push(format!(
+            "{} hosts described as one machine: memory nodes reach each other inside a host only",
+            count / 2
+        ));
     }
+    cpu
+}
+
+impl Product {
+    /// The memory node of a GPU.
+    fn node_of(&self, index: u32) -> u32 {
+        match self.host {
+            Host::Server { .. } => index / 4,
+            Host::Grace => index / 2,
+        }
+    }
+
+    /// The connection to the host; GPUs of Grace systems reach theirs by NVLink-C2C.
+    fn pcie(&self) -> Option<Pcie> {
+        match self.host {
+            Host::Server { pcie_generation } => Some(Pcie::new(pcie_generation, 16)),
+            Host::Grace => None,
+        }
+    }
+
+    /// The domain of a rack, `None` inside one host.
+    fn domain(&self, count: u32) -> Option<NvLinkDomain> {
+        let cluster_uuid = format!("preset-{}-nvl{count}", self.preset);
+        (count > self.gpus_max).then_some(NvLinkDomain { cluster_uuid, clique: 0 })
+    }
+}
+
+fn machine(product: &Product, count: u32) -> Hardware {
+    let nodes = product.node_of(count - 1) + 1;
+    let cpu = match product.host {
+        Host::Server { .. } => server(nodes, 48),
+        Host::Grace => graces(nodes),
+    };
+    let mut links = assemble::numa_links(&cpu);
+    let gpus: Vec<Gpu> = (0..count)
+        .map(|index| Gpu { nvlink_domain: product.domain(count), ..device(product, index) })
+        .collect();
+    for index in 0..count {
+        let (a, b) = (Endpoint::Gpu(index), Endpoint::Numa(product.node_of(index)));
+        links.push(match product.pcie() {
+            Some(pcie) => Link::pcie((a, b), pcie, PcieMeet::HostBridge),
+            None => Link { a, b, kind: LinkKind::ChipToChip, gbps: Some(GRACE_LINK_GBPS) },
+        });
+    }
+    let nvlink =
+        product.nvlink.and_then(|(count, version)| Some((count, datasheet::nvlink_gbps(version)?)));
     for a in 0..count {
         for b in a + 1..count {
-            let (end_a, end_b) = (Endpoint::Gpu(a), Endpoint::Gpu(b));
-            let nvlink = product
-                .nvlink
-                .and_then(|(count, version)| Some((count, datasheet::nvlink_gbps(version)?)));
-            links.push(match nvlink {
-                Some((count, gbps_each_way)) => {
-                    Link::nvlink((end_a, end_b), count, gbps_each_way, true)
+            let ends = (Endpoint::Gpu(a), Endpoint::Gpu(b));
+            match (nvlink, product.pcie()) {
+                (Some((links_each, gbps_each_way)), _) => {
+                    links.push(Link::nvlink(ends, links_each, gbps_each_way, true));
                 }
-                None if a / 4 == b / 4 => by_pcie(end_a, end_b, PcieMeet::Node),
-                None => by_pcie(end_a, end_b, PcieMeet::System),
-            });
+                (None, Some(pcie)) => {
+                    let is_near = product.node_of(a) == product.node_of(b);
+                    let meet = if is_near { PcieMeet::Node } else { PcieMeet::System };
+                    links.push(Link::pcie(ends, pcie, meet));
+                }
+                (None, None) => {}
+            }
         }
     }
     Hardware { cpu, gpus, gpus_absent: None, links, software: Software::none() }
@@ -224,15 +227,15 @@ fn device(product: &Product, index: u32) -> Gpu {
         hbw_gbps: product.hbw_gbps,
         l2_bytes: Some(product.l2_bytes),
         clocks: Clocks {
-            multiprocessor_mhz_max: Some(product.multiprocessor_mhz_max),
+            multiprocessor_mhz_max: product.multiprocessor_mhz_max,
             memory_mhz_max: None,
         },
         power_cap_w: Some(product.power_cap_w),
         power_cap_default_w: Some(product.power_cap_w),
         mig: (!is_geforce).then_some(false),
         ecc: (!is_geforce).then_some(true),
-        numa_node: Some(index / 4),
-        pcie: Some(Pcie::new(product.pcie.0, product.pcie.1)),
+        numa_node: Some(product.node_of(index)),
+        pcie: product.pcie(),
         nvlinks_active: product.nvlink.map_or(0, |(links, _)| links),
         nvlink_domain: None,
         precisions: gpu::precisions(product.capability),
@@ -249,12 +252,13 @@ mod tests {
     #[test]
     fn every_preset_is_whole() {
         for product in &PRODUCTS {
-            for count in 1..=GPUS_MAX {
+            for count in 1..=product.gpus_max {
                 let hardware = Hardware::preset(&format!("{}-x{count}", product.preset)).unwrap();
                 assert_eq!(hardware.gpus.len(), count as usize);
                 assert_eq!(Hardware::from_json(&hardware.to_json()).unwrap(), hardware);
                 for gpu in &hardware.gpus {
                     assert!(gpu.peak_tflops(crate::NumberFormat::Bf16).is_some(), "{}", gpu.name);
+                    assert!(gpu.peak_tflops(crate::NumberFormat::Fp8).is_some(), "{}", gpu.name);
                     let listed = |format| gpu.precisions.contains(format);
                     assert!(gpu.peak_tflops_dense.keys().all(listed), "{}", gpu.name);
                     assert_ne!(gpu.arch.to_string(), "");
@@ -268,8 +272,78 @@ mod tests {
     }
 
     #[test]
+    fn boards_and_racks_have_names() {
+        let same = Hardware::preset("h100-x8").unwrap();
+        assert_eq!(Hardware::preset("hgx-h100").unwrap(), same);
+        for name in ["gb200-nvl72", "gb300-nvl72"] {
+            let rack = Hardware::preset(name).unwrap();
+            assert_eq!((rack.gpus.len(), rack.cpu.numa_nodes.len()), (72, 36));
+            let fabric = rack.fabric();
+            assert_eq!(petgraph::algo::connected_components(&fabric), 1, "{name}");
+            let edge = |a, b| fabric.edge_weight(a, b).and_then(|edge| edge.gbps);
+            assert_eq!(edge(Endpoint::Gpu(71), Endpoint::Switch(0)), Some(900.0));
+            assert_eq!(edge(Endpoint::Gpu(71), Endpoint::Numa(35)), Some(GRACE_LINK_GBPS));
+            assert!(fabric.contains_edge(Endpoint::Numa(0), Endpoint::Numa(1)));
+            assert!(!fabric.contains_edge(Endpoint::Numa(1), Endpoint::Numa(2)), "two hosts");
+            assert!(rack.warnings().iter().any(|warning| warning.contains("18 hosts")));
+            assert_eq!(Hardware::from_json(&rack.to_json()).unwrap(), rack);
+        }
+    }
+
+    /// Totals that datasheets print for whole boards and racks: PFLOP/s dense of each format,
+    /// TB/s of memory, TB/s of NVLink in both directions. Sheets round to two or three digits.
+    #[test]
+    fn totals_are_those_of_the_datasheets() {
+        use crate::NumberFormat::{Bf16, Fp8, Mxfp6, Nvfp4, Tf32};
+        let rows = [
+            ("gb200-nvl72", Tf32, 90.0, 576.0, 130.0),
+            ("gb200-nvl72", Bf16, 180.0, 576.0, 130.0),
+            ("gb200-nvl72", Mxfp6, 360.0, 576.0, 130.0),
+            ("gb200-nvl72", Nvfp4, 720.0, 576.0, 130.0),
+            ("gb300-nvl72", Bf16, 180.0, 576.0, 130.0),
+            ("gb300-nvl72", Fp8, 360.0, 576.0, 130.0),
+            ("gb300-nvl72", Nvfp4, 1080.0, 576.0, 130.0),
+            ("hgx-b200", Bf16, 18.0, 64.0, 14.4),
+            ("hgx-b200", Nvfp4, 72.0, 64.0, 14.4),
+            ("hgx-b300", Fp8, 36.0, 64.0, 14.4),
+            ("hgx-b300", Nvfp4, 108.0, 64.0, 14.4),
+            ("hgx-h100", Fp8, 15.8, 26.8, 7.2),
+            ("hgx-h200", Fp8, 15.8, 38.4, 7.2),
+        ];
+        for (name, format, pflops, memory_tbps, nvlink_tbps) in rows {
+            let hardware = Hardware::preset(name).unwrap();
+            let fabric = hardware.fabric();
+            let sum = |figure: &dyn Fn(&Gpu) -> f64| hardware.gpus.iter().map(figure).sum::<f64>();
+            let port = |gpu: &Gpu| {
+                let edge = fabric.edge_weight(Endpoint::Gpu(gpu.index), Endpoint::Switch(0));
+                edge.and_then(|edge| edge.gbps).unwrap_or(0.0)
+            };
+            let near = |got: f64, expected: f64, tolerance: f64| {
+                assert!((got / expected - 1.0).abs() < tolerance, "{name} {format}: {got}");
+            };
+            near(sum(&|gpu| gpu.peak_tflops(format).unwrap_or(0.0)) / 1e3, pflops, 0.01);
+            near(sum(&|gpu| gpu.hbw_gbps) / 1e3, memory_tbps, 0.01);
+            // Hopper's links carry 26.562 GB/s on the wire where the sheet counts 25.
+            near(sum(&port) * 2.0 / 1e3, nvlink_tbps, 0.07);
+        }
+    }
+
+    #[test]
     fn names_that_are_none_list_those_that_are() {
-        for name in ["", "h201", "h200-x", "h200-x0", "h200-x9", "h200-x-1", "H200", "cpu-x2"] {
+        for name in [
+            "",
+            "h201",
+            "h200-x",
+            "h200-x0",
+            "h200-x9",
+            "h200-x-1",
+            "H200",
+            "cpu-x2",
+            "gb200-x5",
+            "h200-nvl72",
+            "hgx-gb200",
+            "hgx-rtx5090",
+        ] {
             let error = Hardware::preset(name).unwrap_err().to_string();
             assert!(error.contains("h200") && error.contains("cpu"), "{name}: {error}");
         }

@@ -178,6 +178,10 @@ fn gpu_section(text: &mut String, gpu: &Gpu) {
         row(text, "  peak TFLOP/s", &peaks.join(", "));
         row(text, "", &format!("({})", gpu.peak_source));
     }
+    let unknown: Vec<&str> = gpu.peaks_unknown().into_iter().map(|format| format.name()).collect();
+    if !unknown.is_empty() {
+        row(text, "  peak not known", &unknown.join(", "));
+    }
 }
 
 fn links_section(text: &mut String, hardware: &Hardware) {
@@ -190,6 +194,7 @@ fn links_section(text: &mut String, hardware: &Hardware) {
             LinkKind::Pcie { generation, width, meet } => {
                 format!("PCIe generation {generation} x{width}, {meet}")
             }
+            LinkKind::ChipToChip => "NVLink-C2C".to_owned(),
             LinkKind::NumaHop { distance } => format!("distance {distance}"),
         };
         let gbps = link.gbps.map(|gbps| format!(", {} GB/s", rate(gbps))).unwrap_or_default();

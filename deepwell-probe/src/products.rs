@@ -1,0 +1,204 @@
+//! The products that presets are made of, each figure with its source.
+//!
+//! Peaks are not here but in [`datasheet`](crate::datasheet), by product name. For every product:
+//!
+//! - `memory_bytes` is the total that the driver shows (`nvidia-smi` of such a machine), a little
+//!   less than what the datasheet's name of the memory says;
+//! - NVLink is the datasheet's total of both directions over its links: 900 GB/s over 18 links of
+//!   version 4 on Hopper, 1.8 TB/s over 18 links of version 5 on Blackwell;
+//! - the power cap is the datasheet's maximum.
+
+/// How GPUs of a product reach each other and their host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// An x86 server: four GPUs for each memory node, by PCIe of a generation, 16 lanes.
+    Server { pcie_generation: u32 },
+    /// Grace processors, each with two GPUs on its NVLink-C2C; two of them are a compute tray.
+    Grace,
+}
+
+/// The figures of a product that neither its datasheet's peaks nor its capability tell.
+pub(crate) struct Product {
+    /// What stands before `-x8`.
+    pub(crate) preset: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) capability: (u32, u32),
+    pub(crate) multiprocessors: u32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) hbw_gbps: f64,
+    pub(crate) l2_bytes: u64,
+    /// Where a document or a driver's output gives it.
+    pub(crate) multiprocessor_mhz_max: Option<u32>,
+    pub(crate) power_cap_w: f64,
+    pub(crate) host: Host,
+    /// Links and the version code of the management library; `None` without NVLink.
+    pub(crate) nvlink: Option<(u32, u32)>,
+    /// GPUs of one host at most.
+    pub(crate) gpus_max: u32,
+    /// NICs of one host and Gbit/s of each as NVIDIA's own systems have them.
+    pub(crate) nics: Option<(u32, f64)>,
+}
+
+const NVLINK_4: Option<(u32, u32)> = Some((18, 6));
+const NVLINK_5: Option<(u32, u32)> = Some((18, 7));
+
+pub(crate) const PRODUCTS: [Product; 8] = [
+    // NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132
+    // multiprocessors and 50 MB of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet,
+    // 8 ConnectX-7 at 400 Gbit/s.
+    Product {
+        preset: "h100",
+        name: "NVIDIA H100 80GB HBM3",
+        capability: (9, 0),
+        multiprocessors: 132,
+        memory_bytes: 81_559 << 20,
+        hbw_gbps: 3350.0,
+        l2_bytes: 50 << 20,
+        multiprocessor_mhz_max: Some(1980),
+        power_cap_w: 700.0,
+        host: Host::Server { pcie_generation: 5 },
+        nvlink: NVLINK_4,
+        gpus_max: 8,
+        nics: Some((8, 400.0)),
+    },
+    // NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0.
+    // Multiprocessors, L2 and clock: as the driver shows them on an H200. NICs: DGX H200 datasheet.
+    Product {
+        preset: "h200",
+        name: "NVIDIA H200",
+        capability: (9, 0),
+        multiprocessors: 132,
+        memory_bytes: 143_771 << 20,
+        hbw_gbps: 4800.0,
+        l2_bytes: 60 << 20,
+        multiprocessor_mhz_max: Some(1980),
+        power_cap_w: 700.0,
+        host: Host::Server { pcie_generation: 5 },
+        nvlink: NVLINK_4,
+        gpus_max: 8,
+        nics: Some((8, 400.0)),
+    },
+    // NVIDIA DGX B200 datasheet: 1440 GB at 64 TB/s for 8 GPUs, 8 ports of 400 Gbit/s. HGX B200
+    // datasheet: 1000 W, PCIe 5.0. Multiprocessors and L2: as the driver shows them.
+    Product {
+        preset: "b200",
+        name: "NVIDIA B200",
+        capability: (10, 0),
+        multiprocessors: 148,
+        memory_bytes: 183_359 << 20,
+        hbw_gbps: 8000.0,
+        l2_bytes: 126 << 20,
+        multiprocessor_mhz_max: Some(1965),
+        power_cap_w: 1000.0,
+        host: Host::Server { pcie_generation: 5 },
+        nvlink: NVLINK_5,
+        gpus_max: 8,
+        nics: Some((8, 400.0)),
+    },
+    // NVIDIA HGX B300 datasheet: 2.1 TB for 8 GPUs, 1100 W, PCIe 6.0, 8 ports of 800 Gbit/s
+    // (ConnectX-8); 8 TB/s: NVIDIA Blackwell Ultra datasheet. Multiprocessors, L2, clock: as the
+    // driver shows them.
+    Product {
+        preset: "b300",
+        name: "NVIDIA B300",
+        capability: (10, 3),
+        multiprocessors: 148,
+        memory_bytes: 275_040 << 20,
+        hbw_gbps: 8000.0,
+        l2_bytes: 126 << 20,
+        multiprocessor_mhz_max: Some(2032),
+        power_cap_w: 1100.0,
+        host: Host::Server { pcie_generation: 6 },
+        nvlink: NVLINK_5,
+        gpus_max: 8,
+        nics: Some((8, 800.0)),
+    },
+    // NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; four ConnectX-7 of
+    // 400 Gbit/s a compute tray. Multiprocessors and L2: as the driver shows them.
+    Product {
+        preset: "gb200",
+        name: "NVIDIA GB200",
+        capability: (10, 0),
+        multiprocessors: 152,
+        memory_bytes: 189_471 << 20,
+        hbw_gbps: 8000.0,
+        l2_bytes: 126 << 20,
+        multiprocessor_mhz_max: None,
+        power_cap_w: 1200.0,
+        host: Host::Grace,
+        nvlink: NVLINK_5,
+        gpus_max: 4,
+        nics: Some((4, 400.0)),
+    },
+    // NVIDIA GB300 NVL72 datasheet: 576 TB/s and 20 TB for 72 GPUs, 1400 W; one ConnectX-8 of
+    // 800 Gbit/s a GPU. Multiprocessors and L2: as the driver shows them.
+    Product {
+        preset: "gb300",
+        name: "NVIDIA GB300",
+        capability: (10, 3),
+        multiprocessors: 152,
+        memory_bytes: 284_208 << 20,
+        hbw_gbps: 8000.0,
+        l2_bytes: 126 << 20,
+        multiprocessor_mhz_max: None,
+        power_cap_w: 1400.0,
+        host: Host::Grace,
+        nvlink: NVLINK_5,
+        gpus_max: 4,
+        nics: Some((4, 800.0)),
+    },
+    // NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 multiprocessors, 96 MB of L2,
+    // 32 GB GDDR7 at 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest.
+    Product {
+        preset: "rtx5090",
+        name: "NVIDIA GeForce RTX 5090",
+        capability: (12, 0),
+        multiprocessors: 170,
+        memory_bytes: 32_607 << 20,
+        hbw_gbps: 1792.0,
+        l2_bytes: 96 << 20,
+        multiprocessor_mhz_max: Some(3090),
+        power_cap_w: 575.0,
+        host: Host::Server { pcie_generation: 5 },
+        nvlink: None,
+        gpus_max: 8,
+        nics: None,
+    },
+    // NVIDIA RTX Blackwell PRO architecture paper, RTX PRO 6000 Blackwell Workstation Edition: 188
+    // multiprocessors, 128 MB of L2, 96 GB GDDR7 at 1792 GB/s, 600 W, PCIe 5.0, boost 2617 MHz.
+    Product {
+        preset: "rtxpro6000",
+        name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        capability: (12, 0),
+        multiprocessors: 188,
+        memory_bytes: 97_887 << 20,
+        hbw_gbps: 1792.0,
+        l2_bytes: 128 << 20,
+        multiprocessor_mhz_max: Some(2617),
+        power_cap_w: 600.0,
+        host: Host::Server { pcie_generation: 5 },
+        nvlink: None,
+        gpus_max: 8,
+        nics: None,
+    },
+];
+
+/// Compute trays of an NVL72 rack: NVIDIA GB200 NVL72 and GB300 NVL72 datasheets, 72 GPUs and 36
+/// Grace processors, four and two of them to a tray.
+pub(crate) const RACK_TRAYS: u32 = 18;
+
+/// Cores of a Grace processor (NVIDIA Grace datasheet: 72 Neoverse V2) and its memory in an NVL72
+/// rack (17 TB of LPDDR5X for 36 processors: 480 GB each).
+pub(crate) const GRACE_CORES: u32 = 72;
+/// See [`GRACE_CORES`].
+pub(crate) const GRACE_MEMORY_BYTES: u64 = 480_000_000_000;
+/// Base clock, NVIDIA Grace datasheet.
+pub(crate) const GRACE_HZ: u64 = 3_100_000_000;
+/// GB/s of NVLink-C2C in one direction for each GPU: 900 GB/s of both directions (NVIDIA GB200
+/// superchip), which its two GPUs share.
+pub(crate) const GRACE_LINK_GBPS: f64 = 225.0;
+
+/// The product of a preset's name.
+pub(crate) fn product(preset: &str) -> Option<&'static Product> {
+    PRODUCTS.iter().find(|product| product.preset == preset)
+}
