@@ -78,7 +78,8 @@ pub struct LaunchSpec {
     pub cluster: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// The parameters, laid out as [`Program::parameters`] of [`Emulator::program`] says. [`Arguments`] makes them.
+    /// The parameters, laid out as [`Program::parameters`] of [`Emulator::program`] says.
+    /// [`Arguments`] makes them.
     pub arguments: Vec<u8>,
     /// The launch may begin before the one before has ended (programmatic dependent launch).
     pub programmatic: bool,

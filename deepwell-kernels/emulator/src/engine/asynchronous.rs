@@ -6,6 +6,7 @@ use super::access::{Where, address_of, global_place, live_rank, locate, own_shar
 use super::cluster::ClusterState;
 use super::copy::{self, Copy};
 use super::execute::Next;
+use super::landing;
 use super::matrix::complete_first_product;
 use super::reach::Reach;
 use super::tensor::TensorWork;
@@ -79,8 +80,8 @@ pub(crate) fn run(
                     return Err(Fault::new(
                         "misaligned-address",
                         format!(
-                            "`cp.async` of {bytes} bytes from {from:#x} to shared {offset:#x}: both \
-                             must be multiples of it"
+                            "`cp.async` of {bytes} bytes from {from:#x} to shared {offset:#x}: \
+                             both must be multiples of it"
                         ),
                     ));
                 }
@@ -218,11 +219,11 @@ pub(crate) fn submit(
     };
     if now {
         let issuing = world.operation.replace(pending.pc);
-        copy::complete(&pending, cluster, world)?;
+        landing::complete(&pending, cluster, world)?;
         world.operation = issuing;
         return Ok(());
     }
-    copy::poison_targets(&pending, cluster)?;
+    landing::poison_targets(&pending, cluster)?;
     cluster.queue.bulk.push(pending);
     Ok(())
 }
@@ -235,7 +236,7 @@ fn complete_bulk(
     let pending = cluster.queue.bulk.remove(at);
     world.changes += 1;
     world.operation = Some(pending.pc);
-    copy::complete(&pending, cluster, world)?;
+    landing::complete(&pending, cluster, world)?;
     world.operation = None;
     Ok(())
 }

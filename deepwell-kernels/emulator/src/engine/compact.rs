@@ -10,8 +10,8 @@ use super::registers::visit_registers;
 use super::watch::in_flight;
 use crate::decode::{Instruction, Program, Register};
 
-/// Lets registers of a program share rows. Those of `wgmma` and `tcgen05.ld` keep rows of their own:
-/// they are written some time after the instruction.
+/// Lets registers of a program share rows. Those of `wgmma` and `tcgen05.ld` keep rows of their
+/// own: they are written some time after the instruction.
 pub(crate) fn share_rows(program: &mut Program) {
     let words = program.word_count as usize;
     let count = words + program.long_count as usize;

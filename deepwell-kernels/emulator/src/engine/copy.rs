@@ -15,7 +15,6 @@ use crate::decode::{
 };
 use crate::error::Fault;
 use crate::hazard::{Group, Unit};
-use crate::memory::apply_atomic;
 use crate::place::{Memory, Place};
 
 /// What an operation of the queue does. Pairs are ranks and offsets of shared memory.
@@ -541,100 +540,4 @@ fn try_cancel(
         submit(pending(warp, lane, barrier, copy, tracked), cluster, world)?;
     }
     Ok(())
-}
-
-/// Does an operation and tells its barrier.
-pub(crate) fn complete(
-    pending: &Pending,
-    cluster: &mut ClusterState,
-    world: &mut World<'_>,
-) -> Result<(), Fault> {
-    let mut reach = Reach::operation(cluster, world, pending.warp.0, pending.tracked);
-    let memory: &mut dyn Memory = &mut reach;
-    let to_shared = match &pending.copy {
-        Copy::ToShared { source, target, bytes } => {
-            bulk::copy_to_shared(*source, &[target.0], target.1, *bytes, memory)?
-        }
-        Copy::ToGlobal { source, target, bytes, byte_mask } => {
-            let moved = bulk::copy_to_global(*source, *target, *bytes, *byte_mask, memory)?;
-            world.counts.bytes.copied_from_shared += moved;
-            0
-        }
-        Copy::Between { source, target, bytes } => {
-            bulk::copy_between_shared(*source, *target, *bytes, memory)?
-        }
-        Copy::ReduceGlobal { source, target, bytes, operation, element } => {
-            let moved =
-                bulk::reduce_to_global(*source, *target, *bytes, *operation, *element, memory)?;
-            world.counts.bytes.copied_from_shared += moved;
-            0
-        }
-        Copy::ReduceShared { source, target, bytes, operation, element } => {
-            bulk::reduce_to_shared(*source, *target, *bytes, *operation, *element, memory)?
-        }
-        Copy::Load { map, coordinates, gather, target } => {
-            if *gather {
-                map.gather4(coordinates, &[target.0], target.1, memory)?
-            } else {
-                map.load(coordinates, &[target.0], target.1, memory)?
-            }
-        }
-        Copy::Store { map, coordinates, scatter, source, reduction } => {
-            let moved = match (scatter, reduction) {
-                (true, _) => map.scatter4(coordinates, source.0, source.1, memory)?,
-                (false, None) => map.store(coordinates, source.0, source.1, memory)?,
-                (false, Some(operation)) => {
-                    map.reduce(coordinates, source.0, source.1, *operation, memory)?
-                }
-            };
-            world.counts.bytes.copied_from_shared += moved;
-            0
-        }
-        Copy::Elements { target, element, values, reduction } => {
-            let size = element.bytes() as usize;
-            for (index, value) in values.iter().enumerate() {
-                let (rank, offset) = *target;
-                let place = Place::Shared { rank, offset: offset + (index * size) as u32 };
-                let mut bytes = value.to_le_bytes();
-                if let Some(operation) = reduction {
-                    let mut old = [0u8; 8];
-                    memory.read(place, &mut old[..size])?;
-                    let old = u64::from_le_bytes(old);
-                    bytes = apply_atomic(*operation, *element, old, *value, 0).to_le_bytes();
-                }
-                memory.write(place, &bytes[..size])?;
-            }
-            (values.len() * size) as u32
-        }
-        Copy::Answer { target, bytes } => {
-            memory.write(Place::Shared { rank: target.0, offset: target.1 }, bytes)?;
-            16
-        }
-    };
-    world.counts.bytes.copied_to_shared += u64::from(to_shared);
-    if let Some((rank, offset)) = pending.barrier {
-        live_rank(cluster, pending.warp.0, rank)?;
-        let arrival = cluster.barriers.complete_tx(rank, offset, to_shared)?;
-        world.bytes_arrived(pending.tracked, (rank, offset), arrival);
-    }
-    world.ran(pending.tracked);
-    Ok(())
-}
-
-/// What an operation will write is not to be read before.
-pub(crate) fn poison_targets(pending: &Pending, cluster: &mut ClusterState) -> Result<(), Fault> {
-    let (target, bytes) = match &pending.copy {
-        Copy::ToShared { target, bytes, .. } | Copy::Between { target, bytes, .. } => {
-            (*target, *bytes)
-        }
-        Copy::Load { map, target, gather, .. } => {
-            (*target, map.shared_bytes() * if *gather { 4 } else { 1 })
-        }
-        Copy::Elements { target, element, values, reduction: None } => {
-            (*target, element.bytes() * values.len() as u32)
-        }
-        Copy::Answer { target, .. } => (*target, 16),
-        _ => return Ok(()),
-    };
-    cluster.blocks[target.0 as usize].shared.poison(target.1, bytes as usize)
 }

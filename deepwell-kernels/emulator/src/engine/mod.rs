@@ -19,6 +19,7 @@ mod control;
 mod copy;
 mod execute;
 mod gather;
+mod landing;
 mod matrix;
 mod random;
 mod reach;

@@ -36,7 +36,8 @@ impl SharedMemory {
         Fault::new(
             "shared-out-of-range",
             format!(
-                "{bytes} bytes at shared offset {offset:#x}: the block owns {SHARED_BASE:#x} to {:#x}",
+                "{bytes} bytes at shared offset {offset:#x}: the block owns {SHARED_BASE:#x} to \
+                 {:#x}",
                 SHARED_BASE as usize + self.bytes.len()
             ),
         )
