@@ -362,7 +362,9 @@ impl<'m> Lowering<'m> {
     }
 
     fn refuse(&mut self, ptx_line: u32, text: String, form: &str, reason: String) {
-        let key = (form.to_string(), reason.clone());
+        // Names of registers differ from line to line.
+        let reason_kind = reason.replace(|letter: char| letter.is_ascii_digit(), "");
+        let key = (form.to_string(), reason_kind);
         self.unknown.entry(key).and_modify(|known| known.occurrences += 1).or_insert(UnknownForm {
             ptx_line,
             text,

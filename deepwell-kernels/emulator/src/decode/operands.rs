@@ -112,6 +112,8 @@ impl Lowering<'_> {
                 Type::F32 => u64::from((f64::from_bits(*bits) as f32).to_bits()),
                 _ => *bits,
             })),
+            // Braces around one value.
+            Operand::Vector(parts) if parts.len() == 1 => self.source_any(&parts[0], value_type),
             _ => Err(format!("`{operand}` is no value")),
         }
     }
@@ -188,6 +190,7 @@ impl Lowering<'_> {
                 Some(register) => Ok(Some(register)),
                 None => Err(format!("`{name}` is no register")),
             },
+            Operand::Vector(parts) if parts.len() == 1 => self.destination_any(&parts[0]),
             _ => Err(format!("`{operand}` is no register")),
         }
     }

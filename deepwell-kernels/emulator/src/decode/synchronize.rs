@@ -117,8 +117,8 @@ impl Lowering<'_> {
             return Ok(Instruction::Fence(Fence::Thread { semantics, scope }));
         }
         let semantics = words.take_semantics().unwrap_or(Semantics::AcquireRelease);
-        if let Some(restricted) = sync_restrict(words, semantics)? {
-            return Ok(restricted(false));
+        if let Some(restricted) = sync_restrict(words, semantics, false)? {
+            return Ok(restricted);
         }
         let scope = words.take_scope().ok_or("the scope is missing")?;
         match semantics {
@@ -147,10 +147,8 @@ impl Lowering<'_> {
         if words.take("async::generic") {
             let [] = exactly(operands)?;
             let semantics = words.take_semantics().ok_or("the order is missing")?;
-            return match sync_restrict(words, semantics)? {
-                Some(restricted) => Ok(restricted(true)),
-                None => Err("`.sync_restrict` is missing".to_string()),
-            };
+            return sync_restrict(words, semantics, true)?
+                .ok_or_else(|| "`.sync_restrict` is missing".to_string());
         }
         words.expect(&["tensormap::generic"])?;
         let semantics = words.take_semantics().ok_or("the order is missing")?;
@@ -315,12 +313,13 @@ fn pair(operand: &Operand) -> (&Operand, Option<&Operand>) {
     }
 }
 
-/// `.acquire.sync_restrict::shared::cluster.cluster`, `.release.sync_restrict::shared::cta.cluster`.
-#[allow(clippy::type_complexity)]
+/// `.acquire.sync_restrict::shared::cluster.cluster` and the release of `shared::cta`; `None` where
+/// a fence is not restricted.
 fn sync_restrict(
     words: &mut Words<'_>,
     semantics: Semantics,
-) -> Result<Option<impl Fn(bool) -> Instruction + use<>>, String> {
+    async_generic: bool,
+) -> Result<Option<Instruction>, String> {
     let space = words.take_from(&[
         ("sync_restrict::shared::cluster", Space::SharedCluster),
         ("sync_restrict::shared::cta", Space::Shared),
@@ -329,10 +328,9 @@ fn sync_restrict(
     words.expect(&["cluster"])?;
     match (semantics, space) {
         (Semantics::Acquire, Space::SharedCluster) | (Semantics::Release, Space::Shared) => {
-            Ok(Some(move |async_generic| {
-                let scope = Scope::Cluster;
-                Instruction::Fence(Fence::SyncRestrict { semantics, scope, async_generic })
-            }))
+            let scope = Scope::Cluster;
+            let fence = Fence::SyncRestrict { semantics, scope, async_generic };
+            Ok(Some(Instruction::Fence(fence)))
         }
         _ => Err("acquires are of `shared::cluster`, releases of `shared::cta`".to_string()),
     }

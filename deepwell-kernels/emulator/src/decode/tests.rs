@@ -13,7 +13,10 @@ fn program_of(text: &str, globals: &GlobalAddresses) -> Result<Program, DecodeEr
 }
 
 fn lines(text: &str) -> Result<Program, DecodeError> {
-    let text = format!(".visible .entry k(.param .u64 k_param_0)\n{{\n{DECLARATIONS}\n{text}\n}}");
+    let text = format!(
+        ".visible .entry k(.param .u64 \
+            k_param_0)\n{{\n{DECLARATIONS}\n{text}\n}}"
+    );
     program_of(&text, &GlobalAddresses::new())
 }
 
@@ -64,9 +67,11 @@ fn forms_that_compilers_and_authors_write() {
         "red.global.add.v4.f32 [%l1], {%r1,%r2,%r3,%r4};".into(),
         "red.release.gpu.global.add.s32 [%l1], -1;".into(),
         "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 \
-            [%r1], %r2, [%r3];".into(),
+            [%r1], %r2, [%r3];"
+            .into(),
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 \
-            [%r1], {%r2, %r3}, [%r4];".into(),
+            [%r1], {%r2, %r3}, [%r4];"
+            .into(),
         "cvta.to.global.u64 %l1, %l2;".into(),
         "cvta.shared.u64 %l1, tile;".into(),
         "isspacep.shared %p1, %l1;".into(),
@@ -105,9 +110,12 @@ fn forms_that_compilers_and_authors_write() {
         "griddepcontrol.launch_dependents;".into(),
         "griddepcontrol.wait;".into(),
         "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes\
-            .multicast::cluster::all.b128 [%r1], [%r2];".into(),
+            .multicast::cluster::all.b128 [%r1], [%r2];"
+            .into(),
         "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;".into(),
-        "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r1,%r2,%r3,_}, %q1;".into(),
+        "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r1,%r2,%r3,_}, \
+            %q1;"
+            .into(),
         "clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 %r1, %q1;".into(),
         "mbarrier.init.shared::cta.b64 [%r1], 1;".into(),
         "mbarrier.inval.shared.b64 [tile];".into(),
@@ -118,7 +126,9 @@ fn forms_that_compilers_and_authors_write() {
         "mbarrier.arrive_drop.noComplete.release.cta.shared.b64 %l1, [%r1], 1;".into(),
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], 128;".into(),
         "mbarrier.test_wait.shared.b64 %p1, [%r1], %l1;".into(),
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1], %r2, 0x989680;".into(),
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1], %r2, \
+            0x989680;"
+            .into(),
         "mbarrier.pending_count.b64 %r1, %l1;".into(),
         "cp.async.cg.shared.global.L2::128B [%r1], [%l1], 16, %r2;".into(),
         "cp.async.ca.shared.global [%r1], [%l1], 4, %p1;".into(),
@@ -126,43 +136,75 @@ fn forms_that_compilers_and_authors_write() {
         "cp.async.wait_all;".into(),
         "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1];".into(),
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster\
-            .L2::cache_hint [%r1], [%l1], %r2, [%r3], %h1, %l2;".into(),
-        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%l1], 64, [%r3];".into(),
+            .L2::cache_hint [%r1], [%l1], %r2, [%r3], %h1, %l2;"
+            .into(),
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%l1], 64, \
+            [%r3];"
+            .into(),
         "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%l1], [%r1], %r2, %h1;".into(),
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%l1], [%r1], 64;".into(),
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%l1], [%r1], \
+            64;"
+        .into(),
         "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.max.s32 \
-            [%r1], [%r2], 64, [%r3];".into(),
+            [%r1], [%r2], 64, [%r3];"
+            .into(),
         "cp.async.bulk.prefetch.L2.global [%l1], 64;".into(),
         "cp.async.bulk.commit_group;".into(),
         "cp.async.bulk.wait_group.read 0;".into(),
-        "cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
-            .multicast::cluster.L2::cache_hint [%r1], [%l1, {%r2,%r3,%r4}], [%r5], %h1, %l2;".into(),
+        "cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile\
+            .mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint \
+            [%r1], [%l1, {%r2,%r3,%r4}], [%r5], %h1, %l2;"
+            .into(),
         "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes \
-            [%r1], [%l1, {%r2,%r3,%r4,%r5,%r6}], [%r7];".into(),
+            [%r1], [%l1, {%r2,%r3,%r4,%r5,%r6}], [%r7];"
+            .into(),
         "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes \
-            [%r1], [%l1, {%r2,%r3,%r4,%r5}], [%r7], {%h1, %h2};".into(),
-        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%l1, {%r2,%r3,%r4,%r5,%r6}], [%r1];".into(),
-        "cp.reduce.async.bulk.tensor.1d.global.shared::cta.add.tile.bulk_group [%l1, {%r2}], [%r1];".into(),
+            [%r1], [%l1, {%r2,%r3,%r4,%r5}], [%r7], {%h1, %h2};"
+            .into(),
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%l1, {%r2,%r3,%r4,%r5,%r6}], \
+            [%r1];"
+            .into(),
+        "cp.reduce.async.bulk.tensor.1d.global.shared::cta.add.tile.bulk_group [%l1, {%r2}], \
+            [%r1];"
+            .into(),
         "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%l1, {%r2, %r3}];".into(),
         "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r1], %l1;".into(),
         "tensormap.replace.tile.global_dim.global.b1024.b32 [%l1], 1, %r1;".into(),
         "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned \
-            [%l1], [%r1], 128;".into(),
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1,%r2,%r3,%r4}, {%r5,%r6,%r7,%r8}, \
-            {%r9,%r10}, {%r1,%r2,%r3,%r4};".into(),
-        "mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32\
-            .ue4m3 {%r1,%r2,%r3,%r4}, {%r5,%r6,%r7,%r8}, {%r9,%r10}, {0f0,0f00000000,0f00000000,%r4}, \
-            %r11, {0, 0}, %r12, {%h1, 0};".replace("0f0,", "0f00000000,"),
+            [%l1], [%r1], 128;"
+            .into(),
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r1,%r2,%r3,%r4}, \
+            {%r5,%r6,%r7,%r8}, \
+            {%r9,%r10}, {%r1,%r2,%r3,%r4};"
+            .into(),
+        "mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col\
+            .f32.e2m1.e2m1.f32.ue4m3 {%r1,%r2,%r3,%r4}, {%r5,%r6,%r7,%r8}, {%r9,%r10}, \
+            {0f00000000,0f00000000,0f00000000,%r4}, \
+            %r11, {0, 0}, %r12, {%h1, 0};"
+            .into(),
         "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%l1,%l2,%l3,%l4}, {%l5,%l6}, {%l7}, \
-            {%l1,%l2,%l3,%l4};".into(),
+            {%l1,%l2,%l3,%l4};"
+            .into(),
         "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.u8.s32 {%r1,%r2,%r3,%r4}, \
-            {%r5,%r6,%r7,%r8}, {%r9,%r10}, {%r1,%r2,%r3,%r4};".into(),
+            {%r5,%r6,%r7,%r8}, {%r9,%r10}, {%r1,%r2,%r3,%r4};"
+            .into(),
         "wgmma.fence.sync.aligned;".into(),
         "wgmma.commit_group.sync.aligned;".into(),
         "wgmma.wait_group.sync.aligned 1;".into(),
-        format!("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 {}, %l1, %l2, %p1, 1, -1;", list(32)),
-        format!("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {}, {four}, %l2, 1, 1, 1, 0;", list(16)),
-        format!("wgmma.mma_async.sync.aligned.m64n16k16.f16.f16.f16 {four}, %l1, %l2, 0, 1, 1, 0, 1;"),
+        format!(
+            "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 {}, %l1, %l2, %p1, 1, \
+            -1;",
+            list(32)
+        ),
+        format!(
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {}, {four}, %l2, 1, 1, \
+            1, 0;",
+            list(16)
+        ),
+        format!(
+            "wgmma.mma_async.sync.aligned.m64n16k16.f16.f16.f16 {four}, %l1, %l2, 0, 1, 1, \
+            0, 1;"
+        ),
         format!("wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {four}, %l1, %l2, %p1;"),
         "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [tile], 512;".into(),
         "tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r1, %r2;".into(),
@@ -171,12 +213,15 @@ fn forms_that_compilers_and_authors_write() {
         "tcgen05.cp.cta_group::2.64x128b.warpx2::01_23.b8x16.b4x16_p64 [%r1], %l1;".into(),
         "tcgen05.shift.cta_group::1.down [%r1];".into(),
         "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 \
-            [%r1], %h1;".into(),
+            [%r1], %h1;"
+            .into(),
         "tcgen05.mma.cta_group::1.kind::f16 [%r1], %l1, %l2, %r2, %p1;".into(),
         "tcgen05.mma.cta_group::1.kind::tf32.collector::a::lastuse [%r1], [%r3], %l2, %r2, \
-            {%r4,%r5,%r6,%r7}, %p1, 3;".into(),
+            {%r4,%r5,%r6,%r7}, %p1, 3;"
+            .into(),
         "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale.block32 [%r1], %l1, %l2, %r2, \
-            [%r3], [%r4], 1;".into(),
+            [%r3], [%r4], 1;"
+            .into(),
         "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r1,%r2,%r3,%r4}, [%r9+16];".into(),
         "tcgen05.ld.sync.aligned.16x32bx2.x2.pack::16b.b32 {%r1,%r2}, [%r9], 16;".into(),
         format!("tcgen05.st.sync.aligned.16x256b.x1.unpack::16b.b32 [%r9], {four};"),
@@ -218,7 +263,11 @@ fn forms_that_are_refused_say_why() {
         ("cvt.rz.satfinite.e4m3x2.f32 %h1, %r1, %r2;", "this rounding is not there"),
         ("cvt.f32.s32 %r1, %r2;", "needs a rounding"),
         ("cvt.rn.satfinite.ue8m0x2.f32 %h1, %r1, %r2;", "this rounding is not there"),
-        ("ld.global.v8.b64 {%l1,%l2,%l3,%l4,%l5,%l6,%l7,%l8}, [%l0];", "more than a vector holds"),
+        (
+            "ld.global.v8.b64 {%l1,%l2,%l3,%l4,%l5,%l6,%l7,%l8}, [%l0];",
+            "more than a vector \
+            holds",
+        ),
         ("ld.shared.nc.u32 %r1, [%r2];", "`.nc` is only there for global memory"),
         ("ld.global.u32 %r1, [tile];", "the variable is in Shared"),
         ("ld.relaxed.global.u32 %r1, [%l1];", "a scope is missing"),
@@ -230,11 +279,13 @@ fn forms_that_are_refused_say_why() {
         ("mbarrier.init.shared::cluster.b64 [%r1], 1;", "not there for this action"),
         ("cp.async.cg.shared.global [%r1], [%l1], 8;", "8 bytes"),
         (
-            "cp.async.bulk.global.shared::cta.mbarrier::complete_tx::bytes [%l1], [%r1], 16, [%r2];",
+            "cp.async.bulk.global.shared::cta.mbarrier::complete_tx::bytes [%l1], [%r1], 16, \
+            [%r2];",
             "`.bulk_group` belongs",
         ),
         (
-            "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes.multicast::cluster \
+            "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes\
+            .multicast::cluster \
             [%r1], [%l1, {%r2,%r3}], [%r4], %h1;",
             "needs `.shared::cluster`",
         ),
@@ -244,17 +295,20 @@ fn forms_that_are_refused_say_why() {
         ),
         ("tensormap.replace.tile.rank.shared::cta.b1024.b64 [%r1], %l1;", "type `.b64`"),
         (
-            "mma.sync.aligned.m16n8k16.row.col.f32.e4m3.bf16.f32 {%r1,%r2,%r3,%r4}, {%r5,%r6}, {%r7}, \
+            "mma.sync.aligned.m16n8k16.row.col.f32.e4m3.bf16.f32 {%r1,%r2,%r3,%r4}, {%r5,%r6}, \
+            {%r7}, \
             {%r1,%r2,%r3,%r4};",
             "is not known",
         ),
         (
-            "wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4,%r5,%r6}, %l1, %l2, \
+            "wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4,%r5,%r6}, \
+            %l1, %l2, \
             1, 1, 1, 0, 0;",
             "N is 8 to 256",
         ),
         (
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %l1, %l2, 1, 2, 1, \
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %l1, %l2, \
+            1, 2, 1, \
             0, 0;",
             "scale 2 is neither 1 nor -1",
         ),
@@ -264,7 +318,8 @@ fn forms_that_are_refused_say_why() {
             "`.block_scale` belongs",
         ),
         (
-            "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block16 [%r1], %l1, %l2, %r2, [%r3], \
+            "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block16 [%r1], %l1, %l2, %r2, \
+            [%r3], \
             [%r4], %p1;",
             "this size of scales",
         ),
@@ -304,7 +359,8 @@ fn unknown_forms_are_listed_together() {
 #[test]
 fn labels_belong_to_their_scopes() {
     let program = lines(
-        "W: add.s32 %r1, %r1, 1;\n{ .reg .pred p; W: setp.eq.s32 p, %r1, 3; @!p bra W; bra.uni E; }\n\
+        "W: add.s32 %r1, %r1, 1;\n{ .reg .pred p; W: setp.eq.s32 p, %r1, 3; @!p bra W; bra.uni \
+            E; }\n\
          bra W;\nE: ret;",
     )
     .expect("known");
@@ -337,11 +393,13 @@ fn branches_through_tables_know_their_targets() {
     assert_eq!(**targets, [0, 2, 0]);
 }
 
-const CALLS: &str = ".func (.param .b32 r0) twice(.param .b32 x)\n{\n.reg .b32 %r<2>; .reg .pred %p<1>;\n\
+const CALLS: &str = ".func (.param .b32 r0) twice(.param .b32 x)\n{\n.reg .b32 %r<2>; .reg \
+            .pred %p<1>;\n\
     ld.param.b32 %r0, [x];\nsetp.eq.s32 %p0, %r0, 0;\n@%p0 bra OUT;\nadd.s32 %r0, %r0, %r0;\n\
     OUT: st.param.b32 [r0], %r0;\nret;\n}\n\
     .extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
-    .func loop_a()\n{\ncall.uni loop_b, ();\nret;\n}\n.func loop_b()\n{\ncall.uni loop_a, ();\nret;\n}\n";
+    .func loop_a()\n{\ncall.uni loop_b, ();\nret;\n}\n\
+    .func loop_b()\n{\ncall.uni loop_a, ();\nret;\n}\n";
 
 #[test]
 fn functions_are_inlined_with_registers_of_their_own() {
@@ -382,7 +440,8 @@ fn functions_are_inlined_with_registers_of_their_own() {
 #[test]
 fn functions_of_the_runtime_stay_calls() {
     let text = format!(
-        "{CALLS}.visible .entry k()\n{{\n.reg .b64 %l<3>;\n.param .b64 a; .param .b64 b; .param .b32 r;\n\
+        "{CALLS}.visible .entry k()\n{{\n.reg .b64 %l<3>;\n.param .b64 a; .param .b64 b; \
+            .param .b32 r;\n\
          call.uni (r), vprintf, (a, b);\nret;\n}}"
     );
     let program = program_of(&text, &GlobalAddresses::new()).expect("known");
@@ -413,11 +472,13 @@ fn variables_are_placed() {
         .shared .align 16 .b8 tile[20];\n.global .align 8 .u64 counter = 7;\n\
         .const .align 4 .b32 table[3] = {1, 2, 0x3F800000};\n.global .u64 link = counter+4;\n\
         .visible .entry k(.param .u32 a, .param .align 64 .b8 map[128], .param .u64 b)\n\
-        .reqntid 32, 2\n.maxntid 64\n.reqnctapercluster 2, 1, 1\n{\n.reg .b32 %r<2>; .reg .b64 %l<2>;\n\
+        .reqntid 32, 2\n.maxntid 64\n.reqnctapercluster 2, 1, 1\n{\n\
+        .reg .b32 %r<2>; .reg .b64 %l<2>;\n\
         .shared .align 4 .b8 inner[4];\n.local .align 16 .b8 depot[24];\n\
         mov.u32 %r0, tile;\nmov.u32 %r0, inner;\nmov.u32 %r0, dynamic;\nmov.u64 %l0, counter;\n\
         mov.u64 %l0, table;\nmov.b64 %l0, map;\nmov.u64 %l0, depot;\nmov.u64 %l0, counter+8;\n\
-        ld.const.u32 %r0, [table+8];\nld.param.u64 %l0, [b];\nld.global.u64 %l1, [counter];\nret;\n}";
+        ld.const.u32 %r0, [table+8];\nld.param.u64 %l0, [b];\n\
+        ld.global.u64 %l1, [counter];\nret;\n}";
     let globals =
         GlobalAddresses::from([("counter".to_string(), 0x1000), ("link".to_string(), 0x1008)]);
     let program = program_of(text, &globals).expect("known");
@@ -429,12 +490,13 @@ fn variables_are_placed() {
                 source: Source::Immediate(value),
                 ..
             }) => Some(*value),
-            Instruction::Special { register, .. } => match register {
-                SpecialRegister::SharedVariable(offset)
-                | SpecialRegister::ParameterVariable(offset)
-                | SpecialRegister::ConstantVariable(offset) => Some(u64::from(*offset)),
-                _ => None,
-            },
+            Instruction::Special {
+                register:
+                    SpecialRegister::SharedVariable(offset)
+                    | SpecialRegister::ParameterVariable(offset)
+                    | SpecialRegister::ConstantVariable(offset),
+                ..
+            } => Some(u64::from(*offset)),
             Instruction::Load(load) => Some(load.address.offset as u64),
             _ => None,
         })

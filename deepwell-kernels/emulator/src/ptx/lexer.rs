@@ -59,7 +59,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// Line of the next token.
-    pub(super) fn line(&self) -> u32 {
+    pub(super) fn next_line(&self) -> u32 {
         self.token_line
     }
 

@@ -221,7 +221,7 @@ impl Parser<'_> {
         let mut space = None;
         let mut alignment = None;
         let mut vector = 1;
-        let ptx_line = self.lexer.line();
+        let ptx_line = self.lexer.next_line();
         loop {
             let Token::Directive(name) = self.lexer.peek() else {
                 return Err(self.lexer.expected("a type"));
@@ -276,7 +276,7 @@ impl Parser<'_> {
     }
 
     fn variable_name(&mut self, variable: &mut Variable) -> Result<(), ParseError> {
-        variable.ptx_line = self.lexer.line();
+        variable.ptx_line = self.lexer.next_line();
         let word = self.lexer.expect_word("a variable")?;
         variable.name = self.name(word);
         while self.lexer.take_mark(b'[')? {
@@ -365,7 +365,7 @@ impl Parser<'_> {
 
     /// From `.entry` or `.func` on.
     fn function(&mut self, is_kernel: bool, is_extern: bool) -> Result<Function, ParseError> {
-        let ptx_line = self.lexer.line();
+        let ptx_line = self.lexer.next_line();
         self.lexer.take()?;
         if self.lexer.take_directive("attribute")? {
             self.skip_parentheses()?;

@@ -14,7 +14,7 @@ impl Parser<'_> {
         let mut depth = 0u32;
         let mut source = None;
         loop {
-            let ptx_line = self.lexer.line();
+            let ptx_line = self.lexer.next_line();
             let kind = match self.lexer.peek() {
                 Token::Mark(b'{') => {
                     self.lexer.take()?;

@@ -98,7 +98,8 @@ fn bodies_keep_scopes_labels_and_lines() {
 fn places_in_the_source_follow_loc() {
     let module = module(
         ".visible .entry k()\n{\nmov.u32 %r1, 1;\n.loc 2 17 5\nmov.u32 %r1, 2;\n\
-         .loc 1 40 3, function_name $L__info_string0+8, inlined_at 2 17 5\nmov.u32 %r1, 3;\nret;\n}\n\
+         .loc 1 40 3, function_name $L__info_string0+8, inlined_at 2 17 5\n\
+         mov.u32 %r1, 3;\nret;\n}\n\
          .file 1 \"/a/layout.cuh\"\n.file 2 \"/a/kernel.cu\", 1700000000, 123\n\
          .section .debug_str\n{\n$L__info_string0:\n.b8 95,90\n}",
     );

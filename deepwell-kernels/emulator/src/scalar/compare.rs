@@ -156,7 +156,7 @@ pub(super) fn set(
     let out: [u32; LANES] = std::array::from_fn(|lane| {
         let low = (low >> lane & 1) * yes;
         match high {
-            Some(high) => low | (high >> lane & 1) * yes << 16,
+            Some(high) => low | ((high >> lane & 1) * yes) << 16,
             None => low,
         }
     });

@@ -250,8 +250,9 @@ fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
 /// F16 or BF16 of a value that is exact or rounded to odd.
 fn encode_half(value: f64, to: Type, conversion: &Conversion) -> u32 {
     let format = if to == Type::F16 { Format::F16 } else { Format::BF16 };
-    let value = if conversion.saturate && !(value > 0.0) { 0.0 } else { value };
-    let value = if conversion.saturate { value.min(1.0) } else { value };
+    // NaN is saturated to zero.
+    let inside = if value > 0.0 { value.min(1.0) } else { 0.0 };
+    let value = if conversion.saturate { inside } else { value };
     let rounding = match conversion.float_rounding {
         Some(rounding) => number_rounding(rounding, 0),
         None => Rounding::NearestEven,
@@ -294,7 +295,7 @@ fn random_of(random: u32, to: Type, part: usize, count: usize) -> u32 {
     let half = |upper: bool| if upper { random >> 16 } else { random & 0xffff };
     match (to, count) {
         (Type::E2m1x4, _) => {
-            let half = half(part % 2 == 0);
+            let half = half(part.is_multiple_of(2));
             if part < 2 { half >> 8 } else { half & 0xff }
         }
         (_, 4) => half(part < 2),

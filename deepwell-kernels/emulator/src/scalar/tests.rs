@@ -387,7 +387,8 @@ fn conversions() {
 fn predicates() {
     // (line, words, predicates %p1.., expected %p0 and %p7).
     let one = ONE;
-    let rows: &[(&str, &[u32], &[bool], bool, bool)] = &[
+    type Row<'a> = (&'a str, &'a [u32], &'a [bool], bool, bool);
+    let rows: &[Row<'_>] = &[
         ("setp.lt.s32 %p0|%p7, %r1, %r2;", &[u32::MAX, 1], &[], true, false),
         ("setp.lt.u32 %p0|%p7, %r1, %r2;", &[u32::MAX, 1], &[], false, true),
         ("setp.hi.u32 %p0, %r1, %r2;", &[u32::MAX, 1], &[], true, false),
@@ -512,7 +513,8 @@ fn halves_agree_with_the_encoder() {
         }
         for _ in 0..300_000 {
             let value = f32::from_bits(bits.next());
-            let value = if bits.next() % 2 == 0 { value } else { bits.near() * 2f32.powi(-20) };
+            let value =
+                if bits.next().is_multiple_of(2) { value } else { bits.near() * 2f32.powi(-20) };
             let expected =
                 encode_f64(format, f64::from(value), Rounding::NearestEven, false, false);
             assert_eq!(u32::from(half.code(value)), expected, "{half:?} {value:e}");
@@ -557,7 +559,7 @@ fn small_pairs_agree_with_the_encoder() {
                 relu,
             };
             let kernel = Kernel::of(&conversion).expect("one of these");
-            let mut check = |a: [u32; LANES]| {
+            let check = |a: [u32; LANES]| {
                 let b = a.map(|bits| bits ^ 1 << 31);
                 let found = kernel.row(&a, &b);
                 for lane in 0..LANES {
