@@ -52,7 +52,7 @@ pub enum IrError {
     /// An op has no derivative.
     #[error(
         "node `{node}`: op `{op}` has no backward rule\n\
-         hint: only captured graphs can be differentiated"
+         hint: only captured graphs of ops that can be trained are differentiated"
     )]
     NotDifferentiable {
         /// The node.

@@ -178,6 +178,10 @@ ops! {
     AddRmsNorm,
     /// Gradients of [`Op::RmsNorm`].
     RmsNormBackward,
+    /// Root-mean-square normalization of each head.
+    HeadRmsNorm,
+    /// Gradients of [`Op::HeadRmsNorm`].
+    HeadRmsNormBackward,
     /// Normalization by mean and variance.
     LayerNorm,
     /// Residual add and [`Op::LayerNorm`] in one pass.
@@ -190,6 +194,8 @@ ops! {
     RopeBackward,
     /// Causal attention with grouped query heads.
     Attention,
+    /// [`Op::Attention`] to the latest tokens only.
+    WindowAttention,
     /// Gradients of [`Op::Attention`].
     AttentionBackward,
     /// `silu(gate) · up`.

@@ -59,6 +59,13 @@ impl Dim {
         }
     }
 
+    /// This dimension `factor` times over.
+    ///
+    /// Exact unless it counts blocks (see [`Dim::blocks_of`]).
+    pub fn times(self, factor: usize) -> Dim {
+        Dim { factor: self.factor * factor, ..self }
+    }
+
     /// The size under `binding`.
     pub fn bind(self, binding: &Binding) -> usize {
         let product = self.factor
@@ -140,6 +147,7 @@ mod tests {
             (Dim::TOKENS.blocks_of(32), 4, "B*S/32"),
             (Dim::fixed(33).blocks_of(32), 2, "2"),
             (Dim::BATCH, 3, "B"),
+            (Dim::TOKENS.times(4), 396, "4*B*S"),
         ] {
             assert_eq!(dim.bind(&binding), size);
             assert_eq!(dim.to_string(), text);

@@ -1,7 +1,7 @@
 //! `config.json` of the llama family: what is read, what is refused and in which words.
 
 use deepwell_ir::capture::{
-    CaptureNotes, HiddenAct, LlamaConfig, Rope, RopeScaling, StoredDType, YarnScaling,
+    CaptureNotes, HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType, YarnScaling,
 };
 use serde_json::{Value, json};
 
@@ -133,6 +133,7 @@ fn defaults_are_those_of_transformers() {
         "rope_theta": null
     }));
     let expected = LlamaConfig {
+        family: ModelFamily::Llama,
         vocab_size: 97,
         hidden_size: 32,
         intermediate_size: 88,
@@ -144,6 +145,7 @@ fn defaults_are_those_of_transformers() {
         rope: Rope { theta: 10000.0, scaling: RopeScaling::None },
         attention_bias: false,
         mlp_bias: false,
+        sliding_window: None,
         tie_word_embeddings: false,
         max_position_embeddings: 2048,
         initializer_range: 0.02,
@@ -308,10 +310,15 @@ fn bad_values_are_refused_in_these_words() {
         ),
         // Other mathematics.
         (
-            json!({"model_type": "mistral"}),
-            "c: key `model_type`: value `mistral` is not supported\nhint: supported: `llama`",
+            json!({"model_type": "mamba"}),
+            "c: key `model_type`: value `mamba` is not supported\n\
+             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`",
         ),
-        (json!({"model_type": null}), "c: key `model_type` is missing\nhint: supported: `llama`"),
+        (
+            json!({"model_type": null}),
+            "c: key `model_type` is missing\n\
+             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`",
+        ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
             "c: key `architectures`: value `[\"LlamaForSequenceClassification\"]` is not \
@@ -457,7 +464,11 @@ fn text_that_is_no_config_is_refused() {
         ("", "c:1:0: not valid JSON: EOF while parsing a value"),
         ("[]", "c: expected a JSON object, got an array"),
         ("{\"vocab_size\": NaN}", "c:1:16: not valid JSON: expected value"),
-        ("{}", "c: key `model_type` is missing\nhint: supported: `llama`"),
+        (
+            "{}",
+            "c: key `model_type` is missing\n\
+             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`",
+        ),
     ] {
         assert_eq!(LlamaConfig::from_json(text, "c").unwrap_err().to_string(), expected);
     }

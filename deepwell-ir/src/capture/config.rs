@@ -1,11 +1,11 @@
-//! The configuration of a llama model, from and to a Hugging Face `config.json`.
+//! The configuration of a llama-like model, from and to a Hugging Face `config.json`.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use super::keys::{Keys, kind, shown};
-use super::{CaptureError, Rope, RopeScaling};
+use super::{CaptureError, ModelFamily, Rope, RopeScaling};
 
 /// Largest width, head count or layer count that is believed; larger is taken for a mistake. It
 /// also keeps the parameter count of any accepted model within 64 bits.
@@ -55,12 +55,14 @@ impl StoredDType {
         [StoredDType::F32, StoredDType::Bf16, StoredDType::F16];
 }
 
-/// A model of the llama family.
+/// A llama model, or one of a family that differs from it as [`ModelFamily`] says.
 ///
 /// Fields are plain: change them freely and call [`LlamaConfig::check`], which
 /// [`capture`](super::capture) does again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
+    /// Which family (`model_type`).
+    pub family: ModelFamily,
     /// Tokens in the vocabulary (`vocab_size`).
     pub vocab_size: usize,
     /// Width of the residual stream (`hidden_size`).
@@ -79,10 +81,13 @@ pub struct LlamaConfig {
     pub rms_norm_eps: f64,
     /// Rotary position embedding (`rope_parameters`, or `rope_theta` and `rope_scaling`).
     pub rope: Rope,
-    /// Biases on the four projections of attention (`attention_bias`).
+    /// Biases on the four projections of attention (`attention_bias`); with qwen2 always, and on
+    /// three of them.
     pub attention_bias: bool,
     /// Biases on the three projections of the feed-forward block (`mlp_bias`).
     pub mlp_bias: bool,
+    /// How many tokens, itself included, a token sees (`sliding_window`); all if `None`.
+    pub sliding_window: Option<usize>,
     /// Whether the token table is also the output head (`tie_word_embeddings`).
     pub tie_word_embeddings: bool,
     /// Longest sequence that the model is made for (`max_position_embeddings`), tokens.
@@ -128,8 +133,8 @@ impl LlamaConfig {
         };
         let mut notes = CaptureNotes::default();
         let mut keys = Keys::new(place, "", object);
-        check_model_type(&mut keys)?;
-        let config = Self::from_keys(&mut keys, place, &mut notes)?;
+        let family = ModelFamily::read(&mut keys)?;
+        let config = Self::from_keys(&mut keys, family, place, &mut notes)?;
         if let Some(value) = keys.get("pad_token_id") {
             notes.remarks.push(format!(
                 "`pad_token_id` is {}: transformers gives that row of the table no gradient; here \
@@ -137,7 +142,7 @@ impl LlamaConfig {
                 shown(value)
             ));
         }
-        notes.without_effect.extend(keys.finish_config()?);
+        notes.without_effect.extend(keys.finish_config(family.architecture())?);
         config.check(place)?;
         Ok((config, notes))
     }
@@ -167,6 +172,7 @@ impl LlamaConfig {
 
     fn from_keys(
         keys: &mut Keys<'_>,
+        family: ModelFamily,
         place: &str,
         notes: &mut CaptureNotes,
     ) -> Result<Self, CaptureError> {
@@ -175,8 +181,8 @@ impl LlamaConfig {
         let intermediate_size = keys.required_size("intermediate_size")?;
         let num_layers = keys.required_size("num_hidden_layers")?;
         let num_heads = keys.required_size("num_attention_heads")?;
-        let num_kv_heads = keys.size("num_key_value_heads")?.unwrap_or(num_heads);
-        let head_dim = match keys.size("head_dim")? {
+        let num_kv_heads = family.read_kv_heads(keys, num_heads)?;
+        let head_dim = match keys.size("head_dim")?.or(family.default_head_dim()) {
             Some(head_dim) => head_dim,
             None if hidden_size % num_heads == 0 => hidden_size / num_heads,
             None => {
@@ -188,10 +194,17 @@ impl LlamaConfig {
                 ));
             }
         };
-        let max_position_embeddings = keys.size("max_position_embeddings")?.unwrap_or_else(|| {
-            note_default(notes, "max_position_embeddings", "2048");
-            2048
-        });
+        let max_position_embeddings = match keys.size("max_position_embeddings")? {
+            Some(positions) => positions,
+            None if family == ModelFamily::Llama => {
+                note_default(notes, "max_position_embeddings", "2048");
+                2048
+            }
+            None => {
+                let hint = "the default depends on the family; state it";
+                return Err(keys.missing("max_position_embeddings", hint));
+            }
+        };
         let rms_norm_eps = keys.number("rms_norm_eps", 0.0, false)?.unwrap_or_else(|| {
             note_default(notes, "rms_norm_eps", "1e-6");
             1e-6
@@ -203,6 +216,7 @@ impl LlamaConfig {
             }
         };
         Ok(LlamaConfig {
+            family,
             vocab_size,
             hidden_size,
             intermediate_size,
@@ -212,8 +226,9 @@ impl LlamaConfig {
             head_dim,
             rms_norm_eps,
             rope: super::rope_json::read(keys, place, max_position_embeddings, notes)?,
-            attention_bias: keys.boolean("attention_bias")?.unwrap_or(false),
-            mlp_bias: keys.boolean("mlp_bias")?.unwrap_or(false),
+            attention_bias: family.read_attention_bias(keys)?,
+            mlp_bias: family.read_mlp_bias(keys)?,
+            sliding_window: family.read_window(keys)?,
             tie_word_embeddings: keys.boolean("tie_word_embeddings")?.unwrap_or(false),
             max_position_embeddings,
             initializer_range: keys.number("initializer_range", 0.0, false)?.unwrap_or(0.02),
@@ -284,6 +299,12 @@ impl LlamaConfig {
                 return wrong(key, expected, number.to_string(), "");
             }
         }
+        let (biases, window) = ((self.attention_bias, self.mlp_bias), self.sliding_window);
+        for (key, expected, got, fits) in self.family.fixed(biases.0, biases.1, window) {
+            if !fits {
+                return wrong(key, expected.to_string(), got, "");
+            }
+        }
         Ok(())
     }
 
@@ -292,7 +313,7 @@ impl LlamaConfig {
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         for (key, value) in [
-            ("architectures", json!(["LlamaForCausalLM"])),
+            ("architectures", json!([self.family.architecture()])),
             ("attention_bias", json!(self.attention_bias)),
             ("attention_dropout", json!(0.0)),
             ("head_dim", json!(self.head_dim)),
@@ -302,17 +323,20 @@ impl LlamaConfig {
             ("intermediate_size", json!(self.intermediate_size)),
             ("max_position_embeddings", json!(self.max_position_embeddings)),
             ("mlp_bias", json!(self.mlp_bias)),
-            ("model_type", json!("llama")),
+            ("model_type", json!(self.family.model_type())),
             ("num_attention_heads", json!(self.num_heads)),
             ("num_hidden_layers", json!(self.num_layers)),
             ("num_key_value_heads", json!(self.num_kv_heads)),
             ("rms_norm_eps", json!(self.rms_norm_eps)),
             ("rope_scaling", super::rope_json::write(&self.rope.scaling)),
             ("rope_theta", json!(self.rope.theta)),
+            ("sliding_window", json!(self.sliding_window)),
             ("tie_word_embeddings", json!(self.tie_word_embeddings)),
             ("vocab_size", json!(self.vocab_size)),
         ] {
-            object.insert(key.to_string(), value);
+            if self.family.writes(key) {
+                object.insert(key.to_string(), value);
+            }
         }
         if let Some(dtype) = self.torch_dtype {
             object.insert("torch_dtype".to_string(), json!(dtype.name()));
@@ -334,14 +358,6 @@ impl LlamaConfig {
 
 fn note_default(notes: &mut CaptureNotes, key: &str, value: &str) {
     notes.remarks.push(format!("`{key}` is not stated: {value}, the default of transformers"));
-}
-
-fn check_model_type(keys: &mut Keys<'_>) -> Result<(), CaptureError> {
-    match keys.string("model_type")? {
-        Some("llama") => Ok(()),
-        Some(other) => Err(keys.unsupported("model_type", &json!(other), "supported: `llama`")),
-        None => Err(keys.missing("model_type", "supported: `llama`")),
-    }
 }
 
 /// `dtype` and its older name `torch_dtype`.

@@ -74,7 +74,13 @@ impl ModelFolder {
         let mut tensors = Vec::with_capacity(specs.len());
         for spec in &specs {
             let Some(stored) = found.remove(&spec.name) else {
-                return Err(missing_tensor(&folder, &spec.name, &spec.shape, &found));
+                return Err(missing_tensor(
+                    &folder,
+                    &spec.name,
+                    &spec.shape,
+                    &found,
+                    config.family.architecture(),
+                ));
             };
             tensors.push(stored.check(&spec.name, &spec.shape)?);
         }
@@ -285,12 +291,13 @@ fn missing_tensor(
     name: &str,
     shape: &[usize],
     rest: &BTreeMap<String, Found>,
+    architecture: &str,
 ) -> CaptureError {
     let bare = name.strip_prefix("model.").filter(|bare| rest.contains_key(*bare));
     let hint = match bare {
         Some(bare) => format!(
             "the files hold `{bare}`: the model was saved without its head; save it as \
-             LlamaForCausalLM"
+             {architecture}"
         ),
         None => "config.json and the weights are of different models, or a file is incomplete"
             .to_string(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::CaptureError;
 use super::known_keys::{RESTRICTED, WITHOUT_EFFECT};
@@ -59,6 +59,11 @@ impl<'a> Keys<'a> {
     pub(super) fn get(&mut self, key: &'static str) -> Option<&'a Value> {
         self.known.insert(key);
         self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is there, `null` or not.
+    pub(super) fn holds(&self, key: &str) -> bool {
+        self.object.contains_key(key)
     }
 
     /// The error for a value that a key may not have.
@@ -152,14 +157,19 @@ impl<'a> Keys<'a> {
     }
 
     /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect,
-    /// sorted.
-    pub(super) fn finish_config(self) -> Result<Vec<String>, CaptureError> {
+    /// sorted. `architecture` is the class that `architectures` may name.
+    pub(super) fn finish_config(self, architecture: &str) -> Result<Vec<String>, CaptureError> {
         let mut without_effect = Vec::new();
         for (key, value) in self.object {
             if self.known.contains(key.as_str()) {
                 continue;
             }
-            if let Some(rule) = RESTRICTED.iter().find(|rule| rule.key == key) {
+            if key == "architectures" {
+                if !value.is_null() && *value != json!([architecture]) {
+                    let hint = format!("supported: [\"{architecture}\"]");
+                    return Err(self.unsupported(key, value, &hint));
+                }
+            } else if let Some(rule) = RESTRICTED.iter().find(|rule| rule.key == key) {
                 if !value.is_null() && !(rule.allowed)(value) {
                     return Err(self.unsupported(key, value, rule.hint));
                 }
@@ -198,6 +208,7 @@ impl<'a> Keys<'a> {
             .copied()
             .chain(WITHOUT_EFFECT.iter().copied())
             .chain(restricted)
+            .chain(["architectures"])
             .map(|known| (edit_distance(key, known), known))
             .min()
             .filter(|(distance, _)| *distance <= 2);

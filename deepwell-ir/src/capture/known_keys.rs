@@ -89,10 +89,6 @@ fn is_empty(value: &Value) -> bool {
     value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
 }
 
-fn is_causal_lm(value: &Value) -> bool {
-    value.as_array().is_some_and(|names| names.len() == 1 && names[0] == "LlamaForCausalLM")
-}
-
 fn is_full_attention(value: &Value) -> bool {
     value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
 }
@@ -103,11 +99,6 @@ pub(super) const RESTRICTED: &[Restricted] = &[
         key: "add_cross_attention",
         allowed: is_false,
         hint: "only decoders without cross-attention are supported: `false`",
-    },
-    Restricted {
-        key: "architectures",
-        allowed: is_causal_lm,
-        hint: "supported: [\"LlamaForCausalLM\"]",
     },
     Restricted {
         key: "attention_dropout",

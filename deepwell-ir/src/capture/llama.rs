@@ -1,4 +1,4 @@
-//! Builds the forward graph of a llama model.
+//! Builds the forward graph of a llama-like model.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,8 @@ pub fn capture(config: &LlamaConfig) -> Result<Graph, CaptureError> {
 }
 
 /// Like [`capture`], for sequences of `seq_len` tokens; needed with [`RopeScaling::Dynamic`],
-/// whose frequencies depend on the length, and the same as [`capture`] otherwise.
+/// whose frequencies depend on the length, and the same as [`capture`] otherwise, except that an
+/// attention whose window holds the whole sequence is plain causal attention.
 ///
 /// # Errors
 /// A configuration that does not pass [`LlamaConfig::check`].
@@ -65,15 +66,18 @@ struct LlamaBuilder<'a> {
     graph: GraphBuilder,
     parameters: HashMap<(ParameterRole, Option<u32>), TensorId>,
     inverse_frequencies: Vec<f32>,
+    /// Tokens that a token sees, where sequences are longer than that.
+    window: Option<usize>,
 }
 
 impl<'a> LlamaBuilder<'a> {
     fn new(config: &'a LlamaConfig, seq_len: usize) -> LlamaBuilder<'a> {
         LlamaBuilder {
             config,
-            graph: GraphBuilder::new("llama"),
+            graph: GraphBuilder::new(config.family.model_type()),
             parameters: HashMap::new(),
             inverse_frequencies: config.inverse_frequencies(seq_len),
+            window: config.sliding_window.filter(|&window| window < seq_len),
         }
     }
 
@@ -111,6 +115,18 @@ impl<'a> LlamaBuilder<'a> {
         self.op(name, ops::RmsNorm { eps: self.config.rms_norm_eps }, &[x, gain])
     }
 
+    /// The norm of each head of queries or keys.
+    fn head_norm(
+        &mut self,
+        name: &str,
+        role: ParameterRole,
+        layer: u32,
+        x: TensorId,
+    ) -> Result<TensorId, CaptureError> {
+        let gain = self.parameter(role, Some(layer));
+        self.op(name, ops::HeadRmsNorm { eps: self.config.rms_norm_eps }, &[x, gain])
+    }
+
     /// A linear layer, with its bias if the model has one.
     fn linear(
         &mut self,
@@ -144,6 +160,15 @@ impl<'a> LlamaBuilder<'a> {
         let q = self.linear(&at("self_attn.q_proj"), R::Query, R::QueryBias, layer, y)?;
         let k = self.linear(&at("self_attn.k_proj"), R::Key, R::KeyBias, layer, y)?;
         let v = self.linear(&at("self_attn.v_proj"), R::Value, R::ValueBias, layer, y)?;
+        let (q, k) = if config.family.has_head_norms() {
+            self.graph.scope(Tag::Norm, Some(layer));
+            let q = self.head_norm(&at("self_attn.q_norm"), R::QueryNorm, layer, q)?;
+            let k = self.head_norm(&at("self_attn.k_norm"), R::KeyNorm, layer, k)?;
+            self.graph.scope(Tag::Attn, Some(layer));
+            (q, k)
+        } else {
+            (q, k)
+        };
         let q = self.rope(&at("self_attn.q_rope"), config.num_heads, q)?;
         let k = self.rope(&at("self_attn.k_rope"), config.num_kv_heads, k)?;
         let heads = ops::AttentionHeads {
@@ -153,7 +178,11 @@ impl<'a> LlamaBuilder<'a> {
             scale: 1.0 / (config.head_dim as f64).sqrt(),
             causal: true,
         };
-        let o = self.op(&at("self_attn.attention"), ops::Attention { heads }, &[q, k, v])?;
+        let op = match self.window {
+            Some(window) => ops::WindowAttention { heads, window }.into(),
+            None => crate::Op::from(ops::Attention { heads }),
+        };
+        let o = self.op(&at("self_attn.attention"), op, &[q, k, v])?;
         let (role, bias_role) = (R::AttentionOutput, R::AttentionOutputBias);
         let o = self.linear(&at("self_attn.o_proj"), role, bias_role, layer, o)?;
         self.op(&at("self_attn.residual"), ops::Add {}, &[x, o])

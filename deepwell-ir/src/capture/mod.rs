@@ -1,5 +1,5 @@
-//! Reads a Hugging Face model of the llama family: its `config.json`, the headers of its weight
-//! files, and the graph of its forward pass.
+//! Reads a Hugging Face model (llama, mistral, qwen2, qwen3): its `config.json`, the headers of its
+//! weight files, and the graph of its forward pass.
 //!
 //! # Brief overview
 //!
@@ -30,6 +30,7 @@
 
 mod config;
 mod error;
+mod family;
 mod folder;
 mod keys;
 mod known_keys;
@@ -41,7 +42,15 @@ mod rope_json;
 
 pub use config::{CaptureNotes, HiddenAct, LlamaConfig, StoredDType};
 pub use error::CaptureError;
+pub use family::ModelFamily;
 pub use folder::{ModelFolder, StoredTensor};
 pub use llama::{capture, capture_for_sequence};
 pub use parameters::{ParameterRole, ParameterSpec};
 pub use rope::{Rope, RopeScaling, YarnScaling};
+
+/// The model types that are read, as a hint shows them.
+fn supported_types() -> String {
+    let names: Vec<String> =
+        ModelFamily::ALL.iter().map(|family| format!("`{}`", family.model_type())).collect();
+    names.join(", ")
+}

@@ -22,6 +22,10 @@ pub enum ParameterRole {
     Value,
     /// Bias of the value projection.
     ValueBias,
+    /// Gain of the norm of each query head, `[head_dim]`.
+    QueryNorm,
+    /// Gain of the norm of each key head, `[head_dim]`.
+    KeyNorm,
     /// Output projection of attention `[hidden, heads · head_dim]`.
     AttentionOutput,
     /// Bias of the output projection.
@@ -51,9 +55,11 @@ impl ParameterRole {
     pub fn precision_role(self) -> Role {
         match self {
             ParameterRole::TokenEmbedding => Role::Embedding,
-            ParameterRole::AttentionNorm | ParameterRole::MlpNorm | ParameterRole::FinalNorm => {
-                Role::Norm
-            }
+            ParameterRole::AttentionNorm
+            | ParameterRole::QueryNorm
+            | ParameterRole::KeyNorm
+            | ParameterRole::MlpNorm
+            | ParameterRole::FinalNorm => Role::Norm,
             ParameterRole::Head => Role::Head,
             _ => Role::Linear,
         }
@@ -128,10 +134,14 @@ impl LlamaConfig {
                 query,
                 R::AttentionOutput,
                 R::AttentionOutputBias,
-                attention_bias,
+                attention_bias && self.family.output_takes_bias(),
             ),
         ] {
             list.linear(layer, stem, [rows, columns], role, bias.then_some(bias_role));
+        }
+        if self.family.has_head_norms() {
+            list.norm(layer, "self_attn.q_norm", self.head_dim, R::QueryNorm);
+            list.norm(layer, "self_attn.k_norm", self.head_dim, R::KeyNorm);
         }
         list.norm(layer, "post_attention_layernorm", hidden, R::MlpNorm);
         for (stem, rows, columns, role, bias_role) in [

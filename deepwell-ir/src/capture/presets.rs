@@ -1,10 +1,10 @@
 //! Configurations known by name.
 
-use super::{HiddenAct, LlamaConfig, Rope, RopeScaling, StoredDType};
+use super::{HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType};
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 7] = [
+    pub const PRESETS: [&'static str; 8] = [
         "llama-micro",
         "parity-3m",
         "llama-134m",
@@ -12,13 +12,14 @@ impl LlamaConfig {
         "llama-1.1b",
         "llama-7b",
         "llama-3-8b",
+        "llama-3-70b",
     ];
 
     /// A configuration by name, `None` if there is none of that name.
     ///
-    /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b` and `llama-3-8b` are those published as
-    /// TinyLlama-1.1B-Chat-v1.0, Llama-2-7B and Meta-Llama-3-8B; the others are sizes for tests
-    /// and measurements.
+    /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b`, `llama-3-8b` and `llama-3-70b` are
+    /// those published as TinyLlama-1.1B-Chat-v1.0, Llama-2-7B, Meta-Llama-3-8B and
+    /// Meta-Llama-3-70B; the others are sizes for tests and measurements.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -47,6 +48,12 @@ impl LlamaConfig {
                 torch_dtype: Some(StoredDType::Bf16),
                 ..plain_llama(128_256, 4096, 14336, 32, 32, 8)
             }),
+            "llama-3-70b" => Some(LlamaConfig {
+                max_position_embeddings: 8192,
+                rope: Rope { theta: 500_000.0, scaling: RopeScaling::None },
+                torch_dtype: Some(StoredDType::Bf16),
+                ..plain_llama(128_256, 8192, 28672, 80, 64, 8)
+            }),
             _ => None,
         }
     }
@@ -62,6 +69,7 @@ fn plain_llama(
     num_kv_heads: usize,
 ) -> LlamaConfig {
     LlamaConfig {
+        family: ModelFamily::Llama,
         vocab_size,
         hidden_size,
         intermediate_size,
@@ -73,6 +81,7 @@ fn plain_llama(
         rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
         attention_bias: false,
         mlp_bias: false,
+        sliding_window: None,
         tie_word_embeddings: false,
         max_position_embeddings: 2048,
         initializer_range: 0.02,

@@ -105,6 +105,53 @@ impl OpRule for Attention {
     }
 }
 
+/// [`Attention`] in which a token sees itself and the `window - 1` tokens before it. No kernel
+/// computes it yet, nor has it a derivative: it holds a model's structure and counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WindowAttention {
+    /// Heads and mask.
+    pub heads: AttentionHeads,
+    /// Tokens that a token sees, itself included.
+    pub window: usize,
+}
+
+impl OpRule for WindowAttention {
+    fn name(&self) -> &'static str {
+        "window_attention"
+    }
+
+    fn attributes(&self) -> String {
+        format!("{} window={}", self.heads.text(), self.window)
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check { op: self.name(), inputs };
+        if self.window == 0 {
+            return Err(check.error("a window of 1 token or more", "0"));
+        }
+        let check = Check::count(self.name(), inputs, &["q", "k", "v"])?;
+        let dtype = check.same_float(&[0, 1, 2])?;
+        self.heads.check(&check, 0, 1, 2)?;
+        let lse = Shape(vec![Dim::BATCH, Dim::fixed(self.heads.heads), Dim::SEQ]);
+        Ok(vec![
+            OutputType::activation("", inputs[0].shape.clone(), dtype),
+            OutputType::statistic("lse", lse, DType::F32),
+        ])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        let (batch, heads, seq) = (shapes[4][0] as u64, shapes[4][1] as u64, shapes[4][2] as u64);
+        let window = (self.window as u64).min(seq);
+        // The first tokens see 1, 2, ... tokens, all others a whole window.
+        let scores = window * (window + 1) / 2 + (seq - window) * window;
+        4 * batch * heads * scores * self.heads.head_dim as u64
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+    }
+}
+
 /// do, q, k, v, o, lse → dq, dk, dv.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionBackward {

@@ -93,13 +93,15 @@ const TIERED: [(&str, WorkspaceBytes); 8] = [
 ];
 
 /// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 31] = [
+const PLAIN: [(&str, WorkspaceBytes); 33] = [
     ("embedding", none),
     ("embedding_backward", none),
     ("bias_grad", bias_grad),
     ("rms_norm", none),
     ("add_rms_norm", none),
     ("rms_norm_backward", rms_norm_backward),
+    ("head_rms_norm", none),
+    ("head_rms_norm_backward", head_rms_norm_backward),
     ("layer_norm", none),
     ("add_layer_norm", none),
     ("layer_norm_backward", layer_norm_backward),
@@ -155,6 +157,11 @@ fn matrix(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
 fn rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let x = &request.operands[1].shape;
     rms_norm::rms_norm_backward_workspace_bytes(x[0], x[1])
+}
+
+fn head_rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let (head_dim, rows) = (request.operands[2].shape[0], request.operands[3].shape[0]);
+    rms_norm::rms_norm_backward_workspace_bytes(rows, head_dim)
 }
 
 fn layer_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {

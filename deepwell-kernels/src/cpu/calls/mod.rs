@@ -58,6 +58,9 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
         Op::RmsNorm(op) => norm::rms_norm(operands, op.eps),
         Op::AddRmsNorm(op) => norm::add_rms_norm(operands, op.eps),
         Op::RmsNormBackward(op) => norm::rms_norm_backward_call(operands, op.residual),
+        // A head is a row of the gain's width: rows are told by the lengths alone.
+        Op::HeadRmsNorm(op) => norm::rms_norm(operands, op.eps),
+        Op::HeadRmsNormBackward(_) => norm::rms_norm_backward_call(operands, false),
         Op::LayerNorm(op) => norm::layer_norm(operands, op.eps),
         Op::AddLayerNorm(op) => norm::add_layer_norm(operands, op.eps),
         Op::LayerNormBackward(op) => norm::layer_norm_backward_call(operands, op.residual),
