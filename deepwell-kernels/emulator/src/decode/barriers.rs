@@ -1,10 +1,10 @@
 //! `mbarrier`.
 
-use super::instruction::{Instruction, Mbarrier, MbarrierPhase};
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
 use super::types::{Barrier64, Scope, Semantics, Space, Type};
 use super::words::Words;
+use super::{Instruction, Mbarrier, MbarrierPhase};
 use crate::ptx::Operand;
 
 impl Lowering<'_> {

@@ -1,14 +1,14 @@
 //! Asynchronous copies: of single threads, in bulk, by tensor maps.
 
-use super::instruction::{
-    AtomicOperation, BulkCompletion, BulkCopy, BulkDirection, Instruction, StoreAsync, TensorCopy,
-    TensorMapField, TensorMapReplace, TensorMode,
-};
 use super::lower::{Decoded, Lowering};
 use super::memory::ATOMICS;
 use super::operands::{between, exactly, parts};
 use super::types::{PredicateSource, Scope, Semantics, Source, Space, Type};
 use super::words::Words;
+use super::{
+    AtomicOperation, BulkCompletion, BulkCopy, BulkDirection, Instruction, StoreAsync, TensorCopy,
+    TensorMapField, TensorMapReplace, TensorMode,
+};
 use crate::ptx::Operand;
 
 impl Lowering<'_> {

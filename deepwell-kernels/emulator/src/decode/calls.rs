@@ -1,12 +1,12 @@
 //! Calls: functions of the module are inlined, those of the device's runtime stay.
 
-use super::instruction::{ExternalCall, ExternalFunction, Instruction, Load, LocalSlot, Store};
 use super::layout::slot_bytes;
 use super::lower::Lowering;
 use super::operands::register_bits;
 use super::scalar_instruction::ScalarInstruction;
 use super::scope::Binding;
 use super::types::{Address, Register, Scope, Semantics, Source, Space, Type};
+use super::{ExternalCall, ExternalFunction, Instruction, Load, LocalSlot, Store};
 use crate::ptx::{Instruction as Line, Operand, Variable};
 
 const EXTERNAL: &[(&str, ExternalFunction)] = &[

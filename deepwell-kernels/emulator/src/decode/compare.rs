@@ -1,6 +1,6 @@
 //! Comparisons, selections and moves.
 
-use super::instruction::Instruction;
+use super::Instruction;
 use super::lower::{Decoded, Lowering};
 use super::operands::{exactly, parts, register_bits};
 use super::scalar_instruction::{Comparison, LogicOperation, ScalarInstruction, TernaryOperation};

@@ -1,6 +1,6 @@
 //! Jumps, ends and what decides over launches.
 
-use super::instruction::Instruction;
+use super::Instruction;
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly, parts};
 use super::types::{Space, Type};

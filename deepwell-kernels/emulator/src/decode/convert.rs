@@ -1,6 +1,6 @@
 //! Conversions.
 
-use super::instruction::Instruction;
+use super::Instruction;
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
 use super::scalar_instruction::{Conversion, FloatRounding, IntegerRounding, ScalarInstruction};

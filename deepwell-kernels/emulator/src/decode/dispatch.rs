@@ -1,6 +1,6 @@
 //! Which family a line belongs to.
 
-use super::instruction::Instruction;
+use super::Instruction;
 use super::lower::Lowering;
 use super::words::Words;
 use crate::ptx::Instruction as Line;

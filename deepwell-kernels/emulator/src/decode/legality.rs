@@ -1,7 +1,7 @@
 //! Tables of the ISA: which shapes and types of matrices are there.
 
-use super::instruction::{MatrixElement, MatrixShape, MmaKind, MmaShape};
 use super::types::Type;
+use super::{MatrixElement, MatrixShape, MmaKind, MmaShape};
 
 /// Checks a form of `ldmatrix` (or `stmatrix`).
 pub(super) fn matrix(

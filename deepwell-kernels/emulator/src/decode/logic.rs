@@ -1,6 +1,6 @@
 //! Bits: logic, shifts, permutation, counting and fields.
 
-use super::instruction::Instruction;
+use super::Instruction;
 use super::lower::{Decoded, Lowering};
 use super::operands::exactly;
 use super::scalar_instruction::{

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use super::instruction::{Instruction, Step};
 use super::layout;
 use super::scope::{Binding, Labels, Scope, Tops};
 use super::types::{PredicateSource, Register, Source, Space, Type};
 use super::unknown::{DecodeError, UnknownForm};
 use super::{GlobalAddresses, Program};
+use super::{Instruction, Step};
 use crate::ptx::{Function, Instruction as Line, Module, Name, Statement, StatementKind};
 
 /// What a family's decoder gives: the last instruction of those that a line becomes.

@@ -1,14 +1,14 @@
 //! Matrix fragments: `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`, `wgmma`.
 
-use super::instruction::{
-    Instruction, LoadMatrix, MatrixElement, MatrixShape, MmaKind, MmaShape, StoreMatrix,
-    WarpGroupMma, WarpGroupOperand, WarpMma, WarpMmaScale, WarpMmaScales,
-};
 use super::legality;
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly, parts};
 use super::types::{Register, Source, Space, Type};
 use super::words::Words;
+use super::{
+    Instruction, LoadMatrix, MatrixElement, MatrixShape, MmaKind, MmaShape, StoreMatrix,
+    WarpGroupMma, WarpGroupOperand, WarpMma, WarpMmaScale, WarpMmaScales,
+};
 use crate::ptx::Operand;
 
 struct MatrixForm {

@@ -1,10 +1,10 @@
 //! Loads, stores, atomics and addresses.
 
-use super::instruction::{Atomic, AtomicOperation, Instruction, Load, Store};
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly, parts};
 use super::types::{Address, Scope, Semantics, Source, Space, Type};
 use super::words::Words;
+use super::{Atomic, AtomicOperation, Instruction, Load, Store};
 use crate::ptx::Operand;
 
 const ELEMENTS: &[Type] = &[

@@ -1,11 +1,11 @@
 //! Operands as registers, constants and addresses.
 
-use super::instruction::{Instruction, SpecialRegister};
 use super::lower::Lowering;
 use super::scalar_instruction::{Comparison, ScalarInstruction};
 use super::scope::Binding;
 use super::special::special_register;
 use super::types::{Address, PredicateSource, Register, Source, Space, Type};
+use super::{Instruction, SpecialRegister};
 use crate::ptx::{Name, Operand};
 
 /// Bits of the register that holds a value of a type.

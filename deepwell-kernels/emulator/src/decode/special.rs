@@ -1,6 +1,6 @@
 //! Names of special registers.
 
-use super::instruction::SpecialRegister;
+use super::SpecialRegister;
 use super::types::Type;
 
 /// The register with a name such as `%tid.x`, and the type it is declared with.

@@ -1,13 +1,13 @@
 //! Barriers, fences and what the lanes of a warp tell each other.
 
-use super::instruction::{
-    BarrierAction, BlockBarrier, Fence, Instruction, Match, Shuffle, ShuffleMode, Vote, VoteMode,
-};
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
 use super::scalar_instruction::ReductionOperation;
 use super::types::{Scope, Semantics, Space, Type};
 use super::words::Words;
+use super::{
+    BarrierAction, BlockBarrier, Fence, Instruction, Match, Shuffle, ShuffleMode, Vote, VoteMode,
+};
 use crate::ptx::Operand;
 
 impl Lowering<'_> {

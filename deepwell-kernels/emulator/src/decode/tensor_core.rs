@@ -1,14 +1,14 @@
 //! `tcgen05`.
 
-use super::instruction::{
-    Instruction, MmaKind, Tcgen05, Tcgen05CopyFormat, Tcgen05CopyShape, Tcgen05Mma, Tcgen05Operand,
-    Tcgen05Scales, Tcgen05Shape,
-};
 use super::legality;
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
 use super::types::{Source, Space, Type};
 use super::words::Words;
+use super::{
+    Instruction, MmaKind, Tcgen05, Tcgen05CopyFormat, Tcgen05CopyShape, Tcgen05Mma, Tcgen05Operand,
+    Tcgen05Scales, Tcgen05Shape,
+};
 use crate::ptx::Operand;
 
 const REPEATS: &[(&str, u32)] = &[
