@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::spec::Architecture;
 use crate::KernelError;
 
-/// Environment variable that names a folder with `<architecture>/<file>.cubin`.
+/// Environment variable that names a folder with `<architecture>/<file>.cubin` and `.ptx`.
 pub const KERNELS_DIR_VARIABLE: &str = "DEEPWELL_KERNELS_DIR";
 
 /// Finds compiled kernels.
@@ -18,6 +18,8 @@ pub struct KernelImages {
     folders: Vec<PathBuf>,
     /// Whether an empty image serves for a kernel that is nowhere.
     may_be_empty: bool,
+    /// Whether PTX is looked for, not cubins.
+    is_ptx: bool,
 }
 
 impl KernelImages {
@@ -28,21 +30,27 @@ impl KernelImages {
         if let Ok(here) = std::env::current_dir() {
             folders.extend(here.ancestors().map(|folder| folder.join("target/kernels")));
         }
-        KernelImages { folders, may_be_empty: false }
+        KernelImages { folders, may_be_empty: false, is_ptx: false }
     }
 
     /// Looks only in `folder`.
     pub fn in_folder(folder: &Path) -> KernelImages {
-        KernelImages { folders: vec![folder.to_path_buf()], may_be_empty: false }
+        KernelImages { folders: vec![folder.to_path_buf()], may_be_empty: false, is_ptx: false }
     }
 
     /// Gives an empty image for every kernel: for a driver that runs none, such as
     /// [`super::FakeDriver`].
     pub fn empty() -> KernelImages {
-        KernelImages { folders: Vec::new(), may_be_empty: true }
+        KernelImages { folders: Vec::new(), may_be_empty: true, is_ptx: false }
     }
 
-    /// The binary of `<file>.cu` for a compute capability.
+    /// Looks in the same places for `<file>.ptx`: for a driver that runs PTX, such as the emulated
+    /// one.
+    pub fn into_ptx(self) -> KernelImages {
+        KernelImages { is_ptx: true, ..self }
+    }
+
+    /// The binary of `<file>.cu`, or its PTX with a final zero byte, for a compute capability.
     ///
     /// # Errors
     /// [`KernelError::NoImage`] with every place that was looked at.
@@ -56,10 +64,14 @@ impl KernelImages {
         }
         let architecture = Architecture::of_capability(capability);
         let name = architecture.map_or("this GPU", Architecture::name);
+        let extension = if self.is_ptx { "ptx" } else { "cubin" };
         if architecture.is_some() {
             for folder in &self.folders {
-                let path = folder.join(name).join(file).with_extension("cubin");
-                if let Ok(bytes) = std::fs::read(&path) {
+                let path = folder.join(name).join(file).with_extension(extension);
+                if let Ok(mut bytes) = std::fs::read(&path) {
+                    if self.is_ptx {
+                        bytes.push(0);
+                    }
                     return Ok(Cow::Owned(bytes));
                 }
             }

@@ -10,6 +10,8 @@ mod catalog;
 #[cfg(feature = "cuda")]
 mod cudarc_driver;
 mod driver;
+#[cfg(feature = "emulated")]
+mod emulated_driver;
 mod fake_driver;
 mod host_driver;
 mod images;
@@ -17,6 +19,9 @@ mod kernels;
 mod pinned;
 mod prepare;
 mod spec;
+
+#[cfg(feature = "emulated")]
+pub use deepwell_emulator as emulator;
 
 pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
@@ -27,6 +32,8 @@ pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
+#[cfg(feature = "emulated")]
+pub use emulated_driver::{EmulatedDriver, EmulatedMachine};
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};

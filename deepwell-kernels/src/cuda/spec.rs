@@ -69,6 +69,21 @@ impl Architecture {
         }
     }
 
+    /// As people write it, `sm90`.
+    pub const fn short_name(self) -> &'static str {
+        match self {
+            Architecture::Sm90a => "sm90",
+            Architecture::Sm100a => "sm100",
+            Architecture::Sm103a => "sm103",
+            Architecture::Sm120a => "sm120",
+        }
+    }
+
+    /// The architecture of a [`Architecture::short_name`].
+    pub fn of_short_name(name: &str) -> Option<Architecture> {
+        Architecture::ALL.into_iter().find(|known| known.short_name() == name)
+    }
+
     /// The architecture of a compute capability.
     pub fn of_capability(capability: (u32, u32)) -> Option<Architecture> {
         match capability {

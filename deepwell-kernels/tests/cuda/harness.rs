@@ -13,6 +13,8 @@ use half::bf16;
 
 /// Set where a missing GPU is a failure.
 const REQUIRE_VARIABLE: &str = "DEEPWELL_REQUIRE_GPU";
+/// Names an emulated device to run on; large tests take long there.
+const DEVICE_VARIABLE: &str = "DEEPWELL_TEST_DEVICE";
 /// Bytes of guard before and behind each operand.
 const GUARD_BYTES: usize = 256;
 const GUARD: u8 = 0xA5;
@@ -125,8 +127,22 @@ impl Default for RunOptions<'_> {
     }
 }
 
+/// The emulated architecture that stands for the GPU, `emulated:sm90` for example.
+fn emulated() -> Option<Architecture> {
+    let name = std::env::var(DEVICE_VARIABLE).ok()?;
+    let architecture = name.strip_prefix("emulated:").and_then(Architecture::of_short_name);
+    Some(architecture.unwrap_or_else(|| {
+        let known = Architecture::ALL.map(Architecture::short_name).join(", ");
+        panic!("{DEVICE_VARIABLE}: expected `emulated:` and one of {known}, got `{name}`")
+    }))
+}
+
 /// The driver of the first GPU; `None`, and a line on stderr, where there is none.
 pub(crate) fn open_driver() -> Option<CudarcDriver> {
+    if emulated().is_some() {
+        eprintln!("skipped: of a real driver");
+        return None;
+    }
     match CudarcDriver::open(0) {
         Ok(driver) => Some(driver),
         Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
@@ -137,6 +153,23 @@ pub(crate) fn open_driver() -> Option<CudarcDriver> {
     }
 }
 
+#[cfg(feature = "emulated")]
+fn open_emulated(architecture: Architecture) -> Gpu {
+    use deepwell_kernels::cuda::EmulatedDriver;
+    use deepwell_kernels::cuda::emulator::launch::Settings;
+
+    let driver = EmulatedDriver::new(architecture, Settings::default());
+    let target = cuda_target(architecture, driver.properties().multiprocessors as usize, &[]);
+    let images = KernelImages::discover().into_ptx();
+    let backend = CudaBackend::new(Box::new(driver), None, images).unwrap();
+    Gpu { backend, target }
+}
+
+#[cfg(not(feature = "emulated"))]
+fn open_emulated(architecture: Architecture) -> Gpu {
+    panic!("{DEVICE_VARIABLE} is set to {architecture:?}: build with the feature `emulated`");
+}
+
 /// A GPU under test.
 pub(crate) struct Gpu {
     backend: CudaBackend,
@@ -144,8 +177,12 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// The first GPU; `None`, and a line on stderr, where there is none.
+    /// The emulated device that the environment names, or the first GPU; `None`, and a line on
+    /// stderr, where there is none.
     pub(crate) fn open() -> Option<Gpu> {
+        if let Some(architecture) = emulated() {
+            return Some(open_emulated(architecture));
+        }
         let driver = open_driver()?;
         let properties = driver.properties().clone();
         let architecture = Architecture::of_capability(properties.capability)

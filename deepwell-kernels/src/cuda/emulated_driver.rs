@@ -1,0 +1,251 @@
+//! A driver that runs PTX on the processor.
+
+mod chip;
+mod launch;
+#[cfg(test)]
+mod tests;
+
+use deepwell_emulator::bulk;
+use deepwell_emulator::error::EmulatorError;
+use deepwell_emulator::launch::{Emulator, ModuleId, Settings};
+
+use self::chip::Chip;
+use super::driver::{
+    DeviceProperties, DevicePtr, DriverError, DriverResult, Function, Launch, Module, TensorMap,
+    TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use super::host_driver::{HostDriver, Machine, no_such};
+use super::spec::Architecture;
+
+/// Device memory that an emulated device says it has: enough for kernel tests and small models,
+/// and it takes room on the host.
+const MEMORY_BYTES: u64 = 8 << 30;
+/// Shared memory of a multiprocessor that each block takes for the system.
+const SHARED_BYTES_RESERVED: u32 = 1 << 10;
+
+/// A driver that runs our kernels' PTX on the processor, instruction by instruction.
+///
+/// Memory, streams and recordings are the host's, and a launch runs to its end when it is
+/// enqueued or when its graph is launched. What a kernel does wrong, and accesses that nothing
+/// orders, fail the launch with the emulator's report. There are no libraries: products are those
+/// of our own kernels.
+///
+/// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
+/// registers are not known, so the blocks that a multiprocessor holds follow from threads, shared
+/// memory and [`Settings::blocks_per_sm`].
+///
+/// ```
+/// use deepwell_kernels::cuda::emulator::launch::Settings;
+/// use deepwell_kernels::cuda::{Architecture, Driver, EmulatedDriver};
+///
+/// let driver = EmulatedDriver::new(Architecture::Sm90a, Settings::default());
+/// assert_eq!(driver.properties().name, "emulated sm_90a");
+/// assert_eq!(driver.properties().multiprocessors, 4);
+/// ```
+pub type EmulatedDriver = HostDriver<EmulatedMachine>;
+
+impl EmulatedDriver {
+    /// A device of an architecture with [`Settings::sm_count`] multiprocessors.
+    pub fn new(architecture: Architecture, settings: Settings) -> EmulatedDriver {
+        let chip = Chip::of(architecture);
+        let properties = DeviceProperties {
+            name: format!("emulated {}", architecture.name()),
+            capability: chip.capability,
+            multiprocessors: settings.sm_count,
+            memory_bytes: MEMORY_BYTES,
+            l2_bytes: chip.l2_bytes,
+            shared_bytes_per_block: chip.shared_bytes_per_block,
+            cuda_version: 13_000,
+        };
+        let emulator = Emulator::new(settings);
+        let machine = EmulatedMachine {
+            architecture,
+            emulator,
+            modules: Vec::new(),
+            kernels: Vec::new(),
+            allocations: 0,
+        };
+        HostDriver::with_machine(properties, machine)
+    }
+}
+
+/// A kernel of a loaded module.
+#[derive(Clone, Debug)]
+struct Kernel {
+    module: ModuleId,
+    name: String,
+}
+
+/// The machine of an [`EmulatedDriver`].
+pub struct EmulatedMachine {
+    architecture: Architecture,
+    emulator: Emulator,
+    modules: Vec<ModuleId>,
+    kernels: Vec<Kernel>,
+    /// Names allocations in reports.
+    allocations: usize,
+}
+
+impl EmulatedMachine {
+    fn kernel(&self, function: Function) -> DriverResult<&Kernel> {
+        let kernel = self.kernels.get(function.0 as usize);
+        kernel.ok_or_else(|| no_such("function", function.0))
+    }
+}
+
+fn failed(call: &str) -> impl Fn(EmulatorError) -> DriverError {
+    move |error| DriverError::new(call, error)
+}
+
+impl Machine for EmulatedMachine {
+    fn memory(&self) -> (u64, u64) {
+        (MEMORY_BYTES.saturating_sub(self.emulator.bytes_allocated()), MEMORY_BYTES)
+    }
+
+    fn allocate(&mut self, bytes: usize) -> DriverResult<DevicePtr> {
+        let (free_bytes, _) = self.memory();
+        if bytes as u64 > free_bytes {
+            let reason = format!("expected at most {free_bytes} bytes, got {bytes}");
+            return Err(DriverError {
+                out_of_memory: true,
+                ..DriverError::new("allocate", reason)
+            });
+        }
+        self.allocations += 1;
+        let name = format!("allocation {}", self.allocations);
+        Ok(DevicePtr(self.emulator.allocate(bytes as u64, &name)))
+    }
+
+    fn free(&mut self, pointer: DevicePtr) -> DriverResult<()> {
+        self.emulator.free(pointer.0).map_err(failed("free"))
+    }
+
+    fn check(&self, at: DevicePtr, bytes: usize) -> DriverResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.emulator.read(at.0, bytes).map(|_| ()).map_err(failed("memory"))
+    }
+
+    fn read(&mut self, target: &mut [u8], source: DevicePtr) -> DriverResult<()> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.emulator.read(source.0, target.len()).map_err(failed("memory"))?;
+        target.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn write(&mut self, target: DevicePtr, source: &[u8]) -> DriverResult<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        self.emulator.write(target.0, source).map_err(failed("memory"))
+    }
+
+    fn fill(&mut self, target: DevicePtr, byte: u8, bytes: usize) -> DriverResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.emulator.bytes_mut(target.0, bytes).map_err(failed("memory"))?.fill(byte);
+        Ok(())
+    }
+
+    fn copy(&mut self, target: DevicePtr, source: DevicePtr, bytes: usize) -> DriverResult<()> {
+        let mut copied = vec![0; bytes];
+        self.read(&mut copied, source)?;
+        self.write(target, &copied)
+    }
+
+    fn load_module(&mut self, image: &[u8]) -> DriverResult<Module> {
+        let text = image.split_last().filter(|(last, _)| **last == 0).map(|(_, text)| text);
+        let text = text.and_then(|text| std::str::from_utf8(text).ok()).ok_or_else(|| {
+            DriverError::new(
+                "load_module",
+                format!(
+                    "expected PTX with a final zero byte, got something else, {} bytes long",
+                    image.len()
+                ),
+            )
+        })?;
+        let module = self.emulator.load(text).map_err(failed("load_module"))?;
+        let target = self.emulator.module(module).target.first();
+        if target.is_none_or(|target| **target != *self.architecture.name()) {
+            return Err(DriverError::new(
+                "load_module",
+                format!(
+                    "expected PTX for `{}`, got PTX for `{}`",
+                    self.architecture.name(),
+                    target.map_or("nothing", |target| target)
+                ),
+            ));
+        }
+        self.modules.push(module);
+        Ok(Module(self.modules.len() as u64 - 1))
+    }
+
+    fn function(&mut self, module: Module, name: &str) -> DriverResult<Function> {
+        let loaded = self.modules.get(module.0 as usize);
+        let &loaded = loaded.ok_or_else(|| no_such("module", module.0))?;
+        if self.emulator.program(loaded, name).is_none() {
+            let known: Vec<&str> = self.emulator.kernels(loaded).collect();
+            return Err(DriverError::new(
+                "function",
+                format!("expected one of {}, got `{name}`", known.join(", ")),
+            ));
+        }
+        self.kernels.push(Kernel { module: loaded, name: name.to_string() });
+        Ok(Function(self.kernels.len() as u64 - 1))
+    }
+
+    fn kernel_name(&self, function: Function) -> DriverResult<&str> {
+        self.kernel(function).map(|kernel| kernel.name.as_str())
+    }
+
+    fn blocks_per_multiprocessor(
+        &self,
+        function: Function,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> DriverResult<u32> {
+        let kernel = self.kernel(function)?;
+        let program = self.emulator.program(kernel.module, &kernel.name);
+        let static_bytes = program.map_or(0, |program| program.shared_static_bytes);
+        let shared = shared_bytes.saturating_add(static_bytes + SHARED_BYTES_RESERVED);
+        let chip = Chip::of(self.architecture);
+        let by_threads = chip.threads_per_multiprocessor / threads.next_multiple_of(32).max(32);
+        let by_shared = chip.shared_bytes_per_multiprocessor / shared;
+        Ok(by_threads.min(by_shared).min(self.emulator.settings.blocks_per_sm))
+    }
+
+    fn tensor_map(&self, spec: &TensorMapSpec) -> DriverResult<TensorMap> {
+        let element = match spec.element {
+            TensorMapElement::U8 => bulk::ElementType::U8,
+            TensorMapElement::Bf16 => bulk::ElementType::Bf16,
+            TensorMapElement::F32 => bulk::ElementType::F32,
+        };
+        let swizzle = match spec.swizzle {
+            TensorMapSwizzle::None => bulk::Swizzle::None,
+            TensorMapSwizzle::Bytes32 => bulk::Swizzle::Bytes32,
+            TensorMapSwizzle::Bytes64 => bulk::Swizzle::Bytes64,
+            TensorMapSwizzle::Bytes128 => bulk::Swizzle::Bytes128,
+        };
+        let (sizes, strides) = (&spec.sizes, &spec.strides_bytes);
+        let map = bulk::TensorMapSpec::new(element, spec.base.0, sizes, strides, &spec.box_sizes);
+        let map = bulk::TensorMapSpec { swizzle, ..map };
+        let encoded = map
+            .check_target(Chip::of(self.architecture).target)
+            .and_then(|()| bulk::TensorMap::encode(&map))
+            .map_err(|fault| DriverError::new("tensor_map", format!("{fault}: {spec:?}")))?;
+        let mut words = [0; 16];
+        for (word, bytes) in words.iter_mut().zip(encoded.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        Ok(TensorMap(words))
+    }
+
+    fn launch(&mut self, launch: &Launch) -> DriverResult<()> {
+        let kernel = self.kernel(launch.function)?.clone();
+        self.run(&kernel, launch)
+    }
+}

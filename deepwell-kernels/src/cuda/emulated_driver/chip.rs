@@ -1,0 +1,36 @@
+//! What the chips of an architecture hold, from NVIDIA's table of compute capabilities.
+
+use crate::cuda::spec::Architecture;
+
+/// Limits of a chip.
+pub(super) struct Chip {
+    pub(super) capability: (u32, u32),
+    /// The number in the name of the PTX target.
+    pub(super) target: u32,
+    pub(super) threads_per_multiprocessor: u32,
+    pub(super) shared_bytes_per_multiprocessor: u32,
+    pub(super) shared_bytes_per_block: u32,
+    pub(super) l2_bytes: u64,
+}
+
+impl Chip {
+    pub(super) fn of(architecture: Architecture) -> Chip {
+        let (capability, l2_bytes) = match architecture {
+            Architecture::Sm90a => ((9, 0), 60 << 20),
+            Architecture::Sm100a => ((10, 0), 126 << 20),
+            Architecture::Sm103a => ((10, 3), 126 << 20),
+            Architecture::Sm120a => ((12, 0), 96 << 20),
+        };
+        let is_consumer = architecture == Architecture::Sm120a;
+        let (threads, shared_kib) = if is_consumer { (1536, 100) } else { (2048, 228) };
+        Chip {
+            capability,
+            target: capability.0 * 10 + capability.1,
+            threads_per_multiprocessor: threads,
+            shared_bytes_per_multiprocessor: shared_kib << 10,
+            // One KiB of each block is the system's.
+            shared_bytes_per_block: (shared_kib - 1) << 10,
+            l2_bytes,
+        }
+    }
+}
