@@ -6,7 +6,7 @@ use crate::record::{
     Answer, CudaDevice, DeviceRecord, GpuRecord, NvLinkRecord, PairRecord, PciAddress, Refusal,
     RemoteKind,
 };
-use crate::{Arch, Clocks, Cpu, Endpoint, Gpu, Link, LinkKind, Pcie, PcieMeet};
+use crate::{Arch, Clocks, Cpu, Endpoint, Fault, Gpu, Link, LinkKind, Pcie, PcieMeet};
 
 /// GPUs and every link of the machine, those of the processor included.
 pub(crate) fn assemble(
@@ -23,6 +23,12 @@ pub(crate) fn assemble(
             gpu(device, cuda, cpu, files)
         })
         .collect();
+
+    if record.devices.len() > 1 {
+        for (gpu, device) in gpus.iter_mut().zip(&record.devices) {
+            gpu.faults.extend(nvlink_fault(&gpu.name, device));
+        }
+    }
 
     let mut links = numa_links(cpu);
     for gpu in &mut gpus {
@@ -49,12 +55,24 @@ pub(crate) fn assemble(
                 }
                 continue;
             }
-            NvLinkBetween::NotReached => {
+            NvLinkBetween::Apart => {
                 for (own, other) in [(a, b), (b, a)] {
                     let other_index = record.devices[other].index;
                     gpus[own].notes.push(format!(
-                        "NVLink is up but the driver says that it does not reach gpu{other_index}; \
-                         the fabric manager may not be running"
+                        "NVLink does not reach gpu{other_index}, which is in another clique of \
+                         its domain"
+                    ));
+                }
+            }
+            NvLinkBetween::NotReached => {
+                for (own, other) in [(a, b), (b, a)] {
+                    let other_index = record.devices[other].index;
+                    gpus[own].faults.push(Fault::new(
+                        format!(
+                            "NVLink is up but the driver says that it does not reach \
+                             gpu{other_index}"
+                        ),
+                        FABRIC_FIX,
                     ));
                 }
             }
@@ -109,6 +127,46 @@ fn optional<T: Clone>(answer: &Answer<T>, what: &str, notes: &mut Vec<String>) -
         Err(Refusal::NotSupported) => None,
         other => known(other, what, notes),
     }
+}
+
+/// What to do about NVLink that does not join the GPUs of a board.
+const FABRIC_FIX: &str = "start the fabric manager, of the same version as the driver (`sudo \
+                          systemctl restart nvidia-fabricmanager`), and look at `nvidia-smi nvlink \
+                          --status`; in a virtual machine this is the host's to do";
+
+/// Links that are down on a board or in a rack where all should be up.
+fn nvlink_fault(name: &str, device: &DeviceRecord) -> Option<Fault> {
+    let (up, down) = (device.nvlinks.len() as u32, device.nvlinks_down);
+    let all = up + down;
+    (down > 0 && datasheet::is_switched(name))
+        .then(|| Fault::new(format!("{down} of {all} NVLinks are down"), FABRIC_FIX))
+}
+
+/// Memory errors that a reset, or only another device, would put right.
+fn memory_faults(device: &DeviceRecord) -> Vec<Fault> {
+    let reset = format!(
+        "stop what runs on it and reset it, `sudo nvidia-smi --gpu-reset -i {}`, or restart the \
+         machine",
+        device.index
+    );
+    let mut faults = Vec::new();
+    let repairs = device.row_repairs.as_ref().ok();
+    if repairs.is_some_and(|repairs| repairs.failed) {
+        let reason = "ECC: broken memory rows could not be replaced";
+        faults.push(Fault::new(reason, "have the device replaced; no reset will help"));
+    }
+    if repairs.is_some_and(|repairs| repairs.pending) {
+        faults.push(Fault::new("ECC: broken memory rows wait to be replaced", reset.clone()));
+    }
+    if device.pages_pending == Ok(true) {
+        let reason = "ECC: broken memory pages wait to be taken out of use";
+        faults.push(Fault::new(reason, reset.clone()));
+    }
+    if let Ok(count @ 1..) = device.errors_uncorrected {
+        let reason = format!("ECC: {count} memory errors that could not be corrected");
+        faults.push(Fault::new(reason, reset));
+    }
+    faults
 }
 
 fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn FileTree) -> Gpu {
@@ -183,6 +241,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
         peak_tflops_dense,
         peak_source,
         name,
+        faults: memory_faults(device),
         notes,
     }
 }
@@ -287,7 +346,9 @@ fn pcie(device: &DeviceRecord, notes: &mut Vec<String>) -> Option<Pcie> {
 enum NvLinkBetween {
     /// A link, and what to know about it.
     Joined(Link, Option<String>),
-    /// Both have links to switches that do not bring them together.
+    /// Both have links to switches, in parts of a domain that were set apart.
+    Apart,
+    /// Both have links to switches that should bring them together and do not.
     NotReached,
     /// No links that could.
     None,
@@ -340,7 +401,7 @@ fn nvlink(a: &DeviceRecord, b: &DeviceRecord, pair: &PairRecord) -> NvLinkBetwee
     if let (Some(domain_a), Some(domain_b)) = (domain(a), domain(b))
         && domain_a != domain_b
     {
-        return NvLinkBetween::NotReached;
+        return NvLinkBetween::Apart;
     }
     let note = match &pair.nvlink_reaches {
         Ok(true) => None,

@@ -224,8 +224,8 @@ impl Cpu {
     /// so that `avx512bf16` alone does not raise their rate. A format without instructions of its
     /// own runs at the rate of the one it is widened to: TF32, and BF16 or FP16 without
     /// instructions, as FP32; FP8 and every block-scaled format as BF16. FP64 is half of FP32. INT8
-    /// is 2048 with `amx_int8`, four times FP32 with dot products of vectors (`avx512vnni`, `avx_vnni`)
-    /// and FP32's rate elsewhere.
+    /// is 2048 with `amx_int8`, four times FP32 with dot products of vectors (`avx512vnni`,
+    /// `avx_vnni`) and FP32's rate elsewhere.
     pub fn flops_per_cycle_and_core(&self, format: NumberFormat) -> f64 {
         let amd_family = (self.vendor == "AuthenticAMD").then_some(self.family).flatten();
         let fp32 = if self.has("avx512f") {

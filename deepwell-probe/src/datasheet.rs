@@ -305,6 +305,14 @@ pub(crate) fn sheet(name: &str) -> Option<&'static Sheet> {
     SHEETS.iter().find(|sheet| sheet.words.iter().all(has))
 }
 
+/// Whether a product comes on boards or in racks where an NVSwitch joins all GPUs, so that links
+/// that are down are a fault and not a bridge that nobody bought.
+pub(crate) fn is_switched(name: &str) -> bool {
+    let words = sheet(name).map(|sheet| sheet.words);
+    let switched = ["GB300", "B300", "GB200", "B200", "H200", "H100"];
+    words.is_some_and(|words| matches!(words, [word] if switched.contains(word)))
+}
+
 /// Dense FLOP that one multiprocessor of a capability starts in one cycle, by format; empty for a
 /// capability that nobody has counted here.
 ///

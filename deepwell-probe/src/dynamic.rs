@@ -19,8 +19,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as REMOTE_UNKNOWN,
 };
 
-use crate::record::{Answer, CudaDevice, PciAddress, Refusal, RemoteKind};
-use crate::software::{CUBLASLT, CUDA_DRIVER_API, CUDA_RUNTIME, NCCL, NVRTC, Requirement};
+use crate::record::{Answer, CudaDevice, PciAddress, Refusal, RemoteKind, RowRepairs};
+use crate::software::{
+    CUBLASLT, CUDA_DRIVER_API, CUDA_RUNTIME, NCCL, NVRTC, Requirement, SECOND_NAME_ONLY,
+};
 use crate::{Library, NvLinkDomain};
 
 /// How one library tells its version.
@@ -149,9 +151,10 @@ fn note(requirement: &Requirement, candidate: &Path, folder: Option<&Path>) -> O
     }
     // The bindings of the CUDA backend try the plain name and never `.so.2`.
     (requirement.name == NCCL.name && candidate.ends_with("libnccl.so.2")).then(|| {
-        "found as `libnccl.so.2` only, and the CUDA backend looks for `libnccl.so`; install \
-         `libnccl-dev` or link the one name to the other"
-            .to_owned()
+        format!(
+            "{SECOND_NAME_ONLY}, and the CUDA backend looks for `libnccl.so`; install \
+             `libnccl-dev` or link the one name to the other"
+        )
     })
 }
 
@@ -351,6 +354,26 @@ pub(crate) fn nvlink_domain(device: &Device<'_>) -> Answer<Option<NvLinkDomain>>
     match code {
         // Argument or version not known: a driver from before such domains.
         2 | NOT_SUPPORTED | 13 | 25 => Err(Refusal::NotSupported),
+        other => Err(Refusal::Failed(format!("code {other}"))),
+    }
+}
+
+/// Rows of the device memory that wait for their replacement, or could not be replaced.
+pub(crate) fn row_repairs(device: &Device<'_>) -> Answer<RowRepairs> {
+    let library = device.nvml().lib();
+    let Ok(function) = library.nvmlDeviceGetRemappedRows.as_ref() else {
+        return Err(Refusal::NotSupported);
+    };
+    let (mut corrected, mut uncorrected): (c_uint, c_uint) = (0, 0);
+    let (mut pending, mut failed): (c_uint, c_uint) = (0, 0);
+    // SAFETY: the device handle comes from a live library object that `device` borrows, and the
+    // four pointers are to integers of ours of the type that the bindings give.
+    let code = unsafe {
+        function(device.handle(), &mut corrected, &mut uncorrected, &mut pending, &mut failed)
+    };
+    match code {
+        0 => Ok(RowRepairs { pending: pending != 0, failed: failed != 0 }),
+        3 => Err(Refusal::NotSupported),
         other => Err(Refusal::Failed(format!("code {other}"))),
     }
 }

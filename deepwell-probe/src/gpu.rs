@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, NumberFormat};
+use crate::{Arch, Fault, NumberFormat};
 
 /// One GPU as the driver describes it.
 ///
@@ -63,6 +63,10 @@ pub struct Gpu {
     pub peak_tflops_dense: BTreeMap<NumberFormat, f64>,
     /// Where the peaks are from.
     pub peak_source: String,
+    /// What keeps the device from being used, MIG aside; see
+    /// [`Hardware::refusals`](crate::Hardware::refusals).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
     /// What was not to be read, and what to know before trusting the figures.
     pub notes: Vec<String>,
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::link::{self, Fabric};
 use crate::software::CUDA_RUNTIME;
-use crate::{Arch, Cpu, Endpoint, Gpu, Library, Link, ProbeError, Software};
+use crate::{Arch, Cpu, Endpoint, Fault, Gpu, Library, Link, ProbeError, Software};
 
 /// Everything that planning and kernel selection need to know about a machine.
 ///
@@ -107,11 +107,13 @@ impl Hardware {
         serde_json::from_str(text).map_err(|source| ProbeError::Json { source })
     }
 
-    /// Everything that a person should look at: the notes of the processor and of each GPU, and
-    /// the libraries that are missing or too old although there are GPUs to use them.
+    /// Everything that a person should look at: the [refusals](Hardware::refusals) with their
+    /// fixes, the notes of the processor and of each GPU, and the libraries that are missing or too
+    /// old although there are GPUs to use them.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings: Vec<String> =
-            self.cpu.notes.iter().map(|note| format!("cpu: {note}")).collect();
+        let refusals = self.refusals();
+        let mut warnings: Vec<String> = refusals.iter().map(Fault::to_string).collect();
+        warnings.extend(self.cpu.notes.iter().map(|note| format!("cpu: {note}")));
         for gpu in &self.gpus {
             warnings.extend(gpu.notes.iter().map(|note| format!("gpu{}: {note}", gpu.index)));
         }
@@ -125,7 +127,9 @@ impl Hardware {
                     library,
                     Library::Missing { looked_for, .. } if looked_for.is_empty()
                 );
-                if unknown || name == CUDA_RUNTIME.name {
+                let is_refused =
+                    refusals.iter().any(|fault| fault.reason.starts_with(&format!("{name}: ")));
+                if unknown || is_refused || name == CUDA_RUNTIME.name {
                     continue;
                 }
                 match library.hint() {

@@ -56,6 +56,7 @@ mod nvml;
 mod preset;
 mod products;
 mod record;
+mod refusal;
 mod software;
 mod table;
 
@@ -70,6 +71,7 @@ pub use gpu::{Clocks, Gpu, NvLinkDomain, Pcie};
 pub use hardware::{Absence, Hardware};
 pub use link::{Endpoint, Fabric, FabricEdge, Link, LinkKind, PcieMeet};
 pub use memory::{MemoryBandwidth, measure_memory_bandwidth};
+pub use refusal::Fault;
 pub use software::{Library, Software};
 
 use files::{FileTree, HostFiles};

@@ -2,7 +2,9 @@
 
 use std::sync::OnceLock;
 
-use nvml_wrapper::enum_wrappers::device::{Clock, P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
+use nvml_wrapper::enum_wrappers::device::{
+    Clock, EccCounter, MemoryError, P2pCapabilitiesIndex, P2pStatus, TopologyLevel,
+};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
@@ -126,6 +128,14 @@ fn device_record(index: u32, device: &Device<'_>) -> DeviceRecord {
         pcie_generation_max: generation_max,
         pcie_width_max: answer(device.max_pcie_link_width()),
         pcie_width_now: answer(device.current_pcie_link_width()),
+        row_repairs: dynamic::row_repairs(device),
+        pages_pending: answer(device.are_pages_pending_retired()),
+        errors_uncorrected: answer(
+            device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile),
+        ),
+        nvlinks_down: (0..NVLINKS_MAX)
+            .filter(|number| matches!(device.link_wrapper_for(*number).is_active(), Ok(false)))
+            .count() as u32,
         nvlinks: nvlink_records(device),
         nvlink_domain: dynamic::nvlink_domain(device),
     }
@@ -154,7 +164,11 @@ fn lost_device(index: u32, reason: Refusal) -> DeviceRecord {
         pcie_generation_max: lost(&reason),
         pcie_width_max: lost(&reason),
         pcie_width_now: lost(&reason),
+        row_repairs: lost(&reason),
+        pages_pending: lost(&reason),
+        errors_uncorrected: lost(&reason),
         nvlinks: Vec::new(),
+        nvlinks_down: 0,
         nvlink_domain: lost(&reason),
     }
 }

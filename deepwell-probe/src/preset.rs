@@ -241,6 +241,7 @@ fn device(product: &Product, index: u32) -> Gpu {
         precisions: gpu::precisions(product.capability),
         peak_tflops_dense: peaks,
         peak_source: sheet.map(|sheet| sheet.source.to_owned()).unwrap_or_default(),
+        faults: Vec::new(),
         notes: Vec::new(),
     }
 }

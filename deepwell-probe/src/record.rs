@@ -119,8 +119,25 @@ pub(crate) struct DeviceRecord {
     pub(crate) pcie_generation_max: Answer<u32>,
     pub(crate) pcie_width_max: Answer<u32>,
     pub(crate) pcie_width_now: Answer<u32>,
+    /// Rows of HBM that wait for a replacement.
+    pub(crate) row_repairs: Answer<RowRepairs>,
+    /// Whether pages wait to be taken out of use, on devices without spare rows.
+    pub(crate) pages_pending: Answer<bool>,
+    /// Memory errors since the driver was loaded that could not be corrected.
+    pub(crate) errors_uncorrected: Answer<u64>,
     pub(crate) nvlinks: Vec<NvLinkRecord>,
+    /// Links that the device has and that the driver calls inactive.
+    pub(crate) nvlinks_down: u32,
     pub(crate) nvlink_domain: Answer<Option<NvLinkDomain>>,
+}
+
+/// Replacements of broken rows of the device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowRepairs {
+    /// Some wait for the next reset.
+    pub(crate) pending: bool,
+    /// Some could not be replaced.
+    pub(crate) failed: bool,
 }
 
 /// One NVLink of a device that is up.

@@ -3,7 +3,7 @@
 
 use crate::record::{
     Answer, CudaDevice, DeviceRecord, GpuRecord, GpuSource, NoAnswers, NvLinkRecord, PairRecord,
-    PciAddress, Refusal, RemoteKind,
+    PciAddress, Refusal, RemoteKind, RowRepairs,
 };
 use crate::software::DRIVER;
 use crate::{Absence, PcieMeet};
@@ -77,7 +77,11 @@ fn h200(index: u32, bus: u32) -> DeviceRecord {
         pcie_generation_max: Ok(5),
         pcie_width_max: Ok(16),
         pcie_width_now: Ok(16),
+        row_repairs: Ok(RowRepairs { pending: false, failed: false }),
+        pages_pending: Err(Refusal::NotSupported),
+        errors_uncorrected: Ok(0),
         nvlinks: (0..18).map(|_| hidden_link(6, Ok(26_562))).collect(),
+        nvlinks_down: 0,
         nvlink_domain: Ok(None),
     }
 }

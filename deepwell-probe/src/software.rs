@@ -101,6 +101,9 @@ pub(crate) const CUDA_RUNTIME: Requirement = Requirement {
     hint: "not needed by Deepwell; it comes with the CUDA toolkit",
 };
 
+/// How the note begins of an NCCL that the CUDA backend will not find.
+pub(crate) const SECOND_NAME_ONLY: &str = "found as `libnccl.so.2` only";
+
 /// Collectives.
 pub(crate) const NCCL: Requirement = Requirement {
     name: "NCCL",

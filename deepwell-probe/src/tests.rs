@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::files::tests::FakeFiles;
-use crate::record::{GpuRecord, GpuSource, RemoteKind};
+use crate::record::{GpuRecord, GpuSource, RemoteKind, RowRepairs};
 use crate::recordings::{NoDriver, direct_link, failed, hidden_link, one_b200, two_h200};
 use crate::software::{self, Requirement};
 use crate::{
@@ -239,6 +239,94 @@ fn doubts_about_nvlink_are_noted() {
     record.pairs[0].nvlink_reaches = failed("status unknown");
     let notes = machine(&record).warnings().join("\n");
     assert!(notes.contains("does not say (status unknown)"), "{notes}");
+}
+
+#[test]
+fn what_keeps_a_machine_from_training_is_refused_with_the_fix() {
+    let refusals = |change: &dyn Fn(&mut GpuRecord)| {
+        let mut record = two_h200();
+        change(&mut record);
+        let files = FakeFiles::new(&[]);
+        let software = Software { nccl: Library::missing(&software::NCCL, &[]), ..libraries() };
+        let hardware = describe(host(), &files, &record, software);
+        assert_eq!(Hardware::from_json(&hardware.to_json()).unwrap(), hardware);
+        let warnings = hardware.warnings();
+        let refusals: Vec<String> = hardware.refusals().iter().map(|f| f.to_string()).collect();
+        assert!(refusals.iter().all(|refusal| warnings.contains(refusal)), "{warnings:#?}");
+        refusals
+    };
+    assert_eq!(refusals(&|_| {}), Vec::<String>::new());
+    /// What is changed, how many refusals there are, parts of the first one.
+    type Row<'a> = (&'a dyn Fn(&mut GpuRecord), usize, [&'a str; 2]);
+    let rows: [Row<'_>; 9] = [
+        (&|r| r.driver_version = Ok("570.1".to_owned()), 1, ["too old", "driver 580"]),
+        (&|r| r.devices[1].mig = Ok(true), 1, ["gpu1: divided", "-i 1 -mig 0"]),
+        (
+            &|r| {
+                r.devices[0].nvlinks.truncate(16);
+                r.devices[0].nvlinks_down = 2;
+            },
+            1,
+            ["gpu0: 2 of 18 NVLinks are down", "nvidia-fabricmanager"],
+        ),
+        (&|r| r.pairs[0].nvlink_reaches = Ok(false), 2, ["does not reach gpu1", "fabric"]),
+        (
+            &|r| r.devices[1].row_repairs = Ok(RowRepairs { pending: true, failed: false }),
+            1,
+            ["gpu1: ECC", "--gpu-reset -i 1"],
+        ),
+        (
+            &|r| r.devices[1].row_repairs = Ok(RowRepairs { pending: true, failed: true }),
+            2,
+            ["could not be replaced", "no reset"],
+        ),
+        (&|r| r.devices[0].pages_pending = Ok(true), 1, ["pages wait", "-i 0"]),
+        (&|r| r.devices[0].errors_uncorrected = Ok(3), 1, ["3 memory errors", "reset"]),
+        // Bridged cards leave links without a bridge.
+        (
+            &|r| {
+                r.devices[0].name = Ok("NVIDIA H200 NVL".to_owned());
+                r.devices[0].nvlinks_down = 6;
+            },
+            0,
+            ["", ""],
+        ),
+    ];
+    for (change, count, parts) in rows {
+        let got = refusals(change);
+        assert_eq!(got.len(), count, "{got:#?}");
+        for part in parts {
+            assert!(got.first().is_none_or(|refusal| refusal.contains(part)), "{part}: {got:#?}");
+        }
+    }
+}
+
+#[test]
+fn nccl_under_its_second_name_is_refused_for_two_gpus_only() {
+    let refusals = machine(&two_h200()).refusals();
+    assert_eq!(refusals.len(), 1, "{refusals:#?}");
+    assert!(refusals[0].reason.contains("`libnccl.so.2` only"), "{refusals:#?}");
+    assert!(refusals[0].fix.contains("ln -s libnccl.so.2 libnccl.so"), "{refusals:#?}");
+    let one = GpuRecord { devices: two_h200().devices[..1].to_vec(), ..two_h200() };
+    assert!(machine(&one).refusals().is_empty());
+    assert!(machine(&NoDriver { library_loaded: true }).refusals().is_empty());
+}
+
+#[test]
+fn a_gpu_that_nobody_knows_says_which_peaks_are_unknown() {
+    let mut record = two_h200();
+    record.devices[0].name = Ok("NVIDIA Z900".to_owned());
+    record.devices[0].compute_capability = Ok((13, 7));
+    record.devices[1].name = Ok("NVIDIA L4".to_owned());
+    record.devices[1].compute_capability = Ok((8, 9));
+    let hardware = machine(&record);
+    let (new, known) = (&hardware.gpus[0], &hardware.gpus[1]);
+    assert_eq!(new.peaks_unknown(), new.precisions);
+    assert_eq!((new.memory_bytes, new.multiprocessors), (143_771 << 20, Some(132)));
+    let note = new.notes.join("\n");
+    assert!(note.contains("`NVIDIA Z900`") && note.contains("compute capability 13.7"), "{note}");
+    assert_eq!(known.peaks_unknown(), [NumberFormat::Fp64], "not in the datasheet");
+    assert!(hardware.table().contains("peak not known fp64"), "{}", hardware.table());
 }
 
 #[test]
