@@ -9,7 +9,7 @@ use super::scalar_instruction::{
 };
 use super::types::Type;
 use super::words::Words;
-use crate::ptx::Operand;
+use crate::ptx::{Instruction as Line, Operand};
 
 const INTEGERS: &[Type] = &[Type::U16, Type::U32, Type::U64, Type::S16, Type::S32, Type::S64];
 const FLOATS: &[Type] =
@@ -364,6 +364,44 @@ impl Lowering<'_> {
             a: self.source(a, narrow)?,
             b: self.source(b, narrow)?,
             c: self.source(c, Type::F32)?,
+        }))
+    }
+
+    /// A sum and the product that is its operand, as one instruction.
+    pub(super) fn fuse(
+        &mut self,
+        sum: &Instruction,
+        product: &Line,
+        operand: usize,
+    ) -> Option<Instruction> {
+        let Instruction::Scalar(ScalarInstruction::Binary {
+            operation,
+            value_type,
+            destination,
+            a,
+            b,
+        }) = sum
+        else {
+            return None;
+        };
+        let c = if operand == 1 { *b } else { *a };
+        let operation = match operation {
+            BinaryOperation::FloatAdd(modifiers) => TernaryOperation::FloatMultiplyAdd(*modifiers),
+            BinaryOperation::FloatSubtract(modifiers) => {
+                let negate_product = operand == 2;
+                TernaryOperation::FloatMultiplySubtract { modifiers: *modifiers, negate_product }
+            }
+            _ => return None,
+        };
+        let a = self.source(&product.operands[1], *value_type).ok()?;
+        let b = self.source(&product.operands[2], *value_type).ok()?;
+        Some(Instruction::Scalar(ScalarInstruction::Ternary {
+            operation,
+            value_type: *value_type,
+            destination: *destination,
+            a,
+            b,
+            c,
         }))
     }
 

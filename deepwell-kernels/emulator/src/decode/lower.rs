@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
+use super::contract::{Fused, find};
 use super::layout;
 use super::scope::{Binding, Labels, Scope, Tops};
 use super::types::{PredicateSource, Register, Source, Space, Type};
 use super::unknown::{DecodeError, UnknownForm};
-use super::{GlobalAddresses, Program};
+use super::{DecodeOptions, GlobalAddresses, Program};
 use super::{Instruction, Step};
 use crate::ptx::{Function, Instruction as Line, Module, Name, Statement, StatementKind};
 
@@ -33,6 +34,8 @@ pub(super) struct Lowering<'m> {
     label_positions: Vec<Option<u32>>,
     frames: Vec<Frame>,
     labels_of: HashMap<Name, Rc<Labels>>,
+    options: DecodeOptions,
+    fused_of: HashMap<Name, Rc<HashMap<usize, Fused>>>,
     guard: Option<PredicateSource>,
     ptx_line: u32,
     source: Option<(u32, u32)>,
@@ -54,6 +57,7 @@ impl<'m> Lowering<'m> {
         module: &'m Module,
         kernel: &'m Function,
         globals: &GlobalAddresses,
+        options: DecodeOptions,
     ) -> Result<Program, DecodeError> {
         let functions = layout::reachable(module, kernel);
         let (shared, shared_static_bytes) = layout::shared(module, &functions)?;
@@ -85,6 +89,8 @@ impl<'m> Lowering<'m> {
             label_positions: Vec::new(),
             frames: Vec::new(),
             labels_of: HashMap::new(),
+            options,
+            fused_of: HashMap::new(),
             guard: None,
             ptx_line: kernel.ptx_line,
             source: None,
@@ -295,14 +301,24 @@ impl<'m> Lowering<'m> {
         self.label_positions.resize(self.label_positions.len() + count, None);
         let end_label = self.new_label();
         let name = function.name.clone();
+        let contracts = self.options.contract_products;
+        let fused = self
+            .fused_of
+            .entry(function.name.clone())
+            .or_insert_with(|| Rc::new(if contracts { find(body) } else { HashMap::new() }))
+            .clone();
         self.frames.push(Frame { name, labels, first_label, end_label, scopes_seen: 1 });
         let mut root = Scope::new(0, true, self.tops);
         for (name, binding) in bindings {
             root.bind(name, binding);
         }
         self.scopes.push(root);
-        for statement in body {
-            self.statement(statement);
+        for (position, statement) in body.iter().enumerate() {
+            let product = fused.get(&position).and_then(|fused| match &body[fused.product].kind {
+                StatementKind::Instruction(product) => Some((&**product, fused.operand)),
+                _ => None,
+            });
+            self.statement(statement, product);
         }
         self.close_scope();
         self.place_label(end_label);
@@ -316,7 +332,7 @@ impl<'m> Lowering<'m> {
         }
     }
 
-    fn statement(&mut self, statement: &'m Statement) {
+    fn statement(&mut self, statement: &'m Statement, product: Option<(&'m Line, usize)>) {
         let result = match &statement.kind {
             StatementKind::ScopeBegin => {
                 if let Some(frame) = self.frames.last_mut() {
@@ -352,7 +368,7 @@ impl<'m> Lowering<'m> {
             },
             StatementKind::BranchTargets { .. } | StatementKind::CallTable(_) => Ok(()),
             StatementKind::Instruction(line) => {
-                self.line(statement.ptx_line, line);
+                self.line(statement.ptx_line, line, product);
                 Ok(())
             }
         };
@@ -373,11 +389,11 @@ impl<'m> Lowering<'m> {
         });
     }
 
-    fn line(&mut self, ptx_line: u32, line: &'m Line) {
+    fn line(&mut self, ptx_line: u32, line: &'m Line, product: Option<(&'m Line, usize)>) {
         self.ptx_line = ptx_line;
         self.source = line.source;
         let tops = self.tops;
-        let result = self.guarded(line);
+        let result = self.guarded(line, product);
         self.most = self.most.maximum(self.tops);
         // Slots of calls stay; registers of the line do not.
         self.tops = Tops { local_bytes: self.tops.local_bytes, ..tops };
@@ -387,7 +403,11 @@ impl<'m> Lowering<'m> {
         self.guard = None;
     }
 
-    fn guarded(&mut self, line: &'m Line) -> Result<(), String> {
+    fn guarded(
+        &mut self,
+        line: &'m Line,
+        product: Option<(&'m Line, usize)>,
+    ) -> Result<(), String> {
         self.guard = match &line.guard {
             None => None,
             Some(guard) => match self.find(&guard.register) {
@@ -400,7 +420,13 @@ impl<'m> Lowering<'m> {
         if &*line.opcode.words[0] == "call" {
             return self.call(line);
         }
-        let instruction = self.instruction(line)?;
+        let mut instruction = self.instruction(line)?;
+        if let (Some((product, operand)), Some(sum)) = (product, &instruction) {
+            // A product whose registers are out of reach here stays one.
+            if let Some(fused) = self.fuse(sum, product, operand) {
+                instruction = Some(fused);
+            }
+        }
         if let Some(instruction) = instruction {
             self.emit(instruction);
         }

@@ -8,6 +8,7 @@ mod barriers;
 mod bulk;
 mod calls;
 mod compare;
+mod contract;
 mod control;
 mod convert;
 mod copy_instruction;
@@ -46,6 +47,32 @@ pub use unknown::{DecodeError, UnknownForm};
 
 use crate::ptx::Module;
 
+/// What decoding may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeOptions {
+    /// Fuses products and sums that leave their rounding open where ptxas would, so that results
+    /// are those of a GPU; else every instruction rounds as it says.
+    pub contract_products: bool,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> DecodeOptions {
+        DecodeOptions { contract_products: true }
+    }
+}
+
+/// [`decode_with`] with the options of [`DecodeOptions::default`].
+///
+/// # Errors
+/// As [`decode_with`].
+pub fn decode(
+    module: &Module,
+    kernel: &str,
+    globals: &GlobalAddresses,
+) -> Result<Program, DecodeError> {
+    decode_with(module, kernel, globals, DecodeOptions::default())
+}
+
 /// Makes a program of one kernel. Functions that it calls are inlined.
 ///
 /// Variables in global memory have to be placed before: [`global_variables`] lists them, and
@@ -54,17 +81,18 @@ use crate::ptx::Module;
 /// # Errors
 /// [`DecodeError::UnknownForms`] with every form that is not understood, and what the other
 /// variants say.
-pub fn decode(
+pub fn decode_with(
     module: &Module,
     kernel: &str,
     globals: &GlobalAddresses,
+    options: DecodeOptions,
 ) -> Result<Program, DecodeError> {
     let Some(function) = module.kernels().find(|function| &*function.name == kernel) else {
         let names: Vec<String> =
             module.kernels().map(|function| format!("`{}`", function.name)).collect();
         return Err(DecodeError::NoKernel { name: kernel.to_string(), present: names.join(", ") });
     };
-    lower::Lowering::run(module, function, globals)
+    lower::Lowering::run(module, function, globals, options)
 }
 
 /// A kernel that can run.

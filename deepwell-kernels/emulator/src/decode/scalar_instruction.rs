@@ -309,6 +309,12 @@ pub enum TernaryOperation {
         high: bool,
     },
     FloatMultiplyAdd(FloatModifiers),
+    /// What a `mul` and a `sub` become together: the product minus the third operand, or the third
+    /// operand minus the product.
+    FloatMultiplySubtract {
+        modifiers: FloatModifiers,
+        negate_product: bool,
+    },
     /// `fma.oob`: a NaN of a special pattern counts as zero.
     FloatMultiplyAddOutOfBounds {
         relu: bool,

@@ -579,3 +579,78 @@ fn kernels_that_are_not_there_are_named() {
     let error = decode(&module, "b", &GlobalAddresses::new()).expect_err("no kernel");
     assert_eq!(error.to_string(), "no kernel is named `b`; there are `a`");
 }
+
+#[test]
+fn products_and_sums_are_fused_as_by_ptxas() {
+    // (lines, what the sums become: `+` a sum, `f` fused; seen in the machine code of sm_90a and
+    // sm_100a).
+    let rows = [
+        ("mul.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3;", "f"),
+        ("mul.f32 %r5,%r1,%r2; add.f32 %r6,%r3,%r5;", "f"),
+        ("mul.f32 %r5,%r1,%r2; sub.f32 %r6,%r3,%r5;", "f"),
+        ("mul.f32 %r5,%r1,0f40000000; add.f32 %r6,%r5,%r3;", "f"),
+        ("mul.rn.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3;", "+"),
+        ("mul.f32 %r5,%r1,%r2; add.rn.f32 %r6,%r5,%r3;", "+"),
+        ("mul.ftz.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3;", "+"),
+        ("mul.f32 %r5,%r1,%r2; add.sat.f32 %r6,%r5,%r3;", "f"),
+        ("mul.f64 %l5,%l1,%l2; add.f64 %l6,%l5,%l3;", "f"),
+        ("mul.bf16x2 %r5,%r1,%r2; add.bf16x2 %r6,%r5,%r3;", "f"),
+        ("mul.rn.bf16x2 %r5,%r1,%r2; add.rn.bf16x2 %r6,%r5,%r3;", "+"),
+        ("mul.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3; st.shared.f32 [tile],%r5;", "+"),
+        ("mul.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3; add.f32 %r7,%r5,%r4;", "ff"),
+        ("mul.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r5;", "+"),
+        ("mul.f32 %r5,%r1,%r2; @%p1 add.f32 %r6,%r5,%r3;", "f"),
+        ("@%p1 mul.f32 %r5,%r1,%r2; @%p1 add.f32 %r6,%r5,%r3;", "+"),
+        ("mul.f32 %r5,%r1,%r2; @%p1 bra L; add.f32 %r6,%r5,%r3; L:", "+"),
+        ("mul.f32 %r5,%r1,%r2; bar.sync 0; add.f32 %r6,%r3,%r5;", "f"),
+        ("mul.f32 %r5,%r1,%r2; selp.f32 %r6,%r5,%r3,%p1; add.f32 %r7,%r6,%r4;", "+"),
+        // Registers that are written twice are left alone.
+        ("mov.b32 %r1,0; mul.f32 %r5,%r1,%r2; mov.b32 %r1,1; add.f32 %r6,%r5,%r3;", "+"),
+    ];
+    for (text, expected) in rows {
+        let found: String = steps(text)
+            .iter()
+            .filter_map(|step| match step {
+                Instruction::Scalar(ScalarInstruction::Ternary { .. }) => Some('f'),
+                Instruction::Scalar(ScalarInstruction::Binary {
+                    operation: BinaryOperation::FloatAdd(_) | BinaryOperation::FloatSubtract(_),
+                    ..
+                }) => Some('+'),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(found, expected, "{text}");
+    }
+    // Of two products the first operand's, or that with fewer uses: (lines, fused operands).
+    let rows: [(&str, &[u32]); 3] = [
+        ("mul.f32 %r5,%r1,%r2; mul.f32 %r6,%r3,%r4; add.f32 %r7,%r6,%r5;", &[3]),
+        ("mul.f32 %r5,%r1,%r2; mul.f32 %r6,%r3,%r4; sub.f32 %r7,%r5,%r6;", &[1]),
+        (
+            "mul.f32 %r5,%r1,%r2; mul.f32 %r6,%r3,%r4; add.f32 %r7,%r6,%r5; add.f32 %r8,%r6,%r1;",
+            &[1],
+        ),
+    ];
+    for (text, expected) in rows {
+        let found: Vec<u32> = steps(text)
+            .iter()
+            .filter_map(|step| match step {
+                // Nine rows of halves come first.
+                Instruction::Scalar(ScalarInstruction::Ternary {
+                    a: Source::Register(Register::Word(index)),
+                    ..
+                }) => Some(index - 9),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(found, expected, "{text}");
+    }
+    let text = ".version 9.0\n.target sm_90a\n.address_size 64\n.entry k() { .reg .b32 %r<9>;\n\
+        mul.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3; ret; }";
+    let module = ptx::parse(text).expect("PTX");
+    let options = DecodeOptions { contract_products: false };
+    let program = decode_with(&module, "k", &GlobalAddresses::new(), options).expect("known");
+    assert!(matches!(
+        program.steps[1].instruction,
+        Instruction::Scalar(ScalarInstruction::Binary { .. })
+    ));
+}

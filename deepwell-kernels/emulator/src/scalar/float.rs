@@ -273,6 +273,9 @@ pub(super) fn ternary(
 ) -> bool {
     use TernaryOperation as T;
     match operation {
+        T::FloatMultiplySubtract { modifiers, negate_product } => {
+            multiply_subtract(r, mask, modifiers, negate_product, value_type, d, s);
+        }
         T::FloatMultiplyAdd(modifiers) => match value_type {
             Type::F32 if modifiers == FloatModifiers::default() => fma_row(r, mask, d, s),
             Type::F32 => words3(r, mask, d, s, |a, b, c| fma_single(a, b, c, modifiers)),
@@ -316,6 +319,39 @@ pub(super) fn ternary(
         _ => return false,
     }
     true
+}
+
+/// A fused difference: signs are turned, then it is a sum.
+fn multiply_subtract(
+    r: &mut Registers,
+    mask: u32,
+    modifiers: FloatModifiers,
+    negate_product: bool,
+    value_type: Type,
+    d: Register,
+    s: [Source; 3],
+) {
+    let sign: u64 = match value_type {
+        Type::F64 => 1 << 63,
+        Type::F32 => 1 << 31,
+        Type::F16 | Type::Bf16 => 0x8000,
+        _ => 0x8000_8000,
+    };
+    let (of_product, of_sum) = if negate_product { (sign, 0) } else { (0, sign) };
+    let (x, z) = (of_product as u32, of_sum as u32);
+    match value_type {
+        Type::F32 => words3(r, mask, d, s, |a, b, c| fma_single(a ^ x, b, c ^ z, modifiers)),
+        Type::F64 => longs3(r, mask, d, s, |a, b, c| {
+            let of = f64::from_bits;
+            ieee::fma64(of(a ^ of_product), of(b), of(c ^ of_sum), modifiers.rounding).to_bits()
+        }),
+        _ => {
+            let Some((half, _)) = half_of(value_type) else { return };
+            words3(r, mask, d, s, |a, b, c| {
+                pair3(a ^ x, b, c ^ z, |a, b, c| half.fma(a, b, c, modifiers))
+            });
+        }
+    }
 }
 
 /// `slct`: not negative; -0 is not, NaN is.

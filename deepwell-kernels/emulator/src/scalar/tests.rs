@@ -213,6 +213,17 @@ fn single_precision() {
             &[f(1.0 + f32::EPSILON), f(1.0 - f32::EPSILON), f(-1.0)],
             f(-f32::EPSILON * f32::EPSILON),
         ),
+        // Fused: the product's error is what is left.
+        (
+            "mul.f32 %r4, %r1, %r2; sub.f32 %r0, %r3, %r4;",
+            &[f(1.0 + f32::EPSILON), f(1.0 - f32::EPSILON), ONE],
+            f(f32::EPSILON * f32::EPSILON),
+        ),
+        (
+            "mul.f32 %r4, %r1, %r2; sub.f32 %r0, %r4, %r3;",
+            &[f(1.0 + f32::EPSILON), f(1.0 - f32::EPSILON), ONE],
+            f(-f32::EPSILON * f32::EPSILON),
+        ),
         ("div.rn.f32 %r0, %r1, %r2;", &[ONE, 0], f(f32::INFINITY)),
         ("div.rz.f32 %r0, %r1, %r2;", &[f(2.0), f(3.0)], 0x3f2a_aaaa),
         ("div.rp.f32 %r0, %r1, %r2;", &[f(1.0), f(3.0)], 0x3eaa_aaab),
