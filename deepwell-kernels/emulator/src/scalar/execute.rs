@@ -2,7 +2,7 @@
 
 use super::registers::{LANES, Registers};
 use super::rows::longs2;
-use super::{compare, convert, float, integer};
+use super::{compare, convert, float, integer, integer_ternary};
 use crate::decode::{Register, ScalarInstruction, Source};
 
 /// Runs one instruction on the lanes of `mask`; the others keep what they have.
@@ -31,7 +31,7 @@ pub fn execute(instruction: &ScalarInstruction, registers: &mut Registers, mask:
         S::Ternary { operation, value_type, destination, a, b, c } => {
             let sources = [*a, *b, *c];
             if !float::ternary(r, mask, *operation, *value_type, *destination, sources) {
-                integer::ternary(r, mask, *operation, *value_type, *destination, sources);
+                integer_ternary::ternary(r, mask, *operation, *value_type, *destination, sources);
             }
         }
         S::InsertBits { value_type, destination, a, b, position, length } => {
@@ -39,7 +39,7 @@ pub fn execute(instruction: &ScalarInstruction, registers: &mut Registers, mask:
             let (a, b) = (r.row64(*a), r.row64(*b));
             let bits = value_type.bits();
             let out: [u64; LANES] = std::array::from_fn(|lane| {
-                integer::insert(a[lane], b[lane], position[lane], length[lane], bits)
+                integer_ternary::insert(a[lane], b[lane], position[lane], length[lane], bits)
             });
             r.set_row64(*destination, &out, mask);
         }

@@ -17,6 +17,7 @@ mod function;
 mod half;
 mod ieee;
 mod integer;
+mod integer_ternary;
 mod registers;
 mod rows;
 mod small;
