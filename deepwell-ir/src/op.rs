@@ -164,6 +164,10 @@ ops! {
     Embedding,
     /// Gradient of the table.
     EmbeddingBackward,
+    /// Learned positions added to each token.
+    AddPositions,
+    /// Gradient of the position table.
+    AddPositionsBackward,
     /// `y = x · wᵀ (+ bias)`.
     Linear,
     /// `dx = dy · w`.

@@ -118,21 +118,9 @@ impl LlamaConfig {
     /// Text that is no JSON object, a key that is missing, unknown, of the wrong type or out of
     /// range, or a value that changes the mathematics in a way that is not supported.
     pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let value: Value = serde_json::from_str(text).map_err(|error| CaptureError::Json {
-            place: place.to_string(),
-            line: error.line(),
-            column: error.column(),
-            message: strip_position(&error.to_string()),
-        })?;
-        let Value::Object(object) = &value else {
-            return Err(CaptureError::Form {
-                place: place.to_string(),
-                expected: "a JSON object",
-                got: kind(&value).to_string(),
-            });
-        };
+        let object = parse_object(text, place)?;
         let mut notes = CaptureNotes::default();
-        let mut keys = Keys::new(place, "", object);
+        let mut keys = Keys::new(place, "", &object);
         let family = ModelFamily::read(&mut keys)?;
         let config = Self::from_keys(&mut keys, family, place, &mut notes)?;
         if let Some(value) = keys.get("pad_token_id") {
@@ -152,22 +140,8 @@ impl LlamaConfig {
     /// # Errors
     /// A file that is not there or cannot be read, and those of [`LlamaConfig::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
-        let path = path.as_ref();
-        let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-        let bytes = std::fs::read(&file).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => CaptureError::NotFound {
-                path: file.clone(),
-                expected: "a config.json".to_string(),
-                hint: "give a Hugging Face model folder or its config.json".to_string(),
-            },
-            _ => CaptureError::Io { path: file.clone(), source },
-        })?;
-        let text = String::from_utf8(bytes).map_err(|_| CaptureError::Form {
-            place: file.display().to_string(),
-            expected: "UTF-8 text",
-            got: "other bytes".to_string(),
-        })?;
-        Self::from_json(&text, &file.display().to_string())
+        let (text, place) = read_text(path.as_ref())?;
+        Self::from_json(&text, &place)
     }
 
     fn from_keys(
@@ -360,8 +334,46 @@ fn note_default(notes: &mut CaptureNotes, key: &str, value: &str) {
     notes.remarks.push(format!("`{key}` is not stated: {value}, the default of transformers"));
 }
 
+/// The text of a `config.json`, or that of a model folder, and how messages name it.
+pub(super) fn read_text(path: &Path) -> Result<(String, String), CaptureError> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let bytes = std::fs::read(&file).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => CaptureError::NotFound {
+            path: file.clone(),
+            expected: "a config.json".to_string(),
+            hint: "give a Hugging Face model folder or its config.json".to_string(),
+        },
+        _ => CaptureError::Io { path: file.clone(), source },
+    })?;
+    let place = file.display().to_string();
+    let text = String::from_utf8(bytes).map_err(|_| CaptureError::Form {
+        place: place.clone(),
+        expected: "UTF-8 text",
+        got: "other bytes".to_string(),
+    })?;
+    Ok((text, place))
+}
+
+/// The JSON object that `text` is.
+pub(super) fn parse_object(text: &str, place: &str) -> Result<Map<String, Value>, CaptureError> {
+    let value: Value = serde_json::from_str(text).map_err(|error| CaptureError::Json {
+        place: place.to_string(),
+        line: error.line(),
+        column: error.column(),
+        message: strip_position(&error.to_string()),
+    })?;
+    match value {
+        Value::Object(object) => Ok(object),
+        other => Err(CaptureError::Form {
+            place: place.to_string(),
+            expected: "a JSON object",
+            got: kind(&other).to_string(),
+        }),
+    }
+}
+
 /// `dtype` and its older name `torch_dtype`.
-fn read_dtype(keys: &mut Keys<'_>) -> Result<Option<StoredDType>, CaptureError> {
+pub(super) fn read_dtype(keys: &mut Keys<'_>) -> Result<Option<StoredDType>, CaptureError> {
     let mut found: Option<StoredDType> = None;
     for key in ["dtype", "torch_dtype"] {
         let Some(name) = keys.string(key)? else { continue };

@@ -22,7 +22,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// A tensor as it lies in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name, that of a [`ParameterSpec`](super::ParameterSpec).
+    /// Name in the file; that of a [`ParameterSpec`](super::ParameterSpec) or
+    /// [`StoredPart`](super::StoredPart), save for a `transformer.` before the latter.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -38,20 +39,21 @@ pub struct StoredTensor {
 
 /// A Hugging Face model folder whose files fit its configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModelFolder {
+pub struct ModelFolder<C = LlamaConfig> {
     /// The folder.
     pub path: PathBuf,
     /// Its `config.json`.
-    pub config: LlamaConfig,
+    pub config: C,
     /// Remarks on the configuration and on tensors that are ignored.
     pub notes: CaptureNotes,
-    /// One entry per parameter, in the order of [`LlamaConfig::parameters`].
+    /// One entry per tensor of the weight files that the model takes: with llama one per parameter,
+    /// in the order of [`LlamaConfig::parameters`].
     pub tensors: Vec<StoredTensor>,
 }
 
 /// A header entry and the file it is from.
-struct Found {
-    path: PathBuf,
+pub(super) struct Found {
+    pub(super) path: PathBuf,
     dtype: Dtype,
     shape: Vec<usize>,
     offset_bytes: u64,
@@ -99,13 +101,13 @@ impl ModelFolder {
                 return Err(unexpected_tensor(name, stored.path));
             }
         }
-        note_dtypes(&config, &tensors, &mut notes);
+        note_dtypes(config.torch_dtype, &tensors, &mut notes);
         Ok(ModelFolder { path: folder, config, notes, tensors })
     }
 }
 
 impl Found {
-    fn check(self, name: &str, shape: &[usize]) -> Result<StoredTensor, CaptureError> {
+    pub(super) fn check(self, name: &str, shape: &[usize]) -> Result<StoredTensor, CaptureError> {
         let dtype = match self.dtype {
             Dtype::F32 => Some(StoredDType::F32),
             Dtype::BF16 => Some(StoredDType::Bf16),
@@ -142,7 +144,7 @@ impl Found {
 }
 
 /// All header entries of a folder by name.
-fn find_tensors(
+pub(super) fn find_tensors(
     folder: &Path,
     notes: &mut CaptureNotes,
 ) -> Result<BTreeMap<String, Found>, CaptureError> {
@@ -269,9 +271,13 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
     Ok(metadata.tensors().into_iter().map(entry).collect())
 }
 
-fn note_dtypes(config: &LlamaConfig, tensors: &[StoredTensor], notes: &mut CaptureNotes) {
+pub(super) fn note_dtypes(
+    torch_dtype: Option<StoredDType>,
+    tensors: &[StoredTensor],
+    notes: &mut CaptureNotes,
+) {
     let stored: BTreeSet<&str> = tensors.iter().map(|t| t.dtype.safetensors_name()).collect();
-    let declared = config.torch_dtype.map(StoredDType::safetensors_name);
+    let declared = torch_dtype.map(StoredDType::safetensors_name);
     if declared.is_some_and(|declared| stored.iter().any(|&dtype| dtype != declared)) {
         let stored: Vec<&str> = stored.into_iter().collect();
         notes.remarks.push(format!(
@@ -286,7 +292,7 @@ fn io_error(path: &Path, source: std::io::Error) -> CaptureError {
     CaptureError::Io { path: path.to_path_buf(), source }
 }
 
-fn missing_tensor(
+pub(super) fn missing_tensor(
     folder: &Path,
     name: &str,
     shape: &[usize],
@@ -310,7 +316,7 @@ fn missing_tensor(
     }
 }
 
-fn unexpected_tensor(name: String, path: PathBuf) -> CaptureError {
+pub(super) fn unexpected_tensor(name: String, path: PathBuf) -> CaptureError {
     let hint = if name.ends_with(".bias") {
         "set `attention_bias` or `mlp_bias` in config.json if the model has biases"
     } else {

@@ -1,4 +1,4 @@
-//! Reads a Hugging Face model (llama, mistral, qwen2, qwen3): its `config.json`, the headers of its
+//! Reads a Hugging Face model (gpt2, llama, mistral, qwen2, qwen3): its `config.json`, the headers of its
 //! weight files, and the graph of its forward pass.
 //!
 //! # Brief overview
@@ -8,7 +8,9 @@
 //! [`CaptureNotes`] says so where that is not obvious), or it is an error that names the key.
 //! [`LlamaConfig::parameters`] lists the tensors of the model, [`ModelFolder::open`] compares
 //! that list with the weight files without reading any weight, and [`capture`] builds the
-//! [`Graph`](crate::Graph).
+//! [`Graph`](crate::Graph). GPT-2 has a configuration of its own, [`Gpt2Config`], with the same
+//! functions; its graph is from [`capture_gpt2`], its folder opens with
+//! [`ModelFolder::open_gpt2`].
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture};
@@ -28,10 +30,15 @@
 //! # }
 //! ```
 
+mod blocks;
 mod config;
 mod error;
 mod family;
 mod folder;
+mod gpt2;
+mod gpt2_folder;
+mod gpt2_graph;
+mod gpt2_parameters;
 mod keys;
 mod known_keys;
 mod llama;
@@ -44,6 +51,9 @@ pub use config::{CaptureNotes, HiddenAct, LlamaConfig, StoredDType};
 pub use error::CaptureError;
 pub use family::ModelFamily;
 pub use folder::{ModelFolder, StoredTensor};
+pub use gpt2::Gpt2Config;
+pub use gpt2_graph::capture_gpt2;
+pub use gpt2_parameters::StoredPart;
 pub use llama::{capture, capture_for_sequence};
 pub use parameters::{ParameterRole, ParameterSpec};
 pub use rope::{Rope, RopeScaling, YarnScaling};

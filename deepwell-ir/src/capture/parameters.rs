@@ -8,8 +8,12 @@ use crate::{Init, Role};
 pub enum ParameterRole {
     /// Token table `[vocab, hidden]`; also the output head when tied.
     TokenEmbedding,
+    /// Position table `[positions, hidden]`.
+    PositionEmbedding,
     /// Gain of the norm before attention, `[hidden]`.
     AttentionNorm,
+    /// Bias of the norm before attention, `[hidden]`.
+    AttentionNormBias,
     /// Query projection `[heads · head_dim, hidden]`.
     Query,
     /// Bias of the query projection.
@@ -32,6 +36,8 @@ pub enum ParameterRole {
     AttentionOutputBias,
     /// Gain of the norm before the feed-forward block, `[hidden]`.
     MlpNorm,
+    /// Bias of the norm before the feed-forward block, `[hidden]`.
+    MlpNormBias,
     /// Gate projection `[ffn, hidden]`.
     Gate,
     /// Bias of the gate projection.
@@ -46,6 +52,8 @@ pub enum ParameterRole {
     DownBias,
     /// Gain of the norm before the output head, `[hidden]`.
     FinalNorm,
+    /// Bias of the norm before the output head, `[hidden]`.
+    FinalNormBias,
     /// Output head `[vocab, hidden]`; absent when tied.
     Head,
 }
@@ -54,12 +62,15 @@ impl ParameterRole {
     /// What the precision policy sees. A bias counts as part of its linear layer.
     pub fn precision_role(self) -> Role {
         match self {
-            ParameterRole::TokenEmbedding => Role::Embedding,
+            ParameterRole::TokenEmbedding | ParameterRole::PositionEmbedding => Role::Embedding,
             ParameterRole::AttentionNorm
+            | ParameterRole::AttentionNormBias
             | ParameterRole::QueryNorm
             | ParameterRole::KeyNorm
             | ParameterRole::MlpNorm
-            | ParameterRole::FinalNorm => Role::Norm,
+            | ParameterRole::MlpNormBias
+            | ParameterRole::FinalNorm
+            | ParameterRole::FinalNormBias => Role::Norm,
             ParameterRole::Head => Role::Head,
             _ => Role::Linear,
         }

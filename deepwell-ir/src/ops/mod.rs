@@ -2,6 +2,7 @@
 
 mod adamw;
 mod add;
+mod add_positions;
 mod attention;
 mod cast;
 mod embedding;
@@ -19,6 +20,7 @@ mod with_quantize;
 
 pub use adamw::{AdamW, GradNorm};
 pub use add::Add;
+pub use add_positions::{AddPositions, AddPositionsBackward};
 pub use attention::{Attention, AttentionBackward, AttentionHeads, WindowAttention};
 pub use cast::Cast;
 pub use embedding::{Embedding, EmbeddingBackward};

@@ -1,0 +1,62 @@
+//! Folders of GPT-2 models.
+
+use std::path::Path;
+
+use super::folder::{find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
+use super::{CaptureError, Gpt2Config, ModelFolder, StoredTensor};
+
+/// What `save_pretrained` puts before the names; the files first published are without it.
+const PREFIX: &str = "transformer.";
+
+impl ModelFolder<Gpt2Config> {
+    /// Opens a folder of a GPT-2 model, as [`ModelFolder::open`] does one of the llama family.
+    ///
+    /// [`ModelFolder::tensors`] are those that
+    /// [`Gpt2Config::parameters_and_parts`] cuts its parameters out of, each once.
+    ///
+    /// # Errors
+    /// As [`ModelFolder::open`].
+    pub fn open_gpt2(path: impl AsRef<Path>) -> Result<Self, CaptureError> {
+        let folder = path.as_ref().to_path_buf();
+        let (config, mut notes) = Gpt2Config::from_path(&folder)?;
+        let mut found = find_tensors(&folder, &mut notes)?;
+        let prefixed = found.keys().any(|name| name.starts_with(PREFIX));
+        let stored_name = |name: &str| {
+            let plain = !prefixed || name == "lm_head.weight";
+            if plain { name.to_string() } else { format!("{PREFIX}{name}") }
+        };
+        let mut tensors: Vec<StoredTensor> = Vec::new();
+        for (_, part) in config.parameters_and_parts() {
+            let name = stored_name(&part.name);
+            if tensors.iter().any(|tensor| tensor.name == name) {
+                continue;
+            }
+            let Some(stored) = found.remove(&name) else {
+                let architecture = "GPT2LMHeadModel";
+                return Err(missing_tensor(&folder, &name, &part.shape, &found, architecture));
+            };
+            tensors.push(stored.check(&name, &part.shape)?);
+        }
+        let mut masks = 0;
+        for (name, stored) in found {
+            if config.tie_word_embeddings && name == "lm_head.weight" {
+                stored.check(&name, &[config.vocab_size, config.hidden_size])?;
+                notes.remarks.push(
+                    "`lm_head.weight` is stored but tied: the token table is used for it"
+                        .to_string(),
+                );
+            } else if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
+                masks += 1;
+            } else {
+                return Err(unexpected_tensor(name, stored.path));
+            }
+        }
+        if masks > 0 {
+            notes
+                .remarks
+                .push(format!("{masks} stored attention masks are ignored: they are fixed"));
+        }
+        note_dtypes(config.torch_dtype, &tensors, &mut notes);
+        Ok(ModelFolder { path: folder, config, notes, tensors })
+    }
+}
