@@ -15,6 +15,7 @@ pub mod grad_norm;
 pub mod layer_norm;
 pub mod linear_cross_entropy;
 mod parallel;
+pub mod positions;
 pub mod rms_norm;
 pub mod rope;
 mod softmax;

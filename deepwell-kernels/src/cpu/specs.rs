@@ -93,9 +93,11 @@ const TIERED: [(&str, WorkspaceBytes); 8] = [
 ];
 
 /// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 33] = [
+const PLAIN: [(&str, WorkspaceBytes); 35] = [
     ("embedding", none),
     ("embedding_backward", none),
+    ("add_positions", none),
+    ("add_positions_backward", none),
     ("bias_grad", bias_grad),
     ("rms_norm", none),
     ("add_rms_norm", none),

@@ -8,6 +8,7 @@ mod head;
 mod matmul;
 mod norm;
 mod optimizer;
+mod positions;
 mod quantize;
 mod with_quantize;
 
@@ -50,6 +51,8 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
     match op {
         Op::Embedding(_) => embedding::forward(operands),
         Op::EmbeddingBackward(_) => embedding::backward(operands),
+        Op::AddPositions(_) => positions::forward(operands),
+        Op::AddPositionsBackward(_) => positions::backward(operands),
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
             matmul::linear(operands)
         }
