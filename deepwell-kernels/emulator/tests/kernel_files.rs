@@ -16,9 +16,11 @@ fn ptx_files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-#[ignore = "needs kernels as PTX: their folder in DEEPWELL_PTX"]
 fn every_kernel_of_the_folder_decodes() {
-    let folder = std::env::var_os("DEEPWELL_PTX").expect("DEEPWELL_PTX names a folder");
+    let Some(folder) = std::env::var_os("DEEPWELL_PTX") else {
+        eprintln!("skipped: DEEPWELL_PTX names no folder of PTX");
+        return;
+    };
     let mut files = Vec::new();
     ptx_files(Path::new(&folder), &mut files);
     assert!(!files.is_empty(), "no PTX is in the folder");

@@ -23,13 +23,13 @@ impl Random {
 
     /// E4M3 codes without NaN.
     fn e4m3(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.below(0x7F) as u8 | (self.below(2) as u8) << 7).collect()
+        (0..count).map(|_| self.below(0x7F) as u8 | ((self.below(2) as u8) << 7)).collect()
     }
 
     /// BF16 codes of numbers about 1.
     fn bf16(&mut self, count: usize) -> Vec<u8> {
         let code =
-            |random: &mut Random| (0x3E00 + random.below(0x300) | random.below(2) << 15) as u16;
+            |random: &mut Random| ((0x3E00 + random.below(0x300)) | (random.below(2) << 15)) as u16;
         (0..count).flat_map(|_| code(self).to_le_bytes()).collect()
     }
 

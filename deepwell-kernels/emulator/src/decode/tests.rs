@@ -3,6 +3,8 @@
 use super::*;
 use crate::ptx;
 
+mod calls;
+
 const DECLARATIONS: &str = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; \
     .reg .b64 %l<9>; .reg .b128 %q<3>; .shared .align 16 .b8 tile[64];";
 
@@ -391,79 +393,6 @@ fn branches_through_tables_know_their_targets() {
         panic!("{:?}", program.steps[1]);
     };
     assert_eq!(**targets, [0, 2, 0]);
-}
-
-const CALLS: &str = ".func (.param .b32 r0) twice(.param .b32 x)\n{\n.reg .b32 %r<2>; .reg \
-            .pred %p<1>;\n\
-    ld.param.b32 %r0, [x];\nsetp.eq.s32 %p0, %r0, 0;\n@%p0 bra OUT;\nadd.s32 %r0, %r0, %r0;\n\
-    OUT: st.param.b32 [r0], %r0;\nret;\n}\n\
-    .extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
-    .func loop_a()\n{\ncall.uni loop_b, ();\nret;\n}\n\
-    .func loop_b()\n{\ncall.uni loop_a, ();\nret;\n}\n";
-
-#[test]
-fn functions_are_inlined_with_registers_of_their_own() {
-    let text = format!(
-        "{CALLS}.visible .entry k()\n{{\n.reg .b32 %r<3>; .reg .pred %p<2>;\n\
-         {{ .param .b32 p0; st.param.b32 [p0], %r1; .param .b32 q0;\n\
-         @%p1 call.uni (q0), twice, (p0); ld.param.b32 %r2, [q0]; }}\n\
-         call (%r1), twice, (7);\nret;\n}}"
-    );
-    let program = program_of(&text, &GlobalAddresses::new()).expect("known");
-    assert_eq!((program.word_count, program.predicate_count), (5, 3));
-    let kinds: Vec<&str> = program
-        .steps
-        .iter()
-        .map(|step| match &step.instruction {
-            Instruction::Store(_) => "store",
-            Instruction::Load(_) => "load",
-            Instruction::Branch { .. } => "branch",
-            Instruction::Scalar(_) => "scalar",
-            Instruction::Exit => "exit",
-            _ => "other",
-        })
-        .collect();
-    let twice = ["load", "scalar", "branch", "scalar", "store", "branch"];
-    let expected =
-        [&["store", "branch"][..], &twice, &["load", "store"], &twice, &["load", "exit", "exit"]]
-            .concat();
-    assert_eq!(kinds, expected);
-    // The guarded call is jumped over; within, the return goes to what follows.
-    let target = |position: usize| match program.steps[position].instruction {
-        Instruction::Branch { target, .. } => target,
-        _ => panic!("no branch at {position}"),
-    };
-    assert_eq!((target(1), target(4), target(7)), (8, 6, 8));
-    assert_eq!(program.steps[1].guard, Some(PredicateSource::Register { index: 1, negated: true }));
-}
-
-#[test]
-fn functions_of_the_runtime_stay_calls() {
-    let text = format!(
-        "{CALLS}.visible .entry k()\n{{\n.reg .b64 %l<3>;\n.param .b64 a; .param .b64 b; \
-            .param .b32 r;\n\
-         call.uni (r), vprintf, (a, b);\nret;\n}}"
-    );
-    let program = program_of(&text, &GlobalAddresses::new()).expect("known");
-    assert_eq!(
-        program.steps[0].instruction,
-        Instruction::ExternalCall(ExternalCall {
-            function: ExternalFunction::Printf,
-            arguments: Box::new([
-                LocalSlot { offset: 0, bytes: 8 },
-                LocalSlot { offset: 8, bytes: 8 }
-            ]),
-            result: Some(LocalSlot { offset: 16, bytes: 4 }),
-        })
-    );
-    assert_eq!(program.local_bytes, 20);
-}
-
-#[test]
-fn endless_calls_are_refused() {
-    let text = format!("{CALLS}.visible .entry k()\n{{\ncall.uni loop_a, ();\nret;\n}}");
-    let error = program_of(&text, &GlobalAddresses::new()).expect_err("endless");
-    assert!(error.to_string().contains("`loop_a` calls itself"), "{error}");
 }
 
 #[test]
