@@ -1,4 +1,5 @@
-//! Reads a Hugging Face model (gpt2, llama, mistral, qwen2, qwen3): its `config.json`, the headers of its
+//! Reads a Hugging Face model (gpt2, llama, mistral, qwen2, qwen3): its `config.json`, the headers
+//! of its
 //! weight files, and the graph of its forward pass.
 //!
 //! # Brief overview
