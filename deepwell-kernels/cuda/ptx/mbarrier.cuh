@@ -1,5 +1,6 @@
-// mbarrier: waiting in shared memory for bulk copies. A barrier has a phase bit, 0 before the first
-// phase ends; each phase here is one arrival and the bytes that it announces.
+// mbarrier: waiting in shared memory for bulk copies, tensor cores and threads. A barrier has a
+// phase bit, 0 before the first phase ends; a phase is so many arrivals and the bytes that they
+// announce.
 #pragma once
 
 #include "common/types.cuh"
@@ -8,11 +9,12 @@ __device__ __forceinline__ uint32 mbarrier_address(const uint64* barrier) {
     return static_cast<uint32>(__cvta_generic_to_shared(barrier));
 }
 
-// By one thread, before anybody uses the barrier; others after a barrier of threads.
-__device__ __forceinline__ void mbarrier_init(uint64* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;"
+// By one thread, before anybody uses the barrier; others after a barrier of threads. A phase ends
+// after `arrivals`.
+__device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :
-                 : "r"(mbarrier_address(barrier))
+                 : "r"(mbarrier_address(barrier)), "r"(arrivals)
                  : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -25,6 +27,22 @@ __device__ __forceinline__ void mbarrier_expect(uint64* barrier, uint32 bytes) {
                  : "memory");
 }
 
+// What this thread did before is there for those who wait.
+__device__ __forceinline__ void mbarrier_arrive(uint64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+                 :
+                 : "r"(mbarrier_address(barrier))
+                 : "memory");
+}
+
+// The same at a barrier of any block of the cluster, by its address there (`cluster_address`).
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32 barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
+                 :
+                 : "r"(barrier)
+                 : "memory");
+}
+
 // Waits for the end of the phase with bit `phase`.
 __device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
     uint32 done = 0;
@@ -33,6 +51,22 @@ __device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
             "{\n"
             ".reg .pred p;\n"
             "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(mbarrier_address(barrier)), "r"(phase)
+            : "memory");
+    }
+}
+
+// The same, where other blocks of the cluster arrive.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 phase) {
+    uint32 done = 0;
+    while (done == 0) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
             "selp.u32 %0, 1, 0, p;\n"
             "}"
             : "=r"(done)

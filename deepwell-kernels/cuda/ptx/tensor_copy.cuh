@@ -23,6 +23,18 @@ __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& ma
         : "memory");
 }
 
+// The same for a block of a pair: `barrier` is an address in the cluster and may be the peer's.
+__device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMap& map,
+                                                    uint32 column, uint32 row, uint32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile"
+        ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        :
+        : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(&map), "r"(column),
+          "r"(row), "r"(barrier)
+        : "memory");
+}
+
 // What this thread did to shared memory comes before bulk copies that are started after a barrier.
 __device__ __forceinline__ void fence_before_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

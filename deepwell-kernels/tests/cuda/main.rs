@@ -29,4 +29,5 @@ mod quantize;
 mod rms_norm;
 mod rms_norm_backward;
 mod rope;
+mod sm100_mxfp8_gemm;
 mod swiglu;

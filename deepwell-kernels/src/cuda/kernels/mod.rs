@@ -31,6 +31,7 @@ mod rms_norm_backward;
 mod rms_norm_quantize;
 mod rope;
 mod rows;
+mod sm100_mxfp8_gemm;
 mod support;
 mod swiglu;
 mod swiglu_quantize;
@@ -59,6 +60,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         layer_norm_quantize::SPECS,
         linear_cross_entropy::SPECS,
         cublaslt_mx_gemm::SPECS,
+        sm100_mxfp8_gemm::SPECS,
         mxfp8_gemm::SPECS,
         quantize::SPECS,
         rms_norm::SPECS,

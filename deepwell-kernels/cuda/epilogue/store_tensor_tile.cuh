@@ -1,0 +1,135 @@
+// From accumulators in tensor memory to the result in device memory: bias, rounding, accumulation.
+//
+// Each of four warps takes the 32 lanes of tensor memory that it may read, so 32 rows. They pass in
+// pieces of 128 bytes through 4 KiB of shared memory, so that a warp writes four whole pieces of
+// rows at a time.
+#pragma once
+
+#include "common/types.cuh"
+#include "epilogue/store_tile.cuh"
+#include "ptx/tcgen05.cuh"
+
+// Adds the bias of 32 columns from `column` on.
+template <typename Element>
+__device__ __forceinline__ void add_bias(uint32 (&values)[32], const TileResult<Element>& result,
+                                         int32 column) {
+    if (result.bias != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            if (column + i < result.columns) {
+                const float bias = to_f32(result.bias[column + i]);
+                values[i] = __float_as_uint(__uint_as_float(values[i]) + bias);
+            }
+        }
+    }
+}
+
+// 128 bytes of a lane's row, from column `column` of the result and `address` of tensor memory on.
+// All of the warp has read tensor memory when this returns.
+__device__ __forceinline__ void take_piece(uint4 (&piece)[8], uint32 address,
+                                           const TileResult<float>& result, int32 column) {
+    uint32 values[32];
+    tcgen05_load_32_columns(values, address);
+    tcgen05_wait_load();
+    add_bias(values, result, column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        piece[i] = make_uint4(values[4 * i], values[4 * i + 1], values[4 * i + 2],
+                              values[4 * i + 3]);
+    }
+}
+
+__device__ __forceinline__ void take_piece(uint4 (&piece)[8], uint32 address,
+                                           const TileResult<bf16>& result, int32 column) {
+    uint32 values[2][32];
+    tcgen05_load_32_columns(values[0], address);
+    tcgen05_load_32_columns(values[1], address + 32);
+    tcgen05_wait_load();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        add_bias(values[half], result, column + half * 32);
+        uint32 pairs[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            pairs[i] = to_bf16_pair(__uint_as_float(values[half][2 * i]),
+                                    __uint_as_float(values[half][2 * i + 1]));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            piece[half * 4 + i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2],
+                                             pairs[4 * i + 3]);
+        }
+    }
+}
+
+// Writes 32 pieces of rows from (row, column) on; `staged` holds them with the 16-byte units of a
+// row exchanged by its number modulo eight.
+template <typename Element>
+__device__ __forceinline__ void write_pieces(const TileResult<Element>& result, int32 row,
+                                             int32 column, const uint8* staged) {
+    constexpr int kElements = 16 / sizeof(Element);
+    const int32 lane = threadIdx.x % 32;
+    Element* first = result.data + static_cast<int64>(row) * result.columns + column;
+    if (result.columns % kElements == 0) {
+        const int32 unit = lane % 8;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int32 r = i * 4 + lane / 8;
+            if (row + r < result.rows && column + unit * kElements < result.columns) {
+                uint4 value =
+                    *reinterpret_cast<const uint4*>(staged + r * 128 + (unit ^ (r & 7)) * 16);
+                auto* target = reinterpret_cast<uint4*>(
+                    first + static_cast<int64>(r) * result.columns + unit * kElements);
+                if constexpr (sizeof(Element) == 4) {
+                    if (result.accumulate) {
+                        value = add_f32x4(*target, value);
+                    }
+                }
+                *target = value;
+            }
+        }
+    } else {
+        constexpr int kPiece = 128 / sizeof(Element);
+        for (int32 i = lane; i < 32 * kPiece; i += 32) {
+            const int32 r = i / kPiece;
+            const int32 c = i % kPiece;
+            if (row + r < result.rows && column + c < result.columns) {
+                const uint8* unit = staged + r * 128 + ((c / kElements) ^ (r & 7)) * 16;
+                Element value = reinterpret_cast<const Element*>(unit)[c % kElements];
+                Element* target = first + static_cast<int64>(r) * result.columns + c;
+                if constexpr (sizeof(Element) == 4) {
+                    if (result.accumulate) {
+                        value = *target + value;
+                    }
+                }
+                *target = value;
+            }
+        }
+    }
+}
+
+// The calling warp's 32 rows of a tile of `kColumns`, which begin at (row, column) of the result
+// and at `address`, the warp's first lane, of tensor memory. `staged` has 4 KiB for this warp
+// alone. `release` is called when tensor memory has been read.
+template <int kColumns, typename Element, typename Release>
+__device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& result, int32 row,
+                                                  int32 column, uint32 address, uint8* staged,
+                                                  Release release) {
+    constexpr int kPiece = 128 / sizeof(Element);
+    const int32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int32 at = 0; at < kColumns; at += kPiece) {
+        uint4 piece[8];
+        take_piece(piece, address + at, result, column + at);
+        if (at + kPiece == kColumns) {
+            release();
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            *reinterpret_cast<uint4*>(staged + lane * 128 + (i ^ (lane & 7)) * 16) = piece[i];
+        }
+        __syncwarp();
+        write_pieces(result, row, column + at, staged);
+    }
+}

@@ -1,0 +1,33 @@
+// How operands lie in shared memory, in the words that tcgen05 takes.
+#pragma once
+
+#include "common/types.cuh"
+
+// Of a matrix stored by depth. Bits 0 to 13: address, 16 to 29: bytes between neighbors in depth,
+// 32 to 45: bytes between groups of eight rows, all in units of 16 bytes; 46: one; 61 to 63:
+// swizzle.
+__device__ __forceinline__ uint64 tcgen05_matrix(uint32 address, uint32 depth_stride_bytes,
+                                                 uint32 group_stride_bytes, uint64 swizzle) {
+    return (address >> 4 & 0x3fff) | static_cast<uint64>(depth_stride_bytes >> 4) << 16 |
+           static_cast<uint64>(group_stride_bytes >> 4) << 32 | 1ull << 46 | swizzle << 61;
+}
+
+// Rows of 128 bytes whose 16-byte units are exchanged by the row's number modulo eight, as tensor
+// copies with a swizzle of 128 bytes leave them; 1024-byte aligned. What lies d bytes deeper within
+// the 128 has an `address` that is larger by d.
+__device__ __forceinline__ uint64 tcgen05_swizzled_matrix(uint32 address) {
+    return tcgen05_matrix(address, 16, 1024, 2);
+}
+
+// The scales of 128 rows and 128 codes in depth: 32 rows of 16 bytes one after the other, row r
+// with four scales each of rows r, 32 + r, 64 + r and 96 + r.
+__device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
+    return tcgen05_matrix(address, 128, 128, 0);
+}
+
+// A product of E4M3 codes with E8M0 scales, both operands stored by depth, of `rows` (128 or 256)
+// by `columns`; `step` of the four scales of a row is taken.
+__host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint32 columns,
+                                                              uint32 step) {
+    return step << 4 | columns >> 3 << 17 | 1u << 23 | rows >> 7 << 27 | step << 29;
+}

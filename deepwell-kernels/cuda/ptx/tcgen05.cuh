@@ -1,0 +1,112 @@
+// tcgen05: the tensor cores of sm_100 and sm_103, and their memory of 128 lanes and 512 columns of
+// 32 bits. An address there has the lane in its upper half and the column in its lower. `kBlocks`
+// is 1, or 2 where a pair of blocks computes one product together.
+#pragma once
+
+#include "common/types.cuh"
+#include "ptx/mbarrier.cuh"
+
+// Picks the form of an instruction for one block or for a pair.
+#define TCGEN05_BY_BLOCKS(before, after, ...)                                                    \
+    if constexpr (kBlocks == 1) {                                                                \
+        asm volatile(before ".cta_group::1" after __VA_ARGS__);                                  \
+    } else {                                                                                     \
+        asm volatile(before ".cta_group::2" after __VA_ARGS__);                                  \
+    }
+
+// By one warp (of each block of a pair): allocates all columns and writes their address to `target`
+// in shared memory.
+template <int kBlocks>
+__device__ __forceinline__ void tcgen05_allocate_all(uint32* target) {
+    const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(target));
+    TCGEN05_BY_BLOCKS("tcgen05.alloc", ".sync.aligned.shared::cta.b32 [%0], 512;",
+                      : : "r"(address) : "memory")
+    TCGEN05_BY_BLOCKS("tcgen05.relinquish_alloc_permit", ".sync.aligned;", ::: "memory")
+}
+
+// By the warp that allocated.
+template <int kBlocks>
+__device__ __forceinline__ void tcgen05_free_all(uint32 address) {
+    TCGEN05_BY_BLOCKS("tcgen05.dealloc", ".sync.aligned.b32 %0, 512;", : : "r"(address) : "memory")
+}
+
+// Copies 32 rows of 16 bytes to four columns of each of the four groups of 32 lanes; of a pair, in
+// each block.
+template <int kBlocks>
+__device__ __forceinline__ void tcgen05_copy_to_all_warps(uint32 target, uint64 source) {
+    TCGEN05_BY_BLOCKS("tcgen05.cp", ".32x128b.warpx4 [%0], %1;",
+                      : : "r"(target), "l"(source) : "memory")
+}
+
+// target (+)= a b^T of 32 codes of 8 bits in depth, with one scale for all 32.
+template <int kBlocks>
+__device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, uint64 b,
+                                                      uint32 instruction, uint32 a_scales,
+                                                      uint32 b_scales, bool accumulate) {
+    const uint32 add = accumulate;
+    TCGEN05_BY_BLOCKS(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %6, 0;\n"
+        "tcgen05.mma",
+        ".kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n"
+        "}",
+        :
+        : "r"(target), "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(add)
+        : "memory")
+}
+
+// `barrier`, of both blocks of a pair, gets an arrival when all that this thread asked the tensor
+// cores for is done.
+template <int kBlocks>
+__device__ __forceinline__ void tcgen05_commit(uint64* barrier) {
+    const uint32 address = mbarrier_address(barrier);
+    if constexpr (kBlocks == 1) {
+        asm volatile(
+            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
+            :
+            : "r"(address)
+            : "memory");
+    } else {
+        const uint16 both = 3;
+        asm volatile(
+            "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
+            ".multicast::cluster.b64 [%0], %1;"
+            :
+            : "r"(address), "h"(both)
+            : "memory");
+    }
+}
+
+// 32 columns of the calling warp's 32 lanes, a lane for each thread; there after tcgen05_wait_load.
+__device__ __forceinline__ void tcgen05_load_32_columns(uint32 (&values)[32], uint32 address) {
+    asm volatile(
+        "tcgen05.ld.sync.aligned.32x32b.x32.b32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
+        : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3]), "=r"(values[4]),
+          "=r"(values[5]), "=r"(values[6]), "=r"(values[7]), "=r"(values[8]), "=r"(values[9]),
+          "=r"(values[10]), "=r"(values[11]), "=r"(values[12]), "=r"(values[13]),
+          "=r"(values[14]), "=r"(values[15]), "=r"(values[16]), "=r"(values[17]),
+          "=r"(values[18]), "=r"(values[19]), "=r"(values[20]), "=r"(values[21]),
+          "=r"(values[22]), "=r"(values[23]), "=r"(values[24]), "=r"(values[25]),
+          "=r"(values[26]), "=r"(values[27]), "=r"(values[28]), "=r"(values[29]),
+          "=r"(values[30]), "=r"(values[31])
+        : "r"(address)
+        : "memory");
+}
+
+__device__ __forceinline__ void tcgen05_wait_load() {
+    asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+}
+
+// What this thread asked the tensor cores for comes before what others ask after a barrier.
+__device__ __forceinline__ void tcgen05_fence_before_barrier() {
+    asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
+}
+
+__device__ __forceinline__ void tcgen05_fence_after_barrier() {
+    asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
+}
+
+#undef TCGEN05_BY_BLOCKS

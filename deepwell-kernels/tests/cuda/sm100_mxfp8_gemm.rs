@@ -1,0 +1,89 @@
+//! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices on tcgen05 against the f64 product of what
+//! they stand for.
+
+use deepwell_ir::{DType, Product, ops};
+use deepwell_kernels::oracle::linear;
+use deepwell_precision::MxSpec;
+
+use crate::harness::{Gpu, HostTensor, uniform};
+use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
+use crate::mxfp8_gemm::multiply;
+
+const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
+
+/// Rows, columns, depth: single, odd, around the tiles of 128 and 256 and the stage of 128, scales
+/// that lie by single bytes, by words and by 16 bytes, more stages than the ring has, and three
+/// tiles for each of four multiprocessors.
+const SIZES: &[(usize, usize, usize)] = &[
+    (1, 1, 16),
+    (3, 5, 48),
+    (127, 128, 128),
+    (129, 127, 144),
+    (256, 257, 512),
+    (130, 136, 1152),
+    (250, 520, 1040),
+    (384, 512, 128),
+    (768, 512, 272),
+];
+
+fn is_blackwell(gpu: &Gpu) -> bool {
+    let served = ["blackwell-sm100", "blackwell-sm103"].contains(&gpu.target().arch.as_str());
+    if !served {
+        eprintln!("skipped: of sm_100 and sm_103");
+    }
+    served
+}
+
+/// Sums are cut below 2^-25 of their largest term in each step of 32 in depth; then a bias or what
+/// was there is added.
+fn share(depth: usize) -> f64 {
+    (depth.div_ceil(32) as f64 + 8.0) * 2f64.powi(-23)
+}
+
+#[test]
+fn products_of_any_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_blackwell(&gpu) {
+        return;
+    }
+    let spec = MxSpec::default();
+    for &(rows, columns, depth) in SIZES {
+        let a = MxMatrix::new(rows, depth, spec, MxKind::Even, 1);
+        let b = MxMatrix::new(columns, depth, spec, MxKind::Even, 50);
+        let product = linear::forward(&a.values, &b.values, None, depth);
+        let magnitude = magnitudes(&a, &b, depth);
+        let biases = uniform(columns, 4, 8.0);
+        let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
+        for (output, has_bias, accumulate) in [
+            (DType::Bf16, false, false),
+            (DType::Bf16, true, false),
+            (DType::F32, true, false),
+            (DType::F32, false, true),
+        ] {
+            let bias = HostTensor::from_f32(output, &[columns], &biases);
+            let out = match accumulate {
+                true => before.clone(),
+                false => HostTensor::output(output, &[rows, columns]),
+            };
+            let (mut expected, mut magnitude) = (product.clone(), magnitude.clone());
+            let (added, there) = (bias.to_f64(), before.to_f64());
+            for index in 0..rows * columns {
+                let bias = if has_bias { added[index % columns] } else { 0.0 };
+                let before = if accumulate { there[index] } else { 0.0 };
+                expected[index] += bias + before;
+                magnitude[index] += bias.abs() + before.abs();
+            }
+            // Accumulating is what the weights' gradients do, whatever the other results are in.
+            let (kind, stored) = match accumulate {
+                true => (Product::Wgrad, DType::Bf16),
+                false => (Product::Fprop, output),
+            };
+            let op =
+                ops::MxGemm { product: kind, output: stored, bias: has_bias, a: spec, b: spec };
+            let bias = has_bias.then_some(&bias);
+            let got = multiply(&mut gpu, KERNEL, op, (&a, &b), bias, &out, accumulate);
+            let name = format!("{rows}x{columns}x{depth} {output} {has_bias} {accumulate}");
+            assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share(depth), output);
+        }
+    }
+}
