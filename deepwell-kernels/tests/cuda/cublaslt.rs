@@ -67,7 +67,8 @@ fn the_library_is_preferred_where_it_may_and_can() {
         (&linear_op, &linear[..], hopper, &[], "cuda_bf16_gemm"),
         (&mx_op(SQUARES), &mx[..], hopper, &[CUBLASLT], "cublaslt_mx_gemm"),
         (&mx_op(SQUARES), &mx[..], hopper, &[], "cuda_mxfp8_gemm"),
-        (&mx_op(SQUARES), &mx[..], blackwell, &[CUBLASLT], "cuda_mxfp8_gemm"),
+        (&mx_op(SQUARES), &mx[..], blackwell, &[CUBLASLT], "cuda_sm100_mxfp8_gemm"),
+        (&mx_op(SQUARES), &mx[..], Architecture::Sm120a, &[CUBLASLT], "cuda_mxfp8_gemm"),
         (&mx_op(MxSpec::default()), &mx[..], hopper, &[CUBLASLT], "cuda_mxfp8_gemm"),
     ] {
         let request = KernelRequest { op, operands, input_count: operands.len() - 1 };
