@@ -1,5 +1,8 @@
 //! The products that presets are made of, each figure with its source.
 //!
+//! The sources say where a figure belongs; those of Blackwell products have not all been read again
+//! against them, and no Blackwell machine has been probed. Compare before you rely on one.
+//!
 //! Peaks are not here but in [`datasheet`](crate::datasheet), by product name. For every product:
 //!
 //! - `memory_bytes` is the total that the driver shows (`nvidia-smi` of such a machine), a little
@@ -79,7 +82,7 @@ pub(crate) const PRODUCTS: [Product; 8] = [
         nics: Some((8, 400.0)),
     },
     // NVIDIA DGX B200 datasheet: 1440 GB at 64 TB/s for 8 GPUs, 8 ports of 400 Gbit/s. HGX B200
-    // datasheet: 1000 W, PCIe 5.0. Multiprocessors and L2: as the driver shows them.
+    // datasheet: 1000 W, PCIe 5.0. Multiprocessors and L2: from no document.
     Product {
         preset: "b200",
         name: "NVIDIA B200",
@@ -96,8 +99,8 @@ pub(crate) const PRODUCTS: [Product; 8] = [
         nics: Some((8, 400.0)),
     },
     // NVIDIA HGX B300 datasheet: 2.1 TB for 8 GPUs, 1100 W, PCIe 6.0, 8 ports of 800 Gbit/s
-    // (ConnectX-8); 8 TB/s: NVIDIA Blackwell Ultra datasheet. Multiprocessors, L2, clock: as the
-    // driver shows them.
+    // (ConnectX-8); 8 TB/s: NVIDIA Blackwell Ultra datasheet. Multiprocessors, L2, clock: from
+    // no document.
     Product {
         preset: "b300",
         name: "NVIDIA B300",
@@ -114,7 +117,7 @@ pub(crate) const PRODUCTS: [Product; 8] = [
         nics: Some((8, 800.0)),
     },
     // NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; four ConnectX-7 of
-    // 400 Gbit/s a compute tray. Multiprocessors and L2: as the driver shows them.
+    // 400 Gbit/s a compute tray. Multiprocessors and L2: from no document.
     Product {
         preset: "gb200",
         name: "NVIDIA GB200",
@@ -131,7 +134,7 @@ pub(crate) const PRODUCTS: [Product; 8] = [
         nics: Some((4, 400.0)),
     },
     // NVIDIA GB300 NVL72 datasheet: 576 TB/s and 20 TB for 72 GPUs, 1400 W; one ConnectX-8 of
-    // 800 Gbit/s a GPU. Multiprocessors and L2: as the driver shows them.
+    // 800 Gbit/s a GPU. Multiprocessors and L2: from no document.
     Product {
         preset: "gb300",
         name: "NVIDIA GB300",
