@@ -6,7 +6,7 @@ use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
 use crate::simd::Level;
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{BLOCK, ElementFormat, Target, e4m3, e5m2, e8m0};
+use crate::{BLOCK, ElementFormat, Target, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
 
 /// Writes the values of a quantized matrix: `out[r, c] = decode(data[r, c]) * 2^(scale - 127)`.
 ///
@@ -14,9 +14,9 @@ use crate::{BLOCK, ElementFormat, Target, e4m3, e5m2, e8m0};
 /// column copy of a [rows, cols] matrix is itself a [cols, rows] matrix with blocks along its rows.
 ///
 /// Into `f32` the result is exact, except that it is infinite where the product exceeds f32 (scale
-/// bytes above 246 for E4M3, above 239 for E5M2; finite input never leads to them). Into `bf16` it
-/// is as exact for scale bytes from 3 (E4M3) or 10 (E5M2) on; below, bits under 2^-133 are rounded
-/// to nearest even.
+/// bytes above 246 for E4M3, 239 for E5M2, 250 for E3M2, 252 for E2M3 and E2M1; finite input never
+/// leads to them). Into `bf16` it is as exact for scale bytes from 3 (E4M3) or 10 (E5M2) on, and
+/// always for the narrower formats; below, bits under 2^-133 are rounded to nearest even.
 ///
 /// # Errors
 ///
@@ -103,6 +103,15 @@ impl<T: Target> NullaryFnOnce for Task<'_, T> {
         match self.element {
             ElementFormat::E4M3 => self.kernel(decode_e4m3),
             ElementFormat::E5M2 => self.kernel(decode_e5m2),
+            ElementFormat::E3M2 => {
+                self.kernel(decode_small::<{ e3m2::MANTISSA_BITS }, { e3m2::SIGN_BIT }>);
+            }
+            ElementFormat::E2M3 => {
+                self.kernel(decode_small::<{ e2m3::MANTISSA_BITS }, { e2m3::SIGN_BIT }>);
+            }
+            ElementFormat::E2M1 => {
+                self.kernel(decode_small::<{ e2m1::MANTISSA_BITS }, { e2m1::SIGN_BIT }>);
+            }
         }
     }
 }
@@ -135,6 +144,19 @@ fn decode_e5m2(code: u8) -> f32 {
     f32::from_bits(bits | (u32::from(code & 0x80) << 24))
 }
 
+/// The decoders of formats whose codes are all finite, likewise. The exponent bits are those
+/// between fraction and sign, and half of their range is the bias.
+#[inline(always)]
+fn decode_small<const MANTISSA_BITS: u32, const SIGN_BIT: u32>(code: u8) -> f32 {
+    let bias = (1 << (SIGN_BIT - MANTISSA_BITS - 1)) - 1;
+    let offset = (127 - bias) << 23;
+    let magnitude = u32::from(code) & ((1 << SIGN_BIT) - 1);
+    let shifted = f32::from_bits((magnitude << (23 - MANTISSA_BITS)) + offset);
+    let half = shifted - f32::from_bits(offset);
+    let value = if magnitude < 1 << MANTISSA_BITS { half + half } else { shifted };
+    f32::from_bits(value.to_bits() | (((u32::from(code) >> SIGN_BIT) & 1) << 31))
+}
+
 /// A quiet NaN.
 const NAN_BITS: u32 = 0x7FC0_0000;
 
@@ -145,9 +167,13 @@ mod tests {
     #[test]
     fn decoders_without_branches() {
         for code in 0..=u8::MAX {
-            for (got, expected) in
-                [(decode_e4m3(code), e4m3::decode(code)), (decode_e5m2(code), e5m2::decode(code))]
-            {
+            for (got, expected) in [
+                (decode_e4m3(code), e4m3::decode(code)),
+                (decode_e5m2(code), e5m2::decode(code)),
+                (decode_small::<2, 5>(code), e3m2::decode(code)),
+                (decode_small::<3, 5>(code), e2m3::decode(code)),
+                (decode_small::<1, 3>(code), e2m1::decode(code)),
+            ] {
                 assert_eq!(got.is_nan(), expected.is_nan(), "{code:#04x}");
                 assert!(got.is_nan() || got.to_bits() == expected.to_bits(), "{code:#04x}");
             }

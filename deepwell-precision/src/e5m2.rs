@@ -27,11 +27,14 @@ pub const MIN_NORMAL: f32 = 1.0 / 16384.0;
 /// Smallest positive value; what is at most half of it rounds to zero.
 pub const MIN_SUBNORMAL: f32 = 1.0 / 65536.0;
 
-const LAYOUT: Layout = Layout {
+pub(crate) const LAYOUT: Layout = Layout {
     mantissa_bits: MANTISSA_BITS,
     bias: BIAS,
+    sign_bit: 7,
     code_max: CODE_MAX,
+    code_nan: CODE_NAN,
     code_overflow: 0x7C,
+    has_nan: true,
     has_infinity: true,
 };
 

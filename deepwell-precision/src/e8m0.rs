@@ -10,16 +10,17 @@
 //! [`from_amax`] implements the two rules of [`ScaleRule`]. Both give 0x00 for an amax of zero,
 //! 0xFE for infinity and 0xFF for NaN.
 //!
-//! - **RCEIL**: `s = amax / 448` (57344 for E5M2), *divided* in f32 as the cuBLAS documentation has
-//!   it. The scale is the exponent of `s`, one more when its fraction is not zero: the smallest
-//!   power of two that is not below `s`. Multiplying by the rounded reciprocal, as some libraries
-//!   do, gives other quotients but, unless they are subnormal, the same scales (a test goes
-//!   through all fractions). Because the f32 neighbours of 448 * 2^k lie more than half an ulp of
-//!   `s` apart, no finite amax is ever scaled beyond 448, except that below 448 * 2^-126, where `s`
-//!   is subnormal, it may be by one part in 2^23, which still rounds to 448. So RCEIL never
-//!   saturates finite input.
-//! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2), of the OCP MX specification v1.0. The
-//!   scaled amax lies in [256, 512), so what lies above 448 saturates.
+//! - **RCEIL**: `s = amax / 448` (for another element format its largest finite value in the place
+//!   of 448, here and below), *divided* in f32 as the cuBLAS documentation has it. The scale is the
+//!   exponent of `s`, one more when its fraction is not zero: the smallest power of two that is not
+//!   below `s`. Multiplying by the rounded reciprocal, as some libraries do, gives other quotients
+//!   but, unless they are subnormal, the same scales (a test goes through all fractions). Because
+//!   the f32 neighbours of 448 * 2^k lie more than half an ulp of `s` apart, no finite amax is ever
+//!   scaled beyond 448, except that below 448 * 2^-126, where `s` is subnormal, it may be by one
+//!   part in 2^23, which still rounds to 448. So RCEIL never saturates finite input.
+//! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2, 4 for E3M2, 2 for E2M3 and E2M1), of the
+//!   OCP MX specification v1.0. The scaled amax lies in [256, 512), so what lies above 448
+//!   saturates.
 
 use crate::{ElementFormat, Overflow, Rounding, ScaleRule};
 
@@ -143,6 +144,9 @@ impl ScaleConstants {
         match element {
             ElementFormat::E4M3 => Self { element_max: crate::e4m3::MAX, exponent_max: 8 },
             ElementFormat::E5M2 => Self { element_max: crate::e5m2::MAX, exponent_max: 15 },
+            ElementFormat::E3M2 => Self { element_max: crate::e3m2::MAX, exponent_max: 4 },
+            ElementFormat::E2M3 => Self { element_max: crate::e2m3::MAX, exponent_max: 2 },
+            ElementFormat::E2M1 => Self { element_max: crate::e2m1::MAX, exponent_max: 2 },
         }
     }
 }

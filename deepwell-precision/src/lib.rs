@@ -1,12 +1,13 @@
 //! Number formats, block quantization, scale layouts, per-layer precision policy and guards for
-//! training neural networks in eight bits.
+//! training neural networks in eight, six and four bits.
 //!
 //! # Brief overview
 //!
 //! Four parts, each usable without the others.
 //!
-//! **Formats.** [`e4m3`], [`e5m2`] and [`e8m0`] turn one number into one byte and back, with
-//! explicit [`Rounding`] and [`Overflow`].
+//! **Formats.** [`e4m3`], [`e5m2`], [`e3m2`], [`e2m3`], [`e2m1`] and, for scales, [`e8m0`] and
+//! [`ue4m3`] turn one number into one code and back, with explicit [`Rounding`] and [`Overflow`],
+//! or stochastically with bits from [`Philox`].
 //!
 //! **Block quantization.** An [`MxSpec`] says how a tensor is quantized: element format, how the
 //! scale of a block follows from its largest magnitude ([`ScaleRule`]), how many elements share an
@@ -14,8 +15,8 @@
 //! [`quantize_rows`], [`quantize_columns`] and [`quantize_both`] write codes and scales from `f32`
 //! or `bf16` and return [`QuantStats`]; [`dequantize_rows`] goes back. A matrix product needs each
 //! operand quantized along its contraction, so a tensor that is used in two products has two
-//! copies, each made from the source. [`scale_tiles`] brings scales into the layout that tensor
-//! cores read.
+//! copies, each made from the source. [`packed`] stores codes of four and six bits without
+//! gaps, and [`scale_tiles`] brings scales into the layout that tensor cores read.
 //!
 //! **Policy** (feature `policy`, on by default). A `PrecisionPolicy`, from a preset or from TOML,
 //! gives each tensor of a model an [`Assignment`]: its [`Format`], its specs and the reason.
@@ -56,13 +57,18 @@
 //!
 //! # What has its place but is not here yet
 //!
-//! FP4: [`ElementFormat`] and [`Format`] are `non_exhaustive`, and [`MxSpec::scale_rule`] is where
-//! a second-level scale would be chosen.
+//! Six and four bits in a policy: [`Format`] is `non_exhaustive`, and names MXFP8 only.
 
+pub mod e2m1;
+pub mod e2m3;
+pub mod e3m2;
 pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
+pub mod packed;
+pub mod philox;
 pub mod scale_tiles;
+pub mod ue4m3;
 
 mod dequantize;
 mod error;
@@ -85,6 +91,7 @@ pub use error::QuantizeError;
 pub use format::{Assignment, Fallback, Format, Role, TensorUse};
 pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, LayerState};
 pub use names::UnknownName;
+pub use philox::Philox;
 #[cfg(feature = "policy")]
 pub use policy::{PRESETS, PolicyError, PrecisionPolicy};
 pub use quantize::{quantize_both, quantize_columns, quantize_rows, scales_len};

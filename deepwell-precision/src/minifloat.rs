@@ -1,39 +1,89 @@
-//! The arithmetic that E4M3 and E5M2 share: one encoder and one decoder over a description of the
-//! bits. Written for clarity; the vector kernels in `quantize` have their own, tested against this.
+//! The arithmetic that all element formats share: one encoder and one decoder over a description
+//! of the bits. Written for clarity; the vector kernels in `quantize` have their own, tested against
+//! this.
 
 use crate::{Overflow, Rounding};
 
-/// What tells one eight-bit float from another.
+/// What tells one small float from another.
 pub(crate) struct Layout {
     /// Stored fraction bits.
     pub(crate) mantissa_bits: u32,
     /// Exponent bias; the smallest normal is 2^(1 - bias).
     pub(crate) bias: i32,
+    /// Place of the sign bit; bits above it are not part of the code.
+    pub(crate) sign_bit: u32,
     /// Code of the largest finite magnitude.
     pub(crate) code_max: u8,
+    /// Code that NaN of either sign takes.
+    pub(crate) code_nan: u8,
     /// Code that a magnitude beyond the range takes under `Overflow::NonFinite`.
     pub(crate) code_overflow: u8,
+    /// Whether the format has NaN.
+    pub(crate) has_nan: bool,
     /// Whether the format has infinities.
     pub(crate) has_infinity: bool,
 }
 
-/// The one NaN that encoding gives, for either format; sign clear.
+/// The one NaN that encoding gives in eight bits; sign clear.
 pub(crate) const CODE_NAN: u8 = 0x7F;
 /// Bits of f32 infinity; magnitudes above are NaN.
 const INFINITY_BITS: u32 = 0x7F80_0000;
 
 /// Code of `x`, see [`crate::e4m3::encode`].
 pub(crate) fn encode(x: f32, layout: &Layout, rounding: Rounding, overflow: Overflow) -> u8 {
+    let stays_finite = match rounding {
+        Rounding::NearestEven => false,
+        Rounding::TowardZero => true,
+        Rounding::TowardPositive => x.is_sign_negative(),
+    };
+    encode_with(x, layout, overflow, stays_finite, |cut| {
+        let half = 1_u64 << (cut.shift - 1);
+        match rounding {
+            Rounding::NearestEven => cut.remainder > half || (cut.remainder == half && cut.is_odd),
+            Rounding::TowardZero => false,
+            Rounding::TowardPositive => cut.remainder > 0 && x.is_sign_positive(),
+        }
+    })
+}
+
+/// Code of `x`, saturating, rounded away from zero with a probability that is the share of the way
+/// to the next code: when that share exceeds `bits` / 2^32. Exact values stay.
+pub(crate) fn encode_stochastic(x: f32, layout: &Layout, bits: u32) -> u8 {
+    encode_with(x, layout, Overflow::Saturate, true, |cut| {
+        (cut.remainder << 32) >> cut.shift > u64::from(bits)
+    })
+}
+
+/// What lies below the last bit that a code keeps.
+struct Cut {
+    /// `remainder` / 2^`shift` is the way to the next code, from 0 to below 1; under 2^24.
+    remainder: u64,
+    /// 20 to 60.
+    shift: u32,
+    /// Whether the code that the magnitude is cut to is odd.
+    is_odd: bool,
+}
+
+/// Code of `x`, which `round_away` decides about. `stays_finite`: a finite `x` beyond the range
+/// does not overflow.
+fn encode_with(
+    x: f32,
+    layout: &Layout,
+    overflow: Overflow,
+    stays_finite: bool,
+    round_away: impl FnOnce(Cut) -> bool,
+) -> u8 {
     let negative = x.is_sign_negative();
     let magnitude_bits = x.to_bits() & 0x7FFF_FFFF;
     if magnitude_bits > INFINITY_BITS {
-        return CODE_NAN;
+        return layout.code_nan;
     }
-    let sign = u8::from(negative) << 7;
+    let sign = u8::from(negative) << layout.sign_bit;
     let code_beyond = match overflow {
         Overflow::Saturate => sign | layout.code_max,
         Overflow::NonFinite if layout.has_infinity => sign | layout.code_overflow,
-        Overflow::NonFinite => layout.code_overflow,
+        Overflow::NonFinite if layout.has_nan => layout.code_overflow,
+        Overflow::NonFinite => sign | layout.code_max,
     };
     if magnitude_bits == INFINITY_BITS {
         return code_beyond;
@@ -48,33 +98,23 @@ pub(crate) fn encode(x: f32, layout: &Layout, rounding: Rounding, overflow: Over
     // Below the smallest normal all codes share one spacing, hence the max.
     let exponent_min = 1 - layout.bias;
     let exponent_code = exponent.max(exponent_min);
-    // 25 bits and more shift all of it into the remainder; the cap keeps the shift legal.
-    let shift = (23 - layout.mantissa_bits as i32 + exponent_code - exponent).min(40) as u32;
+    // 25 bits and more shift all of it into the remainder; the cap keeps the shifts legal.
+    let shift = (23 - layout.mantissa_bits as i32 + exponent_code - exponent).min(60) as u32;
     let units = u64::from(significand) >> shift;
     let remainder = u64::from(significand) & ((1 << shift) - 1);
-    let half = 1_u64 << (shift - 1);
-    let round_away = match rounding {
-        Rounding::NearestEven => remainder > half || (remainder == half && units & 1 == 1),
-        Rounding::TowardZero => false,
-        Rounding::TowardPositive => remainder > 0 && !negative,
-    };
-    let units = units as u32 + u32::from(round_away);
+    let cut = Cut { remainder, shift, is_odd: units & 1 == 1 };
+    let units = units as u32 + u32::from(round_away(cut));
     // `units` holds the implicit one, so adding it to the exponent less one carries by itself.
     let code = (((exponent_code - exponent_min) as u32) << layout.mantissa_bits) + units;
     if code <= u32::from(layout.code_max) {
         return sign | code as u8;
     }
-    let stays_finite = match rounding {
-        Rounding::NearestEven => false,
-        Rounding::TowardZero => true,
-        Rounding::TowardPositive => negative,
-    };
     if stays_finite { sign | layout.code_max } else { code_beyond }
 }
 
 /// Value of `code`, see [`crate::e4m3::decode`].
 pub(crate) const fn decode(code: u8, layout: &Layout) -> f32 {
-    let magnitude = (code & 0x7F) as u32;
+    let magnitude = (code & ((1 << layout.sign_bit) - 1)) as u32;
     let value = if magnitude > layout.code_max as u32 {
         if layout.has_infinity && magnitude == layout.code_overflow as u32 {
             f32::INFINITY
@@ -94,5 +134,5 @@ pub(crate) const fn decode(code: u8, layout: &Layout) -> f32 {
             )
         }
     };
-    if code & 0x80 == 0 { value } else { -value }
+    if code & (1 << layout.sign_bit) == 0 { value } else { -value }
 }

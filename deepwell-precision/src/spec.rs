@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::named_enum;
+use crate::{Overflow, Rounding, e2m1, e2m3, e3m2, e4m3, e5m2, minifloat};
 
 /// Elements that share one stored scale byte, along the contraction.
 pub const BLOCK: usize = 32;
@@ -17,6 +18,85 @@ named_enum! {
         E4M3 = "e4m3",
         /// Five exponent and two fraction bits, up to 57344.
         E5M2 = "e5m2",
+        /// Three exponent and two fraction bits, up to 28: MXFP6 with range.
+        E3M2 = "e3m2",
+        /// Two exponent and three fraction bits, up to 7.5: MXFP6 with precision.
+        E2M3 = "e2m3",
+        /// Two exponent bits and one fraction bit, up to 6: MXFP4.
+        E2M1 = "e2m1",
+    }
+}
+
+impl ElementFormat {
+    /// Bits of one code: 8, 6 or 4. Quantization writes one code per byte;
+    /// [`crate::packed`] stores codes of fewer bits without gaps.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::E4M3 | Self::E5M2 => 8,
+            Self::E3M2 | Self::E2M3 => 6,
+            Self::E2M1 => 4,
+        }
+    }
+
+    /// Code of `x` in this format, in the low bits of a byte; see [`crate::e4m3::encode`] and its
+    /// like.
+    #[must_use]
+    pub fn encode(self, x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
+        match self {
+            Self::E4M3 => e4m3::encode(x, rounding, overflow),
+            Self::E5M2 => e5m2::encode(x, rounding, overflow),
+            Self::E3M2 => e3m2::encode(x, rounding, overflow),
+            Self::E2M3 => e2m3::encode(x, rounding, overflow),
+            Self::E2M1 => e2m1::encode(x, rounding, overflow),
+        }
+    }
+
+    /// Code of `x` in this format, rounded away from zero when the share of the way to the next
+    /// code exceeds `bits` / 2^32: with uniform `bits`, such as [`crate::Philox`] gives, the
+    /// expectation is `x`, to 2^-32 of the spacing. Values of the format stay; what lies beyond
+    /// saturates.
+    ///
+    /// ```
+    /// use deepwell_precision::ElementFormat::E2M1;
+    /// // 4.5 is a quarter of the way from 4 to 6.
+    /// assert_eq!(E2M1.decode(E2M1.encode_stochastic(4.5, (1 << 30) - 1)), 6.0);
+    /// assert_eq!(E2M1.decode(E2M1.encode_stochastic(4.5, 1 << 30)), 4.0);
+    /// ```
+    #[must_use]
+    pub fn encode_stochastic(self, x: f32, bits: u32) -> u8 {
+        let layout = match self {
+            Self::E4M3 => &e4m3::LAYOUT,
+            Self::E5M2 => &e5m2::LAYOUT,
+            Self::E3M2 => &e3m2::LAYOUT,
+            Self::E2M3 => &e2m3::LAYOUT,
+            Self::E2M1 => &e2m1::LAYOUT,
+        };
+        minifloat::encode_stochastic(x, layout, bits)
+    }
+
+    /// Value of `code` in this format, exact.
+    #[must_use]
+    pub const fn decode(self, code: u8) -> f32 {
+        match self {
+            Self::E4M3 => e4m3::decode(code),
+            Self::E5M2 => e5m2::decode(code),
+            Self::E3M2 => e3m2::decode(code),
+            Self::E2M3 => e2m3::decode(code),
+            Self::E2M1 => e2m1::decode(code),
+        }
+    }
+
+    /// Largest finite value.
+    #[must_use]
+    pub const fn max(self) -> f32 {
+        match self {
+            Self::E4M3 => e4m3::MAX,
+            Self::E5M2 => e5m2::MAX,
+            Self::E3M2 => e3m2::MAX,
+            Self::E2M3 => e2m3::MAX,
+            Self::E2M1 => e2m1::MAX,
+        }
     }
 }
 
@@ -25,11 +105,13 @@ named_enum! {
     #[derive(Default)]
     #[non_exhaustive]
     pub enum ScaleRule ("scale rule") {
-        /// amax / 448 rounded up to a power of two. Never saturates finite input.
+        /// amax / 448 (or what is the largest element) rounded up to a power of two. Never
+        /// saturates finite input.
         #[default]
         Rceil = "rceil",
-        /// 2^(floor(log2 amax) - 8), of the OCP MX specification. Saturates when the fraction of
-        /// amax lies above 1.75.
+        /// 2^(floor(log2 amax) - 8) (or what is the largest exponent of an element), of the
+        /// OCP MX specification. Saturates when the fraction of amax lies above that of the largest
+        /// element, 1.75 for E4M3.
         OcpFloor = "floor",
     }
 }

@@ -1,13 +1,18 @@
 //! The element formats against definitions written a second way, over all codes and all bf16
 //! inputs.
 
-use deepwell_precision::{ElementFormat, Overflow, Rounding, ScaleRule, e4m3, e5m2, e8m0};
+use deepwell_precision::{
+    ElementFormat, Overflow, Rounding, ScaleRule, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0, ue4m3,
+};
 
 /// A format as its table of magnitudes: `values[code]`, with one more value where the next finite
 /// one would be, so that rounding needs no special case at the end.
 struct Table {
     values: Vec<f64>,
     has_infinity: bool,
+    sign_bit: u32,
+    /// Code of NaN, where there is one.
+    nan: Option<u8>,
     encode: fn(f32, Rounding, Overflow) -> u8,
     decode: fn(u8) -> f32,
 }
@@ -27,30 +32,47 @@ fn table(mantissa_bits: u32, bias: i32, code_max: u32) -> Vec<f64> {
         .collect()
 }
 
-fn tables() -> [Table; 2] {
+fn tables() -> [Table; 5] {
     [
         Table {
             values: table(3, 7, 0x7E),
             has_infinity: false,
+            sign_bit: 7,
+            nan: Some(0x7F),
             encode: e4m3::encode,
             decode: e4m3::decode,
         },
         Table {
             values: table(2, 15, 0x7B),
             has_infinity: true,
+            sign_bit: 7,
+            nan: Some(0x7F),
             encode: e5m2::encode,
             decode: e5m2::decode,
         },
+        finite(table(2, 3, 0x1F), 5, e3m2::encode, e3m2::decode),
+        finite(table(3, 1, 0x1F), 5, e2m3::encode, e2m3::decode),
+        finite(table(1, 1, 0x07), 3, e2m1::encode, e2m1::decode),
     ]
+}
+
+/// A format without infinity and NaN.
+fn finite(
+    values: Vec<f64>,
+    sign_bit: u32,
+    encode: fn(f32, Rounding, Overflow) -> u8,
+    decode: fn(u8) -> f32,
+) -> Table {
+    Table { values, has_infinity: false, sign_bit, nan: None, encode, decode }
 }
 
 impl Table {
     /// The code of `x`, by searching the table.
     fn slow_encode(&self, x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
         if x.is_nan() {
-            return 0x7F;
+            return self.nan.unwrap_or(self.values.len() as u8 - 2);
         }
-        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+        let sign = if x.is_sign_negative() { 1 << self.sign_bit } else { 0 };
         let beyond = self.values.len() - 1;
         let magnitude = f64::from(x).abs();
         let above = self.values.partition_point(|&value| value < magnitude);
@@ -79,7 +101,10 @@ impl Table {
         };
         if code < beyond {
             sign | code as u8
-        } else if overflow == Overflow::Saturate || (finite_direction && x.is_finite()) {
+        } else if overflow == Overflow::Saturate
+            || self.nan.is_none()
+            || (finite_direction && x.is_finite())
+        {
             sign | (beyond - 1) as u8
         } else if self.has_infinity {
             sign | 0x7C
@@ -94,13 +119,13 @@ fn all_codes_decode_to_their_definition() {
     for table in tables() {
         for code in 0..=u8::MAX {
             let got = (table.decode)(code);
-            let magnitude = usize::from(code & 0x7F);
+            let magnitude = usize::from(code) % (1 << table.sign_bit);
             let expected = match table.values[..table.values.len() - 1].get(magnitude) {
                 Some(&value) => value as f32,
                 None if table.has_infinity && magnitude == 0x7C => f32::INFINITY,
                 None => f32::NAN,
             };
-            let expected = if code & 0x80 == 0 { expected } else { -expected };
+            let expected = if code & 1 << table.sign_bit == 0 { expected } else { -expected };
             assert_eq!(got.is_nan(), expected.is_nan(), "{code:#04x}");
             if !got.is_nan() {
                 assert_eq!(got.to_bits(), expected.to_bits(), "{code:#04x}");
@@ -117,7 +142,8 @@ fn all_codes_survive_a_round_trip() {
             for rounding in [Rounding::NearestEven, Rounding::TowardZero, Rounding::TowardPositive]
             {
                 let got = (table.encode)(value, rounding, Overflow::NonFinite);
-                let expected = if value.is_nan() { 0x7F } else { code };
+                let bits = ((2_u16 << table.sign_bit) - 1) as u8;
+                let expected = if value.is_nan() { 0x7F } else { code & bits };
                 assert_eq!(got, expected, "{code:#04x} {rounding:?}");
             }
         }
@@ -288,4 +314,64 @@ fn rceil_by_reciprocal_is_the_same_for_all_fractions() {
         assert_eq!(e8m0::from_amax(amax, ScaleRule::Rceil), ceil, "{amax:e}");
     }
     assert!(quotients_that_differ > 0, "otherwise this shows nothing");
+}
+
+#[test]
+fn all_unsigned_scale_codes() {
+    for code in 0..=u8::MAX {
+        let value = ue4m3::decode(code);
+        if code >= ue4m3::CODE_NAN {
+            assert!(value.is_nan(), "{code:#04x}");
+            continue;
+        }
+        assert_eq!(value, e4m3::decode(code));
+        for rounding in [Rounding::NearestEven, Rounding::TowardZero, Rounding::TowardPositive] {
+            assert_eq!(ue4m3::encode(value, rounding, Overflow::NonFinite), code);
+        }
+    }
+    // All bf16 inputs: what is not negative as in E4M3, which is tested against its table.
+    for bits in 0..=u16::MAX {
+        let x = f32::from_bits(u32::from(bits) << 16);
+        for overflow in [Overflow::Saturate, Overflow::NonFinite] {
+            let got = ue4m3::encode(x, Rounding::NearestEven, overflow);
+            let expected = if x == 0.0 {
+                0
+            } else if x < 0.0 || x.is_nan() {
+                0x7F
+            } else {
+                e4m3::encode(x, Rounding::NearestEven, overflow)
+            };
+            assert_eq!(got, expected, "{x:e} {overflow:?}");
+        }
+    }
+}
+
+/// Both rules for the narrow formats: amax, element, code by RCEIL, code by OCP floor.
+#[test]
+fn scales_of_amax_for_narrow_elements() {
+    use ElementFormat::{E2M1, E2M3, E3M2};
+    let above = |x: f32| f32::from_bits(x.to_bits() + 1);
+    for (amax, element, rceil, floor) in [
+        (6.0, E2M1, 127, 127),
+        (above(6.0), E2M1, 128, 127),
+        (7.99, E2M1, 128, 127),
+        (8.0, E2M1, 128, 128),
+        (4.0, E2M1, 127, 127),
+        (3.0, E2M1, 126, 126),
+        (7.5, E2M3, 127, 127),
+        (above(7.5), E2M3, 128, 127),
+        (28.0, E3M2, 127, 127),
+        (above(28.0), E3M2, 128, 127),
+        (31.0, E3M2, 128, 127),
+        (f32::MAX, E2M1, 253, 252),
+        (f32::MAX, E2M3, 253, 252),
+        (f32::MAX, E3M2, 251, 250),
+        (0.0, E2M1, 0, 0),
+        (f32::INFINITY, E2M1, 0xFE, 0xFE),
+        (f32::NAN, E2M1, 0xFF, 0xFF),
+    ] {
+        let code = |rule| e8m0::from_amax_for(amax, element, rule);
+        assert_eq!(code(ScaleRule::Rceil), rceil, "rceil, {element} {amax:e}");
+        assert_eq!(code(ScaleRule::OcpFloor), floor, "floor, {element} {amax:e}");
+    }
 }

@@ -11,7 +11,7 @@
 //! beforehand: it is even, hence leaves ties alone.
 
 use crate::e8m0::ScaleConstants;
-use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e4m3, e5m2};
+use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, e2m3, e3m2, e4m3, e5m2};
 
 /// Bits of f32 infinity. Magnitudes at or above need [`encode_any`].
 pub(super) const INFINITY_BITS: u32 = 0x7F80_0000;
@@ -26,6 +26,10 @@ pub(super) trait Element: Copy {
     const MIN_NORMAL_BITS: u32;
     /// Bits of the largest finite value, as f32.
     const MAX_BITS: u32;
+    /// Place of the sign bit in the code.
+    const SIGN_BIT: u32 = 7;
+    /// Code bits without the sign.
+    const MAGNITUDE: u8 = (1 << Self::SIGN_BIT) - 1;
 
     const CONSTANTS: ScaleConstants = ScaleConstants::new(Self::FORMAT);
     /// Right shift that leaves the exponent above the place of the code's fraction.
@@ -43,6 +47,12 @@ pub(super) trait Element: Copy {
 pub(super) struct E4m3;
 #[derive(Clone, Copy)]
 pub(super) struct E5m2;
+#[derive(Clone, Copy)]
+pub(super) struct E3m2;
+#[derive(Clone, Copy)]
+pub(super) struct E2m3;
+#[derive(Clone, Copy)]
+pub(super) struct E2m1;
 
 impl Element for E4m3 {
     const FORMAT: ElementFormat = ElementFormat::E4M3;
@@ -66,9 +76,49 @@ impl Element for E5m2 {
     }
 }
 
+impl Element for E3m2 {
+    const FORMAT: ElementFormat = ElementFormat::E3M2;
+    const MANTISSA_BITS: u32 = e3m2::MANTISSA_BITS;
+    const MIN_NORMAL_BITS: u32 = e3m2::MIN_NORMAL.to_bits();
+    const MAX_BITS: u32 = e3m2::MAX.to_bits();
+    const SIGN_BIT: u32 = e3m2::SIGN_BIT;
+
+    fn encode_any(x: f32) -> u8 {
+        e3m2::encode(x, Rounding::NearestEven, Overflow::Saturate)
+    }
+}
+
+impl Element for E2m3 {
+    const FORMAT: ElementFormat = ElementFormat::E2M3;
+    const MANTISSA_BITS: u32 = e2m3::MANTISSA_BITS;
+    const MIN_NORMAL_BITS: u32 = e2m3::MIN_NORMAL.to_bits();
+    const MAX_BITS: u32 = e2m3::MAX.to_bits();
+    const SIGN_BIT: u32 = e2m3::SIGN_BIT;
+
+    fn encode_any(x: f32) -> u8 {
+        e2m3::encode(x, Rounding::NearestEven, Overflow::Saturate)
+    }
+}
+
+impl Element for E2m1 {
+    const FORMAT: ElementFormat = ElementFormat::E2M1;
+    const MANTISSA_BITS: u32 = e2m1::MANTISSA_BITS;
+    const MIN_NORMAL_BITS: u32 = e2m1::MIN_NORMAL.to_bits();
+    const MAX_BITS: u32 = e2m1::MAX.to_bits();
+    const SIGN_BIT: u32 = e2m1::SIGN_BIT;
+
+    fn encode_any(x: f32) -> u8 {
+        e2m1::encode(x, Rounding::NearestEven, Overflow::Saturate)
+    }
+}
+
 const _: () = assert!(f32::from_bits(E4m3::ZERO_BITS) == e4m3::MIN_SUBNORMAL / 2.0);
 const _: () = assert!(f32::from_bits(E5m2::ZERO_BITS) == e5m2::MIN_SUBNORMAL / 2.0);
+const _: () = assert!(f32::from_bits(E3m2::ZERO_BITS) == e3m2::MIN_SUBNORMAL / 2.0);
+const _: () = assert!(f32::from_bits(E2m3::ZERO_BITS) == e2m3::MIN_SUBNORMAL / 2.0);
+const _: () = assert!(f32::from_bits(E2m1::ZERO_BITS) == e2m1::MIN_SUBNORMAL / 2.0);
 const _: () = assert!(E4m3::MAGIC & 1 == 0 && E5m2::MAGIC & 1 == 0);
+const _: () = assert!(E3m2::MAGIC & 1 == 0 && E2m3::MAGIC & 1 == 0 && E2m1::MAGIC & 1 == 0);
 
 /// Counters of one task: a vector of them per kind, so that counting costs an addition and no sum
 /// across lanes.
@@ -128,8 +178,8 @@ fn encode_lane<E: Element, const CLIP: bool>(
     let binade = magnitude.max(E::MIN_NORMAL_BITS) & 0x7F80_0000;
     let sum = f32::from_bits(magnitude) + f32::from_bits(binade + E::MAGIC);
     let code = sum.to_bits().wrapping_add(binade >> E::SHIFT);
-    // The low byte of `code` is the code without its sign; what lies above is cut off.
-    (code | ((bits >> 24) & 0x80)) as u8
+    // The low bits of `code` are the code without its sign.
+    ((code & u32::from(E::MAGNITUDE)) | ((bits >> 31) << E::SIGN_BIT)) as u8
 }
 
 /// Encodes one block of finite elements that share a factor.
@@ -174,7 +224,7 @@ pub(super) fn encode_any<E: Element>(
     for ((&x, &reciprocal), code) in x.iter().zip(reciprocals).zip(out) {
         let scaled = x * reciprocal;
         *code = E::encode_any(scaled);
-        totals.underflows += u64::from(x != 0.0 && *code & 0x7F == 0);
+        totals.underflows += u64::from(x != 0.0 && *code & E::MAGNITUDE == 0);
         let saturated = x.is_finite() && scaled.abs() > f32::from_bits(E::MAX_BITS);
         totals.saturations += u64::from(count_saturations && saturated);
     }

@@ -19,13 +19,13 @@ pub(super) fn quantize(
         BlockShape::Row => 1,
         BlockShape::Square => group,
     };
-    let encode = |x| match spec.element {
-        ElementFormat::E4M3 => e4m3::encode(x, Rounding::NearestEven, Overflow::Saturate),
-        ElementFormat::E5M2 => e5m2::encode(x, Rounding::NearestEven, Overflow::Saturate),
-    };
+    let encode = |x| spec.element.encode(x, Rounding::NearestEven, Overflow::Saturate);
     let (element_max, exponent_max) = match spec.element {
         ElementFormat::E4M3 => (e4m3::MAX, 8),
         ElementFormat::E5M2 => (e5m2::MAX, 15),
+        ElementFormat::E3M2 => (28.0, 4),
+        ElementFormat::E2M3 => (7.5, 2),
+        ElementFormat::E2M1 => (6.0, 2),
     };
     let blocks = contraction.div_ceil(32);
     for outer_start in (0..outer).step_by(group_outer) {
@@ -61,7 +61,7 @@ pub(super) fn quantize(
                 let element = encode(scaled);
                 data[o * contraction + k] = element;
                 scales[o * blocks + k / 32] = code;
-                stats.underflows += u64::from(x != 0.0 && element & 0x7F == 0);
+                stats.underflows += u64::from(x != 0.0 && spec.element.decode(element) == 0.0);
                 stats.saturations += u64::from(
                     spec.scale_rule == ScaleRule::OcpFloor
                         && x.is_finite()

@@ -3,8 +3,8 @@
 use pulp::NullaryFnOnce;
 
 use super::lanes::{
-    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any, encode_block,
-    survey_any,
+    Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
+    encode_block, survey_any,
 };
 use crate::e8m0::{self, finite_scale};
 use crate::simd::Level;
@@ -97,6 +97,12 @@ impl<S: Source> NullaryFnOnce for RowsTask<'_, S> {
             (ElementFormat::E4M3, ScaleRule::OcpFloor) => self.kernel::<E4m3, true>(),
             (ElementFormat::E5M2, ScaleRule::Rceil) => self.kernel::<E5m2, false>(),
             (ElementFormat::E5M2, ScaleRule::OcpFloor) => self.kernel::<E5m2, true>(),
+            (ElementFormat::E3M2, ScaleRule::Rceil) => self.kernel::<E3m2, false>(),
+            (ElementFormat::E3M2, ScaleRule::OcpFloor) => self.kernel::<E3m2, true>(),
+            (ElementFormat::E2M3, ScaleRule::Rceil) => self.kernel::<E2m3, false>(),
+            (ElementFormat::E2M3, ScaleRule::OcpFloor) => self.kernel::<E2m3, true>(),
+            (ElementFormat::E2M1, ScaleRule::Rceil) => self.kernel::<E2m1, false>(),
+            (ElementFormat::E2M1, ScaleRule::OcpFloor) => self.kernel::<E2m1, true>(),
         }
     }
 }
@@ -154,7 +160,7 @@ fn segment<S: Source, E: Element, const CLIP: bool>(
     for i in 0..SEGMENT_BLOCKS {
         let scale = finite_scale(amax[i], E::CONSTANTS, spec.scale_rule);
         codes[i] = scale.code as u8;
-        // A finite amax has a scale of at most 2^120, so this is a normal number.
+        // A finite amax has a scale of at most 2^126, so this is a normal number.
         reciprocals[i] = f32::from_bits((254 - scale.code) << 23);
         clamps += u32::from(scale.clamped);
     }

@@ -16,7 +16,7 @@ pub(super) fn finite_scales<E: Element>(
     for ((&amax, code), reciprocal) in amax.iter().zip(codes).zip(reciprocals) {
         let scale = finite_scale(amax, E::CONSTANTS, rule);
         *code = scale.code as u8;
-        // A finite amax has a scale of at most 2^120, so this is a normal number.
+        // A finite amax has a scale of at most 2^126, so this is a normal number.
         *reciprocal = f32::from_bits((254 - scale.code) << 23);
         clamps += u32::from(scale.clamped);
     }

@@ -15,8 +15,8 @@
 use pulp::NullaryFnOnce;
 
 use super::lanes::{
-    Counters, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any, encode_lanes,
-    survey_any,
+    Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
+    encode_lanes, survey_any,
 };
 use super::scales::{any_scales, finite_scales};
 use super::transpose::{Words, transpose_8_rows};
@@ -89,6 +89,12 @@ impl<S: Source> NullaryFnOnce for TileTask<'_, S> {
             (ElementFormat::E4M3, ScaleRule::OcpFloor) => self.with_group::<E4m3, true>(),
             (ElementFormat::E5M2, ScaleRule::Rceil) => self.with_group::<E5m2, false>(),
             (ElementFormat::E5M2, ScaleRule::OcpFloor) => self.with_group::<E5m2, true>(),
+            (ElementFormat::E3M2, ScaleRule::Rceil) => self.with_group::<E3m2, false>(),
+            (ElementFormat::E3M2, ScaleRule::OcpFloor) => self.with_group::<E3m2, true>(),
+            (ElementFormat::E2M3, ScaleRule::Rceil) => self.with_group::<E2m3, false>(),
+            (ElementFormat::E2M3, ScaleRule::OcpFloor) => self.with_group::<E2m3, true>(),
+            (ElementFormat::E2M1, ScaleRule::Rceil) => self.with_group::<E2m1, false>(),
+            (ElementFormat::E2M1, ScaleRule::OcpFloor) => self.with_group::<E2m1, true>(),
         }
     }
 }

@@ -1,0 +1,161 @@
+//! Codes of four and six bits stored without gaps.
+//!
+//! - **FP4**: two to a byte, the element of the lower index in the low nibble.
+//! - **FP6**: four to three bytes, little-endian: element i of a row occupies bits 6 i to 6 i + 5
+//!   of the row, bit b being bit b % 8 of byte b / 8. So byte 0 holds element 0 and the two low
+//!   bits of element 1.
+//!
+//! Each row starts at a byte of its own; bits after its last element are zero. FP6 is the dense
+//! form for files and memory; tensor cores read FP6 and mixed FP4 from a padded form (16 elements, then
+//! as many bytes as fill 16), which a copy to shared memory makes.
+
+use crate::error::{QuantizeError, Shape};
+
+/// Bytes of a row-major [rows, cols] matrix of FP4 codes.
+#[must_use]
+pub const fn fp4_len(rows: usize, cols: usize) -> usize {
+    rows * cols.div_ceil(2)
+}
+
+/// Bytes of a row-major [rows, cols] matrix of FP6 codes.
+#[must_use]
+pub const fn fp6_len(rows: usize, cols: usize) -> usize {
+    rows * fp6_row(cols)
+}
+
+/// Six bits per element, rounded up to bytes, without overflow for any `cols`.
+const fn fp6_row(cols: usize) -> usize {
+    cols / 4 * 3 + (cols % 4 * 6).div_ceil(8)
+}
+
+/// Packs row-major [rows, cols] FP4 codes, one per byte, into [`fp4_len`] bytes. The high nibbles
+/// of `codes` are ignored.
+///
+/// ```
+/// let mut bytes = [0; 2];
+/// deepwell_precision::packed::pack_fp4(&[1, 2, 3], 1, 3, &mut bytes)?;
+/// assert_eq!(bytes, [0x21, 0x03]);
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn pack_fp4(
+    codes: &[u8],
+    rows: usize,
+    cols: usize,
+    bytes: &mut [u8],
+) -> Result<(), QuantizeError> {
+    check(codes.len(), rows, cols, bytes.len(), fp4_len)?;
+    if cols == 0 {
+        return Ok(());
+    }
+    for (codes, bytes) in codes.chunks_exact(cols).zip(bytes.chunks_exact_mut(cols.div_ceil(2))) {
+        let (pairs, last) = codes.as_chunks::<2>();
+        for (pair, byte) in pairs.iter().zip(&mut *bytes) {
+            *byte = (pair[0] & 0xF) | (pair[1] << 4);
+        }
+        if let (&[code], Some(byte)) = (last, bytes.last_mut()) {
+            *byte = code & 0xF;
+        }
+    }
+    Ok(())
+}
+
+/// The inverse of [`pack_fp4`].
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn unpack_fp4(
+    bytes: &[u8],
+    rows: usize,
+    cols: usize,
+    codes: &mut [u8],
+) -> Result<(), QuantizeError> {
+    check(codes.len(), rows, cols, bytes.len(), fp4_len)?;
+    if cols == 0 {
+        return Ok(());
+    }
+    for (codes, bytes) in codes.chunks_exact_mut(cols).zip(bytes.chunks_exact(cols.div_ceil(2))) {
+        for (pair, &byte) in codes.chunks_mut(2).zip(bytes) {
+            pair[0] = byte & 0xF;
+            if let Some(high) = pair.get_mut(1) {
+                *high = byte >> 4;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Packs row-major [rows, cols] FP6 codes, one per byte, into [`fp6_len`] bytes. The two high bits
+/// of `codes` are ignored.
+///
+/// ```
+/// let mut bytes = [0; 3];
+/// deepwell_precision::packed::pack_fp6(&[0x3F, 0, 0x3F, 0], 1, 4, &mut bytes)?;
+/// assert_eq!(bytes, [0x3F, 0xF0, 0x03]);
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn pack_fp6(
+    codes: &[u8],
+    rows: usize,
+    cols: usize,
+    bytes: &mut [u8],
+) -> Result<(), QuantizeError> {
+    check(codes.len(), rows, cols, bytes.len(), fp6_len)?;
+    if cols == 0 {
+        return Ok(());
+    }
+    for (codes, bytes) in codes.chunks_exact(cols).zip(bytes.chunks_exact_mut(fp6_row(cols))) {
+        for (four, three) in codes.chunks(4).zip(bytes.chunks_mut(3)) {
+            let word = four.iter().rev().fold(0, |word, &code| word << 6 | u32::from(code & 0x3F));
+            three.copy_from_slice(&word.to_le_bytes()[..three.len()]);
+        }
+    }
+    Ok(())
+}
+
+/// The inverse of [`pack_fp6`].
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn unpack_fp6(
+    bytes: &[u8],
+    rows: usize,
+    cols: usize,
+    codes: &mut [u8],
+) -> Result<(), QuantizeError> {
+    check(codes.len(), rows, cols, bytes.len(), fp6_len)?;
+    if cols == 0 {
+        return Ok(());
+    }
+    for (codes, bytes) in codes.chunks_exact_mut(cols).zip(bytes.chunks_exact(fp6_row(cols))) {
+        for (four, three) in codes.chunks_mut(4).zip(bytes.chunks(3)) {
+            let mut word = three.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+            for code in four {
+                *code = (word & 0x3F) as u8;
+                word >>= 6;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check(
+    codes: usize,
+    rows: usize,
+    cols: usize,
+    bytes: usize,
+    len: fn(usize, usize) -> usize,
+) -> Result<(), QuantizeError> {
+    let shape = Shape::new(rows, cols)?;
+    shape.expect("codes", rows * cols, codes)?;
+    shape.expect("bytes", len(rows, cols), bytes)
+}
