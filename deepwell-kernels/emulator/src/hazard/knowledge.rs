@@ -25,10 +25,29 @@ pub(super) struct Bundle {
     /// What other threads released by fences, by scope. A relaxed access after a barrier hands it
     /// on: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
     fenced: [Option<Arc<Bundle>>; 3],
+    /// What relaxed reads of other threads brought, by where it came from. A fence after a barrier
+    /// acquires it: an atomic of one thread, `__syncthreads()`, then `__threadfence()` of all.
+    /// Only barriers hand it on.
+    read: Waiting,
+}
+
+/// What relaxed reads brought and no fence has acquired, by where it came from: the same block,
+/// the same cluster, elsewhere.
+type Waiting = [Option<Arc<Bundle>>; 3];
+
+fn join_waiting(mine: &mut Waiting, theirs: &Waiting) {
+    for (mine, theirs) in mine.iter_mut().zip(theirs) {
+        match (&mut *mine, theirs) {
+            (_, None) => {}
+            (None, Some(theirs)) => *mine = Some(theirs.clone()),
+            (Some(mine), Some(theirs)) if Arc::ptr_eq(mine, theirs) => {}
+            (Some(mine), Some(theirs)) => Arc::make_mut(mine).join_memory(theirs),
+        }
+    }
 }
 
 impl Bundle {
-    /// All but the tensor part.
+    /// All but the tensor part, and what waits for a fence.
     pub(super) fn join_memory(&mut self, other: &Bundle) {
         self.generic.join(&other.generic);
         self.async_shared.join(&other.async_shared);
@@ -136,9 +155,8 @@ pub(super) struct State {
     pub(super) tensor_before: Clock,
     /// By the scope of the fence: block, cluster, device.
     released: [Option<Arc<Released>>; 3],
-    /// What relaxed reads brought and no fence has acquired, by where it came from: the same
-    /// block, the same cluster, elsewhere.
-    acquired: [Option<Arc<Bundle>>; 3],
+    /// What relaxed reads brought and no fence has acquired.
+    acquired: Waiting,
 }
 
 /// A scope as an index.
@@ -223,6 +241,11 @@ impl State {
         }
     }
 
+    /// What a barrier hands on beside a release: reads that a fence of whoever goes on acquires.
+    pub(super) fn hand_on_reads(&self, bundle: &mut Bundle) {
+        join_waiting(&mut bundle.read, &self.acquired);
+    }
+
     pub(super) fn has_tensor_to_release(&self) -> bool {
         !self.tensor_before.is_empty() || !self.tensor_pending.is_empty()
     }
@@ -241,6 +264,7 @@ impl State {
     pub(super) fn acquire(&mut self, bundle: &Bundle) {
         self.known.join_memory(bundle);
         self.tensor_pending.join(&bundle.tensor);
+        join_waiting(&mut self.acquired, &bundle.read);
     }
 
     /// A relaxed read: a fence may acquire it later.
@@ -289,13 +313,7 @@ impl State {
         self.own = self.own.common(&other.own);
         self.known.tensor.join(&other.known.tensor);
         self.tensor_before.join(&other.tensor_before);
-        for (mine, theirs) in self.acquired.iter_mut().zip(&other.acquired) {
-            match (&mut *mine, theirs) {
-                (_, None) => {}
-                (None, Some(theirs)) => *mine = Some(theirs.clone()),
-                (Some(mine), Some(theirs)) => Arc::make_mut(mine).join_memory(theirs),
-            }
-        }
+        join_waiting(&mut self.acquired, &other.acquired);
     }
 }
 

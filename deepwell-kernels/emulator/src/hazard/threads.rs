@@ -80,6 +80,14 @@ impl Warp {
         self.tick += 1;
     }
 
+    /// A release by an arrival at a barrier of the warp, the block or the cluster.
+    fn release_to_barrier(&mut self, lanes: u32, bundle: &mut Bundle) {
+        self.release(lanes, bundle);
+        for (_, state) in self.groups.iter().filter(|(mask, _)| mask & lanes != 0) {
+            state.hand_on_reads(bundle);
+        }
+    }
+
     pub(super) fn release_relaxed(&mut self, lanes: u32, bundle: &mut Bundle) {
         for (mask, state) in &self.groups {
             if mask & lanes != 0 {
@@ -118,7 +126,7 @@ impl Tracker {
     pub fn warp_barrier(&mut self, thread: Thread) {
         let warp = self.warp_mut(thread.warp);
         let mut bundle = Bundle::default();
-        warp.release(thread.lanes, &mut bundle);
+        warp.release_to_barrier(thread.lanes, &mut bundle);
         warp.meet(thread.lanes, &bundle);
     }
 
@@ -127,7 +135,7 @@ impl Tracker {
         let Tracker { warps, clusters, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
         let named = &mut clusters[warp.cluster as usize].named;
-        warp.release(thread.lanes, named.entry((warp.rank, barrier)).or_default());
+        warp.release_to_barrier(thread.lanes, named.entry((warp.rank, barrier)).or_default());
     }
 
     /// Barrier `barrier` of the block of `waiters` completes; they (all but those that only
@@ -148,7 +156,7 @@ impl Tracker {
         let warp = &mut warps[thread.warp.0 as usize];
         let bundle = &mut clusters[warp.cluster as usize].cluster_barrier.0;
         if release {
-            warp.release(thread.lanes, bundle);
+            warp.release_to_barrier(thread.lanes, bundle);
         } else {
             warp.release_relaxed(thread.lanes, bundle);
         }

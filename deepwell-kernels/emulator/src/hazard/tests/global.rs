@@ -69,6 +69,63 @@ fn the_last_block_reads_what_others_wrote() {
     );
 }
 
+/// `st`, `membar.gl`, `bar.sync`, an atomic of one thread, `bar.sync`, `membar.gl`, `ld`: the
+/// fences are those of all threads, and the atomic is one thread's.
+#[test]
+fn fences_of_all_threads_around_an_atomic_of_one() {
+    let sequence = |m: &mut Machine| {
+        let other = m.tracker.add_cluster(1, 2);
+        for (block, cluster) in [0, other].into_iter().enumerate() {
+            let warps = [0, 1].map(|warp| m.tracker.warp(cluster, 0, warp));
+            let all = warps.map(|warp| thread(m, warp, ALL));
+            for (at, warp) in all.into_iter().enumerate() {
+                global(m, warp, Write, 4096 + block as u64 * 256 + at as u64 * 128);
+                if m.does("membar.gl before the ticket") {
+                    m.tracker.fence(warp, Order::AcquireRelease, Scope::Device);
+                }
+            }
+            if m.does("bar.sync before the ticket") {
+                meet(m, &all);
+            }
+            let one = thread(m, warps[0], ONE);
+            atomic(m, one, Order::Relaxed);
+            let all = warps.map(|warp| thread(m, warp, ALL));
+            if m.does("bar.sync after the ticket") {
+                meet(m, &all);
+            }
+            if m.does("membar.gl after the ticket") {
+                for warp in all {
+                    m.tracker.fence(warp, Order::AcquireRelease, Scope::Device);
+                }
+            }
+            if block == 1 {
+                for (at, warp) in all.into_iter().enumerate() {
+                    global(m, warp, Read, 4096 + 128 - at as u64 * 128);
+                }
+            }
+        }
+    };
+    check(
+        (1, 2),
+        sequence,
+        &[
+            ("membar.gl before the ticket", "missing-synchronization"),
+            ("bar.sync before the ticket", "missing-synchronization"),
+            ("bar.sync after the ticket", "missing-synchronization"),
+            ("membar.gl after the ticket", "missing-synchronization"),
+        ],
+    );
+}
+
+/// `bar.sync 0` of warps of one block.
+fn meet(m: &mut Machine, threads: &[Thread]) {
+    for thread in threads {
+        m.tracker.barrier_arrive(*thread, 0);
+    }
+    let waiters: Vec<_> = threads.iter().map(|thread| (thread.warp, thread.lanes)).collect();
+    m.tracker.barrier_complete(&waiters, 0);
+}
+
 #[test]
 fn release_and_acquire_without_fences() {
     for (order, reported) in [(Order::AcquireRelease, 0), (Order::Relaxed, 1)] {
