@@ -186,11 +186,23 @@ pub struct Counts {
     pub multiply_adds: u64,
     /// Bulk and tensor copies.
     pub bulk_copies: u64,
-    /// Instructions of others that ran while lanes waited, by PTX line of the wait.
-    pub waits: BTreeMap<u32, Waited>,
+    /// How often a warp ran each instruction, by its position in [`Program::steps`]. One that has to
+    /// wait counts again when it is tried again.
+    pub executed: Vec<u64>,
+    /// Instructions of others that ran while lanes waited.
+    pub waits: BTreeMap<WaitingWarp, Waited>,
 }
 
-/// Waiting at one line.
+/// Which warp waited, and where; those of all blocks together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WaitingWarp {
+    /// Warp of the block.
+    pub warp: u32,
+    /// Line of the PTX text.
+    pub ptx_line: u32,
+}
+
+/// Waiting of one warp at one line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
     /// How often warps waited there.
@@ -239,16 +251,16 @@ impl Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleId(usize);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Loaded {
-    module: Module,
+    module: Arc<Module>,
     /// Where its variables are.
     variables: BTreeMap<String, u64>,
     programs: BTreeMap<String, Arc<Program>>,
 }
 
-/// A device: memory, and what was loaded.
-#[derive(Debug)]
+/// A device: memory, and what was loaded. A clone is another device with the same contents.
+#[derive(Clone, Debug)]
 pub struct Emulator {
     /// How kernels are run; may be changed between launches.
     pub settings: Settings,
@@ -273,6 +285,20 @@ impl Emulator {
     /// messages.
     pub fn allocate(&mut self, bytes: u64, name: &str) -> u64 {
         self.global.allocate(bytes, name)
+    }
+
+    /// Allocates device memory at an address that [`Emulator::allocate`] gave to somebody, maybe on
+    /// another device: so that pointers in recorded memory stay right.
+    ///
+    /// # Errors
+    /// An address that `allocate` does not give, or that somebody has here.
+    pub fn allocate_at(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        name: &str,
+    ) -> Result<(), EmulatorError> {
+        self.global.allocate_at(address, bytes, name).map_err(EmulatorError::Host)
     }
 
     /// Gives memory back.
@@ -319,13 +345,39 @@ impl Emulator {
     /// # Errors
     /// Text that is no PTX, and everything that the emulator does not know, all of it at once.
     pub fn load(&mut self, ptx: &str) -> Result<ModuleId, EmulatorError> {
+        self.load_those(ptx, |_| true)
+    }
+
+    /// [`Emulator::load`] of one kernel: the others are not decoded, and not there.
+    ///
+    /// # Errors
+    /// As [`Emulator::load`], and a module without this kernel.
+    pub fn load_kernel(&mut self, ptx: &str, kernel: &str) -> Result<ModuleId, EmulatorError> {
+        let id = self.load_those(ptx, |name| name == kernel)?;
+        if self.program(id, kernel).is_some() {
+            return Ok(id);
+        }
+        let present = self.module(id).kernels().map(|known| format!("`{}`", known.name));
+        let present = present.collect::<Vec<_>>().join(", ");
+        Err(DecodeError::NoKernel { name: kernel.to_owned(), present }.into())
+    }
+
+    fn load_those(
+        &mut self,
+        ptx: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<ModuleId, EmulatorError> {
         let module = ptx::parse(ptx)?;
-        let loaded = self.load_variables(module)?;
+        let loaded = self.load_variables(module, wanted)?;
         self.modules.push(loaded);
         Ok(ModuleId(self.modules.len() - 1))
     }
 
-    fn load_variables(&mut self, module: Module) -> Result<Loaded, EmulatorError> {
+    fn load_variables(
+        &mut self,
+        module: Module,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Loaded, EmulatorError> {
         let mut variables = BTreeMap::new();
         for variable in decode::global_variables(&module) {
             let address = self.global.allocate(variable.bytes, &variable.name);
@@ -338,7 +390,7 @@ impl Emulator {
         }
         let mut programs = BTreeMap::new();
         let mut unknown = Vec::new();
-        for kernel in module.kernels() {
+        for kernel in module.kernels().filter(|kernel| wanted(&kernel.name)) {
             match decode::decode(&module, &kernel.name, &variables) {
                 Ok(mut program) => {
                     engine::share_rows(&mut program);
@@ -351,7 +403,7 @@ impl Emulator {
         if !unknown.is_empty() {
             return Err(DecodeError::UnknownForms(unknown).into());
         }
-        Ok(Loaded { module, variables, programs })
+        Ok(Loaded { module: Arc::new(module), variables, programs })
     }
 
     /// Names of a module's kernels.
@@ -362,6 +414,23 @@ impl Emulator {
     /// A kernel's program, with its limits and the layout of its parameters.
     pub fn program(&self, module: ModuleId, kernel: &str) -> Option<&Program> {
         self.modules[module.0].programs.get(kernel).map(Arc::as_ref)
+    }
+
+    /// Puts another program in the place of the kernel of its name, such as one that
+    /// [`crate::mutation`] made.
+    pub fn replace_program(&mut self, module: ModuleId, program: Program) {
+        self.modules[module.0].programs.insert(program.name.clone(), Arc::new(program));
+    }
+
+    /// What the last launch wrote to device memory, in lines of 128 bytes.
+    pub fn written_before(&self) -> &[Range<u64>] {
+        &self.written_before
+    }
+
+    /// Says what the launch before the next one wrote, as though it had been here: a programmatic
+    /// launch may not touch it before it has waited.
+    pub fn set_written_before(&mut self, ranges: Vec<Range<u64>>) {
+        self.written_before = ranges;
     }
 
     /// The text of the module, parsed.
@@ -436,7 +505,7 @@ impl Emulator {
             shape,
             settings: &self.settings,
             random: Random::new(seed),
-            counts: Counts::default(),
+            counts: Counts { executed: vec![0; program.steps.len()], ..Counts::default() },
             next_cluster: 0,
             changes: 0,
             instructions: 0,

@@ -55,6 +55,7 @@ pub mod hazard;
 pub mod launch;
 pub mod mbarrier;
 pub mod memory;
+pub mod mutation;
 pub mod number;
 pub mod numerics;
 pub mod place;

@@ -13,6 +13,7 @@ mod control;
 mod convert;
 mod copy_instruction;
 mod dispatch;
+mod family;
 mod instruction;
 mod layout;
 mod legality;

@@ -79,6 +79,7 @@ pub(crate) fn run(
             warp.pc += 1;
             continue;
         }
+        world.counts.executed[warp.pc as usize] += 1;
         if watches && let Some(touches) = &watched[warp.pc as usize] {
             watch::touch(&step.instruction, touches, warp, cluster, world, mask);
         }

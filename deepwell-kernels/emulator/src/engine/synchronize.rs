@@ -183,7 +183,7 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
             continue;
         }
         let parked = warp.parked.swap_remove(index);
-        world.waited(parked.pc, parked.since);
+        world.waited(warp.index, parked.pc, parked.since);
         if let Wait::Block { barrier, generation, action } = parked.wait {
             finish_barrier(warp, cluster, barrier, generation, action, parked.lanes);
         }

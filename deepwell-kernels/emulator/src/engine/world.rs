@@ -4,7 +4,7 @@ use super::random::Random;
 use super::watch::Touches;
 use crate::decode::Program;
 use crate::hazard::Tracker;
-use crate::launch::{Counts, Settings};
+use crate::launch::{Counts, Settings, WaitingWarp};
 use crate::memory::GlobalMemory;
 use crate::trace::{Trace, TraceRecord};
 
@@ -119,10 +119,10 @@ impl World<'_> {
         self.trace.push(self.settings.trace_limit, record);
     }
 
-    /// Notes that a wait at instruction `pc` is over.
-    pub(crate) fn waited(&mut self, pc: u32, since: u64) {
-        let line = self.program.steps.get(pc as usize).map_or(0, |step| step.ptx_line);
-        let waited = self.counts.waits.entry(line).or_default();
+    /// Notes that a wait of a warp at instruction `pc` is over.
+    pub(crate) fn waited(&mut self, warp: u32, pc: u32, since: u64) {
+        let ptx_line = self.program.steps.get(pc as usize).map_or(0, |step| step.ptx_line);
+        let waited = self.counts.waits.entry(WaitingWarp { warp, ptx_line }).or_default();
         waited.times += 1;
         waited.instructions += self.instructions - since;
     }

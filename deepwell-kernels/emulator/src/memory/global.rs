@@ -8,10 +8,13 @@ const GRANULE: u64 = 1 << 21;
 /// The first address that is handed out.
 const FIRST: u64 = 0x10_0000_0000;
 
+/// Where [`GlobalMemory::allocate_at`] allocates at most, from [`FIRST`] on.
+const FARTHEST: u64 = 1 << 40;
+
 /// Bytes that are told apart when it is asked what was written.
 const LINE: usize = 128;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Allocation {
     base: u64,
     bytes: Vec<u8>,
@@ -22,10 +25,10 @@ struct Allocation {
 
 /// Device memory. Every allocation is followed by addresses that belong to nobody, and an address
 /// is never handed out twice, so that an access outside of an allocation is always seen.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct GlobalMemory {
     allocations: Vec<Option<Allocation>>,
-    /// For every granule from [`FIRST`] on, the allocation that it belongs to, plus one.
+    /// For every granule from [`FIRST`] on, the allocation that it belongs to, plus one; 0 for none.
     granules: Vec<u32>,
     bytes: u64,
 }
@@ -39,6 +42,32 @@ impl GlobalMemory {
     /// Allocates `bytes` bytes of poison, and returns their address, a multiple of 2 MiB.
     pub fn allocate(&mut self, bytes: u64, name: &str) -> u64 {
         let base = FIRST + self.granules.len() as u64 * GRANULE;
+        self.place(base, bytes, name);
+        base
+    }
+
+    /// Allocates at an address that [`GlobalMemory::allocate`] may give, and has not given here.
+    ///
+    /// # Errors
+    /// Another address.
+    pub fn allocate_at(&mut self, address: u64, bytes: u64, name: &str) -> Result<(), Fault> {
+        let next = FIRST + self.granules.len() as u64 * GRANULE;
+        if address < next || !address.is_multiple_of(GRANULE) || address - FIRST > FARTHEST {
+            return Err(Fault::new(
+                "global-place",
+                format!(
+                    "expected an address for `{name}` from {next:#x} to {:#x} in steps of \
+                     {GRANULE:#x}, got {address:#x}",
+                    FIRST + FARTHEST
+                ),
+            ));
+        }
+        self.granules.resize(((address - FIRST) / GRANULE) as usize, 0);
+        self.place(address, bytes, name);
+        Ok(())
+    }
+
+    fn place(&mut self, base: u64, bytes: u64, name: &str) {
         self.allocations.push(Some(Allocation {
             base,
             bytes: vec![POISON; bytes as usize],
@@ -51,7 +80,6 @@ impl GlobalMemory {
         // The guard.
         self.granules.push(owner);
         self.bytes += bytes;
-        base
     }
 
     /// Gives an allocation back.
@@ -103,7 +131,7 @@ impl GlobalMemory {
     fn owner(&self, address: u64) -> Option<usize> {
         let granule = address.checked_sub(FIRST)? / GRANULE;
         let owner = *self.granules.get(usize::try_from(granule).ok()?)?;
-        Some(owner as usize - 1)
+        (owner as usize).checked_sub(1)
     }
 
     #[cold]
@@ -195,5 +223,20 @@ mod tests {
         assert_eq!(memory.free(small).unwrap_err().rule, "global-free");
         assert_eq!(memory.free(large + 4).unwrap_err().rule, "global-free");
         assert_ne!(memory.allocate(16, "again"), small);
+    }
+
+    #[test]
+    fn an_allocation_lies_where_another_device_had_it() {
+        let mut memory = GlobalMemory::new();
+        let first = FIRST + 4 * GRANULE;
+        memory.allocate_at(first, 16, "placed").unwrap();
+        memory.slice_mut(first, 16).unwrap().fill(1);
+        assert_eq!(memory.slice(first, 16).unwrap(), &[1; 16]);
+        assert_eq!(memory.slice(FIRST, 1).unwrap_err().rule, "global-out-of-range");
+        for address in [0, FIRST, first, first + GRANULE, first + 3 * GRANULE + 16, u64::MAX] {
+            assert_eq!(memory.allocate_at(address, 1, "x").unwrap_err().rule, "global-place");
+        }
+        assert_eq!(memory.allocate(16, "next"), first + 2 * GRANULE);
+        memory.free(first).unwrap();
     }
 }

@@ -1,0 +1,58 @@
+//! Instructions by what they are for, as reports count them.
+
+use super::instruction::Instruction;
+
+impl Instruction {
+    /// A short name of the family, `tcgen05` for example: the first word of the opcode where that
+    /// says it, else what such instructions do.
+    pub fn family(&self) -> &'static str {
+        use Instruction as I;
+        match self {
+            I::Scalar(_) => "arithmetic",
+            I::Special { .. } => "special registers",
+            I::Branch { .. } | I::BranchIndexed { .. } | I::Exit | I::Trap => "control flow",
+            I::ExternalCall(_) | I::Hint | I::CreatePolicy { .. } | I::SetMaxRegisters { .. } => {
+                "other"
+            }
+            I::Load(_) => "ld",
+            I::Store(_) => "st",
+            I::Atomic(_) => "atom",
+            I::ConvertAddress { .. }
+            | I::IsSpace { .. }
+            | I::MapAddress { .. }
+            | I::BlockRank { .. } => "addresses",
+            I::Barrier(_)
+            | I::WarpBarrier { .. }
+            | I::ClusterArrive { .. }
+            | I::ClusterWait { .. } => "barrier",
+            I::Fence(_) | I::TensorMapCopyFence { .. } => "fence",
+            I::Shuffle(_)
+            | I::Vote(_)
+            | I::Match(_)
+            | I::ActiveMask { .. }
+            | I::Elect { .. }
+            | I::Redux { .. } => "within a warp",
+            I::LaunchDependents | I::DependencyWait => "griddepcontrol",
+            I::TryCancel { .. } | I::QueryCanceled { .. } | I::QueryFirstBlock { .. } => {
+                "clusterlaunchcontrol"
+            }
+            I::Mbarrier(_) => "mbarrier",
+            I::CopyAsync { .. }
+            | I::CopyAsyncCommit
+            | I::CopyAsyncWait { .. }
+            | I::CopyAsyncArrive { .. } => "cp.async",
+            I::StoreAsync(_) => "st.async",
+            I::BulkCopy(_) | I::TensorCopy(_) | I::BulkCommit | I::BulkWait { .. } => {
+                "cp.async.bulk"
+            }
+            I::TensorMapReplace(_) => "tensormap",
+            I::LoadMatrix(_) | I::StoreMatrix(_) | I::MoveMatrix { .. } => "ldmatrix, stmatrix",
+            I::WarpMma(_) => "mma.sync",
+            I::WarpGroupMma(_)
+            | I::WarpGroupFence
+            | I::WarpGroupCommit
+            | I::WarpGroupWait { .. } => "wgmma",
+            I::Tcgen05(_) => "tcgen05",
+        }
+    }
+}
