@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::lines;
 use super::manifest::{Compiled, Cubin, Kernel};
 use super::resources::parse_ptxas;
 use super::sass::count_tensor_instructions;
@@ -14,8 +15,8 @@ use super::toolchain::Toolchain;
 use super::unit::{CUDA_FOLDER, Source, feed};
 
 /// How every kernel is compiled.
-pub(crate) const NVCC_FLAGS: [&str; 4] =
-    ["-std=c++17", "-O3", "-ptx", "-allow-unsupported-compiler"];
+pub(crate) const NVCC_FLAGS: [&str; 5] =
+    ["-std=c++17", "-O3", "-ptx", "-lineinfo", "-allow-unsupported-compiler"];
 /// `-v` for the registers, and none of the optimizer's choices left to a default.
 pub(crate) const PTXAS_FLAGS: [&str; 2] = ["-v", "-O3"];
 
@@ -78,11 +79,15 @@ impl<'a> Job<'a> {
             out.join(self.architecture).join(name)
         };
         let (ptx, cubin, record) = (temporary("ptx"), temporary("cubin"), temporary("json"));
+        let bare = temporary("bare.ptx");
         let result = (|| {
             let mut warnings = self.make_ptx(toolchain, root, &ptx)?;
+            let text = lines::with_relative_files(&fs::read_to_string(&ptx)?, root);
+            fs::write(&ptx, &text)?;
+            fs::write(&bare, lines::without(&text))?;
             let compiled_cubin = match ptx_only {
                 true => None,
-                false => Some(self.make_cubin(toolchain, &ptx, &cubin, &mut warnings)?),
+                false => Some(self.make_cubin(toolchain, &bare, &cubin, &mut warnings)?),
             };
             let compiled = Compiled {
                 stem: self.source.stem.clone(),
@@ -99,7 +104,7 @@ impl<'a> Job<'a> {
             fs::rename(&record, self.output(out, "json"))?;
             Ok(compiled)
         })();
-        for leftover in [ptx, cubin, record] {
+        for leftover in [ptx, bare, cubin, record] {
             // Those that are in their place are not there any more.
             let _ = fs::remove_file(leftover);
         }

@@ -1,0 +1,90 @@
+//! Lines of the source in PTX: kept for whoever reads the PTX, taken out for ptxas.
+//!
+//! What nvcc emits with `-lineinfo` is, but for `.loc`, `.file` and a section of names, what it
+//! emits without. Machine code with line tables would be four times as large.
+
+use std::fmt::Write;
+use std::path::Path;
+
+/// The PTX without anything that only says where it came from.
+pub(super) fn without(ptx: &str) -> String {
+    let mut kept = String::with_capacity(ptx.len());
+    let mut in_names = false;
+    for line in ptx.lines() {
+        let text = line.trim_start();
+        in_names |= text.starts_with(".section") && text.contains(".debug_str");
+        if !in_names && !text.starts_with(".loc") && !text.starts_with(".file") {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+        in_names &= text != "}";
+    }
+    kept
+}
+
+/// The PTX with the files of the workspace by their paths within it, so that it does not depend on
+/// where the checkout lies; of other files only the name stays.
+pub(super) fn with_relative_files(ptx: &str, root: &Path) -> String {
+    let mut changed = String::with_capacity(ptx.len());
+    for line in ptx.lines() {
+        let file = line.trim_start().strip_prefix(".file").and_then(|rest| {
+            let (number, path) = rest.split_once('"')?;
+            Some((number.trim(), path.split('"').next()?))
+        });
+        // Writing to a text does not fail.
+        let _ = match file {
+            Some((number, path)) => {
+                writeln!(changed, "\t.file\t{number} \"{}\"", shown(Path::new(path), root))
+            }
+            None => writeln!(changed, "{line}"),
+        };
+    }
+    changed
+}
+
+fn shown(path: &Path, root: &Path) -> String {
+    let inside = path.strip_prefix(root).ok().map(|path| path.to_string_lossy());
+    let name = path.file_name().map(|name| name.to_string_lossy());
+    inside.or(name).unwrap_or_default().replace('\\', "/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = "\
+.version 9.0
+.visible .entry add(
+)
+{
+\t.loc\t1 20 0
+\tmov.u32 \t%r1, %tid.x;
+\t.loc\t2 5 3, function_name $L__info_string0, inlined_at 1 21 7
+\tret;
+}
+\t.file\t1 \"/here/work/cuda/add.cu\"
+\t.file\t2 \"/opt/cuda/include/x.hpp\"
+\t.section\t.debug_str
+\t{
+$L__info_string0:
+.b8 95
+\t}
+";
+
+    #[test]
+    fn lines_are_taken_out() {
+        let expected =
+            ".version 9.0\n.visible .entry add(\n)\n{\n\tmov.u32 \t%r1, %tid.x;\n\tret;\n}\n";
+        assert_eq!(without(PTX), expected);
+        assert_eq!(without(expected), expected);
+    }
+
+    #[test]
+    fn files_do_not_depend_on_the_place() {
+        let changed = with_relative_files(PTX, Path::new("/here/work"));
+        assert!(changed.contains("\t.file\t1 \"cuda/add.cu\"\n"), "{changed}");
+        assert!(changed.contains("\t.file\t2 \"x.hpp\"\n"), "{changed}");
+        assert_eq!(changed.lines().count(), PTX.lines().count());
+        assert_eq!(without(&changed), without(PTX));
+    }
+}
