@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::lines;
 use super::manifest::{Compiled, Cubin, Kernel};
 use super::resources::parse_ptxas;
-use super::sass::count_tensor_instructions;
+use super::sass::count_instructions;
 use super::toolchain::Toolchain;
 use super::unit::{CUDA_FOLDER, Source, feed};
 
@@ -147,21 +147,21 @@ impl<'a> Job<'a> {
         // Without the data flow, which nobody reads here and which takes time.
         command.args(["-c", "-ndf"]).arg(cubin);
         let machine_code = run(command)?;
-        let mut counts = count_tensor_instructions(&machine_code);
+        let mut counts = count_instructions(&machine_code);
         let mut kernels = Vec::new();
         for resources in parse_ptxas(&said) {
-            let Some(tensor_instructions) = counts.remove(&resources.entry) else {
+            let Some(instructions) = counts.remove(&resources.entry) else {
                 bail!("ptxas names `{}`, which is not in the machine code", resources.entry);
             };
-            kernels.push(Kernel { resources, tensor_instructions });
+            kernels.push(Kernel { resources, instructions });
         }
         if kernels.is_empty() {
             bail!("no `extern \"C\" __global__` function in it");
         }
         // Functions that were not inlined: who calls them is not known here, so all do.
         for kernel in &mut kernels {
-            for (name, count) in counts.values().flatten() {
-                *kernel.tensor_instructions.entry(name.clone()).or_default() += count;
+            for instructions in counts.values() {
+                kernel.instructions.add(instructions);
             }
         }
         kernels.sort_by(|a, b| a.resources.entry.cmp(&b.resources.entry));

@@ -4,20 +4,21 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use super::machine_code::machine_code_fault;
 use super::resources::Resources;
-use super::sass::Counts;
+use super::sass::{Counts, Instructions};
 
 /// A `__global__` function of a cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
     pub(crate) resources: Resources,
-    pub(crate) tensor_instructions: Counts,
+    pub(crate) instructions: Instructions,
 }
 
 impl Kernel {
     /// Whether registers are spilled beside tensor cores, which then wait for memory.
     fn spills_beside_tensor_cores(&self) -> bool {
-        self.resources.spill_bytes > 0 && !self.tensor_instructions.is_empty()
+        self.resources.spill_bytes > 0 && !self.instructions.products.is_empty()
     }
 }
 
@@ -74,14 +75,18 @@ impl Compiled {
                 format!("`{}` {} bytes", kernel.resources.entry, kernel.resources.spill_bytes)
             })
             .collect();
-        (!spilling.is_empty()).then(|| {
+        let spills = (!spilling.is_empty()).then(|| {
             format!(
                 "registers are spilled in kernels that use tensor cores: {}\n\
                  hint: take a smaller tile, split the accumulators over more warps, or allow more \
                  registers with `__launch_bounds__`",
                 spilling.join(", ")
             )
-        })
+        });
+        let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
+        let others = kernels.filter_map(|kernel| machine_code_fault(&self.stem, kernel));
+        let faults: Vec<String> = spills.into_iter().chain(others).collect();
+        (!faults.is_empty()).then(|| faults.join("\n"))
     }
 
     /// As it stands in the manifest, and beside the cubin for the next run.
@@ -139,13 +144,17 @@ fn kernel_to_json(kernel: &Kernel) -> Value {
         "shared_bytes": resources.shared_bytes,
         "stack_bytes": resources.stack_bytes,
         "spill_bytes": resources.spill_bytes,
-        "tensor_instructions": kernel.tensor_instructions,
+        "tensor_instructions": kernel.instructions.products,
+        "tensor_loads": kernel.instructions.tensor_loads,
     })
 }
 
 fn kernel_from_json(value: &Value) -> Option<Kernel> {
     let number = |key: &str| value.get(key)?.as_u64();
-    let counts = value.get("tensor_instructions")?.as_object()?;
+    let counts = |key: &str| -> Option<Counts> {
+        let counts = value.get(key)?.as_object()?;
+        counts.iter().map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect()
+    };
     Some(Kernel {
         resources: Resources {
             entry: value.get("entry")?.as_str()?.to_string(),
@@ -154,10 +163,10 @@ fn kernel_from_json(value: &Value) -> Option<Kernel> {
             stack_bytes: number("stack_bytes")?,
             spill_bytes: number("spill_bytes")?,
         },
-        tensor_instructions: counts
-            .iter()
-            .map(|(name, count)| Some((name.clone(), count.as_u64()?)))
-            .collect::<Option<_>>()?,
+        instructions: Instructions {
+            products: counts("tensor_instructions")?,
+            tensor_loads: counts("tensor_loads")?,
+        },
     })
 }
 
@@ -217,7 +226,7 @@ impl Manifest {
                     resources.registers.to_string(),
                     grouped(resources.shared_bytes),
                     grouped(resources.spill_bytes),
-                    counts_text(&kernel.tensor_instructions),
+                    counts_text(&kernel.instructions.products),
                     // Once for each file.
                     if index == 0 { grouped(cubin.bytes) } else { String::new() },
                 ]);
@@ -299,10 +308,10 @@ mod tests {
                 stack_bytes,
                 spill_bytes,
             },
-            tensor_instructions: counts
-                .iter()
-                .map(|(name, count)| (name.to_string(), *count))
-                .collect(),
+            instructions: Instructions {
+                products: counts.iter().map(|(name, count)| (name.to_string(), *count)).collect(),
+                ..Instructions::default()
+            },
         }
     }
 

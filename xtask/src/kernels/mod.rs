@@ -5,6 +5,7 @@
 //! What has the same content is not made again. `manifest.json` has all of it.
 
 pub(crate) mod compile;
+mod machine_code;
 mod lines;
 pub(crate) mod manifest;
 mod progress;
@@ -44,8 +45,9 @@ Flags:
   --json        the manifest on standard output instead of a table
 
 The compiler is an nvcc of 12.9 or newer in CUDA_HOME or on the path; without one, NVIDIA's wheels
-from PyPI are installed in target/cuda-toolchain. It exits with 1 if a kernel does not compile, or
-uses tensor cores and spills registers.
+from PyPI are installed in target/cuda-toolchain. It exits with 1 if a kernel does not compile, if
+it uses tensor cores and spills registers, or if its machine code lacks the instructions that it is
+written for.
 ";
 
 /// What to compile and how.

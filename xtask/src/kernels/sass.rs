@@ -1,14 +1,36 @@
-//! Tensor-core instructions in machine code, as nvdisasm prints it.
+//! Instructions that matter in machine code, as nvdisasm prints it: products of tensor cores and
+//! tensor copies.
 
 use std::collections::BTreeMap;
 
-/// Counts by mnemonic, `HGMMA` or `UTCQMMA` for example.
+/// Counts by mnemonic, `HGMMA`, `UTCQMMA` or, by a pair of blocks, `UTCQMMA.2CTA` for example.
 pub(crate) type Counts = BTreeMap<String, u64>;
 
-/// Tensor-core instructions of each function in nvdisasm's text. Functions without any have an
-/// empty entry.
-pub(crate) fn count_tensor_instructions(text: &str) -> BTreeMap<String, Counts> {
-    let mut functions: BTreeMap<String, Counts> = BTreeMap::new();
+/// What a function has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Instructions {
+    /// Products on tensor cores.
+    pub(crate) products: Counts,
+    /// Copies of boxes of tensors to shared memory.
+    pub(crate) tensor_loads: Counts,
+}
+
+impl Instructions {
+    /// Adds what another function has.
+    pub(crate) fn add(&mut self, other: &Instructions) {
+        for (own, others) in
+            [(&mut self.products, &other.products), (&mut self.tensor_loads, &other.tensor_loads)]
+        {
+            for (name, count) in others {
+                *own.entry(name.clone()).or_default() += count;
+            }
+        }
+    }
+}
+
+/// Instructions of each function in nvdisasm's text. Functions without any have an empty entry.
+pub(crate) fn count_instructions(text: &str) -> BTreeMap<String, Instructions> {
+    let mut functions: BTreeMap<String, Instructions> = BTreeMap::new();
     let mut current: Option<String> = None;
     for line in text.lines() {
         let line = line.trim();
@@ -20,24 +42,31 @@ pub(crate) fn count_tensor_instructions(text: &str) -> BTreeMap<String, Counts> 
                 functions.entry(function.clone()).or_default();
             }
         } else if let Some(function) = &current
-            && let Some(mnemonic) = mnemonic_in(line)
-            && mnemonic.ends_with("MMA")
+            && let Some(word) = instruction_in(line)
         {
-            let counts = functions.entry(function.clone()).or_default();
-            *counts.entry(mnemonic.to_string()).or_default() += 1;
+            let mut parts = word.split('.');
+            let mnemonic = parts.next().unwrap_or_default();
+            let pair = if parts.any(|part| part == "2CTA") { ".2CTA" } else { "" };
+            let instructions = functions.entry(function.clone()).or_default();
+            let counts = match mnemonic {
+                "UTMALDG" => &mut instructions.tensor_loads,
+                _ if mnemonic.ends_with("MMA") => &mut instructions.products,
+                _ => continue,
+            };
+            *counts.entry(format!("{mnemonic}{pair}")).or_default() += 1;
         }
     }
     functions
 }
 
-/// `HMMA` of `/*0b10*/  @!P0 HMMA.16816.F32.BF16 R4, R8, R2, R4 ;`.
-fn mnemonic_in(line: &str) -> Option<&str> {
+/// `HMMA.16816.F32.BF16` of `/*0b10*/  @!P0 HMMA.16816.F32.BF16 R4, R8, R2, R4 ;`.
+fn instruction_in(line: &str) -> Option<&str> {
     let (address, rest) = line.strip_prefix("/*")?.split_once("*/")?;
     if address.is_empty() || !address.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     let word = rest.split_whitespace().find(|word| !word.starts_with(['@', '{']))?;
-    word.split(['.', ';']).next().filter(|mnemonic| !mnemonic.is_empty())
+    word.split(';').next().filter(|instruction| !instruction.is_empty())
 }
 
 #[cfg(test)]
@@ -45,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensor_instructions_of_each_function() {
+    fn instructions_of_each_function() {
         let text = r#"
 	.target	sm_90a
 	.section	.text.first,"ax",@progbits
@@ -59,7 +88,9 @@ first:
         /*0d10*/                   UTCQMMA gdesc[UR18], gdesc[UR20], tmem[UR11], idesc[UR23] ;
         /*0d20*/                   UTCQMMA.2CTA gdesc[UR4], gdesc[UR6], tmem[UR11] ;
         /*0d30*/                   UTCCP.T.S.4x32dp128bit tmem[UR11+0x84], gdesc[UR4] ;
-        /*0d40*/                   NOP;
+        /*0d40*/                   UTMALDG.2D [UR8], [UR6] ;
+        /*0d50*/              @UP1 UTMALDG.2D.2CTA [UR8], [UR6] ;
+        /*0d60*/                   NOP;
 	.section	.nv.constant0.first,"a",@progbits
         /*0000*/                   HMMA.16816.F32.BF16 R4, R8, R2, R4 ;
 	.section	.text.second,"ax",@progbits
@@ -70,17 +101,38 @@ first:
         /*01c0*/                   HMMA.16816.F32.BF16 R4, R8, R2, R4 ;
         /* not an address */       HMMA
 "#;
-        let found = count_tensor_instructions(text);
-        let found: Vec<String> = found
+        let counts_text = |counts: &Counts| {
+            let counts: Vec<_> =
+                counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+            counts.join(", ")
+        };
+        let found: Vec<String> = count_instructions(text)
             .iter()
-            .map(|(function, counts)| {
-                let counts: Vec<_> =
-                    counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-                format!("{function}: {}", counts.join(", "))
+            .map(|(function, found)| {
+                let (products, loads) =
+                    (counts_text(&found.products), counts_text(&found.tensor_loads));
+                format!("{function}: {products}; {loads}")
             })
             .collect();
-        let expected =
-            ["_Z5thirdv: HMMA 1, OMMA 1, QMMA 1", "first: HGMMA 2, UTCQMMA 2", "second: "];
+        let expected = [
+            "_Z5thirdv: HMMA 1, OMMA 1, QMMA 1; ",
+            "first: HGMMA 2, UTCQMMA 1, UTCQMMA.2CTA 1; UTMALDG 1, UTMALDG.2CTA 1",
+            "second: ; ",
+        ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn counts_of_functions_add_up() {
+        let counts =
+            |names: &[&str]| -> Counts { names.iter().map(|name| (name.to_string(), 2)).collect() };
+        let mut all = Instructions { products: counts(&["HMMA"]), ..Instructions::default() };
+        all.add(&Instructions {
+            products: counts(&["HMMA", "QMMA"]),
+            tensor_loads: counts(&["UTMALDG"]),
+        });
+        let products: Vec<_> = all.products.into_iter().collect();
+        assert_eq!(products, [("HMMA".to_string(), 4), ("QMMA".to_string(), 2)]);
+        assert_eq!(all.tensor_loads, counts(&["UTMALDG"]));
     }
 }

@@ -1,0 +1,104 @@
+//! What the machine code of some kernels must have: that a source asks for an instruction does not
+//! say that the compiler writes it.
+
+use super::manifest::Kernel;
+use super::sass::Counts;
+
+/// Kernels whose machine code is looked at.
+struct Rule {
+    /// Name of the source without `.cu`.
+    stem: &'static str,
+    /// The instruction of all of its products, which there must be.
+    product: &'static str,
+    /// What kernels have in their names whose products and copies are those of pairs of blocks.
+    pair: &'static str,
+}
+
+/// Products on tcgen05: operands come by tensor copies, nothing is in local memory.
+const RULES: &[Rule] = &[
+    Rule { stem: "sm100_bf16_gemm", product: "UTCHMMA", pair: "_256x" },
+    Rule { stem: "sm100_mxfp8_gemm", product: "UTCQMMA", pair: "_256x" },
+];
+
+/// What is wrong with the machine code of a kernel.
+pub(crate) fn machine_code_fault(stem: &str, kernel: &Kernel) -> Option<String> {
+    let rule = RULES.iter().find(|rule| rule.stem == stem)?;
+    let resources = &kernel.resources;
+    let of_pair = if resources.entry.contains(rule.pair) { ".2CTA" } else { "" };
+    let mut faults = Vec::new();
+    for (counts, mnemonic) in [
+        (&kernel.instructions.products, rule.product),
+        (&kernel.instructions.tensor_loads, "UTMALDG"),
+    ] {
+        let expected = format!("{mnemonic}{of_pair}");
+        if !counts.keys().eq([&expected]) {
+            faults.push(format!("expected `{expected}` and no other, got {}", names(counts)));
+        }
+    }
+    if resources.stack_bytes > 0 {
+        faults.push(format!("expected no local memory, got {} bytes", resources.stack_bytes));
+    }
+    (!faults.is_empty())
+        .then(|| format!("machine code of `{}`: {}", resources.entry, faults.join("; ")))
+}
+
+fn names(counts: &Counts) -> String {
+    let names: Vec<_> = counts.keys().map(|name| format!("`{name}`")).collect();
+    if names.is_empty() { "none".to_string() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::resources::Resources;
+    use super::super::sass::Instructions;
+    use super::*;
+
+    #[test]
+    fn kernels_that_break_a_rule() {
+        let check =
+            |stem: &str, entry: &str, products: &str, loads: &str, stack_bytes, expected| {
+                let counts = |names: &str| -> Counts {
+                    names.split_whitespace().map(|name| (name.to_string(), 4)).collect()
+                };
+                let kernel = Kernel {
+                    resources: Resources {
+                        entry: entry.to_string(),
+                        stack_bytes,
+                        ..Resources::default()
+                    },
+                    instructions: Instructions {
+                        products: counts(products),
+                        tensor_loads: counts(loads),
+                    },
+                };
+                assert_eq!(machine_code_fault(stem, &kernel).as_deref(), expected, "{entry}");
+            };
+        let stem = "sm100_bf16_gemm";
+        check(stem, "g_128x256", "UTCHMMA", "UTMALDG", 0, None);
+        check(stem, "g_256x128", "UTCHMMA.2CTA", "UTMALDG.2CTA", 0, None);
+        check("sm100_mxfp8_gemm", "g_256x128", "UTCQMMA.2CTA", "UTMALDG.2CTA", 0, None);
+        check("bf16_gemm", "g_256x128", "HMMA", "", 8, None);
+        check(
+            stem,
+            "g_256x128",
+            "UTCHMMA",
+            "UTMALDG UTMALDG.2CTA",
+            0,
+            Some(
+                "machine code of `g_256x128`: expected `UTCHMMA.2CTA` and no other, got `UTCHMMA`; \
+                 expected `UTMALDG.2CTA` and no other, got `UTMALDG`, `UTMALDG.2CTA`",
+            ),
+        );
+        check(
+            stem,
+            "g_128x128",
+            "UTCHMMA",
+            "",
+            16,
+            Some(
+                "machine code of `g_128x128`: expected `UTMALDG` and no other, got none; expected \
+                 no local memory, got 16 bytes",
+            ),
+        );
+    }
+}
