@@ -1,10 +1,8 @@
 //! From codes and scales back to numbers.
 
-use pulp::NullaryFnOnce;
-
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
-use crate::simd::Level;
+use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BLOCK, ElementFormat, Target, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
 
@@ -95,7 +93,7 @@ impl<T: Target> Task<'_, T> {
     }
 }
 
-impl<T: Target> NullaryFnOnce for Task<'_, T> {
+impl<T: Target> Kernel for Task<'_, T> {
     type Output = ();
 
     #[inline(always)]

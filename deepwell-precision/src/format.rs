@@ -1,5 +1,7 @@
 //! The words in which a policy speaks: formats, roles of tensors, what to do on an offence.
 
+use alloc::string::String;
+
 use crate::MxSpec;
 use crate::names::named_enum;
 

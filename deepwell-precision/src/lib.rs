@@ -59,6 +59,10 @@
 //!
 //! Six and four bits in a policy: [`Format`] is `non_exhaustive`, and names MXFP8 only.
 
+#![cfg_attr(not(any(feature = "std", test)), no_std)]
+
+extern crate alloc;
+
 pub mod e2m1;
 pub mod e2m3;
 pub mod e3m2;

@@ -1,5 +1,10 @@
 //! Enums whose variants have one name each, for files, flags and messages alike.
 
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
 use thiserror::Error;
 
 /// A name that stands for no variant.
@@ -33,7 +38,7 @@ macro_rules! named_enum {
         $(#[$attribute])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[derive(serde::Serialize, serde::Deserialize)]
-        #[serde(into = "&'static str", try_from = "std::borrow::Cow<'_, str>")]
+        #[serde(into = "&'static str", try_from = "alloc::borrow::Cow<'_, str>")]
         pub enum $type {
             $( $(#[$variant_attribute])* $variant, )+
         }
@@ -49,13 +54,13 @@ macro_rules! named_enum {
             }
         }
 
-        impl std::fmt::Display for $type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        impl core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.pad(self.name())
             }
         }
 
-        impl std::str::FromStr for $type {
+        impl core::str::FromStr for $type {
             type Err = $crate::UnknownName;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -72,10 +77,10 @@ macro_rules! named_enum {
             }
         }
 
-        impl TryFrom<std::borrow::Cow<'_, str>> for $type {
+        impl TryFrom<alloc::borrow::Cow<'_, str>> for $type {
             type Error = $crate::UnknownName;
 
-            fn try_from(text: std::borrow::Cow<'_, str>) -> Result<Self, Self::Error> {
+            fn try_from(text: alloc::borrow::Cow<'_, str>) -> Result<Self, Self::Error> {
                 text.parse()
             }
         }

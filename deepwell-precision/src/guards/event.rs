@@ -1,5 +1,7 @@
 //! What the guards saw and did.
 
+use alloc::string::String;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

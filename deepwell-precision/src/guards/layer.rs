@@ -9,6 +9,9 @@
 //!                        └──────────────────────────────┘
 //! ```
 
+use alloc::format;
+use alloc::string::String;
+
 use serde::{Deserialize, Serialize};
 
 use super::GuardConfig;

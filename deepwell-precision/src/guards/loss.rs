@@ -1,5 +1,8 @@
 //! Loss spikes, by a robust measure: median and median absolute deviation of a window.
 
+use alloc::format;
+use alloc::string::String;
+
 use serde::{Deserialize, Serialize};
 
 use super::GuardConfig;

@@ -13,6 +13,11 @@
 //!   other: they spread through everything computed afterwards. Nothing else is judged in such a
 //!   step.
 
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Fallback, QuantStats};
@@ -112,7 +117,7 @@ impl Guards {
         let events_before = self.events.len();
         let dropped_before = self.events_dropped;
         let mut fresh = Vec::new();
-        let verdict = std::mem::replace(&mut self.verdict, LossVerdict::Calm);
+        let verdict = core::mem::replace(&mut self.verdict, LossVerdict::Calm);
         let nonfinite_layer = self.nonfinite_layer.take();
 
         let outcome = self.run_event(step, &verdict, nonfinite_layer, &mut fresh).and_then(|()| {

@@ -1,5 +1,7 @@
 //! The last N values of a series, and robust statistics over them.
 
+use alloc::vec::Vec;
+
 use serde::{Deserialize, Serialize};
 
 /// Ring of the last `capacity` finite values. Serializes as it lies, so that a resumed run

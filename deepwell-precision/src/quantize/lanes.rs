@@ -154,7 +154,7 @@ pub(super) fn block_amax<S: Source>(block: &[S; LANES]) -> u32 {
     // gathering their elements from sixteen places. On data in cache, where training works, that
     // made rows slower: 13.4 instead of 18.3 GB/s from f32, 4.1 instead of 7.9 from bf16. From
     // memory the gathers read f32 sooner (8.9 to 10.7 against 5.6 to 7.6) and bf16 later.
-    let block = std::hint::black_box(block);
+    let block = core::hint::black_box(block);
     block.iter().fold(0, |amax, x| amax.max(x.to_f32().to_bits() & 0x7FFF_FFFF))
 }
 

@@ -234,11 +234,11 @@ fn stripes<S: Source>(
             let mut data = data.chunks_exact_mut(cols);
             let mut scales = scales.chunks_exact_mut(blocks);
             let row_out = RowOut {
-                data: std::array::from_fn(|_| match data.next() {
+                data: core::array::from_fn(|_| match data.next() {
                     Some(row) => &mut row[col..col_end],
                     None => Default::default(),
                 }),
-                scales: std::array::from_fn(|_| match scales.next() {
+                scales: core::array::from_fn(|_| match scales.next() {
                     Some(row) => &mut row[col / BLOCK..col_end.div_ceil(BLOCK)],
                     None => Default::default(),
                 }),
@@ -320,8 +320,8 @@ fn split_row_out(out: RowOut<'_>, cols: usize) -> (RowOut<'_>, RowOut<'_>) {
 
 /// Splits every slice at `at`; empty ones, which stand for rows that do not exist, stay empty.
 fn split_slices(slices: RowSlices<'_>, at: usize) -> (RowSlices<'_>, RowSlices<'_>) {
-    let mut left: RowSlices<'_> = std::array::from_fn(|_| Default::default());
-    let mut right: RowSlices<'_> = std::array::from_fn(|_| Default::default());
+    let mut left: RowSlices<'_> = core::array::from_fn(|_| Default::default());
+    let mut right: RowSlices<'_> = core::array::from_fn(|_| Default::default());
     for ((slice, left), right) in slices.into_iter().zip(&mut left).zip(&mut right) {
         (*left, *right) = slice.split_at_mut(at.min(slice.len()));
     }

@@ -1,13 +1,11 @@
 //! Blocks of one row: amax, scale and codes in one sweep over contiguous memory.
 
-use pulp::NullaryFnOnce;
-
 use super::lanes::{
     Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
     encode_block, survey_any,
 };
 use crate::e8m0::{self, finite_scale};
-use crate::simd::Level;
+use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BLOCK, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source};
 
@@ -87,7 +85,7 @@ impl<S: Source> RowsTask<'_, S> {
     }
 }
 
-impl<S: Source> NullaryFnOnce for RowsTask<'_, S> {
+impl<S: Source> Kernel for RowsTask<'_, S> {
     type Output = QuantStats;
 
     #[inline(always)]

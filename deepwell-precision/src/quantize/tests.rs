@@ -11,7 +11,7 @@ use crate::{ElementFormat, Granularity, ScaleRule};
 const LEVELS: &[Level] = &[
     Level::Native,
     Level::Baseline,
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(feature = "std", target_arch = "x86_64"))]
     Level::Avx2,
 ];
 

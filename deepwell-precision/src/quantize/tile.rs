@@ -12,14 +12,13 @@
 //! 4. codes of the column copy, then 8 x 8 bytes at a time transposed in registers into
 //!    `transposed`, which holds the whole stripe and is copied out at its end.
 
-use pulp::NullaryFnOnce;
-
 use super::lanes::{
     Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
     encode_lanes, survey_any,
 };
 use super::scales::{any_scales, finite_scales};
 use super::transpose::{Words, transpose_8_rows};
+use crate::simd::Kernel;
 use crate::{BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source};
 
 /// Columns of a tile.
@@ -79,7 +78,7 @@ struct ColumnScales {
     reciprocals: [f32; TILE_COLS],
 }
 
-impl<S: Source> NullaryFnOnce for TileTask<'_, S> {
+impl<S: Source> Kernel for TileTask<'_, S> {
     type Output = QuantStats;
 
     #[inline(always)]
@@ -412,7 +411,7 @@ fn store_square_rows(
 ) {
     let col = at.col - task_col;
     let width_blocks = at.width.div_ceil(BLOCK);
-    let scales: [u8; TILE_BLOCKS] = std::array::from_fn(|block| column_scales[block * BLOCK]);
+    let scales: [u8; TILE_BLOCKS] = core::array::from_fn(|block| column_scales[block * BLOCK]);
     for (i, codes) in codes.iter().take(at.height).enumerate() {
         let row = at.in_stripe + i;
         out.data[row][col..col + at.width].copy_from_slice(&codes.as_bytes()[..at.width]);
