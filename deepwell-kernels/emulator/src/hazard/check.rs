@@ -4,7 +4,7 @@ use super::cell::Record;
 use super::clock::{ALL_LANES, Agent, Clock, Kind};
 use super::knowledge::{Bundle, Own};
 use super::operations::{OperationInfo, PREVIOUS_GRID};
-use super::threads::Warp;
+use super::threads::{Warp, lane_by_lane};
 use super::{HazardKind, Rules, Unit, WarpId};
 
 /// Memories that the rules tell apart.
@@ -310,7 +310,10 @@ impl Context<'_> {
             false => &view.known.generic,
         };
         if knows(known) {
-            return None;
+            return match info.unit {
+                Unit::TensorLoad | Unit::TensorStore => self.missing_lanes(view, info, kind),
+                _ => None,
+            };
         }
         let owner = self.warps[info.warp.0 as usize].state(info.lanes.trailing_zeros());
         Some(if knows(view.tensor_pending) {
@@ -329,6 +332,26 @@ impl Context<'_> {
                 _ => HazardKind::MissingTensorCommitWait,
             }
         })
+    }
+}
+
+impl Context<'_> {
+    /// `tcgen05.wait` tells each thread of its own load or store. That all threads of the warp
+    /// came to it is something else than order after what they did.
+    fn missing_lanes(
+        &self,
+        view: &View<'_>,
+        info: &OperationInfo,
+        kind: Kind,
+    ) -> Option<HazardKind> {
+        let kind = lane_by_lane(kind);
+        let own = info.warp == view.warp && info.value <= view.own.done[kind as usize];
+        let lanes = if own { info.lanes & !view.lanes } else { info.lanes };
+        let agent = self.agent(info.warp, kind);
+        let known = lanes == 0
+            || view.known.generic.knows(agent, lanes, info.value)
+            || view.known.tensor.knows(agent, lanes, info.value);
+        (!known).then_some(HazardKind::TensorWaitOfOneLane)
     }
 }
 
@@ -407,6 +430,9 @@ pub(super) fn remedy(kind: HazardKind, earlier: Unit) -> String {
         }
         HazardKind::ScopeTooNarrow => "a scope that has both threads, on both accesses",
         HazardKind::MissingGridDependencyWait => "`griddepcontrol.wait` before the access",
+        HazardKind::TensorWaitOfOneLane => {
+            "`bar.warp.sync` after `tcgen05.wait`, before one lane arrives for the warp"
+        }
         HazardKind::TensorMemoryFreedInUse => {
             "completion of all operations on the columns and a barrier before `tcgen05.dealloc`"
         }

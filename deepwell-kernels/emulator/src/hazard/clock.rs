@@ -41,9 +41,13 @@ pub(super) enum Kind {
     /// Strong writes and atomic operations, which who reads from them knows of, by themselves and
     /// without a fence before them; numbers are ticks, as of [`Kind::Generic`].
     Strong,
+    /// Completion of `tcgen05.ld` lane by lane: `tcgen05.wait` is each thread's own.
+    TensorLoadLanes,
+    /// The same of `tcgen05.st`.
+    TensorStoreLanes,
 }
 
-pub(super) const KINDS: usize = 11;
+pub(super) const KINDS: usize = 13;
 
 pub(super) const ALL_KINDS: [Kind; KINDS] = [
     Kind::Generic,
@@ -57,6 +61,8 @@ pub(super) const ALL_KINDS: [Kind; KINDS] = [
     Kind::WarpGroup,
     Kind::BarrierInit,
     Kind::Strong,
+    Kind::TensorLoadLanes,
+    Kind::TensorStoreLanes,
 ];
 
 /// Bits of an agent's number within its cluster.

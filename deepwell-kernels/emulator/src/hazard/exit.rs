@@ -98,12 +98,14 @@ impl Tracker {
             for arrival in &barrier.foreign {
                 let thread = arrival.thread;
                 let agent = self.agent(thread.warp, arrival.kind);
-                let known = self.warps_of(cluster, *rank).iter().any(|warp| {
-                    let knows = |state: &super::knowledge::State| {
-                        state.known.generic.knows(agent, thread.lanes, arrival.value)
-                    };
-                    warp.groups.iter().any(|(_, state)| knows(state))
-                });
+                // That an operation is over does not tell that its arrival has come.
+                let known = arrival.kind == Kind::Generic
+                    && self.warps_of(cluster, *rank).iter().any(|warp| {
+                        let knows = |state: &super::knowledge::State| {
+                            state.known.generic.knows(agent, thread.lanes, arrival.value)
+                        };
+                        warp.groups.iter().any(|(_, state)| knows(state))
+                    });
                 if !known {
                     let actor = (thread.warp, thread.lanes, thread.step, Unit::Thread);
                     let place = Place::Shared { rank: *rank, offset: *offset };

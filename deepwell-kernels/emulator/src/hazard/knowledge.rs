@@ -109,7 +109,12 @@ pub(super) struct Own {
     pub(super) maps: u32,
     /// `mbarrier.init`s before the last `fence.mbarrier_init`.
     pub(super) inits_fenced: u32,
+    /// Own `tcgen05.ld`s and `.st`s that were over before `tcgen05.fence::before_thread_sync`.
+    pub(super) moves_fenced: [u32; 2],
 }
+
+/// The kinds of [`Own::moves_fenced`].
+pub(super) const MOVES: [Kind; 2] = [Kind::TensorLoadLanes, Kind::TensorStoreLanes];
 
 impl Own {
     /// What holds for two sets of lanes.
@@ -125,6 +130,7 @@ impl Own {
             global: least(&self.global, &other.global),
             maps: self.maps.min(other.maps),
             inits_fenced: self.inits_fenced.min(other.inits_fenced),
+            moves_fenced: [0, 1].map(|at| self.moves_fenced[at].min(other.moves_fenced[at])),
         }
     }
 }
@@ -206,7 +212,7 @@ impl State {
                 released.publish(party, Arc::make_mut(fenced));
             }
         }
-        self.release_tensor(bundle);
+        self.release_tensor(party, bundle);
     }
 
     /// An operation that orders execution only: what tcgen05 fences and `fence.mbarrier_init`
@@ -216,7 +222,7 @@ impl State {
         let (agent, fenced) = (party.agent(Kind::BarrierInit), self.own.inits_fenced);
         bundle.generic.raise(agent, party.lanes, fenced);
         bundle.async_shared.raise(agent, party.lanes, fenced);
-        self.release_tensor(bundle);
+        self.release_tensor(party, bundle);
     }
 
     /// What a relaxed access of `scope` hands on, with the level of scope that results.
@@ -250,7 +256,10 @@ impl State {
         !self.tensor_before.is_empty() || !self.tensor_pending.is_empty()
     }
 
-    pub(super) fn release_tensor(&self, bundle: &mut Bundle) {
+    pub(super) fn release_tensor(&self, party: Party, bundle: &mut Bundle) {
+        for (kind, value) in MOVES.into_iter().zip(self.own.moves_fenced) {
+            bundle.tensor.raise(party.agent(kind), party.lanes, value);
+        }
         bundle.tensor.join(&self.tensor_before);
         bundle.tensor.join(&self.tensor_pending);
     }

@@ -168,6 +168,8 @@ pub enum HazardKind {
     UnfinishedAtExit,
     /// An arrival in a phase whose predecessor nobody has seen complete.
     PhaseUnobserved,
+    /// One lane hands on what `tcgen05.wait` told the other lanes of its warp.
+    TensorWaitOfOneLane,
 }
 
 /// How bad it is.
@@ -203,6 +205,7 @@ impl HazardKind {
             HazardKind::TensorMemoryFreedInUse => "tensor-memory-freed-in-use",
             HazardKind::UnfinishedAtExit => "unfinished-at-exit",
             HazardKind::PhaseUnobserved => "phase-unobserved",
+            HazardKind::TensorWaitOfOneLane => "tensor-wait-of-one-lane",
         }
     }
 
@@ -211,7 +214,8 @@ impl HazardKind {
         match self {
             HazardKind::MissingMbarrierInitFence
             | HazardKind::UnfinishedAtExit
-            | HazardKind::PhaseUnobserved => Severity::Advice,
+            | HazardKind::PhaseUnobserved
+            | HazardKind::TensorWaitOfOneLane => Severity::Advice,
             _ => Severity::Error,
         }
     }

@@ -7,7 +7,7 @@ use super::cell::Record;
 use super::check::{Context, Memory, View};
 use super::operations::Operation;
 use super::shadow::CELL_LANES;
-use super::{Direction, HazardKind, Place, Thread, Tracker, Unit};
+use super::{Direction, HazardKind, Place, Severity, Thread, Tracker, Unit};
 
 /// Rectangles of tensor memory that are gathered for one operation at a time: those of D, both
 /// directions, scales, A.
@@ -111,7 +111,7 @@ impl Tracker {
             cell.visit(mask, &mut Checker { context, view, new, place, found: &mut found });
             *cell = Default::default();
         }
-        for of in &mut found {
+        for of in found.iter_mut().filter(|of| of.kind.severity() == Severity::Error) {
             of.kind = HazardKind::TensorMemoryFreedInUse;
         }
         self.report_found(found, (thread.warp, thread.step, Unit::Thread), Direction::Write);

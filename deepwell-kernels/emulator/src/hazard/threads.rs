@@ -1,10 +1,11 @@
 //! Warps, and what their threads do that orders others.
 
 use super::clock::{ALL_LANES, Agent, KINDS, Kind};
-use super::knowledge::{Bundle, Party, State};
+use super::knowledge::{Bundle, MOVES, Party, State};
 use super::operations::Streams;
 use super::{
-    HazardKind, Order, Place, Scope, StrongAccess, Thread, Tracker, Unit, WarpId, location_key,
+    HazardKind, Order, Place, Scope, Severity, StrongAccess, Thread, Tracker, Unit, WarpId,
+    location_key,
 };
 use crate::place::TENSOR_LANES;
 
@@ -115,6 +116,11 @@ impl Warp {
         self.groups.retain(|(mask, _)| mask & !lanes != 0);
         self.groups.push((lanes, met));
     }
+}
+
+/// Completion of `tcgen05.ld` or `.st` for each lane.
+pub(super) fn lane_by_lane(kind: Kind) -> Kind {
+    if kind == Kind::TensorLoad { Kind::TensorLoadLanes } else { Kind::TensorStoreLanes }
 }
 
 impl Tracker {
@@ -295,7 +301,7 @@ impl Tracker {
             });
             if state.has_tensor_to_release() {
                 let location = locations.entry(key).or_default();
-                state.release_tensor(location.bundle(scope_level, block.0, block.1));
+                state.release_tensor(party, location.bundle(scope_level, block.0, block.1));
             }
         }
         warp.tick += 1;
@@ -308,6 +314,7 @@ impl Tracker {
         warp.update(thread.lanes, |lanes, state| {
             state.tensor_before.join(&state.known.tensor);
             state.tensor_before.raise(issue, lanes, state.own.done[Kind::TensorIssue as usize]);
+            state.own.moves_fenced = MOVES.map(|kind| state.own.done[kind as usize]);
         });
     }
 
@@ -331,9 +338,11 @@ impl Tracker {
     fn tensor_wait(&mut self, thread: Thread, kind: Kind) {
         let warp = self.warp_mut(thread.warp);
         let (agent, issued) = (warp.agent(kind), warp.streams.issued(kind));
+        let lanes_kind = lane_by_lane(kind);
         warp.update(thread.lanes, |_, state| {
             state.known.tensor.raise(agent, ALL_LANES, issued);
             state.known.generic.raise(agent, ALL_LANES, issued);
+            state.own.done[lanes_kind as usize] = issued;
         });
     }
 
@@ -378,6 +387,9 @@ impl Tracker {
         place: impl Into<Option<Place>>,
         missing: impl FnOnce() -> String,
     ) {
+        if kind.severity() == Severity::Advice && !self.rules.advice {
+            return;
+        }
         let access = |(warp, lanes, step, unit), write| super::Access {
             site: self.site(step),
             actor: self.actor(warp, lanes, unit),
