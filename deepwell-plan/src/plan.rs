@@ -49,7 +49,7 @@ pub struct Placement {
     pub rank: u32,
     /// Index into [`Plan::stages`].
     pub stage: usize,
-    /// `cpu`, or `cuda:N`.
+    /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
     pub device: String,
 }
 

@@ -77,7 +77,8 @@ pub struct TrainArgs {
     /// Seed of weights and data order
     #[arg(long)]
     pub seed: Option<u64>,
-    /// `cpu` or `cuda[:N]`
+    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120: the CUDA path on an
+    /// emulator, for small models
     #[arg(long)]
     pub device: Option<Device>,
     /// Steps between two checkpoints [default: a fifth of the run]
@@ -198,7 +199,8 @@ pub struct ParityArgs {
     /// Seed of weights and data order
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// `cpu` or `cuda[:N]`
+    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120: the CUDA path on an
+    /// emulator, for small models
     #[arg(long, default_value_t = Device::Cpu)]
     pub device: Device,
     /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, or auto: mxfp8-128

@@ -1,4 +1,4 @@
-//! Where a model runs: `cpu` or `cuda[:N]`.
+//! Where a model runs: `cpu`, `cuda[:N]` or `emulated:ARCH`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,6 +17,7 @@ use crate::TrainError;
 /// use deepwell_trainer::Device;
 /// assert_eq!("cuda".parse(), Ok(Device::Cuda(0)));
 /// assert_eq!("cuda:3".parse(), Ok(Device::Cuda(3)));
+/// assert!("emulated:sm90".parse::<Device>().is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -26,13 +27,21 @@ pub enum Device {
     Cpu,
     /// A GPU by the index that the CUDA driver gives it.
     Cuda(usize),
+    /// A GPU of an architecture, emulated on this machine's processor: for models of a few
+    /// thousand parameters. A missing synchronization in a kernel is an error of the step. The
+    /// `DEEPWELL_EMULATOR_` variables of [`deepwell_kernels::cuda`] say how kernels are run.
+    Emulated(Architecture),
 }
+
+/// Multiprocessors of an emulated GPU: few, for each holds blocks that take turns.
+const EMULATED_MULTIPROCESSORS: u32 = 4;
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(index) => write!(f, "cuda:{index}"),
+            Device::Emulated(architecture) => write!(f, "emulated:{}", architecture.short_name()),
         }
     }
 }
@@ -44,9 +53,16 @@ impl FromStr for Device {
         match text {
             "cpu" => Some(Device::Cpu),
             "cuda" => Some(Device::Cuda(0)),
-            _ => text.strip_prefix("cuda:").and_then(|i| i.parse().ok()).map(Device::Cuda),
+            _ => match text.split_once(':') {
+                Some(("cuda", index)) => index.parse().ok().map(Device::Cuda),
+                Some(("emulated", name)) => Architecture::of_short_name(name).map(Device::Emulated),
+                _ => None,
+            },
         }
-        .ok_or_else(|| format!("expected `cpu`, `cuda` or `cuda:N`, got `{text}`"))
+        .ok_or_else(|| {
+            let known = Architecture::ALL.map(|known| Device::Emulated(known).to_string());
+            format!("expected `cpu`, `cuda`, `cuda:N` or one of {}, got `{text}`", known.join(", "))
+        })
     }
 }
 
@@ -82,7 +98,7 @@ impl Device {
     pub fn catalog(self) -> Catalog {
         match self {
             Device::Cpu => Box::new(CpuCatalog),
-            Device::Cuda(_) => Box::new(CudaCatalog),
+            Device::Cuda(_) | Device::Emulated(_) => Box::new(CudaCatalog),
         }
     }
 
@@ -91,8 +107,12 @@ impl Device {
     /// # Errors
     /// [`TrainError::Setting`] when `hardware` has no such GPU, or no kernel runs on it.
     pub fn target(self, hardware: &Hardware) -> Result<Target, TrainError> {
-        let Device::Cuda(index) = self else {
-            return Ok(cpu_target(rayon::current_num_threads()));
+        let index = match self {
+            Device::Cpu => return Ok(cpu_target(rayon::current_num_threads())),
+            Device::Cuda(index) => index,
+            Device::Emulated(architecture) => {
+                return Ok(cuda_target(architecture, EMULATED_MULTIPROCESSORS as usize, &[]));
+            }
         };
         let Some(gpu) = hardware.gpus.get(index) else { return Err(self.absent(hardware)) };
         let architecture = architecture_of(gpu).ok_or_else(|| TrainError::Setting {
@@ -128,12 +148,14 @@ impl Device {
     /// Opens the device.
     ///
     /// # Errors
-    /// No such GPU, no driver, a driver that is too old, or a build without CUDA.
+    /// No such GPU, no driver, a driver that is too old, or a build without CUDA or without the
+    /// emulator.
     pub fn open(self, hardware: &Hardware) -> Result<OpenDevice, TrainError> {
         let target = self.target(hardware)?;
         let backend: Box<dyn Backend> = match self {
             Device::Cpu => Box::new(CpuBackend::new()),
             Device::Cuda(index) => open_cuda(index)?,
+            Device::Emulated(architecture) => open_emulated(architecture)?,
         };
         Ok(OpenDevice { backend, catalog: self.catalog(), target })
     }
@@ -164,8 +186,32 @@ fn open_cuda(index: usize) -> Result<Box<dyn Backend>, TrainError> {
     })
 }
 
+#[cfg(feature = "emulated")]
+fn open_emulated(architecture: Architecture) -> Result<Box<dyn Backend>, TrainError> {
+    use deepwell_kernels::KernelError;
+    use deepwell_kernels::cuda::emulator::launch::Settings;
+    use deepwell_kernels::cuda::{CudaBackend, EmulatedDriver, KernelImages};
+
+    let settings = Settings { sm_count: EMULATED_MULTIPROCESSORS, ..Settings::default() };
+    let driver =
+        EmulatedDriver::from_environment(architecture, settings).map_err(KernelError::from)?;
+    let images = KernelImages::discover().into_ptx();
+    Ok(Box::new(CudaBackend::new(Box::new(driver), None, images)?))
+}
+
+#[cfg(not(feature = "emulated"))]
+fn open_emulated(architecture: Architecture) -> Result<Box<dyn Backend>, TrainError> {
+    Err(TrainError::Setting {
+        setting: "device",
+        expected: "`cpu` or `cuda`: this build has no emulator".to_string(),
+        got: format!("`{}`", Device::Emulated(architecture)),
+        hint: Some("build with the feature `emulated`, which is on by default".to_string()),
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use deepwell_kernels::cuda::Architecture;
     use deepwell_probe::Hardware;
 
     use super::Device;
@@ -178,9 +224,16 @@ mod tests {
         check("cpu", Some(Device::Cpu));
         check("cuda", Some(Device::Cuda(0)));
         check("cuda:7", Some(Device::Cuda(7)));
-        for refused in ["", "gpu", "cpu:0", "cuda:", "cuda:-1", "cuda:x", "CUDA"] {
+        for architecture in Architecture::ALL {
+            let device = Device::Emulated(architecture);
+            check(&device.to_string(), Some(device));
+        }
+        check("emulated:sm100", Some(Device::Emulated(Architecture::Sm100a)));
+        for refused in ["", "gpu", "cpu:0", "cuda:", "cuda:-1", "cuda:x", "CUDA", "emulated:"] {
             check(refused, None);
         }
+        check("emulated", None);
+        check("emulated:sm_100a", None);
     }
 
     #[test]
@@ -188,6 +241,9 @@ mod tests {
         let h200 = Hardware::preset("h200-x2").unwrap();
         let target = Device::Cuda(1).target(&h200).unwrap();
         assert_eq!((target.arch.as_str(), target.workers), ("hopper-sm90", 132));
+        let emulated = Device::Emulated(Architecture::Sm100a).target(&h200).unwrap();
+        assert_eq!((emulated.arch.as_str(), emulated.workers), ("blackwell-sm100", 4));
+        assert!(emulated.libraries.is_empty());
         let check = |device: Device, hardware: &Hardware, expected: &str| {
             let error = device.target(hardware).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

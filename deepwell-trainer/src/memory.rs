@@ -19,7 +19,8 @@ pub fn anonymous_bytes() -> Option<u64> {
 /// Bytes that a device holds now: of this process, or of a whole GPU.
 fn held_bytes(device: Device) -> Option<u64> {
     match device {
-        Device::Cpu => anonymous_bytes(),
+        // The memory of an emulated GPU is this process's.
+        Device::Cpu | Device::Emulated(_) => anonymous_bytes(),
         Device::Cuda(index) => deepwell_probe::gpu_memory_used_bytes(index),
     }
 }

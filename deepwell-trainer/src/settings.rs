@@ -31,7 +31,7 @@ pub struct Settings {
     pub cache_dir: PathBuf,
     /// Where checkpoints and metrics go.
     pub out: PathBuf,
-    /// `cpu`, or `cuda:N`.
+    /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
     pub device: Device,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,

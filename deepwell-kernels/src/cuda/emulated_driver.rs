@@ -1,20 +1,30 @@
 //! A driver that runs PTX on the processor.
 
 mod chip;
+mod environment;
 mod launch;
+mod record;
 #[cfg(test)]
 mod tests;
+
+use std::path::Path;
 
 use deepwell_emulator::bulk;
 use deepwell_emulator::error::EmulatorError;
 use deepwell_emulator::launch::{Emulator, ModuleId, Settings};
 
+pub use self::environment::{
+    BLOCKS_VARIABLE, COMPLETION_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
+};
+pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, Verdict};
+
 use self::chip::Chip;
+use self::record::Records;
 use super::driver::{
     DeviceProperties, DevicePtr, DriverError, DriverResult, Function, Launch, Module, TensorMap,
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-use super::host_driver::{HostDriver, Machine, no_such};
+use super::host_driver::{HostDriver, Machine, lock, no_such};
 use super::spec::Architecture;
 
 /// Device memory that an emulated device says it has: enough for kernel tests and small models,
@@ -64,8 +74,36 @@ impl EmulatedDriver {
             modules: Vec::new(),
             kernels: Vec::new(),
             allocations: 0,
+            records: Records::default(),
         };
         HostDriver::with_machine(properties, machine)
+    }
+
+    /// A device with `defaults` as the environment changes them ([`emulator_settings`]), whose
+    /// launches are logged where [`LOG_VARIABLE`] names a file.
+    ///
+    /// # Errors
+    /// A variable with a value that it does not take.
+    pub fn from_environment(
+        architecture: Architecture,
+        defaults: Settings,
+    ) -> DriverResult<EmulatedDriver> {
+        let variable = |name: &str| std::env::var(name).ok();
+        let driver = EmulatedDriver::new(architecture, emulator_settings(defaults, variable)?);
+        if let Some(path) = std::env::var_os(LOG_VARIABLE).filter(|path| !path.is_empty()) {
+            driver.log_to(Path::new(&path));
+        }
+        Ok(driver)
+    }
+
+    /// A handle to what is launched from now on.
+    pub fn launches(&self) -> EmulatedLaunches {
+        lock(self.shared()).machine.records.keep()
+    }
+
+    /// Adds a line of JSON, an [`EmulatedLaunch`], to a file for every launch from now on.
+    pub fn log_to(&self, path: &Path) {
+        lock(self.shared()).machine.records.log_to(path);
     }
 }
 
@@ -84,6 +122,7 @@ pub struct EmulatedMachine {
     kernels: Vec<Kernel>,
     /// Names allocations in reports.
     allocations: usize,
+    records: Records,
 }
 
 impl EmulatedMachine {

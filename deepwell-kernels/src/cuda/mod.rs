@@ -33,7 +33,10 @@ pub use driver::{
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
 #[cfg(feature = "emulated")]
-pub use emulated_driver::{EmulatedDriver, EmulatedMachine};
+pub use emulated_driver::{
+    BLOCKS_VARIABLE, COMPLETION_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
+    EmulatedMachine, LOG_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, Verdict, emulator_settings,
+};
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};

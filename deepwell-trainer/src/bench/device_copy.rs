@@ -46,7 +46,9 @@ pub(super) fn with_bandwidth(hardware: &Hardware, device: Device, gbps: f64) -> 
     match device {
         Device::Cpu => hardware.cpu.memory_gbps = Some(gbps),
         // Rooflines are made with the first one.
-        Device::Cuda(_) => hardware.gpus.iter_mut().for_each(|gpu| gpu.hbw_gbps = gbps),
+        Device::Cuda(_) | Device::Emulated(_) => {
+            hardware.gpus.iter_mut().for_each(|gpu| gpu.hbw_gbps = gbps)
+        }
     }
     hardware
 }

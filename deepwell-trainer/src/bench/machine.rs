@@ -37,6 +37,7 @@ impl Machine {
         let mut fact = |name: &str, value: String| facts.push((name.to_string(), value));
         let name = match device {
             Device::Cpu => cpu.model.clone(),
+            Device::Emulated(_) => device.to_string(),
             Device::Cuda(index) => match hardware.gpus.get(index) {
                 Some(gpu) => {
                     let known = |value: Option<u32>| {

@@ -108,7 +108,7 @@ impl Engine {
         let (training, evaluation) = (self.program(), self.evaluation_program());
         let arena = match self.device {
             Device::Cpu => training.arena.bytes.max(evaluation.arena.bytes),
-            Device::Cuda(_) => self.executor.arena_bytes(),
+            Device::Cuda(_) | Device::Emulated(_) => self.executor.arena_bytes(),
         };
         (arena + training.fixed_overhead_bytes) as u64
     }

@@ -189,7 +189,9 @@ fn requests_that_cannot_be_planned() {
         check(&["--memory-limit", "2 gulps"], &["2 gulps", "`2GiB`"]);
         check(&["--hardware", &hardware], &["machine.json", "line 1", "deepwell probe --json"]);
         check(&["--hardware", "none.json"], &["got `none.json`", "preset", "hint: "]);
-        check(&["--device", "tpu"], &["`cpu`, `cuda` or `cuda:N`", "tpu"]);
+        let devices = "`cpu`, `cuda`, `cuda:N` or one of emulated:sm90, emulated:sm100";
+        check(&["--device", "tpu"], &[devices, "tpu"]);
+        check(&["--device", "emulated"], &[devices, "got `emulated`"]);
         for device in ["cuda", "cuda:1"] {
             check(&["--device", device], &["expected a GPU for", "`--device cpu` needs none"]);
         }

@@ -1,8 +1,11 @@
 //! One launch on the emulator: arguments by the kernel's parameters, and its report as an error.
 
+use std::time::Instant;
+
 use deepwell_emulator::decode::ParameterLayout;
 use deepwell_emulator::launch::{LaunchSpec, Report};
 
+use super::record::EmulatedLaunch;
 use super::{EmulatedMachine, Kernel};
 use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch};
 
@@ -36,21 +39,31 @@ impl EmulatedMachine {
             arguments,
             programmatic: launch.programmatic,
         };
-        let report = self
-            .emulator
-            .launch(kernel.module, &spec)
-            .map_err(|error| refuse(error.to_string()))?;
-        findings(&report).map_or(Ok(()), |text| {
-            let files = &self.emulator.module(kernel.module).files;
-            let names: Vec<String> =
-                files.iter().enumerate().map(|(index, name)| format!("{index} {name}")).collect();
-            Err(refuse(format!("{text}\nfiles: {}", names.join(", "))))
-        })
+        let begun = Instant::now();
+        let result = self.emulator.launch(kernel.module, &spec);
+        let time_s = begun.elapsed().as_secs_f64();
+        let settings = &self.emulator.settings;
+        self.records.add(|| {
+            let told = EmulatedLaunch::new(launch, &kernel.name, self.architecture, settings);
+            EmulatedLaunch { time_s, ..told.ended(&result) }
+        })?;
+        let report = result.map_err(|error| refuse(error.to_string()))?;
+        let all = findings(&report);
+        if all.is_empty() {
+            return Ok(());
+        }
+        let shown = all.iter().take(FINDINGS_SHOWN).map(|text| format!("\n{text}"));
+        let shown: String = shown.collect();
+        let files = &self.emulator.module(kernel.module).files;
+        let names: Vec<String> =
+            files.iter().enumerate().map(|(index, name)| format!("{index} {name}")).collect();
+        let count = all.len();
+        Err(refuse(format!("{count} findings{shown}\nfiles: {}", names.join(", "))))
     }
 }
 
-/// What is wrong with a launch that ran to its end; `None` when nothing is.
-fn findings(report: &Report) -> Option<String> {
+/// What is wrong with a launch that ran to its end.
+pub(super) fn findings(report: &Report) -> Vec<String> {
     let hazards = report.errors().map(|hazard| hazard.to_string());
     let unwritten = report.unwritten.iter().map(|read| {
         let source = read.source.map(|(file, line)| format!(" (line {line} of file {file})"));
@@ -61,12 +74,7 @@ fn findings(report: &Report) -> Option<String> {
             read.what
         )
     });
-    let all: Vec<String> = hazards.chain(unwritten).collect();
-    let shown = all.iter().take(FINDINGS_SHOWN).map(|text| format!("\n{text}"));
-    match all.len() {
-        0 => None,
-        count => Some(format!("{count} findings{}", shown.collect::<String>())),
-    }
+    hazards.chain(unwritten).collect()
 }
 
 /// The bytes of a launch's parameters.

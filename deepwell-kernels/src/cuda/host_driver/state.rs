@@ -55,7 +55,7 @@ pub(super) struct EventState {
 }
 
 pub(in crate::cuda) struct State<M> {
-    pub(super) machine: M,
+    pub(in crate::cuda) machine: M,
     pub(super) counts: FakeCounts,
     pub(super) graphs: Vec<Option<Vec<Work>>>,
     pub(super) events: Vec<EventState>,

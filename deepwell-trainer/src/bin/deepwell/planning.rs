@@ -49,7 +49,7 @@ pub(crate) struct PlanningArgs {
     /// Plan for another machine: the JSON of `deepwell probe --json`, or a preset such as h200-x2
     #[arg(long, value_name = "FILE")]
     hardware: Option<String>,
-    /// Where it will run: cpu, cuda or cuda:N
+    /// Where it will run: cpu, cuda, cuda:N, or emulated: and one of sm90, sm100, sm103, sm120
     #[arg(long, default_value_t = Device::Cpu)]
     device: Device,
 }

@@ -1,0 +1,136 @@
+//! How launches are run, from the environment: what tests and commands leave to whoever starts
+//! them.
+
+use deepwell_emulator::launch::{Completion, Settings};
+use deepwell_emulator::numerics::ResultMode;
+
+use crate::cuda::driver::{DriverError, DriverResult};
+
+/// When asynchronous operations complete: `eager`, `lazy`, `lazy:SEED` or `demand`.
+pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";
+/// What tensor cores compute: `hardware`, `exact`, `fuzz` or `fuzz:SEED`.
+pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
+/// Whether hazards are looked for: `on` or `off`.
+pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
+/// Blocks that a multiprocessor runs at a time, at most: 1 to 32.
+pub const BLOCKS_VARIABLE: &str = "DEEPWELL_EMULATOR_BLOCKS_PER_SM";
+
+/// `defaults`, changed by the variables that are set and not empty.
+///
+/// # Errors
+/// A value that a variable does not take; the message says which it takes.
+///
+/// ```
+/// use deepwell_kernels::cuda::emulator::launch::Settings;
+/// use deepwell_kernels::cuda::emulator_settings;
+///
+/// let settings = emulator_settings(Settings::default(), |_| None).unwrap();
+/// assert_eq!(settings, Settings::default());
+/// let off = |name: &str| name.ends_with("_TRACKER").then(|| "off".to_string());
+/// assert!(!emulator_settings(Settings::default(), off).unwrap().tracker);
+/// ```
+pub fn emulator_settings(
+    defaults: Settings,
+    variable: impl Fn(&str) -> Option<String>,
+) -> DriverResult<Settings> {
+    let mut settings = defaults;
+    let value = |name: &str| variable(name).filter(|text| !text.is_empty());
+    if let Some(text) = value(COMPLETION_VARIABLE) {
+        settings.completion = match seeded(&text) {
+            Some(("eager", None)) => Completion::Eager,
+            Some(("demand", None)) => Completion::Demand,
+            Some(("lazy", seed)) => Completion::Lazy { seed: seed.unwrap_or(0) },
+            _ => {
+                let expected = "`eager`, `lazy`, `lazy:SEED` or `demand`";
+                return Err(refused(COMPLETION_VARIABLE, expected, &text));
+            }
+        };
+    }
+    if let Some(text) = value(RESULTS_VARIABLE) {
+        settings.results = match seeded(&text) {
+            Some(("hardware", None)) => ResultMode::Hardware,
+            Some(("exact", None)) => ResultMode::Exact,
+            Some(("fuzz", seed)) => ResultMode::Fuzz(seed.unwrap_or(0)),
+            _ => {
+                let expected = "`hardware`, `exact`, `fuzz` or `fuzz:SEED`";
+                return Err(refused(RESULTS_VARIABLE, expected, &text));
+            }
+        };
+    }
+    if let Some(text) = value(TRACKER_VARIABLE) {
+        settings.tracker = match text.as_str() {
+            "on" => true,
+            "off" => false,
+            _ => return Err(refused(TRACKER_VARIABLE, "`on` or `off`", &text)),
+        };
+    }
+    if let Some(text) = value(BLOCKS_VARIABLE) {
+        let blocks = text.parse().ok().filter(|blocks| (1..=32).contains(blocks));
+        settings.blocks_per_sm =
+            blocks.ok_or_else(|| refused(BLOCKS_VARIABLE, "a number from 1 to 32", &text))?;
+    }
+    Ok(settings)
+}
+
+/// A word, and the number behind its colon where there is one.
+fn seeded(text: &str) -> Option<(&str, Option<u64>)> {
+    match text.split_once(':') {
+        Some((word, seed)) => seed.parse().ok().map(|seed| (word, Some(seed))),
+        None => Some((text, None)),
+    }
+}
+
+fn refused(variable: &str, expected: &str, got: &str) -> DriverError {
+    DriverError::new(variable, format!("expected {expected}, got `{got}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(name: &str, value: &str) -> DriverResult<Settings> {
+        emulator_settings(Settings::default(), |asked| (asked == name).then(|| value.to_string()))
+    }
+
+    #[test]
+    fn variables_that_are_understood() {
+        let check = |name: &str, value: &str, expected: Settings| {
+            assert_eq!(of(name, value).unwrap(), expected, "{name}={value}");
+        };
+        let default = Settings::default;
+        let completed = |completion| Settings { completion, ..default() };
+        check(COMPLETION_VARIABLE, "", default());
+        check(COMPLETION_VARIABLE, "eager", completed(Completion::Eager));
+        check(COMPLETION_VARIABLE, "demand", completed(Completion::Demand));
+        check(COMPLETION_VARIABLE, "lazy", completed(Completion::Lazy { seed: 0 }));
+        check(COMPLETION_VARIABLE, "lazy:77", completed(Completion::Lazy { seed: 77 }));
+        let resulting = |results| Settings { results, ..default() };
+        check(RESULTS_VARIABLE, "hardware", resulting(ResultMode::Hardware));
+        check(RESULTS_VARIABLE, "exact", resulting(ResultMode::Exact));
+        check(RESULTS_VARIABLE, "fuzz", resulting(ResultMode::Fuzz(0)));
+        check(RESULTS_VARIABLE, "fuzz:3", resulting(ResultMode::Fuzz(3)));
+        check(TRACKER_VARIABLE, "on", default());
+        check(TRACKER_VARIABLE, "off", Settings { tracker: false, ..default() });
+        check(BLOCKS_VARIABLE, "8", Settings { blocks_per_sm: 8, ..default() });
+    }
+
+    #[test]
+    fn variables_that_are_refused() {
+        let check = |name: &str, value: &str, expected: &str| {
+            let error = of(name, value).unwrap_err().to_string();
+            let got = format!("got `{value}`");
+            assert!(error.contains(name) && error.contains(&got), "{error}");
+            assert!(error.contains(expected), "{error}");
+        };
+        for value in ["slow", "eager:1", "lazy:", "lazy:x", "demand:2", "Lazy"] {
+            check(COMPLETION_VARIABLE, value, "`lazy:SEED`");
+        }
+        for value in ["hw", "exact:1", "fuzz:-1"] {
+            check(RESULTS_VARIABLE, value, "`fuzz:SEED`");
+        }
+        check(TRACKER_VARIABLE, "yes", "`on` or `off`");
+        for value in ["0", "33", "many"] {
+            check(BLOCKS_VARIABLE, value, "1 to 32");
+        }
+    }
+}
