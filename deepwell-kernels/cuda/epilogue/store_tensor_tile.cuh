@@ -5,8 +5,10 @@
 // rows at a time.
 #pragma once
 
+#include "common/tile_place.cuh"
 #include "common/types.cuh"
 #include "epilogue/store_tile.cuh"
+#include "mma/sm100_tile.cuh"
 #include "ptx/tcgen05.cuh"
 
 // Adds the bias of 32 columns from `column` on.
@@ -131,5 +133,30 @@ __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& res
         }
         __syncwarp();
         write_pieces(result, row, column + at, staged);
+    }
+}
+
+// The epilogue warps: writes tile after tile.
+template <typename S, typename Tiles, typename Element>
+__device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& shared,
+                                                   uint32 tensor_base, Tiles tiles,
+                                                   const TileResult<Element>& result) {
+    const uint32 quarter = threadIdx.x / 32 - sm100::kFirstEpilogueWarp;
+    const uint32 own_row = sm100::rank_in_pair<S>() * sm100::kBlockM + quarter * 32;
+    const uint32 lanes = quarter * 32 << 16;
+    uint8* staged = shared.staged + quarter * (32 * 128);
+    sm100::Ring<S::kAccumulators> ring;
+    for (TilePlace place; tiles.next(place);) {
+        sm100::wait<S>(shared.done + ring.index, ring.phase);
+        tcgen05_fence_after_barrier();
+        store_tensor_tile<S::kTileN>(result, place.row + own_row, place.column,
+                                     tensor_base + lanes + ring.index * S::kTileN, staged, [&] {
+                                         tcgen05_fence_before_barrier();
+                                         __syncwarp();
+                                         if (threadIdx.x % 32 == 0) {
+                                             sm100::arrive_at_first<S>(shared.drained + ring.index);
+                                         }
+                                     });
+        ring.advance();
     }
 }

@@ -56,6 +56,23 @@ __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, u
         : "memory")
 }
 
+// target (+)= a b^T of 16 elements of 16 bits in depth.
+template <int kBlocks>
+__device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, uint64 b,
+                                                     uint32 instruction, bool accumulate) {
+    const uint32 add = accumulate;
+    TCGEN05_BY_BLOCKS(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %4, 0;\n"
+        "tcgen05.mma",
+        ".kind::f16 [%0], %1, %2, %3, p;\n"
+        "}",
+        :
+        : "r"(target), "l"(a), "l"(b), "r"(instruction), "r"(add)
+        : "memory")
+}
+
 // `barrier`, of both blocks of a pair, gets an arrival when all that this thread asked the tensor
 // cores for is done.
 template <int kBlocks>

@@ -10,17 +10,22 @@ struct alignas(64) TensorMap {
     uint64 words[16];
 };
 
-// The box whose first element is (row, column), to `target`, 128-byte aligned. `barrier` counts the
-// bytes of a whole box.
+// The box whose first element is (row, column), to `target`, 128-byte aligned. `barrier`, an address
+// in shared memory, counts the bytes of a whole box.
 __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& map, uint32 column,
-                                               uint32 row, uint64* barrier) {
+                                               uint32 row, uint32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3}], [%4];"
         :
         : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(&map), "r"(column),
-          "r"(row), "r"(mbarrier_address(barrier))
+          "r"(row), "r"(barrier)
         : "memory");
+}
+
+__device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& map, uint32 column,
+                                               uint32 row, uint64* barrier) {
+    tensor_copy_2d(target, map, column, row, mbarrier_address(barrier));
 }
 
 // The same for a block of a pair: `barrier` is an address in the cluster and may be the peer's.

@@ -1,16 +1,12 @@
 // Which tile of a result a block computes.
 #pragma once
 
+#include "common/tile_place.cuh"
 #include "common/types.cuh"
-
-struct TilePlace {
-    uint32 row;     // in tiles
-    uint32 column;  // in tiles
-};
 
 // Tile number `index` in an order that walks down `kGroup` rows of tiles before it goes on to the
 // next column: the blocks that run together then read few different rows and columns of the
-// operands, which stay in the L2 cache.
+// operands, which stay in the L2 cache. The place is in tiles.
 template <uint32 kGroup = 8>
 __device__ __forceinline__ TilePlace grouped_tile(uint32 index, uint32 rows, uint32 columns) {
     const uint32 group = index / (kGroup * columns);

@@ -4,7 +4,7 @@ use deepwell_ir::{
     KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Rejected, Selection, Target,
 };
 
-use super::kernels::{cuda_kernels, fused};
+use super::kernels::{cuda_kernels, fused, tile_selection};
 use super::spec::{Architecture, CudaKernelSpec};
 
 /// The library of matrix products as [`Target::libraries`] names it.
@@ -42,9 +42,15 @@ impl KernelCatalog for CudaCatalog {
                     rejected.push(Rejected { kernel: spec.name.to_string(), reason });
                 }
                 None => {
+                    let selection = tile_selection(spec.name).map(|select| select(request, target));
+                    let tile = selection.as_ref().map(|selection| selection.tile);
+                    for (tile, reason) in selection.into_iter().flat_map(|found| found.rejected) {
+                        let kernel = format!("{} with {}x{}", spec.name, tile.m, tile.n);
+                        rejected.push(Rejected { kernel, reason });
+                    }
                     let choice = KernelChoice {
                         kernel: spec.name.to_string(),
-                        tile: None,
+                        tile,
                         workspace_bytes: (spec.workspace_bytes)(request, target),
                     };
                     return Ok(Selection { choice, rejected });

@@ -40,7 +40,9 @@ pub use emulated_driver::{
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
-pub use kernels::cuda_kernels;
+pub use kernels::{cuda_kernels, tile_selection};
 pub use pinned::PinnedBuffer;
 pub use prepare::{CallView, Constants, Device, RESERVED_BYTES, Step, Tensor};
-pub use spec::{Architecture, CudaKernelSpec, Prepare, no_workspace, takes_all};
+pub use spec::{
+    Architecture, CudaKernelSpec, Prepare, SelectTile, TileSelection, no_workspace, takes_all,
+};

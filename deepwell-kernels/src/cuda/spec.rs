@@ -4,7 +4,7 @@
 //! function that turns a call into launches. Selection reads only the specs, so it works for a
 //! GPU that is not here.
 
-use deepwell_ir::{KernelRequest, Target};
+use deepwell_ir::{KernelRequest, Target, Tile};
 
 use super::prepare::{CallView, Device, Step};
 use crate::KernelError;
@@ -30,6 +30,18 @@ pub struct CudaKernelSpec {
 
 /// Turns a call into launches.
 pub type Prepare = for<'a, 'b> fn(&CallView<'a>, &mut Device<'b>) -> Result<Vec<Step>, KernelError>;
+
+/// One of the tiles that a kernel has, and why not the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TileSelection {
+    /// The tile.
+    pub tile: Tile,
+    /// All others and the reasons.
+    pub rejected: Vec<(Tile, String)>,
+}
+
+/// Selects the tile for a request that a kernel takes.
+pub type SelectTile = fn(&KernelRequest<'_>, &Target) -> TileSelection;
 
 /// A GPU architecture that kernels are compiled for, with its architecture-specific features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -29,20 +29,31 @@ const SIZES: &[(usize, usize, usize)] = &[
 
 /// All three products of a layer of `(tokens, outputs, inputs)` by one kernel.
 pub(crate) fn check(gpu: &mut Gpu, kernel: &str, sizes: (usize, usize, usize), kind: Kind) {
+    let options = RunOptions { kernel: Some(kernel), ..RunOptions::default() };
+    check_with(gpu, options, sizes, kind);
+}
+
+/// [`check`] with everything chosen.
+pub(crate) fn check_with(
+    gpu: &mut Gpu,
+    options: RunOptions<'_>,
+    sizes: (usize, usize, usize),
+    kind: Kind,
+) {
     let (tokens, outputs, inputs) = sizes;
+    let kernel = options.kernel.unwrap_or("default kernel");
     let x = HostTensor::bf16(&[tokens, inputs], &kind.values(tokens * inputs, 1));
     let w = HostTensor::bf16(&[outputs, inputs], &kind.values(outputs * inputs, 2));
     let dy = HostTensor::bf16(&[tokens, outputs], &kind.values(tokens * outputs, 3));
     let bias = HostTensor::bf16(&[outputs], &uniform(outputs, 4, 8.0));
     let before = HostTensor::f32(&[outputs, inputs], &uniform(outputs * inputs, 5, 8.0));
-    let options = RunOptions { kernel: Some(kernel), ..RunOptions::default() };
     let numbers = |tensor: &HostTensor| tensor.to_f64();
     let mut run = |op: Op, given: &[&HostTensor], output: &HostTensor, accumulate: bool| {
         let given: Vec<HostTensor> = given.iter().map(|&tensor| tensor.clone()).collect();
         let options = RunOptions { accumulate, ..options };
         gpu.run_with(op, &given, std::slice::from_ref(output), options).remove(0).to_f64()
     };
-    let name = |what: &str| format!("{kernel} {what} {sizes:?} {kind:?}");
+    let name = |what: &str| format!("{kernel} {what} {sizes:?} {kind:?} {:?}", options.tile);
 
     let y = HostTensor::output(DType::Bf16, &[tokens, outputs]);
     for has_bias in [false, true] {
@@ -102,22 +113,27 @@ fn products_of_hard_numbers() {
 #[test]
 fn nan_and_infinity_stay_in_their_rows() {
     let Some(mut gpu) = Gpu::open() else { return };
+    let options = RunOptions { kernel: Some("cuda_bf16_gemm"), ..RunOptions::default() };
     for inputs in [72, 71] {
-        let (tokens, outputs) = (140, 135);
-        let mut x = uniform(tokens * inputs, 1, 1.0);
-        let mut w = uniform(outputs * inputs, 2, 1.0);
-        x[3 * inputs + inputs - 1] = f32::NAN;
-        x[130 * inputs] = f32::INFINITY;
-        w[134 * inputs + 1] = f32::NEG_INFINITY;
-        let (x, w) =
-            (HostTensor::bf16(&[tokens, inputs], &x), HostTensor::bf16(&[outputs, inputs], &w));
-        let expected = linear::forward(&x.to_f64(), &w.to_f64(), None, inputs);
-        let y = HostTensor::output(DType::Bf16, &[tokens, outputs]);
-        let options = RunOptions { kernel: Some("cuda_bf16_gemm"), ..RunOptions::default() };
-        let got = gpu.run_with(ops::Linear { bias: false }, &[x, w], &[y], options);
-        let got = got[0].to_f64();
-        assert_eq!(expected.iter().filter(|value| !value.is_finite()).count(), 2 * 135 + 138);
-        let tolerance = product_tolerance(DType::Bf16, inputs, Kind::Uniform, 0.0);
-        assert_close(&format!("inputs {inputs}"), &got, &expected, tolerance);
+        check_not_finite(&mut gpu, options, inputs);
     }
+}
+
+/// A product with NaN and infinities in three places of its operands.
+pub(crate) fn check_not_finite(gpu: &mut Gpu, options: RunOptions<'_>, inputs: usize) {
+    let (tokens, outputs) = (140, 135);
+    let mut x = uniform(tokens * inputs, 1, 1.0);
+    let mut w = uniform(outputs * inputs, 2, 1.0);
+    x[3 * inputs + inputs - 1] = f32::NAN;
+    x[130 * inputs] = f32::INFINITY;
+    w[134 * inputs + 1] = f32::NEG_INFINITY;
+    let (x, w) =
+        (HostTensor::bf16(&[tokens, inputs], &x), HostTensor::bf16(&[outputs, inputs], &w));
+    let expected = linear::forward(&x.to_f64(), &w.to_f64(), None, inputs);
+    let y = HostTensor::output(DType::Bf16, &[tokens, outputs]);
+    let got = gpu.run_with(ops::Linear { bias: false }, &[x, w], &[y], options);
+    let got = got[0].to_f64();
+    assert_eq!(expected.iter().filter(|value| !value.is_finite()).count(), 2 * 135 + 138);
+    let tolerance = product_tolerance(DType::Bf16, inputs, Kind::Uniform, 0.0);
+    assert_close(&format!("inputs {inputs}"), &got, &expected, tolerance);
 }

@@ -3,7 +3,7 @@
 //! Every run starts from poisoned outputs and scratch and from guard bytes around each operand;
 //! it is made twice with different poison, and both must give the same bits.
 
-use deepwell_ir::{Access, ByteRange, DType, KernelCatalog, Op, Program, Target};
+use deepwell_ir::{Access, ByteRange, DType, KernelCatalog, Op, Program, Target, Tile};
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, CudarcDriver, Driver,
     KernelImages, cuda_target,
@@ -117,13 +117,22 @@ pub(crate) struct RunOptions<'a> {
     pub(crate) seq: usize,
     /// Only this kernel.
     pub(crate) kernel: Option<&'a str>,
+    /// Its tile, where it has several; the one that is selected otherwise.
+    pub(crate) tile: Option<Tile>,
     /// Whether the vendor's library may be used.
     pub(crate) library: bool,
 }
 
 impl Default for RunOptions<'_> {
     fn default() -> Self {
-        RunOptions { accumulate: false, update: false, seq: 1, kernel: None, library: true }
+        RunOptions {
+            accumulate: false,
+            update: false,
+            seq: 1,
+            kernel: None,
+            tile: None,
+            library: true,
+        }
     }
 }
 
@@ -153,21 +162,34 @@ pub(crate) fn open_driver() -> Option<CudarcDriver> {
     }
 }
 
+/// The emulated device that the environment names, or the first GPU; `None`, and a line on stderr,
+/// where there is none.
+pub(crate) fn open_any_driver() -> Option<Box<dyn Driver>> {
+    match emulated() {
+        Some(architecture) => Some(emulated_driver(architecture)),
+        None => Some(Box::new(open_driver()?)),
+    }
+}
+
 #[cfg(feature = "emulated")]
-fn open_emulated(architecture: Architecture) -> Gpu {
+fn emulated_driver(architecture: Architecture) -> Box<dyn Driver> {
     use deepwell_kernels::cuda::EmulatedDriver;
     use deepwell_kernels::cuda::emulator::launch::Settings;
 
-    let driver = EmulatedDriver::new(architecture, Settings::default());
-    let target = cuda_target(architecture, driver.properties().multiprocessors as usize, &[]);
-    let images = KernelImages::discover().into_ptx();
-    let backend = CudaBackend::new(Box::new(driver), None, images).unwrap();
-    Gpu { backend, target }
+    Box::new(EmulatedDriver::new(architecture, Settings::default()))
 }
 
 #[cfg(not(feature = "emulated"))]
-fn open_emulated(architecture: Architecture) -> Gpu {
+fn emulated_driver(architecture: Architecture) -> Box<dyn Driver> {
     panic!("{DEVICE_VARIABLE} is set to {architecture:?}: build with the feature `emulated`");
+}
+
+fn open_emulated(architecture: Architecture) -> Gpu {
+    let driver = emulated_driver(architecture);
+    let target = cuda_target(architecture, driver.properties().multiprocessors as usize, &[]);
+    let images = KernelImages::discover().into_ptx();
+    let backend = CudaBackend::new(driver, None, images).unwrap();
+    Gpu { backend, target }
 }
 
 /// A GPU under test.
@@ -316,6 +338,8 @@ impl Gpu {
                 .unwrap_or_else(|| panic!("no kernel {kernel}"));
             assert_eq!((spec.reject)(&request), None, "{kernel} does not take this");
             choice.kernel = kernel.to_string();
+            choice.tile = deepwell_kernels::cuda::tile_selection(kernel)
+                .map(|select| options.tile.unwrap_or(select(&request, &target).tile));
             choice.workspace_bytes = (spec.workspace_bytes)(&request, &target);
         }
         single.program(choice, target, 1)

@@ -8,6 +8,7 @@ use deepwell_precision::MxSpec;
 use crate::harness::{Gpu, HostTensor, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 use crate::mxfp8_gemm::multiply;
+use crate::tcgen05::is_served;
 
 const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
 
@@ -26,14 +27,6 @@ const SIZES: &[(usize, usize, usize)] = &[
     (768, 512, 272),
 ];
 
-fn is_blackwell(gpu: &Gpu) -> bool {
-    let served = ["blackwell-sm100", "blackwell-sm103"].contains(&gpu.target().arch.as_str());
-    if !served {
-        eprintln!("skipped: of sm_100 and sm_103");
-    }
-    served
-}
-
 /// Sums are cut below 2^-25 of their largest term in each step of 32 in depth; then a bias or what
 /// was there is added.
 fn share(depth: usize) -> f64 {
@@ -43,7 +36,7 @@ fn share(depth: usize) -> f64 {
 #[test]
 fn products_of_any_size() {
     let Some(mut gpu) = Gpu::open() else { return };
-    if !is_blackwell(&gpu) {
+    if !is_served(&gpu) {
         return;
     }
     let spec = MxSpec::default();

@@ -26,7 +26,8 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+/// Takes BF16 operands with FP32 gradients of weights, of extents that 32 bits index.
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();
     let output = request.operands[request.input_count].dtype;
     let expected = match request.op {

@@ -31,13 +31,15 @@ mod rms_norm_backward;
 mod rms_norm_quantize;
 mod rope;
 mod rows;
+mod sm100_bf16_gemm;
 mod sm100_mxfp8_gemm;
 mod support;
 mod swiglu;
 mod swiglu_quantize;
+mod tcgen05;
 mod tensor_list;
 
-use super::spec::CudaKernelSpec;
+use super::spec::{CudaKernelSpec, SelectTile};
 
 /// Every kernel, preferred ones first within an op.
 pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
@@ -47,6 +49,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         attention::SPECS,
         attention_backward::SPECS,
         cublaslt_linear::SPECS,
+        sm100_bf16_gemm::SPECS,
         bf16_gemm::SPECS,
         bias_grad::SPECS,
         cast::SPECS,
@@ -72,4 +75,10 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
     ]
     .into_iter()
     .flatten()
+}
+
+/// How a kernel's tile is selected, for those that have several.
+pub fn tile_selection(kernel: &str) -> Option<SelectTile> {
+    let tiled = [sm100_bf16_gemm::TILES, sm100_mxfp8_gemm::TILES];
+    tiled.into_iter().find(|(name, _)| *name == kernel).map(|(_, select)| select)
 }

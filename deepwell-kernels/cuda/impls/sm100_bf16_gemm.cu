@@ -1,0 +1,69 @@
+// The three products of a linear layer in BF16 with FP32 accumulation, on tcgen05:
+//   linear       y  [T, N] = x [T, K] w [N, K]^T (+ bias [N])    BF16 result
+//   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
+//   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
+//
+// Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
+// cache. Its warps have roles, see mma/sm100_tile.cuh: one has operands copied, one multiplies, four
+// write results while the next tile is multiplied: tensor memory holds two accumulators of any
+// shape here. Operands are read as they are stored, by depth or by rows (mma/sm100_bf16_tile.cuh).
+// What lies outside of them reads as zeros. Their rows are multiples of eight elements, as tensor
+// copies need, and nothing is empty. Sums run over the depth in ascending order whatever the grid.
+//
+// architectures: sm_100a sm_103a
+#include "common/types.cuh"
+#include "epilogue/store_tensor_tile.cuh"
+#include "mma/sm100_bf16_tile.cuh"
+#include "ptx/elect.cuh"
+#include "scheduler/tile_walk.cuh"
+
+using namespace sm100_bf16;
+
+extern __shared__ __align__(1024) uint8 memory[];
+
+// result = a b, `depth` deep.
+template <typename S, typename Element>
+__device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
+                                     const TileResult<Element>& result, int32 depth) {
+    const Shared<S> shared(memory);
+    const uint32 tensor_base = begin(shared);
+    const uint32 warp = threadIdx.x / 32;
+    const int32 pieces = (depth + kBlockK - 1) / kBlockK;
+    const TileWalk<S::kTileM, S::kTileN, S::kBlocks> tiles(result.rows, result.columns);
+
+    if (warp == kCopyWarp) {
+        if (elect_one()) {
+            copy_elements(shared, a, b, tiles, pieces);
+        }
+    } else if (warp == kMultiplyWarp) {
+        if (rank_in_pair<S>() == 0 && elect_one()) {
+            multiply_elements(shared, tensor_base, tiles, pieces);
+        }
+    } else if (warp >= kFirstEpilogueWarp) {
+        store_tensor_tiles(shared, tensor_base, tiles, result);
+    }
+    end<S>(tensor_base);
+}
+
+// a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes: by
+// depth with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), by rows with 64
+// in depth. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is
+// a cluster of two.
+#define BF16_GEMM(name, blocks, tile_n, a_by_depth, b_by_depth, Element)                         \
+    extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
+        name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
+             const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
+             int32 k, uint32 accumulate) {                                                       \
+        gemm<Shape<blocks, tile_n, a_by_depth, b_by_depth>>(                                     \
+            a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
+    }
+
+#define LINEAR_PRODUCTS(tile, blocks, tile_n)                                                    \
+    BF16_GEMM(sm100_bf16_gemm_linear_##tile, blocks, tile_n, true, true, bf16)                   \
+    BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, blocks, tile_n, true, false, bf16)              \
+    BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, blocks, tile_n, false, false, float)
+
+LINEAR_PRODUCTS(128x128, 1, 128)
+LINEAR_PRODUCTS(128x256, 1, 256)
+LINEAR_PRODUCTS(256x128, 2, 128)
+LINEAR_PRODUCTS(256x256, 2, 256)

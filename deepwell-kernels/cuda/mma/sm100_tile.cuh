@@ -1,0 +1,256 @@
+// What products on tcgen05 share, whatever their operands: the shape of a tile, how shared and tensor
+// memory are divided, the roles of warps, and the rings of barriers between them.
+//
+// One block computes 128 x kTileN, or a pair of blocks 256 x kTileN of which each holds 128 rows;
+// then each copies its rows of a and half of the rows of b, and the first multiplies for both.
+// Depth passes in pieces of 128 bytes through a ring of stages, results through one or two
+// accumulators in tensor memory: with two, one is written while the other is computed.
+//   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
+//   multiply       one thread (of the first block) multiplies;
+//   side warps     bring what a kind of product needs beside its operands, if anything;
+//   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
+// Each walks the same tiles in the same order: `tiles.next(place)` gives the first element of the
+// next one (scheduler/tile_walk.cuh).
+#pragma once
+
+#include "common/tile_place.cuh"
+#include "common/types.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/elect.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "ptx/tensor_copy.cuh"
+
+namespace sm100 {
+
+constexpr int kBlockM = 128;
+constexpr int kDepthBytes = 128;  // of a row, in a stage
+constexpr int kStepBytes = 32;    // of a row, in one product
+constexpr int kSteps = kDepthBytes / kStepBytes;
+constexpr int kTensorColumns = 512;
+constexpr int kSharedLimit = 227 * 1024;
+constexpr int kBarrierBytes = 256;
+constexpr int kAlignment = 1024;
+
+constexpr int kCopyWarp = 0;
+constexpr int kMultiplyWarp = 1;
+constexpr int kFirstSideWarp = 2;
+constexpr int kFirstEpilogueWarp = 4;
+constexpr int kEpilogueWarps = 4;
+constexpr int kThreads = 32 * (kFirstEpilogueWarp + kEpilogueWarps);
+constexpr int kStagedBytes = kEpilogueWarps * 32 * 128;  // results on their way out
+static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of its number modulo four");
+
+// Beside operands and accumulators, a stage has `kSideBytesOfStage` of shared memory that
+// `kSideWarpsOfBlock` warps of each block fill, and products need `kSideColumnsOfAll` columns of
+// tensor memory.
+template <int kBlocksOfPair, int kTileColumns, int kSideBytesOfStage = 0,
+          int kSideColumnsOfAll = 0, int kSideWarpsOfBlock = 0>
+struct TileShape {
+    static constexpr int kBlocks = kBlocksOfPair;  // that compute a tile together
+    static constexpr int kTileM = kBlocks * kBlockM;
+    static constexpr int kTileN = kTileColumns;
+    static constexpr int kBlockN = kTileN / kBlocks;  // rows of b that a block copies
+    static constexpr int kSideBytes = kSideBytesOfStage;
+    static constexpr int kSideColumns = kSideColumnsOfAll;
+    static constexpr int kSideWarps = kSideWarpsOfBlock;
+    static constexpr int kAccumulators = 2 * kTileN + kSideColumns <= kTensorColumns ? 2 : 1;
+    static constexpr int kABytes = kBlockM * kDepthBytes;
+    static constexpr int kOperandBytes = kABytes + kBlockN * kDepthBytes;  // of a stage
+    static constexpr int kStages = (kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes) /
+                                   (kOperandBytes + kSideBytes);
+    static constexpr int kSharedBytes =
+        kAlignment + kStages * (kOperandBytes + kSideBytes) + kStagedBytes + kBarrierBytes;
+
+    static_assert(kBlocks == 1 || kBlocks == 2, "a block or a pair");
+    static_assert(kTileN % 64 == 0 && kTileN <= 256, "what tcgen05 takes, in whole boxes");
+    static_assert(kAccumulators * kTileN + kSideColumns <= kTensorColumns,
+                  "accumulators and what stands beside them fit tensor memory");
+    static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
+    static_assert((2 * kStages + 2 * kAccumulators) * 8 + 8 <= kBarrierBytes, "barriers");
+};
+
+// Shared memory from a 1024-byte boundary on, in the same places in both blocks of a pair.
+template <typename S>
+struct Shared {
+    uint8* operands;     // [kStages][kBlockM + kBlockN][128], swizzled
+    uint8* side;         // [kStages][kSideBytes]
+    uint8* staged;       // [kEpilogueWarps][32][128]
+    uint64* full;        // [kStages] operands and the rest are there; of the first block
+    uint64* empty;       // [kStages] the stage is read
+    uint64* done;        // [kAccumulators] the accumulator is complete
+    uint64* drained;     // [kAccumulators] it is read; of the first block
+    uint32* tensor_base;
+
+    __device__ __forceinline__ explicit Shared(uint8* memory) {
+        const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
+        operands = memory + (-address & (kAlignment - 1));
+        side = operands + S::kStages * S::kOperandBytes;
+        staged = side + S::kStages * S::kSideBytes;
+        full = reinterpret_cast<uint64*>(staged + kStagedBytes);
+        empty = full + S::kStages;
+        done = empty + S::kStages;
+        drained = done + S::kAccumulators;
+        tensor_base = reinterpret_cast<uint32*>(drained + S::kAccumulators);
+    }
+
+    // By one thread of each block.
+    __device__ __forceinline__ void init_barriers() const {
+        for (int i = 0; i < S::kStages; ++i) {
+            mbarrier_init(full + i, 1 + S::kSideWarps * S::kBlocks);
+            mbarrier_init(empty + i);
+        }
+        for (int i = 0; i < S::kAccumulators; ++i) {
+            mbarrier_init(done + i);
+            mbarrier_init(drained + i, kEpilogueWarps * S::kBlocks);
+        }
+    }
+};
+
+// A place in a ring of `kLength` and the phase of its barriers.
+template <int kLength>
+struct Ring {
+    uint32 index = 0;
+    uint32 phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++index == kLength) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+template <typename S>
+__device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
+    if constexpr (S::kBlocks == 1) {
+        mbarrier_wait(barrier, phase);
+    } else {
+        mbarrier_wait_cluster(barrier, phase);
+    }
+}
+
+// Arrives at a barrier of the first block of a pair.
+template <typename S>
+__device__ __forceinline__ void arrive_at_first(uint64* barrier) {
+    if constexpr (S::kBlocks == 1) {
+        mbarrier_arrive(barrier);
+    } else {
+        mbarrier_arrive_cluster(cluster_address(mbarrier_address(barrier), 0));
+    }
+}
+
+// Of the block within its pair.
+template <typename S>
+__device__ __forceinline__ uint32 rank_in_pair() {
+    if constexpr (S::kBlocks == 1) {
+        return 0;
+    } else {
+        return cluster_rank();
+    }
+}
+
+template <typename S>
+__device__ __forceinline__ void synchronize_all() {
+    if constexpr (S::kBlocks == 1) {
+        __syncthreads();
+    } else {
+        cluster_arrive();
+        cluster_wait();
+    }
+}
+
+// All threads, first of all: barriers and tensor memory, whose address this gives.
+template <typename S>
+__device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
+    const uint32 warp = threadIdx.x / 32;
+    if (warp == kCopyWarp && elect_one()) {
+        shared.init_barriers();
+    }
+    if (warp == kMultiplyWarp) {
+        tcgen05_allocate_all<S::kBlocks>(shared.tensor_base);
+    }
+    tcgen05_fence_before_barrier();
+    synchronize_all<S>();
+    tcgen05_fence_after_barrier();
+    return *shared.tensor_base;
+}
+
+// All threads, last of all.
+template <typename S>
+__device__ __forceinline__ void end(uint32 tensor_base) {
+    __syncwarp();
+    tcgen05_fence_before_barrier();
+    synchronize_all<S>();
+    if (threadIdx.x / 32 == kMultiplyWarp) {
+        tcgen05_fence_after_barrier();
+        tcgen05_free_all<S::kBlocks>(tensor_base);
+    }
+}
+
+// A box of a matrix to `target`; `barrier`, of the first block of a pair, counts its bytes.
+template <typename S>
+__device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, uint32 column,
+                                         uint32 row, uint32 barrier) {
+    if constexpr (S::kBlocks == 1) {
+        tensor_copy_2d(target, map, column, row, barrier);
+    } else {
+        tensor_copy_2d_pair(target, map, column, row, barrier);
+    }
+}
+
+// One thread of each block: `copy(place, piece, target, barrier)` starts the copies of a piece of
+// depth to a stage's place for operands.
+template <typename S, typename Tiles, typename Copy>
+__device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 pieces,
+                                              Copy copy) {
+    const uint32 rank = rank_in_pair<S>();
+    Ring<S::kStages> ring;
+    for (TilePlace place; tiles.next(place);) {
+        for (int32 piece = 0; piece < pieces; ++piece) {
+            wait<S>(shared.empty + ring.index, ring.phase ^ 1);
+            uint64* full = shared.full + ring.index;
+            uint32 barrier = mbarrier_address(full);
+            if constexpr (S::kBlocks > 1) {
+                barrier = cluster_address(barrier, 0);
+            }
+            // The first block announces what both copy.
+            if (rank == 0) {
+                mbarrier_expect(full, S::kBlocks * S::kOperandBytes);
+            }
+            copy(place, piece, shared.operands + ring.index * S::kOperandBytes, barrier);
+            ring.advance();
+        }
+    }
+    // Nobody ends while arrivals for it are on their way.
+    for (int i = 0; i < S::kStages; ++i) {
+        wait<S>(shared.empty + ring.index, ring.phase ^ 1);
+        ring.advance();
+    }
+}
+
+// One thread (of the first block of a pair): `product(target, piece, stage)` asks for the products
+// of a piece of depth, onto the accumulator at `target`. Accumulator i begins at column i * kTileN
+// of tensor memory.
+template <typename S, typename Tiles, typename Product>
+__device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
+                                         int32 pieces, Product product) {
+    Ring<S::kStages> ring;
+    Ring<S::kAccumulators> accumulators;
+    for (TilePlace place; tiles.next(place);) {
+        wait<S>(shared.drained + accumulators.index, accumulators.phase ^ 1);
+        tcgen05_fence_after_barrier();
+        const uint32 target = tensor_base + accumulators.index * S::kTileN;
+        for (int32 piece = 0; piece < pieces; ++piece) {
+            wait<S>(shared.full + ring.index, ring.phase);
+            tcgen05_fence_after_barrier();
+            product(target, piece, ring.index);
+            tcgen05_commit<S::kBlocks>(shared.empty + ring.index);
+            ring.advance();
+        }
+        tcgen05_commit<S::kBlocks>(shared.done + accumulators.index);
+        accumulators.advance();
+    }
+}
+
+}  // namespace sm100

@@ -1,0 +1,346 @@
+//! What the products on tcgen05 share on the host (`mma/sm100_tile.cuh`): shapes of tiles, how much
+//! memory they take, which one a product gets, and its launch.
+
+use deepwell_ir::{Target, Tile};
+
+use crate::KernelError;
+use crate::cuda::driver::{
+    Argument, Function, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::cuda::prepare::{CallView, Step, Tensor};
+use crate::cuda::spec::TileSelection;
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Rows that a block computes, as in the source.
+pub(super) const BLOCK_ROWS: usize = 128;
+/// Bytes of a row of an operand in a stage, as in the source: one swizzle.
+const DEPTH_BYTES: usize = 128;
+/// Rows of one scale tile, and its bytes.
+const SCALE_TILE_ROWS: usize = 128;
+const SCALE_TILE_BYTES: usize = 512;
+/// Columns of tensor memory that a scale tile takes.
+const SCALE_TILE_COLUMNS: usize = 4;
+/// Shared memory of a block, and what of it is not for stages: room to align the stages, results on
+/// their way out, barriers.
+const SHARED_LIMIT: usize = 227 << 10;
+const SHARED_BESIDE_STAGES: usize = 1024 + 4 * 32 * 128 + 256;
+/// Columns of tensor memory.
+const TENSOR_COLUMNS: usize = 512;
+/// Cycles in which a multiprocessor multiplies 128 rows, one column and 128 bytes in depth: 8192
+/// products of E4M3 each, or half as many of BF16.
+const CYCLES_PER_COLUMN: u64 = 2;
+/// Bytes of operands that a multiprocessor's tensor core reads from shared memory in a cycle.
+const SHARED_BYTES_PER_CYCLE: u64 = 128;
+/// Cycles in which a block writes a column of 128 results: assumed, no Blackwell has been timed.
+const CYCLES_PER_RESULT_COLUMN: u64 = 8;
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operands {
+    /// BF16.
+    Bf16,
+    /// One-byte codes with a scale for each 32 in depth.
+    Mx,
+}
+
+impl Operands {
+    /// Elements of depth in a stage.
+    fn stage_depth(self) -> usize {
+        match self {
+            Operands::Bf16 => DEPTH_BYTES / 2,
+            Operands::Mx => DEPTH_BYTES,
+        }
+    }
+
+    /// Scale tiles of a stage for a tile of `columns`.
+    fn scale_tiles(self, columns: usize) -> usize {
+        match self {
+            Operands::Bf16 => 0,
+            Operands::Mx => 1 + columns / SCALE_TILE_ROWS,
+        }
+    }
+}
+
+/// What a tile is computed by: a block, or a pair of which each has half of the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TileShape {
+    pub(super) operands: Operands,
+    pub(super) blocks: usize,
+    pub(super) columns: usize,
+}
+
+/// A product: rows and columns of the result, elements of depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProductSizes {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) depth: usize,
+}
+
+impl TileShape {
+    /// All that the sources have, preferred ones first among equals.
+    pub(super) fn all(operands: Operands) -> [TileShape; 4] {
+        [(2, 256), (2, 128), (1, 256), (1, 128)].map(|(blocks, columns)| TileShape {
+            operands,
+            blocks,
+            columns,
+        })
+    }
+
+    /// Rows of a tile.
+    pub(super) fn rows(self) -> usize {
+        self.blocks * BLOCK_ROWS
+    }
+
+    /// Rows of `b` that a block reads.
+    pub(super) fn b_rows(self) -> usize {
+        self.columns / self.blocks
+    }
+
+    /// As kernels' names have it.
+    pub(super) fn name(self) -> String {
+        format!("{}x{}", self.rows(), self.columns)
+    }
+
+    /// Bytes of operands of a stage of one block.
+    fn operand_bytes(self) -> usize {
+        (BLOCK_ROWS + self.b_rows()) * DEPTH_BYTES
+    }
+
+    /// Dynamic shared memory: as many stages as fit.
+    pub(super) fn shared_bytes(self) -> u32 {
+        let scale_bytes = self.operands.scale_tiles(self.columns) * SCALE_TILE_BYTES;
+        let stage = self.operand_bytes() + scale_bytes;
+        let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / stage;
+        (SHARED_BESIDE_STAGES + stages * stage) as u32
+    }
+
+    /// Whether tensor memory holds two accumulators, so that one is written while the other is
+    /// computed.
+    fn overlaps(self) -> bool {
+        let scale_columns = self.operands.scale_tiles(self.columns) * SCALE_TILE_COLUMNS;
+        2 * self.columns + scale_columns <= TENSOR_COLUMNS
+    }
+
+    fn tiles(self, sizes: ProductSizes) -> usize {
+        sizes.rows.div_ceil(self.rows()) * sizes.columns.div_ceil(self.columns)
+    }
+
+    /// Cycles that a product takes, by a model: whole waves of tiles, each bound by products or by
+    /// shared memory, and by results where they do not overlap.
+    fn cycles(self, sizes: ProductSizes, multiprocessors: u32) -> u64 {
+        let at_once = (multiprocessors as usize / self.blocks).max(1);
+        let waves = self.tiles(sizes).div_ceil(at_once) as u64;
+        let products = CYCLES_PER_COLUMN * self.columns as u64;
+        let reads = self.operand_bytes() as u64 / SHARED_BYTES_PER_CYCLE;
+        let stages = sizes.depth.div_ceil(self.operands.stage_depth()) as u64;
+        let multiply = stages * products.max(reads);
+        let write = CYCLES_PER_RESULT_COLUMN * self.columns as u64;
+        if self.overlaps() {
+            waves * multiply.max(write) + write
+        } else {
+            waves * (multiply + write)
+        }
+    }
+
+    /// The tile as plans have it.
+    fn tile(self) -> Tile {
+        Tile { m: self.rows(), n: self.columns, k: self.operands.stage_depth() }
+    }
+
+    /// The shape that takes the fewest cycles, and among those computes least beyond the edges; why
+    /// not the others.
+    pub(super) fn select(
+        operands: Operands,
+        sizes: ProductSizes,
+        target: &Target,
+    ) -> TileSelection {
+        let multiprocessors = u32::try_from(target.workers).unwrap_or(u32::MAX);
+        let mut ranked = TileShape::all(operands).map(|shape| {
+            let computed = shape.tiles(sizes) * shape.rows() * shape.columns;
+            (shape.cycles(sizes, multiprocessors), computed, shape)
+        });
+        ranked.sort_by_key(|&(cycles, computed, _)| (cycles, computed));
+        let [(fewest, least, chosen), others @ ..] = ranked;
+        let reason = |cycles: u64, computed: usize| match (cycles > fewest, computed > least) {
+            (true, _) => {
+                format!("takes {cycles} cycles by a model, {} takes {fewest}", chosen.name())
+            }
+            (_, true) => format!("computes {computed} results, {} computes {least}", chosen.name()),
+            _ => format!("is as good as {} by a model", chosen.name()),
+        };
+        TileSelection {
+            tile: chosen.tile(),
+            rejected: others
+                .map(|(cycles, computed, shape)| (shape.tile(), reason(cycles, computed)))
+                .to_vec(),
+        }
+    }
+
+    /// The shape of a call's tile.
+    ///
+    /// # Errors
+    /// A plan with no tile or one that the kernels do not have.
+    pub(super) fn of_call(
+        call: &CallView<'_>,
+        operands: Operands,
+    ) -> Result<TileShape, KernelError> {
+        let all = TileShape::all(operands);
+        let tile = call.call.choice.tile;
+        all.into_iter().find(|shape| Some(shape.tile()) == tile).ok_or_else(|| {
+            let known = all.map(TileShape::name).join(", ");
+            let k = operands.stage_depth();
+            let got = tile.map_or("none".to_string(), |tile| {
+                format!("{}x{} with {} in depth", tile.m, tile.n, tile.k)
+            });
+            call.refuse(format!(
+                "takes a tile of {known}, each with {k} in depth, not {got}; make the plan again"
+            ))
+        })
+    }
+
+    /// Blocks of the grid: each walks several tiles when there are more than fit the device.
+    fn grid(self, sizes: ProductSizes, multiprocessors: u32) -> u32 {
+        let at_once = (multiprocessors as usize / self.blocks).max(1);
+        (self.tiles(sizes).min(at_once) * self.blocks) as u32
+    }
+
+    /// The launch of a kernel of this shape.
+    pub(super) fn launch(
+        self,
+        function: Function,
+        sizes: ProductSizes,
+        multiprocessors: u32,
+        arguments: Vec<Argument>,
+    ) -> Step {
+        Step::Launch(Launch {
+            function,
+            grid: [self.grid(sizes, multiprocessors), 1, 1],
+            block: [THREADS, 1, 1],
+            cluster: [self.blocks as u32, 1, 1],
+            shared_bytes: self.shared_bytes(),
+            programmatic: false,
+            arguments,
+        })
+    }
+}
+
+/// Boxes of an operand stored by depth, `[rows, depth]`: `box_rows` rows and a stage's depth.
+pub(super) fn boxes_by_depth(
+    tensor: &Tensor,
+    operands: Operands,
+    box_rows: usize,
+) -> TensorMapSpec {
+    boxes(tensor, operands, [operands.stage_depth(), box_rows])
+}
+
+/// Boxes of an operand stored by rows, `[depth, rows]`: as many rows as are 128 bytes, and a stage's
+/// depth.
+pub(super) fn boxes_by_rows(tensor: &Tensor, operands: Operands) -> TensorMapSpec {
+    boxes(tensor, operands, [operands.stage_depth(); 2])
+}
+
+fn boxes(tensor: &Tensor, operands: Operands, sizes: [usize; 2]) -> TensorMapSpec {
+    let (element, bytes) = match operands {
+        Operands::Bf16 => (TensorMapElement::Bf16, 2),
+        Operands::Mx => (TensorMapElement::U8, 1),
+    };
+    let [outer, inner] = [0, 1].map(|axis| tensor.shape[axis] as u64);
+    TensorMapSpec {
+        base: tensor.pointer,
+        element,
+        sizes: vec![inner, outer],
+        strides_bytes: vec![inner * bytes],
+        box_sizes: sizes.map(|size| size as u32).to_vec(),
+        swizzle: TensorMapSwizzle::Bytes128,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::DType;
+
+    use super::*;
+    use crate::cuda::catalog::cuda_target;
+    use crate::cuda::driver::DevicePtr;
+    use crate::cuda::spec::Architecture;
+
+    const B200: usize = 148;
+
+    fn sizes((rows, columns, depth): (usize, usize, usize)) -> ProductSizes {
+        ProductSizes { rows, columns, depth }
+    }
+
+    #[test]
+    fn shapes_fill_the_device() {
+        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        for (operands, product, expected) in [
+            // One tile: the smallest.
+            (mx, (1, 1, 16), "128x128"),
+            (bf16, (1, 1, 16), "128x128"),
+            (mx, (128, 128, 4096), "128x128"),
+            // Many waves: where tensor memory holds two accumulators, results are written behind
+            // products; with scales beside them it holds two of 128 columns only.
+            (mx, (16384, 16384, 4096), "256x128"),
+            (bf16, (16384, 16384, 4096), "256x256"),
+            // 148 tiles of one wave.
+            (mx, (128 * 148, 128, 8192), "256x128"),
+            (bf16, (128 * 148, 128, 8192), "256x128"),
+        ] {
+            let target = cuda_target(Architecture::Sm100a, B200, &[]);
+            let selection = TileShape::select(operands, sizes(product), &target);
+            let tile = selection.tile;
+            assert_eq!(format!("{}x{}", tile.m, tile.n), expected, "{operands:?} {product:?}");
+            assert_eq!(selection.rejected.len(), 3);
+        }
+    }
+
+    #[test]
+    fn other_shapes_are_rejected_with_the_reason() {
+        let target = cuda_target(Architecture::Sm100a, 4, &[]);
+        let selection = TileShape::select(Operands::Bf16, sizes((100, 200, 64)), &target);
+        let reasons: Vec<_> = selection
+            .rejected
+            .iter()
+            .map(|(tile, reason)| format!("{}x{}x{} {reason}", tile.m, tile.n, tile.k))
+            .collect();
+        assert_eq!(reasons, ["?"]);
+    }
+
+    #[test]
+    fn stages_fit_and_grids_cover() {
+        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        for (operands, index, shared_bytes, overlaps, name, grid) in [
+            (mx, 0, 223_488, false, "256x256", 4),
+            (mx, 1, 222_464, true, "256x128", 4),
+            (mx, 2, 220_416, false, "128x256", 4),
+            (mx, 3, 220_416, true, "128x128", 4),
+            (bf16, 0, 214_272, true, "256x256", 4),
+            (bf16, 1, 214_272, true, "256x128", 4),
+            (bf16, 2, 214_272, true, "128x256", 4),
+            (bf16, 3, 214_272, true, "128x128", 4),
+        ] {
+            let shape = TileShape::all(operands)[index];
+            assert_eq!(shape.shared_bytes(), shared_bytes, "{shape:?}");
+            assert_eq!(shape.overlaps(), overlaps, "{shape:?}");
+            assert_eq!(shape.name(), name);
+            assert_eq!(shape.grid(sizes((1000, 1000, 64)), 4), grid, "{shape:?}");
+            assert_eq!(shape.grid(sizes((1, 1, 64)), 4), shape.blocks as u32, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn boxes_are_one_swizzle_wide() {
+        let tensor = Tensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
+        for (spec, stride, sizes) in [
+            (boxes_by_depth(&tensor, Operands::Bf16, 128), 144, [64, 128]),
+            (boxes_by_depth(&tensor, Operands::Mx, 64), 72, [128, 64]),
+            (boxes_by_rows(&tensor, Operands::Bf16), 144, [64, 64]),
+        ] {
+            assert_eq!(spec.sizes, [72, 40]);
+            assert_eq!(spec.strides_bytes, [stride]);
+            assert_eq!(spec.box_sizes, sizes);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `sm100_bf16_gemm.cu`: the three products of a linear layer on tcgen05 against their definition in
+//! f64.
+
+use deepwell_ir::Tile;
+
+use crate::bf16_gemm::{check_not_finite, check_with};
+use crate::harness::{Gpu, RunOptions};
+use crate::products::Kind;
+use crate::tcgen05::is_served;
+
+/// All that the kernel has: rows and columns.
+const TILES: [(usize, usize); 4] = [(128, 128), (128, 256), (256, 128), (256, 256)];
+
+fn options((m, n): (usize, usize)) -> RunOptions<'static> {
+    let kernel = Some("cuda_sm100_bf16_gemm");
+    RunOptions { kernel, tile: Some(Tile { m, n, k: 64 }), ..RunOptions::default() }
+}
+
+/// Tokens, outputs, inputs for each tile: single, odd numbers of tokens, around the boxes of 64 and
+/// the tiles of 128 and 256, and more stages than the rings have in each product's depth.
+const SIZES: &[(usize, usize, usize)] = &[
+    (1, 8, 8),
+    (3, 16, 24),
+    (63, 72, 136),
+    (127, 128, 64),
+    (130, 264, 248),
+    (257, 120, 520),
+    (641, 136, 72),
+    (72, 648, 640),
+];
+
+#[test]
+fn products_of_any_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_served(&gpu) {
+        return;
+    }
+    for tile in TILES {
+        for &sizes in SIZES {
+            check_with(&mut gpu, options(tile), sizes, Kind::Uniform);
+        }
+    }
+}
+
+/// Three tiles and more for each block of an emulated device with four multiprocessors: accumulators
+/// and stages are used again.
+#[test]
+fn blocks_of_several_tiles() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_served(&gpu) {
+        return;
+    }
+    for (tile, sizes) in [
+        ((128, 128), (520, 376, 392)),
+        ((128, 256), (520, 760, 520)),
+        ((256, 128), (760, 256, 264)),
+        ((256, 256), (760, 520, 520)),
+    ] {
+        check_with(&mut gpu, options(tile), sizes, Kind::Uniform);
+    }
+}
+
+#[test]
+fn products_of_hard_numbers() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_served(&gpu) {
+        return;
+    }
+    for tile in TILES {
+        for kind in [Kind::Integers, Kind::Cancelling, Kind::WideRange] {
+            check_with(&mut gpu, options(tile), (130, 136, 200), kind);
+        }
+        check_not_finite(&mut gpu, options(tile), 72);
+    }
+}
