@@ -95,10 +95,7 @@ pub struct Selection {
 
 /// No kernel serves the request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "no kernel for `{op}` on `{arch}`{}",
-    rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
-)]
+#[error("no kernel for `{op}` on `{arch}`{}", reasons(rejected))]
 pub struct NoKernel {
     /// Name of the op.
     pub op: &'static str,
@@ -106,6 +103,15 @@ pub struct NoKernel {
     pub arch: String,
     /// Every kernel that was looked at.
     pub rejected: Vec<Rejected>,
+}
+
+fn reasons(rejected: &[Rejected]) -> String {
+    if rejected.is_empty() {
+        return "\nhint: this op is not supported by the catalog, which has no kernel of it for \
+                any target; a graph that holds it can be captured and counted, not run"
+            .to_string();
+    }
+    rejected.iter().map(|r| format!("\n  {r}")).collect()
 }
 
 /// Knows which kernels there are. Plain data: it answers for hardware that is not here.

@@ -52,7 +52,7 @@ pub enum IrError {
     /// An op has no derivative.
     #[error(
         "node `{node}`: op `{op}` has no backward rule\n\
-         hint: only captured graphs of ops that can be trained are differentiated"
+         hint: a model that holds this op can be captured and counted, not trained yet"
     )]
     NotDifferentiable {
         /// The node.

@@ -200,6 +200,10 @@ ops! {
     Attention,
     /// [`Op::Attention`] to the latest tokens only.
     WindowAttention,
+    /// [`Op::Attention`] with a score for looking at nothing.
+    SinkAttention,
+    /// Attention over keys and values from one latent.
+    LatentAttention,
     /// Gradients of [`Op::Attention`].
     AttentionBackward,
     /// `silu(gate) · up`.
@@ -210,6 +214,12 @@ ops! {
     Gelu,
     /// Gradient of [`Op::Gelu`].
     GeluBackward,
+    /// The experts of each token, and their gates.
+    Route,
+    /// The feed-forward blocks of a mixture.
+    Experts,
+    /// A matrix in two parts.
+    SplitColumns,
     /// Element-wise sum.
     Add,
     /// Output head and cross-entropy, by chunks.

@@ -146,6 +146,10 @@ fn defaults_are_those_of_transformers() {
         attention_bias: false,
         mlp_bias: false,
         sliding_window: None,
+        full_attention_layers: Vec::new(),
+        latent: None,
+        experts: None,
+        packing: None,
         tie_word_embeddings: false,
         max_position_embeddings: 2048,
         initializer_range: 0.02,
@@ -312,12 +316,14 @@ fn bad_values_are_refused_in_these_words() {
         (
             json!({"model_type": "mamba"}),
             "c: key `model_type`: value `mamba` is not supported\n\
-             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`",
+             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
+             `deepseek_v3`, `gpt_oss`",
         ),
         (
             json!({"model_type": null}),
             "c: key `model_type` is missing\n\
-             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`",
+             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
+             `deepseek_v3`, `gpt_oss`",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -467,7 +473,8 @@ fn text_that_is_no_config_is_refused() {
         (
             "{}",
             "c: key `model_type` is missing\n\
-             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`",
+             hint: supported: `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
+             `deepseek_v3`, `gpt_oss`",
         ),
     ] {
         assert_eq!(LlamaConfig::from_json(text, "c").unwrap_err().to_string(), expected);

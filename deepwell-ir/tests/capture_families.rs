@@ -121,7 +121,7 @@ fn a_window_matters_to_longer_sequences_only() {
             assert_eq!(
                 result.unwrap_err(),
                 "node `layers.1.self_attn.attention`: op `window_attention` has no backward rule\n\
-                 hint: only captured graphs of ops that can be trained are differentiated"
+                 hint: a model that holds this op can be captured and counted, not trained yet"
             );
         }
     }
@@ -169,7 +169,7 @@ fn what_a_family_fixes_is_checked() {
     let windowed = LlamaConfig { sliding_window: Some(8), ..micro(ModelFamily::Qwen3, json!({})) };
     assert_eq!(
         capture(&windowed).unwrap_err().to_string(),
-        "configuration: key `sliding_window`: expected `null` in any family but mistral, and 1 or \
-         more, got `8`"
+        "configuration: key `sliding_window`: expected `null` in any family but mistral, mixtral \
+         and gpt_oss, and 1 or more, got `8`"
     );
 }

@@ -5,13 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::keys::{Keys, kind, shown};
-use super::{CaptureError, ModelFamily, Rope, RopeScaling};
-
-/// Largest width, head count or layer count that is believed; larger is taken for a mistake. It
-/// also keeps the parameter count of any accepted model within 64 bits.
-const SIZE_MAX: usize = 1 << 22;
-/// Most layers that are believed.
-const LAYERS_MAX: usize = 1 << 14;
+use super::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
 
 /// Activation of the gated feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +24,10 @@ pub enum StoredDType {
     Bf16,
     /// IEEE binary16.
     F16,
+    /// E4M3 codes of packed weights.
+    E4m3,
+    /// Bytes: packed codes and scales.
+    U8,
 }
 
 impl StoredDType {
@@ -39,6 +37,8 @@ impl StoredDType {
             StoredDType::F32 => "float32",
             StoredDType::Bf16 => "bfloat16",
             StoredDType::F16 => "float16",
+            StoredDType::E4m3 => "float8_e4m3fn",
+            StoredDType::U8 => "uint8",
         }
     }
 
@@ -48,11 +48,13 @@ impl StoredDType {
             StoredDType::F32 => "F32",
             StoredDType::Bf16 => "BF16",
             StoredDType::F16 => "F16",
+            StoredDType::E4m3 => "F8_E4M3",
+            StoredDType::U8 => "U8",
         }
     }
 
-    pub(super) const ALL: [StoredDType; 3] =
-        [StoredDType::F32, StoredDType::Bf16, StoredDType::F16];
+    /// Those that a `config.json` may state.
+    const PLAIN: [StoredDType; 3] = [StoredDType::F32, StoredDType::Bf16, StoredDType::F16];
 }
 
 /// A llama model, or one of a family that differs from it as [`ModelFamily`] says.
@@ -75,7 +77,8 @@ pub struct LlamaConfig {
     pub num_heads: usize,
     /// Key and value heads (`num_key_value_heads`); divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of a head (`head_dim`), even; `hidden_size / num_heads` unless stated.
+    /// Width of a head (`head_dim`), even; `hidden_size / num_heads` unless stated. With latent
+    /// attention that of the rotated part (`qk_rope_head_dim`).
     pub head_dim: usize,
     /// Added to the mean square by RMSNorm (`rms_norm_eps`).
     pub rms_norm_eps: f64,
@@ -88,6 +91,15 @@ pub struct LlamaConfig {
     pub mlp_bias: bool,
     /// How many tokens, itself included, a token sees (`sliding_window`); all if `None`.
     pub sliding_window: Option<usize>,
+    /// Layers that see all tokens though there is a window, ascending (`layer_types`); gpt_oss
+    /// only.
+    pub full_attention_layers: Vec<usize>,
+    /// Widths of latent attention, in families that have it.
+    pub latent: Option<LatentConfig>,
+    /// The mixture of experts, in families that have one.
+    pub experts: Option<ExpertsConfig>,
+    /// How the weight files are packed (`quantization_config`), if they are.
+    pub packing: Option<WeightPacking>,
     /// Whether the token table is also the output head (`tie_word_embeddings`).
     pub tie_word_embeddings: bool,
     /// Longest sequence that the model is made for (`max_position_embeddings`), tokens.
@@ -130,7 +142,26 @@ impl LlamaConfig {
                 shown(value)
             ));
         }
+        if let Some(value) = keys.get("auto_map").filter(|map| !family.knows_code(map)) {
+            let hint = "the model brings code of its own, which may compute anything; if it is a \
+                        plain model of its type, remove the key";
+            return Err(keys.unsupported("auto_map", value, hint));
+        }
+        for key in family.keys_without_effect() {
+            if keys.get(key).is_some() {
+                notes.without_effect.push(key.to_string());
+            }
+        }
+        if family == ModelFamily::DeepseekV3
+            && keys.count("num_nextn_predict_layers")?.is_some_and(|count| count > 0)
+        {
+            notes.remarks.push(
+                "`num_nextn_predict_layers`: the layers that predict further tokens are left out"
+                    .to_string(),
+            );
+        }
         notes.without_effect.extend(keys.finish_config(family.architecture())?);
+        notes.without_effect.sort();
         config.check(place)?;
         Ok((config, notes))
     }
@@ -156,7 +187,8 @@ impl LlamaConfig {
         let num_layers = keys.required_size("num_hidden_layers")?;
         let num_heads = keys.required_size("num_attention_heads")?;
         let num_kv_heads = family.read_kv_heads(keys, num_heads)?;
-        let head_dim = match keys.size("head_dim")?.or(family.default_head_dim()) {
+        let (latent, rope_dim) = LatentConfig::read(keys, family)?.unzip();
+        let head_dim = match rope_dim.or(keys.size("head_dim")?).or(family.default_head_dim()) {
             Some(head_dim) => head_dim,
             None if hidden_size % num_heads == 0 => hidden_size / num_heads,
             None => {
@@ -180,9 +212,17 @@ impl LlamaConfig {
             }
         };
         let rms_norm_eps = keys.number("rms_norm_eps", 0.0, false)?.unwrap_or_else(|| {
-            note_default(notes, "rms_norm_eps", "1e-6");
-            1e-6
+            let eps = family.default_eps();
+            note_default(notes, "rms_norm_eps", &format!("{eps:e}"));
+            eps
         });
+        if family == ModelFamily::GptOss
+            && keys.get("rope_scaling").or(keys.get("rope_parameters")).is_none()
+        {
+            let hint = "transformers would take that of the published sizes; state it";
+            return Err(keys.missing("rope_scaling", hint));
+        }
+        let theta = family.default_theta();
         let hidden_act = match keys.string("hidden_act")? {
             None | Some("silu" | "swish") => HiddenAct::Silu,
             Some(other) => {
@@ -199,123 +239,20 @@ impl LlamaConfig {
             num_kv_heads,
             head_dim,
             rms_norm_eps,
-            rope: super::rope_json::read(keys, place, max_position_embeddings, notes)?,
+            rope: super::rope_json::read(keys, place, theta, max_position_embeddings, notes)?,
             attention_bias: family.read_attention_bias(keys)?,
             mlp_bias: family.read_mlp_bias(keys)?,
             sliding_window: family.read_window(keys)?,
+            full_attention_layers: family.read_full_layers(keys, num_layers)?,
+            latent,
+            experts: ExpertsConfig::read(keys, family, intermediate_size, num_layers)?,
+            packing: WeightPacking::read(keys, place, family, notes)?,
             tie_word_embeddings: keys.boolean("tie_word_embeddings")?.unwrap_or(false),
             max_position_embeddings,
             initializer_range: keys.number("initializer_range", 0.0, false)?.unwrap_or(0.02),
             hidden_act,
             torch_dtype: read_dtype(keys)?,
         })
-    }
-
-    /// Checks how the fields fit each other. `place` names the configuration in errors.
-    ///
-    /// # Errors
-    /// [`CaptureError::Value`] for the first field that does not fit, under its name in a
-    /// `config.json`.
-    pub fn check(&self, place: &str) -> Result<(), CaptureError> {
-        let wrong = |key: &str, expected: String, got: String, hint: &str| {
-            let (place, key) = (place.to_string(), key.to_string());
-            Err(CaptureError::Value { place, key, expected, got, hint: hint.to_string() })
-        };
-        let width = self.num_heads.saturating_mul(self.head_dim);
-        for (key, size, size_max) in [
-            ("vocab_size", self.vocab_size, SIZE_MAX),
-            ("hidden_size", self.hidden_size, SIZE_MAX),
-            ("intermediate_size", self.intermediate_size, SIZE_MAX),
-            ("num_hidden_layers", self.num_layers, LAYERS_MAX),
-            ("num_attention_heads", self.num_heads, SIZE_MAX),
-            ("num_key_value_heads", self.num_kv_heads, SIZE_MAX),
-            ("head_dim", self.head_dim, SIZE_MAX),
-            ("num_attention_heads * head_dim", width, SIZE_MAX),
-            ("max_position_embeddings", self.max_position_embeddings, i32::MAX as usize),
-        ] {
-            if size == 0 || size > size_max {
-                let expected = format!("an integer from 1 to {size_max}");
-                return wrong(key, expected, size.to_string(), "");
-            }
-        }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            return wrong(
-                "num_key_value_heads",
-                format!("a divisor of `num_attention_heads` ({})", self.num_heads),
-                self.num_kv_heads.to_string(),
-                "each key/value head serves the same number of query heads",
-            );
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return wrong(
-                "head_dim",
-                "an even number".to_string(),
-                self.head_dim.to_string(),
-                "RoPE turns elements in pairs; head_dim is hidden_size / num_attention_heads \
-                 unless stated",
-            );
-        }
-        if matches!(self.rope.scaling, RopeScaling::Dynamic { .. }) && self.head_dim == 2 {
-            return wrong(
-                "head_dim",
-                "4 or more with rope_type `dynamic`".to_string(),
-                self.head_dim.to_string(),
-                "the rule divides by head_dim - 2",
-            );
-        }
-        for (key, number, least) in [
-            ("rms_norm_eps", self.rms_norm_eps, 0.0),
-            ("initializer_range", self.initializer_range, 0.0),
-            ("rope_theta", self.rope.theta, 1.0),
-        ] {
-            if !number.is_finite() || number <= least {
-                let expected = format!("a number greater than {least}");
-                return wrong(key, expected, number.to_string(), "");
-            }
-        }
-        let (biases, window) = ((self.attention_bias, self.mlp_bias), self.sliding_window);
-        for (key, expected, got, fits) in self.family.fixed(biases.0, biases.1, window) {
-            if !fits {
-                return wrong(key, expected.to_string(), got, "");
-            }
-        }
-        Ok(())
-    }
-
-    /// The configuration as a `config.json` in the keys of transformers 4, which 5 takes as well;
-    /// [`LlamaConfig::from_json`] reads it back to the same value.
-    pub fn to_json(&self) -> Value {
-        let mut object = Map::new();
-        for (key, value) in [
-            ("architectures", json!([self.family.architecture()])),
-            ("attention_bias", json!(self.attention_bias)),
-            ("attention_dropout", json!(0.0)),
-            ("head_dim", json!(self.head_dim)),
-            ("hidden_act", json!("silu")),
-            ("hidden_size", json!(self.hidden_size)),
-            ("initializer_range", json!(self.initializer_range)),
-            ("intermediate_size", json!(self.intermediate_size)),
-            ("max_position_embeddings", json!(self.max_position_embeddings)),
-            ("mlp_bias", json!(self.mlp_bias)),
-            ("model_type", json!(self.family.model_type())),
-            ("num_attention_heads", json!(self.num_heads)),
-            ("num_hidden_layers", json!(self.num_layers)),
-            ("num_key_value_heads", json!(self.num_kv_heads)),
-            ("rms_norm_eps", json!(self.rms_norm_eps)),
-            ("rope_scaling", super::rope_json::write(&self.rope.scaling)),
-            ("rope_theta", json!(self.rope.theta)),
-            ("sliding_window", json!(self.sliding_window)),
-            ("tie_word_embeddings", json!(self.tie_word_embeddings)),
-            ("vocab_size", json!(self.vocab_size)),
-        ] {
-            if self.family.writes(key) {
-                object.insert(key.to_string(), value);
-            }
-        }
-        if let Some(dtype) = self.torch_dtype {
-            object.insert("torch_dtype".to_string(), json!(dtype.name()));
-        }
-        Value::Object(object)
     }
 
     /// Radians per position of the `head_dim / 2` pairs of a head, for sequences of `seq_len`
@@ -377,7 +314,7 @@ pub(super) fn read_dtype(keys: &mut Keys<'_>) -> Result<Option<StoredDType>, Cap
     let mut found: Option<StoredDType> = None;
     for key in ["dtype", "torch_dtype"] {
         let Some(name) = keys.string(key)? else { continue };
-        let Some(dtype) = StoredDType::ALL.into_iter().find(|dtype| dtype.name() == name) else {
+        let Some(dtype) = StoredDType::PLAIN.into_iter().find(|dtype| dtype.name() == name) else {
             let hint = "supported: `float32`, `bfloat16`, `float16`";
             return Err(keys.unsupported(key, &json!(name), hint));
         };

@@ -1,14 +1,28 @@
 //! The model families that differ from llama in a few places, and in which.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::CaptureError;
 use super::keys::Keys;
 
 /// Longest window of the attention of Mistral if its `config.json` does not state one.
 const MISTRAL_WINDOW: usize = 4096;
+/// Window of gpt-oss if its `config.json` does not state one.
+const GPT_OSS_WINDOW: usize = 128;
+/// Width of a head of gpt-oss if its `config.json` does not state one.
+const GPT_OSS_HEAD_DIM: usize = 64;
 /// Width of a head of Qwen3 if its `config.json` does not state one.
 const QWEN3_HEAD_DIM: usize = 128;
+
+/// What the tensors of a mixture are called.
+pub(super) struct ExpertNames {
+    /// The whole mixture, within a layer.
+    pub(super) block: &'static str,
+    pub(super) router: &'static str,
+    pub(super) gate: &'static str,
+    pub(super) up: &'static str,
+    pub(super) down: &'static str,
+}
 
 /// A family of decoders with RMSNorm, rotary positions and a gated feed-forward block
 /// (`model_type`).
@@ -24,12 +38,28 @@ pub enum ModelFamily {
     Qwen2,
     /// Qwen 3: queries and keys are normalized head by head.
     Qwen3,
+    /// Mixtral: Mistral with experts.
+    Mixtral,
+    /// Qwen 3 with experts.
+    Qwen3Moe,
+    /// DeepSeek-V3 and R1: latent attention, experts beside shared ones, dense first layers.
+    DeepseekV3,
+    /// gpt-oss: attention with sinks, windows in some layers, experts with biases.
+    GptOss,
 }
 
 impl ModelFamily {
     /// All families.
-    pub const ALL: [ModelFamily; 4] =
-        [ModelFamily::Llama, ModelFamily::Mistral, ModelFamily::Qwen2, ModelFamily::Qwen3];
+    pub const ALL: [ModelFamily; 8] = [
+        ModelFamily::Llama,
+        ModelFamily::Mistral,
+        ModelFamily::Qwen2,
+        ModelFamily::Qwen3,
+        ModelFamily::Mixtral,
+        ModelFamily::Qwen3Moe,
+        ModelFamily::DeepseekV3,
+        ModelFamily::GptOss,
+    ];
 
     /// The value of `model_type` in a `config.json`.
     pub const fn model_type(self) -> &'static str {
@@ -38,6 +68,10 @@ impl ModelFamily {
             ModelFamily::Mistral => "mistral",
             ModelFamily::Qwen2 => "qwen2",
             ModelFamily::Qwen3 => "qwen3",
+            ModelFamily::Mixtral => "mixtral",
+            ModelFamily::Qwen3Moe => "qwen3_moe",
+            ModelFamily::DeepseekV3 => "deepseek_v3",
+            ModelFamily::GptOss => "gpt_oss",
         }
     }
 
@@ -48,12 +82,37 @@ impl ModelFamily {
             ModelFamily::Mistral => "MistralForCausalLM",
             ModelFamily::Qwen2 => "Qwen2ForCausalLM",
             ModelFamily::Qwen3 => "Qwen3ForCausalLM",
+            ModelFamily::Mixtral => "MixtralForCausalLM",
+            ModelFamily::Qwen3Moe => "Qwen3MoeForCausalLM",
+            ModelFamily::DeepseekV3 => "DeepseekV3ForCausalLM",
+            ModelFamily::GptOss => "GptOssForCausalLM",
         }
     }
 
     /// Whether queries and keys are normalized head by head, before their rotation.
     pub const fn has_head_norms(self) -> bool {
-        matches!(self, ModelFamily::Qwen3)
+        matches!(self, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe)
+    }
+
+    /// Whether its feed-forward blocks are mixtures of experts.
+    pub const fn has_experts(self) -> bool {
+        matches!(
+            self,
+            ModelFamily::Mixtral
+                | ModelFamily::Qwen3Moe
+                | ModelFamily::DeepseekV3
+                | ModelFamily::GptOss
+        )
+    }
+
+    /// Whether keys and values come from one narrow latent.
+    pub const fn has_latent_attention(self) -> bool {
+        matches!(self, ModelFamily::DeepseekV3)
+    }
+
+    /// Whether each head has a score for looking at nothing.
+    pub const fn has_sinks(self) -> bool {
+        matches!(self, ModelFamily::GptOss)
     }
 
     /// Whether the output projection of attention has a bias where the other three have one.
@@ -61,9 +120,24 @@ impl ModelFamily {
         !matches!(self, ModelFamily::Qwen2)
     }
 
+    /// The names of a mixture's tensors.
+    pub(super) fn expert_names(self) -> ExpertNames {
+        let named = |block, router, gate, up, down| ExpertNames { block, router, gate, up, down };
+        match self {
+            ModelFamily::Mixtral => named("block_sparse_moe", "gate", "w1", "w3", "w2"),
+            ModelFamily::GptOss => named("mlp", "router", "gate_proj", "up_proj", "down_proj"),
+            _ => named("mlp", "gate", "gate_proj", "up_proj", "down_proj"),
+        }
+    }
+
+    /// Whether a window may limit attention.
+    const fn takes_window(self) -> bool {
+        matches!(self, ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::GptOss)
+    }
+
     /// Whether `attention_bias` is a choice; else the family fixes it.
     const fn chooses_attention_bias(self) -> bool {
-        matches!(self, ModelFamily::Llama | ModelFamily::Qwen3)
+        !matches!(self, ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::Qwen2)
     }
 
     /// Whether `key` stands in a `config.json` of the family.
@@ -71,7 +145,8 @@ impl ModelFamily {
         match key {
             "attention_bias" => self.chooses_attention_bias(),
             "mlp_bias" => self == ModelFamily::Llama,
-            "sliding_window" => self == ModelFamily::Mistral,
+            "sliding_window" => self.takes_window(),
+            "head_dim" => !self.has_latent_attention(),
             _ => true,
         }
     }
@@ -83,26 +158,48 @@ impl ModelFamily {
         attention_bias: bool,
         mlp_bias: bool,
         window: Option<usize>,
-    ) -> [(&'static str, &'static str, String, bool); 3] {
+    ) -> [(&'static str, String, String, bool); 3] {
         let biased = self == ModelFamily::Qwen2;
-        let expected = if biased { "`true` with qwen2" } else { "`false` with mistral" };
+        let expected = format!("`{biased}` with {}", self.model_type());
         let bias_fits = self.chooses_attention_bias() || attention_bias == biased;
         let shown = window.map_or("null".to_string(), |tokens| tokens.to_string());
         [
             ("attention_bias", expected, attention_bias.to_string(), bias_fits),
             (
                 "mlp_bias",
-                "`false` in any family but llama",
+                "`false` in any family but llama".to_string(),
                 mlp_bias.to_string(),
                 !mlp_bias || self.writes("mlp_bias"),
             ),
             (
                 "sliding_window",
-                "`null` in any family but mistral, and 1 or more",
+                "`null` in any family but mistral, mixtral and gpt_oss, and 1 or more".to_string(),
                 shown,
-                window.is_none_or(|tokens| tokens > 0 && self.writes("sliding_window")),
+                window.is_none_or(|tokens| tokens > 0 && self.takes_window()),
             ),
         ]
+    }
+
+    /// Keys that only this family has and that change no forward or backward pass: how experts
+    /// were spread, the balancing losses of the first training, and lengths stated twice.
+    pub(super) fn keys_without_effect(self) -> &'static [&'static str] {
+        match self {
+            ModelFamily::Mixtral | ModelFamily::Qwen3Moe => &["router_aux_loss_coef"],
+            ModelFamily::DeepseekV3 => &["aux_loss_alpha", "ep_size", "seq_aux"],
+            ModelFamily::GptOss => &["initial_context_length", "router_aux_loss_coef"],
+            _ => &[],
+        }
+    }
+
+    /// Whether `auto_map` names only the code that DeepSeek published with its weights, which
+    /// transformers has taken over.
+    pub(super) fn knows_code(self, auto_map: &Value) -> bool {
+        let known = |class: &Value| {
+            let name = class.as_str().unwrap_or_default();
+            name.starts_with("configuration_deepseek.") || name.starts_with("modeling_deepseek.")
+        };
+        let classes = auto_map.as_object();
+        self == ModelFamily::DeepseekV3 && classes.is_some_and(|map| map.values().all(known))
     }
 
     /// Reads `model_type`.
@@ -119,19 +216,45 @@ impl ModelFamily {
 
     /// Width of a head if it is not stated and does not follow from `hidden_size`.
     pub(super) fn default_head_dim(self) -> Option<usize> {
-        (self == ModelFamily::Qwen3).then_some(QWEN3_HEAD_DIM)
+        match self {
+            ModelFamily::Qwen3 => Some(QWEN3_HEAD_DIM),
+            ModelFamily::GptOss => Some(GPT_OSS_HEAD_DIM),
+            _ => None,
+        }
     }
 
-    /// Reads `num_key_value_heads`. Only llama takes the number of query heads for it; the others
-    /// have a number of their own that fits one published size.
+    /// `rms_norm_eps` that transformers takes when none is stated.
+    pub(super) fn default_eps(self) -> f64 {
+        match self {
+            ModelFamily::Mixtral | ModelFamily::GptOss => 1e-5,
+            _ => 1e-6,
+        }
+    }
+
+    /// Base of the rotation that transformers takes when none is stated.
+    pub(super) fn default_theta(self) -> f64 {
+        match self {
+            ModelFamily::Mixtral => 1_000_000.0,
+            ModelFamily::GptOss => 150_000.0,
+            _ => 10_000.0,
+        }
+    }
+
+    /// Reads `num_key_value_heads`. Llama takes the number of query heads for it, latent attention
+    /// has no other; the rest have a number of their own that fits one published size.
     pub(super) fn read_kv_heads(
         self,
         keys: &mut Keys<'_>,
         num_heads: usize,
     ) -> Result<usize, CaptureError> {
         match keys.size("num_key_value_heads")? {
+            Some(heads) if self.has_latent_attention() && heads != num_heads => {
+                let expected = format!("{num_heads} as in `num_attention_heads`");
+                let hint = "every head of latent attention has its own key";
+                Err(keys.wrong("num_key_value_heads", &expected, &json!(heads), hint))
+            }
             Some(heads) => Ok(heads),
-            None if self == ModelFamily::Llama => Ok(num_heads),
+            None if self == ModelFamily::Llama || self.has_latent_attention() => Ok(num_heads),
             None => Err(keys.missing(
                 "num_key_value_heads",
                 "transformers would take that of one published size; state it",
@@ -141,7 +264,8 @@ impl ModelFamily {
 
     pub(super) fn read_attention_bias(self, keys: &mut Keys<'_>) -> Result<bool, CaptureError> {
         if self.chooses_attention_bias() {
-            return Ok(keys.boolean("attention_bias")?.unwrap_or(false));
+            let default = self == ModelFamily::GptOss;
+            return Ok(keys.boolean("attention_bias")?.unwrap_or(default));
         }
         Ok(self == ModelFamily::Qwen2)
     }
@@ -157,14 +281,49 @@ impl ModelFamily {
     /// refused elsewhere.
     pub(super) fn read_window(self, keys: &mut Keys<'_>) -> Result<Option<usize>, CaptureError> {
         match self {
-            ModelFamily::Llama => Ok(None),
+            ModelFamily::Llama | ModelFamily::DeepseekV3 => Ok(None),
             ModelFamily::Mistral if !keys.holds("sliding_window") => Ok(Some(MISTRAL_WINDOW)),
-            ModelFamily::Mistral => keys.size("sliding_window"),
-            ModelFamily::Qwen2 | ModelFamily::Qwen3 => {
+            ModelFamily::GptOss if !keys.holds("sliding_window") => Ok(Some(GPT_OSS_WINDOW)),
+            ModelFamily::Mistral | ModelFamily::Mixtral | ModelFamily::GptOss => {
+                keys.size("sliding_window")
+            }
+            ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
                 keys.size("sliding_window")?;
                 keys.get("max_window_layers");
                 Ok(None)
             }
         }
+    }
+
+    /// Reads `layer_types`: the layers that see every token though there is a window. Only gpt_oss
+    /// mixes them; elsewhere the list of restricted keys decides.
+    pub(super) fn read_full_layers(
+        self,
+        keys: &mut Keys<'_>,
+        num_layers: usize,
+    ) -> Result<Vec<usize>, CaptureError> {
+        if self != ModelFamily::GptOss {
+            return Ok(Vec::new());
+        }
+        let Some(value) = keys.get("layer_types") else {
+            return Ok((0..num_layers).filter(|layer| layer % 2 == 1).collect());
+        };
+        let mut full = Vec::new();
+        let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
+        for (layer, kind) in kinds.into_iter().flatten().enumerate() {
+            match kind.as_str() {
+                Some("full_attention") => full.push(layer),
+                Some("sliding_attention") => {}
+                _ => {
+                    let hint = "supported: `full_attention`, `sliding_attention`";
+                    return Err(keys.unsupported("layer_types", kind, hint));
+                }
+            }
+        }
+        if kinds.is_none() {
+            let expected = format!("a list of {num_layers} kinds, one for each layer");
+            return Err(keys.wrong("layer_types", &expected, value, ""));
+        }
+        Ok(full)
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, Metadata};
 use serde_json::Value;
 
-use super::{CaptureError, CaptureNotes, LlamaConfig, StoredDType};
+use super::{CaptureError, CaptureNotes, LlamaConfig, ModelFamily, StoredDType, StoredElement};
 
 /// Longest header that is read, bytes: the limit that the safetensors format sets itself.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -46,8 +46,9 @@ pub struct ModelFolder<C = LlamaConfig> {
     pub config: C,
     /// Remarks on the configuration and on tensors that are ignored.
     pub notes: CaptureNotes,
-    /// One entry per tensor of the weight files that the model takes: with llama one per parameter,
-    /// in the order of [`LlamaConfig::parameters`].
+    /// One entry per tensor of the weight files that the model takes, in the order of
+    /// [`LlamaConfig::stored_tensors`]: one per parameter, unless experts are stored one by one or
+    /// weights are packed.
     pub tensors: Vec<StoredTensor>,
 }
 
@@ -72,7 +73,7 @@ impl ModelFolder {
         let folder = path.as_ref().to_path_buf();
         let (config, mut notes) = LlamaConfig::from_path(folder.join("config.json"))?;
         let mut found = find_tensors(&folder, &mut notes)?;
-        let specs = config.parameters();
+        let specs = config.stored_tensors();
         let mut tensors = Vec::with_capacity(specs.len());
         for spec in &specs {
             let Some(stored) = found.remove(&spec.name) else {
@@ -84,10 +85,13 @@ impl ModelFolder {
                     config.family.architecture(),
                 ));
             };
-            tensors.push(stored.check(&spec.name, &spec.shape)?);
+            tensors.push(stored.check_as(&spec.name, &spec.shape, spec.element)?);
         }
+        let mut further = 0;
         for (name, stored) in found {
-            if config.tie_word_embeddings && name == "lm_head.weight" {
+            if config.family == ModelFamily::DeepseekV3 && layer_of(&name) >= config.num_layers {
+                further += 1;
+            } else if config.tie_word_embeddings && name == "lm_head.weight" {
                 stored.check(&name, &[config.vocab_size, config.hidden_size])?;
                 notes.remarks.push(
                     "`lm_head.weight` is stored but tied: the token table is used for it"
@@ -101,19 +105,46 @@ impl ModelFolder {
                 return Err(unexpected_tensor(name, stored.path));
             }
         }
+        if further > 0 {
+            notes.remarks.push(format!(
+                "{further} tensors of layers that predict further tokens are ignored"
+            ));
+        }
         note_dtypes(config.torch_dtype, &tensors, &mut notes);
         Ok(ModelFolder { path: folder, config, notes, tensors })
     }
 }
 
+/// The layer in a tensor's name; 0 if there is none.
+fn layer_of(name: &str) -> usize {
+    let rest = name.strip_prefix("model.layers.").unwrap_or_default();
+    rest.split('.').next().and_then(|layer| layer.parse().ok()).unwrap_or(0)
+}
+
 impl Found {
     pub(super) fn check(self, name: &str, shape: &[usize]) -> Result<StoredTensor, CaptureError> {
+        self.check_as(name, shape, StoredElement::Float)
+    }
+
+    /// Wants this shape and element type.
+    fn check_as(
+        self,
+        name: &str,
+        shape: &[usize],
+        element: StoredElement,
+    ) -> Result<StoredTensor, CaptureError> {
         let dtype = match self.dtype {
             Dtype::F32 => Some(StoredDType::F32),
             Dtype::BF16 => Some(StoredDType::Bf16),
             Dtype::F16 => Some(StoredDType::F16),
+            Dtype::F8_E4M3 => Some(StoredDType::E4m3),
+            Dtype::U8 => Some(StoredDType::U8),
             _ => None,
         };
+        let dtype = dtype.filter(|&dtype| match element {
+            StoredElement::Float => !matches!(dtype, StoredDType::E4m3 | StoredDType::U8),
+            StoredElement::Exactly(expected) => dtype == expected,
+        });
         if self.shape != shape {
             return Err(CaptureError::TensorMismatch {
                 name: name.to_string(),
@@ -124,12 +155,21 @@ impl Found {
             });
         }
         let Some(dtype) = dtype else {
+            let (expected, hint) = match element {
+                StoredElement::Float => {
+                    ("F32, BF16 or F16", "save the model unquantized, in one of these types")
+                }
+                StoredElement::Exactly(expected) => (
+                    expected.safetensors_name(),
+                    "`quantization_config` and the weights are of different models",
+                ),
+            };
             return Err(CaptureError::TensorMismatch {
                 name: name.to_string(),
                 path: self.path,
-                expected: "F32, BF16 or F16".to_string(),
+                expected: expected.to_string(),
                 got: format!("{:?}", self.dtype),
-                hint: "save the model unquantized, in one of these types".to_string(),
+                hint: hint.to_string(),
             });
         };
         Ok(StoredTensor {
@@ -276,7 +316,13 @@ pub(super) fn note_dtypes(
     tensors: &[StoredTensor],
     notes: &mut CaptureNotes,
 ) {
-    let stored: BTreeSet<&str> = tensors.iter().map(|t| t.dtype.safetensors_name()).collect();
+    let stored: BTreeSet<&str> = tensors
+        .iter()
+        // Packed tensors, and factors beside them, are as `quantization_config` says.
+        .filter(|t| !matches!(t.dtype, StoredDType::E4m3 | StoredDType::U8))
+        .filter(|t| !t.name.ends_with("_scale_inv") && !t.name.ends_with("_correction_bias"))
+        .map(|t| t.dtype.safetensors_name())
+        .collect();
     let declared = torch_dtype.map(StoredDType::safetensors_name);
     if declared.is_some_and(|declared| stored.iter().any(|&dtype| dtype != declared)) {
         let stored: Vec<&str> = stored.into_iter().collect();

@@ -61,6 +61,11 @@ impl Gpt2Config {
             None => return Err(keys.missing("model_type", "supported: `gpt2`")),
         }
         let config = Self::from_keys(&mut keys, &mut notes)?;
+        if let Some(value) = keys.get("auto_map") {
+            let hint = "the model brings code of its own, which may compute anything; if it is a \
+                        plain GPT-2, remove the key";
+            return Err(keys.unsupported("auto_map", value, hint));
+        }
         // Read by its other head classes only.
         for key in [
             "summary_activation",

@@ -117,6 +117,15 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A whole number from 0.
+    pub(super) fn count(&mut self, key: &'static str) -> Result<Option<usize>, CaptureError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            Some(count) => Ok(Some(count)),
+            None => Err(self.wrong(key, "an integer of 0 or more", value, quotes_hint(value))),
+        }
+    }
+
     pub(super) fn required_size(&mut self, key: &'static str) -> Result<usize, CaptureError> {
         let hint = "transformers would take the size of Llama-2-7B in its place; state it";
         self.size(key)?.ok_or_else(|| self.missing(key, hint))

@@ -106,12 +106,6 @@ pub(super) const RESTRICTED: &[Restricted] = &[
         hint: "dropout is not supported; set it to 0 to train without",
     },
     Restricted {
-        key: "auto_map",
-        allowed: is_never,
-        hint: "the model brings code of its own, which may compute anything; if it is a plain \
-               llama, remove the key",
-    },
-    Restricted {
         key: "compression_config",
         allowed: is_never,
         hint: "start from weights in BF16, F16 or F32",

@@ -51,10 +51,10 @@ fn build(config: &LlamaConfig, seq_len: usize) -> Result<Graph, CaptureError> {
 }
 
 /// Builder state: the graph so far and what its rotations and windows are.
-struct LlamaBuilder<'a> {
-    config: &'a LlamaConfig,
-    blocks: Blocks,
-    inverse_frequencies: Vec<f32>,
+pub(super) struct LlamaBuilder<'a> {
+    pub(super) config: &'a LlamaConfig,
+    pub(super) blocks: Blocks,
+    pub(super) inverse_frequencies: Vec<f32>,
     /// Tokens that a token sees, where sequences are longer than that.
     window: Option<usize>,
 }
@@ -69,7 +69,7 @@ impl<'a> LlamaBuilder<'a> {
         }
     }
 
-    fn norm(
+    pub(super) fn norm(
         &mut self,
         name: &str,
         role: ParameterRole,
@@ -103,12 +103,24 @@ impl<'a> LlamaBuilder<'a> {
         self.blocks.op(name, op, &[x])
     }
 
-    /// `x + o(attention(rope(q), rope(k), v))` of the normalized x.
+    /// `x + o(attention(y))` of the normalized x.
     fn attention_block(&mut self, layer: u32, x: TensorId) -> Result<TensorId, CaptureError> {
-        let config = self.config;
         let at = |name: &str| format!("layers.{layer}.{name}");
         let y = self.norm(&at("input_layernorm"), R::AttentionNorm, Some(layer), x)?;
         self.blocks.graph.scope(Tag::Attn, Some(layer));
+        let o = match &self.config.latent {
+            Some(latent) => self.latent_attention(layer, y, latent)?,
+            None => self.attention(layer, y)?,
+        };
+        let (role, bias_role) = (R::AttentionOutput, R::AttentionOutputBias);
+        let o = self.blocks.linear(&at("self_attn.o_proj"), role, bias_role, layer, o)?;
+        self.blocks.op(&at("self_attn.residual"), ops::Add {}, &[x, o])
+    }
+
+    /// `attention(rope(q), rope(k), v)`.
+    fn attention(&mut self, layer: u32, y: TensorId) -> Result<TensorId, CaptureError> {
+        let config = self.config;
+        let at = |name: &str| format!("layers.{layer}.{name}");
         let q = self.blocks.linear(&at("self_attn.q_proj"), R::Query, R::QueryBias, layer, y)?;
         let k = self.blocks.linear(&at("self_attn.k_proj"), R::Key, R::KeyBias, layer, y)?;
         let v = self.blocks.linear(&at("self_attn.v_proj"), R::Value, R::ValueBias, layer, y)?;
@@ -130,20 +142,28 @@ impl<'a> LlamaBuilder<'a> {
             scale: 1.0 / (config.head_dim as f64).sqrt(),
             causal: true,
         };
-        let op = match self.window {
-            Some(window) => ops::WindowAttention { heads, window }.into(),
-            None => crate::Op::from(ops::Attention { heads }),
+        let sees_all = config.full_attention_layers.contains(&(layer as usize));
+        let window = self.window.filter(|_| !sees_all);
+        let mut inputs = vec![q, k, v];
+        let op: crate::Op = if config.family.has_sinks() {
+            inputs.push(self.blocks.parameter(R::Sinks, Some(layer)));
+            ops::SinkAttention { heads, window }.into()
+        } else if let Some(window) = window {
+            ops::WindowAttention { heads, window }.into()
+        } else {
+            ops::Attention { heads }.into()
         };
-        let o = self.blocks.op(&at("self_attn.attention"), op, &[q, k, v])?;
-        let (role, bias_role) = (R::AttentionOutput, R::AttentionOutputBias);
-        let o = self.blocks.linear(&at("self_attn.o_proj"), role, bias_role, layer, o)?;
-        self.blocks.op(&at("self_attn.residual"), ops::Add {}, &[x, o])
+        self.blocks.op(&at("self_attn.attention"), op, &inputs)
     }
 
-    /// `x + down(silu(gate) · up)` of the normalized x.
+    /// `x + down(silu(gate) · up)` of the normalized x, or its experts.
     fn mlp_block(&mut self, layer: u32, x: TensorId) -> Result<TensorId, CaptureError> {
         let at = |name: &str| format!("layers.{layer}.{name}");
         let y = self.norm(&at("post_attention_layernorm"), R::MlpNorm, Some(layer), x)?;
+        let experts = self.config.experts.as_ref().filter(|experts| !experts.is_dense(layer));
+        if let Some(experts) = experts {
+            return self.expert_block(layer, x, y, experts);
+        }
         self.blocks.graph.scope(Tag::Mlp, Some(layer));
         let gate = self.blocks.linear(&at("mlp.gate_proj"), R::Gate, R::GateBias, layer, y)?;
         let up = self.blocks.linear(&at("mlp.up_proj"), R::Up, R::UpBias, layer, y)?;

@@ -1,6 +1,6 @@
-//! Reads a Hugging Face model (gpt2, llama, mistral, qwen2, qwen3): its `config.json`, the headers
-//! of its
-//! weight files, and the graph of its forward pass.
+//! Reads a Hugging Face model (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v3,
+//! gpt_oss): its `config.json`, the headers of its weight files, and the graph of its forward
+//! pass.
 //!
 //! # Brief overview
 //!
@@ -12,6 +12,12 @@
 //! [`Graph`](crate::Graph). GPT-2 has a configuration of its own, [`Gpt2Config`], with the same
 //! functions; its graph is from [`capture_gpt2`], its folder opens with
 //! [`ModelFolder::open_gpt2`].
+//!
+//! Mixtures of experts are graphs too, with the tags `router` and `experts`; the ops that only they
+//! have ([`Route`](crate::ops::Route), [`Experts`](crate::ops::Experts),
+//! [`LatentAttention`](crate::ops::LatentAttention), [`SinkAttention`](crate::ops::SinkAttention))
+//! have shapes and costs but no kernel yet, so such a model is counted and not trained.
+//! [`LlamaConfig::stored_tensors`] lists what their weight files hold, packed or not.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture};
@@ -33,7 +39,10 @@
 
 mod blocks;
 mod config;
+mod config_check;
+mod config_json;
 mod error;
+mod experts_config;
 mod family;
 mod folder;
 mod gpt2;
@@ -42,22 +51,30 @@ mod gpt2_graph;
 mod gpt2_parameters;
 mod keys;
 mod known_keys;
+mod latent_config;
 mod llama;
+mod mixture;
+mod packing;
 mod parameters;
 mod presets;
 mod rope;
 mod rope_json;
+mod stored;
 
 pub use config::{CaptureNotes, HiddenAct, LlamaConfig, StoredDType};
 pub use error::CaptureError;
+pub use experts_config::ExpertsConfig;
 pub use family::ModelFamily;
 pub use folder::{ModelFolder, StoredTensor};
 pub use gpt2::Gpt2Config;
 pub use gpt2_graph::capture_gpt2;
 pub use gpt2_parameters::StoredPart;
+pub use latent_config::LatentConfig;
 pub use llama::{capture, capture_for_sequence};
+pub use packing::WeightPacking;
 pub use parameters::{ParameterRole, ParameterSpec};
 pub use rope::{Rope, RopeScaling, YarnScaling};
+pub use stored::{StoredElement, StoredSpec};
 
 /// The model types that are read, as a hint shows them.
 fn supported_types() -> String {

@@ -1,6 +1,6 @@
 //! The tensors that a configuration asks for, in the names of Hugging Face.
 
-use super::LlamaConfig;
+use super::{ExpertsConfig, LatentConfig, LlamaConfig};
 use crate::{Init, Role};
 
 /// What a parameter does in the model.
@@ -30,6 +30,23 @@ pub enum ParameterRole {
     QueryNorm,
     /// Gain of the norm of each key head, `[head_dim]`.
     KeyNorm,
+    /// From the stream to the latent of queries `[q_rank, hidden]`.
+    QueryDown,
+    /// Bias of the projection to the latent of queries.
+    QueryDownBias,
+    /// Gain of the norm of the latent of queries, `[q_rank]`.
+    QueryLatentNorm,
+    /// From the stream to the latent of keys and values and the rotated part of the keys,
+    /// `[kv_rank + rope_dim, hidden]`.
+    KeyValueDown,
+    /// Bias of that projection.
+    KeyValueDownBias,
+    /// Gain of the norm of the latent of keys and values, `[kv_rank]`.
+    KeyValueLatentNorm,
+    /// From that latent to keys and values `[heads · (plain_dim + value_dim), kv_rank]`.
+    KeyValueUp,
+    /// Score of each head for looking at nothing, `[heads]`.
+    Sinks,
     /// Output projection of attention `[hidden, heads · head_dim]`.
     AttentionOutput,
     /// Bias of the output projection.
@@ -50,6 +67,30 @@ pub enum ParameterRole {
     Down,
     /// Bias of the down projection.
     DownBias,
+    /// Scores of experts `[experts, hidden]`.
+    Router,
+    /// Bias of the scores of experts, `[experts]`.
+    RouterBias,
+    /// Added to the scores for the choice of experts alone, `[experts]`.
+    SelectionBias,
+    /// Gate projections of all experts `[experts, ffn, hidden]`.
+    ExpertGate,
+    /// Their biases `[experts, ffn]`.
+    ExpertGateBias,
+    /// Up projections of all experts `[experts, ffn, hidden]`.
+    ExpertUp,
+    /// Their biases `[experts, ffn]`.
+    ExpertUpBias,
+    /// Down projections of all experts `[experts, hidden, ffn]`.
+    ExpertDown,
+    /// Their biases `[experts, hidden]`.
+    ExpertDownBias,
+    /// Gate projection of the shared experts.
+    SharedGate,
+    /// Up projection of the shared experts.
+    SharedUp,
+    /// Down projection of the shared experts.
+    SharedDown,
     /// Gain of the norm before the output head, `[hidden]`.
     FinalNorm,
     /// Bias of the norm before the output head, `[hidden]`.
@@ -67,11 +108,25 @@ impl ParameterRole {
             | ParameterRole::AttentionNormBias
             | ParameterRole::QueryNorm
             | ParameterRole::KeyNorm
+            | ParameterRole::QueryLatentNorm
+            | ParameterRole::KeyValueLatentNorm
             | ParameterRole::MlpNorm
             | ParameterRole::MlpNormBias
             | ParameterRole::FinalNorm
             | ParameterRole::FinalNormBias => Role::Norm,
             ParameterRole::Head => Role::Head,
+            ParameterRole::Router | ParameterRole::RouterBias | ParameterRole::SelectionBias => {
+                Role::Router
+            }
+            ParameterRole::ExpertGate
+            | ParameterRole::ExpertGateBias
+            | ParameterRole::ExpertUp
+            | ParameterRole::ExpertUpBias
+            | ParameterRole::ExpertDown
+            | ParameterRole::ExpertDownBias
+            | ParameterRole::SharedGate
+            | ParameterRole::SharedUp
+            | ParameterRole::SharedDown => Role::Expert,
             _ => Role::Linear,
         }
     }
@@ -131,21 +186,40 @@ impl LlamaConfig {
     fn layer_parameters(&self, list: &mut ParameterList, layer: u32) {
         use ParameterRole as R;
         let (hidden, ffn) = (self.hidden_size, self.intermediate_size);
+        list.norm(layer, "input_layernorm", hidden, R::AttentionNorm);
+        match &self.latent {
+            Some(latent) => self.latent_parameters(list, layer, latent),
+            None => self.attention_parameters(list, layer),
+        }
+        list.norm(layer, "post_attention_layernorm", hidden, R::MlpNorm);
+        if let Some(experts) = self.experts.as_ref().filter(|experts| !experts.is_dense(layer)) {
+            return self.expert_parameters(list, layer, experts);
+        }
+        for (stem, rows, columns, role, bias_role) in [
+            ("mlp.gate_proj", ffn, hidden, R::Gate, R::GateBias),
+            ("mlp.up_proj", ffn, hidden, R::Up, R::UpBias),
+            ("mlp.down_proj", hidden, ffn, R::Down, R::DownBias),
+        ] {
+            list.linear(layer, stem, [rows, columns], role, self.mlp_bias.then_some(bias_role));
+        }
+    }
+
+    fn attention_parameters(&self, list: &mut ParameterList, layer: u32) {
+        use ParameterRole as R;
+        let (hidden, bias) = (self.hidden_size, self.attention_bias);
         let query = self.num_heads * self.head_dim;
         let key = self.num_kv_heads * self.head_dim;
-        let (attention_bias, mlp_bias) = (self.attention_bias, self.mlp_bias);
-        list.norm(layer, "input_layernorm", hidden, R::AttentionNorm);
         for (stem, rows, columns, role, bias_role, bias) in [
-            ("self_attn.q_proj", query, hidden, R::Query, R::QueryBias, attention_bias),
-            ("self_attn.k_proj", key, hidden, R::Key, R::KeyBias, attention_bias),
-            ("self_attn.v_proj", key, hidden, R::Value, R::ValueBias, attention_bias),
+            ("self_attn.q_proj", query, hidden, R::Query, R::QueryBias, bias),
+            ("self_attn.k_proj", key, hidden, R::Key, R::KeyBias, bias),
+            ("self_attn.v_proj", key, hidden, R::Value, R::ValueBias, bias),
             (
                 "self_attn.o_proj",
                 hidden,
                 query,
                 R::AttentionOutput,
                 R::AttentionOutputBias,
-                attention_bias && self.family.output_takes_bias(),
+                bias && self.family.output_takes_bias(),
             ),
         ] {
             list.linear(layer, stem, [rows, columns], role, bias.then_some(bias_role));
@@ -154,13 +228,72 @@ impl LlamaConfig {
             list.norm(layer, "self_attn.q_norm", self.head_dim, R::QueryNorm);
             list.norm(layer, "self_attn.k_norm", self.head_dim, R::KeyNorm);
         }
-        list.norm(layer, "post_attention_layernorm", hidden, R::MlpNorm);
-        for (stem, rows, columns, role, bias_role) in [
-            ("mlp.gate_proj", ffn, hidden, R::Gate, R::GateBias),
-            ("mlp.up_proj", ffn, hidden, R::Up, R::UpBias),
-            ("mlp.down_proj", hidden, ffn, R::Down, R::DownBias),
+        if self.family.has_sinks() {
+            list.vector(layer, "self_attn.sinks", self.num_heads, R::Sinks);
+        }
+    }
+
+    fn latent_parameters(&self, list: &mut ParameterList, layer: u32, latent: &LatentConfig) {
+        use ParameterRole as R;
+        let (hidden, heads, bias) = (self.hidden_size, self.num_heads, self.attention_bias);
+        let query = heads * (latent.plain_dim + self.head_dim);
+        match latent.q_rank {
+            None => list.linear(layer, "self_attn.q_proj", [query, hidden], R::Query, None),
+            Some(rank) => {
+                let bias_role = bias.then_some(R::QueryDownBias);
+                let stem = "self_attn.q_a_proj";
+                list.linear(layer, stem, [rank, hidden], R::QueryDown, bias_role);
+                list.norm(layer, "self_attn.q_a_layernorm", rank, R::QueryLatentNorm);
+                list.linear(layer, "self_attn.q_b_proj", [query, rank], R::Query, None);
+            }
+        }
+        let stem = "self_attn.kv_a_proj_with_mqa";
+        let shape = [latent.kv_rank + self.head_dim, hidden];
+        list.linear(layer, stem, shape, R::KeyValueDown, bias.then_some(R::KeyValueDownBias));
+        list.norm(layer, "self_attn.kv_a_layernorm", latent.kv_rank, R::KeyValueLatentNorm);
+        let shape = [heads * (latent.plain_dim + latent.value_dim), latent.kv_rank];
+        list.linear(layer, "self_attn.kv_b_proj", shape, R::KeyValueUp, None);
+        let (shape, role) = ([hidden, heads * latent.value_dim], R::AttentionOutput);
+        let bias_role = bias.then_some(R::AttentionOutputBias);
+        list.linear(layer, "self_attn.o_proj", shape, role, bias_role);
+    }
+
+    /// Experts are stacked, one tensor for each projection of a layer; how weight files hold them
+    /// is told by [`LlamaConfig::stored_tensors`].
+    fn expert_parameters(&self, list: &mut ParameterList, layer: u32, config: &ExpertsConfig) {
+        use ParameterRole as R;
+        let (experts, hidden, ffn) =
+            (config.num_experts, self.hidden_size, config.intermediate_size);
+        let names = self.family.expert_names();
+        let bias = self.family.has_sinks();
+        let block = names.block;
+        let router = format!("{block}.{}", names.router);
+        list.linear(layer, &router, [experts, hidden], R::Router, bias.then_some(R::RouterBias));
+        if config.route(self.family).selection_bias {
+            let stem = format!("{router}.e_score_correction_bias");
+            list.vector(layer, &stem, experts, R::SelectionBias);
+        }
+        for (leaf, rows, columns, role, bias_role) in [
+            (names.gate, ffn, hidden, R::ExpertGate, R::ExpertGateBias),
+            (names.up, ffn, hidden, R::ExpertUp, R::ExpertUpBias),
+            (names.down, hidden, ffn, R::ExpertDown, R::ExpertDownBias),
         ] {
-            list.linear(layer, stem, [rows, columns], role, mlp_bias.then_some(bias_role));
+            let name = format!("model.layers.{layer}.{block}.experts.{leaf}");
+            list.add(&format!("{name}.weight"), vec![experts, rows, columns], role, Some(layer));
+            if bias {
+                list.add(&format!("{name}.bias"), vec![experts, rows], bias_role, Some(layer));
+            }
+        }
+        let shared = config.shared_experts * ffn;
+        for (leaf, rows, columns, role) in [
+            ("gate_proj", shared, hidden, R::SharedGate),
+            ("up_proj", shared, hidden, R::SharedUp),
+            ("down_proj", hidden, shared, R::SharedDown),
+        ] {
+            if shared > 0 {
+                let stem = format!("{block}.shared_experts.{leaf}");
+                list.linear(layer, &stem, [rows, columns], role, None);
+            }
         }
     }
 }
@@ -173,9 +306,17 @@ struct ParameterList {
 
 impl ParameterList {
     fn add(&mut self, name: &str, shape: Vec<usize>, role: ParameterRole, layer: Option<u32>) {
+        let is_bias = matches!(
+            role,
+            ParameterRole::ExpertGateBias
+                | ParameterRole::ExpertUpBias
+                | ParameterRole::ExpertDownBias
+        );
         let init = match (role.precision_role(), shape.len()) {
             (Role::Norm, _) => Init::Ones,
+            _ if role == ParameterRole::Sinks => self.normal,
             (_, 1) => Init::Zeros,
+            _ if is_bias => Init::Zeros,
             _ => self.normal,
         };
         self.specs.push(ParameterSpec { name: name.to_string(), shape, init, role, layer });
@@ -184,6 +325,10 @@ impl ParameterList {
     fn norm(&mut self, layer: u32, stem: &str, width: usize, role: ParameterRole) {
         let name = format!("model.layers.{layer}.{stem}.weight");
         self.add(&name, vec![width], role, Some(layer));
+    }
+
+    fn vector(&mut self, layer: u32, stem: &str, length: usize, role: ParameterRole) {
+        self.add(&format!("model.layers.{layer}.{stem}"), vec![length], role, Some(layer));
     }
 
     fn linear(

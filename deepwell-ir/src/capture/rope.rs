@@ -164,11 +164,14 @@ impl YarnScaling {
             .collect()
     }
 
+    /// How much scores grow with sequences that are `factor` times longer, for one `mscale`.
+    pub(super) fn factor_of(&self, mscale: f64) -> f64 {
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * mscale * self.factor.ln() + 1.0 }
+    }
+
     /// The given attention factor, or the one derived from `factor` and the `mscale` pair.
     fn effective_attention_factor(&self) -> f64 {
-        let scale = |mscale: f64| {
-            if self.factor <= 1.0 { 1.0 } else { 0.1 * mscale * self.factor.ln() + 1.0 }
-        };
+        let scale = |mscale: f64| self.factor_of(mscale);
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {
             (Some(given), _, _) => given,
             // Zero counts as absent, as in Python.

@@ -6,15 +6,14 @@ use serde_json::{Map, Value, json};
 use super::keys::{Keys, kind};
 use super::{CaptureError, CaptureNotes, Rope, RopeScaling, YarnScaling};
 
-/// Base that transformers takes when none is stated.
-const THETA_DEFAULT: f64 = 10000.0;
-
 const SUPPORTED: &str = "supported: `default`, `linear`, `dynamic`, `llama3`, `yarn`";
 
-/// Reads base and scaling from the keys of the whole config.
+/// Reads base and scaling from the keys of the whole config. `theta_default` is the base that
+/// transformers takes when none is stated.
 pub(super) fn read(
     keys: &mut Keys<'_>,
     place: &str,
+    theta_default: f64,
     max_position_embeddings: usize,
     notes: &mut CaptureNotes,
 ) -> Result<Rope, CaptureError> {
@@ -26,10 +25,10 @@ pub(super) fn read(
                 notes.without_effect.push("original_max_position_embeddings".to_string());
             }
             let theta = outer_theta.unwrap_or_else(|| {
-                notes.remarks.push(
-                    "`rope_theta` is not stated: 10000, the default of transformers".to_string(),
-                );
-                THETA_DEFAULT
+                notes.remarks.push(format!(
+                    "`rope_theta` is not stated: {theta_default}, the default of transformers"
+                ));
+                theta_default
             });
             return Ok(Rope { theta, scaling: RopeScaling::None });
         }
@@ -52,7 +51,7 @@ pub(super) fn read(
             let hint = "keep one of the two keys";
             return Err(keys.wrong("rope_theta", &expected, &json!(outside), hint));
         }
-        (inside, outside) => inside.or(outside).unwrap_or(THETA_DEFAULT),
+        (inside, outside) => inside.or(outside).unwrap_or(theta_default),
     };
     let factor = inner.get("partial_rotary_factor");
     if let Some(value) = factor.filter(|value| value.as_f64() != Some(1.0)) {

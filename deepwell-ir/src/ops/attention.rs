@@ -23,7 +23,7 @@ pub struct AttentionHeads {
 }
 
 impl AttentionHeads {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         format!(
             "heads={} kv_heads={} head_dim={}{}",
             self.heads,
@@ -33,7 +33,13 @@ impl AttentionHeads {
         )
     }
 
-    fn check(&self, check: &Check<'_>, q: usize, k: usize, v: usize) -> Result<(), OpError> {
+    pub(super) fn check(
+        &self,
+        check: &Check<'_>,
+        q: usize,
+        k: usize,
+        v: usize,
+    ) -> Result<(), OpError> {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(check.error(
                 "query heads a multiple of key/value heads",
@@ -50,10 +56,16 @@ impl AttentionHeads {
     /// Multiply-adds of one `[S, S] x D` product over all heads, from the shape of lse.
     fn product_flops(&self, lse: &[usize]) -> u64 {
         let (batch, heads, seq) = (lse[0] as u64, lse[1] as u64, lse[2] as u64);
-        // A causal mask needs S (S + 1) / 2 of the S^2 scores.
-        let scores = if self.causal { seq * (seq + 1) / 2 } else { seq * seq };
+        let scores = if self.causal { causal_scores(seq, None) } else { seq * seq };
         2 * batch * heads * scores * self.head_dim as u64
     }
+}
+
+/// Scores that a causal mask leaves of one head's, in windows of at most `window` tokens.
+pub(super) fn causal_scores(seq: u64, window: Option<usize>) -> u64 {
+    let window = window.map_or(seq, |window| (window as u64).min(seq));
+    // The first tokens see 1, 2, ... tokens, all others a whole window.
+    window * (window + 1) / 2 + (seq - window) * window
 }
 
 /// q `[T, H·D]`, k, v `[T, KV·D]` → o `[T, H·D]`, lse f32 `[B, H, S]` (natural logarithm of the
@@ -141,9 +153,7 @@ impl OpRule for WindowAttention {
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         let (batch, heads, seq) = (shapes[4][0] as u64, shapes[4][1] as u64, shapes[4][2] as u64);
-        let window = (self.window as u64).min(seq);
-        // The first tokens see 1, 2, ... tokens, all others a whole window.
-        let scores = window * (window + 1) / 2 + (seq - window) * window;
+        let scores = causal_scores(seq, Some(self.window));
         4 * batch * heads * scores * self.heads.head_dim as u64
     }
 

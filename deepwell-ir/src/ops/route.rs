@@ -1,0 +1,129 @@
+//! The choice of a mixture of experts: which experts a token visits, and with which weights.
+//!
+//! Sources: Mixtral, arXiv 2401.04088, section 2.1 (softmax); DeepSeek-V3, arXiv 2412.19437,
+//! equations 12 to 16 (sigmoid, a bias that takes part in the choice alone, groups of experts).
+
+use serde::{Deserialize, Serialize};
+
+use super::{Check, product};
+use crate::op::{OpRule, OutputType, TensorType};
+use crate::{DType, Dim, OpError, Shape};
+
+/// How router logits become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteScore {
+    /// `e^x` over the sum of `e^x` of all experts of the token.
+    Softmax,
+    /// `1 / (1 + e^-x)`, each expert by itself.
+    Sigmoid,
+}
+
+/// Experts in groups of equal size, of which a token may visit a few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteGroups {
+    /// Groups; divides the number of experts.
+    pub count: usize,
+    /// Groups that a token may visit: those with the largest sum of their two best scores.
+    pub chosen: usize,
+}
+
+/// logits `[T, E]` (, selection bias `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`, best
+/// first, ties to the lower index.
+///
+/// The choice is by the score plus the bias; the gates are the scores without it. No kernel
+/// computes it yet, nor has it a derivative: it holds a model's structure and counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Route {
+    /// Experts to choose from, `E`.
+    pub experts: usize,
+    /// Experts that a token visits, `K`.
+    pub top_k: usize,
+    /// How logits become scores.
+    pub score: RouteScore,
+    /// Whether the gates of a token are divided by their sum.
+    pub normalize: bool,
+    /// Factor on the gates, after that division.
+    pub scaling: f64,
+    /// Groups of experts, if the choice is limited to some of them.
+    pub groups: Option<RouteGroups>,
+    /// Whether there is a second operand, added to the scores for the choice alone.
+    pub selection_bias: bool,
+}
+
+impl Route {
+    /// What does not fit among the settings, if anything: expected and got.
+    pub(crate) fn misfit(&self) -> Option<(String, String)> {
+        if self.experts == 0 || self.top_k == 0 || self.top_k > self.experts {
+            let expected = format!("1 to {} experts for each token", self.experts);
+            return Some((expected, self.top_k.to_string()));
+        }
+        if !self.scaling.is_finite() || self.scaling <= 0.0 {
+            return Some(("a scaling over 0".to_string(), self.scaling.to_string()));
+        }
+        let RouteGroups { count, chosen } = self.groups?;
+        if count == 0 || !self.experts.is_multiple_of(count) {
+            let expected = format!("groups that divide {} experts", self.experts);
+            return Some((expected, count.to_string()));
+        }
+        let reached = chosen * (self.experts / count);
+        if chosen == 0 || chosen > count || reached < self.top_k {
+            let expected = format!("1 to {count} chosen groups with {} experts", self.top_k);
+            return Some((expected, chosen.to_string()));
+        }
+        None
+    }
+}
+
+impl OpRule for Route {
+    fn name(&self) -> &'static str {
+        "route"
+    }
+
+    fn attributes(&self) -> String {
+        let mut text = format!(
+            "experts={} top_k={} {}",
+            self.experts,
+            self.top_k,
+            match self.score {
+                RouteScore::Softmax => "softmax",
+                RouteScore::Sigmoid => "sigmoid",
+            }
+        );
+        if self.normalize {
+            text.push_str(" normalize");
+        }
+        if self.scaling != 1.0 {
+            text.push_str(&format!(" scaling={}", self.scaling));
+        }
+        if let Some(groups) = self.groups {
+            text.push_str(&format!(" groups={}/{}", groups.chosen, groups.count));
+        }
+        text
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let names: &[&str] = if self.selection_bias { &["logits", "bias"] } else { &["logits"] };
+        let check = Check::count(self.name(), inputs, names)?;
+        if let Some((expected, got)) = self.misfit() {
+            return Err(check.error(expected, got));
+        }
+        check.same_float(&[0])?;
+        let tokens = check.rank(0, 2)?[0];
+        check.shape(0, &Shape(vec![tokens, Dim::fixed(self.experts)]))?;
+        if self.selection_bias {
+            check.same_float(&[1])?;
+            check.shape(1, &Shape::new([self.experts]))?;
+        }
+        let chosen = Shape(vec![tokens, Dim::fixed(self.top_k)]);
+        Ok(vec![
+            OutputType::statistic("gates", chosen.clone(), DType::F32),
+            OutputType::statistic("experts", chosen, DType::I32),
+        ])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        // The score of each expert, and the sum and division.
+        5 * product(&shapes[0])
+    }
+}

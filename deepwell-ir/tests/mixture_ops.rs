@@ -1,0 +1,166 @@
+//! Ops of mixtures: what they take and give, what they cost, and that nothing runs them yet.
+
+use deepwell_ir::{DType, NoKernel, Op, OperandType, ops};
+
+fn operand(dtype: DType, shape: &[usize]) -> OperandType {
+    OperandType { dtype, shape: shape.to_vec() }
+}
+
+fn route() -> ops::Route {
+    ops::Route {
+        experts: 8,
+        top_k: 3,
+        score: ops::RouteScore::Sigmoid,
+        normalize: true,
+        scaling: 2.5,
+        groups: Some(ops::RouteGroups { count: 4, chosen: 2 }),
+        selection_bias: true,
+    }
+}
+
+fn heads() -> ops::AttentionHeads {
+    ops::AttentionHeads { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, causal: true }
+}
+
+fn latent() -> ops::LatentAttention {
+    ops::LatentAttention {
+        heads: 4,
+        plain_dim: 16,
+        rope_dim: 8,
+        value_dim: 24,
+        scale: 0.2,
+        inverse_frequencies: vec![1.0, 0.1, 0.01, 0.001],
+        attention_factor: 1.0,
+        interleaved: true,
+    }
+}
+
+const SWIGLU: ops::ExpertActivation = ops::ExpertActivation::SwiGlu;
+
+/// Operands of experts: 10 tokens of 64, 3 of 8 experts of width 32 each.
+fn expert_operands(bias: bool) -> Vec<OperandType> {
+    let mut all = vec![
+        operand(DType::F32, &[10, 64]),
+        operand(DType::F32, &[10, 3]),
+        operand(DType::I32, &[10, 3]),
+        operand(DType::F32, &[8, 32, 64]),
+        operand(DType::F32, &[8, 32, 64]),
+        operand(DType::F32, &[8, 64, 32]),
+    ];
+    if bias {
+        all.extend([
+            operand(DType::F32, &[8, 32]),
+            operand(DType::F32, &[8, 32]),
+            operand(DType::F32, &[8, 64]),
+        ]);
+    }
+    all
+}
+
+#[test]
+fn outputs_and_costs() {
+    let f32s = |shape: &[usize]| operand(DType::F32, shape);
+    let rows: [(Op, Vec<OperandType>, &[&[usize]], u64); 6] = [
+        (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
+        (
+            ops::Experts { activation: SWIGLU, bias: false }.into(),
+            expert_operands(false),
+            &[&[10, 64]],
+            // 30 pairs of token and expert, three products of 64 by 32 each.
+            30 * (3 * 2 * 64 * 32 + 5 * 32),
+        ),
+        (
+            ops::Experts { activation: SWIGLU, bias: true }.into(),
+            expert_operands(true),
+            &[&[10, 64]],
+            30 * (3 * 2 * 64 * 32 + 5 * 32),
+        ),
+        (
+            ops::SplitColumns { columns: 40 }.into(),
+            vec![f32s(&[10, 48])],
+            &[&[10, 40], &[10, 8]],
+            0,
+        ),
+        (
+            latent().into(),
+            vec![f32s(&[10, 96]), f32s(&[10, 160]), f32s(&[10, 8])],
+            &[&[10, 96]],
+            // 55 scores a head of 24 multiply-adds, and as many products with 24 values.
+            2 * 4 * 55 * (24 + 24),
+        ),
+        (
+            ops::SinkAttention { heads: heads(), window: Some(4) }.into(),
+            vec![f32s(&[10, 64]), f32s(&[10, 32]), f32s(&[10, 32]), f32s(&[4])],
+            &[&[10, 64]],
+            // 1 + 2 + 3 and seven windows of 4 are 34 scores a head.
+            2 * 2 * 4 * 34 * 16,
+        ),
+    ];
+    for (op, inputs, expected, flops) in rows {
+        let outputs = op.outputs_of(&inputs).unwrap();
+        let mut shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.clone()).collect();
+        for (output, shape) in outputs.iter().zip(expected) {
+            assert_eq!(output.shape, *shape, "{}", op.name());
+            shapes.push(output.shape.clone());
+        }
+        // Sizes of batch and sequence are open in the type of lse: one sequence of 10 tokens here.
+        if outputs.len() > expected.len() {
+            shapes.push(vec![1, 4, 10]);
+        }
+        assert_eq!(op.rule().flops(&shapes), flops, "{}", op.name());
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let f32s = |shape: &[usize]| operand(DType::F32, shape);
+    let changed = |index: usize, to: OperandType| {
+        let mut all = expert_operands(false);
+        all[index] = to;
+        all
+    };
+    let experts: Op = ops::Experts { activation: SWIGLU, bias: false }.into();
+    let wide = ops::Route { top_k: 5, ..route() };
+    let uneven = ops::Route { groups: Some(ops::RouteGroups { count: 3, chosen: 2 }), ..route() };
+    let short = ops::LatentAttention { inverse_frequencies: vec![1.0], ..latent() };
+    let sinks = ops::SinkAttention { heads: heads(), window: None };
+    for (op, inputs, expected) in [
+        (route().into(), vec![f32s(&[10, 8])], "expected 2 operands (logits, bias), got 1"),
+        (route().into(), vec![f32s(&[10, 9]), f32s(&[8])], "expected operand 0 [10, 8]"),
+        (wide.into(), vec![f32s(&[10, 8]), f32s(&[8])], "1 to 4 chosen groups with 5 experts"),
+        (uneven.into(), vec![f32s(&[10, 8]), f32s(&[8])], "groups that divide 8 experts, got 3"),
+        (experts.clone(), changed(2, f32s(&[10, 3])), "expected operand 2 as i32, got f32"),
+        (experts.clone(), changed(1, f32s(&[9, 3])), "expected operand 1 [10, 3], got [9, 3]"),
+        (experts.clone(), changed(5, f32s(&[8, 32, 64])), "expected operand 5 [8, 64, 32]"),
+        (experts, expert_operands(true), "expected 6 operands"),
+        (
+            ops::SplitColumns { columns: 48 }.into(),
+            vec![f32s(&[10, 48])],
+            "expected a cut inside of 48 columns, got 48",
+        ),
+        (
+            short.into(),
+            vec![f32s(&[10, 96]), f32s(&[10, 160]), f32s(&[10, 8])],
+            "expected 4 frequencies for 8 columns, got 1",
+        ),
+        (
+            sinks.into(),
+            vec![f32s(&[10, 64]), f32s(&[10, 32]), f32s(&[10, 32]), f32s(&[2])],
+            "expected operand 3 [4], got [2]",
+        ),
+    ] {
+        let error = op.outputs_of(&inputs).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_catalog_without_a_kernel_says_so() {
+    let error = NoKernel { op: "route", arch: "cpu".to_string(), rejected: Vec::new() };
+    assert_eq!(
+        error.to_string(),
+        "no kernel for `route` on `cpu`\n\
+         hint: this op is not supported by the catalog, which has no kernel of it for any target; a \
+         graph that holds it can be captured and counted, not run"
+    );
+}
