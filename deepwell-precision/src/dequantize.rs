@@ -118,7 +118,7 @@ impl<T: Target> Kernel for Task<'_, T> {
 /// exponent of a subnormal is taken as if it were one binade lower than the smallest normal, and
 /// subtracting its implicit one leaves half of the value.
 #[inline(always)]
-fn decode_e4m3(code: u8) -> f32 {
+pub(crate) fn decode_e4m3(code: u8) -> f32 {
     const OFFSET: u32 = (127 - e4m3::BIAS as u32) << 23;
     let magnitude = u32::from(code & 0x7F);
     let shifted = f32::from_bits((magnitude << (23 - e4m3::MANTISSA_BITS)) + OFFSET);
@@ -145,7 +145,7 @@ fn decode_e5m2(code: u8) -> f32 {
 /// The decoders of formats whose codes are all finite, likewise. The exponent bits are those
 /// between fraction and sign, and half of their range is the bias.
 #[inline(always)]
-fn decode_small<const MANTISSA_BITS: u32, const SIGN_BIT: u32>(code: u8) -> f32 {
+pub(crate) fn decode_small<const MANTISSA_BITS: u32, const SIGN_BIT: u32>(code: u8) -> f32 {
     let bias = (1 << (SIGN_BIT - MANTISSA_BITS - 1)) - 1;
     let offset = (127 - bias) << 23;
     let magnitude = u32::from(code) & ((1 << SIGN_BIT) - 1);

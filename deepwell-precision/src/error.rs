@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::{BlockShape, Granularity};
+
 /// A slice does not have the length that the shape asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -27,6 +29,25 @@ pub enum QuantizeError {
         rows: usize,
         /// Columns of the matrix.
         cols: usize,
+    },
+    /// The kind of blocks is not one that this function makes.
+    #[error(
+        "expected blocks of shape `row` and granularity `32` for stochastic rounding, got \
+         `{block}` and `{granularity}`"
+    )]
+    Blocks {
+        /// Shape that was asked for.
+        block: BlockShape,
+        /// Granularity that was asked for.
+        granularity: Granularity,
+    },
+    /// The width is not a multiple of what is transformed together.
+    #[error("expected rows of a multiple of {multiple} elements, got {cols}")]
+    Multiple {
+        /// Elements of a row.
+        cols: usize,
+        /// Elements that are transformed together.
+        multiple: usize,
     },
 }
 

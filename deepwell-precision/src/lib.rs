@@ -69,6 +69,7 @@ pub mod e3m2;
 pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
+pub mod nvfp4;
 pub mod packed;
 pub mod philox;
 pub mod scale_tiles;
@@ -95,10 +96,13 @@ pub use error::QuantizeError;
 pub use format::{Assignment, Fallback, Format, Role, TensorUse};
 pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, LayerState};
 pub use names::UnknownName;
+pub use nvfp4::Nvfp4Spec;
 pub use philox::Philox;
 #[cfg(feature = "policy")]
 pub use policy::{PRESETS, PolicyError, PrecisionPolicy};
-pub use quantize::{quantize_both, quantize_columns, quantize_rows, scales_len};
+pub use quantize::{
+    quantize_both, quantize_columns, quantize_rows, quantize_rows_stochastic, scales_len,
+};
 pub use rounding::{Overflow, Rounding};
 pub use source::{Source, Target};
 pub use spec::{BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, ScaleRule};

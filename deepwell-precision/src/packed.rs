@@ -63,6 +63,18 @@ pub fn pack_fp4(
     Ok(())
 }
 
+/// Sixteen bytes of FP4 from 32 codes.
+#[inline(always)]
+pub(crate) fn pack_pairs(codes: &[u8; 32]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (byte, pair) in bytes.iter_mut().zip(codes.as_chunks::<2>().0) {
+        // As a word of sixteen bits, so that a vector of pairs narrows to one of bytes.
+        let word = u16::from_le_bytes(*pair);
+        *byte = ((word & 0xF) | (word >> 4)) as u8;
+    }
+    bytes
+}
+
 /// The inverse of [`pack_fp4`].
 ///
 /// # Errors

@@ -16,26 +16,39 @@ const ROUNDS: u32 = 10;
 /// ```
 #[must_use]
 pub const fn block(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let ([mut a, mut b, mut c, mut d], [mut key_0, mut key_1]) = (counter, key);
+    let (mut counter, mut key) = (counter, key);
     let mut round = 0;
     while round < ROUNDS {
-        let product_0 = MULTIPLIERS[0] as u64 * a as u64;
-        let product_1 = MULTIPLIERS[1] as u64 * c as u64;
-        a = (product_1 >> 32) as u32 ^ b ^ key_0;
-        c = (product_0 >> 32) as u32 ^ d ^ key_1;
-        b = product_1 as u32;
-        d = product_0 as u32;
-        key_0 = key_0.wrapping_add(KEY_STEPS[0]);
-        key_1 = key_1.wrapping_add(KEY_STEPS[1]);
+        counter = one_round(counter, key);
+        key = next_key(key);
         round += 1;
     }
-    [a, b, c, d]
+    counter
+}
+
+/// One of the ten rounds.
+#[inline(always)]
+const fn one_round([a, b, c, d]: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let product_0 = MULTIPLIERS[0] as u64 * a as u64;
+    let product_1 = MULTIPLIERS[1] as u64 * c as u64;
+    [
+        (product_1 >> 32) as u32 ^ b ^ key[0],
+        product_1 as u32,
+        (product_0 >> 32) as u32 ^ d ^ key[1],
+        product_0 as u32,
+    ]
+}
+
+/// The key of the next round.
+#[inline(always)]
+const fn next_key(key: [u32; 2]) -> [u32; 2] {
+    [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])]
 }
 
 /// A stream of random words addressed by index: the word of index i is word i % 4 of the block
 /// whose counter is i / 4 (low word first) followed by the stream (low word first), and whose key
 /// is the seed (low word first).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Philox {
     /// Seed of a run.
     pub seed: u64,
@@ -43,13 +56,77 @@ pub struct Philox {
     pub stream: u64,
 }
 
+/// Blocks that are computed at a time, in the lanes of two AVX-512 registers.
+const LANES: usize = 16;
+/// Words that [`Philox::fill`] makes at a time.
+const WORDS: usize = 4 * LANES;
+
 impl Philox {
     /// The word at `index`.
     #[must_use]
     pub const fn word(&self, index: u64) -> u32 {
-        let at = index / 4;
-        let counter =
-            [at as u32, (at >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32];
-        block(counter, [self.seed as u32, (self.seed >> 32) as u32])[(index % 4) as usize]
+        block(self.counter(index / 4), self.key())[(index % 4) as usize]
+    }
+
+    /// The words from index `start` on, of which `words` takes as many as it has room for. After
+    /// the largest index comes 0.
+    ///
+    /// ```
+    /// use deepwell_precision::Philox;
+    /// let stream = Philox { seed: 1, stream: 2 };
+    /// let mut words = [0; 3];
+    /// stream.fill(6, &mut words);
+    /// assert_eq!(words, [stream.word(6), stream.word(7), stream.word(8)]);
+    /// ```
+    #[inline(always)]
+    pub fn fill(&self, start: u64, words: &mut [u32]) {
+        let mut at = start / 4;
+        let mut skip = (start % 4) as usize;
+        let mut rest = words;
+        while !rest.is_empty() {
+            let made = self.blocks(at);
+            let len = rest.len().min(WORDS - skip);
+            let (now, later) = rest.split_at_mut(len);
+            now.copy_from_slice(&made[skip..skip + len]);
+            rest = later;
+            skip = 0;
+            at = at.wrapping_add(LANES as u64);
+        }
+    }
+
+    const fn counter(&self, at: u64) -> [u32; 4] {
+        // Indices end at 2^64, so that blocks count to 2^62.
+        let at = at & (u64::MAX >> 2);
+        [at as u32, (at >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32]
+    }
+
+    const fn key(&self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
+    }
+
+    /// The words of [`LANES`] blocks, a lane each.
+    #[inline(always)]
+    fn blocks(&self, first: u64) -> [u32; WORDS] {
+        let mut counters: [[u32; LANES]; 4] = [[0; LANES]; 4];
+        for lane in 0..LANES {
+            let counter = self.counter(first.wrapping_add(lane as u64));
+            for (word, counters) in counters.iter_mut().enumerate() {
+                counters[lane] = counter[word];
+            }
+        }
+        let mut key = self.key();
+        for _ in 0..ROUNDS {
+            for lane in 0..LANES {
+                let [a, b, c, d] = &mut counters;
+                let next = one_round([a[lane], b[lane], c[lane], d[lane]], key);
+                [a[lane], b[lane], c[lane], d[lane]] = next;
+            }
+            key = next_key(key);
+        }
+        let mut words = [0; WORDS];
+        for (lane, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *words = [counters[0][lane], counters[1][lane], counters[2][lane], counters[3][lane]];
+        }
+        words
     }
 }

@@ -1,4 +1,4 @@
-//! What happens to one element, without branches, so that a loop over it becomes vector code.
+//! What happens to one element of a block, without branches, so that a loop over it becomes vector code.
 //!
 //! # Rounding by one addition
 //!
@@ -14,12 +14,12 @@ use crate::e8m0::ScaleConstants;
 use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, e2m3, e3m2, e4m3, e5m2};
 
 /// Bits of f32 infinity. Magnitudes at or above need [`encode_any`].
-pub(super) const INFINITY_BITS: u32 = 0x7F80_0000;
+pub(crate) const INFINITY_BITS: u32 = 0x7F80_0000;
 /// Lanes over which counters run: one block, two AVX-512 registers.
-pub(super) const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// An element format as constants.
-pub(super) trait Element: Copy {
+pub(crate) trait Element: Copy {
     const FORMAT: ElementFormat;
     const MANTISSA_BITS: u32;
     /// Bits of the smallest normal value, as f32.
@@ -44,15 +44,15 @@ pub(super) trait Element: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct E4m3;
+pub(crate) struct E4m3;
 #[derive(Clone, Copy)]
-pub(super) struct E5m2;
+pub(crate) struct E5m2;
 #[derive(Clone, Copy)]
-pub(super) struct E3m2;
+pub(crate) struct E3m2;
 #[derive(Clone, Copy)]
-pub(super) struct E2m3;
+pub(crate) struct E2m3;
 #[derive(Clone, Copy)]
-pub(super) struct E2m1;
+pub(crate) struct E2m1;
 
 impl Element for E4m3 {
     const FORMAT: ElementFormat = ElementFormat::E4M3;
@@ -123,22 +123,22 @@ const _: () = assert!(E3m2::MAGIC & 1 == 0 && E2m3::MAGIC & 1 == 0 && E2m1::MAGI
 /// Counters of one task: a vector of them per kind, so that counting costs an addition and no sum
 /// across lanes.
 #[derive(Clone)]
-pub(super) struct Counters {
-    underflows: [u32; LANES],
-    saturations: [u32; LANES],
+pub(crate) struct Counters {
+    pub(crate) underflows: [u32; LANES],
+    pub(crate) saturations: [u32; LANES],
     /// Everything that is counted rarely, or already in a single number.
-    pub(super) totals: QuantStats,
+    pub(crate) totals: QuantStats,
 }
 
 impl Counters {
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { underflows: [0; LANES], saturations: [0; LANES], totals: QuantStats::default() }
     }
 
     /// Moves the lanes into the totals. Has to be called before a lane has counted 2^32 elements.
     #[inline(always)]
-    pub(super) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         let sum = |lanes: &[u32; LANES]| lanes.iter().map(|&n| u64::from(n)).sum::<u64>();
         self.totals.underflows += sum(&self.underflows);
         self.totals.saturations += sum(&self.saturations);
@@ -149,7 +149,7 @@ impl Counters {
 
 /// Largest magnitude of a block, as bits: NaN above infinity above all else.
 #[inline(always)]
-pub(super) fn block_amax<S: Source>(block: &[S; LANES]) -> u32 {
+pub(crate) fn block_amax<S: Source>(block: &[S; LANES]) -> u32 {
     // Hidden from the optimizer, which otherwise computes the maxima of sixteen blocks at once by
     // gathering their elements from sixteen places. On data in cache, where training works, that
     // made rows slower: 13.4 instead of 18.3 GB/s from f32, 4.1 instead of 7.9 from bf16. From
@@ -161,7 +161,7 @@ pub(super) fn block_amax<S: Source>(block: &[S; LANES]) -> u32 {
 /// Encodes one lane of finite `x` after multiplication by a power of two. The scaled value must
 /// not round beyond the largest finite element, unless `CLIP`, which also counts.
 #[inline(always)]
-fn encode_lane<E: Element, const CLIP: bool>(
+pub(crate) fn encode_lane<E: Element, const CLIP: bool>(
     x: f32,
     reciprocal: f32,
     underflows: &mut u32,
@@ -184,7 +184,7 @@ fn encode_lane<E: Element, const CLIP: bool>(
 
 /// Encodes one block of finite elements that share a factor.
 #[inline(always)]
-pub(super) fn encode_block<E: Element, const CLIP: bool>(
+pub(crate) fn encode_block<E: Element, const CLIP: bool>(
     x: &[f32; LANES],
     reciprocal: f32,
     out: &mut [u8; LANES],
@@ -195,7 +195,7 @@ pub(super) fn encode_block<E: Element, const CLIP: bool>(
 
 /// Encodes finite elements with a factor each.
 #[inline(always)]
-pub(super) fn encode_lanes<E: Element, const CLIP: bool>(
+pub(crate) fn encode_lanes<E: Element, const CLIP: bool>(
     x: &[f32; LANES],
     reciprocals: &[f32; LANES],
     out: &mut [u8; LANES],
@@ -214,7 +214,7 @@ pub(super) fn encode_lanes<E: Element, const CLIP: bool>(
 /// Encodes elements of which some are NaN or infinite; `count_saturations` under the floor rule.
 #[inline(never)]
 #[cold]
-pub(super) fn encode_any<E: Element>(
+pub(crate) fn encode_any<E: Element>(
     x: &[f32],
     reciprocals: &[f32],
     count_saturations: bool,
@@ -233,7 +233,7 @@ pub(super) fn encode_any<E: Element>(
 /// Adds the non-finite elements and the largest finite magnitude of `x` to `totals`.
 #[inline(never)]
 #[cold]
-pub(super) fn survey_any(x: &[f32], totals: &mut QuantStats) {
+pub(crate) fn survey_any(x: &[f32], totals: &mut QuantStats) {
     for x in x {
         if x.is_finite() {
             totals.amax = totals.amax.max(x.abs());

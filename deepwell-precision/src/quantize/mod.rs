@@ -16,17 +16,19 @@ use crate::simd::Level;
 use crate::threads::{ELEMENTS_PER_TASK, join, threads};
 use crate::{BLOCK, BlockShape, MxSpec, QuantStats, Source};
 
-mod lanes;
+pub(crate) mod lanes;
 #[cfg(test)]
 mod reference;
 mod rows;
 mod scales;
+pub(crate) mod stochastic;
 #[cfg(test)]
 mod tests;
 mod tile;
 mod transpose;
 
 use rows::RowsTask;
+pub use stochastic::quantize_rows_stochastic;
 use tile::{ColumnOut, RowOut, RowSlices, STRIPE_ROWS, TILE_COLS, TileTask};
 
 /// Columns that one thread works off from the first row to the last. Each column of the transposed

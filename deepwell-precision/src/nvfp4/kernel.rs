@@ -1,0 +1,226 @@
+//! Up to sixteen blocks of up to sixteen rows: scales, codes and counters.
+
+use super::{BLOCK, Nvfp4Spec};
+use crate::dequantize::decode_e4m3;
+use crate::quantize::lanes::{
+    Counters, E2m1, E4m3, INFINITY_BITS, LANES, encode_lane, encode_lanes, survey_any,
+};
+use crate::quantize::stochastic::encode_stochastic_lane;
+use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, packed, ue4m3};
+
+/// Blocks along the contraction that are worked off together, in one AVX-512 register of scales.
+const SEGMENT_BLOCKS: usize = 16;
+/// Elements along the contraction that are worked off together.
+pub(super) const SEGMENT: usize = SEGMENT_BLOCKS * BLOCK;
+
+/// Blocks whose elements are encoded together.
+const PAIR: usize = LANES / BLOCK;
+
+const _: () = assert!(PAIR == 2);
+
+/// What is the same for all of a tensor.
+#[derive(Clone, Copy)]
+pub(super) struct Constants {
+    pub(super) encode_scale: f32,
+    pub(super) spec: Nvfp4Spec,
+    /// Elements of a row of the copy.
+    pub(super) cols: usize,
+}
+
+/// Where a segment goes, in a copy or in whole rows of one.
+pub(super) struct Out<'a> {
+    pub(super) bytes: &'a mut [u8],
+    pub(super) scales: &'a mut [u8],
+    /// Row of the copy that the slices start with.
+    pub(super) first_row: usize,
+}
+
+/// The scales of a segment and what they make of its elements.
+struct Scales {
+    codes: [u8; SEGMENT_BLOCKS],
+    factors: [f32; SEGMENT_BLOCKS],
+}
+
+/// Quantizes a segment: `rows` holds the same columns, from `col` on, of neighbouring rows of the
+/// copy, which share their scales; `row` is the first of them, counted from that of `out`.
+#[inline(always)]
+pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
+    rows: &[&[S]],
+    row: usize,
+    col: usize,
+    constants: &Constants,
+    out: &mut Out<'_>,
+    counters: &mut Counters,
+) {
+    let mut amax = [0_u32; SEGMENT_BLOCKS];
+    for src in rows {
+        let (blocks, rest) = src.as_chunks::<BLOCK>();
+        for (amax, block) in amax.iter_mut().zip(blocks) {
+            *amax = (*amax).max(block_amax(block));
+        }
+        if !rest.is_empty() {
+            let amax = &mut amax[blocks.len()];
+            *amax = (*amax).max(block_amax(rest));
+        }
+    }
+    let largest = amax.iter().fold(0, |a: u32, &b| a.max(b));
+    let scales = if largest < INFINITY_BITS {
+        counters.totals.amax = counters.totals.amax.max(f32::from_bits(largest));
+        finite_scales(&amax, constants.encode_scale, &mut counters.totals)
+    } else {
+        rows.iter().for_each(|src| survey_wide(src, &mut counters.totals));
+        any_scales(&amax, constants.encode_scale, &mut counters.totals)
+    };
+
+    let (blocks, row_bytes) = (constants.cols.div_ceil(BLOCK), constants.cols.div_ceil(2));
+    for (i, src) in rows.iter().enumerate() {
+        let row = row + i;
+        let out_scales = &mut out.scales[row * blocks + col / BLOCK..];
+        let len = src.len().div_ceil(BLOCK);
+        out_scales[..len].copy_from_slice(&scales.codes[..len]);
+        let out_bytes = &mut out.bytes[row * row_bytes + col / 2..][..src.len().div_ceil(2)];
+        let index = (out.first_row + row) as u64 * constants.cols as u64 + col as u64;
+        if largest < INFINITY_BITS {
+            encode_row::<S, STOCHASTIC>(src, index, &scales, constants, out_bytes, counters);
+        } else {
+            encode_row_any(src, index, &scales, constants, out_bytes, &mut counters.totals);
+        }
+    }
+}
+
+/// Largest magnitude, as bits: NaN above infinity above all else.
+#[inline(always)]
+fn block_amax<S: Source>(block: &[S]) -> u32 {
+    block.iter().fold(0, |amax, x| amax.max(x.to_f32().to_bits() & 0x7FFF_FFFF))
+}
+
+/// Scales of blocks that are finite.
+#[inline(always)]
+fn finite_scales(
+    amax: &[u32; SEGMENT_BLOCKS],
+    encode_scale: f32,
+    totals: &mut QuantStats,
+) -> Scales {
+    let mut scales = Scales { codes: [0; SEGMENT_BLOCKS], factors: [0.0; SEGMENT_BLOCKS] };
+    let mut clamps = 0;
+    for i in 0..SEGMENT_BLOCKS {
+        let wanted = f32::from_bits(amax[i]) / e2m1::MAX * encode_scale;
+        // As numbers without sign are ordered as their bits are, infinity included.
+        let wanted = f32::from_bits(wanted.to_bits().min(ue4m3::MAX.to_bits()));
+        let code = encode_lane::<E4m3, false>(wanted, 1.0, &mut 0, &mut 0);
+        let factor = encode_scale / decode_e4m3(code);
+        let factor = f32::from_bits(factor.to_bits().min(f32::MAX.to_bits()));
+        scales.codes[i] = code;
+        scales.factors[i] = if code == 0 { 0.0 } else { factor };
+        clamps += u32::from((code == 0) & (amax[i] != 0));
+    }
+    totals.scale_clamps += u64::from(clamps);
+    scales
+}
+
+/// [`finite_scales`] with NaN or infinities among them.
+#[inline(never)]
+#[cold]
+fn any_scales(amax: &[u32; SEGMENT_BLOCKS], encode_scale: f32, totals: &mut QuantStats) -> Scales {
+    let finite = amax.map(|bits| if bits < INFINITY_BITS { bits } else { 0 });
+    let mut scales = finite_scales(&finite, encode_scale, totals);
+    for (i, &bits) in amax.iter().enumerate() {
+        if bits >= INFINITY_BITS {
+            (scales.codes[i], scales.factors[i]) = (ue4m3::CODE_NAN, f32::NAN);
+        }
+    }
+    scales
+}
+
+/// Encodes a row of finite elements into packed bytes.
+#[inline(always)]
+fn encode_row<S: Source, const STOCHASTIC: bool>(
+    src: &[S],
+    index: u64,
+    scales: &Scales,
+    constants: &Constants,
+    bytes: &mut [u8],
+    counters: &mut Counters,
+) {
+    let mut words = [0; SEGMENT];
+    if STOCHASTIC && let Some(philox) = constants.spec.stochastic {
+        philox.fill(index, &mut words[..src.len()]);
+    }
+    let chunks = src
+        .chunks(LANES)
+        .zip(bytes.chunks_mut(LANES / 2))
+        .zip(words.as_chunks::<LANES>().0)
+        .zip(scales.factors.as_chunks::<PAIR>().0);
+    for (((src, bytes), words), factors) in chunks {
+        let mut x = [0.0; LANES];
+        match src.as_array::<LANES>() {
+            Some(src) => {
+                for lane in 0..LANES {
+                    x[lane] = src[lane].to_f32();
+                }
+            }
+            None => {
+                for (x, src) in x.iter_mut().zip(src) {
+                    *x = src.to_f32();
+                }
+            }
+        }
+        let mut by_lane = [0.0; LANES];
+        for lane in 0..LANES {
+            by_lane[lane] = factors[lane / BLOCK];
+        }
+        let mut codes = [0; LANES];
+        if STOCHASTIC {
+            for lane in 0..LANES {
+                codes[lane] = encode_stochastic_lane::<E2m1>(
+                    x[lane],
+                    by_lane[lane],
+                    words[lane],
+                    &mut counters.underflows[lane],
+                    &mut counters.saturations[lane],
+                );
+            }
+        } else {
+            encode_lanes::<E2m1, true>(&x, &by_lane, &mut codes, counters);
+        }
+        let pairs = packed::pack_pairs(&codes);
+        match bytes.as_mut_array::<{ LANES / 2 }>() {
+            Some(bytes) => *bytes = pairs,
+            None => bytes.copy_from_slice(&pairs[..bytes.len()]),
+        }
+    }
+}
+
+/// [`encode_row`] with NaN or infinities in it.
+#[inline(never)]
+#[cold]
+fn encode_row_any<S: Source>(
+    src: &[S],
+    index: u64,
+    scales: &Scales,
+    constants: &Constants,
+    bytes: &mut [u8],
+    totals: &mut QuantStats,
+) {
+    bytes.fill(0);
+    for (i, x) in src.iter().enumerate() {
+        let x = x.to_f32();
+        let scaled = x * scales.factors[i / BLOCK];
+        let code = match constants.spec.stochastic {
+            Some(philox) => {
+                ElementFormat::E2M1.encode_stochastic(scaled, philox.word(index + i as u64))
+            }
+            None => e2m1::encode(scaled, Rounding::NearestEven, Overflow::Saturate),
+        };
+        bytes[i / 2] |= code << (i % 2 * 4);
+        totals.underflows += u64::from(x != 0.0 && code & e2m1::CODE_MAX == 0);
+        totals.saturations += u64::from(x.is_finite() && scaled.abs() > e2m1::MAX);
+    }
+}
+
+/// [`survey_any`] of elements of any type.
+#[inline(never)]
+#[cold]
+fn survey_wide<S: Source>(src: &[S], totals: &mut QuantStats) {
+    src.iter().for_each(|x| survey_any(&[x.to_f32()], totals));
+}

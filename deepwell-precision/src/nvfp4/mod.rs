@@ -1,0 +1,245 @@
+//! NVFP4: E2M1 elements, a UE4M3 scale per 16 of them and one f32 scale per tensor.
+//!
+//! A value is `e2m1 * ue4m3 * tensor_scale`. With `bound` the largest block scale in use
+//! ([`ScaleBound`]) and `amax` the largest magnitude of the whole tensor, all in f32 and each
+//! operation rounded to nearest even:
+//!
+//! ```text
+//! encode_scale = min(bound * 6 / amax, f32::MAX)            1 when amax is 0
+//! tensor_scale = 1 / encode_scale                           stored
+//! block_scale  = ue4m3(min(block_amax / 6 * encode_scale, 448))    stored
+//! factor       = min(encode_scale / block_scale, f32::MAX)  0 when block_scale is 0
+//! element      = e2m1(x * factor)                           stored, saturating
+//! ```
+//!
+//! The block scale is rounded to the nearest, not up. Where it was rounded down, the largest
+//! elements of the block lie above 6 after scaling, by one part in 16 at most, and become 6: that
+//! counts as saturation and is part of the format. So does an element that vanishes because its
+//! block is so small beside the tensor that the block scale is zero.
+//!
+//! A tensor that is cut into shards needs the amax of all of them. A block that holds a NaN or an
+//! infinity gets the scale NaN and the largest code for each of its elements: the format has no
+//! infinity, and nothing that is not finite is to look as if it were.
+//!
+//! Source of the two levels and of 16 x 16 blocks for weights: "Pretraining Large Language Models
+//! with NVFP4", arXiv 2509.25149. Other implementations differ from this one in the last place of
+//! a quotient, because they multiply by a rounded reciprocal of 6 or of the block scale.
+
+use crate::error::{QuantizeError, Shape};
+use crate::names::named_enum;
+use crate::packed::fp4_len;
+use crate::simd::Level;
+use crate::{BlockShape, Philox, QuantStats, Source, e2m1, ue4m3};
+
+mod amax;
+mod columns;
+mod dequantize;
+mod kernel;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+pub use amax::amax;
+pub use dequantize::dequantize_rows;
+
+/// Elements along the contraction that share a block scale.
+pub const BLOCK: usize = 16;
+
+named_enum! {
+    /// The largest block scale that a tensor uses.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum ScaleBound ("scale bound") {
+        /// The largest of UE4M3.
+        #[default]
+        Max448 = "448",
+        /// A power of two that leaves room above: every block scale can be made half as large again,
+        /// which maps its largest magnitude to 4 instead of 6, and still is a UE4M3.
+        Max256 = "256",
+    }
+}
+
+impl ScaleBound {
+    /// 448 or 256.
+    #[must_use]
+    pub const fn value(self) -> f32 {
+        match self {
+            Self::Max448 => ue4m3::MAX,
+            Self::Max256 => 256.0,
+        }
+    }
+}
+
+/// How a tensor is quantized. The default is 1 x 16 blocks, nearest even, bound 448.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Nvfp4Spec {
+    /// 1 x 16 (`Row`), or 16 x 16 (`Square`), whose scale is stored for each of its rows.
+    pub block: BlockShape,
+    /// The largest block scale.
+    pub bound: ScaleBound,
+    /// Rounds elements stochastically with the words at their row-major indices in the copy that is
+    /// written; nearest even without.
+    pub stochastic: Option<Philox>,
+}
+
+/// Factor from values to what block scales and elements represent; see the module documentation.
+/// The sign of `amax` is ignored; NaN and infinity count as `f32::MAX`.
+#[must_use]
+pub const fn encode_scale(amax: f32, bound: ScaleBound) -> f32 {
+    let amax = amax.abs();
+    if amax == 0.0 {
+        return 1.0;
+    }
+    let amax = if amax <= f32::MAX { amax } else { f32::MAX };
+    let scale = bound.value() * e2m1::MAX / amax;
+    if scale <= f32::MAX { scale } else { f32::MAX }
+}
+
+/// Bytes of the block scales of a `rows` x `cols` matrix: row-major [rows, ceil(cols / 16)].
+#[must_use]
+pub const fn scales_len(rows: usize, cols: usize) -> usize {
+    rows * cols.div_ceil(BLOCK)
+}
+
+/// Quantizes a matrix with blocks along its rows and returns its tensor scale.
+///
+/// `src` is row-major [rows, cols] and `amax` the largest finite magnitude of the whole tensor, as
+/// [`amax()`] finds it. `bytes` receives [`crate::packed`] codes, two to a byte ([`fp4_len`]),
+/// `scales` the [`crate::ue4m3`] scales, row-major [rows, ceil(cols / 16)]; the last block of a row
+/// may be shorter. Large matrices are split over the threads of the current rayon pool. Does not
+/// allocate.
+///
+/// In the statistics a saturation is a finite element beyond 6 after scaling and a clamp a non-zero
+/// block whose scale became zero.
+///
+/// ```
+/// use deepwell_precision::nvfp4::{self, Nvfp4Spec};
+/// let source = [6.0_f32, -3.0, 0.5];
+/// let amax = nvfp4::amax(&source);
+/// let (mut bytes, mut scales) = ([0; 2], [0; 1]);
+/// let spec = Nvfp4Spec::default();
+/// let (tensor_scale, stats) =
+///     nvfp4::quantize_rows(&source, 1, 3, amax, &spec, &mut bytes, &mut scales)?;
+/// assert_eq!((bytes, scales, stats.amax), ([0xD7, 0x01], [0x7E], 6.0));
+/// let mut back = [0.0_f32; 3];
+/// nvfp4::dequantize_rows(&bytes, &scales, tensor_scale, 1, 3, &mut back)?;
+/// assert!(back.iter().zip(source).all(|(&y, x)| (y - x).abs() < 1e-6));
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+pub fn quantize_rows<S: Source>(
+    src: &[S],
+    rows: usize,
+    cols: usize,
+    amax: f32,
+    spec: &Nvfp4Spec,
+    bytes: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(f32, QuantStats), QuantizeError> {
+    check("src", src.len(), rows, cols, bytes.len(), scales.len())?;
+    let encode_scale = encode_scale(amax, spec.bound);
+    let stats = rows_at(Level::Native, src, cols, encode_scale, *spec, bytes, scales);
+    Ok((1.0 / encode_scale, stats))
+}
+
+/// Quantizes a matrix with blocks along its columns, for a product that contracts over rows, and
+/// returns its tensor scale.
+///
+/// `src` is row-major [rows, cols]. The copy is stored transposed, since the tensor cores read FP4
+/// only with the contraction contiguous: `bytes_t` and `scales_t` are what [`quantize_rows`] writes
+/// for the [cols, rows] transpose, byte for byte. Otherwise as [`quantize_rows`].
+///
+/// ```
+/// use deepwell_precision::{nvfp4, packed::fp4_len};
+/// let source: Vec<f32> = (0..6).map(|i| i as f32).collect(); // 3 rows of 2
+/// let (mut bytes_t, mut scales_t) = ([0; fp4_len(2, 3)], [0; nvfp4::scales_len(2, 3)]);
+/// let spec = nvfp4::Nvfp4Spec::default();
+/// nvfp4::quantize_columns(&source, 3, 2, 5.0, &spec, &mut bytes_t, &mut scales_t)?;
+/// // Column 0 is 0, 2, 4 in the first two bytes; its largest element is the code 7.
+/// assert_eq!(bytes_t[0] & 0x0F, 0);
+/// assert_eq!(bytes_t[1], 0x07);
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+pub fn quantize_columns<S: Source>(
+    src: &[S],
+    rows: usize,
+    cols: usize,
+    amax: f32,
+    spec: &Nvfp4Spec,
+    bytes_t: &mut [u8],
+    scales_t: &mut [u8],
+) -> Result<(f32, QuantStats), QuantizeError> {
+    let shape = Shape::new(rows, cols)?;
+    shape.expect("src", rows * cols, src.len())?;
+    shape.expect("bytes_t", fp4_len(cols, rows), bytes_t.len())?;
+    shape.expect("scales_t", scales_len(cols, rows), scales_t.len())?;
+    let encode_scale = encode_scale(amax, spec.bound);
+    let stats = columns_at(Level::Native, src, cols, encode_scale, *spec, bytes_t, scales_t);
+    Ok((1.0 / encode_scale, stats))
+}
+
+/// [`quantize_rows`] on checked arguments.
+fn rows_at<S: Source>(
+    level: Level,
+    src: &[S],
+    cols: usize,
+    encode_scale: f32,
+    spec: Nvfp4Spec,
+    bytes: &mut [u8],
+    scales: &mut [u8],
+) -> QuantStats {
+    let elements = src.len() as u64;
+    if src.is_empty() {
+        return QuantStats::default();
+    }
+    let task = rows::RowsTask { src, cols, first_row: 0, encode_scale, spec, bytes, scales };
+    QuantStats { elements, ..task.run(level) }
+}
+
+/// [`quantize_columns`] on checked arguments.
+fn columns_at<S: Source>(
+    level: Level,
+    src: &[S],
+    cols: usize,
+    encode_scale: f32,
+    spec: Nvfp4Spec,
+    bytes_t: &mut [u8],
+    scales_t: &mut [u8],
+) -> QuantStats {
+    let elements = src.len() as u64;
+    if src.is_empty() {
+        return QuantStats::default();
+    }
+    let task = columns::ColumnsTask {
+        src,
+        rows: src.len() / cols,
+        cols,
+        col_range: (0, cols),
+        encode_scale,
+        spec,
+        bytes_t,
+        scales_t,
+    };
+    QuantStats { elements, ..task.run(level) }
+}
+
+fn check(
+    name: &'static str,
+    values: usize,
+    rows: usize,
+    cols: usize,
+    bytes: usize,
+    scales: usize,
+) -> Result<(), QuantizeError> {
+    let shape = Shape::new(rows, cols)?;
+    shape.expect(name, rows * cols, values)?;
+    shape.expect("bytes", fp4_len(rows, cols), bytes)?;
+    shape.expect("scales", scales_len(rows, cols), scales)
+}
