@@ -53,6 +53,8 @@ pub mod engine;
 pub mod error;
 pub mod hazard;
 pub mod launch;
+#[cfg(feature = "launch-files")]
+pub mod launch_file;
 pub mod mbarrier;
 pub mod memory;
 pub mod mutation;

@@ -1,0 +1,213 @@
+//! `deepwell-emulate mutate`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use deepwell_emulator::launch_file::{
+    Mutant, MutantEnd, MutationOptions, MutationSummary, PreparedLaunch, mutate,
+};
+use serde_json::{Value, json};
+
+use crate::output::{launch_files, print, print_json, progress, say};
+use crate::text::failure;
+
+/// Delete one synchronizing instruction at a time and list what nobody noticed
+///
+/// Each kernel runs without each of its waits, fences, commits, arrivals and barriers, in eager
+/// mode with the tracker, on the launches given for it, smallest first, until one shows that
+/// something is missing: the launch fails, a hazard is reported, or other values come out. A
+/// deletion that may go unnoticed is named by `[[redundant]]` in the launch file, or by a comment
+/// `// redundant INSTRUCTION: REASON` at its line of the source.
+#[derive(Debug, Args)]
+pub(crate) struct MutateArgs {
+    /// Launch files, or folders of them
+    #[arg(required = true, value_name = "FILE.toml")]
+    files: Vec<PathBuf>,
+    /// Multiprocessors [default: what the launch file says, else 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    sm_count: Option<u32>,
+    /// List also the deletions that were noticed, and by what
+    #[arg(long)]
+    verbose: bool,
+    /// One JSON document instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Launches of one kernel of one file of PTX, smallest first.
+pub(crate) struct Group {
+    pub(crate) kernel: String,
+    pub(crate) launches: Vec<PreparedLaunch>,
+}
+
+/// Reads launch files and sorts them by kernel.
+pub(crate) fn groups(paths: &[PathBuf]) -> Result<Vec<Group>> {
+    let mut groups: BTreeMap<(String, PathBuf), Vec<PreparedLaunch>> = BTreeMap::new();
+    for path in launch_files(paths)? {
+        let launch = PreparedLaunch::read(&path)?;
+        let key = (launch.file().kernel.clone(), canonical(launch.ptx()));
+        groups.entry(key).or_default().push(launch);
+    }
+    let instructions =
+        |launch: &PreparedLaunch| launch.file().recorded.as_ref().map(|known| known.instructions);
+    Ok(groups
+        .into_iter()
+        .map(|((kernel, _), mut launches)| {
+            launches.sort_by_key(instructions);
+            Group { kernel, launches }
+        })
+        .collect())
+}
+
+fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Mutates every kernel. Returns whether all deletions were noticed or have a reason.
+pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
+    let fallback = MutationOptions::default();
+    let options =
+        MutationOptions { sm_count: args.sm_count.unwrap_or(fallback.sm_count), ..fallback };
+    let mut all_right = true;
+    let mut documents = Vec::new();
+    for group in groups(&args.files)? {
+        let bar = progress(deletions(&group));
+        bar.set_message(group.kernel.clone());
+        let summary = mutate(&group.launches, &options, || bar.inc(1));
+        bar.finish_and_clear();
+        match summary {
+            Ok(summary) => {
+                all_right &= summary.is_right();
+                match args.json {
+                    true => documents.push(summary_json(&summary)),
+                    false => print(&summary_text(&summary, args.verbose))?,
+                }
+            }
+            Err(outcome) => {
+                all_right = false;
+                let verdict = outcome.verdict().name();
+                say(format_args!("{}: {verdict} without any deletion", group.kernel));
+                if let (Err(error), Some(launch)) = (&outcome.result, group.launches.first()) {
+                    say(failure(error, launch.lines()).trim_end());
+                }
+                say("hint: `deepwell-emulate run` says more");
+                documents.push(json!({ "kernel": group.kernel, "verdict": verdict }));
+            }
+        }
+    }
+    if args.json {
+        print_json(&json!({ "right": all_right, "kernels": documents }))?;
+    }
+    Ok(all_right)
+}
+
+/// Deletions of a group's kernel.
+pub(crate) fn deletions(group: &Group) -> usize {
+    let program = group.launches.first().and_then(PreparedLaunch::program);
+    program.map_or(0, |program| deepwell_emulator::mutation::deletions(program).len())
+}
+
+fn word(end: &MutantEnd) -> &'static str {
+    match end {
+        MutantEnd::Noticed(_) => "noticed",
+        MutantEnd::Redundant(_) => "redundant",
+        MutantEnd::NotRun => "not run",
+        MutantEnd::Unnoticed => "unnoticed",
+    }
+}
+
+/// What becomes of copies of one instruction, which unrolling makes, in a line each.
+pub(crate) fn summary_text(summary: &MutationSummary, verbose: bool) -> String {
+    let count = |name: &str| summary.count(|end| word(end) == name);
+    let mut text = format!(
+        "{}: {} deletions: {} noticed, {} redundant, {} not run, {} unnoticed\n",
+        summary.kernel,
+        summary.mutants.len(),
+        count("noticed"),
+        count("redundant"),
+        count("not run"),
+        count("unnoticed")
+    );
+    for name in ["unnoticed", "not run", "redundant", "noticed"] {
+        if name == "noticed" && !verbose {
+            continue;
+        }
+        let mut alike: BTreeMap<(String, String), Vec<&Mutant>> = BTreeMap::new();
+        for mutant in summary.mutants.iter().filter(|mutant| word(&mutant.end) == name) {
+            let detail = match &mutant.end {
+                MutantEnd::Noticed(detail) | MutantEnd::Redundant(detail) => detail.clone(),
+                MutantEnd::NotRun | MutantEnd::Unnoticed => String::new(),
+            };
+            let chain: Vec<String> = mutant.lines.iter().map(ToString::to_string).collect();
+            let place = match (chain.is_empty(), name) {
+                (true, _) | (_, "noticed") => format!("{}", mutant.ptx_line),
+                _ => chain.join(" in "),
+            };
+            alike.entry((place, format!("{}\n{detail}", mutant.what))).or_default().push(mutant);
+        }
+        let mut alike: Vec<_> = alike.into_values().collect();
+        alike.sort_by_key(|mutants| mutants[0].ptx_line);
+        for mutants in alike {
+            let first = mutants[0];
+            let lines: Vec<String> =
+                mutants.iter().map(|mutant| mutant.ptx_line.to_string()).collect();
+            let chain: Vec<String> = first.lines.iter().map(ToString::to_string).collect();
+            let place = if chain.is_empty() { String::new() } else { chain.join(" in ") };
+            let _ = writeln!(text, "  {name:<10}{}", first.what);
+            let plural = if lines.len() > 1 { "lines" } else { "line" };
+            let separator = if place.is_empty() { "" } else { ", " };
+            let _ =
+                writeln!(text, "            PTX {plural} {}{separator}{place}", shortened(&lines));
+            match &first.end {
+                MutantEnd::Redundant(reason) => {
+                    let _ = writeln!(text, "            because {reason}");
+                }
+                MutantEnd::Noticed(how) => {
+                    let _ = writeln!(text, "            by {how}");
+                }
+                MutantEnd::NotRun | MutantEnd::Unnoticed => {}
+            }
+        }
+    }
+    for reason in &summary.reasons_unused {
+        let _ = writeln!(
+            text,
+            "  note: `[[redundant]]` names {} at {}, whose deletion is noticed or which is not there",
+            reason.what, reason.at
+        );
+    }
+    text
+}
+
+fn shortened(lines: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let mut text = lines[..lines.len().min(SHOWN)].join(", ");
+    if lines.len() > SHOWN {
+        let _ = write!(text, " and {} more", lines.len() - SHOWN);
+    }
+    text
+}
+
+pub(crate) fn summary_json(summary: &MutationSummary) -> Value {
+    let mutants: Vec<Value> = summary
+        .mutants
+        .iter()
+        .map(|mutant| {
+            let detail = match &mutant.end {
+                MutantEnd::Noticed(detail) | MutantEnd::Redundant(detail) => Some(detail),
+                MutantEnd::NotRun | MutantEnd::Unnoticed => None,
+            };
+            json!({
+                "what": mutant.what,
+                "ptx_line": mutant.ptx_line,
+                "source": mutant.lines.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                "end": word(&mutant.end),
+                "detail": detail,
+            })
+        })
+        .collect();
+    json!({ "kernel": summary.kernel, "right": summary.is_right(), "deletions": mutants })
+}

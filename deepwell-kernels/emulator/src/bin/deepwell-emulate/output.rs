@@ -1,0 +1,102 @@
+//! Data to stdout, remarks to stderr, and what both are made of.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Exit code of a launch that is not right.
+pub(crate) const FAILED: u8 = 1;
+/// Exit code of a command line or file that cannot be used.
+pub(crate) const UNUSABLE: u8 = 2;
+
+/// Prints data. A reader that stops reading, such as `head`, is no error.
+pub(crate) fn print(text: &dyn Display) -> Result<()> {
+    let mut stdout = io::BufWriter::new(io::stdout().lock());
+    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot write to stdout"),
+    }
+}
+
+/// Prints data as one JSON document.
+pub(crate) fn print_json(data: &serde_json::Value) -> Result<()> {
+    print(&format_args!("{data:#}\n"))
+}
+
+/// Prints to stderr.
+pub(crate) fn say(text: impl Display) {
+    // Nobody is there to be told that stderr is closed.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// An error with its causes.
+pub(crate) fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::from("error: ");
+    for (depth, cause) in error.chain().enumerate() {
+        if depth > 0 {
+            text.push_str("\n  caused by: ");
+        }
+        text.push_str(&cause.to_string());
+    }
+    text
+}
+
+/// A count with its digits in groups of three: `3,082,496`.
+pub(crate) fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A bar on stderr, if somebody looks.
+pub(crate) fn progress(total: usize) -> ProgressBar {
+    let target = match io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(Some(total as u64), target);
+    match ProgressStyle::with_template("[{bar:30}] {pos}/{len} {elapsed} {msg}") {
+        Ok(style) => bar.with_style(style.progress_chars("=  ")),
+        Err(_) => bar,
+    }
+}
+
+/// The launch files that arguments name: files, and all `.toml` files in and below folders.
+pub(crate) fn launch_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let before = files.len();
+            in_folder(path, &mut files)?;
+            files[before..].sort();
+            if files.len() == before {
+                bail!("expected `.toml` files in {}, found none", path.display());
+            }
+        } else {
+            files.push(path.clone());
+        }
+    }
+    Ok(files)
+}
+
+fn in_folder(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let unreadable = || format!("cannot read {}", folder.display());
+    for entry in std::fs::read_dir(folder).with_context(unreadable)? {
+        let path = entry.with_context(unreadable)?.path();
+        if path.is_dir() {
+            in_folder(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! `deepwell-emulate survey`: many kernels in all modes, and one table.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use deepwell_emulator::launch::{Completion, Settings};
+use deepwell_emulator::launch_file::{
+    MutationOptions, MutationSummary, Outcome, PreparedLaunch, Verdict, mutate,
+};
+use deepwell_emulator::numerics::ResultMode;
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use crate::modes::{Mode, completion_name, results_name};
+use crate::mutate::{Group, deletions, groups, summary_json, summary_text};
+use crate::output::{print, print_json, progress};
+use crate::{json, text};
+
+/// Run every kernel of recorded launches in all modes, mutate some, and print one table
+///
+/// Of each kernel the largest launch that `--largest` allows runs in eager mode, in lazy mode with
+/// two seeds and in demand mode, and where tensor cores are used also with exact and with fuzzed
+/// sums; always with the tracker.
+#[derive(Debug, Args)]
+pub(crate) struct SurveyArgs {
+    /// Folders of launch files, or launch files
+    #[arg(required = true, value_name = "DIR")]
+    files: Vec<PathBuf>,
+    /// Mutate the kernels whose names have one of these words in them; `none` for none
+    #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "gemm")]
+    mutate: Vec<String>,
+    /// Run a launch in all modes only if it has at most so many instructions of warps, or is the
+    /// kernel's smallest
+    #[arg(long, value_name = "N", default_value_t = 20_000_000)]
+    largest: u64,
+    /// Try mutants only on launches of at most so many instructions of warps, or on the smallest
+    #[arg(long, value_name = "N", default_value_t = 4_000_000)]
+    largest_mutated: u64,
+    /// One JSON document instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Columns of the table.
+const MODES: [Mode; 6] = [
+    Mode { completion: Completion::Eager, results: ResultMode::Hardware },
+    Mode { completion: Completion::Lazy { seed: 1 }, results: ResultMode::Hardware },
+    Mode { completion: Completion::Lazy { seed: 2 }, results: ResultMode::Hardware },
+    Mode { completion: Completion::Demand, results: ResultMode::Hardware },
+    Mode { completion: Completion::Eager, results: ResultMode::Exact },
+    Mode { completion: Completion::Eager, results: ResultMode::Fuzz(1) },
+];
+
+/// What came of one kernel.
+struct Row {
+    kernel: String,
+    target: String,
+    launches: usize,
+    instructions: u64,
+    runs: Vec<Option<Run>>,
+    mutation: Option<Result<MutationSummary, Box<Outcome>>>,
+}
+
+struct Run {
+    verdict: Verdict,
+    text: String,
+    json: Value,
+}
+
+/// Runs all of it. Returns whether all is right.
+pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
+    let begun = Instant::now();
+    let groups = groups(&args.files)?;
+    let mutated: Vec<bool> = groups.iter().map(|group| is_mutated(group, args)).collect();
+    let mutants: usize = groups
+        .iter()
+        .zip(&mutated)
+        .map(|(group, is_mutated)| if *is_mutated { deletions(group) } else { 0 })
+        .sum();
+    let bar = progress(groups.len() * MODES.len() + mutants);
+    let rows: Vec<Row> = groups
+        .into_par_iter()
+        .zip(mutated)
+        .map(|(group, is_mutated)| {
+            bar.set_message(group.kernel.clone());
+            let row = survey(group, is_mutated, args, &|| bar.inc(1));
+            bar.tick();
+            row
+        })
+        .collect();
+    bar.finish_and_clear();
+    let all_right = rows.iter().all(Row::is_right);
+    if args.json {
+        let kernels: Vec<Value> = rows.iter().map(Row::to_json).collect();
+        print_json(&json!({
+            "right": all_right,
+            "took_s": begun.elapsed().as_secs_f64(),
+            "kernels": kernels,
+        }))?;
+    } else {
+        print(&table(&rows))?;
+        print(&details(&rows))?;
+        let count = rows.iter().filter(|row| row.is_right()).count();
+        print(&format_args!(
+            "{count} of {} kernels are right; {:.0} s\n",
+            rows.len(),
+            begun.elapsed().as_secs_f64()
+        ))?;
+    }
+    Ok(all_right)
+}
+
+fn is_mutated(group: &Group, args: &SurveyArgs) -> bool {
+    args.mutate.iter().any(|word| word != "none" && group.kernel.contains(word.as_str()))
+}
+
+fn instructions(launch: &PreparedLaunch) -> u64 {
+    launch.file().recorded.as_ref().map_or(0, |known| known.instructions)
+}
+
+fn survey(group: Group, is_mutated: bool, args: &SurveyArgs, done: &(dyn Fn() + Sync)) -> Row {
+    let Group { kernel, launches } = group;
+    let fits =
+        |limit: u64| launches.iter().rposition(|launch| instructions(launch) <= limit).unwrap_or(0);
+    let launch = &launches[fits(args.largest)];
+    let program = launch.program();
+    let multiplies = program.is_some_and(|program| {
+        let families = ["mma.sync", "wgmma", "tcgen05"];
+        program.steps.iter().any(|step| families.contains(&step.instruction.family()))
+    });
+    let runs = MODES
+        .par_iter()
+        .map(|mode| {
+            let run = (mode.results == ResultMode::Hardware || multiplies).then(|| {
+                let settings = Settings {
+                    completion: mode.completion,
+                    results: mode.results,
+                    sm_count: launch.file().sm_count.unwrap_or(Settings::default().sm_count),
+                    ..Settings::default()
+                };
+                let outcome = launch.run(&settings);
+                let verdict = outcome.verdict();
+                let text = match verdict {
+                    Verdict::Right => String::new(),
+                    _ => text::outcome(launch, &settings, &outcome),
+                };
+                Run { verdict, text, json: json::outcome(launch, &settings, &outcome) }
+            });
+            done();
+            run
+        })
+        .collect();
+    let instructions = instructions(launch);
+    let target = program.map(|program| program.target.clone()).unwrap_or_default();
+    let tried = &launches[..=fits(args.largest_mutated)];
+    let mutation = is_mutated.then(|| mutate(tried, &MutationOptions::default(), done));
+    Row { kernel, target, launches: launches.len(), instructions, runs, mutation }
+}
+
+impl Row {
+    fn is_right(&self) -> bool {
+        let runs = self.runs.iter().flatten().all(|run| run.verdict == Verdict::Right);
+        let mutation = self
+            .mutation
+            .as_ref()
+            .is_none_or(|mutation| mutation.as_ref().is_ok_and(MutationSummary::is_right));
+        runs && mutation
+    }
+
+    fn to_json(&self) -> Value {
+        let runs: Vec<&Value> = self.runs.iter().flatten().map(|run| &run.json).collect();
+        let mutation = self.mutation.as_ref().map(|mutation| match mutation {
+            Ok(summary) => summary_json(summary),
+            Err(outcome) => json!({ "right": false, "verdict": outcome.verdict().name() }),
+        });
+        json!({
+            "kernel": self.kernel,
+            "target": self.target,
+            "launches": self.launches,
+            "right": self.is_right(),
+            "runs": runs,
+            "mutation": mutation,
+        })
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let width = rows.iter().map(|row| row.kernel.len()).max().unwrap_or(6).max(6);
+    let heads = ["eager", "lazy 1", "lazy 2", "demand", "exact", "fuzz"];
+    let mut text = format!("{:<width$}  {:<8}{:>13}", "kernel", "target", "instructions");
+    for head in heads {
+        let _ = write!(text, "  {head:<7}");
+    }
+    text.push_str("  deletions\n");
+    for row in rows {
+        let instructions = crate::output::grouped(row.instructions);
+        let _ = write!(text, "{:<width$}  {:<8}{instructions:>13}", row.kernel, row.target);
+        for run in &row.runs {
+            let word = run.as_ref().map_or("-", |run| run.verdict.name());
+            let _ = write!(text, "  {word:<7}");
+        }
+        let mutation = match &row.mutation {
+            None => "-".to_owned(),
+            Some(Err(_)) => "not right without any".to_owned(),
+            Some(Ok(summary)) => {
+                use deepwell_emulator::launch_file::MutantEnd as End;
+                let unnoticed = summary.count(|end| matches!(end, End::Unnoticed | End::NotRun));
+                let redundant = summary.count(|end| matches!(end, End::Redundant(_)));
+                let total = summary.mutants.len();
+                format!("{total}, {redundant} redundant, {unnoticed} unnoticed")
+            }
+        };
+        let _ = writeln!(text, "  {mutation}");
+    }
+    text
+}
+
+/// What is not right, in full.
+fn details(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        for (run, mode) in row.runs.iter().zip(MODES) {
+            if let Some(run) = run.as_ref().filter(|run| !run.text.is_empty()) {
+                let completion = completion_name(mode.completion);
+                let results = results_name(mode.results);
+                let _ = write!(text, "\n{completion}, {results}: {}", run.text);
+            }
+        }
+        if let Some(Ok(summary)) = &row.mutation
+            && summary.mutants.iter().any(|mutant| {
+                !matches!(mutant.end, deepwell_emulator::launch_file::MutantEnd::Noticed(_))
+            })
+        {
+            let _ = write!(text, "\n{}", summary_text(summary, false));
+        }
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,261 @@
+//! One run as text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use deepwell_emulator::error::EmulatorError;
+use deepwell_emulator::hazard::{Access, Hazard, Severity};
+use deepwell_emulator::launch::{Counts, Report, Settings};
+use deepwell_emulator::launch_file::{Comparison, Outcome, PreparedLaunch, SourceLines};
+
+use crate::modes::{completion_name, results_name};
+use crate::output::grouped;
+
+/// Waits that are shown.
+const WAITS: usize = 12;
+/// Hazards that are shown.
+const HAZARDS: usize = 20;
+
+/// What came of a launch, in full.
+pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Outcome) -> String {
+    let mut text = String::new();
+    let verdict = outcome.verdict().name();
+    let _ = writeln!(text, "{}: {verdict}", launch.file().kernel);
+    row(&mut text, "file", launch.name());
+    let tracker = if settings.tracker { "on" } else { "off" };
+    row(
+        &mut text,
+        "mode",
+        &format!(
+            "{}, results {}, tracker {tracker}, {} multiprocessors",
+            completion_name(settings.completion),
+            results_name(settings.results),
+            settings.sm_count
+        ),
+    );
+    for comparison in &outcome.comparisons {
+        row(&mut text, "result", &compared(comparison));
+    }
+    match &outcome.result {
+        Ok(report) => report_text(&mut text, launch, report, settings),
+        Err(error) => text.push_str(&failure(error, launch.lines())),
+    }
+    row(&mut text, "took", &format!("{:.3} s", outcome.took.as_secs_f64()));
+    text
+}
+
+fn row(text: &mut String, name: &str, value: &str) {
+    // Writing to a text does not fail.
+    let _ = writeln!(text, "  {name:<14}{value}");
+}
+
+fn compared(comparison: &Comparison) -> String {
+    let Comparison { name, elements, wrong, first, compared } = comparison;
+    let elements = grouped(*elements as u64);
+    match first {
+        _ if !compared => format!("`{name}`: {elements} elements, not compared in this mode"),
+        None => format!("`{name}`: {elements} elements as expected"),
+        Some(first) => format!(
+            "`{name}`: {} of {elements} elements are wrong, the first is {}: expected {} ({}), \
+             got {} ({})",
+            grouped(*wrong as u64),
+            first.element,
+            first.expected,
+            first.bits[1],
+            first.got,
+            first.bits[0]
+        ),
+    }
+}
+
+/// Where a line of PTX comes from, with a space before; empty when that is not known.
+pub(crate) fn source_of(lines: &SourceLines, ptx_line: u32) -> String {
+    let chain: Vec<String> = lines.chain(ptx_line).iter().map(ToString::to_string).collect();
+    if chain.is_empty() { String::new() } else { format!(", {}", chain.join(" in ")) }
+}
+
+fn access(access: &Access, lines: &SourceLines) -> String {
+    let verb = if access.write { "write" } else { "read" };
+    let line = access.site.ptx_line;
+    format!("{verb} by {}, PTX line {line}{}", access.actor, source_of(lines, line))
+}
+
+fn hazard_text(text: &mut String, hazard: &Hazard, lines: &SourceLines) {
+    let Hazard { kind, missing, earlier, later, place, count } = hazard;
+    let severity = match kind.severity() {
+        Severity::Error => "hazard",
+        Severity::Advice => "advice",
+    };
+    let times = if *count > 1 { format!(", {} times", grouped(*count)) } else { String::new() };
+    let _ = writeln!(text, "  {severity}: {}{times}", kind.name());
+    row(text, "  this", &access(later, lines));
+    row(text, "  is not after", &access(earlier, lines));
+    if let Some(place) = place {
+        row(text, "  at", &place.to_string());
+    }
+    row(text, "  hint", missing);
+}
+
+fn report_text(text: &mut String, launch: &PreparedLaunch, report: &Report, settings: &Settings) {
+    let lines = launch.lines();
+    for hazard in report.hazards.iter().take(HAZARDS) {
+        hazard_text(text, hazard, lines);
+    }
+    if report.hazards.len() > HAZARDS {
+        let _ = writeln!(text, "  and {} more hazards", report.hazards.len() - HAZARDS);
+    }
+    for read in &report.unwritten {
+        let source = source_of(lines, read.ptx_line);
+        let _ = writeln!(text, "  read of what nobody wrote: {}", read.what);
+        row(text, "  at", &format!("PTX line {}{source}", read.ptx_line));
+    }
+    if settings.tracker && report.hazards.is_empty() {
+        row(text, "hazards", "none");
+    }
+    counts_text(text, launch, &report.counts);
+    for record in &report.trace.records {
+        let _ = writeln!(text, "  {record}{}", source_of(lines, record.ptx_line));
+    }
+    if report.trace.is_cut {
+        let _ = writeln!(text, "  and so on: `--trace N` prints N instructions");
+    }
+}
+
+/// Instructions by family, most frequent first.
+pub(crate) fn families(launch: &PreparedLaunch, counts: &Counts) -> Vec<(&'static str, u64)> {
+    let mut families: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let steps = launch.program().map(|program| program.steps.as_slice()).unwrap_or_default();
+    for (step, count) in steps.iter().zip(&counts.executed) {
+        if *count > 0 {
+            *families.entry(step.instruction.family()).or_default() += count;
+        }
+    }
+    let mut families: Vec<_> = families.into_iter().collect();
+    families.sort_by_key(|(name, count)| (std::cmp::Reverse(*count), *name));
+    families
+}
+
+/// Bytes by memory: name, read, written.
+pub(crate) fn levels(counts: &Counts) -> [(&'static str, u64, u64); 6] {
+    let bytes = &counts.bytes;
+    [
+        ("device memory, threads", bytes.global_read, bytes.global_written),
+        ("device memory, copies", bytes.copied_to_shared, bytes.copied_from_shared),
+        ("shared memory, threads", bytes.shared_read, bytes.shared_written),
+        ("tensor memory, threads", bytes.tensor_read, bytes.tensor_written),
+        ("local memory", bytes.local_read, bytes.local_written),
+        ("parameters", bytes.parameter_read, 0),
+    ]
+}
+
+fn counts_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
+    row(
+        text,
+        "instructions",
+        &format!("{} of warps, {} blocks", grouped(counts.instructions), grouped(counts.blocks)),
+    );
+    for (name, count) in families(launch, counts) {
+        let _ = writeln!(text, "    {name:<26}{:>16}", grouped(count));
+    }
+    let _ = writeln!(text, "  {:<28}{:>16}{:>16}", "bytes", "read", "written");
+    for (name, read, written) in levels(counts) {
+        if read + written > 0 {
+            let (read, written) = (grouped(read), grouped(written));
+            let _ = writeln!(text, "    {name:<26}{read:>16}{written:>16}");
+        }
+    }
+    if counts.products > 0 {
+        row(
+            text,
+            "tensor cores",
+            &format!(
+                "{} instructions, {} multiply-adds",
+                grouped(counts.products),
+                grouped(counts.multiply_adds)
+            ),
+        );
+    }
+    if counts.bulk_copies > 0 {
+        row(text, "bulk copies", &grouped(counts.bulk_copies));
+    }
+    waits_text(text, launch, counts);
+}
+
+fn waits_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
+    let mut waits: Vec<_> = counts.waits.iter().collect();
+    waits.sort_by_key(|(warp, waited)| (std::cmp::Reverse(waited.instructions), **warp));
+    if waits.is_empty() {
+        return;
+    }
+    let title = "waits, longest first";
+    let _ = writeln!(text, "  {title:<28}{:>8}{:>12}  {:<8}where", "times", "length", "share");
+    let blocks = counts.blocks.max(1);
+    for (waiting, waited) in waits.iter().take(WAITS) {
+        // Length is in instructions of all warps; a share of the launch for each block's warp.
+        let length = waited.instructions;
+        let share = length as f64 / (counts.instructions.max(1) * blocks) as f64;
+        let what = launch
+            .program()
+            .and_then(|program| program.steps.iter().find(|step| step.ptx_line == waiting.ptx_line))
+            .map_or("", |step| step.instruction.family());
+        let _ = writeln!(
+            text,
+            "    {:<26}{:>8}{:>12}  {:<8}PTX line {}{}",
+            format!("warp {} at {what}", waiting.warp),
+            grouped(waited.times),
+            grouped(length),
+            format!("{:.1} %", 100.0 * share),
+            waiting.ptx_line,
+            source_of(launch.lines(), waiting.ptx_line)
+        );
+    }
+    if waits.len() > WAITS {
+        let _ = writeln!(text, "    and {} more", waits.len() - WAITS);
+    }
+}
+
+/// Why a launch did not end, with lines of the source.
+pub(crate) fn failure(error: &EmulatorError, lines: &SourceLines) -> String {
+    let mut text = String::new();
+    let mut waiting = |title: String, waiters: &[deepwell_emulator::error::Waiter]| {
+        let _ = writeln!(text, "  {title}; who waits for what:");
+        for waiter in waiters.iter().take(HAZARDS) {
+            let line = waiter.ptx_line;
+            let _ = writeln!(
+                text,
+                "    block {:?} warp {} lanes {:#010x}: {}, PTX line {line}{}",
+                waiter.block,
+                waiter.warp,
+                waiter.lanes,
+                waiter.what,
+                source_of(lines, line)
+            );
+        }
+        if waiters.len() > HAZARDS {
+            let _ = writeln!(text, "    and {} more", waiters.len() - HAZARDS);
+        }
+    };
+    match error {
+        EmulatorError::Deadlock { waiters } => waiting("deadlock".to_owned(), waiters),
+        EmulatorError::Hang { instructions, waiters } => {
+            waiting(format!("nothing changed for {} instructions", grouped(*instructions)), waiters)
+        }
+        EmulatorError::StepLimit { limit, waiters } => {
+            waiting(format!("more than {} instructions", grouped(*limit)), waiters);
+        }
+        EmulatorError::Fault(report) => {
+            let _ = writeln!(text, "  fault: {}", report.fault);
+            let source = source_of(lines, report.ptx_line);
+            let who = match report.thread {
+                Some(thread) => format!("thread {thread:?}"),
+                None => "an asynchronous operation".to_owned(),
+            };
+            row(&mut text, "  at", &format!("PTX line {}{source}", report.ptx_line));
+            row(&mut text, "  who", &format!("{who} of block {:?}", report.block));
+        }
+        other => {
+            let _ = writeln!(text, "  {other}");
+        }
+    }
+    text
+}

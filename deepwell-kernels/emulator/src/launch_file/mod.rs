@@ -1,0 +1,75 @@
+//! Launches as files: a TOML document that says which kernel of which PTX file runs, on what, and
+//! what must come out.
+//!
+//! # Brief overview
+//!
+//! [`LaunchFile`] is the document, field by field. [`PreparedLaunch::read`] reads one with all
+//! that it names, and [`PreparedLaunch::run`] runs it in any mode, compares what it was told to
+//! expect and gives an [`Outcome`]. [`mutate`] runs it once for each synchronizing instruction
+//! that can be left out. Names of files are relative to the document's folder.
+//!
+//! ```
+//! use deepwell_emulator::launch::Settings;
+//! use deepwell_emulator::launch_file::{LaunchFile, PreparedLaunch};
+//!
+//! let text = r#"
+//!     ptx = "engine.ptx"
+//!     kernel = "saxpy"
+//!     grid = [2]
+//!     block = [64]
+//!
+//!     [[buffer]]
+//!     name = "x"
+//!     dtype = "f32"
+//!     shape = [100]
+//!     random = { distribution = "normal", seed = 1 }
+//!
+//!     [[buffer]]
+//!     name = "y"
+//!     dtype = "f32"
+//!     shape = [100]
+//!     fill = 0
+//!
+//!     [[argument]]
+//!     buffer = "x"
+//!     [[argument]]
+//!     buffer = "y"
+//!     [[argument]]
+//!     f32 = 2.0
+//!     [[argument]]
+//!     u32 = 100
+//! "#;
+//! let file = LaunchFile::parse(text, "saxpy.toml")?;
+//! let folder = std::path::Path::new("tests/fixtures");
+//! let outcome = PreparedLaunch::of(&file, folder)?.run(&Settings::default());
+//! assert!(outcome.is_right());
+//! # Ok::<(), deepwell_emulator::launch_file::LaunchFileError>(())
+//! ```
+
+mod check;
+mod compare;
+mod contents;
+mod data_type;
+mod error;
+mod file;
+mod lines;
+mod mutate;
+mod npy;
+mod prepare;
+mod redundant;
+mod replay;
+#[cfg(test)]
+mod tests;
+
+pub use compare::{Comparison, Difference};
+pub use data_type::DataType;
+pub use error::LaunchFileError;
+pub use file::{
+    Argument, Buffer, Distribution, Expectation, LaunchFile, MapElement, MapFill, MapSwizzle,
+    OrderedBefore, Random, Recorded, Redundant, TensorMap, Tolerance, Within,
+};
+pub use lines::{SourceLine, SourceLines};
+pub use mutate::{Mutant, MutantEnd, MutationOptions, MutationSummary, mutate};
+pub use npy::{Array, NpyError};
+pub use prepare::PreparedLaunch;
+pub use replay::{Outcome, Verdict};

@@ -1,0 +1,228 @@
+//! Which deletions of a synchronizing instruction nobody notices.
+
+use std::collections::HashSet;
+
+use rayon::prelude::*;
+
+use super::file::Redundant;
+use super::lines::SourceLine;
+use super::prepare::PreparedLaunch;
+use super::replay::{Outcome, Verdict};
+use crate::hazard::{Hazard, HazardKind};
+use crate::launch::{Completion, Emulator, Settings};
+use crate::mutation::{Deletion, deletions, without};
+use crate::numerics::ResultMode;
+
+/// How mutants are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MutationOptions {
+    /// Multiprocessors of the device.
+    pub sm_count: u32,
+    /// A mutant may run so many times as many instructions as the kernel does before it counts as
+    /// hung.
+    pub step_factor: u64,
+}
+
+impl Default for MutationOptions {
+    fn default() -> MutationOptions {
+        MutationOptions { sm_count: Settings::default().sm_count, step_factor: 4 }
+    }
+}
+
+/// Instructions that a mutant may run beside those of [`MutationOptions::step_factor`].
+const STEPS_MORE: u64 = 100_000;
+
+/// What became of one deletion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mutant {
+    /// The instruction that was deleted.
+    pub what: &'static str,
+    /// Its line in the PTX.
+    pub ptx_line: u32,
+    /// Its line in the source, and the calls that it was inlined through.
+    pub lines: Vec<SourceLine>,
+    /// How it ended.
+    pub end: MutantEnd,
+}
+
+/// How a mutant ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MutantEnd {
+    /// Somebody noticed: who, in a line.
+    Noticed(String),
+    /// Nobody did, and the reason why that is right was given.
+    Redundant(String),
+    /// None of the launches ran the instruction.
+    NotRun,
+    /// Nobody did.
+    Unnoticed,
+}
+
+/// All deletions of one kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MutationSummary {
+    /// The kernel.
+    pub kernel: String,
+    /// In the order of the PTX.
+    pub mutants: Vec<Mutant>,
+    /// Reasons that were given for deletions that were noticed, or are of no instruction.
+    pub reasons_unused: Vec<Redundant>,
+}
+
+impl MutationSummary {
+    /// Mutants that ended in a way.
+    pub fn count(&self, is: impl Fn(&MutantEnd) -> bool) -> usize {
+        self.mutants.iter().filter(|mutant| is(&mutant.end)).count()
+    }
+
+    /// Whether every deletion was noticed or has a reason.
+    pub fn is_right(&self) -> bool {
+        self.count(|end| matches!(end, MutantEnd::NotRun | MutantEnd::Unnoticed)) == 0
+    }
+}
+
+/// A launch as it is without a deletion.
+struct Baseline<'a> {
+    launch: &'a PreparedLaunch,
+    executed: Vec<u64>,
+    advice: HashSet<Finding>,
+    settings: Settings,
+    device: Emulator,
+}
+
+/// A hazard by what does not depend on the schedule.
+type Finding = (HazardKind, u32, u32);
+
+fn finding(hazard: &Hazard) -> Finding {
+    (hazard.kind, hazard.earlier.site.ptx_line, hazard.later.site.ptx_line)
+}
+
+/// Runs launches of one kernel with each of its synchronizing instructions left out, on all
+/// processors. A mutant is tried on the launches in their order until one notices: it fails, other
+/// values come out, or the tracker reports something. `done` is called after each mutant.
+///
+/// # Errors
+/// The outcome of the first launch that is not right as it is.
+pub fn mutate(
+    launches: &[PreparedLaunch],
+    options: &MutationOptions,
+    done: impl Fn() + Sync,
+) -> Result<MutationSummary, Box<Outcome>> {
+    let Some(first) = launches.first() else {
+        return Ok(MutationSummary {
+            kernel: String::new(),
+            mutants: Vec::new(),
+            reasons_unused: Vec::new(),
+        });
+    };
+    let baselines: Vec<Baseline<'_>> =
+        launches.par_iter().map(|launch| baseline(launch, options)).collect::<Result<_, _>>()?;
+    let found = first.program().map(deletions).unwrap_or_default();
+    let reasons: Vec<Redundant> = {
+        let mut reasons: Vec<Redundant> =
+            launches.iter().flat_map(|launch| launch.redundant.iter().cloned()).collect();
+        reasons.dedup();
+        reasons
+    };
+    let sources = super::redundant::Sources::new(first.sources.as_deref());
+    let mutants: Vec<Mutant> = found
+        .par_iter()
+        .map(|deletion| {
+            let lines = first.lines.chain(deletion.ptx_line);
+            let mut end = try_launches(&baselines, deletion);
+            if end == MutantEnd::Unnoticed {
+                let reason = super::redundant::listed(&reasons, deletion, &lines)
+                    .map(|redundant| redundant.reason.clone())
+                    .or_else(|| sources.reason(deletion.what, &lines));
+                end = reason.map_or(end, MutantEnd::Redundant);
+            }
+            done();
+            Mutant { what: deletion.what, ptx_line: deletion.ptx_line, lines, end }
+        })
+        .collect();
+    let is_used = |redundant: &Redundant| {
+        found.iter().zip(&mutants).any(|(deletion, mutant)| {
+            matches!(mutant.end, MutantEnd::Redundant(_))
+                && super::redundant::is_of(redundant, deletion, &mutant.lines)
+        })
+    };
+    let reasons_unused = reasons.iter().filter(|reason| !is_used(reason)).cloned().collect();
+    Ok(MutationSummary { kernel: first.spec.kernel.clone(), mutants, reasons_unused })
+}
+
+fn baseline<'a>(
+    launch: &'a PreparedLaunch,
+    options: &MutationOptions,
+) -> Result<Baseline<'a>, Box<Outcome>> {
+    let settings = Settings {
+        completion: Completion::Eager,
+        results: ResultMode::Hardware,
+        tracker: true,
+        sm_count: launch.file().sm_count.unwrap_or(options.sm_count),
+        ..Settings::default()
+    };
+    let (outcome, device) = launch.run_program(&settings, None);
+    match &outcome.result {
+        Ok(report) if outcome.is_right() => Ok(Baseline {
+            launch,
+            executed: report.counts.executed.clone(),
+            advice: report.hazards.iter().map(finding).collect(),
+            settings: Settings {
+                step_limit: report.counts.instructions * options.step_factor + STEPS_MORE,
+                ..settings
+            },
+            device,
+        }),
+        _ => Err(Box::new(outcome)),
+    }
+}
+
+fn try_launches(baselines: &[Baseline<'_>], deletion: &Deletion) -> MutantEnd {
+    let mut end = MutantEnd::NotRun;
+    for baseline in baselines.iter().filter(|baseline| deletion.ran(&baseline.executed)) {
+        if let Some(noticed) = baseline.notices(deletion) {
+            return MutantEnd::Noticed(noticed);
+        }
+        end = MutantEnd::Unnoticed;
+    }
+    end
+}
+
+impl Baseline<'_> {
+    /// What tells the kernel without an instruction from the kernel, if anything does.
+    fn notices(&self, deletion: &Deletion) -> Option<String> {
+        let program = self.launch.program()?;
+        let mutant = without(program, deletion);
+        let (outcome, device) = self.launch.run_program(&self.settings, Some(mutant));
+        let report = match &outcome.result {
+            Err(error) => return error.to_string().lines().next().map(str::to_owned),
+            Ok(report) => report,
+        };
+        let is_new = |hazard: &&Hazard| !self.advice.contains(&finding(hazard));
+        if let Some(hazard) = report.hazards.iter().find(is_new) {
+            let (earlier, later) = (hazard.earlier.site.ptx_line, hazard.later.site.ptx_line);
+            let name = hazard.kind.name();
+            return Some(format!("{name}, PTX line {later} after {earlier}"));
+        }
+        if let Some(read) = report.unwritten.first() {
+            return Some(format!("read of what nobody wrote, PTX line {}", read.ptx_line));
+        }
+        if outcome.verdict() == Verdict::Wrong {
+            let wrong = outcome.comparisons.iter().find(|comparison| comparison.wrong > 0)?;
+            return Some(format!(
+                "`{}`: {} of {} elements are wrong",
+                wrong.name, wrong.wrong, wrong.elements
+            ));
+        }
+        if !self.launch.expectations.is_empty() {
+            return None;
+        }
+        // Without expectations, what the kernel itself does is right.
+        let differs = |(_, address, bytes): &&(String, u64, u64)| {
+            let bytes = *bytes as usize;
+            device.read(*address, bytes).ok() != self.device.read(*address, bytes).ok()
+        };
+        let (name, ..) = self.launch.buffers.iter().find(differs)?;
+        Some(format!("other bytes in `{name}`"))
+    }
+}

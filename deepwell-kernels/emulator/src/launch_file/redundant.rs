@@ -1,0 +1,74 @@
+//! Why a deletion may go unnoticed: by the document, or by a comment in the source.
+//!
+//! A comment is `// redundant WHAT: REASON` behind the statement or alone on the line before, at any
+//! of the lines that the instruction was inlined through.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::file::Redundant;
+use super::lines::SourceLine;
+use crate::mutation::Deletion;
+
+/// The first reason that a document gives for a deletion.
+pub(super) fn listed<'a>(
+    reasons: &'a [Redundant],
+    deletion: &Deletion,
+    lines: &[SourceLine],
+) -> Option<&'a Redundant> {
+    reasons.iter().find(|reason| is_of(reason, deletion, lines))
+}
+
+/// Whether a reason is for a deletion.
+pub(super) fn is_of(reason: &Redundant, deletion: &Deletion, lines: &[SourceLine]) -> bool {
+    if reason.what != deletion.what {
+        return false;
+    }
+    match reason.at.rsplit_once(':') {
+        None => reason.at.parse() == Ok(deletion.ptx_line),
+        Some((file, line)) => lines
+            .iter()
+            .any(|known| Path::new(&known.file).ends_with(file) && line.parse() == Ok(known.line)),
+    }
+}
+
+/// Source files, each read once.
+pub(super) struct Sources {
+    folder: Option<PathBuf>,
+    files: Mutex<HashMap<String, Vec<String>>>,
+}
+
+impl Sources {
+    pub(super) fn new(folder: Option<&Path>) -> Sources {
+        Sources { folder: folder.map(Path::to_owned), files: Mutex::default() }
+    }
+
+    /// The reason that a comment gives at one of the lines.
+    pub(super) fn reason(&self, what: &str, lines: &[SourceLine]) -> Option<String> {
+        lines.iter().find_map(|line| self.reason_at(what, line))
+    }
+
+    fn reason_at(&self, what: &str, at: &SourceLine) -> Option<String> {
+        let folder = self.folder.as_ref()?;
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = files.entry(at.file.clone()).or_insert_with(|| {
+            // A file that is not there has no comments: headers of the toolkit for example.
+            let text = std::fs::read_to_string(folder.join(&at.file)).unwrap_or_default();
+            text.lines().map(str::to_owned).collect()
+        });
+        let line = |number: u32| text.get((number as usize).checked_sub(1)?).map(String::as_str);
+        let own = line(at.line).and_then(|text| reason_in(text, what));
+        own.or_else(|| {
+            let before = line(at.line.checked_sub(1)?)?;
+            before.trim_start().starts_with("//").then(|| reason_in(before, what)).flatten()
+        })
+    }
+}
+
+/// The reason in a line's comment for an instruction.
+pub(super) fn reason_in(line: &str, what: &str) -> Option<String> {
+    let (_, comment) = line.split_once("// redundant ")?;
+    let reason = comment.strip_prefix(what)?.strip_prefix(": ")?.trim();
+    (!reason.is_empty()).then(|| reason.to_owned())
+}

@@ -1,0 +1,1 @@
+//! The command `deepwell-emulate` as a user sees it.
