@@ -6,6 +6,8 @@ use crate::harness::open_any_driver;
 
 /// What every kernel here is compiled for.
 pub(super) const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";
+/// Names a folder that every kernel's text is written to, to be assembled or looked at.
+const PTX_VARIABLE: &str = "DEEPWELL_CALIBRATION_PTX";
 /// What outputs hold before.
 const POISON: u8 = 0xA5;
 
@@ -55,6 +57,11 @@ impl Bench {
         (output, bytes): (DevicePtr, usize),
     ) -> Vec<u8> {
         let text = format!("{HEAD}{ptx}\0");
+        if let Some(folder) = std::env::var_os(PTX_VARIABLE) {
+            let name = format!("{}.ptx", &blake3::hash(text.as_bytes()).to_hex()[..16]);
+            let text = text.trim_end_matches('\0');
+            std::fs::write(std::path::PathBuf::from(folder).join(name), text).unwrap();
+        }
         let module = self.driver.load_module(text.as_bytes());
         let module = module.unwrap_or_else(|error| panic!("{error}\n{ptx}"));
         let launch = Launch {

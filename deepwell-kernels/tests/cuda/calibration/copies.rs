@@ -76,19 +76,22 @@ impl Case {
             .collect()
     }
 
-    /// Corners of boxes: inside, over each border, and outside.
+    /// Corners of boxes: inside, over each border, and outside. Columns begin at a multiple of 16
+    /// bytes; the hardware takes no others.
     pub(super) fn corners(&self) -> Vec<(i32, i32)> {
+        let unit = 16 / self.element_bytes() as i32;
         let (width, height) = (self.sizes.0 as i32, self.sizes.1 as i32);
         let (across, down) = (self.boxes.0 as i32, self.boxes.1 as i32);
+        let last = (width - 1) / unit * unit;
         vec![
             (0, 0),
-            (3, 5),
-            (-5, 0),
-            (-across + 1, -down + 1),
-            (width - 7, 2),
-            (1, height - 3),
-            (width - 1, height - 1),
-            (width, 0),
+            (unit, 5),
+            (-unit, 0),
+            (unit - across, 1 - down),
+            (last - unit, 2),
+            (unit, height - 3),
+            (last, height - 1),
+            (last + unit, 0),
             (-across, 0),
             (0, height + 100),
             (i32::MIN / 4, i32::MAX / 4),

@@ -270,9 +270,10 @@ pub(super) fn arithmetic_rows() -> Vec<Row> {
     rows
 }
 
-/// A quotient as `div.approx` computes it: zero for divisors above 2^126.
+/// A quotient as `div.approx` computes it: by way of a reciprocal that is zero for divisors above
+/// 2^126.
 fn quotient(a: f64, b: f64) -> f64 {
-    if b.abs() > 2f64.powi(126) && a.is_finite() && b.is_finite() { 0.0 * a * b } else { a / b }
+    if b.abs() > 2f64.powi(126) && b.is_finite() { 0.0 * a * b.signum() } else { a / b }
 }
 
 pub(super) fn approximation_rows() -> Vec<Row> {

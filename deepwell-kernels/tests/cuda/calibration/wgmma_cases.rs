@@ -161,7 +161,10 @@ pub(super) fn cases() -> Vec<Case> {
     for (a, b, sum) in pairs {
         let case = Case { sum, ..Case::new(a, b, 64) };
         cases.push(case);
-        cases.push(Case { adds: true, steps: 1, ..case });
+        // A row of one step is no longer than 32 bytes.
+        let short = Layout { width: 32, transposed: false };
+        let one = Case { adds: true, steps: 1, ..case };
+        cases.push(Case { a_layout: Some(short), b_layout: short, ..one });
         cases.push(Case { adds: true, a_layout: None, ..case });
         if a == b {
             cases.push(Case { columns: 128, adds: true, ..case });
