@@ -5,8 +5,8 @@
 //! What has the same content is not made again. `manifest.json` has all of it.
 
 pub(crate) mod compile;
-mod machine_code;
 mod lines;
+mod machine_code;
 pub(crate) mod manifest;
 mod progress;
 mod resources;
@@ -42,6 +42,7 @@ Flags:
   --only LIST   only these files, without `.cu`
   --ptx         only PTX, no machine code
   --force       compile also what is up to date
+  --if-present  do nothing where there is no compiler yet, rather than install one
   --json        the manifest on standard output instead of a table
 
 The compiler is an nvcc of 12.9 or newer in CUDA_HOME or on the path; without one, NVIDIA's wheels
@@ -59,6 +60,8 @@ pub(crate) struct Options {
     pub(crate) only: Vec<String>,
     pub(crate) ptx_only: bool,
     pub(crate) force: bool,
+    /// Nothing is installed, and without a compiler nothing is done.
+    pub(crate) if_present: bool,
     pub(crate) json: bool,
 }
 
@@ -68,6 +71,10 @@ pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let options = Options::parse(arguments)?;
+    if options.if_present && !Toolchain::is_present(root) {
+        eprintln!("nothing compiled: no compiler is here; without `--if-present` it is installed");
+        return Ok(ExitCode::SUCCESS);
+    }
     let manifest = build(root, &options)?;
     if options.json {
         println!("{:#}", manifest.to_json());
@@ -89,6 +96,7 @@ impl Options {
             ("--only", Takes::Value),
             ("--ptx", Takes::Nothing),
             ("--force", Takes::Nothing),
+            ("--if-present", Takes::Nothing),
             ("--json", Takes::Nothing),
         ];
         let mut options = Options::default();
@@ -100,6 +108,7 @@ impl Options {
                     .extend(list(&value).map(|name| name.trim_end_matches(".cu").to_string())),
                 "--ptx" => options.ptx_only = true,
                 "--force" => options.force = true,
+                "--if-present" => options.if_present = true,
                 _ => options.json = true,
             }
         }
@@ -299,6 +308,7 @@ mod tests {
             Options::parse(&arguments)
         };
         let options = parse(&["--arch", "sm_90a,sm_120a", "--only=add.cu,rope", "--ptx"]).unwrap();
+        assert!(parse(&["--if-present"]).unwrap().if_present && !options.if_present);
         assert_eq!(options.architectures, ["sm_90a", "sm_120a"]);
         assert_eq!(options.only, ["add", "rope"]);
         assert!(options.ptx_only && !options.force && !options.json);

@@ -13,6 +13,9 @@ const RELEASE_MIN: (u32, u32) = (12, 9);
 /// What is installed where there is no nvcc: a requirements file of pip.
 const WHEELS: &str = include_str!("wheels.txt");
 
+/// Where they are installed.
+const WHEELS_FOLDER: &str = "target/cuda-toolchain";
+
 /// The programs that compiling takes.
 const PROGRAMS: [&str; 3] = ["nvcc", "ptxas", "nvdisasm"];
 
@@ -40,6 +43,12 @@ impl Toolchain {
         let home = installed_wheels(root)?;
         let origin = format!("wheels of NVIDIA in {}", below(root, &home).display());
         Toolchain::at(&home.join("nvidia/cu13/bin"), origin)
+    }
+
+    /// Whether there is one that need not be installed first.
+    pub(crate) fn is_present(root: &Path) -> bool {
+        let is_whole = |(bin, origin): (PathBuf, String)| Toolchain::at(&bin, origin).is_ok();
+        candidates().into_iter().any(is_whole) || wheels_home(root).is_dir()
     }
 
     fn at(bin: &Path, origin: String) -> Result<Toolchain> {
@@ -132,12 +141,17 @@ fn is_on_path(program: &str) -> bool {
     env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
+/// The folder that the pinned wheels are in, if they are installed.
+fn wheels_home(root: &Path) -> PathBuf {
+    let hash = blake3::hash(WHEELS.as_bytes()).to_hex();
+    root.join(WHEELS_FOLDER).join(format!("{}-{}", nvcc_version(), &hash[..8]))
+}
+
 /// The folder that the wheels are in. It is made under another name and then renamed, so it is
 /// whole or absent.
 fn installed_wheels(root: &Path) -> Result<PathBuf> {
-    let parent = root.join("target/cuda-toolchain");
-    let hash = blake3::hash(WHEELS.as_bytes()).to_hex();
-    let home = parent.join(format!("{}-{}", nvcc_version(), &hash[..8]));
+    let parent = root.join(WHEELS_FOLDER);
+    let home = wheels_home(root);
     if home.is_dir() {
         return Ok(home);
     }
