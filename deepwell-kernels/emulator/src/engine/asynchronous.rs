@@ -390,6 +390,7 @@ pub(crate) fn lanes_exited(
     }
     while complete_tensor(warp.rank as usize, cluster, world)? {}
     while complete_first_copy(warp, cluster, world)? {}
+    cluster.blocks[warp.rank as usize].warp_groups.check_exit()?;
     cluster.blocks[warp.rank as usize].allocator.check_exit()
 }
 

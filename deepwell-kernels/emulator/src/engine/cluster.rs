@@ -3,6 +3,7 @@
 use super::asynchronous::Queue;
 use super::barrier::{BlockBarriers, ClusterBarrier};
 use super::warp::Warp;
+use super::warp_group::WarpGroups;
 use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
 use crate::tcgen05::Allocator;
@@ -21,6 +22,8 @@ pub(crate) struct Block {
     pub(crate) live_threads: u32,
     /// Who owns which columns of tensor memory.
     pub(crate) allocator: Allocator,
+    /// Products of its warp groups.
+    pub(crate) warp_groups: WarpGroups,
     /// Frees of tensor memory so far.
     pub(crate) tensor_frees: u64,
     /// Columns that the block asks for as one of a pair.

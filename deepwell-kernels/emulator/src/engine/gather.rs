@@ -113,6 +113,11 @@ fn warp_barrier(
     uniform: Option<u32>,
 ) -> Result<Next, Fault> {
     if let Some(needed) = uniform
+        && let Some(lane) = lanes(mask & !needed).next()
+    {
+        return Err(excluded(needed, lane));
+    }
+    if let Some(needed) = uniform
         && needed & warp.alive & !mask == 0
     {
         world.warp_synchronized(warp, cluster, mask);

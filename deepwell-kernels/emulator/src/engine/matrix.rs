@@ -187,6 +187,7 @@ fn group_mma(
             "`wgmma` needs four whole warps, the first of which has a multiple of 4 as its number",
         ));
     }
+    cluster.blocks[warp.rank as usize].warp_groups.product(warp.index, warp.pc)?;
     let scales = warp.registers.predicate(mma.scale_d) & mask;
     if scales != 0 && scales != mask {
         return Err(Fault::new(

@@ -30,6 +30,7 @@ mod synchronize;
 mod tensor;
 mod track;
 mod warp;
+mod warp_group;
 mod watch;
 mod world;
 

@@ -144,6 +144,7 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
             tensor_frees: 0,
             tensor_asked: None,
             tensor_granted: None,
+            warp_groups: Default::default(),
         });
     }
     let mut state = ClusterState {

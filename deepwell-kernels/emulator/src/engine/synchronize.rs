@@ -225,6 +225,12 @@ fn mbarrier(
             for lane in lanes(mask) {
                 world.lane = Some(lane);
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
+                if rank != warp.rank {
+                    return Err(Fault::new(
+                        "mbarrier-wait-for-another-block",
+                        format!("a wait for an mbarrier of block {rank}: only its own threads may"),
+                    ));
+                }
                 let test = match phase {
                     MbarrierPhase::State(state) => {
                         PhaseTest::State(warp.registers.lane(*state, lane))

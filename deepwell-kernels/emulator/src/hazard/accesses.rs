@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::cell::{Record, Visitor};
 use super::check::{Context, Memory, Missing, View, remedy};
+use super::clock::ALL_LANES;
 use super::knowledge::level;
 use super::operations::{Operation, OperationInfo};
 use super::shadow::{CELL_BYTES, CELL_LANES, GlobalShadow};
@@ -195,6 +196,7 @@ impl Tracker {
         let context = Context { rules: *rules, warps, operations };
         let strong = strong.map_or(0, |scope| level(scope) as u8 + 1);
         let mut found = Vec::new();
+        let mut early = None;
         for (mask, state) in &warp.groups {
             let lanes = mask & thread.lanes;
             if lanes == 0 {
@@ -223,6 +225,11 @@ impl Tracker {
             };
             let mut pending: Option<(u64, Place, Record)> = None;
             for (lane, place) in places.iter().filter(|(lane, _)| lanes >> lane & 1 == 1) {
+                if let Some(rank) = other_block(*place, warp.rank)
+                    && state.known.started >> rank & 1 == 0
+                {
+                    early = Some((*place, 1 << lane));
+                }
                 for (cell, first, mask) in cells(address(*place), bytes) {
                     if let Some((of, before, record)) = &mut pending
                         && *of == cell
@@ -241,7 +248,25 @@ impl Tracker {
             }
             flush(&mut pending);
         }
+        if let Some((place, lanes)) = early {
+            self.report_early((thread.warp, lanes, thread.step, Unit::Thread), direction, place);
+        }
         self.report_found(found, (thread.warp, thread.step, Unit::Thread), direction);
+    }
+
+    /// An access to memory of a block that may not have started.
+    fn report_early(
+        &mut self,
+        later: (WarpId, u32, u32, Unit),
+        direction: Direction,
+        place: Place,
+    ) {
+        let (cluster, own_rank) = self.block(later.0);
+        let Some(rank) = other_block(place, own_rank) else { return };
+        let start = (self.warp(cluster, rank, 0), ALL_LANES, u32::MAX, Unit::Thread);
+        let kind = HazardKind::PeerNotStarted;
+        let later = (later, direction == Direction::Write);
+        self.report_pair(kind, (start, true), later, place, || remedy(kind, Unit::Thread));
     }
 
     /// An issued operation touches `bytes` from `place` on. For tensor memory see
@@ -319,12 +344,22 @@ impl Tracker {
         let context = Context { rules: *rules, warps, operations };
         let place = Place::Global(0);
         let mut checker = Checker { context, view, new, place, found: &mut found };
+        let (own_rank, started) = (warps[info.warp.0 as usize].rank, snapshot.known.started);
+        let mut early = None;
         for (cell, place, mask) in cells {
+            if let Some(rank) = other_block(place, own_rank)
+                && started >> rank & 1 == 0
+            {
+                early = Some(place);
+            }
             checker.new.bytes = mask;
             checker.place = place;
             memories.touch(cell, direction, &mut checker);
         }
         let (warp, step, unit) = (info.warp, info.step, info.unit);
+        if let Some(place) = early {
+            self.report_early((warp, lanes, step, unit), direction, place);
+        }
         self.report_found(found, (warp, step, unit), direction);
     }
 
@@ -385,6 +420,17 @@ impl Tracker {
                 (warp, record.all_lanes(), record.step, Unit::Thread)
             }
         }
+    }
+}
+
+/// The block whose memory a place is in, if it is another than `own_rank`.
+#[inline]
+fn other_block(place: Place, own_rank: u32) -> Option<u32> {
+    match place {
+        Place::Shared { rank, .. } | Place::Tensor { rank, .. } => {
+            (rank != own_rank).then_some(rank)
+        }
+        Place::Global(_) => None,
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Bundle {
     /// What tcgen05 operations that follow are ordered after. In a bundle that is handed on: what
     /// came before `tcgen05.fence::before_thread_sync`.
     pub(super) tensor: Clock,
+    /// Blocks of the cluster that are known to run, one bit each.
+    pub(super) started: u16,
     /// What other threads released by fences, by scope. A relaxed access after a barrier hands it
     /// on: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
     fenced: [Option<Arc<Bundle>>; 3],
@@ -49,6 +51,7 @@ fn join_waiting(mine: &mut Waiting, theirs: &Waiting) {
 impl Bundle {
     /// All but the tensor part, and what waits for a fence.
     pub(super) fn join_memory(&mut self, other: &Bundle) {
+        self.started |= other.started;
         self.generic.join(&other.generic);
         self.async_shared.join(&other.async_shared);
         self.async_global.join(&other.async_global);
@@ -181,6 +184,8 @@ pub(super) struct Party {
     pub(super) agents: Agent,
     pub(super) lanes: u32,
     pub(super) tick: u32,
+    /// The block, as a bit.
+    pub(super) block: u16,
 }
 
 impl Party {
@@ -190,6 +195,7 @@ impl Party {
 
     /// Adds to a bundle what these lanes know of themselves.
     fn fold(self, own: &Own, bundle: &mut Bundle) {
+        bundle.started |= self.block;
         bundle.generic.raise(self.agent(Kind::Generic), self.lanes, self.tick);
         for kind in ALL_KINDS {
             let (agent, at) = (self.agent(kind), kind as usize);
@@ -219,6 +225,7 @@ impl State {
     /// made ready, and what an earlier fence of at least this scope released.
     pub(super) fn release_relaxed(&self, party: Party, scope: Scope, bundle: &mut Bundle) {
         self.for_each_fenced(party, scope, |_, fenced| bundle.join_memory(fenced));
+        bundle.started |= self.known.started | party.block;
         let (agent, fenced) = (party.agent(Kind::BarrierInit), self.own.inits_fenced);
         bundle.generic.raise(agent, party.lanes, fenced);
         bundle.async_shared.raise(agent, party.lanes, fenced);
@@ -280,6 +287,7 @@ impl State {
     pub(super) fn acquire_relaxed(&mut self, bundle: &Bundle, distance: usize) {
         let waiting = self.acquired[distance].get_or_insert_with(Arc::default);
         Arc::make_mut(waiting).join_memory(bundle);
+        self.known.started |= bundle.started;
         self.tensor_pending.join(&bundle.tensor);
     }
 

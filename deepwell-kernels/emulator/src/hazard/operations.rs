@@ -253,9 +253,10 @@ impl Tracker {
         let view = self.operations[at].view.clone();
         let user = Thread { warp, lanes, step };
         self.check_mbarrier_init(user, view.as_deref(), true, rank, offset);
-        let (cluster, _) = self.block(warp);
+        let (cluster, own_rank) = self.block(warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
+        barrier.current.started |= 1 << (own_rank & 15);
         let info = &mut self.operations[at];
         (info.agent, info.value) = (barrier.agent, arrival.phase as u32 + 1);
         barrier.phase_ends(arrival);
@@ -287,10 +288,11 @@ impl Tracker {
         self.note_foreign(user, Some((mark.kind, mark.value)), rank, offset, arrival);
         let agent = self.agent(mark.warp, mark.kind);
         let issue = self.agent(mark.warp, Kind::TensorIssue);
-        let (cluster, _) = self.block(mark.warp);
+        let (cluster, own_rank) = self.block(mark.warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
         let bundle = &mut barrier.current;
+        bundle.started |= 1 << (own_rank & 15);
         bundle.generic.raise(agent, mark.lanes, mark.value);
         if mark.kind == Kind::Tensor {
             bundle.generic.raise(issue, mark.lanes, mark.value);

@@ -166,6 +166,8 @@ pub enum HazardKind {
     TensorMemoryFreedInUse,
     /// A block ends while an operation, or another block, uses its shared memory.
     UnfinishedAtExit,
+    /// Shared memory of a block of the cluster that may not run yet.
+    PeerNotStarted,
     /// An arrival in a phase whose predecessor nobody has seen complete.
     PhaseUnobserved,
     /// One lane hands on what `tcgen05.wait` told the other lanes of its warp.
@@ -204,6 +206,7 @@ impl HazardKind {
             HazardKind::MissingWarpGroupFence => "missing-warp-group-fence",
             HazardKind::TensorMemoryFreedInUse => "tensor-memory-freed-in-use",
             HazardKind::UnfinishedAtExit => "unfinished-at-exit",
+            HazardKind::PeerNotStarted => "peer-not-started",
             HazardKind::PhaseUnobserved => "phase-unobserved",
             HazardKind::TensorWaitOfOneLane => "tensor-wait-of-one-lane",
         }

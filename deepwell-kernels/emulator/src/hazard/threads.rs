@@ -38,7 +38,8 @@ impl Warp {
     }
 
     pub(super) fn party(&self, lanes: u32) -> Party {
-        Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick }
+        let block = 1 << (self.rank & 15);
+        Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick, block }
     }
 
     /// The agent of the products of this warp's warp group.

@@ -150,6 +150,9 @@ fn a_shared_word_of_partial_sums() {
 #[test]
 fn distributed_shared_memory() {
     let sequence = |m: &mut Machine| {
+        if m.does("barrier.cluster at the start") {
+            m.cluster_sync(2, 1, false);
+        }
         for rank in 0..2 {
             let thread = m.of(rank, 0, ALL);
             m.remote(thread, Write, 1 - rank, 0, 4);
@@ -163,7 +166,14 @@ fn distributed_shared_memory() {
         }
         m.tracker.remove_cluster(0);
     };
-    check((2, 1), sequence, &[("barrier.cluster", "missing-synchronization")]);
+    check(
+        (2, 1),
+        sequence,
+        &[
+            ("barrier.cluster at the start", "peer-not-started"),
+            ("barrier.cluster", "missing-synchronization"),
+        ],
+    );
 }
 
 #[test]
@@ -190,6 +200,7 @@ fn a_block_outlives_what_others_do_to_it() {
 #[test]
 fn a_relaxed_cluster_barrier_needs_a_fence() {
     let sequence = |m: &mut Machine| {
+        m.cluster_sync(2, 1, false);
         let writer = m.of(0, 0, ALL);
         m.remote(writer, Write, 1, 0, 4);
         if m.does("fence.acq_rel.cluster") {

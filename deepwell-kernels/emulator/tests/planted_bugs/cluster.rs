@@ -1,0 +1,268 @@
+//! Blocks of a cluster: distributed shared memory, remote arrivals, `st.async`, multicast.
+
+use crate::{Bug, Program, check};
+
+/// Two blocks of so many threads.
+const fn pair(threads: u32, shared: &'static str, body: &'static str) -> Program {
+    let program = Program::of(threads, shared, body);
+    Program { grid: 2, cluster: 2, ..program }
+}
+
+#[test]
+fn blocks_write_to_each_other() {
+    let program = pair(
+        32,
+        ".shared .align 16 .b8 mail[128];",
+        "mov.u32 %r1, mail;
+         shl.b32 %r2, %r0, 2;
+         add.s32 %r3, %r1, %r2;
+         mov.u32 %r4, %cluster_ctarank;
+         xor.b32 %r5, %r4, 1;
+         mapa.shared::cluster.u32 %r6, %r3, %r5; // @map
+         barrier.cluster.arrive.aligned; // @arrive start
+         barrier.cluster.wait.aligned; // @wait start
+         st.shared::cluster.u32 [%r6], %r0; // @store
+         barrier.cluster.arrive.aligned; // @arrive
+         barrier.cluster.wait.aligned; // @wait
+         ld.shared.u32 %r7, [%r3];
+         ld.shared::cluster.u32 %r8, [%r6]; // @load
+         barrier.cluster.arrive.aligned; // @arrive end
+         barrier.cluster.wait.aligned; // @wait end",
+    );
+    check(
+        &program,
+        &[
+            Bug(
+                "no barrier before the end",
+                &[("arrive end", ""), ("wait end", "")],
+                "shared-of-exited-block",
+            ),
+            Bug("no barrier", &[("arrive", ""), ("wait", "")], "missing-synchronization"),
+            Bug(
+                "the other block may not run yet",
+                &[("arrive start", ""), ("wait start", "")],
+                "peer-not-started",
+            ),
+            Bug("no wait", &[("wait", "")], "cluster-barrier-arrived-twice"),
+            Bug("no arrival", &[("arrive", "")], "cluster-barrier-wait-without-arrival"),
+            Bug(
+                "a relaxed arrival",
+                &[("arrive", "barrier.cluster.arrive.relaxed.aligned;")],
+                "missing-synchronization",
+            ),
+            Bug(
+                "a barrier of the block",
+                &[("arrive", "bar.sync 0;"), ("wait", "")],
+                "missing-synchronization",
+            ),
+            Bug(
+                "a block that is not there",
+                &[("map", "mapa.shared::cluster.u32 %r6, %r3, 2;")],
+                "shared-rank-out-of-range",
+            ),
+            Bug(
+                "the own block",
+                &[
+                    ("map", "mapa.shared::cluster.u32 %r6, %r3, %r4;"),
+                    ("store", "setp.eq.u32 %p1, %r0, 40; @%p1 st.shared::cluster.u32 [%r6], %r0;"),
+                ],
+                "unwritten",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn remote_arrivals_hand_on_what_was_stored() {
+    let program = pair(
+        32,
+        ".shared .align 16 .b8 mail[128];\n.shared .align 8 .b8 full[8];",
+        "mov.u32 %r1, mail;
+         mov.u32 %r9, full;
+         shl.b32 %r2, %r0, 2;
+         add.s32 %r3, %r1, %r2;
+         mov.u32 %r4, %cluster_ctarank;
+         xor.b32 %r5, %r4, 1;
+         mapa.shared::cluster.u32 %r6, %r3, %r5;
+         mapa.shared::cluster.u32 %r10, %r9, %r5; // @map
+         setp.ne.u32 %p0, %r0, 0;
+         @%p0 bra MEET;
+         mbarrier.init.shared::cta.b64 [%r9], 32; // @init
+         fence.mbarrier_init.release.cluster; // @fence
+         MEET:
+         barrier.cluster.arrive.aligned; // @arrive start
+         barrier.cluster.wait.aligned; // @wait start
+         st.shared::cluster.u32 [%r6], %r0; // @store
+         mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r10]; // @arrive
+         WAIT [%r9], 0; // @wait
+         ld.shared.u32 %r7, [%r3];
+         barrier.cluster.arrive.aligned; // @arrive end
+         barrier.cluster.wait.aligned; // @wait end",
+    );
+    check(
+        &program,
+        &[
+            Bug("no wait", &[("wait", "")], "missing-synchronization"),
+            Bug(
+                "a relaxed arrival",
+                &[("arrive", "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r10];")],
+                "missing-synchronization",
+            ),
+            Bug(
+                "arrival before the store",
+                &[
+                    ("store", "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r10];"),
+                    ("arrive", "st.shared::cluster.u32 [%r6], %r0;"),
+                ],
+                "missing-synchronization",
+            ),
+            Bug(
+                "arrival at the own barrier",
+                &[("map", "mapa.shared::cluster.u32 %r10, %r9, %r4;")],
+                "missing-synchronization",
+            ),
+            Bug(
+                "the initialization is not announced",
+                &[("arrive start", ""), ("wait start", "")],
+                "mbarrier-uninitialized",
+            ),
+            Bug(
+                "a relaxed barrier after it, and no fence",
+                &[("fence", ""), ("arrive start", "barrier.cluster.arrive.relaxed.aligned;")],
+                "missing-mbarrier-init-sync",
+            ),
+            Bug(
+                "a count of both blocks",
+                &[("init", "mbarrier.init.shared::cta.b64 [%r9], 64;")],
+                "deadlock",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn stores_that_arrive() {
+    let program = pair(
+        32,
+        ".shared .align 16 .b8 mail[128];\n.shared .align 8 .b8 full[8];",
+        "mov.u32 %r1, mail;
+         mov.u32 %r9, full;
+         shl.b32 %r2, %r0, 2;
+         add.s32 %r3, %r1, %r2;
+         mov.u32 %r4, %cluster_ctarank;
+         xor.b32 %r5, %r4, 1;
+         mapa.shared::cluster.u32 %r6, %r3, %r5;
+         mapa.shared::cluster.u32 %r10, %r9, %r5; // @map
+         setp.ne.u32 %p0, %r0, 0;
+         @%p0 bra MEET;
+         mbarrier.init.shared::cta.b64 [%r9], 1;
+         fence.mbarrier_init.release.cluster;
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 128; // @expect
+         MEET:
+         barrier.cluster.arrive.aligned; // @arrive start
+         barrier.cluster.wait.aligned; // @wait start
+         st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r6], %r0, [%r10]; // @store
+         WAIT [%r9], 0; // @wait
+         ld.shared.u32 %r7, [%r3];
+         barrier.cluster.arrive.aligned; // @arrive end
+         barrier.cluster.wait.aligned; // @wait end",
+    );
+    check(
+        &program,
+        &[
+            Bug("no wait", &[("wait", "")], "missing-mbarrier-wait"),
+            Bug(
+                "too many bytes announced",
+                &[("expect", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 256;")],
+                "deadlock",
+            ),
+            Bug(
+                "too few bytes announced",
+                &[("expect", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 64;")],
+                "missing-mbarrier-wait",
+            ),
+            Bug(
+                "data there, the barrier here",
+                &[("map", "mapa.shared::cluster.u32 %r10, %r9, %r4;")],
+                "bulk-copy-barrier-of-another-block",
+            ),
+            Bug(
+                "the other block may not run yet",
+                &[("arrive start", ""), ("wait start", "")],
+                "mbarrier-uninitialized",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_copy_to_both_blocks() {
+    let program = pair(
+        32,
+        ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b8 full[8];",
+        "mov.u32 %r1, tile;
+         mov.u32 %r2, full;
+         shl.b32 %r3, %r0, 2;
+         add.s32 %r3, %r1, %r3;
+         mov.u32 %r4, %cluster_ctarank;
+         setp.ne.u32 %p0, %r0, 0;
+         @%p0 bra MEET;
+         mbarrier.init.shared::cta.b64 [%r2], 1;
+         fence.mbarrier_init.release.cluster; // @fence
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 1024; // @expect
+         MEET:
+         barrier.cluster.arrive.aligned; // @arrive start
+         barrier.cluster.wait.aligned; // @wait start
+         setp.ne.u32 %p1, %r4, 0;
+         or.pred %p2, %p0, %p1;
+         @%p2 bra WAITING;
+         mov.u32 %r5, 0;
+         mov.u16 %r50h, 3; // @mask
+         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd2, {%r5, %r5}], [%r2], %r50h; // @copy
+         WAITING:
+         WAIT [%r2], 0; // @wait
+         ld.shared.u32 %r7, [%r3];
+         barrier.cluster.arrive.aligned; // @arrive end
+         barrier.cluster.wait.aligned; // @wait end",
+    );
+    let program = Program {
+        shared: ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b8 full[8];\n\
+                 .reg .b16 %r50h;",
+        ..program
+    };
+    check(
+        &program,
+        &[
+            Bug("no wait", &[("wait", "")], "missing-mbarrier-wait"),
+            Bug("one block only", &[("mask", "mov.u16 %r50h, 1;")], "deadlock"),
+            Bug("a block that is not there", &[("mask", "mov.u16 %r50h, 7;")], "multicast-mask"),
+            Bug(
+                "half the bytes",
+                &[("expect", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 512;")],
+                "mbarrier-more-bytes-than-expected",
+            ),
+            Bug(
+                "both blocks copy to both",
+                &[(
+                    "copy",
+                    "WAIT [%r2], 1; cp.async.bulk.tensor.2d.shared::cluster.global.tile\
+                  .mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd2, {%r5, %r5}], \
+                  [%r2], %r50h; cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier\
+                  ::complete_tx::bytes.multicast::cluster [%r1], [%rd2, {%r5, %r5}], [%r2], \
+                  %r50h;",
+                )],
+                "deadlock",
+            ),
+            Bug(
+                "the other block may not be ready",
+                &[("arrive start", ""), ("wait start", "")],
+                "mbarrier-uninitialized",
+            ),
+            Bug(
+                "no fence after the initialization",
+                &[("fence", "")],
+                "missing-mbarrier-init-fence",
+            ),
+        ],
+    );
+}
