@@ -117,9 +117,18 @@ pub(super) fn cases() -> Vec<Case> {
         case(F32, (100, 50), (16, 20), Bytes64),
         case(F32, (100, 50), (8, 31), Bytes32),
         case(F32, (100, 50), (4, 50), None),
-        // Boxes narrower than their swizzle.
-        case(U8, (300, 70), (64, 32), Bytes128),
-        case(F32, (100, 50), (4, 40), Bytes128),
+    ]
+}
+
+/// Boxes narrower than their swizzle, of which no document says where they lie: the emulator
+/// refuses them, and what a GPU does is to be seen.
+fn narrow_cases() -> Vec<Case> {
+    use TensorMapElement::{F32, U8};
+    let case = |element, sizes, boxes, swizzle| Case { element, sizes, boxes, swizzle };
+    vec![
+        case(U8, (300, 70), (64, 32), TensorMapSwizzle::Bytes128),
+        case(U8, (300, 70), (32, 64), TensorMapSwizzle::Bytes64),
+        case(F32, (100, 50), (4, 40), TensorMapSwizzle::Bytes128),
     ]
 }
 
@@ -164,11 +173,8 @@ fn ptx(bytes: usize) -> String {
     text
 }
 
-#[test]
-fn boxes_of_tensors() {
-    let Some(mut bench) = Bench::open() else { return };
-    let mut group = Group::new("copies");
-    for case in cases() {
+fn check(bench: &mut Bench, group: &mut Group, cases: Vec<Case>) {
+    for case in cases {
         let matrix = bytes(case.pitch() * case.sizes.1, 5);
         let source = Argument::Pointer(bench.upload(&matrix));
         let corners = case.corners();
@@ -176,7 +182,7 @@ fn boxes_of_tensors() {
         let words = bench.upload(bytemuck::cast_slice(&words));
         let len = case.box_bytes();
         let out = bench.output(len * corners.len());
-        let map = case.map(&mut bench, source);
+        let map = case.map(bench, source);
         let arguments = vec![map, Argument::Pointer(words), Argument::Pointer(out)];
         let launch = (corners.len(), THREADS as u32);
         let got = bench.run(&ptx(len), launch, arguments, (out, len * corners.len()));
@@ -193,5 +199,21 @@ fn boxes_of_tensors() {
         }
         group.record(&case.name(), &got, Matching::Bits);
     }
+}
+
+#[test]
+fn boxes_of_tensors() {
+    let Some(mut bench) = Bench::open() else { return };
+    let mut group = Group::new("copies");
+    check(&mut bench, &mut group, cases());
+    group.finish(&bench.properties());
+}
+
+#[test]
+#[ignore = "not documented: alone and on a GPU, where it may stop the device"]
+fn boxes_narrower_than_their_swizzle() {
+    let Some(mut bench) = Bench::open() else { return };
+    let mut group = Group::new("copies_narrow");
+    check(&mut bench, &mut group, narrow_cases());
     group.finish(&bench.properties());
 }
