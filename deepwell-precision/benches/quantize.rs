@@ -1,126 +1,254 @@
-//! Speed of quantization on one core, of a 4096 x 4096 matrix in memory and of a 512 x 512 one in
-//! cache, beside that of copying memory:
+//! Speed of each format beside that of memory, with one thread and with two, of a 4096 x 4096
+//! matrix in memory and of a 512 x 512 one in cache:
 //! `cargo bench -p deepwell-precision`; words behind `--` choose the lines that contain them all.
 //!
-//! `read` counts the bytes of the source alone, `moved` what is read and written; `floor` is how
-//! long the copy of as many bytes would take, measured here with a copy of the f32 source.
+//! `read` counts the bytes of the source alone. `of copy` is the share of the bandwidth of memory
+//! that the kernel uses: bytes read and written per second over those of copying the f32 matrix
+//! with as many threads, measured in the same run. Above 100 % means that a kernel writes less than
+//! it reads, which memory likes better than a copy.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use deepwell_precision::{
-    BlockShape, ElementFormat, Granularity, MxSpec, ScaleRule, Source, dequantize_rows,
-    quantize_both, quantize_columns, quantize_rows, scales_len,
+    BlockShape, BlockStatistics, ElementFormat, Granularity, Hadamard16, MxSpec, Nvfp4Spec, Philox,
+    ScaleRule, Source, dequantize_rows, nvfp4, packed, quantize_both, quantize_columns,
+    quantize_rows, quantize_rows_stochastic, scale_tiles, scales_len,
 };
 use half::bf16;
 
 const REPEATS: usize = 15;
 
-fn main() {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     // `cargo test --benches` runs this too, without the flag: there is nothing to test.
     if !std::env::args().any(|argument| argument == "--bench") {
-        return;
+        return Ok(());
     }
+    for side in [4096, 512] {
+        for threads in [1, 2] {
+            in_pool(threads, || Bench::new(threads, side, side).run())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(feature = "rayon")]
+fn in_pool(threads: usize, work: impl FnOnce() + Send) -> Result<(), rayon::ThreadPoolBuildError> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build()?.install(work);
+    Ok(())
+}
+
+#[cfg(not(feature = "rayon"))]
+fn in_pool(threads: usize, work: impl FnOnce()) -> Result<(), std::convert::Infallible> {
+    if threads == 1 {
+        work();
+    }
+    Ok(())
+}
+
+/// One matrix with the buffers that all measurements share.
+struct Bench {
+    rows: usize,
+    cols: usize,
+    wide: Vec<f32>,
+    narrow: Vec<bf16>,
+    copy: Vec<f32>,
+    copy_bytes_per_s: f64,
+}
+
+impl Bench {
+    fn new(threads: usize, rows: usize, cols: usize) -> Self {
+        let wide: Vec<f32> = (0..rows * cols).map(noise).collect();
+        let narrow = wide.iter().map(|&x| bf16::from_f32(x)).collect();
+        let mut copy = vec![0.0_f32; rows * cols];
+        let copy_s = time_s(|| copy_in_parts(black_box(&wide), black_box(&mut copy), threads));
+        let copy_bytes_per_s = (2 * size_of_val(&wide[..])) as f64 / copy_s;
+        println!(
+            "\n{rows} x {cols}, {threads} threads, best of {REPEATS}; copy: {:.2} GB/s",
+            copy_bytes_per_s / 1e9
+        );
+        Self { rows, cols, wide, narrow, copy, copy_bytes_per_s }
+    }
+
+    fn run(mut self) {
+        let (wide, narrow) = (std::mem::take(&mut self.wide), std::mem::take(&mut self.narrow));
+        let default = MxSpec::default();
+        for &element in ElementFormat::ALL {
+            let spec = MxSpec { element, ..default };
+            self.quantize_mx(&format!("f32  mx {element} rceil 32"), &wide, spec);
+            self.quantize_mx(&format!("bf16 mx {element} rceil 32"), &narrow, spec);
+            self.dequantize_mx(element);
+        }
+        for (name, spec) in [
+            ("floor 32", MxSpec { scale_rule: ScaleRule::OcpFloor, ..default }),
+            ("rceil 128", MxSpec { granularity: Granularity::G128, ..default }),
+            ("rceil 32x32", MxSpec { block: BlockShape::Square, ..default }),
+        ] {
+            self.quantize_mx(&format!("f32  mx e4m3 {name}"), &wide, spec);
+            self.quantize_mx(&format!("bf16 mx e4m3 {name}"), &narrow, spec);
+        }
+        let nvfp4 = Nvfp4Spec::default();
+        let stochastic = Some(Philox { seed: 1, stream: 2 });
+        for (name, spec) in [
+            ("1x16", nvfp4),
+            ("16x16", Nvfp4Spec { block: BlockShape::Square, ..nvfp4 }),
+            ("1x16 stochastic", Nvfp4Spec { stochastic, ..nvfp4 }),
+        ] {
+            self.quantize_nvfp4(&format!("f32  nvfp4 {name}"), &wide, spec);
+            self.quantize_nvfp4(&format!("bf16 nvfp4 {name}"), &narrow, spec);
+        }
+        self.dequantize_nvfp4(&wide);
+        self.others(&wide, &narrow);
+    }
+
+    /// All three directions of one source.
+    fn quantize_mx<S: Source>(&self, name: &str, src: &[S], spec: MxSpec) {
+        let (rows, cols) = (self.rows, self.cols);
+        let (mut data, mut data_t) = (vec![0; src.len()], vec![0; src.len()]);
+        let mut scales = vec![0; scales_len(rows, cols)];
+        let mut scales_t = vec![0; scales_len(cols, rows)];
+        let (read, written) = (size_of_val(src), src.len() + scales.len());
+        self.report(&format!("{name} rows"), read, written, || {
+            quantize_rows(src, rows, cols, &spec, &mut data, &mut scales).expect("fits")
+        });
+        self.report(&format!("{name} columns"), read, written, || {
+            quantize_columns(src, rows, cols, &spec, &mut data_t, &mut scales_t).expect("fits")
+        });
+        self.report(&format!("{name} both"), read, 2 * written, || {
+            let by_row = (&mut data[..], &mut scales[..]);
+            let by_column = (&mut data_t[..], &mut scales_t[..]);
+            quantize_both(src, rows, cols, &spec, by_row, by_column).expect("fits")
+        });
+    }
+
+    fn dequantize_mx(&self, element: ElementFormat) {
+        let (rows, cols) = (self.rows, self.cols);
+        // All codes that are numbers, whatever they stand for.
+        let limit = if element.bits() == 8 { 0x78 } else { 1 << element.bits() };
+        let data: Vec<u8> = (0..rows * cols).map(|i| (i % limit) as u8).collect();
+        let scales = vec![127; scales_len(rows, cols)];
+        let read = data.len() + scales.len();
+        let (mut wide, mut narrow) = (vec![0.0_f32; data.len()], vec![bf16::ZERO; data.len()]);
+        self.report(&format!("dequantize mx {element} to f32"), read, 4 * data.len(), || {
+            dequantize_rows(&data, &scales, rows, cols, element, &mut wide).expect("fits");
+        });
+        self.report(&format!("dequantize mx {element} to bf16"), read, 2 * data.len(), || {
+            dequantize_rows(&data, &scales, rows, cols, element, &mut narrow).expect("fits");
+        });
+    }
+
+    /// Both directions, without the search for the largest magnitude.
+    fn quantize_nvfp4<S: Source>(&self, name: &str, src: &[S], spec: Nvfp4Spec) {
+        let (rows, cols) = (self.rows, self.cols);
+        let amax = nvfp4::amax(src);
+        let mut bytes = vec![0; packed::fp4_len(rows, cols)];
+        let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
+        let (read, written) = (size_of_val(src), bytes.len() + scales.len());
+        self.report(&format!("{name} rows"), read, written, || {
+            nvfp4::quantize_rows(src, rows, cols, amax, &spec, &mut bytes, &mut scales)
+                .expect("fits")
+        });
+        let mut bytes = vec![0; packed::fp4_len(cols, rows)];
+        let mut scales = vec![0; nvfp4::scales_len(cols, rows)];
+        self.report(&format!("{name} columns"), read, written, || {
+            nvfp4::quantize_columns(src, rows, cols, amax, &spec, &mut bytes, &mut scales)
+                .expect("fits")
+        });
+    }
+
+    fn dequantize_nvfp4(&self, src: &[f32]) {
+        let (rows, cols) = (self.rows, self.cols);
+        let mut bytes = vec![0; packed::fp4_len(rows, cols)];
+        let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
+        let (amax, spec) = (nvfp4::amax(src), Nvfp4Spec::default());
+        let (scale, _) =
+            nvfp4::quantize_rows(src, rows, cols, amax, &spec, &mut bytes, &mut scales)
+                .expect("fits");
+        let read = bytes.len() + scales.len();
+        let (mut wide, mut narrow) = (vec![0.0_f32; src.len()], vec![bf16::ZERO; src.len()]);
+        self.report("dequantize nvfp4 to f32", read, 4 * src.len(), || {
+            nvfp4::dequantize_rows(&bytes, &scales, scale, rows, cols, &mut wide).expect("fits");
+        });
+        self.report("dequantize nvfp4 to bf16", read, 2 * src.len(), || {
+            nvfp4::dequantize_rows(&bytes, &scales, scale, rows, cols, &mut narrow).expect("fits");
+        });
+    }
+
+    /// What goes with quantization: amax, statistics, packing, tiles, Hadamard, stochastic MX.
+    fn others(&mut self, wide: &[f32], narrow: &[bf16]) {
+        let (rows, cols) = (self.rows, self.cols);
+        self.report("f32  amax", size_of_val(wide), 0, || nvfp4::amax(wide));
+        self.report("bf16 amax", size_of_val(narrow), 0, || nvfp4::amax(narrow));
+        let spec = MxSpec { element: ElementFormat::E2M1, ..MxSpec::default() };
+        let (mut codes, mut scales) = (vec![0; wide.len()], vec![0; scales_len(rows, cols)]);
+        let philox = Philox { seed: 1, stream: 2 };
+        let written = codes.len() + scales.len();
+        self.report("bf16 mx e2m1 stochastic rows", size_of_val(narrow), written, || {
+            quantize_rows_stochastic(narrow, rows, cols, &spec, philox, &mut codes, &mut scales)
+                .expect("fits")
+        });
+        let read = size_of_val(narrow) + codes.len() + scales.len();
+        self.report("bf16 mx e2m1 statistics", read, 0, || {
+            BlockStatistics::of_mx(narrow, &codes, &scales, rows, cols, spec.element).expect("fits")
+        });
+        let mut fp4 = vec![0; packed::fp4_len(rows, cols)];
+        let mut fp6 = vec![0; packed::fp6_len(rows, cols)];
+        self.report("pack fp4", codes.len(), fp4.len(), || {
+            packed::pack_fp4(&codes, rows, cols, &mut fp4).expect("fits");
+        });
+        self.report("pack fp6", codes.len(), fp6.len(), || {
+            packed::pack_fp6(&codes, rows, cols, &mut fp6).expect("fits");
+        });
+        self.report("unpack fp4", fp4.len(), codes.len(), || {
+            packed::unpack_fp4(&fp4, rows, cols, &mut codes).expect("fits");
+        });
+        self.report("unpack fp6", fp6.len(), codes.len(), || {
+            packed::unpack_fp6(&fp6, rows, cols, &mut codes).expect("fits");
+        });
+        let blocks = cols / 32;
+        let mut tiles = vec![0; scale_tiles::tiled_len(rows, blocks)];
+        self.report("scale tiles", scales.len(), tiles.len(), || {
+            scale_tiles::to_tiles(&scales, rows, blocks, &mut tiles).expect("fits");
+        });
+        let mut copy = std::mem::take(&mut self.copy);
+        let bytes = size_of_val(&copy[..]);
+        self.report("hadamard f32 in place", bytes, bytes, || {
+            Hadamard16::from_seed(1).forward_rows(&mut copy, rows, cols).expect("fits");
+        });
+    }
+
+    /// Times `work` and prints a line, if the words on the command line ask for it.
+    fn report<T>(&self, name: &str, read: usize, written: usize, work: impl FnMut() -> T) {
+        if !std::env::args().skip(1).all(|word| word.starts_with('-') || name.contains(&word)) {
+            return;
+        }
+        let s = time_s(work);
+        let moved = (read + written) as f64;
+        println!(
+            "{name:34} {:9.3} ms  read {:6.2} GB/s  moved {:6.2} GB/s  {:4.0} % of copy",
+            s * 1e3,
+            read as f64 / s / 1e9,
+            moved / s / 1e9,
+            moved / s / self.copy_bytes_per_s * 100.0,
+        );
+    }
+}
+
+/// Copies with a thread for each part.
+fn copy_in_parts(source: &[f32], target: &mut [f32], threads: usize) {
+    let part = source.len().div_ceil(threads);
     #[cfg(feature = "rayon")]
-    if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(1).build_global() {
-        eprintln!("cannot limit the pool to one thread: {error}");
-        std::process::exit(1);
-    }
-
-    println!("one thread, best of {REPEATS}");
-    measure_all(4096, 4096);
-    measure_all(512, 512);
-}
-
-fn measure_all(rows: usize, cols: usize) {
-    let len = rows * cols;
-    let wide: Vec<f32> = (0..len).map(noise).collect();
-    let narrow: Vec<bf16> = wide.iter().map(|&x| bf16::from_f32(x)).collect();
-    let mut copy = vec![0.0_f32; len];
-    let copy_s = time_s(|| black_box(&mut copy).copy_from_slice(black_box(&wide)));
-    let copy_bytes_per_s = (2 * size_of_val(&wide[..])) as f64 / copy_s;
-    println!("{rows} x {cols}; copy: {:.2} GB/s read and written", copy_bytes_per_s / 1e9);
-
-    let default = MxSpec::default();
-    for (name, spec) in [
-        ("e4m3 rceil 32", default),
-        ("e4m3 floor 32", MxSpec { scale_rule: ScaleRule::OcpFloor, ..default }),
-        ("e4m3 rceil 128", MxSpec { granularity: Granularity::G128, ..default }),
-        ("e4m3 rceil 32x32", MxSpec { block: BlockShape::Square, ..default }),
-        ("e5m2 rceil 32", MxSpec { element: ElementFormat::E5M2, ..default }),
-    ] {
-        measure(&format!("f32  {name}"), &wide, (rows, cols), spec, copy_bytes_per_s);
-        measure(&format!("bf16 {name}"), &narrow, (rows, cols), spec, copy_bytes_per_s);
-    }
-
-    let mut data = vec![0; len];
-    let mut scales = vec![0; scales_len(rows, cols)];
-    quantize_rows(&wide, rows, cols, &default, &mut data, &mut scales).expect("fits");
-    let mut out = narrow;
-    let element = ElementFormat::E4M3;
-    let moved = data.len() + scales.len() + size_of_val(&out[..]);
-    report("dequantize to bf16", data.len(), moved, copy_bytes_per_s, || {
-        dequantize_rows(&data, &scales, rows, cols, element, &mut out).expect("fits");
-    });
-    let moved = data.len() + scales.len() + size_of_val(&copy[..]);
-    report("dequantize to f32", data.len(), moved, copy_bytes_per_s, || {
-        dequantize_rows(&data, &scales, rows, cols, element, &mut copy).expect("fits");
-    });
-}
-
-/// All three directions of one source.
-fn measure<S: Source>(
-    name: &str,
-    src: &[S],
-    shape: (usize, usize),
-    spec: MxSpec,
-    copy_bytes_per_s: f64,
-) {
-    let (rows, cols) = shape;
-    let len = rows * cols;
-    let (mut data, mut data_t) = (vec![0; len], vec![0; len]);
-    let mut scales = vec![0; scales_len(rows, cols)];
-    let mut scales_t = vec![0; scales_len(cols, rows)];
-    let read = size_of_val(src);
-    let written = len + scales.len();
-
-    report(&format!("{name} rows"), read, read + written, copy_bytes_per_s, || {
-        quantize_rows(src, rows, cols, &spec, &mut data, &mut scales).expect("fits")
-    });
-    report(&format!("{name} columns"), read, read + written, copy_bytes_per_s, || {
-        quantize_columns(src, rows, cols, &spec, &mut data_t, &mut scales_t).expect("fits")
-    });
-    report(&format!("{name} both"), read, read + 2 * written, copy_bytes_per_s, || {
-        let by_row = (&mut data[..], &mut scales[..]);
-        let by_column = (&mut data_t[..], &mut scales_t[..]);
-        quantize_both(src, rows, cols, &spec, by_row, by_column).expect("fits")
-    });
-}
-
-/// Whether the words on the command line ask for this line.
-fn is_wanted(name: &str) -> bool {
-    std::env::args().skip(1).all(|word| word.starts_with('-') || name.contains(&word))
-}
-
-/// Times `work` and prints a line.
-fn report<T>(
-    name: &str,
-    read: usize,
-    moved: usize,
-    copy_bytes_per_s: f64,
-    work: impl FnMut() -> T,
-) {
-    if !is_wanted(name) {
+    if threads > 1 {
+        rayon::scope(|scope| {
+            for (source, target) in source.chunks(part).zip(target.chunks_mut(part)) {
+                scope.spawn(|_| target.copy_from_slice(source));
+            }
+        });
         return;
     }
-    let s = time_s(work);
-    println!(
-        "{name:28} {:8.3} ms  read {:6.2} GB/s  moved {:6.2} GB/s  floor {:7.3} ms",
-        s * 1e3,
-        read as f64 / s / 1e9,
-        moved as f64 / s / 1e9,
-        moved as f64 / copy_bytes_per_s * 1e3,
-    );
+    for (source, target) in source.chunks(part).zip(target.chunks_mut(part)) {
+        target.copy_from_slice(source);
+    }
 }
 
 /// The shortest of some runs, the first of which warms up, seconds.

@@ -69,12 +69,14 @@ pub mod e3m2;
 pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
+pub mod hadamard;
 pub mod nvfp4;
 pub mod packed;
 pub mod philox;
 pub mod scale_tiles;
 pub mod ue4m3;
 
+mod block_statistics;
 mod dequantize;
 mod error;
 mod format;
@@ -91,10 +93,12 @@ mod spec;
 mod stats;
 mod threads;
 
+pub use block_statistics::{BlockStatistics, BlockSums};
 pub use dequantize::dequantize_rows;
 pub use error::QuantizeError;
 pub use format::{Assignment, Fallback, Format, Role, TensorUse};
 pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, LayerState};
+pub use hadamard::Hadamard16;
 pub use names::UnknownName;
 pub use nvfp4::Nvfp4Spec;
 pub use philox::Philox;

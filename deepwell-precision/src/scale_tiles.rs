@@ -1,7 +1,8 @@
 //! The layout in which tensor cores and cuBLAS read block scales: tiles of 128 rows x 4 scales.
 //!
-//! One tile holds the scales of 128 rows x 128 elements in 512 bytes. Inside it the scale of row
-//! `r` and block `k` lies at
+//! One tile holds 512 scales in 512 bytes: of 128 rows x 128 elements where 32 share a scale (E8M0,
+//! MX formats) and of 128 rows x 64 elements where 16 do (UE4M3, NVFP4). The layout counts blocks,
+//! not elements, and is the same for both. Inside a tile the scale of row `r` and block `k` lies at
 //!
 //! ```text
 //! (r % 32) * 16 + (r / 32) * 4 + k        r in 0..128, k in 0..4
@@ -9,9 +10,9 @@
 //!
 //! and tiles follow each other along the blocks first: tile (R, K) starts at
 //! `(R * ceil(blocks / 4) + K) * 512`. Rows and blocks that the matrix does not have are padded
-//! with 0x00, never 0xFF: 0xFF is NaN, and NaN times a zero element poisons an accumulator.
-//! Sources: cuBLAS documentation, "1D block scaling factors layout"; the PTX ISA on
-//! `tcgen05.mma` with block scaling.
+//! with 0x00, never 0xFF: 0xFF is NaN in E8M0 (as 0x7F is in UE4M3), and NaN times a zero element
+//! poisons an accumulator. Sources: cuBLAS documentation, "1D block scaling factors layout"; the
+//! PTX ISA on `tcgen05.mma` with block scaling.
 //!
 //! The layout cannot be sliced or transposed, so scales are kept plain and brought into it for the
 //! consumer that asks for it.
@@ -52,6 +53,13 @@ pub const fn offset(row: usize, block: usize, blocks: usize) -> usize {
 /// scale_tiles::to_tiles(&plain, 2, 3, &mut tiles)?;
 /// assert_eq!(tiles[..4], [1, 2, 3, 0]);
 /// assert_eq!(tiles[16..20], [4, 5, 6, 0]);
+///
+/// // NVFP4: 70 columns have 5 scales a row, in two tiles.
+/// use deepwell_precision::nvfp4;
+/// let plain = vec![0x38; nvfp4::scales_len(2, 70)];
+/// let mut tiles = vec![0xEE; scale_tiles::tiled_len(2, 5)];
+/// scale_tiles::to_tiles(&plain, 2, 5, &mut tiles)?;
+/// assert_eq!((tiles[3], tiles[512], tiles[513]), (0x38, 0x38, 0));
 /// # Ok::<(), deepwell_precision::QuantizeError>(())
 /// ```
 ///

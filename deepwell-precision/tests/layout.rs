@@ -1,7 +1,10 @@
 //! Scale tiles against the published formula, and dequantization.
 
 use deepwell_precision::scale_tiles::{from_tiles, offset, tiled_len, to_tiles};
-use deepwell_precision::{ElementFormat, dequantize_rows, e4m3, e5m2, e8m0};
+use deepwell_precision::{
+    ElementFormat, MxSpec, Nvfp4Spec, dequantize_rows, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0, nvfp4,
+    packed, quantize_rows, scales_len,
+};
 use half::bf16;
 use proptest::prelude::*;
 
@@ -46,6 +49,34 @@ fn wrong_lengths() {
     assert!(to_tiles(&[], usize::MAX, 0, &mut []).is_ok());
 }
 
+/// Tiles of the scales of both vector sizes, from quantization to the place where a tensor core
+/// looks for the scale of an element.
+#[test]
+fn tiles_of_both_vector_sizes() {
+    let (rows, cols) = (150, 200);
+    let src: Vec<f32> = (0..rows * cols).map(|i| (i as f32).sin() * (i % 90 + 1) as f32).collect();
+    let mut codes = vec![0; rows * cols];
+    let mut by_32 = vec![0; scales_len(rows, cols)];
+    quantize_rows(&src, rows, cols, &MxSpec::default(), &mut codes, &mut by_32).unwrap();
+    let mut bytes = vec![0; packed::fp4_len(rows, cols)];
+    let mut by_16 = vec![0; nvfp4::scales_len(rows, cols)];
+    let (amax, spec) = (nvfp4::amax(&src), Nvfp4Spec::default());
+    nvfp4::quantize_rows(&src, rows, cols, amax, &spec, &mut bytes, &mut by_16).unwrap();
+    for (plain, vector) in [(by_32, 32), (by_16, 16)] {
+        let blocks = cols.div_ceil(vector);
+        let mut tiles = vec![0xEE; tiled_len(rows, blocks)];
+        to_tiles(&plain, rows, blocks, &mut tiles).unwrap();
+        for (row, col) in [(0, 0), (31, 33), (32, 199), (127, 64), (128, 130), (149, 199)] {
+            let expected = plain[row * blocks + col / vector];
+            assert_eq!(tiles[offset(row, col / vector, blocks)], expected);
+            // As published: a tile covers 128 rows and 4 vectors.
+            let tile = row / 128 * blocks.div_ceil(4) + col / (4 * vector);
+            let place = row % 32 * 16 + row % 128 / 32 * 4 + col / vector % 4;
+            assert_eq!(tiles[tile * 512 + place], expected);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -76,6 +107,9 @@ fn dequantization_is_the_product() {
     let decoders = [
         (ElementFormat::E4M3, e4m3::decode as fn(u8) -> f32, 3),
         (ElementFormat::E5M2, e5m2::decode as fn(u8) -> f32, 10),
+        (ElementFormat::E3M2, e3m2::decode as fn(u8) -> f32, 0),
+        (ElementFormat::E2M3, e2m3::decode as fn(u8) -> f32, 0),
+        (ElementFormat::E2M1, e2m1::decode as fn(u8) -> f32, 0),
     ];
     for (element, decode, exact_from) in decoders {
         for scale in 0..=u8::MAX {

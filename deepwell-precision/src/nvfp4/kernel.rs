@@ -103,16 +103,16 @@ fn finite_scales(
 ) -> Scales {
     let mut scales = Scales { codes: [0; SEGMENT_BLOCKS], factors: [0.0; SEGMENT_BLOCKS] };
     let mut clamps = 0;
-    for i in 0..SEGMENT_BLOCKS {
-        let wanted = f32::from_bits(amax[i]) / e2m1::MAX * encode_scale;
+    let outs = scales.codes.iter_mut().zip(&mut scales.factors);
+    for (&amax, (code, factor)) in amax.iter().zip(outs) {
+        let wanted = f32::from_bits(amax) / e2m1::MAX * encode_scale;
         // As numbers without sign are ordered as their bits are, infinity included.
         let wanted = f32::from_bits(wanted.to_bits().min(ue4m3::MAX.to_bits()));
-        let code = encode_lane::<E4m3, false>(wanted, 1.0, &mut 0, &mut 0);
-        let factor = encode_scale / decode_e4m3(code);
-        let factor = f32::from_bits(factor.to_bits().min(f32::MAX.to_bits()));
-        scales.codes[i] = code;
-        scales.factors[i] = if code == 0 { 0.0 } else { factor };
-        clamps += u32::from((code == 0) & (amax[i] != 0));
+        *code = encode_lane::<E4m3, false>(wanted, 1.0, &mut 0, &mut 0);
+        let quotient = encode_scale / decode_e4m3(*code);
+        let finite = f32::from_bits(quotient.to_bits().min(f32::MAX.to_bits()));
+        *factor = if *code == 0 { 0.0 } else { finite };
+        clamps += u32::from((*code == 0) & (amax != 0));
     }
     totals.scale_clamps += u64::from(clamps);
     scales

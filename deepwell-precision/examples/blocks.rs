@@ -1,0 +1,52 @@
+//! Block-quantized matrices, for other programs: little-endian f32 of whole rows from standard
+//! input; to standard output the tensor scale (NVFP4 only, f32), all scales, all codes, as this crate
+//! writes them. `scripts/compare_ml_dtypes.py` uses it.
+//!
+//! `cargo run -p deepwell-precision --example blocks -- COLS e2m1 rceil < numbers > bytes`,
+//! `cargo run -p deepwell-precision --example blocks -- COLS nvfp4 row 448 < numbers > bytes`
+
+use std::error::Error;
+use std::io::{self, Read, Write};
+
+use deepwell_precision::{MxSpec, Nvfp4Spec, nvfp4, packed, quantize_rows, scales_len};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [cols, rest @ ..] = &arguments[..] else {
+        return Err("expected a number of columns and a format".into());
+    };
+    let cols: usize = cols.parse()?;
+    let mut bytes = Vec::new();
+    io::stdin().lock().read_to_end(&mut bytes)?;
+    let numbers = bytes.as_chunks::<4>().0.iter();
+    let numbers: Vec<f32> = numbers.map(|&number| f32::from_le_bytes(number)).collect();
+    let rows = numbers.len().checked_div(cols).ok_or("expected at least one column, got 0")?;
+    let mut out = io::stdout().lock();
+    match rest {
+        [name, block, bound] if name == "nvfp4" => {
+            let spec = Nvfp4Spec { block: block.parse()?, bound: bound.parse()?, stochastic: None };
+            let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
+            let mut codes = vec![0; packed::fp4_len(rows, cols)];
+            let amax = nvfp4::amax(&numbers);
+            let (scale, _) =
+                nvfp4::quantize_rows(&numbers, rows, cols, amax, &spec, &mut codes, &mut scales)?;
+            out.write_all(&scale.to_le_bytes())?;
+            out.write_all(&scales)?;
+            out.write_all(&codes)?;
+        }
+        [element, rule] => {
+            let spec = MxSpec {
+                element: element.parse()?,
+                scale_rule: rule.parse()?,
+                ..MxSpec::default()
+            };
+            let mut scales = vec![0; scales_len(rows, cols)];
+            let mut codes = vec![0; numbers.len()];
+            quantize_rows(&numbers, rows, cols, &spec, &mut codes, &mut scales)?;
+            out.write_all(&scales)?;
+            out.write_all(&codes)?;
+        }
+        _ => return Err("expected `ELEMENT RULE` or `nvfp4 BLOCK BOUND` after the columns".into()),
+    }
+    Ok(())
+}
