@@ -150,7 +150,7 @@ fn run(bench: &mut Bench, name: &'static str, rows: &[Row]) {
                 row.check(lane, words, got).map(|expected| (lane, got, expected))
             });
             wrong.next().map(|(lane, got, expected)| {
-                format!("{index}.{lane} of {words:#010x?} is {got:e} ({word:#010x}), meant is {expected:e}")
+                format!("{index}.{lane} of {words:x?} is {got:e} ({word:x}), meant is {expected:e}")
             })
         });
         if let Some(wrong) = wrong {

@@ -190,8 +190,8 @@ pub(super) fn conversion_rows() -> Vec<Row> {
         exact("cvt.rni.f32.f32 %y, %a;", (Floats, F32), 0.0, |_, w| f(w[0]).round_ties_even()),
         exact("cvt.rmi.f32.f32 %y, %a;", (Floats, F32), 0.0, |_, w| f(w[0]).floor()),
         exact(
-            ".reg .f64 %wide;\ncvt.f64.f32 %wide, %a;\nmul.rn.f64 %wide, %wide, 0d3FF0000010000001;\n\
-             cvt.rn.f32.f64 %y, %wide;",
+            ".reg .f64 %wide;\ncvt.f64.f32 %wide, %a;\n\
+             mul.rn.f64 %wide, %wide, 0d3FF0000010000001;\ncvt.rn.f32.f64 %y, %wide;",
             (Floats, F32),
             1.0,
             |_, w| f(w[0]),

@@ -44,7 +44,8 @@ impl Case {
     fn ptx(self) -> String {
         let [a, b, sums] = self.registers();
         let mut text = String::from(
-            ".visible .entry run(.param .u64 a, .param .u64 b, .param .u64 before, .param .u64 after)\n\
+            ".visible .entry run(.param .u64 a, .param .u64 b, \
+             .param .u64 before, .param .u64 after)\n\
              .reqntid 32\n{\n\
              .reg .b32 %r<4>;\n.reg .b32 %a<4>;\n.reg .b32 %b<4>;\n.reg .b32 %c<4>;\n\
              .reg .b32 %d<4>;\n.reg .b64 %q<4>;\n\

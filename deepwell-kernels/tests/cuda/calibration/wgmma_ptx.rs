@@ -72,7 +72,8 @@ impl Product {
         let registers = self.registers();
         writeln!(
             t,
-            ".visible .entry run(.param .u64 a, .param .u64 b, .param .u64 before, .param .u64 after)\n\
+            ".visible .entry run(.param .u64 a, .param .u64 b, \
+             .param .u64 before, .param .u64 after)\n\
              .reqntid {THREADS}\n{{\n\
              .reg .pred %p<2>;\n.reg .b32 %r<8>;\n.reg .b32 %w<4>;\n.reg .b32 %a<{}>;\n\
              .reg .b32 %d<{registers}>;\n.reg .b64 %q<10>;\n\
