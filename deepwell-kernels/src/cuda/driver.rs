@@ -10,6 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::pinned::PinnedBuffer;
+use super::prepare::Tensor;
 
 /// An address in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -349,6 +350,12 @@ pub trait Driver: Send {
     /// # Errors
     /// Sizes, strides or boxes that the hardware does not take.
     fn tensor_map(&mut self, spec: &TensorMapSpec) -> DriverResult<TensorMap>;
+
+    /// Tells what the kernels write that are launched next. Only drivers that record launches
+    /// listen.
+    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+        let _ = outputs;
+    }
 
     /// Enqueues a kernel.
     ///

@@ -35,6 +35,10 @@ pub struct LaunchFile {
     /// Multiprocessors of the device; 4 without it and without `--sm-count`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
+    /// Blocks that a multiprocessor runs at a time, at most, where their threads and shared memory
+    /// fit; 2 without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks_per_sm: Option<u32>,
     /// Folder of the files that the PTX's `.file` lines name, in which comments
     /// `// redundant: reason` are looked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

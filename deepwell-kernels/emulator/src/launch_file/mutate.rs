@@ -16,8 +16,8 @@ use crate::numerics::ResultMode;
 /// How mutants are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationOptions {
-    /// Multiprocessors of the device.
-    pub sm_count: u32,
+    /// Multiprocessors of the device, instead of those of the documents.
+    pub sm_count: Option<u32>,
     /// A mutant may run so many times as many instructions as the kernel does before it counts as
     /// hung.
     pub step_factor: u64,
@@ -25,7 +25,7 @@ pub struct MutationOptions {
 
 impl Default for MutationOptions {
     fn default() -> MutationOptions {
-        MutationOptions { sm_count: Settings::default().sm_count, step_factor: 4 }
+        MutationOptions { sm_count: None, step_factor: 4 }
     }
 }
 
@@ -154,13 +154,14 @@ fn baseline<'a>(
     launch: &'a PreparedLaunch,
     options: &MutationOptions,
 ) -> Result<Baseline<'a>, Box<Outcome>> {
-    let settings = Settings {
+    let settings = launch.settings(Settings {
         completion: Completion::Eager,
         results: ResultMode::Hardware,
         tracker: true,
-        sm_count: launch.file().sm_count.unwrap_or(options.sm_count),
         ..Settings::default()
-    };
+    });
+    let sm_count = options.sm_count.unwrap_or(settings.sm_count);
+    let settings = Settings { sm_count, ..settings };
     let (outcome, device) = launch.run_program(&settings, None);
     match &outcome.result {
         Ok(report) if outcome.is_right() => Ok(Baseline {

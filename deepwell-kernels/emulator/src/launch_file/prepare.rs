@@ -135,6 +135,15 @@ impl PreparedLaunch {
         &self.file
     }
 
+    /// `settings` on the device that the document asks for.
+    pub fn settings(&self, settings: Settings) -> Settings {
+        Settings {
+            sm_count: self.file.sm_count.unwrap_or(settings.sm_count),
+            blocks_per_sm: self.file.blocks_per_sm.unwrap_or(settings.blocks_per_sm),
+            ..settings
+        }
+    }
+
     /// The file of PTX.
     pub fn ptx(&self) -> &Path {
         &self.ptx

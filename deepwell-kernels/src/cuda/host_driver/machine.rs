@@ -3,6 +3,7 @@
 use crate::cuda::driver::{
     DevicePtr, DriverResult, Function, Launch, Module, TensorMap, TensorMapSpec,
 };
+use crate::cuda::prepare::Tensor;
 
 /// Device memory and what a launch does to it, under the streams of a
 /// [`HostDriver`](super::HostDriver).
@@ -88,6 +89,11 @@ pub trait Machine: Send {
     /// # Errors
     /// Sizes, strides or boxes that the hardware does not take.
     fn tensor_map(&self, spec: &TensorMapSpec) -> DriverResult<TensorMap>;
+
+    /// Tells what the kernels write that run next.
+    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+        let _ = outputs;
+    }
 
     /// Runs a kernel to its end.
     ///

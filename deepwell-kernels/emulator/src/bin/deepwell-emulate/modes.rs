@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use deepwell_emulator::launch::{Completion, Settings};
-use deepwell_emulator::launch_file::LaunchFile;
+use deepwell_emulator::launch_file::PreparedLaunch;
 use deepwell_emulator::numerics::ResultMode;
 use serde_json::{Value, json};
 
@@ -94,17 +94,16 @@ impl ModeArgs {
     }
 
     /// The settings of a mode for a launch.
-    pub(crate) fn settings(&self, mode: Mode, file: &LaunchFile, trace: usize) -> Settings {
-        let fallback = Settings::default();
-        Settings {
+    pub(crate) fn settings(&self, mode: Mode, launch: &PreparedLaunch, trace: usize) -> Settings {
+        let settings = launch.settings(Settings {
             completion: mode.completion,
             results: mode.results,
             tracker: self.tracker == TrackerWord::On,
-            sm_count: self.sm_count.or(file.sm_count).unwrap_or(fallback.sm_count),
             step_limit: self.step_limit,
             trace_limit: trace,
-            ..fallback
-        }
+            ..Settings::default()
+        });
+        Settings { sm_count: self.sm_count.unwrap_or(settings.sm_count), ..settings }
     }
 }
 

@@ -68,9 +68,7 @@ fn canonical(path: &Path) -> PathBuf {
 
 /// Mutates every kernel. Returns whether all deletions were noticed or have a reason.
 pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
-    let fallback = MutationOptions::default();
-    let options =
-        MutationOptions { sm_count: args.sm_count.unwrap_or(fallback.sm_count), ..fallback };
+    let options = MutationOptions { sm_count: args.sm_count, ..MutationOptions::default() };
     let mut all_right = true;
     let mut documents = Vec::new();
     for group in groups(&args.files)? {

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<bool> {
     for path in launch_files(&args.files)? {
         let launch = PreparedLaunch::read(&path)?;
         for mode in args.modes.modes() {
-            let settings = args.modes.settings(mode, launch.file(), args.trace.unwrap_or(0));
+            let settings = args.modes.settings(mode, &launch, args.trace.unwrap_or(0));
             let outcome = launch.run(&settings);
             all_right &= outcome.is_right();
             match args.json {

@@ -135,12 +135,11 @@ fn survey(group: Group, is_mutated: bool, args: &SurveyArgs, done: &(dyn Fn() + 
         .par_iter()
         .map(|mode| {
             let run = (mode.results == ResultMode::Hardware || multiplies).then(|| {
-                let settings = Settings {
+                let settings = launch.settings(Settings {
                     completion: mode.completion,
                     results: mode.results,
-                    sm_count: launch.file().sm_count.unwrap_or(Settings::default().sm_count),
                     ..Settings::default()
-                };
+                });
                 let outcome = launch.run(&settings);
                 let verdict = outcome.verdict();
                 let text = match verdict {

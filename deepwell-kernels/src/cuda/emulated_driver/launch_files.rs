@@ -1,0 +1,392 @@
+//! Launches written as files, so that `deepwell-emulate` runs them again in any mode.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use deepwell_emulator::bulk;
+use deepwell_emulator::launch::{Emulator, Report, Settings};
+use deepwell_emulator::launch_file::{
+    Argument as ArgumentField, Buffer, DataType, Expectation, LaunchFile, MapElement, MapSwizzle,
+    OrderedBefore, Recorded, TensorMap as MapField, Tolerance, Within,
+};
+use deepwell_ir::DType;
+
+use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch, TensorMap};
+use crate::cuda::prepare::Tensor;
+
+/// Names a folder into which an emulated device writes its launches, as launch files.
+pub const RECORD_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
+
+/// How far results may be from recorded ones when tensor cores add in another way: 1/64 of the
+/// value and of the largest one. Only gross errors show; a step of `wgmma` with 8-bit floats cuts
+/// each of 33 terms at 2^-13 of the largest, and fuzzed sums keep as little.
+const OTHER_RESULTS: Within = Within { absolute: 0.0, relative: 1.0 / 64.0, largest: 1.0 / 64.0 };
+
+/// Writes launches. Of launches that differ in data alone only the first is written.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    folder: Option<PathBuf>,
+    seen: HashSet<String>,
+    /// Files of each kernel so far.
+    numbers: HashMap<String, usize>,
+    outputs: Vec<Tensor>,
+}
+
+/// Memory and arguments before a launch that will be written.
+pub(super) struct Begun {
+    arguments: Vec<ArgumentField>,
+    tensor_maps: Vec<MapField>,
+    memory: BTreeMap<u64, Vec<u8>>,
+    written_before: Vec<Range<u64>>,
+}
+
+impl Recorder {
+    pub(super) fn record_to(&mut self, folder: &Path) {
+        self.folder = Some(folder.to_path_buf());
+    }
+
+    /// What the next launches write, so that it is compared by its type.
+    pub(super) fn expect(&mut self, outputs: &[Tensor]) {
+        self.outputs = outputs.to_vec();
+    }
+
+    /// What has to be kept before a launch; `None` when it will not be written. `allocations` are
+    /// addresses and sizes of the device memory that is in use.
+    pub(super) fn begin(
+        &mut self,
+        kernel: &str,
+        launch: &Launch,
+        emulator: &Emulator,
+        allocations: &BTreeMap<u64, usize>,
+    ) -> Option<Begun> {
+        self.folder.as_ref()?;
+        let mut tensor_maps = Vec::new();
+        let arguments: Vec<ArgumentField> = launch
+            .arguments
+            .iter()
+            .map(|argument| argument_field(argument, allocations, &mut tensor_maps))
+            .collect();
+        if !self.seen.insert(shape_of(kernel, launch, &arguments, &tensor_maps)) {
+            return None;
+        }
+        let memory = allocations
+            .iter()
+            .filter(|(_, bytes)| **bytes > 0)
+            .filter_map(|(at, bytes)| Some((*at, emulator.read(*at, *bytes).ok()?.to_vec())))
+            .collect();
+        let written_before = match launch.programmatic {
+            true => emulator.written_before().to_vec(),
+            false => Vec::new(),
+        };
+        Some(Begun { arguments, tensor_maps, memory, written_before })
+    }
+
+    /// Writes a launch that has run.
+    pub(super) fn end(
+        &mut self,
+        begun: Begun,
+        kernel: &str,
+        launch: &Launch,
+        ptx: &str,
+        files: &[String],
+        emulator: &Emulator,
+        report: &Report,
+    ) -> DriverResult<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let refused = |what: String| DriverError::new("record", what);
+        let stem = files.iter().find_map(|file| {
+            let path = Path::new(file);
+            let is_kernel = path.extension().is_some_and(|extension| extension == "cu");
+            Some(path.file_stem().filter(|_| is_kernel)?.to_string_lossy().into_owned())
+        });
+        let stem = stem.unwrap_or_else(|| kernel.to_string());
+        let folder = folder.join(&stem);
+        let store = Store { folder: &folder };
+        let settings: &Settings = &emulator.settings;
+        let buffers = begun
+            .memory
+            .iter()
+            .map(|(&at, bytes)| {
+                let file = store.bytes(bytes)?;
+                let written_before = parts(&begun.written_before, at, bytes.len() as u64);
+                Ok(Buffer {
+                    name: name_of(at),
+                    file: Some(file),
+                    address: Some(at),
+                    written_before,
+                    ..Buffer::default()
+                })
+            })
+            .collect::<Result<_, String>>()
+            .map_err(refused)?;
+        let expectations = self.expectations(&begun.memory, &store, emulator).map_err(refused)?;
+        let ptx_name = format!("{stem}-{}.ptx", name_of_content(ptx.as_bytes()));
+        store.once(&ptx_name, ptx.as_bytes()).map_err(refused)?;
+        let document = LaunchFile {
+            ptx: ptx_name,
+            kernel: kernel.to_string(),
+            grid: launch.grid.to_vec(),
+            block: launch.block.to_vec(),
+            // One block is what a launch without clusters says; the kernel may ask for others.
+            cluster: if launch.cluster == [1; 3] { Vec::new() } else { launch.cluster.to_vec() },
+            shared_bytes: launch.shared_bytes,
+            programmatic: launch.programmatic,
+            sm_count: Some(settings.sm_count),
+            blocks_per_sm: Some(settings.blocks_per_sm),
+            sources: None,
+            recorded: Some(Recorded {
+                source: stem,
+                instructions: report.counts.instructions,
+                multiply_adds: report.counts.multiply_adds,
+            }),
+            buffers,
+            tensor_maps: begun.tensor_maps,
+            arguments: begun.arguments,
+            expectations,
+            redundant: Vec::new(),
+        };
+        let text = document.to_toml().map_err(|error| refused(error.to_string()))?;
+        let number = self.numbers.entry(kernel.to_string()).or_default();
+        *number += 1;
+        // Tests run side by side, each with a device of its own.
+        let hash = name_of_content(text.as_bytes());
+        store
+            .once(&format!("{kernel}-{number}-{}.toml", &hash[..6]), text.as_bytes())
+            .map_err(refused)
+    }
+
+    /// The outputs that were told of, and what else was written, bit for bit.
+    fn expectations(
+        &self,
+        memory: &BTreeMap<u64, Vec<u8>>,
+        store: &Store<'_>,
+        emulator: &Emulator,
+    ) -> Result<Vec<Expectation>, String> {
+        let written = emulator.written_before();
+        let mut found = Vec::new();
+        for (index, output) in self.outputs.iter().enumerate() {
+            let bytes = output.elements() * output.dtype.size_bytes();
+            let range = output.pointer.0..output.pointer.0 + bytes as u64;
+            let touched = |part: &Range<u64>| part.start < range.end && range.start < part.end;
+            let holds = |(at, held): &(&u64, &Vec<u8>)| {
+                **at <= range.start && range.end <= **at + held.len() as u64
+            };
+            let Some((at, _)) = memory.iter().find(holds) else { continue };
+            if bytes == 0 || !written.iter().any(touched) {
+                continue;
+            }
+            let after = emulator.read(range.start, bytes).map_err(|error| error.to_string())?;
+            let (dtype, is_float) = data_type(output.dtype);
+            found.push(Expectation {
+                buffer: name_of(*at),
+                offset: range.start - at,
+                name: Some(format!("output {index}")),
+                file: store.bytes(after)?,
+                dtype: Some(dtype),
+                tolerance: Tolerance::Bits,
+                tolerance_other_results: Some(match is_float {
+                    true => Tolerance::Within(OTHER_RESULTS),
+                    false => Tolerance::Any,
+                }),
+            });
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        for part in written {
+            let holds = |(at, held): &(&u64, &Vec<u8>)| {
+                **at <= part.start && part.end <= **at + held.len() as u64
+            };
+            let Some((at, _)) = memory.iter().find(holds) else { continue };
+            let bytes = (part.end - part.start) as usize;
+            let after = emulator.read(part.start, bytes).map_err(|error| error.to_string())?;
+            found.push(Expectation {
+                buffer: name_of(*at),
+                offset: part.start - at,
+                file: store.bytes(after)?,
+                tolerance_other_results: Some(Tolerance::Any),
+                ..Expectation::default()
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// The folder of one kernel's launches.
+struct Store<'a> {
+    folder: &'a Path,
+}
+
+impl Store<'_> {
+    /// Writes bytes under a name that follows from them, and returns it.
+    fn bytes(&self, bytes: &[u8]) -> Result<String, String> {
+        let name = format!("{}.bin", name_of_content(bytes));
+        self.once(&name, bytes)?;
+        Ok(name)
+    }
+
+    /// Writes a file that is not there yet; another test may be writing the same.
+    fn once(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
+        let path = self.folder.join(name);
+        if path.exists() {
+            return Ok(());
+        }
+        let thread = format!("{:?}", std::thread::current().id());
+        let number: String = thread.chars().filter(char::is_ascii_digit).collect();
+        let partial = path.with_extension(format!("partial-{}-{number}", std::process::id()));
+        fs::create_dir_all(self.folder)
+            .and_then(|()| fs::write(&partial, bytes))
+            .and_then(|()| fs::rename(&partial, &path))
+            .map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+fn name_of(at: u64) -> String {
+    format!("memory_{at:x}")
+}
+
+/// Equal bytes are stored once.
+fn name_of_content(bytes: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    let first = hasher.finish();
+    bytes.len().hash(&mut hasher);
+    format!("{first:016x}{:016x}", hasher.finish())
+}
+
+/// The parts of ranges that lie in an allocation.
+fn parts(ranges: &[Range<u64>], at: u64, bytes: u64) -> Vec<OrderedBefore> {
+    ranges
+        .iter()
+        .map(|range| range.start.max(at)..range.end.min(at + bytes))
+        .filter(|range| range.start < range.end)
+        .map(|range| OrderedBefore { offset: range.start - at, bytes: range.end - range.start })
+        .collect()
+}
+
+/// What tells launches apart, but for their data and where it lies.
+fn shape_of(
+    kernel: &str,
+    launch: &Launch,
+    arguments: &[ArgumentField],
+    tensor_maps: &[MapField],
+) -> String {
+    let arguments = arguments.iter().map(|argument| ArgumentField {
+        // Kernels may go other ways where addresses are less aligned.
+        offset: argument.offset.map(|offset| offset % 16),
+        buffer: argument.buffer.as_ref().map(|_| String::new()),
+        ..argument.clone()
+    });
+    let maps =
+        tensor_maps.iter().map(|map| MapField { buffer: String::new(), offset: 0, ..map.clone() });
+    format!(
+        "{kernel} {:?} {:?} {:?} {} {:?} {:?}",
+        launch.grid,
+        launch.block,
+        launch.cluster,
+        launch.shared_bytes,
+        arguments.collect::<Vec<_>>(),
+        maps.collect::<Vec<_>>()
+    )
+}
+
+/// The allocation that an address lies in, and how far.
+fn place(address: u64, allocations: &BTreeMap<u64, usize>) -> Option<(String, u64)> {
+    let (at, bytes) = allocations.range(..=address).next_back()?;
+    (address - at < *bytes as u64).then(|| (name_of(*at), address - at))
+}
+
+fn argument_field(
+    argument: &Argument,
+    allocations: &BTreeMap<u64, usize>,
+    maps: &mut Vec<MapField>,
+) -> ArgumentField {
+    let none = ArgumentField::default();
+    match argument {
+        Argument::Pointer(pointer) => match place(pointer.0, allocations) {
+            Some((buffer, offset)) => {
+                ArgumentField { buffer: Some(buffer), offset: Some(offset), ..none }
+            }
+            None => ArgumentField { u64: Some(pointer.0), ..none },
+        },
+        Argument::I32(value) => ArgumentField { i32: Some(*value), ..none },
+        Argument::U32(value) => ArgumentField { u32: Some(*value), ..none },
+        Argument::I64(value) => ArgumentField { i64: Some(*value), ..none },
+        Argument::U64(value) => ArgumentField { hex: Some(hex(&value.to_le_bytes())), ..none },
+        Argument::F32(value) => ArgumentField { f32: Some(*value), ..none },
+        Argument::TensorMap(map) => match map_field(map, allocations, maps.len()) {
+            Some(field) => {
+                let name = Some(field.name.clone());
+                maps.push(field);
+                ArgumentField { tensor_map: name, ..none }
+            }
+            None => ArgumentField { hex: Some(hex(&map_bytes(map))), ..none },
+        },
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn map_bytes(map: &TensorMap) -> [u8; bulk::TENSOR_MAP_BYTES] {
+    let mut bytes = [0; bulk::TENSOR_MAP_BYTES];
+    for (target, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(map.0) {
+        *target = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// A map as a document has it; `None` for one that the driver did not make.
+fn map_field(
+    map: &TensorMap,
+    allocations: &BTreeMap<u64, usize>,
+    index: usize,
+) -> Option<MapField> {
+    let map = bulk::TensorMap::decode(&map_bytes(map)).ok()?;
+    let spec = map.spec();
+    let (buffer, offset) = place(spec.global_address, allocations)?;
+    // Those that `Driver::tensor_map` makes.
+    let element = match spec.element {
+        bulk::ElementType::U8 => MapElement::U8,
+        bulk::ElementType::Bf16 => MapElement::Bf16,
+        bulk::ElementType::F32 => MapElement::F32,
+        _ => return None,
+    };
+    let swizzle = match spec.swizzle {
+        bulk::Swizzle::None => MapSwizzle::None,
+        bulk::Swizzle::Bytes32 => MapSwizzle::Bytes32,
+        bulk::Swizzle::Bytes64 => MapSwizzle::Bytes64,
+        bulk::Swizzle::Bytes128 => MapSwizzle::Bytes128,
+        _ => return None,
+    };
+    Some(MapField {
+        name: format!("map_{index}"),
+        buffer,
+        offset,
+        element,
+        dimensions: spec.global_dimensions.clone(),
+        strides: Some(spec.global_strides_bytes.clone()),
+        box_dimensions: spec.box_dimensions.clone(),
+        element_strides: None,
+        swizzle,
+        fill: Default::default(),
+    })
+}
+
+/// The type of an output's elements, and whether other sums may change its bits a little.
+fn data_type(dtype: DType) -> (DataType, bool) {
+    match dtype {
+        DType::F32 => (DataType::F32, true),
+        DType::Bf16 => (DataType::Bf16, true),
+        DType::I32 => (DataType::I32, false),
+        DType::U64 => (DataType::U64, false),
+        DType::E4m3 => (DataType::E4m3, false),
+        DType::E8m0 => (DataType::Ue8m0, false),
+        // Bytes, where a type has no name in documents.
+        _ => (DataType::U8, false),
+    }
+}
