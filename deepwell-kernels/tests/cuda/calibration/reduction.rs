@@ -105,8 +105,8 @@ impl Row {
         let meant = (self.combine)(before, source);
         let Some(floats) = self.floats else { return got == meant };
         floats(meant).into_iter().zip(floats(got)).all(|(meant, got)| {
-            // Subnormal sums may be flushed.
-            let allowed = self.share * meant.abs() + f64::from(f32::MIN_POSITIVE);
+            // Subnormal operands and sums may be flushed.
+            let allowed = self.share * meant.abs() + 2.0 * f64::from(f32::MIN_POSITIVE);
             meant == got || (meant.is_nan() && got.is_nan()) || (meant - got).abs() <= allowed
         })
     }
@@ -242,7 +242,7 @@ fn is_sum(case: &Case, matrix: &[u8], stored: &[u8], got: &[u8]) -> bool {
         (meant.is_nan() && got.is_nan())
             || (meant.abs() > largest && got.abs() > largest)
             || meant == got
-            || (meant - got).abs() <= share * meant.abs() + f64::from(f32::MIN_POSITIVE)
+            || (meant - got).abs() <= share * meant.abs() + 2.0 * f64::from(f32::MIN_POSITIVE)
     })
 }
 
