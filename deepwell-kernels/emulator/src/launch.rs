@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::decode::{self, DecodeError, Program};
 use crate::engine::{self, Random, Shape, World};
 use crate::error::EmulatorError;
-use crate::hazard::{Direction, Hazard, Severity};
+use crate::hazard::{Direction, Hazard, Rules, Severity};
 use crate::memory::{GlobalMemory, SHARED_BYTES_LIMIT};
 use crate::numerics::ResultMode;
 use crate::ptx::{self, Module};
@@ -40,6 +40,8 @@ pub struct Settings {
     pub results: ResultMode,
     /// Follow who may see which bytes, and report hazards.
     pub tracker: bool,
+    /// What the tracker asks for.
+    pub rules: Rules,
     /// Multiprocessors.
     pub sm_count: u32,
     /// Blocks that a multiprocessor runs at a time, at most; fewer when their threads or their
@@ -57,6 +59,7 @@ impl Default for Settings {
             completion: Completion::Eager,
             results: ResultMode::Hardware,
             tracker: true,
+            rules: Rules::default(),
             sm_count: 4,
             blocks_per_sm: 2,
             step_limit: 20_000_000_000,
@@ -509,7 +512,10 @@ impl Emulator {
             next_cluster: 0,
             changes: 0,
             instructions: 0,
-            tracker: self.settings.tracker.then(|| engine::tracker_of(program)),
+            tracker: self
+                .settings
+                .tracker
+                .then(|| engine::tracker_of(program, self.settings.rules)),
             trace: Trace::default(),
             watched: &watched,
             lane: None,

@@ -11,7 +11,6 @@ use crate::decode::{
     Space,
 };
 use crate::error::Fault;
-use crate::hazard::Thread;
 use crate::mbarrier::{MbarrierTable, PhaseTest};
 
 /// Runs one of them.
@@ -415,7 +414,7 @@ pub(crate) fn fence(
         Fence::TensorMapRelease { scope } => tracker.fence_tensor_map_release(thread, *scope),
         Fence::TensorMapAcquire { scope, address, .. } => {
             for lane in lanes(mask) {
-                let thread = Thread { lanes: 1 << lane, ..thread };
+                let thread = tracker.thread(thread.warp, 1 << lane, thread.step);
                 let at = address_of(warp, Space::Generic, address, lane);
                 tracker.fence_tensor_map_acquire(thread, at, *scope);
             }

@@ -70,11 +70,11 @@ pub(crate) fn order_of(semantics: Semantics) -> Order {
 }
 
 /// A tracker for a program.
-pub(crate) fn tracker_of(program: &Program) -> Tracker {
+pub(crate) fn tracker_of(program: &Program, rules: Rules) -> Tracker {
     let sites = (program.steps.iter())
         .map(|step| Site { ptx_line: step.ptx_line, source: step.source })
         .collect();
-    Tracker::new(sites, Rules::default())
+    Tracker::new(sites, rules)
 }
 
 impl World<'_> {
@@ -85,7 +85,8 @@ impl World<'_> {
 
     /// Lanes of a warp at its current instruction.
     pub(crate) fn thread(&self, warp: &Warp, cluster: &ClusterState, lanes: u32) -> Option<Thread> {
-        Some(Thread { warp: self.warp_id(warp, cluster)?, lanes, step: warp.pc })
+        let id = self.warp_id(warp, cluster)?;
+        Some(self.tracker.as_ref()?.thread(id, lanes, warp.pc))
     }
 
     /// An access of many bytes by threads.
@@ -253,7 +254,7 @@ impl World<'_> {
                     same |= 1 << places[at].0;
                 }
                 at += 1;
-                let thread = Thread { lanes: same, ..thread };
+                let thread = tracker.thread(thread.warp, same, thread.step);
                 tracker.synchronize(thread, place, access, order_of(semantics), scope);
             }
         }

@@ -41,7 +41,8 @@
 //! start, [`Tracker::remove_cluster`] when they are gone; [`Tracker::previous_grid`] for memory
 //! that a programmatic launch must wait for.
 //!
-//! A warp's instruction is a [`Thread`]: warp, lanes that execute it, step. Then
+//! A warp's instruction is a [`Thread`]: warp, lanes that execute it, step. [`Tracker::thread`]
+//! makes it. Then
 //!
 //! | PTX | call |
 //! |---|---|
@@ -123,9 +124,24 @@ use shadow::{GlobalShadow, SharedShadow, TensorShadow};
 use tensor::TensorRows;
 use threads::Warp;
 
+/// Whether lanes of a warp are threads of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum LaneBits {
+    /// They are, as the ISA has it: `bar.warp.sync` and the like order what they do, and one lane
+    /// hands on only what it did or was told itself.
+    #[default]
+    Followed,
+    /// A warp is one thread: what one lane does comes before what any lane of it does next. Older
+    /// kernels count on that where their warps do not diverge. Nothing between lanes of one warp
+    /// is reported then.
+    Ignored,
+}
+
 /// Which rules hold. [`Rules::default`] is the ISA's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
+    /// Whether lanes of a warp are threads of their own.
+    pub lane_bits: LaneBits,
     /// Tensor memory needs `tcgen05.fence::before_thread_sync` and `::after_thread_sync` between
     /// threads. The ISA says so; kernels of CUTLASS run without them.
     pub tensor_fences: bool,
@@ -135,7 +151,7 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { tensor_fences: true, advice: true }
+        Rules { lane_bits: LaneBits::default(), tensor_fences: true, advice: true }
     }
 }
 
@@ -299,6 +315,24 @@ impl Tracker {
     /// What was found so far, in the order found.
     pub fn hazards(&self) -> &[Hazard] {
         self.hazards.all()
+    }
+
+    /// Which rules hold.
+    pub fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    /// The lanes that take part in what some lanes of a warp do.
+    fn lanes(&self, lanes: u32) -> u32 {
+        match self.rules.lane_bits {
+            LaneBits::Followed => lanes,
+            LaneBits::Ignored => clock::ALL_LANES,
+        }
+    }
+
+    /// A step of a warp, as the rules have it.
+    pub fn thread(&self, warp: WarpId, lanes: u32, step: u32) -> Thread {
+        Thread { warp, lanes: self.lanes(lanes), step }
     }
 
     /// The agent of a warp's events of a kind.

@@ -153,7 +153,8 @@ impl Tracker {
         let named = &mut self.clusters[cluster as usize].named;
         let bundle = std::mem::take(named.entry((rank, barrier)).or_default());
         for (warp, lanes) in waiters {
-            self.warp_mut(*warp).meet(*lanes, &bundle);
+            let lanes = self.lanes(*lanes);
+            self.warp_mut(*warp).meet(lanes, &bundle);
         }
     }
 

@@ -36,31 +36,34 @@ impl Element {
     }
 }
 
-/// Decodes the elements of one format.
+/// Decodes the elements of one format: those of 8 and of 16 bits by a table.
 pub(super) struct Decoder {
     format: Format,
-    table: Option<&'static [Element; 256]>,
+    /// Of as many elements as a power of two, or none.
+    table: &'static [Element],
 }
 
 impl Decoder {
     pub(super) fn new(format: Format) -> Decoder {
-        Decoder { format, table: (format.bits() <= 8).then(|| table(format)) }
+        Decoder { format, table: if format.bits() <= 16 { table(format) } else { &[] } }
     }
 
     #[inline(always)]
     pub(super) fn decode(&self, code: u32) -> Element {
-        match self.table {
-            Some(table) => table[(code & 0xff) as usize],
+        let mask = self.table.len().wrapping_sub(1);
+        match self.table.get(code as usize & mask) {
+            Some(element) => *element,
             None => Element::new(self.format, decode(self.format, code)),
         }
     }
 }
 
-fn table(format: Format) -> &'static [Element; 256] {
-    static TABLES: [OnceLock<[Element; 256]>; Format::ALL.len()] =
+fn table(format: Format) -> &'static [Element] {
+    static TABLES: [OnceLock<Vec<Element>>; Format::ALL.len()] =
         [const { OnceLock::new() }; Format::ALL.len()];
     TABLES[format as usize].get_or_init(|| {
-        std::array::from_fn(|code| Element::new(format, decode(format, code as u32)))
+        let codes = if format.bits() <= 8 { 1 << 8 } else { 1 << 16 };
+        (0..codes).map(|code| Element::new(format, decode(format, code))).collect()
     })
 }
 

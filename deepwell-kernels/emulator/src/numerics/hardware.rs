@@ -10,6 +10,8 @@
 //!   the sum needs no step of its own.
 //! - With infinities and NaNs among the terms, these are added alone.
 
+use std::cell::Cell;
+
 use rayon::prelude::*;
 
 use super::model::Model;
@@ -20,6 +22,8 @@ use super::spec::{Accumulate, ProductSpec};
 
 /// Multiplications below which more threads cost more than they bring.
 const WORK_MIN: usize = 1 << 18;
+/// Elements of a matrix up to which its codes are kept, to see that it is the same.
+const KEPT_MAX: usize = 512;
 /// What is taken off a term before it is rounded to the nearest, in units of the last bit kept:
 /// half less 2^-26, so that the largest term below the next unit, which is 2^-24 less, does not
 /// round up to it, and a term that is a number of units is not half way to the one before.
@@ -41,13 +45,21 @@ pub(super) fn multiply(
     accumulator: &mut [u32],
     negate: bool,
 ) {
+    let rounder = Rounder::new(model.mantissa_bits);
+    let matrices = MATRICES.take().unwrap_or_default();
+    let mut step = Step { fraction_bits: model.fraction_bits, rounder, matrices };
     for start in (0..k).step_by(model.step) {
         let span = Span { k, start, length: model.step.min(k - start) };
-        let a = Panel::new(spec.a, a, m, span, negate);
-        let b = Panel::new(spec.b, b, n, span, false);
-        let blocks = b.blocks();
-        let rounder = Rounder::new(model.mantissa_bits);
-        let step = Step { fraction_bits: model.fraction_bits, rounder, a, b, blocks };
+        let Matrices { a: a_panel, b: b_panel, blocks } = &mut *step.matrices;
+        // Instructions of a warp often have the same A, one after the other.
+        let is_small = m * span.length <= KEPT_MAX && a.scales.is_none() && !negate;
+        if !(is_small && a_panel.is_of(spec.a, &a.codes, m, span)) {
+            a_panel.fill(spec.a, a, m, span, negate);
+            a_panel.keep_codes(is_small.then_some((spec.a, &a.codes, span)));
+        }
+        b_panel.fill(spec.b, b, n, span, false);
+        b_panel.fill_blocks(blocks);
+        let step = &step;
         for_rows(accumulator, n, m * n * span.length, |row, chunk| {
             if spec.accumulate == Accumulate::F16 {
                 step.chunk::<true>(row, n, chunk);
@@ -56,6 +68,20 @@ pub(super) fn multiply(
             }
         });
     }
+    MATRICES.set(Some(step.matrices));
+}
+
+thread_local! {
+    /// Of the last product of this thread, for the memory of the next: those of warps are small.
+    static MATRICES: Cell<Option<Box<Matrices>>> = const { Cell::new(None) };
+}
+
+/// A step of both matrices, decoded.
+#[derive(Default)]
+struct Matrices {
+    a: Panel,
+    b: Panel,
+    blocks: Vec<Block>,
 }
 
 /// Calls `each` with chunks of rows of the accumulator and the first row of each, on several
@@ -80,14 +106,12 @@ pub(super) fn for_rows(
 struct Step {
     fraction_bits: i32,
     rounder: Rounder,
-    a: Panel,
-    b: Panel,
-    blocks: Vec<Block>,
+    matrices: Box<Matrices>,
 }
 
 impl Step {
     fn chunk<const HALF: bool>(&self, row_first: usize, n: usize, chunk: &mut [u32]) {
-        for (index, block) in self.blocks.iter().enumerate() {
+        for (index, block) in self.matrices.blocks.iter().enumerate() {
             let column = index * BLOCK;
             let count = BLOCK.min(n - column);
             for (index, row) in chunk.chunks_exact_mut(n).enumerate() {
@@ -113,7 +137,7 @@ impl Step {
         b: &Block,
         bits: &mut [u32; BLOCK],
     ) {
-        let a = &self.a.rows[row];
+        let a = &self.matrices.a.rows[row];
         let accumulated = Accumulated::new::<HALF>(bits);
         let finite = a.finite & b.row.finite & accumulated.finite;
         let leading = a.leading + b.row.leading;
@@ -143,12 +167,12 @@ impl Step {
         accumulated: &Accumulated,
         bits: &mut [u32; BLOCK],
     ) {
-        let a = self.a.integers_of(row);
-        let unit = self.a.units[row];
-        let columns = self.b.rows.len() - column;
+        let a = self.matrices.a.integers_of(row);
+        let unit = self.matrices.a.units[row];
+        let columns = self.matrices.b.rows.len() - column;
         let mut products = [0; BLOCK];
         for (lane, product) in products.iter_mut().enumerate().take(columns) {
-            *product = dot(a, self.b.integers_of(column + lane));
+            *product = dot(a, self.matrices.b.integers_of(column + lane));
         }
         let mut sums = [0.0; BLOCK];
         for lane in 0..BLOCK {
@@ -168,11 +192,12 @@ impl Step {
         accumulated: &Accumulated,
         bits: &mut [u32; BLOCK],
     ) {
-        let a_exponents = self.a.exponents_of(row);
-        let columns = self.b.rows.len() - column;
+        let a_exponents = self.matrices.a.exponents_of(row);
+        let columns = self.matrices.b.rows.len() - column;
         let mut exponents = [EXPONENT_MIN; BLOCK];
         for (lane, exponent) in exponents.iter_mut().enumerate().take(columns) {
-            *exponent = exponent_max(a_exponents, self.b.exponents_of(column + lane)).into();
+            *exponent =
+                exponent_max(a_exponents, self.matrices.b.exponents_of(column + lane)).into();
         }
         let mut large = [0.0; BLOCK];
         let mut below_half = [0.0; BLOCK];
@@ -186,7 +211,7 @@ impl Step {
             let accumulated = f64::from(accumulated.values[lane]);
             sums[lane] = large[lane] + (accumulated - below_half[lane].copysign(accumulated));
         }
-        add_cut_products(self.a.values_of(row), &b.values, &below_half, &mut sums);
+        add_cut_products(self.matrices.a.values_of(row), &b.values, &below_half, &mut sums);
         for lane in 0..BLOCK {
             sums[lane] -= large[lane];
         }
@@ -205,8 +230,9 @@ impl Step {
         let accumulated = Accumulated::new::<HALF>(before).values;
         let mut sums = [0.0; BLOCK];
         let mut special = [false; BLOCK];
-        for (lane, sum) in sums.iter_mut().enumerate().take(self.b.rows.len() - column) {
-            let products = self.a.values_of(row).iter().zip(self.b.values_of(column + lane));
+        for (lane, sum) in sums.iter_mut().enumerate().take(self.matrices.b.rows.len() - column) {
+            let products =
+                self.matrices.a.values_of(row).iter().zip(self.matrices.b.values_of(column + lane));
             let products = products.map(|(a, b)| a * b);
             for term in products.chain([f64::from(accumulated[lane])]) {
                 if !term.is_finite() {

@@ -4,7 +4,7 @@
 //! with all scales.
 
 use super::element::{Decoder, ZERO_EXPONENT, power_of_two, scale_parts};
-use super::operand::Operand;
+use super::operand::{Codes, Operand};
 use crate::number::Format;
 
 /// Columns that are summed together.
@@ -21,7 +21,7 @@ pub(super) struct Span {
 }
 
 /// What holds for a row of a step, or for several.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
     /// The largest exponent of an element, far below all for zeros.
     pub(super) leading: i32,
@@ -52,6 +52,7 @@ impl Row {
 }
 
 /// A step of A, or of B transposed: `[rows, length]`.
+#[derive(Default)]
 pub(super) struct Panel {
     pub(super) rows: Vec<Row>,
     /// The weights of the last bits.
@@ -60,44 +61,68 @@ pub(super) struct Panel {
     exponents: Vec<i16>,
     integers: Vec<i16>,
     length: usize,
+    /// The codes that the panel was made of, and their format, if they were kept.
+    codes: Vec<u32>,
+    format: Option<Format>,
 }
 
 impl Panel {
-    pub(super) fn new(
+    /// Whether the panel was made of these codes, whole and without scales.
+    pub(super) fn is_of(&self, format: Format, codes: &Codes<'_>, rows: usize, span: Span) -> bool {
+        self.format == Some(format)
+            && self.length == span.length
+            && span.k == span.length
+            && self.rows.len() == rows
+            && matches!(codes, Codes::U32(codes) if **codes == *self.codes)
+    }
+
+    /// Keeps the codes that the panel was made of, or none.
+    pub(super) fn keep_codes(&mut self, of: Option<(Format, &Codes<'_>, Span)>) {
+        self.format = None;
+        if let Some((format, Codes::U32(codes), span)) = of
+            && span.k == span.length
+        {
+            self.codes.clear();
+            self.codes.extend_from_slice(codes);
+            self.format = Some(format);
+        }
+    }
+
+    /// Decodes a step. What the panel held before is gone; its memory is used again.
+    pub(super) fn fill(
+        &mut self,
         format: Format,
         operand: &Operand<'_>,
         rows: usize,
         span: Span,
         negate: bool,
-    ) -> Panel {
+    ) {
         let decoder = Decoder::new(format);
         let sign = if negate { -1.0 } else { 1.0 };
         let count = rows * span.length;
-        let mut panel = Panel {
-            rows: Vec::with_capacity(rows),
-            units: Vec::with_capacity(rows),
-            values: vec![0.0; count],
-            exponents: vec![0; count],
-            integers: vec![0; count],
-            length: span.length,
-        };
+        let panel = self;
+        panel.rows.clear();
+        panel.units.clear();
+        panel.values.resize(count, 0.0);
+        panel.exponents.resize(count, 0);
+        panel.integers.resize(count, 0);
+        panel.length = span.length;
+        panel.format = None;
         for row in 0..rows {
             let start = row * span.k + span.start;
             let range = row * span.length..(row + 1) * span.length;
             let values = &mut panel.values[range.clone()];
-            let exponents = &mut panel.exponents[range.clone()];
             let scale = scale_of(operand, row, span);
             let weight = scale.map_or(f64::NAN, power_of_two) * sign;
             let scale = scale.unwrap_or(0) as i16;
-            let (mut leading, mut last, mut finite) = (ZERO_EXPONENT, i16::MAX, true);
-            operand.codes.for_each(start, start + span.length, |index, code| {
-                let element = decoder.decode(code);
-                values[index] = f64::from(element.value) * weight;
-                exponents[index] = element.exponent + scale;
-                leading = leading.max(element.exponent);
-                last = last.min(element.last);
-                finite &= values[index].is_finite();
-            });
+            let codes = start..start + span.length;
+            let exponents = &mut panel.exponents[range.clone()];
+            let decode = (&decoder, weight, scale);
+            let (leading, last, finite) = match operand.codes {
+                Codes::U8(all) => decode_row(&all[codes], decode, values, exponents),
+                Codes::U16(all) => decode_row(&all[codes], decode, values, exponents),
+                Codes::U32(all) => decode_row(&all[codes], decode, values, exponents),
+            };
             let state = if leading == ZERO_EXPONENT {
                 Row { finite, ..Row::ZEROS }
             } else {
@@ -105,7 +130,8 @@ impl Panel {
                 Row { leading, last, width: leading - last, finite }
             };
             panel.units.push(if state.width < 0 { 1.0 } else { power_of_two(state.last) });
-            if state.is_narrow() && state.width >= 0 {
+            if state.is_narrow() {
+                // Of zeros any unit will do.
                 let unit = power_of_two(-state.last);
                 for (integer, value) in panel.integers[range].iter_mut().zip(values) {
                     *integer = (*value * unit) as i16;
@@ -113,24 +139,26 @@ impl Panel {
             }
             panel.rows.push(state);
         }
-        panel
     }
 
-    /// [`BLOCK`] rows at a time.
-    pub(super) fn blocks(&self) -> Vec<Block> {
-        let blocks = self.rows.chunks(BLOCK).enumerate().map(|(index, rows)| {
-            let mut values = vec![[0.0; BLOCK]; self.length];
-            let mut units = [1.0; BLOCK];
+    /// Puts [`BLOCK`] rows at a time side by side.
+    pub(super) fn fill_blocks(&self, blocks: &mut Vec<Block>) {
+        blocks.resize_with(self.rows.len().div_ceil(BLOCK), Block::default);
+        for (index, (block, rows)) in blocks.iter_mut().zip(self.rows.chunks(BLOCK)).enumerate() {
+            block.row = rows.iter().fold(Row::ZEROS, |all, &row| all.and(row));
+            block.units = [1.0; BLOCK];
+            if rows.len() < BLOCK {
+                block.values.clear();
+            }
+            block.values.resize(self.length, [0.0; BLOCK]);
             for lane in 0..rows.len() {
                 let row = index * BLOCK + lane;
-                units[lane] = self.units[row];
-                for (target, &value) in values.iter_mut().zip(self.values_of(row)) {
+                block.units[lane] = self.units[row];
+                for (target, &value) in block.values.iter_mut().zip(self.values_of(row)) {
                     target[lane] = value;
                 }
             }
-            Block { row: rows.iter().fold(Row::ZEROS, |all, &row| all.and(row)), units, values }
-        });
-        blocks.collect()
+        }
     }
 
     pub(super) fn values_of(&self, row: usize) -> &[f64] {
@@ -147,7 +175,29 @@ impl Panel {
     }
 }
 
+/// Decodes a row, whose scale has been made a weight and an exponent. Returns the largest exponent
+/// of an element, the least of a last bit, and whether all are finite.
+#[inline(always)]
+fn decode_row<T: Copy + Into<u32>>(
+    codes: &[T],
+    (decoder, weight, scale): (&Decoder, f64, i16),
+    values: &mut [f64],
+    exponents: &mut [i16],
+) -> (i16, i16, bool) {
+    let (mut leading, mut last, mut special) = (ZERO_EXPONENT, i16::MAX, 0);
+    for ((&code, value), exponent) in codes.iter().zip(values).zip(exponents) {
+        let element = decoder.decode(code.into());
+        *value = f64::from(element.value) * weight;
+        *exponent = element.exponent + scale;
+        leading = leading.max(element.exponent);
+        last = last.min(element.last);
+        special |= u32::from(!value.is_finite());
+    }
+    (leading, last, special == 0)
+}
+
 /// At most [`BLOCK`] rows, together.
+#[derive(Default)]
 pub(super) struct Block {
     /// What holds for all of them.
     pub(super) row: Row,

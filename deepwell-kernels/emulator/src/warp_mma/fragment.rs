@@ -45,7 +45,12 @@ pub fn gather_b(registers: &[Row], bits: u32, k: usize) -> Vec<u32> {
     codes
 }
 
+#[inline(always)]
 fn put(target: &mut [u32], word: u32, bits: u32) {
+    if let [low, high] = target {
+        (*low, *high) = (word & 0xffff, word >> 16);
+        return;
+    }
     let mask = u32::MAX >> (32 - bits);
     for (i, code) in target.iter_mut().enumerate() {
         *code = word >> (bits * i as u32) & mask;

@@ -15,6 +15,7 @@ mod warp_groups;
 
 use deepwell_emulator::bulk::{ElementType, TensorMap, TensorMapSpec};
 use deepwell_emulator::error::EmulatorError;
+use deepwell_emulator::hazard::Rules;
 use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};
 
 /// A kernel that is right.
@@ -90,9 +91,14 @@ fn marked(line: &str, mark: &str) -> bool {
 
 /// What was found: names of rules and kinds.
 fn findings(program: &Program, edits: &[(&str, &str)]) -> Vec<String> {
+    findings_by(program, edits, Rules::default())
+}
+
+/// The same by other rules.
+pub(crate) fn findings_by(program: &Program, edits: &[(&str, &str)], rules: Rules) -> Vec<String> {
     let text = text(program, edits);
     // Two instructions of a thousand threads are few: a loop without end is found soon.
-    let settings = Settings { step_limit: 1_000_000, ..Settings::default() };
+    let settings = Settings { step_limit: 1_000_000, rules, ..Settings::default() };
     let mut emulator = Emulator::new(settings);
     let module = match emulator.load(&text) {
         Ok(module) => module,

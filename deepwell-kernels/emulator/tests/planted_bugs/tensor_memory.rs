@@ -4,7 +4,7 @@ use crate::{Bug, Program, check};
 
 /// Two tiles of 128 x 8 in one accumulator, A and B in shared memory: thread 0 multiplies, all
 /// read. A core matrix is 8 rows of 16 bytes; K is 16.
-const TILES: Program = Program {
+pub(crate) const TILES: Program = Program {
     target: "sm_100a",
     grid: 1,
     cluster: 1,

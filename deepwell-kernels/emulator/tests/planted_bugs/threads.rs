@@ -1,6 +1,9 @@
 //! Threads of a block and of a grid: barriers, warps, flags.
 
-use crate::{Bug, Program, check};
+use deepwell_emulator::hazard::{LaneBits, Rules};
+
+use crate::tensor_memory::TILES;
+use crate::{Bug, Program, check, findings_by};
 
 #[test]
 fn named_barriers_hand_a_buffer_to_and_fro() {
@@ -306,4 +309,29 @@ fn fences_around_a_ticket_of_one_thread() {
             ),
         ],
     );
+}
+
+/// What [`Rules`] are for.
+#[test]
+fn a_warp_as_one_thread_and_tensor_memory_without_fences() {
+    let lanes = Program::of(
+        32,
+        ".shared .align 16 .b8 mail[128];",
+        "mov.u32 %r1, mail;
+         shl.b32 %r2, %r0, 2;
+         add.s32 %r3, %r1, %r2;
+         xor.b32 %r4, %r2, 4;
+         add.s32 %r4, %r1, %r4;
+         st.shared.u32 [%r3], %r0;
+         ld.shared.u32 %r5, [%r4];",
+    );
+    assert_eq!(findings_by(&lanes, &[], Rules::default()), ["missing-warp-sync"]);
+    let ignored = Rules { lane_bits: LaneBits::Ignored, ..Rules::default() };
+    assert!(findings_by(&lanes, &[], ignored).is_empty());
+    let without = Rules { tensor_fences: false, ..Rules::default() };
+    for mark in ["after done", "before", "after drained"] {
+        let bug = [(mark, "")];
+        assert_eq!(findings_by(&TILES, &bug, Rules::default()).len(), 1, "{mark}");
+        assert!(findings_by(&TILES, &bug, without).is_empty(), "{mark}");
+    }
 }
