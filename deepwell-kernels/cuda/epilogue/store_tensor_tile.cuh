@@ -112,24 +112,28 @@ __device__ __forceinline__ void write_pieces(const TileResult<Element>& result, 
 
 // The calling warp's 32 rows of a tile of `kColumns`, which begin at (row, column) of the result
 // and at `address`, the warp's first lane, of tensor memory. `staged` has 4 KiB for this warp
-// alone. `release` is called when tensor memory has been read.
-template <int kColumns, typename Element, typename Release>
+// alone. The last columns come first if `backwards`. `release` is called when `kReleased` pieces of
+// tensor memory have been read.
+template <int kColumns, int kReleased, typename Element, typename Release>
 __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& result, int32 row,
-                                                  int32 column, uint32 address, uint8* staged,
-                                                  Release release) {
+                                                  int32 column, uint32 address, bool backwards,
+                                                  uint8* staged, Release release) {
     constexpr int kPiece = 128 / sizeof(Element);
+    constexpr int kPieces = kColumns / kPiece;
     const int32 lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int32 at = 0; at < kColumns; at += kPiece) {
+    for (int32 i = 0; i < kPieces; ++i) {
+        const int32 at = (backwards ? kPieces - 1 - i : i) * kPiece;
         uint4 piece[8];
         take_piece(piece, address + at, result, column + at);
-        if (at + kPiece == kColumns) {
+        if (i + 1 == kReleased) {
             release();
         }
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            *reinterpret_cast<uint4*>(staged + lane * 128 + (i ^ (lane & 7)) * 16) = piece[i];
+        for (int unit = 0; unit < 8; ++unit) {
+            *reinterpret_cast<uint4*>(staged + lane * 128 + (unit ^ (lane & 7)) * 16) =
+                piece[unit];
         }
         __syncwarp();
         write_pieces(result, row, column + at, staged);
@@ -145,18 +149,25 @@ __device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& share
     const uint32 own_row = sm100::rank_in_pair<S>() * sm100::kBlockM + quarter * 32;
     const uint32 lanes = quarter * 32 << 16;
     uint8* staged = shared.staged + quarter * (32 * 128);
-    sm100::Ring<S::kAccumulators> ring;
+    // What accumulators share is the end of the first and the beginning of the second.
+    constexpr int kPieces = S::kTileN * sizeof(Element) / 128;
+    constexpr int kReleased = S::kShares ? 1 : kPieces;
+    sm100::Ring<sm100::kAccumulators> ring;
+    sm100::Ring<S::kDrained> drained;
     for (TilePlace place; tiles.next(place);) {
         sm100::wait<S>(shared.done + ring.index, ring.phase);
         tcgen05_fence_after_barrier();
-        store_tensor_tile<S::kTileN>(result, place.row + own_row, place.column,
-                                     tensor_base + lanes + ring.index * S::kTileN, staged, [&] {
-                                         tcgen05_fence_before_barrier();
-                                         __syncwarp();
-                                         if (threadIdx.x % 32 == 0) {
-                                             sm100::arrive_at_first<S>(shared.drained + ring.index);
-                                         }
-                                     });
+        const uint32 address = tensor_base + lanes + ring.index * S::kAccumulatorStride;
+        const bool backwards = S::kShares && ring.index == 0;
+        store_tensor_tile<S::kTileN, kReleased>(
+            result, place.row + own_row, place.column, address, backwards, staged, [&] {
+                tcgen05_fence_before_barrier();
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) {
+                    sm100::arrive_at_first<S>(shared.drained + drained.index);
+                }
+            });
         ring.advance();
+        drained.advance();
     }
 }

@@ -2,11 +2,11 @@
 // for each 32 of them along K, both by rows. All three products of a linear layer have this form.
 //
 // Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
-// cache. Its warps have roles, see mma/sm100_tile.cuh: one has codes copied, one multiplies,
-// two bring scales, four write results while the next tile is multiplied, where tensor memory holds
-// two accumulators. What lies outside of the operands reads as zero codes with scales of one. The
-// scales are read by rows: nobody has to tile them before. K is a multiple of 16, as tensor copies
-// need, and nothing is empty. Sums run over K in ascending order whatever the grid.
+// cache. Its warps have roles, see mma/sm100_tile.cuh: one has codes copied, one multiplies, two
+// bring scales, four write results while the next tile is multiplied. What lies outside of the
+// operands reads as zero codes with scales of one. The scales are read by rows: nobody has to tile
+// them before. K is a multiple of 16, as tensor copies need, and nothing is empty. Sums run over K
+// in ascending order whatever the grid.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"

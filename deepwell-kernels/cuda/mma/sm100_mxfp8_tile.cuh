@@ -150,12 +150,12 @@ __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Tensor
                   });
 }
 
-// The products, by one thread (of the first block of a pair). Scales come after the last
-// accumulator in tensor memory.
+// The products, by one thread (of the first block of a pair). Scales come after the
+// accumulators in tensor memory.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 tensor_base,
                                                Tiles tiles, int32 pieces) {
-    const uint32 a_scales = tensor_base + S::kAccumulators * S::kTileN;
+    const uint32 a_scales = tensor_base + S::kFirstSideColumn;
     const uint32 b_scales = a_scales + kScaleTileColumns;
     const uint32 codes = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     const uint32 scales = static_cast<uint32>(__cvta_generic_to_shared(shared.side));

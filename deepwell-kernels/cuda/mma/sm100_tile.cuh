@@ -3,8 +3,10 @@
 //
 // One block computes 128 x kTileN, or a pair of blocks 256 x kTileN of which each holds 128 rows;
 // then each copies its rows of a and half of the rows of b, and the first multiplies for both.
-// Depth passes in pieces of 128 bytes through a ring of stages, results through one or two
-// accumulators in tensor memory: with two, one is written while the other is computed.
+// Depth passes in pieces of 128 bytes through a ring of stages, results through two accumulators in
+// tensor memory, of which one is written while the other is computed. Where there is no room for
+// two, they share some columns in the middle: the next tile waits until those are read, and they are
+// read first.
 //   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
 //   multiply       one thread (of the first block) multiplies;
 //   side warps     bring what a kind of product needs beside its operands, if anything;
@@ -28,6 +30,7 @@ constexpr int kDepthBytes = 128;  // of a row, in a stage
 constexpr int kStepBytes = 32;    // of a row, in one product
 constexpr int kSteps = kDepthBytes / kStepBytes;
 constexpr int kTensorColumns = 512;
+constexpr int kAccumulators = 2;
 constexpr int kSharedLimit = 227 * 1024;
 constexpr int kBarrierBytes = 256;
 constexpr int kAlignment = 1024;
@@ -54,7 +57,12 @@ struct TileShape {
     static constexpr int kSideBytes = kSideBytesOfStage;
     static constexpr int kSideColumns = kSideColumnsOfAll;
     static constexpr int kSideWarps = kSideWarpsOfBlock;
-    static constexpr int kAccumulators = 2 * kTileN + kSideColumns <= kTensorColumns ? 2 : 1;
+    // Columns from one accumulator to the other, in sixteens where they share some.
+    static constexpr bool kShares = 2 * kTileN + kSideColumns > kTensorColumns;
+    static constexpr int kAccumulatorStride =
+        kShares ? (kTensorColumns - kSideColumns - kTileN) / 16 * 16 : kTileN;
+    static constexpr int kFirstSideColumn = kAccumulatorStride + kTileN;
+    static constexpr int kDrained = kShares ? 1 : kAccumulators;  // barriers
     static constexpr int kABytes = kBlockM * kDepthBytes;
     static constexpr int kOperandBytes = kABytes + kBlockN * kDepthBytes;  // of a stage
     static constexpr int kStages = (kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes) /
@@ -64,10 +72,11 @@ struct TileShape {
 
     static_assert(kBlocks == 1 || kBlocks == 2, "a block or a pair");
     static_assert(kTileN % 64 == 0 && kTileN <= 256, "what tcgen05 takes, in whole boxes");
-    static_assert(kAccumulators * kTileN + kSideColumns <= kTensorColumns,
+    static_assert(kFirstSideColumn + kSideColumns <= kTensorColumns,
                   "accumulators and what stands beside them fit tensor memory");
+    static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
-    static_assert((2 * kStages + 2 * kAccumulators) * 8 + 8 <= kBarrierBytes, "barriers");
+    static_assert((2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes, "barriers");
 };
 
 // Shared memory from a 1024-byte boundary on, in the same places in both blocks of a pair.
@@ -79,7 +88,7 @@ struct Shared {
     uint64* full;        // [kStages] operands and the rest are there; of the first block
     uint64* empty;       // [kStages] the stage is read
     uint64* done;        // [kAccumulators] the accumulator is complete
-    uint64* drained;     // [kAccumulators] it is read; of the first block
+    uint64* drained;     // [kDrained] it is read, or what it shares is; of the first block
     uint32* tensor_base;
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
@@ -90,8 +99,8 @@ struct Shared {
         full = reinterpret_cast<uint64*>(staged + kStagedBytes);
         empty = full + S::kStages;
         done = empty + S::kStages;
-        drained = done + S::kAccumulators;
-        tensor_base = reinterpret_cast<uint32*>(drained + S::kAccumulators);
+        drained = done + kAccumulators;
+        tensor_base = reinterpret_cast<uint32*>(drained + S::kDrained);
     }
 
     // By one thread of each block.
@@ -100,8 +109,10 @@ struct Shared {
             mbarrier_init(full + i, 1 + S::kSideWarps * S::kBlocks);
             mbarrier_init(empty + i);
         }
-        for (int i = 0; i < S::kAccumulators; ++i) {
+        for (int i = 0; i < kAccumulators; ++i) {
             mbarrier_init(done + i);
+        }
+        for (int i = 0; i < S::kDrained; ++i) {
             mbarrier_init(drained + i, kEpilogueWarps * S::kBlocks);
         }
     }
@@ -230,17 +241,19 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
 }
 
 // One thread (of the first block of a pair): `product(target, piece, stage)` asks for the products
-// of a piece of depth, onto the accumulator at `target`. Accumulator i begins at column i * kTileN
-// of tensor memory.
+// of a piece of depth, onto the accumulator at `target`. Accumulator i begins at column
+// i * kAccumulatorStride of tensor memory. A tile waits until the one before the last is read or,
+// where accumulators share columns, until those of the last one are.
 template <typename S, typename Tiles, typename Product>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
                                          int32 pieces, Product product) {
     Ring<S::kStages> ring;
-    Ring<S::kAccumulators> accumulators;
+    Ring<kAccumulators> accumulators;
+    Ring<S::kDrained> drained;
     for (TilePlace place; tiles.next(place);) {
-        wait<S>(shared.drained + accumulators.index, accumulators.phase ^ 1);
+        wait<S>(shared.drained + drained.index, drained.phase ^ 1);
         tcgen05_fence_after_barrier();
-        const uint32 target = tensor_base + accumulators.index * S::kTileN;
+        const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
         for (int32 piece = 0; piece < pieces; ++piece) {
             wait<S>(shared.full + ring.index, ring.phase);
             tcgen05_fence_after_barrier();
@@ -250,6 +263,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
         }
         tcgen05_commit<S::kBlocks>(shared.done + accumulators.index);
         accumulators.advance();
+        drained.advance();
     }
 }
 

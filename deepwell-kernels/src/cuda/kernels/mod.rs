@@ -37,6 +37,7 @@ mod support;
 mod swiglu;
 mod swiglu_quantize;
 mod tcgen05;
+mod tcgen05_cost;
 mod tensor_list;
 
 use super::spec::{CudaKernelSpec, SelectTile};

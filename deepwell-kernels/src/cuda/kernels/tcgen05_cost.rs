@@ -1,0 +1,176 @@
+//! What a product on tcgen05 costs, by a model: bytes through each level of memory, cycles of each
+//! unit, and with them the cycles of the whole. No Blackwell has been timed: rates are what is
+//! published, or assumed and named so.
+
+use super::tcgen05::{BLOCK_ROWS, ProductSizes, TileShape};
+
+/// Products of BF16 that a multiprocessor makes in a cycle: 2250 TFLOP/s (NVIDIA HGX B200
+/// datasheet, dense) over 148 multiprocessors at 1.855 GHz. One-byte elements are two a lane.
+const BF16_PRODUCTS_PER_CYCLE: u64 = 4096;
+/// Bytes of operands that a tensor core reads from shared memory in a cycle: assumed, as it is on
+/// Hopper.
+const SHARED_BYTES_PER_CYCLE: u64 = 128;
+/// Bytes that a multiprocessor gets from the L2 cache in a cycle: assumed.
+const L2_BYTES_PER_CYCLE: u64 = 64;
+/// Bytes of device memory in a cycle of the whole device: 8 TB/s (same datasheet) at 1.855 GHz.
+const DEVICE_BYTES_PER_CYCLE: u64 = 4312;
+/// Bytes of operands that stay in the L2 cache (126 MB, of which results take a part): assumed.
+const L2_BYTES: u64 = 64 << 20;
+/// Cycles in which a block writes a column of 128 results: assumed.
+const CYCLES_PER_RESULT_COLUMN: u64 = 8;
+/// Rows of the result that tiles of one wave cover at most, as in the source.
+const GROUP_ROWS: usize = 2048;
+
+/// Cost of a product with tiles of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cost {
+    /// Times that each block computes a tile.
+    pub(super) waves: u64,
+    /// Bytes that are read of device memory for operands, and written for a result of two bytes.
+    pub(super) device_bytes: u64,
+    /// Bytes of operands from the L2 cache to shared memory, and from there to tensor cores.
+    pub(super) l2_bytes: u64,
+    /// Cycles of the tensor cores for one tile.
+    pub(super) product_cycles: u64,
+    /// Cycles for one tile of what is slowest until its sums are there.
+    pub(super) tile_cycles: u64,
+    /// Cycles that writing a tile takes.
+    pub(super) result_cycles: u64,
+    /// Cycles of all.
+    pub(super) cycles: u64,
+    /// Share of the device's peak, in thousandths.
+    pub(super) peak_thousandths: u64,
+}
+
+impl Cost {
+    /// Of a product with tiles of `shape` on so many multiprocessors.
+    ///
+    /// Waves of tiles run one after the other; a tile takes what the slowest of tensor cores, shared
+    /// memory and the L2 cache takes. Writing results hides behind the next tile, but for the last
+    /// one. Device memory may be what bounds all of it. Filling the pipeline is not counted.
+    pub(super) fn new(shape: TileShape, sizes: ProductSizes, multiprocessors: u64) -> Cost {
+        let ProductSizes { rows, columns, depth } = sizes;
+        let element_bytes = shape.element_bytes() as u64;
+        let tiles = shape.tiles(sizes) as u64;
+        let at_once = (multiprocessors / shape.blocks as u64).max(1);
+        let waves = tiles.div_ceil(at_once);
+        let stages = depth.div_ceil(shape.stage_depth()) as u64;
+
+        let products_per_cycle = BF16_PRODUCTS_PER_CYCLE * 2 / element_bytes;
+        let stage_products = (BLOCK_ROWS * shape.columns * shape.stage_depth()) as u64;
+        let product_cycles = stages * stage_products / products_per_cycle;
+        let block_bytes = stages * shape.stage_bytes() as u64;
+        let shared_cycles = block_bytes / SHARED_BYTES_PER_CYCLE;
+        let l2_cycles = block_bytes / L2_BYTES_PER_CYCLE;
+        let tile_cycles = product_cycles.max(shared_cycles).max(l2_cycles);
+        let result_cycles = CYCLES_PER_RESULT_COLUMN * shape.columns as u64;
+
+        // What tiles of a wave read, when they run down the rows of a group before they go on.
+        let row_bytes = depth as u64 * element_bytes;
+        let operand_bytes = (rows + columns) as u64 * row_bytes;
+        let group_tiles = rows.min(GROUP_ROWS).div_ceil(shape.rows()) as u64;
+        let wave_columns = at_once.div_ceil(group_tiles) * shape.columns as u64;
+        let wave_rows = (group_tiles.min(at_once) * shape.rows() as u64).min(rows as u64);
+        let wave_bytes = (wave_rows + wave_columns.min(columns as u64)) * row_bytes;
+        let read_bytes = match operand_bytes <= L2_BYTES {
+            true => operand_bytes,
+            false => operand_bytes.max(waves * wave_bytes),
+        };
+        let device_bytes = read_bytes + 2 * (rows * columns) as u64;
+        let device_cycles = device_bytes / DEVICE_BYTES_PER_CYCLE;
+
+        let cycles = (waves * tile_cycles.max(result_cycles) + result_cycles).max(device_cycles);
+        let products = (rows * columns) as u64 * depth as u64;
+        let ideal_cycles = products / (products_per_cycle * multiprocessors.max(1));
+        Cost {
+            waves,
+            device_bytes,
+            l2_bytes: tiles * shape.blocks as u64 * block_bytes,
+            product_cycles,
+            tile_cycles,
+            result_cycles,
+            cycles,
+            peak_thousandths: 1000 * ideal_cycles / cycles.max(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::super::tcgen05::Operands;
+    use super::*;
+
+    const B200: u64 = 148;
+
+    #[test]
+    fn what_bounds_a_product() {
+        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        // Operands, blocks, columns, sizes: waves, cycles of products and of a tile, share of peak.
+        for (operands, blocks, columns, (m, n, k), expected) in [
+            // Products and the L2 cache take the same, and scales a little more; the last wave is
+            // not full.
+            (bf16, 2, 256, (4096, 4096, 4096), (4, 32768, 32768, 851)),
+            (mx, 2, 256, (4096, 4096, 4096), (4, 16384, 17152, 802)),
+            // The cache is what is slowest.
+            (bf16, 2, 128, (4096, 4096, 4096), (7, 16384, 24576, 655)),
+            (bf16, 1, 128, (4096, 4096, 4096), (7, 16384, 32768, 492)),
+            // A short sum: writing results to device memory takes longest.
+            (bf16, 2, 256, (8192, 8192, 64), (14, 512, 512, 224)),
+            // One tile.
+            (bf16, 1, 128, (1, 1, 8), (1, 256, 512, 0)),
+        ] {
+            let shape = TileShape { operands, blocks, columns };
+            let cost = Cost::new(shape, ProductSizes { rows: m, columns: n, depth: k }, B200);
+            let found = (cost.waves, cost.product_cycles, cost.tile_cycles, cost.peak_thousandths);
+            assert_eq!(found, expected, "{shape:?} {m} {n} {k}: {cost:?}");
+        }
+    }
+
+    /// The table in the documentation is what the model gives.
+    #[test]
+    fn the_table_in_the_documentation() {
+        let mut table = String::from(
+            "| operands | M, N, K | tile | waves | device GB | L2 GB | cycles of a tile: products \
+             | slowest | results | cycles of all | share of peak |\n\
+             |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
+        );
+        for operands in [Operands::Bf16, Operands::Mx] {
+            for (rows, columns, depth) in [
+                (4096, 4096, 4096),
+                (8192, 8192, 8192),
+                (16384, 4096, 4096),
+                (8192, 14336, 4096),
+                (8192, 4096, 14336),
+            ] {
+                for shape in TileShape::all(operands) {
+                    let sizes = ProductSizes { rows, columns, depth };
+                    let cost = Cost::new(shape, sizes, B200);
+                    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+                    writeln!(
+                        table,
+                        "| {} | {rows}, {columns}, {depth} | {} | {} | {:.2} | {:.2} | {} | {} \
+                         | {} | {} | {:.1} % |",
+                        match operands {
+                            Operands::Bf16 => "BF16",
+                            Operands::Mx => "MXFP8",
+                        },
+                        shape.name(),
+                        cost.waves,
+                        gigabytes(cost.device_bytes),
+                        gigabytes(cost.l2_bytes),
+                        cost.product_cycles,
+                        cost.tile_cycles,
+                        cost.result_cycles,
+                        cost.cycles,
+                        cost.peak_thousandths as f64 / 10.0,
+                    )
+                    .unwrap();
+                }
+            }
+        }
+        let text = include_str!("../../../../docs/tcgen05.md");
+        assert!(text.contains(&table), "docs/tcgen05.md should have this table:\n{table}");
+    }
+}
