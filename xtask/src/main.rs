@@ -8,6 +8,7 @@ mod arguments;
 mod bundle;
 mod cargo_messages;
 mod deepwell;
+mod emulate;
 mod kernels;
 mod process;
 mod snapshots;
@@ -34,6 +35,7 @@ Commands that build the release binary `deepwell` and run it, with all ARGS pass
 
 Commands for the repository:
   kernels    Compile the CUDA kernels; `cargo xtask kernels --help` has the flags
+  emulate    Run kernels on the emulator, without a GPU; `--help` has the flags
   bundle     Make one folder for a GPU machine without Rust and nvcc; `--help` has the flags
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
   tidy       Check the rules of the repository that a program can check
@@ -50,6 +52,7 @@ Examples:
   cargo xtask bench --help                    its sections and flags (`cargo bench` runs those
                                               of the crates for processors)
   cargo xtask kernels --arch sm_90a           kernels for one architecture
+  cargo xtask emulate --all                   every kernel in all modes, without a GPU
   cargo xtask bundle                          target/bundle, to be copied to a GPU machine
   cargo xtask snapshots                       what the snapshot tests would change
   cargo xtask snapshots --accept              take it, then commit the .snap files
@@ -77,6 +80,7 @@ fn run() -> Result<ExitCode> {
     match &*command {
         "parity" | "train" | "bench" | "probe" => deepwell::run(&shell, &root, &command, &args),
         "kernels" => kernels::run(&root, &args),
+        "emulate" => emulate::run(&shell, &root, &args),
         "bundle" => bundle::run(&shell, &root, &args),
         "snapshots" => snapshots::run(&shell, &root, &args),
         "tidy" => tidy::run(&root, &args),

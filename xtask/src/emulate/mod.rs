@@ -1,0 +1,259 @@
+//! `cargo xtask emulate`: kernels on the emulator, watched, in any mode.
+//!
+//! The tests of a kernel run on the emulated device and write their launches as files
+//! (`target/emulate/`); `deepwell-emulate` runs those again, or any other launch file.
+
+mod record;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use xshell::{Shell, cmd};
+
+use crate::process::{cargo, hand_over};
+use crate::{cargo_messages, kernels};
+
+use record::Which;
+
+const HELP: &str = "\
+Run kernels on the emulator, without a GPU
+
+Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
+       cargo xtask emulate FILE.toml... [--mutate] [FLAGS]
+       cargo xtask emulate --all [--arch ARCH] [FLAGS]
+
+  KERNEL       name of a file in deepwell-kernels/cuda/impls, without `.cu`: its row of
+               deepwell-kernels/tests/cuda/emulated.rs runs on the emulated device and is checked,
+               and of each of its kernels a recorded launch runs again as FLAGS say
+  FILE.toml    launch files, or folders of them: any PTX
+  --all        every kernel in all modes, and the products with each synchronizing instruction
+               deleted; one table
+
+  --mutate     delete one synchronizing instruction at a time, list what nobody noticed
+  --arch ARCH  sm_90a, sm_100a, sm_103a or sm_120a, instead of the architecture of the row
+  --keep       do not run the tests again: take the launches of the last time
+  FLAGS        those of `deepwell-emulate run`, `mutate` or `survey`: --completion, --seed,
+               --results, --tracker, --sm-count, --trace, --json
+
+Examples:
+  cargo xtask emulate sm100_mxfp8_gemm                      eager, watched by the hazard tracker
+  cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
+  cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
+  cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
+  cargo xtask emulate --all --json                          what CI runs
+
+It exits with 0 if all is right, 1 if something is not, 2 if a launch file cannot be used.
+docs/emulator.md says what the modes are and what stands in a launch file.
+";
+
+/// What to emulate.
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    Kernel(String),
+    Files(Vec<PathBuf>),
+    All,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    what: What,
+    architectures: Vec<&'static str>,
+    mutate: bool,
+    keep: bool,
+    /// For `deepwell-emulate`.
+    rest: Vec<OsString>,
+}
+
+pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let options = Options::parse(arguments)?;
+    let folders = match &options.what {
+        What::Files(files) => files.clone(),
+        What::Kernel(kernel) => {
+            recorded(shell, root, &options, Some(kernel.trim_end_matches(".cu")))?
+        }
+        What::All => recorded(shell, root, &options, None)?,
+    };
+    let binary = build(shell, root)?;
+    let mut command = Command::new(binary);
+    command.arg(match (&options.what, options.mutate) {
+        (What::All, _) => "survey",
+        (_, true) => "mutate",
+        (_, false) => "run",
+    });
+    if options.mutate || options.what == What::All {
+        // Comments in the sources may say why a deletion goes unnoticed.
+        command.arg("--sources").arg(root);
+    }
+    command.args(folders).args(&options.rest).current_dir(root);
+    hand_over(command)
+}
+
+impl Options {
+    fn parse(arguments: &[OsString]) -> Result<Options> {
+        let mut positional = Vec::new();
+        let (mut mutate, mut keep, mut all) = (false, false, false);
+        let mut architectures = Vec::new();
+        let mut rest = Vec::new();
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let text = argument.to_string_lossy();
+            match &*text {
+                "--mutate" => mutate = true,
+                "--keep" => keep = true,
+                "--all" => all = true,
+                "--arch" => {
+                    let value = arguments.next().context("`--arch` takes a value, got nothing")?;
+                    architectures.extend(kernels::architectures(&value.to_string_lossy())?);
+                }
+                flag if flag.starts_with("--arch=") => {
+                    architectures.extend(kernels::architectures(&flag["--arch=".len()..])?);
+                }
+                flag if flag.starts_with('-') => {
+                    rest.push(argument.clone());
+                    // Its value, if it has one: positional arguments come first or after others.
+                    let takes = ["--json", "--verbose", "--every"];
+                    if !takes.contains(&flag) && !flag.contains('=') {
+                        rest.extend(arguments.next().cloned());
+                    }
+                }
+                _ => positional.push(PathBuf::from(argument)),
+            }
+        }
+        let is_file = |path: &PathBuf| {
+            path.extension().is_some_and(|extension| extension == "toml") || path.is_dir()
+        };
+        let what = match (all, positional.as_slice()) {
+            (true, []) => What::All,
+            (true, [first, ..]) => {
+                bail!("expected `--all` or a kernel, got both: `{}`", first.display())
+            }
+            (false, []) => bail!(
+                "expected a kernel, a launch file or `--all`\n\
+                 hint: `cargo xtask emulate --help` has examples"
+            ),
+            (false, files) if files.iter().all(is_file) => What::Files(positional),
+            (false, [kernel]) => What::Kernel(kernel.to_string_lossy().into_owned()),
+            (false, several) => bail!("expected one kernel, got {}", several.len()),
+        };
+        if let (What::Files(_), Some(name)) = (&what, architectures.first()) {
+            bail!("`--arch {name}` is for kernels: a launch file names its PTX");
+        }
+        if what == What::All && mutate {
+            bail!("`--all` mutates the products by itself: leave `--mutate` out");
+        }
+        Ok(Options { what, architectures, mutate, keep, rest })
+    }
+}
+
+/// Records launches and returns their folders.
+fn recorded(
+    shell: &Shell,
+    root: &Path,
+    options: &Options,
+    kernel: Option<&str>,
+) -> Result<Vec<PathBuf>> {
+    let architecture = match options.architectures.as_slice() {
+        [] => None,
+        [one] => Some(*one),
+        several => bail!("expected one architecture, got {}", several.join(", ")),
+    };
+    let which = Which { kernel, architecture };
+    if let Some(kernel) = kernel {
+        let sources = kernels::unit::sources(&root.join(kernels::unit::CUDA_FOLDER))?;
+        let Some(source) = sources.iter().find(|source| source.stem == kernel) else {
+            let names: Vec<_> = sources.iter().map(|source| &*source.stem).collect();
+            bail!("no kernel `{kernel}`\nhint: there are {}", names.join(", "));
+        };
+        let served = source.architectures.clone().map_err(anyhow::Error::msg)?;
+        if let Some(one) = architecture.filter(|one| !served.contains(one)) {
+            bail!("`{kernel}` is for {}, not for {one}", served.join(", "));
+        }
+    }
+    if !options.keep {
+        record::run(shell, root, &which)?;
+    }
+    let folders = record::recorded(root, &which)?;
+    if folders.is_empty() {
+        bail!(
+            "no launch is recorded in {}\n\
+             hint: deepwell-kernels/tests/cuda/emulated.rs has a row for each kernel",
+            record::FOLDER
+        );
+    }
+    Ok(folders)
+}
+
+/// Builds the command `deepwell-emulate` and returns where it is.
+fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
+    let cargo = cargo();
+    let messages = cmd!(
+        shell,
+        "{cargo} build --release --package deepwell-emulator --bin deepwell-emulate
+         --message-format json-render-diagnostics"
+    )
+    .quiet()
+    .read()
+    .context("`deepwell-emulate` does not build; cargo's message is above")?;
+    let folder = root.join("deepwell-kernels/emulator");
+    let executable = cargo_messages::executable(&messages, &folder, "bin", "deepwell-emulate");
+    executable.context("cargo built `deepwell-emulate` and did not say where")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options> {
+        let arguments: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        Options::parse(&arguments)
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let check =
+            |line: &str, what: What, flags: (&[&'static str], bool, bool), rest: &[&str]| {
+                let options = parse(line).unwrap();
+                let (architectures, mutate, keep) = flags;
+                let expected = Options {
+                    what,
+                    architectures: architectures.to_vec(),
+                    mutate,
+                    keep,
+                    rest: rest.iter().map(OsString::from).collect(),
+                };
+                assert_eq!(options, expected, "{line}");
+            };
+        let kernel = |name: &str| What::Kernel(name.to_string());
+        let files = |names: &[&str]| What::Files(names.iter().map(PathBuf::from).collect());
+        check("add", kernel("add"), (&[], false, false), &[]);
+        check("add --mutate --keep", kernel("add"), (&[], true, true), &[]);
+        check("add --arch sm_90a", kernel("add"), (&["sm_90a"], false, false), &[]);
+        check("--arch=sm_90a add", kernel("add"), (&["sm_90a"], false, false), &[]);
+        check("add --seed 1,2", kernel("add"), (&[], false, false), &["--seed", "1,2"]);
+        check("--json add --seed=1", kernel("add"), (&[], false, false), &["--json", "--seed=1"]);
+        check("a.toml b.toml", files(&["a.toml", "b.toml"]), (&[], false, false), &[]);
+        check("a.toml --mutate", files(&["a.toml"]), (&[], true, false), &[]);
+        check("--all --json", What::All, (&[], false, false), &["--json"]);
+    }
+
+    #[test]
+    fn what_is_refused() {
+        let check = |line: &str, expected: &str| {
+            let error = format!("{:#}", parse(line).unwrap_err());
+            assert!(error.contains(expected), "{line}: expected `{expected}` in `{error}`");
+        };
+        check("", "expected a kernel, a launch file or `--all`");
+        check("--all add", "got both: `add`");
+        check("add gelu", "expected one kernel, got 2");
+        check("add --arch", "takes a value");
+        check("add --arch sm_80", "does not know `sm_80`");
+        check("a.toml --arch sm_90a", "a launch file names its PTX");
+        check("--all --mutate", "leave `--mutate` out");
+    }
+}
