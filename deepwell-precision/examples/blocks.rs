@@ -1,6 +1,6 @@
 //! Block-quantized matrices, for other programs: little-endian f32 of whole rows from standard
-//! input; to standard output the tensor scale (NVFP4 only, f32), all scales, all codes, as this crate
-//! writes them. `scripts/compare_ml_dtypes.py` uses it.
+//! input; to standard output the tensor scale (NVFP4 only, f32), all scales, all codes, as this
+//! crate writes them. `scripts/compare_ml_dtypes.py` uses it.
 //!
 //! `cargo run -p deepwell-precision --example blocks -- COLS e2m1 rceil < numbers > bytes`,
 //! `cargo run -p deepwell-precision --example blocks -- COLS nvfp4 row 448 < numbers > bytes`

@@ -382,25 +382,39 @@ fn add<S: Source>(
     const INFINITY_BITS: u32 = 0x7F80_0000;
     // Above this an element that came back as the largest value has saturated.
     let limit = largest * (1.0 + 1.0 / (1 << 20) as f32);
-    let (mut signal, mut noise) = ([0.0; LANES / 2], [0.0; LANES / 2]);
+    let mut x = [0.0; LANES];
+    for lane in 0..LANES {
+        x[lane] = src[lane].to_f32();
+    }
+    // Two loops, each over numbers of one width, so that both become vector code.
     let (mut underflows, mut saturations, mut magnitudes) = (0_u32, 0_u32, 0_u32);
+    for (&x, &y) in x.iter().zip(values) {
+        magnitudes = magnitudes.max(x.to_bits() & 0x7FFF_FFFF).max(y.to_bits() & 0x7FFF_FFFF);
+        underflows += u32::from((x != 0.0) & (y == 0.0));
+        saturations += u32::from((x.abs() > limit) & (y.abs() == largest));
+    }
+    let (mut signal, mut noise) = ([0.0; LANES / 2], [0.0; LANES / 2]);
     for half in 0..2 {
         for lane in 0..LANES / 2 {
-            let (x, y) = (src[half * LANES / 2 + lane].to_f32(), values[half * LANES / 2 + lane]);
-            magnitudes = magnitudes.max(x.to_bits() & 0x7FFF_FFFF).max(y.to_bits() & 0x7FFF_FFFF);
-            underflows += u32::from((x != 0.0) & (y == 0.0));
-            saturations += u32::from((x.abs() > limit) & (y.abs() == largest));
-            let difference = f64::from(x) - f64::from(y);
-            signal[lane] += f64::from(x) * f64::from(x);
+            let wide = f64::from(x[half * LANES / 2 + lane]);
+            let difference = wide - f64::from(values[half * LANES / 2 + lane]);
+            signal[lane] += wide * wide;
             noise[lane] += difference * difference;
         }
     }
     // A block whose scale is zero holds nothing that could saturate: all of it underflows.
     sums.saturations += if largest > 0.0 { u64::from(saturations) } else { 0 };
     sums.underflows += u64::from(underflows);
-    sums.signal += signal.iter().sum::<f64>();
-    sums.noise += noise.iter().sum::<f64>();
+    sums.signal += sum_of_lanes(signal);
+    sums.noise += sum_of_lanes(noise);
     magnitudes < INFINITY_BITS
+}
+
+/// In pairs, so that a sum waits for three additions and not for eight.
+#[inline(always)]
+fn sum_of_lanes(x: [f64; LANES / 2]) -> f64 {
+    let [a, b, c, d, e, f, g, h] = x;
+    ((a + e) + (b + f)) + ((c + g) + (d + h))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //!   bits of element 1.
 //!
 //! Each row starts at a byte of its own; bits after its last element are zero. FP6 is the dense
-//! form for files and memory; tensor cores read FP6 and mixed FP4 from a padded form (16 elements, then
-//! as many bytes as fill 16), which a copy to shared memory makes.
+//! form for files and memory; tensor cores read FP6 and mixed FP4 from a padded form (16 elements,
+//! then as many bytes as fill 16), which a copy to shared memory makes.
 
 use crate::error::{QuantizeError, Shape};
 
@@ -125,9 +125,16 @@ pub fn pack_fp6(
         return Ok(());
     }
     for (codes, bytes) in codes.chunks_exact(cols).zip(bytes.chunks_exact_mut(fp6_row(cols))) {
-        for (four, three) in codes.chunks(4).zip(bytes.chunks_mut(3)) {
-            let word = four.iter().rev().fold(0, |word, &code| word << 6 | u32::from(code & 0x3F));
-            three.copy_from_slice(&word.to_le_bytes()[..three.len()]);
+        for (eight, six) in codes.chunks(8).zip(bytes.chunks_mut(6)) {
+            let mut padded = [0; 8];
+            let word = match eight.as_array() {
+                Some(eight) => gather_six_bits(u64::from_le_bytes(*eight)),
+                None => {
+                    padded[..eight.len()].copy_from_slice(eight);
+                    gather_six_bits(u64::from_le_bytes(padded))
+                }
+            };
+            six.copy_from_slice(&word.to_le_bytes()[..six.len()]);
         }
     }
     Ok(())
@@ -149,15 +156,35 @@ pub fn unpack_fp6(
         return Ok(());
     }
     for (codes, bytes) in codes.chunks_exact_mut(cols).zip(bytes.chunks_exact(fp6_row(cols))) {
-        for (four, three) in codes.chunks_mut(4).zip(bytes.chunks(3)) {
-            let mut word = three.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
-            for code in four {
-                *code = (word & 0x3F) as u8;
-                word >>= 6;
+        for (eight, six) in codes.chunks_mut(8).zip(bytes.chunks(6)) {
+            let mut padded = [0; 8];
+            match six.as_array::<6>() {
+                Some(six) => padded[..6].copy_from_slice(six),
+                None => padded[..six.len()].copy_from_slice(six),
+            }
+            let word = spread_six_bits(u64::from_le_bytes(padded)).to_le_bytes();
+            match eight.as_mut_array() {
+                Some(eight) => *eight = word,
+                None => eight.copy_from_slice(&word[..eight.len()]),
             }
         }
     }
     Ok(())
+}
+
+/// The low six bits of eight bytes, next to each other in the low 48 bits: pairs, then pairs of
+/// pairs, then halves move together.
+const fn gather_six_bits(word: u64) -> u64 {
+    let word = (word & 0x003F_003F_003F_003F) | ((word & 0x3F00_3F00_3F00_3F00) >> 2);
+    let word = (word & 0x0000_0FFF_0000_0FFF) | ((word & 0x0FFF_0000_0FFF_0000) >> 4);
+    (word & 0x00FF_FFFF) | ((word & 0x00FF_FFFF_0000_0000) >> 8)
+}
+
+/// The inverse of [`gather_six_bits`].
+const fn spread_six_bits(word: u64) -> u64 {
+    let word = (word & 0x00FF_FFFF) | ((word & 0xFFFF_FF00_0000) << 8);
+    let word = (word & 0x0000_0FFF_0000_0FFF) | ((word & 0x00FF_F000_00FF_F000) << 4);
+    (word & 0x003F_003F_003F_003F) | ((word & 0x0FC0_0FC0_0FC0_0FC0) << 2)
 }
 
 fn check(

@@ -8,9 +8,9 @@
 //! - `microfloat` 0.1 does not saturate E4M3 and E5M2: it is compared with `Overflow::NonFinite`.
 //!   Of E4M3 it makes NaN of 464 exactly, the tie between 448 and what would come next, of which
 //!   448 has the even code; PyPI's ml_dtypes gives 448.
-//! - `microfloat` 0.1 rounds the ties of E8M0, 1.5 * 2^k, up, and so does ml_dtypes; here they go to
-//!   the even code. Both give NaN for zero, which here is 2^-127. The scale rules round up or down
-//!   and never to nearest. Finite numbers saturate in `microfloat`, infinity becomes NaN.
+//! - `microfloat` 0.1 rounds the ties of E8M0, 1.5 * 2^k, up, and so does ml_dtypes; here they go
+//!   to the even code. Both give NaN for zero, which here is 2^-127. The scale rules round up or
+//!   down and never to nearest. Finite numbers saturate in `microfloat`, infinity becomes NaN.
 //! - `float8` 0.7 saturates, and is compared with `Overflow::Saturate`.
 
 use deepwell_precision::{ElementFormat, Overflow, Rounding, e8m0};

@@ -53,8 +53,8 @@ named_enum! {
         /// The largest of UE4M3.
         #[default]
         Max448 = "448",
-        /// A power of two that leaves room above: every block scale can be made half as large again,
-        /// which maps its largest magnitude to 4 instead of 6, and still is a UE4M3.
+        /// A power of two that leaves room above: every block scale can be made half as large
+        /// again, which maps its largest magnitude to 4 instead of 6, and is not above 448.
         Max256 = "256",
     }
 }

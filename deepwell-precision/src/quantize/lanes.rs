@@ -1,4 +1,5 @@
-//! What happens to one element of a block, without branches, so that a loop over it becomes vector code.
+//! What happens to one element of a block, without branches, so that a loop over it becomes vector
+//! code.
 //!
 //! # Rounding by one addition
 //!

@@ -91,6 +91,9 @@ pub fn quantize_rows_stochastic<S: Source>(
     Ok(QuantStats { elements, ..task.run() })
 }
 
+/// Words that are made together; a whole number of blocks of them.
+const WORDS: usize = 8 * BLOCK;
+
 /// Whole rows of a matrix, and where their copy goes.
 struct StochasticTask<'a, S> {
     src: &'a [S],
@@ -133,16 +136,19 @@ impl<S: Source> StochasticTask<'_, S> {
         let rows = self.src.chunks_exact(self.cols).zip(self.data.chunks_exact_mut(self.cols));
         let mut scales = self.scales.iter_mut();
         let mut index = self.first;
+        let mut words = [0; WORDS];
         for (src, data) in rows {
-            for ((src, data), scale) in
-                src.chunks(BLOCK).zip(data.chunks_mut(BLOCK)).zip(&mut scales)
-            {
+            let blocks = src.chunks(BLOCK).zip(data.chunks_mut(BLOCK)).enumerate();
+            for ((block, (src, data)), scale) in blocks.zip(&mut scales) {
+                let place = block * BLOCK % WORDS;
+                if place == 0 {
+                    self.philox.fill(index, &mut words);
+                }
+                let words: &[u32; BLOCK] = &words.as_chunks::<BLOCK>().0[place / BLOCK];
                 let mut x = [0.0; BLOCK];
                 for (x, src) in x.iter_mut().zip(src) {
                     *x = src.to_f32();
                 }
-                let mut words = [0; BLOCK];
-                self.philox.fill(index, &mut words);
                 let amax = block_amax(&x);
                 *scale = if amax < INFINITY_BITS {
                     counters.totals.amax = counters.totals.amax.max(f32::from_bits(amax));
@@ -166,7 +172,7 @@ impl<S: Source> StochasticTask<'_, S> {
                         );
                     }
                 } else {
-                    encode_any::<E>(&x, factor, &words, &mut codes, &mut counters.totals);
+                    encode_any::<E>(&x, factor, words, &mut codes, &mut counters.totals);
                 }
                 data.copy_from_slice(&codes[..data.len()]);
                 index += src.len() as u64;
