@@ -8,6 +8,7 @@ mod record;
 mod tests;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use deepwell_emulator::bulk;
 use deepwell_emulator::error::EmulatorError;
@@ -24,7 +25,7 @@ use super::driver::{
     DeviceProperties, DevicePtr, DriverError, DriverResult, Function, Launch, Module, TensorMap,
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-use super::host_driver::{HostDriver, Machine, lock, no_such};
+use super::host_driver::{HostBlas, HostDriver, Machine, lock, no_such};
 use super::spec::Architecture;
 
 /// Device memory that an emulated device says it has: enough for kernel tests and small models,
@@ -37,8 +38,8 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 ///
 /// Memory, streams and recordings are the host's, and a launch runs to its end when it is
 /// enqueued or when its graph is launched. What a kernel does wrong, and accesses that nothing
-/// orders, fail the launch with the emulator's report. There are no libraries: products are those
-/// of our own kernels.
+/// orders, fail the launch with the emulator's report. Products of a vendor's library are the
+/// host's, if they are asked for ([`EmulatedDriver::blas`]).
 ///
 /// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
 /// registers are not known, so the blocks that a multiprocessor holds follow from threads, shared
@@ -94,6 +95,12 @@ impl EmulatedDriver {
             driver.log_to(Path::new(&path));
         }
         Ok(driver)
+    }
+
+    /// Products of matrices that take the place of a library's. They are not those of its bits:
+    /// each is summed exactly enough and rounded once.
+    pub fn blas(&self) -> HostBlas<EmulatedMachine> {
+        HostBlas::new(Arc::clone(self.shared()))
     }
 
     /// A handle to what is launched from now on.

@@ -3,6 +3,7 @@
 mod counts;
 mod machine;
 mod pinned;
+mod product;
 mod state;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +18,7 @@ use super::pinned::PinnedBuffer;
 
 pub use self::counts::{Counts, FakeCounts, FakeNode};
 pub use self::machine::Machine;
+pub use self::product::HostBlas;
 pub(super) use self::state::{State, Work, no_such};
 
 /// Numbers drivers, so that a buffer is known as its driver's.

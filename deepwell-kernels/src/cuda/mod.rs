@@ -38,7 +38,7 @@ pub use emulated_driver::{
     EmulatedMachine, LOG_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, Verdict, emulator_settings,
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
-pub use host_driver::{Counts, FakeCounts, FakeNode, HostDriver, Machine};
+pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
 pub use kernels::{cuda_kernels, tile_selection};
 pub use pinned::PinnedBuffer;

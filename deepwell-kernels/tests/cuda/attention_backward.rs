@@ -4,7 +4,7 @@ use deepwell_ir::DType;
 use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::oracle::attention::{backward, forward, probabilities};
 
-use crate::attention::{Case, Data, HALF_ULP, SLACK, assert_within, cases};
+use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK, assert_within, cases};
 use crate::harness::{Gpu, HostTensor};
 
 /// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
@@ -38,7 +38,7 @@ fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 4]) -> [Vec<f64>; 
     [dq, dk, dv]
 }
 
-fn check_backward(gpu: &mut Gpu, case: &Case) {
+pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
     let [q, k, v, dout] = case.inputs();
     let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
     let result = forward(&case.shape, &q64, &k64, &v64);
@@ -69,7 +69,7 @@ fn attention_backward_of_any_size() {
     let Some(mut gpu) = Gpu::open() else { return };
     for case in cases() {
         // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
-        if !matches!(case.data, Data::Nan) {
+        if !matches!(case.data, Data::Nan) && gpu.runs(case.work(), EMULATED_WORK) {
             check_backward(&mut gpu, &case);
         }
     }

@@ -7,7 +7,13 @@ use deepwell_kernels::oracle::add as oracle;
 
 use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
 
-fn check(gpu: &mut Gpu, rows: usize, columns: usize, values: &[f32], tolerance: Tolerance) {
+pub(crate) fn check(
+    gpu: &mut Gpu,
+    rows: usize,
+    columns: usize,
+    values: &[f32],
+    tolerance: Tolerance,
+) {
     let dy = HostTensor::bf16(&[rows, columns], values);
     let before: Vec<f32> = (0..columns).map(|column| (column % 17) as f32 - 8.0).collect();
     let before = HostTensor::f32(&[columns], &before);

@@ -5,7 +5,7 @@ use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, uniform};
 
-fn check(gpu: &mut Gpu, what: &str, values: &[f32]) {
+pub(crate) fn check(gpu: &mut Gpu, what: &str, values: &[f32]) {
     for from in [DType::F32, DType::Bf16] {
         for to in [DType::F32, DType::Bf16] {
             let x = HostTensor::from_f32(from, &[values.len()], values);
@@ -27,6 +27,9 @@ fn check(gpu: &mut Gpu, what: &str, values: &[f32]) {
 fn rounds_to_nearest_even_at_every_length() {
     let Some(mut gpu) = Gpu::open() else { return };
     for len in [0, 1, 3, 4, 5, 1023, 1025, 4095, 4096, 4097, 4100, 1_000_003, 9_000_001] {
+        if !gpu.runs(len, 1 << 20) {
+            continue;
+        }
         check(&mut gpu, &len.to_string(), &uniform(len, len as u64, 100.0));
     }
 }

@@ -11,6 +11,16 @@ fn tokens_of(len: usize, vocab: usize, seed: u64) -> Vec<i32> {
     unit.iter().map(token).collect()
 }
 
+pub(crate) fn check(gpu: &mut Gpu, rows: usize, vocab: usize, width: usize) {
+    let table = HostTensor::bf16(&[vocab, width], &uniform(vocab * width, 1, 3.0));
+    let tokens = tokens_of(rows, vocab, 2);
+    let expected = oracle::forward(&tokens, &table.to_f64(), width);
+    let inputs = [HostTensor::i32(&[rows], &tokens), table];
+    let output = [HostTensor::output(DType::Bf16, &[rows, width])];
+    let got = gpu.run(ops::Embedding {}, &inputs, &output, false, 1);
+    assert_eq!(got[0].to_f64(), expected, "{rows} rows of {width} from {vocab}");
+}
+
 #[test]
 fn copies_rows_of_any_width() {
     let Some(mut gpu) = Gpu::open() else { return };
@@ -27,13 +37,7 @@ fn copies_rows_of_any_width() {
         (77, 4, 4097),
         (300, 50, 4096),
     ] {
-        let table = HostTensor::bf16(&[vocab, width], &uniform(vocab * width, 1, 3.0));
-        let tokens = tokens_of(rows, vocab, 2);
-        let expected = oracle::forward(&tokens, &table.to_f64(), width);
-        let inputs = [HostTensor::i32(&[rows], &tokens), table];
-        let output = [HostTensor::output(DType::Bf16, &[rows, width])];
-        let got = gpu.run(ops::Embedding {}, &inputs, &output, false, 1);
-        assert_eq!(got[0].to_f64(), expected, "{rows} rows of {width} from {vocab}");
+        check(&mut gpu, rows, vocab, width);
     }
 }
 

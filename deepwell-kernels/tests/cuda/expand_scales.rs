@@ -3,11 +3,14 @@
 use deepwell_ir::{DType, Product, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::oracle::linear;
+use deepwell_precision::MxSpec;
 
 use crate::cublaslt::{ROWS, SQUARES};
 use crate::harness::{Gpu, HostTensor, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 use crate::mxfp8_gemm::multiply;
+
+const KERNEL: &str = "cublaslt_mx_gemm";
 
 /// Tensor cores of Hopper cut each of the 33 terms of a step of 32 (the sum so far is one) at 2^-13
 /// of the largest of them, and four steps come between promotions to FP32. The largest term is at
@@ -26,15 +29,66 @@ const SIZES: &[(usize, usize, usize)] = &[
     (640, 384, 1152),
 ];
 
+/// A product of `sizes` with scales of `specs`, in every form.
+pub(crate) fn check(
+    gpu: &mut Gpu,
+    (rows, columns, depth): (usize, usize, usize),
+    specs: [MxSpec; 2],
+    kind: MxKind,
+) {
+    let a = MxMatrix::new(rows, depth, specs[0], kind, 1);
+    let b = MxMatrix::new(columns, depth, specs[1], kind, 50);
+    let product = linear::forward(&a.values, &b.values, None, depth);
+    let magnitude = magnitudes(&a, &b, depth);
+    let share = if kind == MxKind::Exact { 0.0 } else { SHARE };
+    let op = |product, output, bias| {
+        let [a, b] = specs;
+        ops::MxGemm { product, output, bias, a, b }
+    };
+    let name = |what: &str| format!("{what} {rows} {columns} {depth} {kind:?} {specs:?}");
+
+    let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 8.0));
+    for has_bias in [false, true] {
+        let out = HostTensor::output(DType::Bf16, &[rows, columns]);
+        let mut expected = product.clone();
+        if has_bias {
+            let bias = bias.to_f64();
+            for sums in expected.chunks_mut(columns) {
+                sums.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
+            }
+        }
+        let op = op(Product::Fprop, DType::Bf16, has_bias);
+        let bias = has_bias.then_some(&bias);
+        let got = multiply(gpu, KERNEL, op, (&a, &b), bias, &out, false);
+        let name = name(&format!("bf16 bias {has_bias}"));
+        // One more rounding in FP32 for the bias.
+        let share = share + if has_bias { 2f64.powi(-23) } else { 0.0 };
+        let output = DType::Bf16;
+        assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, output);
+    }
+
+    let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
+    for accumulate in [false, true] {
+        let mut expected = product.clone();
+        if accumulate {
+            let before = before.to_f64();
+            expected.iter_mut().zip(before).for_each(|(sum, there)| *sum += there);
+        }
+        let op = op(Product::Wgrad, DType::Bf16, false);
+        let got = multiply(gpu, KERNEL, op, (&a, &b), None, &before, accumulate);
+        let name = name(&format!("f32 accumulate {accumulate}"));
+        assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, DType::F32);
+    }
+}
+
 #[test]
 fn fp8_products_with_scales_for_128() {
     let Some(mut gpu) = Gpu::open() else { return };
-    let kernel = "cublaslt_mx_gemm";
     if gpu.target().arch != Architecture::Sm90a.target_name() {
-        eprintln!("skipped: {kernel} is for Hopper");
+        eprintln!("skipped: {KERNEL} is for Hopper");
         return;
     }
-    for &(rows, columns, depth) in SIZES {
+    for &sizes in SIZES {
         for (specs, kind) in [
             ([ROWS, SQUARES], MxKind::Even),
             ([ROWS, ROWS], MxKind::Even),
@@ -42,48 +96,8 @@ fn fp8_products_with_scales_for_128() {
             ([ROWS, SQUARES], MxKind::Spread),
             ([ROWS, ROWS], MxKind::Exact),
         ] {
-            let a = MxMatrix::new(rows, depth, specs[0], kind, 1);
-            let b = MxMatrix::new(columns, depth, specs[1], kind, 50);
-            let product = linear::forward(&a.values, &b.values, None, depth);
-            let magnitude = magnitudes(&a, &b, depth);
-            let share = if kind == MxKind::Exact { 0.0 } else { SHARE };
-            let op = |product, output, bias| {
-                let [a, b] = specs;
-                ops::MxGemm { product, output, bias, a, b }
-            };
-            let name = |what: &str| format!("{what} {rows} {columns} {depth} {kind:?} {specs:?}");
-
-            let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 8.0));
-            for has_bias in [false, true] {
-                let out = HostTensor::output(DType::Bf16, &[rows, columns]);
-                let mut expected = product.clone();
-                if has_bias {
-                    let bias = bias.to_f64();
-                    for sums in expected.chunks_mut(columns) {
-                        sums.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
-                    }
-                }
-                let op = op(Product::Fprop, DType::Bf16, has_bias);
-                let bias = has_bias.then_some(&bias);
-                let got = multiply(&mut gpu, kernel, op, (&a, &b), bias, &out, false);
-                let name = name(&format!("bf16 bias {has_bias}"));
-                // One more rounding in FP32 for the bias.
-                let share = share + if has_bias { 2f64.powi(-23) } else { 0.0 };
-                let output = DType::Bf16;
-                assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, output);
-            }
-
-            let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
-            for accumulate in [false, true] {
-                let mut expected = product.clone();
-                if accumulate {
-                    let before = before.to_f64();
-                    expected.iter_mut().zip(before).for_each(|(sum, there)| *sum += there);
-                }
-                let op = op(Product::Wgrad, DType::Bf16, false);
-                let got = multiply(&mut gpu, kernel, op, (&a, &b), None, &before, accumulate);
-                let name = name(&format!("f32 accumulate {accumulate}"));
-                assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, DType::F32);
+            if gpu.runs(sizes.0 * sizes.1 * sizes.2, 48 << 20) {
+                check(&mut gpu, sizes, specs, kind);
             }
         }
     }

@@ -2,19 +2,31 @@
 //!
 //! Every run starts from poisoned outputs and scratch and from guard bytes around each operand;
 //! it is made twice with different poison, and both must give the same bits.
+//!
+//! `DEEPWELL_TEST_DEVICE=emulated:sm90` (or `sm100`, `sm103`, `sm120`) has the tests run on the
+//! emulator, with fewer and smaller shapes. There, and for the table in `emulated.rs`, these say how
+//! kernels are run; a value that is not one of those is refused:
+//!
+//! | variable | values |
+//! |---|---|
+//! | `DEEPWELL_EMULATOR_COMPLETION` | `eager` (default), `lazy`, `lazy:SEED`, `demand` |
+//! | `DEEPWELL_EMULATOR_RESULTS` | `hardware` (default), `exact`, `fuzz`, `fuzz:SEED` |
+//! | `DEEPWELL_EMULATOR_TRACKER` | `on` (default), `off` |
+//! | `DEEPWELL_EMULATOR_BLOCKS_PER_SM` | 1 to 32 (8 here, 1 in the table) |
+//! | `DEEPWELL_EMULATOR_LOG` | a file: a line of JSON for each launch is added |
+//! | `DEEPWELL_EMULATOR_RECORD` | a folder: each launch is written there as a file |
 
 use deepwell_ir::{Access, ByteRange, DType, KernelCatalog, Op, Program, Target, Tile};
 use deepwell_kernels::cuda::{
-    Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, CudarcDriver, Driver,
-    KernelImages, cuda_target,
+    Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, Driver, KernelImages,
+    cuda_target,
 };
 use deepwell_kernels::{Backend, SingleCall};
 use half::bf16;
 
-/// Set where a missing GPU is a failure.
-const REQUIRE_VARIABLE: &str = "DEEPWELL_REQUIRE_GPU";
-/// Names an emulated device to run on; large tests take long there.
-const DEVICE_VARIABLE: &str = "DEEPWELL_TEST_DEVICE";
+use crate::device::{emulated_architecture, open_emulated};
+pub(crate) use crate::device::{open_any_driver, open_driver};
+
 /// Bytes of guard before and behind each operand.
 const GUARD_BYTES: usize = 256;
 const GUARD: u8 = 0xA5;
@@ -136,74 +148,24 @@ impl Default for RunOptions<'_> {
     }
 }
 
-/// The emulated architecture that stands for the GPU, `emulated:sm90` for example.
-fn emulated() -> Option<Architecture> {
-    let name = std::env::var(DEVICE_VARIABLE).ok()?;
-    let architecture = name.strip_prefix("emulated:").and_then(Architecture::of_short_name);
-    Some(architecture.unwrap_or_else(|| {
-        let known = Architecture::ALL.map(Architecture::short_name).join(", ");
-        panic!("{DEVICE_VARIABLE}: expected `emulated:` and one of {known}, got `{name}`")
-    }))
-}
-
-/// The driver of the first GPU; `None`, and a line on stderr, where there is none.
-pub(crate) fn open_driver() -> Option<CudarcDriver> {
-    if emulated().is_some() {
-        eprintln!("skipped: of a real driver");
-        return None;
-    }
-    match CudarcDriver::open(0) {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{REQUIRE_VARIABLE} is set, and there is no GPU: {error}"),
-    }
-}
-
-/// The emulated device that the environment names, or the first GPU; `None`, and a line on stderr,
-/// where there is none.
-pub(crate) fn open_any_driver() -> Option<Box<dyn Driver>> {
-    match emulated() {
-        Some(architecture) => Some(emulated_driver(architecture)),
-        None => Some(Box::new(open_driver()?)),
-    }
-}
-
-#[cfg(feature = "emulated")]
-fn emulated_driver(architecture: Architecture) -> Box<dyn Driver> {
-    use deepwell_kernels::cuda::EmulatedDriver;
-    use deepwell_kernels::cuda::emulator::launch::Settings;
-
-    Box::new(EmulatedDriver::new(architecture, Settings::default()))
-}
-
-#[cfg(not(feature = "emulated"))]
-fn emulated_driver(architecture: Architecture) -> Box<dyn Driver> {
-    panic!("{DEVICE_VARIABLE} is set to {architecture:?}: build with the feature `emulated`");
-}
-
-fn open_emulated(architecture: Architecture) -> Gpu {
-    let driver = emulated_driver(architecture);
-    let target = cuda_target(architecture, driver.properties().multiprocessors as usize, &[]);
-    let images = KernelImages::discover().into_ptx();
-    let backend = CudaBackend::new(driver, None, images).unwrap();
-    Gpu { backend, target }
-}
-
 /// A GPU under test.
 pub(crate) struct Gpu {
     backend: CudaBackend,
     target: Target,
+    is_emulated: bool,
 }
 
 impl Gpu {
+    /// A device under test; `is_emulated` says whether work takes long there.
+    pub(crate) fn new(backend: CudaBackend, target: Target, is_emulated: bool) -> Gpu {
+        Gpu { backend, target, is_emulated }
+    }
+
     /// The emulated device that the environment names, or the first GPU; `None`, and a line on
     /// stderr, where there is none.
     pub(crate) fn open() -> Option<Gpu> {
-        if let Some(architecture) = emulated() {
-            return Some(open_emulated(architecture));
+        if let Some(architecture) = emulated_architecture() {
+            return open_emulated(architecture);
         }
         let driver = open_driver()?;
         let properties = driver.properties().clone();
@@ -214,7 +176,18 @@ impl Gpu {
         let backend =
             CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
         let target = cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
-        Some(Gpu { backend, target })
+        Some(Gpu::new(backend, target, false))
+    }
+
+    /// Whether a case of so much work is run: on a GPU every one, on the emulator those of at most
+    /// `most`.
+    pub(crate) fn runs(&self, work: usize, most: usize) -> bool {
+        !self.is_emulated || work <= most
+    }
+
+    /// The first on a GPU, the second on the emulator, which takes long.
+    pub(crate) fn pick<T>(&self, on_gpu: T, emulated: T) -> T {
+        if self.is_emulated { emulated } else { on_gpu }
     }
 
     /// What kernels are chosen for.

@@ -22,78 +22,76 @@ fn rows_of(rows: usize, columns: usize, seed: u64) -> HostTensor {
     HostTensor::bf16(&[rows, columns], &x)
 }
 
+pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
+    let what = format!("{rows}x{columns}");
+    let x = rows_of(rows, columns, 1);
+    let vector = |seed| HostTensor::bf16(&[columns], &uniform(columns, seed, 2.0));
+    let (weight, bias) = (vector(2), vector(3));
+    let y = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let of_row = HostTensor::output(DType::F32, &[rows]);
+    let inputs = [x.clone(), weight.clone(), bias.clone()];
+    let outputs = [y, of_row.clone(), of_row];
+    let got = gpu.run(ops::LayerNorm { eps: EPS }, &inputs, &outputs, false, 1);
+    let x = x.to_f64();
+    let expected = oracle::forward(&x, &weight.to_f64(), &bias.to_f64(), EPS);
+    let error = f32_error(columns);
+    let (mean, rstd) = (got[1].to_f64(), got[2].to_f64());
+    let y = got[0].to_f64();
+    for (row, x) in x.chunks_exact(columns).enumerate() {
+        let what = format!("{what} row {row}");
+        // Distances from the first element are at most twice the row's largest magnitude, and
+        // the mean itself is rounded.
+        let largest = x.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
+        let of_mean = 2.0 * largest * error;
+        let close = Tolerance { absolute: of_mean, relative: 0.0 };
+        assert_close(&format!("{what} mean"), &mean[row..=row], &expected.mean[row..=row], close);
+        // The variance takes the mean's error squared beside its own.
+        let r = expected.rstd[row];
+        let relative = error + (of_mean * r) * (of_mean * r);
+        let close = Tolerance { absolute: 0.0, relative };
+        assert_close(&format!("{what} rstd"), &rstd[row..=row], &expected.rstd[row..=row], close);
+        // One rounding to BF16, and the mean's error and rstd's on the normalized element,
+        // times a weight of two at most.
+        let size = (columns as f64).sqrt() * 2.0;
+        let close = Tolerance::bf16(2.0 * (of_mean * r + size * relative) + 4.0 * error);
+        let at = row * columns..(row + 1) * columns;
+        assert_close(&format!("{what} y"), &y[at.clone()], &expected.y[at], close);
+    }
+}
+
 #[test]
 fn matches_the_oracle() {
     let Some(mut gpu) = Gpu::open() else { return };
     for (rows, columns) in SHAPES {
-        let what = format!("{rows}x{columns}");
-        let x = rows_of(rows, columns, 1);
-        let vector = |seed| HostTensor::bf16(&[columns], &uniform(columns, seed, 2.0));
-        let (weight, bias) = (vector(2), vector(3));
-        let y = HostTensor::output(DType::Bf16, &[rows, columns]);
-        let of_row = HostTensor::output(DType::F32, &[rows]);
-        let inputs = [x.clone(), weight.clone(), bias.clone()];
-        let outputs = [y, of_row.clone(), of_row];
-        let got = gpu.run(ops::LayerNorm { eps: EPS }, &inputs, &outputs, false, 1);
-        let x = x.to_f64();
-        let expected = oracle::forward(&x, &weight.to_f64(), &bias.to_f64(), EPS);
-        let error = f32_error(columns);
-        let (mean, rstd) = (got[1].to_f64(), got[2].to_f64());
-        let y = got[0].to_f64();
-        for (row, x) in x.chunks_exact(columns).enumerate() {
-            let what = format!("{what} row {row}");
-            // Distances from the first element are at most twice the row's largest magnitude, and
-            // the mean itself is rounded.
-            let largest = x.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
-            let of_mean = 2.0 * largest * error;
-            let close = Tolerance { absolute: of_mean, relative: 0.0 };
-            assert_close(
-                &format!("{what} mean"),
-                &mean[row..=row],
-                &expected.mean[row..=row],
-                close,
-            );
-            // The variance takes the mean's error squared beside its own.
-            let r = expected.rstd[row];
-            let relative = error + (of_mean * r) * (of_mean * r);
-            let close = Tolerance { absolute: 0.0, relative };
-            assert_close(
-                &format!("{what} rstd"),
-                &rstd[row..=row],
-                &expected.rstd[row..=row],
-                close,
-            );
-            // One rounding to BF16, and the mean's error and rstd's on the normalized element,
-            // times a weight of two at most.
-            let size = (columns as f64).sqrt() * 2.0;
-            let close = Tolerance::bf16(2.0 * (of_mean * r + size * relative) + 4.0 * error);
-            let at = row * columns..(row + 1) * columns;
-            assert_close(&format!("{what} y"), &y[at.clone()], &expected.y[at], close);
-        }
+        check(&mut gpu, rows, columns);
     }
+}
+
+pub(crate) fn check_add(gpu: &mut Gpu, rows: usize, columns: usize) {
+    let what = format!("{rows}x{columns}");
+    let (x, delta) = (rows_of(rows, columns, 1), rows_of(rows, columns, 4));
+    let vector = |seed| HostTensor::bf16(&[columns], &uniform(columns, seed, 2.0));
+    let (weight, bias) = (vector(2), vector(3));
+    let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let of_row = HostTensor::output(DType::F32, &[rows]);
+    let inputs = [x.clone(), delta.clone(), weight.clone(), bias.clone()];
+    let outputs = [empty.clone(), empty.clone(), of_row.clone(), of_row.clone()];
+    let got = gpu.run(ops::AddLayerNorm { eps: EPS }, &inputs, &outputs, false, 1);
+    let sum: Vec<f64> =
+        x.to_f64().iter().zip(delta.to_f64()).map(|(&x, delta)| x + delta).collect();
+    // One rounding of a sum that FP32 rounds before.
+    assert_close(&format!("{what} sum"), &got[0].to_f64(), &sum, Tolerance::bf16(0.0));
+    // The same bits as the norm alone has of the stored sum.
+    let inputs = [got[0].clone(), weight, bias];
+    let outputs = [empty, of_row.clone(), of_row];
+    let alone = gpu.run(ops::LayerNorm { eps: EPS }, &inputs, &outputs, false, 1);
+    assert!(got[1..] == alone[..], "{what}: differs from the norm of the sum");
 }
 
 #[test]
 fn a_sum_before_it_is_rounded_and_then_normalized() {
     let Some(mut gpu) = Gpu::open() else { return };
     for (rows, columns) in SHAPES {
-        let what = format!("{rows}x{columns}");
-        let (x, delta) = (rows_of(rows, columns, 1), rows_of(rows, columns, 4));
-        let vector = |seed| HostTensor::bf16(&[columns], &uniform(columns, seed, 2.0));
-        let (weight, bias) = (vector(2), vector(3));
-        let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
-        let of_row = HostTensor::output(DType::F32, &[rows]);
-        let inputs = [x.clone(), delta.clone(), weight.clone(), bias.clone()];
-        let outputs = [empty.clone(), empty.clone(), of_row.clone(), of_row.clone()];
-        let got = gpu.run(ops::AddLayerNorm { eps: EPS }, &inputs, &outputs, false, 1);
-        let sum: Vec<f64> =
-            x.to_f64().iter().zip(delta.to_f64()).map(|(&x, delta)| x + delta).collect();
-        // One rounding of a sum that FP32 rounds before.
-        assert_close(&format!("{what} sum"), &got[0].to_f64(), &sum, Tolerance::bf16(0.0));
-        // The same bits as the norm alone has of the stored sum.
-        let inputs = [got[0].clone(), weight, bias];
-        let outputs = [empty, of_row.clone(), of_row];
-        let alone = gpu.run(ops::LayerNorm { eps: EPS }, &inputs, &outputs, false, 1);
-        assert!(got[1..] == alone[..], "{what}: differs from the norm of the sum");
+        check_add(&mut gpu, rows, columns);
     }
 }

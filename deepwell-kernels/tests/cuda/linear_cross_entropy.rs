@@ -11,7 +11,7 @@ use crate::harness::{Gpu, HostTensor, RunOptions, Tolerance, assert_close, unifo
 
 /// A kernel of the catalog and the `.cu` files that it launches.
 #[derive(Clone, Copy)]
-struct Kernel {
+pub(crate) struct Kernel {
     name: &'static str,
     launches: &'static [&'static str],
 }
@@ -22,7 +22,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-const KERNELS: [Kernel; 2] = [
+pub(crate) const KERNELS: [Kernel; 2] = [
     Kernel { name: "cublaslt_linear_cross_entropy", launches: &["cross_entropy"] },
     Kernel {
         name: "cuda_linear_cross_entropy",
@@ -32,19 +32,19 @@ const KERNELS: [Kernel; 2] = [
 
 /// Which tokens have a target.
 #[derive(Clone, Copy, Debug)]
-enum Targets {
+pub(crate) enum Targets {
     All,
     EveryThirdIgnored,
     NoneAtAll,
 }
 
-struct Case {
-    tokens: usize,
-    hidden: usize,
-    vocab: usize,
+pub(crate) struct Case {
+    pub(crate) tokens: usize,
+    pub(crate) hidden: usize,
+    pub(crate) vocab: usize,
     /// Largest elements of x; those of w are below 1.
-    scale: f32,
-    targets: Targets,
+    pub(crate) scale: f32,
+    pub(crate) targets: Targets,
 }
 
 impl Case {
@@ -62,7 +62,7 @@ fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-fn check(gpu: &mut Gpu, kernel: Kernel, case: &Case) {
+pub(crate) fn check(gpu: &mut Gpu, kernel: Kernel, case: &Case) {
     let &Case { tokens, hidden, vocab, scale, .. } = case;
     let what = format!("{kernel}, {tokens} tokens, w {vocab}x{hidden}, {:?}", case.targets);
     let x = HostTensor::bf16(&[tokens, hidden], &uniform(tokens * hidden, 1, scale));

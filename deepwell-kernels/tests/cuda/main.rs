@@ -1,5 +1,6 @@
-//! Kernels on a real GPU against the f64 oracles. Without a GPU each test says that it was
-//! skipped; with `DEEPWELL_REQUIRE_GPU` set that is a failure.
+//! Kernels on a GPU against the f64 oracles, and each on the emulator (`emulated.rs`). Without a
+//! GPU each test of the first kind says that it was skipped; with `DEEPWELL_REQUIRE_GPU` set that
+//! is a failure. So it is with PTX and `DEEPWELL_REQUIRE_PTX` for those of the second.
 
 mod adamw;
 mod add;
@@ -11,10 +12,13 @@ mod blas;
 mod calibration;
 mod cast;
 mod cublaslt;
+mod device;
 mod driver;
 mod elementwise_quantize;
 mod embedding;
 mod embedding_backward;
+#[cfg(feature = "emulated")]
+mod emulated;
 mod expand_scales;
 mod gelu;
 mod grad_norm;
@@ -26,6 +30,8 @@ mod mx;
 mod mxfp8_gemm;
 mod norm_quantize;
 mod products;
+#[cfg(feature = "emulated")]
+mod ptx;
 mod quantize;
 mod rms_norm;
 mod rms_norm_backward;

@@ -49,23 +49,48 @@ pub(crate) fn f32_error(columns: usize) -> f64 {
     (columns as f64 / 256.0 + 48.0) * 2f64.powi(-24)
 }
 
+pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
+    let what = format!("{rows}x{columns}");
+    let x = HostTensor::bf16(&[rows, columns], &rows_of(rows, columns, 1));
+    let weight = HostTensor::bf16(&[columns], &uniform(columns, 2, 2.0));
+    let y = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let rstd = HostTensor::output(DType::F32, &[rows]);
+    let inputs = [x.clone(), weight.clone()];
+    let got = gpu.run(ops::RmsNorm { eps: EPS }, &inputs, &[y, rstd], false, 1);
+    let expected = oracle::forward(&x.to_f64(), &weight.to_f64(), EPS);
+    let close = Tolerance { absolute: 0.0, relative: f32_error(columns) };
+    assert_close(&format!("{what} rstd"), &got[1].to_f64(), &expected.rstd, close);
+    // One rounding to BF16; half its smallest subnormal.
+    let close = Tolerance::bf16(2f64.powi(-134));
+    assert_close(&format!("{what} y"), &got[0].to_f64(), &expected.y, close);
+}
+
+pub(crate) fn check_add(gpu: &mut Gpu, rows: usize, columns: usize) {
+    let what = format!("{rows}x{columns}");
+    let x = HostTensor::bf16(&[rows, columns], &rows_of(rows, columns, 1));
+    let delta = HostTensor::bf16(&[rows, columns], &rows_of(rows, columns, 3));
+    let weight = HostTensor::bf16(&[columns], &uniform(columns, 2, 2.0));
+    let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let rstd = HostTensor::output(DType::F32, &[rows]);
+    let inputs = [x.clone(), delta.clone(), weight.clone()];
+    let outputs = [empty.clone(), empty.clone(), rstd.clone()];
+    let got = gpu.run(ops::AddRmsNorm { eps: EPS }, &inputs, &outputs, false, 1);
+    let sum: Vec<f64> =
+        x.to_f64().iter().zip(delta.to_f64()).map(|(&x, delta)| x + delta).collect();
+    // One rounding of an exact FP32 sum.
+    assert_close(&format!("{what} sum"), &got[0].to_f64(), &sum, Tolerance::bf16(0.0));
+    // The same bits as the norm alone has of the stored sum.
+    let inputs = [got[0].clone(), weight];
+    let alone = gpu.run(ops::RmsNorm { eps: EPS }, &inputs, &[empty, rstd], false, 1);
+    assert_eq!(got[1], alone[0], "{what} y");
+    assert_eq!(got[2], alone[1], "{what} rstd");
+}
+
 #[test]
 fn matches_the_oracle() {
     let Some(mut gpu) = Gpu::open() else { return };
     for (rows, columns) in SHAPES {
-        let what = format!("{rows}x{columns}");
-        let x = HostTensor::bf16(&[rows, columns], &rows_of(rows, columns, 1));
-        let weight = HostTensor::bf16(&[columns], &uniform(columns, 2, 2.0));
-        let y = HostTensor::output(DType::Bf16, &[rows, columns]);
-        let rstd = HostTensor::output(DType::F32, &[rows]);
-        let inputs = [x.clone(), weight.clone()];
-        let got = gpu.run(ops::RmsNorm { eps: EPS }, &inputs, &[y, rstd], false, 1);
-        let expected = oracle::forward(&x.to_f64(), &weight.to_f64(), EPS);
-        let close = Tolerance { absolute: 0.0, relative: f32_error(columns) };
-        assert_close(&format!("{what} rstd"), &got[1].to_f64(), &expected.rstd, close);
-        // One rounding to BF16; half its smallest subnormal.
-        let close = Tolerance::bf16(2f64.powi(-134));
-        assert_close(&format!("{what} y"), &got[0].to_f64(), &expected.y, close);
+        check(&mut gpu, rows, columns);
     }
 }
 
@@ -73,24 +98,7 @@ fn matches_the_oracle() {
 fn a_sum_before_it_is_rounded_and_then_normalized() {
     let Some(mut gpu) = Gpu::open() else { return };
     for (rows, columns) in SHAPES {
-        let what = format!("{rows}x{columns}");
-        let x = HostTensor::bf16(&[rows, columns], &rows_of(rows, columns, 1));
-        let delta = HostTensor::bf16(&[rows, columns], &rows_of(rows, columns, 3));
-        let weight = HostTensor::bf16(&[columns], &uniform(columns, 2, 2.0));
-        let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
-        let rstd = HostTensor::output(DType::F32, &[rows]);
-        let inputs = [x.clone(), delta.clone(), weight.clone()];
-        let outputs = [empty.clone(), empty.clone(), rstd.clone()];
-        let got = gpu.run(ops::AddRmsNorm { eps: EPS }, &inputs, &outputs, false, 1);
-        let sum: Vec<f64> =
-            x.to_f64().iter().zip(delta.to_f64()).map(|(&x, delta)| x + delta).collect();
-        // One rounding of an exact FP32 sum.
-        assert_close(&format!("{what} sum"), &got[0].to_f64(), &sum, Tolerance::bf16(0.0));
-        // The same bits as the norm alone has of the stored sum.
-        let inputs = [got[0].clone(), weight];
-        let alone = gpu.run(ops::RmsNorm { eps: EPS }, &inputs, &[empty, rstd], false, 1);
-        assert_eq!(got[1], alone[0], "{what} y");
-        assert_eq!(got[2], alone[1], "{what} rstd");
+        check_add(&mut gpu, rows, columns);
     }
 }
 

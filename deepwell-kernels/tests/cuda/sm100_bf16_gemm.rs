@@ -50,13 +50,17 @@ fn blocks_of_several_tiles() {
     if !is_served(&gpu) {
         return;
     }
+    check_several_tiles(&mut gpu);
+}
+
+pub(crate) fn check_several_tiles(gpu: &mut Gpu) {
     for (tile, sizes) in [
         ((128, 128), (520, 376, 392)),
         ((128, 256), (520, 760, 520)),
         ((256, 128), (760, 256, 264)),
         ((256, 256), (760, 520, 520)),
     ] {
-        check_with(&mut gpu, options(tile), sizes, Kind::Uniform);
+        check_with(gpu, options(tile), sizes, Kind::Uniform);
     }
 }
 

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use super::counts::{FakeCounts, FakeNode};
 use super::machine::Machine;
 use super::pinned::HostPinned;
+use super::product::multiply;
+use crate::cuda::blas::Matmul;
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
 
-/// Something that was put into a stream.
+/// Something that was put into a stream. `Matmul` is a product that computes nothing.
 #[derive(Clone)]
 pub(in crate::cuda) enum Work {
     Launch { kernel: String, launch: Arc<Launch> },
     Matmul,
+    Product(Matmul),
     Copy { target: DevicePtr, source: DevicePtr, bytes: usize },
     Fill { target: DevicePtr, byte: u8, bytes: usize },
     FromPinned { target: DevicePtr, source: Arc<HostPinned>, offset: usize, bytes: usize },
@@ -26,7 +29,7 @@ impl Work {
     pub(super) fn node(&self) -> FakeNode {
         match self {
             Work::Launch { kernel, .. } => FakeNode::Launch(kernel.clone()),
-            Work::Matmul => FakeNode::Matmul,
+            Work::Matmul | Work::Product(_) => FakeNode::Matmul,
             Work::Copy { .. } => FakeNode::Copy,
             Work::Fill { .. } => FakeNode::Fill,
             Work::FromPinned { .. } | Work::ToPinned { .. } => FakeNode::PinnedCopy,
@@ -114,7 +117,7 @@ impl<M: Machine> State<M> {
         self.clock += 1;
         self.counts.change(|counts| match work {
             Work::Launch { .. } => counts.launches += 1,
-            Work::Matmul => counts.matmuls += 1,
+            Work::Matmul | Work::Product(_) => counts.matmuls += 1,
             Work::Copy { .. } => counts.copies += 1,
             Work::Fill { .. } => counts.fills += 1,
             Work::FromPinned { .. } => counts.copies_from_pinned += 1,
@@ -131,6 +134,7 @@ impl<M: Machine> State<M> {
         match work {
             Work::Launch { launch, .. } => self.machine.launch(launch),
             Work::Matmul => Ok(()),
+            Work::Product(matmul) => multiply(&mut self.machine, matmul),
             Work::Copy { target, source, bytes } => self.machine.copy(*target, *source, *bytes),
             Work::Fill { target, byte, bytes } => self.machine.fill(*target, *byte, *bytes),
             Work::FromPinned { target, source, offset, bytes } => {

@@ -1,0 +1,120 @@
+//! Which device tests run on: the first GPU, or an emulated one.
+
+use deepwell_kernels::cuda::{Architecture, CudarcDriver, Driver};
+
+use crate::harness::Gpu;
+
+/// Set where a missing GPU is a failure.
+const REQUIRE_VARIABLE: &str = "DEEPWELL_REQUIRE_GPU";
+/// Names an emulated device to run on; large tests take long there.
+const DEVICE_VARIABLE: &str = "DEEPWELL_TEST_DEVICE";
+
+/// The emulated architecture that stands for the GPU, `emulated:sm90` for example.
+pub(crate) fn emulated_architecture() -> Option<Architecture> {
+    let name = std::env::var(DEVICE_VARIABLE).ok()?;
+    let architecture = name.strip_prefix("emulated:").and_then(Architecture::of_short_name);
+    Some(architecture.unwrap_or_else(|| {
+        let known = Architecture::ALL.map(Architecture::short_name).join(", ");
+        panic!("{DEVICE_VARIABLE}: expected `emulated:` and one of {known}, got `{name}`")
+    }))
+}
+
+/// The driver of the first GPU; `None`, and a line on stderr, where there is none.
+pub(crate) fn open_driver() -> Option<CudarcDriver> {
+    if emulated_architecture().is_some() {
+        eprintln!("skipped: of a real driver");
+        return None;
+    }
+    match CudarcDriver::open(0) {
+        Ok(driver) => Some(driver),
+        Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{REQUIRE_VARIABLE} is set, and there is no GPU: {error}"),
+    }
+}
+
+/// The emulated device that the environment names, or the first GPU; `None`, and a line on stderr,
+/// where there is none.
+pub(crate) fn open_any_driver() -> Option<Box<dyn Driver>> {
+    match emulated_architecture() {
+        Some(architecture) => Some(present::driver(architecture)),
+        None => Some(Box::new(open_driver()?)),
+    }
+}
+
+/// The emulated device; `None`, and a line on stderr, where its kernels are not compiled.
+pub(crate) fn open_emulated(architecture: Architecture) -> Option<Gpu> {
+    present::open(architecture)
+}
+
+#[cfg(feature = "emulated")]
+pub(crate) use present::emulate;
+
+#[cfg(feature = "emulated")]
+mod present {
+    use deepwell_kernels::cuda::emulator::launch::Settings;
+    use deepwell_kernels::cuda::{
+        Architecture, CudaBackend, Driver, EmulatedDriver, EmulatedLaunches, KernelImages,
+        cuda_target,
+    };
+
+    use crate::harness::Gpu;
+    use crate::ptx;
+
+    /// Blocks of a multiprocessor, where they fit: kernels whose blocks wait for each other take
+    /// long rows only with many.
+    const BLOCKS_PER_SM: u32 = 8;
+
+    /// An emulated device, and what is launched on it.
+    pub(crate) struct Emulated {
+        pub(crate) gpu: Gpu,
+        pub(crate) launches: EmulatedLaunches,
+    }
+
+    fn typed_driver(architecture: Architecture, blocks_per_sm: u32) -> EmulatedDriver {
+        let defaults = Settings { blocks_per_sm, ..Settings::default() };
+        let driver = EmulatedDriver::from_environment(architecture, defaults);
+        driver.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    pub(super) fn driver(architecture: Architecture) -> Box<dyn Driver> {
+        Box::new(typed_driver(architecture, BLOCKS_PER_SM))
+    }
+
+    pub(super) fn open(architecture: Architecture) -> Option<Gpu> {
+        ptx::is_there(architecture).then(|| emulate(architecture, BLOCKS_PER_SM).gpu)
+    }
+
+    /// Kernels are chosen as though there were no library; those that call one get the host's
+    /// products.
+    pub(crate) fn emulate(architecture: Architecture, blocks_per_sm: u32) -> Emulated {
+        let driver = typed_driver(architecture, blocks_per_sm);
+        let launches = driver.launches();
+        let target = cuda_target(architecture, driver.properties().multiprocessors as usize, &[]);
+        let images = KernelImages::discover().into_ptx();
+        let blas = Box::new(driver.blas());
+        let backend = CudaBackend::new(Box::new(driver), Some(blas), images).unwrap();
+        Emulated { gpu: Gpu::new(backend, target, true), launches }
+    }
+}
+
+#[cfg(not(feature = "emulated"))]
+mod present {
+    use deepwell_kernels::cuda::{Architecture, Driver};
+
+    use crate::harness::Gpu;
+
+    pub(super) fn driver(architecture: Architecture) -> Box<dyn Driver> {
+        panic!(
+            "{} is set to {architecture:?}: build with the feature `emulated`",
+            super::DEVICE_VARIABLE
+        );
+    }
+
+    pub(super) fn open(architecture: Architecture) -> Option<Gpu> {
+        driver(architecture);
+        None
+    }
+}
