@@ -14,6 +14,7 @@ use crate::hazard::{Direction, Hazard, Rules, Severity};
 use crate::memory::{GlobalMemory, SHARED_BYTES_LIMIT};
 use crate::numerics::ResultMode;
 use crate::ptx::{self, Module};
+use crate::tcgen05::LaneBits;
 use crate::trace::Trace;
 
 /// When asynchronous operations are done.
@@ -42,6 +43,10 @@ pub struct Settings {
     pub tracker: bool,
     /// What the tracker asks for.
     pub rules: Rules,
+    /// Whether an address of `tcgen05.ld` and `.st` must name the lanes of the warp that uses it,
+    /// as the ISA has it. Machines are said to ignore these bits, and there are kernels that give
+    /// all warps one address.
+    pub lane_bits: LaneBits,
     /// Multiprocessors.
     pub sm_count: u32,
     /// Blocks that a multiprocessor runs at a time, at most; fewer when their threads or their
@@ -60,6 +65,7 @@ impl Default for Settings {
             results: ResultMode::Hardware,
             tracker: true,
             rules: Rules::default(),
+            lane_bits: LaneBits::Checked,
             sm_count: 4,
             blocks_per_sm: 2,
             step_limit: 20_000_000_000,

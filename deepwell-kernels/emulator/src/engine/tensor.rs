@@ -14,8 +14,7 @@ use crate::hazard::{Mark, Unit};
 use crate::launch::Completion;
 use crate::place::{Memory, Place};
 use crate::tcgen05::{
-    Allocator, CopyPlan, CopyRequest, LaneBits, MatrixA, MmaPlan, MmaRequest, RegisterAccess,
-    ScaleOperands,
+    Allocator, CopyPlan, CopyRequest, MatrixA, MmaPlan, MmaRequest, RegisterAccess, ScaleOperands,
 };
 
 /// Something that a block's tensor core has to do, in order.
@@ -202,7 +201,7 @@ pub(crate) fn run(
                 address: tensor_address(warp, address, mask, "the tensor-memory address")?,
                 rank: warp.rank,
                 warp: warp.index,
-                lane_bits: LaneBits::Checked,
+                lane_bits: world.settings.lane_bits,
             }
             .check()?;
             let allocator = &cluster.blocks[warp.rank as usize].allocator;
@@ -238,7 +237,7 @@ pub(crate) fn run(
                 address: tensor_address(warp, address, mask, "the tensor-memory address")?,
                 rank: warp.rank,
                 warp: warp.index,
-                lane_bits: LaneBits::Checked,
+                lane_bits: world.settings.lane_bits,
             }
             .check()?;
             let allocator = &cluster.blocks[warp.rank as usize].allocator;

@@ -9,9 +9,7 @@ use super::knowledge::level;
 use super::operations::{Operation, OperationInfo};
 use super::shadow::{CELL_BYTES, CELL_LANES, GlobalShadow};
 use super::threads::Warp;
-use super::{
-    Cluster, Direction, HazardKind, LaneBits, Place, Scope, Thread, Tracker, Unit, WarpId,
-};
+use super::{Cluster, Direction, HazardKind, Lanes, Place, Scope, Thread, Tracker, Unit, WarpId};
 
 /// Readers that a cell remembers beside the first.
 const SHARED_READS_MAX: usize = 96;
@@ -40,7 +38,7 @@ impl Visitor for Checker<'_> {
     fn conflict(&mut self, record: &Record, overlap: u16, written: bool) {
         let as_one = self.view.operation.is_some()
             || self.view.lanes.is_power_of_two()
-            || self.context.rules.lane_bits == LaneBits::Ignored;
+            || self.context.rules.lanes == Lanes::AsOneThread;
         let found = if as_one {
             let found = self.context.missing(&self.view, record, overlap, written);
             found.map(|missing| (missing, self.view.lanes))
@@ -223,9 +221,9 @@ impl Tracker {
             let mut checker = Checker { context, view, new, place, found: &mut found };
             let mut flush = |pending: &mut Option<(u64, Place, Record)>| {
                 let Some((cell, place, new)) = pending.take() else { return };
-                checker.view.lanes = match rules.lane_bits {
-                    LaneBits::Followed => new.all_lanes(),
-                    LaneBits::Ignored => ALL_LANES,
+                checker.view.lanes = match rules.lanes {
+                    Lanes::Followed => new.all_lanes(),
+                    Lanes::AsOneThread => ALL_LANES,
                 };
                 checker.view.memory = memory_of(place);
                 (checker.new, checker.place) = (new, place);

@@ -126,7 +126,7 @@ use threads::Warp;
 
 /// Whether lanes of a warp are threads of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum LaneBits {
+pub enum Lanes {
     /// They are, as the ISA has it: `bar.warp.sync` and the like order what they do, and one lane
     /// hands on only what it did or was told itself.
     #[default]
@@ -134,14 +134,14 @@ pub enum LaneBits {
     /// A warp is one thread: what one lane does comes before what any lane of it does next. Older
     /// kernels count on that where their warps do not diverge. Nothing between lanes of one warp
     /// is reported then.
-    Ignored,
+    AsOneThread,
 }
 
 /// Which rules hold. [`Rules::default`] is the ISA's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// Whether lanes of a warp are threads of their own.
-    pub lane_bits: LaneBits,
+    pub lanes: Lanes,
     /// Tensor memory needs `tcgen05.fence::before_thread_sync` and `::after_thread_sync` between
     /// threads. The ISA says so; kernels of CUTLASS run without them.
     pub tensor_fences: bool,
@@ -151,7 +151,7 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { lane_bits: LaneBits::default(), tensor_fences: true, advice: true }
+        Rules { lanes: Lanes::default(), tensor_fences: true, advice: true }
     }
 }
 
@@ -324,9 +324,9 @@ impl Tracker {
 
     /// The lanes that take part in what some lanes of a warp do.
     fn lanes(&self, lanes: u32) -> u32 {
-        match self.rules.lane_bits {
-            LaneBits::Followed => lanes,
-            LaneBits::Ignored => clock::ALL_LANES,
+        match self.rules.lanes {
+            Lanes::Followed => lanes,
+            Lanes::AsOneThread => clock::ALL_LANES,
         }
     }
 

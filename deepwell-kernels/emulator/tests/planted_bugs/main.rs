@@ -15,7 +15,6 @@ mod warp_groups;
 
 use deepwell_emulator::bulk::{ElementType, TensorMap, TensorMapSpec};
 use deepwell_emulator::error::EmulatorError;
-use deepwell_emulator::hazard::Rules;
 use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};
 
 /// A kernel that is right.
@@ -91,14 +90,18 @@ fn marked(line: &str, mark: &str) -> bool {
 
 /// What was found: names of rules and kinds.
 fn findings(program: &Program, edits: &[(&str, &str)]) -> Vec<String> {
-    findings_by(program, edits, Rules::default())
+    findings_with(program, edits, Settings::default())
 }
 
-/// The same by other rules.
-pub(crate) fn findings_by(program: &Program, edits: &[(&str, &str)], rules: Rules) -> Vec<String> {
+/// The same by other settings.
+pub(crate) fn findings_with(
+    program: &Program,
+    edits: &[(&str, &str)],
+    settings: Settings,
+) -> Vec<String> {
     let text = text(program, edits);
     // Two instructions of a thousand threads are few: a loop without end is found soon.
-    let settings = Settings { step_limit: 1_000_000, rules, ..Settings::default() };
+    let settings = Settings { step_limit: 1_000_000, ..settings };
     let mut emulator = Emulator::new(settings);
     let module = match emulator.load(&text) {
         Ok(module) => module,

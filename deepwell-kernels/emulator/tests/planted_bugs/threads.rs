@@ -1,9 +1,11 @@
 //! Threads of a block and of a grid: barriers, warps, flags.
 
-use deepwell_emulator::hazard::{LaneBits, Rules};
+use deepwell_emulator::hazard::{Lanes, Rules};
+use deepwell_emulator::launch::Settings;
+use deepwell_emulator::tcgen05::LaneBits;
 
 use crate::tensor_memory::TILES;
-use crate::{Bug, Program, check, findings_by};
+use crate::{Bug, Program, check, findings_with};
 
 #[test]
 fn named_barriers_hand_a_buffer_to_and_fro() {
@@ -311,10 +313,10 @@ fn fences_around_a_ticket_of_one_thread() {
     );
 }
 
-/// What [`Rules`] are for.
+/// What each setting leaves unreported, and nothing else.
 #[test]
-fn a_warp_as_one_thread_and_tensor_memory_without_fences() {
-    let lanes = Program::of(
+fn what_settings_allow() {
+    let warp = Program::of(
         32,
         ".shared .align 16 .b8 mail[128];",
         "mov.u32 %r1, mail;
@@ -323,15 +325,25 @@ fn a_warp_as_one_thread_and_tensor_memory_without_fences() {
          xor.b32 %r4, %r2, 4;
          add.s32 %r4, %r1, %r4;
          st.shared.u32 [%r3], %r0;
+         bar.warp.sync -1; // @sync
          ld.shared.u32 %r5, [%r4];",
     );
-    assert_eq!(findings_by(&lanes, &[], Rules::default()), ["missing-warp-sync"]);
-    let ignored = Rules { lane_bits: LaneBits::Ignored, ..Rules::default() };
-    assert!(findings_by(&lanes, &[], ignored).is_empty());
-    let without = Rules { tensor_fences: false, ..Rules::default() };
-    for mark in ["after done", "before", "after drained"] {
-        let bug = [(mark, "")];
-        assert_eq!(findings_by(&TILES, &bug, Rules::default()).len(), 1, "{mark}");
-        assert!(findings_by(&TILES, &bug, without).is_empty(), "{mark}");
+    let rules = |rules| Settings { rules, ..Settings::default() };
+    let as_one = rules(Rules { lanes: Lanes::AsOneThread, ..Rules::default() });
+    let no_fences = rules(Rules { tensor_fences: false, ..Rules::default() });
+    let any_lanes = Settings { lane_bits: LaneBits::Ignored, ..Settings::default() };
+    let one_address: &[_] = &[("lanes", "mov.u32 %r12, %r10;")];
+    for (program, bug, settings) in [
+        (&warp, &[("sync", "")] as &[_], &as_one),
+        (&TILES, &[("after done", "")], &no_fences),
+        (&TILES, &[("after drained", "")], &no_fences),
+        (&TILES, &[("before", "")], &no_fences),
+        (&TILES, one_address, &any_lanes),
+    ] {
+        assert!(!findings_with(program, bug, Settings::default()).is_empty(), "{bug:?}");
+        assert_eq!(findings_with(program, bug, settings.clone()), [""; 0], "{bug:?}");
     }
+    let no_wait = [("wait done", "")];
+    let found = findings_with(&TILES, &no_wait, no_fences);
+    assert!(found.iter().any(|of| of == "missing-tensor-commit-wait"), "{found:?}");
 }
