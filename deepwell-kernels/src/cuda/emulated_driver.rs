@@ -3,10 +3,12 @@
 mod chip;
 mod environment;
 mod launch;
+mod launch_files;
 mod record;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,15 +19,18 @@ use deepwell_emulator::launch::{Emulator, ModuleId, Settings};
 pub use self::environment::{
     BLOCKS_VARIABLE, COMPLETION_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
 };
+pub use self::launch_files::RECORD_VARIABLE;
 pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, Verdict};
 
 use self::chip::Chip;
+use self::launch_files::Recorder;
 use self::record::Records;
 use super::driver::{
     DeviceProperties, DevicePtr, DriverError, DriverResult, Function, Launch, Module, TensorMap,
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
 use super::host_driver::{HostBlas, HostDriver, Machine, lock, no_such};
+use super::prepare::Tensor;
 use super::spec::Architecture;
 
 /// Device memory that an emulated device says it has: enough for kernel tests and small models,
@@ -76,12 +81,15 @@ impl EmulatedDriver {
             kernels: Vec::new(),
             allocations: 0,
             records: Records::default(),
+            live: BTreeMap::new(),
+            recorder: Recorder::default(),
         };
         HostDriver::with_machine(properties, machine)
     }
 
     /// A device with `defaults` as the environment changes them ([`emulator_settings`]), whose
-    /// launches are logged where [`LOG_VARIABLE`] names a file.
+    /// launches are logged where [`LOG_VARIABLE`] names a file, and written as launch files where
+    /// [`RECORD_VARIABLE`] names a folder.
     ///
     /// # Errors
     /// A variable with a value that it does not take.
@@ -94,7 +102,19 @@ impl EmulatedDriver {
         if let Some(path) = std::env::var_os(LOG_VARIABLE).filter(|path| !path.is_empty()) {
             driver.log_to(Path::new(&path));
         }
+        if let Some(folder) = std::env::var_os(RECORD_VARIABLE).filter(|path| !path.is_empty()) {
+            driver.record_to(Path::new(&folder));
+        }
         Ok(driver)
+    }
+
+    /// Writes every launch from now on as a launch file of `deepwell-emulate`, with the memory
+    /// before and what must be there afterwards:
+    /// `<folder>/<architecture>/<.cu file>/<kernel>-….toml`. Of launches that differ in data alone
+    /// only the first is written.
+    pub fn record_to(&self, folder: &Path) {
+        let machine = &mut lock(self.shared()).machine;
+        machine.recorder.record_to(&folder.join(machine.architecture.name()));
     }
 
     /// Products of matrices that take the place of a library's. They are not those of its bits:
@@ -119,17 +139,28 @@ impl EmulatedDriver {
 struct Kernel {
     module: ModuleId,
     name: String,
+    /// Index into [`EmulatedMachine::modules`].
+    loaded: usize,
+}
+
+/// A loaded module and its text, which launch files have.
+struct Loaded {
+    id: ModuleId,
+    ptx: String,
 }
 
 /// The machine of an [`EmulatedDriver`].
 pub struct EmulatedMachine {
     architecture: Architecture,
     emulator: Emulator,
-    modules: Vec<ModuleId>,
+    modules: Vec<Loaded>,
     kernels: Vec<Kernel>,
     /// Names allocations in reports.
     allocations: usize,
     records: Records,
+    /// Addresses and sizes of the memory in use.
+    live: BTreeMap<u64, usize>,
+    recorder: Recorder,
 }
 
 impl EmulatedMachine {
@@ -159,11 +190,15 @@ impl Machine for EmulatedMachine {
         }
         self.allocations += 1;
         let name = format!("allocation {}", self.allocations);
-        Ok(DevicePtr(self.emulator.allocate(bytes as u64, &name)))
+        let address = self.emulator.allocate(bytes as u64, &name);
+        self.live.insert(address, bytes);
+        Ok(DevicePtr(address))
     }
 
     fn free(&mut self, pointer: DevicePtr) -> DriverResult<()> {
-        self.emulator.free(pointer.0).map_err(failed("free"))
+        self.emulator.free(pointer.0).map_err(failed("free"))?;
+        self.live.remove(&pointer.0);
+        Ok(())
     }
 
     fn check(&self, at: DevicePtr, bytes: usize) -> DriverResult<()> {
@@ -226,13 +261,13 @@ impl Machine for EmulatedMachine {
                 ),
             ));
         }
-        self.modules.push(module);
+        self.modules.push(Loaded { id: module, ptx: text.to_string() });
         Ok(Module(self.modules.len() as u64 - 1))
     }
 
     fn function(&mut self, module: Module, name: &str) -> DriverResult<Function> {
         let loaded = self.modules.get(module.0 as usize);
-        let &loaded = loaded.ok_or_else(|| no_such("module", module.0))?;
+        let loaded = loaded.ok_or_else(|| no_such("module", module.0))?.id;
         if self.emulator.program(loaded, name).is_none() {
             let known: Vec<&str> = self.emulator.kernels(loaded).collect();
             return Err(DriverError::new(
@@ -240,7 +275,8 @@ impl Machine for EmulatedMachine {
                 format!("expected one of {}, got `{name}`", known.join(", ")),
             ));
         }
-        self.kernels.push(Kernel { module: loaded, name: name.to_string() });
+        let kernel = Kernel { module: loaded, name: name.to_string(), loaded: module.0 as usize };
+        self.kernels.push(kernel);
         Ok(Function(self.kernels.len() as u64 - 1))
     }
 
@@ -288,6 +324,10 @@ impl Machine for EmulatedMachine {
             *word = u64::from_le_bytes(*bytes);
         }
         Ok(TensorMap(words))
+    }
+
+    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+        self.recorder.expect(outputs);
     }
 
     fn launch(&mut self, launch: &Launch) -> DriverResult<()> {

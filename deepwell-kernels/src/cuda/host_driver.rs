@@ -15,6 +15,7 @@ use super::driver::{
     Module, Stream, TensorMap, TensorMapSpec,
 };
 use super::pinned::PinnedBuffer;
+use super::prepare::Tensor;
 
 pub use self::counts::{Counts, FakeCounts, FakeNode};
 pub use self::machine::Machine;
@@ -247,6 +248,10 @@ impl<M: Machine> Driver for HostDriver<M> {
         self.state().machine.tensor_map(spec)
     }
 
+    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+        self.state().machine.expect_outputs(outputs);
+    }
+
     fn launch(&mut self, launch: &Launch, stream: Stream) -> DriverResult<()> {
         let mut state = self.state();
         let kernel = state.machine.kernel_name(launch.function)?.to_string();
@@ -287,6 +292,8 @@ impl<M: Machine> Driver for HostDriver<M> {
 
     fn launch_graph(&mut self, graph: Graph, stream: Stream) -> DriverResult<()> {
         self.graph_nodes(graph)?;
+        // What was told belongs to launches outside of recordings.
+        self.state().machine.expect_outputs(&[]);
         self.state().put(stream, Work::Graph { graph: graph.0 as usize })
     }
 

@@ -35,7 +35,8 @@ pub use driver::{
 #[cfg(feature = "emulated")]
 pub use emulated_driver::{
     BLOCKS_VARIABLE, COMPLETION_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
-    EmulatedMachine, LOG_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, Verdict, emulator_settings,
+    EmulatedMachine, LOG_VARIABLE, RECORD_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, Verdict,
+    emulator_settings,
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostDriver, Machine};

@@ -135,6 +135,11 @@ impl PreparedLaunch {
         &self.file
     }
 
+    /// Looks for comments `// redundant` in the files of another folder than the document names.
+    pub fn set_sources(&mut self, folder: &Path) {
+        self.sources = Some(folder.to_owned());
+    }
+
     /// `settings` on the device that the document asks for.
     pub fn settings(&self, settings: Settings) -> Settings {
         Settings {

@@ -5,6 +5,7 @@ use std::time::Instant;
 use deepwell_emulator::decode::ParameterLayout;
 use deepwell_emulator::launch::{LaunchSpec, Report};
 
+use super::launch_files::Begun;
 use super::record::EmulatedLaunch;
 use super::{EmulatedMachine, Kernel};
 use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch};
@@ -39,6 +40,7 @@ impl EmulatedMachine {
             arguments,
             programmatic: launch.programmatic,
         };
+        let recorded = self.recorder.begin(&kernel.name, launch, &self.emulator, &self.live);
         let begun = Instant::now();
         let result = self.emulator.launch(kernel.module, &spec);
         let time_s = begun.elapsed().as_secs_f64();
@@ -50,7 +52,10 @@ impl EmulatedMachine {
         let report = result.map_err(|error| refuse(error.to_string()))?;
         let all = findings(&report);
         if all.is_empty() {
-            return Ok(());
+            return match recorded {
+                Some(recorded) => self.write(recorded, kernel, launch, &report),
+                None => Ok(()),
+            };
         }
         let shown = all.iter().take(FINDINGS_SHOWN).map(|text| format!("\n{text}"));
         let shown: String = shown.collect();
@@ -59,6 +64,21 @@ impl EmulatedMachine {
             files.iter().enumerate().map(|(index, name)| format!("{index} {name}")).collect();
         let count = all.len();
         Err(refuse(format!("{count} findings{shown}\nfiles: {}", names.join(", "))))
+    }
+}
+
+impl EmulatedMachine {
+    /// Writes a launch as a file.
+    fn write(
+        &mut self,
+        begun: Begun,
+        kernel: &Kernel,
+        launch: &Launch,
+        report: &Report,
+    ) -> DriverResult<()> {
+        let ptx = self.modules.get(kernel.loaded).map_or("", |loaded| loaded.ptx.as_str());
+        let files = &self.emulator.module(kernel.module).files;
+        self.recorder.end(begun, &kernel.name, launch, ptx, files, &self.emulator, report)
     }
 }
 

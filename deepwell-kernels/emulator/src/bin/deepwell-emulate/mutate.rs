@@ -29,6 +29,9 @@ pub(crate) struct MutateArgs {
     /// Multiprocessors [default: what the launch file says, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_count: Option<u32>,
+    /// Folder of the files that the PTX's `.file` lines name [default: what the launch file says]
+    #[arg(long, value_name = "DIR")]
+    sources: Option<PathBuf>,
     /// List also the deletions that were noticed, and by what
     #[arg(long)]
     verbose: bool,
@@ -43,11 +46,24 @@ pub(crate) struct Group {
     pub(crate) launches: Vec<PreparedLaunch>,
 }
 
+impl Group {
+    /// How many launches come before one that has too many instructions; one at least.
+    pub(crate) fn up_to(&self, instructions: u64) -> usize {
+        let fits = |launch: &PreparedLaunch| {
+            launch.file().recorded.as_ref().is_none_or(|known| known.instructions <= instructions)
+        };
+        self.launches.iter().take_while(|launch| fits(launch)).count().max(1)
+    }
+}
+
 /// Reads launch files and sorts them by kernel.
-pub(crate) fn groups(paths: &[PathBuf]) -> Result<Vec<Group>> {
+pub(crate) fn groups(paths: &[PathBuf], sources: Option<&Path>) -> Result<Vec<Group>> {
     let mut groups: BTreeMap<(String, PathBuf), Vec<PreparedLaunch>> = BTreeMap::new();
     for path in launch_files(paths)? {
-        let launch = PreparedLaunch::read(&path)?;
+        let mut launch = PreparedLaunch::read(&path)?;
+        if let Some(sources) = sources {
+            launch.set_sources(sources);
+        }
         let key = (launch.file().kernel.clone(), canonical(launch.ptx()));
         groups.entry(key).or_default().push(launch);
     }
@@ -71,7 +87,7 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
     let options = MutationOptions { sm_count: args.sm_count, ..MutationOptions::default() };
     let mut all_right = true;
     let mut documents = Vec::new();
-    for group in groups(&args.files)? {
+    for group in groups(&args.files, args.sources.as_deref())? {
         let bar = progress(deletions(&group));
         bar.set_message(group.kernel.clone());
         let summary = mutate(&group.launches, &options, || bar.inc(1));

@@ -8,6 +8,7 @@ use deepwell_emulator::launch_file::PreparedLaunch;
 use serde_json::json;
 
 use crate::modes::ModeArgs;
+use crate::mutate::groups;
 use crate::output::{launch_files, print, print_json};
 use crate::{json, text};
 
@@ -17,6 +18,12 @@ pub(crate) struct RunArgs {
     /// Launch files, or folders of them
     #[arg(required = true, value_name = "FILE.toml")]
     files: Vec<PathBuf>,
+    /// Run every launch of a folder, not only the largest of each kernel that `--largest` allows
+    #[arg(long)]
+    every: bool,
+    /// Instructions of warps that a launch of a folder may have to be the one that runs
+    #[arg(long, value_name = "N", default_value_t = 5_000_000)]
+    largest: u64,
     #[command(flatten)]
     modes: ModeArgs,
     /// Print the first N instructions of warps as they ran
@@ -31,8 +38,7 @@ pub(crate) struct RunArgs {
 pub(crate) fn run(args: &RunArgs) -> Result<bool> {
     let mut all_right = true;
     let mut documents = Vec::new();
-    for path in launch_files(&args.files)? {
-        let launch = PreparedLaunch::read(&path)?;
+    for launch in launches(args)? {
         for mode in args.modes.modes() {
             let settings = args.modes.settings(mode, &launch, args.trace.unwrap_or(0));
             let outcome = launch.run(&settings);
@@ -47,4 +53,22 @@ pub(crate) fn run(args: &RunArgs) -> Result<bool> {
         print_json(&json!({ "right": all_right, "runs": documents }))?;
     }
     Ok(all_right)
+}
+
+/// The launches of files in their order; of folders one for each kernel, or all.
+fn launches(args: &RunArgs) -> Result<Vec<PreparedLaunch>> {
+    let mut launches = Vec::new();
+    for path in &args.files {
+        let paths = std::slice::from_ref(path);
+        if path.is_dir() && !args.every {
+            for mut group in groups(paths, None)? {
+                launches.push(group.launches.swap_remove(group.up_to(args.largest) - 1));
+            }
+        } else {
+            for path in launch_files(paths)? {
+                launches.push(PreparedLaunch::read(&path)?);
+            }
+        }
+    }
+    Ok(launches)
 }

@@ -39,6 +39,9 @@ pub(crate) struct SurveyArgs {
     /// Try mutants only on launches of at most so many instructions of warps, or on the smallest
     #[arg(long, value_name = "N", default_value_t = 4_000_000)]
     largest_mutated: u64,
+    /// Folder of the files that the PTX's `.file` lines name [default: what the launch files say]
+    #[arg(long, value_name = "DIR")]
+    sources: Option<PathBuf>,
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
@@ -73,7 +76,7 @@ struct Run {
 /// Runs all of it. Returns whether all is right.
 pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
     let begun = Instant::now();
-    let groups = groups(&args.files)?;
+    let groups = groups(&args.files, args.sources.as_deref())?;
     let mutated: Vec<bool> = groups.iter().map(|group| is_mutated(group, args)).collect();
     let mutants: usize = groups
         .iter()
@@ -122,10 +125,7 @@ fn instructions(launch: &PreparedLaunch) -> u64 {
 }
 
 fn survey(group: Group, is_mutated: bool, args: &SurveyArgs, done: &(dyn Fn() + Sync)) -> Row {
-    let Group { kernel, launches } = group;
-    let fits =
-        |limit: u64| launches.iter().rposition(|launch| instructions(launch) <= limit).unwrap_or(0);
-    let launch = &launches[fits(args.largest)];
+    let launch = &group.launches[group.up_to(args.largest) - 1];
     let program = launch.program();
     let multiplies = program.is_some_and(|program| {
         let families = ["mma.sync", "wgmma", "tcgen05"];
@@ -154,9 +154,10 @@ fn survey(group: Group, is_mutated: bool, args: &SurveyArgs, done: &(dyn Fn() + 
         .collect();
     let instructions = instructions(launch);
     let target = program.map(|program| program.target.clone()).unwrap_or_default();
-    let tried = &launches[..=fits(args.largest_mutated)];
+    let tried = &group.launches[..group.up_to(args.largest_mutated)];
     let mutation = is_mutated.then(|| mutate(tried, &MutationOptions::default(), done));
-    Row { kernel, target, launches: launches.len(), instructions, runs, mutation }
+    let launches = group.launches.len();
+    Row { kernel: group.kernel, target, launches, instructions, runs, mutation }
 }
 
 impl Row {
