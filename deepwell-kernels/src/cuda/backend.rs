@@ -18,7 +18,7 @@ use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream
 use super::images::KernelImages;
 use super::kernels::cuda_kernels;
 use super::pinned::PinnedBuffer;
-use super::prepare::{CallView, Constants, Device, Step};
+use super::prepare::{CallView, Constants, Device, Step, Tensor};
 use crate::KernelError;
 use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
 
@@ -42,6 +42,7 @@ struct ReadbackSlot {
 struct Prepared {
     name: String,
     steps: Vec<Step>,
+    outputs: Vec<Tensor>,
 }
 
 /// Runs calls on one CUDA device.
@@ -130,6 +131,7 @@ impl CudaBackend {
         let grouped = capturing && is_several(&prepared.steps);
         let (driver, stream) = (self.driver.as_mut(), self.compute);
         let mut run = || -> Result<(), DriverError> {
+            driver.expect_outputs(&prepared.outputs);
             if grouped {
                 driver.begin_group(stream)?;
             }
@@ -290,7 +292,8 @@ impl Backend for CudaBackend {
             constants: &mut self.constants,
         };
         let steps = (spec.prepare)(&view, &mut device)?;
-        self.prepared.push(Prepared { name: call.name.clone(), steps });
+        let outputs = (0..view.output_count()).map(|index| view.output(index)).collect();
+        self.prepared.push(Prepared { name: call.name.clone(), steps, outputs });
         Ok(PreparedCall(self.prepared.len() - 1))
     }
 
