@@ -210,12 +210,8 @@ impl BlockStatistics {
             return Ok(merged);
         }
         let mut statistics = Self::new();
-        if copy.cols() > 0 && end > start {
-            let mut values = vec![0.0; (end - start) * copy.cols()];
-            copy.dequantize((start, end), &mut values)?;
-            let bins = &mut statistics.bins[..];
-            Level::Native.run(Task { copy, start, values: &values, bins });
-        }
+        let bins = &mut statistics.bins[..];
+        Level::Native.run(Task { copy, rows: (start, end), bins })?;
         Ok(statistics)
     }
 }
@@ -231,7 +227,8 @@ trait Copied: Sync {
     fn scales(&self) -> &[u8];
     /// The largest value of a block, by its scale byte.
     fn largest(&self, scale: u8) -> f32;
-    fn dequantize(&self, rows: (usize, usize), values: &mut [f32]) -> Result<(), QuantizeError>;
+    /// The values of `row` from column `col` on, a multiple of the block.
+    fn dequantize(&self, row: usize, col: usize, values: &mut [f32]) -> Result<(), QuantizeError>;
 }
 
 struct Mx<'a, S> {
@@ -263,15 +260,11 @@ impl<S: Source> Copied for Mx<'_, S> {
         self.element.max() * e8m0::decode(scale)
     }
 
-    fn dequantize(
-        &self,
-        (start, end): (usize, usize),
-        values: &mut [f32],
-    ) -> Result<(), QuantizeError> {
-        let blocks = self.cols.div_ceil(Self::BLOCK);
-        let data = &self.data[start * self.cols..end * self.cols];
-        let scales = &self.scales[start * blocks..end * blocks];
-        dequantize_rows(data, scales, end - start, self.cols, self.element, values)
+    fn dequantize(&self, row: usize, col: usize, values: &mut [f32]) -> Result<(), QuantizeError> {
+        let (cols, blocks) = (values.len(), values.len().div_ceil(Self::BLOCK));
+        let data = &self.data[row * self.cols + col..][..cols];
+        let first = row * self.cols.div_ceil(Self::BLOCK) + col / Self::BLOCK;
+        dequantize_rows(data, &self.scales[first..][..blocks], 1, cols, self.element, values)
     }
 }
 
@@ -304,117 +297,126 @@ impl<S: Source> Copied for Nvfp4<'_, S> {
         e2m1::MAX * ue4m3::decode(scale) * self.tensor_scale
     }
 
-    fn dequantize(
-        &self,
-        (start, end): (usize, usize),
-        values: &mut [f32],
-    ) -> Result<(), QuantizeError> {
-        let (bytes, blocks) = (self.cols.div_ceil(2), self.cols.div_ceil(Self::BLOCK));
-        let packed = &self.bytes[start * bytes..end * bytes];
-        let scales = &self.scales[start * blocks..end * blocks];
-        let (rows, scale) = (end - start, self.tensor_scale);
-        nvfp4::dequantize_rows(packed, scales, scale, rows, self.cols, values)
+    fn dequantize(&self, row: usize, col: usize, values: &mut [f32]) -> Result<(), QuantizeError> {
+        let (cols, blocks) = (values.len(), values.len().div_ceil(Self::BLOCK));
+        let first = row * self.cols.div_ceil(2) + col / 2;
+        let bytes = &self.bytes[first..][..cols.div_ceil(2)];
+        let first = row * self.cols.div_ceil(Self::BLOCK) + col / Self::BLOCK;
+        let scales = &self.scales[first..][..blocks];
+        nvfp4::dequantize_rows(bytes, scales, self.tensor_scale, 1, cols, values)
     }
 }
 
-/// Some rows, their values in the copy, and where the sums go.
+/// Some rows and where their sums go.
 struct Task<'a, C> {
     copy: &'a C,
-    start: usize,
-    values: &'a [f32],
+    rows: (usize, usize),
     bins: &'a mut [BlockSums],
 }
 
 /// Elements that are summed in lanes: a block of NVFP4, half of one of MX.
 const LANES: usize = 16;
+/// Elements of a row that are dequantized together, into a buffer on the stack.
+const SEGMENT: usize = 2048;
 
 impl<C: Copied> Kernel for Task<'_, C> {
-    type Output = ();
+    type Output = Result<(), QuantizeError>;
 
     #[inline(always)]
-    fn call(self) {
-        let Self { copy, start, values, bins } = self;
-        let cols = copy.cols();
-        let blocks = cols.div_ceil(C::BLOCK);
-        let src = &copy.source()[start * cols..][..values.len()];
-        let scales = &copy.scales()[start * blocks..];
-        let rows = src.chunks_exact(cols).zip(values.chunks_exact(cols));
-        for ((src, values), scales) in rows.zip(scales.chunks_exact(blocks)) {
-            let row = src.chunks(C::BLOCK).zip(values.chunks(C::BLOCK)).zip(scales);
-            for ((src, values), &scale) in row {
-                let largest = copy.largest(scale);
-                let mut sums = BlockSums::default();
-                let (src_parts, src_rest) = src.as_chunks::<LANES>();
-                let (value_parts, value_rest) = values.as_chunks::<LANES>();
-                let mut finite = true;
-                for (src, values) in src_parts.iter().zip(value_parts) {
-                    finite &= add(src, values, largest, &mut sums);
-                }
-                if !src_rest.is_empty() {
-                    // Zeros that are still zero add nothing.
-                    let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
-                    for (x, src) in x.iter_mut().zip(src_rest) {
-                        *x = src.to_f32();
-                    }
-                    y[..value_rest.len()].copy_from_slice(value_rest);
-                    finite &= add(&x, &y, largest, &mut sums);
-                }
-                let bin = &mut bins[usize::from(scale)];
-                if finite {
-                    (sums.blocks, sums.elements) = (1, src.len() as u64);
-                    bin.merge(&sums);
-                } else {
-                    bin.blocks_not_finite += 1;
+    fn call(self) -> Result<(), QuantizeError> {
+        let Self { copy, rows, bins } = self;
+        let (cols, blocks) = (copy.cols(), copy.cols().div_ceil(C::BLOCK));
+        let mut values = [0.0; SEGMENT];
+        for row in rows.0..rows.1 {
+            for col in (0..cols).step_by(SEGMENT) {
+                let values = &mut values[..SEGMENT.min(cols - col)];
+                copy.dequantize(row, col, values)?;
+                let src = &copy.source()[row * cols + col..][..values.len()];
+                let scales = &copy.scales()[row * blocks + col / C::BLOCK..];
+                let parts = src.chunks(C::BLOCK).zip(values.chunks(C::BLOCK)).zip(scales);
+                for ((src, values), &scale) in parts {
+                    add_block(src, values, copy.largest(scale), &mut bins[usize::from(scale)]);
                 }
             }
         }
+        Ok(())
+    }
+}
+
+/// Adds a block to the sums of its scale.
+#[inline(always)]
+fn add_block<S: Source>(src: &[S], values: &[f32], largest: f32, bin: &mut BlockSums) {
+    let mut sums = BlockSums { blocks: 1, elements: src.len() as u64, ..BlockSums::default() };
+    let (src_parts, src_rest) = src.as_chunks::<LANES>();
+    let (value_parts, value_rest) = values.as_chunks::<LANES>();
+    let mut finite = true;
+    for (src, values) in src_parts.iter().zip(value_parts) {
+        let mut x = [0.0; LANES];
+        for lane in 0..LANES {
+            x[lane] = src[lane].to_f32();
+        }
+        finite &= add(&x, values, largest, &mut sums);
+    }
+    if !src_rest.is_empty() {
+        // Zeros that are still zero add nothing.
+        let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
+        for (x, src) in x.iter_mut().zip(src_rest) {
+            *x = src.to_f32();
+        }
+        y[..value_rest.len()].copy_from_slice(value_rest);
+        finite &= add(&x, &y, largest, &mut sums);
+    }
+    if finite {
+        bin.merge(&sums);
+    } else {
+        bin.blocks_not_finite += 1;
     }
 }
 
 /// Adds some elements to `sums` and says whether all of them are finite.
+///
+/// Squares are formed and sixteen of them summed in f32, of elements scaled by a power of two so
+/// that the largest lies between 1 and 2: nothing overflows, and what underflows is too small to
+/// matter beside it.
 #[inline(always)]
-fn add<S: Source>(
-    src: &[S; LANES],
-    values: &[f32; LANES],
-    largest: f32,
-    sums: &mut BlockSums,
-) -> bool {
+fn add(x: &[f32; LANES], y: &[f32; LANES], largest: f32, sums: &mut BlockSums) -> bool {
     const INFINITY_BITS: u32 = 0x7F80_0000;
     // Above this an element that came back as the largest value has saturated.
     let limit = largest * (1.0 + 1.0 / (1 << 20) as f32);
-    let mut x = [0.0; LANES];
+    let (mut underflows, mut saturations, mut magnitude) = (0_u32, 0_u32, 0_u32);
     for lane in 0..LANES {
-        x[lane] = src[lane].to_f32();
-    }
-    // Two loops, each over numbers of one width, so that both become vector code.
-    let (mut underflows, mut saturations, mut magnitudes) = (0_u32, 0_u32, 0_u32);
-    for (&x, &y) in x.iter().zip(values) {
-        magnitudes = magnitudes.max(x.to_bits() & 0x7FFF_FFFF).max(y.to_bits() & 0x7FFF_FFFF);
+        let (x, y) = (x[lane], y[lane]);
+        magnitude = magnitude.max(x.to_bits() & 0x7FFF_FFFF).max(y.to_bits() & 0x7FFF_FFFF);
         underflows += u32::from((x != 0.0) & (y == 0.0));
         saturations += u32::from((x.abs() > limit) & (y.abs() == largest));
     }
-    let (mut signal, mut noise) = ([0.0; LANES / 2], [0.0; LANES / 2]);
-    for half in 0..2 {
-        for lane in 0..LANES / 2 {
-            let wide = f64::from(x[half * LANES / 2 + lane]);
-            let difference = wide - f64::from(values[half * LANES / 2 + lane]);
-            signal[lane] += wide * wide;
-            noise[lane] += difference * difference;
-        }
+    // From 2^-126 to 2^126, whose reciprocals are normal numbers.
+    let exponent = (magnitude >> 23).clamp(1, 253);
+    let factor = f32::from_bits((254 - exponent) << 23);
+    let (mut signal, mut noise) = ([0.0; LANES], [0.0; LANES]);
+    for lane in 0..LANES {
+        let (x, y) = (x[lane] * factor, y[lane] * factor);
+        signal[lane] = x * x;
+        noise[lane] = (x - y) * (x - y);
     }
+    let square = f64::from_bits(u64::from(2 * exponent + 1023 - 254) << 52);
     // A block whose scale is zero holds nothing that could saturate: all of it underflows.
     sums.saturations += if largest > 0.0 { u64::from(saturations) } else { 0 };
     sums.underflows += u64::from(underflows);
-    sums.signal += sum_of_lanes(signal);
-    sums.noise += sum_of_lanes(noise);
-    magnitudes < INFINITY_BITS
+    sums.signal += f64::from(sum_of_lanes(signal)) * square;
+    sums.noise += f64::from(sum_of_lanes(noise)) * square;
+    magnitude < INFINITY_BITS
 }
 
-/// In pairs, so that a sum waits for three additions and not for eight.
+/// In halves, so that a sum waits for four additions and not for sixteen.
 #[inline(always)]
-fn sum_of_lanes(x: [f64; LANES / 2]) -> f64 {
-    let [a, b, c, d, e, f, g, h] = x;
-    ((a + e) + (b + f)) + ((c + g) + (d + h))
+fn sum_of_lanes(mut x: [f32; LANES]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            x[lane] += x[lane + half];
+        }
+    }
+    x[0]
 }
 
 #[cfg(test)]

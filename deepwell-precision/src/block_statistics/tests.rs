@@ -39,8 +39,8 @@ fn by_hand(src: &[f32], back: &[f32], block: usize, cols: usize, largest: &[f32]
 }
 
 fn assert_close(got: &BlockSums, expected: &BlockSums, what: &str) {
-    // Sums of at most some 100,000 positive numbers in f64, in two orders.
-    let close = |a: f64, b: f64| (a - b).abs() <= 1e-10 * b;
+    // Products and sums of sixteen positive numbers in f32, four roundings deep.
+    let close = |a: f64, b: f64| (a - b).abs() <= 8.0 * f64::from(f32::EPSILON) * b;
     assert!(close(got.signal, expected.signal) && close(got.noise, expected.noise), "{what}");
     let expected = BlockSums { signal: got.signal, noise: got.noise, ..*expected };
     assert_eq!(*got, expected, "{what}");
