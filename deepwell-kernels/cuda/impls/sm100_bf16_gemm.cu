@@ -22,14 +22,14 @@ using namespace sm100_bf16;
 extern __shared__ __align__(1024) uint8 memory[];
 
 // result = a b, `depth` deep.
-template <typename S, typename Element>
+template <template <typename> class Tiles, typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                                      const TileResult<Element>& result, int32 depth) {
     const Shared<S> shared(memory);
     const uint32 tensor_base = begin(shared);
     const uint32 warp = threadIdx.x / 32;
     const int32 pieces = (depth + kBlockK - 1) / kBlockK;
-    const TileWalk<S::kTileM, S::kTileN, S::kBlocks> tiles(result.rows, result.columns);
+    const Tiles<S> tiles(shared, result.rows, result.columns);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
@@ -49,21 +49,27 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 // depth with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), by rows with 64
 // in depth. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is
 // a cluster of two.
-#define BF16_GEMM(name, blocks, tile_n, a_by_depth, b_by_depth, Element)                         \
+#define BF16_GEMM(name, Tiles, blocks, tile_n, a_by_depth, b_by_depth, Element)                  \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
              int32 k, uint32 accumulate) {                                                       \
-        gemm<Shape<blocks, tile_n, a_by_depth, b_by_depth>>(                                     \
+        gemm<Tiles, Shape<blocks, tile_n, a_by_depth, b_by_depth>>(                              \
             a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
     }
 
-#define LINEAR_PRODUCTS(tile, blocks, tile_n)                                                    \
-    BF16_GEMM(sm100_bf16_gemm_linear_##tile, blocks, tile_n, true, true, bf16)                   \
-    BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, blocks, tile_n, true, false, bf16)              \
-    BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, blocks, tile_n, false, false, float)
+#define LINEAR_PRODUCTS(tile, Tiles, blocks, tile_n)                                             \
+    BF16_GEMM(sm100_bf16_gemm_linear_##tile, Tiles, blocks, tile_n, true, true, bf16)            \
+    BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, Tiles, blocks, tile_n, true, false, bf16)       \
+    BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, Tiles, blocks, tile_n, false, false, float)
 
-LINEAR_PRODUCTS(128x128, 1, 128)
-LINEAR_PRODUCTS(128x256, 1, 256)
-LINEAR_PRODUCTS(256x128, 2, 128)
-LINEAR_PRODUCTS(256x256, 2, 256)
+LINEAR_PRODUCTS(128x128, TileWalk, 1, 128)
+LINEAR_PRODUCTS(128x256, TileWalk, 1, 256)
+LINEAR_PRODUCTS(256x128, TileWalk, 2, 128)
+LINEAR_PRODUCTS(256x256, TileWalk, 2, 256)
+
+// A cluster for each tile.
+LINEAR_PRODUCTS(128x128_claimed, ClaimedTiles, 1, 128)
+LINEAR_PRODUCTS(128x256_claimed, ClaimedTiles, 1, 256)
+LINEAR_PRODUCTS(256x128_claimed, ClaimedTiles, 2, 128)
+LINEAR_PRODUCTS(256x256_claimed, ClaimedTiles, 2, 256)

@@ -19,7 +19,7 @@ using namespace sm100_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <typename S, typename Element>
+template <template <typename> class Tiles, typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
                                      const TensorMap& b, const Scales& b_scales,
                                      const TileResult<Element>& result, int32 depth) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
     const uint32 warp = threadIdx.x / 32;
     const uint32 rank = rank_in_pair<S>();
     const int32 pieces = (depth + kDepthBytes - 1) / kDepthBytes;
-    const TileWalk<S::kTileM, S::kTileN, S::kBlocks> tiles(result.rows, result.columns);
+    const Tiles<S> tiles(shared, result.rows, result.columns);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
@@ -55,23 +55,29 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
 // a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / blocks rows, both of 128 columns and
 // swizzled by 128 bytes; a_scales [m, ceil(k / 32)], b_scales [n, ceil(k / 32)], bias [n] or null,
 // out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is a cluster of two.
-#define MXFP8_GEMM(name, blocks, tile_n, Element)                                                \
+#define MXFP8_GEMM(name, Tiles, blocks, tile_n, Element)                                         \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const uint8* __restrict__ a_scales,            \
              const __grid_constant__ TensorMap b, const uint8* __restrict__ b_scales,            \
              const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
              int32 k, uint32 accumulate) {                                                       \
         const int32 scales = (k + kScaleBlock - 1) / kScaleBlock;                                \
-        gemm<Shape<blocks, tile_n>>(a, Scales{a_scales, m, scales}, b,                           \
-                                    Scales{b_scales, n, scales},                                 \
-                                    TileResult<Element>{out, bias, m, n, accumulate != 0}, k);   \
+        gemm<Tiles, Shape<blocks, tile_n>>(                                                      \
+            a, Scales{a_scales, m, scales}, b, Scales{b_scales, n, scales},                      \
+            TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                           \
     }
 
-MXFP8_GEMM(sm100_mxfp8_gemm_128x128_bf16, 1, 128, bf16)
-MXFP8_GEMM(sm100_mxfp8_gemm_128x128_f32, 1, 128, float)
-MXFP8_GEMM(sm100_mxfp8_gemm_128x256_bf16, 1, 256, bf16)
-MXFP8_GEMM(sm100_mxfp8_gemm_128x256_f32, 1, 256, float)
-MXFP8_GEMM(sm100_mxfp8_gemm_256x128_bf16, 2, 128, bf16)
-MXFP8_GEMM(sm100_mxfp8_gemm_256x128_f32, 2, 128, float)
-MXFP8_GEMM(sm100_mxfp8_gemm_256x256_bf16, 2, 256, bf16)
-MXFP8_GEMM(sm100_mxfp8_gemm_256x256_f32, 2, 256, float)
+#define PRODUCTS(tile, Tiles, blocks, tile_n)                                                    \
+    MXFP8_GEMM(sm100_mxfp8_gemm_bf16_##tile, Tiles, blocks, tile_n, bf16)                        \
+    MXFP8_GEMM(sm100_mxfp8_gemm_f32_##tile, Tiles, blocks, tile_n, float)
+
+PRODUCTS(128x128, TileWalk, 1, 128)
+PRODUCTS(128x256, TileWalk, 1, 256)
+PRODUCTS(256x128, TileWalk, 2, 128)
+PRODUCTS(256x256, TileWalk, 2, 256)
+
+// A cluster for each tile.
+PRODUCTS(128x128_claimed, ClaimedTiles, 1, 128)
+PRODUCTS(128x256_claimed, ClaimedTiles, 1, 256)
+PRODUCTS(256x128_claimed, ClaimedTiles, 2, 128)
+PRODUCTS(256x256_claimed, ClaimedTiles, 2, 256)

@@ -31,6 +31,7 @@ constexpr int kStepBytes = 32;    // of a row, in one product
 constexpr int kSteps = kDepthBytes / kStepBytes;
 constexpr int kTensorColumns = 512;
 constexpr int kAccumulators = 2;
+constexpr int kClaims = 2;  // of tiles, see ClaimedTiles in scheduler/tile_walk.cuh
 constexpr int kSharedLimit = 227 * 1024;
 constexpr int kBarrierBytes = 256;
 constexpr int kAlignment = 1024;
@@ -76,7 +77,10 @@ struct TileShape {
                   "accumulators and what stands beside them fit tensor memory");
     static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
-    static_assert((2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes, "barriers");
+    // Threads that walk tiles: one copies, one of all multiplies, and the other warps.
+    static constexpr int kWalkers = kBlocks * (1 + 32 * (kSideWarps + kEpilogueWarps)) + 1;
+    static_assert(kClaims * 32 + (2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes,
+                  "barriers");
 };
 
 // Shared memory from a 1024-byte boundary on, in the same places in both blocks of a pair.
@@ -85,6 +89,9 @@ struct Shared {
     uint8* operands;     // [kStages][kBlockM + kBlockN][128], swizzled
     uint8* side;         // [kStages][kSideBytes]
     uint8* staged;       // [kEpilogueWarps][32][128]
+    uint4* answers;      // [kClaims] tiles that were asked for
+    uint64* answered;    // [kClaims] the answer is there
+    uint64* taken;       // [kClaims] all have read it; of the first block
     uint64* full;        // [kStages] operands and the rest are there; of the first block
     uint64* empty;       // [kStages] the stage is read
     uint64* done;        // [kAccumulators] the accumulator is complete
@@ -96,7 +103,10 @@ struct Shared {
         operands = memory + (-address & (kAlignment - 1));
         side = operands + S::kStages * S::kOperandBytes;
         staged = side + S::kStages * S::kSideBytes;
-        full = reinterpret_cast<uint64*>(staged + kStagedBytes);
+        answers = reinterpret_cast<uint4*>(staged + kStagedBytes);
+        answered = reinterpret_cast<uint64*>(answers + kClaims);
+        taken = answered + kClaims;
+        full = taken + kClaims;
         empty = full + S::kStages;
         done = empty + S::kStages;
         drained = done + kAccumulators;
@@ -105,6 +115,10 @@ struct Shared {
 
     // By one thread of each block.
     __device__ __forceinline__ void init_barriers() const {
+        for (int i = 0; i < kClaims; ++i) {
+            mbarrier_init(answered + i);
+            mbarrier_init(taken + i, S::kWalkers);
+        }
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_init(full + i, 1 + S::kSideWarps * S::kBlocks);
             mbarrier_init(empty + i);

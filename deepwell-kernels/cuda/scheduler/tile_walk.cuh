@@ -1,33 +1,93 @@
-// The tiles that a block of a persistent grid, or a pair of blocks, computes one after the other.
+// The tiles that a block, or a pair of blocks, computes one after the other.
 #pragma once
 
 #include "common/types.cuh"
+#include "mma/sm100_tile.cuh"
+#include "ptx/launch_control.cuh"
 #include "scheduler/tile_order.cuh"
 
-// Every so many-th tile of kRows x kColumns elements: which ones follows from the grid alone.
-template <uint32 kRows, uint32 kColumns, uint32 kBlocks>
-struct TileWalk {
-    uint32 tile_rows;
-    uint32 tile_columns;
-    uint32 tile;
-    uint32 stride;
+// The tiles of a result of `rows` x `columns`, by their numbers.
+template <typename S>
+struct TileGrid {
+    uint32 rows;     // of tiles
+    uint32 columns;  // of tiles
 
-    // Over a result of `rows` x `columns`.
-    __device__ __forceinline__ TileWalk(uint32 rows, uint32 columns)
-        : tile_rows((rows + kRows - 1) / kRows),
-          tile_columns((columns + kColumns - 1) / kColumns),
-          tile(blockIdx.x / kBlocks),
-          stride(gridDim.x / kBlocks) {}
+    __device__ __forceinline__ TileGrid(uint32 result_rows, uint32 result_columns)
+        : rows((result_rows + S::kTileM - 1) / S::kTileM),
+          columns((result_columns + S::kTileN - 1) / S::kTileN) {}
+
+    // The first element of a tile. Tiles go down groups of 2048 rows.
+    __device__ __forceinline__ TilePlace place(uint32 tile) const {
+        const TilePlace at = grouped_tile<2048 / S::kTileM>(tile, rows, columns);
+        return TilePlace{at.row * S::kTileM, at.column * S::kTileN};
+    }
+};
+
+// Of a persistent grid, every so many-th tile: which ones follows from the grid alone.
+template <typename S>
+struct TileWalk {
+    TileGrid<S> grid;
+    uint32 tile = blockIdx.x / S::kBlocks;
+
+    __device__ __forceinline__ TileWalk(const sm100::Shared<S>&, uint32 rows, uint32 columns)
+        : grid(rows, columns) {}
 
     // The first element of the next tile; false after the last.
     __device__ __forceinline__ bool next(TilePlace& place) {
-        if (tile >= tile_rows * tile_columns) {
+        if (tile >= grid.rows * grid.columns) {
             return false;
         }
-        // Groups of 2048 rows.
-        const TilePlace at = grouped_tile<2048 / kRows>(tile, tile_rows, tile_columns);
-        place = TilePlace{at.row * kRows, at.column * kColumns};
-        tile += stride;
+        place = grid.place(tile);
+        tile += gridDim.x / S::kBlocks;
+        return true;
+    }
+};
+
+// Of a grid with a cluster for each tile, the one that the grid gave it, then those of clusters that
+// have not begun: who is done sooner takes more. Other grids run in between, as soon as a tile is
+// done. The thread that copies operands asks for a tile ahead; all that take part get the answer.
+template <typename S>
+struct ClaimedTiles {
+    const sm100::Shared<S>& shared;
+    TileGrid<S> grid;
+    sm100::Ring<sm100::kClaims> ring;
+    bool has_begun = false;
+
+    __device__ __forceinline__ ClaimedTiles(const sm100::Shared<S>& shared, uint32 rows,
+                                            uint32 columns)
+        : shared(shared), grid(rows, columns) {}
+
+    // By one thread of each block.
+    __device__ __forceinline__ void ask() const {
+        uint64* answered = shared.answered + ring.index;
+        if (sm100::rank_in_pair<S>() == 0) {
+            sm100::wait<S>(shared.taken + ring.index, ring.phase ^ 1);
+            mbarrier_expect(answered, sizeof(uint4));
+            claim_cluster<S::kBlocks>(shared.answers + ring.index, answered);
+        } else {
+            mbarrier_expect(answered, sizeof(uint4));
+        }
+    }
+
+    // As of TileWalk; each thread for itself.
+    __device__ __forceinline__ bool next(TilePlace& place) {
+        uint32 block = blockIdx.x;
+        if (has_begun) {
+            sm100::wait<S>(shared.answered + ring.index, ring.phase);
+            const bool is_there = claimed_cluster(shared.answers + ring.index, block);
+            // It is read before another answer is written there.
+            fence_before_copies();
+            sm100::arrive_at_first<S>(shared.taken + ring.index);
+            ring.advance();
+            if (!is_there) {
+                return false;
+            }
+        }
+        has_begun = true;
+        if (threadIdx.x / 32 == sm100::kCopyWarp) {
+            ask();
+        }
+        place = grid.place(block / S::kBlocks);
         return true;
     }
 };

@@ -27,7 +27,7 @@ use crate::{
     adamw, add, attention, attention_backward, bf16_gemm, bias_grad, cast, elementwise_quantize,
     embedding, embedding_backward, expand_scales, gelu, grad_norm, layer_norm, layer_norm_backward,
     linear_cross_entropy, mxfp8_gemm, norm_quantize, ptx, quantize, rms_norm, rms_norm_backward,
-    rope, sm100_bf16_gemm, sm100_mxfp8_gemm, swiglu,
+    rope, sm100_bf16_gemm, sm100_mxfp8_gemm, sm120_mxfp8_gemm, swiglu,
 };
 
 /// Multiprocessors of the emulated device.
@@ -108,7 +108,7 @@ table! {
     };
     mxfp8_gemm on Sm100a: |gpu| {
         for sizes in [(390, 264, 416), (140, 140, 150)] {
-            mxfp8_gemm::check(gpu, sizes, MxSpec::default(), MxKind::Even);
+            mxfp8_gemm::check(gpu, mxfp8_gemm::KERNEL, sizes, MxSpec::default(), MxKind::Even);
         }
     };
     quantize on Sm100a: |gpu| {
@@ -148,7 +148,15 @@ table! {
             ((256, 256), (760, 500, 656)),
         ] {
             let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
-            sm100_mxfp8_gemm::check(gpu, Some(Tile { m, n, k: 128 }), sizes, &forms);
+            for kernel in [sm100_mxfp8_gemm::KERNEL, sm100_mxfp8_gemm::CLAIMED] {
+                sm100_mxfp8_gemm::check(gpu, kernel, Some(Tile { m, n, k: 128 }), sizes, &forms);
+            }
+        }
+    };
+    sm120_mxfp8_gemm on Sm120a: |gpu| {
+        for sizes in [(390, 264, 416), (140, 140, 150)] {
+            let kernel = sm120_mxfp8_gemm::KERNEL;
+            mxfp8_gemm::check(gpu, kernel, sizes, MxSpec::default(), MxKind::Even);
         }
     };
     swiglu on Sm100a: |gpu| swiglu::check(gpu, 401, 1000, false);

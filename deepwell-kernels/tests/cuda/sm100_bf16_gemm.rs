@@ -11,8 +11,12 @@ use crate::tcgen05::is_served;
 /// All that the kernel has: rows and columns.
 const TILES: [(usize, usize); 4] = [(128, 128), (128, 256), (256, 128), (256, 256)];
 
-fn options((m, n): (usize, usize)) -> RunOptions<'static> {
-    let kernel = Some("cuda_sm100_bf16_gemm");
+const KERNEL: &str = "cuda_sm100_bf16_gemm";
+/// Blocks take over tiles.
+const CLAIMED: &str = "cuda_sm100_bf16_gemm_claimed";
+
+fn options(kernel: &'static str, (m, n): (usize, usize)) -> RunOptions<'static> {
+    let kernel = Some(kernel);
     RunOptions { kernel, tile: Some(Tile { m, n, k: 64 }), ..RunOptions::default() }
 }
 
@@ -37,7 +41,7 @@ fn products_of_any_size() {
     }
     for tile in TILES {
         for &sizes in SIZES {
-            check_with(&mut gpu, options(tile), sizes, Kind::Uniform);
+            check_with(&mut gpu, options(KERNEL, tile), sizes, Kind::Uniform);
         }
     }
 }
@@ -60,7 +64,9 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu) {
         ((256, 128), (760, 256, 264)),
         ((256, 256), (760, 520, 520)),
     ] {
-        check_with(gpu, options(tile), sizes, Kind::Uniform);
+        for kernel in [KERNEL, CLAIMED] {
+            check_with(gpu, options(kernel, tile), sizes, Kind::Uniform);
+        }
     }
 }
 
@@ -72,8 +78,8 @@ fn products_of_hard_numbers() {
     }
     for tile in TILES {
         for kind in [Kind::Integers, Kind::Cancelling, Kind::WideRange] {
-            check_with(&mut gpu, options(tile), (130, 136, 200), kind);
+            check_with(&mut gpu, options(KERNEL, tile), (130, 136, 200), kind);
         }
-        check_not_finite(&mut gpu, options(tile), 72);
+        check_not_finite(&mut gpu, options(KERNEL, tile), 72);
     }
 }

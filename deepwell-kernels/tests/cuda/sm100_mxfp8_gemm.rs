@@ -9,7 +9,9 @@ use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 use crate::tcgen05::is_served;
 
-const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
+pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
+/// Blocks take over tiles.
+pub(crate) const CLAIMED: &str = "cuda_sm100_mxfp8_gemm_claimed";
 
 /// Rows, columns, depth: single, odd, around the tiles of 128 and 256 and the stage of 128, scales
 /// that lie by single bytes, by words and by 16 bytes, more stages than the ring has, and three
@@ -46,6 +48,7 @@ const FORMS: [Form; 4] = [
 /// A product by `tile`, or by the one that it gets.
 pub(crate) fn check(
     gpu: &mut Gpu,
+    kernel: &str,
     tile: Option<Tile>,
     (rows, columns, depth): (usize, usize, usize),
     forms: &[Form],
@@ -79,7 +82,7 @@ pub(crate) fn check(
         let op = ops::MxGemm { product: kind, output: stored, bias: has_bias, a: spec, b: spec };
         let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
         inputs.extend(has_bias.then_some(bias));
-        let kernel = Some(KERNEL);
+        let kernel = Some(kernel);
         let options = RunOptions { accumulate, kernel, tile, ..RunOptions::default() };
         let got = gpu.run_with(op, &inputs, &[out], options).remove(0).to_f64();
         let name = format!("{rows}x{columns}x{depth} {tile:?} {output} {has_bias} {accumulate}");
@@ -94,6 +97,6 @@ fn products_of_any_size() {
         return;
     }
     for &sizes in SIZES {
-        check(&mut gpu, None, sizes, &FORMS);
+        check(&mut gpu, KERNEL, None, sizes, &FORMS);
     }
 }

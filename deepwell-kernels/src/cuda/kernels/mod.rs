@@ -33,6 +33,7 @@ mod rope;
 mod rows;
 mod sm100_bf16_gemm;
 mod sm100_mxfp8_gemm;
+mod sm120_mxfp8_gemm;
 mod support;
 mod swiglu;
 mod swiglu_quantize;
@@ -65,6 +66,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         linear_cross_entropy::SPECS,
         cublaslt_mx_gemm::SPECS,
         sm100_mxfp8_gemm::SPECS,
+        sm120_mxfp8_gemm::SPECS,
         mxfp8_gemm::SPECS,
         quantize::SPECS,
         rms_norm::SPECS,
@@ -80,6 +82,10 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
 
 /// How a kernel's tile is selected, for those that have several.
 pub fn tile_selection(kernel: &str) -> Option<SelectTile> {
-    let tiled = [sm100_bf16_gemm::TILES, sm100_mxfp8_gemm::TILES];
-    tiled.into_iter().find(|(name, _)| *name == kernel).map(|(_, select)| select)
+    let tiled = [
+        (sm100_bf16_gemm::SPECS, sm100_bf16_gemm::select_tile as SelectTile),
+        (sm100_mxfp8_gemm::SPECS, sm100_mxfp8_gemm::select_tile),
+    ];
+    let is_of = |specs: &[CudaKernelSpec]| specs.iter().any(|spec| spec.name == kernel);
+    tiled.into_iter().find(|(specs, _)| is_of(specs)).map(|(_, select)| select)
 }

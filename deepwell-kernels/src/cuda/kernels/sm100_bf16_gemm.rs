@@ -5,29 +5,40 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use super::bf16_gemm;
 use super::products::{LinearSizes, not_empty};
 use super::tcgen05::{
-    BLOCK_ROWS, Operands, ProductSizes, TileShape, boxes_by_depth, boxes_by_rows,
+    BLOCK_ROWS, Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, boxes_by_rows,
 };
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, SelectTile, TileSelection, no_workspace};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 
 /// Elements by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 8;
 
-const NAME: &str = "cuda_sm100_bf16_gemm";
+/// Both schedules; nothing shows yet that the second is better anywhere, so the first is preferred.
+pub(super) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_sm100_bf16_gemm",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Walk),
+    },
+    CudaKernelSpec {
+        name: "cuda_sm100_bf16_gemm_claimed",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Claim),
+    },
+];
 
-pub(super) const TILES: (&str, SelectTile) = (NAME, select_tile);
-
-pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: NAME,
-    ops: &["linear", "linear_input_grad", "linear_weight_grad"],
-    architectures: &[Architecture::Sm100a, Architecture::Sm103a],
-    library: None,
-    reject,
-    workspace_bytes: no_workspace,
-    prepare,
-}];
+const OPS: &[&str] = &["linear", "linear_input_grad", "linear_weight_grad"];
+const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let rows_are_whole = || {
@@ -60,20 +71,25 @@ impl Form {
     }
 }
 
-fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+/// One of the tiles, for both schedules.
+pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
     let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
     TileShape::select(Operands::Bf16, form.sizes, target)
 }
 
-fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    schedule: Schedule,
+) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
     let (a, b, out) = (call.input(0), call.input(1), call.output(0));
     let form = Form::new(op, LinearSizes::new(op, &a.shape, &b.shape));
     let sizes = form.sizes;
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, Operands::Bf16)?;
-    let name = format!("sm100_bf16_gemm_{}_{}", form.name, shape.name());
+    let name = format!("sm100_bf16_gemm_{}_{}{}", form.name, shape.name(), schedule.suffix());
     let function = device.function("sm100_bf16_gemm", &name, shape.shared_bytes())?;
     let mut map = |tensor, by_depth, rows| {
         let spec = match by_depth {
@@ -96,7 +112,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
     ];
-    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
 }
 
 #[cfg(test)]

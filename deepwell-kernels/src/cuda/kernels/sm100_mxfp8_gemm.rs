@@ -6,28 +6,39 @@
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::products::{extents_fit, not_empty};
-use super::tcgen05::{BLOCK_ROWS, Operands, ProductSizes, TileShape, boxes_by_depth};
+use super::tcgen05::{BLOCK_ROWS, Operands, ProductSizes, Schedule, TileShape, boxes_by_depth};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, SelectTile, TileSelection, no_workspace};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 
 /// Codes by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 16;
 
-const NAME: &str = "cuda_sm100_mxfp8_gemm";
+/// Both schedules; nothing shows yet that the second is better anywhere, so the first is preferred.
+pub(super) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_sm100_mxfp8_gemm",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Walk),
+    },
+    CudaKernelSpec {
+        name: "cuda_sm100_mxfp8_gemm_claimed",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Claim),
+    },
+];
 
-pub(super) const TILES: (&str, SelectTile) = (NAME, select_tile);
-
-pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: NAME,
-    ops: &["mx_gemm"],
-    architectures: &[Architecture::Sm100a, Architecture::Sm103a],
-    library: None,
-    reject,
-    workspace_bytes: no_workspace,
-    prepare,
-}];
+const OPS: &[&str] = &["mx_gemm"];
+const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let output = request.operands[request.input_count].dtype;
@@ -50,12 +61,17 @@ fn sizes(a: &[usize], b: &[usize]) -> ProductSizes {
     ProductSizes { rows: a[0], columns: b[0], depth: a[1] }
 }
 
-fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+/// One of the tiles, for both schedules.
+pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let sizes = sizes(&request.operands[0].shape, &request.operands[2].shape);
     TileShape::select(Operands::Mx, sizes, target)
 }
 
-fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    schedule: Schedule,
+) -> Result<Vec<Step>, KernelError> {
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let sizes = sizes(&a.shape, &b.shape);
     let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
@@ -63,7 +79,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, Operands::Mx)?;
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
-    let name = format!("sm100_mxfp8_gemm_{}_{element}", shape.name());
+    let name = format!("sm100_mxfp8_gemm_{element}_{}{}", shape.name(), schedule.suffix());
     let function = device.function("sm100_mxfp8_gemm", &name, shape.shared_bytes())?;
     let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
     let arguments = vec![
@@ -78,7 +94,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
     ];
-    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
 }
 
 #[cfg(test)]

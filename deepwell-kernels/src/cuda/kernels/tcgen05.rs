@@ -60,6 +60,27 @@ pub(super) struct TileShape {
     pub(super) columns: usize,
 }
 
+/// How blocks come to their tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Schedule {
+    /// As many blocks as fit the device walk the tiles in a fixed order.
+    Walk,
+    /// The grid has a cluster for each tile, and those that run take over the work of those that
+    /// have not begun. Blocks that are slower, or come later because something else runs, take
+    /// fewer; it asks for more of the device's scheduler. Which of both is faster was not measured.
+    Claim,
+}
+
+impl Schedule {
+    /// What kernels have at the end of their names.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Schedule::Walk => "",
+            Schedule::Claim => "_claimed",
+        }
+    }
+}
+
 /// A product: rows and columns of the result, elements of depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProductSizes {
@@ -181,10 +202,14 @@ impl TileShape {
         })
     }
 
-    /// Blocks of the grid: each walks several tiles when there are more than fit the device.
-    fn grid(self, sizes: ProductSizes, multiprocessors: u32) -> u32 {
+    /// Blocks of the grid.
+    fn grid(self, sizes: ProductSizes, schedule: Schedule, multiprocessors: u32) -> u32 {
         let at_once = (multiprocessors as usize / self.blocks).max(1);
-        (self.tiles(sizes).min(at_once) * self.blocks) as u32
+        let tiles = match schedule {
+            Schedule::Walk => self.tiles(sizes).min(at_once),
+            Schedule::Claim => self.tiles(sizes),
+        };
+        (tiles * self.blocks) as u32
     }
 
     /// The launch of a kernel of this shape.
@@ -192,12 +217,13 @@ impl TileShape {
         self,
         function: Function,
         sizes: ProductSizes,
+        schedule: Schedule,
         multiprocessors: u32,
         arguments: Vec<Argument>,
     ) -> Step {
         Step::Launch(Launch {
             function,
-            grid: [self.grid(sizes, multiprocessors), 1, 1],
+            grid: [self.grid(sizes, schedule, multiprocessors), 1, 1],
             block: [THREADS, 1, 1],
             cluster: [self.blocks as u32, 1, 1],
             shared_bytes: self.shared_bytes(),
@@ -298,21 +324,26 @@ mod tests {
     #[test]
     fn stages_fit_and_grids_cover() {
         let (bf16, mx) = (Operands::Bf16, Operands::Mx);
-        for (operands, index, shared_bytes, name, grid) in [
-            (mx, 0, 223_488, "256x256", 4),
-            (mx, 1, 222_464, "256x128", 4),
-            (mx, 2, 220_416, "128x256", 4),
-            (mx, 3, 220_416, "128x128", 4),
-            (bf16, 0, 214_272, "256x256", 4),
-            (bf16, 1, 214_272, "256x128", 4),
-            (bf16, 2, 214_272, "128x256", 4),
-            (bf16, 3, 214_272, "128x128", 4),
+        // The last: blocks of a grid with a cluster for each tile.
+        for (operands, index, shared_bytes, name, grid, all) in [
+            (mx, 0, 223_488, "256x256", 4, 32),
+            (mx, 1, 222_464, "256x128", 4, 64),
+            (mx, 2, 220_416, "128x256", 4, 32),
+            (mx, 3, 220_416, "128x128", 4, 64),
+            (bf16, 0, 214_272, "256x256", 4, 32),
+            (bf16, 1, 214_272, "256x128", 4, 64),
+            (bf16, 2, 214_272, "128x256", 4, 32),
+            (bf16, 3, 214_272, "128x128", 4, 64),
         ] {
             let shape = TileShape::all(operands)[index];
             assert_eq!(shape.shared_bytes(), shared_bytes, "{shape:?}");
             assert_eq!(shape.name(), name);
-            assert_eq!(shape.grid(sizes((1000, 1000, 64)), 4), grid, "{shape:?}");
-            assert_eq!(shape.grid(sizes((1, 1, 64)), 4), shape.blocks as u32, "{shape:?}");
+            let (large, small) = (sizes((1000, 1000, 64)), sizes((1, 1, 64)));
+            assert_eq!(shape.grid(large, Schedule::Walk, 4), grid, "{shape:?}");
+            assert_eq!(shape.grid(large, Schedule::Claim, 4), all, "{shape:?}");
+            for schedule in [Schedule::Walk, Schedule::Claim] {
+                assert_eq!(shape.grid(small, schedule, 4), shape.blocks as u32, "{shape:?}");
+            }
         }
     }
 
