@@ -3,20 +3,28 @@
 //!
 //! # Brief overview
 //!
-//! Four parts, each usable without the others.
+//! Parts that are usable without one another:
 //!
 //! **Formats.** [`e4m3`], [`e5m2`], [`e3m2`], [`e2m3`], [`e2m1`] and, for scales, [`e8m0`] and
 //! [`ue4m3`] turn one number into one code and back, with explicit [`Rounding`] and [`Overflow`],
-//! or stochastically with bits from [`Philox`].
+//! or stochastically with bits from [`Philox`], which counts: the same seed and index give the same
+//! bits everywhere.
 //!
-//! **Block quantization.** An [`MxSpec`] says how a tensor is quantized: element format, how the
+//! **MX blocks.** An [`MxSpec`] says how a tensor is quantized: element format, how the
 //! scale of a block follows from its largest magnitude ([`ScaleRule`]), how many elements share an
 //! exponent ([`Granularity`]) and whether blocks are rows or squares ([`BlockShape`]).
 //! [`quantize_rows`], [`quantize_columns`] and [`quantize_both`] write codes and scales from `f32`
 //! or `bf16` and return [`QuantStats`]; [`dequantize_rows`] goes back. A matrix product needs each
 //! operand quantized along its contraction, so a tensor that is used in two products has two
-//! copies, each made from the source. [`packed`] stores codes of four and six bits without
-//! gaps, and [`scale_tiles`] brings scales into the layout that tensor cores read.
+//! copies, each made from the source.
+//!
+//! **NVFP4.** [`nvfp4`] does the same with two levels of scales, in blocks of 16, and writes
+//! packed codes.
+//!
+//! **Around quantization.** [`packed`] stores codes of four and six bits without gaps,
+//! [`scale_tiles`] brings scales into the layout that tensor cores read, [`hadamard`] spreads
+//! outliers before quantization, and [`BlockStatistics`] says afterwards what was lost: signal to
+//! noise, saturation, underflow, for each block scale.
 //!
 //! **Policy** (feature `policy`, on by default). A `PrecisionPolicy`, from a preset or from TOML,
 //! gives each tensor of a model an [`Assignment`]: its [`Format`], its specs and the reason.
@@ -24,9 +32,10 @@
 //! **Guards.** [`Guards`] watch a run: they count, keep histories, notice loss spikes, and move a
 //! layer that offends to BF16 and back. Their whole state serializes.
 //!
-//! Quantization uses the vector instructions of the machine and, with the feature `rayon` (on by
-//! default), the threads of the current rayon pool. Neither changes a bit of the result. It does
-//! not allocate.
+//! Quantization uses the vector instructions of the machine (feature `std`) and the threads of the
+//! current rayon pool (feature `rayon`); both are on by default. Neither changes a bit of the
+//! result. Quantization does not allocate. Without default features the crate is `no_std` and needs
+//! `alloc`; everything but the policy and decibels is there.
 //!
 //! # Example
 //!
@@ -52,6 +61,24 @@
 //!     // Three stored fraction bits: half a unit in the last place is one part in 16.
 //!     assert!((exact - approximate).abs() <= exact.abs() / 16.0);
 //! }
+//! # Ok::<(), deepwell_precision::QuantizeError>(())
+//! ```
+//!
+//! In four bits, with a tensor scale:
+//!
+//! ```
+//! use deepwell_precision::{BlockStatistics, Nvfp4Spec, nvfp4, packed};
+//!
+//! let (rows, cols) = (64, 96);
+//! let weight: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+//! let mut codes = vec![0; packed::fp4_len(rows, cols)];
+//! let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
+//! let amax = nvfp4::amax(&weight);
+//! let spec = Nvfp4Spec::default();
+//! let (scale, _) =
+//!     nvfp4::quantize_rows(&weight, rows, cols, amax, &spec, &mut codes, &mut scales)?;
+//! let statistics = BlockStatistics::of_nvfp4(&weight, &codes, &scales, scale, rows, cols)?;
+//! assert!(statistics.total().signal_to_noise() > 50.0); // 17 dB
 //! # Ok::<(), deepwell_precision::QuantizeError>(())
 //! ```
 //!
