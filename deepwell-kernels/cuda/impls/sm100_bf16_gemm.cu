@@ -22,7 +22,7 @@ using namespace sm100_bf16;
 extern __shared__ __align__(1024) uint8 memory[];
 
 // result = a b, `depth` deep.
-template <template <typename> class Tiles, typename S, typename Element>
+template <template <typename, bool...> class Tiles, typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                                      const TileResult<Element>& result, int32 depth) {
     const Shared<S> shared(memory);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_elements(shared, a, b, tiles, pieces);
+            copy_elements(shared, a, b, tiles.asking(), pieces);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank_in_pair<S>() == 0 && elect_one()) {

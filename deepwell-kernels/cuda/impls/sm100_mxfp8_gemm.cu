@@ -19,7 +19,7 @@ using namespace sm100_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <template <typename> class Tiles, typename S, typename Element>
+template <template <typename, bool...> class Tiles, typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
                                      const TensorMap& b, const Scales& b_scales,
                                      const TileResult<Element>& result, int32 depth) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_codes(shared, a, b, tiles, pieces);
+            copy_codes(shared, a, b, tiles.asking(), pieces);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank == 0 && elect_one()) {

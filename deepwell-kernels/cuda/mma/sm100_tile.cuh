@@ -12,7 +12,7 @@
 //   side warps     bring what a kind of product needs beside its operands, if anything;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
 // Each walks the same tiles in the same order: `tiles.next(place)` gives the first element of the
-// next one (scheduler/tile_walk.cuh).
+// next one (scheduler/tile_walk.cuh). The thread that copies operands walks `tiles.asking()`.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -116,19 +116,20 @@ struct Shared {
     // By one thread of each block.
     __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < kClaims; ++i) {
-            mbarrier_init(answered + i);
-            mbarrier_init(taken + i, S::kWalkers);
+            mbarrier_set(answered + i);
+            mbarrier_set(taken + i, S::kWalkers);
         }
         for (int i = 0; i < S::kStages; ++i) {
-            mbarrier_init(full + i, 1 + S::kSideWarps * S::kBlocks);
-            mbarrier_init(empty + i);
+            mbarrier_set(full + i, 1 + S::kSideWarps * S::kBlocks);
+            mbarrier_set(empty + i);
         }
         for (int i = 0; i < kAccumulators; ++i) {
-            mbarrier_init(done + i);
+            mbarrier_set(done + i);
         }
         for (int i = 0; i < S::kDrained; ++i) {
-            mbarrier_init(drained + i, kEpilogueWarps * S::kBlocks);
+            mbarrier_set(drained + i, kEpilogueWarps * S::kBlocks);
         }
+        mbarrier_publish();
     }
 };
 

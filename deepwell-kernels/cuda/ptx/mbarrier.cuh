@@ -9,14 +9,24 @@ __device__ __forceinline__ uint32 mbarrier_address(const uint64* barrier) {
     return static_cast<uint32>(__cvta_generic_to_shared(barrier));
 }
 
-// By one thread, before anybody uses the barrier; others after a barrier of threads. A phase ends
-// after `arrivals`.
-__device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals = 1) {
+// By one thread, before anybody uses the barrier; others after `mbarrier_publish` and a barrier of
+// threads. A phase ends after `arrivals`.
+__device__ __forceinline__ void mbarrier_set(uint64* barrier, uint32 arrivals = 1) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :
                  : "r"(mbarrier_address(barrier)), "r"(arrivals)
                  : "memory");
+}
+
+// What this thread has set is there for the cluster and for copies.
+__device__ __forceinline__ void mbarrier_publish() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Both, for one barrier.
+__device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals = 1) {
+    mbarrier_set(barrier, arrivals);
+    mbarrier_publish();
 }
 
 // Arrives and announces `bytes` that copies bring.

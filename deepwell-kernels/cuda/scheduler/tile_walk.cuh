@@ -32,6 +32,10 @@ struct TileWalk {
     __device__ __forceinline__ TileWalk(const sm100::Shared<S>&, uint32 rows, uint32 columns)
         : grid(rows, columns) {}
 
+    __device__ __forceinline__ const TileWalk& asking() const {
+        return *this;
+    }
+
     // The first element of the next tile; false after the last.
     __device__ __forceinline__ bool next(TilePlace& place) {
         if (tile >= grid.rows * grid.columns) {
@@ -46,18 +50,25 @@ struct TileWalk {
 // Of a grid with a cluster for each tile, the one that the grid gave it, then those of clusters that
 // have not begun: who is done sooner takes more. Other grids run in between, as soon as a tile is
 // done. The thread that copies operands asks for a tile ahead; all that take part get the answer.
-template <typename S>
+template <typename S, bool kAsks = false>
 struct ClaimedTiles {
     const sm100::Shared<S>& shared;
     TileGrid<S> grid;
     sm100::Ring<sm100::kClaims> ring;
     bool has_begun = false;
 
+    __device__ __forceinline__ ClaimedTiles(const sm100::Shared<S>& shared, TileGrid<S> grid)
+        : shared(shared), grid(grid) {}
+
     __device__ __forceinline__ ClaimedTiles(const sm100::Shared<S>& shared, uint32 rows,
                                             uint32 columns)
-        : shared(shared), grid(rows, columns) {}
+        : ClaimedTiles(shared, TileGrid<S>(rows, columns)) {}
 
-    // By one thread of each block.
+    // For the one thread of each block that asks.
+    __device__ __forceinline__ ClaimedTiles<S, true> asking() const {
+        return ClaimedTiles<S, true>(shared, grid);
+    }
+
     __device__ __forceinline__ void ask() const {
         uint64* answered = shared.answered + ring.index;
         if (sm100::rank_in_pair<S>() == 0) {
@@ -84,7 +95,7 @@ struct ClaimedTiles {
             }
         }
         has_begun = true;
-        if (threadIdx.x / 32 == sm100::kCopyWarp) {
+        if constexpr (kAsks) {
             ask();
         }
         place = grid.place(block / S::kBlocks);
