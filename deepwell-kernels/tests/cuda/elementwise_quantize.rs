@@ -152,6 +152,6 @@ fn more_tiles_than_the_device_holds() {
     let rule = |scale_rule| MxSpec { scale_rule, ..MxSpec::default() };
     let entry = |scale_rule| Quantize { spec: rule(scale_rule), axis: Axis::Both };
     // An emulated device holds 20 or so.
-    let size = gpu.pick((4100, 4096), (516, 1160));
+    let size = gpu.pick((4100, 4096), (516, 776));
     check(&mut gpu, size, "random", &[entry(ScaleRule::Rceil), entry(ScaleRule::OcpFloor)]);
 }

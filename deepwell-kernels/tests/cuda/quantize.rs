@@ -194,7 +194,7 @@ fn every_size() {
         (5, 1024),
     ];
     for (rows, columns) in sizes {
-        if !gpu.runs(rows * columns, 5 << 10) {
+        if !gpu.runs(rows * columns, 3 << 10) {
             continue;
         }
         for spec in specs() {
