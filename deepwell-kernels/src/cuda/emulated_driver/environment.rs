@@ -8,7 +8,7 @@ use crate::cuda::driver::{DriverError, DriverResult};
 
 /// When asynchronous operations complete: `eager`, `lazy`, `lazy:SEED` or `demand`.
 pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";
-/// What tensor cores compute: `hardware`, `exact`, `fuzz` or `fuzz:SEED`.
+/// What tensor cores compute: `hw`, `exact`, `fuzz` or `fuzz:SEED`.
 pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
 /// Whether hazards are looked for: `on` or `off`.
 pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
@@ -48,11 +48,11 @@ pub fn emulator_settings(
     }
     if let Some(text) = value(RESULTS_VARIABLE) {
         settings.results = match seeded(&text) {
-            Some(("hardware", None)) => ResultMode::Hardware,
+            Some(("hw", None)) => ResultMode::Hardware,
             Some(("exact", None)) => ResultMode::Exact,
             Some(("fuzz", seed)) => ResultMode::Fuzz(seed.unwrap_or(0)),
             _ => {
-                let expected = "`hardware`, `exact`, `fuzz` or `fuzz:SEED`";
+                let expected = "`hw`, `exact`, `fuzz` or `fuzz:SEED`";
                 return Err(refused(RESULTS_VARIABLE, expected, &text));
             }
         };
@@ -105,7 +105,7 @@ mod tests {
         check(COMPLETION_VARIABLE, "lazy", completed(Completion::Lazy { seed: 0 }));
         check(COMPLETION_VARIABLE, "lazy:77", completed(Completion::Lazy { seed: 77 }));
         let resulting = |results| Settings { results, ..default() };
-        check(RESULTS_VARIABLE, "hardware", resulting(ResultMode::Hardware));
+        check(RESULTS_VARIABLE, "hw", resulting(ResultMode::Hardware));
         check(RESULTS_VARIABLE, "exact", resulting(ResultMode::Exact));
         check(RESULTS_VARIABLE, "fuzz", resulting(ResultMode::Fuzz(0)));
         check(RESULTS_VARIABLE, "fuzz:3", resulting(ResultMode::Fuzz(3)));
@@ -125,7 +125,7 @@ mod tests {
         for value in ["slow", "eager:1", "lazy:", "lazy:x", "demand:2", "Lazy"] {
             check(COMPLETION_VARIABLE, value, "`lazy:SEED`");
         }
-        for value in ["hw", "exact:1", "fuzz:-1"] {
+        for value in ["hardware", "exact:1", "fuzz:-1"] {
             check(RESULTS_VARIABLE, value, "`fuzz:SEED`");
         }
         check(TRACKER_VARIABLE, "yes", "`on` or `off`");

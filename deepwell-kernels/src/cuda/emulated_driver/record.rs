@@ -106,7 +106,7 @@ impl EmulatedLaunch {
                 Completion::Demand => "demand".to_string(),
             },
             results: match settings.results {
-                ResultMode::Hardware => "hardware".to_string(),
+                ResultMode::Hardware => "hw".to_string(),
                 ResultMode::Exact => "exact".to_string(),
                 ResultMode::Fuzz(seed) => format!("fuzz:{seed}"),
             },
