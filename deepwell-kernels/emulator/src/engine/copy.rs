@@ -3,7 +3,7 @@
 use super::access::{address_of, live_rank, own_shared, shared_place};
 use super::asynchronous::{Pending, place_of, submit, wait_bulk_groups};
 use super::cluster::ClusterState;
-use super::execute::Next;
+use super::execute::{Gathered, Next, gather_lanes};
 use super::reach::Reach;
 use super::track::Tracked;
 use super::warp::{Warp, lanes};
@@ -106,6 +106,9 @@ pub(crate) fn run(
             reach.write(place, &bytes)
         }),
         Instruction::TensorMapCopyFence { target, source, scope } => {
+            if gather_lanes(warp, world, mask, warp.alive) == Gathered::Parked {
+                return Ok(Next::Select);
+            }
             let lane = mask.trailing_zeros() as usize;
             let target = place_of(
                 warp,
@@ -114,11 +117,16 @@ pub(crate) fn run(
                 address_of(warp, Space::Global, target, lane),
             )?;
             let source = own_shared(warp, address_of(warp, Space::Shared, source, lane))?;
-            let tracked = world.by_threads(warp, cluster, 1 << lane);
+            // The lanes copy together: each must see what others wrote.
+            let tracked = world.by_threads(warp, cluster, mask);
             let mut reach = Reach::operation(cluster, world, warp.rank, tracked);
+            reach.by_rows = true;
             let mut bytes = [0; TENSOR_MAP_BYTES];
-            reach.read(Place::Shared { rank: source.0, offset: source.1 }, &mut bytes)?;
-            reach.write(target, &bytes)?;
+            for (at, word) in (0..).zip(bytes.chunks_exact_mut(4)) {
+                reach.read(Place::Shared { rank: source.0, offset: source.1 + 4 * at }, word)?;
+            }
+            let tracked = world.by_threads(warp, cluster, 1 << lane);
+            Reach::operation(cluster, world, warp.rank, tracked).write(target, &bytes)?;
             if let Some(thread) = world.thread(warp, cluster, mask)
                 && let Some(tracker) = &mut world.tracker
             {
@@ -461,9 +469,11 @@ fn tensor_copy(
     world.counts.bulk_copies += 1;
     let own = copy.shared_is_own_block;
     let shared = target_place(warp, world, &copy.shared, own, lane)?;
+    let swizzle = map.spec().swizzle;
     let issue = |world: &mut World<'_>, cluster: &ClusterState, unit| {
         let tracked = world.issued(warp, cluster, 1 << lane, unit);
         world.map_read(tracked, map_address);
+        world.permutes(tracked, super::pattern::of_map(swizzle));
         if copy.reduction.is_some() {
             world.reduces(tracked);
         }
@@ -522,6 +532,12 @@ fn try_cancel(
     lane: usize,
     (target, barrier, multicast): Cancel,
 ) -> Result<(), Fault> {
+    if !target.1.is_multiple_of(16) {
+        return Err(Fault::new(
+            "launch-control-alignment",
+            format!("an answer of `try_cancel` at {:#x}: expected a multiple of 16", target.1),
+        ));
+    }
     let mut bytes = [0u8; 16];
     if world.next_cluster < world.cluster_count {
         let position = world.shape.cluster_position(world.next_cluster);

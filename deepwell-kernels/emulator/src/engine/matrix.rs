@@ -202,6 +202,11 @@ fn group_mma(
         WarpGroupOperand::Registers(sources) => (MatrixA::Registers, rows_of(warp, sources)),
     };
     let tracked = world.issued(warp, cluster, mask, Unit::WarpGroupMma);
+    let mut patterns = super::pattern::of_group(uniform(warp, mma.b, mask)?);
+    if let MatrixA::Shared(descriptor) = a {
+        patterns = patterns | super::pattern::of_group(descriptor);
+    }
+    world.permutes(tracked, patterns);
     if let Some(thread) = world.thread(warp, cluster, mask) {
         let d = watch::words(&mma.d);
         let a_registers = match &mma.a {

@@ -21,6 +21,7 @@ mod execute;
 mod gather;
 mod landing;
 mod matrix;
+mod pattern;
 mod random;
 mod reach;
 mod registers;

@@ -4,6 +4,7 @@ use super::access::{address_of, live_rank, shared_place};
 use super::asynchronous;
 use super::cluster::ClusterState;
 use super::execute::{Gathered, Next, gather_lanes, together};
+use super::pattern;
 use super::reach::Reach;
 use super::track::Tracked;
 use super::warp::{Wait, Warp, lanes};
@@ -123,7 +124,12 @@ pub(crate) fn run(
         Tcgen05::Mma(mma) => {
             for lane in lanes(mask) {
                 world.lane = Some(lane);
-                let plan = mma_request(mma, warp, lane)?.check()?;
+                let request = mma_request(mma, warp, lane)?;
+                let mut patterns = pattern::of_tensor(request.b);
+                if let MatrixA::Shared(descriptor) = request.a {
+                    patterns = patterns | pattern::of_tensor(descriptor);
+                }
+                let plan = request.check()?;
                 check_group(cluster, warp, mma.group)?;
                 for rank in group_ranks(warp.rank, mma.group) {
                     let block = cluster.blocks.get_mut(rank as usize).ok_or_else(no_pair)?;
@@ -135,6 +141,7 @@ pub(crate) fn run(
                 world.counts.products += 1;
                 world.counts.multiply_adds += plan.products();
                 let tracked = world.issued(warp, cluster, 1 << lane, Unit::TensorMma);
+                world.permutes(tracked, patterns);
                 let what = TensorWorkKind::Product(Box::new(plan));
                 submit(work(warp, what, tracked), cluster, world)?;
             }
@@ -161,6 +168,8 @@ pub(crate) fn run(
                     block.allocator.check_access(column, columns)?;
                 }
                 let tracked = world.issued(warp, cluster, 1 << lane, Unit::TensorCopy);
+                let descriptor = warp.registers.lane(*descriptor, lane);
+                world.permutes(tracked, pattern::of_tensor(descriptor));
                 let what = TensorWorkKind::Copy(Box::new(plan));
                 submit(work(warp, what, tracked), cluster, world)?;
             }

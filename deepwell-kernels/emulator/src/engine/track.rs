@@ -6,8 +6,8 @@ use super::world::World;
 use crate::decode::{Program, Scope, Semantics};
 use crate::error::Fault;
 use crate::hazard::{
-    Direction, Group, Mark, Operation, Order, Rules, Site, StrongAccess, Thread, Tracker, Unit,
-    WarpId,
+    Direction, Group, Mark, Operation, Order, Patterns, Rules, Site, StrongAccess, Thread, Tracker,
+    Unit, WarpId,
 };
 use crate::mbarrier::Arrival;
 use crate::place::Place;
@@ -161,6 +161,13 @@ impl World<'_> {
     pub(crate) fn reduces(&mut self, tracked: Tracked) {
         if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
             tracker.is_reduction(operation);
+        }
+    }
+
+    /// The swizzles of an operation.
+    pub(crate) fn permutes(&mut self, tracked: Tracked, patterns: Patterns) {
+        if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
+            tracker.has_patterns(operation, patterns);
         }
     }
 

@@ -7,6 +7,7 @@ use super::check::{Context, Memory, Missing, View, remedy};
 use super::clock::ALL_LANES;
 use super::knowledge::level;
 use super::operations::{Operation, OperationInfo};
+use super::pattern::{self, Patterns};
 use super::shadow::{CELL_BYTES, CELL_LANES, GlobalShadow};
 use super::threads::Warp;
 use super::{Cluster, Direction, HazardKind, Lanes, Place, Scope, Thread, Tracker, Unit, WarpId};
@@ -23,6 +24,18 @@ pub(super) struct Found {
     written: bool,
     lanes: u32,
     place: Place,
+}
+
+impl Found {
+    pub(super) fn new(
+        kind: HazardKind,
+        record: Record,
+        written: bool,
+        lanes: u32,
+        place: Place,
+    ) -> Found {
+        Found { kind, swapped: false, record, written, lanes, place }
+    }
 }
 
 pub(super) struct Checker<'a> {
@@ -170,6 +183,16 @@ impl Memories<'_> {
             Direction::Write => cell.write(new, checker),
         }
     }
+
+    /// A thread's store leaves bytes of which nobody knows how they are permuted.
+    #[inline]
+    fn stored(&mut self, index: u64, place: Place) {
+        if let Place::Shared { rank, .. } = place
+            && let Some(shared) = self.clusters[self.cluster as usize].shared.get_mut(rank as usize)
+        {
+            shared.set_pattern(index as usize, Patterns::default());
+        }
+    }
 }
 
 fn memory_of(place: Place) -> Memory {
@@ -228,6 +251,9 @@ impl Tracker {
                 checker.view.memory = memory_of(place);
                 (checker.new, checker.place) = (new, place);
                 memories.touch(cell, direction, &mut checker);
+                if direction == Direction::Write {
+                    memories.stored(cell, place);
+                }
             };
             let mut pending: Option<(u64, Place, Record)> = None;
             for (lane, place) in places.iter().filter(|(lane, _)| lanes >> lane & 1 == 1) {
@@ -361,6 +387,8 @@ impl Tracker {
             checker.new.bytes = mask;
             checker.place = place;
             memories.touch(cell, direction, &mut checker);
+            let of = pattern::touch(memories.clusters, cluster, place, info.patterns, direction);
+            checker.found.extend(of.map(|of| pattern::found(of, lanes, place)));
         }
         let (warp, step, unit) = (info.warp, info.step, info.unit);
         if let Some(place) = early {

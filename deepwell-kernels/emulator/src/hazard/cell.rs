@@ -245,6 +245,11 @@ impl Cell {
         }
     }
 
+    /// The first of the last writers.
+    pub(super) fn last_write(&self) -> &Record {
+        &self.write
+    }
+
     /// All records, and whether each is a write.
     pub(super) fn records(&self) -> impl Iterator<Item = (&Record, bool)> {
         let more = self.more.iter().map(|record| (record, record.is_listed_write()));

@@ -434,6 +434,9 @@ pub(super) fn remedy(kind: HazardKind, earlier: Unit) -> String {
             "`barrier.cluster.arrive` and `.wait` of all blocks before the first access to memory \
              of another"
         }
+        HazardKind::SwizzleMismatch | HazardKind::SwizzleMissing => {
+            "the same swizzle in the tensor map and in the matrix descriptor"
+        }
         HazardKind::TensorWaitOfOneLane => {
             "`bar.warp.sync` after `tcgen05.wait`, before one lane arrives for the warp"
         }

@@ -24,7 +24,12 @@ pub(super) struct TrackedBarrier {
     last: Option<Thread>,
     /// Arrivals of other blocks that nobody of this block has seen.
     pub(super) foreign: Vec<Foreign>,
+    /// The last uses by threads, with the tick of each.
+    users: Vec<(Thread, u32)>,
 }
+
+/// Uses of an mbarrier that are remembered, of different lanes or warps.
+const USERS_MAX: usize = 128;
 
 /// An arrival of another block's thread, or of an operation that it issued.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +44,17 @@ pub(super) struct Foreign {
 const FOREIGN_MAX: usize = 64;
 
 impl TrackedBarrier {
+    /// A thread uses the mbarrier.
+    fn used(&mut self, thread: Thread, tick: u32) {
+        let same =
+            |user: &&mut (Thread, u32)| (user.0.warp, user.0.lanes) == (thread.warp, thread.lanes);
+        if let Some(user) = self.users.iter_mut().find(same) {
+            *user = (thread, tick);
+        } else if self.users.len() < USERS_MAX {
+            self.users.push((thread, tick));
+        }
+    }
+
     /// An arrival or completion was counted.
     pub(super) fn phase_ends(&mut self, arrival: Arrival) {
         if !arrival.completed {
@@ -73,6 +89,7 @@ impl Tracker {
             phases: 0,
             last: None,
             foreign: Vec::new(),
+            users: Vec::new(),
         };
         of.barriers.insert((rank, offset), barrier);
     }
@@ -81,7 +98,28 @@ impl Tracker {
     pub fn mbarrier_inval(&mut self, thread: Thread, rank: u32, offset: u32) {
         self.check_mbarrier_init(thread, None, false, rank, offset);
         let (cluster, _) = self.block(thread.warp);
-        self.clusters[cluster as usize].barriers.remove(&(rank, offset));
+        let barrier = self.clusters[cluster as usize].barriers.remove(&(rank, offset));
+        for (user, tick) in barrier.into_iter().flat_map(|barrier| barrier.users) {
+            let itself = user.warp == thread.warp && user.lanes & !thread.lanes == 0;
+            let agent = self.agent(user.warp, Kind::Generic);
+            let state = self.warps[thread.warp.0 as usize].state(thread.lanes.trailing_zeros());
+            if itself
+                || state.known.generic.knows(agent, user.lanes & !self.own(thread, user), tick)
+            {
+                continue;
+            }
+            let kind = HazardKind::MissingSynchronization;
+            let access = |of: Thread| ((of.warp, of.lanes, of.step, Unit::Thread), true);
+            let place = Place::Shared { rank, offset };
+            self.report_pair(kind, access(user), access(thread), place, || {
+                "a barrier of all who use the mbarrier, before `mbarrier.inval`".to_owned()
+            });
+        }
+    }
+
+    /// Lanes of `thread`, if the other is of the same warp.
+    fn own(&self, thread: Thread, other: Thread) -> u32 {
+        if other.warp == thread.warp { thread.lanes } else { 0 }
     }
 
     /// Any `mbarrier` instruction that counts: `arrive`, `arrive_drop`, `expect_tx`,
@@ -105,6 +143,7 @@ impl Tracker {
             return;
         };
         let warp = &mut warps[thread.warp.0 as usize];
+        barrier.used(thread, warp.tick);
         if order.releases() {
             warp.release(thread.lanes, &mut barrier.current);
         } else {
@@ -122,6 +161,7 @@ impl Tracker {
         let Some(barrier) = clusters[cluster as usize].barriers.get_mut(&(rank, offset)) else {
             return;
         };
+        barrier.used(thread, warps[thread.warp.0 as usize].tick);
         barrier.observed = barrier.phases;
         let observed = barrier.observed;
         barrier.foreign.retain(|arrival| arrival.phase >= observed);

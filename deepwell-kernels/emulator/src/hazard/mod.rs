@@ -81,6 +81,8 @@
 //! | `tcgen05.ld`, `.st` | `TensorLoad`, `TensorStore` | nothing (`tensor_wait_...`) |
 //! | `wgmma.mma_async` | `WarpGroupMma` | nothing (`wait_group` with [`Group::WarpGroup`]); issue it by each of the four warps; the accesses may all be told for one of them |
 //!
+//! Tensor copies and matrix instructions tell their swizzles by [`Tracker::has_patterns`].
+//!
 //! `Place::Shared` and `Place::Tensor` are of the cluster of the warp that acts. Registers in
 //! flight are a matter of one warp and have their own small [`RegisterWatch`].
 //!
@@ -101,6 +103,7 @@ mod exit;
 mod knowledge;
 mod mbarriers;
 mod operations;
+mod pattern;
 mod registers;
 mod report;
 mod shadow;
@@ -117,6 +120,7 @@ use knowledge::{Bundle, Exchange};
 use mbarriers::TrackedBarrier;
 use operations::OperationInfo;
 pub use operations::{Group, Mark, Operation};
+pub use pattern::Patterns;
 pub use registers::{RegisterHazard, RegisterWatch};
 use report::Hazards;
 pub use report::{Access, Actor, Hazard, HazardKind, Severity, Site, Unit};

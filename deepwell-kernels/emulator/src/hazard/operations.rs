@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::clock::{ALL_LANES, Agent, Clock, Kind};
 use super::knowledge::{Bundle, Own, State};
+use super::pattern::Patterns;
 use super::threads::Warp;
 use super::{Arrival, Direction, Thread, Tracker, Unit, WarpId};
 
@@ -60,6 +61,8 @@ pub(super) struct OperationInfo {
     pub(super) agent: Agent,
     /// Reductions: strong at device scope.
     pub(super) strong: bool,
+    /// How it permutes bytes of shared memory.
+    pub(super) patterns: Patterns,
     /// Gone once the operation has run.
     pub(super) view: Option<Arc<Snapshot>>,
 }
@@ -171,6 +174,7 @@ impl Tracker {
             value,
             agent,
             strong: false,
+            patterns: Patterns::default(),
             view: Some(view),
         });
         Operation(self.operations.len() as u32 - 1)
@@ -200,6 +204,7 @@ impl Tracker {
             value: 1,
             agent: PREVIOUS_GRID,
             strong: false,
+            patterns: Patterns::default(),
             view: None,
         });
         let operation = self.operations.len() as u32 - 1;

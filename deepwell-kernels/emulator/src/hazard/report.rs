@@ -168,6 +168,10 @@ pub enum HazardKind {
     UnfinishedAtExit,
     /// Shared memory of a block of the cluster that may not run yet.
     PeerNotStarted,
+    /// A matrix is read by another swizzle than the copy that brought it wrote by.
+    SwizzleMismatch,
+    /// A matrix is read by a swizzle, and a copy brought it without one.
+    SwizzleMissing,
     /// An arrival in a phase whose predecessor nobody has seen complete.
     PhaseUnobserved,
     /// One lane hands on what `tcgen05.wait` told the other lanes of its warp.
@@ -207,6 +211,8 @@ impl HazardKind {
             HazardKind::TensorMemoryFreedInUse => "tensor-memory-freed-in-use",
             HazardKind::UnfinishedAtExit => "unfinished-at-exit",
             HazardKind::PeerNotStarted => "peer-not-started",
+            HazardKind::SwizzleMismatch => "swizzle-mismatch",
+            HazardKind::SwizzleMissing => "swizzle-missing",
             HazardKind::PhaseUnobserved => "phase-unobserved",
             HazardKind::TensorWaitOfOneLane => "tensor-wait-of-one-lane",
         }
@@ -218,6 +224,7 @@ impl HazardKind {
             HazardKind::MissingMbarrierInitFence
             | HazardKind::UnfinishedAtExit
             | HazardKind::PhaseUnobserved
+            | HazardKind::SwizzleMissing
             | HazardKind::TensorWaitOfOneLane => Severity::Advice,
             _ => Severity::Error,
         }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::cell::Cell;
+use super::pattern::Patterns;
 use crate::place::{TENSOR_COLUMNS, TENSOR_LANES};
 
 /// Bytes of a cell of shared and global memory.
@@ -17,6 +18,8 @@ const PAGE_CELLS: u64 = 64;
 #[derive(Debug, Default)]
 pub(super) struct SharedShadow {
     cells: Vec<Cell>,
+    /// How the bytes of each cell were permuted when they were written.
+    patterns: Vec<Patterns>,
 }
 
 impl SharedShadow {
@@ -25,6 +28,20 @@ impl SharedShadow {
             self.cells.resize_with((index + 1).next_power_of_two(), Cell::default);
         }
         &mut self.cells[index]
+    }
+
+    pub(super) fn pattern(&self, index: usize) -> Patterns {
+        self.patterns.get(index).copied().unwrap_or_default()
+    }
+
+    pub(super) fn set_pattern(&mut self, index: usize, patterns: Patterns) {
+        if self.patterns.len() <= index {
+            if patterns == Patterns::default() {
+                return;
+            }
+            self.patterns.resize((index + 1).next_power_of_two(), Patterns::default());
+        }
+        self.patterns[index] = patterns;
     }
 
     /// All cells with the offset of their first byte.

@@ -9,11 +9,13 @@
 mod bulk;
 mod cluster;
 mod copies;
+mod grids;
+mod swizzles;
 mod tensor_memory;
 mod threads;
 mod warp_groups;
 
-use deepwell_emulator::bulk::{ElementType, TensorMap, TensorMapSpec};
+use deepwell_emulator::bulk::{ElementType, Swizzle, TensorMap, TensorMapSpec};
 use deepwell_emulator::error::EmulatorError;
 use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};
 
@@ -89,14 +91,19 @@ fn marked(line: &str, mark: &str) -> bool {
 }
 
 /// What was found: names of rules and kinds.
-fn findings(program: &Program, edits: &[(&str, &str)]) -> Vec<String> {
-    findings_with(program, edits, Settings::default())
-}
-
-/// The same by other settings.
 pub(crate) fn findings_with(
     program: &Program,
     edits: &[(&str, &str)],
+    settings: Settings,
+) -> Vec<String> {
+    findings_of(program, edits, Swizzle::None, settings)
+}
+
+/// The same with a swizzle of the tensor map.
+pub(crate) fn findings_of(
+    program: &Program,
+    edits: &[(&str, &str)],
+    swizzle: Swizzle,
     settings: Settings,
 ) -> Vec<String> {
     let text = text(program, edits);
@@ -112,7 +119,9 @@ pub(crate) fn findings_with(
     emulator.write(input, &numbers).expect("it was allocated");
     let output = emulator.allocate(BYTES as u64, "output");
     emulator.write(output, &[0; BYTES]).expect("it was allocated");
-    let map = TensorMapSpec::new(ElementType::U16, input, &[MAP_ROW, 64], &[2 * MAP_ROW], &[64, 8]);
+    let mut map =
+        TensorMapSpec::new(ElementType::U16, input, &[MAP_ROW, 64], &[2 * MAP_ROW], &[64, 8]);
+    map.swizzle = swizzle;
     let map = TensorMap::encode(&map).expect("it is legal");
     let spec = LaunchSpec {
         kernel: "k".to_owned(),
@@ -143,11 +152,17 @@ pub(crate) fn findings_with(
 
 /// Nothing is found in the program, and the right thing in each of its bugs.
 pub(crate) fn check(program: &Program, bugs: &[Bug]) {
-    let whole = findings(program, &[]);
+    check_with_map(program, Swizzle::None, bugs);
+}
+
+/// The same with a swizzle of the tensor map.
+pub(crate) fn check_with_map(program: &Program, swizzle: Swizzle, bugs: &[Bug]) {
+    let findings = |edits: &[_]| findings_of(program, edits, swizzle, Settings::default());
+    let whole = findings(&[]);
     assert!(whole.is_empty(), "the program itself: {whole:#?}\n{}", text(program, &[]));
     let mut wrong = Vec::new();
     for Bug(name, edits, expected) in bugs {
-        let found = findings(program, edits);
+        let found = findings(edits);
         if !found.iter().any(|of| of == expected) {
             wrong.push(format!("{name}: expected `{expected}`, found {found:?}"));
         }
