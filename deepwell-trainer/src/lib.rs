@@ -41,6 +41,7 @@ pub mod memory;
 pub mod metrics;
 pub mod parity;
 pub mod profile;
+pub mod quantize_file;
 pub mod reference;
 pub mod report;
 pub mod run;

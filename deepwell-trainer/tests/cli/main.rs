@@ -3,6 +3,7 @@
 //! Each row of a table is a command line with what it must come to. No row may panic.
 
 mod bench;
+mod quantize;
 mod tokenizer;
 
 use std::ffi::OsStr;
@@ -482,6 +483,7 @@ fn help_teaches() {
       parity     Show whether MXFP8 holds BF16's loss, by training one model in both
       bench      Time kernels and training beside what the hardware allows, and beside PyTorch
       ckpt       Look into checkpoints
+      quantize   Turn a model's weights into MXFP8, MXFP6, MXFP4 or NVFP4, or back
       tokenizer  Make tokenizers
       help       Print this message or the help of the given subcommand(s)
 
@@ -498,6 +500,7 @@ fn help_teaches() {
       deepwell parity --steps 200                   does MXFP8 hold BF16's loss
       deepwell bench norms --peers                  kernels beside their floor and PyTorch
       deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
+      deepwell quantize ./llama ./q --format nvfp4  weights in four bits
       deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
     MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,

@@ -16,6 +16,7 @@ mod output;
 mod plan;
 mod planning;
 mod probe;
+mod quantize;
 mod tokenizer;
 mod train;
 
@@ -43,6 +44,7 @@ Examples:
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
   deepwell bench norms --peers                  kernels beside their floor and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
+  deepwell quantize ./llama ./q --format nvfp4  weights in four bits
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
 MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
@@ -80,6 +82,7 @@ enum Command {
     Parity(Box<ParityArgs>),
     Bench(bench::BenchArgs),
     Ckpt(ckpt::CkptArgs),
+    Quantize(quantize::QuantizeArgs),
     Tokenizer(tokenizer::TokenizerArgs),
 }
 
@@ -132,6 +135,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Parity(args) => train::run_parity(*args),
         Command::Bench(args) => bench::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
     }
 }

@@ -1,0 +1,298 @@
+//! From the quantized form of a model back to numbers.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+use deepwell_precision::{dequantize_rows, nvfp4, packed, scale_tiles};
+use half::{bf16, f16};
+
+use super::metadata::{KEY, Original, Quantized};
+use super::output::Output;
+use super::pieces::{Piece, for_each, pieces};
+use super::report::DequantizeReport;
+use super::safetensors::{self, Header, NewTensor, Tensor};
+use super::shape::{Matrices, Stored};
+use super::{FileFormat, QuantizeFileError, ScaleLayout};
+
+/// Bytes of a kept tensor that are copied together.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Brings back what [`super::quantize`] wrote: each tensor under its name, in its shape and type,
+/// with the values that codes and scales stand for. The output appears when it is complete.
+///
+/// # Errors
+///
+/// [`QuantizeFileError`] for an input that [`super::quantize`] has not written or that is damaged,
+/// an output that is there unless `force`, and for what the system refuses.
+pub fn dequantize(
+    input: &Path,
+    output: &Path,
+    force: bool,
+) -> Result<DequantizeReport, QuantizeFileError> {
+    let start = Instant::now();
+    let model = safetensors::find(input)?;
+    let mut files = Vec::new();
+    for (path, name) in &model.files {
+        let (file, header) = safetensors::open(path)?;
+        let quantized = Quantized::of(&header, path)?
+            .ok_or_else(|| QuantizeFileError::NotQuantized { path: path.clone(), key: KEY })?;
+        files.push((path.as_path(), name, file, header, quantized));
+    }
+    let target = Output::begin(&model, output, force)?;
+    let mut report = DequantizeReport::default();
+    let mut index = Vec::new();
+    for (path, name, file, header, quantized) in &files {
+        let stored = Stored { format: quantized.format, layout: quantized.layout };
+        let input = Input { path, file, header, stored };
+        let tensors = input.dequantize(quantized, &target.file(name), &mut report)?;
+        index.push(((*name).clone(), tensors));
+    }
+    target.finish(&model, &index)?;
+    report.seconds = start.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// A quantized file.
+struct Input<'a> {
+    path: &'a Path,
+    file: &'a File,
+    header: &'a Header,
+    stored: Stored,
+}
+
+/// The parts of one quantized tensor.
+struct Parts<'a> {
+    codes: &'a Tensor,
+    scales: &'a Tensor,
+    tensor_scale: f32,
+    matrices: Matrices,
+}
+
+/// Buffers of one thread.
+#[derive(Default)]
+struct Buffers {
+    stored: Vec<u8>,
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    tiles: Vec<u8>,
+    wide: Vec<f32>,
+    narrow: Vec<bf16>,
+    half: Vec<u16>,
+}
+
+impl Input<'_> {
+    fn dequantize(
+        &self,
+        quantized: &Quantized,
+        target: &Path,
+        report: &mut DequantizeReport,
+    ) -> Result<Vec<NewTensor>, QuantizeFileError> {
+        let mut jobs = Vec::new();
+        let mut new = Vec::new();
+        for tensor in &self.header.tensors {
+            if self.is_scale(&tensor.name, quantized) {
+                continue;
+            }
+            let (dtype, shape, bytes, parts) = match quantized.tensors.get(&tensor.name) {
+                None => (tensor.dtype.clone(), tensor.shape.clone(), tensor.bytes, None),
+                Some(original) => {
+                    let parts = self.parts(tensor, original)?;
+                    let elements = parts.matrices.rows_total() * parts.matrices.cols;
+                    let bytes = elements as u64 * if original.dtype == "F32" { 4 } else { 2 };
+                    (original.dtype.clone(), original.shape.clone(), bytes, Some(parts))
+                }
+            };
+            new.push(NewTensor { name: tensor.name.clone(), dtype, shape, bytes });
+            jobs.push((tensor, parts));
+        }
+        let found = jobs.iter().filter(|(_, parts)| parts.is_some()).count();
+        if found != quantized.tensors.len() {
+            let expected = quantized.tensors.len();
+            let detail = format!("`{KEY}` names {expected} tensors, of which {found} are there");
+            return Err(QuantizeFileError::invalid(self.path, detail));
+        }
+        let mut metadata: BTreeMap<String, String> = self.header.metadata.clone();
+        metadata.remove(KEY);
+        let (file, begins) = safetensors::create(target, &new, &metadata)?;
+        for (((tensor, parts), begin), new) in jobs.iter().zip(begins).zip(&new) {
+            let out = Target { file: &file, path: target, begin };
+            match parts {
+                None => self.copy(tensor, &out)?,
+                Some(parts) => {
+                    self.tensor(parts, &new.dtype, &out)?;
+                    report.tensors += 1;
+                    report.bytes_in += parts.codes.bytes + parts.scales.bytes;
+                    report.bytes_out += new.bytes;
+                    continue;
+                }
+            }
+            report.tensors_kept += 1;
+            report.bytes_in += tensor.bytes;
+            report.bytes_out += tensor.bytes;
+        }
+        Ok(new)
+    }
+
+    /// Whether a tensor holds scales of a quantized one.
+    fn is_scale(&self, name: &str, quantized: &Quantized) -> bool {
+        let of = |end| name.strip_suffix(end).is_some_and(|of| quantized.tensors.contains_key(of));
+        of("_scale") || (self.stored.format == FileFormat::Nvfp4 && of("_scale_2"))
+    }
+
+    /// The parts of a quantized tensor, whose sizes are checked.
+    fn parts<'a>(
+        &'a self,
+        codes: &'a Tensor,
+        original: &Original,
+    ) -> Result<Parts<'a>, QuantizeFileError> {
+        let name = &codes.name;
+        let invalid = |detail: String| QuantizeFileError::invalid(self.path, detail);
+        if !["F32", "BF16", "F16"].contains(&original.dtype.as_str()) {
+            let got = &original.dtype;
+            return Err(invalid(format!("`{name}`: expected F32, BF16 or F16, got `{got}`")));
+        }
+        let matrices = Matrices::new(&original.shape)
+            .ok_or_else(|| invalid(format!("`{name}` is larger than a file can be")))?;
+        let find = |name: String, bytes: u64| {
+            let found = self.header.tensors.iter().find(|tensor| tensor.name == name);
+            let tensor = found.ok_or_else(|| invalid(format!("tensor `{name}` is missing")))?;
+            match tensor.bytes == bytes {
+                true => Ok(tensor),
+                false => {
+                    let got = tensor.bytes;
+                    Err(invalid(format!("`{name}`: expected {bytes} bytes, got {got}")))
+                }
+            }
+        };
+        let rows = matrices.rows_total() as u64;
+        let codes = find(name.clone(), rows * self.stored.codes_len(matrices.cols) as u64)?;
+        let bytes = matrices.count as u64 * self.stored.matrix_scales_len(matrices) as u64;
+        let scales = find(format!("{name}_scale"), bytes)?;
+        let mut tensor_scale = [0; 4];
+        if self.stored.format == FileFormat::Nvfp4 {
+            self.read(&mut tensor_scale, find(format!("{name}_scale_2"), 4)?.begin)?;
+        }
+        Ok(Parts { codes, scales, tensor_scale: f32::from_le_bytes(tensor_scale), matrices })
+    }
+
+    fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), QuantizeFileError> {
+        self.file.read_exact_at(bytes, at).map_err(QuantizeFileError::io("read", self.path))
+    }
+
+    fn copy(&self, tensor: &Tensor, target: &Target<'_>) -> Result<(), QuantizeFileError> {
+        let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
+        for_each(&starts, COPY_BYTES / 4, |buffer: &mut Vec<u8>, start| {
+            buffer.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);
+            self.read(buffer, tensor.begin + start)?;
+            target.write(buffer, start)
+        })?;
+        Ok(())
+    }
+
+    /// Dequantizes one tensor.
+    fn tensor(
+        &self,
+        parts: &Parts<'_>,
+        dtype: &str,
+        target: &Target<'_>,
+    ) -> Result<(), QuantizeFileError> {
+        let pieces = pieces(parts.matrices, self.stored.layout);
+        let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
+        for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
+            self.load(parts, piece, buffers)?;
+            let Buffers { codes, scales, wide, narrow, half, .. } = buffers;
+            let first = piece.first(parts.matrices);
+            match dtype {
+                "BF16" => {
+                    narrow.resize(piece.elements(), bf16::ZERO);
+                    self.values(parts, piece, codes, scales, narrow)?;
+                    target.write(bytemuck::cast_slice(narrow), 2 * first)
+                }
+                "F32" => {
+                    wide.resize(piece.elements(), 0.0);
+                    self.values(parts, piece, codes, scales, wide)?;
+                    target.write(bytemuck::cast_slice(wide), 4 * first)
+                }
+                _ => {
+                    wide.resize(piece.elements(), 0.0);
+                    self.values(parts, piece, codes, scales, wide)?;
+                    half.clear();
+                    half.extend(wide.iter().map(|&x| f16::from_f32(x).to_bits()));
+                    target.write(bytemuck::cast_slice(half), 2 * first)
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Reads codes and scales of a piece; NVFP4 stays packed.
+    fn load(
+        &self,
+        parts: &Parts<'_>,
+        piece: Piece,
+        buffers: &mut Buffers,
+    ) -> Result<(), QuantizeFileError> {
+        let Piece { rows, cols, .. } = piece;
+        let Buffers { stored, codes, scales, tiles, .. } = buffers;
+        let begin = parts.codes.begin + piece.codes_begin(parts.matrices, self.stored);
+        stored.resize(rows * self.stored.codes_len(cols), 0);
+        self.read(stored, begin)?;
+        match self.stored.format {
+            FileFormat::Mxfp8 | FileFormat::Nvfp4 => std::mem::swap(codes, stored),
+            FileFormat::Mxfp6 => {
+                codes.resize(rows * cols, 0);
+                packed::unpack_fp6(stored, rows, cols, codes)?;
+            }
+            FileFormat::Mxfp4 => {
+                codes.resize(rows * cols, 0);
+                packed::unpack_fp4(stored, rows, cols, codes)?;
+            }
+        }
+        let blocks = self.stored.blocks(cols);
+        let begin = parts.scales.begin + piece.scales_begin(parts.matrices, self.stored);
+        scales.resize(rows * blocks, 0);
+        match self.stored.layout {
+            ScaleLayout::Plain => self.read(scales, begin),
+            ScaleLayout::Tiled => {
+                tiles.resize(scale_tiles::tiled_len(rows, blocks), 0);
+                self.read(tiles, begin)?;
+                Ok(scale_tiles::from_tiles(tiles, rows, blocks, scales)?)
+            }
+        }
+    }
+
+    fn values<T: deepwell_precision::Target>(
+        &self,
+        parts: &Parts<'_>,
+        piece: Piece,
+        codes: &[u8],
+        scales: &[u8],
+        out: &mut [T],
+    ) -> Result<(), QuantizeFileError> {
+        let Piece { rows, cols, .. } = piece;
+        if self.stored.format == FileFormat::Nvfp4 {
+            nvfp4::dequantize_rows(codes, scales, parts.tensor_scale, rows, cols, out)?;
+        } else {
+            dequantize_rows(codes, scales, rows, cols, self.stored.format.element(), out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where one tensor is written.
+struct Target<'a> {
+    file: &'a File,
+    path: &'a Path,
+    begin: u64,
+}
+
+impl Target<'_> {
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), QuantizeFileError> {
+        self.file
+            .write_all_at(bytes, self.begin + at)
+            .map_err(QuantizeFileError::io("write", self.path))
+    }
+}

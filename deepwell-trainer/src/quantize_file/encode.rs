@@ -1,0 +1,224 @@
+//! From a model to its quantized form.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Instant;
+
+use deepwell_precision::{Format, PrecisionPolicy, TensorUse};
+
+use super::metadata::{KEY, Original, Quantized};
+use super::names::role_of;
+use super::output::Output;
+use super::pieces::TILED_COLS_MAX;
+use super::report::{Quality, QuantizeReport, TensorReport};
+use super::safetensors::{self, Header, NewTensor, Tensor};
+use super::shape::{Matrices, Stored};
+use super::tensor::{Files, Places, SourceType, Work, copy};
+use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
+
+/// Quantizes a model: `options.output` holds every tensor of the input, those that the policy names
+/// as codes and scales. Large tensors are split over the threads of the current rayon pool; the
+/// bytes do not depend on their number. The output appears when it is complete.
+///
+/// # Errors
+///
+/// [`QuantizeFileError`] for an input that is no model, is quantized already or has nothing to
+/// quantize, an output that is there, a policy that names what the model does not have, and for
+/// what the system refuses.
+pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, QuantizeFileError> {
+    let start = Instant::now();
+    let model = safetensors::find(&options.input)?;
+    let mut files = Vec::new();
+    for (path, name) in &model.files {
+        let (file, header) = safetensors::open(path)?;
+        if let Some(quantized) = Quantized::of(&header, path)? {
+            let format = quantized.format.name();
+            return Err(QuantizeFileError::AlreadyQuantized { path: path.clone(), format });
+        }
+        files.push((path.as_path(), name.as_str(), file, header));
+    }
+    let reasons = decide(options, files.iter().map(|(.., header)| header))?;
+    let stored = Stored { format: options.format, layout: options.layout };
+
+    let output = Output::begin(&model, &options.output, options.force)?;
+    let (mut report, mut reasons) = (QuantizeReport::new(options), reasons.into_iter());
+    let mut index = Vec::new();
+    for (path, name, file, header) in &files {
+        let of_file: Vec<Decision> = reasons.by_ref().take(header.tensors.len()).collect();
+        let target = output.file(name);
+        let tensors =
+            quantize_file(path, file, header, &of_file, stored, options, &target, &mut report)?;
+        index.push(((*name).to_owned(), tensors));
+    }
+    output.finish(&model, &index)?;
+    report.seconds = start.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// What becomes of one tensor, and why.
+struct Decision {
+    is_quantized: bool,
+    reason: String,
+}
+
+/// One decision for each tensor of the headers, in their order.
+fn decide<'a>(
+    options: &QuantizeFileOptions,
+    headers: impl Iterator<Item = &'a Header>,
+) -> Result<Vec<Decision>, QuantizeFileError> {
+    let tensors: Vec<&Tensor> = headers.flat_map(|header| &header.tensors).collect();
+    let is_float = |tensor: &Tensor| SourceType::of(tensor).is_some();
+    let uses: Vec<TensorUse<'_>> = tensors
+        .iter()
+        .filter(|tensor| is_float(tensor))
+        .map(|tensor| TensorUse {
+            name: &tensor.name,
+            role: role_of(&tensor.name, tensor.shape.len()),
+        })
+        .collect();
+    let policy = match &options.policy {
+        Some(policy) => policy.clone(),
+        // A file has no order of execution, so that first and last mean nothing.
+        None => PrecisionPolicy::from_toml("keep_first_last_bf16 = false", "default policy")?,
+    };
+    let mut assigned = policy.assign(&uses)?.into_iter();
+    let mut decisions = Vec::new();
+    for tensor in tensors {
+        let assignment = if is_float(tensor) { assigned.next() } else { None };
+        decisions.push(match assignment {
+            None => Decision {
+                is_quantized: false,
+                reason: format!("type {} is not quantized", tensor.dtype),
+            },
+            Some(assignment) => Decision {
+                is_quantized: assignment.format == Format::Mxfp8 && tensor.bytes > 0,
+                reason: assignment.reason,
+            },
+        });
+    }
+    match decisions.iter().any(|decision| decision.is_quantized) {
+        true => Ok(decisions),
+        false => Err(QuantizeFileError::NothingToQuantize),
+    }
+}
+
+/// One tensor of the input with what it becomes.
+struct Job<'a> {
+    tensor: &'a Tensor,
+    /// None for one that is kept.
+    matrices: Option<(SourceType, Matrices)>,
+    reason: String,
+}
+
+/// Quantizes one file into `target`, adds to the report, and says what the file holds.
+fn quantize_file(
+    path: &Path,
+    source: &File,
+    header: &Header,
+    decisions: &[Decision],
+    stored: Stored,
+    options: &QuantizeFileOptions,
+    target: &Path,
+    report: &mut QuantizeReport,
+) -> Result<Vec<NewTensor>, QuantizeFileError> {
+    let mut quantized = Quantized::new(options.format, options.scale_rule, options.layout);
+    let (mut jobs, mut new) = (Vec::new(), Vec::new());
+    for (tensor, decision) in header.tensors.iter().zip(decisions) {
+        let kind = SourceType::of(tensor).filter(|_| decision.is_quantized);
+        let matrices = kind.and_then(|kind| Some((kind, Matrices::new(&tensor.shape)?)));
+        match matrices {
+            None => new.push(NewTensor {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype.clone(),
+                shape: tensor.shape.clone(),
+                bytes: tensor.bytes,
+            }),
+            Some((_, matrices)) => {
+                if stored.layout == ScaleLayout::Tiled && matrices.cols > TILED_COLS_MAX {
+                    return Err(QuantizeFileError::TooWide {
+                        name: tensor.name.clone(),
+                        cols: matrices.cols,
+                        cols_max: TILED_COLS_MAX,
+                    });
+                }
+                new.extend(stored_tensors(tensor, matrices, stored));
+                let original =
+                    Original { dtype: tensor.dtype.clone(), shape: tensor.shape.clone() };
+                quantized.tensors.insert(tensor.name.clone(), original);
+            }
+        }
+        jobs.push(Job { tensor, matrices, reason: decision.reason.clone() });
+    }
+    let mut names: Vec<&str> = new.iter().map(|tensor| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        let detail = format!("it has a tensor `{}`, the name that scales would get", twice[0]);
+        return Err(QuantizeFileError::invalid(path, detail));
+    }
+    let mut metadata = header.metadata.clone();
+    let text = serde_json::to_string(&quantized)
+        .map_err(|error| QuantizeFileError::invalid(target, error.to_string()))?;
+    metadata.insert(KEY.to_owned(), text);
+    let (target_file, begins) = safetensors::create(target, &new, &metadata)?;
+
+    let files = Files { source, source_path: path, target: &target_file, target_path: target };
+    let mut places = begins.iter().copied().zip(&new);
+    for job in jobs {
+        let tensor = job.tensor;
+        let mut next = || places.next().map_or((0, 0), |(begin, new)| (begin, new.bytes));
+        let (begin, bytes) = next();
+        let mut bytes_out = bytes;
+        let quality = match job.matrices {
+            None => {
+                copy(&files, tensor, begin)?;
+                None
+            }
+            Some((kind, matrices)) => {
+                let scales = next();
+                bytes_out += scales.1;
+                let mut places = Places { codes: begin, scales: scales.0, tensor_scale: None };
+                if stored.format == FileFormat::Nvfp4 {
+                    let (begin, bytes) = next();
+                    places.tensor_scale = Some(begin);
+                    bytes_out += bytes;
+                }
+                let work = Work { files: &files, tensor, kind, matrices, stored, options, places };
+                Some(Quality::from(work.run()?))
+            }
+        };
+        report.add(TensorReport {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: tensor.shape.clone(),
+            reason: job.reason,
+            bytes_in: tensor.bytes,
+            bytes_out,
+            quality,
+        });
+    }
+    Ok(new)
+}
+
+/// Codes, scales and, for NVFP4, the tensor scale of one tensor.
+fn stored_tensors(tensor: &Tensor, matrices: Matrices, stored: Stored) -> Vec<NewTensor> {
+    let rows = matrices.rows_total() as u64;
+    let mut new = vec![
+        NewTensor {
+            name: tensor.name.clone(),
+            dtype: stored.codes_dtype().to_owned(),
+            shape: stored.codes_shape(&tensor.shape),
+            bytes: rows * stored.codes_len(matrices.cols) as u64,
+        },
+        NewTensor {
+            name: format!("{}_scale", tensor.name),
+            dtype: stored.scales_dtype().to_owned(),
+            shape: stored.scales_shape(&tensor.shape, matrices),
+            bytes: matrices.count as u64 * stored.matrix_scales_len(matrices) as u64,
+        },
+    ];
+    if stored.format == FileFormat::Nvfp4 {
+        let name = format!("{}_scale_2", tensor.name);
+        new.push(NewTensor { name, dtype: "F32".to_owned(), shape: Vec::new(), bytes: 4 });
+    }
+    new
+}

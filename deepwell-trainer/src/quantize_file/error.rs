@@ -1,0 +1,117 @@
+//! Why a model could not be quantized, or brought back.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Errors of [`super::quantize`] and [`super::dequantize`].
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum QuantizeFileError {
+    /// A file or folder cannot be used.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// The system's words.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("`{}` is not valid: {detail}", path.display())]
+    InvalidFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A folder without a model.
+    #[error(
+        "no model in `{}`: expected `model.safetensors` or `model.safetensors.index.json`",
+        path.display()
+    )]
+    NoModel {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The output is there already.
+    #[error("`{}` exists already\nhint: `--force` writes over it", path.display())]
+    Exists {
+        /// The output.
+        path: PathBuf,
+    },
+    /// The output is one of the files that are read.
+    #[error(
+        "`{}` is also the input\nhint: name another output; the input is read while it is written",
+        path.display()
+    )]
+    SameFile {
+        /// Input and output.
+        path: PathBuf,
+    },
+    /// The input of [`super::quantize`] has been quantized by it.
+    #[error(
+        "`{}` holds {format} already\nhint: quantize the model that it was made from, since every \
+         rounding loses bits; `--dequantize` brings numbers back",
+        path.display()
+    )]
+    AlreadyQuantized {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        format: &'static str,
+    },
+    /// The input of [`super::dequantize`] has not been quantized.
+    #[error(
+        "`{}` has not been written by `deepwell quantize`: expected `{key}` in its metadata",
+        path.display()
+    )]
+    NotQuantized {
+        /// The file.
+        path: PathBuf,
+        /// The key that was looked for.
+        key: &'static str,
+    },
+    /// Nothing in the model would be quantized.
+    #[error(
+        "no tensor of the model is to be quantized\nhint: a `[[rule]]` in the policy file with \
+         `format = \"mxfp8\"` names tensors; they need the type F32, BF16 or F16"
+    )]
+    NothingToQuantize,
+    /// Tiles of a matrix that wide do not fit into the buffers.
+    #[error(
+        "tensor `{name}` has rows of {cols} elements: expected {cols_max} at most for tiled \
+         scales\nhint: `--layout plain`, or keep the tensor with a rule of `--policy`"
+    )]
+    TooWide {
+        /// The tensor.
+        name: String,
+        /// Elements of one of its rows.
+        cols: usize,
+        /// Elements that a row may have.
+        cols_max: usize,
+    },
+    /// The policy does not fit the model.
+    #[error(transparent)]
+    Policy(#[from] deepwell_precision::PolicyError),
+    /// A buffer has the wrong length.
+    #[error(transparent)]
+    Quantize(#[from] deepwell_precision::QuantizeError),
+}
+
+impl QuantizeFileError {
+    pub(super) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+
+    pub(super) fn invalid(path: impl Into<PathBuf>, detail: impl Into<String>) -> Self {
+        Self::InvalidFile { path: path.into(), detail: detail.into() }
+    }
+}

@@ -1,0 +1,53 @@
+//! What a quantized file says about itself, in the metadata of its header.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use deepwell_precision::ScaleRule;
+use serde::{Deserialize, Serialize};
+
+use super::safetensors::Header;
+use super::{FileFormat, QuantizeFileError, ScaleLayout};
+
+/// Key of the metadata whose value is a [`Quantized`] as JSON.
+pub(super) const KEY: &str = "deepwell_quantized";
+const VERSION: u32 = 1;
+
+/// How the tensors of a file were quantized.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Quantized {
+    version: u32,
+    pub(super) format: FileFormat,
+    pub(super) scale_rule: ScaleRule,
+    pub(super) layout: ScaleLayout,
+    /// The quantized tensors, as they were.
+    pub(super) tensors: BTreeMap<String, Original>,
+}
+
+/// A tensor before it was quantized.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Original {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+}
+
+impl Quantized {
+    pub(super) fn new(format: FileFormat, scale_rule: ScaleRule, layout: ScaleLayout) -> Self {
+        Self { version: VERSION, format, scale_rule, layout, tensors: BTreeMap::new() }
+    }
+
+    /// What a header says, if it says something.
+    pub(super) fn of(header: &Header, path: &Path) -> Result<Option<Self>, QuantizeFileError> {
+        let Some(text) = header.metadata.get(KEY) else { return Ok(None) };
+        let invalid = |detail: String| QuantizeFileError::invalid(path, detail);
+        let this: Self =
+            serde_json::from_str(text).map_err(|error| invalid(format!("`{KEY}`: {error}")))?;
+        if this.version != VERSION {
+            let got = this.version;
+            return Err(invalid(format!("`{KEY}`: expected version {VERSION}, got {got}")));
+        }
+        Ok(Some(this))
+    }
+}

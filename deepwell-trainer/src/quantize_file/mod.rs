@@ -1,0 +1,145 @@
+//! Safetensors models in and out of block formats: `deepwell quantize`.
+//!
+//! Tensors stream through in pieces, so that a model may be larger than memory: whatever its size,
+//! buffers take [`BUFFER_BYTES_MAX`] at most. `docs/formats.md` describes the files.
+//!
+//! ```
+//! use deepwell_trainer::quantize_file::{FileFormat, QuantizeFileOptions, dequantize, quantize};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = |name: &str| folder.path().join(name);
+//! # let values: Vec<f32> = (0..64 * 64).map(|i| (i as f32).sin()).collect();
+//! # let tensor = deepwell_ckpt::hf::WriteTensor::from_f32("up.weight", &[64, 64], &values);
+//! # deepwell_ckpt::hf::write(&path("model.safetensors"), &[tensor])?;
+//! let mut options = QuantizeFileOptions::new(
+//!     path("model.safetensors"),
+//!     path("small.safetensors"),
+//!     FileFormat::Nvfp4,
+//! );
+//! let report = quantize(&options)?;
+//! assert!(report.bytes_out < report.bytes_in / 6);
+//! assert!(report.tensors[0].quality.as_ref().is_some_and(|quality| quality.snr_db > 15.0));
+//!
+//! (options.input, options.output) = (options.output, path("again.safetensors"));
+//! dequantize(&options.input, &options.output, false)?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::PathBuf;
+
+use deepwell_precision::{ElementFormat, PrecisionPolicy, ScaleRule};
+use serde::{Deserialize, Serialize};
+
+mod decode;
+mod encode;
+mod error;
+mod metadata;
+mod names;
+mod output;
+mod pieces;
+mod report;
+mod safetensors;
+mod shape;
+mod tensor;
+
+pub use decode::dequantize;
+pub use encode::quantize;
+pub use error::QuantizeFileError;
+pub use pieces::BUFFER_BYTES_MAX;
+pub use report::{DequantizeReport, Quality, QuantizeReport, TensorReport};
+
+/// The format of the quantized tensors of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FileFormat {
+    /// E4M3 in blocks of 32
+    Mxfp8,
+    /// E2M3 in blocks of 32, four codes to three bytes
+    Mxfp6,
+    /// E2M1 in blocks of 32, two codes to a byte
+    Mxfp4,
+    /// E2M1 in blocks of 16 with a tensor scale, two codes to a byte
+    Nvfp4,
+}
+
+impl FileFormat {
+    /// The word that stands for it on the command line and in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mxfp8 => "mxfp8",
+            Self::Mxfp6 => "mxfp6",
+            Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+
+    const fn element(self) -> ElementFormat {
+        match self {
+            Self::Mxfp8 => ElementFormat::E4M3,
+            Self::Mxfp6 => ElementFormat::E2M3,
+            Self::Mxfp4 | Self::Nvfp4 => ElementFormat::E2M1,
+        }
+    }
+}
+
+/// How the scales of a file are laid out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ScaleLayout {
+    /// Row-major, a byte for each block
+    #[default]
+    Plain,
+    /// Tiles of 128 rows by 4 blocks, as tensor cores read them
+    Tiled,
+}
+
+impl ScaleLayout {
+    /// The word that stands for it on the command line and in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Tiled => "tiled",
+        }
+    }
+}
+
+/// What [`quantize`] does.
+#[derive(Clone, Debug)]
+pub struct QuantizeFileOptions {
+    /// A safetensors file, an index of shards, or a folder with either.
+    pub input: PathBuf,
+    /// A file where the input is a file, else a folder.
+    pub output: PathBuf,
+    /// The format of quantized tensors.
+    pub format: FileFormat,
+    /// How scales of MX formats follow from magnitudes; NVFP4 has a rule of its own.
+    pub scale_rule: ScaleRule,
+    /// Which tensors are quantized: those that it gives a block-scaled format. Without one, every
+    /// linear tensor of blocks and experts.
+    pub policy: Option<PrecisionPolicy>,
+    /// The layout of scales.
+    pub layout: ScaleLayout,
+    /// Whether to write over what is there.
+    pub force: bool,
+}
+
+impl QuantizeFileOptions {
+    /// Options with the defaults of the command: RCEIL, plain scales, no policy, nothing
+    /// overwritten.
+    #[must_use]
+    pub fn new(input: PathBuf, output: PathBuf, format: FileFormat) -> Self {
+        Self {
+            input,
+            output,
+            format,
+            scale_rule: ScaleRule::Rceil,
+            policy: None,
+            layout: ScaleLayout::Plain,
+            force: false,
+        }
+    }
+}

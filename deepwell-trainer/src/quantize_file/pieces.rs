@@ -1,0 +1,191 @@
+//! Tensors in pieces of a size that fits into cache, worked off by the threads of the rayon pool.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use deepwell_precision::scale_tiles::{TILE_BLOCKS, TILE_BYTES, TILE_ROWS};
+
+use super::shape::{Matrices, Stored};
+use super::{QuantizeFileError, ScaleLayout};
+
+/// Bytes that the buffers of all threads take together, at most.
+pub const BUFFER_BYTES_MAX: usize = 160 << 20;
+
+/// Elements of a piece, unless 128 rows have more.
+const PIECE_ELEMENTS: usize = 1 << 18;
+/// Elements of 128 rows at most.
+const TILED_ELEMENTS_MAX: usize = 1 << 23;
+/// Bytes of all buffers for an element: source (4), codes, packed codes, scales, values (4).
+const BYTES_PER_ELEMENT: usize = 12;
+
+const _: () = assert!(TILED_ELEMENTS_MAX * BYTES_PER_ELEMENT <= BUFFER_BYTES_MAX);
+// Where a row is cut, all formats start a byte and a block.
+const _: () = assert!(PIECE_ELEMENTS.is_multiple_of(32));
+
+/// Elements that a row may have where scales are tiled.
+pub(super) const TILED_COLS_MAX: usize = TILED_ELEMENTS_MAX / TILE_ROWS;
+
+/// Whole rows, or a part of one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// First row, counted over all matrices.
+    pub(super) row: usize,
+    pub(super) rows: usize,
+    pub(super) col: usize,
+    pub(super) cols: usize,
+}
+
+impl Piece {
+    pub(super) fn elements(self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Index of its first element.
+    pub(super) fn first(self, matrices: Matrices) -> u64 {
+        self.row as u64 * matrices.cols as u64 + self.col as u64
+    }
+
+    /// Where its codes start, bytes from those of the tensor.
+    pub(super) fn codes_begin(self, matrices: Matrices, stored: Stored) -> u64 {
+        self.row as u64 * stored.codes_len(matrices.cols) as u64 + stored.codes_len(self.col) as u64
+    }
+
+    /// Where its scales start, bytes from those of the tensor.
+    pub(super) fn scales_begin(self, matrices: Matrices, stored: Stored) -> u64 {
+        let blocks = stored.blocks(matrices.cols);
+        match stored.layout {
+            ScaleLayout::Plain => {
+                self.row as u64 * blocks as u64 + (self.col / stored.block()) as u64
+            }
+            ScaleLayout::Tiled => {
+                let (matrix, row) = (self.row / matrices.rows, self.row % matrices.rows);
+                let tiles = row / TILE_ROWS * blocks.div_ceil(TILE_BLOCKS);
+                (matrix * stored.matrix_scales_len(matrices) + tiles * TILE_BYTES) as u64
+            }
+        }
+    }
+}
+
+/// The pieces of a tensor, which depend on its shape alone.
+pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout) -> Vec<Piece> {
+    let Matrices { count, rows, cols } = matrices;
+    let mut pieces = Vec::new();
+    if count * rows * cols == 0 {
+        return pieces;
+    }
+    let rows_at_once = PIECE_ELEMENTS / cols;
+    match layout {
+        ScaleLayout::Plain if rows_at_once == 0 => {
+            for row in 0..count * rows {
+                for col in (0..cols).step_by(PIECE_ELEMENTS) {
+                    let cols = PIECE_ELEMENTS.min(cols - col);
+                    pieces.push(Piece { row, rows: 1, col, cols });
+                }
+            }
+        }
+        ScaleLayout::Plain => {
+            for row in (0..count * rows).step_by(rows_at_once) {
+                let rows = rows_at_once.min(count * rows - row);
+                pieces.push(Piece { row, rows, col: 0, cols });
+            }
+        }
+        ScaleLayout::Tiled => {
+            let rows_at_once = (rows_at_once / TILE_ROWS).max(1) * TILE_ROWS;
+            for matrix in 0..count {
+                for row in (0..rows).step_by(rows_at_once) {
+                    let piece_rows = rows_at_once.min(rows - row);
+                    let row = matrix * rows + row;
+                    pieces.push(Piece { row, rows: piece_rows, col: 0, cols });
+                }
+            }
+        }
+    }
+    pieces
+}
+
+/// Runs `work` on each of `items` with the threads of the current rayon pool, of which each has a
+/// state of its own, and gives the results in order. `elements` is the size of the largest item.
+/// After an error no new item is begun.
+pub(super) fn for_each<I: Copy + Sync, W: Default, R: Send>(
+    items: &[I],
+    elements: usize,
+    work: impl Fn(&mut W, I) -> Result<R, QuantizeFileError> + Sync,
+) -> Result<Vec<R>, QuantizeFileError> {
+    let fitting = BUFFER_BYTES_MAX / (elements * BYTES_PER_ELEMENT).max(1);
+    let workers = rayon::current_num_threads().min(fitting).min(items.len()).max(1);
+    let next = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    let done: Mutex<Vec<(usize, Result<R, QuantizeFileError>)>> = Mutex::new(Vec::new());
+    let worker = || {
+        let mut state = W::default();
+        let mut results = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&item) = items.get(index) else { break };
+            let result = work(&mut state, item);
+            if result.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            results.push((index, result));
+        }
+        // A poisoned lock only says that another thread panicked, which rayon passes on.
+        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).append(&mut results);
+    };
+    // A thread that waits inside of `work` may begin another worker, never another item, so that
+    // there are no more states than workers.
+    rayon::scope(|scope| (0..workers).for_each(|_| scope.spawn(|_| worker())));
+    let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    done.sort_by_key(|&(index, _)| index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::FileFormat;
+    use super::*;
+
+    /// Pieces cover every element once, and their codes and scales follow each other.
+    #[test]
+    fn pieces_cover_a_tensor() {
+        for (count, rows, cols) in
+            [(1, 1, 1), (3, 130, 70), (1, 700, 3000), (2, 1, 600_000), (1, 0, 5), (1, 300, 20_000)]
+        {
+            let matrices = Matrices { count, rows, cols };
+            for layout in [ScaleLayout::Plain, ScaleLayout::Tiled] {
+                if layout == ScaleLayout::Tiled && cols > TILED_COLS_MAX {
+                    continue;
+                }
+                for format in [FileFormat::Mxfp6, FileFormat::Nvfp4] {
+                    let stored = Stored { format, layout };
+                    let (mut element, mut codes, mut scales) = (0, 0, 0);
+                    for piece in pieces(matrices, layout) {
+                        assert_eq!(piece.first(matrices), element);
+                        assert_eq!(piece.codes_begin(matrices, stored), codes);
+                        assert_eq!(piece.scales_begin(matrices, stored), scales);
+                        element += piece.elements() as u64;
+                        codes += (piece.rows * stored.codes_len(piece.cols)) as u64;
+                        let part = Matrices { count: 1, rows: piece.rows, cols: piece.cols };
+                        scales += stored.matrix_scales_len(part) as u64;
+                    }
+                    assert_eq!(element, (count * rows * cols) as u64);
+                    assert_eq!(scales, (count * stored.matrix_scales_len(matrices)) as u64);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn results_come_in_order_and_errors_stop() {
+        let items: Vec<usize> = (0..1000).collect();
+        let results = for_each(&items, 1, |calls: &mut usize, item| {
+            *calls += 1;
+            Ok(item * 2)
+        });
+        assert_eq!(results.expect("no error"), (0..2000).step_by(2).collect::<Vec<_>>());
+        let error = for_each(&items, 1, |_: &mut (), item| match item {
+            5 => Err(QuantizeFileError::NothingToQuantize),
+            _ => Ok(()),
+        });
+        assert!(error.is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! What came of it, as a table or as JSON.
+
+use std::fmt;
+
+use deepwell_precision::BlockSums;
+use serde::Serialize;
+
+use super::{FileFormat, QuantizeFileOptions, ScaleLayout};
+
+/// What [`super::quantize`] did.
+#[derive(Clone, Debug, Serialize)]
+pub struct QuantizeReport {
+    /// Format of the quantized tensors.
+    pub format: FileFormat,
+    /// Rule of their scales; `null` for NVFP4, which has its own.
+    pub scale_rule: Option<&'static str>,
+    /// Layout of their scales.
+    pub layout: ScaleLayout,
+    /// All tensors, by file and place.
+    pub tensors: Vec<TensorReport>,
+    /// Bytes of all tensors of the input.
+    pub bytes_in: u64,
+    /// Bytes of all tensors of the output, scales included.
+    pub bytes_out: u64,
+    /// Time that it took.
+    pub seconds: f64,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorReport {
+    /// Its name.
+    pub name: String,
+    /// Its element type in the input.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Why it was quantized or kept.
+    pub reason: String,
+    /// Bytes in the input.
+    pub bytes_in: u64,
+    /// Bytes in the output, scales included.
+    pub bytes_out: u64,
+    /// What quantization did to it; `null` for a tensor that was kept.
+    pub quality: Option<Quality>,
+}
+
+/// What quantization did to a tensor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Quality {
+    /// Signal to noise, decibels; `null` in JSON where nothing was lost.
+    pub snr_db: f64,
+    /// Share of the elements beyond the largest value of their block, 0 to 1.
+    pub saturation: f64,
+    /// Share of the elements that became zero, 0 to 1.
+    pub underflow: f64,
+    /// Blocks with a NaN or an infinity, which the other figures leave out.
+    pub blocks_not_finite: u64,
+}
+
+impl From<BlockSums> for Quality {
+    fn from(sums: BlockSums) -> Self {
+        Self {
+            snr_db: sums.snr_db(),
+            saturation: sums.saturation_fraction(),
+            underflow: sums.underflow_fraction(),
+            blocks_not_finite: sums.blocks_not_finite,
+        }
+    }
+}
+
+impl QuantizeReport {
+    pub(super) fn new(options: &QuantizeFileOptions) -> Self {
+        let has_rule = options.format != FileFormat::Nvfp4;
+        Self {
+            format: options.format,
+            scale_rule: has_rule.then(|| options.scale_rule.name()),
+            layout: options.layout,
+            tensors: Vec::new(),
+            bytes_in: 0,
+            bytes_out: 0,
+            seconds: 0.0,
+        }
+    }
+
+    pub(super) fn add(&mut self, tensor: TensorReport) {
+        self.bytes_in += tensor.bytes_in;
+        self.bytes_out += tensor.bytes_out;
+        self.tensors.push(tensor);
+    }
+}
+
+impl fmt::Display for QuantizeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |tensor: &TensorReport| tensor.name.chars().count();
+        let width = self.tensors.iter().map(name).max().unwrap_or(0).max(6);
+        writeln!(
+            f,
+            "{:width$} {:>17} {:>11} {:>11} {:>7} {:>9} {:>9}",
+            "tensor", "shape", "MB before", "MB after", "SNR dB", "saturated", "underflow"
+        )?;
+        for tensor in &self.tensors {
+            let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
+            let (shape, mb) = (shape.join("x"), |bytes: u64| bytes as f64 / 1e6);
+            let (before, after) = (mb(tensor.bytes_in), mb(tensor.bytes_out));
+            write!(f, "{:width$} {shape:>17} {before:>11.3} {after:>11.3} ", tensor.name)?;
+            match &tensor.quality {
+                None => writeln!(f, "kept: {}", tensor.reason)?,
+                Some(quality) => {
+                    let Quality { snr_db, saturation, underflow, .. } = quality;
+                    let (saturated, lost) = (saturation * 100.0, underflow * 100.0);
+                    write!(f, "{snr_db:>7.2} {saturated:>7.3} % {lost:>7.3} %")?;
+                    match quality.blocks_not_finite {
+                        0 => writeln!(f)?,
+                        blocks => writeln!(f, "  {blocks} blocks are not finite")?,
+                    }
+                }
+            }
+        }
+        let quantized = self.tensors.iter().filter(|tensor| tensor.quality.is_some()).count();
+        let (before, after) = (self.bytes_in as f64 / 1e6, self.bytes_out as f64 / 1e6);
+        writeln!(
+            f,
+            "{} of {} tensors to {} ({} scales): {before:.3} MB to {after:.3} MB, {:.2} x smaller, \
+             in {:.2} s",
+            quantized,
+            self.tensors.len(),
+            self.format.name(),
+            match self.scale_rule {
+                Some(rule) => format!("{rule}, {}", self.layout.name()),
+                None => self.layout.name().to_owned(),
+            },
+            self.bytes_in as f64 / self.bytes_out.max(1) as f64,
+            self.seconds
+        )
+    }
+}
+
+/// What [`super::dequantize`] did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DequantizeReport {
+    /// Tensors that were brought back.
+    pub tensors: usize,
+    /// Tensors that had not been quantized.
+    pub tensors_kept: usize,
+    /// Bytes of all tensors of the input.
+    pub bytes_in: u64,
+    /// Bytes of all tensors of the output.
+    pub bytes_out: u64,
+    /// Time that it took.
+    pub seconds: f64,
+}
+
+impl fmt::Display for DequantizeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} tensors brought back, {} kept: {:.3} MB to {:.3} MB in {:.2} s",
+            self.tensors,
+            self.tensors_kept,
+            self.bytes_in as f64 / 1e6,
+            self.bytes_out as f64 / 1e6,
+            self.seconds
+        )
+    }
+}

@@ -1,0 +1,225 @@
+//! Headers of safetensors files, read and written, and which files make up a model.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::QuantizeFileError;
+
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+const METADATA: &str = "__metadata__";
+/// What the reference implementation reads at most.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    /// First byte, counted from the start of the file.
+    pub(super) begin: u64,
+    pub(super) bytes: u64,
+}
+
+/// What the header of a file says.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Header {
+    /// By place in the file.
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// Opens a file and reads its header.
+pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
+    let invalid = |detail: &str| QuantizeFileError::invalid(path, detail);
+    let file = File::open(path).map_err(QuantizeFileError::io("open", path))?;
+    let file_bytes = file.metadata().map_err(QuantizeFileError::io("read", path))?.len();
+    let mut length = [0; 8];
+    file.read_exact_at(&mut length, 0)
+        .map_err(|_| invalid("expected a safetensors file, got less than 8 bytes"))?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
+        return Err(invalid("expected a safetensors header: it would be longer than the file"));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact_at(&mut text, 8).map_err(QuantizeFileError::io("read", path))?;
+    let object: Map<String, Value> = serde_json::from_slice(&text)
+        .map_err(|error| invalid(&format!("its header is not JSON: {error}")))?;
+    let mut header = Header::default();
+    for (name, value) in object {
+        if name == METADATA {
+            header.metadata = serde_json::from_value(value)
+                .map_err(|error| invalid(&format!("`{METADATA}`: {error}")))?;
+            continue;
+        }
+        let tensor = tensor_of(name.clone(), &value, length + 8, file_bytes).ok_or_else(|| {
+            invalid(&format!(
+                "the entry of tensor `{name}` is not one of a file \
+                                             that is whole: {value}"
+            ))
+        })?;
+        header.tensors.push(tensor);
+    }
+    header.tensors.sort_by_key(|tensor| tensor.begin);
+    Ok((file, header))
+}
+
+/// One entry of a header, if it is well-formed and its bytes lie in the file.
+fn tensor_of(name: String, value: &Value, data: u64, file_bytes: u64) -> Option<Tensor> {
+    let dtype = value.get("dtype")?.as_str()?.to_owned();
+    let shape: Vec<usize> = serde_json::from_value(value.get("shape")?.clone()).ok()?;
+    let [begin, end]: [u64; 2] = serde_json::from_value(value.get("data_offsets")?.clone()).ok()?;
+    let bytes = end.checked_sub(begin)?;
+    if data.checked_add(end)? > file_bytes {
+        return None;
+    }
+    if let Some(size) = dtype_bytes(&dtype) {
+        let elements = shape.iter().try_fold(1_u64, |a, &b| a.checked_mul(b as u64))?;
+        if elements.checked_mul(size)? != bytes {
+            return None;
+        }
+    }
+    Some(Tensor { name, dtype, shape, begin: data + begin, bytes })
+}
+
+/// Bytes of an element, of the types that this module looks into.
+fn dtype_bytes(dtype: &str) -> Option<u64> {
+    match dtype {
+        "F32" => Some(4),
+        "BF16" | "F16" => Some(2),
+        "U8" | "F8_E4M3" => Some(1),
+        _ => None,
+    }
+}
+
+/// A tensor that is going to be written.
+#[derive(Clone, Debug)]
+pub(super) struct NewTensor {
+    pub(super) name: String,
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: u64,
+}
+
+/// Creates a file with a header and room for its tensors, and says where each of them begins.
+/// Elements of four bytes come first, then of two, so that each starts at a multiple of its size.
+pub(super) fn create(
+    path: &Path,
+    tensors: &[NewTensor],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(File, Vec<u64>), QuantizeFileError> {
+    let size = |tensor: &NewTensor| match tensor.dtype.as_str() {
+        "F64" | "I64" | "U64" | "C64" => 8,
+        "I32" | "U32" => 4,
+        "I16" | "U16" => 2,
+        dtype => dtype_bytes(dtype).unwrap_or(1),
+    };
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(size(&tensors[index])));
+
+    let mut object = Map::new();
+    if !metadata.is_empty() {
+        object.insert(METADATA.to_owned(), json!(metadata));
+    }
+    let mut begins = vec![0; tensors.len()];
+    let mut end = 0;
+    for index in order {
+        let tensor = &tensors[index];
+        begins[index] = end;
+        end += tensor.bytes;
+        let (dtype, shape) = (&tensor.dtype, &tensor.shape);
+        let offsets = [begins[index], end];
+        let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
+        object.insert(tensor.name.clone(), entry);
+    }
+    let mut text = Value::Object(object).to_string();
+    let padded = text.len().next_multiple_of(8);
+    text.extend(std::iter::repeat_n(' ', padded - text.len()));
+
+    let mut file = File::create(path).map_err(QuantizeFileError::io("create", path))?;
+    let write = QuantizeFileError::io("write", path);
+    file.write_all(&(padded as u64).to_le_bytes())
+        .and_then(|()| file.write_all(text.as_bytes()))
+        .and_then(|()| file.set_len(8 + padded as u64 + end))
+        .map_err(write)?;
+    begins.iter_mut().for_each(|begin| *begin += 8 + padded as u64);
+    Ok((file, begins))
+}
+
+/// The files of a model.
+#[derive(Debug)]
+pub(super) struct Model {
+    /// Where each is read, and its name below the output folder.
+    pub(super) files: Vec<(PathBuf, String)>,
+    /// Whether the output is a folder.
+    pub(super) is_folder: bool,
+    /// Whether an index tells which tensor is in which file.
+    pub(super) has_index: bool,
+}
+
+/// Finds the files of the model at `path`: a safetensors file, an index, or a folder.
+pub(super) fn find(path: &Path) -> Result<Model, QuantizeFileError> {
+    if path.is_dir() {
+        let (index, single) = (path.join(INDEX_FILE), path.join(SINGLE_FILE));
+        if index.is_file() {
+            return indexed(&index);
+        }
+        if !single.is_file() {
+            return Err(QuantizeFileError::NoModel { path: path.to_path_buf() });
+        }
+        let files = vec![(single, SINGLE_FILE.to_owned())];
+        return Ok(Model { files, is_folder: true, has_index: false });
+    }
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return indexed(path);
+    }
+    let files = vec![(path.to_path_buf(), String::new())];
+    Ok(Model { files, is_folder: false, has_index: false })
+}
+
+/// The shards that an index names.
+fn indexed(path: &Path) -> Result<Model, QuantizeFileError> {
+    let text = fs::read(path).map_err(QuantizeFileError::io("read", path))?;
+    let invalid = |detail: &str| QuantizeFileError::invalid(path, detail);
+    let index: Value =
+        serde_json::from_slice(&text).map_err(|error| invalid(&error.to_string()))?;
+    let map: BTreeMap<String, String> = index
+        .get("weight_map")
+        .and_then(|map| serde_json::from_value(map.clone()).ok())
+        .ok_or_else(|| invalid("expected `weight_map`, from names of tensors to files"))?;
+    let names: BTreeSet<String> = map.into_values().collect();
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut files = Vec::new();
+    for name in names {
+        // An index from elsewhere must not lead out of the folder.
+        if name.contains(['/', '\\', '\0']) || name == ".." || name.is_empty() {
+            return Err(invalid(&format!("shard `{name}` is not a plain file name")));
+        }
+        files.push((folder.join(&name), name));
+    }
+    Ok(Model { files, is_folder: true, has_index: true })
+}
+
+/// Writes the index of a model of several files.
+pub(super) fn write_index(
+    folder: &Path,
+    files: &[(String, Vec<NewTensor>)],
+) -> Result<(), QuantizeFileError> {
+    let mut map = BTreeMap::new();
+    let mut total = 0;
+    for (file, tensors) in files {
+        for tensor in tensors {
+            map.insert(&tensor.name, file);
+            total += tensor.bytes;
+        }
+    }
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+    let path = folder.join(INDEX_FILE);
+    fs::write(&path, format!("{index:#}\n")).map_err(QuantizeFileError::io("write", path))
+}

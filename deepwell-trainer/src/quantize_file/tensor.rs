@@ -1,0 +1,232 @@
+//! One tensor on its way from numbers to codes and scales.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use deepwell_precision::{
+    BlockStatistics, BlockSums, MxSpec, Nvfp4Spec, QuantizeError, Source, nvfp4, packed,
+    quantize_rows, scale_tiles,
+};
+use half::{bf16, f16};
+
+use super::pieces::{Piece, for_each, pieces};
+use super::safetensors::Tensor;
+use super::shape::{Matrices, Stored};
+use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
+
+/// Bytes of a kept tensor that are copied together.
+const COPY_BYTES: usize = 1 << 20;
+
+/// What is read and what is written.
+pub(super) struct Files<'a> {
+    pub(super) source: &'a File,
+    pub(super) source_path: &'a Path,
+    pub(super) target: &'a File,
+    pub(super) target_path: &'a Path,
+}
+
+impl Files<'_> {
+    fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), QuantizeFileError> {
+        self.source
+            .read_exact_at(bytes, at)
+            .map_err(QuantizeFileError::io("read", self.source_path))
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), QuantizeFileError> {
+        self.target
+            .write_all_at(bytes, at)
+            .map_err(QuantizeFileError::io("write", self.target_path))
+    }
+}
+
+/// Copies a tensor that is kept.
+pub(super) fn copy(
+    files: &Files<'_>,
+    tensor: &Tensor,
+    target: u64,
+) -> Result<(), QuantizeFileError> {
+    let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
+    for_each(&starts, COPY_BYTES / 4, |buffer: &mut Vec<u8>, start| {
+        buffer.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);
+        files.read(buffer, tensor.begin + start)?;
+        files.write(buffer, target + start)
+    })?;
+    Ok(())
+}
+
+/// Element types that are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SourceType {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl SourceType {
+    pub(super) fn of(tensor: &Tensor) -> Option<Self> {
+        match tensor.dtype.as_str() {
+            "F32" => Some(Self::F32),
+            "BF16" => Some(Self::Bf16),
+            "F16" => Some(Self::F16),
+            _ => None,
+        }
+    }
+}
+
+/// Where the parts of a tensor start in the file.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) tensor_scale: Option<u64>,
+}
+
+/// One tensor on its way.
+pub(super) struct Work<'a> {
+    pub(super) files: &'a Files<'a>,
+    pub(super) tensor: &'a Tensor,
+    pub(super) kind: SourceType,
+    pub(super) matrices: Matrices,
+    pub(super) stored: Stored,
+    pub(super) options: &'a QuantizeFileOptions,
+    pub(super) places: Places,
+}
+
+/// Buffers of one thread.
+#[derive(Default)]
+struct Buffers {
+    wide: Vec<f32>,
+    narrow: Vec<bf16>,
+    half: Vec<u16>,
+    codes: Vec<u8>,
+    packed: Vec<u8>,
+    scales: Vec<u8>,
+    tiles: Vec<u8>,
+}
+
+impl Work<'_> {
+    pub(super) fn run(&self) -> Result<BlockSums, QuantizeFileError> {
+        let pieces = pieces(self.matrices, self.stored.layout);
+        let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
+        let amax = match self.places.tensor_scale {
+            None => 0.0,
+            Some(_) => {
+                let of_pieces = for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
+                    self.read(piece, buffers)?;
+                    Ok(match self.kind {
+                        SourceType::Bf16 => nvfp4::amax(&buffers.narrow),
+                        _ => nvfp4::amax(&buffers.wide),
+                    })
+                })?;
+                of_pieces.into_iter().fold(0.0, f32::max)
+            }
+        };
+        if let Some(begin) = self.places.tensor_scale {
+            let scale = 1.0 / nvfp4::encode_scale(amax, Nvfp4Spec::default().bound);
+            self.files.write(&scale.to_le_bytes(), begin)?;
+        }
+        let sums = for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
+            self.read(piece, buffers)?;
+            let Buffers { wide, narrow, codes, packed, scales, tiles, .. } = buffers;
+            let out = Parts { codes, packed, scales, tiles };
+            match self.kind {
+                SourceType::Bf16 => self.quantize(piece, amax, narrow, out),
+                _ => self.quantize(piece, amax, wide, out),
+            }
+        })?;
+        let mut total = BlockSums::default();
+        sums.iter().for_each(|sums| total.merge(sums));
+        Ok(total)
+    }
+
+    /// Reads a piece into `wide`, or `narrow` where the type is bf16.
+    fn read(&self, piece: Piece, buffers: &mut Buffers) -> Result<(), QuantizeFileError> {
+        let (elements, first) = (piece.elements(), piece.first(self.matrices));
+        match self.kind {
+            SourceType::F32 => {
+                buffers.wide.resize(elements, 0.0);
+                let bytes = bytemuck::cast_slice_mut(&mut buffers.wide);
+                self.files.read(bytes, self.tensor.begin + 4 * first)
+            }
+            SourceType::Bf16 => {
+                buffers.narrow.resize(elements, bf16::ZERO);
+                let bytes = bytemuck::cast_slice_mut(&mut buffers.narrow);
+                self.files.read(bytes, self.tensor.begin + 2 * first)
+            }
+            SourceType::F16 => {
+                buffers.half.resize(elements, 0);
+                let bytes = bytemuck::cast_slice_mut(&mut buffers.half);
+                self.files.read(bytes, self.tensor.begin + 2 * first)?;
+                let values = buffers.half.iter().map(|&bits| f16::from_bits(bits).to_f32());
+                buffers.wide.clear();
+                buffers.wide.extend(values);
+                Ok(())
+            }
+        }
+    }
+
+    /// Quantizes one piece, writes it, and measures what was lost.
+    fn quantize<S: Source>(
+        &self,
+        piece: Piece,
+        amax: f32,
+        src: &[S],
+        out: Parts<'_>,
+    ) -> Result<BlockSums, QuantizeFileError> {
+        let Piece { rows, cols, .. } = piece;
+        let Parts { codes, packed: dense, scales, tiles } = out;
+        let blocks = self.stored.blocks(cols);
+        scales.resize(rows * blocks, 0);
+        dense.resize(rows * self.stored.codes_len(cols), 0);
+        let statistics = if self.stored.format == FileFormat::Nvfp4 {
+            let spec = Nvfp4Spec::default();
+            let (scale, _) = nvfp4::quantize_rows(src, rows, cols, amax, &spec, dense, scales)?;
+            BlockStatistics::of_nvfp4(src, dense, scales, scale, rows, cols)?
+        } else {
+            let element = self.stored.format.element();
+            let scale_rule = self.options.scale_rule;
+            let spec = MxSpec { element, scale_rule, ..MxSpec::default() };
+            codes.resize(src.len(), 0);
+            quantize_rows(src, rows, cols, &spec, codes, scales)?;
+            pack(self.stored.format, codes, rows, cols, dense)?;
+            BlockStatistics::of_mx(src, codes, scales, rows, cols, element)?
+        };
+        let codes = if self.stored.format == FileFormat::Mxfp8 { codes } else { dense };
+        let begin = self.places.codes + piece.codes_begin(self.matrices, self.stored);
+        self.files.write(codes, begin)?;
+        let begin = self.places.scales + piece.scales_begin(self.matrices, self.stored);
+        match self.stored.layout {
+            ScaleLayout::Plain => self.files.write(scales, begin)?,
+            ScaleLayout::Tiled => {
+                tiles.resize(scale_tiles::tiled_len(rows, blocks), 0);
+                scale_tiles::to_tiles(scales, rows, blocks, tiles)?;
+                self.files.write(tiles, begin)?;
+            }
+        }
+        Ok(statistics.total())
+    }
+}
+
+/// Where a piece is quantized to.
+struct Parts<'a> {
+    codes: &'a mut Vec<u8>,
+    packed: &'a mut Vec<u8>,
+    scales: &'a mut Vec<u8>,
+    tiles: &'a mut Vec<u8>,
+}
+
+/// Codes without gaps, where they have less than eight bits.
+fn pack(
+    format: FileFormat,
+    codes: &[u8],
+    rows: usize,
+    cols: usize,
+    bytes: &mut [u8],
+) -> Result<(), QuantizeError> {
+    match format {
+        FileFormat::Mxfp8 => Ok(()),
+        FileFormat::Mxfp6 => packed::pack_fp6(codes, rows, cols, bytes),
+        FileFormat::Mxfp4 | FileFormat::Nvfp4 => packed::pack_fp4(codes, rows, cols, bytes),
+    }
+}
