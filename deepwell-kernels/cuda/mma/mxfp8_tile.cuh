@@ -1,23 +1,17 @@
 // One 128 x 128 tile of a product of two MXFP8 matrices, both stored by depth, by 256 threads.
 //
-// Each step of 32 in depth is one product into accumulators that start at zero, which is then
-// multiplied by 2^(sa + sb), the scales of its row and its column, and added in FP32. Tiles of 128
-// in depth pass through a ring of three stages, each with two 16 KiB tiles of codes, copied by
-// cp.async two steps ahead, and the scales of their rows, which threads fetch while a tile before
-// is multiplied. Each of the eight warps holds 64 x 32 of
-// the result.
+// Tiles of 128 in depth pass through a ring of three stages, each with two 16 KiB tiles of codes,
+// copied by cp.async two steps ahead, and the scales of their rows, which threads fetch while a
+// tile before is multiplied. Each of the eight warps holds 64 x 32 of the result.
 //
-// The factor of an element, 2^(sa + sb), need not be an FP32 even where the scaled product is one.
-// While all scales of a tile lie within 2^-63 and 2^63 it is, and one multiplication per element
-// makes it; otherwise each scale is taken as the product of two roots, and halves of the factor are
-// applied one after the other.
+// `Steps` multiplies what is in a stage, in four steps of 32 in depth, and says how scales lie
+// there: mma/mxfp8_factors.cuh, mma/mxfp8_block_scale.cuh.
 #pragma once
 
 #include "common/types.cuh"
 #include "layout/e8m0.cuh"
 #include "layout/operand_tile.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/mma_sync.cuh"
 
 namespace mxfp8_tile {
 
@@ -92,100 +86,14 @@ class ScaleFetch {
     }
 };
 
-// Whether one of four scales lies outside of 2^-63 to 2^63.
-__device__ __forceinline__ bool is_wide(uint32 word) {
-    bool wide = false;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-        const uint32 code = word >> (8 * i) & 0xff;
-        wide |= code - (kE8m0One - 63) > 126;
-    }
-    return wide;
-}
-
-// A scale between 2^-63 and 2^63, as a factor.
-struct NarrowFactor {
-    float whole;
-
-    static __device__ __forceinline__ NarrowFactor of(uint32 code, bool) {
-        return NarrowFactor{__uint_as_float(code << 23)};
-    }
-
-    static __device__ __forceinline__ float add_scaled(float sum, float value, NarrowFactor row,
-                                                       NarrowFactor column) {
-        return fmaf(value, row.whole * column.whole, sum);
-    }
-};
-
-// A scale of any size, as two factors of about its root. Rows round the exponent of the first down,
-// columns up, so that the products of firsts and of seconds stay within 2^-127 to 2^127.
-struct WideFactor {
-    float first;
-    float second;
-
-    static __device__ __forceinline__ WideFactor of(uint32 code, bool of_column) {
-        const int32 exponent = static_cast<int32>(code) - 127;
-        const int32 half = (exponent + of_column) >> 1;
-        const float first = __uint_as_float(static_cast<uint32>(half + 127) << 23);
-        const float second = __uint_as_float(static_cast<uint32>(exponent - half + 127) << 23);
-        return WideFactor{code == 255 ? __uint_as_float(0x7fc00000u) : first, second};
-    }
-
-    static __device__ __forceinline__ float add_scaled(float sum, float value, WideFactor row,
-                                                       WideFactor column) {
-        return fmaf(value * (row.first * column.first), row.second * column.second, sum);
-    }
-};
-
-// Adds the product of a stage.
-template <typename Factor>
-__device__ __forceinline__ void multiply(Accumulators& accumulators, const unsigned char* stage) {
-    const int32 lane = threadIdx.x % 32;
-    const unsigned char* row_scales = stage + 2 * kTileBytes + warp_row() + lane / 4;
-    const unsigned char* column_scales =
-        stage + 2 * kTileBytes + kBlockM + warp_column() + lane % 4 * 2;
-    // Unrolled, the steps' fragments would not fit the registers.
-#pragma unroll 1
-    for (int step = 0; step < kSteps; ++step) {
-        uint32 b[kFragmentsN / 2][4];
-        Factor columns[kFragmentsN][2];
-#pragma unroll
-        for (int n = 0; n < kFragmentsN / 2; ++n) {
-            tile_fragment<Side::kRight, true>(b[n], stage + kTileBytes, warp_column() + n * 16,
-                                              step);
-        }
-#pragma unroll
-        for (int n = 0; n < kFragmentsN; ++n) {
-            const uint32 pair = *reinterpret_cast<const uint16*>(column_scales + n * 8);
-            columns[n][0] = Factor::of(pair & 0xff, true);
-            columns[n][1] = Factor::of(pair >> 8, true);
-        }
-#pragma unroll
-        for (int m = 0; m < kFragmentsM; ++m) {
-            uint32 a[4];
-            tile_fragment<Side::kLeft, true>(a, stage, warp_row() + m * 16, step);
-            const Factor rows[2] = {Factor::of(row_scales[m * 16], false),
-                                    Factor::of(row_scales[m * 16 + 8], false)};
-#pragma unroll
-            for (int n = 0; n < kFragmentsN; ++n) {
-                constexpr float kZero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                float block[4];
-                mma_m16n8k32_e4m3(block, a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1], kZero);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& sum = accumulators[m][n][i];
-                    sum = Factor::add_scaled(sum, block[i], rows[i / 2], columns[n][i % 2]);
-                }
-            }
-        }
-        row_scales += kBlockM + kBlockN;
-        column_scales += kBlockM + kBlockN;
-    }
-}
-
 // accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
 // aligned, and is free again when this returns. a.depth == b.depth.
-template <bool kVector>
+//
+// `Steps` has, for the stage of a number from 0 to kStages - 1:
+//   put_scales(stage, number, word): keeps the four scales of the calling thread's row;
+//   meet(number): waits for all threads, after which the stage is there;
+//   multiply(accumulators, stage): adds the product of the stage that was met last.
+template <typename Steps, bool kVector>
 __device__ __forceinline__ void product(Accumulators& accumulators, const Operand& a,
                                         const Operand& b, int32 row, int32 column,
                                         unsigned char* shared) {
@@ -204,61 +112,52 @@ __device__ __forceinline__ void product(Accumulators& accumulators, const Operan
         }
     }
 
-    // In a stage the scales lie by step, those of a's rows first.
-    const auto put_scales = [&](int32 stage, uint32 word) {
-        unsigned char* scales_of_stage = shared + stage * kStageBytes + 2 * kTileBytes;
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-            scales_of_stage[i * (kBlockM + kBlockN) + threadIdx.x] = word >> (8 * i);
+    // Codes that are copied one by one are there for all threads at the next barrier.
+    const auto commit = [] {
+        if constexpr (kVector) {
+            cp_async_commit();
         }
     };
+    Steps steps;
     const int32 tiles = (a.depth + kBlockK - 1) / kBlockK;
-    // Bit s: this thread's row has wide scales in the tile of stage s.
-    uint32 wide = 0;
 #pragma unroll
-    for (int stage = 0; stage < kStages - 1; ++stage) {
-        if (stage < tiles) {
-            copy_a.start(shared + stage * kStageBytes, stage * kBlockK);
-            copy_b.start(shared + stage * kStageBytes + kTileBytes, stage * kBlockK);
-            const uint32 word = scales.fetch(stage);
-            put_scales(stage, word);
-            wide |= static_cast<uint32>(is_wide(word)) << stage;
+    for (int number = 0; number < kStages - 1; ++number) {
+        if (number < tiles) {
+            unsigned char* stage = shared + number * kStageBytes;
+            copy_a.start(stage, number * kBlockK);
+            copy_b.start(stage + kTileBytes, number * kBlockK);
+            steps.put_scales(stage, number, scales.fetch(number));
         }
-        cp_async_commit();
+        commit();
     }
 
-    int32 read_stage = 0;
-    int32 write_stage = kStages - 1;
+    int32 read_number = 0;
+    int32 write_number = kStages - 1;
     for (int32 tile = 0; tile < tiles; ++tile) {
         // The tile is there for all threads, and all are done with the stage to be written.
-        cp_async_wait<kStages - 2>();
-        const bool any_wide = __syncthreads_or(wide >> read_stage & 1);
+        if constexpr (kVector) {
+            cp_async_wait<kStages - 2>();
+        }
+        steps.meet(read_number);
         const int32 next = tile + kStages - 1;
+        unsigned char* write_stage = shared + write_number * kStageBytes;
         uint32 word = 0;
         if (next < tiles) {
-            unsigned char* stage = shared + write_stage * kStageBytes;
-            copy_a.start(stage, next * kBlockK);
-            copy_b.start(stage + kTileBytes, next * kBlockK);
+            copy_a.start(write_stage, next * kBlockK);
+            copy_b.start(write_stage + kTileBytes, next * kBlockK);
             word = scales.fetch(next);
         }
-        cp_async_commit();
+        commit();
 
-        const unsigned char* stage = shared + read_stage * kStageBytes;
-        if (any_wide) {
-            multiply<WideFactor>(accumulators, stage);
-        } else {
-            multiply<NarrowFactor>(accumulators, stage);
-        }
+        steps.multiply(accumulators, shared + read_number * kStageBytes);
 
         if (next < tiles) {
-            put_scales(write_stage, word);
-            const uint32 bit = 1u << write_stage;
-            wide = is_wide(word) ? wide | bit : wide & ~bit;
+            steps.put_scales(write_stage, write_number, word);
         }
-        read_stage = read_stage + 1 == kStages ? 0 : read_stage + 1;
-        write_stage = write_stage + 1 == kStages ? 0 : write_stage + 1;
+        read_number = read_number + 1 == kStages ? 0 : read_number + 1;
+        write_number = write_number + 1 == kStages ? 0 : write_number + 1;
     }
-    cp_async_wait<0>();
+    // No copy is under way: the groups behind the last tile's are empty.
     __syncthreads();
 }
 

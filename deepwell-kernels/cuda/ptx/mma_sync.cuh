@@ -27,3 +27,21 @@ __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32 (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
           "f"(c[2]), "f"(c[3]));
 }
+
+// The same with a scale (E8M0) for each row of a and each column of b, which multiplies them before
+// they are summed. Byte `kByte` of a_scales is, of lane 4g, the scale of row g, and of lane 4g + 1
+// that of row g + 8; byte `kByte` of b_scales of lane 4g is that of column g. What other lanes and
+// bytes hold has no part. Exists on sm_120a only.
+template <int kByte>
+__device__ __forceinline__ void mma_m16n8k32_mxfp8(float (&d)[4], const uint32 (&a)[4], uint32 b0,
+                                                   uint32 b1, const float (&c)[4], uint32 a_scales,
+                                                   uint32 b_scales) {
+    // Each scale operand is followed by {byte, which pair of lanes or which lane of four}.
+    asm("mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X"
+        ".f32.e4m3.e4m3.f32.ue8m0 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13}, "
+        "%14, {%16, 0}, %15, {%16, 0};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]), "r"(a_scales), "r"(b_scales), "n"(kByte));
+}

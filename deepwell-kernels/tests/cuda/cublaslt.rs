@@ -67,7 +67,7 @@ fn the_library_is_preferred_where_it_may_and_can() {
         (&mx_op(SQUARES), &mx[..], hopper, &[CUBLASLT], "cublaslt_mx_gemm"),
         (&mx_op(SQUARES), &mx[..], hopper, &[], "cuda_mxfp8_gemm"),
         (&mx_op(SQUARES), &mx[..], blackwell, &[CUBLASLT], "cuda_sm100_mxfp8_gemm"),
-        (&mx_op(SQUARES), &mx[..], Architecture::Sm120a, &[CUBLASLT], "cuda_mxfp8_gemm"),
+        (&mx_op(SQUARES), &mx[..], Architecture::Sm120a, &[CUBLASLT], "cuda_sm120_mxfp8_gemm"),
         (&mx_op(MxSpec::default()), &mx[..], hopper, &[CUBLASLT], "cuda_mxfp8_gemm"),
     ] {
         let request = KernelRequest { op, operands, input_count: operands.len() - 1 };

@@ -38,5 +38,6 @@ mod rms_norm_backward;
 mod rope;
 mod sm100_bf16_gemm;
 mod sm100_mxfp8_gemm;
+mod sm120_mxfp8_gemm;
 mod swiglu;
 mod tcgen05;

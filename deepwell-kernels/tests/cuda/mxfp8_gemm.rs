@@ -1,4 +1,5 @@
-//! `mxfp8_gemm.cu`: products of MXFP8 matrices against the f64 product of what they stand for.
+//! `mxfp8_gemm.cu`: products of MXFP8 matrices against the f64 product of what they stand for. The
+//! checks are also those of `sm120_mxfp8_gemm.cu`.
 
 use deepwell_ir::{DType, Product, ops};
 use deepwell_kernels::oracle::linear;
@@ -8,7 +9,18 @@ use crate::bf16_gemm::EMULATED_WORK;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 
-const KERNEL: &str = "cuda_mxfp8_gemm";
+/// A kernel that takes products of any size and any scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) name: &'static str,
+    /// What each block of 32 in depth may add to the error, and what all may together, in units of
+    /// 2^-23 of the sum of the magnitudes of the products.
+    pub(crate) error: (f64, f64),
+}
+
+/// The sum of a block of 32 is exact or cut below 2^-23 of its largest product by the tensor core,
+/// in two steps at most; then each of the `depth / 32` additions rounds once.
+pub(crate) const KERNEL: Kernel = Kernel { name: "cuda_mxfp8_gemm", error: (1.0, 8.0) };
 
 /// Rows, columns, depth: empty, single, odd, around the tile of 128, the block of 32 and the copy
 /// of 16.
@@ -45,16 +57,24 @@ pub(crate) fn multiply(
     gpu.run_with(op, &inputs, std::slice::from_ref(out), options).remove(0).to_f64()
 }
 
-/// The sum of a block of 32 is exact or cut below 2^-23 of its largest product by the tensor core,
-/// in two steps at most; then each of the `depth / 32` additions rounds once.
-fn share(depth: usize, kind: MxKind) -> f64 {
-    match kind {
-        MxKind::Exact => 0.0,
-        _ => (depth.div_ceil(32) as f64 + 8.0) * 2f64.powi(-23),
+impl Kernel {
+    /// What a product may be wrong by, as a share of the magnitudes.
+    fn share(&self, depth: usize, kind: MxKind) -> f64 {
+        let (of_block, of_all) = self.error;
+        match kind {
+            MxKind::Exact => 0.0,
+            _ => (depth.div_ceil(32) as f64 * of_block + of_all) * 2f64.powi(-23),
+        }
     }
 }
 
-pub(crate) fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, kind: MxKind) {
+pub(crate) fn check(
+    gpu: &mut Gpu,
+    kernel: Kernel,
+    sizes: (usize, usize, usize),
+    spec: MxSpec,
+    kind: MxKind,
+) {
     let (rows, columns, depth) = sizes;
     let by_rows = MxSpec { block: BlockShape::Row, ..spec };
     let a = MxMatrix::new(rows, depth, by_rows, kind, 1);
@@ -66,9 +86,9 @@ pub(crate) fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, k
         product = vec![0.0; rows * columns];
         magnitude = product.clone();
     }
-    let share = share(depth, kind);
+    let share = kernel.share(depth, kind);
     let op = |product, output, bias| ops::MxGemm { product, output, bias, a: by_rows, b: spec };
-    let name = |what: &str| format!("{what} {sizes:?} {kind:?} {spec:?}");
+    let name = |what: &str| format!("{} {what} {sizes:?} {kind:?} {spec:?}", kernel.name);
 
     for output in [DType::Bf16, DType::F32] {
         let out = HostTensor::output(output, &[rows, columns]);
@@ -86,7 +106,7 @@ pub(crate) fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, k
                 }
             }
             let op = op(Product::Fprop, output, has_bias);
-            let got = multiply(gpu, KERNEL, op, (&a, &b), bias, &out, false);
+            let got = multiply(gpu, kernel.name, op, (&a, &b), bias, &out, false);
             let name = name(&format!("{output} bias {has_bias}"));
             // A bias is one more addition.
             let share = share + 2f64.powi(-23) * f64::from(u8::from(has_bias));
@@ -99,7 +119,7 @@ pub(crate) fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, k
         product.iter().zip(before.to_f64()).map(|(sum, there)| sum + there).collect();
     let got = multiply(
         gpu,
-        KERNEL,
+        kernel.name,
         op(Product::Wgrad, DType::Bf16, false),
         (&a, &b),
         None,
@@ -110,26 +130,22 @@ pub(crate) fn check(gpu: &mut Gpu, sizes: (usize, usize, usize), spec: MxSpec, k
     assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, DType::F32);
 }
 
-#[test]
-fn products_of_any_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+pub(crate) fn check_sizes(gpu: &mut Gpu, kernel: Kernel) {
     for &sizes in SIZES {
         if !gpu.runs(sizes.0 * sizes.1 * sizes.2, EMULATED_WORK) {
             continue;
         }
-        check(&mut gpu, sizes, MxSpec::default(), MxKind::Even);
+        check(gpu, kernel, sizes, MxSpec::default(), MxKind::Even);
     }
 }
 
-#[test]
-fn products_of_hard_numbers() {
-    let Some(mut gpu) = Gpu::open() else { return };
+pub(crate) fn check_hard_numbers(gpu: &mut Gpu, kernel: Kernel) {
     let square = MxSpec { block: BlockShape::Square, ..MxSpec::default() };
     let wide = MxSpec { granularity: Granularity::G128, ..square };
     for spec in [MxSpec::default(), square, wide] {
         for kind in [MxKind::Spread, MxKind::Exact] {
             for sizes in [gpu.pick((130, 136, 288), (70, 40, 288)), (65, 67, 100)] {
-                check(&mut gpu, sizes, spec, kind);
+                check(gpu, kernel, sizes, spec, kind);
             }
         }
     }
@@ -137,9 +153,7 @@ fn products_of_hard_numbers() {
 
 /// Scales at both ends of E8M0: factors that are no FP32 though the scaled products are, and sums
 /// that overflow, vanish, or are NaN.
-#[test]
-fn scales_at_the_ends_of_their_range() {
-    let Some(mut gpu) = Gpu::open() else { return };
+pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
     let depth = 160;
     let blocks = depth / 32;
     // Row i of a and row j of b have scales pairs[i].0 and pairs[j].1 in all blocks.
@@ -168,7 +182,7 @@ fn scales_at_the_ends_of_their_range() {
     let op =
         ops::MxGemm { product: Product::Fprop, output: DType::F32, bias: false, a: spec, b: spec };
     let out = HostTensor::output(DType::F32, &[ends.len(), ends.len()]);
-    let got = multiply(&mut gpu, KERNEL, op, (&a, &b), None, &out, false);
+    let got = multiply(gpu, kernel.name, op, (&a, &b), None, &out, false);
     for (index, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
         // Few bits and one exponent a sum: exact, but for subnormal partial sums, which round to
         // multiples of 2^-149, once a block.
@@ -181,9 +195,7 @@ fn scales_at_the_ends_of_their_range() {
 }
 
 /// NaN codes reach their row and column, and nothing else.
-#[test]
-fn nan_codes_stay_in_their_rows() {
-    let Some(mut gpu) = Gpu::open() else { return };
+pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
     let (rows, columns) = (140, 130);
     for depth in [96, 100] {
         let spec = MxSpec::default();
@@ -202,10 +214,34 @@ fn nan_codes_stay_in_their_rows() {
             b: spec,
         };
         let out = HostTensor::output(DType::F32, &[rows, columns]);
-        let got = multiply(&mut gpu, KERNEL, op, (&a, &b), None, &out, false);
+        let got = multiply(gpu, kernel.name, op, (&a, &b), None, &out, false);
         for (index, value) in got.iter().enumerate() {
             let expected = index / columns == 131 || index % columns == 2;
             assert_eq!(value.is_nan(), expected, "row {}", index / columns);
         }
     }
+}
+
+#[test]
+fn products_of_any_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    check_sizes(&mut gpu, KERNEL);
+}
+
+#[test]
+fn products_of_hard_numbers() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    check_hard_numbers(&mut gpu, KERNEL);
+}
+
+#[test]
+fn scales_at_the_ends_of_their_range() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    check_ends_of_scales(&mut gpu, KERNEL);
+}
+
+#[test]
+fn nan_codes_stay_in_their_rows() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    check_nan_codes(&mut gpu, KERNEL);
 }

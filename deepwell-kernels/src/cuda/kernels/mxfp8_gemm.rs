@@ -25,7 +25,8 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+/// Why the kernel, or `sm120_mxfp8_gemm`, does not take a product.
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
@@ -38,22 +39,29 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     extents_fit(request, &[0, 2])
 }
 
-/// Name of the kernel for a result of `output` and a contraction of `depth`.
-fn kernel(output: DType, depth: usize) -> &'static str {
-    match (output, depth.is_multiple_of(WIDTH)) {
-        (DType::Bf16, true) => "mxfp8_gemm_bf16",
-        (DType::Bf16, false) => "mxfp8_gemm_bf16_scalar",
-        (_, true) => "mxfp8_gemm_f32",
-        (_, false) => "mxfp8_gemm_f32_scalar",
-    }
+/// Name of the kernel of `<stem>.cu` for a result of `output` and a contraction of `depth`.
+fn kernel(stem: &str, output: DType, depth: usize) -> String {
+    let element = if output == DType::Bf16 { "bf16" } else { "f32" };
+    let by_code = if depth.is_multiple_of(WIDTH) { "" } else { "_scalar" };
+    format!("{stem}_{element}{by_code}")
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    prepare_from("mxfp8_gemm", call, device)
+}
+
+/// The launch of a kernel of `<stem>.cu`; all that are made of `epilogue/mxfp8_gemm.cuh` have the
+/// same names behind the stem, parameters and blocks.
+pub(super) fn prepare_from(
+    stem: &'static str,
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let (rows, columns, depth) = (a.shape[0], b.shape[0], a.shape[1]);
     let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
-    let function = device.function("mxfp8_gemm", kernel(out.dtype, depth), SHARED_BYTES)?;
+    let function = device.function(stem, &kernel(stem, out.dtype, depth), SHARED_BYTES)?;
     let arguments = vec![
         a.argument(),
         call.input(1).argument(),
@@ -79,14 +87,15 @@ mod tests {
 
     #[test]
     fn whole_vectors_only_where_the_contraction_allows_them() {
-        for (output, depth, expected) in [
-            (DType::Bf16, 0, "mxfp8_gemm_bf16"),
-            (DType::Bf16, 48, "mxfp8_gemm_bf16"),
-            (DType::Bf16, 40, "mxfp8_gemm_bf16_scalar"),
-            (DType::F32, 32, "mxfp8_gemm_f32"),
-            (DType::F32, 33, "mxfp8_gemm_f32_scalar"),
+        for (stem, output, depth, expected) in [
+            ("mxfp8_gemm", DType::Bf16, 0, "mxfp8_gemm_bf16"),
+            ("mxfp8_gemm", DType::Bf16, 48, "mxfp8_gemm_bf16"),
+            ("mxfp8_gemm", DType::Bf16, 40, "mxfp8_gemm_bf16_scalar"),
+            ("mxfp8_gemm", DType::F32, 32, "mxfp8_gemm_f32"),
+            ("sm120_mxfp8_gemm", DType::F32, 32, "sm120_mxfp8_gemm_f32"),
+            ("sm120_mxfp8_gemm", DType::F32, 33, "sm120_mxfp8_gemm_f32_scalar"),
         ] {
-            assert_eq!(kernel(output, depth), expected, "{output} {depth}");
+            assert_eq!(kernel(stem, output, depth), expected, "{output} {depth}");
         }
     }
 

@@ -1,0 +1,18 @@
+// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 codes and one E8M0 scale
+// for each 32 of them along K. All three products of a linear layer have this form.
+//
+// For tensor cores that apply the scales of blocks of 32, and for any scales: nothing is multiplied
+// after the products; see mma/mxfp8_block_scale.cuh. A block computes one 128 x 128 tile; see
+// epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by code, for K that is not a multiple of 16.
+//
+// architectures: sm_120a
+#include "common/types.cuh"
+#include "epilogue/mxfp8_gemm.cuh"
+#include "mma/mxfp8_block_scale.cuh"
+
+using mxfp8_tile::BlockScaleSteps;
+
+MXFP8_GEMM(sm120_mxfp8_gemm_bf16, BlockScaleSteps, true, bf16)
+MXFP8_GEMM(sm120_mxfp8_gemm_bf16_scalar, BlockScaleSteps, false, bf16)
+MXFP8_GEMM(sm120_mxfp8_gemm_f32, BlockScaleSteps, true, float)
+MXFP8_GEMM(sm120_mxfp8_gemm_f32_scalar, BlockScaleSteps, false, float)
