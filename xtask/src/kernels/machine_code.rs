@@ -10,29 +10,48 @@ struct Rule {
     stem: &'static str,
     /// The instruction of all of its products, which there must be.
     product: &'static str,
+    /// The instruction of all of its tensor copies, which there must be; without it there are none.
+    load: Option<&'static str>,
     /// What kernels have in their names whose products and copies are those of pairs of blocks.
-    pair: &'static str,
+    pair: Option<&'static str>,
 }
 
-/// Products on tcgen05: operands come by tensor copies, nothing is in local memory.
+/// Products on tcgen05, whose operands come by tensor copies, and those of sm_120 with scales of
+/// blocks. Nothing is in local memory.
 const RULES: &[Rule] = &[
-    Rule { stem: "sm100_bf16_gemm", product: "UTCHMMA", pair: "_256x" },
-    Rule { stem: "sm100_mxfp8_gemm", product: "UTCQMMA", pair: "_256x" },
+    Rule {
+        stem: "sm100_bf16_gemm",
+        product: "UTCHMMA",
+        load: Some("UTMALDG"),
+        pair: Some("_256x"),
+    },
+    Rule {
+        stem: "sm100_mxfp8_gemm",
+        product: "UTCQMMA",
+        load: Some("UTMALDG"),
+        pair: Some("_256x"),
+    },
+    Rule { stem: "sm120_mxfp8_gemm", product: "QMMA.SF", load: None, pair: None },
 ];
 
 /// What is wrong with the machine code of a kernel.
 pub(crate) fn machine_code_fault(stem: &str, kernel: &Kernel) -> Option<String> {
     let rule = RULES.iter().find(|rule| rule.stem == stem)?;
     let resources = &kernel.resources;
-    let of_pair = if resources.entry.contains(rule.pair) { ".2CTA" } else { "" };
+    let is_of_pair = rule.pair.is_some_and(|pair| resources.entry.contains(pair));
+    let of_pair = if is_of_pair { ".2CTA" } else { "" };
     let mut faults = Vec::new();
     for (counts, mnemonic) in [
-        (&kernel.instructions.products, rule.product),
-        (&kernel.instructions.tensor_loads, "UTMALDG"),
+        (&kernel.instructions.products, Some(rule.product)),
+        (&kernel.instructions.tensor_loads, rule.load),
     ] {
-        let expected = format!("{mnemonic}{of_pair}");
-        if !counts.keys().eq([&expected]) {
-            faults.push(format!("expected `{expected}` and no other, got {}", names(counts)));
+        let expected = mnemonic.map(|mnemonic| format!("{mnemonic}{of_pair}"));
+        if !counts.keys().eq(&expected) {
+            let wanted = match expected {
+                Some(name) => format!("`{name}` and no other"),
+                None => "no tensor copies".to_string(),
+            };
+            faults.push(format!("expected {wanted}, got {}", names(counts)));
         }
     }
     if resources.stack_bytes > 0 {
@@ -78,6 +97,18 @@ mod tests {
         check(stem, "g_256x128", "UTCHMMA.2CTA", "UTMALDG.2CTA", 0, None);
         check("sm100_mxfp8_gemm", "g_256x128", "UTCQMMA.2CTA", "UTMALDG.2CTA", 0, None);
         check("bf16_gemm", "g_256x128", "HMMA", "", 8, None);
+        check("sm120_mxfp8_gemm", "g_f32", "QMMA.SF", "", 0, None);
+        check(
+            "sm120_mxfp8_gemm",
+            "g_f32",
+            "QMMA",
+            "UTMALDG",
+            0,
+            Some(
+                "machine code of `g_f32`: expected `QMMA.SF` and no other, got `QMMA`; expected no \
+                 tensor copies, got `UTMALDG`",
+            ),
+        );
         check(
             stem,
             "g_256x128",

@@ -3,8 +3,12 @@
 
 use std::collections::BTreeMap;
 
-/// Counts by mnemonic, `HGMMA`, `UTCQMMA` or, by a pair of blocks, `UTCQMMA.2CTA` for example.
+/// Counts by mnemonic, `HGMMA`, `UTCQMMA` or, by a pair of blocks, `UTCQMMA.2CTA` for example; with
+/// scales of blocks `QMMA.SF`.
 pub(crate) type Counts = BTreeMap<String, u64>;
+
+/// Modifiers that make another instruction of it: by a pair of blocks, and with scales of blocks.
+const KEPT_MODIFIERS: [&str; 2] = ["2CTA", "SF"];
 
 /// What a function has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,14 +50,15 @@ pub(crate) fn count_instructions(text: &str) -> BTreeMap<String, Instructions> {
         {
             let mut parts = word.split('.');
             let mnemonic = parts.next().unwrap_or_default();
-            let pair = if parts.any(|part| part == "2CTA") { ".2CTA" } else { "" };
+            let kept = parts.filter(|part| KEPT_MODIFIERS.contains(part));
+            let name: String = kept.fold(mnemonic.to_string(), |name, part| name + "." + part);
             let instructions = functions.entry(function.clone()).or_default();
             let counts = match mnemonic {
                 "UTMALDG" => &mut instructions.tensor_loads,
                 _ if mnemonic.ends_with("MMA") => &mut instructions.products,
                 _ => continue,
             };
-            *counts.entry(format!("{mnemonic}{pair}")).or_default() += 1;
+            *counts.entry(name).or_default() += 1;
         }
     }
     functions
@@ -115,7 +120,7 @@ first:
             })
             .collect();
         let expected = [
-            "_Z5thirdv: HMMA 1, OMMA 1, QMMA 1; ",
+            "_Z5thirdv: HMMA 1, OMMA.SF 1, QMMA.SF 1; ",
             "first: HGMMA 2, UTCQMMA 1, UTCQMMA.2CTA 1; UTMALDG 1, UTMALDG.2CTA 1",
             "second: ; ",
         ];
