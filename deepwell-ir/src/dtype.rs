@@ -18,8 +18,12 @@ pub enum DType {
     Bf16,
     /// 32-bit signed integer: token ids.
     I32,
+    /// 64-bit signed integer: indices in graphs of other frameworks.
+    I64,
     /// 64-bit unsigned integer: counters.
     U64,
+    /// True or false, a byte each: masks in graphs of other frameworks.
+    Bool,
     /// OCP E4M3 codes.
     E4m3,
     /// OCP E8M0 block scales.
@@ -32,8 +36,8 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::Bf16 => 2,
-            DType::U64 => 8,
-            DType::E4m3 | DType::E8m0 => 1,
+            DType::I64 | DType::U64 => 8,
+            DType::Bool | DType::E4m3 | DType::E8m0 => 1,
         }
     }
 
@@ -43,7 +47,9 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::I64 => "i64",
             DType::U64 => "u64",
+            DType::Bool => "bool",
             DType::E4m3 => "e4m3",
             DType::E8m0 => "e8m0",
         }

@@ -220,6 +220,8 @@ ops! {
     Experts,
     /// A matrix in two parts.
     SplitColumns,
+    /// A call of another framework that no op here stands for.
+    Opaque,
     /// Element-wise sum.
     Add,
     /// Output head and cross-entropy, by chunks.

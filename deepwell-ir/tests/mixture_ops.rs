@@ -60,7 +60,8 @@ fn expert_operands(bias: bool) -> Vec<OperandType> {
 #[test]
 fn outputs_and_costs() {
     let f32s = |shape: &[usize]| operand(DType::F32, shape);
-    let rows: [(Op, Vec<OperandType>, &[&[usize]], u64); 6] = [
+    type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
+    let rows: [Row; 6] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false }.into(),

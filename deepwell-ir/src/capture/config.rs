@@ -256,7 +256,7 @@ impl LlamaConfig {
     }
 
     /// Radians per position of the `head_dim / 2` pairs of a head, for sequences of `seq_len`
-    /// tokens. The length matters with [`RopeScaling::Dynamic`] only.
+    /// tokens. The length matters with [`RopeScaling::Dynamic`](super::RopeScaling::Dynamic) only.
     pub fn inverse_frequencies(&self, seq_len: usize) -> Vec<f32> {
         self.rope.inverse_frequencies(self.head_dim, self.max_position_embeddings, seq_len)
     }

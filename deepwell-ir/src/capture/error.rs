@@ -148,6 +148,16 @@ pub enum CaptureError {
         /// What to do.
         hint: String,
     },
+    /// An exported program that cannot be read.
+    #[error("{place}: {what}\nhint: {hint}")]
+    Export {
+        /// The file.
+        place: String,
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
     /// RoPE frequencies depend on the length of the sequence, which was not given.
     #[error(
         "rope_type `dynamic` turns at frequencies that depend on the sequence length\n\

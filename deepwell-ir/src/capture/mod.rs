@@ -11,13 +11,16 @@
 //! that list with the weight files without reading any weight, and [`capture`] builds the
 //! [`Graph`](crate::Graph). GPT-2 has a configuration of its own, [`Gpt2Config`], with the same
 //! functions; its graph is from [`capture_gpt2`], its folder opens with
-//! [`ModelFolder::open_gpt2`].
+//! [`ModelFolder::open_gpt2`]. [`ModelConfig`] is either, for those who take any model.
 //!
 //! Mixtures of experts are graphs too, with the tags `router` and `experts`; the ops that only they
 //! have ([`Route`](crate::ops::Route), [`Experts`](crate::ops::Experts),
 //! [`LatentAttention`](crate::ops::LatentAttention), [`SinkAttention`](crate::ops::SinkAttention))
 //! have shapes and costs but no kernel yet, so such a model is counted and not trained.
 //! [`LlamaConfig::stored_tensors`] lists what their weight files hold, packed or not.
+//!
+//! [`Pt2Model`] reads what `torch.export.save` writes, a graph of PyTorch's own ops with its
+//! weights, and finds the same ops in it by their patterns.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture};
@@ -54,9 +57,11 @@ mod known_keys;
 mod latent_config;
 mod llama;
 mod mixture;
+mod model_config;
 mod packing;
 mod parameters;
 mod presets;
+mod pt2;
 mod rope;
 mod rope_json;
 mod stored;
@@ -71,8 +76,10 @@ pub use gpt2_graph::capture_gpt2;
 pub use gpt2_parameters::StoredPart;
 pub use latent_config::LatentConfig;
 pub use llama::{capture, capture_for_sequence};
+pub use model_config::ModelConfig;
 pub use packing::WeightPacking;
 pub use parameters::{ParameterRole, ParameterSpec};
+pub use pt2::{OpaqueCall, Pt2Model};
 pub use rope::{Rope, RopeScaling, YarnScaling};
 pub use stored::{StoredElement, StoredSpec};
 

@@ -1,0 +1,304 @@
+//! A configuration of any family that is read.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::config::{parse_object, read_text};
+use super::{
+    CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ModelFolder, ParameterRole,
+    ParameterSpec, StoredPart, capture, capture_for_sequence, capture_gpt2,
+};
+use crate::Graph;
+
+/// The configuration of a model, whichever family it is of.
+///
+/// ```
+/// use deepwell_ir::capture::ModelConfig;
+///
+/// # fn main() -> Result<(), deepwell_ir::capture::CaptureError> {
+/// let text = r#"{"model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_layer": 2,
+///     "n_head": 2, "n_positions": 32}"#;
+/// let (config, notes) = ModelConfig::from_json(text, "config.json")?;
+/// assert_eq!((config.family(), config.num_layers()), ("gpt2", 2));
+/// assert_eq!(notes.remarks.len(), 3);
+/// let graph = config.capture(Some(16))?;
+/// assert_eq!(graph.parameter_count(), config.parameter_count());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ModelConfig {
+    /// Llama, or a family that differs from it as [`ModelFamily`] says.
+    Llama(Box<LlamaConfig>),
+    /// GPT-2.
+    Gpt2(Gpt2Config),
+}
+
+impl From<LlamaConfig> for ModelConfig {
+    fn from(config: LlamaConfig) -> ModelConfig {
+        ModelConfig::Llama(Box::new(config))
+    }
+}
+
+impl From<Gpt2Config> for ModelConfig {
+    fn from(config: Gpt2Config) -> ModelConfig {
+        ModelConfig::Gpt2(config)
+    }
+}
+
+impl ModelConfig {
+    /// The values of `model_type` that are read.
+    pub fn model_types() -> impl Iterator<Item = &'static str> {
+        ["gpt2"].into_iter().chain(ModelFamily::ALL.iter().map(|family| family.model_type()))
+    }
+
+    /// Names that [`ModelConfig::preset`] knows.
+    pub fn presets() -> impl Iterator<Item = &'static str> {
+        LlamaConfig::PRESETS.into_iter().chain(Gpt2Config::PRESETS)
+    }
+
+    /// A configuration by name, `None` if there is none of that name.
+    pub fn preset(name: &str) -> Option<ModelConfig> {
+        let llama = LlamaConfig::preset(name).map(ModelConfig::from);
+        llama.or_else(|| Gpt2Config::preset(name).map(ModelConfig::from))
+    }
+
+    /// Reads the text of a `config.json`. `place` names the text in errors.
+    ///
+    /// # Errors
+    /// As [`LlamaConfig::from_json`].
+    pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
+        let object = parse_object(text, place)?;
+        match object.get("model_type").and_then(Value::as_str) {
+            Some("gpt2") => {
+                let (config, notes) = Gpt2Config::from_json(text, place)?;
+                Ok((config.into(), notes))
+            }
+            Some(other) if !ModelConfig::model_types().any(|known| known == other) => {
+                let known: Vec<String> =
+                    ModelConfig::model_types().map(|name| format!("`{name}`")).collect();
+                Err(CaptureError::Unsupported {
+                    place: place.to_string(),
+                    key: "model_type".to_string(),
+                    value: other.to_string(),
+                    hint: format!("supported: {}", known.join(", ")),
+                })
+            }
+            _ => {
+                let (config, notes) = LlamaConfig::from_json(text, place)?;
+                Ok((config.into(), notes))
+            }
+        }
+    }
+
+    /// Reads a `config.json`, or that of a model folder.
+    ///
+    /// # Errors
+    /// A file that is not there or cannot be read, and those of [`ModelConfig::from_json`].
+    pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
+        let (text, place) = read_text(path.as_ref())?;
+        Self::from_json(&text, &place)
+    }
+
+    /// The value of `model_type`.
+    pub fn family(&self) -> &'static str {
+        match self {
+            ModelConfig::Llama(config) => config.family.model_type(),
+            ModelConfig::Gpt2(_) => "gpt2",
+        }
+    }
+
+    /// Tokens in the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            ModelConfig::Llama(config) => config.vocab_size,
+            ModelConfig::Gpt2(config) => config.vocab_size,
+        }
+    }
+
+    /// Transformer layers.
+    pub fn num_layers(&self) -> usize {
+        match self {
+            ModelConfig::Llama(config) => config.num_layers,
+            ModelConfig::Gpt2(config) => config.num_layers,
+        }
+    }
+
+    /// Longest sequence that the model is made for, tokens.
+    pub fn max_position_embeddings(&self) -> usize {
+        match self {
+            ModelConfig::Llama(config) => config.max_position_embeddings,
+            ModelConfig::Gpt2(config) => config.max_position_embeddings,
+        }
+    }
+
+    /// All parameters in canonical order.
+    pub fn parameters(&self) -> Vec<ParameterSpec> {
+        match self {
+            ModelConfig::Llama(config) => config.parameters(),
+            ModelConfig::Gpt2(config) => config.parameters(),
+        }
+    }
+
+    /// Number of trained values.
+    pub fn parameter_count(&self) -> u64 {
+        self.parameters().iter().map(ParameterSpec::count).sum()
+    }
+
+    /// All parameters, each with its place in the weight files; `None` for one that is not in one
+    /// tensor as it is: stacked experts, packed weights.
+    pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, Option<StoredPart>)> {
+        match self {
+            ModelConfig::Gpt2(config) => {
+                let parts = config.parameters_and_parts().into_iter();
+                parts.map(|(spec, part)| (spec, Some(part))).collect()
+            }
+            ModelConfig::Llama(config) => {
+                let is_whole = |role| {
+                    use ParameterRole as R;
+                    let of_experts = matches!(
+                        role,
+                        R::ExpertGate
+                            | R::ExpertGateBias
+                            | R::ExpertUp
+                            | R::ExpertUpBias
+                            | R::ExpertDown
+                            | R::ExpertDownBias
+                    );
+                    config.packing.is_none() && !of_experts
+                };
+                let part = |spec: ParameterSpec| {
+                    let part = is_whole(spec.role).then(|| StoredPart {
+                        name: spec.name.clone(),
+                        shape: spec.shape.clone(),
+                        column: 0,
+                        transposed: false,
+                    });
+                    (spec, part)
+                };
+                config.parameters().into_iter().map(part).collect()
+            }
+        }
+    }
+
+    /// The forward pass as a graph, for sequences of `seq` tokens where that is known; see
+    /// [`capture`] and [`capture_for_sequence`].
+    ///
+    /// # Errors
+    /// A configuration that does not pass its check, and a length that is needed and not known. A
+    /// sequence longer than the position table of a GPT-2.
+    pub fn capture(&self, seq: Option<usize>) -> Result<Graph, CaptureError> {
+        match (self, seq) {
+            (ModelConfig::Llama(config), Some(seq)) => capture_for_sequence(config, seq),
+            (ModelConfig::Llama(config), None) => capture(config),
+            (ModelConfig::Gpt2(config), seq) => {
+                let positions = config.max_position_embeddings;
+                match seq.filter(|&seq| seq > positions) {
+                    Some(seq) => Err(CaptureError::Value {
+                        place: "configuration".to_string(),
+                        key: "n_positions".to_string(),
+                        expected: format!("{seq} or more for sequences of {seq} tokens"),
+                        got: positions.to_string(),
+                        hint: "each position has a row of its own; shorten the sequences"
+                            .to_string(),
+                    }),
+                    None => capture_gpt2(config),
+                }
+            }
+        }
+    }
+
+    /// The configuration as a `config.json`; [`ModelConfig::from_json`] reads it back.
+    pub fn to_json(&self) -> Value {
+        match self {
+            ModelConfig::Llama(config) => config.to_json(),
+            ModelConfig::Gpt2(config) => config.to_json(),
+        }
+    }
+}
+
+impl ModelFolder<ModelConfig> {
+    /// Opens a folder of any family, as [`ModelFolder::open`] does one of the llama family.
+    ///
+    /// # Errors
+    /// As [`ModelFolder::open`].
+    pub fn open_any(path: impl AsRef<Path>) -> Result<Self, CaptureError> {
+        let path = path.as_ref();
+        let (config, _) = ModelConfig::from_path(path)?;
+        Ok(match config {
+            ModelConfig::Llama(_) => ModelFolder::open(path)?.into_any(),
+            ModelConfig::Gpt2(_) => ModelFolder::open_gpt2(path)?.into_any(),
+        })
+    }
+}
+
+impl<C: Into<ModelConfig>> ModelFolder<C> {
+    fn into_any(self) -> ModelFolder<ModelConfig> {
+        let ModelFolder { path, config, notes, tensors } = self;
+        ModelFolder { path, config: config.into(), notes, tensors }
+    }
+}
+
+impl Gpt2Config {
+    /// Names that [`Gpt2Config::preset`] knows.
+    pub const PRESETS: [&'static str; 2] = ["gpt2-micro", "gpt2"];
+
+    /// A configuration by name: `gpt2` is the smallest published GPT-2, `gpt2-micro` a size for
+    /// tests.
+    ///
+    /// ```
+    /// use deepwell_ir::capture::Gpt2Config;
+    ///
+    /// assert_eq!(Gpt2Config::preset("gpt2").unwrap().parameter_count(), 124_439_808);
+    /// ```
+    pub fn preset(name: &str) -> Option<Gpt2Config> {
+        let sized = |vocab_size, hidden_size, num_layers, num_heads| Gpt2Config {
+            vocab_size,
+            hidden_size,
+            intermediate_size: 4 * hidden_size,
+            num_layers,
+            num_heads,
+            max_position_embeddings: 1024,
+            layer_norm_eps: 1e-5,
+            gelu_tanh: true,
+            scale_attention: true,
+            tie_word_embeddings: true,
+            initializer_range: 0.02,
+            torch_dtype: None,
+        };
+        match name {
+            "gpt2-micro" => Some(sized(256, 64, 2, 2)),
+            "gpt2" => Some(sized(50257, 768, 12, 12)),
+            _ => None,
+        }
+    }
+
+    /// The configuration as a `config.json`; [`Gpt2Config::from_json`] reads it back to the same
+    /// value.
+    pub fn to_json(&self) -> Value {
+        let mut object = json!({
+            "activation_function": if self.gelu_tanh { "gelu_new" } else { "gelu" },
+            "architectures": ["GPT2LMHeadModel"],
+            "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "initializer_range": self.initializer_range,
+            "layer_norm_epsilon": self.layer_norm_eps,
+            "model_type": "gpt2",
+            "n_embd": self.hidden_size,
+            "n_head": self.num_heads,
+            "n_inner": self.intermediate_size,
+            "n_layer": self.num_layers,
+            "n_positions": self.max_position_embeddings,
+            "resid_pdrop": 0.0,
+            "scale_attn_weights": self.scale_attention,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "vocab_size": self.vocab_size,
+        });
+        if let (Some(dtype), Some(object)) = (self.torch_dtype, object.as_object_mut()) {
+            object.insert("torch_dtype".to_string(), json!(dtype.name()));
+        }
+        object
+    }
+}

@@ -1,0 +1,187 @@
+//! Attention: as one call, or as products around a softmax.
+
+use super::constant::Constant;
+use super::layout::Layout;
+use super::rules::Call;
+use super::schema::Arg;
+use super::trace::arg;
+use super::value::{Exprs, Heads, Kind, Value, View};
+use crate::ops::AttentionHeads;
+
+/// What is added to a score that does not count: `-inf`, or a number far below any score.
+const MASKED_MAX: f64 = -1e4;
+
+/// Which scores count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mask {
+    All,
+    Causal,
+    /// Causal, and the latest tokens only.
+    Window(usize),
+}
+
+/// `scaled_dot_product_attention`, or what one backend makes of it.
+pub(super) fn fused(call: &Call<'_>, exprs: &mut Exprs) -> Option<Value> {
+    let view = |name: &str| match call.named(name)? {
+        Value::View(view) => Some(view.clone()),
+        Value::Known(_) => None,
+    };
+    let (q, k, v) = (view("query")?, view("key")?, view("value")?);
+    let head_dim = *q.layout.shape().last()?;
+    let scale = match arg(call.node, &["scale"]) {
+        Some(Arg::Float(scale)) => *scale,
+        Some(Arg::Int(scale)) => *scale as f64,
+        _ => 1.0 / (head_dim as f64).sqrt(),
+    };
+    let mask = match (call.named("attn_mask"), arg(call.node, &["is_causal"])) {
+        (Some(Value::Known(mask)), _) => mask_of(mask, exprs.sizes.seq)?,
+        (Some(Value::View(_)), _) => return None,
+        (None, Some(Arg::Bool(true))) => Mask::Causal,
+        (None, _) => Mask::All,
+    };
+    attention(call, exprs, [q, k, v], scale, mask)
+}
+
+/// `softmax(q · kᵀ · scale + mask) · v`, of which `call` is the last product.
+pub(super) fn by_hand(
+    call: &Call<'_>,
+    exprs: &mut Exprs,
+    weights: &Value,
+    values: &Value,
+) -> Option<Value> {
+    let softmax =
+        exprs.pending(weights, "_softmax").or_else(|| exprs.pending(weights, "softmax"))?;
+    let scores = &softmax.first()?.value;
+    let (scores, mask) = match exprs.pending(scores, "add") {
+        None => (scores, Mask::All),
+        Some([a, b]) => match (&a.value, &b.value) {
+            (scores, Value::Known(mask)) | (Value::Known(mask), scores) => {
+                (scores, mask_of(mask, exprs.sizes.seq)?)
+            }
+            _ => return None,
+        },
+        Some(_) => return None,
+    };
+    let Value::View(scores) = scores else { return None };
+    let scale = scores.scale;
+    let product = Value::View(View { scale: 1.0, ..scores.clone() });
+    let product = ["bmm", "matmul"].into_iter().find_map(|op| exprs.pending(&product, op))?;
+    let [q, k] = product else { return None };
+    let (Value::View(q), Value::View(k), Value::View(v)) = (&q.value, &k.value, values) else {
+        return None;
+    };
+    let batch = exprs.sizes.batch as i64;
+    let by_head = |view: &View| -> Option<View> {
+        let layout = match *view.layout.shape() {
+            [_, _, _, _] => view.layout.clone(),
+            [_, rows, columns] => {
+                view.layout.reshaped(&[batch, -1, rows as i64, columns as i64])?
+            }
+            _ => return None,
+        };
+        Some(View { layout, ..view.clone() })
+    };
+    let (q, mut k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
+    k.layout = k.layout.swapped(-1, -2)?;
+    attention(call, exprs, [q, k, v], scale, mask)
+}
+
+/// What a `where` chooses that puts zeros in the rows of a softmax that no score counts in. There
+/// are none: every token sees itself.
+pub(super) fn without_guard(call: &Call<'_>, exprs: &Exprs) -> Option<Value> {
+    let is_zero = |value: &Value| match value {
+        Value::Known(zeros) => zeros.values.iter().all(|&value| value == 0.0),
+        Value::View(view) => exprs
+            .pending_of(view.base, "full_like")
+            .or_else(|| exprs.pending_of(view.base, "zeros_like"))
+            .is_some_and(|operands| match operands.get(1) {
+                None => true,
+                Some(fill) => super::value::single(&fill.value) == Some(0.0),
+            }),
+    };
+    let zeros = call.named("self").filter(|value| is_zero(value));
+    let kept = call.named("other")?;
+    let is_softmax =
+        exprs.pending(kept, "_softmax").or_else(|| exprs.pending(kept, "softmax")).is_some();
+    let guards = exprs.pending(call.named("condition")?, "logical_not").is_some();
+    (zeros.is_some() && is_softmax && guards).then(|| kept.clone())
+}
+
+fn attention(
+    call: &Call<'_>,
+    exprs: &mut Exprs,
+    [q, k, v]: [View; 3],
+    scale: f64,
+    mask: Mask,
+) -> Option<Value> {
+    let scale = scale * q.scale * k.scale;
+    let of = |view: &View| exprs.heads(view);
+    let (q, k, v) = (of(&q)?, of(&k)?, if v.scale == 1.0 { of(&v)? } else { return None });
+    let Heads { heads, head_dim, .. } = q;
+    let alike = (k.heads, k.head_dim, k.repeats) == (v.heads, v.head_dim, v.repeats);
+    // The call may also repeat keys and values itself.
+    let repeats = if k.repeats == 1 { heads / k.heads.max(1) } else { k.repeats };
+    if !alike || q.repeats != 1 || k.heads * repeats != heads || k.head_dim != head_dim {
+        return None;
+    }
+    let window = match mask {
+        Mask::Window(window) => Some(window),
+        Mask::All | Mask::Causal => None,
+    };
+    let kind = Kind::Attention {
+        heads: AttentionHeads {
+            heads,
+            kv_heads: k.heads,
+            head_dim,
+            scale,
+            causal: mask != Mask::All,
+        },
+        q: q.columns,
+        k: k.columns,
+        v: v.columns,
+        window,
+    };
+    let sizes = exprs.sizes;
+    let id = exprs.add(kind, vec![sizes.batch, sizes.seq, heads * head_dim], Some(call.index));
+    let layout = Layout::whole(&[sizes.batch, sizes.seq, heads, head_dim]);
+    let shape: Vec<i64> = call.shape.iter().map(|&size| size as i64).collect();
+    let layout = layout.permuted(&[0, 2, 1, 3])?.reshaped(&shape)?;
+    Some(Value::View(View { base: id, layout, scale: 1.0, node: Some(call.index) }))
+}
+
+/// Which scores a mask lets count; `None` for one that is none of the known.
+fn mask_of(mask: &Constant, seq: usize) -> Option<Mask> {
+    let rank = mask.shape.len();
+    if rank < 2 || mask.shape[rank - 2..] != [seq, seq] {
+        return None;
+    }
+    let allowed: Vec<bool> = mask
+        .values
+        .iter()
+        .map(|&value| match (mask.is_float, value) {
+            (false, value) => Some(value != 0.0),
+            (true, 0.0) => Some(true),
+            (true, value) => (value <= MASKED_MAX).then_some(false),
+        })
+        .collect::<Option<_>>()?;
+    // How far back the last token looks; a sequence that is shorter tells no window.
+    let last = &allowed[(seq - 1) * seq..seq * seq];
+    let seen = last.iter().rev().take_while(|&&counts| counts).count();
+    let window = if seen == seq { usize::MAX } else { seen };
+    let is = |rule: &dyn Fn(usize, usize) -> bool| {
+        allowed.chunks(seq * seq).all(|square| {
+            let at = |index: usize| (index / seq, index % seq);
+            square.iter().enumerate().all(|(index, &counts)| {
+                let (row, column) = at(index);
+                counts == rule(row, column)
+            })
+        })
+    };
+    if is(&|row, column| column <= row && row - column < window) {
+        Some(if window == usize::MAX { Mask::Causal } else { Mask::Window(window) })
+    } else if is(&|_, _| true) {
+        Some(Mask::All)
+    } else {
+        None
+    }
+}

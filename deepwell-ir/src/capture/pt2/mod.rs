@@ -1,0 +1,192 @@
+//! Models from PyTorch: the `.pt2` archive that `torch.export.save` writes.
+//!
+//! # Brief overview
+//!
+//! [`Pt2Model::open`] reads the archive: the graph of ATen ops that PyTorch traced, as JSON, and
+//! the table of its weights. The graph is gone through once. What depends on sizes alone (positions,
+//! masks, sines and cosines) is worked out; ops that only move values become views; the rest is
+//! matched with the patterns that Llama- and GPT-2-style modules make, before and after PyTorch's
+//! decomposition to Core ATen. The result is a [`Graph`] of the same ops that a `config.json` gives,
+//! over open batch and sequence sizes, with tags. A call that no pattern takes stays as
+//! [`Opaque`](crate::ops::Opaque) under its own name, and [`Pt2Model::opaque`] lists those.
+
+mod archive;
+mod attention;
+mod constant;
+mod evaluate;
+mod layout;
+mod lower;
+mod rope;
+mod rules;
+mod schema;
+mod tags;
+mod trace;
+mod value;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use self::archive::Archive;
+use self::schema::Exported;
+use self::trace::Trace;
+use super::CaptureError;
+use crate::{Graph, Op, Tag};
+
+/// Where a parameter of the graph lies in a stored tensor.
+#[derive(Clone, Debug)]
+struct Part {
+    /// The stored tensor.
+    name: String,
+    /// First output that belongs to the parameter.
+    start: usize,
+    /// Stored as `[inputs, outputs]`.
+    transposed: bool,
+}
+
+/// A call of the exported graph that no op here stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueCall {
+    /// The node of the graph.
+    pub node: String,
+    /// The op's name in PyTorch, `aten.sin.default` for example.
+    pub target: String,
+    /// The part of the model that it stands in.
+    pub tag: Tag,
+}
+
+/// An exported model.
+///
+/// ```
+/// use deepwell_ir::Tag;
+/// use deepwell_ir::capture::Pt2Model;
+///
+/// # fn main() -> Result<(), deepwell_ir::capture::CaptureError> {
+/// // A tiny GPT-2 with random weights, exported by `scripts/make_pt2_fixtures.py`.
+/// let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pt2/gpt2.pt2");
+/// let mut model = Pt2Model::open(path)?;
+/// assert!(model.opaque().is_empty());
+/// assert!(model.graph.nodes.iter().any(|node| node.tag == Tag::Attn));
+/// // The three projections of attention are stored in one tensor and apart in the graph.
+/// let query = model.graph.find("transformer.h.0.attn.c_attn.q.weight");
+/// assert!(query.is_some());
+/// assert_eq!(model.read("transformer.h.0.attn.c_attn.q.weight")?.len(), 32 * 32);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Pt2Model {
+    /// The captured graph, with the loss if the model ends in an output head without bias, and up
+    /// to its first output if it does not. Parameters carry the names that they have in PyTorch; one
+    /// that is a part of a stored tensor has the part before the last word
+    /// (`c_attn.q.weight`).
+    pub graph: Graph,
+    /// Version of PyTorch that wrote the archive.
+    pub torch_version: String,
+    /// Sequences and tokens per sequence that the model was exported for. The graph is for any.
+    pub exported_for: (usize, usize),
+    /// What was left out or taken for granted; sentences.
+    pub remarks: Vec<String>,
+    parts: HashMap<String, Part>,
+    archive: Archive,
+}
+
+impl Pt2Model {
+    /// Reads an archive. Weights stay in it until [`Pt2Model::read`] asks for them.
+    ///
+    /// # Errors
+    /// A file that is not there, is no archive of `torch.export.save`, or is one of a version that
+    /// is not read; a graph without an input of token ids or without an output.
+    pub fn open(path: impl AsRef<Path>) -> Result<Pt2Model, CaptureError> {
+        let path = path.as_ref();
+        let mut archive = Archive::open(path)?;
+        let (name, json) = archive.graph()?;
+        let place = format!("{} (models/{name}.json)", path.display());
+        let exported = Exported::from_json(&json, &place)?;
+        drop(json);
+        let trace = Trace::new(&exported, &mut archive, &place)?;
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let lowered = lower::lower(&exported, &trace, &stem.unwrap_or(name), &place)?;
+        let sizes = trace.exprs.sizes;
+        let mut remarks = trace.remarks;
+        if exported.outputs.len() > 1 {
+            remarks.push(format!(
+                "the program gives {} tensors: the first is taken for its logits",
+                exported.outputs.len()
+            ));
+        }
+        Ok(Pt2Model {
+            graph: lowered.graph,
+            torch_version: exported.torch_version,
+            exported_for: (sizes.batch, sizes.seq),
+            remarks,
+            parts: lowered.parts.into_iter().collect(),
+            archive,
+        })
+    }
+
+    /// Whether a path looks like an archive, by its name.
+    pub fn is_archive(path: &Path) -> bool {
+        path.extension().is_some_and(|extension| extension == "pt2")
+    }
+
+    /// The calls that no pattern took, in order.
+    pub fn opaque(&self) -> Vec<OpaqueCall> {
+        let nodes = self.graph.nodes.iter();
+        nodes
+            .filter_map(|node| match &node.op {
+                Op::Opaque(op) => Some(OpaqueCall {
+                    node: node.name.clone(),
+                    target: op.target.clone(),
+                    tag: node.tag,
+                }),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The values of a parameter of the graph, row-major, as F32.
+    ///
+    /// # Errors
+    /// A name that the graph has no parameter of, and an archive that does not hold its values.
+    pub fn read(&mut self, parameter: &str) -> Result<Vec<f32>, CaptureError> {
+        let place = self.archive.path.display().to_string();
+        let failed = |what: String| CaptureError::Export {
+            place: place.clone(),
+            what,
+            hint: "parameters are those of the captured graph".to_string(),
+        };
+        let id = self.graph.find(parameter);
+        let (Some(part), Some(id)) = (self.parts.get(parameter).cloned(), id) else {
+            return Err(failed(format!("there is no parameter `{parameter}`")));
+        };
+        let shape = self.graph.tensor(id).shape.as_fixed().unwrap_or_default();
+        let stored_shape = self.archive.meta(&part.name).map(|meta| meta.shape.clone());
+        let stored = self.archive.values(&part.name)?;
+        let stored_shape = stored_shape.unwrap_or_default();
+        let count: usize = shape.iter().product();
+        let misfit = || {
+            failed(format!(
+                "tensor `{}`: expected one that holds {shape:?}, got {stored_shape:?}",
+                part.name
+            ))
+        };
+        match (shape.as_slice(), stored_shape.as_slice()) {
+            (&[rows, columns], &[height, width]) if part.transposed => {
+                if height != columns || part.start + rows > width {
+                    return Err(misfit());
+                }
+                let at = |row: usize, column: usize| stored[column * width + part.start + row];
+                Ok((0..rows)
+                    .flat_map(|r| (0..columns).map(move |c| (r, c)))
+                    .map(|(row, column)| at(row, column))
+                    .collect())
+            }
+            _ => {
+                // Rows of a matrix, or elements of a vector.
+                let row: usize = shape.iter().skip(1).product();
+                let start = part.start * row;
+                stored.get(start..start + count).map(<[f32]>::to_vec).ok_or_else(misfit)
+            }
+        }
+    }
+}

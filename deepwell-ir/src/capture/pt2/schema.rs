@@ -1,0 +1,433 @@
+//! The graph of an exported program: the JSON that `torch.export.save` writes, as plain data.
+//!
+//! Sizes may be symbols; each carries the value that it had at export, which is taken for it.
+//! Subgraphs of regions without gradients are put in their place.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use crate::capture::CaptureError;
+
+/// The major version of the schema that is read: PyTorch 2.5 and later write it.
+const SCHEMA_MAJOR: u64 = 8;
+
+/// Ops that hold a subgraph which is run as it is.
+const REGIONS: [&str; 2] = [
+    "torch.ops.higher_order.wrap_with_set_grad_enabled",
+    "torch.ops.higher_order.wrap_with_autocast",
+];
+
+/// Element types of exported tensors, as far as they matter here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scalar {
+    F32,
+    Bf16,
+    F16,
+    F64,
+    /// Any integer.
+    Int {
+        bytes: usize,
+    },
+    Bool,
+}
+
+impl Scalar {
+    /// By the number of the schema's `ScalarType`.
+    fn of(number: u64) -> Option<Scalar> {
+        Some(match number {
+            1 | 2 => Scalar::Int { bytes: 1 },
+            3 => Scalar::Int { bytes: 2 },
+            4 => Scalar::Int { bytes: 4 },
+            5 => Scalar::Int { bytes: 8 },
+            6 => Scalar::F16,
+            7 => Scalar::F32,
+            8 => Scalar::F64,
+            12 => Scalar::Bool,
+            13 => Scalar::Bf16,
+            _ => return None,
+        })
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Scalar::F32 => 4,
+            Scalar::Bf16 | Scalar::F16 => 2,
+            Scalar::F64 => 8,
+            Scalar::Int { bytes } => bytes,
+            Scalar::Bool => 1,
+        }
+    }
+
+    pub(super) fn is_float(self) -> bool {
+        matches!(self, Scalar::F32 | Scalar::Bf16 | Scalar::F16 | Scalar::F64)
+    }
+}
+
+/// Shape, strides and element type of an exported tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TensorMeta {
+    pub(super) scalar: Scalar,
+    pub(super) shape: Vec<usize>,
+    pub(super) strides: Vec<usize>,
+    pub(super) offset: usize,
+}
+
+/// An argument of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Arg {
+    /// `None`, or something that no rule looks at: a device, a memory format.
+    Other,
+    Tensor(String),
+    Tensors(Vec<Option<String>>),
+    Int(i64),
+    Ints(Vec<i64>),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    Type(Scalar),
+}
+
+/// One call of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct AtenNode {
+    /// `aten.add.Tensor`, as PyTorch prints it.
+    pub(super) target: String,
+    pub(super) args: Vec<(String, Arg)>,
+    /// Names of the tensors that it gives.
+    pub(super) outputs: Vec<String>,
+    /// Path of the module that made the call, `model.layers.0.mlp` for example.
+    pub(super) path: String,
+}
+
+/// What an input of the graph is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum InputKind {
+    /// A trained tensor, by its name in the module.
+    Parameter(String),
+    /// A stored tensor that is not trained.
+    Buffer(String),
+    /// What the caller gives.
+    User,
+}
+
+/// An exported graph.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Exported {
+    pub(super) torch_version: String,
+    pub(super) inputs: Vec<(String, InputKind)>,
+    /// Tensors that the program gives its caller.
+    pub(super) outputs: Vec<String>,
+    pub(super) nodes: Vec<AtenNode>,
+    pub(super) tensors: HashMap<String, TensorMeta>,
+}
+
+/// Reads JSON of one place, with errors that name it.
+struct Reader<'a> {
+    place: &'a str,
+    sym_ints: HashMap<String, i64>,
+    exported: Exported,
+    /// Subgraphs that were put in their place so far.
+    regions: usize,
+}
+
+impl Exported {
+    /// Reads `models/NAME.json`.
+    pub(super) fn from_json(text: &[u8], place: &str) -> Result<Exported, CaptureError> {
+        let value: Value = serde_json::from_slice(text).map_err(|error| CaptureError::Json {
+            place: place.to_string(),
+            line: error.line(),
+            column: error.column(),
+            message: error.to_string(),
+        })?;
+        let major = value.pointer("/schema_version/major").and_then(Value::as_u64);
+        if major != Some(SCHEMA_MAJOR) {
+            let got = major.map_or("none".to_string(), |major| major.to_string());
+            return Err(CaptureError::Export {
+                place: place.to_string(),
+                what: format!("expected schema version {SCHEMA_MAJOR}, got {got}"),
+                hint: "export it again with PyTorch 2.9 or later".to_string(),
+            });
+        }
+        let mut reader =
+            Reader { place, sym_ints: HashMap::new(), exported: Exported::default(), regions: 0 };
+        let version = value.get("torch_version").and_then(Value::as_str);
+        reader.exported.torch_version = version.unwrap_or("of an unknown version").to_string();
+        let module = reader.object(&value, "graph_module")?;
+        let graph = reader.child(module, "graph")?;
+        reader.tables(graph)?;
+        reader.signature(reader.child(module, "signature")?)?;
+        reader.nodes(graph, &HashMap::new())?;
+        Ok(reader.exported)
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn broken(&self, what: impl Into<String>) -> CaptureError {
+        CaptureError::Export {
+            place: self.place.to_string(),
+            what: what.into(),
+            hint: "the file is not as torch.export.save writes it; export it again".to_string(),
+        }
+    }
+
+    fn object<'v>(
+        &self,
+        value: &'v Value,
+        key: &str,
+    ) -> Result<&'v Map<String, Value>, CaptureError> {
+        value
+            .get(key)
+            .and_then(Value::as_object)
+            .ok_or_else(|| self.broken(format!("expected an object `{key}`")))
+    }
+
+    fn child<'v>(
+        &self,
+        object: &'v Map<String, Value>,
+        key: &str,
+    ) -> Result<&'v Map<String, Value>, CaptureError> {
+        let value = object.get(key).and_then(Value::as_object);
+        value.ok_or_else(|| self.broken(format!("expected an object `{key}`")))
+    }
+
+    fn list<'v>(
+        &self,
+        object: &'v Map<String, Value>,
+        key: &str,
+    ) -> Result<&'v Vec<Value>, CaptureError> {
+        let value = object.get(key).and_then(Value::as_array);
+        value.ok_or_else(|| self.broken(format!("expected a list `{key}`")))
+    }
+
+    /// Sizes of symbols and tensors.
+    fn tables(&mut self, graph: &Map<String, Value>) -> Result<(), CaptureError> {
+        if let Some(symbols) = graph.get("sym_int_values").and_then(Value::as_object) {
+            for (name, value) in symbols {
+                if let Some(size) = self.size(value) {
+                    self.sym_ints.insert(name.clone(), size);
+                }
+            }
+        }
+        for (name, value) in self.child(graph, "tensor_values")? {
+            // A tensor of a type that is not known only matters where something reads it.
+            if let Some(meta) = self.meta(value) {
+                self.exported.tensors.insert(name.clone(), meta);
+            }
+        }
+        Ok(())
+    }
+
+    /// A number, or the value that a symbol had at export.
+    fn size(&self, value: &Value) -> Option<i64> {
+        let known = |name: &Value| self.sym_ints.get(name.as_str()?).copied();
+        let of_name = || known(value.get("as_name")?);
+        let of_hint = || value.pointer("/as_expr/hint/as_int").and_then(Value::as_i64);
+        value
+            .as_i64()
+            .or_else(|| value.get("as_int").and_then(Value::as_i64))
+            .or_else(of_name)
+            .or_else(of_hint)
+    }
+
+    pub(super) fn meta(&self, value: &Value) -> Option<TensorMeta> {
+        let sizes = |key: &str| -> Option<Vec<usize>> {
+            let list = value.get(key)?.as_array()?;
+            list.iter().map(|size| usize::try_from(self.size(size)?).ok()).collect()
+        };
+        Some(TensorMeta {
+            scalar: Scalar::of(value.get("dtype")?.as_u64()?)?,
+            shape: sizes("sizes")?,
+            strides: sizes("strides")?,
+            offset: usize::try_from(self.size(value.get("storage_offset")?)?).ok()?,
+        })
+    }
+
+    fn signature(&mut self, signature: &Map<String, Value>) -> Result<(), CaptureError> {
+        for spec in self.list(signature, "input_specs")? {
+            let named = |kind: &str, key: &str| {
+                let spec = spec.get(kind)?;
+                let name = spec.pointer("/arg/name")?.as_str()?.to_string();
+                Some((name, spec.get(key)?.as_str()?.to_string()))
+            };
+            if let Some((name, parameter)) = named("parameter", "parameter_name") {
+                self.exported.inputs.push((name, InputKind::Parameter(parameter)));
+            } else if let Some((name, buffer)) = named("buffer", "buffer_name")
+                .or_else(|| named("tensor_constant", "tensor_constant_name"))
+            {
+                self.exported.inputs.push((name, InputKind::Buffer(buffer)));
+            } else if let Some(name) = spec.pointer("/user_input/arg/as_tensor/name") {
+                let name = name.as_str().unwrap_or_default().to_string();
+                self.exported.inputs.push((name, InputKind::User));
+            }
+        }
+        for spec in self.list(signature, "output_specs")? {
+            if let Some(name) = spec.pointer("/user_output/arg/as_tensor/name") {
+                self.exported.outputs.push(name.as_str().unwrap_or_default().to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the nodes of a graph, whose tensors stand under the names that `renamed` gives them.
+    fn nodes(
+        &mut self,
+        graph: &Map<String, Value>,
+        renamed: &HashMap<String, String>,
+    ) -> Result<(), CaptureError> {
+        for value in self.list(graph, "nodes")? {
+            let target = value.get("target").and_then(Value::as_str).unwrap_or_default();
+            let inputs = value.get("inputs").and_then(Value::as_array);
+            let inputs = inputs.ok_or_else(|| self.broken("a node without inputs"))?;
+            let outputs = output_names(value, renamed);
+            if REGIONS.contains(&target) {
+                self.region(inputs, &outputs, renamed)?;
+                continue;
+            }
+            let args = inputs
+                .iter()
+                .map(|input| {
+                    let name = input.get("name").and_then(Value::as_str).unwrap_or_default();
+                    (name.to_string(), self.arg(input.get("arg"), renamed))
+                })
+                .collect();
+            let stack = value.pointer("/metadata/nn_module_stack").and_then(Value::as_str);
+            self.exported.nodes.push(AtenNode {
+                target: target.strip_prefix("torch.ops.").unwrap_or(target).to_string(),
+                args,
+                outputs,
+                path: innermost_path(stack.unwrap_or_default()),
+            });
+        }
+        Ok(())
+    }
+
+    fn arg(&self, value: Option<&Value>, renamed: &HashMap<String, String>) -> Arg {
+        let Some((kind, value)) =
+            value.and_then(Value::as_object).and_then(|map| map.iter().next())
+        else {
+            return Arg::Other;
+        };
+        let tensor = |value: &Value| {
+            let name = value.get("name").and_then(Value::as_str).unwrap_or_default();
+            renamed.get(name).cloned().unwrap_or_else(|| name.to_string())
+        };
+        let list = || value.as_array().map(Vec::as_slice).unwrap_or_default();
+        match kind.as_str() {
+            "as_tensor" => Arg::Tensor(tensor(value)),
+            "as_tensors" => Arg::Tensors(list().iter().map(|item| Some(tensor(item))).collect()),
+            "as_optional_tensors" => {
+                Arg::Tensors(list().iter().map(|item| item.get("as_tensor").map(tensor)).collect())
+            }
+            "as_int" => value.as_i64().map_or(Arg::Other, Arg::Int),
+            "as_sym_int" => self.size(value).map_or(Arg::Other, Arg::Int),
+            "as_ints" | "as_sym_ints" => {
+                let sizes: Option<Vec<i64>> = list().iter().map(|item| self.size(item)).collect();
+                sizes.map_or(Arg::Other, Arg::Ints)
+            }
+            "as_float" => match value.as_str() {
+                // What JSON has no number for.
+                Some("Infinity") => Arg::Float(f64::INFINITY),
+                Some("-Infinity") => Arg::Float(f64::NEG_INFINITY),
+                _ => value.as_f64().map_or(Arg::Other, Arg::Float),
+            },
+            "as_bool" => value.as_bool().map_or(Arg::Other, Arg::Bool),
+            "as_string" => Arg::Text(value.as_str().unwrap_or_default().to_string()),
+            "as_scalar_type" => value.as_u64().and_then(Scalar::of).map_or(Arg::Other, Arg::Type),
+            _ => Arg::Other,
+        }
+    }
+
+    /// Puts a subgraph in its place. Its tensors get names of their own, except those that go in
+    /// and come out.
+    fn region(
+        &mut self,
+        inputs: &[Value],
+        outputs: &[String],
+        renamed: &HashMap<String, String>,
+    ) -> Result<(), CaptureError> {
+        let is_graph = |input: &&Value| input.pointer("/arg/as_graph/graph").is_some();
+        let at = inputs.iter().position(|input| is_graph(&input));
+        let at = at.ok_or_else(|| self.broken("a region without a graph"))?;
+        let graph = self.object(&inputs[at]["arg"]["as_graph"], "graph")?;
+        self.regions += 1;
+        let prefix = format!("region{}.", self.regions);
+        let mut inner: HashMap<String, String> = HashMap::new();
+        for (name, value) in self.child(graph, "tensor_values")? {
+            let own = format!("{prefix}{name}");
+            if let Some(meta) = self.meta(value) {
+                self.exported.tensors.insert(own.clone(), meta);
+            }
+            inner.insert(name.clone(), own);
+        }
+        if let Some(symbols) = graph.get("sym_int_values").and_then(Value::as_object) {
+            for (name, value) in symbols {
+                if let Some(size) = self.size(value) {
+                    self.sym_ints.entry(name.clone()).or_insert(size);
+                }
+            }
+        }
+        let formal = self.list(graph, "inputs")?.iter();
+        for (formal, actual) in formal.zip(&inputs[at + 1..]) {
+            let names = (formal.pointer("/as_tensor/name"), actual.pointer("/arg/as_tensor/name"));
+            if let (Some(Value::String(formal)), Some(Value::String(actual))) = names {
+                let outer = renamed.get(actual).unwrap_or(actual);
+                inner.insert(formal.clone(), outer.clone());
+            }
+        }
+        // What comes out is given the outer name, unless it is an input that passes through.
+        let given = self.list(graph, "outputs")?.iter();
+        let names: Vec<Option<&str>> =
+            given.map(|value| value.pointer("/as_tensor/name").and_then(Value::as_str)).collect();
+        let mut passed = Vec::new();
+        for (name, output) in names.into_iter().zip(outputs) {
+            let Some(name) = name else { continue };
+            match inner.get(name) {
+                Some(known) if !known.starts_with(&prefix) => {
+                    passed.push((known.clone(), output.clone()));
+                }
+                _ => drop(inner.insert(name.to_string(), output.clone())),
+            }
+        }
+        self.nodes(graph, &inner)?;
+        for (from, to) in passed {
+            self.exported.nodes.push(AtenNode {
+                target: "aten.alias.default".to_string(),
+                args: vec![("self".to_string(), Arg::Tensor(from))],
+                outputs: vec![to],
+                path: String::new(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Names of the tensors that a node gives; those without one stand as empty names.
+fn output_names(node: &Value, renamed: &HashMap<String, String>) -> Vec<String> {
+    let name = |value: &Value| {
+        let name = value.get("name").and_then(Value::as_str).unwrap_or_default();
+        renamed.get(name).cloned().unwrap_or_else(|| name.to_string())
+    };
+    let mut names = Vec::new();
+    for output in node.get("outputs").and_then(Value::as_array).into_iter().flatten() {
+        if let Some(tensors) = output.get("as_tensors").and_then(Value::as_array) {
+            names.extend(tensors.iter().map(name));
+        } else if let Some(tensor) = output.get("as_tensor") {
+            names.push(name(tensor));
+        }
+    }
+    names
+}
+
+/// The path of the last module of a stack `key,path,class;key,path,class`.
+fn innermost_path(stack: &str) -> String {
+    let last = stack.rsplit(';').next().unwrap_or_default();
+    last.split(',').nth(1).unwrap_or_default().to_string()
+}
+
+/// A stored tensor: its meta, from the table of weights or constants of an archive.
+pub(super) fn stored_meta(value: &Value) -> Option<TensorMeta> {
+    let reader =
+        Reader { place: "", sym_ints: HashMap::new(), exported: Exported::default(), regions: 0 };
+    reader.meta(value)
+}

@@ -1,0 +1,60 @@
+//! Which part of a transformer each node belongs to, by what is connected with what.
+//!
+//! Residual sums and norms cut a transformer into blocks. A block with an attention in it is one of
+//! attention, one without is a feed-forward block; names of modules are not asked.
+
+use crate::{Op, Tag};
+
+/// A node and the nodes that it reads.
+pub(super) struct Piece<'a> {
+    pub(super) op: &'a Op,
+    pub(super) reads: Vec<usize>,
+}
+
+/// Whether what reads a node belongs to another block.
+fn ends_block(op: &Op) -> bool {
+    is_norm(op) || is_embedding(op) || matches!(op, Op::Add(_))
+}
+
+fn is_norm(op: &Op) -> bool {
+    matches!(op, Op::RmsNorm(_) | Op::LayerNorm(_))
+}
+
+fn is_embedding(op: &Op) -> bool {
+    matches!(op, Op::Embedding(_) | Op::AddPositions(_))
+}
+
+/// The tag of each node.
+pub(super) fn tags(pieces: &[Piece<'_>]) -> Vec<Tag> {
+    let mut block: Vec<usize> = (0..pieces.len()).collect();
+    for (index, piece) in pieces.iter().enumerate() {
+        if is_norm(piece.op) || is_embedding(piece.op) {
+            continue;
+        }
+        for &read in piece.reads.iter().filter(|&&read| !ends_block(pieces[read].op)) {
+            let (from, to) = (block[index], block[read]);
+            block.iter_mut().filter(|of| **of == from).for_each(|of| *of = to);
+        }
+    }
+    let holds = |of: usize, test: fn(&Op) -> bool| {
+        pieces.iter().zip(&block).any(|(piece, &block)| block == of && test(piece.op))
+    };
+    let last = pieces.len().saturating_sub(1);
+    pieces
+        .iter()
+        .zip(&block)
+        .enumerate()
+        .map(|(index, (piece, &of))| match piece.op {
+            op if is_embedding(op) => Tag::Embed,
+            op if is_norm(op) => Tag::Norm,
+            Op::HeadRmsNorm(_) => Tag::Norm,
+            Op::LinearCrossEntropy(_) => Tag::Head,
+            _ if holds(of, |op| matches!(op, Op::Attention(_) | Op::WindowAttention(_))) => {
+                Tag::Attn
+            }
+            // The last linear layer, where there is no loss.
+            Op::Linear(_) if index == last => Tag::Head,
+            _ => Tag::Mlp,
+        })
+        .collect()
+}

@@ -1,0 +1,384 @@
+//! Goes through an exported graph once and finds out what each tensor is.
+//!
+//! Values that depend on sizes and buffers alone are worked out, movement of values becomes views,
+//! and what is left is handed to the rules. A call that no rule takes stays as it is.
+
+use std::collections::HashMap;
+
+use super::archive::Archive;
+use super::constant::{Constant, ELEMENTS_MAX};
+use super::evaluate::Call;
+use super::layout::{Layout, axis};
+use super::rules;
+use super::schema::{Arg, AtenNode, Exported, InputKind};
+use super::value::{Exprs, Id, Kind, Operand, Sizes, Value, View};
+use crate::capture::CaptureError;
+
+/// A graph that has been gone through.
+pub(super) struct Trace {
+    pub(super) exprs: Exprs,
+    /// What the program gives.
+    pub(super) outputs: Vec<Value>,
+    /// Sentences about what was left out.
+    pub(super) remarks: Vec<String>,
+}
+
+/// The values of a graph while it is gone through.
+struct Tracer<'a> {
+    exported: &'a Exported,
+    exprs: Exprs,
+    values: HashMap<&'a str, Value>,
+    buffers: HashMap<String, Constant>,
+    drops: bool,
+}
+
+/// Ops that hand on what they get, or change only its type.
+const IDENTITIES: [&str; 12] = [
+    "_to_copy",
+    "alias",
+    "clone",
+    "contiguous",
+    "detach",
+    "dropout",
+    "feature_dropout",
+    "lift_fresh_copy",
+    "native_dropout",
+    "to",
+    "type_as",
+    "float",
+];
+
+impl Trace {
+    pub(super) fn new(
+        exported: &Exported,
+        archive: &mut Archive,
+        place: &str,
+    ) -> Result<Trace, CaptureError> {
+        let (name, sizes) = token_input(exported).ok_or_else(|| CaptureError::Export {
+            place: place.to_string(),
+            what: "expected an input of token ids, integers [batch, sequence], got none"
+                .to_string(),
+            hint: "export a language model that takes `input_ids`".to_string(),
+        })?;
+        let mut tracer = Tracer {
+            exported,
+            exprs: Exprs { all: Vec::new(), sizes },
+            values: HashMap::new(),
+            buffers: HashMap::new(),
+            drops: false,
+        };
+        tracer.inputs(name, archive)?;
+        // Values are dropped after their last use: masks of long sequences are large.
+        let mut last_use: HashMap<&str, usize> = HashMap::new();
+        for (index, node) in exported.nodes.iter().enumerate() {
+            for name in tensors_of(node) {
+                last_use.insert(name, index);
+            }
+        }
+        for output in &exported.outputs {
+            last_use.insert(output, usize::MAX);
+        }
+        for (index, node) in exported.nodes.iter().enumerate() {
+            tracer.node(index, node);
+            for name in tensors_of(node) {
+                if last_use.get(name) == Some(&index) {
+                    tracer.values.remove(name);
+                }
+            }
+        }
+        let outputs = exported
+            .outputs
+            .iter()
+            .filter_map(|name| tracer.values.remove(name.as_str()))
+            .collect();
+        let mut remarks = Vec::new();
+        if tracer.drops {
+            remarks.push("the model was exported for training: dropout is left out".to_string());
+        }
+        Ok(Trace { exprs: tracer.exprs, outputs, remarks })
+    }
+}
+
+/// The first input that looks like token ids, and its sizes.
+fn token_input(exported: &Exported) -> Option<(&str, Sizes)> {
+    exported.inputs.iter().find_map(|(name, kind)| {
+        let meta = exported.tensors.get(name).filter(|_| *kind == InputKind::User)?;
+        match (meta.scalar, meta.shape.as_slice()) {
+            (super::schema::Scalar::Int { .. }, &[batch, seq]) if batch * seq > 0 => {
+                Some((name.as_str(), Sizes { batch, seq }))
+            }
+            _ => None,
+        }
+    })
+}
+
+/// The tensors that a node reads.
+fn tensors_of(node: &AtenNode) -> impl Iterator<Item = &str> {
+    node.args.iter().flat_map(|(_, arg)| -> Vec<&str> {
+        match arg {
+            Arg::Tensor(name) => vec![name],
+            Arg::Tensors(names) => names.iter().flatten().map(String::as_str).collect(),
+            _ => Vec::new(),
+        }
+    })
+}
+
+impl<'a> Tracer<'a> {
+    fn inputs(&mut self, tokens: &str, archive: &mut Archive) -> Result<(), CaptureError> {
+        for (name, kind) in &self.exported.inputs {
+            let Some(meta) = self.exported.tensors.get(name) else { continue };
+            let value = match kind {
+                InputKind::Buffer(buffer) => {
+                    let count: usize = meta.shape.iter().product();
+                    let is_stored = archive.meta(buffer).is_some_and(|meta| meta.scalar.is_float());
+                    if is_stored && meta.scalar.is_float() && count <= ELEMENTS_MAX {
+                        let values = archive.values(buffer)?.into_iter().map(f64::from).collect();
+                        let mut constant = Constant::new(meta.shape.clone(), values, true);
+                        constant.buffers.push(buffer.clone());
+                        self.buffers.insert(buffer.clone(), constant.clone());
+                        Value::Known(constant)
+                    } else {
+                        self.input(Kind::Buffer(buffer.clone()), &meta.shape)
+                    }
+                }
+                InputKind::Parameter(parameter) => {
+                    self.input(Kind::Parameter(parameter.clone()), &meta.shape)
+                }
+                InputKind::User if name == tokens => self.input(Kind::Tokens, &meta.shape),
+                InputKind::User => self.input(Kind::Input(name.clone()), &meta.shape),
+            };
+            self.values.insert(name, value);
+        }
+        Ok(())
+    }
+
+    fn input(&mut self, kind: Kind, shape: &[usize]) -> Value {
+        let id = self.exprs.add(kind, shape.to_vec(), None);
+        self.exprs.whole(id)
+    }
+
+    fn node(&mut self, index: usize, node: &'a AtenNode) {
+        let Some(first) = node.outputs.first() else { return };
+        let known = |name: &str| match self.values.get(name)? {
+            Value::Known(constant) => Some(constant.clone()),
+            Value::View(_) => None,
+        };
+        if tensors_of(node).all(|name| known(name).is_some())
+            && let Some(result) = (Call { node, known: &known }).evaluate()
+        {
+            self.values.insert(first, Value::Known(result));
+            return;
+        }
+        let bare = bare_name(&node.target);
+        if let Some(values) = self.moved(index, bare, node) {
+            for (name, value) in node.outputs.iter().zip(values) {
+                self.values.insert(name, value);
+            }
+            return;
+        }
+        let operands = self.operands(node);
+        let shape = self.exported.tensors.get(first).map(|meta| meta.shape.clone());
+        let shape = shape.unwrap_or_default();
+        let buffers = &self.buffers;
+        let call = rules::Call { op: bare, node, operands: &operands, shape: &shape, index };
+        if let Some(value) = call.apply(&mut self.exprs, buffers) {
+            self.values.insert(first, value);
+            return;
+        }
+        for (output, name) in node.outputs.iter().enumerate() {
+            let shape = self.exported.tensors.get(name).map(|meta| meta.shape.clone());
+            let operands = operands.clone();
+            let kind = Kind::Pending { op: bare.to_string(), operands, output };
+            let id: Id = self.exprs.add(kind, shape.unwrap_or_default(), Some(index));
+            self.values.insert(name, self.exprs.whole(id));
+        }
+    }
+
+    /// The operands of a node that are tensors or numbers.
+    fn operands(&self, node: &AtenNode) -> Vec<Operand> {
+        let mut operands = Vec::new();
+        for (name, arg) in &node.args {
+            let mut push = |value| operands.push(Operand { name: name.clone(), value });
+            match arg {
+                Arg::Tensor(tensor) => {
+                    if let Some(value) = self.values.get(tensor.as_str()) {
+                        push(value.clone());
+                    }
+                }
+                Arg::Tensors(tensors) => {
+                    for value in tensors.iter().flatten() {
+                        if let Some(value) = self.values.get(value.as_str()) {
+                            push(value.clone());
+                        }
+                    }
+                }
+                Arg::Int(value) => push(Value::Known(Constant::scalar(*value as f64, false))),
+                Arg::Float(value) => push(Value::Known(Constant::scalar(*value, true))),
+                _ => {}
+            }
+        }
+        operands
+    }
+
+    /// The results of an op that only moves values, hands them on or scales them.
+    fn moved(&mut self, index: usize, op: &str, node: &AtenNode) -> Option<Vec<Value>> {
+        let view = |name: &str| match self.values.get(name)? {
+            Value::View(view) => Some(view.clone()),
+            Value::Known(_) => None,
+        };
+        let first = node.args.iter().find_map(|(_, arg)| match arg {
+            Arg::Tensor(name) => Some(name.as_str()),
+            _ => None,
+        })?;
+        let source = view(first)?;
+        if IDENTITIES.contains(&op) {
+            let training = arg(node, &["train", "training"]) == Some(&Arg::Bool(true));
+            self.drops |= op.contains("dropout") && training;
+            return Some(vec![Value::View(source)]);
+        }
+        let scaled = |factor: f64| {
+            let scale = source.scale * factor;
+            Some(vec![Value::View(View { scale, node: Some(index), ..source.clone() })])
+        };
+        if let Some(factor) = self.factor(op, node, first) {
+            return scaled(factor);
+        }
+        let layouts = movement(op, node, &source.layout)?;
+        let view_of = |layout| Value::View(View { layout, node: Some(index), ..source.clone() });
+        Some(layouts.into_iter().map(view_of).collect())
+    }
+
+    /// The number that an op multiplies its one tensor with.
+    fn factor(&self, op: &str, node: &AtenNode, first: &str) -> Option<f64> {
+        if op == "neg" {
+            return Some(-1.0);
+        }
+        if !matches!(op, "mul" | "div") {
+            return None;
+        }
+        let other = node.args.iter().find_map(|(_, arg)| match arg {
+            Arg::Int(value) => Some(*value as f64),
+            Arg::Float(value) => Some(*value),
+            Arg::Tensor(name) if name != first => match self.values.get(name.as_str())? {
+                Value::Known(constant) => constant.single(),
+                Value::View(_) => None,
+            },
+            _ => None,
+        })?;
+        match op {
+            "mul" => Some(other),
+            _ if node.target.ends_with("Tensor_mode") || other == 0.0 => None,
+            _ => Some(1.0 / other),
+        }
+    }
+}
+
+/// `mul` of `aten.mul.Tensor`.
+pub(super) fn bare_name(target: &str) -> &str {
+    let name = target.strip_prefix("aten.").unwrap_or(target);
+    name.split('.').next().unwrap_or(name)
+}
+
+/// An argument by one of its names.
+pub(super) fn arg<'n>(node: &'n AtenNode, names: &[&str]) -> Option<&'n Arg> {
+    node.args.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, arg)| arg)
+}
+
+pub(super) fn int(node: &AtenNode, names: &[&str]) -> Option<i64> {
+    match arg(node, names)? {
+        Arg::Int(value) => Some(*value),
+        _ => None,
+    }
+}
+
+fn ints(node: &AtenNode, names: &[&str]) -> Option<Vec<i64>> {
+    match arg(node, names)? {
+        Arg::Ints(values) => Some(values.clone()),
+        Arg::Int(value) => Some(vec![*value]),
+        _ => None,
+    }
+}
+
+/// The layouts that an op makes of one.
+fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
+    let rank = source.rank();
+    let dim = |default: i64| int(node, &["dim"]).unwrap_or(default);
+    let one = match op {
+        "view" | "reshape" | "_unsafe_view" => source.reshaped(&ints(node, &["size", "shape"])?)?,
+        "flatten" => {
+            let first = axis(int(node, &["start_dim"]).unwrap_or(0), rank)?;
+            let last = axis(int(node, &["end_dim"]).unwrap_or(-1), rank)?;
+            let mut shape: Vec<i64> = source.shape().iter().map(|&size| size as i64).collect();
+            shape.splice(first..=last, [-1]);
+            source.reshaped(&shape)?
+        }
+        "unflatten" => {
+            let at = axis(dim(0), rank)?;
+            let mut shape: Vec<i64> = source.shape().iter().map(|&size| size as i64).collect();
+            shape.splice(at..=at, ints(node, &["sizes"])?);
+            source.reshaped(&shape)?
+        }
+        "permute" => source.permuted(&ints(node, &["dims"])?)?,
+        "transpose" => source.swapped(int(node, &["dim0"])?, int(node, &["dim1"])?)?,
+        "t" | "numpy_T" if rank == 2 => source.swapped(0, 1)?,
+        "mT" => source.swapped(-1, -2)?,
+        "expand" => source.expanded(&ints(node, &["size"])?)?,
+        "unsqueeze" => source.unsqueezed(dim(0))?,
+        "squeeze" => match ints(node, &["dim"]).as_deref() {
+            None => source.squeezed(None)?,
+            Some(&[at]) => source.squeezed(Some(at))?,
+            Some(_) => return None,
+        },
+        "slice" => {
+            if int(node, &["step"]).unwrap_or(1) != 1 {
+                return None;
+            }
+            let start = int(node, &["start"]).unwrap_or(0);
+            source.sliced(dim(0), start, int(node, &["end"]).unwrap_or(i64::MAX))?
+        }
+        "select" => source.selected(dim(0), int(node, &["index"])?)?,
+        "repeat_interleave" => {
+            let (at, times) = (dim(0), int(node, &["repeats"])?);
+            let at = axis(at, rank)?;
+            let inner = source.unsqueezed(at as i64 + 1)?;
+            let mut shape: Vec<i64> = inner.shape().iter().map(|&size| size as i64).collect();
+            shape[at + 1] = times;
+            let wide = inner.expanded(&shape)?;
+            shape.splice(at..=at + 1, [shape[at] * times]);
+            wide.reshaped(&shape)?
+        }
+        "split" | "split_with_sizes" | "chunk" => {
+            let at = dim(0);
+            let size = source.shape()[axis(at, rank)?] as i64;
+            let given = ints(node, &["split_size", "split_sizes", "chunks"])?;
+            let parts = match (op, given.as_slice()) {
+                ("chunk", &[count]) if count > 0 => equal_parts(size, (size + count - 1) / count),
+                ("split", &[part]) if part > 0 => equal_parts(size, part),
+                _ => given,
+            };
+            let mut start = 0;
+            return parts
+                .into_iter()
+                .map(|part| {
+                    let piece = source.sliced(at, start, start + part);
+                    start += part;
+                    piece
+                })
+                .collect();
+        }
+        "unbind" => {
+            let size = source.shape()[axis(dim(0), rank)?] as i64;
+            return (0..size).map(|index| source.selected(dim(0), index)).collect();
+        }
+        _ => return None,
+    };
+    Some(vec![one])
+}
+
+fn equal_parts(size: i64, part: i64) -> Vec<i64> {
+    let mut parts = vec![part; (size / part) as usize];
+    if size % part != 0 {
+        parts.push(size % part);
+    }
+    parts
+}

@@ -1,0 +1,83 @@
+//! Configurations of any family: which reader they get, and what all of them can do.
+
+use std::fs;
+
+use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFolder};
+use deepwell_ir::differentiate;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+#[test]
+fn presets_of_all_families_are_captured_and_read_back() {
+    let names: Vec<&str> = ModelConfig::presets().collect();
+    assert!(names.contains(&"gpt2") && names.contains(&"llama-micro"), "{names:?}");
+    for name in names {
+        let config = ModelConfig::preset(name).unwrap();
+        let again = ModelConfig::from_json(&config.to_json().to_string(), name).unwrap();
+        assert_eq!(again.0, config, "{name}");
+        assert!(ModelConfig::model_types().any(|family| family == config.family()), "{name}");
+        if config.num_layers() <= 12 {
+            let graph = config.capture(Some(64)).unwrap();
+            assert_eq!(graph.parameter_count(), config.parameter_count(), "{name}");
+            differentiate(&graph).unwrap();
+        }
+    }
+    assert!(ModelConfig::preset("gpt3").is_none());
+    let gpt2 = ModelConfig::preset("gpt2-micro").unwrap();
+    assert_eq!((gpt2.vocab_size(), gpt2.max_position_embeddings()), (256, 1024));
+    assert_eq!(
+        gpt2.capture(Some(1025)).unwrap_err().to_string(),
+        "configuration: key `n_positions`: expected 1025 or more for sequences of 1025 tokens, got \
+         `1024`\nhint: each position has a row of its own; shorten the sequences"
+    );
+}
+
+#[test]
+fn an_unknown_type_is_refused_with_all_that_are_known() {
+    assert_eq!(
+        ModelConfig::from_json(r#"{"model_type": "mamba"}"#, "c").unwrap_err().to_string(),
+        "c: key `model_type`: value `mamba` is not supported\n\
+         hint: supported: `gpt2`, `llama`, `mistral`, `qwen2`, `qwen3`, `mixtral`, `qwen3_moe`, \
+         `deepseek_v3`, `gpt_oss`"
+    );
+}
+
+#[test]
+fn parts_say_where_parameters_are_stored() {
+    let llama = ModelConfig::from(LlamaConfig::preset("llama-micro").unwrap());
+    for (spec, part) in llama.parameters_and_parts() {
+        assert_eq!(part.unwrap().name, spec.name);
+    }
+    let gpt2 = ModelConfig::from(Gpt2Config::preset("gpt2-micro").unwrap());
+    let parts = gpt2.parameters_and_parts();
+    let key = parts.iter().find(|(spec, _)| spec.name == "h.1.attn.k.weight").unwrap();
+    let part = key.1.as_ref().unwrap();
+    assert_eq!((part.name.as_str(), part.column), ("h.1.attn.c_attn.weight", 64));
+}
+
+#[test]
+fn folders_of_both_kinds_open() {
+    for name in ["llama-micro", "gpt2-micro"] {
+        let config = ModelConfig::preset(name).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), config.to_json().to_string()).unwrap();
+        let zeros = vec![0u8; 4 * 1024 * 256];
+        let mut stored: Vec<_> = config
+            .parameters_and_parts()
+            .into_iter()
+            .filter_map(|(_, part)| part.map(|part| (part.name, part.shape)))
+            .collect();
+        stored.dedup();
+        stored.sort();
+        stored.dedup();
+        let views = stored.iter().map(|(name, shape)| {
+            let bytes = 4 * shape.iter().product::<usize>();
+            (name.clone(), TensorView::new(Dtype::F32, shape.clone(), &zeros[..bytes]).unwrap())
+        });
+        let path = folder.path().join("model.safetensors");
+        safetensors::serialize_to_file(views, None, &path).unwrap();
+        let model = ModelFolder::open_any(folder.path()).unwrap();
+        assert_eq!(model.config, config, "{name}");
+        assert_eq!(model.tensors.len(), stored.len(), "{name}");
+    }
+}

@@ -1,0 +1,110 @@
+//! Models that PyTorch exported: what the captured graph computes on the CPU backend, against the
+//! logits that PyTorch stored beside each archive (`deepwell-ir/scripts/make_pt2_fixtures.py`).
+
+use std::path::PathBuf;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use deepwell_ir::capture::Pt2Model;
+use deepwell_ir::{Call, Program};
+use deepwell_kernels::{Backend, KernelError, Observer};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_probe::{Cpu, Hardware};
+use deepwell_trainer::{CompileOptions, Engine, compile};
+use safetensors::SafeTensors;
+
+/// Largest difference over the largest logit. Both sides compute in F32, whose rounding is far
+/// below; a wrong rule is off by 1e-2 or more.
+const TOLERANCE: f32 = 1e-4;
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deepwell-ir/tests/pt2").join(name)
+}
+
+/// What the output head read, and the weight that it read it with.
+#[derive(Default)]
+struct HeadOperands {
+    rows: Vec<f32>,
+    table: Vec<f32>,
+}
+
+impl Observer for HeadOperands {
+    fn after(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<(), KernelError> {
+        if call.op.name() == "linear_cross_entropy_grad" {
+            for (index, into) in [(0, &mut self.rows), (1, &mut self.table)] {
+                let value = program.value(call.operands[index].value);
+                into.resize(value.elements(), 0.0);
+                backend.read(value.range, cast_slice_mut(into))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An engine of the captured graph in F32, with the archive's weights.
+fn engine(model: &mut Pt2Model) -> Engine {
+    let (batch, seq) = model.exported_for;
+    let options = CompileOptions {
+        micro_batch: Some(batch),
+        ..CompileOptions::new(PrecisionPolicy::f32(), seq, batch)
+    };
+    let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
+    let mut engine = compile(model.graph.clone(), Hardware::cpu_only(cpu), &options).unwrap();
+    for state in engine.program().parameters.clone() {
+        let values = model.read(&state.name).unwrap();
+        engine.write_value(state.master, cast_slice(&values)).unwrap();
+    }
+    engine.refresh_weight_copies().unwrap();
+    engine
+}
+
+#[test]
+fn logits_are_those_of_pytorch() {
+    for name in
+        ["llama", "llama_core", "llama_eager", "llama_scaled", "qwen3", "gpt2", "gpt2_core"]
+    {
+        let mut model = Pt2Model::open(fixture(&format!("{name}.pt2"))).unwrap();
+        assert_eq!(model.opaque(), [], "{name}");
+        let bytes = std::fs::read(fixture(&format!("{name}.safetensors"))).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = file.tensor("input_ids").unwrap();
+        let ids: Vec<i32> = ids
+            .data()
+            .chunks_exact(8)
+            .map(|id| i64::from_le_bytes(id.try_into().unwrap()) as i32)
+            .collect();
+        let expected = file.tensor("logits").unwrap();
+        let vocab = expected.shape()[2];
+        let expected: Vec<f32> = expected
+            .data()
+            .chunks_exact(4)
+            .map(|logit| f32::from_le_bytes(logit.try_into().unwrap()))
+            .collect();
+
+        let mut engine = engine(&mut model);
+        let mut head = HeadOperands::default();
+        // A learning rate of 0, and a gradient norm that clips nothing.
+        let outcome = engine.step_observed(&ids, &ids, 0.0, 1e30, &mut head).unwrap();
+        assert!(outcome.loss.is_finite() && outcome.grad_norm > 0.0, "{name}");
+        let hidden = head.table.len() / vocab;
+        let dot = |row: &[f32], column: &[f32]| -> f32 {
+            let terms = row.iter().zip(column);
+            terms.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32
+        };
+        let logits: Vec<f32> = head
+            .rows
+            .chunks_exact(hidden)
+            .flat_map(|row| head.table.chunks_exact(hidden).map(move |column| dot(row, column)))
+            .collect();
+        assert_eq!(logits.len(), expected.len(), "{name}");
+        let largest = expected.iter().fold(0.0f32, |top, logit| top.max(logit.abs()));
+        let off = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs() / largest);
+        let worst = off.fold(0.0f32, |top, off| if off.is_nan() { f32::NAN } else { top.max(off) });
+        println!("{name}: logits differ by at most {worst:.1e} of the largest");
+        assert!(worst <= TOLERANCE, "{name}: {worst:.2e}");
+    }
+}
