@@ -26,9 +26,10 @@ pub enum TensorCore {
     Ada,
     /// `wgmma` of sm_90a, and `mma.sync` of sm_90 but for its 8-bit floats.
     Hopper,
-    /// `mma.sync` of sm_90 with 8-bit floats, which run as F16 there.
+    /// `mma.sync` of sm_90 and sm_100 with 8-bit floats, which run as F16 there.
     HopperWarp,
-    /// `tcgen05.mma` of sm_100a and sm_103a, and `mma.sync` of sm_100 and sm_120a.
+    /// `tcgen05.mma` of sm_100a and sm_103a, `mma.sync` of sm_120a, and that of sm_100 but for its
+    /// 8-bit floats.
     Blackwell,
 }
 

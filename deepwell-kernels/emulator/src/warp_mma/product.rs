@@ -33,11 +33,16 @@ pub struct WarpProduct {
 }
 
 /// Whose arithmetic the `mma.sync` of a target has; `target` is the number in its name.
+///
+/// Products of 8-bit floats are what the assembler makes of them: on sm_90, sm_100 and sm_103 a
+/// conversion to F16 and two products of F16 (`F2FP` and `HMMA` in the machine code), on sm_89 and
+/// sm_120 one product (`QMMA`). That of sm_120 has the bits of fraction that are published for
+/// Blackwell; it has not been compared with a machine.
 pub fn tensor_core_of(target: u32, element: Type) -> TensorCore {
     match target {
         0..=88 => TensorCore::Ampere,
         89 => TensorCore::Ada,
-        90..=99 if matches!(element, Type::E4m3 | Type::E5m2) => TensorCore::HopperWarp,
+        90..=119 if matches!(element, Type::E4m3 | Type::E5m2) => TensorCore::HopperWarp,
         90..=99 => TensorCore::Hopper,
         _ => TensorCore::Blackwell,
     }

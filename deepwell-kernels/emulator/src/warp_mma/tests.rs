@@ -5,7 +5,7 @@ use super::*;
 use crate::decode::{MatrixElement, MatrixShape, MmaKind, MmaShape, Type};
 use crate::error::Fault;
 use crate::number::{Format, Rounding, decode, encode};
-use crate::numerics::ResultMode;
+use crate::numerics::{ResultMode, TensorCore};
 use crate::place::{Memory, Place};
 
 /// Row and column of element `ai`, `bi` or `ci` of a lane.
@@ -490,4 +490,19 @@ fn wrong_matrices_have_a_name() {
     rows = scattered();
     rows[8].1 += 8;
     load_matrix(load, &rows, &mut memory).expect("legal");
+}
+
+#[test]
+fn eight_bit_floats_run_as_f16_where_the_machine_code_says_so() {
+    for (target, fp8, bf16) in [
+        (80, TensorCore::Ampere, TensorCore::Ampere),
+        (89, TensorCore::Ada, TensorCore::Ada),
+        (90, TensorCore::HopperWarp, TensorCore::Hopper),
+        (100, TensorCore::HopperWarp, TensorCore::Blackwell),
+        (103, TensorCore::HopperWarp, TensorCore::Blackwell),
+        (120, TensorCore::Blackwell, TensorCore::Blackwell),
+    ] {
+        assert_eq!(tensor_core_of(target, Type::E4m3), fp8, "sm_{target}");
+        assert_eq!(tensor_core_of(target, Type::Bf16), bf16, "sm_{target}");
+    }
 }
