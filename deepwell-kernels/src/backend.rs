@@ -31,6 +31,15 @@ pub struct CallTime {
     pub device_share: f64,
 }
 
+/// How long a device took for what lies before a readback, by its own clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTime {
+    /// From where the inputs that were staged last were on the device, in seconds.
+    pub since_staged_s: f64,
+    /// From the readback before, in seconds; `None` for the first.
+    pub since_readback_s: Option<f64>,
+}
+
 /// Host memory that a backend copies to at full speed.
 #[derive(Debug)]
 pub enum HostBuffer {
@@ -170,6 +179,16 @@ pub trait Backend: Send {
     /// # Errors
     /// A readback that is not one of the two latest, or what the work before it failed with.
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
+
+    /// How long the device took for what a fetched readback waited for. The host cannot tell: its own calls
+    /// block while the device's queue is full. `None` where nothing was staged before it, and on a
+    /// device that runs nothing by itself.
+    ///
+    /// # Errors
+    /// As [`Backend::fetch`].
+    fn step_time(&mut self, _readback: Readback) -> Result<Option<StepTime>, KernelError> {
+        Ok(None)
+    }
 
     /// Host memory for [`Backend::read_all`].
     ///

@@ -3,7 +3,7 @@
 use deepwell_ir::{Call, Phase, Program, ValueId, verify_program};
 
 use crate::KernelError;
-use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
+use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
 
 /// A program whose calls a backend has prepared.
 #[derive(Debug)]
@@ -184,6 +184,14 @@ impl Executor {
         parts: &mut [&mut [u8]],
     ) -> Result<(), KernelError> {
         self.backend.fetch(readback, parts)
+    }
+
+    /// How long the device took for what a readback waits for, where it knows.
+    ///
+    /// # Errors
+    /// As [`Executor::fetch`].
+    pub fn step_time(&mut self, readback: Readback) -> Result<Option<StepTime>, KernelError> {
+        self.backend.step_time(readback)
     }
 
     /// Runs the calls of one phase: [`Phase::Weights`] after weights were loaded.

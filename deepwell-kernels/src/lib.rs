@@ -29,7 +29,7 @@ mod executor;
 pub mod oracle;
 mod single_call;
 
-pub use backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
+pub use backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};

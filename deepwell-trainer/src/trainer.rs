@@ -208,7 +208,8 @@ impl Trainer {
             let batch = loader.next_batch()?;
             let is_audited = settings.audit && step == 1;
             let clip = settings.max_grad_norm;
-            if in_flight.is_none() {
+            let is_first = in_flight.is_none();
+            if is_first {
                 last_end = Instant::now();
             }
             let started = if is_audited {
@@ -231,6 +232,7 @@ impl Trainer {
                 step,
                 learning_rate,
                 tokens: batch.inputs.len(),
+                is_first,
                 begun: started,
             });
             let last = step == settings.steps;
@@ -245,7 +247,10 @@ impl Trainer {
                     Begun::Audited(outcome) => outcome,
                     Begun::Pending(pending) => self.engine.finish_step(pending)?,
                 };
-                let elapsed_s = last_end.elapsed().as_secs_f64();
+                let by_device = self.engine.step_time().and_then(|time| {
+                    if flight.is_first { Some(time.since_staged_s) } else { time.since_readback_s }
+                });
+                let elapsed_s = by_device.unwrap_or(last_end.elapsed().as_secs_f64());
                 last_end = Instant::now();
                 let tokens_per_s = flight.tokens as f64 / elapsed_s;
                 if !is_audited {
@@ -350,6 +355,8 @@ struct InFlight {
     step: u64,
     learning_rate: f64,
     tokens: usize,
+    /// The device had nothing to do before it.
+    is_first: bool,
     begun: Begun,
 }
 

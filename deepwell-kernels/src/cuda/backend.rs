@@ -20,10 +20,13 @@ use super::kernels::cuda_kernels;
 use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, Step, Tensor};
 use crate::KernelError;
-use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
+use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
 
 /// Slots of inputs and of readbacks.
 const SLOTS: usize = 2;
+
+/// Timed events outlive their slot: the time of a step is read when the next one is in the queue.
+const CLOCKS: usize = SLOTS + 1;
 
 struct InputSlot {
     pinned: PinnedBuffer,
@@ -34,9 +37,17 @@ struct InputSlot {
 
 struct ReadbackSlot {
     pinned: PinnedBuffer,
-    filled: Event,
     /// Offset in the pinned buffer and length of each range, in the order asked for.
     parts: Vec<(usize, usize)>,
+}
+
+/// Timed events around what lies between two readbacks.
+#[derive(Clone, Copy)]
+struct Clock {
+    /// Inputs are on the device. Not recorded where none were staged.
+    staged: Event,
+    is_staged: bool,
+    filled: Event,
 }
 
 struct Prepared {
@@ -60,6 +71,8 @@ pub struct CudaBackend {
     inputs_staged: usize,
     readbacks: Vec<ReadbackSlot>,
     readbacks_made: usize,
+    /// That of readback `i` is `clocks[i % CLOCKS]`.
+    clocks: Vec<Clock>,
     /// Timed events: between the calls of a profile, around replays.
     marks: Vec<Event>,
     /// Last, so that what it frees is freed after what uses it.
@@ -78,6 +91,11 @@ impl CudaBackend {
     ) -> Result<CudaBackend, KernelError> {
         let compute = driver.stream(false)?;
         let copies = driver.stream(true)?;
+        let mut clocks = Vec::with_capacity(CLOCKS);
+        for _ in 0..CLOCKS {
+            let (staged, filled) = (driver.event(true)?, driver.event(true)?);
+            clocks.push(Clock { staged, is_staged: false, filled });
+        }
         Ok(CudaBackend {
             blas,
             images,
@@ -92,6 +110,7 @@ impl CudaBackend {
             inputs_staged: 0,
             readbacks: Vec::new(),
             readbacks_made: 0,
+            clocks,
             marks: Vec::new(),
             driver,
         })
@@ -189,6 +208,17 @@ impl CudaBackend {
         })
     }
 
+    fn check_age(&self, readback: Readback) -> Result<(), KernelError> {
+        let age = self.readbacks_made.saturating_sub(readback.0);
+        if age == 0 || age > SLOTS {
+            return Err(KernelError::Run {
+                call: "readback".to_string(),
+                what: format!("expected one of the last {SLOTS} readbacks, got one {age} old"),
+            });
+        }
+        Ok(())
+    }
+
     fn release(&mut self) -> Result<(), DriverError> {
         self.driver.synchronize()?;
         for graph in self.graphs.drain(..) {
@@ -260,8 +290,7 @@ impl Backend for CudaBackend {
             }
             for _ in 0..SLOTS {
                 let pinned = self.driver.allocate_pinned(readback_bytes)?;
-                let filled = self.driver.event(false)?;
-                self.readbacks.push(ReadbackSlot { pinned, filled, parts: Vec::new() });
+                self.readbacks.push(ReadbackSlot { pinned, parts: Vec::new() });
             }
         }
         Ok(())
@@ -412,6 +441,9 @@ impl Backend for CudaBackend {
         }
         driver.record(slot.taken, compute)?;
         self.inputs_staged += 1;
+        let clock = &mut self.clocks[self.readbacks_made % CLOCKS];
+        driver.record(clock.staged, compute)?;
+        clock.is_staged = true;
         Ok(())
     }
 
@@ -435,25 +467,36 @@ impl Backend for CudaBackend {
             }
             offset += run.bytes;
         }
-        self.driver.record(slot.filled, self.compute)?;
+        self.driver.record(self.clocks[self.readbacks_made % CLOCKS].filled, self.compute)?;
         self.readbacks_made += 1;
+        self.clocks[self.readbacks_made % CLOCKS].is_staged = false;
         Ok(Readback(self.readbacks_made - 1))
     }
 
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
-        let age = self.readbacks_made.saturating_sub(readback.0);
-        if age == 0 || age > SLOTS {
-            return Err(KernelError::Run {
-                call: "readback".to_string(),
-                what: format!("expected one of the last {SLOTS} readbacks, got one {age} old"),
-            });
-        }
+        self.check_age(readback)?;
+        self.driver.synchronize_event(self.clocks[readback.0 % CLOCKS].filled)?;
         let slot = &self.readbacks[readback.0 % SLOTS];
-        self.driver.synchronize_event(slot.filled)?;
         for (part, &(offset, bytes)) in parts.iter_mut().zip(&slot.parts) {
             part.copy_from_slice(&slot.pinned.as_slice()[offset..offset + bytes]);
         }
         Ok(())
+    }
+
+    fn step_time(&mut self, readback: Readback) -> Result<Option<StepTime>, KernelError> {
+        self.check_age(readback)?;
+        let clock = self.clocks[readback.0 % CLOCKS];
+        if !clock.is_staged {
+            return Ok(None);
+        }
+        let mut since = |event| -> Result<f64, DriverError> {
+            Ok(f64::from(self.driver.elapsed_ms(event, clock.filled)?) * 1e-3)
+        };
+        let before = readback.0.checked_sub(1).map(|index| self.clocks[index % CLOCKS].filled);
+        Ok(Some(StepTime {
+            since_staged_s: since(clock.staged)?,
+            since_readback_s: before.map(since).transpose()?,
+        }))
     }
 
     fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, KernelError> {
@@ -506,4 +549,41 @@ fn coalesce(ranges: &[ByteRange]) -> Vec<(ByteRange, Vec<usize>)> {
         }
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::FakeDriver;
+
+    /// What the fake device takes for anything in a queue, a copy or an event.
+    const MS: f64 = 1e-3;
+
+    /// The host cannot time steps: two that are in the queue seem to take the time of one.
+    #[test]
+    fn steps_are_timed_by_the_devices_clock() {
+        let driver = Box::new(FakeDriver::h200());
+        let mut backend = CudaBackend::new(driver, None, KernelImages::empty()).unwrap();
+        backend.allocate(256).unwrap();
+        let range = ByteRange { offset: 0, bytes: 64 };
+        let mut times = Vec::new();
+        let mut before = None;
+        for _ in 0..5 {
+            backend.stage(&[(range, &[1; 64])]).unwrap();
+            let this = backend.read_later(&[range]).unwrap();
+            // As the trainer does: a step is looked at when the next one is in the queue.
+            times.extend(before.replace(this).map(|last| {
+                backend.fetch(last, &mut [&mut [0; 64]]).unwrap();
+                backend.step_time(last).unwrap()
+            }));
+        }
+        let time = |since_readback_s| Some(StepTime { since_staged_s: 2.0 * MS, since_readback_s });
+        let later = time(Some(7.0 * MS));
+        assert_eq!(times, [time(None), later, later, later]);
+
+        let error = backend.step_time(Readback(0)).unwrap_err();
+        assert!(error.to_string().contains("one of the last 2 readbacks"), "{error}");
+        let unstaged = backend.read_later(&[range]).unwrap();
+        assert_eq!(backend.step_time(unstaged).unwrap(), None);
+    }
 }

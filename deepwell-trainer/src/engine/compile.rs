@@ -1,6 +1,6 @@
 //! From a graph to an engine.
 
-use deepwell_ir::capture::LlamaConfig;
+use deepwell_ir::capture::ModelConfig;
 use deepwell_ir::{Graph, Op, PrecisionPolicy, Program, Recompute, ValueId};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
@@ -119,6 +119,7 @@ pub fn compile_on(
         evaluation,
         statistics,
         counted: Vec::new(),
+        step_time: None,
         skipped_steps: 0,
         gemms_run: ProductCounts::default(),
         quantized_bytes: ProductCounts::default(),
@@ -174,8 +175,8 @@ pub fn optimize(
     seq_len: usize,
     batch_size: usize,
 ) -> Result<Engine, TrainError> {
-    let (config, _) = LlamaConfig::from_path(&model)?;
-    let graph = deepwell_ir::capture::capture_for_sequence(&config, seq_len)?;
+    let (config, _) = ModelConfig::from_path(&model)?;
+    let graph = config.capture(Some(seq_len))?;
     let policy = PrecisionPolicy::preset(precision)?;
     let options = CompileOptions::new(policy, seq_len, batch_size);
     let mut engine = compile(graph, deepwell_probe::probe(), &options)?;

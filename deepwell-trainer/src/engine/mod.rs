@@ -9,7 +9,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::ops::Quantize;
 use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
 use deepwell_kernels::{
-    CallTime, Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback,
+    CallTime, Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback, StepTime,
     decode_statistics,
 };
 use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
@@ -61,6 +61,7 @@ pub struct Engine {
     statistics: Arc<[(ValueId, usize)]>,
     /// What the quantizations of the last finished step counted, by layer.
     counted: Vec<(usize, QuantStats)>,
+    step_time: Option<StepTime>,
     skipped_steps: u64,
     gemms_run: ProductCounts,
     quantized_bytes: ProductCounts,
@@ -279,6 +280,7 @@ impl Engine {
         ];
         parts.extend(counters.iter_mut().map(|words| cast_slice_mut(words)));
         self.executor.fetch(pending.readback, &mut parts)?;
+        self.step_time = self.executor.step_time(pending.readback)?;
         self.counted.clear();
         let layers = pending.statistics.iter().map(|&(_, layer)| layer);
         self.counted.extend(layers.zip(counters.iter().map(|words| decode_statistics(words))));
@@ -301,6 +303,12 @@ impl Engine {
     /// each.
     pub fn statistics(&self) -> &[(usize, QuantStats)] {
         &self.counted
+    }
+
+    /// How long the device took for the step that was finished last, by its own clock; `None` on a
+    /// device that runs in the host's time.
+    pub fn step_time(&self) -> Option<StepTime> {
+        self.step_time
     }
 
     /// Whether the device goes on by itself once a step is started.
