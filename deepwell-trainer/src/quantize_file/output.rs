@@ -3,17 +3,23 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tempfile::TempDir;
+
 use super::QuantizeFileError;
 use super::safetensors::{self, Model, NewTensor};
 
-/// Where a model goes: under another name until it is complete.
+/// The output of a run, in a folder beside its place until it is complete. Dropped before that, the
+/// folder goes and the place is untouched.
 pub(super) struct Output<'a> {
     path: &'a Path,
-    partial: PathBuf,
+    /// The folder that the files will lie in.
+    folder: PathBuf,
+    partial: TempDir,
     is_folder: bool,
 }
 
 impl<'a> Output<'a> {
+    /// Refuses an output that is there, unless `force`, and one that is the input.
     pub(super) fn begin(
         model: &Model,
         path: &'a Path,
@@ -24,9 +30,9 @@ impl<'a> Output<'a> {
                 let (input, output) = (fs::canonicalize(input), fs::canonicalize(path));
                 matches!((input, output), (Ok(input), Ok(output)) if input == output)
             };
-            let parents = model.files.iter().filter_map(|(input, _)| input.parent());
+            let mut folders = model.files.iter().filter_map(|(input, _)| input.parent());
             if model.files.iter().any(|(input, _)| same(input))
-                || (model.is_folder && parents.into_iter().any(same))
+                || (model.is_folder && folders.any(same))
             {
                 return Err(QuantizeFileError::SameFile { path: path.to_path_buf() });
             }
@@ -34,45 +40,43 @@ impl<'a> Output<'a> {
                 return Err(QuantizeFileError::Exists { path: path.to_path_buf() });
             }
         }
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let this = Self { path, partial: partial.into(), is_folder: model.is_folder };
-        if model.is_folder {
-            fs::create_dir_all(&this.partial)
-                .map_err(QuantizeFileError::io("create", &this.partial))?;
-        } else if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(QuantizeFileError::io("create", parent))?;
-        }
-        Ok(this)
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        fs::create_dir_all(parent).map_err(QuantizeFileError::io("create", parent))?;
+        let partial = tempfile::Builder::new()
+            .prefix(".deepwell-quantize-")
+            .tempdir_in(parent)
+            .map_err(QuantizeFileError::io("write to", parent))?;
+        let folder = if model.is_folder { path } else { parent }.to_path_buf();
+        Ok(Self { path, folder, partial, is_folder: model.is_folder })
     }
 
-    /// Where the file goes that is called `name` in the folder of the model.
+    /// Where to write the file that is called `name` in the folder of the model.
     pub(super) fn file(&self, name: &str) -> PathBuf {
-        if self.is_folder { self.partial.join(name) } else { self.partial.clone() }
+        match (self.is_folder, self.path.file_name()) {
+            (false, Some(name)) => self.partial.path().join(name),
+            _ => self.partial.path().join(name),
+        }
     }
 
-    /// Gives the output its name.
+    /// Moves the files to their place. What else lies there, such as a configuration, stays.
     pub(super) fn finish(
         self,
         model: &Model,
         index: &[(String, Vec<NewTensor>)],
     ) -> Result<(), QuantizeFileError> {
+        let partial = self.partial.path();
         if model.has_index {
-            safetensors::write_index(&self.partial, index)?;
+            safetensors::write_index(partial, index)?;
         }
-        if self.is_folder && self.path.exists() {
-            // Only what is written here is replaced: a folder may hold a configuration too.
-            let entries = fs::read_dir(&self.partial)
-                .map_err(QuantizeFileError::io("read", &self.partial))?;
-            for entry in entries {
-                let entry = entry.map_err(QuantizeFileError::io("read", &self.partial))?;
-                let target = self.path.join(entry.file_name());
-                fs::rename(entry.path(), &target)
-                    .map_err(QuantizeFileError::io("write", target))?;
-            }
-            let partial = &self.partial;
-            return fs::remove_dir(partial).map_err(QuantizeFileError::io("remove", partial));
+        fs::create_dir_all(&self.folder).map_err(QuantizeFileError::io("create", &self.folder))?;
+        for entry in fs::read_dir(partial).map_err(QuantizeFileError::io("read", partial))? {
+            let entry = entry.map_err(QuantizeFileError::io("read", partial))?;
+            let target = self.folder.join(entry.file_name());
+            fs::rename(entry.path(), &target).map_err(QuantizeFileError::io("write", target))?;
         }
-        fs::rename(&self.partial, self.path).map_err(QuantizeFileError::io("write", self.path))
+        Ok(())
     }
 }
