@@ -29,7 +29,7 @@ pub struct TrainArgs {
     /// Run file in TOML
     #[arg(long, value_name = "FILE")]
     pub run_file: Option<PathBuf>,
-    /// Preset, config.json or model folder
+    /// Preset, config.json, model folder or .pt2 archive
     #[arg(long)]
     pub model: Option<String>,
     /// Text files, folders, globs or token files [default: sources of the locked dependencies]
@@ -161,7 +161,7 @@ pub struct ParityArgs {
     /// Steps of each run
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
-    /// Preset, config.json or model folder
+    /// Preset, config.json, model folder or .pt2 archive
     #[arg(long, default_value = "parity-3m")]
     pub model: String,
     /// Text files, folders, globs or token files [default: sources of the locked dependencies]

@@ -47,6 +47,7 @@ pub mod report;
 pub mod run;
 mod schedule;
 mod settings;
+mod source;
 mod trainer;
 pub mod weights;
 
@@ -57,4 +58,5 @@ pub use engine::{
 pub use error::TrainError;
 pub use schedule::Schedule;
 pub use settings::Settings;
+pub use source::ModelSource;
 pub use trainer::{FitReport, Progress, Record, Trainer};

@@ -15,7 +15,7 @@ use crate::data::{DataOptions, Dataset, Tokenizer};
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
 use crate::trainer::{FitReport, Progress, Trainer};
-use crate::{CompileOptions, Engine, ProductCounts, Settings, TrainError, compile, weights};
+use crate::{CompileOptions, Engine, ProductCounts, Settings, TrainError, compile};
 
 /// What a run leaves in `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -112,13 +112,13 @@ pub fn run(
     let hardware = deepwell_probe::probe();
     let mut settings = settings.clone();
     settings.resolve_precision(&hardware)?;
-    let (config, folder) = settings.model_config()?;
+    let mut model = settings.model_source()?;
     let policy = settings.precision_policy()?;
-    let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;
+    let graph = model.capture(Some(settings.seq_len))?;
     settings.resolve_learning_rate(graph.parameter_count());
     let settings = &settings;
     let dataset = open_data(settings, progress)?;
-    dataset.tokens().check_vocab(config.vocab_size as u64)?;
+    dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
@@ -132,9 +132,7 @@ pub fn run(
     };
     let mut engine = compile(graph, hardware, &compile_options)?;
     engine.initialize(settings.seed)?;
-    if let Some(folder) = &folder {
-        weights::load_model_folder(&mut engine, folder)?;
-    }
+    model.load_weights(&mut engine)?;
     progress.note(&memory_table(&engine));
     let mut trainer = Trainer::from_engine(engine, settings.clone(), Arc::clone(dataset.tokens()))
         .resuming(options.resume)

@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use deepwell_ir::capture::{LlamaConfig, ModelFolder};
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_plan::OptimizerSpec;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use crate::{Device, Schedule, TrainError, weights};
+use crate::{Device, ModelSource, Schedule, TrainError};
 
 /// Settings of a run. Each has a default; a run file names what differs.
 ///
@@ -224,31 +223,12 @@ impl Settings {
         Ok(())
     }
 
-    /// The model's configuration, and its folder if that has weights.
+    /// The model that is named, as it is found.
     ///
     /// # Errors
-    /// A model that is neither a preset nor a readable configuration.
-    pub fn model_config(&self) -> Result<(LlamaConfig, Option<PathBuf>), TrainError> {
-        if let Some(config) = LlamaConfig::preset(&self.model) {
-            return Ok((config, None));
-        }
-        let path = PathBuf::from(&self.model);
-        if !path.exists() {
-            return Err(TrainError::Setting {
-                setting: "model",
-                expected: format!(
-                    "a preset ({}), a config.json or a model folder",
-                    LlamaConfig::PRESETS.join(", ")
-                ),
-                got: format!("`{}`", self.model),
-                hint: None,
-            });
-        }
-        if weights::has_weights(&path) {
-            let folder = ModelFolder::open(&path)?;
-            return Ok((folder.config, Some(path)));
-        }
-        Ok((LlamaConfig::from_path(&path)?.0, None))
+    /// A model that is neither a preset nor something that can be captured.
+    pub fn model_source(&self) -> Result<ModelSource, TrainError> {
+        ModelSource::open(&self.model)
     }
 
     /// The precision policy.

@@ -217,9 +217,8 @@ fn a_clean_step_has_no_findings() {
 #[test]
 fn a_clean_step_of_the_default_model_has_no_findings() {
     let settings = Settings::default();
-    let (config, _) = settings.model_config().unwrap();
     let (seq, batch) = (settings.seq_len, settings.batch_size);
-    let graph = capture_for_sequence(&config, seq).unwrap();
+    let graph = settings.model_source().unwrap().capture(Some(seq)).unwrap();
     let policy = settings.precision_policy().unwrap();
     let options = CompileOptions::new(policy, seq, batch);
     let mut engine = compile(graph, deepwell_probe::probe(), &options).unwrap();

@@ -183,8 +183,8 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     options.settings.resolve_precision(&deepwell_probe::probe())?;
     let settings = &mut options.settings;
     // Everything that a run would refuse is refused before the first one starts.
-    let (config, _) = settings.model_config()?;
-    let graph = deepwell_ir::capture::capture_for_sequence(&config, settings.seq_len)?;
+    let model = settings.model_source()?;
+    let graph = model.capture(Some(settings.seq_len))?;
     deepwell_ir::apply_precision(&graph, &settings.precision_policy()?)?;
     settings.resolve_learning_rate(graph.parameter_count());
     let options = &options;
@@ -192,7 +192,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let mut console = Console::new("parity", settings.steps);
     let dataset = open_data(settings, &mut console)?;
     let tokens = dataset.tokens();
-    tokens.check_vocab(config.vocab_size as u64)?;
+    tokens.check_vocab(model.vocab_size() as u64)?;
     let rows = settings.batch_size;
     let windows = HeldoutWindows::new(
         Arc::clone(tokens),
@@ -200,7 +200,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         settings.seq_len,
         Some(settings.eval_tokens),
     )?;
-    let entropies = reference_entropies(tokens, config.vocab_size as u64, Some(&windows))?;
+    let entropies = reference_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
     std::fs::create_dir_all(&options.out).map_err(TrainError::io(&options.out))?;
 
     let bf16 = Settings { precision: "bf16".to_string(), policy: None, ..settings.clone() };

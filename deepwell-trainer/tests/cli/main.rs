@@ -3,6 +3,7 @@
 //! Each row of a table is a command line with what it must come to. No row may panic.
 
 mod bench;
+mod capture;
 mod quantize;
 mod tokenizer;
 
@@ -504,7 +505,8 @@ fn help_teaches() {
       deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
     MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
-    llama-3-8b), a Hugging Face `config.json`, or a folder that holds one.
+    llama-3-8b, gpt2-micro, gpt2), a Hugging Face `config.json`, a folder that holds one, or a
+    `.pt2` archive of torch.export.save.
 
     Exit codes:
       0    done

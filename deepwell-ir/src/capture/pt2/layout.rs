@@ -2,9 +2,9 @@
 //!
 //! Reshaping, permuting, slicing and expanding move no values: they change which element of the
 //! base a coordinate names. An axis is a list of atoms, outermost first; an atom of size `n` and
-//! stride `s` steps `n` times by `s` elements of the base. A contiguous axis is one atom, heads that
-//! were merged into columns are two, an expanded axis has stride 0. Lists of atoms are closed under
-//! all these ops as long as sizes divide, so that a view is never copied and never lost.
+//! stride `s` steps `n` times by `s` elements of the base. A contiguous axis is one atom, heads
+//! that were merged into columns are two, an expanded axis has stride 0. Lists of atoms are closed
+//! under all these ops as long as sizes divide, so that a view is never copied and never lost.
 
 /// A step of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

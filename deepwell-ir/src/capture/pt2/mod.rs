@@ -3,11 +3,11 @@
 //! # Brief overview
 //!
 //! [`Pt2Model::open`] reads the archive: the graph of ATen ops that PyTorch traced, as JSON, and
-//! the table of its weights. The graph is gone through once. What depends on sizes alone (positions,
-//! masks, sines and cosines) is worked out; ops that only move values become views; the rest is
-//! matched with the patterns that Llama- and GPT-2-style modules make, before and after PyTorch's
-//! decomposition to Core ATen. The result is a [`Graph`] of the same ops that a `config.json` gives,
-//! over open batch and sequence sizes, with tags. A call that no pattern takes stays as
+//! the table of its weights. The graph is gone through once. What depends on sizes alone
+//! (positions, masks, sines and cosines) is worked out; ops that only move values become views;
+//! the rest is matched with the patterns that Llama- and GPT-2-style modules make, before and
+//! after PyTorch's decomposition to Core ATen. The result is a [`Graph`] of the same ops that a
+//! `config.json` gives, over open batch and sequence sizes, with tags. A call that no pattern takes stays as
 //! [`Opaque`](crate::ops::Opaque) under its own name, and [`Pt2Model::opaque`] lists those.
 
 mod archive;
@@ -76,8 +76,8 @@ pub struct OpaqueCall {
 #[derive(Debug)]
 pub struct Pt2Model {
     /// The captured graph, with the loss if the model ends in an output head without bias, and up
-    /// to its first output if it does not. Parameters carry the names that they have in PyTorch; one
-    /// that is a part of a stored tensor has the part before the last word
+    /// to its first output if it does not. Parameters carry the names that they have in PyTorch;
+    /// one that is a part of a stored tensor has the part before the last word
     /// (`c_attn.q.weight`).
     pub graph: Graph,
     /// Version of PyTorch that wrote the archive.

@@ -6,11 +6,11 @@ use anyhow::Result;
 use clap::Args;
 use deepwell_ir::{Graph, Tag, TensorId, TensorKind};
 use deepwell_plan::format_bytes;
+use deepwell_trainer::ModelSource;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::Outcome;
-use crate::model::Model;
 use crate::output::{grouped, note, print, print_json};
 
 const AFTER_HELP: &str = "\
@@ -18,17 +18,21 @@ Every key of the configuration is accounted for: it has its effect, or it is kno
 on training (--summary lists those), or it is an error that names it. Where a folder has weights,
 their names, shapes and types are compared with the configuration; no weight is read.
 
+A .pt2 archive, as torch.export.save writes it, is a graph of PyTorch's own ops: those of Llama- and
+GPT-2-style modules are recognized, any other stays under its name and is listed as opaque.
+
 Examples:
   deepwell capture llama-micro                           the graph as text
   deepwell capture ./TinyLlama --summary                 parameters, layers, tags, notes
   deepwell capture llama-micro --dot | dot -Tsvg > g.svg
-  deepwell capture ./my-model/config.json --json > graph.json";
+  deepwell capture ./my-model/config.json --json > graph.json
+  deepwell capture exported.pt2 --summary                families, tags and opaque ops of an export";
 
 /// Read a model as a graph of typed ops over tensors
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct CaptureArgs {
-    /// Preset name, `config.json` or model folder
+    /// Preset name, `config.json`, model folder or `.pt2` archive
     model: String,
     /// Capture for sequences of this many tokens; models with dynamic RoPE scaling need it
     #[arg(long, alias = "seq-len", value_name = "TOKENS")]
@@ -45,7 +49,7 @@ pub(crate) struct CaptureArgs {
 }
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<Outcome> {
-    let model = Model::open(&args.model)?;
+    let model = ModelSource::open(&args.model)?;
     let graph = model.capture(args.seq)?;
     if args.summary {
         let summary = Summary::new(&model, &graph);
@@ -56,8 +60,11 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<Outcome> {
         }
         return Ok(Outcome::Success);
     }
-    for remark in &model.notes.remarks {
+    for remark in &model.notes().remarks {
         note(remark);
+    }
+    for call in model.opaque() {
+        note(format_args!("{}: `{}` is not known and stays opaque", call.node, call.target));
     }
     if args.dot {
         print(&graph.to_dot())?;
@@ -73,12 +80,17 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<Outcome> {
 #[derive(Debug, Serialize)]
 struct Summary {
     model: String,
+    family: &'static str,
     parameter_count: u64,
     parameter_tensors: usize,
     layers: usize,
     nodes: usize,
     tags: Vec<TagSummary>,
-    config: Value,
+    /// Calls of an exported graph that no op here stands for.
+    opaque: Vec<OpaqueSummary>,
+    /// Version of PyTorch that exported the graph.
+    torch_version: Option<String>,
+    config: Option<Value>,
     weights: Option<WeightSummary>,
     keys_without_effect: Vec<String>,
     remarks: Vec<String>,
@@ -92,6 +104,16 @@ struct TagSummary {
     parameter_count: u64,
 }
 
+/// An op that is not known, and how often it stands in a part of the model.
+#[derive(Debug, PartialEq, Serialize)]
+struct OpaqueSummary {
+    op: String,
+    tag: Tag,
+    calls: usize,
+    /// The first of them.
+    first: String,
+}
+
 /// Weights on the disk.
 #[derive(Debug, Serialize)]
 struct WeightSummary {
@@ -101,8 +123,8 @@ struct WeightSummary {
 }
 
 impl Summary {
-    fn new(model: &Model, graph: &Graph) -> Summary {
-        let weights = model.weights.as_ref().map(|tensors| {
+    fn new(model: &ModelSource, graph: &Graph) -> Summary {
+        let weights = model.stored().map(|tensors| {
             let mut dtypes: Vec<_> = tensors.iter().map(|tensor| tensor.dtype.name()).collect();
             dtypes.sort_unstable();
             dtypes.dedup();
@@ -110,18 +132,39 @@ impl Summary {
             WeightSummary { tensors: tensors.len(), bytes, dtypes }
         });
         Summary {
-            model: model.name.clone(),
+            model: model.name().to_string(),
+            family: model.family(),
             parameter_count: graph.parameter_count(),
             parameter_tensors: graph.parameters().count(),
-            layers: model.config.num_layers,
+            layers: layers_of(graph),
             nodes: graph.nodes.len(),
             tags: tags_of(graph),
-            config: model.config.to_json(),
+            opaque: opaque_of(model),
+            torch_version: model.exported().map(|exported| exported.torch_version.clone()),
+            config: model.config().map(|config| config.to_json()),
             weights,
-            keys_without_effect: model.notes.without_effect.clone(),
-            remarks: model.notes.remarks.clone(),
+            keys_without_effect: model.notes().without_effect.clone(),
+            remarks: model.notes().remarks.clone(),
         }
     }
+}
+
+fn layers_of(graph: &Graph) -> usize {
+    graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1)
+}
+
+fn opaque_of(model: &ModelSource) -> Vec<OpaqueSummary> {
+    let mut all: Vec<OpaqueSummary> = Vec::new();
+    for call in model.opaque() {
+        match all.iter_mut().find(|known| (&known.op, known.tag) == (&call.target, call.tag)) {
+            Some(known) => known.calls += 1,
+            None => {
+                let (op, tag, first) = (call.target, call.tag, call.node);
+                all.push(OpaqueSummary { op, tag, calls: 1, first });
+            }
+        }
+    }
+    all
 }
 
 fn tags_of(graph: &Graph) -> Vec<TagSummary> {
@@ -159,9 +202,14 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = grouped(self.parameter_count);
         writeln!(f, "model       {}", self.model)?;
+        match &self.torch_version {
+            None => writeln!(f, "family      {}", self.family)?,
+            Some(version) => writeln!(f, "family      exported by PyTorch {version}")?,
+        }
         writeln!(f, "parameters  {count} in {} tensors", self.parameter_tensors)?;
         writeln!(f, "layers      {}", self.layers)?;
         match &self.weights {
+            None if self.torch_version.is_some() => writeln!(f, "weights     in the archive")?,
             None => writeln!(f, "weights     none here")?,
             Some(weights) => writeln!(
                 f,
@@ -178,6 +226,13 @@ impl fmt::Display for Summary {
         }
         let count = grouped(self.parameter_count);
         writeln!(f, "{:<10} {:>6} {count:>16}", "total", self.nodes)?;
+        if !self.opaque.is_empty() {
+            writeln!(f, "\n{:<32} {:<10} {:>6}  first", "opaque op", "tag", "calls")?;
+            for op in &self.opaque {
+                let tag = op.tag.to_string();
+                writeln!(f, "{:<32} {tag:<10} {:>6}  {}", op.op, op.calls, op.first)?;
+            }
+        }
         if !self.keys_without_effect.is_empty() {
             let keys = self.keys_without_effect.join(", ");
             writeln!(f, "\nkeys without effect on training: {keys}")?;

@@ -11,7 +11,6 @@ mod ckpt;
 mod dryrun;
 mod failure;
 mod hardware;
-mod model;
 mod output;
 mod plan;
 mod planning;
@@ -48,7 +47,8 @@ Examples:
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
 
 MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
-llama-3-8b), a Hugging Face `config.json`, or a folder that holds one.
+llama-3-8b, gpt2-micro, gpt2), a Hugging Face `config.json`, a folder that holds one, or a
+`.pt2` archive of torch.export.save.
 
 Exit codes:
   0    done

@@ -9,11 +9,10 @@ use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan};
 use deepwell_precision::PRESETS;
 use deepwell_probe::Hardware;
-use deepwell_trainer::{Catalog, Device};
+use deepwell_trainer::{Catalog, Device, ModelSource};
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
-use crate::model::Model;
 use crate::output::note;
 
 /// Most tokens of a step: positions and token indices are 32-bit.
@@ -22,7 +21,7 @@ const TOKENS_MAX: usize = i32::MAX as usize;
 /// Model and request of `plan` and `dryrun`.
 #[derive(Args, Debug)]
 pub(crate) struct PlanningArgs {
-    /// Preset name, `config.json` or model folder
+    /// Preset name, `config.json`, model folder or `.pt2` archive
     model: String,
     /// Tokens of a sequence
     #[arg(long, alias = "seq-len", value_name = "TOKENS", default_value_t = 128)]
@@ -76,12 +75,11 @@ impl PlanningArgs {
     pub(crate) fn plan(&self) -> Result<Planning> {
         self.check_sizes()?;
         let policy = self.policy()?;
-        let model = Model::open(&self.model)?;
-        for remark in &model.notes.remarks {
+        let model = ModelSource::open(&self.model)?;
+        for remark in &model.notes().remarks {
             note(remark);
         }
-        let made_for = model.config.max_position_embeddings;
-        if self.seq > made_for {
+        if let Some(made_for) = model.seq_max().filter(|&longest| self.seq > longest) {
             note(format_args!(
                 "sequences of {} tokens; the model was made for {made_for} at most",
                 self.seq

@@ -1,0 +1,118 @@
+//! `deepwell capture` of exported models and mixtures, and what may be done with them.
+
+use super::*;
+
+fn exported(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deepwell-ir/tests/pt2");
+    folder.join(name).display().to_string()
+}
+
+/// A Mixtral of tiny sizes.
+fn mixture(folder: &Folder) -> String {
+    let changes = json!({
+        "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+        "max_position_embeddings": 256, "rope_theta": 1e6, "rms_norm_eps": 1e-5,
+        "router_aux_loss_coef": 0.02
+    });
+    folder.config("mixtral.json", changes)
+}
+
+#[test]
+fn an_exported_model_as_a_table() {
+    let table = stdout_of(&["capture", &exported("sine.pt2"), "--summary"]);
+    let table: Vec<&str> = table.lines().skip(1).collect();
+    insta::assert_snapshot!(table.join("\n"), @r"
+    family      exported by PyTorch 2.15.0+cu132
+    parameters  10,400 in 8 tensors
+    layers      0
+    weights     in the archive
+
+    tag         nodes       parameters
+    embed           1            3,072
+    norm            1               64
+    mlp             7            4,192
+    head            1            3,072
+    total          10           10,400
+
+    opaque op                        tag         calls  first
+    aten.sin.default                 mlp             1  sin
+    aten.topk.default                mlp             1  getitem
+    aten.sum.dim_IntList             mlp             1  sum_1
+    aten.mul.Tensor                  mlp             1  mul
+    ");
+    let summary = json_of(&["capture", &exported("gpt2.pt2"), "--summary", "--json"]);
+    assert_eq!(summary["family"], "pt2");
+    assert_eq!(summary["opaque"], json!([]));
+    assert_eq!(summary["layers"], 2);
+    assert_eq!(summary["config"], Value::Null);
+    let summary = json_of(&["capture", &exported("sine.pt2"), "--summary", "--json"]);
+    assert_eq!(
+        summary["opaque"][1],
+        json!({"op": "aten.topk.default", "tag": "mlp", "calls": 1, "first": "getitem"})
+    );
+    // The graph itself, with what is opaque on stderr.
+    let output = deepwell(&["capture", &exported("sine.pt2")]);
+    assert!(text(&output.stdout).contains("= opaque(up) aten.sin.default"));
+    assert!(text(&output.stderr).contains("`aten.sin.default` is not known and stays opaque"));
+}
+
+#[test]
+fn a_mixture_is_counted_and_not_planned() {
+    let folder = Folder::new();
+    let model = mixture(&folder);
+    let summary = json_of(&["capture", &model, "--summary", "--json"]);
+    assert_eq!(summary["family"], "mixtral");
+    let tags: Vec<&str> =
+        summary["tags"].as_array().unwrap().iter().filter_map(|tag| tag["tag"].as_str()).collect();
+    assert_eq!(tags, ["embed", "norm", "attn", "router", "experts", "head"]);
+    assert_eq!(summary["keys_without_effect"], json!(["router_aux_loss_coef"]));
+    for command in ["plan", "dryrun"] {
+        check_error(
+            &[command, &model],
+            2,
+            &["op `experts` has no backward rule", "captured and counted, not trained yet"],
+        );
+    }
+}
+
+/// GPT-2 by its name, and exported models with their weights, train like any other.
+#[test]
+fn gpt2_and_exported_models_train() {
+    let folder = Folder::new();
+    let data = folder.file("text.txt", "all work and no play makes a dull day. ".repeat(400));
+    for (model, precision) in [("gpt2-micro".to_string(), "mxfp8"), (exported("gpt2.pt2"), "bf16")]
+    {
+        let planned = json_of(&["plan", &model, "--seq", "32", "--precision", precision, "--json"]);
+        assert!(planned["plan"].is_object(), "{model}");
+        let out = folder.path("run");
+        let args = [
+            "train",
+            "--model",
+            &model,
+            "--data",
+            &data,
+            "--out",
+            &out,
+            "--steps",
+            "2",
+            "--seq-len",
+            "32",
+            "--batch-size",
+            "2",
+            "--precision",
+            precision,
+            "--eval-tokens",
+            "64",
+        ];
+        let output = deepwell(&args);
+        let stderr = text(&output.stderr);
+        if model == "gpt2-micro" {
+            assert_eq!(output.status.code(), Some(0), "{model}: {stderr}");
+        } else {
+            // Its vocabulary of 96 does not hold every byte.
+            assert_eq!(output.status.code(), Some(2), "{model}: {stderr}");
+            assert!(stderr.contains("96"), "{stderr}");
+        }
+    }
+    check_error(&["plan", "gpt2-micro", "--seq", "1025"], 2, &["key `n_positions`", "1025"]);
+}
