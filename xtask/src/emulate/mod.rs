@@ -176,7 +176,10 @@ fn recorded(
         }
     }
     if !options.keep {
-        record::run(shell, root, &which)?;
+        // `survey` mutates products.
+        let is_mutated =
+            |stem: &str| options.mutate || options.what == What::All && stem.contains("gemm");
+        record::run(shell, root, &which, is_mutated)?;
     }
     let folders = record::recorded(root, &which)?;
     if folders.is_empty() {

@@ -14,7 +14,7 @@ use crate::{cargo_messages, kernels};
 /// Where emulated devices write launches: `<architecture>/<.cu file>/<kernel>-….toml`.
 pub(super) const FOLDER: &str = "target/emulate";
 
-/// What of the kernels' tables of cases is run.
+/// What of the kernels' tests is run.
 pub(super) struct Which<'a> {
     /// One `.cu` file, or all.
     pub(super) kernel: Option<&'a str>,
@@ -23,27 +23,58 @@ pub(super) struct Which<'a> {
 }
 
 /// Runs rows of the table in `deepwell-kernels/tests/cuda/emulated.rs`, a test each, and has their
-/// launches written; former ones are removed.
-pub(super) fn run(shell: &Shell, root: &Path, which: &Which<'_>) -> Result<()> {
+/// launches written; former ones are removed. Of the kernels that `is_mutated` chooses also the
+/// other tests run: shapes at the edges take ways that the table's do not.
+pub(super) fn run(
+    shell: &Shell,
+    root: &Path,
+    which: &Which<'_>,
+    is_mutated: impl Fn(&str) -> bool,
+) -> Result<()> {
     compile(root, which.architecture)?;
     let program = build(shell, root)?;
-    let folder = root.join(FOLDER);
     for former in recorded(root, which)? {
         fs::remove_dir_all(&former)
             .with_context(|| format!("cannot remove {}", former.display()))?;
     }
-    let mut command = Command::new(program);
-    command.current_dir(root).arg("--quiet").env("DEEPWELL_EMULATOR_RECORD", &folder);
-    match which.kernel {
-        Some(kernel) => command.arg(format!("emulated::{kernel}")).arg("--exact"),
-        None => command.arg("emulated::"),
+    let filter = match which.kernel {
+        Some(kernel) => vec![format!("emulated::{kernel}"), "--exact".to_string()],
+        None => vec!["emulated::".to_string()],
     };
-    if let Some(architecture) = which.architecture {
-        let short = architecture.replace('_', "");
-        let device = format!("emulated:{}", short.trim_end_matches('a'));
-        command.env("DEEPWELL_TEST_DEVICE", device);
-    }
     eprintln!("running the tests of {}", which.kernel.unwrap_or("all kernels"));
+    execute(root, &program, &filter, which.architecture)?;
+    for folder in recorded(root, which)? {
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let (Some(kernel), Some(architecture)) = (name(&folder), folder.parent().and_then(name))
+        else {
+            continue;
+        };
+        if is_mutated(&kernel) {
+            eprintln!("running more tests of {kernel} on {architecture}");
+            execute(root, &program, &[format!("{kernel}::")], Some(&architecture))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs tests on the device that they name, or on another.
+fn execute(
+    root: &Path,
+    program: &Path,
+    filter: &[String],
+    architecture: Option<&str>,
+) -> Result<()> {
+    let mut command = Command::new(program);
+    command.current_dir(root).arg("--quiet").args(filter);
+    command.env("DEEPWELL_EMULATOR_RECORD", root.join(FOLDER));
+    match architecture {
+        Some(name) => {
+            let short = name.replace('_', "");
+            let device = format!("emulated:{}", short.trim_end_matches('a'));
+            command.env("DEEPWELL_TEST_DEVICE", device)
+        }
+        None => command.env_remove("DEEPWELL_TEST_DEVICE"),
+    };
     let output = command.output().context("cannot start the tests")?;
     if !output.status.success() {
         bail!(
