@@ -223,7 +223,7 @@ fn results_go_out_by_bulk_copies() {
          st.shared.u32 [%r3], %r0;
          fence.proxy.async.shared::cta; // @fence
          bar.sync 0; // @sync
-         @%p0 bra MEET; // @one
+         @%p0 bra MEET;
          cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 256; // @copy
          cp.async.bulk.commit_group; // @commit
          cp.async.bulk.wait_group.read 0; // @wait
@@ -258,22 +258,6 @@ fn results_go_out_by_bulk_copies() {
                 "missing-group-wait",
             ),
             Bug("others do not wait", &[("meet", "")], "missing-synchronization"),
-            Bug(
-                "a wait of another thread",
-                &[
-                    ("wait", ""),
-                    ("meet", "cp.async.bulk.wait_group.read 0; bar.sync 0;"),
-                    ("one", "@%p0 bra MEET; mov.u32 %r9, 1;"),
-                    (
-                        "copy",
-                        "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 256; \
-                  cp.async.bulk.commit_group;",
-                    ),
-                    ("commit", "setp.eq.u32 %p5, %r0, 99; @!%p5 bra MEET2; "),
-                    ("wait all", "cp.async.bulk.wait_group 0; MEET2:"),
-                ],
-                "unfinished-at-exit",
-            ),
             Bug(
                 "read back after the source was read",
                 &[("wait all", "cp.async.bulk.wait_group.read 0;")],

@@ -266,3 +266,81 @@ fn a_copy_to_both_blocks() {
         ],
     );
 }
+
+/// Block 0 copies to both blocks twice: it must know that the other block has read.
+#[test]
+fn a_copy_to_both_blocks_again() {
+    let program = pair(
+        32,
+        ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b8 full[8];\n\
+         .shared .align 8 .b8 empty[8];\n.reg .b16 %h1;",
+        "mov.u32 %r1, tile;
+         mov.u32 %r2, full;
+         mov.u32 %r3, empty;
+         shl.b32 %r4, %r0, 2;
+         add.s32 %r4, %r1, %r4;
+         mov.u32 %r5, %cluster_ctarank;
+         setp.ne.u32 %p0, %r0, 0;
+         setp.ne.u32 %p1, %r5, 0;
+         or.pred %p2, %p0, %p1;
+         mov.u16 %h1, 3;
+         mov.u32 %r6, 0;
+         mov.u32 %r7, 0;
+         mapa.shared::cluster.u32 %r8, %r3, 0; // @map
+         @%p0 bra MEET;
+         mbarrier.init.shared::cta.b64 [%r2], 1;
+         mbarrier.init.shared::cta.b64 [%r3], 2; // @init empty
+         fence.mbarrier_init.release.cluster;
+         MEET:
+         barrier.cluster.arrive.aligned;
+         barrier.cluster.wait.aligned;
+         ROUND:
+         @%p0 bra ASKED;
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 1024;
+         ASKED:
+         @%p2 bra TAKE;
+         xor.b32 %r9, %r7, 1;
+         WAIT [%r3], %r9; // @wait empty
+         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd2, {%r6, %r6}], [%r2], %h1;
+         TAKE:
+         bar.warp.sync -1;
+         WAIT [%r2], %r7; // @wait full
+         ld.shared.u32 %r10, [%r4];
+         bar.warp.sync -1; // @sync
+         @%p0 bra TOLD;
+         mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r8]; // @arrive
+         TOLD:
+         add.s32 %r7, %r7, 1;
+         setp.lt.u32 %p3, %r7, 2;
+         @%p3 bra ROUND;
+         barrier.cluster.arrive.aligned; // @arrive end
+         barrier.cluster.wait.aligned; // @wait end",
+    );
+    check(
+        &program,
+        &[
+            Bug("no wait for readers", &[("wait empty", "")], "missing-mbarrier-wait"),
+            Bug(
+                "readers of the own block only",
+                &[
+                    ("init empty", "mbarrier.init.shared::cta.b64 [%r3], 1;"),
+                    ("map", "mapa.shared::cluster.u32 %r8, %r3, %r5;"),
+                ],
+                "missing-mbarrier-wait",
+            ),
+            Bug("one lane's read counts for the warp", &[("sync", "")], "missing-synchronization"),
+            Bug("no wait for the copy", &[("wait full", "")], "mbarrier-arrived-too-often"),
+            Bug(
+                "a relaxed arrival",
+                &[("arrive", "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r8];")],
+                "missing-synchronization",
+            ),
+            Bug("no arrival", &[("arrive", "")], "deadlock"),
+            Bug(
+                "the end while others arrive",
+                &[("arrive end", ""), ("wait end", "")],
+                "shared-of-exited-block",
+            ),
+        ],
+    );
+}

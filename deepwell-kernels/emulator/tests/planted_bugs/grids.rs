@@ -29,12 +29,14 @@ fn a_tensor_map_is_changed() {
          tensormap.replace.tile.global_address.shared::cta.b1024.b64 [map_here], %rd0; // @replace
          COPY:
          bar.warp.sync -1; // @sync again
-         tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd1], [map_here], 128; // @release
+         tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned \
+           [%rd1], [map_here], 128; // @release
          fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128; // @acquire
          @%p0 bra WAITING;
          mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 1024;
          mov.u32 %r7, 0;
-         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r7, %r7}], [%r2]; // @copy
+         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], \
+           [%rd1, {%r7, %r7}], [%r2]; // @copy
          WAITING:
          bar.warp.sync -1;
          WAIT [%r2], 0; // @wait
@@ -88,7 +90,8 @@ fn launch_control_answers() {
              mbarrier.init.shared::cta.b64 [%r2], 1;
              fence.mbarrier_init.release.cluster; // @init fence
              mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16; // @expect
-             clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2]; // @ask
+             clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 \
+               [%r1], [%r2]; // @ask
              MEET:
              bar.warp.sync -1;
              WAIT [%r2], 0; // @wait
@@ -98,7 +101,8 @@ fn launch_control_answers() {
              bar.warp.sync -1; // @sync
              @%p0 bra AGAIN;
              mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;
-             clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];
+             clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 \
+               [%r1], [%r2];
              AGAIN:
              bar.warp.sync -1;
              WAIT [%r2], 1; // @wait again",

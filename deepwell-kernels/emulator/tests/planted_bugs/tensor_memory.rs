@@ -307,3 +307,80 @@ fn stores_to_tensor_memory() {
         ],
     );
 }
+
+/// A in tensor memory: all warps store it, thread 0 multiplies, and the stored place is used again.
+#[test]
+fn a_matrix_in_tensor_memory() {
+    let program = Program {
+        target: "sm_100a",
+        ..Program::of(
+            128,
+            ".reg .b16 %h1;\n.shared .align 1024 .b8 b[256];\n.shared .align 8 .b8 done[8];\n\
+             .shared .align 4 .b8 base[4];",
+            "mov.u32 %r2, b;
+             mov.u32 %r3, done;
+             mov.u32 %r5, base;
+             shl.b32 %r8, %r0, 1;
+             add.s32 %r8, %r2, %r8;
+             mov.u32 %r9, 0;
+             cvt.u16.u32 %h1, %r9;
+             st.shared.u16 [%r8], %h1;
+             setp.ne.u32 %p0, %r0, 0;
+             setp.ge.u32 %p1, %r0, 32;
+             @%p1 bra MEET;
+             tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 32;
+             @%p0 bra MEET;
+             mbarrier.init.shared::cta.b64 [%r3], 1;
+             fence.mbarrier_init.release.cluster;
+             MEET:
+             fence.proxy.async.shared::cta;
+             bar.sync 0;
+             ld.shared.u32 %r10, [%r5];
+             shr.u32 %r12, %r0, 5;
+             shl.b32 %r12, %r12, 21;
+             add.s32 %r12, %r12, %r10;
+             add.s32 %r13, %r12, 8;
+             tcgen05.st.sync.aligned.32x32b.x8.b32 [%r13], {%r9, %r9, %r9, %r9, %r9, %r9, %r9, %r9};
+             tcgen05.wait::st.sync.aligned; // @wait store
+             tcgen05.fence::before_thread_sync; // @before
+             bar.sync 0; // @sync
+             @%p0 bra READ;
+             tcgen05.fence::after_thread_sync; // @after
+             shr.u32 %r15, %r2, 4;
+             and.b32 %r15, %r15, 16383;
+             cvt.u64.u32 %rd4, %r15;
+             mov.b64 %rd5, 0x0000401000080000;
+             or.b64 %rd4, %rd4, %rd5;
+             mov.u32 %r16, 0x08020490;
+             add.s32 %r17, %r10, 8; // @place
+             setp.eq.u32 %p4, %r9, 1;
+             tcgen05.mma.cta_group::1.kind::f16 [%r10], [%r17], %rd4, %r16, %p4;
+             tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r3]; // @commit
+             READ:
+             WAIT [%r3], 0; // @wait
+             tcgen05.fence::after_thread_sync; // @after wait
+             bar.warp.sync -1;
+             tcgen05.st.sync.aligned.32x32b.x8.b32 [%r13], {%r9, %r9, %r9, %r9, %r9, %r9, %r9, %r9};
+             tcgen05.wait::st.sync.aligned; // @wait end
+             bar.sync 0;
+             @%p1 bra END;
+             tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 32;
+             END:",
+        )
+    };
+    check(
+        &program,
+        &[
+            Bug("no wait for the store", &[("wait store", "")], "missing-tensor-wait-store"),
+            Bug("no fence before", &[("before", "")], "missing-tensor-fence-before"),
+            Bug("no barrier", &[("sync", "")], "missing-synchronization"),
+            Bug("no fence after", &[("after", "")], "missing-tensor-fence-after"),
+            Bug("no commit", &[("commit", "")], "deadlock"),
+            Bug("stored again while it is read", &[("wait", "")], "missing-tensor-commit-wait"),
+            Bug("no fence after that wait", &[("after wait", "")], "missing-tensor-fence-after"),
+            Bug("no wait at the end", &[("wait end", "")], "tensor-memory-freed-in-use"),
+            Bug("another column", &[("place", "add.s32 %r17, %r10, 12;")], "unwritten"),
+            Bug("D over A", &[("place", "add.s32 %r17, %r10, 4;")], "tensor-operands-overlap"),
+        ],
+    );
+}

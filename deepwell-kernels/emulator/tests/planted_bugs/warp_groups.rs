@@ -35,9 +35,11 @@ const PRODUCTS: Program = Program::of(
      mov.f32 %f3, 0f00000000;
      mov.f32 %f5, 0f3F800000;
      wgmma.fence.sync.aligned; // @fence
-     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd3, %rd4, 1, 1, 1, 0, 0; // @product
+     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd3, %rd4, 1, 1, \
+       1, 0, 0; // @product
      wgmma.commit_group.sync.aligned; // @commit first
-     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd6, %rd7, 1, 1, 1, 0, 0;
+     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd6, %rd7, 1, 1, \
+       1, 0, 0;
      wgmma.commit_group.sync.aligned; // @commit second
      wgmma.wait_group.sync.aligned 1; // @wait first
      bar.sync 0; // @sync first
