@@ -36,7 +36,8 @@ const RING: Program = Program::of(
      and.b32 %r12, %r12, 1;
      WAIT [%r10], %r12; // @wait empty
      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 1024; // @expect
-     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r11], [%rd3], 1024, [%r9]; // @copy
+     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r11], [%rd3], 1024, \
+       [%r9]; // @copy
      add.s64 %rd3, %rd3, 1024;
      add.s32 %r4, %r4, 1;
      setp.lt.u32 %p2, %r4, 4;
@@ -292,7 +293,8 @@ fn a_stage_is_written_by_both_proxies() {
          bar.warp.sync -1; // @sync
          @%p0 bra WAITING;
          mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 128;
-         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd0], 128, [%r2];
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd0], 128, \
+           [%r2];
          WAITING:
          bar.warp.sync -1;
          WAIT [%r2], 0; // @wait
@@ -343,14 +345,16 @@ fn boxes_of_a_tensor() {
          mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 1024; // @expect
          mov.u32 %r4, 0;
          mov.u32 %r5, 8;
-         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd2, {%r4, %r5}], [%r2]; // @copy
+         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], \
+           [%rd2, {%r4, %r5}], [%r2]; // @copy
          WAITING:
          bar.warp.sync -1;
          WAIT [%r2], 0; // @wait
          ld.shared.u32 %r6, [%r3]; // @load
          bar.warp.sync -1;
          @%p0 bra END;
-         cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r4, %r5}], [%r1]; // @store
+         cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r4, %r5}], [%r1]; // \
+           @store
          cp.async.bulk.commit_group; // @commit
          cp.async.bulk.wait_group.read 0;
          END:",

@@ -17,7 +17,8 @@ const PRODUCT: Program = Program::of(
      fence.mbarrier_init.release.cluster;
      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 1024;
      mov.u32 %r4, 0;
-     cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd2, {%r4, %r4}], [%r2]; // @copy
+     cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], \
+       [%rd2, {%r4, %r4}], [%r2]; // @copy
      MEET:
      bar.sync 0;
      WAIT [%r2], 0; // @wait
@@ -32,7 +33,8 @@ const PRODUCT: Program = Program::of(
      mov.f32 %f2, 0f00000000;
      mov.f32 %f3, 0f00000000;
      wgmma.fence.sync.aligned;
-     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd3, %rd3, 1, 1, 1, 0, 0;
+     wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd3, %rd3, 1, 1, \
+       1, 0, 0;
      wgmma.commit_group.sync.aligned;
      wgmma.wait_group.sync.aligned 0;",
 );

@@ -66,7 +66,8 @@ pub(crate) const TILES: Program = Program {
      WAIT [%r3], %r11; // @wait done
      tcgen05.fence::after_thread_sync; // @after done
      bar.warp.sync -1;
-     tcgen05.ld.sync.aligned.32x32b.x8.b32 {%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}, [%r12]; // @load
+     tcgen05.ld.sync.aligned.32x32b.x8.b32 {%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}, \
+       [%r12]; // @load
      tcgen05.wait::ld.sync.aligned; // @wait load
      add.s32 %r28, %r20, %r27; // @use
      tcgen05.fence::before_thread_sync; // @before
