@@ -65,3 +65,8 @@ pub use program::{
 pub use program_verify::{ALIGNMENT_BYTES, verify_program};
 pub use shape::{Binding, Dim, Shape};
 pub use verify::verify;
+
+/// Runs the README's examples with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
