@@ -4,8 +4,8 @@
 //   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
 //
 // Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
-// cache. Its warps have roles, see mma/sm100_tile.cuh: one has operands copied, one multiplies, four
-// write results while the next tile is multiplied: tensor memory holds two accumulators of any
+// cache. Its warps have roles, see mma/sm100_tile.cuh: one has operands copied, one multiplies,
+// four write results while the next tile is multiplied: tensor memory holds two accumulators of any
 // shape here. Operands are read as they are stored, by depth or by rows (mma/sm100_bf16_tile.cuh).
 // What lies outside of them reads as zeros. Their rows are multiples of eight elements, as tensor
 // copies need, and nothing is empty. Sums run over the depth in ascending order whatever the grid.
@@ -46,8 +46,8 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 }
 
 // a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes: by
-// depth with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), by rows with 64
-// in depth. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is
+// depth with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), by rows with
+// 64 in depth. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is
 // a cluster of two.
 #define BF16_GEMM(name, Tiles, blocks, tile_n, a_by_depth, b_by_depth, Element)                  \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \

@@ -1,5 +1,5 @@
-// Tiles of a product of two MXFP8 matrices, both stored by depth, on tcgen05: what stands beside the
-// operands, which are codes, is their scales. See mma/sm100_tile.cuh for the frame.
+// Tiles of a product of two MXFP8 matrices, both stored by depth, on tcgen05: beside the operands,
+// which are codes, stand their scales. See mma/sm100_tile.cuh for the frame.
 //
 // Two warps, one for each operand, read scales where they lie, by rows, four pieces of depth ahead,
 // and write them as the tiles of 512 bytes that tcgen05.cp takes. Copies of scales and products of

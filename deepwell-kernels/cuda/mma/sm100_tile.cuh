@@ -1,12 +1,12 @@
-// What products on tcgen05 share, whatever their operands: the shape of a tile, how shared and tensor
-// memory are divided, the roles of warps, and the rings of barriers between them.
+// What products on tcgen05 share, whatever their operands: the shape of a tile, how shared and
+// tensor memory are divided, the roles of warps, and the rings of barriers between them.
 //
 // One block computes 128 x kTileN, or a pair of blocks 256 x kTileN of which each holds 128 rows;
 // then each copies its rows of a and half of the rows of b, and the first multiplies for both.
-// Depth passes in pieces of 128 bytes through a ring of stages, results through two accumulators in
-// tensor memory, of which one is written while the other is computed. Where there is no room for
-// two, they share some columns in the middle: the next tile waits until those are read, and they are
-// read first.
+// Depth passes in pieces of 128 bytes through a ring of stages, results through two accumulators
+// in tensor memory, of which one is written while the other is computed. Where there is no room for
+// two, they share some columns in the middle: the next tile waits until those are read, and they
+// are read first.
 //   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
 //   multiply       one thread (of the first block) multiplies;
 //   side warps     bring what a kind of product needs beside its operands, if anything;

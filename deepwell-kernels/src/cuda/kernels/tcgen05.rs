@@ -242,8 +242,8 @@ pub(super) fn boxes_by_depth(
     boxes(tensor, operands, [operands.stage_depth(), box_rows])
 }
 
-/// Boxes of an operand stored by rows, `[depth, rows]`: as many rows as are 128 bytes, and a stage's
-/// depth.
+/// Boxes of an operand stored by rows, `[depth, rows]`: as many rows as are 128 bytes, and a
+/// stage's depth.
 pub(super) fn boxes_by_rows(tensor: &Tensor, operands: Operands) -> TensorMapSpec {
     boxes(tensor, operands, [operands.stage_depth(); 2])
 }
