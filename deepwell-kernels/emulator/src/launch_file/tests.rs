@@ -308,7 +308,7 @@ fn a_deletion_is_noticed_or_has_a_reason() {
              reason = \"the block's barrier is enough\"\n"
         )
     };
-    for at in ["25", "swap.cu:12", "cuda/swap.cu:12"] {
+    for at in ["26", "swap.cu:12", "cuda/swap.cu:12"] {
         let (found, is_right, unused) = ends(&reason(at));
         assert_eq!((found[1].1.clone(), is_right, unused), (because(), true, 0), "{at}");
     }
