@@ -47,8 +47,8 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 
 // a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes: by
 // depth with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), by rows with
-// 64 in depth. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is
-// a cluster of two.
+// 64 in depth. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32 result. A
+// pair is a cluster of two.
 #define BF16_GEMM(name, Tiles, blocks, tile_n, a_by_depth, b_by_depth, Element)                  \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
