@@ -48,8 +48,9 @@ struct TileWalk {
 };
 
 // Of a grid with a cluster for each tile, the one that the grid gave it, then those of clusters
-// that have not begun: who is done sooner takes more. Other grids run in between, as soon as a tile
-// is done. The thread that copies operands asks for a tile ahead; all that take part get the answer.
+// that have not begun: who is done sooner takes more. Other grids run in between, as soon as a
+// tile is done. The thread that copies operands asks for a tile ahead; all that take part get the
+// answer.
 template <typename S, bool kAsks = false>
 struct ClaimedTiles {
     const sm100::Shared<S>& shared;

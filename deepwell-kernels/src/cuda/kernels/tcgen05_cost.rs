@@ -46,8 +46,9 @@ impl Cost {
     /// Of a product with tiles of `shape` on so many multiprocessors.
     ///
     /// Waves of tiles run one after the other; a tile takes what the slowest of tensor cores,
-    /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for the
-    /// last one. Device memory may be what bounds all of it. Filling the pipeline is not counted.
+    /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for
+    /// the last one. Device memory may be what bounds all of it. Filling the pipeline is not
+    /// counted.
     pub(super) fn new(shape: TileShape, sizes: ProductSizes, multiprocessors: u64) -> Cost {
         let ProductSizes { rows, columns, depth } = sizes;
         let element_bytes = shape.element_bytes() as u64;
