@@ -1,8 +1,8 @@
 //! `cargo xtask kernels`: compiles every CUDA kernel for the architectures that it names.
 //!
 //! `target/kernels/<architecture>/<file>.ptx` comes from nvcc, the `.cubin` from ptxas and that
-//! very PTX less its line numbers, and a `.json` beside them says what is in it and of what content it was made.
-//! What has the same content is not made again. `manifest.json` has all of it.
+//! very PTX less its line numbers, and a `.json` beside them says what is in it and of what content
+//! it was made. What has the same content is not made again. `manifest.json` has all of it.
 
 pub(crate) mod compile;
 mod lines;

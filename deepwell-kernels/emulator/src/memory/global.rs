@@ -28,7 +28,8 @@ struct Allocation {
 #[derive(Clone, Debug, Default)]
 pub struct GlobalMemory {
     allocations: Vec<Option<Allocation>>,
-    /// For every granule from [`FIRST`] on, the allocation that it belongs to, plus one; 0 for none.
+    /// For every granule from [`FIRST`] on, the allocation that it belongs to, plus one; 0 for
+    /// none.
     granules: Vec<u32>,
     bytes: u64,
 }
