@@ -98,8 +98,8 @@ fn read(text: &str, changes: Value) -> LlamaConfig {
 
 /// Counts are those of the models that transformers 5.23 makes of the same sizes, without memory
 /// for weights (`torch.device("meta")`); DeepSeek-V3's with its 58 selection biases of 256, which
-/// are buffers there and tensors of the checkpoint. Mixtral-8x22B's is also half of the 281241268224
-/// bytes in the index of its weight files.
+/// are buffers there and tensors of the checkpoint. Mixtral-8x22B's is also half of the
+/// 281241268224 bytes in the index of its weight files.
 #[test]
 fn published_models_count_exactly() {
     let large_qwen = json!({

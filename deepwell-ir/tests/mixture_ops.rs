@@ -161,7 +161,7 @@ fn a_catalog_without_a_kernel_says_so() {
     assert_eq!(
         error.to_string(),
         "no kernel for `route` on `cpu`\n\
-         hint: this op is not supported by the catalog, which has no kernel of it for any target; a \
-         graph that holds it can be captured and counted, not run"
+         hint: this op is not supported by the catalog, which has no kernel of it for any target; \
+         a graph that holds it can be captured and counted, not run"
     );
 }

@@ -19,7 +19,8 @@ use serde_json::Value;
 use zip::ZipArchive;
 use zip::result::ZipError;
 
-use super::schema::{Scalar, TensorMeta, stored_meta};
+use super::exported::{Scalar, TensorMeta};
+use super::schema::stored_meta;
 use crate::capture::CaptureError;
 
 /// Longest graph that is read, bytes; those of models with hundreds of layers are a tenth of it.

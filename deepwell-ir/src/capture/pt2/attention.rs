@@ -1,9 +1,9 @@
 //! Attention: as one call, or as products around a softmax.
 
 use super::constant::Constant;
+use super::exported::Arg;
 use super::layout::Layout;
 use super::rules::Call;
-use super::schema::Arg;
 use super::trace::arg;
 use super::value::{Exprs, Heads, Kind, Value, View};
 use crate::ops::AttentionHeads;

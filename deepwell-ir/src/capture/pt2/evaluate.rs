@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use super::constant::{Constant, ELEMENTS_MAX, Kind, broadcast, for_each};
+use super::exported::{Arg, AtenNode, Scalar};
 use super::layout::axis;
-use super::schema::{Arg, AtenNode, Scalar};
 
 fn truth(value: bool) -> f64 {
     f64::from(u8::from(value))

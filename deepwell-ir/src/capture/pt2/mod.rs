@@ -7,13 +7,16 @@
 //! (positions, masks, sines and cosines) is worked out; ops that only move values become views;
 //! the rest is matched with the patterns that Llama- and GPT-2-style modules make, before and
 //! after PyTorch's decomposition to Core ATen. The result is a [`Graph`] of the same ops that a
-//! `config.json` gives, over open batch and sequence sizes, with tags. A call that no pattern takes stays as
-//! [`Opaque`](crate::ops::Opaque) under its own name, and [`Pt2Model::opaque`] lists those.
+//! `config.json` gives, over open batch and sequence sizes, with tags. A call that no pattern
+//! takes stays as [`Opaque`](crate::ops::Opaque) under its own name, and [`Pt2Model::opaque`]
+//! lists those.
 
 mod archive;
 mod attention;
 mod constant;
+mod emit;
 mod evaluate;
+mod exported;
 mod layout;
 mod lower;
 mod rope;
@@ -27,7 +30,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use self::archive::Archive;
-use self::schema::Exported;
+use self::exported::Exported;
 use self::trace::Trace;
 use super::CaptureError;
 use crate::{Graph, Op, Tag};

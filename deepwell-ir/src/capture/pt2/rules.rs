@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use super::attention;
 use super::constant::Constant;
+use super::exported::{Arg, AtenNode};
 use super::rope;
-use super::schema::{Arg, AtenNode};
 use super::trace::{arg, int};
 use super::value::{Exprs, Id, Kind, Operand, Value, View, single};
 

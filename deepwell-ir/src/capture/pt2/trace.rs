@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use super::archive::Archive;
 use super::constant::{Constant, ELEMENTS_MAX};
 use super::evaluate::Call;
+use super::exported::{Arg, AtenNode, Exported, InputKind};
 use super::layout::{Layout, axis};
 use super::rules;
-use super::schema::{Arg, AtenNode, Exported, InputKind};
 use super::value::{Exprs, Id, Kind, Operand, Sizes, Value, View};
 use crate::capture::CaptureError;
 
@@ -104,7 +104,7 @@ fn token_input(exported: &Exported) -> Option<(&str, Sizes)> {
     exported.inputs.iter().find_map(|(name, kind)| {
         let meta = exported.tensors.get(name).filter(|_| *kind == InputKind::User)?;
         match (meta.scalar, meta.shape.as_slice()) {
-            (super::schema::Scalar::Int { .. }, &[batch, seq]) if batch * seq > 0 => {
+            (super::exported::Scalar::Int { .. }, &[batch, seq]) if batch * seq > 0 => {
                 Some((name.as_str(), Sizes { batch, seq }))
             }
             _ => None,
