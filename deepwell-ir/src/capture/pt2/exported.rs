@@ -1,0 +1,107 @@
+//! An exported graph as plain data.
+
+use std::collections::HashMap;
+
+/// Element types of exported tensors, as far as they matter here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scalar {
+    F32,
+    Bf16,
+    F16,
+    F64,
+    /// Any integer.
+    Int {
+        bytes: usize,
+    },
+    Bool,
+}
+
+impl Scalar {
+    /// By the number of the schema's `ScalarType`.
+    pub(super) fn of(number: u64) -> Option<Scalar> {
+        Some(match number {
+            1 | 2 => Scalar::Int { bytes: 1 },
+            3 => Scalar::Int { bytes: 2 },
+            4 => Scalar::Int { bytes: 4 },
+            5 => Scalar::Int { bytes: 8 },
+            6 => Scalar::F16,
+            7 => Scalar::F32,
+            8 => Scalar::F64,
+            12 => Scalar::Bool,
+            13 => Scalar::Bf16,
+            _ => return None,
+        })
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Scalar::F32 => 4,
+            Scalar::Bf16 | Scalar::F16 => 2,
+            Scalar::F64 => 8,
+            Scalar::Int { bytes } => bytes,
+            Scalar::Bool => 1,
+        }
+    }
+
+    pub(super) fn is_float(self) -> bool {
+        matches!(self, Scalar::F32 | Scalar::Bf16 | Scalar::F16 | Scalar::F64)
+    }
+}
+
+/// Shape, strides and element type of an exported tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TensorMeta {
+    pub(super) scalar: Scalar,
+    pub(super) shape: Vec<usize>,
+    pub(super) strides: Vec<usize>,
+    pub(super) offset: usize,
+}
+
+/// An argument of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Arg {
+    /// `None`, or something that no rule looks at: a device, a memory format.
+    Other,
+    Tensor(String),
+    Tensors(Vec<Option<String>>),
+    Int(i64),
+    Ints(Vec<i64>),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    Type(Scalar),
+}
+
+/// One call of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct AtenNode {
+    /// `aten.add.Tensor`, as PyTorch prints it.
+    pub(super) target: String,
+    pub(super) args: Vec<(String, Arg)>,
+    /// Names of the tensors that it gives.
+    pub(super) outputs: Vec<String>,
+    /// Path of the module that made the call, `model.layers.0.mlp` for example.
+    pub(super) path: String,
+}
+
+/// What an input of the graph is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum InputKind {
+    /// A trained tensor, by its name in the module.
+    Parameter(String),
+    /// A stored tensor that is not trained.
+    Buffer(String),
+    /// What the caller gives.
+    User,
+}
+
+/// An exported graph.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Exported {
+    pub(super) torch_version: String,
+    pub(super) inputs: Vec<(String, InputKind)>,
+    /// Tensors that the program gives its caller.
+    pub(super) outputs: Vec<String>,
+    pub(super) nodes: Vec<AtenNode>,
+    pub(super) tensors: HashMap<String, TensorMeta>,
+}
