@@ -1,7 +1,7 @@
 //! Why a deletion may go unnoticed: by the document, or by a comment in the source.
 //!
-//! A comment is `// redundant WHAT: REASON` behind the statement or alone on the line before, at any
-//! of the lines that the instruction was inlined through.
+//! A comment is `// redundant WHAT: REASON` behind the statement or alone on the line before, at
+//! any of the lines that the instruction was inlined through.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

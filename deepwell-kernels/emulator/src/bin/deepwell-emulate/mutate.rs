@@ -189,7 +189,7 @@ pub(crate) fn summary_text(summary: &MutationSummary, verbose: bool) -> String {
     for reason in &summary.reasons_unused {
         let _ = writeln!(
             text,
-            "  note: `[[redundant]]` names {} at {}, whose deletion is noticed or which is not there",
+            "  note: `[[redundant]]` names {} at {}, which is noticed, or is not there",
             reason.what, reason.at
         );
     }
