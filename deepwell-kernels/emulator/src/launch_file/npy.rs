@@ -1,7 +1,8 @@
 //! NumPy's file of one array, version 1.0 to 3.0, in C order.
 //!
 //! Layout: `\x93NUMPY`, version, length of a header, the header as a Python dictionary with
-//! `descr`, `fortran_order` and `shape`, blanks, a newline, the elements. (NumPy Enhancement Proposal 1.)
+//! `descr`, `fortran_order` and `shape`, blanks, a newline, the elements. (NumPy Enhancement
+//! Proposal 1.)
 
 use thiserror::Error;
 
