@@ -3,7 +3,7 @@
 use deepwell_emulator::bulk;
 use deepwell_emulator::launch::Settings;
 
-use super::EmulatedDriver;
+use super::{EmulatedDriver, Verdict};
 use crate::cuda::driver::{
     Argument, DevicePtr, Driver, DriverError, Launch, Module, Stream, TensorMapElement,
     TensorMapSpec, TensorMapSwizzle,
@@ -130,6 +130,42 @@ fn what_nothing_orders_fails_the_launch() {
     assert_eq!(device.numbers(), expected);
     let error = device.launch("unordered", arguments).unwrap_err().to_string();
     assert!(error.contains("kernel `unordered`") && error.contains("is not ordered"), "{error}");
+}
+
+#[test]
+fn launches_are_kept_and_logged() {
+    let mut device = device();
+    let name = format!("deepwell-launches-{}.jsonl", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let pointer = Argument::Pointer(device.table);
+    device.launch("ordered", vec![pointer]).unwrap();
+    let launches = device.driver.launches();
+    device.driver.log_to(&path);
+    device.launch("ordered", vec![pointer]).unwrap();
+    device.launch("unordered", vec![pointer]).unwrap_err();
+    let outside = Argument::Pointer(device.table.offset(4));
+    device.launch("add", vec![Argument::U32(1), outside]).unwrap_err();
+
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kept = launches.read();
+    let expected = [
+        ("ordered", Verdict::Clean, "clean", ""),
+        ("unordered", Verdict::Findings, "findings", "is not ordered"),
+        ("add", Verdict::Failed, "failed", "global-out-of-range"),
+    ];
+    assert_eq!((kept.len(), lines.len()), (expected.len(), expected.len()));
+    for ((launch, line), (kernel, verdict, word, finding)) in kept.iter().zip(&lines).zip(expected)
+    {
+        assert_eq!((launch.kernel.as_str(), launch.verdict), (kernel, verdict));
+        assert_eq!((&line["kernel"], &line["verdict"]), (&kernel.into(), &word.into()));
+        assert_eq!(line["block"], serde_json::json!([64, 1, 1]));
+        assert_eq!(launch.findings.is_empty(), finding.is_empty());
+        assert!(launch.findings.iter().all(|text| text.contains(finding)), "{launch:?}");
+    }
+    assert!(kept[0].instructions > 0 && kept[0].global_bytes_written == 256, "{:?}", kept[0]);
 }
 
 #[test]
