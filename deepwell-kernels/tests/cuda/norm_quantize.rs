@@ -139,7 +139,7 @@ fn every_size() {
     ];
     for (rows, columns) in sizes {
         // The blocks of an emulated device hold rows of no more.
-        if !gpu.runs(columns, 1024) {
+        if !gpu.runs(columns, 512) {
             continue;
         }
         for granularity in [Granularity::G32, Granularity::G128] {
