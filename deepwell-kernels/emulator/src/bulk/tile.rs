@@ -62,8 +62,8 @@ impl TensorMap {
         self.spec.box_dimensions[dimension].div_ceil(stride)
     }
 
-    /// Bytes that a box fills in shared memory, which are also what a load counts on its barrier,
-    /// elements outside of the tensor included.
+    /// Bytes that a box fills in shared memory, elements outside of the tensor and padding
+    /// included.
     pub fn shared_bytes(&self) -> u32 {
         let rows: u32 = (1..self.rank()).map(|dimension| self.taken(dimension)).product();
         rows * self.row_pitch() as u32
@@ -71,7 +71,9 @@ impl TensorMap {
 
     /// Global to shared memory: the box that begins at `coordinates` (innermost first, may be
     /// negative or beyond the end) goes to byte `offset` of the shared memory of each of `ranks`.
-    /// Returns the bytes that the barrier of each rank counts.
+    /// Returns the bytes that the barrier of each rank counts: those of the box's elements, outside
+    /// of the tensor or not, without padding. The ISA does not say that padding is left out;
+    /// libraries whose kernels run on such machines expect so (CUTLASS and DeepGEMM alike).
     ///
     /// # Errors
     /// `tensor-copy-rank`, `tensor-copy-shared-alignment`, `tensor-copy-coordinate`,
@@ -319,7 +321,6 @@ impl TensorMap {
             }
             unpack(element, &packed, &mut target[..self.row_bytes()]);
         }
-        let image_bytes = image.len();
         let lines = swizzle_lines(self.spec.swizzle, offset, image, self.row_bytes());
         for &rank in ranks {
             for line in &lines {
@@ -327,7 +328,7 @@ impl TensorMap {
                 memory.write(place, &line.bytes)?;
             }
         }
-        Ok(image_bytes as u32)
+        Ok((rows.len() * self.packed_row_bytes()) as u32)
     }
 
     fn store_rows(

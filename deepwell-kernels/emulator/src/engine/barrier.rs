@@ -159,12 +159,19 @@ impl ClusterBarrier {
     pub(crate) fn arrive(&mut self, threads: u32, live_threads: u32) -> u64 {
         let generation = self.generation;
         self.arrived += threads;
-        self.threads_exited(live_threads);
+        self.finish(live_threads);
         generation
     }
 
-    /// Threads exited: the barrier may be complete now. Returns whether it is.
-    pub(crate) fn threads_exited(&mut self, live_threads: u32) -> bool {
+    /// Threads exited, `had_arrived` of them after they arrived in this generation: they are among
+    /// neither those that are there nor those that are waited for. The barrier may be complete
+    /// now; returns whether it is.
+    pub(crate) fn exit(&mut self, had_arrived: u32, live_threads: u32) -> bool {
+        self.arrived -= had_arrived.min(self.arrived);
+        self.finish(live_threads)
+    }
+
+    fn finish(&mut self, live_threads: u32) -> bool {
         let over = self.arrived > 0 && self.arrived >= live_threads;
         if over {
             self.arrived = 0;
@@ -192,6 +199,20 @@ mod tests {
         assert_eq!(barriers.threads_exited(64), 1);
         assert!(barriers.is_over(0, generation));
         assert_eq!(barriers.predicates(0, generation), (3, 61));
+    }
+
+    #[test]
+    fn a_cluster_does_not_wait_for_those_that_arrived_and_left() {
+        let mut barrier = ClusterBarrier::default();
+        assert_eq!(barrier.arrive(64, 128), 0);
+        // 62 of 64 leave: 2 are there of 66 that live, and none of the others.
+        assert!(!barrier.exit(62, 66));
+        assert_eq!((barrier.arrived(), barrier.generation), (2, 0));
+        assert_eq!(barrier.arrive(63, 66), 0);
+        assert_eq!(barrier.generation, 0);
+        // The last one leaves without arriving.
+        assert!(barrier.exit(0, 65));
+        assert_eq!((barrier.arrived(), barrier.generation), (0, 1));
     }
 
     #[test]

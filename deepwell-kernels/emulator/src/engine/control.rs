@@ -81,7 +81,11 @@ pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut Worl
         world.barrier_completes(cluster, warp.rank, name as u32);
     }
     let live = cluster.live_threads();
-    if cluster.barrier.threads_exited(live) {
+    let generation = cluster.barrier.generation;
+    let had_arrived = lanes(mask & warp.cluster_arrived)
+        .filter(|&lane| warp.cluster_arrival[lane] == generation)
+        .count();
+    if cluster.barrier.exit(had_arrived as u32, live) {
         world.cluster_passed(cluster);
     }
     // Lanes that wait for those that are gone need not wait any more: they try again.

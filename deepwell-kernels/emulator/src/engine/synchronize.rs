@@ -11,6 +11,7 @@ use crate::decode::{
     Space,
 };
 use crate::error::Fault;
+use crate::hazard::Lanes;
 use crate::mbarrier::{MbarrierTable, PhaseTest};
 
 /// Runs one of them.
@@ -277,6 +278,8 @@ fn mbarrier(
         _ => {}
     }
     world.changes += 1;
+    let as_one_thread = world.settings.rules.lanes == Lanes::AsOneThread;
+    let mut made = Vec::new();
     for lane in lanes(mask) {
         world.lane = Some(lane);
         let value = |source| warp.registers.lane(source, lane) as u32;
@@ -284,6 +287,11 @@ fn mbarrier(
             Mbarrier::Init { barrier, count } => {
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 let count = value(*count);
+                // Lanes that are one thread make one object.
+                if as_one_thread && made.contains(&(rank, offset, count)) {
+                    continue;
+                }
+                made.push((rank, offset, count));
                 super::access::live_rank(cluster, warp.rank, rank)?;
                 cluster.blocks[rank as usize].shared.write(offset, 8)?;
                 world.mbarrier_init(warp, cluster, 1 << lane, (rank, offset));

@@ -137,7 +137,7 @@ pub enum Lanes {
     Followed,
     /// A warp is one thread: what one lane does comes before what any lane of it does next. Older
     /// kernels count on that where their warps do not diverge. Nothing between lanes of one warp
-    /// is reported then.
+    /// is reported then, and lanes that make the same mbarrier with one instruction make it once.
     AsOneThread,
 }
 
@@ -149,13 +149,25 @@ pub struct Rules {
     /// Tensor memory needs `tcgen05.fence::before_thread_sync` and `::after_thread_sync` between
     /// threads. The ISA says so; kernels of CUTLASS run without them.
     pub tensor_fences: bool,
+    /// `barrier.cluster.arrive.relaxed` hands on nothing of what was done before it. The ISA says
+    /// so; kernels of DeepGEMM count on the contrary.
+    pub relaxed_cluster_arrivals: bool,
+    /// Registers of `tcgen05.ld` need `tcgen05.wait::ld` before they are used. The ISA says so;
+    /// kernels of ThunderKittens use them at once.
+    pub tensor_load_waits: bool,
     /// Report what is [`Severity::Advice`].
     pub advice: bool,
 }
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { lanes: Lanes::default(), tensor_fences: true, advice: true }
+        Rules {
+            lanes: Lanes::default(),
+            tensor_fences: true,
+            relaxed_cluster_arrivals: true,
+            tensor_load_waits: true,
+            advice: true,
+        }
     }
 }
 

@@ -160,10 +160,10 @@ impl Tracker {
 
     /// `barrier.cluster.arrive`; `release` unless it is `.relaxed`.
     pub fn cluster_arrive(&mut self, thread: Thread, release: bool) {
-        let Tracker { warps, clusters, .. } = self;
+        let Tracker { warps, clusters, rules, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
         let bundle = &mut clusters[warp.cluster as usize].cluster_barrier.0;
-        if release {
+        if release || !rules.relaxed_cluster_arrivals {
             warp.release_to_barrier(thread.lanes, bundle);
         } else {
             warp.release_relaxed(thread.lanes, bundle);

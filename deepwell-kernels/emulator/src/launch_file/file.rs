@@ -39,6 +39,9 @@ pub struct LaunchFile {
     /// fit; 2 without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks_per_sm: Option<u32>,
+    /// Rules that this kernel does without: it counts on what machines do beyond the ISA's text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lenient: Vec<Lenience>,
     /// Folder of the files that the PTX's `.file` lines name, in which comments
     /// `// redundant: reason` are looked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,6 +97,26 @@ impl LaunchFile {
             message: error.to_string(),
         })
     }
+}
+
+/// A rule that is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lenience {
+    /// Lanes of a warp are threads of their own: see
+    /// [`Lanes::AsOneThread`](crate::hazard::Lanes::AsOneThread).
+    Lanes,
+    /// Tensor memory needs `tcgen05.fence` between threads.
+    TensorFences,
+    /// `barrier.cluster.arrive.relaxed` hands on nothing.
+    RelaxedClusterArrivals,
+    /// Registers of `tcgen05.ld` need `tcgen05.wait::ld` before they are used.
+    TensorLoadWaits,
+    /// Addresses in tensor memory name the lanes of the warp that uses them: see
+    /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).
+    LaneBits,
+    /// Advice is given.
+    Advice,
 }
 
 /// What is known of the run that a launch was recorded from.

@@ -9,13 +9,15 @@ use super::contents::{of_buffer, read_elements};
 use super::data_type::DataType;
 use super::error::LaunchFileError;
 use super::file::{
-    Argument, Expectation, LaunchFile, MapElement, MapFill, MapSwizzle, Redundant, TensorMap,
-    Tolerance,
+    Argument, Expectation, LaunchFile, Lenience, MapElement, MapFill, MapSwizzle, Redundant,
+    TensorMap, Tolerance,
 };
 use super::lines::SourceLines;
 use crate::bulk;
 use crate::decode::{ParameterLayout, Program};
+use crate::hazard::Lanes;
 use crate::launch::{Emulator, LaunchSpec, ModuleId, Settings};
+use crate::tcgen05::LaneBits;
 
 /// A launch that can be run as often as wanted, each time on the same memory.
 #[derive(Clone, Debug)]
@@ -145,7 +147,7 @@ impl PreparedLaunch {
         Settings {
             sm_count: self.file.sm_count.unwrap_or(settings.sm_count),
             blocks_per_sm: self.file.blocks_per_sm.unwrap_or(settings.blocks_per_sm),
-            ..settings
+            ..self.file.lenient.iter().fold(settings, without)
         }
     }
 
@@ -163,6 +165,18 @@ impl PreparedLaunch {
     pub fn program(&self) -> Option<&Program> {
         self.device.program(self.module, &self.spec.kernel)
     }
+}
+
+fn without(mut settings: Settings, rule: &Lenience) -> Settings {
+    match rule {
+        Lenience::Lanes => settings.rules.lanes = Lanes::AsOneThread,
+        Lenience::TensorFences => settings.rules.tensor_fences = false,
+        Lenience::RelaxedClusterArrivals => settings.rules.relaxed_cluster_arrivals = false,
+        Lenience::TensorLoadWaits => settings.rules.tensor_load_waits = false,
+        Lenience::LaneBits => settings.lane_bits = LaneBits::Ignored,
+        Lenience::Advice => settings.rules.advice = false,
+    }
+    settings
 }
 
 fn refuse(file: &LaunchFile, message: String) -> LaunchFileError {

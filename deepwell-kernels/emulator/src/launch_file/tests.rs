@@ -280,6 +280,20 @@ fn a_launch_is_compared_and_watched() {
     fs::write(folder.path().join("swap.ptx"), racing).unwrap();
     let outcome = prepare(DOCUMENT, folder.path()).unwrap().run(&Settings::default());
     assert_eq!(outcome.verdict(), Verdict::Hazard);
+    // Lanes of one warp hand numbers over, and nothing orders that.
+    let within_a_warp = PTX
+        .replace("bar.warp.sync -1;", "")
+        .replace("xor.b32 %r5, %r5, 128", "xor.b32 %r5, %r5, 4");
+    fs::write(folder.path().join("swap.ptx"), within_a_warp.replace("bar.sync 0;", "")).unwrap();
+    for (lenient, expected) in [
+        ("lenient = [\"tensor_fences\", \"advice\", \"lane_bits\"]", Verdict::Hazard),
+        ("lenient = [\"lanes\"]", Verdict::Right),
+    ] {
+        let prepared = prepare(&format!("{lenient}\n{DOCUMENT}"), folder.path()).unwrap();
+        let settings = prepared.settings(Settings::default());
+        assert_eq!(prepared.run(&settings).verdict(), expected, "{lenient}");
+    }
+    fs::write(folder.path().join("swap.ptx"), PTX).unwrap();
     let outside = DOCUMENT.replace("shape = [64]", "shape = [63]");
     let outcome = prepare(&outside, folder.path()).unwrap().run(&Settings::default());
     assert_eq!(outcome.verdict(), Verdict::Failed);

@@ -157,7 +157,8 @@ impl Format {
     /// where there is none. Integers make zero of it.
     pub fn nan(self) -> u32 {
         match self {
-            Format::F32 | Format::TF32 => 0x7fff_ffff,
+            Format::F32 => 0x7fff_ffff,
+            Format::TF32 => 0x7fff_e000,
             Format::F16 | Format::BF16 => 0x7fff,
             Format::E4M3 | Format::E5M2 | Format::UE4M3 => 0x7f,
             Format::UE8M0 => 0xff,

@@ -227,6 +227,9 @@ fn integer_to_float(bits: u64, conversion: &Conversion) -> u64 {
 fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
     let (to, from) = (conversion.to, conversion.from);
     let flushes = conversion.flush_subnormals;
+    if let Some(nan) = nan_with_payload(bits, conversion) {
+        return nan;
+    }
     let mut value = float_value(bits, from, flushes);
     if let Some(rounding) = conversion.integer_rounding {
         value = integral(value, rounding);
@@ -236,7 +239,6 @@ fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
         Type::F64 if conversion.saturate => {
             (if value > 0.0 { value.min(1.0) } else { 0.0 }).to_bits()
         }
-        Type::F64 if value.is_nan() => f64::NAN.to_bits(),
         Type::F64 => value.to_bits(),
         Type::F32 => {
             let single = single_from_double(value, rounding);
@@ -244,6 +246,23 @@ fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
             u64::from(bits32(if conversion.saturate { saturate(single) } else { single }))
         }
         other => u64::from(encode_half(value, other, conversion)),
+    }
+}
+
+/// A NaN keeps its sign and payload where one of the formats is binary64, and quietens; from BF16
+/// to binary32 its bits are moved as they are. As an H200 does; other results are canonical.
+fn nan_with_payload(bits: u64, conversion: &Conversion) -> Option<u64> {
+    if conversion.saturate || !float_value(bits, conversion.from, false).is_nan() {
+        return None;
+    }
+    let sign = bits >> 31 & 1;
+    match (conversion.from, conversion.to) {
+        (Type::F32, Type::F64) => Some(sign << 63 | 0x7ff8 << 48 | (bits & 0x7f_ffff) << 29),
+        (Type::F64, Type::F32) => Some(bits >> 63 << 31 | 0x7fc0_0000 | (bits >> 29 & 0x7f_ffff)),
+        (Type::F64, Type::F64) => Some(bits | 1 << 51),
+        (_, Type::F64) => Some(f64::NAN.to_bits()),
+        (Type::Bf16, Type::F32) => Some(bits << 16),
+        _ => None,
     }
 }
 
@@ -333,6 +352,12 @@ fn packed(
         for lane in 0..LANES {
             let code = row[lane] >> shift & part_mask;
             let value = number::decode(from_format, code);
+            if rounding == FloatRounding::NearestAway && to == Type::Tf32 && value.is_nan() {
+                // Only this rounding leaves a NaN as it is, less its low bits: an infinity, if
+                // nothing else was set.
+                out[lane] = code & !0x1fff;
+                continue;
+            }
             let rounding = number_rounding(rounding, random_of(random[lane], to, part, count));
             let code = number::encode(
                 to_format,

@@ -413,7 +413,11 @@ pub(super) fn unary(
     match value_type {
         Type::F32 => words1(r, mask, d, a, |a| {
             let a = if flush_subnormals { flush(f32::from_bits(a)).to_bits() } else { a };
-            if negate { a ^ 1 << 31 } else { a & !(1 << 31) }
+            match negate {
+                _ if f32::from_bits(a).is_nan() => ieee::NAN32,
+                true => a ^ 1 << 31,
+                false => a & !(1 << 31),
+            }
         }),
         Type::F64 => {
             longs1(r, mask, d, a, |a| if negate { a ^ 1 << 63 } else { a & !(1 << 63) });

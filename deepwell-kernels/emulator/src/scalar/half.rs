@@ -173,7 +173,11 @@ impl Half {
     #[inline]
     pub(super) fn sign(self, code: u16, negate: bool, flush: bool) -> u16 {
         let code = if flush { self.flush(code) } else { code };
-        if negate { code ^ 0x8000 } else { code & 0x7fff }
+        match negate {
+            _ if self.is_nan(code) => NAN16,
+            true => code ^ 0x8000,
+            false => code & 0x7fff,
+        }
     }
 
     /// A function of the value, rounded to nearest.

@@ -244,6 +244,9 @@ fn single_precision() {
         ("max.f32 %r0, %r1, %r2, %r3;", &[f(-3.0), f(2.0), f(5.0)], f(5.0)),
         ("max.abs.f32 %r0, %r1, %r2, %r3;", &[f(-7.0), f(2.0), f(5.0)], f(7.0)),
         ("abs.f32 %r0, %r1;", &[f(-3.0)], f(3.0)),
+        // Of a NaN an H200 gives the canonical one.
+        ("abs.f32 %r0, %r1;", &[SIGNALING], NAN),
+        ("neg.f32 %r0, %r1;", &[SIGNALING], NAN),
         ("neg.ftz.f32 %r0, %r1;", &[subnormal], 1 << 31),
         ("copysign.f32 %r0, %r1, %r2;", &[f(-1.0), f(3.0)], f(-3.0)),
         ("ex2.approx.ftz.f32 %r0, %r1;", &[f(-1.0)], f(0.5)),
@@ -282,6 +285,8 @@ fn half_precision() {
         ("max.NaN.xorsign.abs.bf16x2 %r0, %r1, %r2;", &[0xc000_3f80, 0x3f80_7fc0], 0xc000_7fff),
         ("min.bf16x2 %r0, %r1, %r2;", &[0xc000_3f80, 0x3f80_7fc0], 0xc000_3f80),
         ("abs.bf16x2 %r0, %r1;", &[0xc000_8000], 0x4000_0000),
+        ("abs.bf16x2 %r0, %r1;", &[0x7fc0_ff80], 0x7fff_7f80),
+        ("neg.bf16x2 %r0, %r1;", &[0x7f80_ff81], 0xff80_7fff),
         ("neg.f16x2 %r0, %r1;", &[0xc000_8000], 0x4000_0000),
         ("ex2.approx.f16x2 %r0, %r1;", &[0x3c00_0000], 0x4000_3c00),
         ("tanh.approx.bf16x2 %r0, %r1;", &[0x7f80_0000], 0x3f80_0000),
@@ -317,6 +322,15 @@ fn conversions() {
         ("cvt.rn.f16x2.f32 %r0, %r1, %r2;", &[f(65520.0), f(65519.0)], 0x7c00_7bff),
         ("cvt.rn.satfinite.f16x2.f32 %r0, %r1, %r2;", &[f(1e9), f(1.0)], 0x7bff_3c00),
         ("cvt.rna.tf32.f32 %r0, %r1;", &[0x3f80_1000], 0x3f80_2000),
+        // NaNs as an H200 gives them.
+        ("cvt.rna.tf32.f32 %r0, %r1;", &[0xffbf_ffff], 0xffbf_e000),
+        ("cvt.rna.tf32.f32 %r0, %r1;", &[SIGNALING], 0x7f80_0000),
+        ("cvt.rn.tf32.f32 %r0, %r1;", &[SIGNALING], 0x7fff_e000),
+        (
+            "{ .reg .f64 t; cvt.f64.f32 t, %r1; cvt.rn.f32.f64 %r0, t; }",
+            &[0xffbf_ffff],
+            0xffff_ffff,
+        ),
         (
             "cvt.rs.bf16x2.f32 %r0, %r1, %r2, %r3;",
             &[0x3f80_8000, 0x3f80_8000, 0x8000_7fff],

@@ -218,7 +218,7 @@ fn a_copy_to_both_blocks() {
          @%p2 bra WAITING;
          mov.u32 %r5, 0;
          mov.u16 %r50h, 3; // @mask
-         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd2, {%r5, %r5}], [%r2], %r50h; // @copy
+         MULTICAST [%r1], [%rd2, {%r5, %r5}], [%r2], %r50h; // @copy
          WAITING:
          WAIT [%r2], 0; // @wait
          ld.shared.u32 %r7, [%r3];
@@ -301,7 +301,7 @@ fn a_copy_to_both_blocks_again() {
          @%p2 bra TAKE;
          xor.b32 %r9, %r7, 1;
          WAIT [%r3], %r9; // @wait empty
-         cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd2, {%r6, %r6}], [%r2], %h1;
+         MULTICAST [%r1], [%rd2, {%r6, %r6}], [%r2], %h1;
          TAKE:
          bar.warp.sync -1;
          WAIT [%r2], %r7; // @wait full

@@ -4,7 +4,8 @@
 //!
 //! A program is PTX of one kernel `k`, with parameters `input` and `output` (64 KiB each, the input
 //! written) and a tensor map of the input. Its lines may carry a mark, `// @name`; a bug is an edit
-//! of marked lines. `WAIT address, parity` stands for a loop of `mbarrier.try_wait`.
+//! of marked lines. `WAIT address, parity` stands for a loop of `mbarrier.try_wait`, `MULTICAST` for
+//! the words of a tensor copy to several blocks of a cluster.
 
 mod bulk;
 mod cluster;
@@ -47,6 +48,9 @@ pub(crate) struct Bug(
 
 const BYTES: usize = 64 * 1024;
 
+const MULTICAST: &str = "cp.async.bulk.tensor.2d.shared::cluster.global.tile\
+                         .mbarrier::complete_tx::bytes.multicast::cluster";
+
 /// Input rows of the tensor map: 64 of 64 words of two bytes.
 const MAP_ROW: u64 = 64;
 
@@ -68,7 +72,7 @@ fn text(program: &Program, edits: &[(&str, &str)]) -> String {
                      @!q bra W;\n}}"
                     ));
                 }
-                None => lines.push(line.to_owned()),
+                None => lines.push(line.replace("MULTICAST", MULTICAST)),
             }
         }
     }

@@ -328,9 +328,43 @@ fn what_settings_allow() {
          bar.warp.sync -1; // @sync
          ld.shared.u32 %r5, [%r4];",
     );
+    let one_barrier = Program::of(
+        32,
+        ".shared .align 8 .b8 full[8];",
+        "mov.u32 %r1, full;
+         setp.eq.u32 %p1, %r0, 0;
+         @%p1 mbarrier.init.shared.b64 [%r1], 32; // @init
+         fence.mbarrier_init.release.cluster;
+         bar.sync 0;
+         mbarrier.arrive.shared.b64 %rd9, [%r1];
+         WAIT [%r1], 0;",
+    );
+    let pair = Program {
+        grid: 2,
+        cluster: 2,
+        ..Program::of(
+            64,
+            ".shared .align 16 .b8 mail[128];",
+            "mov.u32 %r1, mail;
+             setp.eq.u32 %p1, %r0, 0;
+             @%p1 st.shared.u32 [%r1], %r0;
+             barrier.cluster.arrive.aligned; // @arrive
+             barrier.cluster.wait.aligned;
+             @!%p1 ld.shared.u32 %r2, [%r1];",
+        )
+    };
     let rules = |rules| Settings { rules, ..Settings::default() };
+    let arrivals = rules(Rules {
+        relaxed_cluster_arrivals: false,
+        lanes: Lanes::AsOneThread,
+        ..Rules::default()
+    });
+    let relaxed: &[_] = &[("arrive", "barrier.cluster.arrive.relaxed.aligned;")];
     let as_one = rules(Rules { lanes: Lanes::AsOneThread, ..Rules::default() });
     let no_fences = rules(Rules { tensor_fences: false, ..Rules::default() });
+    let no_waits = rules(Rules { tensor_load_waits: false, ..Rules::default() });
+    let at_once: &[_] =
+        &[("wait load", "add.s32 %r28, %r20, %r27;"), ("use", "tcgen05.wait::ld.sync.aligned;")];
     let any_lanes = Settings { lane_bits: LaneBits::Ignored, ..Settings::default() };
     let one_address: &[_] = &[("lanes", "mov.u32 %r12, %r10;")];
     for (program, bug, settings) in [
@@ -338,7 +372,10 @@ fn what_settings_allow() {
         (&TILES, &[("after done", "")], &no_fences),
         (&TILES, &[("after drained", "")], &no_fences),
         (&TILES, &[("before", "")], &no_fences),
+        (&TILES, at_once, &no_waits),
         (&TILES, one_address, &any_lanes),
+        (&one_barrier, &[("init", "mbarrier.init.shared.b64 [%r1], 32;")], &as_one),
+        (&pair, relaxed, &arrivals),
     ] {
         assert!(!findings_with(program, bug, Settings::default()).is_empty(), "{bug:?}");
         assert_eq!(findings_with(program, bug, settings.clone()), [""; 0], "{bug:?}");

@@ -147,6 +147,7 @@ impl Recorder {
             arguments: begun.arguments,
             expectations,
             redundant: Vec::new(),
+            lenient: Vec::new(),
         };
         let text = document.to_toml().map_err(|error| refused(error.to_string()))?;
         let number = self.numbers.entry(kernel.to_string()).or_default();
