@@ -15,6 +15,8 @@ const POISON: u8 = 0xA5;
 pub(super) struct Bench {
     driver: Box<dyn Driver>,
     stream: Stream,
+    /// What the next kernel is for: a launch that fails says it.
+    purpose: String,
 }
 
 impl Bench {
@@ -26,7 +28,11 @@ impl Bench {
             return None;
         }
         let stream = driver.stream(false).unwrap();
-        Some(Bench { driver, stream })
+        Some(Bench { driver, stream, purpose: String::new() })
+    }
+
+    pub(super) fn name_purpose(&mut self, purpose: String) {
+        self.purpose = purpose;
     }
 
     pub(super) fn driver(&mut self) -> &mut dyn Driver {
@@ -75,7 +81,7 @@ impl Bench {
         };
         let launched = self.driver.launch(&launch, self.stream);
         launched.and_then(|()| self.driver.synchronize()).unwrap_or_else(|error| {
-            panic!("{error}\n{ptx}");
+            panic!("{}: {error}\n{ptx}", self.purpose);
         });
         let mut got = vec![0; bytes];
         self.driver.download(&mut got, output).unwrap();

@@ -18,7 +18,7 @@ impl Random {
 
     /// A number in `[0, bound)`.
     pub(super) fn below(&mut self, bound: u32) -> u32 {
-        (u64::from(self.word()) * u64::from(bound) >> 32) as u32
+        ((u64::from(self.word()) * u64::from(bound)) >> 32) as u32
     }
 }
 

@@ -25,9 +25,9 @@ const SHOWN: usize = 40;
 pub(super) enum Matching {
     /// In every bit.
     Bits,
-    /// Words are FP32, at most so many units in the last place apart: for instructions of which
-    /// the ISA gives only a bound. What is compared are the words that are kept.
-    Ulps(u32),
+    /// Words are FP32, so many units in the last place or so much apart at most: for instructions
+    /// of which the ISA gives only a bound. What is compared are the words that are kept.
+    Within { ulps: u32, absolute: f32 },
     /// Words are pairs of 16-bit floats, each at most so many units apart.
     HalfUlps(u32),
     /// For kernels that compute with such instructions: no comparison but the reference's.
@@ -89,7 +89,10 @@ impl Matching {
     fn distance(self, a: u32, b: u32) -> u32 {
         match self {
             Matching::Bits | Matching::Reference => u32::from(a != b),
-            Matching::Ulps(_) => distance(a, b, 32, 0x7f80_0000),
+            Matching::Within { absolute, .. } => {
+                let is_near = (f32::from_bits(a) - f32::from_bits(b)).abs() <= absolute;
+                if is_near { 0 } else { distance(a, b, 32, 0x7f80_0000) }
+            }
             Matching::HalfUlps(_) => {
                 // BF16's infinity is the larger code: as bounds of NaN go, F16's are inside.
                 let half =
@@ -102,7 +105,7 @@ impl Matching {
     fn allowed(self) -> u32 {
         match self {
             Matching::Bits => 0,
-            Matching::Ulps(ulps) | Matching::HalfUlps(ulps) => ulps,
+            Matching::Within { ulps, .. } | Matching::HalfUlps(ulps) => ulps,
             Matching::Reference => u32::MAX,
         }
     }

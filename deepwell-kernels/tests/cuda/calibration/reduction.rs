@@ -149,6 +149,7 @@ fn rows_of_bytes(bench: &mut Bench, group: &mut Group) {
             row.operation
         );
         let text = ptx(".param .u64 source, .param .u64 target", BLOCK_BYTES, &copy);
+        bench.name_purpose(row.operation.to_string());
         let arguments = [source, target].map(Argument::Pointer).to_vec();
         let launch = (BYTES / BLOCK_BYTES, THREADS as u32);
         let got = bench.run(&text, launch, arguments, (target, BYTES));
@@ -196,6 +197,7 @@ fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
             let map = case.map(bench, Argument::Pointer(target));
             let arguments = vec![map, Argument::Pointer(source), Argument::Pointer(at)];
             let text = ptx(with_map, len, &copy);
+            bench.name_purpose(format!("{name} at {corner:?}"));
             let got = bench.run(&text, (1, THREADS as u32), arguments, (target, bytes));
             let mut stored = matrix.clone();
             for (shared, global) in case.places(corner) {
