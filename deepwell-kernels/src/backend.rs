@@ -180,9 +180,9 @@ pub trait Backend: Send {
     /// A readback that is not one of the two latest, or what the work before it failed with.
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
 
-    /// How long the device took for what a fetched readback waited for. The host cannot tell: its own calls
-    /// block while the device's queue is full. `None` where nothing was staged before it, and on a
-    /// device that runs nothing by itself.
+    /// How long the device took for what a fetched readback waited for. The host cannot tell: its
+    /// own calls block while the device's queue is full. `None` where nothing was staged before it,
+    /// and on a device that runs nothing by itself.
     ///
     /// # Errors
     /// As [`Backend::fetch`].

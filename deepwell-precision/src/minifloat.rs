@@ -1,6 +1,6 @@
 //! The arithmetic that all element formats share: one encoder and one decoder over a description
-//! of the bits. Written for clarity; the vector kernels in `quantize` have their own, tested against
-//! this.
+//! of the bits. Written for clarity; the vector kernels in `quantize` have their own, tested
+//! against this.
 
 use crate::{Overflow, Rounding};
 

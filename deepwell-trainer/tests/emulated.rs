@@ -87,3 +87,8 @@ fn losses_on_hopper_are_those_of_the_cpu() {
 fn losses_on_blackwell_are_those_of_the_cpu() {
     check(Architecture::Sm100a, (10, 0), "cuda_sm100_mxfp8_gemm");
 }
+
+#[test]
+fn losses_on_blackwell_of_desktops_are_those_of_the_cpu() {
+    check(Architecture::Sm120a, (12, 0), "cuda_sm120_mxfp8_gemm");
+}

@@ -6,8 +6,8 @@
 // Bits 0 to 13: address, 16 to 29: "leading" and 32 to 45: "stride" bytes, all in units of 16
 // bytes; 46: one; 61 to 63: swizzle. Of a matrix stored by depth, the leading bytes are between
 // neighbors in depth and the stride is between groups of eight rows; of one stored by rows, the
-// leading bytes are between row groups as wide as the swizzle, the stride between groups of eight in
-// depth.
+// leading bytes are between row groups as wide as the swizzle, the stride between groups of eight
+// in depth.
 __device__ __forceinline__ uint64 tcgen05_matrix(uint32 address, uint32 leading_bytes,
                                                  uint32 stride_bytes, uint64 swizzle) {
     return (address >> 4 & 0x3fff) | static_cast<uint64>(leading_bytes >> 4) << 16 |
@@ -43,8 +43,8 @@ __host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint3
     return step << 4 | columns >> 3 << 17 | 1u << 23 | rows >> 7 << 27 | step << 29;
 }
 
-// A product of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are stored by depth or by
-// rows.
+// A product of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are stored by depth or
+// by rows.
 __host__ __device__ constexpr uint32 tcgen05_bf16_instruction(uint32 rows, uint32 columns,
                                                               bool a_by_depth, bool b_by_depth) {
     return 1u << 4 | 1u << 7 | 1u << 10 | (a_by_depth ? 0u : 1u << 15) |

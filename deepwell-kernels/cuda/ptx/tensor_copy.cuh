@@ -10,8 +10,8 @@ struct alignas(64) TensorMap {
     uint64 words[16];
 };
 
-// The box whose first element is (row, column), to `target`, 128-byte aligned. `barrier`, an address
-// in shared memory, counts the bytes of a whole box.
+// The box whose first element is (row, column), to `target`, 128-byte aligned. `barrier`, an
+// address in shared memory, counts the bytes of a whole box.
 __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& map, uint32 column,
                                                uint32 row, uint32 barrier) {
     asm volatile(

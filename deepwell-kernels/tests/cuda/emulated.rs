@@ -1,9 +1,9 @@
 //! Every kernel on the emulator, in every test run: right, and with nothing that is not ordered.
 //!
-//! A row for each file of `cuda/impls/`. It runs all kernels of the file at shapes that give each of
-//! four multiprocessors, with one block each, three tiles or more, and that use every stage of a
-//! pipeline more than once; a kernel that was not launched on all four fails the row, and so does a
-//! file without one. Shapes at the edges, and hard numbers, are what the other tests are for.
+//! A row for each file of `cuda/impls/`. It runs all kernels of the file at shapes that give each
+//! of four multiprocessors, with one block each, three tiles or more, and that use every stage of a
+//! pipeline more than once; a kernel that was not launched on all four fails the row, and so does
+//! a file without one. Shapes at the edges, and hard numbers, are what the other tests are for.
 //!
 //! `DEEPWELL_TEST_DEVICE` names another architecture than the row's; rows of files that are not
 //! compiled for it are skipped. `harness.rs` lists the variables that choose other ways to run.

@@ -4,8 +4,8 @@
 //! it is made twice with different poison, and both must give the same bits.
 //!
 //! `DEEPWELL_TEST_DEVICE=emulated:sm90` (or `sm100`, `sm103`, `sm120`) has the tests run on the
-//! emulator, with fewer and smaller shapes. There, and for the table in `emulated.rs`, these say how
-//! kernels are run; a value that is not one of those is refused:
+//! emulator, with fewer and smaller shapes. There, and for the table in `emulated.rs`, these say
+//! how kernels are run; a value that is not one of those is refused:
 //!
 //! | variable | values |
 //! |---|---|

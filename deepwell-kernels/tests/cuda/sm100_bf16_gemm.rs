@@ -1,5 +1,5 @@
-//! `sm100_bf16_gemm.cu`: the three products of a linear layer on tcgen05 against their definition in
-//! f64.
+//! `sm100_bf16_gemm.cu`: the three products of a linear layer on tcgen05 against their definition
+//! in f64.
 
 use deepwell_ir::Tile;
 
@@ -46,8 +46,8 @@ fn products_of_any_size() {
     }
 }
 
-/// Three tiles and more for each block of an emulated device with four multiprocessors: accumulators
-/// and stages are used again.
+/// Three tiles and more for each block of an emulated device with four multiprocessors:
+/// accumulators and stages are used again.
 #[test]
 fn blocks_of_several_tiles() {
     let Some(mut gpu) = Gpu::open() else { return };

@@ -86,8 +86,8 @@ fn each_row_column_and_step_has_its_own_scale() {
     }
 }
 
-/// A scale that is NaN makes its row or column NaN, also where all codes of its block are zeros, and
-/// nothing else; so it is in every step of a stage.
+/// A scale that is NaN makes its row or column NaN, also where all codes of its block are zeros,
+/// and nothing else; so it is in every step of a stage.
 #[test]
 fn nan_scales_stay_in_their_rows() {
     let Some(mut gpu) = open() else { return };
