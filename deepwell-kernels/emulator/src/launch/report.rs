@@ -53,8 +53,9 @@ pub struct Counts {
     pub multiply_adds: u64,
     /// Bulk and tensor copies.
     pub bulk_copies: u64,
-    /// How often a warp ran each instruction, by its position in [`Program::steps`](crate::decode::Program::steps). One that has
-    /// to wait counts again when it is tried again.
+    /// How often a warp ran each instruction, by its position in
+    /// [`Program::steps`](crate::decode::Program::steps). One that has to wait counts again when it
+    /// is tried again.
     pub executed: Vec<u64>,
     /// Instructions of others that ran while lanes waited.
     pub waits: BTreeMap<WaitingWarp, Waited>,

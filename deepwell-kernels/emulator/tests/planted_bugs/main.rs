@@ -4,8 +4,8 @@
 //!
 //! A program is PTX of one kernel `k`, with parameters `input` and `output` (64 KiB each, the input
 //! written) and a tensor map of the input. Its lines may carry a mark, `// @name`; a bug is an edit
-//! of marked lines. `WAIT address, parity` stands for a loop of `mbarrier.try_wait`, `MULTICAST` for
-//! the words of a tensor copy to several blocks of a cluster.
+//! of marked lines. `WAIT address, parity` stands for a loop of `mbarrier.try_wait`, `MULTICAST`
+//! for the words of a tensor copy to several blocks of a cluster.
 
 mod bulk;
 mod cluster;
