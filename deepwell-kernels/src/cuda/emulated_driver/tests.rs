@@ -163,7 +163,8 @@ fn launches_are_kept_and_logged() {
         assert_eq!((&line["kernel"], &line["verdict"]), (&kernel.into(), &word.into()));
         assert_eq!(line["block"], serde_json::json!([64, 1, 1]));
         assert_eq!(launch.findings.is_empty(), finding.is_empty());
-        assert!(launch.findings.iter().all(|text| text.contains(finding)), "{launch:?}");
+        let is_told = launch.findings.iter().any(|text| text.contains(finding));
+        assert_eq!(is_told, !finding.is_empty(), "{launch:?}");
     }
     assert!(kept[0].instructions > 0 && kept[0].global_bytes_written == 256, "{:?}", kept[0]);
 }
