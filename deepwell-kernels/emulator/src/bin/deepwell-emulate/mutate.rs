@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use deepwell_emulator::launch_file::{
-    Mutant, MutantEnd, MutationOptions, MutationSummary, PreparedLaunch, mutate,
+    LaunchFile, Mutant, MutantEnd, MutationOptions, MutationSummary, PreparedLaunch, mutate,
 };
 use serde_json::{Value, json};
 
@@ -17,8 +17,8 @@ use crate::text::failure;
 /// Delete one synchronizing instruction at a time and list what nobody noticed
 ///
 /// Each kernel runs without each of its waits, fences, commits, arrivals and barriers, in eager
-/// mode with the tracker, on the launches given for it, smallest first, until one shows that
-/// something is missing: the launch fails, a hazard is reported, or other values come out. A
+/// mode with the tracker, on up to 8 of the launches given for it, smallest first, until one shows
+/// that something is missing: the launch fails, a hazard is reported, or other values come out. A
 /// deletion that may go unnoticed is named by `[[redundant]]` in the launch file, or by a comment
 /// `// redundant INSTRUCTION: REASON` at its line of the source.
 #[derive(Debug, Args)]
@@ -40,40 +40,74 @@ pub(crate) struct MutateArgs {
     json: bool,
 }
 
-/// Launches of one kernel of one file of PTX, smallest first.
+/// Launches of one kernel of one file of PTX, smallest first. Their memory is read when they run:
+/// hundreds of launches may be there.
 pub(crate) struct Group {
     pub(crate) kernel: String,
-    pub(crate) launches: Vec<PreparedLaunch>,
+    documents: Vec<(PathBuf, LaunchFile)>,
+    sources: Option<PathBuf>,
 }
 
+/// Launches that a mutant is tried on, at most.
+const LAUNCHES: usize = 8;
+
 impl Group {
-    /// How many launches come before one that has too many instructions; one at least.
-    pub(crate) fn up_to(&self, instructions: u64) -> usize {
-        let fits = |launch: &PreparedLaunch| {
-            launch.file().recorded.as_ref().is_none_or(|known| known.instructions <= instructions)
+    /// Launches that there are.
+    pub(crate) fn len(&self) -> usize {
+        self.documents.len()
+    }
+
+    /// How many come before one that has too many instructions; one at least.
+    fn up_to(&self, instructions: u64) -> usize {
+        let fits = |(_, file): &&(PathBuf, LaunchFile)| {
+            file.recorded.as_ref().is_none_or(|known| known.instructions <= instructions)
         };
-        self.launches.iter().take_while(|launch| fits(launch)).count().max(1)
+        self.documents.iter().take_while(fits).count().max(1)
+    }
+
+    /// The largest launch that has not too many instructions, or else the smallest.
+    pub(crate) fn largest(&self, instructions: u64) -> Result<PreparedLaunch> {
+        self.prepare(self.up_to(instructions) - 1)
+    }
+
+    /// Launches to try mutants on: the smallest, the largest that has not too many instructions,
+    /// and some between.
+    pub(crate) fn spread(&self, instructions: u64) -> Result<Vec<PreparedLaunch>> {
+        let count = self.up_to(instructions);
+        let taken = count.min(LAUNCHES);
+        let position = |at: usize| match taken {
+            1 => 0,
+            _ => at * (count - 1) / (taken - 1),
+        };
+        (0..taken).map(|at| self.prepare(position(at))).collect()
+    }
+
+    fn prepare(&self, at: usize) -> Result<PreparedLaunch> {
+        let mut launch = PreparedLaunch::read(&self.documents[at].0)?;
+        if let Some(sources) = &self.sources {
+            launch.set_sources(sources);
+        }
+        Ok(launch)
     }
 }
 
 /// Reads launch files and sorts them by kernel.
 pub(crate) fn groups(paths: &[PathBuf], sources: Option<&Path>) -> Result<Vec<Group>> {
-    let mut groups: BTreeMap<(String, PathBuf), Vec<PreparedLaunch>> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, PathBuf), Vec<(PathBuf, LaunchFile)>> = BTreeMap::new();
     for path in launch_files(paths)? {
-        let mut launch = PreparedLaunch::read(&path)?;
-        if let Some(sources) = sources {
-            launch.set_sources(sources);
-        }
-        let key = (launch.file().kernel.clone(), canonical(launch.ptx()));
-        groups.entry(key).or_default().push(launch);
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let file = LaunchFile::parse(&text, &path.display().to_string())?;
+        let ptx = path.parent().unwrap_or(Path::new("")).join(&file.ptx);
+        groups.entry((file.kernel.clone(), canonical(&ptx))).or_default().push((path, file));
     }
     let instructions =
-        |launch: &PreparedLaunch| launch.file().recorded.as_ref().map(|known| known.instructions);
+        |(_, file): &(PathBuf, LaunchFile)| file.recorded.as_ref().map(|known| known.instructions);
     Ok(groups
         .into_iter()
-        .map(|((kernel, _), mut launches)| {
-            launches.sort_by_key(instructions);
-            Group { kernel, launches }
+        .map(|((kernel, _), mut documents)| {
+            documents.sort_by_key(instructions);
+            Group { kernel, documents, sources: sources.map(Path::to_owned) }
         })
         .collect())
 }
@@ -88,9 +122,10 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
     let mut all_right = true;
     let mut documents = Vec::new();
     for group in groups(&args.files, args.sources.as_deref())? {
-        let bar = progress(deletions(&group));
+        let launches = group.spread(u64::MAX)?;
+        let bar = progress(launches.first().map_or(0, deletions));
         bar.set_message(group.kernel.clone());
-        let summary = mutate(&group.launches, &options, || bar.inc(1));
+        let summary = mutate(&launches, &options, || bar.inc(1));
         bar.finish_and_clear();
         match summary {
             Ok(summary) => {
@@ -104,7 +139,7 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
                 all_right = false;
                 let verdict = outcome.verdict().name();
                 say(format_args!("{}: {verdict} without any deletion", group.kernel));
-                if let (Err(error), Some(launch)) = (&outcome.result, group.launches.first()) {
+                if let (Err(error), Some(launch)) = (&outcome.result, launches.first()) {
                     say(failure(error, launch.lines()).trim_end());
                 }
                 say("hint: `deepwell-emulate run` says more");
@@ -118,10 +153,9 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
     Ok(all_right)
 }
 
-/// Deletions of a group's kernel.
-pub(crate) fn deletions(group: &Group) -> usize {
-    let program = group.launches.first().and_then(PreparedLaunch::program);
-    program.map_or(0, |program| deepwell_emulator::mutation::deletions(program).len())
+/// Deletions of a launch's kernel.
+fn deletions(launch: &PreparedLaunch) -> usize {
+    launch.program().map_or(0, |program| deepwell_emulator::mutation::deletions(program).len())
 }
 
 fn word(end: &MutantEnd) -> &'static str {

@@ -61,8 +61,8 @@ fn launches(args: &RunArgs) -> Result<Vec<PreparedLaunch>> {
     for path in &args.files {
         let paths = std::slice::from_ref(path);
         if path.is_dir() && !args.every {
-            for mut group in groups(paths, None)? {
-                launches.push(group.launches.swap_remove(group.up_to(args.largest) - 1));
+            for group in groups(paths, None)? {
+                launches.push(group.largest(args.largest)?);
             }
         } else {
             for path in launch_files(paths)? {

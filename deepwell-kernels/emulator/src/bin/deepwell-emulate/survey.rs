@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::modes::{Mode, completion_name, results_name};
-use crate::mutate::{Group, deletions, groups, summary_json, summary_text};
+use crate::mutate::{Group, groups, summary_json, summary_text};
 use crate::output::{print, print_json, progress};
 use crate::{json, text};
 
@@ -78,13 +78,8 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
     let begun = Instant::now();
     let groups = groups(&args.files, args.sources.as_deref())?;
     let mutated: Vec<bool> = groups.iter().map(|group| is_mutated(group, args)).collect();
-    let mutants: usize = groups
-        .iter()
-        .zip(&mutated)
-        .map(|(group, is_mutated)| if *is_mutated { deletions(group) } else { 0 })
-        .sum();
-    let bar = progress(groups.len() * MODES.len() + mutants);
-    let rows: Vec<Row> = groups
+    let bar = progress(groups.len() * MODES.len() + mutated.iter().filter(|is| **is).count());
+    let rows = groups
         .into_par_iter()
         .zip(mutated)
         .map(|(group, is_mutated)| {
@@ -93,7 +88,7 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
             bar.tick();
             row
         })
-        .collect();
+        .collect::<Result<Vec<Row>>>()?;
     bar.finish_and_clear();
     let all_right = rows.iter().all(Row::is_right);
     if args.json {
@@ -124,8 +119,13 @@ fn instructions(launch: &PreparedLaunch) -> u64 {
     launch.file().recorded.as_ref().map_or(0, |known| known.instructions)
 }
 
-fn survey(group: Group, is_mutated: bool, args: &SurveyArgs, done: &(dyn Fn() + Sync)) -> Row {
-    let launch = &group.launches[group.up_to(args.largest) - 1];
+fn survey(
+    group: Group,
+    is_mutated: bool,
+    args: &SurveyArgs,
+    done: &(dyn Fn() + Sync),
+) -> Result<Row> {
+    let launch = &group.largest(args.largest)?;
     let program = launch.program();
     let multiplies = program.is_some_and(|program| {
         let families = ["mma.sync", "wgmma", "tcgen05"];
@@ -154,10 +154,17 @@ fn survey(group: Group, is_mutated: bool, args: &SurveyArgs, done: &(dyn Fn() + 
         .collect();
     let instructions = instructions(launch);
     let target = program.map(|program| program.target.clone()).unwrap_or_default();
-    let tried = &group.launches[..group.up_to(args.largest_mutated)];
-    let mutation = is_mutated.then(|| mutate(tried, &MutationOptions::default(), done));
-    let launches = group.launches.len();
-    Row { kernel: group.kernel, target, launches, instructions, runs, mutation }
+    let mutation = match is_mutated {
+        true => {
+            let tried = group.spread(args.largest_mutated)?;
+            let summary = mutate(&tried, &MutationOptions::default(), || {});
+            done();
+            Some(summary)
+        }
+        false => None,
+    };
+    let launches = group.len();
+    Ok(Row { kernel: group.kernel, target, launches, instructions, runs, mutation })
 }
 
 impl Row {
