@@ -40,9 +40,13 @@ pub(super) fn convert(
             let half = if to == Type::F16 { Half::F16 } else { Half::Bf16 };
             return words1(r, mask, d, sources[0], |a| u32::from(half.code(f32::from_bits(a))));
         }
-        (Type::F32, Type::Bf16 | Type::F16) if !conversion.saturate => {
-            let half = if from == Type::F16 { Half::F16 } else { Half::Bf16 };
-            return words1(r, mask, d, sources[0], |a| bits32(half.value(a as u16)));
+        (Type::F32, Type::F16) if !conversion.saturate => {
+            return words1(r, mask, d, sources[0], |a| bits32(Half::F16.value(a as u16)));
+        }
+        // The upper half of the same number: a NaN's bits are moved as all others, as an H200
+        // does it.
+        (Type::F32, Type::Bf16) if !conversion.saturate => {
+            return words1(r, mask, d, sources[0], |a| a << 16);
         }
         _ => {}
     }
@@ -249,8 +253,8 @@ fn float_to_float(bits: u64, conversion: &Conversion) -> u64 {
     }
 }
 
-/// A NaN keeps its sign and payload where one of the formats is binary64, and quietens; from BF16
-/// to binary32 its bits are moved as they are. As an H200 does; other results are canonical.
+/// A NaN keeps its sign and payload where one of the formats is binary64, and quietens, as on an
+/// H200; other results are canonical.
 fn nan_with_payload(bits: u64, conversion: &Conversion) -> Option<u64> {
     if conversion.saturate || !float_value(bits, conversion.from, false).is_nan() {
         return None;
@@ -261,7 +265,6 @@ fn nan_with_payload(bits: u64, conversion: &Conversion) -> Option<u64> {
         (Type::F64, Type::F32) => Some(bits >> 63 << 31 | 0x7fc0_0000 | (bits >> 29 & 0x7f_ffff)),
         (Type::F64, Type::F64) => Some(bits | 1 << 51),
         (_, Type::F64) => Some(f64::NAN.to_bits()),
-        (Type::Bf16, Type::F32) => Some(bits << 16),
         _ => None,
     }
 }

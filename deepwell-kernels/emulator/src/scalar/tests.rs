@@ -326,6 +326,9 @@ fn conversions() {
         ("cvt.rna.tf32.f32 %r0, %r1;", &[0xffbf_ffff], 0xffbf_e000),
         ("cvt.rna.tf32.f32 %r0, %r1;", &[SIGNALING], 0x7f80_0000),
         ("cvt.rn.tf32.f32 %r0, %r1;", &[SIGNALING], 0x7fff_e000),
+        ("cvt.f32.bf16 %r0, %h1;", &[0x7f81], 0x7f81_0000),
+        ("cvt.f32.bf16 %r0, %h1;", &[0xffff], 0xffff_0000),
+        ("cvt.f32.f16 %r0, %h1;", &[0xfe01], NAN),
         (
             "{ .reg .f64 t; cvt.f64.f32 t, %r1; cvt.rn.f32.f64 %r0, t; }",
             &[0xffbf_ffff],
