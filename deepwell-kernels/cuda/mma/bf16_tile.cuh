@@ -1,11 +1,11 @@
 // One 128 x 128 tile of a product of two BF16 matrices, accumulated in FP32 by 128 threads.
 //
-// Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled by
-// cp.async two steps ahead. Each of the four warps holds a quarter of the result, 64 x 64: per step
-// of 16 in depth it reads 2 x 4 fragments for 32 mma.sync, which keeps shared memory below the
-// tensor cores' pace. Fragments of the next step are read while the present one is multiplied.
-// 96 KiB a block lets two blocks share a multiprocessor on Hopper, one loading its first and
-// storing its last tile while the other computes.
+// Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled two
+// steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four warps
+// holds a quarter of the result, 64 x 64: per step of 16 in depth it reads 2 x 4 fragments for 32
+// mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next step are
+// read while the present one is multiplied. 96 KiB a block lets two blocks share a multiprocessor
+// on Hopper, one loading its first and storing its last tile while the other computes.
 #pragma once
 
 #include "common/types.cuh"
@@ -98,14 +98,18 @@ __device__ __forceinline__ void product(Accumulators& accumulators, const TileOp
             copy_a.start(shared + stage * kStageBytes, stage * kBlockK);
             copy_b.start(shared + stage * kStageBytes + kTileBytes, stage * kBlockK);
         }
-        cp_async_commit();
+        if constexpr (kVector) {
+            cp_async_commit();
+        }
     }
 
     int32 read_stage = 0;
     int32 write_stage = kStages - 1;
     for (int32 tile = 0; tile < tiles; ++tile) {
         // The tile is there for all threads, and all are done with the stage to be written.
-        cp_async_wait<kStages - 2>();
+        if constexpr (kVector) {
+            cp_async_wait<kStages - 2>();
+        }
         __syncthreads();
         const int32 next = tile + kStages - 1;
         if (next < tiles) {
@@ -113,7 +117,9 @@ __device__ __forceinline__ void product(Accumulators& accumulators, const TileOp
             copy_a.start(stage, next * kBlockK);
             copy_b.start(stage + kTileBytes, next * kBlockK);
         }
-        cp_async_commit();
+        if constexpr (kVector) {
+            cp_async_commit();
+        }
 
         const unsigned char* stage = shared + read_stage * kStageBytes;
         Fragments fragments[2];
@@ -128,7 +134,7 @@ __device__ __forceinline__ void product(Accumulators& accumulators, const TileOp
         read_stage = read_stage + 1 == kStages ? 0 : read_stage + 1;
         write_stage = write_stage + 1 == kStages ? 0 : write_stage + 1;
     }
-    cp_async_wait<0>();
+    // All have read the last stage; the groups of copies that nobody waited for are empty.
     __syncthreads();
 }
 
