@@ -141,7 +141,7 @@ fn free_bytes(hardware: &Hardware, target: &Target) -> u64 {
 }
 
 /// The plan that candidates vary: one stage, one rank.
-fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
+pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
     let layer_count =
         graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last + 1);
     let device = if target.arch == "cpu" { "cpu" } else { "cuda:0" };

@@ -14,6 +14,10 @@ use deepwell_precision::{Format, PrecisionPolicy};
 use crate::arena::{Lifetime, align, pack};
 use crate::{Plan, PlanError};
 
+mod inference;
+
+pub use self::inference::{Inference, lower_inference};
+
 /// Lowers the training step: forward and backward of each micro-batch, gradient norm, optimizer,
 /// and the compute copies of the weights for the next step.
 ///

@@ -1,0 +1,110 @@
+//! The forward pass alone, up to what the output head reads: for generating text.
+
+use deepwell_ir::{
+    DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
+    Program, Target, TensorKind, ValueId, apply_precision, fuse,
+};
+
+use super::Lowering;
+use crate::autoplan::base_plan;
+use crate::{OptimizerSpec, PlanError, PlanRequest};
+
+/// A model that only computes: one sequence at a time, without loss, gradients or optimizer.
+///
+/// Both programs share one arena. The product with the output head is left to the caller, who
+/// wants it for one row of many.
+#[derive(Clone, Debug)]
+pub struct Inference {
+    /// Makes the compute copies of the weights from the FP32 masters; runs once, after those are
+    /// written.
+    pub weights: Program,
+    /// The forward pass of one sequence.
+    pub forward: Program,
+    /// What the head reads, `[tokens, hidden]`; a value of `forward`.
+    pub rows: ValueId,
+    /// The head's weight as the policy stores it, `[vocab, hidden]`; a value of `weights`.
+    pub head: ValueId,
+}
+
+/// Lowers the forward pass of a captured graph for one sequence of `seq` tokens.
+///
+/// Memory is FP32 masters, one copy of each weight, and the activations of one sequence.
+///
+/// # Errors
+/// A policy that cannot be applied, an op without a kernel on `target`, or a graph that does not
+/// end in an output head with cross-entropy.
+pub fn lower_inference(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    seq: usize,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Inference, PlanError> {
+    let request = PlanRequest {
+        seq,
+        global_batch: 1,
+        policy: policy.clone(),
+        optimizer: OptimizerSpec::default(),
+        memory_limit_bytes: None,
+        micro_batch: Some(1),
+        recompute: None,
+    };
+    let plan = base_plan(graph, &request, target);
+    let (quantized, precision) = apply_precision(graph, policy)?;
+    let mut graph = fuse(&quantized, &|op| catalog.fuses(op, target))?;
+    // The loss is dropped only now: the head has its compute copy already.
+    let is_loss = |op: &Op| matches!(op, Op::LinearCrossEntropy(_));
+    let Some(loss) = graph.nodes.iter().position(|node| is_loss(&node.op)) else {
+        return Err(PlanError::Request {
+            what: "model",
+            expected: "a graph that ends in an output head with cross-entropy".to_string(),
+            got: format!("`{}`, which has none", graph.name),
+        });
+    };
+    let loss = graph.nodes.remove(loss);
+    let (rows, head) = (loss.inputs[0], loss.inputs[1]);
+
+    let mut lowering = Lowering::new(&graph, &plan, catalog, target, 1);
+    lowering.masters();
+    lowering.inputs();
+    lowering.phase(Phase::Weights, 0)?;
+    // A head that the policy leaves in FP32 is the master itself.
+    let head = lowering.value(head, 0);
+    let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?;
+
+    let mut lowering = Lowering::new(&graph, &plan, catalog, target, 1);
+    lowering.masters();
+    lowering.phase(Phase::Forward, 0)?;
+    let rows = lowering.value(rows, 0);
+    let forward = lowering.finish(Mode::Evaluate, precision, Some(&weights))?;
+    Ok(Inference { weights, forward, rows, head })
+}
+
+impl Lowering<'_> {
+    /// The FP32 masters, without anything that training keeps beside them.
+    fn masters(&mut self) {
+        let graph = self.graph;
+        for (id, tensor) in graph.parameters() {
+            let shape = tensor.shape.bind(&self.binding);
+            let master = self.add(tensor.name.clone(), DType::F32, shape, MemoryKind::Optimizer);
+            self.value_of.insert((id, 0), master);
+            self.parameters.push(ParameterState {
+                name: tensor.name.clone(),
+                master,
+                first_moment: None,
+                second_moment: None,
+                gradient: None,
+            });
+        }
+    }
+
+    /// What the host writes: it stays where it is while the forward pass runs.
+    fn inputs(&mut self) {
+        let graph = self.graph;
+        for (id, tensor) in graph.tensors_with_ids() {
+            if tensor.kind == TensorKind::Input {
+                self.value(id, 0);
+            }
+        }
+    }
+}
