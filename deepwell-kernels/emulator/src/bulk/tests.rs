@@ -259,10 +259,15 @@ fn stores_are_as_defined_per_element() {
     let elements: Vec<ElementType> =
         COPIED.into_iter().filter(|&one| one != ElementType::B4x16Pad64).collect();
     for case in 0..600 {
-        let (spec, coordinates) = random_map(&mut random, &elements);
+        let (spec, mut coordinates) = random_map(&mut random, &elements);
         let map = TensorMap::decode(&TensorMap::encode(&spec).expect("legal")).expect("a map");
         let mut memory = Flat::new(random.bytes(512 * 1024));
         memory.shared[1] = random.bytes(SHARED_BYTES);
+        if coordinates.iter().any(|&at| at < 0) {
+            let fault = map.store(&coordinates, 1, 0, &mut memory).expect_err("a negative corner");
+            assert_eq!(fault.rule, "tensor-store-negative-corner");
+            coordinates.iter_mut().for_each(|at| *at = (*at).max(0));
+        }
         let offset = 128 * random.below(8) as usize;
         let mut expected = memory.global.clone();
         let bits = spec.element.global_bits();
@@ -433,6 +438,11 @@ fn wrong_copies_have_a_name() {
     assert_eq!(fault.rule, "tensor-copy-coordinate");
     let fault = padded.store(&[0], 0, 0, &mut memory).expect_err("a store");
     assert_eq!(fault.rule, "tensor-copy-direction");
+    let fault = map.store(&[64, 0, -1], 0, 0, &mut memory).expect_err("a store");
+    assert_eq!(fault.rule, "tensor-store-negative-corner");
+    let add = ReduceOperation::Add;
+    let fault = map.reduce(&[-64, 0, 0], 0, 0, add, &mut memory).expect_err("a sum");
+    assert_eq!(fault.rule, "tensor-store-negative-corner");
     let fault = TensorMap::decode(&[0; TENSOR_MAP_BYTES]).expect_err("no map");
     assert_eq!(fault.rule, "tensor-map-invalid");
 }

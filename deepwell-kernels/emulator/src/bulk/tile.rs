@@ -40,6 +40,21 @@ enum Direction {
     Store,
 }
 
+/// A box that is stored may reach over the tensor's far borders alone. The ISA does not say so; the
+/// CUDA programming guide does (asynchronous copies of tensors, negative indices).
+fn check_corner(coordinates: &[i32], direction: Direction) -> Result<(), Fault> {
+    if direction == Direction::Load || coordinates.iter().all(|&at| at >= 0) {
+        return Ok(());
+    }
+    Err(Fault::new(
+        "tensor-store-negative-corner",
+        format!(
+            "a box that is stored or added begins at coordinates of 0 and up, got {coordinates:?}; \
+             only loads may begin before the tensor"
+        ),
+    ))
+}
+
 impl TensorMap {
     /// Bytes of one row of a box in shared memory, padding of elements included.
     fn row_bytes(&self) -> usize {
@@ -93,7 +108,8 @@ impl TensorMap {
     /// that were written.
     ///
     /// # Errors
-    /// As [`TensorMap::load`].
+    /// As [`TensorMap::load`]; `tensor-store-negative-corner` for a box that begins before the
+    /// tensor.
     pub fn store(
         &self,
         coordinates: &[i32],
@@ -178,7 +194,8 @@ impl TensorMap {
                 self.spec.box_dimensions[1]
             ));
         }
-        self.check(&coordinates[..2], offset, direction)?;
+        // Each row is on its own: nothing says that a scattered one must not be before the tensor.
+        self.check(&[coordinates[0], 0], offset, direction)?;
         let row = |&at: &i32| self.rows(&[coordinates[0], at])[0];
         Ok(coordinates[1..].iter().map(row).collect())
     }
@@ -194,6 +211,7 @@ impl TensorMap {
                 ),
             ));
         }
+        check_corner(coordinates, direction)?;
         if !offset.is_multiple_of(SHARED_ALIGNMENT) {
             return Err(Fault::new(
                 "tensor-copy-shared-alignment",
