@@ -1,18 +1,63 @@
-//! How long an MXFP8 product of 1024 x 1024 x 1024 takes on `sm100_mxfp8_gemm` of Deepwell, with
-//! the hazard tracker and without.
+//! How long an MXFP8 product of 1024 x 1024 x 1024 takes on the kernels of Deepwell's
+//! `sm100_mxfp8_gemm`, with the hazard tracker and without: by the clock, and of all processors
+//! together.
 //!
-//! `cargo run --release -p deepwell-emulator --example gemm_speed -- sm100_mxfp8_gemm.ptx`
+//! ```console
+//! cargo xtask kernels --arch sm_100a
+//! cargo run --release -p deepwell-emulator --example gemm_speed -- \
+//!     target/kernels/sm_100a/sm100_mxfp8_gemm.ptx [words of the kernel's name]
+//! ```
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use deepwell_emulator::bulk::{ElementType, Swizzle, TensorMap, TensorMapSpec};
 use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};
+use deepwell_emulator::ptx;
+
+const HINT: &str = "expected the path of `sm100_mxfp8_gemm.ptx`\n\
+    hint: `cargo xtask kernels --arch sm_100a` writes target/kernels/sm_100a/sm100_mxfp8_gemm.ptx; \
+    words behind the path, such as `256x256`, choose among its kernels";
 
 const SIDE: u64 = 1024;
-/// Of a kernel: its name, blocks of a cluster, columns of a tile.
-const KERNELS: &[(&str, u32, u32)] =
-    &[("sm100_mxfp8_gemm_128x128_bf16", 1, 128), ("sm100_mxfp8_gemm_256x256_bf16", 2, 256)];
+
+/// A kernel that walks its tiles and writes BF16, by what its name says.
+#[derive(Clone, Debug)]
+struct Kernel {
+    name: String,
+    /// Blocks that compute a tile together.
+    cluster: u32,
+    /// Of a tile.
+    columns: u32,
+}
+
+impl Kernel {
+    fn of(name: &str) -> Option<Kernel> {
+        let tile = name.strip_prefix("sm100_mxfp8_gemm_bf16_")?;
+        let (rows, columns) = tile.split_once('x')?;
+        let (rows, columns): (u32, u32) = (rows.parse().ok()?, columns.parse().ok()?);
+        Some(Kernel { name: name.to_owned(), cluster: rows / 128, columns })
+    }
+}
+
+/// Seconds.
+#[derive(Clone, Copy, Debug)]
+struct Took {
+    wall_s: f64,
+    /// Of all threads; where the system tells.
+    processors_s: Option<f64>,
+}
+
+/// What this process has used of all processors so far, in seconds: Linux tells it in hundredths.
+fn processors_s() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name, in parentheses, may have blanks in it. Behind it: state, and ten numbers more
+    // before the time in the program and the time in the system.
+    let (_, rest) = text.rsplit_once(") ")?;
+    let mut times = rest.split_whitespace().skip(11).map(str::parse::<f64>);
+    Some((times.next()?.ok()? + times.next()?.ok()?) / 100.0)
+}
 
 /// E4M3 codes without NaN.
 fn codes(seed: u64) -> Vec<u8> {
@@ -26,12 +71,11 @@ fn codes(seed: u64) -> Vec<u8> {
         .collect()
 }
 
-fn seconds(ptx: &str, kernel: (&str, u32, u32), tracker: bool) -> Result<f64, Box<dyn Error>> {
-    let (name, cluster, columns) = kernel;
+fn run(text: &str, kernel: &Kernel, tracker: bool) -> Result<Took, Box<dyn Error>> {
     let mut emulator = Emulator::new(Settings { tracker, ..Settings::default() });
-    let module = emulator.load(ptx)?;
+    let module = emulator.load(text)?;
     let mut arguments = Arguments::new();
-    for (operand, rows) in [(1, 128), (2, columns / cluster)] {
+    for (operand, rows) in [(1, 128), (2, kernel.columns / kernel.cluster)] {
         let matrix = emulator.allocate(SIDE * SIDE, "codes");
         emulator.write(matrix, &codes(operand))?;
         let scales = emulator.allocate(SIDE * SIDE / 32, "scales");
@@ -45,30 +89,70 @@ fn seconds(ptx: &str, kernel: (&str, u32, u32), tracker: bool) -> Result<f64, Bo
     let result = emulator.allocate(2 * SIDE * SIDE, "result");
     let side = SIDE as u32;
     let spec = LaunchSpec {
-        kernel: name.to_owned(),
+        kernel: kernel.name.clone(),
         grid: [4, 1, 1],
         block: [256, 1, 1],
-        cluster: [cluster, 1, 1],
+        cluster: [kernel.cluster, 1, 1],
         shared_bytes: 227 * 1024,
         arguments: arguments.u64(0).u64(result).u32(side).u32(side).u32(side).u32(0).bytes(),
         programmatic: false,
     };
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), processors_s());
     let report = emulator.launch(module, &spec)?;
-    let time_s = start.elapsed().as_secs_f64();
+    let wall_s = start.elapsed().as_secs_f64();
+    let processors_s = processors_s().zip(before).map(|(after, before)| after - before);
     match report.is_clean() {
-        true => Ok(time_s),
-        false => Err(format!("{name}: {:#?}", report.hazards).into()),
+        true => Ok(Took { wall_s, processors_s }),
+        false => Err(format!("{}: {:#?}", kernel.name, report.hazards).into()),
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("expected the path of `sm100_mxfp8_gemm.ptx`")?;
-    let ptx = std::fs::read_to_string(path)?;
-    for kernel in KERNELS {
+fn main() -> ExitCode {
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or(HINT)?;
+    let words: Vec<String> = arguments.collect();
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}\n{HINT}"))?;
+    let module = ptx::parse(&text)?;
+    let kernels: Vec<Kernel> = module
+        .kernels()
+        .filter(|kernel| words.iter().all(|word| kernel.name.contains(word.as_str())))
+        .filter_map(|kernel| Kernel::of(&kernel.name))
+        .collect();
+    if kernels.is_empty() {
+        let names: Vec<&str> = module.kernels().map(|kernel| &*kernel.name).collect();
+        return Err(format!(
+            "expected kernels named `sm100_mxfp8_gemm_bf16_ROWSxCOLUMNS`{}, {path} has {}",
+            words.iter().map(|word| format!(" with `{word}`")).collect::<String>(),
+            names.join(", ")
+        )
+        .into());
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("{SIDE} x {SIDE} x {SIDE} on {threads} processors");
+    for kernel in &kernels {
         for tracker in [false, true] {
-            let time_s = seconds(&ptx, *kernel, tracker)?;
-            println!("{} tracker {tracker}: {time_s:.2} s", kernel.0);
+            let took = run(&text, kernel, tracker)?;
+            let name = &kernel.name;
+            let tracker = if tracker { "on " } else { "off" };
+            let of_all = match took.processors_s {
+                Some(seconds) => {
+                    let rate = SIDE.pow(3) as f64 / seconds / 1e9;
+                    format!(", {seconds:.2} s of processors, {rate:.2} GMAC/s of one")
+                }
+                None => String::new(),
+            };
+            println!("{name} tracker {tracker}: {:.2} s{of_all}", took.wall_s);
         }
     }
     Ok(())
