@@ -26,7 +26,7 @@ template <template <typename, bool...> class Tiles, typename S, typename Element
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                                      const TileResult<Element>& result, int32 depth) {
     const Shared<S> shared(memory);
-    const uint32 tensor_base = begin(shared);
+    const uint32 tensor_base = begin<Tiles<S>>(shared);
     const uint32 warp = threadIdx.x / 32;
     const int32 pieces = (depth + kBlockK - 1) / kBlockK;
     const Tiles<S> tiles(shared, result.rows, result.columns);

@@ -24,7 +24,7 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
                                      const TensorMap& b, const Scales& b_scales,
                                      const TileResult<Element>& result, int32 depth) {
     const Shared<S> shared(memory);
-    const uint32 tensor_base = begin(shared);
+    const uint32 tensor_base = begin<Tiles<S>>(shared);
     const uint32 warp = threadIdx.x / 32;
     const uint32 rank = rank_in_pair<S>();
     const int32 pieces = (depth + kDepthBytes - 1) / kDepthBytes;

@@ -114,10 +114,13 @@ struct Shared {
     }
 
     // By one thread of each block.
+    template <bool kClaimsTiles>
     __device__ __forceinline__ void init_barriers() const {
-        for (int i = 0; i < kClaims; ++i) {
-            mbarrier_set(answered + i);
-            mbarrier_set(taken + i, S::kWalkers);
+        if constexpr (kClaimsTiles) {
+            for (int i = 0; i < kClaims; ++i) {
+                mbarrier_set(answered + i);
+                mbarrier_set(taken + i, S::kWalkers);
+            }
         }
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(full + i, 1 + S::kSideWarps * S::kBlocks);
@@ -186,30 +189,29 @@ __device__ __forceinline__ void synchronize_all() {
     }
 }
 
-// All threads, first of all: barriers and tensor memory, whose address this gives.
-template <typename S>
+// All threads, first of all: barriers and tensor memory, whose address this gives. That it has been
+// allocated is known by the address: fences of tcgen05 are for what is asynchronous.
+template <typename Tiles, typename S>
 __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
     const uint32 warp = threadIdx.x / 32;
     if (warp == kCopyWarp && elect_one()) {
-        shared.init_barriers();
+        shared.template init_barriers<Tiles::kClaimsTiles>();
     }
     if (warp == kMultiplyWarp) {
         tcgen05_allocate_all<S::kBlocks>(shared.tensor_base);
     }
-    tcgen05_fence_before_barrier();
     synchronize_all<S>();
-    tcgen05_fence_after_barrier();
     return *shared.tensor_base;
 }
 
-// All threads, last of all.
+// All threads, last of all. Products are complete for the epilogue warps and loads for those who
+// loaded, so that a barrier is enough before tensor memory is given back.
 template <typename S>
 __device__ __forceinline__ void end(uint32 tensor_base) {
+    // redundant bar.warp.sync: the aligned barrier waits for all lanes; those of one-lane roles meet
     __syncwarp();
-    tcgen05_fence_before_barrier();
     synchronize_all<S>();
     if (threadIdx.x / 32 == kMultiplyWarp) {
-        tcgen05_fence_after_barrier();
         tcgen05_free_all<S::kBlocks>(tensor_base);
     }
 }
@@ -248,10 +250,13 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
             ring.advance();
         }
     }
-    // Nobody ends while arrivals for it are on their way.
-    for (int i = 0; i < S::kStages; ++i) {
-        wait<S>(shared.empty + ring.index, ring.phase ^ 1);
-        ring.advance();
+    // No block ends while arrivals of the first of its pair are on their way. A block alone waits
+    // for its last product, after which it commits nothing.
+    if constexpr (S::kBlocks > 1) {
+        for (int i = 0; i < S::kStages; ++i) {
+            wait<S>(shared.empty + ring.index, ring.phase ^ 1);
+            ring.advance();
+        }
     }
 }
 
@@ -270,8 +275,8 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
         tcgen05_fence_after_barrier();
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
         for (int32 piece = 0; piece < pieces; ++piece) {
+            // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
             wait<S>(shared.full + ring.index, ring.phase);
-            tcgen05_fence_after_barrier();
             product(target, piece, ring.index);
             tcgen05_commit<S::kBlocks>(shared.empty + ring.index);
             ring.advance();

@@ -26,6 +26,8 @@ struct TileGrid {
 // Of a persistent grid, every so many-th tile: which ones follows from the grid alone.
 template <typename S>
 struct TileWalk {
+    static constexpr bool kClaimsTiles = false;
+
     TileGrid<S> grid;
     uint32 tile = blockIdx.x / S::kBlocks;
 
@@ -53,6 +55,8 @@ struct TileWalk {
 // answer.
 template <typename S, bool kAsks = false>
 struct ClaimedTiles {
+    static constexpr bool kClaimsTiles = true;
+
     const sm100::Shared<S>& shared;
     TileGrid<S> grid;
     sm100::Ring<sm100::kClaims> ring;
