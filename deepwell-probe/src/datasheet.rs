@@ -4,7 +4,9 @@
 //! here is the dense one. The racks' and boards' sheets print totals, which are divided here by
 //! their 72 or 8 GPUs, and one figure each for "FP8/FP6" and for "FP4", which stands here for every
 //! format of that width. Those of the Blackwell Ultra sheets that are printed without sparsity too
-//! (FP4: GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones.
+//! (FP4: GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones;
+//! the Blackwell datasheet's columns for one GPU round them to 15 and 14 PFLOP/s. Its memory
+//! bandwidths are those here, 7.7 TB/s on HGX boards and 8 in racks.
 //! A GPU that is not in the table gets the arithmetic of its architecture:
 //! multiprocessors x FLOP per cycle and multiprocessor x highest clock.
 
@@ -71,7 +73,7 @@ const SHEETS: [Sheet; 20] = [
     Sheet {
         words: &["B300"],
         source: "NVIDIA HGX B300 datasheet, dense, per GPU",
-        hbw_gbps: Some(8000.0),
+        hbw_gbps: Some(7700.0),
         peaks: &[
             (Fp64, 1.25),
             (Fp32, 75.0),
@@ -107,7 +109,7 @@ const SHEETS: [Sheet; 20] = [
     Sheet {
         words: &["B200"],
         source: "NVIDIA HGX B200 datasheet, dense, per GPU",
-        hbw_gbps: Some(8000.0),
+        hbw_gbps: Some(7700.0),
         peaks: &[
             (Fp64, 37.0),
             (Fp32, 75.0),

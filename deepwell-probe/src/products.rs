@@ -1,15 +1,21 @@
 //! The products that presets are made of, each figure with its source.
 //!
-//! The sources say where a figure belongs; those of Blackwell products have not all been read again
-//! against them, and no Blackwell machine has been probed. Compare before you rely on one.
-//!
 //! Peaks are not here but in [`datasheet`](crate::datasheet), by product name. For every product:
 //!
-//! - `memory_bytes` is the total that the driver shows (`nvidia-smi` of such a machine), a little
-//!   less than what the datasheet's name of the memory says;
+//! - `memory_bytes` is the total that the driver shows (`nvidia-smi` of such a machine, as owners
+//!   have published it), a little less than what the datasheet's name of the memory says;
 //! - NVLink is the datasheet's total of both directions over its links: 900 GB/s over 18 links of
 //!   version 4 on Hopper, 1.8 TB/s over 18 links of version 5 on Blackwell;
-//! - the power cap is the datasheet's maximum.
+//! - the power cap is the datasheet's maximum, and what the driver shows.
+//!
+//! "As the driver shows" are outputs of `nvidia-smi` and of CUDA's device properties that owners
+//! of such machines have published; no document of NVIDIA's has the figure then. Only the H200's
+//! have been read on a machine by this project, and no Blackwell machine has been probed.
+//!
+//! The datasheets' figures of Blackwell were compared with public pages and projects that quote
+//! them (NVIDIA's aiconfigurator, PyTorch's torchao, operators of such machines), not with the
+//! sheets. The L2 caches of B300, GB200 and GB300 have no public source at all: they are taken to
+//! be that of B200, which has the same two dies.
 
 /// How GPUs of a product reach each other and their host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,146 +51,136 @@ pub(crate) struct Product {
 const NVLINK_4: Option<(u32, u32)> = Some((18, 6));
 const NVLINK_5: Option<(u32, u32)> = Some((18, 7));
 
-pub(crate) const PRODUCTS: [Product; 8] = [
-    // NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132
-    // multiprocessors and 50 MB of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet,
-    // 8 ConnectX-7 at 400 Gbit/s.
-    Product {
-        preset: "h100",
-        name: "NVIDIA H100 80GB HBM3",
-        capability: (9, 0),
-        multiprocessors: 132,
-        memory_bytes: 81_559 << 20,
-        hbw_gbps: 3350.0,
-        l2_bytes: 50 << 20,
-        multiprocessor_mhz_max: Some(1980),
-        power_cap_w: 700.0,
-        host: Host::Server { pcie_generation: 5 },
-        nvlink: NVLINK_4,
-        gpus_max: 8,
-        nics: Some((8, 400.0)),
-    },
-    // NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0.
-    // Multiprocessors, L2 and clock: as the driver shows them on an H200. NICs: DGX H200 datasheet.
-    Product {
-        preset: "h200",
-        name: "NVIDIA H200",
-        capability: (9, 0),
-        multiprocessors: 132,
-        memory_bytes: 143_771 << 20,
-        hbw_gbps: 4800.0,
-        l2_bytes: 60 << 20,
-        multiprocessor_mhz_max: Some(1980),
-        power_cap_w: 700.0,
-        host: Host::Server { pcie_generation: 5 },
-        nvlink: NVLINK_4,
-        gpus_max: 8,
-        nics: Some((8, 400.0)),
-    },
-    // NVIDIA DGX B200 datasheet: 1440 GB at 64 TB/s for 8 GPUs, 8 ports of 400 Gbit/s. HGX B200
-    // datasheet: 1000 W, PCIe 5.0. Multiprocessors and L2: from no document.
-    Product {
-        preset: "b200",
-        name: "NVIDIA B200",
-        capability: (10, 0),
-        multiprocessors: 148,
-        memory_bytes: 183_359 << 20,
-        hbw_gbps: 8000.0,
-        l2_bytes: 126 << 20,
-        multiprocessor_mhz_max: Some(1965),
-        power_cap_w: 1000.0,
-        host: Host::Server { pcie_generation: 5 },
-        nvlink: NVLINK_5,
-        gpus_max: 8,
-        nics: Some((8, 400.0)),
-    },
-    // NVIDIA HGX B300 datasheet: 2.1 TB for 8 GPUs, 1100 W, PCIe 6.0, 8 ports of 800 Gbit/s
-    // (ConnectX-8); 8 TB/s: NVIDIA Blackwell Ultra datasheet. Multiprocessors, L2, clock: from
-    // no document.
-    Product {
-        preset: "b300",
-        name: "NVIDIA B300",
-        capability: (10, 3),
-        multiprocessors: 148,
-        memory_bytes: 275_040 << 20,
-        hbw_gbps: 8000.0,
-        l2_bytes: 126 << 20,
-        multiprocessor_mhz_max: Some(2032),
-        power_cap_w: 1100.0,
-        host: Host::Server { pcie_generation: 6 },
-        nvlink: NVLINK_5,
-        gpus_max: 8,
-        nics: Some((8, 800.0)),
-    },
-    // NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; four ConnectX-7 of
-    // 400 Gbit/s a compute tray. Multiprocessors and L2: from no document.
-    Product {
-        preset: "gb200",
-        name: "NVIDIA GB200",
-        capability: (10, 0),
-        multiprocessors: 152,
-        memory_bytes: 189_471 << 20,
-        hbw_gbps: 8000.0,
-        l2_bytes: 126 << 20,
-        multiprocessor_mhz_max: None,
-        power_cap_w: 1200.0,
-        host: Host::Grace,
-        nvlink: NVLINK_5,
-        gpus_max: 4,
-        nics: Some((4, 400.0)),
-    },
-    // NVIDIA GB300 NVL72 datasheet: 576 TB/s and 20 TB for 72 GPUs, 1400 W; one ConnectX-8 of
-    // 800 Gbit/s a GPU. Multiprocessors and L2: from no document.
-    Product {
-        preset: "gb300",
-        name: "NVIDIA GB300",
-        capability: (10, 3),
-        multiprocessors: 152,
-        memory_bytes: 284_208 << 20,
-        hbw_gbps: 8000.0,
-        l2_bytes: 126 << 20,
-        multiprocessor_mhz_max: None,
-        power_cap_w: 1400.0,
-        host: Host::Grace,
-        nvlink: NVLINK_5,
-        gpus_max: 4,
-        nics: Some((4, 800.0)),
-    },
-    // NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 multiprocessors, 96 MB of L2,
-    // 32 GB GDDR7 at 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest.
-    Product {
-        preset: "rtx5090",
-        name: "NVIDIA GeForce RTX 5090",
-        capability: (12, 0),
-        multiprocessors: 170,
-        memory_bytes: 32_607 << 20,
-        hbw_gbps: 1792.0,
-        l2_bytes: 96 << 20,
-        multiprocessor_mhz_max: Some(3090),
-        power_cap_w: 575.0,
-        host: Host::Server { pcie_generation: 5 },
-        nvlink: None,
-        gpus_max: 8,
-        nics: None,
-    },
-    // NVIDIA RTX Blackwell PRO architecture paper, RTX PRO 6000 Blackwell Workstation Edition: 188
-    // multiprocessors, 128 MB of L2, 96 GB GDDR7 at 1792 GB/s, 600 W, PCIe 5.0, boost 2617 MHz.
-    Product {
-        preset: "rtxpro6000",
-        name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-        capability: (12, 0),
-        multiprocessors: 188,
-        memory_bytes: 97_887 << 20,
-        hbw_gbps: 1792.0,
-        l2_bytes: 128 << 20,
-        multiprocessor_mhz_max: Some(2617),
-        power_cap_w: 600.0,
-        host: Host::Server { pcie_generation: 5 },
-        nvlink: None,
-        gpus_max: 8,
-        nics: None,
-    },
-];
+/// All of them; each is given by what it differs in from the one before it of its kind.
+pub(crate) const PRODUCTS: [Product; 8] =
+    [H100, H200, B200, B300, GB200, GB300, RTX_5090, RTX_PRO_6000];
+
+/// NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132
+/// multiprocessors and 50 MB of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet,
+/// 8 ConnectX-7 at 400 Gbit/s.
+const H100: Product = Product {
+    preset: "h100",
+    name: "NVIDIA H100 80GB HBM3",
+    capability: (9, 0),
+    multiprocessors: 132,
+    memory_bytes: 81_559 << 20,
+    hbw_gbps: 3350.0,
+    l2_bytes: 50 << 20,
+    multiprocessor_mhz_max: Some(1980),
+    power_cap_w: 700.0,
+    host: Host::Server { pcie_generation: 5 },
+    nvlink: NVLINK_4,
+    gpus_max: 8,
+    nics: Some((8, 400.0)),
+};
+
+/// NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0.
+/// Multiprocessors, L2 and clock: as the driver shows them on an H200. NICs: DGX H200 datasheet.
+const H200: Product = Product {
+    preset: "h200",
+    name: "NVIDIA H200",
+    memory_bytes: 143_771 << 20,
+    hbw_gbps: 4800.0,
+    l2_bytes: 60 << 20,
+    ..H100
+};
+
+/// NVIDIA Blackwell datasheet, B200 column: 180 GB HBM3e at 7.7 TB/s, 1000 W. The driver shows
+/// 3996 MHz and 7680 bits, which is 7.67 TB/s; the DGX B200 datasheet prints 64 TB/s for eight. L2:
+/// NVIDIA Blackwell Tuning Guide, 126 MB. PCIe and NICs: DGX B200 datasheet, 8 ports of 400
+/// Gbit/s. Multiprocessors and clock: as the driver shows.
+const B200: Product = Product {
+    preset: "b200",
+    name: "NVIDIA B200",
+    capability: (10, 0),
+    multiprocessors: 148,
+    memory_bytes: 183_359 << 20,
+    hbw_gbps: 7700.0,
+    l2_bytes: 126 << 20,
+    multiprocessor_mhz_max: Some(1965),
+    power_cap_w: 1000.0,
+    host: Host::Server { pcie_generation: 5 },
+    nvlink: NVLINK_5,
+    gpus_max: 8,
+    nics: Some((8, 400.0)),
+};
+
+/// NVIDIA Blackwell datasheet, B300 column: 270 GB HBM3e at 7.7 TB/s, 1100 W; 3996 MHz and 7680
+/// bits as of B200. HGX B300 datasheet: 8 ports of 800 Gbit/s (ConnectX-8); PCIe 6.0: NVIDIA's
+/// article "Inside NVIDIA Blackwell Ultra", whose 160 multiprocessors are those of the whole
+/// chip. Multiprocessors and clock: as the driver shows. L2: no source.
+const B300: Product = Product {
+    preset: "b300",
+    name: "NVIDIA B300",
+    capability: (10, 3),
+    memory_bytes: 275_040 << 20,
+    multiprocessor_mhz_max: Some(2032),
+    power_cap_w: 1100.0,
+    host: Host::Server { pcie_generation: 6 },
+    nics: Some((8, 800.0)),
+    ..B200
+};
+
+/// NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; DGX GB200 datasheet:
+/// 72 ConnectX-7 of 400 Gbit/s a rack, four to a compute tray. Multiprocessors: as the driver
+/// shows. L2: no source.
+const GB200: Product = Product {
+    preset: "gb200",
+    name: "NVIDIA GB200",
+    multiprocessors: 152,
+    memory_bytes: 189_471 << 20,
+    hbw_gbps: 8000.0,
+    multiprocessor_mhz_max: None,
+    power_cap_w: 1200.0,
+    host: Host::Grace,
+    gpus_max: 4,
+    nics: Some((4, 400.0)),
+    ..B200
+};
+
+/// NVIDIA GB300 NVL72 datasheet: 576 TB/s and 20 TB for 72 GPUs, 1400 W; one ConnectX-8 of
+/// 800 Gbit/s a GPU. Multiprocessors: as the driver shows. L2: no source.
+const GB300: Product = Product {
+    preset: "gb300",
+    name: "NVIDIA GB300",
+    capability: (10, 3),
+    memory_bytes: 284_208 << 20,
+    power_cap_w: 1400.0,
+    nics: Some((4, 800.0)),
+    ..GB200
+};
+
+/// NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 multiprocessors, 96 MB of L2,
+/// 32 GB GDDR7 at 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest, 683 MHz above
+/// the boost clock of the paper; no document has it.
+const RTX_5090: Product = Product {
+    preset: "rtx5090",
+    name: "NVIDIA GeForce RTX 5090",
+    capability: (12, 0),
+    multiprocessors: 170,
+    memory_bytes: 32_607 << 20,
+    hbw_gbps: 1792.0,
+    l2_bytes: 96 << 20,
+    multiprocessor_mhz_max: Some(3090),
+    power_cap_w: 575.0,
+    host: Host::Server { pcie_generation: 5 },
+    nvlink: None,
+    gpus_max: 8,
+    nics: None,
+};
+
+/// NVIDIA RTX Blackwell PRO architecture paper, RTX PRO 6000 Blackwell Workstation Edition: 188
+/// multiprocessors, 128 MB of L2, 96 GB GDDR7 at 1792 GB/s, 600 W, PCIe 5.0, boost 2617 MHz.
+const RTX_PRO_6000: Product = Product {
+    preset: "rtxpro6000",
+    name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+    multiprocessors: 188,
+    memory_bytes: 97_887 << 20,
+    l2_bytes: 128 << 20,
+    multiprocessor_mhz_max: Some(2617),
+    power_cap_w: 600.0,
+    ..RTX_5090
+};
 
 /// Compute trays of an NVL72 rack: NVIDIA GB200 NVL72 and GB300 NVL72 datasheets, 72 GPUs and 36
 /// Grace processors, four and two of them to a tray.

@@ -88,7 +88,7 @@ fn a_b200_that_answers_only_half_of_the_questions() {
     let gpu = &hardware.gpus[0];
     assert_eq!(gpu.arch, Arch::BlackwellSm100);
     assert_eq!(gpu.multiprocessors, Some(148), "from the number of cores");
-    assert_eq!(gpu.hbw_gbps, 8000.0, "from the datasheet");
+    assert_eq!(gpu.hbw_gbps, 7700.0, "from the datasheet");
     assert_eq!(gpu.pcie.map(|pcie| pcie.width), Some(8), "as the slot runs");
     assert!(gpu.supports(NumberFormat::Mxfp8));
     assert!(matches!(hardware.software.driver, Library::TooOld { .. }));
