@@ -90,9 +90,6 @@
 
 extern crate alloc;
 
-pub mod e2m1;
-pub mod e2m3;
-pub mod e3m2;
 pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
@@ -110,6 +107,7 @@ mod format;
 pub mod guards;
 mod minifloat;
 mod names;
+mod narrow;
 #[cfg(feature = "policy")]
 pub mod policy;
 pub mod quantize;
@@ -127,6 +125,7 @@ pub use format::{Assignment, Fallback, Format, Role, TensorUse};
 pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, LayerState};
 pub use hadamard::Hadamard16;
 pub use names::UnknownName;
+pub use narrow::{e2m1, e2m3, e3m2};
 pub use nvfp4::Nvfp4Spec;
 pub use philox::Philox;
 #[cfg(feature = "policy")]

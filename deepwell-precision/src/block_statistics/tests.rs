@@ -1,7 +1,9 @@
 //! Statistics against sums written a second way.
 
 use super::*;
-use crate::{MxSpec, QuantStats, ScaleRule, quantize_rows, scales_len};
+use crate::{
+    MxSpec, QuantStats, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len, ue4m3,
+};
 
 fn matrix(elements: usize) -> Vec<f32> {
     (0..elements)

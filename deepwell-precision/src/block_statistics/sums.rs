@@ -1,0 +1,143 @@
+//! The sums of one block, and how a block is added to them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Source;
+
+/// Sums over the elements of some blocks. Only blocks in which source and copy are finite are
+/// measured; [`BlockSums::blocks_not_finite`] counts the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockSums {
+    /// Blocks that were measured.
+    pub blocks: u64,
+    /// Blocks that hold a NaN or an infinity, in the source or in the copy.
+    pub blocks_not_finite: u64,
+    /// Elements of the measured blocks.
+    pub elements: u64,
+    /// Non-zero elements that came back as zero.
+    pub underflows: u64,
+    /// Elements that came back as the largest value of their block and are larger than it, by more
+    /// than the roundings of the scales explain (one part in 2^20).
+    pub saturations: u64,
+    /// Sum of the squares of the source.
+    pub signal: f64,
+    /// Sum of the squares of what the copy differs from the source by.
+    pub noise: f64,
+}
+
+impl BlockSums {
+    /// Adds what `other` counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.blocks_not_finite += other.blocks_not_finite;
+        self.elements += other.elements;
+        self.underflows += other.underflows;
+        self.saturations += other.saturations;
+        self.signal += other.signal;
+        self.noise += other.noise;
+    }
+
+    /// Signal over noise, as a ratio of powers. Infinite for a copy without error, also of zeros.
+    #[must_use]
+    pub fn signal_to_noise(&self) -> f64 {
+        if self.noise == 0.0 { f64::INFINITY } else { self.signal / self.noise }
+    }
+
+    /// [`BlockSums::signal_to_noise`] in decibels.
+    #[cfg(feature = "std")]
+    #[must_use]
+    pub fn snr_db(&self) -> f64 {
+        10.0 * self.signal_to_noise().log10()
+    }
+
+    /// Share of the measured elements that became zero without being zero, 0 to 1.
+    #[must_use]
+    pub fn underflow_fraction(&self) -> f64 {
+        self.underflows as f64 / self.elements.max(1) as f64
+    }
+
+    /// Share of the measured elements that saturated, 0 to 1.
+    #[must_use]
+    pub fn saturation_fraction(&self) -> f64 {
+        self.saturations as f64 / self.elements.max(1) as f64
+    }
+}
+
+/// Elements that are summed in lanes: a block of NVFP4, half of one of MX.
+const LANES: usize = 16;
+
+/// Adds a block to the sums of its scale.
+#[inline(always)]
+pub(super) fn add_block<S: Source>(src: &[S], values: &[f32], largest: f32, bin: &mut BlockSums) {
+    let mut sums = BlockSums { blocks: 1, elements: src.len() as u64, ..BlockSums::default() };
+    let (src_parts, src_rest) = src.as_chunks::<LANES>();
+    let (value_parts, value_rest) = values.as_chunks::<LANES>();
+    let mut finite = true;
+    for (src, values) in src_parts.iter().zip(value_parts) {
+        let mut x = [0.0; LANES];
+        for lane in 0..LANES {
+            x[lane] = src[lane].to_f32();
+        }
+        finite &= add(&x, values, largest, &mut sums);
+    }
+    if !src_rest.is_empty() {
+        // Zeros that are still zero add nothing.
+        let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
+        for (x, src) in x.iter_mut().zip(src_rest) {
+            *x = src.to_f32();
+        }
+        y[..value_rest.len()].copy_from_slice(value_rest);
+        finite &= add(&x, &y, largest, &mut sums);
+    }
+    if finite {
+        bin.merge(&sums);
+    } else {
+        bin.blocks_not_finite += 1;
+    }
+}
+
+/// Adds some elements to `sums` and says whether all of them are finite.
+///
+/// Squares are formed and sixteen of them summed in f32, of elements scaled by a power of two so
+/// that the largest lies between 1 and 2: nothing overflows, and what underflows is too small to
+/// matter beside it.
+#[inline(always)]
+fn add(x: &[f32; LANES], y: &[f32; LANES], largest: f32, sums: &mut BlockSums) -> bool {
+    const INFINITY_BITS: u32 = 0x7F80_0000;
+    // Above this an element that came back as the largest value has saturated.
+    let limit = largest * (1.0 + 1.0 / (1 << 20) as f32);
+    let (mut underflows, mut saturations, mut magnitude) = (0_u32, 0_u32, 0_u32);
+    for lane in 0..LANES {
+        let (x, y) = (x[lane], y[lane]);
+        magnitude = magnitude.max(x.to_bits() & 0x7FFF_FFFF).max(y.to_bits() & 0x7FFF_FFFF);
+        underflows += u32::from((x != 0.0) & (y == 0.0));
+        saturations += u32::from((x.abs() > limit) & (y.abs() == largest));
+    }
+    // From 2^-126 to 2^126, whose reciprocals are normal numbers.
+    let exponent = (magnitude >> 23).clamp(1, 253);
+    let factor = f32::from_bits((254 - exponent) << 23);
+    let (mut signal, mut noise) = ([0.0; LANES], [0.0; LANES]);
+    for lane in 0..LANES {
+        let (x, y) = (x[lane] * factor, y[lane] * factor);
+        signal[lane] = x * x;
+        noise[lane] = (x - y) * (x - y);
+    }
+    let square = f64::from_bits(u64::from(2 * exponent + 1023 - 254) << 52);
+    // A block whose scale is zero holds nothing that could saturate: all of it underflows.
+    sums.saturations += if largest > 0.0 { u64::from(saturations) } else { 0 };
+    sums.underflows += u64::from(underflows);
+    sums.signal += f64::from(sum_of_lanes(signal)) * square;
+    sums.noise += f64::from(sum_of_lanes(noise)) * square;
+    magnitude < INFINITY_BITS
+}
+
+/// In halves, so that a sum waits for four additions and not for sixteen.
+#[inline(always)]
+fn sum_of_lanes(mut x: [f32; LANES]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            x[lane] += x[lane + half];
+        }
+    }
+    x[0]
+}
