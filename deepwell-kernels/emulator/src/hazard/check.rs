@@ -337,7 +337,8 @@ impl Context<'_> {
 
 impl Context<'_> {
     /// `tcgen05.wait` tells each thread of its own load or store. That all threads of the warp
-    /// came to it is something else than order after what they did.
+    /// came to it is something else than order after what they did. To operations that another
+    /// warp asks for, fences must have handed it on.
     fn missing_lanes(
         &self,
         view: &View<'_>,
@@ -348,9 +349,11 @@ impl Context<'_> {
         let own = info.warp == view.warp && info.value <= view.own.done[kind as usize];
         let lanes = if own { info.lanes & !view.lanes } else { info.lanes };
         let agent = self.agent(info.warp, kind);
+        let fences =
+            self.rules.tensor_fences && view.unit != Unit::Thread && info.warp != view.warp;
         let known = lanes == 0
-            || view.known.generic.knows(agent, lanes, info.value)
-            || view.known.tensor.knows(agent, lanes, info.value);
+            || view.known.tensor.knows(agent, lanes, info.value)
+            || !fences && view.known.generic.knows(agent, lanes, info.value);
         (!known).then_some(HazardKind::TensorWaitOfOneLane)
     }
 }

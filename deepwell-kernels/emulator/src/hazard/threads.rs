@@ -313,10 +313,18 @@ impl Tracker {
     pub fn tensor_fence_before(&mut self, thread: Thread) {
         let warp = self.warp_mut(thread.warp);
         let issue = warp.agent(Kind::TensorIssue);
+        let moves = MOVES.map(|kind| (warp.agent(kind), kind as usize));
         warp.update(thread.lanes, |lanes, state| {
             state.tensor_before.join(&state.known.tensor);
             state.tensor_before.raise(issue, lanes, state.own.done[Kind::TensorIssue as usize]);
             state.own.moves_fenced = MOVES.map(|kind| state.own.done[kind as usize]);
+            // `bar.warp.sync` may have told of the waits of all lanes before.
+            for (agent, kind) in moves {
+                let done = state.own.done[kind];
+                if state.known.generic.knows(agent, ALL_LANES, done) {
+                    state.tensor_before.raise(agent, ALL_LANES, done);
+                }
+            }
         });
     }
 

@@ -373,6 +373,48 @@ fn a_copy_of_one_thread_before_the_product_of_another() {
 }
 
 #[test]
+fn one_lane_arrives_for_the_loads_of_its_warp() {
+    // The fence may be one of all lanes, or of the one that arrives.
+    for fence_of_all in [true, false] {
+        let sequence = |m: &mut Machine| {
+            let one = m.at(0, ONE);
+            m.init(one, 0, 4096, 1);
+            m.init(one, 0, 4104, 32);
+            m.sync(&[0, 1], 0);
+            let all = m.at(0, ALL);
+            let load = m.tracker.issue(all, Unit::TensorLoad);
+            m.tracker.access_tensor(load, Read, 0, 0..32, 0..64);
+            m.tracker.ran(load);
+            m.tracker.tensor_wait_load(all);
+            if fence_of_all {
+                m.tracker.tensor_fence_before(all);
+            }
+            if m.does("bar.warp.sync") {
+                m.tracker.warp_barrier(all);
+            }
+            let one = m.at(0, ONE);
+            if !fence_of_all {
+                m.tracker.tensor_fence_before(one);
+            }
+            m.arrive(one, 0, 4096);
+            // What comes to the other warp behind its fence is no order of tcgen05.
+            let all = m.at(0, ALL);
+            m.arrive(all, 0, 4104);
+            let one = m.at(1, ONE);
+            m.wait(one, 0, 4096, 0);
+            m.tracker.tensor_fence_after(one);
+            let one = m.at(1, ONE);
+            m.wait(one, 0, 4104, 0);
+            let one = m.at(1, ONE);
+            let product = m.tracker.issue(one, Unit::TensorMma);
+            m.tracker.access_tensor(product, Write, 0, 0..32, 0..64);
+            m.tracker.ran(product);
+        };
+        check((1, 2), sequence, &[("bar.warp.sync", "tensor-wait-of-one-lane")]);
+    }
+}
+
+#[test]
 fn a_commit_tracks_its_own_thread_only() {
     let mut m = Machine::new(1, 1, None);
     let one = m.at(0, ONE);
