@@ -12,7 +12,7 @@
 //!
 //! [`list`] and [`latest`] find complete checkpoints; [`load`] opens one and reads tensors on
 //! demand, each checked as it is read; [`verify`] reads every byte and names each damaged place;
-//! [`inspect`] says what is inside. [`hf`] reads and writes Hugging Face weights.
+//! [`inspect`] says what is inside; [`diff`] says what differs between two. [`hf`] reads and writes Hugging Face weights.
 //!
 //! This crate knows tensors by name and bytes only. It depends on no other Deepwell crate.
 //!
@@ -44,6 +44,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints hold little-endian elements, which this crate reads without swapping");
 
+mod diff;
 mod error;
 mod finite;
 mod folder;
@@ -57,6 +58,7 @@ mod shard;
 mod tensor;
 mod verify;
 
+pub use diff::{ChangedTensor, CheckpointDiff, JsonDifference, LoneTensor, TensorDifference, diff};
 pub use error::CheckpointError;
 pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, latest, list, scan};
 pub use inspect::{Inspection, SectionSummary, inspect};

@@ -1,0 +1,88 @@
+//! Where two JSON values differ.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// One place where two JSON values differ.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JsonDifference {
+    /// The place, such as `run.settings.steps` or `plan.stages[0].layer_count`.
+    pub path: String,
+    /// What the first checkpoint has; none where it has nothing there.
+    pub a: Option<Value>,
+    /// What the second one has.
+    pub b: Option<Value>,
+}
+
+impl fmt::Display for JsonDifference {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (a, b) = (short(self.a.as_ref()), short(self.b.as_ref()));
+        write!(formatter, "{}: {a} / {b}", self.path)
+    }
+}
+
+/// A value in a few columns.
+fn short(value: Option<&Value>) -> String {
+    const COLUMNS_MAX: usize = 60;
+    let Some(value) = value else { return "nothing".to_string() };
+    let text = value.to_string();
+    match text.char_indices().nth(COLUMNS_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+/// Adds every place below `path` where `a` and `b` differ.
+pub(super) fn compare(
+    path: &str,
+    a: Option<&Value>,
+    b: Option<&Value>,
+    into: &mut Vec<JsonDifference>,
+) {
+    match (a, b) {
+        (Some(a), Some(b)) if a == b => {}
+        (Some(Value::Object(a)), Some(Value::Object(b))) => {
+            let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            for name in names {
+                compare(&format!("{path}.{name}"), a.get(name), b.get(name), into);
+            }
+        }
+        (Some(Value::Array(a)), Some(Value::Array(b))) => {
+            for index in 0..a.len().max(b.len()) {
+                compare(&format!("{path}[{index}]"), a.get(index), b.get(index), into);
+            }
+        }
+        (a, b) => {
+            into.push(JsonDifference { path: path.to_string(), a: a.cloned(), b: b.cloned() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn differences_by_place() {
+        let check = |a: Value, b: Value, expected: &[&str]| {
+            let mut found = Vec::new();
+            compare("run", Some(&a), Some(&b), &mut found);
+            let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+            assert_eq!(found, expected);
+        };
+        check(json!({ "a": [1, 2] }), json!({ "a": [1, 2] }), &[]);
+        check(json!({ "a": 1 }), json!({ "a": 2 }), &["run.a: 1 / 2"]);
+        check(json!({ "a": { "b": "x" } }), json!({ "a": {} }), &["run.a.b: \"x\" / nothing"]);
+        check(json!([1, 2]), json!([1, 3, 4]), &["run[1]: 2 / 3", "run[2]: nothing / 4"]);
+        check(json!({ "a": 1 }), json!([1]), &["run: {\"a\":1} / [1]"]);
+        check(json!(null), json!(0.5), &["run: null / 0.5"]);
+        let long = "\u{e9}".repeat(100);
+        let expected = format!("run: \"{}... / 1", "\u{e9}".repeat(59));
+        check(json!(long), json!(1), &[&expected]);
+    }
+}

@@ -1,0 +1,273 @@
+//! What differs between two checkpoints: tensors, steps and JSON sections.
+
+mod elements;
+mod json;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+pub use self::json::JsonDifference;
+use crate::error::CheckpointError;
+use crate::load::{Checkpoint, load};
+use crate::manifest::TensorEntry;
+use crate::tensor::{CkptDtype, Section};
+
+/// A tensor that only one of two checkpoints has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LoneTensor {
+    /// Its section.
+    pub section: Section,
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: CkptDtype,
+    /// Its sizes.
+    pub shape: Vec<usize>,
+}
+
+/// A tensor that both have, in another shape or element type.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChangedTensor {
+    /// Its section.
+    pub section: Section,
+    /// Its name.
+    pub name: String,
+    /// Element types, of the first and of the second checkpoint.
+    pub dtypes: [CkptDtype; 2],
+    /// Sizes of both.
+    pub shapes: [Vec<usize>; 2],
+}
+
+/// A tensor that both have, with other values.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TensorDifference {
+    /// Its section.
+    pub section: Section,
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: CkptDtype,
+    /// Its elements.
+    pub elements: u64,
+    /// Elements whose bits differ.
+    pub differing: u64,
+    /// Largest difference of two values.
+    pub max_abs: f64,
+    /// Row-major index of the first element with that difference.
+    pub max_abs_at: u64,
+    /// Euclidean length of the difference over that of the first checkpoint's tensor; none where
+    /// that one is all zeros.
+    pub relative: Option<f64>,
+}
+
+/// What [`diff`] found. `{}` prints it as a table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CheckpointDiff {
+    /// The first checkpoint.
+    pub a: PathBuf,
+    /// The second one.
+    pub b: PathBuf,
+    /// Training steps of both.
+    pub steps: [u64; 2],
+    /// Tensors that both have, with the same bits.
+    pub equal: usize,
+    /// Tensors of the first that the second does not have.
+    pub missing: Vec<LoneTensor>,
+    /// Tensors of the second that the first does not have.
+    pub added: Vec<LoneTensor>,
+    /// Tensors of another shape or element type.
+    pub changed: Vec<ChangedTensor>,
+    /// Tensors with other values.
+    pub differing: Vec<TensorDifference>,
+    /// Where plan, policy, guards, random numbers, data position and run differ.
+    pub sections: Vec<JsonDifference>,
+}
+
+impl CheckpointDiff {
+    /// Whether both have the same tensors with the same bits.
+    #[must_use]
+    pub fn has_equal_tensors(&self) -> bool {
+        self.missing.is_empty()
+            && self.added.is_empty()
+            && self.changed.is_empty()
+            && self.differing.is_empty()
+    }
+
+    /// Whether nothing differs.
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        self.has_equal_tensors() && self.steps[0] == self.steps[1] && self.sections.is_empty()
+    }
+}
+
+/// Compares the checkpoints in folders `a` and `b`.
+///
+/// Tensors whose checksums are the same in both manifests are equal and not read. The others are
+/// read side by side, 2 MiB at a time, and their checksums are checked on the way.
+///
+/// ```
+/// use deepwell_ckpt::{CheckpointContents, SaveOptions, Section, TensorView, diff, save};
+///
+/// # let root = tempfile::tempdir()?;
+/// # let root = root.path();
+/// let folders = [(1, [1.0f32, 2.0]), (2, [1.0, 2.5])].map(|(step, head)| {
+///     let mut contents = CheckpointContents::new(step);
+///     contents.tensors = vec![TensorView::from_f32(Section::Master, "head", &[2], &head)];
+///     save(root, &contents, &SaveOptions::default()).map(|saved| saved.path)
+/// });
+/// let [a, b] = folders;
+/// let found = diff(&a?, &b?)?;
+/// assert_eq!(found.steps, [1, 2]);
+/// assert_eq!((found.differing[0].differing, found.differing[0].max_abs), (1, 0.5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`load`], for either; [`TensorChecksum`](CheckpointError::TensorChecksum) for a tensor that
+/// was read and is damaged; [`Io`](CheckpointError::Io).
+pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
+    let (first, second) = (load(a)?, load(b)?);
+    let others: HashMap<(Section, &str), &TensorEntry> =
+        second.tensors().iter().map(|tensor| (key(tensor), tensor)).collect();
+    let mut found = CheckpointDiff {
+        a: a.to_path_buf(),
+        b: b.to_path_buf(),
+        steps: [first.step(), second.step()],
+        equal: 0,
+        missing: Vec::new(),
+        added: Vec::new(),
+        changed: Vec::new(),
+        differing: Vec::new(),
+        sections: sections(&first, &second),
+    };
+    let mut buffers = [Vec::new(), Vec::new()];
+    for tensor in first.tensors() {
+        let Some(&other) = others.get(&key(tensor)) else {
+            found.missing.push(lone(tensor));
+            continue;
+        };
+        let (section, name) = (tensor.section, tensor.name.clone());
+        if (tensor.dtype, &tensor.shape) != (other.dtype, &other.shape) {
+            found.changed.push(ChangedTensor {
+                section,
+                name,
+                dtypes: [tensor.dtype, other.dtype],
+                shapes: [tensor.shape.clone(), other.shape.clone()],
+            });
+            continue;
+        }
+        if tensor.blake3 == other.blake3 {
+            found.equal += 1;
+            continue;
+        }
+        let distance = elements::compare([(&first, tensor), (&second, other)], &mut buffers)?;
+        found.differing.push(TensorDifference {
+            section,
+            name,
+            dtype: tensor.dtype,
+            elements: tensor.bytes / tensor.dtype.element_bytes() as u64,
+            differing: distance.differing,
+            max_abs: distance.max_abs,
+            max_abs_at: distance.max_abs_at,
+            relative: distance.relative(),
+        });
+    }
+    let known: HashSet<(Section, &str)> = first.tensors().iter().map(key).collect();
+    let added = second.tensors().iter().filter(|tensor| !known.contains(&key(tensor)));
+    found.added.extend(added.map(lone));
+    Ok(found)
+}
+
+fn key(tensor: &TensorEntry) -> (Section, &str) {
+    (tensor.section, &tensor.name)
+}
+
+fn lone(tensor: &TensorEntry) -> LoneTensor {
+    LoneTensor {
+        section: tensor.section,
+        name: tensor.name.clone(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+    }
+}
+
+fn sections(first: &Checkpoint, second: &Checkpoint) -> Vec<JsonDifference> {
+    let sections: [(&str, fn(&Checkpoint) -> &Value); 6] = [
+        ("plan", Checkpoint::plan),
+        ("policy", Checkpoint::policy),
+        ("guards", Checkpoint::guards),
+        ("rng", Checkpoint::rng),
+        ("data_position", Checkpoint::data_position),
+        ("run", Checkpoint::run),
+    ];
+    let mut found = Vec::new();
+    for (name, section) in sections {
+        json::compare(name, Some(section(first)), Some(section(second)), &mut found);
+    }
+    found
+}
+
+impl fmt::Display for CheckpointDiff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "a  {}, step {}", self.a.display(), self.steps[0])?;
+        writeln!(f, "b  {}, step {}", self.b.display(), self.steps[1])?;
+        for (heading, tensors) in [("only in a", &self.missing), ("only in b", &self.added)] {
+            if !tensors.is_empty() {
+                writeln!(f, "\n{heading}")?;
+            }
+            for tensor in tensors {
+                let (dtype, shape) = (tensor.dtype, &tensor.shape);
+                writeln!(f, "  {:<14} {} {dtype} {shape:?}", tensor.section, tensor.name)?;
+            }
+        }
+        if !self.changed.is_empty() {
+            writeln!(f, "\nof another shape or element type")?;
+        }
+        for ChangedTensor { section, name, dtypes: [a, b], shapes: [from, to] } in &self.changed {
+            writeln!(f, "  {section:<14} {name} {a} {from:?} / {b} {to:?}")?;
+        }
+        if !self.differing.is_empty() {
+            writeln!(
+                f,
+                "\n{:<14} {:<8} {:>14} {:>14} {:>11} {:>11}  differing tensor",
+                "section", "type", "elements", "differing", "max abs", "relative"
+            )?;
+        }
+        for tensor in &self.differing {
+            let relative = match tensor.relative {
+                Some(relative) => format!("{relative:.2e}"),
+                None => "-".to_string(),
+            };
+            writeln!(
+                f,
+                "{:<14} {:<8} {:>14} {:>14} {:>11} {relative:>11}  {}",
+                tensor.section,
+                tensor.dtype,
+                tensor.elements,
+                tensor.differing,
+                format!("{:.2e}", tensor.max_abs),
+                tensor.name
+            )?;
+        }
+        if !self.sections.is_empty() {
+            writeln!(f, "\nsettings and state")?;
+        }
+        for difference in &self.sections {
+            writeln!(f, "  {difference}")?;
+        }
+        writeln!(
+            f,
+            "\n{} tensors equal, {} differ, {} of another shape or type, {} only in a, {} only in b",
+            self.equal,
+            self.differing.len(),
+            self.changed.len(),
+            self.missing.len(),
+            self.added.len()
+        )
+    }
+}
