@@ -139,13 +139,14 @@ table! {
         rope::check(gpu, &rope::Case::new(400, 3, 6, 48));
     };
     sm100_bf16_gemm on Sm100a: sm100_bf16_gemm::check_several_tiles;
-    // The stages of a ring are used again in the second tile, if not in the first.
+    // The stages of a ring are used again in the second tile, if not in the first, and each of the
+    // four pieces of depth whose scales are read at a time is there.
     sm100_mxfp8_gemm on Sm100a: |gpu| {
         for ((m, n), sizes) in [
             ((128, 128), (390, 376, 400)),
-            ((128, 256), (390, 760, 272)),
+            ((128, 256), (390, 760, 400)),
             ((256, 128), (760, 256, 400)),
-            ((256, 256), (760, 264, 272)),
+            ((256, 256), (760, 264, 400)),
         ] {
             let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
             for kernel in [sm100_mxfp8_gemm::KERNEL, sm100_mxfp8_gemm::CLAIMED] {
