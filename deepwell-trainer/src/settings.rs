@@ -15,6 +15,10 @@ use crate::{Device, ModelSource, Schedule, TrainError};
 /// ```
 /// let settings = deepwell_trainer::Settings::from_toml("steps = 50\nseed = 7\n", "run.toml")?;
 /// assert_eq!((settings.steps, settings.seq_len), (50, 128));
+///
+/// let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/run.toml");
+/// let settings = deepwell_trainer::Settings::from_file(path.as_ref())?;
+/// assert_eq!((settings.steps, settings.learning_rate), (2000, Some(3e-4)));
 /// # Ok::<(), deepwell_trainer::TrainError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

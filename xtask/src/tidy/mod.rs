@@ -3,6 +3,7 @@
 //! Each message says what to do instead. The rules run in `cargo test -p xtask` as well.
 
 mod cuda;
+mod docs;
 mod manifests;
 mod texts;
 

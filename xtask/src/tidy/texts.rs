@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Violation, cuda};
+use super::{Violation, cuda, docs};
 use crate::source::{RustLines, committable_files, is_word, split_rust};
 
 const COLUMNS_MAX: usize = 100;
@@ -39,6 +39,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
         files.iter().map(|file| file.to_string_lossy().replace('\\', "/")).collect();
     let mut violations = Vec::new();
     let mut cuda_texts = Vec::new();
+    let mut documents = Vec::new();
     for path in paths {
         let file = root.join(&path);
         if fs::metadata(&file)?.len() > TEXT_BYTES_MAX {
@@ -48,9 +49,12 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
         violations.extend(check_text(&path, &text));
         if cuda::is_of_interest(&path) {
             cuda_texts.push((path, text));
+        } else if path.ends_with(".md") {
+            documents.push((path, text));
         }
     }
     violations.extend(cuda::check(&cuda_texts));
+    violations.extend(docs::check(root, &documents)?);
     Ok(violations)
 }
 

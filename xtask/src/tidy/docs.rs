@@ -1,0 +1,246 @@
+//! Rules about Markdown: links lead somewhere, the book lists its chapters, and code blocks are
+//! code that something else runs.
+//!
+//! In `docs/` a block of Rust or TOML stands under a comment `<!-- from PATH -->`: its lines are
+//! lines of that file, one after the other, which tests compile, run or read. JSON must parse.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::Result;
+
+use super::Violation;
+
+/// The list of the book's chapters.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// Checks the Markdown files of the repository, given as paths and texts; `root` is where the files
+/// are that they point to.
+pub(super) fn check(root: &Path, texts: &[(String, String)]) -> Result<Vec<Violation>> {
+    let documents: BTreeMap<&str, Document<'_>> =
+        texts.iter().map(|(path, text)| (path.as_str(), parse(text))).collect();
+    let mut violations = Vec::new();
+    for (&path, document) in &documents {
+        for link in &document.links {
+            violations.extend(check_link(root, &documents, path, link));
+        }
+        for block in &document.blocks {
+            violations.extend(check_block(root, path, block)?);
+        }
+    }
+    violations.extend(check_summary(&documents));
+    Ok(violations)
+}
+
+/// What is checked of one file.
+#[derive(Debug, Default)]
+struct Document<'a> {
+    /// Lines and targets.
+    links: Vec<(usize, &'a str)>,
+    /// Anchors of its headings.
+    anchors: Vec<String>,
+    blocks: Vec<Block<'a>>,
+}
+
+/// A fenced block.
+#[derive(Debug)]
+struct Block<'a> {
+    /// Line of the opening fence.
+    line: usize,
+    language: &'a str,
+    /// The file that the comment before it names.
+    from: Option<&'a str>,
+    lines: Vec<&'a str>,
+}
+
+fn parse(text: &str) -> Document<'_> {
+    let mut document = Document::default();
+    let mut open: Option<Block<'_>> = None;
+    let mut from = None;
+    for (index, line) in text.lines().enumerate() {
+        let trimmed = line.trim_start();
+        if let Some(mut block) = open.take() {
+            if trimmed.starts_with("```") {
+                document.blocks.push(block);
+            } else {
+                block.lines.push(line);
+                open = Some(block);
+            }
+            continue;
+        }
+        if let Some(language) = trimmed.strip_prefix("```") {
+            let from = from.take();
+            open = Some(Block { line: index + 1, language, from, lines: Vec::new() });
+            continue;
+        }
+        if let Some(path) = trimmed.strip_prefix("<!-- from ") {
+            from = path.strip_suffix(" -->");
+        } else if !trimmed.is_empty() {
+            from = None;
+        }
+        if let Some(heading) = line.strip_prefix('#') {
+            let anchor = anchor(heading.trim_start_matches('#').trim());
+            let before = document.anchors.iter().filter(|other| **other == anchor).count();
+            let number = if before == 0 { String::new() } else { format!("-{before}") };
+            document.anchors.push(anchor + &number);
+        }
+        document.links.extend(links(line).map(|target| (index + 1, target)));
+    }
+    document
+}
+
+/// Targets of the links of a line, without those in code.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    // Outside of pairs of backticks.
+    let plain = line.split('`').step_by(2);
+    let ends = plain.flat_map(|part| part.split("](").skip(1));
+    ends.filter_map(|rest| rest.split_once(')').map(|(target, _)| target)).chain(definition(line))
+}
+
+/// The target of a line `[name]: target`.
+fn definition(line: &str) -> Option<&str> {
+    let (_, target) = line.strip_prefix('[')?.split_once("]: ")?;
+    Some(target.trim())
+}
+
+/// A heading's anchor, as GitHub and mdBook make it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+}
+
+fn check_link(
+    root: &Path,
+    documents: &BTreeMap<&str, Document<'_>>,
+    path: &str,
+    &(line, target): &(usize, &str),
+) -> Option<Violation> {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return None;
+    }
+    let (file, anchor) = match target.split_once('#') {
+        Some((file, anchor)) => (file, Some(anchor)),
+        None => (target, None),
+    };
+    let file = if file.is_empty() { Some(path.to_owned()) } else { beside(path, file) };
+    let violation = |message| Some(Violation::new(path, line, message));
+    let Some(file) = file.filter(|file| root.join(file).exists()) else {
+        return violation(format!("`{target}` leads to nothing; correct the link"));
+    };
+    let anchors = &documents.get(file.as_str())?.anchors;
+    match anchor {
+        Some(anchor) if !anchors.iter().any(|known| known == anchor) => {
+            violation(format!("`{file}` has no heading `#{anchor}`; correct the link"))
+        }
+        _ => None,
+    }
+}
+
+/// The path that a link in `path` means, relative to the root; `None` if it leads out of it.
+fn beside(path: &str, target: &str) -> Option<String> {
+    let mut whole = PathBuf::from(path);
+    whole.pop();
+    for part in Path::new(target).components() {
+        match part {
+            Component::Normal(part) => whole.push(part),
+            Component::ParentDir if !whole.as_os_str().is_empty() => drop(whole.pop()),
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(whole.to_string_lossy().replace('\\', "/"))
+}
+
+fn check_block(root: &Path, path: &str, block: &Block<'_>) -> Result<Option<Violation>> {
+    let violation = |message| Ok(Some(Violation::new(path, block.line, message)));
+    if block.language == "json"
+        && let Err(error) = serde_json::from_str::<serde_json::Value>(&block.lines.join("\n"))
+    {
+        return violation(format!("no JSON: {error}"));
+    }
+    let Some(from) = block.from else {
+        let must_be_tested =
+            path.starts_with("docs/") && ["rust", "toml"].contains(&block.language);
+        return if must_be_tested {
+            violation("code that nothing tests; put `<!-- from PATH -->` before it".to_owned())
+        } else {
+            Ok(None)
+        };
+    };
+    let Ok(text) = std::fs::read_to_string(root.join(from)) else {
+        return violation(format!("`{from}` cannot be read; correct the comment before the block"));
+    };
+    if contains_lines(&text, &block.lines) {
+        return Ok(None);
+    }
+    violation(format!("these lines are not in `{from}`; copy them from there"))
+}
+
+/// Whether `lines` are lines of `text` one after the other, whatever their indentation.
+fn contains_lines(text: &str, lines: &[&str]) -> bool {
+    let text: Vec<&str> = text.lines().map(str::trim).collect();
+    let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
+    !lines.is_empty() && text.windows(lines.len()).any(|window| window == lines)
+}
+
+/// Every chapter is in the list.
+fn check_summary(documents: &BTreeMap<&str, Document<'_>>) -> Vec<Violation> {
+    let Some(summary) = documents.get(SUMMARY) else { return Vec::new() };
+    let listed: Vec<String> =
+        summary.links.iter().filter_map(|(_, target)| beside(SUMMARY, target)).collect();
+    documents
+        .keys()
+        .filter(|path| path.starts_with("docs/") && **path != SUMMARY)
+        .filter(|path| !listed.iter().any(|listed| listed == **path))
+        .map(|path| Violation::new(path, 0, format!("no chapter of the book; add it to {SUMMARY}")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_that_break_a_rule() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("docs")).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(root.path().join(name), text).unwrap();
+        write("code.rs", "fn main() {\n    let a = 1;\n    let b = 2;\n}\n");
+        write("a.md", "");
+        write("docs/b.md", "");
+        write("docs/SUMMARY.md", "");
+        let other = ("a.md", "# One, two\n## `x` & y\n# One, two\n");
+        let listed = "- [B](b.md)\n";
+        let rust = "```rust\nlet a = 1;\nlet b = 2;\n```\n";
+        let from = "<!-- from code.rs -->\n";
+        // The text of docs/b.md, the list of chapters, and what is found.
+        let rows: [(&str, &str, &[&str]); 16] = [
+            ("[x](../a.md) [y](https://x.y/z) [z](b.md)", listed, &[]),
+            ("[x](a.md)", listed, &["docs/b.md:1: `a.md` leads to nothing"]),
+            ("\n[x](../../a.md)", listed, &["docs/b.md:2: `../../a.md` leads to nothing"]),
+            ("`[x](nothing.md)`\n```text\n[x](nothing.md)\n```", listed, &[]),
+            ("[x](../a.md#one-two) [y](../a.md#one-two-1) [z](../a.md#x--y)", listed, &[]),
+            ("[x](../a.md#three)", listed, &["`a.md` has no heading `#three`"]),
+            ("# Here\n[x](#here) [y](#there)", listed, &["no heading `#there`"]),
+            ("[x]\n\n[x]: nowhere.md", listed, &["`nowhere.md` leads to nothing"]),
+            ("", "", &["docs/b.md: no chapter of the book"]),
+            ("```json\n{\"a\": 1}\n```", listed, &[]),
+            ("```json\n{\"a\": }\n```", listed, &["docs/b.md:1: no JSON"]),
+            (rust, listed, &["code that nothing tests"]),
+            (&format!("{from}{rust}"), listed, &[]),
+            (&format!("{from}\n{rust}"), listed, &[]),
+            (&format!("{from}more\n{rust}"), listed, &["code that nothing tests"]),
+            (&format!("{from}```rust\nlet a = 3;\n```"), listed, &["not in `code.rs`"]),
+        ];
+        for (text, summary, expected) in rows {
+            let texts = [other, ("docs/b.md", text), (SUMMARY, summary)];
+            let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned()));
+            let violations = check(root.path(), &texts).unwrap();
+            let found: Vec<String> = violations.iter().map(ToString::to_string).collect();
+            assert_eq!(found.len(), expected.len(), "{text}: {found:?}");
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(found.contains(expected), "expected `{expected}` in `{found}`");
+            }
+        }
+    }
+}
