@@ -17,7 +17,7 @@ use crate::text::failure;
 /// Delete one synchronizing instruction at a time and list what nobody noticed
 ///
 /// Each kernel runs without each of its waits, fences, commits, arrivals and barriers, in eager
-/// mode with the tracker, on up to 8 of the launches given for it, smallest first, until one shows
+/// mode with the tracker, on up to 16 of the launches given for it, smallest first, until one shows
 /// that something is missing: the launch fails, a hazard is reported, or other values come out. A
 /// deletion that may go unnoticed is named by `[[redundant]]` in the launch file, or by a comment
 /// `// redundant INSTRUCTION: REASON` at its line of the source.
@@ -49,12 +49,18 @@ pub(crate) struct Group {
 }
 
 /// Launches that a mutant is tried on, at most.
-const LAUNCHES: usize = 8;
+const LAUNCHES: usize = 16;
 
 impl Group {
     /// Launches that there are.
     pub(crate) fn len(&self) -> usize {
         self.documents.len()
+    }
+
+    /// Whether the kernel's name or that of its source has a word in it.
+    pub(crate) fn has_in_names(&self, word: &str) -> bool {
+        let source = self.documents.first().and_then(|(_, file)| file.recorded.as_ref());
+        self.kernel.contains(word) || source.is_some_and(|known| known.source.contains(word))
     }
 
     /// How many come before one that has too many instructions; one at least.
@@ -158,7 +164,7 @@ fn deletions(launch: &PreparedLaunch) -> usize {
     launch.program().map_or(0, |program| deepwell_emulator::mutation::deletions(program).len())
 }
 
-fn word(end: &MutantEnd) -> &'static str {
+pub(crate) fn word(end: &MutantEnd) -> &'static str {
     match end {
         MutantEnd::Noticed(_) => "noticed",
         MutantEnd::Redundant(_) => "redundant",

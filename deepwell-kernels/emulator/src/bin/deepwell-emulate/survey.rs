@@ -1,5 +1,6 @@
 //! `deepwell-emulate survey`: many kernels in all modes, and one table.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -8,14 +9,14 @@ use anyhow::Result;
 use clap::Args;
 use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::launch_file::{
-    MutationOptions, MutationSummary, Outcome, PreparedLaunch, Verdict, mutate,
+    MutantEnd, MutationOptions, MutationSummary, Outcome, PreparedLaunch, Verdict, mutate,
 };
 use deepwell_emulator::numerics::ResultMode;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::modes::{Mode, completion_name, results_name};
-use crate::mutate::{Group, groups, summary_json, summary_text};
+use crate::mutate::{Group, groups, summary_json, summary_text, word};
 use crate::output::{print, print_json, progress};
 use crate::{json, text};
 
@@ -29,7 +30,8 @@ pub(crate) struct SurveyArgs {
     /// Folders of launch files, or launch files
     #[arg(required = true, value_name = "DIR")]
     files: Vec<PathBuf>,
-    /// Mutate the kernels whose names have one of these words in them; `none` for none
+    /// Mutate the kernels that have one of these words in their names or those of their sources;
+    /// `none` for none
     #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "gemm")]
     mutate: Vec<String>,
     /// Run a launch in all modes only if it has at most so many instructions of warps, or is the
@@ -112,7 +114,7 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
 }
 
 fn is_mutated(group: &Group, args: &SurveyArgs) -> bool {
-    args.mutate.iter().any(|word| word != "none" && group.kernel.contains(word.as_str()))
+    args.mutate.iter().any(|word| word != "none" && group.has_in_names(word))
 }
 
 fn instructions(launch: &PreparedLaunch) -> u64 {
@@ -213,9 +215,9 @@ fn table(rows: &[Row]) -> String {
             None => "-".to_owned(),
             Some(Err(_)) => "not right without any".to_owned(),
             Some(Ok(summary)) => {
-                use deepwell_emulator::launch_file::MutantEnd as End;
-                let unnoticed = summary.count(|end| matches!(end, End::Unnoticed | End::NotRun));
-                let redundant = summary.count(|end| matches!(end, End::Redundant(_)));
+                let unnoticed =
+                    summary.count(|end| matches!(end, MutantEnd::Unnoticed | MutantEnd::NotRun));
+                let redundant = summary.count(|end| matches!(end, MutantEnd::Redundant(_)));
                 let total = summary.mutants.len();
                 format!("{total}, {redundant} redundant, {unnoticed} unnoticed")
             }
@@ -237,15 +239,53 @@ fn details(rows: &[Row]) -> String {
             }
         }
         if let Some(Ok(summary)) = &row.mutation
-            && summary.mutants.iter().any(|mutant| {
-                !matches!(mutant.end, deepwell_emulator::launch_file::MutantEnd::Noticed(_))
-            })
+            && !summary.is_right()
         {
             let _ = write!(text, "\n{}", summary_text(summary, false));
         }
     }
+    text.push_str(&survivors(rows));
     if !text.is_empty() {
         text.push('\n');
+    }
+    text
+}
+
+/// Deletions that nobody noticed, by their lines in the source: one for all kernels that a template
+/// makes, which differ in the outermost line only.
+fn survivors(rows: &[Row]) -> String {
+    let mut alike: BTreeMap<(&str, &str, String, &str), BTreeSet<&str>> = BTreeMap::new();
+    for row in rows {
+        let Some(Ok(summary)) = &row.mutation else { continue };
+        for mutant in &summary.mutants {
+            let reason = match &mutant.end {
+                MutantEnd::Noticed(_) => continue,
+                MutantEnd::Redundant(reason) => reason.as_str(),
+                MutantEnd::NotRun | MutantEnd::Unnoticed => "",
+            };
+            let place = match mutant.lines.as_slice() {
+                [] => format!("PTX line {}", mutant.ptx_line),
+                [only] => only.to_string(),
+                [inner @ .., _] => {
+                    let lines: Vec<String> = inner.iter().map(ToString::to_string).collect();
+                    lines.join(" in ")
+                }
+            };
+            let key = (word(&mutant.end), mutant.what, place, reason);
+            alike.entry(key).or_default().insert(&row.kernel);
+        }
+    }
+    let mut text = String::new();
+    for ((end, what, place, reason), kernels) in alike {
+        let first = kernels.first().copied().unwrap_or_default();
+        let of = match kernels.len() {
+            1 => first.to_owned(),
+            count => format!("{first} and {} more kernels", count - 1),
+        };
+        let _ = write!(text, "\n{end}: {what}\n    {place}\n    of {of}\n");
+        if !reason.is_empty() {
+            let _ = writeln!(text, "    because {reason}");
+        }
     }
     text
 }
