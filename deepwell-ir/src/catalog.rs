@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Op};
+use crate::{DType, Op, TensorType};
 
 /// What the program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,10 +124,12 @@ pub trait KernelCatalog {
 
     /// Whether the catalog has one kernel for the fused op `op` that is better than the kernels
     /// of its parts one after the other: then the fusion is made. Asked of ops that are made by
-    /// merging an op with the quantization of its outputs ([`crate::ops::WithQuantize`]).
+    /// merging a product with a function of its elements ([`crate::ops::WithActivation`]) and an op
+    /// with the quantization of its outputs ([`crate::ops::WithQuantize`]), with its inputs, whose
+    /// numbers of tokens are not known yet.
     ///
     /// No, unless a catalog says otherwise.
-    fn fuses(&self, _op: &Op, _target: &Target) -> bool {
+    fn fuses(&self, _op: &Op, _inputs: &[TensorType], _target: &Target) -> bool {
         false
     }
 

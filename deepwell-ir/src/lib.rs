@@ -22,7 +22,7 @@
 //! assert_eq!(forward.parameter_count(), 3_082_496);
 //! let training = recompute(&differentiate(&forward)?, Recompute::None)?;
 //! let (quantized, precision) = apply_precision(&training, &PrecisionPolicy::mxfp8())?;
-//! let fused = fuse(&quantized, &|_| false)?;
+//! let fused = fuse(&quantized, &|_, _| false)?;
 //! assert!(fused.to_string().contains("mx_gemm"));
 //! assert_eq!(precision[0].tensor, "model.embed_tokens.weight");
 //! # Ok(())

@@ -232,6 +232,8 @@ ops! {
     Cast,
     /// Block quantization along one or both axes.
     Quantize,
+    /// A product and a function of its elements, in one kernel.
+    WithActivation,
     /// An op and the block quantization of its outputs, in one kernel.
     WithQuantize,
     /// Product of two quantized matrices.
@@ -246,6 +248,15 @@ impl Op {
     /// Lower-case name; kernels are registered under it.
     pub fn name(&self) -> &'static str {
         self.rule().name()
+    }
+
+    /// The op that a fused one begins with: it has the call's first inputs. Any other op itself.
+    pub fn leading(&self) -> &Op {
+        match self {
+            Op::WithActivation(op) => op.product.leading(),
+            Op::WithQuantize(op) => op.producer.leading(),
+            op => op,
+        }
     }
 
     /// What the op gives for inputs of known sizes.

@@ -106,19 +106,18 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
                     specs.extend(outputs.iter().map(|&id| (id, entry.quantize.spec)));
                 }
             }
-            Op::MxGemm(product) => {
-                for (index, said) in [(0, product.a), (2, product.b)] {
-                    let id = node.inputs[index];
-                    if let Some(spec) = specs.get(&id).filter(|&&spec| spec != said) {
-                        return Err(format!(
-                            "node `{}` reads `{}` as {said:?}, it was quantized as {spec:?}",
-                            node.name,
-                            graph.tensor(id).name
-                        ));
-                    }
-                }
-            }
             _ => {}
+        }
+        let Op::MxGemm(product) = node.op.leading() else { continue };
+        for (index, said) in [(0, product.a), (2, product.b)] {
+            let id = node.inputs[index];
+            if let Some(spec) = specs.get(&id).filter(|&&spec| spec != said) {
+                return Err(format!(
+                    "node `{}` reads `{}` as {said:?}, it was quantized as {spec:?}",
+                    node.name,
+                    graph.tensor(id).name
+                ));
+            }
         }
     }
     Ok(())

@@ -4,7 +4,7 @@
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
     DType, Dim, Graph, GraphBuilder, Init, IrError, Op, PrecisionPolicy, Recompute, Role, Shape,
-    Tag, TensorId, apply_precision, differentiate, fuse, ops, recompute,
+    Tag, TensorId, TensorType, apply_precision, differentiate, fuse, ops, recompute,
 };
 use deepwell_precision::Format;
 
@@ -76,7 +76,7 @@ fn gpt_block_as_text() {
     let graph = gpt(2).unwrap();
     insta::assert_snapshot!("gpt_differentiated", differentiate(&graph).unwrap().to_string());
     let quantized = quantized(&graph, Recompute::Selective);
-    insta::assert_snapshot!("gpt_fused", fuse(&quantized, &|_| true).unwrap().to_string());
+    insta::assert_snapshot!("gpt_fused", fuse(&quantized, &|_, _| true).unwrap().to_string());
 }
 
 fn llama() -> Graph {
@@ -88,33 +88,37 @@ fn fused_graphs_compute_the_same_tensors() {
     for graph in [gpt(2).unwrap(), llama()] {
         for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
             let quantized = quantized(&graph, rule);
-            let apart = fuse(&quantized, &|_| false).unwrap();
-            let fused = fuse(&quantized, &|_| true).unwrap();
+            let apart = fuse(&quantized, &|_, _| false).unwrap();
+            let fused = fuse(&quantized, &|_, _| true).unwrap();
             assert_eq!(Graph::from_json(&fused.to_json()).unwrap(), fused);
             // A quantization without a producer of its own kind stays: attention, weights.
-            let mut gone = Vec::new();
             for node in &fused.nodes {
+                let before = apart.nodes.iter().find(|other| other.name == node.name).unwrap();
+                assert_eq!(*node.op.leading(), before.op);
+                assert!(node.inputs.starts_with(&before.inputs), "`{}`", node.name);
                 let Op::WithQuantize(op) = &node.op else { continue };
                 for entry in &op.quantized {
                     assert_eq!(op.position_of_output(entry.output).is_some(), entry.keep);
                 }
-                let before = apart.nodes.iter().find(|other| other.name == node.name).unwrap();
-                assert_eq!(*op.producer, before.op);
-                assert_eq!(node.inputs, before.inputs);
-                gone.extend(before.outputs.iter().filter(|id| !node.outputs.contains(id)));
             }
+            // What is not written any more was read only by what is merged with its producer.
+            let written = |graph: &Graph| -> Vec<TensorId> {
+                graph.nodes.iter().flat_map(|node| node.outputs.iter().copied()).collect()
+            };
+            let (all, left) = (written(&apart), written(&fused));
+            let gone: Vec<TensorId> = all.iter().filter(|id| !left.contains(id)).copied().collect();
             assert!(!gone.is_empty(), "{rule}");
+            assert_eq!(all.len(), left.len() + gone.len(), "{rule}");
+            let readers =
+                apart.nodes.iter().filter(|node| node.inputs.iter().any(|id| gone.contains(id)));
+            for node in readers {
+                let merged = matches!(node.op, Op::Quantize(_) | Op::Gelu(_) | Op::GeluBackward(_));
+                assert!(merged, "`{}`", node.name);
+                assert!(!fused.nodes.iter().any(|other| other.name == node.name));
+            }
             for node in &fused.nodes {
                 assert!(node.inputs.iter().all(|id| !gone.contains(id)), "`{}`", node.name);
             }
-            // All else is written as before, in the same order.
-            let written = |graph: &Graph| -> Vec<TensorId> {
-                let all = graph.nodes.iter().flat_map(|node| node.outputs.iter().copied());
-                let mut all: Vec<TensorId> = all.filter(|id| !gone.contains(id)).collect();
-                all.sort_unstable();
-                all
-            };
-            assert_eq!(written(&apart), written(&fused), "{rule}");
         }
     }
 }
@@ -122,7 +126,7 @@ fn fused_graphs_compute_the_same_tensors() {
 #[test]
 fn only_what_the_catalog_has_is_fused() {
     let quantized = quantized(&llama(), Recompute::None);
-    let names = |fuses: &dyn Fn(&Op) -> bool| -> Vec<&'static str> {
+    let names = |fuses: &dyn Fn(&Op, &[TensorType]) -> bool| -> Vec<&'static str> {
         let graph = fuse(&quantized, fuses).unwrap();
         let mut names: Vec<_> = graph
             .nodes
@@ -134,10 +138,10 @@ fn only_what_the_catalog_has_is_fused() {
         names.dedup();
         names
     };
-    assert_eq!(names(&|_| false), Vec::<&str>::new());
-    assert_eq!(names(&|op| op.name() == "swiglu_quantize"), ["swiglu_quantize"]);
+    assert_eq!(names(&|_, _| false), Vec::<&str>::new());
+    assert_eq!(names(&|op, _| op.name() == "swiglu_quantize"), ["swiglu_quantize"]);
     assert_eq!(
-        names(&|_| true),
+        names(&|_, _| true),
         [
             "add_rms_norm_quantize",
             "rms_norm_backward_quantize",
@@ -154,7 +158,7 @@ fn a_high_precision_output_stays_where_it_is_read() {
     let policy =
         all_mxfp8().with_rule("model.layers.1.self_attn.q_proj.weight", Format::Bf16).unwrap();
     let graph = recompute(&differentiate(&llama()).unwrap(), Recompute::None).unwrap();
-    let graph = fuse(&apply_precision(&graph, &policy).unwrap().0, &|_| true).unwrap();
+    let graph = fuse(&apply_precision(&graph, &policy).unwrap().0, &|_, _| true).unwrap();
     let fused = |name: &str| {
         let node = graph.nodes.iter().find(|node| node.name == name).unwrap();
         let Op::WithQuantize(op) = &node.op else { panic!("`{name}` is `{}`", node.op.name()) };
@@ -167,4 +171,49 @@ fn a_high_precision_output_stays_where_it_is_read() {
     // The projection in BF16 reads the norm's output as it is, its neighbours read codes.
     assert_eq!(fused("layers.0.post_attention_layernorm"), [(1, false)]);
     assert_eq!(fused("layers.1.input_layernorm"), [(1, true)]);
+}
+
+/// A product, the activation behind it and the quantization of that become one op, and the product
+/// stays where the backward pass reads it; where the catalog lacks the whole, its parts are asked
+/// for.
+#[test]
+fn activations_are_fused_with_their_products() {
+    let graph = gpt(2).unwrap();
+    let names = |fuses: &dyn Fn(&Op, &[TensorType]) -> bool| -> Vec<String> {
+        let graph = fuse(&quantized(&graph, Recompute::None), fuses).unwrap();
+        let name = |node: &deepwell_ir::Node| {
+            let of_layer = node.name.starts_with("layers.1.") && node.op.name().contains("gelu");
+            let kept = matches!(&node.op, Op::WithActivation(op) if op.keep);
+            of_layer.then(|| format!("{}{}", node.op.name(), if kept { " kept" } else { "" }))
+        };
+        graph.nodes.iter().filter_map(name).collect()
+    };
+    let whole = ["mx_gemm_gelu_quantize", "mx_gemm_gelu_backward_quantize"];
+    assert_eq!(names(&|_, _| true), whole);
+    let apart = ["gelu", "gelu_backward"];
+    assert_eq!(names(&|_, _| false), apart);
+    // No product with a quantization: then an activation has its own.
+    let of_elements = ["gelu_quantize", "gelu_backward_quantize"];
+    assert_eq!(names(&|op, _| !op.name().starts_with("mx_gemm")), of_elements);
+    // Widths are known, numbers of tokens are not.
+    let wide = |_: &Op, inputs: &[TensorType]| {
+        let sizes = |tensor: &TensorType| tensor.shape.as_fixed();
+        assert!(inputs.iter().any(|tensor| sizes(tensor).is_none()));
+        inputs.iter().filter_map(sizes).any(|sizes| sizes[0] == 4 * WIDTH)
+    };
+    assert_eq!(names(&wide)[0], whole[0]);
+    // In BF16 nothing is quantized.
+    let differentiated = recompute(&differentiate(&graph).unwrap(), Recompute::None).unwrap();
+    let in_bf16 = apply_precision(&differentiated, &PrecisionPolicy::bf16()).unwrap().0;
+    let fused = fuse(&in_bf16, &|_, _| true).unwrap();
+    let found: Vec<&Op> = fused
+        .nodes
+        .iter()
+        .map(|node| &node.op)
+        .filter(|op| matches!(op, Op::WithActivation(_)))
+        .collect();
+    assert_eq!(found.len(), 4);
+    let keeps = |op: &&Op| matches!(op, Op::WithActivation(op) if op.keep);
+    assert_eq!(found.iter().filter(|op| keeps(op)).count(), 2);
+    assert!(found[2..].iter().all(|op| op.name() == "linear_input_grad_gelu_backward"));
 }

@@ -31,7 +31,7 @@ pub fn lower(
 ) -> Result<Program, PlanError> {
     let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
     let (quantized, precision) = apply_precision(&differentiated, &plan.policy)?;
-    let graph = fuse(&quantized, &|op| catalog.fuses(op, target))?;
+    let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, plan.micro_batches);
     lowering.persistent_values();
     for micro_batch in 0..plan.micro_batches as u32 {
@@ -58,7 +58,7 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let (quantized, precision) = apply_precision(graph, &plan.policy)?;
-    let graph = fuse(&quantized, &|op| catalog.fuses(op, target))?;
+    let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, 1);
     lowering.persistent_values();
     lowering.phase(Phase::Forward, 0)?;
@@ -509,8 +509,15 @@ pub fn arena_bytes_with_fallback(
 pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
     let (mut mx, mut blocks, mut all) = (0u64, 0u64, 0u64);
     for call in program.calls.iter().filter(|call| !call.recomputes) {
-        let flops = call.cost.flops;
-        match call.op {
+        // Of a product with what follows it, the product alone.
+        let leading = call.op.leading();
+        let shapes: Vec<Vec<usize>> =
+            call.inputs().iter().map(|operand| program.value(operand.value).shape.clone()).collect();
+        let flops = match leading == &call.op {
+            true => call.cost.flops,
+            false => leading.rule().flops(&shapes),
+        };
+        match leading {
             Op::MxGemm(_) => {
                 mx += flops;
                 blocks += flops;

@@ -9,7 +9,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
     Graph, KernelCatalog, KernelRequest, NoKernel, Op, Phase, Program, Recompute, Selection,
-    Target, TensorKind, ValueId,
+    Target, TensorKind, TensorType, ValueId,
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_target};
 use deepwell_plan::{
@@ -32,7 +32,7 @@ impl KernelCatalog for Fusing {
         CpuCatalog.select(request, target)
     }
 
-    fn fuses(&self, _op: &Op, _target: &Target) -> bool {
+    fn fuses(&self, _op: &Op, _inputs: &[TensorType], _target: &Target) -> bool {
         true
     }
 
@@ -197,10 +197,10 @@ fn fused_programs_give_the_same_bits() {
         "mxfp8",
         &[
             "add_layer_norm_quantize",
-            "gelu_backward_quantize",
-            "gelu_quantize",
             "layer_norm_backward_quantize",
             "layer_norm_quantize",
+            "mx_gemm_gelu_backward_quantize",
+            "mx_gemm_gelu_quantize",
         ],
         "layers.1.gelu",
     );

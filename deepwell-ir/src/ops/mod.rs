@@ -22,6 +22,7 @@ mod route;
 mod sink_attention;
 mod split_columns;
 mod swiglu;
+mod with_activation;
 mod with_quantize;
 
 pub use adamw::{AdamW, GradNorm};
@@ -46,6 +47,7 @@ pub use route::{Route, RouteGroups, RouteScore};
 pub use sink_attention::SinkAttention;
 pub use split_columns::SplitColumns;
 pub use swiglu::{SwiGlu, SwiGluBackward};
+pub use with_activation::WithActivation;
 pub use with_quantize::{QuantizedOutput, WithQuantize};
 
 use crate::op::TensorType;

@@ -39,7 +39,7 @@ pub struct WithQuantize {
 }
 
 /// Producers that may be fused: the name of the fused op, and how many outputs the producer has.
-const fn fused_form(producer: &Op) -> Option<(&'static str, usize)> {
+fn fused_form(producer: &Op) -> Option<(&'static str, usize)> {
     Some(match producer {
         Op::RmsNorm(_) => ("rms_norm_quantize", 2),
         Op::AddRmsNorm(_) => ("add_rms_norm_quantize", 3),
@@ -52,6 +52,10 @@ const fn fused_form(producer: &Op) -> Option<(&'static str, usize)> {
         Op::Gelu(_) => ("gelu_quantize", 1),
         Op::GeluBackward(_) => ("gelu_backward_quantize", 1),
         Op::RopeBackward(_) => ("rope_backward_quantize", 1),
+        Op::Linear(_) => ("linear_quantize", 1),
+        Op::LinearInputGrad(_) => ("linear_input_grad_quantize", 1),
+        Op::MxGemm(_) => ("mx_gemm_quantize", 1),
+        Op::WithActivation(op) => (op.quantized_name()?, op.output_count()),
         _ => return None,
     })
 }
@@ -152,8 +156,8 @@ impl OpRule for WithQuantize {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         if !WithQuantize::is_producer(&self.producer) {
             return Err(self.error(
-                "a producer that has a fused form: a normalization, an activation function, or the \
-                 backward of one of them or of a rotation",
+                "a producer that has a fused form: a normalization, an activation function, the \
+                 backward of one of them or of a rotation, or a product of a linear layer",
                 format!("`{}`", self.producer.name()),
             ));
         }

@@ -140,18 +140,20 @@ __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& res
     }
 }
 
-// The epilogue warps: writes tile after tile.
-template <typename S, typename Tiles, typename Element>
-__device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& shared,
-                                                   uint32 tensor_base, Tiles tiles,
-                                                   const TileResult<Element>& result) {
+// Pieces, of `kPieces` of a tile, after which all that accumulators share is read: the end of the
+// first and the beginning of the second.
+template <typename S, int kPieces>
+constexpr int kReleasedPieces = S::kShares ? 1 : kPieces;
+
+// The epilogue warps: `store(row, column, address, backwards, staged, release)` takes the 32 rows
+// of a warp of tile after tile, as store_tensor_tile does.
+template <typename S, typename Tiles, typename Store>
+__device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared,
+                                                  uint32 tensor_base, Tiles tiles, Store store) {
     const uint32 quarter = threadIdx.x / 32 - sm100::kFirstEpilogueWarp;
     const uint32 own_row = sm100::rank_in_pair<S>() * sm100::kBlockM + quarter * 32;
     const uint32 lanes = quarter * 32 << 16;
     uint8* staged = shared.staged + quarter * (32 * 128);
-    // What accumulators share is the end of the first and the beginning of the second.
-    constexpr int kPieces = S::kTileN * sizeof(Element) / 128;
-    constexpr int kReleased = S::kShares ? 1 : kPieces;
     sm100::Ring<sm100::kAccumulators> ring;
     sm100::Ring<S::kDrained> drained;
     for (TilePlace place; tiles.next(place);) {
@@ -159,15 +161,28 @@ __device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& share
         tcgen05_fence_after_barrier();
         const uint32 address = tensor_base + lanes + ring.index * S::kAccumulatorStride;
         const bool backwards = S::kShares && ring.index == 0;
-        store_tensor_tile<S::kTileN, kReleased>(
-            result, place.row + own_row, place.column, address, backwards, staged, [&] {
-                tcgen05_fence_before_barrier();
-                __syncwarp();
-                if (threadIdx.x % 32 == 0) {
-                    sm100::arrive_at_first<S>(shared.drained + drained.index);
-                }
-            });
+        store(place.row + own_row, place.column, address, backwards, staged, [&] {
+            tcgen05_fence_before_barrier();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                sm100::arrive_at_first<S>(shared.drained + drained.index);
+            }
+        });
         ring.advance();
         drained.advance();
     }
+}
+
+// The epilogue warps: writes tile after tile.
+template <typename S, typename Tiles, typename Element>
+__device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& shared,
+                                                   uint32 tensor_base, Tiles tiles,
+                                                   const TileResult<Element>& result) {
+    constexpr int kPieces = S::kTileN * sizeof(Element) / 128;
+    take_tensor_tiles(shared, tensor_base, tiles,
+                      [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
+                          auto release) {
+                          store_tensor_tile<S::kTileN, kReleasedPieces<S, kPieces>>(
+                              result, row, column, address, backwards, staged, release);
+                      });
 }

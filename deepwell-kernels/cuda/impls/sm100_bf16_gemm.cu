@@ -12,9 +12,8 @@
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
+#include "epilogue/sm100_bf16_gemm.cuh"
 #include "epilogue/store_tensor_tile.cuh"
-#include "mma/sm100_bf16_tile.cuh"
-#include "ptx/elect.cuh"
 #include "scheduler/tile_walk.cuh"
 
 using namespace sm100_bf16;
@@ -25,24 +24,10 @@ extern __shared__ __align__(1024) uint8 memory[];
 template <template <typename, bool...> class Tiles, typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                                      const TileResult<Element>& result, int32 depth) {
-    const Shared<S> shared(memory);
-    const uint32 tensor_base = begin<Tiles<S>>(shared);
-    const uint32 warp = threadIdx.x / 32;
-    const int32 pieces = (depth + kBlockK - 1) / kBlockK;
-    const Tiles<S> tiles(shared, result.rows, result.columns);
-
-    if (warp == kCopyWarp) {
-        if (elect_one()) {
-            copy_elements(shared, a, b, tiles.asking(), pieces);
-        }
-    } else if (warp == kMultiplyWarp) {
-        if (rank_in_pair<S>() == 0 && elect_one()) {
-            multiply_elements(shared, tensor_base, tiles, pieces);
-        }
-    } else if (warp >= kFirstEpilogueWarp) {
-        store_tensor_tiles(shared, tensor_base, tiles, result);
-    }
-    end<S>(tensor_base);
+    bf16_product<Tiles, S>(a, b, result.rows, result.columns, depth, memory,
+                           [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
+                               store_tensor_tiles(shared, tensor_base, tiles, result);
+                           });
 }
 
 // a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes: by

@@ -10,9 +10,8 @@
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
+#include "epilogue/sm100_mxfp8_gemm.cuh"
 #include "epilogue/store_tensor_tile.cuh"
-#include "mma/sm100_mxfp8_tile.cuh"
-#include "ptx/elect.cuh"
 #include "scheduler/tile_walk.cuh"
 
 using namespace sm100_mxfp8;
@@ -23,33 +22,10 @@ template <template <typename, bool...> class Tiles, typename S, typename Element
 __device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
                                      const TensorMap& b, const Scales& b_scales,
                                      const TileResult<Element>& result, int32 depth) {
-    const Shared<S> shared(memory);
-    const uint32 tensor_base = begin<Tiles<S>>(shared);
-    const uint32 warp = threadIdx.x / 32;
-    const uint32 rank = rank_in_pair<S>();
-    const int32 pieces = (depth + kDepthBytes - 1) / kDepthBytes;
-    const Tiles<S> tiles(shared, result.rows, result.columns);
-
-    if (warp == kCopyWarp) {
-        if (elect_one()) {
-            copy_codes(shared, a, b, tiles.asking(), pieces);
-        }
-    } else if (warp == kMultiplyWarp) {
-        if (rank == 0 && elect_one()) {
-            multiply_codes(shared, tensor_base, tiles, pieces);
-        }
-    } else if (warp == kScalesWarpA) {
-        fetch_scales<S, 0, 1>(shared, a_scales, tiles, pieces, [=](const TilePlace& place) {
-            return static_cast<int32>(place.row + rank * kBlockM);
-        });
-    } else if (warp == kScalesWarpB) {
-        fetch_scales<S, 1, S::kScaleTiles - 1>(
-            shared, b_scales, tiles, pieces,
-            [=](const TilePlace& place) { return static_cast<int32>(place.column); });
-    } else {
-        store_tensor_tiles(shared, tensor_base, tiles, result);
-    }
-    end<S>(tensor_base);
+    mxfp8_product<Tiles, S>(a, a_scales, b, b_scales, depth, memory,
+                            [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
+                                store_tensor_tiles(shared, tensor_base, tiles, result);
+                            });
 }
 
 // a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / blocks rows, both of 128 columns and

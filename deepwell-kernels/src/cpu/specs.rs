@@ -11,7 +11,7 @@ use deepwell_ir::{
 use half::bf16;
 
 use super::attention;
-use super::calls::{Scratch, attention_shape};
+use super::calls::{Scratch, attention_shape, with_activation_workspace_bytes};
 use super::gemm::{self, DataKind, Tier};
 use super::{add, layer_norm, linear_cross_entropy, rms_norm};
 
@@ -81,11 +81,22 @@ pub fn cpu_kernels() -> &'static [CpuKernelSpec] {
 type WorkspaceBytes = fn(&KernelRequest<'_>, Tier, usize) -> usize;
 
 /// Ops that multiply matrices: one kernel per tier.
-const TIERED: [(&str, WorkspaceBytes); 8] = [
+const TIERED: [(&str, WorkspaceBytes); 19] = [
     ("linear", matrix),
     ("linear_input_grad", matrix),
     ("linear_weight_grad", matrix),
     ("mx_gemm", matrix),
+    ("linear_gelu", with_activation),
+    ("linear_input_grad_gelu_backward", with_activation),
+    ("mx_gemm_gelu", with_activation),
+    ("mx_gemm_gelu_backward", with_activation),
+    ("linear_quantize", with_quantize),
+    ("linear_input_grad_quantize", with_quantize),
+    ("mx_gemm_quantize", with_quantize),
+    ("linear_gelu_quantize", with_quantize),
+    ("linear_input_grad_gelu_backward_quantize", with_quantize),
+    ("mx_gemm_gelu_quantize", with_quantize),
+    ("mx_gemm_gelu_backward_quantize", with_quantize),
     ("attention", attention_forward),
     ("attention_backward", attention_backward),
     ("linear_cross_entropy", head),
@@ -169,6 +180,12 @@ fn head_rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usi
 fn layer_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let x = &request.operands[1].shape;
     layer_norm::layer_norm_backward_workspace_bytes(x[0], x[1])
+}
+
+/// What the product wants, and room for it where it is not stored.
+fn with_activation(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+    let Op::WithActivation(op) = request.op else { return 0 };
+    with_activation_workspace_bytes(request, op, |product| matrix(product, tier, threads))
 }
 
 /// What the producer wants, and room for those of its outputs that are not stored.

@@ -1,7 +1,8 @@
 //! Which CUDA kernels there are, for the planner.
 
 use deepwell_ir::{
-    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Rejected, Selection, Target,
+    Binding, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, OperandType, Rejected,
+    Selection, Target, TensorType,
 };
 
 use super::kernels::{cuda_kernels, fused, tile_selection};
@@ -60,20 +61,40 @@ impl KernelCatalog for CudaCatalog {
         Err(NoKernel { op, arch: target.arch.clone(), rejected })
     }
 
-    /// Yes where one of our kernels makes all of it. Sizes are not known yet, and need not be: what
-    /// is quantized is an operand of a matrix product, so its rows are whole groups of 32, and the
-    /// kernels take all such rows that they can index and hold the sums of.
-    fn fuses(&self, op: &Op, target: &Target) -> bool {
-        let Op::WithQuantize(fused) = op else { return false };
-        fused::reject(fused).is_none()
-            && cuda_kernels()
-                .filter(|spec| spec.ops.contains(&op.name()))
-                .any(|spec| absence(spec, target).is_none())
+    /// Yes where one of our kernels makes all of it. Most of them need no sizes: what is quantized
+    /// is an operand of a matrix product, so its rows are whole groups of 32, and the kernels take
+    /// all such rows that they can index and hold the sums of. Products want rows of whole pieces,
+    /// whatever the number of tokens.
+    fn fuses(&self, op: &Op, inputs: &[TensorType], target: &Target) -> bool {
+        let mut kernels = cuda_kernels().filter(|spec| spec.ops.contains(&op.name()));
+        match op {
+            Op::WithQuantize(fused) if !is_product(op.leading()) => {
+                fused::reject(fused).is_none()
+                    && kernels.any(|spec| absence(spec, target).is_none())
+            }
+            Op::WithQuantize(_) | Op::WithActivation(_) => {
+                let one_token = Binding { batch: 1, seq: 1 };
+                let bind = |input: &TensorType| OperandType {
+                    dtype: input.dtype,
+                    shape: input.shape.bind(&one_token),
+                };
+                let mut operands: Vec<OperandType> = inputs.iter().map(bind).collect();
+                let Ok(outputs) = op.outputs_of(&operands) else { return false };
+                operands.extend(outputs);
+                let request = KernelRequest { op, operands: &operands, input_count: inputs.len() };
+                kernels.any(|spec| rejection(spec, &request, target).is_none())
+            }
+            _ => false,
+        }
     }
 
     fn fixed_overhead_bytes(&self, _target: &Target) -> usize {
         CONTEXT_BYTES + super::prepare::RESERVED_BYTES
     }
+}
+
+fn is_product(op: &Op) -> bool {
+    matches!(op, Op::Linear(_) | Op::LinearInputGrad(_) | Op::MxGemm(_))
 }
 
 /// Why a kernel is not there on a target.
@@ -98,11 +119,11 @@ fn rejection(
 
 #[cfg(test)]
 mod tests {
+    use deepwell_ir::DType;
     use deepwell_ir::ops::{
         AddRmsNorm, Axis, Gelu, GeluBackward, LayerNorm, Quantize, QuantizedOutput, RmsNorm,
         SwiGlu, SwiGluBackward, WithQuantize,
     };
-    use deepwell_ir::{DType, OperandType};
     use deepwell_precision::{ElementFormat, MxSpec};
 
     use super::*;
@@ -122,9 +143,9 @@ mod tests {
             for architecture in Architecture::ALL {
                 let target = cuda_target(architecture, 132, &[]);
                 let what = format!("{} {} on {}", op.name(), op.rule().attributes(), target.arch);
-                assert_eq!(CudaCatalog.fuses(&op, &target), expected, "{what}");
+                assert_eq!(CudaCatalog.fuses(&op, &[], &target), expected, "{what}");
             }
-            assert!(!CudaCatalog.fuses(&op, &Target::cpu(2, Vec::new())));
+            assert!(!CudaCatalog.fuses(&op, &[], &Target::cpu(2, Vec::new())));
         };
         let (norm, add) = (RmsNorm { eps: 1e-5 }, AddRmsNorm { eps: 1e-5 });
         for axis in [Axis::Row, Axis::Column, Axis::Both] {

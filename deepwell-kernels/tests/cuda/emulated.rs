@@ -25,9 +25,9 @@ use crate::mx::MxKind;
 use crate::products::Kind;
 use crate::{
     adamw, add, attention, attention_backward, bf16_gemm, bias_grad, cast, elementwise_quantize,
-    embedding, embedding_backward, expand_scales, gelu, grad_norm, layer_norm, layer_norm_backward,
-    linear_cross_entropy, mxfp8_gemm, norm_quantize, ptx, quantize, rms_norm, rms_norm_backward,
-    rope, sm100_bf16_gemm, sm100_mxfp8_gemm, sm120_mxfp8_gemm, swiglu,
+    embedding, embedding_backward, expand_scales, fused_product, gelu, grad_norm, layer_norm,
+    layer_norm_backward, linear_cross_entropy, mxfp8_gemm, norm_quantize, ptx, quantize, rms_norm,
+    rms_norm_backward, rope, sm100_bf16_gemm, sm100_mxfp8_gemm, sm120_mxfp8_gemm, swiglu,
 };
 
 /// Multiprocessors of the emulated device.
@@ -140,6 +140,10 @@ table! {
         rope::check(gpu, &rope::Case::new(400, 3, 6, 48));
     };
     sm100_bf16_gemm on Sm100a: sm100_bf16_gemm::check_several_tiles;
+    sm100_bf16_gemm_fused on Sm100a: |gpu| {
+        let operands = fused_product::Operands::Bf16(Kind::Uniform);
+        fused_product::check_several_tiles(gpu, operands);
+    };
     // The stages of a ring are used again in the second tile, if not in the first, and each of the
     // four pieces of depth whose scales are read at a time is there.
     sm100_mxfp8_gemm on Sm100a: |gpu| {
@@ -154,6 +158,10 @@ table! {
                 sm100_mxfp8_gemm::check(gpu, kernel, Some(Tile { m, n, k: 128 }), sizes, &forms);
             }
         }
+    };
+    sm100_mxfp8_gemm_fused on Sm100a: |gpu| {
+        let operands = fused_product::Operands::Mx(MxKind::Even);
+        fused_product::check_several_tiles(gpu, operands);
     };
     sm120_mxfp8_gemm on Sm120a: |gpu| {
         for sizes in [(390, 264, 416), (140, 140, 150)] {

@@ -20,6 +20,7 @@ mod embedding_backward;
 #[cfg(feature = "emulated")]
 mod emulated;
 mod expand_scales;
+mod fused_product;
 mod gelu;
 mod grad_norm;
 mod harness;

@@ -51,7 +51,7 @@ pub fn lower_inference(
     };
     let plan = base_plan(graph, &request, target);
     let (quantized, precision) = apply_precision(graph, policy)?;
-    let mut graph = fuse(&quantized, &|op| catalog.fuses(op, target))?;
+    let mut graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
     // The loss is dropped only now: the head has its compute copy already.
     let is_loss = |op: &Op| matches!(op, Op::LinearCrossEntropy(_));
     let Some(loss) = graph.nodes.iter().position(|node| is_loss(&node.op)) else {

@@ -168,7 +168,7 @@ impl Observer for Audit {
             }
             _ => None,
         };
-        if matches!(call.op, Op::MxGemm(_)) {
+        if matches!(call.op.leading(), Op::MxGemm(_)) {
             self.check_unchanged(program, call, backend)?;
         }
         Ok(Verdict::Run)
@@ -181,11 +181,11 @@ impl Observer for Audit {
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         let backend = &*backend;
+        if matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_)) {
+            self.check_copy(program, call, backend, "")?;
+        }
         let report = &mut self.report;
         match (&call.op, self.pending.take()) {
-            (Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_), _) => {
-                self.check_copy(program, call, backend, "")
-            }
             (Op::GradNorm(_), _) => update::check_norm(report, program, call, backend),
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, backend)

@@ -37,9 +37,15 @@ impl MxTables {
     }
 }
 
-/// Whether the op is a matrix product of a linear layer.
+/// Whether the op is a matrix product of a linear layer, or one with what follows it whose first
+/// output is the product.
 pub(super) fn is_product(op: &Op) -> bool {
-    matches!(op, Op::MxGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_))
+    match op {
+        Op::MxGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => true,
+        Op::WithActivation(op) => op.keep,
+        Op::WithQuantize(op) => op.keeps(0) && is_product(&op.producer),
+        _ => false,
+    }
 }
 
 /// An operand as a matrix `[outer, k]`.
@@ -99,7 +105,7 @@ impl<'a> Product<'a> {
             let mx = Some((operand(index + 1)?, tables));
             Ok(Factor { data: operand(index)?, mx, is_transposed: false })
         };
-        let (a, b, bias) = match &call.op {
+        let (a, b, bias) = match call.op.leading() {
             Op::MxGemm(op) => (codes(0)?, codes(2)?, op.bias.then_some(4)),
             Op::LinearInputGrad(_) => (plain(0, false)?, plain(1, true)?, None),
             Op::LinearWeightGrad(_) => (plain(0, true)?, plain(1, true)?, None),

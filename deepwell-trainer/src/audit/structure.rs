@@ -125,7 +125,7 @@ impl<'a> Origins<'a> {
         let of_value = |value: ValueId| self.parameters.get(&value).copied();
         let output = call.outputs().first().map(|operand| operand.value);
         let weight = |index: usize| call.operands.get(index).map(|operand| operand.value);
-        Some(match &call.op {
+        Some(match call.op.leading() {
             Op::Linear(_) => (Product::Fprop, weight(1).and_then(of_value)),
             Op::LinearInputGrad(_) => (Product::Dgrad, weight(1).and_then(of_value)),
             Op::LinearWeightGrad(_) => (Product::Wgrad, output.and_then(of_value)),
@@ -168,7 +168,7 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut layers: HashMap<String, LayerUse> = HashMap::new();
     for call in &program.calls {
-        if let Op::MxGemm(op) = &call.op {
+        if let Op::MxGemm(op) = call.op.leading() {
             let mut add = |what: String| {
                 findings.push(Finding { call: call.name.clone(), what });
             };
@@ -296,7 +296,7 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
     let mut counts: HashMap<(usize, Product), usize> = HashMap::new();
     for call in &program.calls {
         let Some((product, parameter)) = origins.parameter_of(call) else { continue };
-        let is_mx_call = matches!(call.op, Op::MxGemm(_));
+        let is_mx_call = matches!(call.op.leading(), Op::MxGemm(_));
         let Some(index) = parameter else {
             add(&call.name, format!("{} of no known parameter", product.name()));
             continue;

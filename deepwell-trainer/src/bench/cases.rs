@@ -73,7 +73,7 @@ pub(super) fn cases_of(
     // Of fused ops only those that the device has.
     let (catalog, target) = (settings.device.catalog(), settings.device.target(hardware)?);
     calls.retain(|call| {
-        !matches!(call.op, Op::WithQuantize(_)) || call.select(catalog.as_ref(), &target).is_ok()
+        call.op.leading() == &call.op || call.select(catalog.as_ref(), &target).is_ok()
     });
     Ok(calls.into_iter().map(Case::new).collect())
 }
@@ -91,7 +91,7 @@ fn programs(settings: &Settings, hardware: &Hardware) -> Result<Vec<Program>, Tr
 
 /// Which section times an op; none for those that only whole steps show.
 fn section_of(op: &Op) -> Option<Section> {
-    Some(match op {
+    Some(match op.leading() {
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::MxGemm(_) => {
             Section::Gemm
         }
@@ -109,8 +109,7 @@ fn section_of(op: &Op) -> Option<Section> {
         | Op::GeluBackward(_)
         | Op::Rope(_)
         | Op::RopeBackward(_)
-        | Op::Add(_)
-        | Op::WithQuantize(_) => Section::Norms,
+        | Op::Add(_) => Section::Norms,
         Op::GradNorm(_) | Op::AdamW(_) => Section::Optimizer,
         _ => return None,
     })
@@ -307,8 +306,10 @@ fn blocks(spec: MxSpec) -> String {
 }
 
 fn dtype_text(call: &SingleCall) -> String {
+    if let Op::MxGemm(op) = call.op.leading() {
+        return format!("mxfp8 {}*{}", blocks(op.a), blocks(op.b));
+    }
     match &call.op {
-        Op::MxGemm(op) => format!("mxfp8 {}*{}", blocks(op.a), blocks(op.b)),
         Op::Quantize(op) => format!("{} to mxfp8 {}", call.operands[0].dtype, blocks(op.spec)),
         Op::WithQuantize(op) => {
             let spec = op.quantized.first().map(|entry| blocks(entry.quantize.spec));
@@ -321,7 +322,7 @@ fn dtype_text(call: &SingleCall) -> String {
 /// `(product, M, N, K)` of a matrix product.
 fn product_of(call: &SingleCall) -> Option<(Product, usize, usize, usize)> {
     let shape = |index: usize| &call.operands[index].shape;
-    Some(match &call.op {
+    Some(match call.op.leading() {
         Op::Linear(_) => (Product::Fprop, shape(0)[0], shape(1)[0], shape(0)[1]),
         Op::LinearInputGrad(_) => (Product::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
         Op::LinearWeightGrad(_) => (Product::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
@@ -380,6 +381,10 @@ fn sequences(call: &SingleCall) -> usize {
 
 fn peer_task(call: &SingleCall) -> Option<PeerTask> {
     if let Some((product, m, n, k)) = product_of(call) {
+        // Nobody else has the fused ones.
+        if call.op.leading() != &call.op {
+            return None;
+        }
         let fp8 = matches!(call.op, Op::MxGemm(_));
         return Some(PeerTask::Gemm { product: product.name().to_string(), m, n, k, fp8 });
     }

@@ -27,10 +27,7 @@ pub(super) enum Fill {
 
 /// What the operands of a call hold, in their order.
 pub(super) fn fills(call: &SingleCall) -> Vec<Fill> {
-    let producer = match &call.op {
-        Op::WithQuantize(fused) => fused.producer.as_ref(),
-        op => op,
-    };
+    let producer = call.op.leading();
     (0..call.operands.len())
         .map(|index| {
             // What is only written, and accumulators; the optimizer's state is neither.

@@ -133,7 +133,7 @@ pub(super) fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
         program
             .calls
             .iter()
-            .filter(|call| matches!(call.op, Op::MxGemm(_)))
+            .filter(|call| matches!(call.op.leading(), Op::MxGemm(_)))
             .find(|call| call.inputs().iter().any(|operand| operand.value == codes))
     };
     program

@@ -27,7 +27,7 @@ impl ProductCounts {
     pub fn gemms_of(program: &Program) -> ProductCounts {
         let mut counts = ProductCounts::default();
         for call in &program.calls {
-            if let Op::MxGemm(op) = &call.op {
+            if let Op::MxGemm(op) = call.op.leading() {
                 counts.add(op.product, 1);
             }
         }
@@ -38,7 +38,7 @@ impl ProductCounts {
     pub fn bytes_of(program: &Program) -> ProductCounts {
         let mut counts = ProductCounts::default();
         for call in &program.calls {
-            if let Op::MxGemm(op) = &call.op {
+            if let Op::MxGemm(op) = call.op.leading() {
                 let bytes: usize = call.operands[..4]
                     .iter()
                     .map(|operand| program.value(operand.value).range.bytes)

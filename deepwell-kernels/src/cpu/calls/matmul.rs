@@ -67,7 +67,7 @@ fn bias(operands: &Operands<'_>, index: usize, target: usize) -> Result<Run, Ker
 }
 
 /// fprop `[T,K]·[N,K]ᵀ`, dgrad `[T,N]·[N,K]`, wgrad `[T,N]ᵀ·[T,K]`.
-pub(super) fn linear(operands: &Operands<'_>) -> Result<Run, KernelError> {
+pub(super) fn linear(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let tier = operands.tier()?;
     let (a, b) = (Matrix::new(operands, 0)?, Matrix::new(operands, 1)?);
     let target_index = operands.output(0);
@@ -76,12 +76,12 @@ pub(super) fn linear(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let (a_rows, a_columns) = (operands.shape(0)[0], operands.shape(0)[1]);
     let b_columns = operands.shape(1)[1];
     let b_rows = operands.shape(1)[0];
-    let product = match operands.call.op {
+    let product = match op {
         Op::LinearInputGrad(_) => Product::Dgrad,
         Op::LinearWeightGrad(_) => Product::Wgrad,
         _ => Product::Fprop,
     };
-    let add_bias = match &operands.call.op {
+    let add_bias = match op {
         Op::Linear(op) if op.bias => Some(bias(operands, 2, target_index)?),
         _ => None,
     };

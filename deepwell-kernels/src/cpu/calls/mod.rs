@@ -10,12 +10,14 @@ mod norm;
 mod optimizer;
 mod positions;
 mod quantize;
+mod with_activation;
 mod with_quantize;
 
 pub(crate) use attention::attention_shape;
 use bytemuck::Pod;
 use deepwell_ir::{ByteRange, Call, DType, Op, Program, Value};
 pub use quantize::decode_statistics;
+pub(crate) use with_activation::workspace_bytes as with_activation_workspace_bytes;
 pub(crate) use with_quantize::Scratch;
 
 use super::arena::{Arena, In, Out};
@@ -54,7 +56,7 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
         Op::AddPositions(_) => positions::forward(operands),
         Op::AddPositionsBackward(_) => positions::backward(operands),
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-            matmul::linear(operands)
+            matmul::linear(operands, op)
         }
         Op::MxGemm(op) => matmul::mx_gemm(operands, op),
         Op::BiasGrad(_) => elementwise::bias_grad(operands),
@@ -80,6 +82,7 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
         Op::LinearCrossEntropy(_) => head::forward(operands),
         Op::LinearCrossEntropyGrad(_) => head::with_gradients(operands),
         Op::Quantize(op) => quantize::quantize(operands, op),
+        Op::WithActivation(op) => with_activation::with_activation(operands, op),
         Op::WithQuantize(op) => with_quantize::with_quantize(operands, op),
         Op::GradNorm(_) => optimizer::grad_norm(operands),
         Op::AdamW(op) => optimizer::adamw(operands, op),

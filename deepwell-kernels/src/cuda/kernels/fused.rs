@@ -6,13 +6,19 @@ use deepwell_ir::ops::WithQuantize;
 use deepwell_precision::ElementFormat;
 
 /// The outputs of a producer that its kernels quantize.
-const fn quantizable(producer: &Op) -> &'static [usize] {
+fn quantizable(producer: &Op) -> &'static [usize] {
     match producer {
         Op::RmsNorm(_) | Op::LayerNorm(_) => &[0],
         // The first is the sum before the normalization, which no product reads.
         Op::AddRmsNorm(_) | Op::AddLayerNorm(_) => &[1],
         Op::SwiGlu(_) | Op::Gelu(_) | Op::GeluBackward(_) => &[0],
         Op::SwiGluBackward(_) => &[0, 1],
+        Op::Linear(_) | Op::LinearInputGrad(_) | Op::MxGemm(_) => &[0],
+        // What the activation gives.
+        Op::WithActivation(op) => match op.keep {
+            true => &[1],
+            false => &[0],
+        },
         _ => &[],
     }
 }

@@ -14,6 +14,7 @@ mod embedding;
 mod embedding_backward;
 mod expand_scales;
 pub(super) mod fused;
+mod fused_product;
 mod gelu;
 mod gelu_quantize;
 mod grad_norm;
@@ -32,7 +33,9 @@ mod rms_norm_quantize;
 mod rope;
 mod rows;
 mod sm100_bf16_gemm;
+mod sm100_bf16_gemm_fused;
 mod sm100_mxfp8_gemm;
+mod sm100_mxfp8_gemm_fused;
 mod sm120_mxfp8_gemm;
 mod support;
 mod swiglu;
@@ -52,6 +55,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         attention_backward::SPECS,
         cublaslt_linear::SPECS,
         sm100_bf16_gemm::SPECS,
+        sm100_bf16_gemm_fused::SPECS,
         bf16_gemm::SPECS,
         bias_grad::SPECS,
         cast::SPECS,
@@ -66,6 +70,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         linear_cross_entropy::SPECS,
         cublaslt_mx_gemm::SPECS,
         sm100_mxfp8_gemm::SPECS,
+        sm100_mxfp8_gemm_fused::SPECS,
         sm120_mxfp8_gemm::SPECS,
         mxfp8_gemm::SPECS,
         quantize::SPECS,
@@ -85,6 +90,8 @@ pub fn tile_selection(kernel: &str) -> Option<SelectTile> {
     let tiled = [
         (sm100_bf16_gemm::SPECS, sm100_bf16_gemm::select_tile as SelectTile),
         (sm100_mxfp8_gemm::SPECS, sm100_mxfp8_gemm::select_tile),
+        (sm100_bf16_gemm_fused::SPECS, sm100_bf16_gemm_fused::select_tile),
+        (sm100_mxfp8_gemm_fused::SPECS, sm100_mxfp8_gemm_fused::select_tile),
     ];
     let is_of = |specs: &[CudaKernelSpec]| specs.iter().any(|spec| spec.name == kernel);
     tiled.into_iter().find(|(specs, _)| is_of(specs)).map(|(_, select)| select)

@@ -7,9 +7,10 @@ use super::products::{LinearSizes, not_empty};
 use super::tcgen05::{
     BLOCK_ROWS, Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, boxes_by_rows,
 };
+use super::tcgen05_cost::ResultCost;
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
+use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 
 /// Elements by which rows of operands are apart, as tensor copies want.
@@ -38,9 +39,9 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[
 ];
 
 const OPS: &[&str] = &["linear", "linear_input_grad", "linear_weight_grad"];
-const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
+pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let rows_are_whole = || {
         let lengths = request.operands[..2].iter().map(|operand| operand.shape[1]);
         let odd = lengths.into_iter().find(|length| !length.is_multiple_of(WIDTH))?;
@@ -51,16 +52,16 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 /// What a product is to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Form {
-    name: &'static str,
-    sizes: ProductSizes,
+pub(super) struct Form {
+    pub(super) name: &'static str,
+    pub(super) sizes: ProductSizes,
     /// Whether operands are stored by depth; by rows otherwise.
     a_by_depth: bool,
     b_by_depth: bool,
 }
 
 impl Form {
-    fn new(op: &Op, sizes: LinearSizes) -> Form {
+    pub(super) fn new(op: &Op, sizes: LinearSizes) -> Form {
         let LinearSizes { tokens, outputs, inputs } = sizes;
         let (name, [rows, columns, depth], [a_by_depth, b_by_depth]) = match op {
             Op::LinearInputGrad(_) => ("input_grad", [tokens, inputs, outputs], [true, false]),
@@ -75,7 +76,25 @@ impl Form {
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
     let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
-    TileShape::select(Operands::Bf16, form.sizes, target)
+    TileShape::select(Operands::Bf16, form.sizes, ResultCost::default(), target)
+}
+
+/// Boxes of both operands, each stored by depth or by rows.
+pub(super) fn operand_maps(
+    form: &Form,
+    shape: TileShape,
+    a: &Tensor,
+    b: &Tensor,
+    device: &mut Device<'_>,
+) -> Result<[TensorMap; 2], KernelError> {
+    let mut map = |tensor, by_depth, rows| {
+        let spec = match by_depth {
+            true => boxes_by_depth(tensor, Operands::Bf16, rows),
+            false => boxes_by_rows(tensor, Operands::Bf16),
+        };
+        device.tensor_map(&spec)
+    };
+    Ok([map(a, form.a_by_depth, BLOCK_ROWS)?, map(b, form.b_by_depth, shape.b_rows())?])
 }
 
 fn prepare(
@@ -91,20 +110,14 @@ fn prepare(
     let shape = TileShape::of_call(call, Operands::Bf16)?;
     let name = format!("sm100_bf16_gemm_{}_{}{}", form.name, shape.name(), schedule.suffix());
     let function = device.function("sm100_bf16_gemm", &name, shape.shared_bytes())?;
-    let mut map = |tensor, by_depth, rows| {
-        let spec = match by_depth {
-            true => boxes_by_depth(tensor, Operands::Bf16, rows),
-            false => boxes_by_rows(tensor, Operands::Bf16),
-        };
-        device.tensor_map(&spec)
-    };
+    let [a_map, b_map] = operand_maps(&form, shape, &a, &b, device)?;
     let bias = match op {
         Op::Linear(linear) if linear.bias => call.input(2).pointer,
         _ => DevicePtr(0),
     };
     let arguments = vec![
-        Argument::TensorMap(map(&a, form.a_by_depth, BLOCK_ROWS)?),
-        Argument::TensorMap(map(&b, form.b_by_depth, shape.b_rows())?),
+        Argument::TensorMap(a_map),
+        Argument::TensorMap(b_map),
         Argument::Pointer(bias),
         out.argument(),
         Argument::I32(sizes.rows as i32),

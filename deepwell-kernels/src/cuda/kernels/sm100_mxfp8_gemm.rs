@@ -7,6 +7,7 @@ use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::products::{extents_fit, not_empty};
 use super::tcgen05::{BLOCK_ROWS, Operands, ProductSizes, Schedule, TileShape, boxes_by_depth};
+use super::tcgen05_cost::ResultCost;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -38,9 +39,9 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[
 ];
 
 const OPS: &[&str] = &["mx_gemm"];
-const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
+pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
@@ -57,14 +58,18 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
 }
 
-fn sizes(a: &[usize], b: &[usize]) -> ProductSizes {
+pub(super) fn sizes(a: &[usize], b: &[usize]) -> ProductSizes {
     ProductSizes { rows: a[0], columns: b[0], depth: a[1] }
+}
+
+/// Of a request whose first inputs are the product's.
+pub(super) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
+    sizes(&request.operands[0].shape, &request.operands[2].shape)
 }
 
 /// One of the tiles, for both schedules.
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
-    let sizes = sizes(&request.operands[0].shape, &request.operands[2].shape);
-    TileShape::select(Operands::Mx, sizes, target)
+    TileShape::select(Operands::Mx, sizes_of(request), ResultCost::default(), target)
 }
 
 fn prepare(

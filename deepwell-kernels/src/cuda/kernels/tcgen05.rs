@@ -3,7 +3,7 @@
 
 use deepwell_ir::{Target, Tile};
 
-use super::tcgen05_cost::Cost;
+use super::tcgen05_cost::{Cost, ResultCost};
 use crate::KernelError;
 use crate::cuda::driver::{
     Argument, Function, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
@@ -156,12 +156,13 @@ impl TileShape {
     pub(super) fn select(
         operands: Operands,
         sizes: ProductSizes,
+        results: ResultCost,
         target: &Target,
     ) -> TileSelection {
         let multiprocessors = target.workers as u64;
         let mut ranked = TileShape::all(operands).map(|shape| {
             let computed = shape.tiles(sizes) * shape.rows() * shape.columns;
-            (Cost::new(shape, sizes, multiprocessors).cycles, computed, shape)
+            (Cost::new(shape, sizes, results, multiprocessors).cycles, computed, shape)
         });
         ranked.sort_by_key(|&(cycles, computed, _)| (cycles, computed));
         let [(fewest, least, chosen), others @ ..] = ranked;
@@ -295,7 +296,8 @@ mod tests {
             (bf16, (128 * 148, 128, 8192), "256x128"),
         ] {
             let target = cuda_target(Architecture::Sm100a, B200, &[]);
-            let selection = TileShape::select(operands, sizes(product), &target);
+            let plain = ResultCost::default();
+            let selection = TileShape::select(operands, sizes(product), plain, &target);
             let tile = selection.tile;
             assert_eq!(format!("{}x{}", tile.m, tile.n), expected, "{operands:?} {product:?}");
             assert_eq!(selection.rejected.len(), 3);
@@ -305,7 +307,8 @@ mod tests {
     #[test]
     fn other_shapes_are_rejected_with_the_reason() {
         let target = cuda_target(Architecture::Sm100a, 4, &[]);
-        let selection = TileShape::select(Operands::Bf16, sizes((100, 200, 64)), &target);
+        let plain = ResultCost::default();
+        let selection = TileShape::select(Operands::Bf16, sizes((100, 200, 64)), plain, &target);
         let reasons: Vec<_> = selection
             .rejected
             .iter()

@@ -18,8 +18,51 @@ const DEVICE_BYTES_PER_CYCLE: u64 = 4312;
 const L2_BYTES: u64 = 64 << 20;
 /// Cycles in which a block writes a column of 128 results: assumed.
 const CYCLES_PER_RESULT_COLUMN: u64 = 8;
+/// Cycles of a column of 128 elements more: for results that pass shared memory once more, for a
+/// function of the elements, and for a copy in MXFP8 along one axis. Instructions of the kernels,
+/// of which each of the four parts of a multiprocessor issues one a cycle.
+const CYCLES_OF_FUSED: u64 = 2;
+const CYCLES_OF_ACTIVATION: u64 = 20;
+const CYCLES_OF_COPY: u64 = 4;
 /// Rows of the result that tiles of one wave cover at most, as in the source.
 const GROUP_ROWS: usize = 2048;
+
+/// What becomes of the sums of a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ResultCost {
+    /// Cycles in which a block turns a column of 128 sums into what it writes.
+    pub(super) column_cycles: u64,
+    /// Bytes of device memory that are written, and read beside the operands, for each.
+    pub(super) bytes: u64,
+}
+
+impl Default for ResultCost {
+    /// Results of two bytes.
+    fn default() -> Self {
+        ResultCost { column_cycles: CYCLES_PER_RESULT_COLUMN, bytes: 2 }
+    }
+}
+
+impl ResultCost {
+    /// Of a function of the elements, or a gradient that reads another matrix, of `stored` matrices
+    /// of BF16, and of copies along rows and down columns.
+    pub(super) fn fused(
+        activation: bool,
+        gradient: bool,
+        stored: usize,
+        by_rows: bool,
+        by_columns: bool,
+    ) -> ResultCost {
+        let copies = u64::from(by_rows) + u64::from(by_columns);
+        ResultCost {
+            column_cycles: CYCLES_PER_RESULT_COLUMN
+                + CYCLES_OF_FUSED
+                + CYCLES_OF_ACTIVATION * u64::from(activation)
+                + CYCLES_OF_COPY * copies,
+            bytes: 2 * stored as u64 + 2 * u64::from(gradient) + copies,
+        }
+    }
+}
 
 /// Cost of a product with tiles of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +92,12 @@ impl Cost {
     /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for
     /// the last one. Device memory may be what bounds all of it. Filling the pipeline is not
     /// counted.
-    pub(super) fn new(shape: TileShape, sizes: ProductSizes, multiprocessors: u64) -> Cost {
+    pub(super) fn new(
+        shape: TileShape,
+        sizes: ProductSizes,
+        results: ResultCost,
+        multiprocessors: u64,
+    ) -> Cost {
         let ProductSizes { rows, columns, depth } = sizes;
         let element_bytes = shape.element_bytes() as u64;
         let tiles = shape.tiles(sizes) as u64;
@@ -64,7 +112,7 @@ impl Cost {
         let shared_cycles = block_bytes / SHARED_BYTES_PER_CYCLE;
         let l2_cycles = block_bytes / L2_BYTES_PER_CYCLE;
         let tile_cycles = product_cycles.max(shared_cycles).max(l2_cycles);
-        let result_cycles = CYCLES_PER_RESULT_COLUMN * shape.columns as u64;
+        let result_cycles = results.column_cycles * shape.columns as u64;
 
         // What tiles of a wave read, when they run down the rows of a group before they go on.
         let row_bytes = depth as u64 * element_bytes;
@@ -77,7 +125,7 @@ impl Cost {
             true => operand_bytes,
             false => operand_bytes.max(waves * wave_bytes),
         };
-        let device_bytes = read_bytes + 2 * (rows * columns) as u64;
+        let device_bytes = read_bytes + results.bytes * (rows * columns) as u64;
         let device_cycles = device_bytes / DEVICE_BYTES_PER_CYCLE;
 
         let cycles = (waves * tile_cycles.max(result_cycles) + result_cycles).max(device_cycles);
@@ -123,7 +171,8 @@ mod tests {
             (bf16, 1, 128, (1, 1, 8), (1, 256, 512, 0)),
         ] {
             let shape = TileShape { operands, blocks, columns };
-            let cost = Cost::new(shape, ProductSizes { rows: m, columns: n, depth: k }, B200);
+            let sizes = ProductSizes { rows: m, columns: n, depth: k };
+            let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
             let found = (cost.waves, cost.product_cycles, cost.tile_cycles, cost.peak_thousandths);
             assert_eq!(found, expected, "{shape:?} {m} {n} {k}: {cost:?}");
         }
@@ -147,7 +196,7 @@ mod tests {
             ] {
                 for shape in TileShape::all(operands) {
                     let sizes = ProductSizes { rows, columns, depth };
-                    let cost = Cost::new(shape, sizes, B200);
+                    let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
                     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     writeln!(
                         table,

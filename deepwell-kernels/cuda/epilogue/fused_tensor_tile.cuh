@@ -1,0 +1,415 @@
+// From accumulators in tensor memory to what follows a product: its result where somebody reads
+// it, a function of the elements of that, and the MXFP8 copies of what comes last, along rows, down
+// columns, or both. Every one has the bits that kernels one after the other give: each step takes
+// what the one before would have stored, so rounded to BF16.
+//
+// As in epilogue/store_tensor_tile.cuh each of four warps takes 32 rows, in pieces of 128 bytes (64
+// elements) of each, through 4 KiB of shared memory. There
+//   a lane puts its row's products;
+//   eight lanes a row take 16 bytes each, write them, and put the function of them in their place;
+//   a lane takes two columns, each of whose 32 elements share a scale, and writes their codes;
+//   a lane takes its row, two groups of 32, and puts the codes in the place of the elements;
+//   four lanes a row write these.
+// Columns are a multiple of 8, and of 32 where there are copies; what lies beyond rows is zero, so
+// that it changes neither scales nor counters.
+#pragma once
+
+#include "common/activation.cuh"
+#include "common/bf16x8.cuh"
+#include "common/tile_place.cuh"
+#include "common/types.cuh"
+#include "epilogue/store_tensor_tile.cuh"
+#include "layout/mx_element.cuh"
+#include "layout/mx_layout.cuh"
+#include "layout/mx_scale.cuh"
+#include "layout/mx_statistics.cuh"
+#include "layout/mx_tile.cuh"
+#include "mma/sm100_tile.cuh"
+
+// The function of elements, as the host passes it.
+constexpr uint32 kNoActivation = 0;
+constexpr uint32 kGelu = 1;
+constexpr uint32 kGeluTanh = 2;
+constexpr uint32 kGeluBackward = 3;
+constexpr uint32 kGeluTanhBackward = 4;
+
+// What is made of a product [rows, columns]; null where nobody wants it.
+struct FusedResult {
+    TileResult<bf16> product;
+    const bf16* forward;  // what the forward pass had where the product is now, for a gradient
+    bf16* activated;
+    MxTarget copies;
+    uint32 activation;
+    uint32 flags;  // of the copies, kMxFloor or none
+};
+
+constexpr int kFusedPiece = 64;     // elements of a row at a time
+constexpr int kFusedBlocks = kFusedPiece / kMxBlock;
+static_assert(kFusedBlocks * kMxBlock == kFusedPiece, "whole groups");
+
+// Where 16 bytes lie, number `unit` of eight of a row.
+__device__ __forceinline__ uint4& fused_unit(uint8* staged, int32 row, int32 unit) {
+    return *reinterpret_cast<uint4*>(staged + row * 128 + (unit ^ (row & 7)) * 16);
+}
+
+template <typename Function>
+__device__ __forceinline__ uint4 of_elements(const uint4& piece, const Function& function) {
+    float values[8];
+    unpack_bf16x8(piece, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        values[i] = function(values[i]);
+    }
+    return pack_bf16x8(values);
+}
+
+template <typename Function>
+__device__ __forceinline__ uint4 of_elements(const uint4& piece, const uint4& other,
+                                             const Function& function) {
+    float values[8], others[8];
+    unpack_bf16x8(piece, values);
+    unpack_bf16x8(other, others);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        values[i] = function(values[i], others[i]);
+    }
+    return pack_bf16x8(values);
+}
+
+// The function of eight elements, the first of which is number `at` of the matrices.
+__device__ __forceinline__ uint4 activate(const uint4& piece, const FusedResult& result,
+                                          uint64 at) {
+    if (result.activation == kGelu) {
+        return of_elements(piece, [](float x) { return gelu(x); });
+    }
+    if (result.activation == kGeluTanh) {
+        return of_elements(piece, [](float x) { return gelu_tanh(x); });
+    }
+    const uint4 forward = __ldg(reinterpret_cast<const uint4*>(result.forward + at));
+    if (result.activation == kGeluBackward) {
+        return of_elements(piece, forward,
+                           [](float dy, float x) { return dy * gelu_slope(x); });
+    }
+    return of_elements(piece, forward,
+                       [](float dy, float x) { return dy * gelu_tanh_slope(x); });
+}
+
+// Writes 32 rows of products from (row, column) on, and leaves what comes of them in their place.
+__device__ __forceinline__ void activate_pieces(const FusedResult& result, int32 row,
+                                                int32 column, uint8* staged) {
+    const int32 lane = threadIdx.x % 32;
+    const int32 unit = lane % 8;
+    const int32 columns = result.product.columns;
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+        const int32 r = i * 4 + lane / 8;
+        uint4& place = fused_unit(staged, r, unit);
+        uint4 value = make_uint4(0, 0, 0, 0);
+        if (row + r < result.product.rows && column + unit * 8 < columns) {
+            const uint64 at = static_cast<uint64>(row + r) * columns + column + unit * 8;
+            value = place;
+            if (result.product.data != nullptr) {
+                *reinterpret_cast<uint4*>(result.product.data + at) = value;
+            }
+            if (result.activation != kNoActivation) {
+                value = activate(value, result, at);
+                if (result.activated != nullptr) {
+                    *reinterpret_cast<uint4*>(result.activated + at) = value;
+                }
+            }
+        }
+        place = value;
+    }
+}
+
+// A group of 32 elements may have got another scale than the rule asked for.
+__device__ __forceinline__ void count_clamp(uint32 amax, const MxScale& scale, bool floor,
+                                            MxCounters& counters) {
+    if (scale.code == 0 && mx_is_clamped(amax, floor)) {
+        ++counters.clamps;
+    }
+}
+
+// Column copy of 32 rows of 64 columns from (row, column) on.
+__device__ __forceinline__ void copy_columns(const FusedResult& result, int32 row, int32 column,
+                                             const uint8* staged, MxCounters& counters) {
+    using Element = MxElement<bf16>;
+    const MxTarget& to = result.copies;
+    const bool floor = result.flags & kMxFloor;
+    const int32 lane = threadIdx.x % 32;
+    const uint32 first = column + 2 * lane;
+    uint32 words[kMxBlock];
+    uint32 largest = 0;
+#pragma unroll
+    for (int r = 0; r < static_cast<int>(kMxBlock); ++r) {
+        words[r] = *reinterpret_cast<const uint32*>(staged + r * 128 +
+                                                    ((lane / 4) ^ (r & 7)) * 16 + lane % 4 * 4);
+        largest = Element::larger(largest, words[r]);
+    }
+    if (first >= to.columns || row >= static_cast<int32>(to.rows)) {
+        return;
+    }
+    largest &= Element::kMagnitude;
+    const uint32 blocks = (to.rows + kMxBlock - 1) / kMxBlock;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const uint32 amax = Element::bits(largest, c);
+        const MxScale scale = mx_scale(amax, floor);
+        count_clamp(amax, scale, floor, counters);
+        uint8* codes_to = to.codes_t + static_cast<uint64>(first + c) * to.rows + row;
+        uint32 codes[8];
+        uint32 nonzero = 0xffffffffu;
+#pragma unroll
+        for (int quad = 0; quad < 8; ++quad) {
+            float x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                x[i] = mx_value<bf16>(words[quad * 4 + i], c);
+            }
+            codes[quad] = mx_encode(x, scale.reciprocal);
+            nonzero &= nonzero_code_bits(codes[quad]);
+            if (floor) {
+                counters.saturations += mx_saturations(x, scale.reciprocal);
+            }
+        }
+        if (!all_codes_nonzero(nonzero)) {
+            uint32 vanished = 0;
+#pragma unroll
+            for (int r = 0; r < static_cast<int>(kMxBlock); ++r) {
+                vanished += Element::bits(words[r] & Element::kMagnitude, c) != 0;
+            }
+#pragma unroll
+            for (int quad = 0; quad < 8; ++quad) {
+                vanished -= nonzero_codes(codes[quad]);
+            }
+            counters.underflows += vanished;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (to.rows % 16 == 0) {
+                if (row + half * 16 < static_cast<int32>(to.rows)) {
+                    *reinterpret_cast<uint4*>(codes_to + half * 16) =
+                        make_uint4(codes[half * 4], codes[half * 4 + 1], codes[half * 4 + 2],
+                                   codes[half * 4 + 3]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) {
+                    if (row + half * 16 + i < static_cast<int32>(to.rows)) {
+                        codes_to[half * 16 + i] =
+                            static_cast<uint8>(codes[half * 4 + i / 4] >> (8 * (i % 4)));
+                    }
+                }
+            }
+        }
+        to.scales_t[static_cast<uint64>(first + c) * blocks + row / kMxBlock] = scale.code;
+    }
+}
+
+// Row copy of the calling lane's row: codes in the place of elements, in the first 64 bytes, and
+// the two scales.
+__device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8* staged,
+                                               MxCounters& counters) {
+    const bool floor = result.flags & kMxFloor;
+    const int32 lane = threadIdx.x % 32;
+    uint32 scales = 0;
+#pragma unroll 1
+    for (int block = 0; block < kFusedBlocks; ++block) {
+        uint4 pieces[4];
+        uint32 amax = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            pieces[i] = fused_unit(staged, lane, block * 4 + i);
+            amax = max(amax, mx_magnitude<bf16>(pieces[i]));
+        }
+        const MxScale scale = mx_scale(amax, floor);
+        count_clamp(amax, scale, floor, counters);
+        scales |= scale.code << (8 * block);
+        uint32 codes[8];
+        uint32 nonzero = 0xffffffffu;
+#pragma unroll
+        for (int quad = 0; quad < 8; ++quad) {
+            const uint32 low = quad % 2 == 0 ? pieces[quad / 2].x : pieces[quad / 2].z;
+            const uint32 high = quad % 2 == 0 ? pieces[quad / 2].y : pieces[quad / 2].w;
+            const float x[4] = {low_to_f32(low), high_to_f32(low), low_to_f32(high),
+                                high_to_f32(high)};
+            codes[quad] = mx_encode(x, scale.reciprocal);
+            nonzero &= nonzero_code_bits(codes[quad]);
+            if (floor) {
+                counters.saturations += mx_saturations(x, scale.reciprocal);
+            }
+        }
+        if (!all_codes_nonzero(nonzero)) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                counters.underflows += mx_nonzero<bf16>(pieces[i]) -
+                                       nonzero_codes(codes[2 * i]) -
+                                       nonzero_codes(codes[2 * i + 1]);
+            }
+        }
+        fused_unit(staged, lane, block * 2) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+        fused_unit(staged, lane, block * 2 + 1) =
+            make_uint4(codes[4], codes[5], codes[6], codes[7]);
+    }
+    return scales;
+}
+
+// Writes the codes of 32 rows, 64 bytes of each, from (row, column) on.
+__device__ __forceinline__ void write_codes(const MxTarget& to, int32 row, int32 column,
+                                            uint8* staged) {
+    const int32 lane = threadIdx.x % 32;
+    const int32 unit = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int32 r = i * 8 + lane / 4;
+        if (row + r < static_cast<int32>(to.rows) &&
+            column + unit * 16 < static_cast<int32>(to.columns)) {
+            *reinterpret_cast<uint4*>(to.codes + static_cast<uint64>(row + r) * to.columns +
+                                      column + unit * 16) = fused_unit(staged, r, unit);
+        }
+    }
+}
+
+// Writes the scales of a lane's row, byte by byte in `scales`: those of `kColumns` columns from
+// `column` on, as far as the matrix goes.
+template <int kColumns>
+__device__ __forceinline__ void write_row_scales(const MxTarget& to, int32 row, int32 column,
+                                                 uint64 scales) {
+    constexpr int kBlocks = kColumns / kMxBlock;
+    if (row >= static_cast<int32>(to.rows)) {
+        return;
+    }
+    const int32 blocks = to.columns / kMxBlock;
+    const int32 first = column / kMxBlock;
+    uint8* target = to.scales + static_cast<uint64>(row) * blocks + first;
+    if (blocks % kBlocks == 0) {
+        if constexpr (kBlocks == 8) {
+            *reinterpret_cast<uint64*>(target) = scales;
+        } else {
+            static_assert(kBlocks == 4, "tiles of 128 or 256 columns");
+            *reinterpret_cast<uint32*>(target) = static_cast<uint32>(scales);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+        if (first + i < blocks) {
+            target[i] = static_cast<uint8>(scales >> (8 * i));
+        }
+    }
+}
+
+// What is counted of the elements themselves, for each of `copies`: the largest finite magnitude,
+// and what is not finite. Of the calling lane's row.
+__device__ __forceinline__ void survey_row(uint8* staged, uint32 copies, MxCounters& counters) {
+    const int32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int unit = 0; unit < 8; ++unit) {
+        const uint4 piece = fused_unit(staged, lane, unit);
+        uint32 largest = mx_magnitude<bf16>(piece);
+        if (largest >= kInfinityBits) {
+            const uint2 found = mx_survey<bf16>(piece);
+            counters.nonfinite += copies * found.x;
+            largest = found.y;
+        }
+        counters.amax = max(counters.amax, largest);
+    }
+}
+
+// As store_tensor_tile, with all that follows.
+template <int kColumns, int kReleased, typename Release>
+__device__ __forceinline__ void store_fused_tile(const FusedResult& result, int32 row,
+                                                 int32 column, uint32 address, bool backwards,
+                                                 uint8* staged, MxCounters& counters,
+                                                 Release release) {
+    constexpr int kPieces = kColumns / kFusedPiece;
+    const int32 lane = threadIdx.x % 32;
+    const bool by_rows = result.copies.codes != nullptr;
+    const bool by_columns = result.copies.codes_t != nullptr;
+    uint64 scales = 0;
+#pragma unroll 1
+    for (int32 i = 0; i < kPieces; ++i) {
+        const int32 at = (backwards ? kPieces - 1 - i : i) * kFusedPiece;
+        uint4 piece[8];
+        take_piece(piece, address + at, result.product, column + at);
+        if (i + 1 == kReleased) {
+            release();
+        }
+        // Others may still read the piece before.
+        __syncwarp();
+#pragma unroll
+        for (int unit = 0; unit < 8; ++unit) {
+            fused_unit(staged, lane, unit) = piece[unit];
+        }
+        __syncwarp();
+        activate_pieces(result, row, column + at, staged);
+        if (by_rows || by_columns) {
+            __syncwarp();
+            survey_row(staged, by_rows + by_columns, counters);
+            if (by_columns) {
+                copy_columns(result, row, column + at, staged, counters);
+            }
+            if (by_rows) {
+                if (by_columns) {
+                    __syncwarp();
+                }
+                const uint64 found = quantize_row(result, staged, counters);
+                scales |= found << (8 * (at / kMxBlock));
+                __syncwarp();
+                write_codes(result.copies, row, column + at, staged);
+            }
+        }
+    }
+    if (by_rows) {
+        write_row_scales<kColumns>(result.copies, row + lane, column, scales);
+    }
+}
+
+// The epilogue warps: what follows tile after tile.
+template <typename S, typename Tiles>
+__device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared,
+                                                  uint32 tensor_base, Tiles tiles,
+                                                  const FusedResult& result,
+                                                  MxCounters& counters) {
+    constexpr int kPieces = S::kTileN / kFusedPiece;
+    take_tensor_tiles(shared, tensor_base, tiles,
+                      [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
+                          auto release) {
+                          store_fused_tile<S::kTileN, kReleasedPieces<S, kPieces>>(
+                              result, row, column, address, backwards, staged, counters,
+                              release);
+                      });
+}
+
+// What the fused kernels take behind their operands: bias [n] or null; the product [m, n] where it
+// is kept, or null; of a gradient what the forward pass had in its place [m, n]; the function of
+// the elements [m, n] where it is kept; copies as in `MxTarget`, null for those that are not made;
+// extents; the function and flags of the copies; partials [gridDim.x, 5], ticket and statistics [6]
+// where there are copies.
+#define FUSED_ARGUMENTS                                                                          \
+    const bf16 *__restrict__ bias, bf16 *__restrict__ product, const bf16 *__restrict__ forward, \
+        bf16 *__restrict__ activated, uint8 *__restrict__ codes, uint8 *__restrict__ scales,     \
+        uint8 *__restrict__ codes_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,    \
+        uint32 activation, uint32 flags, uint64 *partials, uint32 *ticket, uint64 *statistics
+
+// The same as a value.
+#define FUSED_RESULT                                                                             \
+    FusedResult {                                                                                \
+        TileResult<bf16>{product, bias, m, n, false}, forward, activated,                        \
+            MxTarget{codes,  scales, codes_t, scales_t, static_cast<uint32>(m),                  \
+                     static_cast<uint32>(n)},                                                    \
+            activation, flags                                                                    \
+    }
+
+// All threads of all blocks, last of all: the counters of the copies, if there are any.
+__device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
+                                                       const MxCounters& counters,
+                                                       uint64* partials, uint32* ticket,
+                                                       uint64* statistics) {
+    const uint64 copies = (result.copies.codes != nullptr) + (result.copies.codes_t != nullptr);
+    if (copies > 0) {
+        const uint64 elements = copies * result.copies.rows * result.copies.columns;
+        mx_write_statistics(counters, blockIdx.x, gridDim.x, partials, ticket, elements,
+                            statistics);
+    }
+}

@@ -1,0 +1,35 @@
+// The roles of a block of a product of BF16 matrices on tcgen05, whatever becomes of its results:
+// see mma/sm100_tile.cuh.
+#pragma once
+
+#include "common/tile_place.cuh"
+#include "common/types.cuh"
+#include "mma/sm100_bf16_tile.cuh"
+#include "ptx/elect.cuh"
+
+// a b [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue warps
+// do. `memory` is all of the dynamic shared memory.
+template <template <typename, bool...> class Tiles, typename S, typename Store>
+__device__ __forceinline__ void bf16_product(const TensorMap& a, const TensorMap& b, int32 rows,
+                                             int32 columns, int32 depth, uint8* memory,
+                                             Store store) {
+    using namespace sm100_bf16;
+    const Shared<S> shared(memory);
+    const uint32 tensor_base = begin<Tiles<S>>(shared);
+    const uint32 warp = threadIdx.x / 32;
+    const int32 pieces = (depth + kBlockK - 1) / kBlockK;
+    const Tiles<S> tiles(shared, rows, columns);
+
+    if (warp == kCopyWarp) {
+        if (elect_one()) {
+            copy_elements(shared, a, b, tiles.asking(), pieces);
+        }
+    } else if (warp == kMultiplyWarp) {
+        if (rank_in_pair<S>() == 0 && elect_one()) {
+            multiply_elements(shared, tensor_base, tiles, pieces);
+        }
+    } else if (warp >= kFirstEpilogueWarp) {
+        store(shared, tensor_base, tiles);
+    }
+    end<S>(tensor_base);
+}

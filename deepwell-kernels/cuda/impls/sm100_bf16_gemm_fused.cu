@@ -1,0 +1,38 @@
+// Products of BF16 matrices as in sm100_bf16_gemm.cu, forward and of the input's gradient, and what
+// follows them in the same kernel: GELU or its backward, and the block quantization of what comes of
+// it, along rows, down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+//
+// architectures: sm_100a sm_103a
+#include "common/types.cuh"
+#include "epilogue/fused_tensor_tile.cuh"
+#include "epilogue/sm100_bf16_gemm.cuh"
+#include "scheduler/tile_walk.cuh"
+
+using namespace sm100_bf16;
+
+extern __shared__ __align__(1024) uint8 memory[];
+
+// Operands as in sm100_bf16_gemm.cu.
+#define BF16_GEMM_FUSED(name, blocks, tile_n, b_by_depth)                                        \
+    extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
+        name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
+             FUSED_ARGUMENTS) {                                                                  \
+        using S = Shape<blocks, tile_n, true, b_by_depth>;                                       \
+        const FusedResult result = FUSED_RESULT;                                                 \
+        MxCounters counters;                                                                     \
+        bf16_product<TileWalk, S>(                                                               \
+            a, b, m, n, k, memory,                                                               \
+            [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
+                store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
+            });                                                                                  \
+        write_fused_statistics(result, counters, partials, ticket, statistics);                  \
+    }
+
+#define FUSED_PRODUCTS(tile, blocks, tile_n)                                                     \
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, blocks, tile_n, true)                   \
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, blocks, tile_n, false)
+
+FUSED_PRODUCTS(128x128, 1, 128)
+FUSED_PRODUCTS(128x256, 1, 256)
+FUSED_PRODUCTS(256x128, 2, 128)
+FUSED_PRODUCTS(256x256, 2, 256)

@@ -1,0 +1,37 @@
+// Products of MXFP8 matrices as in sm100_mxfp8_gemm.cu, with BF16 results, and what follows them in
+// the same kernel: GELU or its backward, and the block quantization of what comes of it, along rows,
+// down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+//
+// architectures: sm_100a sm_103a
+#include "common/types.cuh"
+#include "epilogue/fused_tensor_tile.cuh"
+#include "epilogue/sm100_mxfp8_gemm.cuh"
+#include "scheduler/tile_walk.cuh"
+
+using namespace sm100_mxfp8;
+
+extern __shared__ __align__(1024) uint8 memory[];
+
+// Operands as in sm100_mxfp8_gemm.cu.
+#define MXFP8_GEMM_FUSED(tile, blocks, tile_n)                                                   \
+    extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
+        sm100_mxfp8_gemm_fused_##tile(                                                           \
+            const __grid_constant__ TensorMap a, const uint8* __restrict__ a_scales,             \
+            const __grid_constant__ TensorMap b, const uint8* __restrict__ b_scales,             \
+            FUSED_ARGUMENTS) {                                                                   \
+        using S = Shape<blocks, tile_n>;                                                         \
+        const int32 blocks_of_row = (k + kScaleBlock - 1) / kScaleBlock;                         \
+        const FusedResult result = FUSED_RESULT;                                                 \
+        MxCounters counters;                                                                     \
+        mxfp8_product<TileWalk, S>(                                                              \
+            a, Scales{a_scales, m, blocks_of_row}, b, Scales{b_scales, n, blocks_of_row}, k,     \
+            memory, [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {               \
+                store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
+            });                                                                                  \
+        write_fused_statistics(result, counters, partials, ticket, statistics);                  \
+    }
+
+MXFP8_GEMM_FUSED(128x128, 1, 128)
+MXFP8_GEMM_FUSED(128x256, 1, 256)
+MXFP8_GEMM_FUSED(256x128, 2, 128)
+MXFP8_GEMM_FUSED(256x256, 2, 256)

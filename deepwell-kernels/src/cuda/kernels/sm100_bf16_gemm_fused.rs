@@ -1,0 +1,53 @@
+//! `sm100_bf16_gemm_fused.cu`: products of BF16 matrices on tcgen05 with what follows them.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::fused_product::{self, BF16_OPS, Parts};
+use super::products::LinearSizes;
+use super::sm100_bf16_gemm::{ARCHITECTURES, Form, operand_maps, reject as reject_product};
+use super::tcgen05::{Operands, ProductSizes, Schedule, TileShape};
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{CudaKernelSpec, TileSelection};
+
+pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm100_bf16_gemm_fused",
+    ops: BF16_OPS,
+    architectures: ARCHITECTURES,
+    library: None,
+    reject: |request| fused_product::reject(request, reject_product, sizes_of),
+    workspace_bytes: fused_product::workspace_bytes,
+    prepare,
+}];
+
+fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
+    let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
+    let product = request.op.leading();
+    Form::new(product, LinearSizes::new(product, first, second)).sizes
+}
+
+pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    TileShape::select(Operands::Bf16, sizes_of(request), cost.unwrap_or_default(), target)
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Some(parts) = Parts::of(&call.call.op, call.call.input_count) else {
+        return Err(call.refuse("expected a product and what follows it"));
+    };
+    let (a, b) = (call.input(0), call.input(1));
+    let form = Form::new(parts.product, LinearSizes::new(parts.product, &a.shape, &b.shape));
+    let bias = match parts.product {
+        Op::Linear(linear) if linear.bias => call.input(2).pointer,
+        _ => DevicePtr(0),
+    };
+    let multiprocessors = device.multiprocessors();
+    let shape = TileShape::of_call(call, Operands::Bf16)?;
+    let name = format!("sm100_bf16_gemm_fused_{}_{}", form.name, shape.name());
+    let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
+    let mut arguments =
+        operand_maps(&form, shape, &a, &b, device)?.map(Argument::TensorMap).to_vec();
+    arguments.extend(fused_product::arguments(call, &parts, device, bias, form.sizes)?);
+    Ok(vec![shape.launch(function, form.sizes, Schedule::Walk, multiprocessors, arguments)])
+}

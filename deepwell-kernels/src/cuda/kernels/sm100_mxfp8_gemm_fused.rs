@@ -1,0 +1,50 @@
+//! `sm100_mxfp8_gemm_fused.cu`: products of MXFP8 matrices on tcgen05 with what follows them.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::fused_product::{self, MX_OPS, Parts};
+use super::sm100_mxfp8_gemm::{ARCHITECTURES, reject as reject_product, sizes_of};
+use super::tcgen05::{BLOCK_ROWS, Operands, Schedule, TileShape, boxes_by_depth};
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{CudaKernelSpec, TileSelection};
+
+pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm100_mxfp8_gemm_fused",
+    ops: MX_OPS,
+    architectures: ARCHITECTURES,
+    library: None,
+    reject: |request| fused_product::reject(request, reject_product, sizes_of),
+    workspace_bytes: fused_product::workspace_bytes,
+    prepare,
+}];
+
+pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    TileShape::select(Operands::Mx, sizes_of(request), cost.unwrap_or_default(), target)
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let op = &call.call.op;
+    let Some(parts) = Parts::of(op, call.call.input_count) else {
+        return Err(call.refuse("expected a product and what follows it"));
+    };
+    let (a, b) = (call.input(0), call.input(2));
+    let sizes = super::sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
+    let has_bias = matches!(parts.product, Op::MxGemm(op) if op.bias);
+    let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
+    let multiprocessors = device.multiprocessors();
+    let shape = TileShape::of_call(call, Operands::Mx)?;
+    let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
+    let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
+    let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
+    let mut arguments = vec![
+        Argument::TensorMap(map(&a, BLOCK_ROWS)?),
+        call.input(1).argument(),
+        Argument::TensorMap(map(&b, shape.b_rows())?),
+        call.input(3).argument(),
+    ];
+    arguments.extend(fused_product::arguments(call, &parts, device, bias, sizes)?);
+    Ok(vec![shape.launch(function, sizes, Schedule::Walk, multiprocessors, arguments)])
+}

@@ -1,0 +1,287 @@
+//! `sm100_bf16_gemm_fused.cu` and `sm100_mxfp8_gemm_fused.cu`: the bits of the product by itself,
+//! of the activation alone, and of the CPU's quantization of what that stores.
+
+use deepwell_ir::ops::{
+    Axis, Gelu, GeluBackward, Linear, LinearInputGrad, MxGemm, Quantize, QuantizedOutput,
+    WithActivation, WithQuantize,
+};
+use deepwell_ir::{DType, Op, Product, Tile};
+use deepwell_precision::{MxSpec, ScaleRule};
+use half::bf16;
+
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
+use crate::mx::{MxKind, MxMatrix};
+use crate::products::Kind;
+use crate::quantize::{assert_same, outputs, reference};
+use crate::tcgen05::is_served;
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Operands {
+    Bf16(Kind),
+    Mx(MxKind),
+    /// With codes and scales that are NaN.
+    MxNan,
+}
+
+/// Rows, columns, depth.
+type Sizes = (usize, usize, usize);
+
+/// A product with its operands.
+struct Multiplied {
+    op: Op,
+    inputs: Vec<HostTensor>,
+    kernel: &'static str,
+    fused: &'static str,
+    tile: Tile,
+}
+
+/// The product of a layer's output or, `backward`, of the gradient of its input.
+fn multiplied(
+    operands: Operands,
+    backward: bool,
+    (rows, columns, depth): Sizes,
+    (m, n): (usize, usize),
+) -> Multiplied {
+    let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 2.0));
+    if let Operands::Bf16(kind) = operands {
+        let a = HostTensor::bf16(&[rows, depth], &kind.values(rows * depth, 1));
+        let shape = if backward { [depth, columns] } else { [columns, depth] };
+        let b = HostTensor::bf16(&shape, &kind.values(columns * depth, 2));
+        let mut inputs = vec![a, b];
+        let op: Op = match backward {
+            true => LinearInputGrad {}.into(),
+            false => Linear { bias: true }.into(),
+        };
+        inputs.extend((!backward).then_some(bias));
+        return Multiplied {
+            op,
+            inputs,
+            kernel: "cuda_sm100_bf16_gemm",
+            fused: "cuda_sm100_bf16_gemm_fused",
+            tile: Tile { m, n, k: 64 },
+        };
+    }
+    let spec = MxSpec::default();
+    let kind = if let Operands::Mx(kind) = operands { kind } else { MxKind::Even };
+    let mut a = MxMatrix::new(rows, depth, spec, kind, 1);
+    let b = MxMatrix::new(columns, depth, spec, kind, 50);
+    if operands == Operands::MxNan {
+        let (mut codes, mut scales) = (a.codes.bytes.clone(), a.scales.bytes.clone());
+        codes[rows / 2 * depth] = 0x7f;
+        // Of the last row, which leaves NaN in columns that are there and in those that are not.
+        let last = scales.len() - 1;
+        scales[last] = 0xff;
+        a = MxMatrix::from_bytes(rows, depth, &codes, &scales);
+    }
+    let product = if backward { Product::Dgrad } else { Product::Fprop };
+    let op = MxGemm { product, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
+    let mut inputs = vec![a.codes, a.scales, b.codes, b.scales];
+    inputs.extend((!backward).then_some(bias));
+    Multiplied {
+        op,
+        inputs,
+        kernel: "cuda_sm100_mxfp8_gemm",
+        fused: "cuda_sm100_mxfp8_gemm_fused",
+        tile: Tile { m, n, k: 128 },
+    }
+}
+
+/// What follows a product.
+#[derive(Clone, Debug)]
+pub(crate) struct Follows {
+    /// The exact form or that with the hyperbolic tangent; none: no activation.
+    tanh: Option<bool>,
+    /// Of a gradient.
+    backward: bool,
+    /// Whether the product stays, and what comes last.
+    keep: [bool; 2],
+    quantize: Option<Quantize>,
+}
+
+/// Everything that the kernels do at once.
+const ALL: Follows =
+    Follows { tanh: Some(true), backward: false, keep: [true; 2], quantize: Some(BOTH) };
+
+const BOTH: Quantize = quantize(Axis::Both, ScaleRule::Rceil);
+
+const fn quantize(axis: Axis, scale_rule: ScaleRule) -> Quantize {
+    let spec = MxSpec {
+        element: deepwell_precision::ElementFormat::E4M3,
+        scale_rule,
+        granularity: deepwell_precision::Granularity::G32,
+        block: deepwell_precision::BlockShape::Row,
+    };
+    Quantize { spec, axis }
+}
+
+pub(crate) fn check(
+    gpu: &mut Gpu,
+    operands: Operands,
+    sizes: Sizes,
+    tile: (usize, usize),
+    follows: &Follows,
+) {
+    let (rows, columns, _) = sizes;
+    let what = format!("{operands:?} {sizes:?} {tile:?} {follows:?}");
+    let product = multiplied(operands, follows.backward, sizes, tile);
+    let options = |kernel| RunOptions {
+        kernel: Some(kernel),
+        tile: Some(product.tile),
+        ..RunOptions::default()
+    };
+    let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let out = std::slice::from_ref(&empty);
+    let one_by_one = |gpu: &mut Gpu, op: Op, inputs: &[HostTensor]| match inputs.len() {
+        _ if op == product.op => gpu.run_with(op, inputs, out, options(product.kernel)).remove(0),
+        _ => gpu.run(op, inputs, out, false, 1).remove(0),
+    };
+
+    // One after the other.
+    let multiplied = one_by_one(gpu, product.op.clone(), &product.inputs);
+    let forward = HostTensor::bf16(&[rows, columns], &uniform(rows * columns, 7, 6.0));
+    let mut inputs = product.inputs.clone();
+    let mut producer = product.op.clone();
+    let mut last = multiplied.clone();
+    let [keep_product, keep_last] = follows.keep;
+    if let Some(tanh) = follows.tanh {
+        let mut of_activation = vec![multiplied.clone()];
+        let activation: Op = match follows.backward {
+            true => GeluBackward { tanh }.into(),
+            false => Gelu { tanh }.into(),
+        };
+        if follows.backward {
+            of_activation.push(forward.clone());
+            inputs.push(forward);
+        }
+        last = one_by_one(gpu, activation.clone(), &of_activation);
+        producer = WithActivation {
+            product: Box::new(product.op.clone()),
+            activation: Box::new(activation),
+            keep: keep_product,
+        }
+        .into();
+    }
+    let mut expected = Vec::new();
+    if follows.tanh.is_some() && keep_product {
+        expected.push(multiplied);
+    }
+    if keep_last || follows.quantize.is_none() {
+        expected.push(last.clone());
+    }
+
+    // All at once.
+    let mut targets = vec![empty.clone(); expected.len()];
+    let mut op = producer.clone();
+    if let Some(quantize) = &follows.quantize {
+        let output = usize::from(follows.tanh.is_some() && keep_product);
+        let entry = QuantizedOutput { output, quantize: quantize.clone(), keep: keep_last };
+        targets.extend(outputs(quantize.axis, rows, columns));
+        op = WithQuantize { producer: Box::new(producer), quantized: vec![entry] }.into();
+    }
+    let got = gpu.run_with(op, &inputs, &targets, options(product.fused));
+    for (index, expected) in expected.iter().enumerate() {
+        assert!(got[index] == *expected, "{what}: output {index} differs from its own");
+    }
+    if let Some(quantize) = &follows.quantize {
+        let values: Vec<bf16> = bytemuck::pod_collect_to_vec(&last.bytes);
+        let copies = reference(&values, rows, columns, quantize);
+        assert_same(&what, &got[expected.len()..], &copies);
+    }
+}
+
+/// Ways to go on: each function of the elements, what is kept, along which axes, by which rule.
+fn ways() -> Vec<Follows> {
+    let quantized = |axis| Some(quantize(axis, ScaleRule::Rceil));
+    let floor = Some(quantize(Axis::Both, ScaleRule::OcpFloor));
+    let mut ways = Vec::new();
+    for backward in [false, true] {
+        let way = |tanh, keep, quantize| Follows { tanh, backward, keep, quantize };
+        ways.extend([
+            way(None, [false, false], quantized(Axis::Both)),
+            way(None, [false, true], quantized(Axis::Row)),
+            way(Some(false), [true, true], None),
+            way(Some(true), [false, true], None),
+            way(Some(true), [true, false], quantized(Axis::Row)),
+            way(Some(false), [false, true], quantized(Axis::Column)),
+            way(Some(false), [true, true], floor.clone()),
+        ]);
+    }
+    ways
+}
+
+const TILES: [(usize, usize); 4] = [(128, 128), (128, 256), (256, 128), (256, 256)];
+
+/// One row or column of groups, parts of tiles, rows that are no whole groups of 16 or 32.
+const SIZES: &[Sizes] =
+    &[(1, 32, 32), (33, 96, 64), (127, 160, 144), (130, 256, 80), (272, 288, 272), (64, 544, 32)];
+
+fn check_all(gpu: &mut Gpu, operands: Operands) {
+    for (index, way) in ways().iter().enumerate() {
+        for (at, &tile) in TILES.iter().enumerate() {
+            let sizes = SIZES[(index + at) % SIZES.len()];
+            check(gpu, operands, sizes, tile, way);
+        }
+    }
+}
+
+#[test]
+fn every_way_to_go_on() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_served(&gpu) {
+        return;
+    }
+    check_all(&mut gpu, Operands::Bf16(Kind::Uniform));
+    check_all(&mut gpu, Operands::Mx(MxKind::Even));
+}
+
+/// Groups of very different scales, of zeros, of numbers that are not finite; rows of copies that
+/// are no whole groups.
+#[test]
+fn hard_numbers() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_served(&gpu) {
+        return;
+    }
+    let hard = [
+        Operands::Bf16(Kind::WideRange),
+        Operands::Bf16(Kind::Integers),
+        Operands::Bf16(Kind::Cancelling),
+        Operands::Mx(MxKind::Spread),
+        Operands::MxNan,
+    ];
+    let ways = ways();
+    for (index, &operands) in hard.iter().enumerate() {
+        for (at, way) in ways.iter().filter(|way| way.quantize.is_some()).enumerate() {
+            check(&mut gpu, operands, (75, 224, 96), TILES[(index + at) % 4], way);
+        }
+    }
+}
+
+/// Rows that allow eight elements at a time but are no groups: without copies.
+#[test]
+fn rows_that_are_no_groups() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    if !is_served(&gpu) {
+        return;
+    }
+    for way in ways().iter().filter(|way| way.quantize.is_none()) {
+        for operands in [Operands::Bf16(Kind::Uniform), Operands::Mx(MxKind::Even)] {
+            check(&mut gpu, operands, (70, 136, 48), (128, 128), way);
+        }
+    }
+}
+
+/// Three tiles and more for each block of an emulated device with four multiprocessors.
+pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands) {
+    for (tile, sizes) in [
+        ((128, 128), (390, 384, 400)),
+        ((128, 256), (390, 768, 400)),
+        ((256, 128), (760, 256, 400)),
+        ((256, 256), (760, 288, 400)),
+    ] {
+        let backward = Follows { backward: true, tanh: Some(false), ..ALL };
+        check(gpu, operands, sizes, tile, &backward);
+        check(gpu, operands, sizes, tile, &ALL);
+    }
+}
