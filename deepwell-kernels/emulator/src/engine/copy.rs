@@ -75,9 +75,18 @@ pub(crate) fn run(
         Instruction::BulkCopy(copy) => {
             each(warp, world, mask, |warp, world, lane| bulk_copy(copy, warp, cluster, world, lane))
         }
-        Instruction::TensorCopy(copy) => each(warp, world, mask, |warp, world, lane| {
-            tensor_copy(copy, warp, cluster, world, lane)
-        }),
+        Instruction::TensorCopy(copy) => {
+            let mut left = mask;
+            each(warp, world, mask, |warp, world, lane| {
+                let together = same_store(copy, warp, left, lane);
+                left &= !together;
+                if together == 0 {
+                    Ok(())
+                } else {
+                    tensor_copy(copy, warp, cluster, world, together)
+                }
+            })
+        }
         Instruction::StoreAsync(store) => each(warp, world, mask, |warp, world, lane| {
             store_async(store, warp, cluster, world, lane)
         }),
@@ -450,13 +459,35 @@ fn read_map(
     Ok((Box::new(TensorMap::decode(&bytes)?), at))
 }
 
+/// The lanes among `left` that store the same box as `lane`, which is one of them or comes to
+/// nothing. Machines store a box that all lanes of a warp name once: the instruction is the warp's
+/// (CUTLASS's epilogues count on that). Sums and loads are made by each lane, as the ISA has it.
+fn same_store(copy: &TensorCopy, warp: &Warp, left: u32, lane: usize) -> u32 {
+    if copy.direction != BulkDirection::SharedToGlobal || copy.reduction.is_some() {
+        return 1 << lane;
+    }
+    let named = |lane: usize| {
+        let map = address_of(warp, Space::Generic, &copy.map, lane);
+        let shared = address_of(warp, Space::Shared, &copy.shared, lane);
+        let coordinates = copy.coordinates.iter().map(move |at| warp.registers.lane(*at, lane));
+        (map, shared, coordinates.collect::<Vec<_>>())
+    };
+    if left >> lane & 1 == 0 {
+        return 0;
+    }
+    let own = named(lane);
+    lanes(left).filter(|other| named(*other) == own).fold(0, |mask, other| mask | 1 << other)
+}
+
+/// A copy by the first of some lanes that name the same one.
 fn tensor_copy(
     copy: &TensorCopy,
     warp: &Warp,
     cluster: &mut ClusterState,
     world: &mut World<'_>,
-    lane: usize,
+    together: u32,
 ) -> Result<(), Fault> {
+    let lane = together.trailing_zeros() as usize;
     let coordinates: Vec<i32> =
         (copy.coordinates.iter()).map(|source| warp.registers.lane(*source, lane) as i32).collect();
     let (map, map_address) = read_map(warp, world, &copy.map, lane)?;
@@ -471,7 +502,7 @@ fn tensor_copy(
     let shared = target_place(warp, world, &copy.shared, own, lane)?;
     let swizzle = map.spec().swizzle;
     let issue = |world: &mut World<'_>, cluster: &ClusterState, unit| {
-        let tracked = world.issued(warp, cluster, 1 << lane, unit);
+        let tracked = world.issued(warp, cluster, together, unit);
         world.map_read(tracked, map_address);
         world.permutes(tracked, super::pattern::of_map(swizzle));
         if copy.reduction.is_some() {

@@ -227,7 +227,7 @@ pub(crate) fn run(
                     warp.registers.set_row32(*destination, row, mask);
                 }
             }
-            if world.tracker.is_some() && world.settings.rules.tensor_load_waits {
+            if world.tracker.is_some() {
                 let registers = super::watch::words(destinations.iter().flatten());
                 let pc = warp.pc;
                 warp.watch.tensor_load(&registers, pc);

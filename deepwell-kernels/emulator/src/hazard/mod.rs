@@ -152,9 +152,6 @@ pub struct Rules {
     /// `barrier.cluster.arrive.relaxed` hands on nothing of what was done before it. The ISA says
     /// so; kernels of DeepGEMM count on the contrary.
     pub relaxed_cluster_arrivals: bool,
-    /// Registers of `tcgen05.ld` need `tcgen05.wait::ld` before they are used. The ISA says so;
-    /// kernels of ThunderKittens use them at once.
-    pub tensor_load_waits: bool,
     /// Report what is [`Severity::Advice`].
     pub advice: bool,
 }
@@ -165,7 +162,6 @@ impl Default for Rules {
             lanes: Lanes::default(),
             tensor_fences: true,
             relaxed_cluster_arrivals: true,
-            tensor_load_waits: true,
             advice: true,
         }
     }

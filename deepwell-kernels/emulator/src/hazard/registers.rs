@@ -2,15 +2,20 @@
 
 use std::collections::HashMap;
 
-use super::{Access, Actor, Direction, Hazard, HazardKind, Site, Thread, Tracker, Unit};
+use super::{Access, Actor, Direction, Hazard, HazardKind, Severity, Site, Thread, Tracker, Unit};
 
 /// Follows the registers of one warp that `wgmma` or `tcgen05.ld` use.
 ///
 /// A `wgmma`'s accumulator, and A in registers, must not be touched until a `wgmma.wait_group`
-/// covers it, and a `wgmma.fence` must lie between touching them and the next `wgmma`. What
-/// `tcgen05.ld` writes is valid after `tcgen05.wait::ld`. Compilers copy such registers by `mov`
-/// while they are in flight, which is how PTX names the same physical register twice: a copy
-/// hands the state on and is no use.
+/// covers it, and a `wgmma.fence` must lie between touching them and the next `wgmma`. Compilers
+/// copy such registers by `mov` while they are in flight, which is how PTX names the same physical
+/// register twice: a copy hands the state on and is no use.
+///
+/// What `tcgen05.ld` writes may be read at once: the ISA keeps the order of true register
+/// dependencies (register dependencies, same thread, in the memory consistency model of tcgen05).
+/// It is advice only, once for each load. To write such a register that nobody read needs
+/// `tcgen05.wait::ld`; so does all that is about the tensor memory that was read, which is
+/// followed there.
 ///
 /// Only instructions that touch a register in [`RegisterWatch::watches`] need be told, which the
 /// engine can find when it loads the program: all registers of `wgmma` and `tcgen05.ld`, and of
@@ -25,6 +30,8 @@ pub struct RegisterWatch {
     groups: Vec<u64>,
     loads: u64,
     loads_done: u64,
+    /// The last load of which a register was read too early.
+    load_read: u64,
     products_done: u64,
 }
 
@@ -32,7 +39,8 @@ pub struct RegisterWatch {
 struct State {
     /// Number of the last product that uses it, its step, and whether it writes it.
     product: Option<(u64, u32, bool)>,
-    load: Option<(u64, u32)>,
+    /// Number of the load that writes it, its step, and whether a `mov` has read it since.
+    load: Option<(u64, u32, bool)>,
     /// Fences before it was last touched, and by which step; `None` if never.
     touched: Option<(u64, u32)>,
 }
@@ -60,15 +68,27 @@ impl RegisterWatch {
             // Reading what a product only reads is harmless.
             *number > self.products_done && (*written || direction == Direction::Write)
         });
-        let load = state.load.filter(|(number, _)| *number > self.loads_done);
-        let found = product.map(|(_, step, _)| step).or(load.map(|(_, step)| step));
-        found.map(|earlier| (HazardKind::RegisterInFlight, earlier, register))
+        // Who has the value has waited for it.
+        let load = state.load.take().filter(|(number, ..)| *number > self.loads_done);
+        if let Some((_, earlier, _)) = product {
+            return Some((HazardKind::RegisterInFlight, earlier, register));
+        }
+        let (number, earlier, is_read) = load?;
+        if direction == Direction::Write {
+            return (!is_read).then_some((HazardKind::RegisterInFlight, earlier, register));
+        }
+        let is_first = std::mem::replace(&mut self.load_read, number) != number;
+        is_first.then_some((HazardKind::TensorLoadUnwaited, earlier, register))
     }
 
     /// `mov` of one register to another: the target is what the source is.
     pub fn copy(&mut self, from: u32, to: u32) {
-        match self.states.get(&from).copied() {
-            Some(state) => self.states.insert(to, state),
+        match self.states.get_mut(&from) {
+            Some(state) => {
+                let mut copy = *state;
+                copy.load = state.load.take().map(|(number, step, _)| (number, step, true));
+                self.states.insert(to, copy)
+            }
             None => self.states.remove(&to),
         };
     }
@@ -94,11 +114,6 @@ impl RegisterWatch {
                 && fences >= self.fences
             {
                 found = found.or(Some((HazardKind::MissingWarpGroupFence, earlier, register)));
-            }
-            if let Some((number, earlier)) = state.load
-                && number > self.loads_done
-            {
-                found = found.or(Some((HazardKind::RegisterInFlight, earlier, register)));
             }
             let written = written
                 || state
@@ -127,7 +142,7 @@ impl RegisterWatch {
     pub fn tensor_load(&mut self, registers: &[u32], step: u32) {
         self.loads += 1;
         for register in registers {
-            self.states.entry(*register).or_default().load = Some((self.loads, step));
+            self.states.entry(*register).or_default().load = Some((self.loads, step, false));
         }
     }
 
@@ -146,17 +161,29 @@ impl Tracker {
         unit: Unit,
         (kind, earlier_step, register): RegisterHazard,
     ) {
-        let access = |site: Site, actor: Actor| Access { site, actor, write: true };
-        let earlier = access(self.site(earlier_step), self.actor(thread.warp, thread.lanes, unit));
-        let later =
-            access(self.site(thread.step), self.actor(thread.warp, thread.lanes, Unit::Thread));
+        if kind.severity() == Severity::Advice && !self.advise() {
+            return;
+        }
+        let write = kind != HazardKind::TensorLoadUnwaited;
+        let access = |site: Site, actor: Actor, write| Access { site, actor, write };
+        let earlier =
+            access(self.site(earlier_step), self.actor(thread.warp, thread.lanes, unit), true);
+        let later = access(
+            self.site(thread.step),
+            self.actor(thread.warp, thread.lanes, Unit::Thread),
+            write,
+        );
         self.hazards.add(kind, earlier, later, None, || {
             let remedy = match (kind, unit) {
                 (HazardKind::MissingWarpGroupFence, _) => {
                     "`wgmma.fence` after other instructions touch registers of a `wgmma`, and \
                      before the first `wgmma`"
                 }
-                (_, Unit::TensorLoad) => "`tcgen05.wait::ld` before the registers are used",
+                (HazardKind::TensorLoadUnwaited, _) => {
+                    "`tcgen05.wait::ld` before the registers are used; the ISA orders this read \
+                     without it, and no other access"
+                }
+                (_, Unit::TensorLoad) => "`tcgen05.wait::ld` before the registers are written",
                 _ => "`wgmma.wait_group` that covers the `wgmma` before its registers are used",
             };
             format!("{remedy} (register {register})")

@@ -160,6 +160,9 @@ pub enum HazardKind {
     MissingGridDependencyWait,
     /// A register of an operation that is not known to be complete.
     RegisterInFlight,
+    /// A register of `tcgen05.ld` is read, and no `tcgen05.wait::ld`. The ISA keeps the order of such
+    /// a dependency; it tells nobody that the load is complete.
+    TensorLoadUnwaited,
     /// A register was touched, and no `wgmma.fence` before the `wgmma` that uses it.
     MissingWarpGroupFence,
     /// Tensor memory is given back while it may be in use.
@@ -207,6 +210,7 @@ impl HazardKind {
             HazardKind::ScopeTooNarrow => "scope-too-narrow",
             HazardKind::MissingGridDependencyWait => "missing-grid-dependency-wait",
             HazardKind::RegisterInFlight => "register-in-flight",
+            HazardKind::TensorLoadUnwaited => "tensor-load-unwaited",
             HazardKind::MissingWarpGroupFence => "missing-warp-group-fence",
             HazardKind::TensorMemoryFreedInUse => "tensor-memory-freed-in-use",
             HazardKind::UnfinishedAtExit => "unfinished-at-exit",
@@ -224,6 +228,7 @@ impl HazardKind {
             HazardKind::MissingMbarrierInitFence
             | HazardKind::UnfinishedAtExit
             | HazardKind::PhaseUnobserved
+            | HazardKind::TensorLoadUnwaited
             | HazardKind::SwizzleMissing
             | HazardKind::TensorWaitOfOneLane => Severity::Advice,
             _ => Severity::Error,

@@ -110,8 +110,6 @@ pub enum Lenience {
     TensorFences,
     /// `barrier.cluster.arrive.relaxed` hands on nothing.
     RelaxedClusterArrivals,
-    /// Registers of `tcgen05.ld` need `tcgen05.wait::ld` before they are used.
-    TensorLoadWaits,
     /// Addresses in tensor memory name the lanes of the warp that uses them: see
     /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).
     LaneBits,

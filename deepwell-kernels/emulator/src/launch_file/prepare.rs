@@ -172,7 +172,6 @@ fn without(mut settings: Settings, rule: &Lenience) -> Settings {
         Lenience::Lanes => settings.rules.lanes = Lanes::AsOneThread,
         Lenience::TensorFences => settings.rules.tensor_fences = false,
         Lenience::RelaxedClusterArrivals => settings.rules.relaxed_cluster_arrivals = false,
-        Lenience::TensorLoadWaits => settings.rules.tensor_load_waits = false,
         Lenience::LaneBits => settings.lane_bits = LaneBits::Ignored,
         Lenience::Advice => settings.rules.advice = false,
     }

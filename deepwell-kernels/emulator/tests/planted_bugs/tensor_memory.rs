@@ -93,19 +93,16 @@ fn tiles_in_one_accumulator() {
             Bug("no wait for the product", &[("wait done", "")], "missing-tensor-commit-wait"),
             Bug("the phase never changes", &[("wait done", "WAIT [%r3], 0;")], "deadlock"),
             Bug("no fence after the wait", &[("after done", "")], "missing-tensor-fence-after"),
-            Bug("no wait for the load", &[("wait load", "")], "register-in-flight"),
+            Bug("no wait for the load", &[("wait load", "")], "missing-tensor-wait-load"),
             Bug(
-                "use before the wait",
-                &[
-                    ("wait load", "add.s32 %r28, %r20, %r27;"),
-                    ("use", "tcgen05.wait::ld.sync.aligned;"),
-                ],
+                "a register written before the wait",
+                &[("wait load", "mul.lo.s32 %r20, %r0, 2;\ntcgen05.wait::ld.sync.aligned;")],
                 "register-in-flight",
             ),
             Bug(
                 "a wait for stores",
                 &[("wait load", "tcgen05.wait::st.sync.aligned;")],
-                "register-in-flight",
+                "missing-tensor-wait-load",
             ),
             Bug("no fence before the arrival", &[("before", "")], "missing-tensor-fence-before"),
             Bug("no arrival", &[("arrive", "")], "deadlock"),
@@ -302,7 +299,7 @@ fn stores_to_tensor_memory() {
         &program,
         &[
             Bug("no wait for the store", &[("wait", "")], "missing-tensor-wait-store"),
-            Bug("no wait for the load", &[("wait load", "")], "register-in-flight"),
+            Bug("no wait for the load", &[("wait load", "")], "missing-tensor-wait-load"),
             Bug("freed while it is stored", &[("wait end", "")], "tensor-memory-freed-in-use"),
             Bug("the address before it is there", &[("sync", "")], "missing-warp-sync"),
         ],

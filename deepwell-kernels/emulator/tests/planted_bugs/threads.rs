@@ -362,9 +362,6 @@ fn what_settings_allow() {
     let relaxed: &[_] = &[("arrive", "barrier.cluster.arrive.relaxed.aligned;")];
     let as_one = rules(Rules { lanes: Lanes::AsOneThread, ..Rules::default() });
     let no_fences = rules(Rules { tensor_fences: false, ..Rules::default() });
-    let no_waits = rules(Rules { tensor_load_waits: false, ..Rules::default() });
-    let at_once: &[_] =
-        &[("wait load", "add.s32 %r28, %r20, %r27;"), ("use", "tcgen05.wait::ld.sync.aligned;")];
     let any_lanes = Settings { lane_bits: LaneBits::Ignored, ..Settings::default() };
     let one_address: &[_] = &[("lanes", "mov.u32 %r12, %r10;")];
     for (program, bug, settings) in [
@@ -372,7 +369,6 @@ fn what_settings_allow() {
         (&TILES, &[("after done", "")], &no_fences),
         (&TILES, &[("after drained", "")], &no_fences),
         (&TILES, &[("before", "")], &no_fences),
-        (&TILES, at_once, &no_waits),
         (&TILES, one_address, &any_lanes),
         (&one_barrier, &[("init", "mbarrier.init.shared.b64 [%r1], 32;")], &as_one),
         (&pair, relaxed, &arrivals),

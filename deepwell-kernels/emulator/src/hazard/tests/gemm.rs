@@ -458,9 +458,16 @@ fn registers_of_products_and_loads() {
         watch.warp_group_mma(&[2], &[], 15),
         Some((HazardKind::MissingWarpGroupFence, 14, 2))
     );
-    watch.tensor_load(&[5], 20);
-    assert_eq!(watch.touch(5, Read, 21), Some((HazardKind::RegisterInFlight, 20, 5)));
-    watch.tensor_load(&[5], 22);
+    // To read what a load gives is to wait for it, which is advice only; to write it is not.
+    watch.tensor_load(&[5, 6, 7, 8], 20);
+    assert_eq!(watch.touch(5, Read, 21), Some((HazardKind::TensorLoadUnwaited, 20, 5)));
+    assert_eq!(watch.touch(8, Read, 21), None);
+    assert_eq!(watch.touch(5, Write, 22), None);
+    assert_eq!(watch.touch(6, Write, 23), Some((HazardKind::RegisterInFlight, 20, 6)));
+    watch.copy(7, 9);
+    assert_eq!(watch.touch(7, Write, 24), None);
+    assert_eq!(watch.touch(9, Write, 25), None);
+    watch.tensor_load(&[5], 26);
     watch.tensor_wait_load();
-    assert_eq!(watch.touch(5, Read, 23), None);
+    assert_eq!(watch.touch(5, Write, 27), None);
 }
