@@ -20,6 +20,18 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Features
+//!
+//! None is on by default, and without any of them the CPU backend and all specs are there: planning
+//! for a GPU needs no feature.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `cuda` | the backend for NVIDIA GPUs; libraries are looked up when a device is opened |
+//! | `emulated` | the same backend on an emulator of the kernels' PTX, without a GPU |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
 pub mod cpu;

@@ -82,11 +82,22 @@
 //! # Ok::<(), deepwell_precision::QuantizeError>(())
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `std` | yes | vector instructions chosen at run time, decibels; without it `no_std` + `alloc` |
+//! | `rayon` | yes | quantization of large matrices on all threads of the current pool |
+//! | `policy` | yes | `PrecisionPolicy`: glob rules from TOML |
+//!
+//! The last two turn `std` on. None of them changes a result.
+//!
 //! # What has its place but is not here yet
 //!
 //! Six and four bits in a policy: [`Format`] is `non_exhaustive`, and names MXFP8 only.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 extern crate alloc;
 

@@ -26,6 +26,15 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `cuda` | yes | training on NVIDIA GPUs; neither building nor a CPU run needs a toolkit |
+//! | `emulated` | yes | the CUDA path on an emulator, `--device emulated:sm90` and its like |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod audit;
 pub mod bench;

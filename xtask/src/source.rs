@@ -25,6 +25,8 @@ pub(crate) struct Package {
     pub(crate) keys: Vec<(String, String)>,
     /// Normal, build and development dependencies of every target.
     pub(crate) dependencies: Vec<Dependency>,
+    /// Names under `[features]`, but `default`.
+    pub(crate) features: Vec<String>,
     /// Whether `[lints]` takes the workspace's.
     pub(crate) has_workspace_lints: bool,
 }
@@ -52,6 +54,7 @@ pub(crate) fn parse_package(text: &str, folder: PathBuf) -> Package {
         folder,
         keys: Vec::new(),
         dependencies: Vec::new(),
+        features: Vec::new(),
         has_workspace_lints: false,
     };
     let mut table = String::new();
@@ -84,6 +87,8 @@ pub(crate) fn parse_package(text: &str, folder: PathBuf) -> Package {
             let name = renamed.unwrap_or_else(|| key.split('.').next().unwrap_or(key));
             let name = name.trim_matches('"').to_string();
             package.dependencies.push(Dependency { name, line: index + 1 });
+        } else if table == "features" && key != "default" {
+            package.features.push(key.to_string());
         } else if table == "lints" && key == "workspace" && value == "true" {
             package.has_workspace_lints = true;
         }
@@ -303,6 +308,12 @@ five = "1"
 [dev-dependencies.six]
 version = "1"
 
+[features]
+default = ["fast"]
+fast = [
+    "dep:one",
+]
+
 [lints]
 workspace = true
 "#;
@@ -313,6 +324,7 @@ workspace = true
         assert_eq!(names, ["one", "two", "four", "five", "six"]);
         assert_eq!(package.dependencies[2].line, 13);
         assert!(package.has_workspace_lints);
+        assert_eq!(package.features, ["fast"]);
         assert_eq!(package.keys[2], ("license.workspace".to_string(), "true".to_string()));
     }
 }

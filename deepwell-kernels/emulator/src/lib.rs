@@ -46,6 +46,15 @@
 //! assert_eq!(emulator.read(out + 4 * 63, 4)?, [63, 0, 0, 0]);
 //! # Ok::<(), deepwell_emulator::error::EmulatorError>(())
 //! ```
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `launch-files` | yes | launches as TOML files with buffers beside them |
+//! | `command` | yes | the command `deepwell-emulate`; turns `launch-files` on |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod bulk;
 pub mod decode;

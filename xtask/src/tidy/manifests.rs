@@ -38,6 +38,10 @@ const ROOT_FILES: [&str; 7] = [
     "deny.toml",
 ];
 
+/// What crates.io shows of a package, beside description and license; each may be the workspace's.
+const SHOWN_KEYS: [&str; 6] =
+    ["readme", "repository", "rust-version", "keywords", "categories", "edition"];
+
 pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = Vec::new();
     for file in ROOT_FILES {
@@ -52,11 +56,18 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
             let path = format!("{folder}/README.md");
             violations.push(Violation::new(&path, 0, "missing; say what the crate is for"));
         }
+        if is_published(&package) {
+            for file in ["LICENSE-MIT", "LICENSE-APACHE"] {
+                if !package.folder.join(file).is_file() {
+                    let message = "missing; link it to the one in the root, for the archive";
+                    violations.push(Violation::new(&format!("{folder}/{file}"), 0, message));
+                }
+            }
+        }
         let library = package.folder.join("src/lib.rs");
-        if library.is_file() && !has_example(&read(&library)?) {
+        if library.is_file() {
             let path = format!("{folder}/src/lib.rs");
-            let message = "no example in the crate's docs; add a fenced one to the `//!` lines";
-            violations.push(Violation::new(&path, 1, message));
+            violations.extend(check_crate_docs(&package, &path, &read(&library)?));
         }
     }
     Ok(violations)
@@ -108,8 +119,35 @@ fn check_package(package: &Package, folder: &str) -> Vec<Violation> {
     if !has("version") {
         report(0, "no version of its own; add `version = \"0.1.0\"`".to_string());
     }
+    for key in SHOWN_KEYS {
+        if is_published(package) && !has(key) && !has(&format!("{key}.workspace")) {
+            report(0, format!("no `{key}`; crates.io shows it"));
+        }
+    }
     if !package.has_workspace_lints {
         report(0, "no lints; add `[lints]` with `workspace = true`".to_string());
+    }
+    violations
+}
+
+fn is_published(package: &Package) -> bool {
+    !package.keys.iter().any(|(key, value)| key == "publish" && value == "false")
+}
+
+/// The crate's docs have an example and name each feature.
+fn check_crate_docs(package: &Package, path: &str, text: &str) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    if !has_example(text) {
+        let message = "no example in the crate's docs; add a fenced one to the `//!` lines";
+        violations.push(Violation::new(path, 1, message));
+    }
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("//! |")).collect();
+    for feature in &package.features {
+        if !rows.iter().any(|row| row.starts_with(&format!("//! | `{feature}` |"))) {
+            let message =
+                format!("feature `{feature}` is in no table of the crate's docs; add a row");
+            violations.push(Violation::new(path, 1, message));
+        }
     }
     violations
 }
@@ -131,7 +169,7 @@ mod tests {
         let check = |name: &str, rest: &str, expected: &[&str]| {
             let text = format!(
                 "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\ndescription = \"x\"\n\
-                 license.workspace = true\n[lints]\nworkspace = true\n{rest}"
+                 license.workspace = true\npublish = false\n[lints]\nworkspace = true\n{rest}"
             );
             let violations = check_package(&parse_package(&text, PathBuf::new()), "f");
             let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
@@ -146,7 +184,7 @@ mod tests {
         check(
             "deepwell-ir",
             &dependency("deepwell-probe"),
-            &["f/Cargo.toml:9: `deepwell-ir` on floor 2 uses `deepwell-probe` on floor 2"],
+            &["f/Cargo.toml:10: `deepwell-ir` on floor 2 uses `deepwell-probe` on floor 2"],
         );
         check("deepwell-plan", &dependency("deepwell-trainer"), &["uses `deepwell-trainer`"]);
         check(
@@ -167,11 +205,32 @@ mod tests {
         let text = "[package]\nname = \"deepwell-ir\"\nversion.workspace = true\n";
         let violations = check_package(&parse_package(text, PathBuf::new()), "f");
         let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
-        let expected = ["no `description`", "no license", "no version of its own", "no lints"];
+        let expected = [
+            "no `description`",
+            "no license",
+            "no version of its own",
+            "no `readme`",
+            "no `repository`",
+            "no `rust-version`",
+            "no `keywords`",
+            "no `categories`",
+            "no `edition`",
+            "no lints",
+        ];
         assert_eq!(messages.len(), expected.len());
         for (message, expected) in messages.iter().zip(expected) {
             assert!(message.contains(expected), "expected `{expected}` in `{message}`");
         }
+    }
+
+    #[test]
+    fn features_in_crate_docs() {
+        let package = parse_package("[features]\ndefault = []\ncuda = []\n", PathBuf::new());
+        let docs = "//! ```\n//! f();\n//! ```\n//! | `cuda` | GPUs |\n";
+        assert_eq!(check_crate_docs(&package, "f", docs), []);
+        let found = check_crate_docs(&package, "f", "//! | `cpu` | all |\nfn f() {}\n");
+        assert!(found[0].to_string().contains("no example"), "{found:?}");
+        assert!(found[1].to_string().contains("feature `cuda` is in no table"), "{found:?}");
     }
 
     #[test]
