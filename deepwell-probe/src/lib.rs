@@ -36,7 +36,8 @@
 //! stay loaded. No call changes a setting.
 //!
 //! Bandwidth is arithmetic on what the hardware says, except that of the processor's memory, which
-//! [`measure_memory_bandwidth`] measures when it is called.
+//! [`measure_memory_bandwidth`] and [`measure_triad`] measure when they are called. Products and
+//! GPUs are measured by `deepwell probe --measure`, which has kernels to do it with.
 
 mod arch;
 mod assemble;
@@ -70,7 +71,7 @@ pub use format::{NUMBER_FORMATS, NumberFormat};
 pub use gpu::{Clocks, Gpu, NvLinkDomain, Pcie};
 pub use hardware::{Absence, Hardware};
 pub use link::{Endpoint, Fabric, FabricEdge, Link, LinkKind, PcieMeet};
-pub use memory::{MemoryBandwidth, measure_memory_bandwidth};
+pub use memory::{MemoryBandwidth, measure_memory_bandwidth, measure_triad};
 pub use refusal::Fault;
 pub use software::{Library, Software};
 

@@ -1,4 +1,4 @@
-//! How quickly this machine moves memory, measured on request.
+//! How quickly this machine moves memory, measured on request: a copy, and the triad of STREAM.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cpu;
 
-/// What [`measure_memory_bandwidth`] saw.
+/// What [`measure_memory_bandwidth`] or [`measure_triad`] saw.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryBandwidth {
     /// Bytes read plus bytes written in a second, of all threads together, in 10⁹ bytes; the best
     /// of the passes.
     pub gbps: f64,
-    /// Threads that copied at the same time.
+    /// Threads that ran at the same time.
     pub threads: u32,
-    /// Size of all sources and targets together.
+    /// Size of all buffers together.
     pub buffer_bytes: u64,
     /// Whether the buffers fit in the caches of the cores that ran: then `gbps` is the caches'
     /// speed more than the memory's.
@@ -25,9 +25,9 @@ pub struct MemoryBandwidth {
     pub passes: u32,
 }
 
-/// Bytes of one source (and of one target) for each thread, before the cap on all of them.
+/// Bytes of one buffer of each thread, before the cap on all of them.
 const BYTES_PER_THREAD: u64 = 16 << 20;
-/// Bytes of all sources and targets together, at most.
+/// Bytes of all buffers together, at most.
 const BYTES_MAX: u64 = 512 << 20;
 /// Passes start until this much time has gone; the first touch of the pages is not in it.
 const MEASURING_TIME: Duration = Duration::from_millis(30);
@@ -39,10 +39,56 @@ const THREADS_MAX: u32 = 64;
 /// Takes under 100 ms and allocates 32 MiB for each thread, 512 MiB (or a quarter of the available
 /// memory) at most, all freed again on return. [`probe`](crate::probe) never calls it.
 pub fn measure_memory_bandwidth(cpu: &Cpu) -> MemoryBandwidth {
+    measure_on(cpu, Pass::Copy)
+}
+
+/// Runs `a = b + 3 c` over three `Vec<f64>` on every usable core and reports the bandwidth.
+///
+/// This is the triad of STREAM, counted as it counts: two buffers read and one written, whatever
+/// the caches read besides before they write. It takes and allocates what
+/// [`measure_memory_bandwidth`] does, and half as much memory again for each thread below the cap.
+///
+/// ```
+/// use deepwell_probe::{measure_triad, probe};
+///
+/// let measured = measure_triad(&probe().cpu);
+/// assert!(measured.gbps > 0.0 && measured.threads >= 1);
+/// ```
+pub fn measure_triad(cpu: &Cpu) -> MemoryBandwidth {
+    measure_on(cpu, Pass::Triad)
+}
+
+/// What a thread does to its buffers in one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// One buffer into another.
+    Copy,
+    /// `a = b + 3 c`.
+    Triad,
+}
+
+impl Pass {
+    /// Buffers of one thread, each read or written once in a pass.
+    fn buffers(self) -> u64 {
+        match self {
+            Pass::Copy => 2,
+            Pass::Triad => 3,
+        }
+    }
+}
+
+fn measure_on(cpu: &Cpu, pass: Pass) -> MemoryBandwidth {
     let threads = cpu.usable_cores().clamp(1, THREADS_MAX);
     let bytes_max = BYTES_MAX.min(cpu.memory_available_bytes / 4);
-    let bytes_each = BYTES_PER_THREAD.min(bytes_max / 2 / u64::from(threads)).max(1 << 16);
-    measure(threads, bytes_each, cache_bytes(cpu))
+    let bytes_each = BYTES_PER_THREAD.min(bytes_max / pass.buffers() / u64::from(threads));
+    measure(pass, threads, bytes_each.max(1 << 16), cache_bytes(cpu))
+}
+
+/// `target = source + 3 second`, element by element; the shortest length counts.
+fn triad(target: &mut [f64], source: &[f64], second: &[f64]) {
+    for ((target, source), second) in target.iter_mut().zip(source).zip(second) {
+        *target = source + 3.0 * second;
+    }
 }
 
 /// Capacity of the last-level caches that the usable cores of `cpu` can reach.
@@ -56,7 +102,7 @@ fn cache_bytes(cpu: &Cpu) -> u64 {
 
 /// Runs the passes. Each worker owns its buffers and touches them first itself, so that they lie in
 /// its memory node; a pass starts with one message to every worker and ends with one from each.
-fn measure(threads: u32, bytes_each: u64, cache_bytes: u64) -> MemoryBandwidth {
+fn measure(kind: Pass, threads: u32, bytes_each: u64, cache_bytes: u64) -> MemoryBandwidth {
     let elements = (bytes_each / 8) as usize;
     thread::scope(|scope| {
         let (ready, readies) = mpsc::channel::<()>();
@@ -66,11 +112,18 @@ fn measure(threads: u32, bytes_each: u64, cache_bytes: u64) -> MemoryBandwidth {
             let ready = ready.clone();
             let worker = move || {
                 let source = vec![1.0_f64; elements];
+                let second = match kind {
+                    Pass::Copy => Vec::new(),
+                    Pass::Triad => vec![3.0_f64; elements],
+                };
                 let mut target = vec![2.0_f64; elements];
                 // The coordinator hangs up when it has seen enough; sending to it cannot fail
                 // before that.
                 while ready.send(()).is_ok() && start_receiver.recv().is_ok() {
-                    target.copy_from_slice(&source);
+                    match kind {
+                        Pass::Copy => target.copy_from_slice(&source),
+                        Pass::Triad => triad(&mut target, &source, &second),
+                    }
                     std::hint::black_box(&mut target);
                 }
             };
@@ -82,7 +135,7 @@ fn measure(threads: u32, bytes_each: u64, cache_bytes: u64) -> MemoryBandwidth {
         drop(ready);
         let all_ready = || starts.iter().all(|_| readies.recv().is_ok());
 
-        let bytes_per_pass = 2 * 8 * elements as u64 * starts.len() as u64;
+        let bytes_per_pass = kind.buffers() * 8 * elements as u64 * starts.len() as u64;
         let mut pass_time_min = Duration::MAX;
         let mut passes = 0;
         let mut complete = all_ready() && !starts.is_empty();
@@ -116,10 +169,16 @@ mod tests {
 
     #[test]
     fn counts_what_was_copied() {
-        for (threads, bytes_each, cache_bytes) in [(1, 1 << 20, 0), (2, 1 << 16, 1 << 30)] {
-            let measured = measure(threads, bytes_each, cache_bytes);
+        let rows = [
+            (Pass::Copy, 2, 1, 1 << 20, 0),
+            (Pass::Copy, 2, 2, 1 << 16, 1 << 30),
+            (Pass::Triad, 3, 1, 1 << 20, 0),
+            (Pass::Triad, 3, 2, 1 << 16, 1 << 30),
+        ];
+        for (pass, buffers, threads, bytes_each, cache_bytes) in rows {
+            let measured = measure(pass, threads, bytes_each, cache_bytes);
             assert_eq!(measured.threads, threads);
-            assert_eq!(measured.buffer_bytes, 2 * bytes_each * u64::from(threads));
+            assert_eq!(measured.buffer_bytes, buffers * bytes_each * u64::from(threads));
             assert_eq!(measured.fits_in_cache, cache_bytes > 0);
             assert!(measured.passes >= 2, "{measured:?}");
             // Wide limits: nothing between a loaded emulator and a big cache is outside.
@@ -128,11 +187,20 @@ mod tests {
     }
 
     #[test]
+    fn the_triad_adds_what_it_reads() {
+        let mut target = [0.0; 3];
+        triad(&mut target, &[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]);
+        assert_eq!(target, [31.0, 62.0, 93.0]);
+    }
+
+    #[test]
     fn a_machine_with_little_memory_is_not_filled() {
         let mut cpu = Cpu::described("any", 2, 1_000_000_000, &[], 64 << 20);
         let measured = cpu.measure_memory_bandwidth();
         assert!(measured.buffer_bytes <= 16 << 20, "{measured:?}");
         assert_eq!(cpu.memory_gbps, Some(measured.gbps));
+        let measured = measure_triad(&cpu);
+        assert!(measured.buffer_bytes <= 16 << 20, "{measured:?}");
     }
 
     #[test]

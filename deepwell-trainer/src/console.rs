@@ -3,13 +3,14 @@
 //! A reader that goes away, as `head` does, is told nothing more and stops no work.
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, ErrorKind, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::TrainError;
 use crate::metrics::StepLine;
+use crate::terminal::stderr_draws;
 use crate::trainer::Progress;
 
 /// Writes a line to standard error. Nobody is there to be told that it is closed.
@@ -41,7 +42,7 @@ pub struct Console {
 impl Console {
     /// Progress of a run called `name` with `steps` steps.
     pub fn new(name: &str, steps: u64) -> Console {
-        let bar = io::stderr().is_terminal().then(|| {
+        let bar = stderr_draws().then(|| {
             let style = ProgressStyle::with_template("{prefix:>8} {wide_bar} {msg} eta {eta}");
             let bar = ProgressBar::new(steps).with_prefix(name.to_string());
             match style {

@@ -45,6 +45,7 @@ pub mod data;
 mod device;
 mod engine;
 mod error;
+pub mod generate;
 pub mod init;
 pub mod memory;
 pub mod metrics;
@@ -57,6 +58,7 @@ pub mod run;
 mod schedule;
 mod settings;
 mod source;
+pub mod terminal;
 mod trainer;
 pub mod weights;
 

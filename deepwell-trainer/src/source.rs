@@ -8,7 +8,8 @@ use deepwell_ir::capture::{
 };
 use deepwell_ir::{Graph, Role, TensorKind};
 
-use crate::{Engine, TrainError, weights};
+use crate::TrainError;
+use crate::weights::{self, MasterWeights};
 
 /// What describes a model.
 #[derive(Debug)]
@@ -166,23 +167,24 @@ impl ModelSource {
         }
     }
 
-    /// Loads its weights into an engine of its graph, if it has any, and makes the compute copies.
+    /// Loads its weights into an engine of its graph (or what generates from it), if it has any,
+    /// and makes the compute copies.
     /// Says whether it has.
     ///
     /// # Errors
     /// Weights that cannot be read, or that are stored in a form that is not read: packed, or
     /// experts one by one.
-    pub fn load_weights(&mut self, engine: &mut Engine) -> Result<bool, TrainError> {
+    pub fn load_weights(&mut self, target: &mut dyn MasterWeights) -> Result<bool, TrainError> {
         if let Some(folder) = &self.folder {
-            weights::load_model_folder(engine, folder)?;
+            weights::load_model_folder(target, folder)?;
             return Ok(true);
         }
         let Description::Exported(model) = &mut self.description else { return Ok(false) };
-        for state in engine.program().parameters.clone() {
+        for state in target.program().parameters.clone() {
             let values = model.read(&state.name)?;
-            engine.write_value(state.master, cast_slice(&values))?;
+            target.write_master(state.master, cast_slice(&values))?;
         }
-        engine.refresh_weight_copies()?;
+        target.refresh_copies()?;
         Ok(true)
     }
 }

@@ -1,4 +1,4 @@
-//! Hugging Face weights into an engine.
+//! Hugging Face weights into an engine, or into a model that only generates.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -6,8 +6,41 @@ use std::path::Path;
 use bytemuck::cast_slice;
 use deepwell_ckpt::hf;
 use deepwell_ir::capture::{ModelFolder, StoredPart};
+use deepwell_ir::{Program, ValueId};
 
 use crate::{Engine, TrainError};
+
+/// What has FP32 master weights that can be written.
+pub trait MasterWeights {
+    /// The program whose parameters they are.
+    fn program(&self) -> &Program;
+
+    /// Writes a master weight: a value of [`MasterWeights::program`].
+    ///
+    /// # Errors
+    /// Bytes of the wrong length.
+    fn write_master(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError>;
+
+    /// Makes the compute copies again from the masters.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    fn refresh_copies(&mut self) -> Result<(), TrainError>;
+}
+
+impl MasterWeights for Engine {
+    fn program(&self) -> &Program {
+        Engine::program(self)
+    }
+
+    fn write_master(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError> {
+        self.write_value(id, bytes)
+    }
+
+    fn refresh_copies(&mut self) -> Result<(), TrainError> {
+        self.refresh_weight_copies()
+    }
+}
 
 /// Whether a folder holds weights beside its `config.json`.
 pub fn has_weights(path: &Path) -> bool {
@@ -21,7 +54,7 @@ pub fn has_weights(path: &Path) -> bool {
 /// # Errors
 /// A folder whose tensors are not those of its configuration, unreadable files, and weights that
 /// are stored in a form that is not read: packed, or experts one by one.
-pub fn load_model_folder(engine: &mut Engine, path: &Path) -> Result<(), TrainError> {
+pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<(), TrainError> {
     // Names, shapes and types are checked before anything is read.
     let model = ModelFolder::open_any(path)?;
     let parts: HashMap<String, Option<StoredPart>> = model
@@ -32,9 +65,9 @@ pub fn load_model_folder(engine: &mut Engine, path: &Path) -> Result<(), TrainEr
         .collect();
     let folder = hf::open_model_folder(path)?;
     let mut buffer: Vec<f32> = Vec::new();
-    for index in 0..engine.program().parameters.len() {
-        let state = engine.program().parameters[index].clone();
-        let value = engine.program().value(state.master).clone();
+    for index in 0..target.program().parameters.len() {
+        let state = target.program().parameters[index].clone();
+        let value = target.program().value(state.master).clone();
         let Some(part) = parts.get(&state.name).and_then(Option::as_ref) else {
             return Err(TrainError::Setting {
                 setting: "model",
@@ -51,7 +84,7 @@ pub fn load_model_folder(engine: &mut Engine, path: &Path) -> Result<(), TrainEr
         buffer.resize(part.shape.iter().product(), 0.0);
         folder.read_f32_into(stored, &part.shape, &mut buffer)?;
         if part.shape == value.shape && !part.transposed {
-            engine.write_value(state.master, cast_slice(&buffer))?;
+            target.write_master(state.master, cast_slice(&buffer))?;
             continue;
         }
         let values = part.extract(&buffer, &value.shape).ok_or_else(|| TrainError::Setting {
@@ -60,7 +93,7 @@ pub fn load_model_folder(engine: &mut Engine, path: &Path) -> Result<(), TrainEr
             got: format!("{:?}", part.shape),
             hint: None,
         })?;
-        engine.write_value(state.master, cast_slice(&values))?;
+        target.write_master(state.master, cast_slice(&values))?;
     }
-    engine.refresh_weight_copies()
+    target.refresh_copies()
 }

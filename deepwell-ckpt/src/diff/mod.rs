@@ -226,7 +226,7 @@ impl fmt::Display for CheckpointDiff {
             }
         }
         if !self.changed.is_empty() {
-            writeln!(f, "\nof another shape or element type")?;
+            writeln!(f, "\nchanged shape or type, in a / in b")?;
         }
         for ChangedTensor { section, name, dtypes: [a, b], shapes: [from, to] } in &self.changed {
             writeln!(f, "  {section:<14} {name} {a} {from:?} / {b} {to:?}")?;
@@ -255,14 +255,14 @@ impl fmt::Display for CheckpointDiff {
             )?;
         }
         if !self.sections.is_empty() {
-            writeln!(f, "\nsettings and state")?;
+            writeln!(f, "\nsettings and state, in a / in b")?;
         }
         for difference in &self.sections {
             writeln!(f, "  {difference}")?;
         }
         writeln!(
             f,
-            "\n{} tensors equal, {} differ, {} of another shape or type, {} only in a, {} only in b",
+            "\n{} tensors equal, {} differ, {} changed shape or type, {} only in a, {} only in b",
             self.equal,
             self.differing.len(),
             self.changed.len(),

@@ -32,6 +32,11 @@ pub fn measure_copy(device: Device, hardware: &Hardware) -> Result<f64, TrainErr
     })
 }
 
+/// [`measure_copy`] on a GPU that is open already; errors as text.
+pub(super) fn copied_gbps_of(open: &mut OpenDevice, hardware: &Hardware) -> Result<f64, String> {
+    copied_gbps(open, hardware, FLOATS)
+}
+
 fn copied_gbps(open: &mut OpenDevice, hardware: &Hardware, floats: usize) -> Result<f64, String> {
     let matrix = || (DType::F32, vec![floats / 4096, 4096]);
     // To the type that is there already: a copy by the driver.

@@ -19,6 +19,7 @@ mod device_copy;
 mod fill;
 mod load;
 mod machine;
+mod measure;
 mod model;
 mod page;
 pub mod peers;
@@ -32,6 +33,9 @@ mod timer;
 pub use device_copy::measure_copy;
 pub use load::LoadSampler;
 pub use machine::Machine;
+pub use measure::{
+    CpuMeasurements, GpuMeasurements, LaunchTimes, ProductRate, measure_cpu, measure_gpu,
+};
 pub use report::{Report, Settings};
 pub use row::{PeerTime, Row, RowEvent, geometric_mean};
 pub use section::{Section, run_sections};

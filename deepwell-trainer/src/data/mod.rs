@@ -59,7 +59,7 @@ pub use loader::{Batch, Loader};
 pub use skip::{SkipReason, Skipped};
 pub use split::Split;
 pub use summary::DatasetSummary;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{TextStream, Tokenizer};
 
 /// What [`Dataset::prepare`] or [`bpe::train`] is busy with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

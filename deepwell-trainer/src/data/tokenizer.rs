@@ -142,6 +142,38 @@ impl Tokenizer {
 }
 
 impl Tokenizer {
+    /// Tokens of a prompt: a Hugging Face tokenizer puts the special tokens before it that models
+    /// of its family expect, which its file says.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encode`].
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match &self.kind {
+            Kind::Bytes => self.encode("prompt", text.as_bytes()),
+            Kind::HuggingFace(inner) => {
+                let encoding = inner.encode_fast(text, true).map_err(|error| {
+                    DataError::Encode { name: "prompt".to_owned(), message: error.to_string() }
+                })?;
+                let mut tokens = encoding.get_ids().to_vec();
+                // BERT-like templates close a text too; what is to go on is not closed.
+                if tokens.len() > 1 && tokens.last().copied() == self.separator {
+                    tokens.pop();
+                }
+                Ok(tokens)
+            }
+        }
+    }
+
+    /// Turns tokens into text one by one, behind those of a prompt.
+    pub fn text_stream(&self, prompt: &[u32]) -> TextStream<'_> {
+        let seen = match self.kind {
+            Kind::Bytes => Vec::new(),
+            Kind::HuggingFace(_) => prompt.to_vec(),
+        };
+        TextStream { tokenizer: self, seen, prefix: String::new(), prefix_index: 0 }
+    }
+
     /// The text of tokens that [`Self::encode`] gave. `name` is for the error.
     pub(crate) fn decode(&self, name: &str, tokens: &[u32]) -> Result<Vec<u8>, DataError> {
         match &self.kind {
@@ -151,6 +183,53 @@ impl Tokenizer {
                     DataError::Encode { name: name.to_owned(), message: error.to_string() }
                 })
             }
+        }
+    }
+}
+
+/// Text as its tokens come: see [`Tokenizer::text_stream`].
+///
+/// ```
+/// use deepwell_trainer::data::Tokenizer;
+///
+/// let tokenizer = Tokenizer::bytes();
+/// let mut stream = tokenizer.text_stream(&[]);
+/// assert_eq!(stream.push(104)?, b"h");
+/// assert_eq!(stream.push(105)?, b"i");
+/// # Ok::<(), deepwell_trainer::data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens that the text of the next depends on.
+    seen: Vec<u32>,
+    prefix: String,
+    prefix_index: usize,
+}
+
+impl TextStream<'_> {
+    /// The bytes that a token adds. None may come until a character is whole; a byte-level token
+    /// is its byte, be it part of a character or not.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encode`].
+    pub fn push(&mut self, token: u32) -> Result<Vec<u8>, DataError> {
+        match &self.tokenizer.kind {
+            Kind::Bytes => Ok(vec![token as u8]),
+            Kind::HuggingFace(inner) => tokenizers::step_decode_stream(
+                inner,
+                vec![token],
+                true,
+                &mut self.seen,
+                &mut self.prefix,
+                &mut self.prefix_index,
+            )
+            .map(|text| text.unwrap_or_default().into_bytes())
+            .map_err(|error| DataError::Encode {
+                name: format!("token {token}"),
+                message: error.to_string(),
+            }),
         }
     }
 }
@@ -248,6 +327,24 @@ pub(crate) mod tests {
                 path.display()
             )
         );
+    }
+
+    #[test]
+    fn text_comes_token_by_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let tokenizer = Tokenizer::from_file(&write_word_level(folder.path())).unwrap();
+        let prompt = tokenizer.encode_prompt("let deep").unwrap();
+        assert_eq!(prompt, [1, 3]);
+        let mut stream = tokenizer.text_stream(&prompt);
+        let text: Vec<Vec<u8>> = [2, 4, 5].map(|token| stream.push(token).unwrap()).into();
+        // The separator is special and has no text.
+        assert_eq!(text, [&b" well"[..], b" water", b""]);
+        let mut bytes = Tokenizer::bytes().encode_prompt("\u{e9}").unwrap();
+        assert_eq!(bytes, [0xc3, 0xa9]);
+        let tokenizer = Tokenizer::bytes();
+        let mut stream = tokenizer.text_stream(&bytes);
+        bytes.retain(|&token| stream.push(token).unwrap() == [token as u8]);
+        assert_eq!(bytes.len(), 2);
     }
 
     #[test]

@@ -4,7 +4,12 @@
 
 mod bench;
 mod capture;
+mod ckpt_diff;
+mod completions;
+mod generate;
+mod help;
 mod quantize;
+mod tables;
 mod tokenizer;
 
 use std::ffi::OsStr;

@@ -26,7 +26,9 @@ Examples:
   deepwell capture ./TinyLlama --summary                 parameters, layers, tags, notes
   deepwell capture llama-micro --dot | dot -Tsvg > g.svg
   deepwell capture ./my-model/config.json --json > graph.json
-  deepwell capture exported.pt2 --summary                tags and opaque ops of an export";
+  deepwell capture exported.pt2 --summary                tags and opaque ops of an export
+
+Exit codes: 0 captured, 2 a model that cannot be read";
 
 /// Read a model as a graph of typed ops over tensors
 #[derive(Args, Debug)]

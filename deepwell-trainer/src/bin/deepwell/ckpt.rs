@@ -1,19 +1,15 @@
-//! `deepwell ckpt inspect` and `deepwell ckpt verify`.
+//! `deepwell ckpt inspect`, `deepwell ckpt verify` and `deepwell ckpt diff`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
-use deepwell_ckpt::{CheckpointError, VerifyReport, inspect, scan, verify};
+use deepwell_ckpt::{CheckpointDiff, CheckpointError, VerifyReport, diff, inspect, verify};
 use serde::Serialize;
 
 use crate::Outcome;
+use crate::checkpoint_path::{Wanted, find};
 use crate::output::{note, print, print_json};
-
-/// The file that makes a folder a checkpoint.
-const MANIFEST_FILE: &str = "manifest.json";
-/// The folder for checkpoints inside a run's output folder.
-const CHECKPOINTS_FOLDER: &str = "checkpoints";
 
 /// Look into checkpoints
 #[derive(Args, Debug)]
@@ -26,6 +22,7 @@ pub(crate) struct CkptArgs {
 enum CkptCommand {
     Inspect(InspectArgs),
     Verify(VerifyArgs),
+    Diff(DiffArgs),
 }
 
 const INSPECT_AFTER_HELP: &str = "\
@@ -35,7 +32,9 @@ of several the newest complete one is taken.
 Examples:
   deepwell ckpt inspect target/deepwell-run
   deepwell ckpt inspect target/deepwell-run/checkpoints/step-00000120 --tensors
-  deepwell ckpt inspect target/deepwell-run --json";
+  deepwell ckpt inspect target/deepwell-run --json
+
+Exit codes: 0 shown, 2 not a checkpoint, or a damaged one";
 
 /// Show what a checkpoint holds, without reading its tensors
 #[derive(Args, Debug)]
@@ -72,10 +71,43 @@ struct VerifyArgs {
     json: bool,
 }
 
+const DIFF_AFTER_HELP: &str = "\
+Names tensors that only one of the two has, tensors of another shape or element type, and of those
+with other values how many elements differ, the largest difference, and the length of the difference
+over the length of A's tensor; then where step, plan, policy, guards and settings differ. Tensors of
+equal checksums are not read; the others are, 2 MiB at a time, however large they are.
+
+A and B are checkpoints, or folders of which the newest complete one is taken.
+
+Examples:
+  deepwell ckpt diff runs/a runs/b
+  deepwell ckpt diff runs/a/checkpoints/step-00000400 runs/a/checkpoints/step-00000800
+  deepwell ckpt diff runs/whole runs/resumed --tensors     must be equal: their folders differ
+  deepwell ckpt diff runs/a runs/b --json
+
+Exit codes: 0 equal, 1 different, 2 not a checkpoint, or a damaged one";
+
+/// Show what differs between two checkpoints
+#[derive(Args, Debug)]
+#[command(after_help = DIFF_AFTER_HELP)]
+struct DiffArgs {
+    /// First checkpoint, folder of checkpoints, or output folder of a run
+    a: PathBuf,
+    /// Second one
+    b: PathBuf,
+    /// Compare tensors alone: steps, settings and state may differ
+    #[arg(long)]
+    tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 pub(crate) fn run(args: &CkptArgs) -> Result<Outcome> {
     match &args.command {
         CkptCommand::Inspect(args) => run_inspect(args),
         CkptCommand::Verify(args) => run_verify(args),
+        CkptCommand::Diff(args) => run_diff(args),
     }
 }
 
@@ -128,6 +160,33 @@ fn run_verify(args: &VerifyArgs) -> Result<Outcome> {
     Ok(Outcome::Failed)
 }
 
+/// What `ckpt diff --json` prints.
+#[derive(Debug, Serialize)]
+struct Difference {
+    equal: bool,
+    #[serde(flatten)]
+    diff: CheckpointDiff,
+}
+
+fn run_diff(args: &DiffArgs) -> Result<Outcome> {
+    let a = find(&args.a, Wanted::NewestComplete)?;
+    let b = find(&args.b, Wanted::NewestComplete)?;
+    let mut diff = diff(&a, &b)?;
+    let equal = if args.tensors {
+        diff.sections.clear();
+        diff.has_equal_tensors()
+    } else {
+        diff.is_equal()
+    };
+    if args.json {
+        print_json(&Difference { equal, diff })?;
+    } else {
+        let verdict = if equal { "equal" } else { "different" };
+        print(&format_args!("{verdict}\n{diff}"))?;
+    }
+    Ok(if equal { Outcome::Success } else { Outcome::Failed })
+}
+
 /// Whether an error says that a checkpoint is there and no longer as it was written.
 fn is_damage(error: &CheckpointError) -> bool {
     matches!(
@@ -137,41 +196,4 @@ fn is_damage(error: &CheckpointError) -> bool {
             | CheckpointError::FileLength { .. }
             | CheckpointError::TensorChecksum { .. }
     )
-}
-
-/// Which checkpoint of several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    /// The newest that can be loaded.
-    NewestComplete,
-    /// The newest, damaged or not.
-    Newest,
-}
-
-/// The checkpoint that a path means.
-fn find(path: &Path, wanted: Wanted) -> Result<PathBuf> {
-    if path.join(MANIFEST_FILE).exists() || !path.is_dir() {
-        return Ok(path.to_path_buf());
-    }
-    let inner = path.join(CHECKPOINTS_FOLDER);
-    let root = if inner.is_dir() { inner } else { path.to_path_buf() };
-    let listing = scan(&root)?;
-    for damaged in &listing.damaged {
-        note(format_args!("`{}` is damaged: {}", damaged.path.display(), damaged.reason));
-    }
-    let complete = listing.complete.last().map(|entry| (entry.step, &entry.path));
-    let damaged = listing.damaged.last().map(|entry| (entry.step, &entry.path));
-    let newest = match wanted {
-        Wanted::NewestComplete => complete,
-        Wanted::Newest => complete.max(damaged),
-    };
-    match newest {
-        Some((_, path)) => Ok(path.clone()),
-        None if listing.damaged.is_empty() => bail!(
-            "`{}`: expected a checkpoint or a folder of checkpoints, found neither\n\
-             hint: a run writes its checkpoints to `{CHECKPOINTS_FOLDER}` in its output folder",
-            path.display()
-        ),
-        None => bail!("`{}`: every checkpoint in it is damaged", root.display()),
-    }
 }

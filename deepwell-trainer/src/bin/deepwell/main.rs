@@ -7,9 +7,12 @@
 mod bench;
 mod bytes;
 mod capture;
+mod checkpoint_path;
 mod ckpt;
+mod completions;
 mod dryrun;
 mod failure;
+mod generate;
 mod hardware;
 mod output;
 mod plan;
@@ -25,6 +28,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use deepwell_trainer::commands::{ParityArgs, TrainArgs};
+use deepwell_trainer::terminal::stderr_has_colors;
 use tracing_subscriber::EnvFilter;
 
 /// Environment variable that says what is logged to stderr.
@@ -41,10 +45,13 @@ Examples:
   deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
+  deepwell generate --prompt 'fn main() {'      text from the newest checkpoint
   deepwell bench norms --peers                  kernels beside their floor and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
+  deepwell ckpt diff runs/a runs/b              what differs between two checkpoints
   deepwell quantize ./llama ./q --format nvfp4  weights in four bits
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
+  deepwell completions bash                     words for the shell to complete
 
 MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
 llama-3-8b, gpt2-micro, gpt2), a Hugging Face `config.json`, a folder that holds one, or a
@@ -52,13 +59,16 @@ llama-3-8b, gpt2-micro, gpt2), a Hugging Face `config.json`, a folder that holds
 
 Exit codes:
   0    done
-  1    a check or verdict failed: a damaged checkpoint, a model that does not fit, no parity
+  1    a check or verdict failed: a damaged checkpoint, two checkpoints that differ, a model that
+       does not fit, no parity
   2    the command line, an input or an output cannot be used
   130  interrupted
 
 Environment:
   DEEPWELL_LOG  what is logged to stderr: error, warn (default), info, debug, trace, or a filter
-                such as `deepwell_trainer=debug`";
+                such as `deepwell_trainer=debug`
+  NO_COLOR      set to anything: no colours on a terminal. Where stdout or stderr is no terminal
+                there are none, and progress is lines in place of bars; with TERM=dumb, too";
 
 /// Trains large language models: probe, capture, plan, predict, train, verify
 #[derive(Debug, Parser)]
@@ -80,10 +90,12 @@ enum Command {
     /// Show whether MXFP8 holds BF16's loss, by training one model in both
     #[command(after_help = train::PARITY_AFTER_HELP)]
     Parity(Box<ParityArgs>),
+    Generate(Box<generate::GenerateArgs>),
     Bench(bench::BenchArgs),
     Ckpt(ckpt::CkptArgs),
     Quantize(quantize::QuantizeArgs),
     Tokenizer(tokenizer::TokenizerArgs),
+    Completions(completions::CompletionsArgs),
 }
 
 /// How a subcommand ended that found what it was asked for.
@@ -133,10 +145,12 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Dryrun(args) => dryrun::run(&args),
         Command::Train(args) => train::run_train(*args),
         Command::Parity(args) => train::run_parity(*args),
+        Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
+        Command::Completions(args) => completions::run(&args),
     }
 }
 
@@ -154,6 +168,7 @@ fn start_logging() -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(stderr_has_colors())
         // It would report a closed stderr on that very stderr, and panic.
         .log_internal_errors(false)
         .init();

@@ -1,6 +1,5 @@
 //! `deepwell tokenizer`.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use deepwell_trainer::data::bpe::{self, BpeOptions};
 use deepwell_trainer::data::{Progress, Stage};
+use deepwell_trainer::terminal::stderr_draws;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{print, print_json, say};
@@ -128,7 +128,7 @@ impl Stages {
             Stage::Merge => "learning merges",
             Stage::Tokenize => "measuring",
         };
-        if !std::io::stderr().is_terminal() {
+        if !stderr_draws() {
             match progress.bytes_total {
                 0 => say(name),
                 bytes => say(format_args!("{name}: {:.2} MB", bytes as f64 / 1e6)),

@@ -1,0 +1,276 @@
+//! What this machine reaches, measured: memory, matrix products, launches.
+
+use std::time::Instant;
+
+use deepwell_ir::{DType, Product, ops};
+use deepwell_kernels::{KernelError, SingleCall};
+use deepwell_precision::{MxSpec, PrecisionPolicy};
+use deepwell_probe::{Hardware, NumberFormat, measure_memory_bandwidth, measure_triad};
+use serde::{Deserialize, Serialize};
+
+use super::device_copy::copied_gbps_of;
+use super::timer::{Timer, percentile};
+use crate::{Device, OpenDevice, TrainError};
+
+/// One matrix product.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProductRate {
+    /// Format of the operands.
+    pub format: NumberFormat,
+    /// Rows and columns of the result, length of the sums.
+    pub shape: [usize; 3],
+    /// The kernel.
+    pub kernel: String,
+    /// 10¹² FLOP a second, `2 x m x n x k` to a product; by the median of the samples.
+    pub tflops: f64,
+    /// The peak that is known of the device, dense, 10¹² FLOP a second.
+    pub peak_tflops: Option<f64>,
+}
+
+impl ProductRate {
+    /// The part of the peak that was reached, where there is a peak.
+    pub fn peak_share(&self) -> Option<f64> {
+        self.peak_tflops.filter(|&peak| peak > 0.0).map(|peak| self.tflops / peak)
+    }
+}
+
+/// How long it takes to start work on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LaunchTimes {
+    /// Microseconds from a launch until the host knows that it is done, with nothing before it.
+    pub round_trip_us: f64,
+    /// Microseconds between launches that are put into a stream one behind the other.
+    pub in_stream_us: f64,
+    /// Microseconds between launches of a recorded graph.
+    pub in_graph_us: f64,
+}
+
+/// What a processor reaches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CpuMeasurements {
+    /// GB/s of a copy, read and written bytes, on all usable cores.
+    pub copy_gbps: f64,
+    /// GB/s of STREAM's triad, counted as it counts.
+    pub triad_gbps: f64,
+    /// Whether the buffers fit in the caches: then it is their speed more than the memory's.
+    pub fits_in_cache: bool,
+    /// Matrix products.
+    pub products: Vec<ProductRate>,
+    /// What could not be measured, and why.
+    pub failures: Vec<String>,
+}
+
+/// What a GPU reaches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuMeasurements {
+    /// Its index.
+    pub index: usize,
+    /// GB/s of a copy in its memory, read and written bytes.
+    pub copy_gbps: Option<f64>,
+    /// GB/s of its memory by the datasheet.
+    pub memory_gbps: Option<f64>,
+    /// Times of launches.
+    pub launches: Option<LaunchTimes>,
+    /// Matrix products.
+    pub products: Vec<ProductRate>,
+    /// What could not be measured, and why.
+    pub failures: Vec<String>,
+}
+
+/// Sizes of a product on a processor: 2.1 GFLOP.
+const CPU_SIZE: usize = 1024;
+/// Sizes of a product on a GPU: 1.1 TFLOP, far more tiles than multiprocessors.
+const GPU_SIZE: usize = 8192;
+/// Samples of each product.
+const SAMPLES: usize = 10;
+/// Launches that are timed together.
+const LAUNCHES: usize = 1000;
+
+/// Measures the processor: under a few seconds, at most 512 MiB.
+pub fn measure_cpu(hardware: &Hardware) -> CpuMeasurements {
+    let copy = measure_memory_bandwidth(&hardware.cpu);
+    let mut measured = CpuMeasurements {
+        copy_gbps: copy.gbps,
+        triad_gbps: measure_triad(&hardware.cpu).gbps,
+        fits_in_cache: copy.fits_in_cache,
+        products: Vec::new(),
+        failures: Vec::new(),
+    };
+    let mut open = match Device::Cpu.open(hardware) {
+        Ok(open) => open,
+        Err(error) => {
+            measured.failures.push(error.to_string());
+            return measured;
+        }
+    };
+    let peak = |format| Some(hardware.cpu.peak_gflops(format) / 1e3).filter(|&peak| peak > 0.0);
+    let mut timer = Timer::new(&mut open, hardware, SAMPLES);
+    for (format, dtype) in [(NumberFormat::Fp32, DType::F32), (NumberFormat::Bf16, DType::Bf16)] {
+        match rate(&mut timer, format, CPU_SIZE, &linear(dtype, CPU_SIZE), peak(format)) {
+            Ok(product) => measured.products.push(product),
+            Err(error) => measured.failures.push(format!("{format}: {error}")),
+        }
+    }
+    measured
+}
+
+/// Measures one GPU. What cannot be measured is told in the result.
+///
+/// # Errors
+/// No such GPU, or one that does not start.
+pub fn measure_gpu(index: usize, hardware: &Hardware) -> Result<GpuMeasurements, TrainError> {
+    let device = Device::Cuda(index);
+    let mut open = device.open(hardware)?;
+    Ok(measure_open(&mut open, index, hardware, GPU_SIZE))
+}
+
+fn measure_open(
+    open: &mut OpenDevice,
+    index: usize,
+    hardware: &Hardware,
+    size: usize,
+) -> GpuMeasurements {
+    let gpu = hardware.gpus.get(index);
+    let mut measured = GpuMeasurements {
+        index,
+        copy_gbps: None,
+        memory_gbps: gpu.map(|gpu| gpu.hbw_gbps).filter(|&gbps| gbps > 0.0),
+        launches: None,
+        products: Vec::new(),
+        failures: Vec::new(),
+    };
+    match copied_gbps_of(open, hardware) {
+        Ok(gbps) => measured.copy_gbps = Some(gbps),
+        Err(error) => measured.failures.push(format!("copy: {error}")),
+    }
+    let mut timer = Timer::new(open, hardware, SAMPLES);
+    match launches(&mut timer) {
+        Ok(times) => measured.launches = Some(times),
+        Err(error) => measured.failures.push(format!("launches: {error}")),
+    }
+    // One scale for 128 elements is what units without block scales take: their plain FP8.
+    let of_blocks = |policy: &PrecisionPolicy| (policy.activation_spec(), policy.weight_spec());
+    let coarse = PrecisionPolicy::preset("mxfp8-128").map(|policy| of_blocks(&policy));
+    let fine = of_blocks(&PrecisionPolicy::mxfp8());
+    let mut calls = vec![(NumberFormat::Bf16, linear(DType::Bf16, size))];
+    calls.extend(coarse.ok().map(|specs| (NumberFormat::Fp8, mx_gemm(specs, size))));
+    calls.push((NumberFormat::Mxfp8, mx_gemm(fine, size)));
+    for (format, call) in calls {
+        let peak = gpu.and_then(|gpu| gpu.peak_tflops(format));
+        match rate(&mut timer, format, size, &call, peak) {
+            Ok(product) => measured.products.push(product),
+            Err(error) => measured.failures.push(format!("{format}: {error}")),
+        }
+    }
+    measured
+}
+
+fn linear(dtype: DType, size: usize) -> SingleCall {
+    let matrix = || (dtype, vec![size, size]);
+    SingleCall::new(ops::Linear { bias: false }, &[matrix(), matrix()], &[matrix()])
+}
+
+fn mx_gemm((a, b): (MxSpec, MxSpec), size: usize) -> SingleCall {
+    let op = ops::MxGemm { product: Product::Fprop, output: DType::Bf16, bias: false, a, b };
+    let codes = || (DType::E4m3, vec![size, size]);
+    let scales = || (DType::E8m0, vec![size, size.div_ceil(32)]);
+    let inputs = [codes(), scales(), codes(), scales()];
+    SingleCall::new(op, &inputs, &[(DType::Bf16, vec![size, size])])
+}
+
+fn rate(
+    timer: &mut Timer<'_>,
+    format: NumberFormat,
+    size: usize,
+    call: &SingleCall,
+    peak_tflops: Option<f64>,
+) -> Result<ProductRate, String> {
+    let timing = timer.time(call)?;
+    let tflops = call.cost().flops as f64 / timing.time_s / 1e12;
+    Ok(ProductRate { format, shape: [size; 3], kernel: timing.kernel, tflops, peak_tflops })
+}
+
+/// Times an op that has next to nothing to do.
+fn launches(timer: &mut Timer<'_>) -> Result<LaunchTimes, String> {
+    let row = || (DType::Bf16, vec![1, 256]);
+    let call = SingleCall::new(ops::Add {}, &[row(), row()], &[row()]);
+    let in_graph_us = timer.time(&call)?.time_s * 1e6;
+    let selection = call
+        .select(timer.device.catalog.as_ref(), &timer.device.target)
+        .map_err(|error| error.to_string())?;
+    let program = call.program(selection.choice, timer.device.target.clone(), 1);
+    let backend = timer.device.backend.as_mut();
+    let mut times = || -> Result<(f64, f64), KernelError> {
+        backend.allocate(program.arena.bytes)?;
+        let prepared = backend.prepare(&program, &program.calls[0])?;
+        let mut round_trips = Vec::with_capacity(LAUNCHES);
+        for _ in 0..LAUNCHES {
+            let begin = Instant::now();
+            backend.enqueue(prepared, 0)?;
+            backend.synchronize()?;
+            round_trips.push(begin.elapsed().as_secs_f64());
+        }
+        let begin = Instant::now();
+        for _ in 0..LAUNCHES {
+            backend.enqueue(prepared, 0)?;
+        }
+        backend.synchronize()?;
+        let in_stream = begin.elapsed().as_secs_f64() / LAUNCHES as f64;
+        Ok((percentile(&round_trips, 0.5), in_stream))
+    };
+    let times = times();
+    let forgotten = timer.device.backend.forget_prepared();
+    let (round_trip_s, in_stream_s) = times.map_err(|error| error.to_string())?;
+    forgotten.map_err(|error| error.to_string())?;
+    Ok(LaunchTimes {
+        round_trip_us: round_trip_s * 1e6,
+        in_stream_us: in_stream_s * 1e6,
+        in_graph_us,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_kernels::cuda::{Blas, CudaBackend, FakeDriver, KernelImages};
+
+    use super::*;
+
+    /// Over a driver that runs nothing: every part is asked for, and what there is no kernel image
+    /// for is told.
+    #[test]
+    fn a_gpu_is_measured_part_by_part() {
+        let hardware = Hardware::preset("h200-x2").unwrap();
+        let driver = FakeDriver::h200();
+        let blas: Box<dyn Blas> = Box::new(driver.blas());
+        let backend =
+            CudaBackend::new(Box::new(driver), Some(blas), KernelImages::empty()).unwrap();
+        let device = Device::Cuda(0);
+        let target = device.target(&hardware).unwrap();
+        let mut open = OpenDevice { backend: Box::new(backend), catalog: device.catalog(), target };
+        let measured = measure_open(&mut open, 0, &hardware, 1024);
+        assert!(measured.copy_gbps > Some(0.0), "{measured:?}");
+        assert_eq!(measured.memory_gbps, Some(hardware.gpus[0].hbw_gbps));
+        // BF16 products are the library's; an add is a kernel of ours, of which there is no image.
+        let product = &measured.products[0];
+        assert_eq!((product.format, product.peak_tflops), (NumberFormat::Bf16, Some(989.0)));
+        assert!(product.peak_share() > Some(0.0));
+        assert_eq!(measured.launches, None);
+        assert!(measured.failures[0].starts_with("launches: "), "{measured:?}");
+    }
+
+    #[test]
+    fn shares_need_a_peak() {
+        let mut product = ProductRate {
+            format: NumberFormat::Bf16,
+            shape: [1, 1, 1],
+            kernel: String::new(),
+            tflops: 3.0,
+            peak_tflops: Some(4.0),
+        };
+        assert_eq!(product.peak_share(), Some(0.75));
+        product.peak_tflops = Some(0.0);
+        assert_eq!(product.peak_share(), None);
+        product.peak_tflops = None;
+        assert_eq!(product.peak_share(), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! Which checkpoint a path means.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use deepwell_ckpt::scan;
+
+use crate::output::note;
+
+/// The file that makes a folder a checkpoint.
+const MANIFEST_FILE: &str = "manifest.json";
+/// The folder for checkpoints inside a run's output folder.
+const CHECKPOINTS_FOLDER: &str = "checkpoints";
+
+/// Which checkpoint of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The newest that can be loaded.
+    NewestComplete,
+    /// The newest, damaged or not.
+    Newest,
+}
+
+/// The checkpoint that a path means.
+pub(crate) fn find(path: &Path, wanted: Wanted) -> Result<PathBuf> {
+    if path.join(MANIFEST_FILE).exists() || !path.is_dir() {
+        return Ok(path.to_path_buf());
+    }
+    let inner = path.join(CHECKPOINTS_FOLDER);
+    let root = if inner.is_dir() { inner } else { path.to_path_buf() };
+    let listing = scan(&root)?;
+    for damaged in &listing.damaged {
+        note(format_args!("`{}` is damaged: {}", damaged.path.display(), damaged.reason));
+    }
+    let complete = listing.complete.last().map(|entry| (entry.step, &entry.path));
+    let damaged = listing.damaged.last().map(|entry| (entry.step, &entry.path));
+    let newest = match wanted {
+        Wanted::NewestComplete => complete,
+        Wanted::Newest => complete.max(damaged),
+    };
+    match newest {
+        Some((_, path)) => Ok(path.clone()),
+        None if listing.damaged.is_empty() => bail!(
+            "`{}`: expected a checkpoint or a folder of checkpoints, found neither\n\
+             hint: a run writes its checkpoints to `{CHECKPOINTS_FOLDER}` in its output folder",
+            path.display()
+        ),
+        None => bail!("`{}`: every checkpoint in it is damaged", root.display()),
+    }
+}

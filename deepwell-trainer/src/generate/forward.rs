@@ -1,0 +1,195 @@
+//! A model that gives logits: the forward program over one window of tokens, and the output head.
+//!
+//! There is no cache of keys and values: each token runs the forward pass over the whole window,
+//! which is the same program whatever stands in it. The head is multiplied here, with the one row
+//! that is wanted.
+
+use bytemuck::cast_slice;
+use deepwell_ir::{DType, Graph, PrecisionPolicy, Program, ValueId};
+use deepwell_kernels::{Executor, LoadedProgram};
+use deepwell_plan::{Inference, lower_inference};
+use deepwell_probe::Hardware;
+use half::bf16;
+use rayon::prelude::*;
+
+use crate::weights::MasterWeights;
+use crate::{Device, TrainError};
+
+/// A model on a device that computes logits.
+pub struct Forward {
+    executor: Executor,
+    weights: LoadedProgram,
+    forward: LoadedProgram,
+    rows: ValueId,
+    head: ValueId,
+    /// The head as the device holds it, `[vocab, hidden]`.
+    head_values: Vec<f32>,
+    /// Host copy of the rows, where the host does not see the device's memory.
+    buffer: Vec<u8>,
+    logits: Vec<f32>,
+}
+
+impl Forward {
+    /// Lowers and loads the forward pass of a captured graph for windows of `window` tokens. The
+    /// weights are zero until they are written.
+    ///
+    /// # Errors
+    /// No such device, no kernel for an op, or not enough memory.
+    pub fn open(
+        graph: &Graph,
+        policy: &PrecisionPolicy,
+        window: usize,
+        device: Device,
+        hardware: &Hardware,
+    ) -> Result<Forward, TrainError> {
+        let open = device.open(hardware)?;
+        let catalog = open.catalog.as_ref();
+        let Inference { weights, forward, rows, head } =
+            lower_inference(graph, policy, window, catalog, &open.target)?;
+        let arena_bytes = weights.arena.bytes.max(forward.arena.bytes);
+        let vocab = weights.value(head).shape[0];
+        let mut executor = Executor::new(open.backend, arena_bytes)?;
+        Ok(Forward {
+            weights: executor.load(weights)?,
+            forward: executor.load(forward)?,
+            executor,
+            rows,
+            head,
+            head_values: Vec::new(),
+            buffer: Vec::new(),
+            logits: vec![0.0; vocab],
+        })
+    }
+
+    /// Most tokens that are looked at.
+    pub fn window(&self) -> usize {
+        self.forward.program().seq
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.logits.len()
+    }
+
+    /// The forward program.
+    pub fn forward_program(&self) -> &Program {
+        self.forward.program()
+    }
+
+    /// Logits of the token that comes after `tokens`, one for each of the vocabulary: from the last
+    /// [`Forward::window`] of them.
+    ///
+    /// # Errors
+    /// No token, one outside of the vocabulary, or what the device failed with.
+    pub fn logits(&mut self, tokens: &[u32]) -> Result<&[f32], TrainError> {
+        let window = self.window();
+        let seen = &tokens[tokens.len().saturating_sub(window)..];
+        let refuse = |expected: String, got: String| {
+            Err(TrainError::Setting { setting: "tokens", expected, got, hint: None })
+        };
+        if seen.is_empty() {
+            return refuse("at least one".to_string(), "none".to_string());
+        }
+        let vocab = self.vocab_size();
+        if let Some(&token) = seen.iter().find(|&&token| token as usize >= vocab) {
+            return refuse(format!("tokens below {vocab}"), token.to_string());
+        }
+        // What stands behind the last token has no influence on it: attention is causal.
+        let mut inputs = vec![0i32; window];
+        for (input, &token) in inputs.iter_mut().zip(seen) {
+            *input = token as i32;
+        }
+        let program = self.forward.program();
+        for &id in &program.host.tokens {
+            self.executor.write(program, id, cast_slice(&inputs))?;
+        }
+        self.executor.run(&self.forward)?;
+        self.multiply_head(seen.len() - 1)?;
+        Ok(&self.logits)
+    }
+
+    /// Multiplies one row with the head.
+    fn multiply_head(&mut self, row: usize) -> Result<(), TrainError> {
+        let program = self.forward.program();
+        let value = program.value(self.rows);
+        let hidden = value.shape[1];
+        if self.executor.host_view(program, self.rows).is_none() {
+            self.buffer.resize(value.range.bytes, 0);
+            self.executor.read(program, self.rows, &mut self.buffer)?;
+        }
+        let bytes = self.executor.host_view(program, self.rows).unwrap_or(&self.buffer);
+        let row_bytes = hidden * value.dtype.size_bytes();
+        let row = to_f32(value.dtype, &bytes[row * row_bytes..][..row_bytes]);
+        let head = &self.head_values;
+        self.logits
+            .par_iter_mut()
+            .zip(head.par_chunks_exact(hidden))
+            .with_min_len(64)
+            .for_each(|(logit, column)| *logit = dot(&row, column));
+        Ok(())
+    }
+}
+
+impl MasterWeights for Forward {
+    fn program(&self) -> &Program {
+        self.weights.program()
+    }
+
+    fn write_master(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError> {
+        Ok(self.executor.write(self.weights.program(), id, bytes)?)
+    }
+
+    fn refresh_copies(&mut self) -> Result<(), TrainError> {
+        self.executor.run(&self.weights)?;
+        let program = self.weights.program();
+        let value = program.value(self.head);
+        let mut bytes = vec![0; value.range.bytes];
+        self.executor.read(program, self.head, &mut bytes)?;
+        self.head_values = to_f32(value.dtype, &bytes);
+        Ok(())
+    }
+}
+
+/// Elements as FP32; heads and norms' outputs are BF16 or F32 under every policy.
+fn to_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::Bf16 => {
+            let element = |pair: &[u8]| bf16::from_le_bytes([pair[0], pair[1]]).to_f32();
+            bytes.chunks_exact(2).map(element).collect()
+        }
+        _ => {
+            let element = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            bytes.chunks_exact(4).map(element).collect()
+        }
+    }
+}
+
+/// A product of rows in FP32, summed in sixteen lanes and then in a fixed order.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut lanes = [0f32; LANES];
+    let (mut a_chunks, mut b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (a, b) in (&mut a_chunks).zip(&mut b_chunks) {
+        for lane in 0..LANES {
+            lanes[lane] += a[lane] * b[lane];
+        }
+    }
+    let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
+    lanes.iter().sum::<f32>() + rest.map(|(a, b)| a * b).sum::<f32>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dot;
+
+    #[test]
+    fn products_of_rows() {
+        for width in [0, 1, 15, 16, 17, 100] {
+            let a: Vec<f32> = (0..width).map(|index| index as f32).collect();
+            let b: Vec<f32> = (0..width).map(|index| (index % 3) as f32).collect();
+            // Whole numbers far below 2^24: every order of adding gives the same.
+            let expected: usize = (0..width).map(|index| index * (index % 3)).sum();
+            assert_eq!(dot(&a, &b), expected as f32, "{width}");
+        }
+    }
+}

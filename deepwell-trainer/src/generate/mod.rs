@@ -1,0 +1,145 @@
+//! Text from a trained model, token by token.
+//!
+//! A [`TextModel`] is opened from a checkpoint of a run, with the run's own tokenizer, precision
+//! and sequence length, or from a Hugging Face folder; [`TextModel::generate`] continues a prompt.
+//! Each token runs the forward program over a whole window (there is no cache of keys and values),
+//! and what [`Sampling`] draws depends on the logits, the seed and the token's number alone: the
+//! same request gives the same text.
+
+mod forward;
+mod sampling;
+mod text_model;
+
+use std::io::{self, ErrorKind};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::forward::Forward;
+pub use self::sampling::Sampling;
+pub use self::text_model::{OpenOptions, TextModel};
+use crate::TrainError;
+
+/// What is asked of a model.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Text to continue; none begins a document, behind the token that separates documents.
+    pub prompt: String,
+    /// Tokens that are made at most.
+    pub tokens_max: usize,
+    /// How they are drawn.
+    pub sampling: Sampling,
+    /// Go on where the model ends the document.
+    pub ignores_end: bool,
+}
+
+/// Why a text ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    /// As many tokens as were asked for.
+    TokensMax,
+    /// The model ended the document.
+    EndOfText,
+    /// Nobody reads on.
+    ReaderGone,
+}
+
+/// What was made of a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Generation {
+    /// Tokens of the prompt.
+    pub prompt_tokens: Vec<u32>,
+    /// Tokens that were made, the end of the document not among them.
+    pub tokens: Vec<u32>,
+    /// Their text; bytes that are no UTF-8 are replaced.
+    pub text: String,
+    /// Why it ends.
+    pub stop: Stop,
+    /// Seconds from the first token to the last.
+    pub time_s: f64,
+    /// Tokens in a second.
+    pub tokens_per_s: f64,
+}
+
+impl TextModel {
+    /// Continues a prompt. `on_text` gets the bytes of each token as it is made; when it answers
+    /// with a broken pipe, no more is made.
+    ///
+    /// Once prompt and new tokens are more than the model's window, the oldest are no longer seen.
+    ///
+    /// # Errors
+    /// A prompt that is longer than the window, a prompt without tokens where the tokenizer has no
+    /// separator, sampling that cannot be, or what the device failed with.
+    pub fn generate(
+        &mut self,
+        request: &Request,
+        on_text: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<Generation, TrainError> {
+        request.sampling.check()?;
+        let prompt_tokens = self.prompt_tokens(&request.prompt)?;
+        let known = self.tokenizer.vocab_size() as usize;
+        let end = self.tokenizer.separator().filter(|_| !request.ignores_end);
+        let mut stream = self.tokenizer.text_stream(&prompt_tokens);
+        let mut tokens = prompt_tokens.clone();
+        let mut text = Vec::new();
+        let mut stop = Stop::TokensMax;
+        let started = Instant::now();
+        for index in 0..request.tokens_max {
+            // Rows of the head beyond the tokenizer's vocabulary stand for nothing.
+            let logits = &self.forward.logits(&tokens)?[..known];
+            let token = request.sampling.pick(logits, index as u64)?;
+            if Some(token) == end {
+                stop = Stop::EndOfText;
+                break;
+            }
+            tokens.push(token);
+            let piece = stream.push(token)?;
+            text.extend_from_slice(&piece);
+            match on_text(&piece) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                    stop = Stop::ReaderGone;
+                    break;
+                }
+                Err(error) => return Err(TrainError::io("standard output")(error)),
+            }
+        }
+        let time_s = started.elapsed().as_secs_f64();
+        let tokens = tokens.split_off(prompt_tokens.len());
+        Ok(Generation {
+            tokens_per_s: if time_s > 0.0 { tokens.len() as f64 / time_s } else { 0.0 },
+            prompt_tokens,
+            tokens,
+            text: String::from_utf8_lossy(&text).into_owned(),
+            stop,
+            time_s,
+        })
+    }
+
+    fn prompt_tokens(&self, prompt: &str) -> Result<Vec<u32>, TrainError> {
+        let refuse = |expected: String, got: String, hint: String| {
+            Err(TrainError::Setting { setting: "prompt", expected, got, hint: Some(hint) })
+        };
+        let tokens = match self.tokenizer.separator() {
+            Some(separator) if prompt.is_empty() => vec![separator],
+            _ => self.tokenizer.encode_prompt(prompt)?,
+        };
+        if tokens.is_empty() {
+            let hint = "the tokenizer has no token that begins a document; give `--prompt` a text";
+            return refuse("at least one token".to_string(), "none".to_string(), hint.to_string());
+        }
+        let window = self.forward.window();
+        if tokens.len() > window {
+            let hint = match self.window_max {
+                Some(max) if max < tokens.len() => {
+                    format!("the model is made for {max} tokens at most; give it less text")
+                }
+                _ => format!("`--window {}` looks at all of it", tokens.len().next_multiple_of(32)),
+            };
+            let expected = format!("at most {window} tokens, the window");
+            return refuse(expected, tokens.len().to_string(), hint);
+        }
+        Ok(tokens)
+    }
+}

@@ -1,0 +1,190 @@
+//! A trained model with its tokenizer, from a checkpoint or from a Hugging Face folder.
+
+use std::path::{Path, PathBuf};
+
+use bytemuck::cast_slice_mut;
+use deepwell_ckpt::Section;
+use deepwell_ir::PrecisionPolicy;
+use deepwell_probe::probe;
+
+use super::Forward;
+use crate::data::Tokenizer;
+use crate::weights::MasterWeights;
+use crate::{Device, ModelSource, Settings, TrainError};
+
+/// What is not taken from the checkpoint or the model folder.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The model's configuration, in place of the one that the run names.
+    pub model: Option<String>,
+    /// A `tokenizer.json`, in place of the one that the run or the folder has.
+    pub tokenizer: Option<PathBuf>,
+    /// Name of a precision preset, in place of what the run trained in; a folder's is BF16.
+    pub precision: Option<String>,
+    /// Most tokens that are looked at.
+    pub window: Option<usize>,
+    /// Where it runs.
+    pub device: Device,
+    /// Tokens that are to come out, prompt included, as far as that is known: a folder's window is
+    /// not larger than it has to be.
+    pub tokens_wanted: usize,
+}
+
+/// A model that turns text into text.
+pub struct TextModel {
+    /// The checkpoint or the folder.
+    pub path: PathBuf,
+    /// Training steps done, of a checkpoint.
+    pub step: Option<u64>,
+    /// Name of its precision.
+    pub precision: String,
+    /// Tokens and text.
+    pub tokenizer: Tokenizer,
+    /// Longest sequence that the model is made for, if that is known.
+    pub window_max: Option<usize>,
+    /// Tokens and logits.
+    pub forward: Forward,
+}
+
+/// Windows of folders come in whole multiples of this.
+const WINDOW_STEP: usize = 128;
+
+impl TextModel {
+    /// Opens a checkpoint that `deepwell train` wrote: the run's model, tokenizer, precision and
+    /// sequence length, and the master weights. Layers that had fallen back to BF16 are in BF16.
+    ///
+    /// # Errors
+    /// A damaged checkpoint, one without settings, or a model or tokenizer that is no longer where
+    /// the run found it.
+    pub fn from_checkpoint(path: &Path, options: &OpenOptions) -> Result<TextModel, TrainError> {
+        let checkpoint = deepwell_ckpt::load(path)?;
+        let unreadable = |what: &str, error: serde_json::Error| TrainError::Setting {
+            setting: "checkpoint",
+            expected: format!("the {what} of a run of `deepwell train`"),
+            got: format!("`{}`: {error}", path.display()),
+            hint: Some("checkpoints of other programs have none".to_string()),
+        };
+        let settings: Settings = serde_json::from_value(checkpoint.run()["settings"].clone())
+            .map_err(|error| unreadable("settings", error))?;
+        let (precision, policy) = match &options.precision {
+            Some(name) => (name.clone(), PrecisionPolicy::preset(name)?),
+            None => {
+                let policy = serde_json::from_value(checkpoint.policy().clone())
+                    .map_err(|error| unreadable("precision policy", error))?;
+                let file = settings.policy.as_ref().map(|file| file.display().to_string());
+                (file.unwrap_or(settings.precision), policy)
+            }
+        };
+        let name = options.model.as_deref().unwrap_or(&settings.model);
+        let model = ModelSource::open(name).map_err(|error| match (error, &options.model) {
+            (TrainError::Setting { setting, expected, got, .. }, None) => TrainError::Setting {
+                setting,
+                expected,
+                got,
+                hint: Some(
+                    "the run was started with it; `--model` says where it is now".to_string(),
+                ),
+            },
+            (error, _) => error,
+        })?;
+        let tokenizer = match (&options.tokenizer, &settings.tokenizer) {
+            (Some(path), _) => Tokenizer::from_file(path)?,
+            (None, Some(path)) if !path.exists() => {
+                return Err(TrainError::Setting {
+                    setting: "tokenizer",
+                    expected: format!("`{}`, which the run used", path.display()),
+                    got: "no such file".to_string(),
+                    hint: Some("`--tokenizer` says where it is now".to_string()),
+                });
+            }
+            (None, Some(path)) => Tokenizer::from_file(path)?,
+            (None, None) => Tokenizer::bytes(),
+        };
+        let window = options.window.unwrap_or(settings.seq_len);
+        let mut forward = open_forward(&model, &policy, window, options.device)?;
+        let mut buffer: Vec<f32> = Vec::new();
+        for state in MasterWeights::program(&forward).parameters.clone() {
+            let shape = MasterWeights::program(&forward).value(state.master).shape.clone();
+            buffer.clear();
+            buffer.resize(shape.iter().product(), 0.0);
+            checkpoint.read_f32_into(Section::Master, &state.name, &shape, &mut buffer)?;
+            forward.write_master(state.master, cast_slice_mut(&mut buffer))?;
+        }
+        forward.refresh_copies()?;
+        TextModel {
+            path: path.to_path_buf(),
+            step: Some(checkpoint.step()),
+            precision,
+            tokenizer,
+            window_max: model.seq_max(),
+            forward,
+        }
+        .checked()
+    }
+
+    /// Opens a Hugging Face model folder: `config.json`, safetensors weights, `tokenizer.json`. A
+    /// model of 256 tokens needs no tokenizer: its tokens are bytes.
+    ///
+    /// # Errors
+    /// Weights that are not those of the configuration, or no tokenizer.
+    pub fn from_folder(path: &Path, options: &OpenOptions) -> Result<TextModel, TrainError> {
+        let name = path.display().to_string();
+        let mut model = ModelSource::open(&name)?;
+        let beside = path.join("tokenizer.json");
+        let tokenizer = match &options.tokenizer {
+            Some(path) => Tokenizer::from_file(path)?,
+            None if beside.exists() => Tokenizer::from_file(&beside)?,
+            None if model.vocab_size() == 256 => Tokenizer::bytes(),
+            None => {
+                return Err(TrainError::Setting {
+                    setting: "tokenizer",
+                    expected: format!("`{}`", beside.display()),
+                    got: "no such file".to_string(),
+                    hint: Some("`--tokenizer` names a file elsewhere".to_string()),
+                });
+            }
+        };
+        let precision = options.precision.clone().unwrap_or_else(|| "bf16".to_string());
+        let policy = PrecisionPolicy::preset(&precision)?;
+        let wanted = options.tokens_wanted.next_multiple_of(WINDOW_STEP).max(WINDOW_STEP);
+        let window =
+            options.window.unwrap_or_else(|| wanted.min(model.seq_max().unwrap_or(wanted)));
+        let mut forward = open_forward(&model, &policy, window, options.device)?;
+        model.load_weights(&mut forward)?;
+        let window_max = model.seq_max();
+        let path = path.to_path_buf();
+        TextModel { path, step: None, precision, tokenizer, window_max, forward }.checked()
+    }
+
+    /// Checks that the model has a row for every token.
+    fn checked(self) -> Result<TextModel, TrainError> {
+        let (vocab, tokens) = (self.forward.vocab_size(), self.tokenizer.vocab_size());
+        if tokens as usize <= vocab {
+            return Ok(self);
+        }
+        Err(TrainError::Setting {
+            setting: "tokenizer",
+            expected: format!("at most {vocab} tokens, the model's vocabulary"),
+            got: format!("{tokens} of {}", self.tokenizer.name()),
+            hint: Some("`--tokenizer` names the one that the model was trained with".to_string()),
+        })
+    }
+}
+
+fn open_forward(
+    model: &ModelSource,
+    policy: &PrecisionPolicy,
+    window: usize,
+    device: Device,
+) -> Result<Forward, TrainError> {
+    if window == 0 {
+        return Err(TrainError::Setting {
+            setting: "window",
+            expected: "at least 1 token".to_string(),
+            got: "0".to_string(),
+            hint: None,
+        });
+    }
+    let graph = model.capture(Some(window))?;
+    Forward::open(&graph, policy, window, device, &probe())
+}
