@@ -57,6 +57,8 @@ pub struct Settings {
     pub blocks_per_sm: u32,
     /// Instructions of all warps after which a launch is given up.
     pub step_limit: u64,
+    /// End a launch when a hazard was found, with its work undone: the first ones are reported.
+    pub stop_at_hazard: bool,
     /// Keep a record of what ran, of so many instructions at most.
     pub trace_limit: usize,
 }
@@ -72,6 +74,7 @@ impl Default for Settings {
             sm_count: 4,
             blocks_per_sm: 2,
             step_limit: 20_000_000_000,
+            stop_at_hazard: false,
             trace_limit: 0,
         }
     }

@@ -55,6 +55,11 @@ pub(crate) fn run(world: &mut World<'_>) -> Result<(), EmulatorError> {
             ran |= turns.ran;
             worked |= turns.worked;
         }
+        if world.settings.stop_at_hazard
+            && world.tracker.as_ref().is_some_and(|tracker| !tracker.hazards().is_empty())
+        {
+            return Ok(());
+        }
         let mut at = 0;
         while at < resident.len() {
             if !resident[at].done() {

@@ -170,6 +170,9 @@ fn baseline<'a>(
             advice: report.hazards.iter().map(finding).collect(),
             settings: Settings {
                 step_limit: report.counts.instructions * options.step_factor + STEPS_MORE,
+                // What comes after the first finding tells nothing more, unless it is one of the
+                // kernel itself.
+                stop_at_hazard: report.hazards.is_empty(),
                 ..settings
             },
             device,
