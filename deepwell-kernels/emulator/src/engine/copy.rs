@@ -140,6 +140,8 @@ pub(crate) fn run(
                 && let Some(tracker) = &mut world.tracker
             {
                 tracker.fence_tensor_map_release(thread, *scope);
+                // The warp copied together, and none of it goes on before that.
+                tracker.warp_barrier(thread);
             }
             world.changes += 1;
             Ok(Next::Advance)

@@ -197,7 +197,7 @@ impl Memories<'_> {
 
 fn memory_of(place: Place) -> Memory {
     match place {
-        Place::Global(_) => Memory::Global,
+        Place::Global(address) => Memory::Global(address),
         Place::Shared { .. } => Memory::Shared,
         Place::Tensor { .. } => Memory::Tensor,
     }
@@ -339,6 +339,9 @@ impl Tracker {
     /// An issued operation reads the 128 bytes of a tensor map in global memory. Maps in
     /// parameters or constant memory do not change and need not be told.
     pub fn access_tensor_map(&mut self, operation: Operation, address: u64) {
+        let warp = self.operations[operation.0 as usize].warp;
+        let number = self.warps[warp.0 as usize].streams.number_of_map_read();
+        self.operations[operation.0 as usize].map = Some((address, number));
         let cells =
             cells(address, 128).map(|(cell, first, mask)| (cell, Place::Global(first), mask));
         self.touch_by_operation(operation, Direction::Read, Memory::Map(address), None, cells);

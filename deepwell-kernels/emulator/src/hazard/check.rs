@@ -6,12 +6,14 @@ use super::knowledge::{Bundle, Own};
 use super::operations::{OperationInfo, PREVIOUS_GRID};
 use super::threads::{Warp, lane_by_lane};
 use super::{HazardKind, Rules, Unit, WarpId};
+use crate::bulk::TENSOR_MAP_BYTES;
 
 /// Memories that the rules tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     Shared,
-    Global,
+    /// At this address, or from it on.
+    Global(u64),
     Tensor,
     /// Global memory that is read as a tensor map at this address.
     Map(u64),
@@ -64,7 +66,7 @@ impl View<'_> {
         match (part, self.memory) {
             (Part::Generic, _) => &self.known.generic,
             (Part::Async, Memory::Shared | Memory::Tensor) => &self.known.async_shared,
-            (Part::Async, Memory::Global | Memory::Map(_)) => &self.known.async_global,
+            (Part::Async, Memory::Global(_) | Memory::Map(_)) => &self.known.async_global,
         }
     }
 
@@ -74,7 +76,7 @@ impl View<'_> {
             (Part::Generic, _) if kind == Kind::Generic => self.tick,
             (Part::Generic, _) => self.own.done[kind as usize],
             (Part::Async, Memory::Shared | Memory::Tensor) => self.own.shared[kind as usize],
-            (Part::Async, Memory::Global | Memory::Map(_)) => self.own.global[kind as usize],
+            (Part::Async, Memory::Global(_) | Memory::Map(_)) => self.own.global[kind as usize],
         }
     }
 }
@@ -233,7 +235,7 @@ impl Context<'_> {
             Unit::BulkLoad | Unit::StoreAsync | Unit::LaunchControl => {
                 let value = info.value;
                 let known = |clock: &Clock| value > 0 && clock.knows(info.agent, ALL_LANES, value);
-                if !known(&view.known.generic) {
+                if !known(&view.known.generic) && !self.has_read_map(view, info, lanes) {
                     return Some(HazardKind::MissingMbarrierWait);
                 }
                 let proxy = info.unit == Unit::StoreAsync && written && view.unit.is_async_proxy();
@@ -280,6 +282,17 @@ impl Context<'_> {
             }
             Unit::Thread | Unit::TensorLoad | Unit::TensorStore => None,
         }
+    }
+
+    /// Whether the view changes the map of a load that is known to have read it: that its group is
+    /// waited for tells so, though its bytes are counted on an mbarrier.
+    fn has_read_map(&self, view: &View<'_>, info: &OperationInfo, lanes: u32) -> bool {
+        let Memory::Global(at) = view.memory else { return false };
+        let of = (info.warp, Kind::BulkRead);
+        info.map.is_some_and(|(map, value)| {
+            (map..map + TENSOR_MAP_BYTES as u64).contains(&at)
+                && self.covers(view, Part::Generic, of, lanes, value)
+        })
     }
 
     /// Order in tensor memory: pipelines of 9.7.16.6.2, else completion and fences.

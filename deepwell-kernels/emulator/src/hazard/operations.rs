@@ -61,6 +61,9 @@ pub(super) struct OperationInfo {
     pub(super) agent: Agent,
     /// Reductions: strong at device scope.
     pub(super) strong: bool,
+    /// The map that it reads, and its number among the operations of bulk groups, by which the
+    /// reading ends for loads, too.
+    pub(super) map: Option<(u64, u32)>,
     /// How it permutes bytes of shared memory.
     pub(super) patterns: Patterns,
     /// Gone once the operation has run.
@@ -122,6 +125,11 @@ impl Streams {
         *count
     }
 
+    pub(super) fn number_of_map_read(&mut self) -> u32 {
+        self.bulk += 1;
+        self.bulk
+    }
+
     fn commit(&mut self, group: Group, lanes: u32) {
         let kind = match group {
             Group::CopyAsync => Kind::CopyAsync,
@@ -174,6 +182,7 @@ impl Tracker {
             value,
             agent,
             strong: false,
+            map: None,
             patterns: Patterns::default(),
             view: Some(view),
         });
@@ -204,6 +213,7 @@ impl Tracker {
             value: 1,
             agent: PREVIOUS_GRID,
             strong: false,
+            map: None,
             patterns: Patterns::default(),
             view: None,
         });

@@ -251,6 +251,39 @@ fn a_tensor_map_changed_by_threads() {
     );
 }
 
+/// A load's map may be changed once the load's group is waited for, its source may not.
+#[test]
+fn a_tensor_map_that_a_group_has_read() {
+    const MAP: u64 = 1 << 16;
+    for (address, commits, expected) in [
+        (MAP, true, &[][..]),
+        (MAP + 112, true, &[]),
+        (MAP, false, &["missing-mbarrier-wait"]),
+        (MAP + 128, true, &["missing-mbarrier-wait"]),
+    ] {
+        let mut m = Machine::new(1, 1, None);
+        let one = m.at(0, ONE);
+        m.init(one, 0, 4096, 2);
+        m.tracker.fence_mbarrier_init(one);
+        m.expect(one, 0, 4096, 128);
+        m.arrive(one, 0, 4096);
+        let operation = m.tracker.issue(one, Unit::BulkLoad);
+        m.tracker.access_tensor_map(operation, MAP);
+        m.tracker.access_operation(operation, Read, Place::Global(MAP + 128), 128);
+        m.tracker.access_operation(operation, Write, Place::Shared { rank: 0, offset: 0 }, 128);
+        m.tracker.ran(operation);
+        let arrival = m.mbarriers.complete_tx(0, 4096, 128).unwrap();
+        m.tracker.complete_tx(operation, 0, 4096, arrival);
+        if commits {
+            m.tracker.commit_group(one, Group::Bulk);
+        }
+        m.tracker.wait_group(one, Group::Bulk, 0, true);
+        let one = m.at(0, ONE);
+        m.tracker.access(one, Write, None, 4, &[(0, Place::Global(address))]);
+        assert_eq!(m.kinds(), expected, "{address:#x}, committed: {commits}");
+    }
+}
+
 #[test]
 fn the_previous_grid_is_waited_for() {
     let sequence = |m: &mut Machine| {
