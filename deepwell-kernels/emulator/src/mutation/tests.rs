@@ -133,7 +133,15 @@ fn every_deletion_of_a_small_kernel_is_noticed() {
         assert!(!deletion.ran(&vec![0; program.steps.len()]), "{deletion:?}");
         let mut mutant = fresh.clone();
         mutant.replace_program(module, without(program, deletion));
+        let mut stopped = mutant.clone();
+        stopped.settings.stop_at_hazard = true;
         let result = mutant.launch(module, &spec);
+        // A launch that ends early ends because of what the whole one tells.
+        if let (Ok(whole), Ok(part)) = (&result, stopped.launch(module, &spec)) {
+            assert_eq!(whole.hazards[..part.hazards.len()], part.hazards, "{deletion:?}");
+            assert_eq!(whole.hazards.is_empty(), part.hazards.is_empty(), "{deletion:?}");
+            assert!(part.counts.instructions <= whole.counts.instructions, "{deletion:?}");
+        }
         assert!(!result.is_ok_and(|report| report.is_clean()), "{deletion:?}");
     }
 }
