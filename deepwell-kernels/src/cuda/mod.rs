@@ -27,7 +27,7 @@ pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
 pub use catalog::{CUBLASLT, CudaCatalog, cuda_target};
 #[cfg(feature = "cuda")]
-pub use cudarc_driver::{CublasLt, CudarcDriver};
+pub use cudarc_driver::{AllReduce, CublasLt, CudarcDriver, DeviceGroup, PeerCopy};
 pub use driver::{
     Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Graph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,

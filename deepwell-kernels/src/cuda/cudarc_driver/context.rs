@@ -71,6 +71,14 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
 
+    pub(super) fn raw(&self) -> sys::CUcontext {
+        self.raw
+    }
+
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
     pub(super) fn transfers(&self) -> sys::CUstream {
         self.transfers
     }

@@ -12,8 +12,10 @@ mod capture;
 mod context;
 mod cublaslt;
 mod error;
+mod group;
 mod image;
 mod launch;
+mod nccl;
 mod open;
 mod pinned;
 
@@ -30,6 +32,7 @@ use super::driver::{
 };
 
 pub use self::cublaslt::CublasLt;
+pub use self::group::{AllReduce, DeviceGroup, PeerCopy};
 
 struct EventSlot {
     raw: sys::CUevent,

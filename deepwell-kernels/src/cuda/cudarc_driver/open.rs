@@ -16,8 +16,10 @@ const CUDA_VERSION_MIN: c_int = 13_000;
 
 /// Functions of the driver library that are called, by the names under which they are exported.
 const FUNCTIONS: &[&str] = &[
+    "cuCtxEnablePeerAccess",
     "cuCtxGetStreamPriorityRange",
     "cuCtxSetCurrent",
+    "cuDeviceCanAccessPeer",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
@@ -54,6 +56,7 @@ const FUNCTIONS: &[&str] = &[
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyPeerAsync",
     "cuMemsetD8Async",
     "cuModuleGetFunction",
     "cuModuleLoadDataEx",
