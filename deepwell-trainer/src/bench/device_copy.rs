@@ -8,7 +8,7 @@ use super::timer::{Timer, percentile};
 use crate::{Device, OpenDevice, TrainError};
 
 /// Floats of the copy on a GPU: 1 GiB is read and 1 GiB written, many times what a cache holds.
-const FLOATS: usize = 1 << 28;
+pub(super) const FLOATS: usize = 1 << 28;
 const SAMPLES: usize = 20;
 
 /// Measures a copy in the device's memory: 10⁹ bytes read and written a second, the median of
@@ -32,12 +32,12 @@ pub fn measure_copy(device: Device, hardware: &Hardware) -> Result<f64, TrainErr
     })
 }
 
-/// [`measure_copy`] on a GPU that is open already; errors as text.
-pub(super) fn copied_gbps_of(open: &mut OpenDevice, hardware: &Hardware) -> Result<f64, String> {
-    copied_gbps(open, hardware, FLOATS)
-}
-
-fn copied_gbps(open: &mut OpenDevice, hardware: &Hardware, floats: usize) -> Result<f64, String> {
+/// [`measure_copy`] of so many floats on a GPU that is open already; errors as text.
+pub(super) fn copied_gbps(
+    open: &mut OpenDevice,
+    hardware: &Hardware,
+    floats: usize,
+) -> Result<f64, String> {
     let matrix = || (DType::F32, vec![floats / 4096, 4096]);
     // To the type that is there already: a copy by the driver.
     let copy = SingleCall::new(ops::Cast { to: DType::F32 }, &[matrix()], &[matrix()]);

@@ -20,6 +20,7 @@ mod fill;
 mod load;
 mod machine;
 mod measure;
+mod measure_links;
 mod model;
 mod page;
 pub mod peers;
@@ -36,6 +37,7 @@ pub use machine::Machine;
 pub use measure::{
     CpuMeasurements, GpuMeasurements, LaunchTimes, ProductRate, measure_cpu, measure_gpu,
 };
+pub use measure_links::{AllReduceRate, LinkMeasurements, PeerRate, measure_links};
 pub use report::{Report, Settings};
 pub use row::{PeerTime, Row, RowEvent, geometric_mean};
 pub use section::{Section, run_sections};

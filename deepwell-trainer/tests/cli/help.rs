@@ -21,6 +21,11 @@ const COMMANDS: [&[&str]; 14] = [
 ];
 
 #[test]
+fn help_of_the_whole() {
+    insta::assert_snapshot!("help", stdout_of(&["--help"]));
+}
+
+#[test]
 fn help_of_each_command() {
     for command in COMMANDS {
         let help = stdout_of(&[command, &["--help"]].concat());

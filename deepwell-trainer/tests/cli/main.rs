@@ -473,58 +473,6 @@ fn runs_that_cannot_begin() {
     check_error(&args, 2, &["broken.toml", "line 2", "stepz"]);
 }
 
-#[test]
-fn help_teaches() {
-    insta::assert_snapshot!(stdout_of(&["--help"]), @r#"
-    Trains large language models: probe, capture, plan, predict, train, verify
-
-    Usage: deepwell <COMMAND>
-
-    Commands:
-      probe      Show what this machine is: processor, GPUs, links, drivers and libraries
-      capture    Read a model as a graph of typed ops over tensors
-      plan       Choose how a model trains on a machine
-      dryrun     Predict memory and time of a training step before anything runs
-      train      Train a model on text
-      parity     Show whether MXFP8 holds BF16's loss, by training one model in both
-      bench      Time kernels and training beside what the hardware allows, and beside PyTorch
-      ckpt       Look into checkpoints
-      quantize   Turn a model's weights into MXFP8, MXFP6, MXFP4 or NVFP4, or back
-      tokenizer  Make tokenizers
-      help       Print this message or the help of the given subcommand(s)
-
-    Options:
-      -h, --help     Print help
-      -V, --version  Print version
-
-    Examples:
-      deepwell probe                                what this machine is
-      deepwell capture llama-micro                  a model as a graph of ops
-      deepwell plan parity-3m --explain             how it would train here, and what was not taken
-      deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
-      deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
-      deepwell parity --steps 200                   does MXFP8 hold BF16's loss
-      deepwell bench norms --peers                  kernels beside their floor and PyTorch
-      deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
-      deepwell quantize ./llama ./q --format nvfp4  weights in four bits
-      deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
-
-    MODEL is a preset name (llama-micro, parity-3m, llama-134m, tinyllama-1.1b, llama-7b,
-    llama-3-8b, gpt2-micro, gpt2), a Hugging Face `config.json`, a folder that holds one, or a
-    `.pt2` archive of torch.export.save.
-
-    Exit codes:
-      0    done
-      1    a check or verdict failed: a damaged checkpoint, a model that does not fit, no parity
-      2    the command line, an input or an output cannot be used
-      130  interrupted
-
-    Environment:
-      DEEPWELL_LOG  what is logged to stderr: error, warn (default), info, debug, trace, or a filter
-                    such as `deepwell_trainer=debug`
-    "#);
-}
-
 /// What differs from machine to machine is the matrix instructions that kernels run on.
 #[test]
 fn a_plan_as_a_table() {
