@@ -96,9 +96,8 @@ fn with_all_quantizations<'a>(
 fn with_activation(product: &Node, activation: &Node, readers: &[usize]) -> Option<Node> {
     let result = *product.outputs.first()?;
     let (first, others) = activation.inputs.split_first()?;
-    let is_next = *first == result
-        && !others.contains(&result)
-        && (activation.phase, activation.recompute) == (product.phase, product.recompute);
+    let is_next =
+        *first == result && !others.contains(&result) && activation.phase == product.phase;
     if !is_next || !WithActivation::is_pair(&product.op, &activation.op) {
         return None;
     }
