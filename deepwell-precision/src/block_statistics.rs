@@ -134,7 +134,7 @@ impl BlockStatistics {
     }
 
     /// Scale bytes that occur, in rising order, each with its sums: the histogram. For MX formats
-    /// the scale is 2^(code - 127), for NVFP4 that of [`ue4m3`].
+    /// the scale is 2^(code - 127), for NVFP4 that of [`crate::ue4m3`].
     pub fn by_scale(&self) -> impl Iterator<Item = (u8, &BlockSums)> {
         let bins = (0..=u8::MAX).map(|code| (code, self.bin(code)));
         bins.filter(|(_, bin)| bin.blocks + bin.blocks_not_finite > 0)

@@ -34,10 +34,7 @@ fn assignment() {
         ("precision = 'mxfp8'", "bf16 bf16 bf16 mxfp8 bf16 mxfp8 bf16 bf16"),
         ("precision = 'f32'", "f32 f32 f32 f32 f32 f32 f32 f32"),
         ("precision = 'bf16'", "bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16"),
-        (
-            include_str!("../../examples/policy.toml"),
-            "bf16 bf16 bf16 bf16 bf16 mxfp8 bf16 bf16",
-        ),
+        (include_str!("../../examples/policy.toml"), "bf16 bf16 bf16 bf16 bf16 mxfp8 bf16 bf16"),
         ("keep_first_last_bf16 = false", "bf16 bf16 mxfp8 mxfp8 bf16 mxfp8 mxfp8 bf16"),
         (
             "[[rule]]\ntensors = 'layers.0.*'\nformat = 'mxfp8'",
