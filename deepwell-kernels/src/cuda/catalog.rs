@@ -119,12 +119,12 @@ fn rejection(
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::DType;
     use deepwell_ir::ops::{
-        AddRmsNorm, Axis, Gelu, GeluBackward, LayerNorm, Quantize, QuantizedOutput, RmsNorm,
-        SwiGlu, SwiGluBackward, WithQuantize,
+        AddRmsNorm, Axis, Gelu, GeluBackward, LayerNorm, LinearInputGrad, MxGemm, Quantize,
+        QuantizedOutput, RmsNorm, SwiGlu, SwiGluBackward, WithActivation, WithQuantize,
     };
-    use deepwell_precision::{ElementFormat, MxSpec};
+    use deepwell_ir::{DType, Dim, Product, Shape};
+    use deepwell_precision::{BlockShape, ElementFormat, Granularity, MxSpec};
 
     use super::*;
 
@@ -170,6 +170,74 @@ mod tests {
         let mut other = entry(0, Axis::Row);
         other.quantize.spec.element = ElementFormat::E5M2;
         check(fused(norm, vec![other]), false);
+    }
+
+    /// A product with what follows it: where there is tcgen05, and for widths that the kernels take
+    /// whatever the number of tokens.
+    #[test]
+    fn products_are_fused_with_what_follows_where_their_sizes_allow_it() {
+        let spec = MxSpec::default();
+        let product = |product, output| MxGemm { product, output, bias: false, a: spec, b: spec };
+        let fprop = || -> Op { product(Product::Fprop, DType::Bf16).into() };
+        let activated = |product: Op, activation: Op, keep| -> Op {
+            let (product, activation) = (Box::new(product), Box::new(activation));
+            WithActivation { product, activation, keep }.into()
+        };
+        let quantized = |producer: Op, output, spec| -> Op {
+            let quantize = Quantize { spec, axis: Axis::Both };
+            fused(producer, vec![QuantizedOutput { output, quantize, keep: true }])
+        };
+        let (gelu, backward) = (Gelu { tanh: true }, GeluBackward { tanh: false });
+        let mx_gelu = |keep| activated(fprop(), gelu.clone().into(), keep);
+        let gradient = activated(LinearInputGrad {}.into(), backward.into(), false);
+        let matrix = |dtype, rows: Dim, columns: Dim| TensorType {
+            dtype,
+            shape: Shape(vec![rows, columns]),
+        };
+        let check = |op: &Op, (columns, depth): (usize, usize), expected: bool| {
+            let tokens = Dim::TOKENS;
+            let [columns, depth] = [columns, depth].map(Dim::fixed);
+            let inputs = match op.leading() {
+                Op::MxGemm(_) => vec![
+                    matrix(DType::E4m3, tokens, depth),
+                    matrix(DType::E8m0, tokens, depth.blocks_of(32)),
+                    matrix(DType::E4m3, columns, depth),
+                    matrix(DType::E8m0, columns, depth.blocks_of(32)),
+                ],
+                _ => vec![
+                    matrix(DType::Bf16, tokens, depth),
+                    matrix(DType::Bf16, depth, columns),
+                    matrix(DType::Bf16, tokens, columns),
+                ],
+            };
+            for architecture in Architecture::ALL {
+                let target = cuda_target(architecture, 4, &[CUBLASLT]);
+                let here = [Architecture::Sm100a, Architecture::Sm103a].contains(&architecture);
+                let what = format!("{} {columns} of {depth} on {}", op.name(), target.arch);
+                let found = CudaCatalog.fuses(op, &inputs, &target);
+                assert_eq!(found, expected && here, "{what}");
+            }
+        };
+        check(&mx_gelu(true), (96, 64), true);
+        check(&mx_gelu(false), (72, 48), true);
+        // Rows in pieces of 16 bytes, of operands and of results; in groups where there are copies.
+        check(&mx_gelu(false), (100, 64), false);
+        check(&mx_gelu(false), (96, 40), false);
+        check(&gradient, (96, 64), true);
+        check(&gradient, (96, 60), false);
+        check(&quantized(mx_gelu(true), 1, spec), (96, 64), true);
+        check(&quantized(mx_gelu(false), 0, spec), (96, 64), true);
+        check(&quantized(mx_gelu(false), 0, spec), (72, 64), false);
+        check(&quantized(fprop(), 0, spec), (96, 64), true);
+        check(&quantized(gradient.clone(), 0, spec), (96, 64), true);
+        // The product itself is no operand of another one here.
+        check(&quantized(mx_gelu(true), 0, spec), (96, 64), false);
+        let wide = MxSpec { granularity: Granularity::G128, ..spec };
+        check(&quantized(mx_gelu(false), 0, wide), (256, 64), false);
+        let square = MxSpec { block: BlockShape::Square, ..spec };
+        check(&quantized(fprop(), 0, square), (256, 64), false);
+        let in_f32: Op = product(Product::Fprop, DType::F32).into();
+        check(&activated(in_f32, gelu.into(), true), (96, 64), false);
     }
 
     /// What is fused before it has a shape has a kernel when it has one.

@@ -104,14 +104,17 @@ impl<'a> Parts<'a> {
 
     /// What writing the results takes.
     pub(super) fn cost(&self) -> ResultCost {
-        let axis = self.copies.map(|(entry, _)| entry.quantize.axis);
-        ResultCost::fused(
-            self.activation.is_some(),
-            matches!(self.activation, Some(Op::GeluBackward(_))),
-            usize::from(self.product_at.is_some()) + usize::from(self.activated_at.is_some()),
-            matches!(axis, Some(Axis::Row | Axis::Both)),
-            matches!(axis, Some(Axis::Column | Axis::Both)),
-        )
+        let activation = match self.activation {
+            Some(Op::Gelu(op)) => Some((false, op.tanh)),
+            Some(Op::GeluBackward(op)) => Some((true, op.tanh)),
+            _ => None,
+        };
+        let stored = [self.product_at, self.activated_at].into_iter().flatten().count();
+        let copies = self.copies.map_or(0, |(entry, _)| match entry.quantize.axis {
+            Axis::Both => 2,
+            Axis::Row | Axis::Column => 1,
+        });
+        ResultCost::fused(activation, stored as u64, copies)
     }
 }
 
