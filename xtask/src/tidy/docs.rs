@@ -14,6 +14,9 @@ use super::Violation;
 /// The list of the book's chapters.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
+/// Where the files of the root are for readers of the book, which holds its own chapters only.
+const REPOSITORY: &str = "https://github.com/deepwell-rs/deepwell/blob/main/";
+
 /// Checks the Markdown files of the repository, given as paths and texts; `root` is where the files
 /// are that they point to.
 pub(super) fn check(root: &Path, texts: &[(String, String)]) -> Result<Vec<Violation>> {
@@ -115,18 +118,24 @@ fn check_link(
     path: &str,
     &(line, target): &(usize, &str),
 ) -> Option<Violation> {
-    if target.contains("://") || target.starts_with("mailto:") {
+    let from_root = target.strip_prefix(REPOSITORY);
+    if from_root.is_none() && (target.contains("://") || target.starts_with("mailto:")) {
         return None;
     }
-    let (file, anchor) = match target.split_once('#') {
-        Some((file, anchor)) => (file, Some(anchor)),
-        None => (target, None),
+    let rest = from_root.unwrap_or(target);
+    let (file, anchor) = rest.split_once('#').map_or((rest, None), |(file, at)| (file, Some(at)));
+    let file = match file {
+        "" => Some(path.to_owned()),
+        file if from_root.is_some() => Some(file.to_owned()),
+        file => beside(path, file),
     };
-    let file = if file.is_empty() { Some(path.to_owned()) } else { beside(path, file) };
     let violation = |message| Some(Violation::new(path, line, message));
     let Some(file) = file.filter(|file| root.join(file).exists()) else {
         return violation(format!("`{target}` leads to nothing; correct the link"));
     };
+    if path.starts_with("docs/") && from_root.is_none() && !file.starts_with("docs/") {
+        return violation(format!("`{target}` is not in the book; write `{REPOSITORY}{file}`"));
+    }
     let anchors = &documents.get(file.as_str())?.anchors;
     match anchor {
         Some(anchor) if !anchors.iter().any(|known| known == anchor) => {
@@ -214,13 +223,16 @@ mod tests {
         let rust = "```rust\nlet a = 1;\nlet b = 2;\n```\n";
         let from = "<!-- from code.rs -->\n";
         // The text of docs/b.md, the list of chapters, and what is found.
-        let rows: [(&str, &str, &[&str]); 16] = [
-            ("[x](../a.md) [y](https://x.y/z) [z](b.md)", listed, &[]),
+        let rows: [(&str, &str, &[&str]); 19] = [
+            ("[x](https://x.y/z) [y](b.md)", listed, &[]),
+            ("[x](../a.md)", listed, &["`../a.md` is not in the book; write `https://"]),
+            (&format!("[x]({REPOSITORY}a.md#one-two)"), listed, &[]),
+            (&format!("[x]({REPOSITORY}c.md)"), listed, &["c.md` leads to nothing"]),
             ("[x](a.md)", listed, &["docs/b.md:1: `a.md` leads to nothing"]),
             ("\n[x](../../a.md)", listed, &["docs/b.md:2: `../../a.md` leads to nothing"]),
             ("`[x](nothing.md)`\n```text\n[x](nothing.md)\n```", listed, &[]),
-            ("[x](../a.md#one-two) [y](../a.md#one-two-1) [z](../a.md#x--y)", listed, &[]),
-            ("[x](../a.md#three)", listed, &["`a.md` has no heading `#three`"]),
+            (&format!("[y]({REPOSITORY}a.md#one-two-1) [z]({REPOSITORY}a.md#x--y)"), listed, &[]),
+            (&format!("[x]({REPOSITORY}a.md#three)"), listed, &["`a.md` has no heading `#three`"]),
             ("# Here\n[x](#here) [y](#there)", listed, &["no heading `#there`"]),
             ("[x]\n\n[x]: nowhere.md", listed, &["`nowhere.md` leads to nothing"]),
             ("", "", &["docs/b.md: no chapter of the book"]),
