@@ -75,7 +75,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// A rate with as many digits as it is good for.
-fn rate(number: f64) -> String {
+pub(crate) fn rate(number: f64) -> String {
     match number {
         _ if number >= 100.0 => format!("{number:.0}"),
         _ if number >= 10.0 => format!("{number:.1}"),

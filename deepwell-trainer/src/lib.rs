@@ -5,6 +5,7 @@
 //! [`compile`] plans and lowers a captured graph and loads it on a backend: an [`Engine`].
 //! [`Trainer`] feeds it batches of a [`data::Dataset`], evaluates, guards its precision, and
 //! writes metrics and checkpoints. [`optimize`] is the one call from a model folder to an engine.
+//! [`generate`] continues a text with what was trained.
 //! [`parity`] trains a model in BF16 and in MXFP8 and says whether MXFP8 holds BF16's loss;
 //! [`audit`] compares one step, call by call, with slow definitions. The `deepwell` command is
 //! this crate's binary.

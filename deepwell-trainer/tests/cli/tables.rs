@@ -26,6 +26,8 @@ fn tables_of_each_command() {
     let of_model = |command: &'static str| [&[command, "llama-micro"], &machine[..]].concat();
     check("dryrun", &folder, &of_model("dryrun"));
     check("plan_explain", &folder, &[&of_model("plan")[..], &["--explain"]].concat());
+    check("probe_hardware", &folder, &["probe", "--hardware", "h200-x2"]);
+    check("probe_cluster", &folder, &["probe", "--cluster", "gb300-nvl72-x2"]);
     check("capture_summary", &folder, &["capture", "gpt2-micro", "--summary"]);
     check("ckpt_inspect", &folder, &["ckpt", "inspect", &checkpoints, "--tensors"]);
     check("ckpt_verify", &folder, &["ckpt", "verify", &checkpoints]);
@@ -33,6 +35,42 @@ fn tables_of_each_command() {
     let (data, out) = (folder.path("data.txt"), folder.path("tokenizer.json"));
     let tokenizer = ["tokenizer", "train", "--data", &data, "--vocab-size", "300", "--out", &out];
     check("tokenizer_train", &folder, &tokenizer);
+}
+
+/// A cluster from a file, and what is none.
+#[test]
+fn clusters_from_files() {
+    let folder = Folder::new();
+    let text = "rails = 8\n[[nodes]]\ncount = 16\npreset = \"h200-x8\"\nnics = 8\n\
+                nic_gbit_per_s = 400\n";
+    let racks = folder.file("racks.toml", text);
+    let summary = super::json_of(&["probe", "--cluster", &racks, "--json"]);
+    assert_eq!((&summary["nodes"], &summary["gpus"]), (&16.into(), &128.into()));
+    assert_eq!(summary["kinds"][0]["network_gbps_per_gpu"], 50.0);
+    assert_eq!(summary["peak_tflops"]["bf16"], 128.0 * 989.0);
+    let broken = folder.file("broken.toml", text.replace("16", "0"));
+    let check = |args: &[&str], contains: &[&str]| {
+        super::check_error(&[&["probe"], args].concat(), 2, contains);
+    };
+    check(&["--cluster", &broken], &["broken.toml", "line 3", "got `0`"]);
+    check(&["--cluster", "hgx-h20"], &["got `hgx-h20`", "gb200-nvl72"]);
+    check(&["--hardware", "h20"], &["got `h20`", "hint: "]);
+    check(&["--hardware", "h200-x2", "--measure"], &["cannot be used with"]);
+}
+
+/// `--check` fails where the fixes of the refusals are to be made first.
+#[test]
+fn machines_that_training_is_refused_on() {
+    let folder = Folder::new();
+    let mut machine = super::json_of(&["probe", "--hardware", "h200-x2", "--json"]);
+    let sound = folder.file("sound.json", machine.to_string());
+    assert_eq!(super::deepwell(&["probe", "--check", "--hardware", &sound]).status.code(), Some(0));
+    machine["gpus"][1]["mig"] = true.into();
+    let divided = folder.file("divided.json", machine.to_string());
+    let output = super::deepwell(&["probe", "--check", "--hardware", &divided]);
+    let stderr = super::text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("refused: gpu1: divided into MIG instances\nhint: "), "{stderr}");
 }
 
 /// What is measured stands beside the hardware, which `--hardware` takes as before.

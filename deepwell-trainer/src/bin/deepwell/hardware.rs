@@ -12,7 +12,7 @@ pub(crate) fn hardware_and_target(
     described: Option<&str>,
     device: Device,
 ) -> Result<(Hardware, Target)> {
-    let hardware = described.map_or_else(|| Ok(probe()), read)?;
+    let hardware = this_or(described)?;
     let target = match (described, device) {
         // What kernels ask for goes by the same names as what the probe lists.
         (Some(_), Device::Cpu) => {
@@ -21,6 +21,11 @@ pub(crate) fn hardware_and_target(
         _ => device.target(&hardware)?,
     };
     Ok((hardware, target))
+}
+
+/// The machine that a name or file describes, or else this one.
+pub(crate) fn this_or(described: Option<&str>) -> Result<Hardware> {
+    described.map_or_else(|| Ok(probe()), read)
 }
 
 fn read(name: &str) -> Result<Hardware> {

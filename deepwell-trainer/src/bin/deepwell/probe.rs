@@ -1,11 +1,14 @@
 //! `deepwell probe`.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
+use std::io::{self, IsTerminal};
+use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use deepwell_plan::format_bytes;
-use deepwell_probe::{Hardware, probe};
+use deepwell_probe::{Cluster, Hardware, NUMBER_FORMATS, NumberFormat};
 use deepwell_trainer::bench::{
     CpuMeasurements, GpuMeasurements, LinkMeasurements, ProductRate, measure_cpu, measure_gpu,
     measure_links,
@@ -13,6 +16,7 @@ use deepwell_trainer::bench::{
 use serde::Serialize;
 
 use crate::Outcome;
+use crate::hardware::this_or;
 use crate::output::{note, print, print_json, say};
 
 const AFTER_HELP: &str = "\
@@ -30,15 +34,32 @@ Examples:
   deepwell probe --check                 is there anything that training would be refused for
   deepwell probe --measure               and what the machine reaches
   deepwell probe --json > machine.json   for `--hardware machine.json` on another machine
+  deepwell probe --hardware b200-x8      a machine that is not here
+  deepwell probe --cluster racks.toml    several machines and their network
 
-Exit codes: 0 shown, 1 with --check: something must be put right before training on the GPUs";
+A cluster file:
+  rails = 8
+  [[nodes]]
+  count = 16
+  preset = \"h200-x8\"
+  nics = 8
+  nic_gbit_per_s = 400
+
+Exit codes: 0 shown, 1 with --check: something must be put right before training on the GPUs,
+2 a file or a name that cannot be used";
 
 /// Show what this machine is: processor, GPUs, links, drivers and libraries
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct ProbeArgs {
+    /// Show another machine: the JSON of `deepwell probe --json`, or a preset such as h200-x8
+    #[arg(long, value_name = "FILE")]
+    hardware: Option<String>,
+    /// Show a cluster: a TOML file, or a preset such as hgx-h200-x16 or gb300-nvl72
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hardware", "measure", "check"])]
+    cluster: Option<String>,
     /// Measure memory, matrix products and launches, of the processor and of each GPU
-    #[arg(long)]
+    #[arg(long, conflicts_with = "hardware")]
     measure: bool,
     /// Fail where something keeps the GPUs from training: each with what to do about it
     #[arg(long)]
@@ -65,8 +86,79 @@ struct Measured {
     links: LinkMeasurements,
 }
 
+/// What `probe --cluster --json` prints.
+#[derive(Debug, Serialize)]
+struct ClusterSummary {
+    name: String,
+    nodes: u32,
+    gpus: u32,
+    gpu_memory_bytes: u64,
+    rails: u32,
+    /// Dense TFLOP/s of all GPUs together, of the formats that all of them have.
+    peak_tflops: BTreeMap<NumberFormat, f64>,
+    kinds: Vec<NodesSummary>,
+}
+
+/// Machines of one kind.
+#[derive(Debug, Serialize)]
+struct NodesSummary {
+    count: u32,
+    preset: String,
+    gpus: u32,
+    nics: u32,
+    nic_gbit_per_s: f64,
+    network_gbps_per_gpu: Option<f64>,
+    nvlink_domain_gpus: Option<u32>,
+}
+
+impl ClusterSummary {
+    fn new(cluster: &Cluster) -> ClusterSummary {
+        let peak = |format| Some((format, cluster.peak_tflops(format).filter(|&peak| peak > 0.0)?));
+        ClusterSummary {
+            name: cluster.name.clone(),
+            nodes: cluster.node_count(),
+            gpus: cluster.gpu_count(),
+            gpu_memory_bytes: cluster.gpu_memory_bytes(),
+            rails: cluster.rails,
+            peak_tflops: NUMBER_FORMATS.into_iter().filter_map(peak).collect(),
+            kinds: cluster
+                .nodes
+                .iter()
+                .map(|nodes| NodesSummary {
+                    count: nodes.count,
+                    preset: nodes.preset.clone(),
+                    gpus: nodes.gpu_count(),
+                    nics: nodes.nics,
+                    nic_gbit_per_s: nodes.nic_gbit_per_s,
+                    network_gbps_per_gpu: nodes.network_gbps_per_gpu(),
+                    nvlink_domain_gpus: nodes.nvlink_domain_gpus(),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The cluster that a file or a name describes.
+fn read_cluster(name: &str) -> Result<Cluster> {
+    if !Path::new(name).exists() {
+        return Cluster::preset(name)
+            .with_context(|| format!("cluster: expected a TOML file or a preset, got `{name}`"));
+    }
+    let text = std::fs::read_to_string(name).with_context(|| format!("cannot read `{name}`"))?;
+    Cluster::from_toml(&text).with_context(|| format!("cannot use `{name}` as a cluster"))
+}
+
 pub(crate) fn run(args: &ProbeArgs) -> Result<Outcome> {
-    let mut hardware = probe();
+    if let Some(name) = &args.cluster {
+        let cluster = read_cluster(name)?;
+        if args.json {
+            print_json(&ClusterSummary::new(&cluster))?;
+        } else {
+            print(&cluster.table())?;
+        }
+        return Ok(Outcome::Success);
+    }
+    let mut hardware = this_or(args.hardware.as_deref())?;
     let measured = args.measure.then(|| measure(&hardware));
     if let Some(measured) = &measured {
         if measured.cpu.fits_in_cache {
@@ -78,7 +170,8 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<Outcome> {
     if args.json {
         print_json(&Probed { hardware, measured })?;
     } else {
-        for warning in hardware.warnings() {
+        // The table names them too; on a terminal once is enough.
+        for warning in hardware.warnings().into_iter().filter(|_| !io::stdout().is_terminal()) {
             note(warning);
         }
         let mut text = hardware.table();
@@ -208,7 +301,6 @@ impl fmt::Display for Measured {
 
 #[cfg(test)]
 mod tests {
-    use deepwell_probe::NumberFormat;
     use deepwell_trainer::bench::{AllReduceRate, LaunchTimes, PeerRate};
 
     use super::*;
