@@ -37,11 +37,23 @@ pub(crate) fn open_driver() -> Option<CudarcDriver> {
 
 /// The emulated device that the environment names, or the first GPU; `None`, and a line on stderr,
 /// where there is none.
-pub(crate) fn open_any_driver() -> Option<Box<dyn Driver>> {
+fn open_any_driver() -> Option<Box<dyn Driver>> {
     match emulated_architecture() {
         Some(architecture) => Some(present::driver(architecture)),
         None => Some(Box::new(open_driver()?)),
     }
+}
+
+/// As [`open_any_driver`]; where there is neither, the emulated device, if tests are built with it.
+pub(crate) fn open_driver_or_emulated(architecture: Architecture) -> Option<Box<dyn Driver>> {
+    let driver = open_any_driver();
+    driver.or_else(|| present::IS_BUILT.then(|| present::driver(architecture)))
+}
+
+/// As [`Gpu::open`]; where there is neither, the emulated device, if tests are built with it and
+/// its kernels are compiled.
+pub(crate) fn open_gpu_or_emulated(architecture: Architecture) -> Option<Gpu> {
+    Gpu::open().or_else(|| if present::IS_BUILT { present::open(architecture) } else { None })
 }
 
 /// The emulated device; `None`, and a line on stderr, where its kernels are not compiled.
@@ -62,6 +74,8 @@ mod present {
 
     use crate::harness::Gpu;
     use crate::ptx;
+
+    pub(super) const IS_BUILT: bool = true;
 
     /// Blocks of a multiprocessor, where they fit: kernels whose blocks wait for each other take
     /// long rows only with many.
@@ -105,6 +119,8 @@ mod present {
     use deepwell_kernels::cuda::{Architecture, Driver};
 
     use crate::harness::Gpu;
+
+    pub(super) const IS_BUILT: bool = false;
 
     pub(super) fn driver(architecture: Architecture) -> Box<dyn Driver> {
         panic!(

@@ -25,7 +25,7 @@ use deepwell_kernels::{Backend, SingleCall};
 use half::bf16;
 
 use crate::device::{emulated_architecture, open_emulated};
-pub(crate) use crate::device::{open_any_driver, open_driver};
+pub(crate) use crate::device::open_driver;
 
 /// Bytes of guard before and behind each operand.
 const GUARD_BYTES: usize = 256;

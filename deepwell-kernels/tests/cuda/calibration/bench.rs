@@ -1,8 +1,10 @@
 //! One device that runs kernels given as PTX text.
 
-use deepwell_kernels::cuda::{Argument, DeviceProperties, DevicePtr, Driver, Launch, Stream};
+use deepwell_kernels::cuda::{
+    Architecture, Argument, DeviceProperties, DevicePtr, Driver, DriverError, Launch, Stream,
+};
 
-use crate::harness::open_any_driver;
+use crate::device::open_driver_or_emulated;
 
 /// What every kernel here is compiled for.
 pub(super) const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";
@@ -10,6 +12,9 @@ pub(super) const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 const PTX_VARIABLE: &str = "DEEPWELL_CALIBRATION_PTX";
 /// What outputs hold before.
 const POISON: u8 = 0xA5;
+/// Names the launches to run, by how their names begin: one that stops a GPU stops all that come
+/// after it in the same process.
+pub(super) const ONLY_VARIABLE: &str = "DEEPWELL_CALIBRATION_ONLY";
 
 /// A device of compute capability 9.0, real or emulated.
 pub(super) struct Bench {
@@ -20,9 +25,10 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    /// `None`, and a line on stderr, where there is no such device.
+    /// The GPU, or the emulated one where there is none; `None`, and a line on stderr, where there is
+    /// neither or it is another machine.
     pub(super) fn open() -> Option<Bench> {
-        let mut driver = open_any_driver()?;
+        let mut driver = open_driver_or_emulated(Architecture::Sm90a)?;
         if driver.properties().capability != (9, 0) {
             eprintln!("skipped: calibration is for compute capability 9.0");
             return None;
@@ -31,8 +37,14 @@ impl Bench {
         Some(Bench { driver, stream, purpose: String::new() })
     }
 
-    pub(super) fn name_purpose(&mut self, purpose: String) {
+    /// Names the next launch, on stderr too, before it can stop the device; whether it is to run.
+    pub(super) fn announce(&mut self, purpose: String) -> bool {
+        if std::env::var(ONLY_VARIABLE).is_ok_and(|only| !purpose.starts_with(&only)) {
+            return false;
+        }
+        eprintln!("{purpose}");
         self.purpose = purpose;
+        true
     }
 
     pub(super) fn driver(&mut self) -> &mut dyn Driver {
@@ -58,10 +70,25 @@ impl Bench {
     pub(super) fn run(
         &mut self,
         ptx: &str,
-        (grid, threads): (usize, u32),
+        launch: (usize, u32),
         arguments: Vec<Argument>,
         (output, bytes): (DevicePtr, usize),
     ) -> Vec<u8> {
+        self.launch(ptx, launch, arguments).unwrap_or_else(|error| {
+            panic!("{}: {error}\n{ptx}", self.purpose);
+        });
+        let mut got = vec![0; bytes];
+        self.driver.download(&mut got, output).unwrap();
+        got
+    }
+
+    /// Launches the kernel, and gives the error that it ends with.
+    pub(super) fn launch(
+        &mut self,
+        ptx: &str,
+        (grid, threads): (usize, u32),
+        arguments: Vec<Argument>,
+    ) -> Result<(), DriverError> {
         let text = format!("{HEAD}{ptx}\0");
         if let Some(folder) = std::env::var_os(PTX_VARIABLE) {
             let name = format!("{}.ptx", &blake3::hash(text.as_bytes()).to_hex()[..16]);
@@ -79,12 +106,7 @@ impl Bench {
             programmatic: false,
             arguments,
         };
-        let launched = self.driver.launch(&launch, self.stream);
-        launched.and_then(|()| self.driver.synchronize()).unwrap_or_else(|error| {
-            panic!("{}: {error}\n{ptx}", self.purpose);
-        });
-        let mut got = vec![0; bytes];
-        self.driver.download(&mut got, output).unwrap();
-        got
+        self.driver.launch(&launch, self.stream)?;
+        self.driver.synchronize()
     }
 }

@@ -3,10 +3,12 @@
 
 use deepwell_ir::ops::{Attention, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
 use deepwell_ir::{DType, Op, Product, ops};
+use deepwell_kernels::cuda::Architecture;
 use deepwell_precision::{BlockShape, Granularity, MxSpec, ScaleRule};
 
 use super::bench::Bench;
 use super::golden::{Group, Matching};
+use crate::device::open_gpu_or_emulated;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
 use crate::products::Kind;
@@ -191,7 +193,7 @@ impl Recorder {
 #[test]
 fn our_kernels() {
     let Some(bench) = Bench::open() else { return };
-    let Some(gpu) = Gpu::open() else { return };
+    let Some(gpu) = open_gpu_or_emulated(Architecture::Sm90a) else { return };
     let mut recorder = Recorder { gpu, group: Group::new("kernels") };
     recorder.bf16_products();
     recorder.mx_products();

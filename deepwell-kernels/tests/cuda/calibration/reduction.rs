@@ -1,7 +1,7 @@
 //! Bulk copies from shared memory that store or add: every operation and type, and boxes that
-//! reach over the tensor's border.
+//! reach over the tensor's far borders.
 
-use deepwell_kernels::cuda::{Argument, TensorMapElement};
+use deepwell_kernels::cuda::{Argument, DriverError, TensorMapElement};
 
 use super::bench::Bench;
 use super::copies::{self, Case};
@@ -149,7 +149,9 @@ fn rows_of_bytes(bench: &mut Bench, group: &mut Group) {
             row.operation
         );
         let text = ptx(".param .u64 source, .param .u64 target", BLOCK_BYTES, &copy);
-        bench.name_purpose(row.operation.to_string());
+        if !bench.announce(format!("reduces {}", row.operation)) {
+            continue;
+        }
         let arguments = [source, target].map(Argument::Pointer).to_vec();
         let launch = (BYTES / BLOCK_BYTES, THREADS as u32);
         let got = bench.run(&text, launch, arguments, (target, BYTES));
@@ -168,8 +170,15 @@ fn rows_of_bytes(bench: &mut Bench, group: &mut Group) {
     }
 }
 
-/// Boxes that a tensor map takes apart, stored or added.
-fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
+/// Launches a kernel that stores or adds a box of bytes `given` at `corner` of a matrix, and gives
+/// the matrix.
+fn store(
+    bench: &mut Bench,
+    case: &Case,
+    adds: bool,
+    corner: (i32, i32),
+    (matrix, given): (&[u8], &[u8]),
+) -> Result<Vec<u8>, DriverError> {
     let with_map = ".param .align 64 .b8 map[128], .param .u64 source, .param .u64 corner";
     let how = if adds {
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
@@ -182,6 +191,22 @@ fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
          mov.b64 %q3, map;\ncvta.param.u64 %q6, %q3;\n\
          {how} [%q6, {{%r4, %r5}}], [%r3];"
     );
+    let (source, target) = (bench.upload(given), bench.upload(matrix));
+    let at = bench.upload(bytemuck::cast_slice(&[corner.0, corner.1]));
+    let map = case.map(bench, Argument::Pointer(target));
+    let arguments = vec![map, Argument::Pointer(source), Argument::Pointer(at)];
+    bench.launch(&ptx(with_map, given.len(), &copy), (1, THREADS as u32), arguments)?;
+    let mut got = vec![0; matrix.len()];
+    bench.driver().download(&mut got, target)?;
+    for pointer in [source, target, at] {
+        bench.driver().free(pointer)?;
+    }
+    Ok(got)
+}
+
+/// Boxes that a tensor map takes apart, stored or added. None begins before the tensor: the CUDA
+/// programming guide allows that to loads alone.
+fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
     // There is no sum of bytes.
     let takes = |case: &Case| !adds || case.element != TensorMapElement::U8;
     for case in copies::cases().into_iter().filter(takes) {
@@ -189,16 +214,13 @@ fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
         let (len, bytes) = (case.box_bytes(), case.pitch() * case.sizes.1);
         let matrix = copies::bytes(bytes, 6);
         let given = copies::bytes(len, 7);
-        let source = bench.upload(&given);
         let mut all = Vec::new();
-        for corner in case.corners() {
-            let target = bench.upload(&matrix);
-            let at = bench.upload(bytemuck::cast_slice(&[corner.0, corner.1]));
-            let map = case.map(bench, Argument::Pointer(target));
-            let arguments = vec![map, Argument::Pointer(source), Argument::Pointer(at)];
-            let text = ptx(with_map, len, &copy);
-            bench.name_purpose(format!("{name} at {corner:?}"));
-            let got = bench.run(&text, (1, THREADS as u32), arguments, (target, bytes));
+        for corner in case.corners().into_iter().filter(|&(x, y)| x >= 0 && y >= 0) {
+            if !bench.announce(format!("{name} at {corner:?}")) {
+                continue;
+            }
+            let got = store(bench, &case, adds, corner, (&matrix, &given));
+            let got = got.unwrap_or_else(|error| panic!("{name} at {corner:?}: {error}"));
             let mut stored = matrix.clone();
             for (shared, global) in case.places(corner) {
                 if let Some(global) = global {
@@ -209,12 +231,8 @@ fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
             if !is_right {
                 group.complain(format!("{name} at {corner:?} is another"));
             }
-            for pointer in [target, at] {
-                bench.driver().free(pointer).unwrap();
-            }
             all.extend(got);
         }
-        bench.driver().free(source).unwrap();
         group.record(&name, &all, Matching::Bits);
     }
 }
@@ -248,12 +266,62 @@ fn is_sum(case: &Case, matrix: &[u8], stored: &[u8], got: &[u8]) -> bool {
     })
 }
 
-#[test]
-fn stores_and_reductions() {
+fn compare(name: &'static str, fill: impl FnOnce(&mut Bench, &mut Group)) {
     let Some(mut bench) = Bench::open() else { return };
-    let mut group = Group::new("reductions");
-    rows_of_bytes(&mut bench, &mut group);
-    boxes(&mut bench, &mut group, false);
-    boxes(&mut bench, &mut group, true);
+    let mut group = Group::new(name);
+    fill(&mut bench, &mut group);
     group.finish(&bench.properties());
+}
+
+#[test]
+fn words_are_reduced() {
+    compare("reductions", rows_of_bytes);
+}
+
+#[test]
+fn boxes_are_stored() {
+    compare("stores", |bench, group| boxes(bench, group, false));
+}
+
+#[test]
+fn boxes_are_added() {
+    compare("sums", |bench, group| boxes(bench, group, true));
+}
+
+/// A box that begins before the tensor; columns in units of 16 bytes.
+fn refused(adds: bool, (across, down): (i32, i32)) {
+    let Some(mut bench) = Bench::open() else { return };
+    let case = copies::cases()[5];
+    let unit = 16 / case.element_bytes() as i32;
+    let corner = (across * unit, down);
+    bench.announce(format!("refused {} at {corner:?}", case.name()));
+    let matrix = copies::bytes(case.pitch() * case.sizes.1, 6);
+    let given = copies::bytes(case.box_bytes(), 7);
+    let outcome = store(&mut bench, &case, adds, corner, (&matrix, &given));
+    let error = outcome.expect_err("a box that is stored before the tensor");
+    eprintln!("{error}");
+}
+
+#[test]
+#[ignore = "stops a GPU: each of these in a process of its own"]
+fn refused_store_before_the_columns() {
+    refused(false, (-1, 0));
+}
+
+#[test]
+#[ignore = "stops a GPU: each of these in a process of its own"]
+fn refused_store_before_the_rows() {
+    refused(false, (0, -1));
+}
+
+#[test]
+#[ignore = "stops a GPU: each of these in a process of its own"]
+fn refused_sum_before_the_columns() {
+    refused(true, (-1, 0));
+}
+
+#[test]
+#[ignore = "stops a GPU: each of these in a process of its own"]
+fn refused_sum_before_the_rows() {
+    refused(true, (0, -1));
 }
