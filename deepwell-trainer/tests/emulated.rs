@@ -3,20 +3,23 @@
 //! it was skipped.
 #![cfg(feature = "emulated")]
 
+mod gpt;
+
 use std::collections::BTreeSet;
 
-use deepwell_ir::Recompute;
 use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{Graph, Recompute};
 use deepwell_kernels::cuda::{Architecture, KernelImages};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Device, Engine, compile};
 
 const SEQ: usize = 128;
 const BATCH: usize = 1;
-const VOCABULARY: usize = 256;
 const STEPS: usize = 3;
 
-fn engine(policy: &PrecisionPolicy, device: Device) -> Engine {
+/// A Llama of one layer; gives the model and the size of its vocabulary.
+fn llama() -> (Graph, usize) {
+    let vocabulary = 256;
     let config = LlamaConfig {
         hidden_size: 128,
         intermediate_size: 256,
@@ -24,29 +27,37 @@ fn engine(policy: &PrecisionPolicy, device: Device) -> Engine {
         num_heads: 2,
         num_kv_heads: 1,
         head_dim: 64,
-        vocab_size: VOCABULARY,
+        vocab_size: vocabulary,
         ..LlamaConfig::preset("llama-micro").expect("a preset")
     };
+    (capture(&config).expect("the model can be captured"), vocabulary)
+}
+
+fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
     let options = CompileOptions {
         micro_batch: Some(BATCH),
         recompute: Some(Recompute::None),
         device,
         ..CompileOptions::new(policy.clone(), SEQ, BATCH)
     };
-    let graph = capture(&config).expect("the model can be captured");
     let mut engine = compile(graph, deepwell_probe::probe(), &options).expect("it compiles");
     engine.initialize(7).expect("weights");
     engine
 }
 
-/// The kernels of a step, and the loss of each.
-fn losses(policy: &PrecisionPolicy, device: Device) -> (BTreeSet<String>, Vec<f32>) {
-    let mut engine = engine(policy, device);
-    let kernels = engine.program().calls.iter().map(|call| call.choice.kernel.clone()).collect();
+/// The kernels of a step and what they compute, and the loss of each step.
+fn losses(
+    (graph, vocabulary): &(Graph, usize),
+    policy: &PrecisionPolicy,
+    device: Device,
+) -> (BTreeSet<String>, Vec<f32>) {
+    let mut engine = engine(graph.clone(), policy, device);
+    let calls = engine.program().calls.iter();
+    let kernels = calls.map(|call| format!("{} {}", call.choice.kernel, call.op.name())).collect();
     let step = |step: usize| {
         let token = |index: usize| {
             let index = index + step * 7919;
-            ((index * index * 31 + index * 7 + 3) % VOCABULARY) as i32
+            ((index * index * 31 + index * 7 + 3) % vocabulary) as i32
         };
         let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
         let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
@@ -55,26 +66,46 @@ fn losses(policy: &PrecisionPolicy, device: Device) -> (BTreeSet<String>, Vec<f3
     (kernels, (0..STEPS).map(step).collect())
 }
 
+/// Whether an architecture's kernels were compiled; a line on stderr where not.
+fn is_there(capability: (u32, u32)) -> bool {
+    let Err(error) = KernelImages::discover().into_ptx().image("add", capability) else {
+        return true;
+    };
+    let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
+    assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
+    eprintln!("skipped: {error}");
+    false
+}
+
+/// Compares an architecture with the CPU; gives what ran there.
+fn compare(
+    model: &(Graph, usize),
+    policy: &PrecisionPolicy,
+    architecture: Architecture,
+    tolerance: f64,
+) -> BTreeSet<String> {
+    let (_, expected) = losses(model, policy, Device::Cpu);
+    let (kernels, got) = losses(model, policy, Device::Emulated(architecture));
+    eprintln!("{:?}: {got:?}, on the CPU {expected:?}", policy.format());
+    for (got, expected) in got.iter().zip(&expected) {
+        let distance = f64::from((got - expected).abs() / expected.abs());
+        assert!(distance < tolerance, "{:?}: {got} is {distance} away", policy.format());
+    }
+    kernels
+}
+
 /// Compares an architecture with the CPU; `product` is the kernel that MXFP8 products get there.
 fn check(architecture: Architecture, capability: (u32, u32), product: &str) {
-    if let Err(error) = KernelImages::discover().into_ptx().image("add", capability) {
-        let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
-        assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
-        eprintln!("skipped: {error}");
+    if !is_there(capability) {
         return;
     }
     // As on a GPU: both round activations to BF16 at the same places and sum in another order.
     let rows = [(PrecisionPolicy::bf16(), 0.002), (PrecisionPolicy::mxfp8(), 0.005)];
+    let product = format!("{product} mx_gemm");
     for (policy, tolerance) in rows {
-        let (_, expected) = losses(&policy, Device::Cpu);
-        let (kernels, got) = losses(&policy, Device::Emulated(architecture));
-        eprintln!("{:?}: {got:?}, on the CPU {expected:?}", policy.format());
+        let kernels = compare(&llama(), &policy, architecture, tolerance);
         let is_scaled = policy.format() != PrecisionPolicy::bf16().format();
-        assert_eq!(kernels.contains(product), is_scaled, "{kernels:?}");
-        for (got, expected) in got.iter().zip(&expected) {
-            let distance = f64::from((got - expected).abs() / expected.abs());
-            assert!(distance < tolerance, "{:?}: {got} is {distance} away", policy.format());
-        }
+        assert_eq!(kernels.contains(&product), is_scaled, "{kernels:?}");
     }
 }
 
@@ -91,4 +122,34 @@ fn losses_on_blackwell_are_those_of_the_cpu() {
 #[test]
 fn losses_on_blackwell_of_desktops_are_those_of_the_cpu() {
     check(Architecture::Sm120a, (12, 0), "cuda_sm120_mxfp8_gemm");
+}
+
+/// GELU, its gradient and the copies of both come out of the products' own kernels.
+#[test]
+fn products_on_blackwell_go_on_with_what_follows_them() {
+    if !is_there((10, 0)) {
+        return;
+    }
+    let model = (gpt::gpt().expect("a graph"), gpt::VOCABULARY);
+    let fused = |policy, tolerance| -> Vec<String> {
+        let kernels = compare(&model, &policy, Architecture::Sm100a, tolerance);
+        kernels.into_iter().filter(|kernel| kernel.contains("gelu")).collect()
+    };
+    assert_eq!(
+        fused(PrecisionPolicy::bf16(), 0.002),
+        [
+            "cuda_sm100_bf16_gemm_fused linear_gelu",
+            "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward",
+        ]
+    );
+    // The first and the last product of the layers stay in BF16.
+    assert_eq!(
+        fused(PrecisionPolicy::mxfp8(), 0.005),
+        [
+            "cuda_sm100_bf16_gemm_fused linear_gelu_quantize",
+            "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward_quantize",
+            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu",
+            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_backward",
+        ]
+    );
 }

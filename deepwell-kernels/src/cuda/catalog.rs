@@ -64,7 +64,8 @@ impl KernelCatalog for CudaCatalog {
     /// Yes where one of our kernels makes all of it. Most of them need no sizes: what is quantized
     /// is an operand of a matrix product, so its rows are whole groups of 32, and the kernels take
     /// all such rows that they can index and hold the sums of. Products want rows of whole pieces,
-    /// whatever the number of tokens.
+    /// whatever the number of tokens; where a library makes them, they stay its own, since nobody has
+    /// measured ours beside them.
     fn fuses(&self, op: &Op, inputs: &[TensorType], target: &Target) -> bool {
         let mut kernels = cuda_kernels().filter(|spec| spec.ops.contains(&op.name()));
         match op {
@@ -72,7 +73,7 @@ impl KernelCatalog for CudaCatalog {
                 fused::reject(fused).is_none()
                     && kernels.any(|spec| absence(spec, target).is_none())
             }
-            Op::WithQuantize(_) | Op::WithActivation(_) => {
+            Op::WithQuantize(_) | Op::WithActivation(_) if !is_of_library(op.leading(), target) => {
                 let one_token = Binding { batch: 1, seq: 1 };
                 let bind = |input: &TensorType| OperandType {
                     dtype: input.dtype,
@@ -95,6 +96,13 @@ impl KernelCatalog for CudaCatalog {
 
 fn is_product(op: &Op) -> bool {
     matches!(op, Op::Linear(_) | Op::LinearInputGrad(_) | Op::MxGemm(_))
+}
+
+/// Whether a library is there that computes `op`, and so is preferred.
+fn is_of_library(op: &Op, target: &Target) -> bool {
+    cuda_kernels().any(|spec| {
+        spec.library.is_some() && spec.ops.contains(&op.name()) && absence(spec, target).is_none()
+    })
 }
 
 /// Why a kernel is not there on a target.
@@ -211,11 +219,15 @@ mod tests {
                 ],
             };
             for architecture in Architecture::ALL {
-                let target = cuda_target(architecture, 4, &[CUBLASLT]);
                 let here = [Architecture::Sm100a, Architecture::Sm103a].contains(&architecture);
-                let what = format!("{} {columns} of {depth} on {}", op.name(), target.arch);
-                let found = CudaCatalog.fuses(op, &inputs, &target);
-                assert_eq!(found, expected && here, "{what}");
+                // The library has products of BF16 there, none with scales.
+                let is_mx = matches!(op.leading(), Op::MxGemm(_));
+                for (libraries, serves) in [(&[][..], true), (&[CUBLASLT], is_mx)] {
+                    let target = cuda_target(architecture, 4, libraries);
+                    let what = format!("{} {columns} of {depth} on {target:?}", op.name());
+                    let found = CudaCatalog.fuses(op, &inputs, &target);
+                    assert_eq!(found, expected && here && serves, "{what}");
+                }
             }
         };
         check(&mx_gelu(true), (96, 64), true);
