@@ -29,6 +29,7 @@ mod schedule;
 mod special;
 mod synchronize;
 mod tensor;
+mod tensor_fences;
 mod track;
 mod warp;
 mod warp_group;

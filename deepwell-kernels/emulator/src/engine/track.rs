@@ -69,12 +69,20 @@ pub(crate) fn order_of(semantics: Semantics) -> Order {
     }
 }
 
-/// A tracker for a program.
+/// A tracker for a program. One that does without the fences of tensor memory throughout is told
+/// so once.
 pub(crate) fn tracker_of(program: &Program, rules: Rules) -> Tracker {
     let sites = (program.steps.iter())
         .map(|step| Site { ptx_line: step.ptx_line, source: step.source })
         .collect();
-    Tracker::new(sites, rules)
+    match super::tensor_fences::left_out(program).filter(|_| rules.tensor_fences) {
+        Some((product, load)) => {
+            let mut tracker = Tracker::new(sites, Rules { tensor_fences: false, ..rules });
+            tracker.advise_tensor_fences(product, load);
+            tracker
+        }
+        None => Tracker::new(sites, rules),
+    }
 }
 
 impl World<'_> {

@@ -190,6 +190,25 @@ impl Tracker {
         });
     }
 
+    /// The kernel orders tensor memory by the acquire of its waits alone; of its first product and
+    /// its first load.
+    pub(crate) fn advise_tensor_fences(&mut self, product: u32, load: u32) {
+        if !self.rules.advice {
+            return;
+        }
+        let access = |step, unit, write| {
+            let actor = Actor { cluster: 0, rank: 0, warp: 0, lanes: u32::MAX, unit };
+            Access { site: self.site(step), actor, write }
+        };
+        let earlier = access(product, Unit::TensorMma, true);
+        let later = access(load, Unit::TensorLoad, false);
+        self.hazards.add(HazardKind::TensorFencesLeftOut, earlier, later, None, || {
+            "`tcgen05.fence::after_thread_sync` behind each wait whose mbarrier tells of tensor \
+             memory; without any, only the acquire of the waits is followed"
+                .to_owned()
+        });
+    }
+
     /// All hazards of a kind.
     pub fn hazards_of(&self, kind: HazardKind) -> impl Iterator<Item = &Hazard> {
         self.hazards().iter().filter(move |hazard| hazard.kind == kind)

@@ -160,6 +160,9 @@ pub enum HazardKind {
     MissingGridDependencyWait,
     /// A register of an operation that is not known to be complete.
     RegisterInFlight,
+    /// No `tcgen05.fence::after_thread_sync` behind any wait of the kernel, which counts on the
+    /// acquire of its waits.
+    TensorFencesLeftOut,
     /// A register of `tcgen05.ld` is read, and no `tcgen05.wait::ld`. The ISA keeps the order of such
     /// a dependency; it tells nobody that the load is complete.
     TensorLoadUnwaited,
@@ -210,6 +213,7 @@ impl HazardKind {
             HazardKind::ScopeTooNarrow => "scope-too-narrow",
             HazardKind::MissingGridDependencyWait => "missing-grid-dependency-wait",
             HazardKind::RegisterInFlight => "register-in-flight",
+            HazardKind::TensorFencesLeftOut => "tensor-fences-left-out",
             HazardKind::TensorLoadUnwaited => "tensor-load-unwaited",
             HazardKind::MissingWarpGroupFence => "missing-warp-group-fence",
             HazardKind::TensorMemoryFreedInUse => "tensor-memory-freed-in-use",
@@ -228,6 +232,7 @@ impl HazardKind {
             HazardKind::MissingMbarrierInitFence
             | HazardKind::UnfinishedAtExit
             | HazardKind::PhaseUnobserved
+            | HazardKind::TensorFencesLeftOut
             | HazardKind::TensorLoadUnwaited
             | HazardKind::SwizzleMissing
             | HazardKind::TensorWaitOfOneLane => Severity::Advice,
