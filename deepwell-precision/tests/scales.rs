@@ -1,4 +1,4 @@
-//! The formats of scales, and how scales follow from magnitudes, over all codes and all bf16 inputs.
+//! The formats of scales, and how scales follow from magnitudes: all codes, all bf16 inputs.
 
 use deepwell_precision::{ElementFormat, Overflow, Rounding, ScaleRule, e4m3, e8m0, ue4m3};
 
