@@ -24,7 +24,7 @@ __device__ __forceinline__ void mx_combine_block(uint64 (&counts)[kMxCounts]) {
             counts[i] = i == 0 ? max(counts[i], other) : counts[i] + other;
         }
     }
-    __syncthreads();
+    // Between two uses lies a barrier, that of `is_last_block`.
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
         for (int i = 0; i < kMxCounts; ++i) {
