@@ -59,6 +59,7 @@ __device__ __forceinline__ bool mx_write_statistics(const MxCounters& mine, uint
             partials[static_cast<uint64>(block) * kMxCounts + i] = counts[i];
         }
     }
+    // redundant bar.sync: the thread that takes the ticket has written the partials itself
     if (!is_last_block(ticket, blocks)) {
         return false;
     }
