@@ -42,7 +42,8 @@ Examples:
   cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
-  cargo xtask emulate --all --mutate=none                   what CI runs
+  cargo xtask emulate --all                                 what CI runs
+  cargo xtask emulate --all --mutate=none                   the same without deletions
 
 It exits with 0 if all is right, 1 if something is not, 2 if a launch file cannot be used.
 docs/emulator.md says what the modes are and what stands in a launch file.
