@@ -12,7 +12,8 @@
 //!
 //! [`list`] and [`latest`] find complete checkpoints; [`load`] opens one and reads tensors on
 //! demand, each checked as it is read; [`verify`] reads every byte and names each damaged place;
-//! [`inspect`] says what is inside; [`diff`] says what differs between two. [`hf`] reads and writes Hugging Face weights.
+//! [`inspect`] says what is inside; [`diff`] says what differs between two. [`hf`] reads and writes
+//! Hugging Face weights.
 //!
 //! This crate knows tensors by name and bytes only. It depends on no other Deepwell crate.
 //!
