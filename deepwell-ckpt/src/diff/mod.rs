@@ -197,18 +197,16 @@ fn lone(tensor: &TensorEntry) -> LoneTensor {
 }
 
 fn sections(first: &Checkpoint, second: &Checkpoint) -> Vec<JsonDifference> {
-    let sections: [(&str, fn(&Checkpoint) -> &Value); 6] = [
-        ("plan", Checkpoint::plan),
-        ("policy", Checkpoint::policy),
-        ("guards", Checkpoint::guards),
-        ("rng", Checkpoint::rng),
-        ("data_position", Checkpoint::data_position),
-        ("run", Checkpoint::run),
-    ];
     let mut found = Vec::new();
-    for (name, section) in sections {
+    let mut compare = |name: &str, section: fn(&Checkpoint) -> &Value| {
         json::compare(name, Some(section(first)), Some(section(second)), &mut found);
-    }
+    };
+    compare("plan", Checkpoint::plan);
+    compare("policy", Checkpoint::policy);
+    compare("guards", Checkpoint::guards);
+    compare("rng", Checkpoint::rng);
+    compare("data_position", Checkpoint::data_position);
+    compare("run", Checkpoint::run);
     found
 }
 
