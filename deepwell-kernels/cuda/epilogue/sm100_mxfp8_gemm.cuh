@@ -10,7 +10,8 @@
 // a b^T [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue
 // warps do. `memory` is all of the dynamic shared memory.
 template <template <typename, bool...> class Tiles, typename S, typename Store>
-__device__ __forceinline__ void mxfp8_product(const TensorMap& a, const sm100_mxfp8::Scales& a_scales,
+__device__ __forceinline__ void mxfp8_product(const TensorMap& a,
+                                              const sm100_mxfp8::Scales& a_scales,
                                               const TensorMap& b,
                                               const sm100_mxfp8::Scales& b_scales, int32 depth,
                                               uint8* memory, Store store) {
