@@ -511,8 +511,11 @@ pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
     for call in program.calls.iter().filter(|call| !call.recomputes) {
         // Of a product with what follows it, the product alone.
         let leading = call.op.leading();
-        let shapes: Vec<Vec<usize>> =
-            call.inputs().iter().map(|operand| program.value(operand.value).shape.clone()).collect();
+        let shapes: Vec<Vec<usize>> = call
+            .inputs()
+            .iter()
+            .map(|operand| program.value(operand.value).shape.clone())
+            .collect();
         let flops = match leading == &call.op {
             true => call.cost.flops,
             false => leading.rule().flops(&shapes),
