@@ -1,6 +1,6 @@
 // Products of MXFP8 matrices as in sm100_mxfp8_gemm.cu, with BF16 results, and what follows them in
-// the same kernel: GELU or its backward, and the block quantization of what comes of it, along rows,
-// down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+// the same kernel: GELU or its backward, and the block quantization of what comes of it, along
+// rows, down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
