@@ -1,11 +1,12 @@
 // One 128 x 128 tile of a product of two BF16 matrices, accumulated in FP32 by 128 threads.
 //
-// Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled two
-// steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four warps
-// holds a quarter of the result, 64 x 64: per step of 16 in depth it reads 2 x 4 fragments for 32
-// mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next step are
-// read while the present one is multiplied. 96 KiB a block lets two blocks share a multiprocessor
-// on Hopper, one loading its first and storing its last tile while the other computes.
+// Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled
+// two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
+// warps holds a quarter of the result, 64 x 64: per step of 16 in depth it reads 2 x 4 fragments
+// for 32 mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next
+// step are read while the present one is multiplied. 96 KiB a block lets two blocks share a
+// multiprocessor on Hopper, one loading its first and storing its last tile while the other
+// computes.
 #pragma once
 
 #include "common/types.cuh"

@@ -208,7 +208,7 @@ __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
 // loaded, so that a barrier is enough before tensor memory is given back.
 template <typename S>
 __device__ __forceinline__ void end(uint32 tensor_base) {
-    // redundant bar.warp.sync: the aligned barrier waits for all lanes; those of one-lane roles meet
+    // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
     __syncwarp();
     synchronize_all<S>();
     if (threadIdx.x / 32 == kMultiplyWarp) {
