@@ -384,13 +384,13 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 // What the fused kernels take behind their operands: bias [n] or null; the product [m, n] where it
 // is kept, or null; of a gradient what the forward pass had in its place [m, n]; the function of
 // the elements [m, n] where it is kept; copies as in `MxTarget`, null for those that are not made;
-// extents; the function and flags of the copies; partials [gridDim.x, 5], ticket and statistics [6]
-// where there are copies.
+// extents; the function and flags of the copies; totals and statistics [6] where there
+// are copies.
 #define FUSED_ARGUMENTS                                                                          \
     const bf16 *__restrict__ bias, bf16 *__restrict__ product, const bf16 *__restrict__ forward, \
         bf16 *__restrict__ activated, uint8 *__restrict__ codes, uint8 *__restrict__ scales,     \
         uint8 *__restrict__ codes_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,    \
-        uint32 activation, uint32 flags, uint64 *partials, uint32 *ticket, uint64 *statistics
+        uint32 activation, uint32 flags, MxTotals *totals, uint64 *statistics
 
 // The same as a value.
 #define FUSED_RESULT                                                                             \
@@ -404,12 +404,10 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 // All threads of all blocks, last of all: the counters of the copies, if there are any.
 __device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
                                                        const MxCounters& counters,
-                                                       uint64* partials, uint32* ticket,
-                                                       uint64* statistics) {
+                                                       MxTotals* totals, uint64* statistics) {
     const uint64 copies = (result.copies.codes != nullptr) + (result.copies.codes_t != nullptr);
     if (copies > 0) {
         const uint64 elements = copies * result.copies.rows * result.copies.columns;
-        mx_write_statistics(counters, blockIdx.x, gridDim.x, partials, ticket, elements,
-                            statistics);
+        mx_write_statistics(counters, gridDim.x, totals, elements, statistics);
     }
 }

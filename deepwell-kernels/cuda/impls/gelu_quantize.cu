@@ -9,16 +9,16 @@
 #include "layout/elementwise_quantize.cuh"
 
 // x, y [rows, columns], 16-byte aligned, columns a multiple of 8; y may be null. Outputs as in
-// `MxTarget`; partials [gridDim.x, 5]; statistics [6].
+// `MxTarget`; statistics [6]. A block for each tile, one at least.
 #define FORWARD_KERNEL(name, gelu, row, column)                                                   \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                        \
         name(const bf16* __restrict__ x, bf16* __restrict__ y, uint8* __restrict__ codes,         \
              uint8* __restrict__ scales, uint8* __restrict__ codes_t,                             \
              uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
-             uint64* partials, uint32* ticket, uint64* statistics) {                              \
+             MxTotals* totals, uint64* statistics) {                                              \
         const bf16* const sources[1] = {x};                                                       \
         const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
-        elementwise_quantize<row, column>(sources, y, to, flags, partials, ticket, statistics,    \
+        elementwise_quantize<row, column>(sources, y, to, flags, totals, statistics,              \
                                           [](const float(&of)[1]) { return gelu(of[0]); });       \
     }
 
@@ -28,11 +28,11 @@
         name(const bf16* __restrict__ dy, const bf16* __restrict__ x, bf16* __restrict__ dx,      \
              uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t,  \
              uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
-             uint64* partials, uint32* ticket, uint64* statistics) {                              \
+             MxTotals* totals, uint64* statistics) {                                              \
         const bf16* const sources[2] = {dy, x};                                                   \
         const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
         elementwise_quantize<row, column>(                                                        \
-            sources, dx, to, flags, partials, ticket, statistics,                                 \
+            sources, dx, to, flags, totals, statistics,                                          \
             [](const float(&of)[2]) { return of[0] * slope(of[1]); });                            \
     }
 

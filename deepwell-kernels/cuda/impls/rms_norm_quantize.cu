@@ -6,23 +6,20 @@
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/norm_quantize.cuh"
-#include "ptx/tensor_copy.cuh"
 
 // x, delta, sum, y [rows, columns], 16-byte aligned, columns a multiple of 8; delta and sum are
-// looked at by the kernels that add; y may be null. `source` is x in boxes of 128 x 128. As many
-// blocks of 256 threads as slices of 128 columns, for each group.
+// looked at by the kernels that add; y may be null. Outputs as in `MxTarget`; statistics [6];
+// blocks, lead and counters as in `layout/norm_quantize.cuh`.
 #define NORM_KERNEL(name, add, row, column)                                                       \
-    extern "C" __global__ void __launch_bounds__(MxTeam::kThreads, 2)                             \
-        name(const __grid_constant__ TensorMap source, const bf16* x, const bf16* delta,          \
-             const bf16* weight, bf16* sum, bf16* y, float* rstd, uint8* codes,                   \
-             uint8* scales, uint8* codes_t, uint8* scales_t, uint32 rows, uint32 columns,         \
-             float eps, uint32 flags, float* sums, uint32* counters, uint64* partials,            \
-             uint32* ticket, uint64* statistics) {                                                \
+    extern "C" __global__ void __launch_bounds__(kMxPlainThreads, add ? 3 : 4)                    \
+        name(const bf16* x, const bf16* delta, const bf16* weight, bf16* sum, bf16* y,            \
+             float* rstd, uint8* codes, uint8* scales, uint8* codes_t, uint8* scales_t,           \
+             uint32 rows, uint32 columns, float eps, uint32 flags, uint32 lead,                   \
+             uint32* counters, MxTotals* totals, uint64* statistics) {                            \
         const NormOperands operands = {x, delta, weight, nullptr, sum, y, nullptr, rstd, eps};    \
         const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
-        const NormGroup group = {sums, counters};                                                 \
-        norm_quantize<false, add, row, column>(source, operands, to, group, flags, partials,      \
-                                               ticket, statistics);                               \
+        norm_quantize<false, add, row, column>(operands, to, flags, lead, counters, totals,       \
+                                               statistics);                                       \
     }
 
 NORM_KERNEL(rms_norm_quantize_row, false, true, false)

@@ -25,7 +25,7 @@ extern __shared__ __align__(1024) uint8 memory[];
             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
             });                                                                                  \
-        write_fused_statistics(result, counters, partials, ticket, statistics);                  \
+        write_fused_statistics(result, counters, totals, statistics);                            \
     }
 
 #define FUSED_PRODUCTS(tile, blocks, tile_n)                                                     \

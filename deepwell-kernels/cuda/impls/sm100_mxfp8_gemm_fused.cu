@@ -28,7 +28,7 @@ extern __shared__ __align__(1024) uint8 memory[];
             memory, [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {               \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
             });                                                                                  \
-        write_fused_statistics(result, counters, partials, ticket, statistics);                  \
+        write_fused_statistics(result, counters, totals, statistics);                            \
     }
 
 MXFP8_GEMM_FUSED(128x128, 1, 128)

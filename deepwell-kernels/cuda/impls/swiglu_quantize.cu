@@ -14,17 +14,17 @@
 constexpr int kBackwardTogether = 2;
 
 // gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
-// Outputs as in `MxTarget`; partials [gridDim.x, 5]; statistics [6].
+// Outputs as in `MxTarget`; statistics [6]. A block for each tile, one at least.
 #define FORWARD_KERNEL(name, row, column)                                                         \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                        \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out,  \
              uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t,  \
              uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
-             uint64* partials, uint32* ticket, uint64* statistics) {                              \
+             MxTotals* totals, uint64* statistics) {                                              \
         const bf16* const sources[2] = {gate, up};                                                \
         const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
         elementwise_quantize<row, column>(                                                        \
-            sources, out, to, flags, partials, ticket, statistics,                                \
+            sources, out, to, flags, totals, statistics,                                          \
             [](const float(&of)[2]) { return swiglu(of[0], of[1]); });                            \
     }
 
@@ -37,8 +37,7 @@ struct Gradient {
     bf16* values;  // null where nobody reads it
     MxTarget to;
     uint32 flags;
-    uint64* partials;
-    uint32* ticket;
+    MxTotals* totals;
     uint64* statistics;
 };
 
@@ -69,82 +68,71 @@ __device__ __forceinline__ GradientPieces gradient_pieces(const uint4& dout, con
     return {pack_bf16x8(g), pack_bf16x8(u)};
 }
 
-// Tiles of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
+// A tile of `layout/mx_plain_tile.cuh`: a thread lays both gradients aside in shared memory, in
 // places that nobody else looks at, and takes them back one after the other. Those of the first
 // are free when all have it, and become the stage.
 template <bool kWide, bool kRow, bool kColumn>
 __device__ __forceinline__ void backward_plain(const BackwardSources& from, const Gradient& dgate,
                                                const Gradient& dup, uint4* dynamic,
-                                               MxPlainShared& shared, MxCounters& gate_counters,
-                                               MxCounters& up_counters) {
-    const MxTeam team = MxTeam::mine();
+                                               MxPlainShared& shared, MxTally& gate_tally,
+                                               MxTally& up_tally) {
     uint4* const stage = dynamic;
-    uint4* const own_gate = dynamic + team.thread;
+    uint4* const own_gate = dynamic + threadIdx.x;
     uint4* const own_up = own_gate + ElementTile::kTileBytes / 16;
-    const uint32 columns = dgate.to.columns;
-    const uint32 across = columns / kMxTile, tiles = dgate.to.rows / kMxTile * across;
-    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const uint32 row0 = index / across * kMxTile, column0 = index % across * kMxTile;
-        const uint64 first = static_cast<uint64>(row0 + mx_plain_row(team)) * columns + column0 +
-                             mx_plain_column(team);
-        if (kColumn) {
-            team.sync();  // the stage is read to the end
-        }
+    const uint32 columns = dgate.to.columns, across = columns / kMxTile;
+    const uint32 row0 = blockIdx.x / across * kMxTile, column0 = blockIdx.x % across * kMxTile;
+    const uint64 first =
+        static_cast<uint64>(row0 + mx_plain_row()) * columns + column0 + mx_plain_column();
 #pragma unroll 1
-        for (int row = 0; row < kMxPlainRows; row += kBackwardTogether) {
-            uint4 pieces[kBackwardTogether][3];
+    for (int row = 0; row < kMxPlainRows; row += kBackwardTogether) {
+        uint4 pieces[kBackwardTogether][3];
 #pragma unroll
-            for (int i = 0; i < kBackwardTogether; ++i) {
-                const uint64 place = first + static_cast<uint64>(row + i) * columns;
-                pieces[i][0] = *reinterpret_cast<const uint4*>(from.dout + place);
-                pieces[i][1] = *reinterpret_cast<const uint4*>(from.gate + place);
-                pieces[i][2] = *reinterpret_cast<const uint4*>(from.up + place);
+        for (int i = 0; i < kBackwardTogether; ++i) {
+            const uint64 place = first + static_cast<uint64>(row + i) * columns;
+            pieces[i][0] = *reinterpret_cast<const uint4*>(from.dout + place);
+            pieces[i][1] = *reinterpret_cast<const uint4*>(from.gate + place);
+            pieces[i][2] = *reinterpret_cast<const uint4*>(from.up + place);
+        }
+#pragma unroll
+        for (int i = 0; i < kBackwardTogether; ++i) {
+            const GradientPieces of = gradient_pieces(pieces[i][0], pieces[i][1], pieces[i][2]);
+            const uint64 place = first + static_cast<uint64>(row + i) * columns;
+            if (dgate.values != nullptr) {
+                *reinterpret_cast<uint4*>(dgate.values + place) = of.gate;
             }
-#pragma unroll
-            for (int i = 0; i < kBackwardTogether; ++i) {
-                const GradientPieces of =
-                    gradient_pieces(pieces[i][0], pieces[i][1], pieces[i][2]);
-                const uint64 place = first + static_cast<uint64>(row + i) * columns;
-                if (dgate.values != nullptr) {
-                    *reinterpret_cast<uint4*>(dgate.values + place) = of.gate;
-                }
-                if (dup.values != nullptr) {
-                    *reinterpret_cast<uint4*>(dup.values + place) = of.up;
-                }
-                own_gate[(row + i) * MxTeam::kThreads] = of.gate;
-                own_up[(row + i) * MxTeam::kThreads] = of.up;
+            if (dup.values != nullptr) {
+                *reinterpret_cast<uint4*>(dup.values + place) = of.up;
             }
+            own_gate[(row + i) * kMxPlainThreads] = of.gate;
+            own_up[(row + i) * kMxPlainThreads] = of.up;
         }
-        uint4 gradients[kMxPlainRows];
-#pragma unroll
-        for (int row = 0; row < kMxPlainRows; ++row) {
-            gradients[row] = own_gate[row * MxTeam::kThreads];
-        }
-        mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dgate.to, stage, shared,
-                                                 team, gate_counters);
-#pragma unroll
-        for (int row = 0; row < kMxPlainRows; ++row) {
-            gradients[row] = own_up[row * MxTeam::kThreads];
-        }
-        mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dup.to, stage, shared,
-                                                 team, up_counters);
     }
+    uint4 gradients[kMxPlainRows];
+#pragma unroll
+    for (int row = 0; row < kMxPlainRows; ++row) {
+        gradients[row] = own_gate[row * kMxPlainThreads];
+    }
+    mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dgate.to, stage, shared,
+                                             gate_tally);
+#pragma unroll
+    for (int row = 0; row < kMxPlainRows; ++row) {
+        gradients[row] = own_up[row * kMxPlainThreads];
+    }
+    mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dup.to, stage, shared,
+                                             up_tally);
 }
 
-// Any tiles.
+// Any tile.
 template <bool kRow, bool kColumn>
-__device__ __forceinline__ void backward_tiles(const BackwardSources& from, const Gradient& dgate,
-                                               const Gradient& dup, uint4* dynamic,
-                                               MxCounters& gate_counters,
-                                               MxCounters& up_counters) {
+__device__ __forceinline__ void backward_tile(const BackwardSources& from, const Gradient& dgate,
+                                              const Gradient& dup, uint4* dynamic,
+                                              MxTally& gate_tally, MxTally& up_tally) {
     uint32* const gate_tile = reinterpret_cast<uint32*>(dynamic);
     uint32* const up_tile = gate_tile + ElementTile::kTileBytes / 4;
     __shared__ MxShared shared;
-    const MxTarget& to = dgate.to;
-    const uint32 tiles = ElementPlaces::tiles(to);
-    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const ElementPlaces places(index, to);
-        mx_begin_tile();
+    MxCounters gate_counters, up_counters;
+    if (blockIdx.x < ElementPlaces::tiles(dgate.to)) {
+        const ElementPlaces places(blockIdx.x, dgate.to);
 #pragma unroll 1
         for (int step = 0; step < kMxSteps; ++step) {
             const GradientPieces of =
@@ -162,10 +150,15 @@ __device__ __forceinline__ void backward_tiles(const BackwardSources& from, cons
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dgate.to, dgate.flags,
                                               gate_tile, shared, gate_counters);
         // What the tiles share is read to the end.
-        mx_begin_tile();
+        __syncthreads();
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dup.to, dup.flags,
                                               up_tile, shared, up_counters);
     }
+    gate_tally.leave(gate_counters);
+    up_tally.leave(up_counters);
+    __syncthreads();
+    gate_tally.give();
+    up_tally.give();
 }
 
 template <bool kRow, bool kColumn>
@@ -173,48 +166,46 @@ __device__ __forceinline__ void backward(const BackwardSources& from, const Grad
                                          const Gradient& dup) {
     extern __shared__ uint4 dynamic[];
     __shared__ MxPlainShared shared;
-    MxCounters gate_counters, up_counters;
+    __shared__ MxTallyShared of_tallies[2];
+    MxTally gate_tally(of_tallies[0], dgate.totals), up_tally(of_tallies[1], dup.totals);
     const MxTarget& to = dgate.to;
     const bool wide = dgate.flags & kMxWide;
     if (!mx_is_plain(to, dgate.flags | dup.flags) || wide != ((dup.flags & kMxWide) != 0)) {
-        backward_tiles<kRow, kColumn>(from, dgate, dup, dynamic, gate_counters, up_counters);
+        backward_tile<kRow, kColumn>(from, dgate, dup, dynamic, gate_tally, up_tally);
     } else if (wide) {
-        backward_plain<true, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_counters,
-                                            up_counters);
+        backward_plain<true, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_tally,
+                                            up_tally);
     } else {
-        backward_plain<false, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_counters,
-                                             up_counters);
+        backward_plain<false, kRow, kColumn>(from, dgate, dup, dynamic, shared, gate_tally,
+                                             up_tally);
     }
     const uint64 elements =
         static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;
-    mx_write_statistics(gate_counters, blockIdx.x, gridDim.x,
-                                               dgate.partials, dgate.ticket, elements,
-                                               dgate.statistics);
-    mx_write_statistics(up_counters, blockIdx.x, gridDim.x, dup.partials,
-                                               dup.ticket, elements, dup.statistics);
+    gate_tally.finish(gridDim.x, elements, dgate.statistics);
+    up_tally.finish(gridDim.x, elements, dup.statistics);
 }
 
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
-// dup may be null. The copies of dgate, then those of dup; flags of each; partials
-// [2, gridDim.x, 5], tickets [2], statistics [6] of each.
+// dup may be null. The copies of dgate, then those of dup; flags of each; totals [2], statistics
+// [6] of each. A block for each tile, one at least.
 #define BACKWARD_KERNEL(name, row, column)                                                        \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                        \
         name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                        \
              const bf16* __restrict__ up, bf16* dgate, bf16* dup, uint8* gate_codes,              \
              uint8* gate_scales, uint8* gate_codes_t, uint8* gate_scales_t, uint8* up_codes,      \
              uint8* up_scales, uint8* up_codes_t, uint8* up_scales_t, uint32 rows,                \
-             uint32 columns, uint32 gate_flags, uint32 up_flags, uint64* partials,                \
-             uint32* tickets, uint64* gate_statistics, uint64* up_statistics) {                   \
-        uint64* const up_partials = partials + static_cast<uint64>(gridDim.x) * kMxCounts;        \
+             uint32 columns, uint32 gate_flags, uint32 up_flags, MxTotals* totals,                \
+             uint64* gate_statistics, uint64* up_statistics) {                                    \
         const Gradient of_gate = {                                                                \
-            dgate,      {gate_codes, gate_scales, gate_codes_t, gate_scales_t, rows, columns},    \
-            gate_flags, partials,                                                                 \
-            tickets,    gate_statistics};                                                         \
+            dgate,                                                                                \
+            {gate_codes, gate_scales, gate_codes_t, gate_scales_t, rows, columns},                \
+            gate_flags,                                                                           \
+            totals,                                                                               \
+            gate_statistics};                                                                     \
         const Gradient of_up = {dup,                                                              \
                                 {up_codes, up_scales, up_codes_t, up_scales_t, rows, columns},    \
                                 up_flags,                                                         \
-                                up_partials,                                                      \
-                                tickets + 1,                                                      \
+                                totals + 1,                                                       \
                                 up_statistics};                                                   \
         backward<row, column>({dout, gate, up}, of_gate, of_up);                                  \
     }

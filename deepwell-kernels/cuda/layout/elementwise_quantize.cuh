@@ -2,8 +2,8 @@
 // result: each source is read once, and of the result itself nothing is written but where somebody
 // else reads it.
 //
-// Blocks take tiles of 128 x 128 elements in turn, as `quantize.cu` does: a grid as large as the
-// device holds at a time, so that few partial counts are left to the last block.
+// A block has a tile of 128 x 128 elements, so that multiprocessors take tiles as they come free:
+// on an H200 a grid that is as large as the device and goes from tile to tile is slower.
 #pragma once
 
 #include "common/bf16x8.cuh"
@@ -79,57 +79,52 @@ __device__ __forceinline__ uint4 element_results(const uint4 (&pieces)[kSources]
     return pack_bf16x8(results);
 }
 
-// Tiles of `layout/mx_plain_tile.cuh`.
+// A tile of `layout/mx_plain_tile.cuh`.
 template <bool kWide, bool kRow, bool kColumn, int kSources, typename Function>
 __device__ __forceinline__ void elementwise_quantize_plain(const bf16* const (&sources)[kSources],
                                                            bf16* result, const MxTarget& to,
                                                            uint4* stage, MxPlainShared& shared,
-                                                           MxCounters& counters,
+                                                           MxTally& tally,
                                                            const Function& function) {
-    const MxTeam team = MxTeam::mine();
-    const uint32 across = to.columns / kMxTile, tiles = to.rows / kMxTile * across;
-    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const uint32 row0 = index / across * kMxTile, column0 = index % across * kMxTile;
-        const uint64 first = static_cast<uint64>(row0 + mx_plain_row(team)) * to.columns +
-                             column0 + mx_plain_column(team);
-        uint4 results[kMxPlainRows];
+    const uint32 across = to.columns / kMxTile;
+    const uint32 row0 = blockIdx.x / across * kMxTile, column0 = blockIdx.x % across * kMxTile;
+    const uint64 first =
+        static_cast<uint64>(row0 + mx_plain_row()) * to.columns + column0 + mx_plain_column();
+    uint4 results[kMxPlainRows];
 #pragma unroll
-        for (int row = 0; row < kMxPlainRows; row += kTogether) {
-            uint4 pieces[kTogether][kSources];
+    for (int row = 0; row < kMxPlainRows; row += kTogether) {
+        uint4 pieces[kTogether][kSources];
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
+        for (int i = 0; i < kTogether; ++i) {
+            const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
 #pragma unroll
-                for (int s = 0; s < kSources; ++s) {
-                    pieces[i][s] = *reinterpret_cast<const uint4*>(sources[s] + place);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                results[row + i] = element_results(pieces[i], function);
-                if (result != nullptr) {
-                    const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
-                    *reinterpret_cast<uint4*>(result + place) = results[row + i];
-                }
+            for (int s = 0; s < kSources; ++s) {
+                pieces[i][s] = *reinterpret_cast<const uint4*>(sources[s] + place);
             }
         }
-        mx_quantize_pieces<kWide, kRow, kColumn>(results, row0, column0, to, stage, shared, team,
-                                                 counters);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            results[row + i] = element_results(pieces[i], function);
+            if (result != nullptr) {
+                const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
+                *reinterpret_cast<uint4*>(result + place) = results[row + i];
+            }
+        }
     }
+    mx_quantize_pieces<kWide, kRow, kColumn>(results, row0, column0, to, stage, shared, tally);
 }
 
-// Any tiles.
+// Any tile.
 template <bool kRow, bool kColumn, int kSources, typename Function>
-__device__ __forceinline__ void elementwise_quantize_tiles(const bf16* const (&sources)[kSources],
-                                                           bf16* result, const MxTarget& to,
-                                                           uint32 flags, uint32* tile,
-                                                           MxCounters& counters,
-                                                           const Function& function) {
+__device__ __forceinline__ void elementwise_quantize_tile(const bf16* const (&sources)[kSources],
+                                                          bf16* result, const MxTarget& to,
+                                                          uint32 flags, uint32* tile,
+                                                          MxTally& tally,
+                                                          const Function& function) {
     __shared__ MxShared shared;
-    const uint32 tiles = ElementPlaces::tiles(to);
-    for (uint32 index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const ElementPlaces places(index, to);
-        mx_begin_tile();
+    MxCounters counters;
+    if (blockIdx.x < ElementPlaces::tiles(to)) {
+        const ElementPlaces places(blockIdx.x, to);
 #pragma unroll 2
         for (int step = 0; step < kMxSteps; ++step) {
             uint4 pieces[kSources];
@@ -146,31 +141,34 @@ __device__ __forceinline__ void elementwise_quantize_tiles(const bf16* const (&s
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, to, flags, tile, shared,
                                               counters);
     }
+    tally.leave(counters);
+    __syncthreads();
+    tally.give();
 }
 
-// Result `function(elements of the sources)`, of zeros zero; `result` may be null. Flags, partials
-// [gridDim.x, 5], ticket and statistics [6] as in `quantize.cu`.
+// Result `function(elements of the sources)`, of zeros zero; `result` may be null. Flags, totals
+// and statistics [6] as in `quantize.cu`; a block for each tile, or one where there is none.
 template <bool kRow, bool kColumn, int kSources, typename Function>
 __device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources)[kSources],
                                                      bf16* result, const MxTarget& to,
-                                                     uint32 flags, uint64* partials,
-                                                     uint32* ticket, uint64* statistics,
+                                                     uint32 flags, MxTotals* totals,
+                                                     uint64* statistics,
                                                      const Function& function) {
     extern __shared__ uint4 dynamic[];
     __shared__ MxPlainShared shared;
-    MxCounters counters;
+    __shared__ MxTallyShared of_tally;
+    MxTally tally(of_tally, totals);
     if (!mx_is_plain(to, flags)) {
-        elementwise_quantize_tiles<kRow, kColumn>(sources, result, to, flags,
-                                                  reinterpret_cast<uint32*>(dynamic), counters,
-                                                  function);
+        elementwise_quantize_tile<kRow, kColumn>(sources, result, to, flags,
+                                                 reinterpret_cast<uint32*>(dynamic), tally,
+                                                 function);
     } else if (flags & kMxWide) {
         elementwise_quantize_plain<true, kRow, kColumn>(sources, result, to, dynamic, shared,
-                                                        counters, function);
+                                                        tally, function);
     } else {
         elementwise_quantize_plain<false, kRow, kColumn>(sources, result, to, dynamic, shared,
-                                                         counters, function);
+                                                         tally, function);
     }
     const uint64 copies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
-    mx_write_statistics(counters, blockIdx.x, gridDim.x, partials, ticket,
-                                               copies * to.rows * to.columns, statistics);
+    tally.finish(gridDim.x, copies * to.rows * to.columns, statistics);
 }

@@ -38,7 +38,7 @@ struct MxTarget {
     uint32 columns;
 };
 
-// What a team needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
+// What a block needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
 struct alignas(16) MxPlainShared {
     // By warps and words of columns; a little longer than these, for the banks.
     uint32 amaxes[kMxTile / 16][kMxTile / 2 + 8];

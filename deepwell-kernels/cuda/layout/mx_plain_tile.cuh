@@ -14,6 +14,10 @@
 //   threads write the same chunk of sixteen columns, eight apart, or eight threads read the
 //   sixteen chunks of one column: neither meets a bank twice.
 //
+// Scales are words of four bytes, each in a sector of 32 whose other words come from other blocks.
+// The L2 cache is asked to keep these: as ordinary writes they cost a tenth of the whole kernel on
+// an H200.
+//
 // Scaling in BF16 gives the codes that scaling in FP32 gives: a factor is a power of two, so that a
 // product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
 #pragma once
@@ -22,13 +26,15 @@
 #include "layout/mx_element.cuh"
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
-#include "layout/mx_team.cuh"
+#include "layout/mx_statistics.cuh"
+#include "ptx/cache.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/packed.cuh"
 
 constexpr int kMxPlainRows = 8;   // rows of a thread, and pieces
 constexpr int kMxPlainWords = 4;  // words of a piece, two columns each
 constexpr uint32 kMxRowLanes = 16;
+constexpr uint32 kMxPlainThreads = 256;  // of a block
 
 // The same for all tiles; a matrix of no rows has none, though a block may come for one.
 __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
@@ -37,11 +43,11 @@ __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
 }
 
 // First row and first column of a thread in a tile.
-__device__ __forceinline__ uint32 mx_plain_row(const MxTeam& team) {
-    return team.thread / kMxRowLanes * kMxPlainRows;
+__device__ __forceinline__ uint32 mx_plain_row() {
+    return threadIdx.x / kMxRowLanes * kMxPlainRows;
 }
-__device__ __forceinline__ uint32 mx_plain_column(const MxTeam& team) {
-    return team.thread % kMxRowLanes * 8;
+__device__ __forceinline__ uint32 mx_plain_column() {
+    return threadIdx.x % kMxRowLanes * 8;
 }
 
 // Word `index` of a piece.
@@ -157,8 +163,7 @@ __device__ __forceinline__ uint32 mx_keep_larger(uint32 first, uint32 second, ui
 // Row copy.
 template <bool kWide>
 __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows], uint32 row0,
-                                              uint32 column0, const MxTarget& to,
-                                              const MxTeam& team, MxCounters& counters) {
+                                              uint32 column0, const MxTarget& to, MxCounters& counters) {
     // Two rows in a word.
     uint32 of_rows[kMxPlainRows / 2];
 #pragma unroll
@@ -188,7 +193,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
     for (int pair = 0; pair < kMxPlainRows / 2; ++pair) {
         factors[pair] = __shfl_sync(0xffffffffu, mine.factors, pair, 4);
     }
-    const uint32 row = row0 + mx_plain_row(team), column = column0 + mx_plain_column(team);
+    const uint32 row = row0 + mx_plain_row(), column = column0 + mx_plain_column();
     uint8* const codes_to = to.codes + static_cast<uint64>(row) * to.columns + column;
     const auto factor_of = [&](int row) {
         return __byte_perm(factors[row / 2], factors[row / 2], row % 2 == 0 ? 0x1010 : 0x3232);
@@ -236,36 +241,24 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
     }
     if (quad < 2) {
         const uint32 of_lane = row + threadIdx.x % 4 * 2 + quad;
-        reinterpret_cast<uint32*>(to.scales)[static_cast<uint64>(of_lane) *
-                                                 (to.columns / kMxTile) +
-                                             column0 / kMxTile] = quad == 0 ? low : high;
+        uint32* const first = reinterpret_cast<uint32*>(to.scales) + column0 / kMxTile;
+        store_to_keep(first + static_cast<uint64>(of_lane) * (to.columns / kMxTile),
+                      quad == 0 ? low : high);
     }
 }
 
-// Puts the scales of a tile's columns, four bytes each, where they belong.
-struct MxScalesOfColumns {
-    const MxTarget& to;
-    uint32 row0;
-    uint32 column0;
-
-    __device__ __forceinline__ void operator()(uint32 column, uint32 scales) const {
-        const uint64 first = static_cast<uint64>(column0 + column) * (to.rows / kMxTile);
-        reinterpret_cast<uint32*>(to.scales_t)[first + row0 / kMxTile] = scales;
-    }
-};
-
-// Column copy, once `shared.amaxes` has what every warp knows of each word of columns.
-template <bool kWide, typename PutScales>
+// Column copy, once `shared.amaxes` has what every warp knows of each word of columns. What was
+// counted is tallied before the codes are written.
+template <bool kWide>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
-                                                 uint4* __restrict__ stage, MxPlainShared& shared,
-                                                 const MxTeam& team, const PutScales& put_scales,
+                                                 uint4* __restrict__ stage, MxPlainShared& shared, MxTally& tally,
                                                  MxCounters& counters) {
     constexpr uint32 kParts = 4;  // threads of a warp that have the same word of columns
-    const uint32 warp = team.thread / 32, part = team.thread % 32 / 8;
-    team.sync();
+    const uint32 warp = threadIdx.x / 32, part = threadIdx.x % 32 / 8;
+    __syncthreads();
     {
-        const uint32 word = warp * 8 + team.thread % 8;
+        const uint32 word = warp * 8 + threadIdx.x % 8;
         // A warp of pieces has sixteen rows.
         uint32 amaxes = kWide ? max_magnitude_bf16x2(shared.amaxes[part][word],
                                                      shared.amaxes[part + kParts][word])
@@ -294,12 +287,14 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
             shared.factors[part][word] = pair.factors;
         }
         if (part < 2) {
-            put_scales(2 * word + part, part == 0 ? low : high);
+            const uint64 column = column0 + 2 * word + part;
+            uint32* const first = reinterpret_cast<uint32*>(to.scales_t) + row0 / kMxTile;
+            store_to_keep(first + column * (to.rows / kMxTile), part == 0 ? low : high);
         }
     }
-    team.sync();
+    __syncthreads();
 
-    const uint32 lane = team.thread % kMxRowLanes, chunk = team.thread / kMxRowLanes;
+    const uint32 lane = threadIdx.x % kMxRowLanes, chunk = threadIdx.x / kMxRowLanes;
     const uint4 of_group =
         *reinterpret_cast<const uint4*>(&shared.factors[kWide ? 0 : chunk / 4][lane * 4]);
     MxZeroCodes zeros;
@@ -325,12 +320,14 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
         to_stage[(2 * w + 1) * 16] = second;
     }
     zeros.finish(pieces, of_group, [&](int) { return of_group; }, counters);
-    team.sync();
+    tally.leave(counters);
+    __syncthreads();
+    tally.give();
 
     // Eight threads a line. Two chunks lie next to each other, in either order: the same for all
     // lines of a warp.
-    constexpr uint32 kLines = MxTeam::kThreads / 8;
-    const uint32 line = team.thread / 8, pair = team.thread % 8;
+    constexpr uint32 kLines = kMxPlainThreads / 8;
+    const uint32 line = threadIdx.x / 8, pair = threadIdx.x % 8;
     const bool reversed = line / 8 % 2 == 1;
     uint8* const codes_to =
         to.codes_t + static_cast<uint64>(column0 + line) * to.rows + row0 + pair * 16;
@@ -344,15 +341,15 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
 }
 
 // As `mx_quantize_tile`, of pieces in registers: rows `mx_plain_row` and following of the tile,
-// columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the team come here;
-// what `put_scales` did to shared memory is visible to all when they leave.
-template <bool kWide, bool kRow, bool kColumn, typename PutScales>
+// columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the block come here;
+// what they count is given to `tally`.
+template <bool kWide, bool kRow, bool kColumn>
 __device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlainRows],
                                                    uint32 row0, uint32 column0,
                                                    const MxTarget& to, uint4* stage,
-                                                   MxPlainShared& shared, const MxTeam& team,
-                                                   const PutScales& put_scales,
-                                                   MxCounters& counters) {
+                                                   MxPlainShared& shared,
+                                                   MxTally& tally) {
+    MxCounters counters;
     uint32 largest[kMxPlainWords];
 #pragma unroll
     for (int w = 0; w < kMxPlainWords; ++w) {
@@ -380,26 +377,19 @@ __device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlai
         // Of the 16 rows of a warp: each of two threads keeps two words.
         const uint2 of_warp = make_uint2(mx_keep_larger(largest[0], largest[2], 16),
                                          mx_keep_larger(largest[1], largest[3], 16));
-        const uint32 lane = team.thread % 32;
+        const uint32 lane = threadIdx.x % 32;
         *reinterpret_cast<uint2*>(
-            &shared.amaxes[team.thread / 32][lane % kMxRowLanes * 4 + lane / kMxRowLanes * 2]) =
+            &shared.amaxes[threadIdx.x / 32][lane % kMxRowLanes * 4 + lane / kMxRowLanes * 2]) =
             of_warp;
     }
     if (kRow) {
-        mx_plain_rows<kWide>(pieces, row0, column0, to, team, counters);
+        mx_plain_rows<kWide>(pieces, row0, column0, to, counters);
     }
     if (kColumn) {
-        mx_plain_columns<kWide>(pieces, row0, column0, to, stage, shared, team,
-                                put_scales, counters);
+        mx_plain_columns<kWide>(pieces, row0, column0, to, stage, shared, tally, counters);
+    } else {
+        tally.leave(counters);
+        __syncthreads();
+        tally.give();
     }
-}
-
-template <bool kWide, bool kRow, bool kColumn>
-__device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlainRows],
-                                                   uint32 row0, uint32 column0,
-                                                   const MxTarget& to, uint4* stage,
-                                                   MxPlainShared& shared, const MxTeam& team,
-                                                   MxCounters& counters) {
-    mx_quantize_pieces<kWide, kRow, kColumn>(pieces, row0, column0, to, stage, shared, team,
-                                             MxScalesOfColumns{to, row0, column0}, counters);
 }

@@ -1,87 +1,104 @@
 // The counters of a quantization, from threads to the six words of the op's last output.
+//
+// Every block adds what it counted to totals of the call and draws a number; the one that draws the
+// last writes the output and leaves the totals zero again. Integers, so no order shows.
+//
+// Before it draws, a block waits until what it added has arrived, and so has all else that its
+// first warp wrote. A block therefore tallies as soon as it knows its counts, while most of its
+// codes are yet to be written, and looks at its number when it has written them: at the end of a
+// block of one tile the same costs a tenth of the whole kernel.
 #pragma once
 
-#include "common/last_block.cuh"
 #include "common/types.cuh"
 #include "layout/mx_scale.cuh"
+#include "ptx/release.cuh"
 
-// Words that each block leaves in scratch: bits of amax, underflows, saturations, clamps,
-// non-finite elements.
+// Bits of amax, underflows, saturations, clamps, non-finite elements.
 constexpr int kMxCounts = 5;
 // Warps of a block at most.
 constexpr uint32 kMxWarpsMax = 16;
 
-// Combines the counts of all threads of a block: the maximum of the first, the sums of the others.
-// Thread 0 has the result.
-__device__ __forceinline__ void mx_combine_block(uint64 (&counts)[kMxCounts]) {
-    __shared__ uint64 of_warps[kMxWarpsMax][kMxCounts];
-    const uint32 warps = blockDim.x / 32;
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
+// What the blocks of a call add up; zero before and after it.
+struct MxTotals {
+    uint64 counts[kMxCounts];
+    uint32 blocks;  // that are done
+    uint32 unused;
+};
+
+// In shared memory.
+struct MxTallyShared {
+    uint32 of_warps[kMxWarpsMax][kMxCounts];
+};
+
+struct MxTally {
+    MxTallyShared& shared;
+    MxTotals* totals;
+    uint32 blocks_before = 0;  // in the first thread
+
+    __device__ __forceinline__ MxTally(MxTallyShared& shared, MxTotals* totals)
+        : shared(shared), totals(totals) {}
+
+    // By all threads, each with what it counted; a barrier of the block must follow.
+    __device__ __forceinline__ void leave(const MxCounters& counters) const {
+        const uint32 counts[kMxCounts] = {counters.amax, counters.underflows, counters.saturations,
+                                          counters.clamps, counters.nonfinite};
 #pragma unroll
         for (int i = 0; i < kMxCounts; ++i) {
-            const uint64 other = __shfl_xor_sync(0xffffffffu, counts[i], lanes);
-            counts[i] = i == 0 ? max(counts[i], other) : counts[i] + other;
-        }
-    }
-    // Between two uses lies a barrier, that of `is_last_block`.
-    if (threadIdx.x % 32 == 0) {
-#pragma unroll
-        for (int i = 0; i < kMxCounts; ++i) {
-            of_warps[threadIdx.x / 32][i] = counts[i];
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (uint32 warp = 1; warp < warps; ++warp) {
-#pragma unroll
-            for (int i = 0; i < kMxCounts; ++i) {
-                const uint64 other = of_warps[warp][i];
-                counts[i] = i == 0 ? max(counts[i], other) : counts[i] + other;
+            const uint32 of_warp = i == 0 ? __reduce_max_sync(0xffffffffu, counts[i])
+                                          : __reduce_add_sync(0xffffffffu, counts[i]);
+            if (threadIdx.x % 32 == 0) {
+                shared.of_warps[threadIdx.x / 32][i] = of_warp;
             }
         }
     }
-}
 
-// Ends a kernel that quantizes: block `block` of `blocks` leaves its counts in `partials`
-// [blocks, kMxCounts], and the last one, which is told so, writes `statistics` [6]. Integers, so no
-// order shows.
-__device__ __forceinline__ bool mx_write_statistics(const MxCounters& mine, uint32 block,
-                                                    uint32 blocks, uint64* partials,
-                                                    uint32* ticket, uint64 elements,
-                                                    uint64* statistics) {
-    uint64 counts[kMxCounts] = {mine.amax, mine.underflows, mine.saturations, mine.clamps,
-                                mine.nonfinite};
-    mx_combine_block(counts);
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 0; i < kMxCounts; ++i) {
-            partials[static_cast<uint64>(block) * kMxCounts + i] = counts[i];
+    // By all threads behind that barrier.
+    __device__ __forceinline__ void give() {
+        if (threadIdx.x >= 32) {
+            return;
+        }
+        if (threadIdx.x < kMxCounts) {
+            uint64 count = 0;
+            for (uint32 warp = 0; warp < blockDim.x / 32; ++warp) {
+                const uint64 other = shared.of_warps[warp][threadIdx.x];
+                count = threadIdx.x == 0 ? max(count, other) : count + other;
+            }
+            if (threadIdx.x == 0) {
+                atomicMax(&totals->counts[0], count);
+            } else if (count > 0) {
+                atomicAdd(&totals->counts[threadIdx.x], count);
+            }
+        }
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            blocks_before = add_acquire_release(&totals->blocks, 1);
         }
     }
-    // redundant bar.sync: the thread that takes the ticket has written the partials itself
-    if (!is_last_block(ticket, blocks)) {
-        return false;
-    }
-#pragma unroll
-    for (int i = 0; i < kMxCounts; ++i) {
-        counts[i] = 0;
-    }
-    for (uint32 other = threadIdx.x; other < blocks; other += blockDim.x) {
-#pragma unroll
-        for (int i = 0; i < kMxCounts; ++i) {
-            const uint64 count = __ldcg(partials + static_cast<uint64>(other) * kMxCounts + i);
-            counts[i] = i == 0 ? max(counts[i], count) : counts[i] + count;
+
+    // By all threads: the last of `blocks` writes `statistics` [6] of so many elements.
+    __device__ __forceinline__ void finish(uint32 blocks, uint64 elements,
+                                           uint64* statistics) const {
+        if (threadIdx.x > 0 || blocks_before != blocks - 1) {
+            return;
         }
-    }
-    mx_combine_block(counts);
-    if (threadIdx.x == 0) {
-        statistics[0] = counts[0];
         statistics[1] = elements;
 #pragma unroll
-        for (int i = 1; i < kMxCounts; ++i) {
-            statistics[i + 1] = counts[i];
+        for (int i = 0; i < kMxCounts; ++i) {
+            statistics[i == 0 ? 0 : i + 1] = __ldcg(&totals->counts[i]);
+            totals->counts[i] = 0;
         }
+        totals->blocks = 0;
     }
-    return true;
+};
+
+// Ends a kernel of `blocks` blocks which tallies last of all.
+__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 blocks,
+                                                    MxTotals* totals, uint64 elements,
+                                                    uint64* statistics) {
+    __shared__ MxTallyShared shared;
+    MxTally tally(shared, totals);
+    tally.leave(counters);
+    __syncthreads();
+    tally.give();
+    tally.finish(blocks, elements, statistics);
 }

@@ -269,11 +269,6 @@ __device__ __forceinline__ void mx_count_pieces(const uint4* own, uint32 largest
     counters.amax = max(counters.amax, largest);
 }
 
-// Before a thread puts its first piece of a tile: the threads are done with the tile before.
-__device__ __forceinline__ void mx_begin_tile() {
-    __syncthreads();
-}
-
 // Where a thread puts its piece of 16 bytes of rows `MxTile::row() + 16 * step`, columns
 // `MxTile::column()` and following of the tile; zeros beyond the matrix.
 template <typename E>

@@ -17,3 +17,14 @@ __device__ __forceinline__ uint32 load_acquire(const uint32* counter) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     return value;
 }
+
+// Adds to a counter and tells what it was; what this thread has written or seen before is visible
+// to those who add after it, and what those before it had written or seen to this thread.
+__device__ __forceinline__ uint32 add_acquire_release(uint32* counter, uint32 value) {
+    uint32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(value)
+                 : "memory");
+    return before;
+}

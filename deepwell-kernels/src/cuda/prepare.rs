@@ -119,7 +119,7 @@ impl CallView<'_> {
 /// Bytes of device memory that constants are allocated by.
 const CONSTANT_CHUNK_BYTES: usize = 1 << 20;
 /// Counters of blocks that have ended, zero between launches.
-const TICKETS: usize = 64 * 1024;
+const TICKETS: usize = 256 * 1024;
 /// What constants and tickets hold on the device at least; a model of ordinary size needs no more.
 pub const RESERVED_BYTES: usize = CONSTANT_CHUNK_BYTES + TICKETS * size_of::<u32>();
 

@@ -2,7 +2,7 @@
 //! `layout/elementwise_quantize.cuh`.
 
 use deepwell_ir::ops::WithQuantize;
-use deepwell_ir::{KernelRequest, Op, Target};
+use deepwell_ir::{KernelRequest, Op};
 
 use super::support::all_bf16;
 use super::{fused, mx};
@@ -10,8 +10,6 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
 
-/// Blocks that a multiprocessor holds at most: 2048 threads.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 /// Elements of a piece, 16 bytes of BF16.
 const PIECE: usize = 8;
 
@@ -41,15 +39,9 @@ pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &floats).or_else(of_entries)
 }
 
-/// Scratch for the counts of all blocks, for each quantized output.
-pub(super) fn workspace_bytes(request: &KernelRequest<'_>, target: &Target) -> usize {
-    let outputs = fused_op(request.op).map_or(0, |op| op.quantized.len());
-    outputs * mx::counts_bytes(BLOCKS_PER_MULTIPROCESSOR * target.workers.max(1))
-}
-
 /// Prepares a call for kernel `<entry>_quantize_<axis>` of `<file>.cu`. It takes the inputs; the
-/// producer's outputs, or null; four copies of each of them; the extents; flags of each; scratch
-/// and tickets; statistics of each.
+/// producer's outputs, or null; four copies of each of them; the extents; flags of each;
+/// totals; statistics of each.
 pub(super) fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -75,13 +67,14 @@ pub(super) fn prepare(
     };
     let axis = op.quantized[first].quantize.axis;
     let kernel = format!("{entry}_quantize_{}", axis.name());
-    let shared_bytes = outputs as u32 * mx::BF16_TILE_BYTES;
+    let flags: Vec<u32> =
+        entries.iter().map(|&index| mx::flags(&op.quantized[index].quantize.spec)).collect();
+    let shared_bytes = match flags.as_slice() {
+        &[flags] => mx::shared_bytes(rows, columns, flags),
+        // The tiles of all results lie there.
+        _ => outputs as u32 * mx::BF16_TILE_BYTES,
+    };
     let function = device.function(file, &kernel, shared_bytes)?;
-    let resident = device.resident_blocks(function, mx::BF16_TILE_THREADS, shared_bytes)? as usize;
-    let tiles = rows.div_ceil(mx::TILE) * columns.div_ceil(mx::TILE);
-    let (workspace, workspace_bytes) = call.workspace();
-    let room = mx::blocks_of_counts(workspace_bytes) / outputs;
-    let blocks = tiles.min(resident).min(room).max(1) as u32;
 
     let copies = entries.iter().map(|&index| {
         mx::copies(call, op.quantized[index].quantize.axis, op.positions_of_quantized(index).start)
@@ -95,10 +88,10 @@ pub(super) fn prepare(
     }));
     arguments.extend(copies.iter().flat_map(|copies| copies.places));
     arguments.extend([Argument::U32(rows as u32), Argument::U32(columns as u32)]);
-    let flags = entries.iter().map(|&index| mx::flags(&op.quantized[index].quantize.spec));
-    arguments.extend(flags.map(Argument::U32));
-    arguments.extend([Argument::Pointer(workspace), Argument::Pointer(device.tickets(outputs)?)]);
+    arguments.extend(flags.into_iter().map(Argument::U32));
+    arguments.push(mx::totals(device, outputs)?);
     arguments.extend(copies.iter().map(|copies| copies.statistics));
+    let blocks = mx::blocks(rows, columns);
     Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
 }
 

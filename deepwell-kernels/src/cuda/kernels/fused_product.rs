@@ -2,7 +2,7 @@
 //! fused_tensor_tile.cuh`): a function of its elements, and the MXFP8 copies of what comes last.
 
 use deepwell_ir::ops::{Axis, QuantizedOutput, WithActivation};
-use deepwell_ir::{DType, KernelRequest, Op, OperandType, Target};
+use deepwell_ir::{DType, KernelRequest, Op, OperandType};
 use deepwell_precision::{BlockShape, Granularity};
 
 use super::tcgen05::ProductSizes;
@@ -15,9 +15,6 @@ use crate::cuda::prepare::{CallView, Device};
 /// Elements of a row in 16 bytes, and of a group with one scale: rows of results are whole ones.
 const PIECE: usize = 8;
 const BLOCK: usize = 32;
-
-/// Blocks of a pair beyond what multiprocessors there are: a grid is one pair at least.
-const BLOCKS_BEYOND: usize = 1;
 
 /// Ops that BF16 products are the beginning of.
 pub(super) const BF16_OPS: &[&str] = &[
@@ -182,14 +179,6 @@ pub(super) fn reject(
     mx::reject(&entry.quantize, &shape)
 }
 
-/// Scratch for the counts of all blocks.
-pub(super) fn workspace_bytes(request: &KernelRequest<'_>, target: &Target) -> usize {
-    match request.op {
-        Op::WithQuantize(_) => mx::counts_bytes(target.workers.max(1) + BLOCKS_BEYOND),
-        _ => 0,
-    }
-}
-
 /// What the kernels take behind their operands, as `FUSED_ARGUMENTS` has it.
 pub(super) fn arguments(
     call: &CallView<'_>,
@@ -213,16 +202,14 @@ pub(super) fn arguments(
         forward,
         output(parts.activated_at),
     ];
-    let (workspace, _) = call.workspace();
     let extents = [sizes.rows, sizes.columns, sizes.depth].map(|size| Argument::I32(size as i32));
     let (copies, flags, counts) = match parts.copies {
         Some((entry, first)) => {
             let mx::Copies { places, statistics } = mx::copies(call, entry.quantize.axis, first);
-            let ticket = Argument::Pointer(device.tickets(1)?);
-            let counts = [Argument::Pointer(workspace), ticket, statistics];
+            let counts = [mx::totals(device, 1)?, statistics];
             (places, mx::flags(&entry.quantize.spec), counts)
         }
-        None => ([none; 4], 0, [none; 3]),
+        None => ([none; 4], 0, [none; 2]),
     };
     arguments.extend(copies);
     arguments.extend(extents);

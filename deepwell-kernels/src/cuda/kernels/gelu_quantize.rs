@@ -6,7 +6,7 @@ use deepwell_ir::Op;
 use super::elementwise_quantize;
 use crate::KernelError;
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_gelu_quantize",
@@ -14,7 +14,7 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     architectures: &Architecture::ALL,
     library: None,
     reject: elementwise_quantize::reject,
-    workspace_bytes: elementwise_quantize::workspace_bytes,
+    workspace_bytes: no_workspace,
     prepare,
 }];
 

@@ -1,7 +1,7 @@
 //! `layer_norm_quantize.cu`: layer normalization and the block quantization of its output.
 
 use super::norm_quantize;
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_layer_norm_quantize",
@@ -9,6 +9,6 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     architectures: &Architecture::ALL,
     library: None,
     reject: norm_quantize::reject,
-    workspace_bytes: norm_quantize::workspace_bytes,
+    workspace_bytes: no_workspace,
     prepare: |call, device| norm_quantize::prepare(call, device, "layer_norm_quantize"),
 }];

@@ -5,31 +5,32 @@ use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_precision::{BlockShape, ElementFormat, Granularity, MxSpec, ScaleRule};
 
 use crate::KernelError;
-use crate::cuda::driver::{
-    Argument, DevicePtr, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
-};
-use crate::cuda::prepare::{CallView, Device, Tensor};
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::prepare::{CallView, Device};
 
 /// Rows and columns of a tile.
 pub(super) const TILE: usize = 128;
 /// Bytes of a tile of BF16 in shared memory.
 pub(super) const BF16_TILE_BYTES: u32 = (TILE * TILE * 2) as u32;
 /// Bytes of the stage that the codes of a tile's columns go through.
-pub(super) const STAGE_BYTES: u32 = (TILE * TILE) as u32;
+const STAGE_BYTES: u32 = (TILE * TILE) as u32;
 /// Threads over a tile of BF16.
 pub(super) const BF16_TILE_THREADS: u32 = 256;
 
-/// Bytes of the counts that one block leaves to the last one.
-const COUNTS_BYTES: usize = 5 * size_of::<u64>();
+/// Words of `MxTotals`.
+const TOTALS_WORDS: usize = 12;
 
-/// Scratch for the counts of `blocks` blocks.
-pub(super) fn counts_bytes(blocks: usize) -> usize {
-    blocks * COUNTS_BYTES
+/// Room for what the blocks of a call add up, for each of `outputs` quantizations: zero before and
+/// after.
+pub(super) fn totals(device: &mut Device<'_>, outputs: usize) -> Result<Argument, KernelError> {
+    // One word more, to begin at a multiple of eight bytes.
+    let words = device.tickets(outputs * TOTALS_WORDS + 1)?;
+    Ok(Argument::Pointer(words.offset((words.0 % 8) as usize)))
 }
 
-/// Blocks whose counts fit into `bytes` of scratch.
-pub(super) fn blocks_of_counts(bytes: usize) -> usize {
-    bytes / COUNTS_BYTES
+/// Blocks for a matrix of so many rows and columns, one for each tile and one at least.
+pub(super) fn blocks(rows: usize, columns: usize) -> u32 {
+    (rows.div_ceil(TILE) * columns.div_ceil(TILE)).max(1) as u32
 }
 
 /// How elements share exponents, as the kernels read it.
@@ -37,6 +38,14 @@ pub(super) fn flags(spec: &MxSpec) -> u32 {
     u32::from(spec.scale_rule == ScaleRule::OcpFloor)
         | u32::from(spec.granularity == Granularity::G128) << 1
         | u32::from(spec.block == BlockShape::Square) << 2
+}
+
+/// Dynamic shared memory of a block that quantizes a tile of BF16: a stage for the matrices that
+/// `mx_is_plain` names, whose tiles are in registers, and a tile for all others.
+pub(super) fn shared_bytes(rows: usize, columns: usize, flags: u32) -> u32 {
+    const FLOOR_OR_SQUARE: u32 = 1 | 4;
+    let whole = rows >= TILE && rows.is_multiple_of(TILE) && columns.is_multiple_of(TILE);
+    if whole && flags & FLOOR_OR_SQUARE == 0 { STAGE_BYTES } else { BF16_TILE_BYTES }
 }
 
 /// Why the kernels cannot quantize a matrix of this shape in this way.
@@ -50,29 +59,6 @@ pub(super) fn reject(quantize: &Quantize, shape: &[usize]) -> Option<String> {
     };
     (rows.max(columns) > limit)
         .then(|| format!("takes at most {limit} rows and columns, not {rows} x {columns}"))
-}
-
-/// A BF16 matrix in boxes of a tile each, for bulk copies; nothing of a matrix whose rows are not
-/// whole pieces of 16 bytes, which kernels copy in other ways.
-pub(super) fn boxes_of_tiles(
-    matrix: &Tensor,
-    device: &mut Device<'_>,
-) -> Result<Argument, KernelError> {
-    let columns = matrix.shape[1];
-    if columns == 0 || !columns.is_multiple_of(8) {
-        return Ok(Argument::TensorMap(TensorMap([0; 16])));
-    }
-    // No box is taken of a matrix without rows.
-    let rows = matrix.shape[0].max(1);
-    let map = device.tensor_map(&TensorMapSpec {
-        base: matrix.pointer,
-        element: TensorMapElement::Bf16,
-        sizes: vec![columns as u64, rows as u64],
-        strides_bytes: vec![2 * columns as u64],
-        box_sizes: vec![TILE as u32, TILE as u32],
-        swizzle: TensorMapSwizzle::None,
-    })?;
-    Ok(Argument::TensorMap(map))
 }
 
 /// What a quantization writes, as arguments.

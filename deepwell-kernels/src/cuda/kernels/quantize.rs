@@ -1,15 +1,12 @@
 //! `quantize.cu`: block quantization to MXFP8.
 
-use deepwell_ir::{DType, KernelRequest, Op, Target};
+use deepwell_ir::{DType, KernelRequest, Op};
 
 use super::mx;
 use crate::KernelError;
-use crate::cuda::driver::{Argument, TensorMap};
+use crate::cuda::driver::Argument;
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-
-/// Blocks that a multiprocessor holds at most: 2048 threads.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_quantize",
@@ -17,7 +14,7 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     architectures: &Architecture::ALL,
     library: None,
     reject,
-    workspace_bytes,
+    workspace_bytes: no_workspace,
     prepare,
 }];
 
@@ -30,10 +27,6 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     mx::reject(quantize, &source.shape)
 }
 
-fn workspace_bytes(_: &KernelRequest<'_>, target: &Target) -> usize {
-    mx::counts_bytes(BLOCKS_PER_MULTIPROCESSOR * target.workers.max(1))
-}
-
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::Quantize(quantize) = &call.call.op else {
         return Err(call.refuse("expected a quantization"));
@@ -42,31 +35,23 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let &[rows, columns] = x.shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
+    let flags = mx::flags(&quantize.spec);
     let (element, threads, shared_bytes) = match x.dtype {
-        // The tile that comes, and the stage of the one that is quantized.
-        DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::BF16_TILE_BYTES + mx::STAGE_BYTES),
+        DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::shared_bytes(rows, columns, flags)),
         _ => ("f32", 2 * mx::BF16_TILE_THREADS, 2 * mx::BF16_TILE_BYTES),
     };
     let entry = format!("quantize_{element}_{}", quantize.axis.name());
     let function = device.function("quantize", &entry, shared_bytes)?;
-    let (workspace, workspace_bytes) = call.workspace();
-    let tiles = rows.div_ceil(mx::TILE) * columns.div_ceil(mx::TILE);
-    let resident = device.resident_blocks(function, threads, shared_bytes)? as usize;
-    let blocks = tiles.min(resident).min(mx::blocks_of_counts(workspace_bytes)).max(1) as u32;
     let mx::Copies { places, statistics } = mx::copies(call, quantize.axis, 0);
-    let source = match x.dtype {
-        DType::Bf16 => mx::boxes_of_tiles(&x, device)?,
-        _ => Argument::TensorMap(TensorMap([0; 16])),
-    };
-    let mut arguments = vec![source, x.argument()];
+    let mut arguments = vec![x.argument()];
     arguments.extend(places);
     arguments.extend([
         Argument::U32(rows as u32),
         Argument::U32(columns as u32),
-        Argument::U32(mx::flags(&quantize.spec)),
-        Argument::Pointer(workspace),
-        Argument::Pointer(device.tickets(1)?),
+        Argument::U32(flags),
+        mx::totals(device, 1)?,
         statistics,
     ]);
+    let blocks = mx::blocks(rows, columns);
     Ok(vec![Device::launch(function, blocks, threads, shared_bytes, arguments)])
 }

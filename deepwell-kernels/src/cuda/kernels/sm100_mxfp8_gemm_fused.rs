@@ -8,7 +8,7 @@ use super::tcgen05::{BLOCK_ROWS, Operands, Schedule, TileShape, boxes_by_depth};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{CudaKernelSpec, TileSelection};
+use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm100_mxfp8_gemm_fused",
@@ -16,7 +16,7 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     architectures: ARCHITECTURES,
     library: None,
     reject: |request| fused_product::reject(request, reject_product, sizes_of),
-    workspace_bytes: fused_product::workspace_bytes,
+    workspace_bytes: no_workspace,
     prepare,
 }];
 

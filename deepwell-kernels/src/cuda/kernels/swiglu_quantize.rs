@@ -2,7 +2,7 @@
 //! results.
 
 use super::elementwise_quantize;
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
@@ -11,7 +11,7 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[
         architectures: &Architecture::ALL,
         library: None,
         reject: elementwise_quantize::reject,
-        workspace_bytes: elementwise_quantize::workspace_bytes,
+        workspace_bytes: no_workspace,
         prepare: |call, device| {
             elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu")
         },
@@ -22,7 +22,7 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[
         architectures: &Architecture::ALL,
         library: None,
         reject: elementwise_quantize::reject,
-        workspace_bytes: elementwise_quantize::workspace_bytes,
+        workspace_bytes: no_workspace,
         prepare: |call, device| {
             elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu_backward")
         },

@@ -1,0 +1,40 @@
+// Loads and stores that tell the L2 cache what becomes of them. They are ordinary ones otherwise:
+// memory that other blocks have written may be read by them.
+#pragma once
+
+#include "common/types.cuh"
+
+__device__ __forceinline__ uint4 load_by_policy(const void* from, uint64 policy) {
+    uint4 value;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from), "l"(policy)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ uint64 policy_to_keep() {
+    uint64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// What another block reads again soon.
+__device__ __forceinline__ uint4 load_to_keep(const void* from) {
+    return load_by_policy(from, policy_to_keep());
+}
+
+// What nobody reads again soon.
+__device__ __forceinline__ uint4 load_for_the_last_time(const void* from) {
+    uint64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return load_by_policy(from, policy);
+}
+
+// A word of a sector whose other words other blocks write soon.
+__device__ __forceinline__ void store_to_keep(uint32* to, uint32 value) {
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;"
+                 :
+                 : "l"(to), "r"(value), "l"(policy_to_keep())
+                 : "memory");
+}
