@@ -5,7 +5,7 @@ use super::cluster::ClusterState;
 use super::execute::{Gathered, Next, gather_lanes};
 use super::reach::Reach;
 use super::track::Tracked;
-use super::warp::{Warp, lanes};
+use super::warp::{Wait, Warp, lanes};
 use super::watch;
 use super::world::World;
 use crate::decode::{
@@ -94,6 +94,7 @@ pub(crate) fn run(
         Instruction::WarpGroupFence => warp.watch.warp_group_fence(),
         Instruction::WarpGroupCommit => {
             warp.product_groups += 1;
+            cluster.blocks[warp.rank as usize].warp_groups.committed(warp.index);
             warp.watch.warp_group_commit();
             world.group_committed(warp, cluster, mask, Group::WarpGroup);
         }
@@ -103,6 +104,16 @@ pub(crate) fn run(
             {
                 complete_first_product(warp, cluster, world)?;
             }
+            let groups = &mut cluster.blocks[warp.rank as usize].warp_groups;
+            let products = groups.awaited(warp.index, *pending);
+            if !groups.are_complete(warp.index, products) {
+                warp.spread();
+                super::control::leave(warp, mask);
+                let pc = warp.pc;
+                warp.park(mask, pc, Wait::Products { products }, world.instructions);
+                return Ok(Next::Select);
+            }
+            groups.waited(warp.index, *pending);
             warp.watch.warp_group_wait(*pending);
             world.group_waited(warp, cluster, mask, Group::WarpGroup, (*pending, false));
         }
@@ -256,6 +267,7 @@ pub(crate) fn complete_first_product(
         return Ok(false);
     }
     let product = warp.products.remove(0);
+    cluster.blocks[warp.rank as usize].warp_groups.completed(warp.index);
     let mut fragments = [WarpFragments {
         warp: warp.index % 4,
         a: product.a_rows,

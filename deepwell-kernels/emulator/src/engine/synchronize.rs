@@ -176,6 +176,10 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
                 warp.expire
                     || cluster.barriers.get(*rank, *offset).is_none_or(|b| b.phase() != *phase)
             }
+            Wait::Products { products } => {
+                let groups = &cluster.blocks[warp.rank as usize].warp_groups;
+                groups.are_complete(warp.index, *products)
+            }
             Wait::TensorColumns { frees } => cluster.tensor_frees(warp.rank) != *frees,
         };
         if !over {
@@ -379,6 +383,7 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
         Wait::Mbarrier { rank, offset, parity, .. } => {
             cluster.barriers.describe_wait(*rank, *offset, *parity)
         }
+        Wait::Products { .. } => "`wgmma`s of other warps of its warp group".to_owned(),
         Wait::TensorColumns { .. } => "columns of tensor memory that nobody frees".to_owned(),
     }
 }

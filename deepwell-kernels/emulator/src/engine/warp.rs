@@ -46,6 +46,12 @@ pub(crate) enum Wait {
         /// The parity that is waited for.
         parity: u32,
     },
+    /// `wgmma`s of the other warps of the warp group; the lanes run the instruction again when they
+    /// are complete.
+    Products {
+        /// How many of each warp.
+        products: u64,
+    },
     /// Columns of tensor memory; the lanes run the instruction again when some were freed.
     TensorColumns {
         /// Frees seen so far.

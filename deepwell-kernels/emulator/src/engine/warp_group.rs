@@ -18,6 +18,10 @@ struct Group {
     passed: u64,
     /// How many each warp has run.
     ran: [u64; 4],
+    /// How many of each warp are complete.
+    done: [u64; 4],
+    /// How many each warp had run at its commits, as far back as waits may ask.
+    committed: [VecDeque<u64>; 4],
 }
 
 const RULE: &str = "wgmma-warp-group";
@@ -53,6 +57,44 @@ impl WarpGroups {
         Ok(())
     }
 
+    /// The first pending `wgmma` of a warp is complete.
+    pub(crate) fn completed(&mut self, warp: u32) {
+        if let Some(group) = self.groups.get_mut((warp / 4) as usize) {
+            group.done[(warp % 4) as usize] += 1;
+        }
+    }
+
+    /// A warp runs `wgmma.commit_group`.
+    pub(crate) fn committed(&mut self, warp: u32) {
+        if let Some(group) = self.groups.get_mut((warp / 4) as usize) {
+            let member = (warp % 4) as usize;
+            group.committed[member].push_back(group.ran[member]);
+        }
+    }
+
+    /// `wgmma.wait_group pending` of a warp: how many `wgmma`s of each warp of its group must be
+    /// complete. They are one operation of the group, and complete for all or for none.
+    pub(crate) fn awaited(&self, warp: u32, pending: u32) -> u64 {
+        let group = self.groups.get((warp / 4) as usize);
+        let committed = group.map(|group| &group.committed[(warp % 4) as usize]);
+        let end = committed.and_then(|ends| ends.iter().rev().nth(pending as usize));
+        end.copied().unwrap_or(0)
+    }
+
+    /// Whether so many are complete in all warps of a warp's group.
+    pub(crate) fn are_complete(&self, warp: u32, count: u64) -> bool {
+        let group = self.groups.get((warp / 4) as usize);
+        count == 0 || group.is_some_and(|group| group.done.iter().all(|done| *done >= count))
+    }
+
+    /// A wait is over: earlier groups are not asked for again.
+    pub(crate) fn waited(&mut self, warp: u32, pending: u32) {
+        if let Some(group) = self.groups.get_mut((warp / 4) as usize) {
+            let ends = &mut group.committed[(warp % 4) as usize];
+            ends.drain(..ends.len().saturating_sub(pending as usize));
+        }
+    }
+
     /// All warps of the block have ended.
     pub(crate) fn check_exit(&self) -> Result<(), Fault> {
         let uneven = self.groups.iter().find(|group| !group.ahead.is_empty());
@@ -71,6 +113,25 @@ impl WarpGroups {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_complete_for_the_whole_group() {
+        let mut groups = WarpGroups::default();
+        for warp in 0..4 {
+            groups.product(warp, 7).unwrap();
+            groups.committed(warp);
+            groups.product(warp, 9).unwrap();
+            groups.committed(warp);
+        }
+        assert_eq!((groups.awaited(2, 0), groups.awaited(2, 1), groups.awaited(2, 2)), (2, 1, 0));
+        assert!(groups.are_complete(2, 0));
+        (1..4).for_each(|warp| groups.completed(warp));
+        assert!(!groups.are_complete(2, 1));
+        groups.completed(0);
+        assert!(groups.are_complete(2, 1) && !groups.are_complete(2, 2));
+        groups.waited(2, 1);
+        assert_eq!((groups.awaited(2, 0), groups.awaited(2, 1)), (2, 0));
+    }
 
     #[test]
     fn warps_drift_apart_but_run_the_same() {
