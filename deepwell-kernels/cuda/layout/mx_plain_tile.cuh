@@ -163,7 +163,8 @@ __device__ __forceinline__ uint32 mx_keep_larger(uint32 first, uint32 second, ui
 // Row copy.
 template <bool kWide>
 __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows], uint32 row0,
-                                              uint32 column0, const MxTarget& to, MxCounters& counters) {
+                                              uint32 column0, const MxTarget& to,
+                                              MxCounters& counters) {
     // Two rows in a word.
     uint32 of_rows[kMxPlainRows / 2];
 #pragma unroll
@@ -252,8 +253,8 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
 template <bool kWide>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
-                                                 uint4* __restrict__ stage, MxPlainShared& shared, MxTally& tally,
-                                                 MxCounters& counters) {
+                                                 uint4* __restrict__ stage, MxPlainShared& shared,
+                                                 MxTally& tally, MxCounters& counters) {
     constexpr uint32 kParts = 4;  // threads of a warp that have the same word of columns
     const uint32 warp = threadIdx.x / 32, part = threadIdx.x % 32 / 8;
     __syncthreads();

@@ -10,8 +10,8 @@
 //         quantized as in `layout/mx_plain_tile.cuh`.
 //
 // The rows of a strip come some strips before its tiles, as many as lie between blocks that run at
-// the same time: so a tile seldom waits, and what it reads is still in the L2 cache. Blocks begin in
-// the order of their indices, and wait only for blocks before them.
+// the same time: so a tile seldom waits, and what it reads is still in the L2 cache. Blocks begin
+// in the order of their indices, and wait only for blocks before them.
 #pragma once
 
 #include "common/types.cuh"
