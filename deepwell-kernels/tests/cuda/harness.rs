@@ -24,8 +24,8 @@ use deepwell_kernels::cuda::{
 use deepwell_kernels::{Backend, SingleCall};
 use half::bf16;
 
-use crate::device::{emulated_architecture, open_emulated};
 pub(crate) use crate::device::open_driver;
+use crate::device::{emulated_architecture, open_emulated};
 
 /// Bytes of guard before and behind each operand.
 const GUARD_BYTES: usize = 256;
