@@ -57,20 +57,28 @@ struct MxTally {
         if (threadIdx.x >= 32) {
             return;
         }
+        // A thread for each count, from which the first takes them: what one thread adds needs no
+        // barrier before that thread tells of it.
+        uint64 count = 0;
         if (threadIdx.x < kMxCounts) {
-            uint64 count = 0;
             for (uint32 warp = 0; warp < blockDim.x / 32; ++warp) {
                 const uint64 other = shared.of_warps[warp][threadIdx.x];
                 count = threadIdx.x == 0 ? max(count, other) : count + other;
             }
-            if (threadIdx.x == 0) {
-                atomicMax(&totals->counts[0], count);
-            } else if (count > 0) {
-                atomicAdd(&totals->counts[threadIdx.x], count);
-            }
         }
-        __syncwarp();
+        uint64 counts[kMxCounts];
+#pragma unroll
+        for (int i = 0; i < kMxCounts; ++i) {
+            counts[i] = __shfl_sync(0xffffffffu, count, i);
+        }
         if (threadIdx.x == 0) {
+            atomicMax(&totals->counts[0], counts[0]);
+#pragma unroll
+            for (int i = 1; i < kMxCounts; ++i) {
+                if (counts[i] > 0) {
+                    atomicAdd(&totals->counts[i], counts[i]);
+                }
+            }
             blocks_before = add_acquire_release(&totals->blocks, 1);
         }
     }

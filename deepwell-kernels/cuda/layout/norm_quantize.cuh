@@ -221,6 +221,6 @@ __device__ __forceinline__ void norm_quantize(const NormOperands& operands, cons
     // The last tile of a strip leaves its counter as it was; all have passed a barrier since they
     // looked at it.
     if (threadIdx.x == 0 && atomicAdd(counter, 1u) == kNormRowBlocks + across - 1) {
-        *counter = 0;
+        atomicExch(counter, 0u);
     }
 }
