@@ -64,8 +64,8 @@ impl KernelCatalog for CudaCatalog {
     /// Yes where one of our kernels makes all of it. Most of them need no sizes: what is quantized
     /// is an operand of a matrix product, so its rows are whole groups of 32, and the kernels take
     /// all such rows that they can index and hold the sums of. Products want rows of whole pieces,
-    /// whatever the number of tokens; where a library makes them, they stay its own, since nobody has
-    /// measured ours beside them.
+    /// whatever the number of tokens; where a library makes them, they stay its own, since nobody
+    /// has measured ours beside them.
     fn fuses(&self, op: &Op, inputs: &[TensorType], target: &Target) -> bool {
         let mut kernels = cuda_kernels().filter(|spec| spec.ops.contains(&op.name()));
         match op {

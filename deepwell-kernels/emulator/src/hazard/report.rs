@@ -163,8 +163,8 @@ pub enum HazardKind {
     /// No `tcgen05.fence::after_thread_sync` behind any wait of the kernel, which counts on the
     /// acquire of its waits.
     TensorFencesLeftOut,
-    /// A register of `tcgen05.ld` is read, and no `tcgen05.wait::ld`. The ISA keeps the order of such
-    /// a dependency; it tells nobody that the load is complete.
+    /// A register of `tcgen05.ld` is read, and no `tcgen05.wait::ld`. The ISA keeps the order of
+    /// such a dependency; it tells nobody that the load is complete.
     TensorLoadUnwaited,
     /// A register was touched, and no `wgmma.fence` before the `wgmma` that uses it.
     MissingWarpGroupFence,

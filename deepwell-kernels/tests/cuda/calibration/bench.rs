@@ -25,8 +25,8 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    /// The GPU, or the emulated one where there is none; `None`, and a line on stderr, where there is
-    /// neither or it is another machine.
+    /// The GPU, or the emulated one where there is none; `None`, and a line on stderr, where there
+    /// is neither or it is another machine.
     pub(super) fn open() -> Option<Bench> {
         let mut driver = open_driver_or_emulated(Architecture::Sm90a)?;
         if driver.properties().capability != (9, 0) {
