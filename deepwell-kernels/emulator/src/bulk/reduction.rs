@@ -174,11 +174,10 @@ fn add_half(format: Format, old: u64, new: u64) -> u64 {
     u64::from(encode_f64(format, sum, Rounding::NearestEven, false, false))
 }
 
-/// Subnormal inputs and results become zeros of their sign.
+/// Subnormal inputs and results stay what they are on an H200.
 fn add_single(old: u32, new: u32) -> u32 {
-    let flush = |bits: u32| if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits };
-    let sum = f32::from_bits(flush(old)) + f32::from_bits(flush(new));
-    if sum.is_nan() { 0x7fff_ffff } else { flush(sum.to_bits()) }
+    let sum = f32::from_bits(old) + f32::from_bits(new);
+    if sum.is_nan() { 0x7fff_ffff } else { sum.to_bits() }
 }
 
 fn canonical_double(sum: f64) -> u64 {

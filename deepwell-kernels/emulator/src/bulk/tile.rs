@@ -104,8 +104,8 @@ impl TensorMap {
         self.load_rows(coordinates[0], &self.rows(coordinates), ranks, offset, memory)
     }
 
-    /// Shared to global memory. Elements outside of the tensor are not written. Returns the bytes
-    /// that were written.
+    /// Shared to global memory. Elements outside of the tensor are not written, but those of the 16
+    /// bytes in which one of its rows ends. Returns the bytes that were written.
     ///
     /// # Errors
     /// As [`TensorMap::load`]; `tensor-store-negative-corner` for a box that begins before the
@@ -361,7 +361,13 @@ impl TensorMap {
         let mut packed = vec![0; self.packed_row_bytes()];
         let mut bytes_written = 0;
         for (&row, source) in rows.iter().zip(image.chunks_exact(self.row_pitch())) {
-            let Some(inside) = self.inside(row, first) else { continue };
+            let Some(mut inside) = self.inside(row, first) else { continue };
+            if reduction.is_none() && !self.spec.element.is_padded() {
+                // As an H200 does: what is stored of a row ends with 16 bytes, and the tensor has
+                // room for them, as its rows are multiples of 16 bytes apart.
+                let whole = inside.range.end.next_multiple_of(CHUNK_BYTES);
+                inside.range.end = whole.min(packed.len());
+            }
             pack(self.spec.element, &source[..self.row_bytes()], &mut packed);
             let place = Place::Global(inside.address);
             let bytes = &mut packed[inside.range];
