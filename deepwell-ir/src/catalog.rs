@@ -56,6 +56,33 @@ pub struct Tile {
     pub n: usize,
     /// Depth of the contraction.
     pub k: usize,
+    /// Tiles, one below the other and side by side, that are computed at the same time and share
+    /// what they read of the operands; 1 and 1 if each is alone.
+    #[serde(default = "alone")]
+    pub cluster: [usize; 2],
+}
+
+fn alone() -> [usize; 2] {
+    [1, 1]
+}
+
+impl Tile {
+    /// A tile alone.
+    pub const fn new(m: usize, n: usize, k: usize) -> Tile {
+        Tile { m, n, k, cluster: [1, 1] }
+    }
+}
+
+impl fmt::Display for Tile {
+    /// `256x128`, and `256x128 in clusters of 1x2` if it shares.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tile { m, n, k: _, cluster: [down, across] } = self;
+        write!(f, "{m}x{n}")?;
+        match (down, across) {
+            (1, 1) => Ok(()),
+            _ => write!(f, " in clusters of {down}x{across}"),
+        }
+    }
 }
 
 /// The kernel chosen for a call.

@@ -17,7 +17,7 @@ extern __shared__ __align__(1024) uint8 memory[];
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              FUSED_ARGUMENTS) {                                                                  \
-        using S = Shape<blocks, tile_n, true, b_by_depth>;                                       \
+        using S = Shape<blocks, tile_n, 1, 1, true, b_by_depth>;                                 \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
         bf16_product<TileWalk, S>(                                                               \

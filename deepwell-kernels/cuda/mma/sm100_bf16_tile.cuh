@@ -19,22 +19,30 @@ constexpr int kBoxRows = 64;  // of an operand stored by rows
 static_assert(kTransposedBoxBytes == kBoxRows * kDepthBytes, "a box is as large either way");
 
 // Each operand is stored by depth or by rows.
-template <int kBlocks, int kTileN, bool kAStoredByDepth, bool kBStoredByDepth>
-struct Shape : TileShape<kBlocks, kTileN> {
+template <int kBlocks, int kTileN, int kDown, int kAcross, bool kAStoredByDepth,
+          bool kBStoredByDepth>
+struct Shape : TileShape<kBlocks, kTileN, 0, 0, 0, kDown, kAcross> {
     static constexpr bool kAByDepth = kAStoredByDepth;
     static constexpr bool kBByDepth = kBStoredByDepth;
 };
 
-// `kRows` rows of an operand from `row` on, and a stage's depth.
-template <typename S, bool kByDepth, int kRows>
+// Of `kRows` rows of an operand from `row` on, and a stage's depth, what the calling block copies
+// for all that share them.
+template <typename S, bool kByDepth, int kRows, int kSharers>
 __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map, uint32 row,
-                                             uint32 depth, uint32 barrier) {
+                                             uint32 depth, uint32 barrier,
+                                             const Sharers& sharers) {
+    constexpr int kCopied = kRows / kSharers;
+    static_assert(kCopied % kBoxRows == 0, "whole boxes");
+    target += sharers.index * (kCopied * kDepthBytes);
+    row += sharers.index * kCopied;
     if constexpr (kByDepth) {
-        copy_box<S>(target, map, depth, row, barrier);
+        copy_box<S, kSharers>(target, map, depth, row, barrier, sharers);
     } else {
 #pragma unroll
-        for (int i = 0; i < kRows / kBoxRows; ++i) {
-            copy_box<S>(target + i * kTransposedBoxBytes, map, row + i * kBoxRows, depth, barrier);
+        for (int i = 0; i < kCopied / kBoxRows; ++i) {
+            copy_box<S, kSharers>(target + i * kTransposedBoxBytes, map, row + i * kBoxRows,
+                                  depth, barrier, sharers);
         }
     }
 }
@@ -44,14 +52,16 @@ template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_elements(const Shared<S>& shared, const TensorMap& a,
                                               const TensorMap& b, Tiles tiles, int32 pieces) {
     const uint32 rank = rank_in_pair<S>();
+    const Sharers of_a = sharers_of_a<S>();
+    const Sharers of_b = sharers_of_b<S>();
     copy_operands(shared, tiles, pieces,
                   [&](const TilePlace& place, int32 piece, uint8* target, uint32 barrier) {
                       const uint32 depth = piece * kBlockK;
-                      copy_operand<S, S::kAByDepth, kBlockM>(
-                          target, a, place.row + rank * kBlockM, depth, barrier);
-                      copy_operand<S, S::kBByDepth, S::kBlockN>(
+                      copy_operand<S, S::kAByDepth, kBlockM, S::kAcross>(
+                          target, a, place.row + rank * kBlockM, depth, barrier, of_a);
+                      copy_operand<S, S::kBByDepth, S::kBlockN, S::kDown>(
                           target + S::kABytes, b, place.column + rank * S::kBlockN, depth,
-                          barrier);
+                          barrier, of_b);
                   });
 }
 

@@ -141,12 +141,14 @@ template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const TensorMap& a,
                                            const TensorMap& b, Tiles tiles, int32 pieces) {
     const uint32 rank = rank_in_pair<S>();
+    const Sharers of_a = sharers_of_a<S>();
+    const Sharers of_b = sharers_of_b<S>();
     copy_operands(shared, tiles, pieces,
                   [&](const TilePlace& place, int32 piece, uint8* target, uint32 barrier) {
                       const uint32 depth = piece * kDepthBytes;
-                      copy_box<S>(target, a, depth, place.row + rank * kBlockM, barrier);
-                      copy_box<S>(target + S::kABytes, b, depth,
-                                  place.column + rank * S::kBlockN, barrier);
+                      copy_box<S, 1>(target, a, depth, place.row + rank * kBlockM, barrier, of_a);
+                      copy_box<S, 1>(target + S::kABytes, b, depth,
+                                     place.column + rank * S::kBlockN, barrier, of_b);
                   });
 }
 

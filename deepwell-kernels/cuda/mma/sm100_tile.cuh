@@ -3,6 +3,10 @@
 //
 // One block computes 128 x kTileN, or a pair of blocks 256 x kTileN of which each holds 128 rows;
 // then each copies its rows of a and half of the rows of b, and the first multiplies for both.
+// Pairs may stand in clusters of kDown x kAcross tiles: those side by side read the same rows of a,
+// those one below the other the same rows of b, and each block copies a part of what it shares to
+// all that need it. A stage is then free when all tiles of the cluster have been multiplied by it.
+// Tiles beyond the result take part as others do, on zeros.
 // Depth passes in pieces of 128 bytes through a ring of stages, results through two accumulators
 // in tensor memory, of which one is written while the other is computed. Where there is no room for
 // two, they share some columns in the middle: the next tile waits until those are read, and they
@@ -49,12 +53,17 @@ static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of its number
 // `kSideWarpsOfBlock` warps of each block fill, and products need `kSideColumnsOfAll` columns of
 // tensor memory.
 template <int kBlocksOfPair, int kTileColumns, int kSideBytesOfStage = 0,
-          int kSideColumnsOfAll = 0, int kSideWarpsOfBlock = 0>
+          int kSideColumnsOfAll = 0, int kSideWarpsOfBlock = 0, int kTilesDown = 1,
+          int kTilesAcross = 1>
 struct TileShape {
     static constexpr int kBlocks = kBlocksOfPair;  // that compute a tile together
+    static constexpr int kDown = kTilesDown;       // tiles of a cluster, which share rows of b
+    static constexpr int kAcross = kTilesAcross;   // and those that share rows of a
+    static constexpr int kTiles = kDown * kAcross;
+    static constexpr int kClusterBlocks = kTiles * kBlocks;
     static constexpr int kTileM = kBlocks * kBlockM;
     static constexpr int kTileN = kTileColumns;
-    static constexpr int kBlockN = kTileN / kBlocks;  // rows of b that a block copies
+    static constexpr int kBlockN = kTileN / kBlocks;  // rows of b that a block holds
     static constexpr int kSideBytes = kSideBytesOfStage;
     static constexpr int kSideColumns = kSideColumnsOfAll;
     static constexpr int kSideWarps = kSideWarpsOfBlock;
@@ -72,18 +81,21 @@ struct TileShape {
         kAlignment + kStages * (kOperandBytes + kSideBytes) + kStagedBytes + kBarrierBytes;
 
     static_assert(kBlocks == 1 || kBlocks == 2, "a block or a pair");
+    static_assert(kTiles == 1 || kBlocks == 2, "two blocks that share rows read what a pair does");
+    static_assert(kClusterBlocks <= 8, "what every device has room for");
     static_assert(kTileN % 64 == 0 && kTileN <= 256, "what tcgen05 takes, in whole boxes");
     static_assert(kFirstSideColumn + kSideColumns <= kTensorColumns,
                   "accumulators and what stands beside them fit tensor memory");
     static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
-    // Threads that walk tiles: one copies, one of all multiplies, and the other warps.
-    static constexpr int kWalkers = kBlocks * (1 + 32 * (kSideWarps + kEpilogueWarps)) + 1;
+    // Threads that walk tiles: one copies, one of a tile multiplies, and the other warps.
+    static constexpr int kWalkers =
+        kTiles * (kBlocks * (1 + 32 * (kSideWarps + kEpilogueWarps)) + 1);
     static_assert(kClaims * 32 + (2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes,
                   "barriers");
 };
 
-// Shared memory from a 1024-byte boundary on, in the same places in both blocks of a pair.
+// Shared memory from a 1024-byte boundary on, in the same places in all blocks of a cluster.
 template <typename S>
 struct Shared {
     uint8* operands;     // [kStages][kBlockM + kBlockN][128], swizzled
@@ -91,11 +103,11 @@ struct Shared {
     uint8* staged;       // [kEpilogueWarps][32][128]
     uint4* answers;      // [kClaims] tiles that were asked for
     uint64* answered;    // [kClaims] the answer is there
-    uint64* taken;       // [kClaims] all have read it; of the first block
-    uint64* full;        // [kStages] operands and the rest are there; of the first block
-    uint64* empty;       // [kStages] the stage is read
+    uint64* taken;       // [kClaims] all have read it; of the first block of a cluster
+    uint64* full;        // [kStages] operands and the rest are there; of the first block of a pair
+    uint64* empty;       // [kStages] the stage is read, by all tiles of the cluster
     uint64* done;        // [kAccumulators] the accumulator is complete
-    uint64* drained;     // [kDrained] it is read, or what it shares is; of the first block
+    uint64* drained;     // [kDrained] it is read, or what it shares is; as `full`
     uint32* tensor_base;
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
@@ -124,7 +136,7 @@ struct Shared {
         }
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(full + i, 1 + S::kSideWarps * S::kBlocks);
-            mbarrier_set(empty + i);
+            mbarrier_set(empty + i, S::kTiles);
         }
         for (int i = 0; i < kAccumulators; ++i) {
             mbarrier_set(done + i);
@@ -152,36 +164,98 @@ struct Ring {
 
 template <typename S>
 __device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
-    if constexpr (S::kBlocks == 1) {
+    if constexpr (S::kClusterBlocks == 1) {
         mbarrier_wait(barrier, phase);
     } else {
         mbarrier_wait_cluster(barrier, phase);
     }
 }
 
-// Arrives at a barrier of the first block of a pair.
+// Of the block within its cluster. Pairs have neighboring ranks; tiles are counted down first.
 template <typename S>
-__device__ __forceinline__ void arrive_at_first(uint64* barrier) {
-    if constexpr (S::kBlocks == 1) {
-        mbarrier_arrive(barrier);
-    } else {
-        mbarrier_arrive_cluster(cluster_address(mbarrier_address(barrier), 0));
-    }
-}
-
-// Of the block within its pair.
-template <typename S>
-__device__ __forceinline__ uint32 rank_in_pair() {
-    if constexpr (S::kBlocks == 1) {
+__device__ __forceinline__ uint32 rank_in_cluster() {
+    if constexpr (S::kClusterBlocks == 1) {
         return 0;
     } else {
         return cluster_rank();
     }
 }
 
+// Of the block within its pair.
+template <typename S>
+__device__ __forceinline__ uint32 rank_in_pair() {
+    if constexpr (S::kTiles == 1) {
+        return rank_in_cluster<S>();
+    } else {
+        return rank_in_cluster<S>() % S::kBlocks;
+    }
+}
+
+// Of the block's tile within its cluster.
+template <typename S>
+__device__ __forceinline__ uint32 tile_in_cluster() {
+    if constexpr (S::kTiles == 1) {
+        return 0;
+    } else {
+        return rank_in_cluster<S>() / S::kBlocks;
+    }
+}
+
+// The rank in the cluster of the first block of the pair.
+template <typename S>
+__device__ __forceinline__ uint32 first_of_pair() {
+    return tile_in_cluster<S>() * S::kBlocks;
+}
+
+// Arrives at a barrier of block `rank` of the cluster.
+template <typename S>
+__device__ __forceinline__ void arrive_at(uint64* barrier, uint32 rank) {
+    if constexpr (S::kClusterBlocks == 1) {
+        mbarrier_arrive(barrier);
+    } else {
+        mbarrier_arrive_cluster(cluster_address(mbarrier_address(barrier), rank));
+    }
+}
+
+// At one of the first block of the pair.
+template <typename S>
+__device__ __forceinline__ void arrive_at_first(uint64* barrier) {
+    arrive_at<S>(barrier, first_of_pair<S>());
+}
+
+// Blocks of a cluster, a bit for each rank, that need the same rows of an operand, and which of
+// them the calling one is. Each copies as many of the rows, in this order.
+struct Sharers {
+    uint16 blocks;
+    uint32 index;
+};
+
+// `kCount` ranks, `kApart` from each other, from 0 on.
+template <int kCount, int kApart>
+constexpr uint32 kRanks = kRanks<kCount - 1, kApart> << kApart | 1;
+template <int kApart>
+constexpr uint32 kRanks<0, kApart> = 0;
+
+// Of rows of a: the same block of all tiles side by side.
+template <typename S>
+__device__ __forceinline__ Sharers sharers_of_a() {
+    constexpr int kApart = S::kDown * S::kBlocks;
+    const uint32 first = rank_in_cluster<S>() % kApart;
+    return Sharers{static_cast<uint16>(kRanks<S::kAcross, kApart> << first),
+                   tile_in_cluster<S>() / S::kDown % S::kAcross};
+}
+
+// Of rows of b: the same block of all tiles one below the other.
+template <typename S>
+__device__ __forceinline__ Sharers sharers_of_b() {
+    const uint32 index = tile_in_cluster<S>() % S::kDown;
+    const uint32 first = rank_in_cluster<S>() - index * S::kBlocks;
+    return Sharers{static_cast<uint16>(kRanks<S::kDown, S::kBlocks> << first), index};
+}
+
 template <typename S>
 __device__ __forceinline__ void synchronize_all() {
-    if constexpr (S::kBlocks == 1) {
+    if constexpr (S::kClusterBlocks == 1) {
         __syncthreads();
     } else {
         cluster_arrive();
@@ -216,14 +290,17 @@ __device__ __forceinline__ void end(uint32 tensor_base) {
     }
 }
 
-// A box of a matrix to `target`; `barrier`, of the first block of a pair, counts its bytes.
-template <typename S>
+// A box of a matrix to `target` in each of the `kSharers` blocks that share it; `barrier`, of the
+// first block of each one's pair, counts its bytes.
+template <typename S, int kSharers>
 __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, uint32 column,
-                                         uint32 row, uint32 barrier) {
+                                         uint32 row, uint32 barrier, const Sharers& sharers) {
     if constexpr (S::kBlocks == 1) {
         tensor_copy_2d(target, map, column, row, barrier);
-    } else {
+    } else if constexpr (kSharers == 1) {
         tensor_copy_2d_pair(target, map, column, row, barrier);
+    } else {
+        tensor_copy_2d_pairs(target, map, column, row, barrier, sharers.blocks);
     }
 }
 
@@ -240,9 +317,9 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
             uint64* full = shared.full + ring.index;
             uint32 barrier = mbarrier_address(full);
             if constexpr (S::kBlocks > 1) {
-                barrier = cluster_address(barrier, 0);
+                barrier = cluster_address(barrier, first_of_pair<S>());
             }
-            // The first block announces what both copy.
+            // The first block announces what both get.
             if (rank == 0) {
                 mbarrier_expect(full, S::kBlocks * S::kOperandBytes);
             }
@@ -250,13 +327,24 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
             ring.advance();
         }
     }
-    // No block ends while arrivals of the first of its pair are on their way. A block alone waits
-    // for its last product, after which it commits nothing.
-    if constexpr (S::kBlocks > 1) {
+    // No block ends while arrivals of others are on their way. A block alone waits for its last
+    // product, after which it commits nothing.
+    if constexpr (S::kClusterBlocks > 1) {
         for (int i = 0; i < S::kStages; ++i) {
             wait<S>(shared.empty + ring.index, ring.phase ^ 1);
             ring.advance();
         }
+    }
+}
+
+// `barrier` of the calling block, or of each of `blocks` of the cluster, gets an arrival when the
+// products that this thread asked for are there.
+template <typename S>
+__device__ __forceinline__ void commit(uint64* barrier, uint32 blocks) {
+    if constexpr (S::kBlocks == 1) {
+        tcgen05_commit(barrier);
+    } else {
+        tcgen05_commit_pair(barrier, static_cast<uint16>(blocks));
     }
 }
 
@@ -267,6 +355,8 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
 template <typename S, typename Tiles, typename Product>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
                                          int32 pieces, Product product) {
+    constexpr uint32 kPair = kRanks<S::kBlocks, 1>;
+    constexpr uint32 kAll = kRanks<S::kClusterBlocks, 1>;
     Ring<S::kStages> ring;
     Ring<kAccumulators> accumulators;
     Ring<S::kDrained> drained;
@@ -278,10 +368,10 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
             // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
             wait<S>(shared.full + ring.index, ring.phase);
             product(target, piece, ring.index);
-            tcgen05_commit<S::kBlocks>(shared.empty + ring.index);
+            commit<S>(shared.empty + ring.index, kAll);
             ring.advance();
         }
-        tcgen05_commit<S::kBlocks>(shared.done + accumulators.index);
+        commit<S>(shared.done + accumulators.index, kPair << first_of_pair<S>());
         accumulators.advance();
         drained.advance();
     }

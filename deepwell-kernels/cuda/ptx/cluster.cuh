@@ -5,7 +5,7 @@
 
 __device__ __forceinline__ uint32 cluster_rank() {
     uint32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 

@@ -73,26 +73,23 @@ __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, ui
         : "memory")
 }
 
-// `barrier`, of both blocks of a pair, gets an arrival when all that this thread asked the tensor
-// cores for is done.
-template <int kBlocks>
+// `barrier` gets an arrival when all that this thread asked the tensor cores for is done.
 __device__ __forceinline__ void tcgen05_commit(uint64* barrier) {
-    const uint32 address = mbarrier_address(barrier);
-    if constexpr (kBlocks == 1) {
-        asm volatile(
-            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
-            :
-            : "r"(address)
-            : "memory");
-    } else {
-        const uint16 both = 3;
-        asm volatile(
-            "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
-            ".multicast::cluster.b64 [%0], %1;"
-            :
-            : "r"(address), "h"(both)
-            : "memory");
-    }
+    asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
+                 :
+                 : "r"(mbarrier_address(barrier))
+                 : "memory");
+}
+
+// The same for what a pair computes, and for the barriers that lie there in all `blocks` of the
+// cluster, a bit for each rank.
+__device__ __forceinline__ void tcgen05_commit_pair(uint64* barrier, uint16 blocks) {
+    asm volatile(
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
+        ".multicast::cluster.b64 [%0], %1;"
+        :
+        : "r"(mbarrier_address(barrier)), "h"(blocks)
+        : "memory");
 }
 
 // 32 columns of the calling warp's 32 lanes, a lane for each thread; there after tcgen05_wait_load.

@@ -40,6 +40,21 @@ __device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMa
         : "memory");
 }
 
+// The same to the same place in all `blocks` of the cluster, a bit for each rank; the bytes are
+// counted by the barrier that lies as `barrier` does, in the first or second block of each one's
+// pair as it.
+__device__ __forceinline__ void tensor_copy_2d_pairs(void* target, const TensorMap& map,
+                                                     uint32 column, uint32 row, uint32 barrier,
+                                                     uint16 blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile"
+        ".mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
+        :
+        : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(&map), "r"(column),
+          "r"(row), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
 // What this thread did to shared memory comes before bulk copies that are started after a barrier.
 __device__ __forceinline__ void fence_before_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,4 +1,5 @@
-// The tiles that a block, or a pair of blocks, computes one after the other.
+// The tiles that a block, or a pair of blocks, computes one after the other: those of a cluster at
+// a time.
 #pragma once
 
 #include "common/types.cuh"
@@ -6,20 +7,26 @@
 #include "ptx/launch_control.cuh"
 #include "scheduler/tile_order.cuh"
 
-// The tiles of a result of `rows` x `columns`, by their numbers.
+// The tiles of a result of `rows` x `columns`, by the numbers of clusters of them.
 template <typename S>
 struct TileGrid {
-    uint32 rows;     // of tiles
-    uint32 columns;  // of tiles
+    static constexpr uint32 kRows = S::kDown * S::kTileM;  // of a cluster
+    static constexpr uint32 kColumns = S::kAcross * S::kTileN;
+
+    uint32 rows;     // of clusters
+    uint32 columns;  // of clusters
 
     __device__ __forceinline__ TileGrid(uint32 result_rows, uint32 result_columns)
-        : rows((result_rows + S::kTileM - 1) / S::kTileM),
-          columns((result_columns + S::kTileN - 1) / S::kTileN) {}
+        : rows((result_rows + kRows - 1) / kRows),
+          columns((result_columns + kColumns - 1) / kColumns) {}
 
-    // The first element of a tile. Tiles go down groups of 2048 rows.
-    __device__ __forceinline__ TilePlace place(uint32 tile) const {
-        const TilePlace at = grouped_tile<2048 / S::kTileM>(tile, rows, columns);
-        return TilePlace{at.row * S::kTileM, at.column * S::kTileN};
+    // The first element of the calling block's tile, which may lie beyond the result if those of
+    // others of the cluster do not. Clusters go down groups of 2048 rows.
+    __device__ __forceinline__ TilePlace place(uint32 cluster) const {
+        const TilePlace at = grouped_tile<2048 / kRows>(cluster, rows, columns);
+        const uint32 tile = sm100::tile_in_cluster<S>();
+        return TilePlace{at.row * kRows + tile % S::kDown * S::kTileM,
+                         at.column * kColumns + tile / S::kDown * S::kTileN};
     }
 };
 
@@ -29,7 +36,7 @@ struct TileWalk {
     static constexpr bool kClaimsTiles = false;
 
     TileGrid<S> grid;
-    uint32 tile = blockIdx.x / S::kBlocks;
+    uint32 cluster = blockIdx.x / S::kClusterBlocks;
 
     __device__ __forceinline__ TileWalk(const sm100::Shared<S>&, uint32 rows, uint32 columns)
         : grid(rows, columns) {}
@@ -40,16 +47,16 @@ struct TileWalk {
 
     // The first element of the next tile; false after the last.
     __device__ __forceinline__ bool next(TilePlace& place) {
-        if (tile >= grid.rows * grid.columns) {
+        if (cluster >= grid.rows * grid.columns) {
             return false;
         }
-        place = grid.place(tile);
-        tile += gridDim.x / S::kBlocks;
+        place = grid.place(cluster);
+        cluster += gridDim.x / S::kClusterBlocks;
         return true;
     }
 };
 
-// Of a grid with a cluster for each tile, the one that the grid gave it, then those of clusters
+// Of a grid with a cluster for each one of tiles, that which the grid gave it, then those of clusters
 // that have not begun: who is done sooner takes more. Other grids run in between, as soon as a
 // tile is done. The thread that copies operands asks for a tile ahead; all that take part get the
 // answer.
@@ -76,10 +83,10 @@ struct ClaimedTiles {
 
     __device__ __forceinline__ void ask() const {
         uint64* answered = shared.answered + ring.index;
-        if (sm100::rank_in_pair<S>() == 0) {
+        if (sm100::rank_in_cluster<S>() == 0) {
             sm100::wait<S>(shared.taken + ring.index, ring.phase ^ 1);
             mbarrier_expect(answered, sizeof(uint4));
-            claim_cluster<S::kBlocks>(shared.answers + ring.index, answered);
+            claim_cluster<S::kClusterBlocks>(shared.answers + ring.index, answered);
         } else {
             mbarrier_expect(answered, sizeof(uint4));
         }
@@ -93,7 +100,7 @@ struct ClaimedTiles {
             const bool is_there = claimed_cluster(shared.answers + ring.index, block);
             // It is read before another answer is written there.
             fence_before_copies();
-            sm100::arrive_at_first<S>(shared.taken + ring.index);
+            sm100::arrive_at<S>(shared.taken + ring.index, 0);
             ring.advance();
             if (!is_there) {
                 return false;
@@ -103,7 +110,7 @@ struct ClaimedTiles {
         if constexpr (kAsks) {
             ask();
         }
-        place = grid.place(block / S::kBlocks);
+        place = grid.place(block / S::kClusterBlocks);
         return true;
     }
 };

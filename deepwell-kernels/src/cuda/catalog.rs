@@ -46,7 +46,7 @@ impl KernelCatalog for CudaCatalog {
                     let selection = tile_selection(spec.name).map(|select| select(request, target));
                     let tile = selection.as_ref().map(|selection| selection.tile);
                     for (tile, reason) in selection.into_iter().flat_map(|found| found.rejected) {
-                        let kernel = format!("{} with {}x{}", spec.name, tile.m, tile.n);
+                        let kernel = format!("{} with {tile}", spec.name);
                         rejected.push(Rejected { kernel, reason });
                     }
                     let choice = KernelChoice {

@@ -155,7 +155,7 @@ table! {
         ] {
             let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
             for kernel in [sm100_mxfp8_gemm::KERNEL, sm100_mxfp8_gemm::CLAIMED] {
-                sm100_mxfp8_gemm::check(gpu, kernel, Some(Tile { m, n, k: 128 }), sizes, &forms);
+                sm100_mxfp8_gemm::check(gpu, kernel, Some(Tile::new(m, n, 128)), sizes, &forms);
             }
         }
     };

@@ -59,7 +59,7 @@ fn multiplied(
             inputs,
             kernel: "cuda_sm100_bf16_gemm",
             fused: "cuda_sm100_bf16_gemm_fused",
-            tile: Tile { m, n, k: 64 },
+            tile: Tile::new(m, n, 64),
         };
     }
     let spec = MxSpec::default();
@@ -83,7 +83,7 @@ fn multiplied(
         inputs,
         kernel: "cuda_sm100_mxfp8_gemm",
         fused: "cuda_sm100_mxfp8_gemm_fused",
-        tile: Tile { m, n, k: 128 },
+        tile: Tile::new(m, n, 128),
     }
 }
 

@@ -8,16 +8,23 @@ use crate::harness::{Gpu, RunOptions};
 use crate::products::Kind;
 use crate::tcgen05::is_served;
 
-/// All that the kernel has: rows and columns.
-const TILES: [(usize, usize); 4] = [(128, 128), (128, 256), (256, 128), (256, 256)];
+/// All that the kernel has.
+const TILES: [Tile; 6] = [
+    Tile::new(128, 128, 64),
+    Tile::new(128, 256, 64),
+    Tile::new(256, 128, 64),
+    Tile::new(256, 256, 64),
+    // Of two pairs of blocks that share rows of `a`, or of `b`.
+    Tile { cluster: [1, 2], ..Tile::new(256, 128, 64) },
+    Tile { cluster: [2, 1], ..Tile::new(256, 256, 64) },
+];
 
 const KERNEL: &str = "cuda_sm100_bf16_gemm";
 /// Blocks take over tiles.
 const CLAIMED: &str = "cuda_sm100_bf16_gemm_claimed";
 
-fn options(kernel: &'static str, (m, n): (usize, usize)) -> RunOptions<'static> {
-    let kernel = Some(kernel);
-    RunOptions { kernel, tile: Some(Tile { m, n, k: 64 }), ..RunOptions::default() }
+fn options(kernel: &'static str, tile: Tile) -> RunOptions<'static> {
+    RunOptions { kernel: Some(kernel), tile: Some(tile), ..RunOptions::default() }
 }
 
 /// Tokens, outputs, inputs for each tile: single, odd numbers of tokens, around the boxes of 64 and
@@ -47,7 +54,8 @@ fn products_of_any_size() {
 }
 
 /// Three tiles and more for each block of an emulated device with four multiprocessors:
-/// accumulators and stages are used again.
+/// accumulators and stages are used again. Clusters of two tiles: the second of some is beyond the
+/// result.
 #[test]
 fn blocks_of_several_tiles() {
     let Some(mut gpu) = Gpu::open() else { return };
@@ -58,12 +66,15 @@ fn blocks_of_several_tiles() {
 }
 
 pub(crate) fn check_several_tiles(gpu: &mut Gpu) {
-    for (tile, sizes) in [
-        ((128, 128), (392, 264, 392)),
-        ((128, 256), (392, 520, 520)),
-        ((256, 128), (520, 264, 392)),
-        ((256, 256), (520, 520, 264)),
-    ] {
+    let sizes = [
+        (392, 264, 392),
+        (392, 520, 520),
+        (520, 264, 392),
+        (520, 520, 264),
+        (264, 264, 520),
+        (520, 520, 264),
+    ];
+    for (tile, sizes) in TILES.into_iter().zip(sizes) {
         for kernel in [KERNEL, CLAIMED] {
             check_with(gpu, options(kernel, tile), sizes, Kind::Uniform);
         }

@@ -4,9 +4,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::bf16_gemm;
 use super::products::{LinearSizes, not_empty};
-use super::tcgen05::{
-    BLOCK_ROWS, Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, boxes_by_rows,
-};
+use super::tcgen05::{Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, boxes_by_rows};
 use super::tcgen05_cost::ResultCost;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
@@ -76,7 +74,8 @@ impl Form {
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
     let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
-    TileShape::select(Operands::Bf16, form.sizes, ResultCost::default(), target)
+    let shapes = TileShape::all(Operands::Bf16);
+    TileShape::select(shapes, form.sizes, ResultCost::default(), target)
 }
 
 /// Boxes of both operands, each stored by depth or by rows.
@@ -94,7 +93,8 @@ pub(super) fn operand_maps(
         };
         device.tensor_map(&spec)
     };
-    Ok([map(a, form.a_by_depth, BLOCK_ROWS)?, map(b, form.b_by_depth, shape.b_rows())?])
+    let [a_rows, b_rows] = shape.copied_rows();
+    Ok([map(a, form.a_by_depth, a_rows)?, map(b, form.b_by_depth, b_rows)?])
 }
 
 fn prepare(
@@ -107,7 +107,7 @@ fn prepare(
     let form = Form::new(op, LinearSizes::new(op, &a.shape, &b.shape));
     let sizes = form.sizes;
     let multiprocessors = device.multiprocessors();
-    let shape = TileShape::of_call(call, Operands::Bf16)?;
+    let shape = TileShape::of_call(call, &TileShape::all(Operands::Bf16))?;
     let name = format!("sm100_bf16_gemm_{}_{}{}", form.name, shape.name(), schedule.suffix());
     let function = device.function("sm100_bf16_gemm", &name, shape.shared_bytes())?;
     let [a_map, b_map] = operand_maps(&form, shape, &a, &b, device)?;

@@ -29,7 +29,8 @@ fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
 
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
-    TileShape::select(Operands::Bf16, sizes_of(request), cost.unwrap_or_default(), target)
+    let shapes = TileShape::alone(Operands::Bf16);
+    TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -43,7 +44,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         _ => DevicePtr(0),
     };
     let multiprocessors = device.multiprocessors();
-    let shape = TileShape::of_call(call, Operands::Bf16)?;
+    let shape = TileShape::of_call(call, &TileShape::alone(Operands::Bf16))?;
     let name = format!("sm100_bf16_gemm_fused_{}_{}", form.name, shape.name());
     let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments =

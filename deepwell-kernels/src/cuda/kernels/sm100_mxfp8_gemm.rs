@@ -6,7 +6,7 @@
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::products::{extents_fit, not_empty};
-use super::tcgen05::{BLOCK_ROWS, Operands, ProductSizes, Schedule, TileShape, boxes_by_depth};
+use super::tcgen05::{Operands, ProductSizes, Schedule, TileShape, boxes_by_depth};
 use super::tcgen05_cost::ResultCost;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
@@ -69,7 +69,8 @@ pub(super) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
 
 /// One of the tiles, for both schedules.
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
-    TileShape::select(Operands::Mx, sizes_of(request), ResultCost::default(), target)
+    let shapes = TileShape::alone(Operands::Mx);
+    TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
 }
 
 fn prepare(
@@ -82,15 +83,16 @@ fn prepare(
     let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
-    let shape = TileShape::of_call(call, Operands::Mx)?;
+    let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let name = format!("sm100_mxfp8_gemm_{element}_{}{}", shape.name(), schedule.suffix());
     let function = device.function("sm100_mxfp8_gemm", &name, shape.shared_bytes())?;
     let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
+    let [a_rows, b_rows] = shape.copied_rows();
     let arguments = vec![
-        Argument::TensorMap(map(&a, BLOCK_ROWS)?),
+        Argument::TensorMap(map(&a, a_rows)?),
         call.input(1).argument(),
-        Argument::TensorMap(map(&b, shape.b_rows())?),
+        Argument::TensorMap(map(&b, b_rows)?),
         call.input(3).argument(),
         Argument::Pointer(bias),
         out.argument(),

@@ -4,7 +4,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::fused_product::{self, MX_OPS, Parts};
 use super::sm100_mxfp8_gemm::{ARCHITECTURES, reject as reject_product, sizes_of};
-use super::tcgen05::{BLOCK_ROWS, Operands, Schedule, TileShape, boxes_by_depth};
+use super::tcgen05::{Operands, Schedule, TileShape, boxes_by_depth};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -22,7 +22,8 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
-    TileShape::select(Operands::Mx, sizes_of(request), cost.unwrap_or_default(), target)
+    let shapes = TileShape::alone(Operands::Mx);
+    TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -35,14 +36,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let has_bias = matches!(parts.product, Op::MxGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
-    let shape = TileShape::of_call(call, Operands::Mx)?;
+    let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
     let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
+    let [a_rows, b_rows] = shape.copied_rows();
     let mut arguments = vec![
-        Argument::TensorMap(map(&a, BLOCK_ROWS)?),
+        Argument::TensorMap(map(&a, a_rows)?),
         call.input(1).argument(),
-        Argument::TensorMap(map(&b, shape.b_rows())?),
+        Argument::TensorMap(map(&b, b_rows)?),
         call.input(3).argument(),
     ];
     arguments.extend(fused_product::arguments(call, &parts, device, bias, sizes)?);

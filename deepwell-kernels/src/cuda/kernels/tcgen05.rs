@@ -52,20 +52,35 @@ impl Operands {
     }
 }
 
-/// What a tile is computed by: a block, or a pair of which each has half of the rows.
+/// What a tile is computed by: a block, or a pair of which each has half of the rows; and what
+/// cluster of tiles shares what it reads of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TileShape {
     pub(super) operands: Operands,
     pub(super) blocks: usize,
     pub(super) columns: usize,
+    /// Tiles one below the other, which read the same rows of `b`, and side by side, which read the
+    /// same rows of `a`.
+    pub(super) cluster: [usize; 2],
 }
+
+/// Multiprocessors that stand together and that a cluster does not go beyond: assumed, as in a full
+/// group of Hopper. Of 18, clusters of four leave two without work.
+const GROUP: usize = 18;
+
+/// Tiles of clusters of one: blocks, columns.
+const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
+/// Tiles of two pairs that share: columns, and the cluster. Each copies half of the rows that both
+/// need: of `a` where it is the larger operand. Two blocks with a tile each would read what a pair
+/// reads, which has room for more stages.
+const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
 
 /// How blocks come to their tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Schedule {
     /// As many blocks as fit the device walk the tiles in a fixed order.
     Walk,
-    /// The grid has a cluster for each tile, and those that run take over the work of those that
+    /// The grid has all clusters, and those that run take over the work of those that
     /// have not begun. Blocks that are slower, or come later because something else runs, take
     /// fewer; it asks for more of the device's scheduler. Which of both is faster was not measured.
     Claim,
@@ -90,13 +105,18 @@ pub(super) struct ProductSizes {
 }
 
 impl TileShape {
-    /// All that the sources have, preferred ones first among equals.
-    pub(super) fn all(operands: Operands) -> [TileShape; 4] {
-        [(2, 256), (2, 128), (1, 256), (1, 128)].map(|(blocks, columns)| TileShape {
-            operands,
-            blocks,
-            columns,
-        })
+    /// Those that every source has, preferred ones first among equals.
+    pub(super) fn alone(operands: Operands) -> Vec<TileShape> {
+        let shape = |(blocks, columns)| TileShape { operands, blocks, columns, cluster: [1, 1] };
+        ALONE.map(shape).to_vec()
+    }
+
+    /// The same and those that share operands.
+    pub(super) fn all(operands: Operands) -> Vec<TileShape> {
+        let shape = |(columns, cluster)| TileShape { operands, blocks: 2, columns, cluster };
+        let mut all = TileShape::alone(operands);
+        all.extend(SHARING.map(shape));
+        all
     }
 
     /// Rows of a tile.
@@ -104,14 +124,42 @@ impl TileShape {
         self.blocks * BLOCK_ROWS
     }
 
-    /// Rows of `b` that a block reads.
-    pub(super) fn b_rows(self) -> usize {
+    /// Rows and columns of the tiles of a cluster.
+    pub(super) fn cluster_extents(self) -> [usize; 2] {
+        let [down, across] = self.cluster;
+        [self.rows() * down, self.columns * across]
+    }
+
+    /// Blocks of a cluster.
+    pub(super) fn cluster_blocks(self) -> usize {
+        self.cluster.iter().product::<usize>() * self.blocks
+    }
+
+    /// Clusters that run at the same time.
+    pub(super) fn clusters_at_once(self, multiprocessors: usize) -> usize {
+        let blocks = self.cluster_blocks();
+        let in_groups = multiprocessors / GROUP * (GROUP / blocks);
+        (in_groups + multiprocessors % GROUP / blocks).max(1)
+    }
+
+    /// Rows of `b` that products of a block read.
+    fn b_rows(self) -> usize {
         self.columns / self.blocks
+    }
+
+    /// Rows of `a` and of `b` that a block copies, for all that share them.
+    pub(super) fn copied_rows(self) -> [usize; 2] {
+        let [down, across] = self.cluster;
+        [BLOCK_ROWS / across, self.b_rows() / down]
     }
 
     /// As kernels' names have it.
     pub(super) fn name(self) -> String {
-        format!("{}x{}", self.rows(), self.columns)
+        let tile = format!("{}x{}", self.rows(), self.columns);
+        match self.cluster {
+            [1, 1] => tile,
+            [down, across] => format!("{tile}_{down}x{across}"),
+        }
     }
 
     /// Bytes of operands of a stage of one block.
@@ -119,9 +167,19 @@ impl TileShape {
         (BLOCK_ROWS + self.b_rows()) * DEPTH_BYTES
     }
 
+    /// Bytes of scales of a stage of one block.
+    fn scale_bytes(self) -> usize {
+        self.operands.scale_tiles(self.columns) * SCALE_TILE_BYTES
+    }
+
     /// Bytes of operands and scales of a stage of one block.
     pub(super) fn stage_bytes(self) -> usize {
-        self.operand_bytes() + self.operands.scale_tiles(self.columns) * SCALE_TILE_BYTES
+        self.operand_bytes() + self.scale_bytes()
+    }
+
+    /// Those of them that the block copies itself.
+    pub(super) fn copied_bytes(self) -> usize {
+        self.copied_rows().iter().sum::<usize>() * DEPTH_BYTES + self.scale_bytes()
     }
 
     /// Dynamic shared memory: as many stages as fit.
@@ -141,76 +199,79 @@ impl TileShape {
         self.operands.stage_depth()
     }
 
-    /// Tiles of a result.
-    pub(super) fn tiles(self, sizes: ProductSizes) -> usize {
-        sizes.rows.div_ceil(self.rows()) * sizes.columns.div_ceil(self.columns)
+    /// Clusters of tiles of a result; tiles of the last ones may lie beyond it.
+    pub(super) fn clusters(self, sizes: ProductSizes) -> usize {
+        let [rows, columns] = self.cluster_extents();
+        sizes.rows.div_ceil(rows) * sizes.columns.div_ceil(columns)
     }
 
     /// The tile as plans have it.
-    fn tile(self) -> Tile {
-        Tile { m: self.rows(), n: self.columns, k: self.operands.stage_depth() }
+    pub(super) fn tile(self) -> Tile {
+        let (m, n, k) = (self.rows(), self.columns, self.operands.stage_depth());
+        Tile { m, n, k, cluster: self.cluster }
     }
 
-    /// The shape that takes the fewest cycles, and among those computes least beyond the edges; why
-    /// not the others.
+    /// The one of `shapes` that takes the fewest cycles, and among those computes least beyond the
+    /// edges; why not the others.
     pub(super) fn select(
-        operands: Operands,
+        shapes: Vec<TileShape>,
         sizes: ProductSizes,
         results: ResultCost,
         target: &Target,
     ) -> TileSelection {
         let multiprocessors = target.workers as u64;
-        let mut ranked = TileShape::all(operands).map(|shape| {
-            let computed = shape.tiles(sizes) * shape.rows() * shape.columns;
+        let rank = |shape: TileShape| {
+            let computed =
+                shape.clusters(sizes) * shape.cluster_extents().iter().product::<usize>();
             (Cost::new(shape, sizes, results, multiprocessors).cycles, computed, shape)
-        });
+        };
+        let mut ranked: Vec<_> = shapes.into_iter().map(rank).collect();
         ranked.sort_by_key(|&(cycles, computed, _)| (cycles, computed));
-        let [(fewest, least, chosen), others @ ..] = ranked;
+        let (fewest, least, chosen) = ranked.remove(0);
+        let name = chosen.tile();
         let reason = |cycles: u64, computed: usize| match (cycles > fewest, computed > least) {
             (true, _) => {
-                format!("takes {cycles} cycles by a model, {} takes {fewest}", chosen.name())
+                format!("takes {cycles} cycles by a model, {name} takes {fewest}")
             }
-            (_, true) => format!("computes {computed} results, {} computes {least}", chosen.name()),
-            _ => format!("is as good as {} by a model", chosen.name()),
+            (_, true) => format!("computes {computed} results, {name} computes {least}"),
+            _ => format!("is as good as {name} by a model"),
         };
         TileSelection {
             tile: chosen.tile(),
-            rejected: others
+            rejected: ranked
+                .into_iter()
                 .map(|(cycles, computed, shape)| (shape.tile(), reason(cycles, computed)))
-                .to_vec(),
+                .collect(),
         }
     }
 
-    /// The shape of a call's tile.
+    /// The one of `shapes` that has a call's tile.
     ///
     /// # Errors
     /// A plan with no tile or one that the kernels do not have.
     pub(super) fn of_call(
         call: &CallView<'_>,
-        operands: Operands,
+        shapes: &[TileShape],
     ) -> Result<TileShape, KernelError> {
-        let all = TileShape::all(operands);
         let tile = call.call.choice.tile;
-        all.into_iter().find(|shape| Some(shape.tile()) == tile).ok_or_else(|| {
-            let known = all.map(TileShape::name).join(", ");
-            let k = operands.stage_depth();
-            let got = tile.map_or("none".to_string(), |tile| {
-                format!("{}x{} with {} in depth", tile.m, tile.n, tile.k)
-            });
-            call.refuse(format!(
-                "takes a tile of {known}, each with {k} in depth, not {got}; make the plan again"
-            ))
+        let found = shapes.iter().find(|shape| Some(shape.tile()) == tile);
+        found.copied().ok_or_else(|| {
+            let with_depth = |tile: Tile| format!("{tile} with {} in depth", tile.k);
+            let known: Vec<_> = shapes.iter().map(|shape| with_depth(shape.tile())).collect();
+            let known = known.join(", ");
+            let got = tile.map_or("none".to_string(), with_depth);
+            call.refuse(format!("takes a tile of {known}, not {got}; make the plan again"))
         })
     }
 
     /// Blocks of the grid.
     fn grid(self, sizes: ProductSizes, schedule: Schedule, multiprocessors: u32) -> u32 {
-        let at_once = (multiprocessors as usize / self.blocks).max(1);
-        let tiles = match schedule {
-            Schedule::Walk => self.tiles(sizes).min(at_once),
-            Schedule::Claim => self.tiles(sizes),
+        let at_once = self.clusters_at_once(multiprocessors as usize);
+        let clusters = match schedule {
+            Schedule::Walk => self.clusters(sizes).min(at_once),
+            Schedule::Claim => self.clusters(sizes),
         };
-        (tiles * self.blocks) as u32
+        (clusters * self.cluster_blocks()) as u32
     }
 
     /// The launch of a kernel of this shape.
@@ -226,7 +287,7 @@ impl TileShape {
             function,
             grid: [self.grid(sizes, schedule, multiprocessors), 1, 1],
             block: [THREADS, 1, 1],
-            cluster: [self.blocks as u32, 1, 1],
+            cluster: [self.cluster_blocks() as u32, 1, 1],
             shared_bytes: self.shared_bytes(),
             programmatic: false,
             arguments,
@@ -282,25 +343,26 @@ mod tests {
 
     #[test]
     fn shapes_fill_the_device() {
-        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
-        for (operands, product, expected) in [
+        let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::alone(Operands::Mx));
+        for (shapes, product, expected) in [
             // One tile: the smallest, if there is little to sum; a pair reads half of b each.
-            (mx, (1, 1, 16), "128x128"),
-            (bf16, (1, 1, 16), "128x128"),
-            (mx, (128, 128, 4096), "256x128"),
+            (&mx, (1, 1, 16), "128x128"),
+            (&bf16, (1, 1, 16), "128x128"),
+            (&mx, (128, 128, 4096), "256x128"),
             // Many waves: the largest asks least of the L2 cache.
-            (mx, (16384, 16384, 4096), "256x256"),
-            (bf16, (16384, 16384, 4096), "256x256"),
-            // 148 tiles of 128 rows.
-            (mx, (128 * 148, 128, 8192), "256x128"),
-            (bf16, (128 * 148, 128, 8192), "256x128"),
+            (&mx, (16384, 16384, 4096), "256x256"),
+            (&bf16, (16384, 16384, 4096), "256x256"),
+            // Waves that are not full, of which smaller tiles waste less if the cache gives enough.
+            (&bf16, (4096, 4096, 4096), "256x128 in clusters of 1x2"),
+            // 148 tiles of 128 rows, with none beside them to share with.
+            (&mx, (128 * 148, 128, 8192), "256x128"),
+            (&bf16, (128 * 148, 128, 8192), "256x128"),
         ] {
             let target = cuda_target(Architecture::Sm100a, B200, &[]);
             let plain = ResultCost::default();
-            let selection = TileShape::select(operands, sizes(product), plain, &target);
-            let tile = selection.tile;
-            assert_eq!(format!("{}x{}", tile.m, tile.n), expected, "{operands:?} {product:?}");
-            assert_eq!(selection.rejected.len(), 3);
+            let selection = TileShape::select(shapes.clone(), sizes(product), plain, &target);
+            assert_eq!(selection.tile.to_string(), expected, "{product:?}");
+            assert_eq!(selection.rejected.len(), shapes.len() - 1);
         }
     }
 
@@ -308,18 +370,18 @@ mod tests {
     fn other_shapes_are_rejected_with_the_reason() {
         let target = cuda_target(Architecture::Sm100a, 4, &[]);
         let plain = ResultCost::default();
-        let selection = TileShape::select(Operands::Bf16, sizes((100, 200, 64)), plain, &target);
-        let reasons: Vec<_> = selection
-            .rejected
-            .iter()
-            .map(|(tile, reason)| format!("{}x{}x{} {reason}", tile.m, tile.n, tile.k))
-            .collect();
+        let shapes = TileShape::all(Operands::Bf16);
+        let selection = TileShape::select(shapes, sizes((100, 200, 64)), plain, &target);
+        let reasons: Vec<_> =
+            selection.rejected.iter().map(|(tile, reason)| format!("{tile} {reason}")).collect();
         assert_eq!(
             reasons,
             [
-                "256x128x64 computes 65536 results, 128x128 computes 32768",
-                "128x256x64 takes 4096 cycles by a model, 128x128 takes 2048",
-                "256x256x64 takes 4096 cycles by a model, 128x128 takes 2048",
+                "256x128 computes 65536 results, 128x128 computes 32768",
+                "256x128 in clusters of 1x2 computes 65536 results, 128x128 computes 32768",
+                "128x256 takes 4096 cycles by a model, 128x128 takes 2048",
+                "256x256 takes 4096 cycles by a model, 128x128 takes 2048",
+                "256x256 in clusters of 2x1 takes 4096 cycles by a model, 128x128 takes 2048",
             ]
         );
     }
@@ -337,6 +399,8 @@ mod tests {
             (bf16, 1, 214_272, "256x128", 4, 64),
             (bf16, 2, 214_272, "128x256", 4, 32),
             (bf16, 3, 214_272, "128x128", 4, 64),
+            (bf16, 4, 214_272, "256x256_2x1", 4, 32),
+            (bf16, 5, 214_272, "256x128_1x2", 4, 64),
         ] {
             let shape = TileShape::all(operands)[index];
             assert_eq!(shape.shared_bytes(), shared_bytes, "{shape:?}");
@@ -345,9 +409,43 @@ mod tests {
             assert_eq!(shape.grid(large, Schedule::Walk, 4), grid, "{shape:?}");
             assert_eq!(shape.grid(large, Schedule::Claim, 4), all, "{shape:?}");
             for schedule in [Schedule::Walk, Schedule::Claim] {
-                assert_eq!(shape.grid(small, schedule, 4), shape.blocks as u32, "{shape:?}");
+                let cluster = shape.cluster_blocks() as u32;
+                assert_eq!(shape.grid(small, schedule, 4), cluster, "{shape:?}");
             }
         }
+    }
+
+    #[test]
+    fn clusters_stay_within_groups() {
+        let all = TileShape::all(Operands::Bf16);
+        // Of 148: eight groups and four more.
+        for (index, multiprocessors, expected) in
+            [(0, 148, 74), (2, 148, 148), (4, 148, 33), (4, 4, 1), (4, 3, 1), (5, 132, 29)]
+        {
+            let found = all[index].clusters_at_once(multiprocessors);
+            assert_eq!(found, expected, "{} on {multiprocessors}", all[index].name());
+        }
+    }
+
+    #[test]
+    fn blocks_copy_what_nobody_else_does() {
+        // Rows of `a` and `b` that a block copies, in KiB of a stage.
+        let rows = TileShape::all(Operands::Bf16).into_iter().map(|shape| {
+            let [a, b] = shape.copied_rows();
+            (shape.name(), a, b, shape.copied_bytes() >> 10)
+        });
+        let expected = [
+            ("256x256", 128, 128, 32),
+            ("256x128", 128, 64, 24),
+            ("128x256", 128, 256, 48),
+            ("128x128", 128, 128, 32),
+            ("256x256_2x1", 128, 64, 24),
+            ("256x128_1x2", 64, 64, 16),
+        ];
+        assert_eq!(
+            rows.collect::<Vec<_>>(),
+            expected.map(|(name, a, b, kib)| (name.into(), a, b, kib))
+        );
     }
 
     #[test]

@@ -7,10 +7,11 @@ use super::tcgen05::{BLOCK_ROWS, ProductSizes, TileShape};
 /// Products of BF16 that a multiprocessor makes in a cycle: 2250 TFLOP/s (NVIDIA HGX B200
 /// datasheet, dense) over 148 multiprocessors at 1.855 GHz. One-byte elements are two a lane.
 const BF16_PRODUCTS_PER_CYCLE: u64 = 4096;
-/// Bytes of operands that a tensor core reads from shared memory in a cycle: assumed, as it is on
-/// Hopper.
+/// Bytes of operands that a tensor core reads from shared memory in a cycle, and that copies write
+/// there: assumed, as it is on Hopper.
 const SHARED_BYTES_PER_CYCLE: u64 = 128;
-/// Bytes that a multiprocessor gets from the L2 cache in a cycle: assumed.
+/// Bytes that the L2 cache gives in a cycle for each multiprocessor that asks: assumed. What a
+/// block copies to several is given once.
 const L2_BYTES_PER_CYCLE: u64 = 64;
 /// Bytes of device memory in a cycle of the whole device: 8 TB/s (same datasheet) at 1.855 GHz.
 const DEVICE_BYTES_PER_CYCLE: u64 = 4312;
@@ -69,7 +70,7 @@ pub(super) struct Cost {
     pub(super) waves: u64,
     /// Bytes that are read of device memory for operands, and written for a result of two bytes.
     pub(super) device_bytes: u64,
-    /// Bytes of operands from the L2 cache to shared memory, and from there to tensor cores.
+    /// Bytes of operands that the L2 cache gives.
     pub(super) l2_bytes: u64,
     /// Cycles of the tensor cores for one tile.
     pub(super) product_cycles: u64,
@@ -86,7 +87,7 @@ pub(super) struct Cost {
 impl Cost {
     /// Of a product with tiles of `shape` on so many multiprocessors.
     ///
-    /// Waves of tiles run one after the other; a tile takes what the slowest of tensor cores,
+    /// Waves of clusters run one after the other; a tile takes what the slowest of tensor cores,
     /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for
     /// the last one. Device memory may be what bounds all of it. Filling the pipeline is not
     /// counted.
@@ -98,26 +99,27 @@ impl Cost {
     ) -> Cost {
         let ProductSizes { rows, columns, depth } = sizes;
         let element_bytes = shape.element_bytes() as u64;
-        let tiles = shape.tiles(sizes) as u64;
-        let at_once = (multiprocessors / shape.blocks as u64).max(1);
-        let waves = tiles.div_ceil(at_once);
+        let clusters = shape.clusters(sizes) as u64;
+        let at_once = shape.clusters_at_once(multiprocessors as usize) as u64;
+        let waves = clusters.div_ceil(at_once);
         let stages = depth.div_ceil(shape.stage_depth()) as u64;
 
         let products_per_cycle = BF16_PRODUCTS_PER_CYCLE * 2 / element_bytes;
         let stage_products = (BLOCK_ROWS * shape.columns * shape.stage_depth()) as u64;
         let product_cycles = stages * stage_products / products_per_cycle;
-        let block_bytes = stages * shape.stage_bytes() as u64;
-        let shared_cycles = block_bytes / SHARED_BYTES_PER_CYCLE;
-        let l2_cycles = block_bytes / L2_BYTES_PER_CYCLE;
+        let shared_cycles = stages * shape.stage_bytes() as u64 / SHARED_BYTES_PER_CYCLE;
+        let copied_bytes = stages * shape.copied_bytes() as u64;
+        let l2_cycles = copied_bytes / L2_BYTES_PER_CYCLE;
         let tile_cycles = product_cycles.max(shared_cycles).max(l2_cycles);
         let result_cycles = results.column_cycles * shape.columns as u64;
 
-        // What tiles of a wave read, when they run down the rows of a group before they go on.
+        // What clusters of a wave read, when they run down the rows of a group before they go on.
+        let [cluster_rows, cluster_columns] = shape.cluster_extents();
         let row_bytes = depth as u64 * element_bytes;
         let operand_bytes = (rows + columns) as u64 * row_bytes;
-        let group_tiles = rows.min(GROUP_ROWS).div_ceil(shape.rows()) as u64;
-        let wave_columns = at_once.div_ceil(group_tiles) * shape.columns as u64;
-        let wave_rows = (group_tiles.min(at_once) * shape.rows() as u64).min(rows as u64);
+        let group = rows.min(GROUP_ROWS).div_ceil(cluster_rows) as u64;
+        let wave_columns = at_once.div_ceil(group) * cluster_columns as u64;
+        let wave_rows = (group.min(at_once) * cluster_rows as u64).min(rows as u64);
         let wave_bytes = (wave_rows + wave_columns.min(columns as u64)) * row_bytes;
         let read_bytes = match operand_bytes <= L2_BYTES {
             true => operand_bytes,
@@ -132,7 +134,7 @@ impl Cost {
         Cost {
             waves,
             device_bytes,
-            l2_bytes: tiles * shape.blocks as u64 * block_bytes,
+            l2_bytes: clusters * shape.cluster_blocks() as u64 * copied_bytes,
             product_cycles,
             tile_cycles,
             result_cycles,
@@ -154,21 +156,26 @@ mod tests {
     #[test]
     fn what_bounds_a_product() {
         let (bf16, mx) = (Operands::Bf16, Operands::Mx);
-        // Operands, blocks, columns, sizes: waves, cycles of products and of a tile, share of peak.
-        for (operands, blocks, columns, (m, n, k), expected) in [
+        // Operands, number of the tile, sizes: waves, cycles of products and of a tile, share of
+        // peak.
+        for (operands, index, (m, n, k), expected) in [
             // Products and the L2 cache take the same, and scales a little more; the last wave is
             // not full.
-            (bf16, 2, 256, (4096, 4096, 4096), (4, 32768, 32768, 851)),
-            (mx, 2, 256, (4096, 4096, 4096), (4, 16384, 17152, 802)),
+            (bf16, 0, (4096, 4096, 4096), (4, 32768, 32768, 851)),
+            (mx, 0, (4096, 4096, 4096), (4, 16384, 17152, 802)),
             // The cache is what is slowest.
-            (bf16, 2, 128, (4096, 4096, 4096), (7, 16384, 24576, 655)),
-            (bf16, 1, 128, (4096, 4096, 4096), (7, 16384, 32768, 492)),
+            (bf16, 1, (4096, 4096, 4096), (7, 16384, 24576, 655)),
+            (bf16, 3, (4096, 4096, 4096), (7, 16384, 32768, 492)),
+            // It gives less where pairs share, and products take longest again.
+            (bf16, 5, (4096, 4096, 4096), (8, 16384, 16384, 858)),
             // A short sum: writing results to device memory takes longest.
-            (bf16, 2, 256, (8192, 8192, 64), (14, 512, 512, 224)),
+            (bf16, 0, (8192, 8192, 64), (14, 512, 512, 224)),
             // One tile.
-            (bf16, 1, 128, (1, 1, 8), (1, 256, 512, 0)),
+            (bf16, 3, (1, 1, 8), (1, 256, 512, 0)),
+            // A cluster, for one tile.
+            (bf16, 5, (1, 1, 8), (1, 256, 256, 0)),
         ] {
-            let shape = TileShape { operands, blocks, columns };
+            let shape = TileShape::all(operands)[index];
             let sizes = ProductSizes { rows: m, columns: n, depth: k };
             let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
             let found = (cost.waves, cost.product_cycles, cost.tile_cycles, cost.peak_thousandths);
@@ -179,7 +186,7 @@ mod tests {
     /// What follows a product takes time that a longer sum hides: the documentation's second table.
     #[test]
     fn what_follows_a_product() {
-        let shape = TileShape { operands: Operands::Mx, blocks: 2, columns: 256 };
+        let shape = TileShape::alone(Operands::Mx)[0];
         let mut table = String::new();
         let fused = ResultCost::fused;
         for (what, results) in [
@@ -212,7 +219,9 @@ mod tests {
              | slowest | results | cycles of all | share of peak |\n\
              |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );
-        for operands in [Operands::Bf16, Operands::Mx] {
+        for (shapes, operands) in
+            [(TileShape::all(Operands::Bf16), "BF16"), (TileShape::alone(Operands::Mx), "MXFP8")]
+        {
             for (rows, columns, depth) in [
                 (4096, 4096, 4096),
                 (8192, 8192, 8192),
@@ -220,19 +229,15 @@ mod tests {
                 (8192, 14336, 4096),
                 (8192, 4096, 14336),
             ] {
-                for shape in TileShape::all(operands) {
+                for &shape in &shapes {
                     let sizes = ProductSizes { rows, columns, depth };
                     let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
                     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     writeln!(
                         table,
-                        "| {} | {rows}, {columns}, {depth} | {} | {} | {:.2} | {:.2} | {} | {} \
-                         | {} | {} | {:.1} % |",
-                        match operands {
-                            Operands::Bf16 => "BF16",
-                            Operands::Mx => "MXFP8",
-                        },
-                        shape.name(),
+                        "| {operands} | {rows}, {columns}, {depth} | {} | {} | {:.2} | {:.2} | {} \
+                         | {} | {} | {} | {:.1} % |",
+                        shape.tile(),
                         cost.waves,
                         gigabytes(cost.device_bytes),
                         gigabytes(cost.l2_bytes),
