@@ -159,8 +159,8 @@ pub enum PermuteMode {
     Replicate16,
 }
 
-/// Functions of one float whose error the ISA bounds but whose bits it leaves open, and the
-/// correctly rounded ones of one operand.
+/// Functions of one float: those whose error the ISA bounds but whose bits it leaves open, which
+/// are an H200's here, and the correctly rounded ones of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatFunction {
     /// `rcp.approx`.

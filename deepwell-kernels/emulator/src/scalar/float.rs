@@ -1,5 +1,6 @@
 //! Float arithmetic of every type, 32 lanes at a time.
 
+use super::approximate::{full_quotient, quotient};
 use super::half::{Half, pair1, pair2, pair3};
 use super::ieee::{self, bits32, flush, saturate};
 use super::registers::{LANES, Registers};
@@ -66,21 +67,6 @@ fn double(kind: Kind, a: u64, b: u64, rounding: FloatRounding) -> u64 {
         Kind::Divide => ieee::div64(a, b, rounding),
     };
     value.to_bits()
-}
-
-/// `div.approx`: the product with the reciprocal, which is zero where it would be subnormal.
-#[inline]
-fn approximate_quotient(a: u32, b: u32, modifiers: FloatModifiers) -> u32 {
-    let (a, b) = (operand(a, modifiers), operand(b, modifiers));
-    if b.is_finite() && b.abs() > 8.507_059e37 {
-        let value = if a.is_nan() || a.is_infinite() {
-            f32::NAN
-        } else {
-            0.0f32.copysign(a) * 1.0f32.copysign(b)
-        };
-        return bits32(value);
-    }
-    finish((f64::from(a) / f64::from(b)) as f32, modifiers)
 }
 
 fn simple(
@@ -220,10 +206,12 @@ pub(super) fn binary(
         }
         B::FloatDivide(modifiers) => simple(r, mask, Kind::Divide, modifiers, value_type, d, s),
         B::FloatDivideFull(modifiers) => {
-            words2(r, mask, d, s, |a, b| single(Kind::Divide, a, b, modifiers))
+            let flushes = modifiers.flush_subnormals;
+            words2(r, mask, d, s, |a, b| finish(full_quotient(a, b, flushes), modifiers));
         }
         B::FloatDivideApproximate(modifiers) => {
-            words2(r, mask, d, s, |a, b| approximate_quotient(a, b, modifiers));
+            let flushes = modifiers.flush_subnormals;
+            words2(r, mask, d, s, |a, b| finish(quotient(a, b, flushes), modifiers));
         }
         B::FloatMinimum(modifiers) => extremum(r, mask, false, modifiers, value_type, d, s),
         B::FloatMaximum(modifiers) => extremum(r, mask, true, modifiers, value_type, d, s),

@@ -62,6 +62,26 @@ impl Half {
         }
     }
 
+    /// The code of a value, cut off.
+    #[inline]
+    pub(super) fn cut(self, bits: u32) -> u16 {
+        let magnitude = bits & 0x7fff_ffff;
+        if magnitude > 0x7f80_0000 {
+            return NAN16;
+        }
+        let sign = (bits >> 16 & 0x8000) as u16;
+        sign | match self {
+            Half::Bf16 => (magnitude >> 16) as u16,
+            // 65536 and more.
+            Half::F16 if magnitude >= 0x4780_0000 => 0x7c00,
+            // Below the normal numbers steps are 2^-24.
+            Half::F16 if magnitude < 0x3880_0000 => {
+                (f32::from_bits(magnitude) * 16_777_216.0) as u16
+            }
+            Half::F16 => ((magnitude >> 13) - (112 << 10)) as u16,
+        }
+    }
+
     /// The largest code below this is finite.
     #[inline]
     pub(super) fn infinity(self) -> u16 {

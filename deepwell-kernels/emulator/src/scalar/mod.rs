@@ -6,9 +6,11 @@
 //! [`ScalarInstruction`](crate::decode::ScalarInstruction) on some of its lanes. Nothing here can
 //! fail, and nothing is allocated. Floats are bit-exact as far as the ISA says what they are:
 //! one rounding, `.ftz`, `.sat`, NaN as `0x7fffffff` (binary32) and `0x7fff` (F16, BF16). What it
-//! leaves open is in [`crate::decode::FloatFunction`], and division of integers by zero, which
-//! gives all ones here, as the instructions that ptxas makes of it do.
+//! leaves open are the functions of [`crate::decode::FloatFunction`], which are an H200's here,
+//! and division of integers by zero, which gives all ones, as the instructions that ptxas makes of
+//! it do.
 
+mod approximate;
 mod compare;
 mod convert;
 mod execute;
@@ -18,6 +20,8 @@ mod half;
 mod ieee;
 mod integer;
 mod integer_ternary;
+mod interpolator;
+mod interpolator_tables;
 mod registers;
 mod rows;
 mod small;

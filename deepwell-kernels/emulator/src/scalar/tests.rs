@@ -6,6 +6,7 @@ use crate::number::{Format, Rounding, encode_f64};
 use crate::ptx;
 
 mod agreement;
+mod approximate;
 
 /// Runs one line on `%r1`.. (32 bits), `%h1`.. (16 bits), `%l1`.. (64 bits) and `%p1`.., and gives
 /// the registers.
@@ -252,6 +253,10 @@ fn single_precision() {
         ("ex2.approx.ftz.f32 %r0, %r1;", &[f(-1.0)], f(0.5)),
         ("ex2.approx.ftz.f32 %r0, %r1;", &[f(-140.0)], 0),
         ("ex2.approx.f32 %r0, %r1;", &[f(-140.0)], 1 << 9),
+        ("ex2.approx.f32 %r0, %r1;", &[f(-149.0)], 1),
+        ("ex2.approx.f32 %r0, %r1;", &[f(f32::NEG_INFINITY)], 0),
+        ("ex2.approx.f32 %r0, %r1;", &[SIGNALING], NAN),
+        ("ex2.approx.f32 %r0, %r1;", &[f(128.0)], f(f32::INFINITY)),
         ("lg2.approx.f32 %r0, %r1;", &[f(8.0)], f(3.0)),
         ("lg2.approx.f32 %r0, %r1;", &[f(-8.0)], NAN),
         ("rsqrt.approx.f32 %r0, %r1;", &[f(4.0)], f(0.5)),
