@@ -55,6 +55,7 @@ pub(super) fn function(function: FloatFunction, bits: u32, flushes: bool) -> u32
         FloatFunction::Exponential2 => exponential2(bits, flushes),
         FloatFunction::Sine => interpolator::sine(revolutions(value)),
         FloatFunction::Cosine => interpolator::cosine(revolutions(value)),
+        FloatFunction::HyperbolicTangent => interpolator::hyperbolic_tangent(bits),
         _ => bits,
     }
 }

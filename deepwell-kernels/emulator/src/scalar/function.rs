@@ -1,11 +1,12 @@
 //! Functions of one float.
 //!
 //! The ISA bounds the error of the approximate ones and leaves their bits open: here are those of
-//! an H200. `tanh` is computed in binary64 and rounded.
+//! an H200, but for `rsqrt.approx.f64`, which is computed in binary64.
 
 use super::approximate;
 use super::half::{Half, pair1};
 use super::ieee::{self, bits32, flush};
+use super::interpolator;
 use super::registers::Registers;
 use super::rows::{longs1, words1};
 use crate::decode::{FloatFunction, FloatModifiers, Register, Source, Type};
@@ -32,10 +33,8 @@ pub(super) fn unary(
                 Type::F16 | Type::F16x2 => Half::F16,
                 _ => Half::Bf16,
             };
-            let flushes = modifiers.flush_subnormals;
-            let one = move |code: u16| match function {
-                FloatFunction::HyperbolicTangent => half.function(code, flushes, f64::tanh),
-                _ => half.cut(approximate::function(function, half.value(code).to_bits(), true)),
+            let one = move |code: u16| {
+                half.cut(approximate::function(function, half.value(code).to_bits(), true))
             };
             if matches!(value_type, Type::F16x2 | Type::Bf16x2) {
                 words1(r, mask, d, a, |a| pair1(a, one));
@@ -49,40 +48,25 @@ pub(super) fn unary(
 #[inline]
 fn single(function: FloatFunction, bits: u32, modifiers: FloatModifiers) -> u32 {
     let flushes = modifiers.flush_subnormals;
-    let value = f32::from_bits(bits);
-    let value = if flushes { flush(value) } else { value };
+    let flushed = |value| if flushes { flush(value) } else { value };
+    let value = flushed(f32::from_bits(bits));
     let result = match function {
         FloatFunction::Reciprocal => ieee::div32(1.0, value, modifiers.rounding),
         FloatFunction::Root => ieee::sqrt32(value, modifiers.rounding),
-        FloatFunction::HyperbolicTangent => f64::from(value).tanh() as f32,
         _ => return approximate::function(function, bits, flushes),
     };
-    bits32(if flushes { flush(result) } else { result })
+    bits32(flushed(result))
 }
 
 fn double(function: FloatFunction, bits: u64, modifiers: FloatModifiers) -> u64 {
     let value = f64::from_bits(bits);
+    let high = (bits >> 32) as u32;
     match function {
         FloatFunction::Reciprocal => ieee::div64(1.0, value, modifiers.rounding).to_bits(),
         FloatFunction::Root => ieee::sqrt64(value, modifiers.rounding).to_bits(),
         FloatFunction::InverseRootApproximate => (1.0 / value.sqrt()).to_bits(),
-        FloatFunction::ReciprocalHigh | FloatFunction::InverseRootHigh => {
-            // Only the upper words count; subnormal numbers are zeros.
-            let value = flush_double(f64::from_bits(bits & 0xffff_ffff_0000_0000));
-            let result = if function == FloatFunction::ReciprocalHigh {
-                1.0 / value
-            } else {
-                1.0 / value.sqrt()
-            };
-            if result.is_nan() {
-                return 0x7fff_ffff_0000_0000;
-            }
-            flush_double(result).to_bits() & 0xffff_ffff_0000_0000
-        }
+        FloatFunction::ReciprocalHigh => u64::from(interpolator::reciprocal_high(high)) << 32,
+        FloatFunction::InverseRootHigh => u64::from(interpolator::inverse_root_high(high)) << 32,
         _ => bits,
     }
-}
-
-fn flush_double(value: f64) -> f64 {
-    if value.is_subnormal() { 0.0f64.copysign(value) } else { value }
 }

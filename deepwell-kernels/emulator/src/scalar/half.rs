@@ -199,19 +199,11 @@ impl Half {
             false => code & 0x7fff,
         }
     }
-
-    /// A function of the value, rounded to nearest.
-    #[inline]
-    pub(super) fn function(self, code: u16, flush: bool, f: impl Fn(f64) -> f64) -> u16 {
-        let code = if flush { self.flush(code) } else { code };
-        let result = self.code(odd_single(f(f64::from(self.value(code)))));
-        if flush { self.flush(result) } else { result }
-    }
 }
 
 /// Binary64 to binary32 by rounding to odd.
 #[inline]
-pub(super) fn odd_single(value: f64) -> f32 {
+fn odd_single(value: f64) -> f32 {
     let nearest = value as f32;
     let back = f64::from(nearest);
     if back == value || !value.is_finite() {

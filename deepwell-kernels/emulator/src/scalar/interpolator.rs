@@ -10,12 +10,14 @@
 //! Other machines' units may differ.
 
 use super::interpolator_tables::{
-    Coefficients, EXPONENTIAL, INVERSE_ROOT_EVEN, INVERSE_ROOT_ODD, LOGARITHM, RECIPROCAL,
-    ROOT_EVEN, ROOT_ODD, SINE,
+    Coefficients, EXPONENTIAL, HYPERBOLIC_TANGENT, INVERSE_ROOT_EVEN, INVERSE_ROOT_ODD, LOGARITHM,
+    RECIPROCAL, ROOT_EVEN, ROOT_ODD, SINE,
 };
 
 const NAN: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
+/// The upper half of binary64's infinity.
+const INFINITY_HIGH: u32 = 0x7ff0_0000;
 const SIGN: u32 = 1 << 31;
 const ONE: u32 = 0x3f80_0000;
 /// The bits of a fraction.
@@ -47,6 +49,12 @@ const LOGARITHM_LAYOUT: Layout =
     Layout { low_bits: 17, constant_shift: 12, square_shift: 1, bias: 837, cut: 2 };
 const SINE_LAYOUT: Layout =
     Layout { low_bits: 17, constant_shift: 12, square_shift: 0, bias: 0, cut: 0 };
+const HYPERBOLIC_TANGENT_LAYOUT: Layout =
+    Layout { low_bits: 17, constant_shift: 15, square_shift: 1, bias: 0, cut: 0 };
+
+/// For arguments of 2^-8 to 8, by exponent: the first part, and the last bits that are left out.
+const HYPERBOLIC_TANGENT_PARTS: [(u32, u32); 11] =
+    [(0, 6), (1, 6), (2, 6), (3, 5), (5, 5), (7, 4), (11, 4), (15, 4), (19, 3), (27, 2), (43, 3)];
 
 /// The square of 16 bits over 2^17, without the partial products that weigh less than one.
 #[inline]
@@ -103,6 +111,19 @@ fn from_fixed(sign: u32, value: u64, fraction_bits: i32) -> u32 {
     float(sign, length - fraction_bits + 127, significand as u32)
 }
 
+/// Of 1 to 2, not of 1 itself: 24 bits of a number of half to 1.
+#[inline]
+fn reciprocal_significand(fraction: u32) -> u32 {
+    RECIPROCAL_LAYOUT.sum(&RECIPROCAL, fraction) as u32
+}
+
+/// Likewise of 1 to 2, or of 2 to 4 where the exponent is odd.
+#[inline]
+fn inverse_root_significand(is_odd: bool, fraction: u32) -> u32 {
+    let table = if is_odd { &INVERSE_ROOT_ODD } else { &INVERSE_ROOT_EVEN };
+    INVERSE_ROOT_LAYOUT.sum(table, fraction) as u32
+}
+
 /// `1 / x`.
 #[inline]
 pub(super) fn reciprocal(bits: u32) -> u32 {
@@ -117,7 +138,7 @@ pub(super) fn reciprocal(bits: u32) -> u32 {
     } else if fraction == 0 {
         float(sign, 254 - exponent, 0)
     } else {
-        float(sign, 253 - exponent, RECIPROCAL_LAYOUT.sum(&RECIPROCAL, fraction) as u32)
+        float(sign, 253 - exponent, reciprocal_significand(fraction))
     }
 }
 
@@ -132,17 +153,13 @@ pub(super) fn inverse_root(bits: u32) -> u32 {
         NAN
     } else if magnitude == INFINITY {
         0
-    } else if exponent % 2 == 1 {
-        let half = (exponent - 127) / 2;
-        if fraction == 0 {
+    } else {
+        let half = (exponent - 127) >> 1;
+        let is_odd = exponent % 2 == 0;
+        if fraction == 0 && !is_odd {
             return float(0, 127 - half, 0);
         }
-        let sum = INVERSE_ROOT_LAYOUT.sum(&INVERSE_ROOT_EVEN, fraction);
-        float(0, 126 - half, sum as u32)
-    } else {
-        let half = (exponent - 128) / 2;
-        let sum = INVERSE_ROOT_LAYOUT.sum(&INVERSE_ROOT_ODD, fraction);
-        float(0, 126 - half, sum as u32)
+        float(0, 126 - half, inverse_root_significand(is_odd, fraction))
     }
 }
 
@@ -157,12 +174,59 @@ pub(super) fn root(bits: u32) -> u32 {
         NAN
     } else if magnitude == INFINITY {
         INFINITY
-    } else if exponent % 2 == 1 {
-        let sum = ROOT_LAYOUT.sum(&ROOT_EVEN, fraction);
-        float(0, 127 + (exponent - 127) / 2, sum as u32)
     } else {
-        let sum = ROOT_LAYOUT.sum(&ROOT_ODD, fraction);
-        float(0, 127 + (exponent - 128) / 2, sum as u32)
+        let table = if exponent % 2 == 0 { &ROOT_ODD } else { &ROOT_EVEN };
+        float(0, 127 + ((exponent - 127) >> 1), ROOT_LAYOUT.sum(table, fraction) as u32)
+    }
+}
+
+/// The upper half of a binary64 number of a significand's 24 bits; see [`float`].
+#[inline]
+fn upper_half(sign: u32, exponent: i32, significand: u32) -> u32 {
+    let magnitude = match exponent {
+        ..=0 => 0,
+        1..=2046 => ((exponent as u32) << 20) + ((significand & FRACTION) >> 3),
+        _ => INFINITY_HIGH,
+    };
+    sign | magnitude
+}
+
+/// `1 / x` of the upper half of a binary64 number: the same unit, cut to 21 bits.
+pub(super) fn reciprocal_high(word: u32) -> u32 {
+    let (sign, magnitude) = (word & SIGN, word & !SIGN);
+    let (exponent, fraction) = ((magnitude >> 20) as i32, (magnitude & 0xf_ffff) << 3);
+    if magnitude > INFINITY_HIGH {
+        NAN
+    } else if exponent == 0 {
+        sign | INFINITY_HIGH
+    } else if magnitude == INFINITY_HIGH {
+        sign
+    } else if fraction == 0 {
+        upper_half(sign, 2046 - exponent, 0)
+    } else {
+        upper_half(sign, 2045 - exponent, reciprocal_significand(fraction))
+    }
+}
+
+/// `1 / sqrt(x)`, likewise.
+pub(super) fn inverse_root_high(word: u32) -> u32 {
+    let (sign, magnitude) = (word & SIGN, word & !SIGN);
+    let (exponent, fraction) = ((magnitude >> 20) as i32, (magnitude & 0xf_ffff) << 3);
+    if magnitude > INFINITY_HIGH {
+        NAN
+    } else if exponent == 0 {
+        sign | INFINITY_HIGH
+    } else if sign != 0 {
+        NAN
+    } else if magnitude == INFINITY_HIGH {
+        0
+    } else {
+        let half = (exponent - 1023) >> 1;
+        let is_odd = exponent % 2 == 0;
+        if fraction == 0 && !is_odd {
+            return upper_half(0, 1023 - half, 0);
+        }
+        upper_half(0, 1022 - half, inverse_root_significand(is_odd, fraction))
     }
 }
 
@@ -257,4 +321,23 @@ pub(super) fn cosine(bits: u32) -> u32 {
     let (quarters, fraction) = revolutions(magnitude);
     let sign = (quarters + 1) >> 1 << 31;
     quarter(sign, if quarters & 1 == 0 { FRACTION - fraction } else { fraction })
+}
+
+/// The hyperbolic tangent. Small numbers are their own, subnormal ones, too.
+#[inline]
+pub(super) fn hyperbolic_tangent(bits: u32) -> u32 {
+    let (sign, magnitude) = (bits & SIGN, bits & !SIGN);
+    let exponent = (magnitude >> 23) as i32 - 127;
+    if magnitude > INFINITY {
+        NAN
+    } else if exponent < -8 {
+        bits
+    } else if exponent >= 3 {
+        sign | ONE
+    } else {
+        let (first, left_out) = HYPERBOLIC_TANGENT_PARTS[(exponent + 8) as usize];
+        let argument = (first << 17) + ((magnitude & FRACTION) >> left_out);
+        let sum = HYPERBOLIC_TANGENT_LAYOUT.sum(&HYPERBOLIC_TANGENT, argument);
+        from_fixed(sign, sum as u64, 38 - exponent.min(-1))
+    }
 }

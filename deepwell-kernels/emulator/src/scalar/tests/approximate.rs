@@ -7,6 +7,8 @@ use super::*;
 enum Inputs {
     /// `%r1` is every number of 32 bits.
     Words,
+    /// The upper half of `%l1` is.
+    UpperHalves,
     /// `%r1` and `%r2` are quotients' operands, 2^28 pairs.
     Pairs,
     /// `%h1` is every number of 16 bits.
@@ -16,7 +18,7 @@ enum Inputs {
 impl Inputs {
     fn blocks(self) -> u32 {
         match self {
-            Inputs::Words => 1 << 16,
+            Inputs::Words | Inputs::UpperHalves => 1 << 16,
             Inputs::Pairs => 1 << 12,
             Inputs::Halves => 1,
         }
@@ -25,7 +27,7 @@ impl Inputs {
     /// Of these each so many-th block is in the quick test.
     fn stride(self) -> usize {
         match self {
-            Inputs::Words => 601,
+            Inputs::Words | Inputs::UpperHalves => 601,
             Inputs::Pairs => 97,
             Inputs::Halves => 1,
         }
@@ -60,7 +62,7 @@ fn pair(index: u32) -> [u32; 2] {
 fn sum(line: &str, inputs: Inputs, stride: usize) -> u32 {
     let text = format!(
         ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k() {{\n\
-         .reg .b16 %h<8>; .reg .b32 %r<8>;\n{line}\nret; }}"
+         .reg .b16 %h<8>; .reg .b32 %r<8>; .reg .b64 %l<8>;\n{line}\nret; }}"
     );
     let module = ptx::parse(&text).expect("the line is PTX");
     let program = decode(&module, "k", &GlobalAddresses::new()).expect("the line is known");
@@ -78,17 +80,18 @@ fn sum(line: &str, inputs: Inputs, stride: usize) -> u32 {
     for block in (0..inputs.blocks()).step_by(stride) {
         for first in (0..1 << 16).step_by(LANES) {
             for lane in 0..LANES {
-                let index = block << 16 | first + lane as u32;
-                if let Inputs::Pairs = inputs {
-                    let [a, b] = pair(index);
-                    registers.words[operands][lane] = a;
-                    registers.words[operands + 1][lane] = b;
-                } else {
-                    registers.words[operands][lane] = index;
-                }
+                let index = (block << 16) + first + lane as u32;
+                let [a, b] = if let Inputs::Pairs = inputs { pair(index) } else { [index; 2] };
+                registers.words[operands][lane] = a;
+                registers.words[operands + 1][lane] = b;
+                registers.longs[1][lane] = u64::from(index) << 32;
             }
             execute(instruction, &mut registers, u32::MAX);
-            for (lane, &bits) in registers.words[result].iter().enumerate() {
+            for lane in 0..LANES {
+                let bits = match inputs {
+                    Inputs::UpperHalves => (registers.longs[0][lane] >> 32) as u32,
+                    _ => registers.words[result][lane],
+                };
                 let place = (first + lane as u32).wrapping_mul(0x9e37_79b9);
                 sum = sum.wrapping_add(mix(bits ^ place));
             }
@@ -113,12 +116,17 @@ const ROWS: &[Row] = &[
     ("lg2.approx.f32 %r0, %r1;", Inputs::Words, 0x6404_e66b, 0x33ad_5c7a),
     ("sin.approx.f32 %r0, %r1;", Inputs::Words, 0x06a5_0d09, 0x57b9_95c3),
     ("cos.approx.f32 %r0, %r1;", Inputs::Words, 0x0fee_3e80, 0x1ade_f700),
+    ("tanh.approx.f32 %r0, %r1;", Inputs::Words, 0xecd6_eb03, 0xf66c_a4dc),
+    ("rcp.approx.ftz.f64 %l0, %l1;", Inputs::UpperHalves, 0xa1b1_eae6, 0x2cc7_1f6e),
+    ("rsqrt.approx.ftz.f64 %l0, %l1;", Inputs::UpperHalves, 0x3e54_ef65, 0x48d6_6d44),
     ("div.approx.ftz.f32 %r0, %r1, %r2;", Inputs::Pairs, 0x9643_3bd8, 0xd781_94d6),
     ("div.approx.f32 %r0, %r1, %r2;", Inputs::Pairs, 0xe245_ff02, 0x6617_ef54),
     ("div.full.ftz.f32 %r0, %r1, %r2;", Inputs::Pairs, 0x1a1b_55c3, 0x9773_e452),
     ("div.full.f32 %r0, %r1, %r2;", Inputs::Pairs, 0x2722_9504, 0xde76_c145),
     ("ex2.approx.f16 %h0, %h1;", Inputs::Halves, 0x2de0_b658, 0x2de0_b658),
     ("ex2.approx.ftz.bf16 %h0, %h1;", Inputs::Halves, 0x0551_d133, 0x0551_d133),
+    ("tanh.approx.f16 %h0, %h1;", Inputs::Halves, 0xda58_0b3c, 0xda58_0b3c),
+    ("tanh.approx.bf16 %h0, %h1;", Inputs::Halves, 0x53f3_44d6, 0x53f3_44d6),
 ];
 
 #[test]
