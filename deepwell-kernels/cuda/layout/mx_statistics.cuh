@@ -7,6 +7,9 @@
 // first warp wrote. A block therefore tallies as soon as it knows its counts, while most of its
 // codes are yet to be written, and looks at its number when it has written them: at the end of a
 // block of one tile the same costs a tenth of the whole kernel.
+//
+// Where a block may do the work of others, which then never begin, it draws as many numbers as it
+// did the work of.
 #pragma once
 
 #include "common/types.cuh"
@@ -21,7 +24,7 @@ constexpr uint32 kMxWarpsMax = 16;
 // What the blocks of a call add up; zero before and after it.
 struct MxTotals {
     uint64 counts[kMxCounts];
-    uint32 blocks;  // that are done
+    uint32 blocks;  // whose work is done
     uint32 unused;
 };
 
@@ -33,7 +36,7 @@ struct MxTallyShared {
 struct MxTally {
     MxTallyShared& shared;
     MxTotals* totals;
-    uint32 blocks_before = 0;  // in the first thread
+    uint32 blocks_done = 0;  // in the first thread
 
     __device__ __forceinline__ MxTally(MxTallyShared& shared, MxTotals* totals)
         : shared(shared), totals(totals) {}
@@ -52,8 +55,8 @@ struct MxTally {
         }
     }
 
-    // By all threads behind that barrier.
-    __device__ __forceinline__ void give() {
+    // By all threads behind that barrier, after the work of so many blocks.
+    __device__ __forceinline__ void give(uint32 blocks = 1) {
         if (threadIdx.x >= 32) {
             return;
         }
@@ -79,14 +82,14 @@ struct MxTally {
                     atomicAdd(&totals->counts[i], counts[i]);
                 }
             }
-            blocks_before = add_acquire_release(&totals->blocks, 1);
+            blocks_done = add_acquire_release(&totals->blocks, blocks) + blocks;
         }
     }
 
     // By all threads: the last of `blocks` writes `statistics` [6] of so many elements.
     __device__ __forceinline__ void finish(uint32 blocks, uint64 elements,
                                            uint64* statistics) const {
-        if (threadIdx.x > 0 || blocks_before != blocks - 1) {
+        if (threadIdx.x > 0 || blocks_done != blocks) {
             return;
         }
         statistics[1] = elements;
@@ -99,14 +102,20 @@ struct MxTally {
     }
 };
 
-// Ends a kernel of `blocks` blocks which tallies last of all.
-__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 blocks,
-                                                    MxTotals* totals, uint64 elements,
-                                                    uint64* statistics) {
+// Ends a kernel with a grid of `blocks` blocks which tallies last of all. The calling one did the
+// work of `own_blocks` of them, as thread `kTeller` knows.
+template <int kTeller>
+__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 own_blocks,
+                                                    uint32 blocks, MxTotals* totals,
+                                                    uint64 elements, uint64* statistics) {
     __shared__ MxTallyShared shared;
+    __shared__ uint32 told;
     MxTally tally(shared, totals);
     tally.leave(counters);
+    if (threadIdx.x == kTeller) {
+        told = own_blocks;
+    }
     __syncthreads();
-    tally.give();
+    tally.give(told);
     tally.finish(blocks, elements, statistics);
 }

@@ -32,7 +32,8 @@ struct Multiplied {
     op: Op,
     inputs: Vec<HostTensor>,
     kernel: &'static str,
-    fused: &'static str,
+    /// With what follows, and where blocks take over tiles.
+    fused: [&'static str; 2],
     tile: Tile,
 }
 
@@ -58,7 +59,7 @@ fn multiplied(
             op,
             inputs,
             kernel: "cuda_sm100_bf16_gemm",
-            fused: "cuda_sm100_bf16_gemm_fused",
+            fused: ["cuda_sm100_bf16_gemm_fused", "cuda_sm100_bf16_gemm_fused_claimed"],
             tile: Tile::new(m, n, 64),
         };
     }
@@ -82,7 +83,7 @@ fn multiplied(
         op,
         inputs,
         kernel: "cuda_sm100_mxfp8_gemm",
-        fused: "cuda_sm100_mxfp8_gemm_fused",
+        fused: ["cuda_sm100_mxfp8_gemm_fused", "cuda_sm100_mxfp8_gemm_fused_claimed"],
         tile: Tile::new(m, n, 128),
     }
 }
@@ -97,11 +98,18 @@ pub(crate) struct Follows {
     /// Whether the product stays, and what comes last.
     keep: [bool; 2],
     quantize: Option<Quantize>,
+    /// Whether blocks take over tiles.
+    claimed: bool,
 }
 
 /// Everything that the kernels do at once.
-const ALL: Follows =
-    Follows { tanh: Some(true), backward: false, keep: [true; 2], quantize: Some(BOTH) };
+const ALL: Follows = Follows {
+    tanh: Some(true),
+    backward: false,
+    keep: [true; 2],
+    quantize: Some(BOTH),
+    claimed: false,
+};
 
 const BOTH: Quantize = quantize(Axis::Both, ScaleRule::Rceil);
 
@@ -179,7 +187,8 @@ pub(crate) fn check(
         targets.extend(outputs(quantize.axis, rows, columns));
         op = WithQuantize { producer: Box::new(producer), quantized: vec![entry] }.into();
     }
-    let got = gpu.run_with(op, &inputs, &targets, options(product.fused));
+    let got =
+        gpu.run_with(op, &inputs, &targets, options(product.fused[usize::from(follows.claimed)]));
     for (index, expected) in expected.iter().enumerate() {
         assert!(got[index] == *expected, "{what}: output {index} differs from its own");
     }
@@ -196,7 +205,7 @@ fn ways() -> Vec<Follows> {
     let floor = Some(quantize(Axis::Both, ScaleRule::OcpFloor));
     let mut ways = Vec::new();
     for backward in [false, true] {
-        let way = |tanh, keep, quantize| Follows { tanh, backward, keep, quantize };
+        let way = |tanh, keep, quantize| Follows { tanh, backward, keep, quantize, claimed: false };
         ways.extend([
             way(None, [false, false], quantized(Axis::Both)),
             way(None, [false, true], quantized(Axis::Row)),
@@ -280,8 +289,11 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands) {
         ((256, 128), (760, 256, 400)),
         ((256, 256), (760, 288, 400)),
     ] {
-        let backward = Follows { backward: true, tanh: Some(false), ..ALL };
-        check(gpu, operands, sizes, tile, &backward);
-        check(gpu, operands, sizes, tile, &ALL);
+        for claimed in [false, true] {
+            let forward = Follows { claimed, ..ALL };
+            let backward = Follows { backward: true, tanh: Some(false), ..forward.clone() };
+            check(gpu, operands, sizes, tile, &backward);
+            check(gpu, operands, sizes, tile, &forward);
+        }
     }
 }

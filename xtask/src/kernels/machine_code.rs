@@ -31,6 +31,18 @@ const RULES: &[Rule] = &[
         load: Some("UTMALDG"),
         pair: Some("_256x"),
     },
+    Rule {
+        stem: "sm100_bf16_gemm_fused",
+        product: "UTCHMMA",
+        load: Some("UTMALDG"),
+        pair: Some("_256x"),
+    },
+    Rule {
+        stem: "sm100_mxfp8_gemm_fused",
+        product: "UTCQMMA",
+        load: Some("UTMALDG"),
+        pair: Some("_256x"),
+    },
     Rule { stem: "sm120_mxfp8_gemm", product: "QMMA.SF", load: None, pair: None },
 ];
 

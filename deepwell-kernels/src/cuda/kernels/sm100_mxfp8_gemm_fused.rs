@@ -10,15 +10,31 @@ use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 
-pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm100_mxfp8_gemm_fused",
-    ops: MX_OPS,
-    architectures: ARCHITECTURES,
-    library: None,
-    reject: |request| fused_product::reject(request, reject_product, sizes_of),
-    workspace_bytes: no_workspace,
-    prepare,
-}];
+/// Both schedules, as of the product alone.
+pub(super) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_sm100_mxfp8_gemm_fused",
+        ops: MX_OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Walk),
+    },
+    CudaKernelSpec {
+        name: "cuda_sm100_mxfp8_gemm_fused_claimed",
+        ops: MX_OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Claim),
+    },
+];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    fused_product::reject(request, reject_product, sizes_of)
+}
 
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
@@ -26,7 +42,11 @@ pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileS
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
-fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    schedule: Schedule,
+) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
     let Some(parts) = Parts::of(op, call.call.input_count) else {
         return Err(call.refuse("expected a product and what follows it"));
@@ -37,7 +57,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
-    let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
+    let name = format!("sm100_mxfp8_gemm_fused_{}{}", shape.name(), schedule.suffix());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
     let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
     let [a_rows, b_rows] = shape.copied_rows();
@@ -48,5 +68,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         call.input(3).argument(),
     ];
     arguments.extend(fused_product::arguments(call, &parts, device, bias, sizes)?);
-    Ok(vec![shape.launch(function, sizes, Schedule::Walk, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
 }
