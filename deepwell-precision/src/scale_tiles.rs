@@ -14,8 +14,10 @@
 //! poisons an accumulator. Sources: cuBLAS documentation, "1D block scaling factors layout"; the
 //! PTX ISA on `tcgen05.mma` with block scaling.
 //!
-//! The layout cannot be sliced or transposed, so scales are kept plain and brought into it for the
-//! consumer that asks for it.
+//! A block of threads that quantizes 128 x 128 elements writes one whole tile, where plain scales
+//! would be a few bytes of a line for each of its rows. So all values of a program have this layout,
+//! on every device; the quantizers of this crate write plain scales, which [`tile_in_place`] brings
+//! into it, and files have plain ones unless tiles are asked for.
 
 use crate::error::{QuantizeError, Shape};
 
@@ -33,6 +35,12 @@ const _: () = assert!(offset(0, 4, 5) == TILE_BYTES);
 #[must_use]
 pub const fn tiled_len(rows: usize, blocks: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * blocks.div_ceil(TILE_BLOCKS) * TILE_BYTES
+}
+
+/// Tiles down the rows, tiles along the blocks, and bytes of a tile: the shape of the tiled form.
+#[must_use]
+pub const fn shape(rows: usize, blocks: usize) -> [usize; 3] {
+    [rows.div_ceil(TILE_ROWS), blocks.div_ceil(TILE_BLOCKS), TILE_BYTES]
 }
 
 /// Where the scale of `row` and `block` lies in the tiled form of [rows, blocks] scales, bytes.
@@ -82,6 +90,38 @@ pub fn to_tiles(
             let start = offset(row, tile * TILE_BLOCKS, blocks);
             tiles[start..start + four.len()].copy_from_slice(four);
         }
+    }
+    Ok(())
+}
+
+/// As [`to_tiles`] within one buffer of [`tiled_len`] bytes, which begins with the plain scales.
+///
+/// ```
+/// use deepwell_precision::scale_tiles;
+/// let mut scales = vec![0xEE; scale_tiles::tiled_len(2, 3)];
+/// scales[..6].copy_from_slice(&[1, 2, 3, 4, 5, 6]); // 2 rows of 3 scales
+/// scale_tiles::tile_in_place(&mut scales, 2, 3)?;
+/// assert_eq!((&scales[..4], &scales[16..20]), (&[1, 2, 3, 0][..], &[4, 5, 6, 0][..]));
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when the buffer does not fit the shape.
+pub fn tile_in_place(scales: &mut [u8], rows: usize, blocks: usize) -> Result<(), QuantizeError> {
+    check(rows.saturating_mul(blocks), rows, blocks, scales.len())?;
+    if rows == 0 || blocks == 0 {
+        return Ok(());
+    }
+    // From the last 128 rows to the first: tiles of rows lie at or behind their plain scales, and
+    // behind those of all rows before.
+    let mut plain = alloc::vec![0; TILE_ROWS * blocks];
+    for first in (0..rows).step_by(TILE_ROWS).rev() {
+        let count = (rows - first).min(TILE_ROWS);
+        let plain = &mut plain[..count * blocks];
+        plain.copy_from_slice(&scales[first * blocks..][..count * blocks]);
+        let tiles = &mut scales[offset(first, 0, blocks)..][..tiled_len(count, blocks)];
+        to_tiles(plain, count, blocks, tiles)?;
     }
     Ok(())
 }

@@ -1,14 +1,15 @@
 //! An engine's state into a checkpoint and back.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::thread::JoinHandle;
 
 use deepwell_ckpt::{
     CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
-use deepwell_ir::{DType, MemoryKind, ValueId};
+use deepwell_ir::{DType, MemoryKind, Program, ValueId};
 use deepwell_kernels::HostBuffer;
-use deepwell_precision::Guards;
+use deepwell_precision::{BLOCK, Guards, scale_tiles};
 use serde_json::{Value, json};
 
 use crate::{Engine, Settings, TrainError};
@@ -167,6 +168,27 @@ struct Described {
     shape: Vec<usize>,
     section: Section,
     bytes: usize,
+    /// Whether the bytes are scales in tiles; `shape` is that of plain ones.
+    in_tiles: bool,
+}
+
+impl Described {
+    /// The tensor's bytes as files have them: scales plain, row-major.
+    fn to_file<'a>(&self, data: &'a [u8]) -> Cow<'a, [u8]> {
+        let (true, &[rows, blocks]) = (self.in_tiles, &self.shape[..]) else {
+            return Cow::Borrowed(data);
+        };
+        let plain = |index| data[scale_tiles::offset(index / blocks, index % blocks, blocks)];
+        Cow::Owned((0..rows * blocks).map(plain).collect())
+    }
+}
+
+/// Rows and scales of a row, of scales by name: the codes beside them tell.
+fn plain_shape(program: &Program, scales: &str) -> Option<Vec<usize>> {
+    let name = scales.strip_suffix(".scale")?;
+    let codes = program.values.iter().find(|value| value.name == name)?;
+    let &[rows, columns] = &codes.shape[..] else { return None };
+    Some(vec![rows, columns.div_ceil(BLOCK)])
 }
 
 /// Everything of a checkpoint but the bytes of its tensors.
@@ -192,11 +214,16 @@ impl State {
         let program = engine.program();
         let described = |(id, section): (ValueId, Section)| {
             let value = program.value(id);
+            let plain = match section {
+                Section::Scales => plain_shape(program, &value.name),
+                _ => None,
+            };
             Described {
                 id,
                 name: value.name.clone(),
                 dtype: stored(value.dtype),
-                shape: value.shape.clone(),
+                in_tiles: plain.is_some(),
+                shape: plain.unwrap_or_else(|| value.shape.clone()),
                 section,
                 bytes: value.range.bytes,
             }
@@ -224,11 +251,13 @@ impl State {
         data: impl Iterator<Item = &'a [u8]>,
         keep_last: usize,
     ) -> Result<(), TrainError> {
+        let data = self.tensors.iter().zip(data).map(|(tensor, data)| tensor.to_file(data));
+        let data: Vec<Cow<'_, [u8]>> = data.collect();
         let mut contents = CheckpointContents::new(self.step);
         contents.tensors = self
             .tensors
             .iter()
-            .zip(data)
+            .zip(&data)
             .map(|(tensor, data)| TensorView {
                 name: &tensor.name,
                 dtype: tensor.dtype,

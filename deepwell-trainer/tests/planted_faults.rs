@@ -11,7 +11,7 @@ use deepwell_ir::{
 };
 use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, Verdict, cpu_target};
 use deepwell_plan::{Plan, lower};
-use deepwell_precision::Format;
+use deepwell_precision::{Format, scale_tiles};
 use deepwell_trainer::audit::{
     Audit, AuditReport, FINDINGS_KEPT, Finding, audit_counts, audit_provenance,
 };
@@ -134,11 +134,15 @@ fn output(call: &Call, index: usize) -> ValueId {
 }
 
 fn raise_a_row_scale(program: &Program, call: &Call, backend: &mut dyn Backend) {
-    change(program, output(call, 1), backend, |scales| scales[3] += 1);
+    change(program, output(call, 1), backend, |scales| {
+        scales[scale_tiles::offset(1, 1, 2)] += 1;
+    });
 }
 
 fn lower_a_column_scale(program: &Program, call: &Call, backend: &mut dyn Backend) {
-    change(program, output(call, 3), backend, |scales| *scales.last_mut().unwrap() -= 1);
+    change(program, output(call, 3), backend, |scales| {
+        scales[scale_tiles::offset(63, 1, 2)] -= 1;
+    });
 }
 
 fn flip_a_row_code(program: &Program, call: &Call, backend: &mut dyn Backend) {

@@ -1,14 +1,16 @@
 //! The product of two block-scaled matrices.
 
-use deepwell_precision::{BLOCK, BlockShape, ElementFormat, MxSpec};
+use deepwell_precision::{BlockShape, ElementFormat, MxSpec};
 use serde::{Deserialize, Serialize};
 
+use super::quantize::scales_shape;
 use super::{Check, product};
 use crate::op::{MathUnit, OpRule, OutputType, Product, TensorType};
 use crate::{DType, OpError, Shape};
 
-/// `out = a · bᵀ (+ bias)` with FP32 accumulation: a codes `[M, K]`, a scales `[M, K/32]`,
-/// b codes `[N, K]`, b scales `[N, K/32]` (, bias `[N]`) → `[M, N]`.
+/// `out = a · bᵀ (+ bias)` with FP32 accumulation: a codes `[M, K]`, a scales `[M/128, K/128, 512]`,
+/// b codes `[N, K]`, b scales `[N/128, K/128, 512]` (, bias `[N]`) → `[M, N]`. Scales, one for 32
+/// codes along K, lie in tiles, see [`deepwell_precision::scale_tiles`].
 ///
 /// All three products of a linear layer have this form once each operand is quantized along its
 /// own contraction. Wgrad accumulates into FP32; the others write the activation type.
@@ -67,9 +69,8 @@ impl OpRule for MxGemm {
             }
             check.dtype(index, DType::E4m3)?;
             check.dtype(index + 1, DType::E8m0)?;
-            let rows = inputs[index].shape.0[0];
-            let blocks = inputs[index].shape.0[1].blocks_of(BLOCK);
-            check.shape(index + 1, &Shape(vec![rows, blocks]))?;
+            let codes = &inputs[index].shape.0;
+            check.shape(index + 1, &Shape(scales_shape(codes[0], codes[1])))?;
         }
         check.shape(2, &Shape(vec![b[0], a[1]]))?;
         if self.bias {

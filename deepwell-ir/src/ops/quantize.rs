@@ -1,11 +1,11 @@
 //! Block quantization: the point where high precision becomes codes and scales.
 
-use deepwell_precision::{BLOCK, ElementFormat, MxSpec};
+use deepwell_precision::{BLOCK, ElementFormat, MxSpec, scale_tiles};
 use serde::{Deserialize, Serialize};
 
 use super::{Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
-use crate::{DType, OpError, Shape};
+use crate::{DType, Dim, OpError, Shape};
 
 /// Along which axis of a `[rows, columns]` matrix the blocks lie: the contraction of the product
 /// that reads the copy.
@@ -36,8 +36,19 @@ impl Axis {
     }
 }
 
-/// x `[R, C]` → row codes `[R, C]` and scales `[R, C/32]`, and/or column codes `[C, R]` and scales
-/// `[C, R/32]`; always last the counters `[STATISTICS]` as u64.
+/// The shape of the scales of codes `[rows, contraction]`: tiles of 128 rows by the scales of 128
+/// codes, `[rows/128, contraction/128, 512]`, see [`deepwell_precision::scale_tiles`].
+pub(super) fn scales_shape(rows: Dim, contraction: Dim) -> Vec<Dim> {
+    let elements = scale_tiles::TILE_BLOCKS * BLOCK;
+    vec![
+        rows.blocks_of(scale_tiles::TILE_ROWS),
+        contraction.blocks_of(elements),
+        scale_tiles::TILE_BYTES.into(),
+    ]
+}
+
+/// x `[R, C]` → row codes `[R, C]` and scales `[R/128, C/128, 512]`, and/or column codes `[C, R]`
+/// and scales `[C/128, R/128, 512]`; always last the counters `[STATISTICS]` as u64.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
     /// Element format, scale rule, granularity, block.
@@ -90,11 +101,11 @@ impl OpRule for Quantize {
         let mut outputs = Vec::with_capacity(5);
         if self.axis != Axis::Column {
             outputs.push(output("row", vec![x[0], x[1]], DType::E4m3));
-            outputs.push(output("row.scale", vec![x[0], x[1].blocks_of(BLOCK)], DType::E8m0));
+            outputs.push(output("row.scale", scales_shape(x[0], x[1]), DType::E8m0));
         }
         if self.axis != Axis::Row {
             outputs.push(output("col", vec![x[1], x[0]], DType::E4m3));
-            outputs.push(output("col.scale", vec![x[1], x[0].blocks_of(BLOCK)], DType::E8m0));
+            outputs.push(output("col.scale", scales_shape(x[1], x[0]), DType::E8m0));
         }
         outputs.push(output("stats", vec![Self::STATISTICS.into()], DType::U64));
         Ok(outputs)

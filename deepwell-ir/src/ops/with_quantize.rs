@@ -294,7 +294,7 @@ mod tests {
             vec![tokens, width],
             vec![tokens, width],
             vec![width, tokens],
-            vec![width, tokens / 32],
+            vec![1, 1, 512],
             vec![6],
         ];
         assert_eq!(op.flops(&shapes), (5 + 3) * (tokens * width) as u64);

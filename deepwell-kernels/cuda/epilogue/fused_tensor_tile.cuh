@@ -24,6 +24,7 @@
 #include "layout/mx_scale.cuh"
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
+#include "layout/scale_tile.cuh"
 #include "mma/sm100_tile.cuh"
 
 // The function of elements, as the host passes it.
@@ -130,6 +131,12 @@ __device__ __forceinline__ void count_clamp(uint32 amax, const MxScale& scale, b
     }
 }
 
+// Whether scales of (row, column) have a place: also of elements that only padding has.
+__device__ __forceinline__ bool in_scale_tile(const MxTarget& to, uint32 row, uint32 column) {
+    return row / kScaleTileRows < scale_tiles_across(to.rows) &&
+           column / kScaleTileElements < scale_tiles_across(to.columns);
+}
+
 // Column copy of 32 rows of 64 columns from (row, column) on.
 __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 row, int32 column,
                                              const uint8* staged, MxCounters& counters) {
@@ -146,11 +153,18 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
                                                     ((lane / 4) ^ (r & 7)) * 16 + lane % 4 * 4);
         largest = Element::larger(largest, words[r]);
     }
+    if (!in_scale_tile(to, row, first)) {
+        return;
+    }
+    uint8* const scales_to = to.scale_tile_t(row, first) + row % kMxTile / kMxBlock;
     if (first >= to.columns || row >= static_cast<int32>(to.rows)) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            scales_to[scale_row_place(first % kScaleTileRows + c)] = 0;
+        }
         return;
     }
     largest &= Element::kMagnitude;
-    const uint32 blocks = (to.rows + kMxBlock - 1) / kMxBlock;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const uint32 amax = Element::bits(largest, c);
@@ -202,7 +216,7 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
                 }
             }
         }
-        to.scales_t[static_cast<uint64>(first + c) * blocks + row / kMxBlock] = scale.code;
+        scales_to[scale_row_place(first % kScaleTileRows + c)] = scale.code;
     }
 }
 
@@ -271,30 +285,16 @@ __device__ __forceinline__ void write_codes(const MxTarget& to, int32 row, int32
 }
 
 // Writes the scales of a lane's row, byte by byte in `scales`: those of `kColumns` columns from
-// `column` on, as far as the matrix goes.
+// `column` on, as far as tiles go; what only padding has is zero.
 template <int kColumns>
 __device__ __forceinline__ void write_row_scales(const MxTarget& to, int32 row, int32 column,
                                                  uint64 scales) {
-    constexpr int kBlocks = kColumns / kMxBlock;
-    if (row >= static_cast<int32>(to.rows)) {
-        return;
-    }
-    const int32 blocks = to.columns / kMxBlock;
-    const int32 first = column / kMxBlock;
-    uint8* target = to.scales + static_cast<uint64>(row) * blocks + first;
-    if (blocks % kBlocks == 0) {
-        if constexpr (kBlocks == 8) {
-            *reinterpret_cast<uint64*>(target) = scales;
-        } else {
-            static_assert(kBlocks == 4, "tiles of 128 or 256 columns");
-            *reinterpret_cast<uint32*>(target) = static_cast<uint32>(scales);
-        }
-        return;
-    }
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-        if (first + i < blocks) {
-            target[i] = static_cast<uint8>(scales >> (8 * i));
+    for (int first = 0; first < kColumns; first += kScaleTileElements) {
+        if (in_scale_tile(to, row, column + first)) {
+            uint8* const tile = to.scale_tile(row, column + first);
+            *reinterpret_cast<uint32*>(tile + scale_row_place(row % kScaleTileRows)) =
+                static_cast<uint32>(scales >> (first / kScaleTileElements * 32));
         }
     }
 }

@@ -10,10 +10,8 @@
 // a b^T [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue
 // warps do. `memory` is all of the dynamic shared memory.
 template <template <typename, bool...> class Tiles, typename S, typename Store>
-__device__ __forceinline__ void mxfp8_product(const TensorMap& a,
-                                              const sm100_mxfp8::Scales& a_scales,
-                                              const TensorMap& b,
-                                              const sm100_mxfp8::Scales& b_scales, int32 depth,
+__device__ __forceinline__ void mxfp8_product(const sm100_mxfp8::Operand& a,
+                                              const sm100_mxfp8::Operand& b, int32 depth,
                                               uint8* memory, Store store) {
     using namespace sm100_mxfp8;
     const Shared<S> shared(memory);
@@ -21,7 +19,7 @@ __device__ __forceinline__ void mxfp8_product(const TensorMap& a,
     const uint32 warp = threadIdx.x / 32;
     const uint32 rank = rank_in_pair<S>();
     const int32 pieces = (depth + kDepthBytes - 1) / kDepthBytes;
-    const Tiles<S> tiles(shared, a_scales.rows, b_scales.rows);
+    const Tiles<S> tiles(shared, a.rows, b.rows);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
@@ -31,15 +29,7 @@ __device__ __forceinline__ void mxfp8_product(const TensorMap& a,
         if (rank == 0 && elect_one()) {
             multiply_codes(shared, tensor_base, tiles, pieces);
         }
-    } else if (warp == kScalesWarpA) {
-        fetch_scales<S, 0, 1>(shared, a_scales, tiles, pieces, [=](const TilePlace& place) {
-            return static_cast<int32>(place.row + rank * kBlockM);
-        });
-    } else if (warp == kScalesWarpB) {
-        fetch_scales<S, 1, S::kScaleTiles - 1>(
-            shared, b_scales, tiles, pieces,
-            [=](const TilePlace& place) { return static_cast<int32>(place.column); });
-    } else {
+    } else if (warp >= kFirstEpilogueWarp) {
         store(shared, tensor_base, tiles);
     }
     end<S>(tensor_base);

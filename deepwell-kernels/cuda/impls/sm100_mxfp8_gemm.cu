@@ -2,11 +2,10 @@
 // for each 32 of them along K, both by rows. All three products of a linear layer have this form.
 //
 // Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
-// cache. Its warps have roles, see mma/sm100_tile.cuh: one has codes copied, one multiplies, two
-// bring scales, four write results while the next tile is multiplied. What lies outside of the
-// operands reads as zero codes with scales of one. The scales are read by rows: nobody has to tile
-// them before. K is a multiple of 16, as tensor copies need, and nothing is empty. Sums run over K
-// in ascending order whatever the grid.
+// cache. Its warps have roles, see mma/sm100_tile.cuh: one has codes and scales copied, one
+// multiplies, four write results while the next tile is multiplied. What lies outside of the
+// operands reads as zero codes. K is a multiple of 16, as tensor copies need, and nothing is empty.
+// Sums run over K in ascending order whatever the grid.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -19,27 +18,25 @@ using namespace sm100_mxfp8;
 extern __shared__ __align__(1024) uint8 memory[];
 
 template <template <typename, bool...> class Tiles, typename S, typename Element>
-__device__ __forceinline__ void gemm(const TensorMap& a, const Scales& a_scales,
-                                     const TensorMap& b, const Scales& b_scales,
+__device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
                                      const TileResult<Element>& result, int32 depth) {
-    mxfp8_product<Tiles, S>(a, a_scales, b, b_scales, depth, memory,
+    mxfp8_product<Tiles, S>(a, b, depth, memory,
                             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
                                 store_tensor_tiles(shared, tensor_base, tiles, result);
                             });
 }
 
 // a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / blocks rows, both of 128 columns and
-// swizzled by 128 bytes; a_scales [m, ceil(k / 32)], b_scales [n, ceil(k / 32)], bias [n] or null,
+// swizzled by 128 bytes; their scales in boxes of a tile (layout/scale_tile.cuh), bias [n] or null,
 // out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is a cluster of two.
 #define MXFP8_GEMM(name, Tiles, blocks, tile_n, Element)                                         \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
-        name(const __grid_constant__ TensorMap a, const uint8* __restrict__ a_scales,            \
-             const __grid_constant__ TensorMap b, const uint8* __restrict__ b_scales,            \
+        name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,    \
+             const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,    \
              const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
              int32 k, uint32 accumulate) {                                                       \
-        const int32 scales = (k + kScaleBlock - 1) / kScaleBlock;                                \
         gemm<Tiles, Shape<blocks, tile_n>>(                                                      \
-            a, Scales{a_scales, m, scales}, b, Scales{b_scales, n, scales},                      \
+            Operand{a, a_scales, m}, Operand{b, b_scales, n},                                    \
             TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                           \
     }
 

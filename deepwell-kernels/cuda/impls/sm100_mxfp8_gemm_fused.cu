@@ -16,16 +16,15 @@ extern __shared__ __align__(1024) uint8 memory[];
 #define MXFP8_GEMM_FUSED(tile, Tiles, blocks, tile_n)                                            \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         sm100_mxfp8_gemm_fused_##tile(                                                           \
-            const __grid_constant__ TensorMap a, const uint8* __restrict__ a_scales,             \
-            const __grid_constant__ TensorMap b, const uint8* __restrict__ b_scales,             \
+            const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,     \
+            const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,     \
             FUSED_ARGUMENTS) {                                                                   \
         using S = Shape<blocks, tile_n>;                                                         \
-        const int32 blocks_of_row = (k + kScaleBlock - 1) / kScaleBlock;                         \
         const FusedResult result = FUSED_RESULT;                                                 \
         FusedCounters counters;                                                                  \
         mxfp8_product<Tiles, S>(                                                                 \
-            a, Scales{a_scales, m, blocks_of_row}, b, Scales{b_scales, n, blocks_of_row}, k,     \
-            memory, [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {               \
+            Operand{a, a_scales, m}, Operand{b, b_scales, n}, k, memory,                         \
+            [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
             });                                                                                  \
         write_fused_statistics<Tiles<S>::kClaimsTiles>(result, counters, totals, statistics);    \

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/types.cuh"
+#include "layout/scale_tile.cuh"
 
 constexpr uint32 kMxTile = 128;    // rows and columns of a tile
 constexpr uint32 kMxBlock = 32;    // elements with one stored scale
@@ -28,14 +29,23 @@ struct MxTile {
     }
 };
 
-// Where the copies of a matrix go; pointers of copies that are not made are not looked at.
+// Where the copies of a matrix go; pointers of copies that are not made are not looked at. Scales
+// lie in tiles, see layout/scale_tile.cuh; those of a tile of elements are one tile of each copy.
 struct MxTarget {
     uint8* codes;     // [rows, columns]
-    uint8* scales;    // [rows, ceil(columns / 32)]
+    uint8* scales;    // [ceil(rows / 128), ceil(columns / 128), 512]
     uint8* codes_t;   // [columns, rows]
-    uint8* scales_t;  // [columns, ceil(rows / 32)]
+    uint8* scales_t;  // [ceil(columns / 128), ceil(rows / 128), 512]
     uint32 rows;
     uint32 columns;
+
+    // The tiles of scales that have those of the element (row, column).
+    __device__ __forceinline__ uint8* scale_tile(uint32 row, uint32 column) const {
+        return scales + scale_tile_place(row, column, columns);
+    }
+    __device__ __forceinline__ uint8* scale_tile_t(uint32 row, uint32 column) const {
+        return scales_t + scale_tile_place(column, row, rows);
+    }
 };
 
 // What a block needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
@@ -43,11 +53,14 @@ struct alignas(16) MxPlainShared {
     // By warps and words of columns; a little longer than these, for the banks.
     uint32 amaxes[kMxTile / 16][kMxTile / 2 + 8];
     uint32 factors[kMxGroups][kMxTile / 2];  // by groups of rows and words of columns
+    uint4 scales[kScaleTileBytes / 16];      // a tile of those of rows
+    uint4 scales_t[kScaleTileBytes / 16];    // and of columns
 };
 
 // What a block needs beside the tile itself.
 struct MxShared {
     uint32 square_amax[kMxGroups * kMxGroups];
     uint32 column_amax[kMxGroups][kMxTile];
-    uint32 column_scales[kMxTile];  // four bytes each
+    uint32 scales[kMxTile];    // a tile of those of rows
+    uint32 scales_t[kMxTile];  // and of columns
 };

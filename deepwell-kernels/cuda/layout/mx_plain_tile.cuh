@@ -14,9 +14,9 @@
 //   threads write the same chunk of sixteen columns, eight apart, or eight threads read the
 //   sixteen chunks of one column: neither meets a bank twice.
 //
-// Scales are words of four bytes, each in a sector of 32 whose other words come from other blocks.
-// The L2 cache is asked to keep these: as ordinary writes they cost a tenth of the whole kernel on
-// an H200.
+// The scales of a tile go through shared memory as well and are written by one warp: 512 bytes one
+// after the other. As words of four bytes in lines of scales by rows, each in a sector with words of
+// other blocks, they cost a tenth of the whole kernel on an H200.
 //
 // Scaling in BF16 gives the codes that scaling in FP32 gives: a factor is a power of two, so that a
 // product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
@@ -27,7 +27,6 @@
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
 #include "layout/mx_statistics.cuh"
-#include "ptx/cache.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/packed.cuh"
 
@@ -160,11 +159,17 @@ __device__ __forceinline__ uint32 mx_keep_larger(uint32 first, uint32 second, ui
     return max_magnitude_bf16x2(kept, __shfl_xor_sync(0xffffffffu, given, lanes));
 }
 
-// Row copy.
+// By a warp: writes a tile of scales.
+__device__ __forceinline__ void mx_store_scales(uint8* to,
+                                                const uint4 (&scales)[kScaleTileBytes / 16]) {
+    reinterpret_cast<uint4*>(to)[threadIdx.x % 32] = scales[threadIdx.x % 32];
+}
+
+// Row copy, the scales of which are left in `shared`.
 template <bool kWide>
 __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows], uint32 row0,
                                               uint32 column0, const MxTarget& to,
-                                              MxCounters& counters) {
+                                              MxPlainShared& shared, MxCounters& counters) {
     // Two rows in a word.
     uint32 of_rows[kMxPlainRows / 2];
 #pragma unroll
@@ -241,16 +246,15 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
         }
     }
     if (quad < 2) {
-        const uint32 of_lane = row + threadIdx.x % 4 * 2 + quad;
-        uint32* const first = reinterpret_cast<uint32*>(to.scales) + column0 / kMxTile;
-        store_to_keep(first + static_cast<uint64>(of_lane) * (to.columns / kMxTile),
-                      quad == 0 ? low : high);
+        const uint32 in_tile = mx_plain_row() + threadIdx.x % 4 * 2 + quad;
+        reinterpret_cast<uint32*>(shared.scales)[scale_row_place(in_tile) / 4] =
+            quad == 0 ? low : high;
     }
 }
 
-// Column copy, once `shared.amaxes` has what every warp knows of each word of columns. What was
-// counted is tallied before the codes are written.
-template <bool kWide>
+// Column copy, once `shared.amaxes` has what every warp knows of each word of columns, and the
+// scales of all copies. What was counted is tallied before the codes are written.
+template <bool kWide, bool kRow>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint4* __restrict__ stage, MxPlainShared& shared,
@@ -288,12 +292,17 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
             shared.factors[part][word] = pair.factors;
         }
         if (part < 2) {
-            const uint64 column = column0 + 2 * word + part;
-            uint32* const first = reinterpret_cast<uint32*>(to.scales_t) + row0 / kMxTile;
-            store_to_keep(first + column * (to.rows / kMxTile), part == 0 ? low : high);
+            reinterpret_cast<uint32*>(shared.scales_t)[scale_row_place(2 * word + part) / 4] =
+                part == 0 ? low : high;
         }
     }
     __syncthreads();
+    if (kRow && warp == 0) {
+        mx_store_scales(to.scale_tile(row0, column0), shared.scales);
+    }
+    if (warp == 1) {
+        mx_store_scales(to.scale_tile_t(row0, column0), shared.scales_t);
+    }
 
     const uint32 lane = threadIdx.x % kMxRowLanes, chunk = threadIdx.x / kMxRowLanes;
     const uint4 of_group =
@@ -384,11 +393,15 @@ __device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlai
             of_warp;
     }
     if (kRow) {
-        mx_plain_rows<kWide>(pieces, row0, column0, to, counters);
+        mx_plain_rows<kWide>(pieces, row0, column0, to, shared, counters);
     }
     if (kColumn) {
-        mx_plain_columns<kWide>(pieces, row0, column0, to, stage, shared, tally, counters);
+        mx_plain_columns<kWide, kRow>(pieces, row0, column0, to, stage, shared, tally, counters);
     } else {
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            mx_store_scales(to.scale_tile(row0, column0), shared.scales);
+        }
         tally.leave(counters);
         __syncthreads();
         tally.give();

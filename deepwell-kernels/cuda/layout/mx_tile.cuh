@@ -61,20 +61,22 @@ __device__ __forceinline__ void mx_square_amax(const uint4* __restrict__ own, bo
     __syncthreads();
 }
 
-// Where a thread's row copy goes; moves from step to step.
-struct MxRowCursor {
-    uint8* codes;
-    uint8* scale;
-};
+// Writes a tile of scales that all threads have put into shared memory, behind a barrier.
+__device__ __forceinline__ void mx_store_scales(uint8* to, const uint32 (&scales)[kMxTile]) {
+    if (threadIdx.x < kMxTile) {
+        reinterpret_cast<uint32*>(to)[threadIdx.x] = scales[threadIdx.x];
+    }
+}
 
-// Row copy of one piece, in row `row_in_tile` of the tile and column `column` of the matrix. `amax`
-// is that of the piece, or of its square; `exists` tells that the matrix has it.
+// Row copy of one piece, in row `row_in_tile` of the tile and column `column` of the matrix: codes
+// to `codes_to`, the scale to `scales`. `amax` is that of the piece, or of its square; `exists`
+// tells that the matrix has it.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32 amax,
                                                       uint32 row_in_tile, uint32 column,
-                                                      bool exists, const MxRowCursor& to,
-                                                      uint32 columns, uint32 flags,
-                                                      MxCounters& counters) {
+                                                      bool exists, uint8* codes_to,
+                                                      uint32 (&scales)[kMxTile], uint32 columns,
+                                                      uint32 flags, MxCounters& counters) {
     using Tile = MxTile<E>;
     constexpr int kPerWord = MxElement<E>::kPerWord;
     const bool floor = flags & kMxFloor, wide = flags & kMxWide, square = flags & kMxSquare;
@@ -121,16 +123,17 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
     if (exists) {
         if (columns % Tile::kPiece == 0) {
             if (kPerWord == 2) {
-                *reinterpret_cast<uint2*>(to.codes) = make_uint2(codes[0], codes[kPerWord - 1]);
+                *reinterpret_cast<uint2*>(codes_to) = make_uint2(codes[0], codes[kPerWord - 1]);
             } else {
-                *reinterpret_cast<uint32*>(to.codes) = codes[0];
+                *reinterpret_cast<uint32*>(codes_to) = codes[0];
             }
         } else {
-            mx_store_bytes(to.codes, codes, kPerWord, columns - column);
+            mx_store_bytes(codes_to, codes, kPerWord, columns - column);
         }
-        if (Tile::column() % kMxBlock == 0) {
-            *to.scale = scale.code;
-        }
+    }
+    if (Tile::column() % kMxBlock == 0) {
+        const uint32 place = scale_row_place(row_in_tile) + Tile::column() / kMxBlock;
+        reinterpret_cast<uint8*>(scales)[place] = exists ? scale.code : 0;
     }
 }
 
@@ -217,11 +220,13 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
             counters.clamps += (!wide || group == 0) &&
                                (!square || column % (wide ? kMxTile : kMxBlock) == 0);
         }
-        reinterpret_cast<uint8*>(shared.column_scales)[column * 4 + group] = scale.code;
+        const bool exists = column0 + column < to.columns && row0 + group * kMxBlock < to.rows;
+        reinterpret_cast<uint8*>(shared.scales_t)[scale_row_place(column) + group] =
+            exists ? scale.code : 0;
     }
     __syncthreads();
 
-    // Write the codes in lines of eight threads, then the scales, four bytes of a column at once.
+    // Write the codes in lines of eight threads, then the scales.
 #pragma unroll
     for (int i = 0; i < kMxTile * kMxTile / 16 / Tile::kThreads; ++i) {
         const uint32 index = i * Tile::kThreads + threadIdx.x;
@@ -238,17 +243,8 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
             }
         }
     }
-    const uint32 column = column0 + threadIdx.x;
-    if (threadIdx.x < kMxTile && column < to.columns && row0 < to.rows) {
-        const uint32 blocks = (to.rows + kMxBlock - 1) / kMxBlock;
-        const uint32 block = row0 / kMxBlock;
-        const uint32 scales = shared.column_scales[threadIdx.x];
-        uint8* const target = to.scales_t + static_cast<uint64>(column) * blocks + block;
-        if (blocks % 4 == 0) {
-            *reinterpret_cast<uint32*>(target) = scales;
-        } else {
-            mx_store_bytes(target, &scales, 1, blocks - block);
-        }
+    if (column0 < to.columns && row0 < to.rows) {
+        mx_store_scales(to.scale_tile_t(row0, column0), shared.scales_t);
     }
 }
 
@@ -290,10 +286,7 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
         mx_square_amax<E>(own, wide, shared);
     }
     const uint32 first_row = row0 + Tile::row(), column = column0 + Tile::column();
-    const uint32 blocks = (to.columns + kMxBlock - 1) / kMxBlock;
-    MxRowCursor cursor;
-    cursor.codes = to.codes + static_cast<uint64>(first_row) * to.columns + column;
-    cursor.scale = to.scales + static_cast<uint64>(first_row) * blocks + column / kMxBlock;
+    uint8* codes_to = to.codes + static_cast<uint64>(first_row) * to.columns + column;
     const uint32 rows_left =
         column < to.columns && first_row < to.rows ? to.rows - first_row : 0;
     uint32 largest = 0;
@@ -309,15 +302,20 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
             }
             const uint32 beyond_first = step * kMxStepRows;
             mx_quantize_row_piece<E>(piece, amax, Tile::row() + beyond_first, column,
-                                     beyond_first < rows_left, cursor, to.columns, flags,
-                                     counters);
-            cursor.codes += static_cast<uint64>(kMxStepRows) * to.columns;
-            cursor.scale += static_cast<uint64>(kMxStepRows) * blocks;
+                                     beyond_first < rows_left, codes_to, shared.scales, to.columns,
+                                     flags, counters);
+            codes_to += static_cast<uint64>(kMxStepRows) * to.columns;
         }
     }
     mx_count_pieces<E>(own, largest, kCopies, counters);
+    __syncthreads();
+    if (kRow && column0 < to.columns && row0 < to.rows) {
+        mx_store_scales(to.scale_tile(row0, column0), shared.scales);
+    }
     if (kColumn) {
-        __syncthreads();
         mx_quantize_columns<E>(row0, column0, to, flags, tile, shared, counters);
+    } else {
+        // What was shared may be written again.
+        __syncthreads();
     }
 }

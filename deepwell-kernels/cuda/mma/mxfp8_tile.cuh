@@ -11,6 +11,7 @@
 #include "common/types.cuh"
 #include "layout/e8m0.cuh"
 #include "layout/operand_tile.cuh"
+#include "layout/scale_tile.cuh"
 #include "ptx/cp_async.cuh"
 
 namespace mxfp8_tile {
@@ -33,7 +34,7 @@ static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each 
 static_assert(kThreads == kBlockM + kBlockN, "a thread fetches the scales of one row");
 static_assert(kSharedBytes <= 99 * 1024, "what a block may have on sm_120");
 
-// An operand: codes [outer, depth] and scales [outer, ceil(depth / 32)], by rows.
+// An operand: codes [outer, depth] by rows, and their scales in tiles (layout/scale_tile.cuh).
 struct Operand {
     const uint8* codes;
     const uint8* scales;
@@ -54,8 +55,7 @@ using Accumulators = float[kFragmentsM][kFragmentsN][4];
 // The scales of the calling thread's row: rows of a in the first half of the threads, of b in the
 // second.
 class ScaleFetch {
-    const uint8* scales_;  // of the row; null outside of the matrix
-    int32 blocks_;
+    const uint8* scales_;  // of the row in its first tile of scales; null outside of the matrix
 
   public:
     __device__ __forceinline__ ScaleFetch(const Operand& a, const Operand& b, int32 row,
@@ -65,24 +65,16 @@ class ScaleFetch {
         const int32 outer = of_a ? row + thread : column + thread - kBlockM;
         const int32 extent = of_a ? a.outer : b.outer;
         const uint8* scales = of_a ? a.scales : b.scales;
-        blocks_ = (a.depth + kScaleBlock - 1) / kScaleBlock;
-        scales_ = outer < extent ? scales + static_cast<int64>(outer) * blocks_ : nullptr;
+        scales_ = outer < extent ? scales + scale_tile_place(outer, 0, a.depth) +
+                                       scale_row_place(outer % kScaleTileRows)
+                                 : nullptr;
     }
 
-    // The scales of the four blocks of tile `tile`; ones where there is nothing.
+    // The scales of the four blocks of tile `tile`; ones outside of the matrix.
     __device__ __forceinline__ uint32 fetch(int32 tile) const {
-        uint32 word = kE8m0One * 0x01010101u;
-        if (scales_ != nullptr) {
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) {
-                const int32 block = tile * kSteps + i;
-                if (block < blocks_) {
-                    const uint32 code = scales_[block];
-                    word ^= (code ^ kE8m0One) << (8 * i);
-                }
-            }
-        }
-        return word;
+        return scales_ == nullptr
+                   ? kE8m0One * 0x01010101u
+                   : *reinterpret_cast<const uint32*>(scales_ + tile * kScaleTileBytes);
     }
 };
 

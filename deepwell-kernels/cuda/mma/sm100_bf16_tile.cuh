@@ -21,7 +21,7 @@ static_assert(kTransposedBoxBytes == kBoxRows * kDepthBytes, "a box is as large 
 // Each operand is stored by depth or by rows.
 template <int kBlocks, int kTileN, int kDown, int kAcross, bool kAStoredByDepth,
           bool kBStoredByDepth>
-struct Shape : TileShape<kBlocks, kTileN, 0, 0, 0, kDown, kAcross> {
+struct Shape : TileShape<kBlocks, kTileN, 0, 0, kDown, kAcross> {
     static constexpr bool kAByDepth = kAStoredByDepth;
     static constexpr bool kBByDepth = kBStoredByDepth;
 };
@@ -55,7 +55,8 @@ __device__ __forceinline__ void copy_elements(const Shared<S>& shared, const Ten
     const Sharers of_a = sharers_of_a<S>();
     const Sharers of_b = sharers_of_b<S>();
     copy_operands(shared, tiles, pieces,
-                  [&](const TilePlace& place, int32 piece, uint8* target, uint32 barrier) {
+                  [&](const TilePlace& place, int32 piece, uint32 stage, uint32 barrier) {
+                      uint8* target = shared.operands + stage * S::kOperandBytes;
                       const uint32 depth = piece * kBlockK;
                       copy_operand<S, S::kAByDepth, kBlockM, S::kAcross>(
                           target, a, place.row + rank * kBlockM, depth, barrier, of_a);

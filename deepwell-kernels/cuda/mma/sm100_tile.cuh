@@ -13,7 +13,6 @@
 // are read first.
 //   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
 //   multiply       one thread (of the first block) multiplies;
-//   side warps     bring what a kind of product needs beside its operands, if anything;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
 // Each walks the same tiles in the same order: `tiles.next(place)` gives the first element of the
 // next one (scheduler/tile_walk.cuh). The thread that copies operands walks `tiles.asking()`.
@@ -42,19 +41,16 @@ constexpr int kAlignment = 1024;
 
 constexpr int kCopyWarp = 0;
 constexpr int kMultiplyWarp = 1;
-constexpr int kFirstSideWarp = 2;
 constexpr int kFirstEpilogueWarp = 4;
 constexpr int kEpilogueWarps = 4;
 constexpr int kThreads = 32 * (kFirstEpilogueWarp + kEpilogueWarps);
 constexpr int kStagedBytes = kEpilogueWarps * 32 * 128;  // results on their way out
 static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of its number modulo four");
 
-// Beside operands and accumulators, a stage has `kSideBytesOfStage` of shared memory that
-// `kSideWarpsOfBlock` warps of each block fill, and products need `kSideColumnsOfAll` columns of
-// tensor memory.
+// Beside operands, `kSideBytesOfStage` of a stage are copied by each block, and beside accumulators
+// products need `kSideColumnsOfAll` columns of tensor memory.
 template <int kBlocksOfPair, int kTileColumns, int kSideBytesOfStage = 0,
-          int kSideColumnsOfAll = 0, int kSideWarpsOfBlock = 0, int kTilesDown = 1,
-          int kTilesAcross = 1>
+          int kSideColumnsOfAll = 0, int kTilesDown = 1, int kTilesAcross = 1>
 struct TileShape {
     static constexpr int kBlocks = kBlocksOfPair;  // that compute a tile together
     static constexpr int kDown = kTilesDown;       // tiles of a cluster, which share rows of b
@@ -66,7 +62,6 @@ struct TileShape {
     static constexpr int kBlockN = kTileN / kBlocks;  // rows of b that a block holds
     static constexpr int kSideBytes = kSideBytesOfStage;
     static constexpr int kSideColumns = kSideColumnsOfAll;
-    static constexpr int kSideWarps = kSideWarpsOfBlock;
     // Columns from one accumulator to the other, in sixteens where they share some.
     static constexpr bool kShares = 2 * kTileN + kSideColumns > kTensorColumns;
     static constexpr int kAccumulatorStride =
@@ -89,8 +84,7 @@ struct TileShape {
     static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
     // Threads that walk tiles: one copies, one of a tile multiplies, and the other warps.
-    static constexpr int kWalkers =
-        kTiles * (kBlocks * (1 + 32 * (kSideWarps + kEpilogueWarps)) + 1);
+    static constexpr int kWalkers = kTiles * (kBlocks * (1 + 32 * kEpilogueWarps) + 1);
     static_assert(kClaims * 32 + (2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes,
                   "barriers");
 };
@@ -135,7 +129,7 @@ struct Shared {
             }
         }
         for (int i = 0; i < S::kStages; ++i) {
-            mbarrier_set(full + i, 1 + S::kSideWarps * S::kBlocks);
+            mbarrier_set(full + i);
             mbarrier_set(empty + i, S::kTiles);
         }
         for (int i = 0; i < kAccumulators; ++i) {
@@ -304,8 +298,8 @@ __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, ui
     }
 }
 
-// One thread of each block: `copy(place, piece, target, barrier)` starts the copies of a piece of
-// depth to a stage's place for operands.
+// One thread of each block: `copy(place, piece, stage, barrier)` starts the copies of a piece of
+// depth to a stage.
 template <typename S, typename Tiles, typename Copy>
 __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 pieces,
                                               Copy copy) {
@@ -321,9 +315,9 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
             }
             // The first block announces what both get.
             if (rank == 0) {
-                mbarrier_expect(full, S::kBlocks * S::kOperandBytes);
+                mbarrier_expect(full, S::kBlocks * (S::kOperandBytes + S::kSideBytes));
             }
-            copy(place, piece, shared.operands + ring.index * S::kOperandBytes, barrier);
+            copy(place, piece, ring.index, barrier);
             ring.advance();
         }
     }

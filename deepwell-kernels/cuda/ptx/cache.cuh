@@ -30,11 +30,3 @@ __device__ __forceinline__ uint4 load_for_the_last_time(const void* from) {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return load_by_policy(from, policy);
 }
-
-// A word of a sector whose other words other blocks write soon.
-__device__ __forceinline__ void store_to_keep(uint32* to, uint32 value) {
-    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;"
-                 :
-                 : "l"(to), "r"(value), "l"(policy_to_keep())
-                 : "memory");
-}

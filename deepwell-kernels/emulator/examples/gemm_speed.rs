@@ -78,13 +78,17 @@ fn run(text: &str, kernel: &Kernel, tracker: bool) -> Result<Took, Box<dyn Error
     for (operand, rows) in [(1, 128), (2, kernel.columns / kernel.cluster)] {
         let matrix = emulator.allocate(SIDE * SIDE, "codes");
         emulator.write(matrix, &codes(operand))?;
+        // Tiles of 512 bytes, one after the other, in boxes of two rows of 256.
         let scales = emulator.allocate(SIDE * SIDE / 32, "scales");
         emulator.write(scales, &vec![127; (SIDE * SIDE / 32) as usize])?;
+        let boxes = [256, SIDE * SIDE / 32 / 256];
+        let of_scales = TensorMapSpec::new(ElementType::U8, scales, &boxes, &[256], &[256, 2]);
+        let of_scales = TensorMap::encode(&of_scales).map_err(|fault| fault.message)?;
         let mut map =
             TensorMapSpec::new(ElementType::U8, matrix, &[SIDE, SIDE], &[SIDE], &[128, rows]);
         map.swizzle = Swizzle::Bytes128;
         let map = TensorMap::encode(&map).map_err(|fault| fault.message)?;
-        arguments = arguments.structure(&map, 64).u64(scales);
+        arguments = arguments.structure(&map, 64).structure(&of_scales, 64);
     }
     let result = emulator.allocate(2 * SIDE * SIDE, "result");
     let side = SIDE as u32;

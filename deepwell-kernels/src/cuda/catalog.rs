@@ -202,15 +202,19 @@ mod tests {
             dtype,
             shape: Shape(vec![rows, columns]),
         };
+        let scales = |rows: Dim, depth: Dim| TensorType {
+            dtype: DType::E8m0,
+            shape: Shape(vec![rows.blocks_of(128), depth.blocks_of(128), 512.into()]),
+        };
         let check = |op: &Op, (columns, depth): (usize, usize), expected: bool| {
             let tokens = Dim::TOKENS;
             let [columns, depth] = [columns, depth].map(Dim::fixed);
             let inputs = match op.leading() {
                 Op::MxGemm(_) => vec![
                     matrix(DType::E4m3, tokens, depth),
-                    matrix(DType::E8m0, tokens, depth.blocks_of(32)),
+                    scales(tokens, depth),
                     matrix(DType::E4m3, columns, depth),
-                    matrix(DType::E8m0, columns, depth.blocks_of(32)),
+                    scales(columns, depth),
                 ],
                 _ => vec![
                     matrix(DType::Bf16, tokens, depth),

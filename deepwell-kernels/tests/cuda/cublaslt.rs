@@ -2,7 +2,7 @@
 
 use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
 use deepwell_kernels::cuda::{Architecture, CUBLASLT, CudaCatalog, cuda_target};
-use deepwell_precision::{BlockShape, Granularity, MxSpec};
+use deepwell_precision::{BlockShape, Granularity, MxSpec, scale_tiles};
 
 use crate::bf16_gemm;
 use crate::harness::Gpu;
@@ -42,14 +42,18 @@ fn bf16_products_of_any_size() {
 #[test]
 fn the_library_is_preferred_where_it_may_and_can() {
     let operand = |dtype, shape: [usize; 2]| OperandType { dtype, shape: shape.to_vec() };
+    let scales = |rows: usize, depth: usize| OperandType {
+        dtype: DType::E8m0,
+        shape: scale_tiles::shape(rows, depth / 32).to_vec(),
+    };
     let (m, n, k) = (64, 256, 512);
     let linear =
         [operand(DType::Bf16, [m, k]), operand(DType::Bf16, [n, k]), operand(DType::Bf16, [m, n])];
     let mx = [
         operand(DType::E4m3, [m, k]),
-        operand(DType::E8m0, [m, k / 32]),
+        scales(m, k),
         operand(DType::E4m3, [n, k]),
-        operand(DType::E8m0, [n, k / 32]),
+        scales(n, k),
         operand(DType::Bf16, [m, n]),
     ];
     let mx_op = |b| -> Op {

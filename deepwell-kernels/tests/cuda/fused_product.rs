@@ -68,7 +68,7 @@ fn multiplied(
     let mut a = MxMatrix::new(rows, depth, spec, kind, 1);
     let b = MxMatrix::new(columns, depth, spec, kind, 50);
     if operands == Operands::MxNan {
-        let (mut codes, mut scales) = (a.codes.bytes.clone(), a.scales.bytes.clone());
+        let (mut codes, mut scales) = (a.codes.bytes.clone(), a.plain_scales.clone());
         codes[rows / 2 * depth] = 0x7f;
         // Of the last row, which leaves NaN in columns that are there and in those that are not.
         let last = scales.len() - 1;

@@ -2,14 +2,17 @@
 
 use deepwell_ir::DType;
 use deepwell_kernels::oracle::mx::{BLOCK, dequantize_rows};
-use deepwell_precision::{BlockShape, MxSpec};
+use deepwell_precision::{BlockShape, MxSpec, scale_tiles};
 
 use crate::harness::{HostTensor, uniform};
 
 /// Codes and scales as the device reads them, and the numbers that they stand for.
 pub(crate) struct MxMatrix {
     pub(crate) codes: HostTensor,
+    /// In tiles.
     pub(crate) scales: HostTensor,
+    /// The same by rows.
+    pub(crate) plain_scales: Vec<u8>,
     pub(crate) values: Vec<f64>,
 }
 
@@ -68,13 +71,27 @@ impl MxMatrix {
         MxMatrix::from_bytes(rows, depth, &codes, &scales)
     }
 
+    /// From scales by rows.
     pub(crate) fn from_bytes(rows: usize, depth: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
         MxMatrix {
             codes: HostTensor::bytes(DType::E4m3, &[rows, depth], codes),
-            scales: HostTensor::bytes(DType::E8m0, &[rows, depth.div_ceil(BLOCK)], scales),
+            scales: HostTensor::bytes(
+                DType::E8m0,
+                &scale_tiles::shape(rows, depth.div_ceil(BLOCK)),
+                &tiled(rows, depth, scales),
+            ),
+            plain_scales: scales.to_vec(),
             values: dequantize_rows(codes, scales, rows, depth),
         }
     }
+}
+
+/// Scales of codes `[rows, depth]` as programs have them.
+pub(crate) fn tiled(rows: usize, depth: usize, plain: &[u8]) -> Vec<u8> {
+    let blocks = depth.div_ceil(BLOCK);
+    let mut tiles = vec![0; scale_tiles::tiled_len(rows, blocks)];
+    scale_tiles::to_tiles(plain, rows, blocks, &mut tiles).unwrap();
+    tiles
 }
 
 /// For each element of `a · bᵀ` the sum of the magnitudes of its products, a bound of every partial

@@ -202,7 +202,7 @@ pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
         let change = |matrix: MxMatrix, rows: usize, at: usize| {
             let mut codes = matrix.codes.bytes.clone();
             codes[at] = 0x7f;
-            MxMatrix::from_bytes(rows, depth, &codes, &matrix.scales.bytes)
+            MxMatrix::from_bytes(rows, depth, &codes, &matrix.plain_scales)
         };
         let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, 131 * depth + 95);
         let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, 2 * depth);

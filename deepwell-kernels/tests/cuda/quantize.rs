@@ -4,12 +4,13 @@
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{DType, ops};
 use deepwell_precision::{
-    BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source, quantize_both,
-    quantize_columns, quantize_rows, scales_len,
+    BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source,
+    quantize_both, quantize_columns, quantize_rows, scale_tiles, scales_len,
 };
 use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, uniform};
+use crate::mx::tiled;
 
 /// Every way to share exponents.
 pub(crate) fn specs() -> Vec<MxSpec> {
@@ -27,10 +28,10 @@ pub(crate) fn specs() -> Vec<MxSpec> {
 /// The empty outputs of a quantization of a `rows` x `columns` matrix.
 pub(crate) fn outputs(axis: Axis, rows: usize, columns: usize) -> Vec<HostTensor> {
     let copy = |outer: usize, contraction: usize| {
-        let blocks = contraction.div_ceil(32);
+        let scales = scale_tiles::shape(outer, contraction.div_ceil(BLOCK));
         [
             HostTensor::output(DType::E4m3, &[outer, contraction]),
-            HostTensor::output(DType::E8m0, &[outer, blocks]),
+            HostTensor::output(DType::E8m0, &scales),
         ]
     };
     let mut outputs = Vec::new();
@@ -67,10 +68,10 @@ pub(crate) fn reference<S: Source>(
     let words = [amax.to_bits().into(), elements, underflows, saturations, scale_clamps, nonfinite];
     let mut outputs = Vec::new();
     if *axis != Axis::Column {
-        outputs.extend([codes, scales]);
+        outputs.extend([codes, tiled(rows, columns, &scales)]);
     }
     if *axis != Axis::Row {
-        outputs.extend([codes_t, scales_t]);
+        outputs.extend([codes_t, tiled(columns, rows, &scales_t)]);
     }
     outputs.push(bytemuck::cast_slice::<u64, u8>(&words).to_vec());
     outputs
@@ -92,13 +93,8 @@ pub(crate) fn assert_same(what: &str, got: &[HostTensor], expected: &[Vec<u8>]) 
         if let Some(index) = differs {
             let count = got.bytes.iter().zip(expected).filter(|(a, b)| a != b).count();
             panic!(
-                "{what}: {} {:?}: {count} bytes differ, first [{}, {}]: {:#04x}, expected {:#04x}",
-                got.dtype,
-                got.shape,
-                index / got.shape[1],
-                index % got.shape[1],
-                got.bytes[index],
-                expected[index]
+                "{what}: {} {:?}: {count} bytes differ, first {index}: {:#04x}, expected {:#04x}",
+                got.dtype, got.shape, got.bytes[index], expected[index]
             );
         }
     }

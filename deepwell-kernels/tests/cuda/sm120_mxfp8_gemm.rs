@@ -96,7 +96,7 @@ fn nan_scales_stay_in_their_rows() {
     for block in 0..blocks {
         let (nan_row, nan_column) = (block * 7 + 3, block * 4 + 2);
         let change = |matrix: MxMatrix, outer: usize, at: usize| {
-            let (mut codes, mut scales) = (matrix.codes.bytes, matrix.scales.bytes);
+            let (mut codes, mut scales) = (matrix.codes.bytes, matrix.plain_scales);
             scales[at * blocks + block] = 0xff;
             codes[at * depth + block * 32..][..32].fill(0);
             MxMatrix::from_bytes(outer, depth, &codes, &scales)

@@ -8,7 +8,7 @@
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Call, DType, Phase, Program, Quantization};
 use deepwell_kernels::{Backend, KernelError};
-use deepwell_precision::{BLOCK, BlockShape, MxSpec, Overflow, Rounding, e4m3, e8m0};
+use deepwell_precision::{BLOCK, BlockShape, MxSpec, Overflow, Rounding, e4m3, e8m0, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -90,7 +90,8 @@ impl<'a> MxCopy<'a> {
 
     fn has_the_right_size(&self) -> bool {
         self.codes.bytes.len() == self.outer * self.contraction
-            && self.scales.bytes.len() == self.outer * self.contraction.div_ceil(BLOCK)
+            && self.scales.bytes.len()
+                == scale_tiles::tiled_len(self.outer, self.contraction.div_ceil(BLOCK))
     }
 
     fn at(&self, outer: usize, k: usize) -> f32 {
@@ -128,9 +129,8 @@ impl<'a> MxCopy<'a> {
             let inverse = e8m0::reciprocal(scale);
             for outer in start..end {
                 for block in k_start / BLOCK..k_end.div_ceil(BLOCK) {
-                    let index = outer * blocks + block;
-                    let got = self.scales.bytes[index];
-                    differences.scales.note(index, scale.into(), got.into());
+                    let got = self.scales.bytes[scale_tiles::offset(outer, block, blocks)];
+                    differences.scales.note(outer * blocks + block, scale.into(), got.into());
                 }
                 for k in k_start..k_end {
                     let scaled = self.at(outer, k) * inverse;
@@ -164,7 +164,7 @@ fn describe(kind: &str, of: &str, target: &View<'_>, differences: Differences) -
          expected {expected:#0hex$x}, got {got:#0hex$x}",
         target.name,
         differences.count,
-        target.len(),
+        target.shape.iter().product::<usize>(),
         target.coordinate(index),
     ))
 }
@@ -204,6 +204,9 @@ pub(super) fn check_quantize(
         report.count_tensor(codes.len());
         report.count_tensor(scales.len());
         let differences = copy.differences();
+        // Told by rows, however they lie.
+        let by_rows = [copy.outer, copy.contraction.div_ceil(BLOCK)];
+        let scales = View { shape: &by_rows, ..scales };
         for (kind, target, differences) in
             [("scales", &scales, differences.scales), ("codes", &codes, differences.codes)]
         {

@@ -13,6 +13,7 @@
 use deepwell_ir::{Call, DType, Op, Program};
 use deepwell_kernels::oracle::mx::{BLOCK, decode_e4m3, decode_e8m0};
 use deepwell_kernels::{Backend, KernelError};
+use deepwell_precision::scale_tiles;
 use half::bf16;
 use rayon::prelude::*;
 
@@ -67,7 +68,8 @@ impl Factor<'_> {
         match &self.mx {
             None => f64::from(self.data.float(index)),
             Some((scales, tables)) => {
-                let scale = scales.bytes[outer * columns.div_ceil(BLOCK) + k / BLOCK];
+                let place = scale_tiles::offset(outer, k / BLOCK, columns.div_ceil(BLOCK));
+                let scale = scales.bytes[place];
                 let code = self.data.bytes[index];
                 tables.codes[usize::from(code)] * tables.scales[usize::from(scale)]
             }

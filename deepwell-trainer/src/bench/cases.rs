@@ -4,7 +4,7 @@
 use deepwell_ir::ops::{self, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
 use deepwell_ir::{Access, DType, Op, PrecisionPolicy, Product, Program};
 use deepwell_kernels::SingleCall;
-use deepwell_precision::{BlockShape, MxSpec};
+use deepwell_precision::{BLOCK, BlockShape, MxSpec, scale_tiles};
 use deepwell_probe::Hardware;
 
 use super::peers::PeerTask;
@@ -129,6 +129,11 @@ fn f32(shape: &[usize]) -> Operand {
     (DType::F32, shape.to_vec())
 }
 
+/// Of the scales of codes `[rows, depth]`.
+pub(super) fn scales_shape(rows: usize, depth: usize) -> Vec<usize> {
+    scale_tiles::shape(rows, depth.div_ceil(BLOCK)).to_vec()
+}
+
 fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
     let fine = PrecisionPolicy::mxfp8();
     let mut calls = Vec::new();
@@ -139,9 +144,8 @@ fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
             let (a, b) = (policy.activation_spec(), policy.weight_spec());
             let product = Product::Fprop;
             let op = ops::MxGemm { product, output: DType::Bf16, bias: false, a, b };
-            let side = |rows: usize| {
-                [(DType::E4m3, vec![rows, k]), (DType::E8m0, vec![rows, k.div_ceil(32)])]
-            };
+            let side =
+                |rows: usize| [(DType::E4m3, vec![rows, k]), (DType::E8m0, scales_shape(rows, k))];
             let call = SingleCall::new(op, &[side(m), side(n)].concat(), &[bf16(&[m, n])]);
             if !calls.contains(&call) {
                 calls.push(call);
@@ -154,7 +158,7 @@ fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
 /// What a quantization writes of a matrix.
 fn quantized(quantize: &Quantize, rows: usize, columns: usize) -> Vec<Operand> {
     let copy = |rows: usize, columns: usize| {
-        [(DType::E4m3, vec![rows, columns]), (DType::E8m0, vec![rows, columns.div_ceil(32)])]
+        [(DType::E4m3, vec![rows, columns]), (DType::E8m0, scales_shape(rows, columns))]
     };
     let mut outputs = Vec::new();
     if quantize.axis != Axis::Column {

@@ -8,6 +8,7 @@ use deepwell_precision::{MxSpec, PrecisionPolicy};
 use deepwell_probe::{Hardware, NumberFormat, measure_memory_bandwidth, measure_triad};
 use serde::{Deserialize, Serialize};
 
+use super::cases::scales_shape;
 use super::device_copy::{FLOATS, copied_gbps};
 use super::timer::{Timer, percentile};
 use crate::{Device, OpenDevice, TrainError};
@@ -171,7 +172,7 @@ fn linear(dtype: DType, size: usize) -> SingleCall {
 fn mx_gemm((a, b): (MxSpec, MxSpec), size: usize) -> SingleCall {
     let op = ops::MxGemm { product: Product::Fprop, output: DType::Bf16, bias: false, a, b };
     let codes = || (DType::E4m3, vec![size, size]);
-    let scales = || (DType::E8m0, vec![size, size.div_ceil(32)]);
+    let scales = || (DType::E8m0, scales_shape(size, size));
     let inputs = [codes(), scales(), codes(), scales()];
     SingleCall::new(op, &inputs, &[(DType::Bf16, vec![size, size])])
 }

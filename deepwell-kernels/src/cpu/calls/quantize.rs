@@ -1,7 +1,10 @@
 //! Block quantization.
 
 use deepwell_ir::ops::{Axis, Quantize};
-use deepwell_precision::{QuantStats, quantize_both, quantize_columns, quantize_rows};
+use deepwell_precision::{
+    BLOCK, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows, scale_tiles,
+    scales_len,
+};
 
 use super::{KernelError, Operands, Run, by_float};
 
@@ -20,23 +23,33 @@ pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, Ke
         let x = operands.input::<E>(0)?;
         Ok(Box::new(move |arena| {
             let (x, codes, scales) = (x.of(arena), codes.of(arena), scales.of(arena));
+            // Rows of the first copy and its contraction.
+            let (outer, depth) =
+                if axis == Axis::Column { (columns, rows) } else { (rows, columns) };
+            let plain = &mut scales[..scales_len(outer, depth)];
             let stats = match (&second, axis) {
-                (Some((codes_t, scales_t)), _) => quantize_both(
-                    x,
-                    rows,
-                    columns,
-                    &spec,
-                    (codes, scales),
-                    (codes_t.of(arena), scales_t.of(arena)),
-                ),
-                (None, Axis::Column) => quantize_columns(x, rows, columns, &spec, codes, scales),
-                (None, _) => quantize_rows(x, rows, columns, &spec, codes, scales),
-            }
-            .map_err(|error| error.to_string())?;
+                (Some((codes_t, scales_t)), _) => {
+                    let scales_t = scales_t.of(arena);
+                    let plain_t = &mut scales_t[..scales_len(columns, rows)];
+                    let by_column = (codes_t.of(arena), plain_t);
+                    quantize_both(x, rows, columns, &spec, (codes, plain), by_column)
+                        .and_then(|stats| tile(scales_t, columns, rows).map(|()| stats))
+                }
+                (None, Axis::Column) => quantize_columns(x, rows, columns, &spec, codes, plain),
+                (None, _) => quantize_rows(x, rows, columns, &spec, codes, plain),
+            };
+            let stats = stats
+                .and_then(|stats| tile(scales, outer, depth).map(|()| stats))
+                .map_err(|error| error.to_string())?;
             statistics.of(arena).copy_from_slice(&encode(&stats));
             Ok(())
         }))
     })
+}
+
+/// Scales of codes `[rows, depth]`, from plain ones to tiles.
+fn tile(scales: &mut [u8], rows: usize, depth: usize) -> Result<(), QuantizeError> {
+    scale_tiles::tile_in_place(scales, rows, depth.div_ceil(BLOCK))
 }
 
 /// The counters as [`Quantize::STATISTICS`] words.

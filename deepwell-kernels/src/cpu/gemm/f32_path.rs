@@ -5,6 +5,7 @@
 //! workspace of a very large product stays bounded.
 #![allow(unsafe_code)]
 
+use deepwell_precision::scale_tiles::offset;
 use half::bf16;
 
 use super::carve::{align, whole_elements};
@@ -122,9 +123,8 @@ fn convert<'a>(
                 OperandData::Mx { codes, scales } => {
                     let blocks = k.div_ceil(32);
                     let codes = codes[row * k..][..k].chunks(32);
-                    let scales = &scales[row * blocks..][..blocks];
-                    for ((codes, &scale), target) in codes.zip(scales).zip(target.chunks_mut(32)) {
-                        decode_block(codes, scale, target);
+                    for (block, (codes, target)) in codes.zip(target.chunks_mut(32)).enumerate() {
+                        decode_block(codes, scales[offset(row, block, blocks)], target);
                     }
                 }
             }

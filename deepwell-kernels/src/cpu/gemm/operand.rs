@@ -2,6 +2,7 @@
 
 use std::any::TypeId;
 
+use deepwell_precision::scale_tiles::{TILE_BYTES, shape};
 use half::bf16;
 
 use crate::cpu::element::Element;
@@ -17,7 +18,8 @@ pub enum OperandData<'a> {
     Mx {
         /// E4M3 codes, `[outer, k]` row-major without gaps.
         codes: &'a [u8],
-        /// E8M0 codes (`2^(code - 127)`, `0xFF` is NaN), `[outer, ceil(k / 32)]` row-major.
+        /// E8M0 codes (`2^(code - 127)`, `0xFF` is NaN) of `[outer, ceil(k / 32)]` blocks, in
+        /// [tiles](deepwell_precision::scale_tiles). Padding is not looked at.
         scales: &'a [u8],
     },
 }
@@ -78,7 +80,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// MXFP8 rows `[outer, k]`.
+    /// MXFP8 rows `[outer, k]`, with scales in tiles.
     #[must_use]
     pub fn rows_mx(codes: &'a [u8], scales: &'a [u8], k: usize) -> Self {
         Self { data: OperandData::Mx { codes, scales }, outer_stride: k, k_stride: 1 }
@@ -142,7 +144,9 @@ impl<'a> Operand<'a> {
                     });
                 }
                 check("codes", outer.checked_mul(k), codes.len())?;
-                check("scales", outer.checked_mul(k.div_ceil(32)), scales.len())
+                let [down, along, _] = shape(outer, k.div_ceil(32));
+                let bytes = down.checked_mul(along).and_then(|tiles| tiles.checked_mul(TILE_BYTES));
+                check("scales", bytes, scales.len())
             }
         }
     }

@@ -15,6 +15,8 @@
 
 use core::arch::x86_64::*;
 
+use deepwell_precision::scale_tiles;
+
 use super::operand::{Operand, OperandData};
 
 /// Elements of one step of a panel.
@@ -102,9 +104,11 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, For
         // SAFETY: `place` is inside the validated matrix, and begins at a block of 32.
         OperandData::Mx { codes, scales } => unsafe {
             let codes = codes.as_ptr().wrapping_add(row * k + column);
-            let blocks_per_row = k.div_ceil(32);
-            let scales = scales.as_ptr().wrapping_add(row * blocks_per_row + column / 32);
-            (decode_rows(codes, k, scales, blocks_per_row, rows, columns), Form::ByRow)
+            // Within 32 rows scales are 16 bytes apart.
+            debug_assert!(row % 32 + rows <= 32);
+            let first = scale_tiles::offset(row, column / 32, k.div_ceil(32));
+            let scales = scales.as_ptr().wrapping_add(first);
+            (decode_rows(codes, k, scales, 16, rows, columns), Form::ByRow)
         },
         OperandData::F32(_) => unreachable!("F32 operands take the F32 tier"),
     }

@@ -6,6 +6,8 @@
 //! `-126 ..= 127`, so `c` must be in `10 ..= 246`; the least exponent of a product of two such
 //! values is `ca + cb - 272`, at least -126 when `ca + cb >= 146`.
 
+use deepwell_precision::scale_tiles::{offset, tiled_len};
+
 use super::operand::{Operand, OperandData};
 
 const SCALE_MIN: u8 = 10;
@@ -19,7 +21,15 @@ const SCALE_NAN: u8 = 0xff;
 pub(super) fn fit_bf16(a: &Operand<'_>, m: usize, b: &Operand<'_>, n: usize, k: usize) -> bool {
     let by_bytes = |operand: &Operand<'_>, outer: usize| match operand.data {
         OperandData::Mx { scales, .. } => {
-            Some(scale_range(scales[..outer * k.div_ceil(32)].iter().copied()))
+            let blocks = k.div_ceil(32);
+            let is_padded = outer * blocks != tiled_len(outer, blocks);
+            Some(if is_padded {
+                let rows = 0..outer;
+                let row = |row| (0..blocks).map(move |block| scales[offset(row, block, blocks)]);
+                scale_range(rows.flat_map(row))
+            } else {
+                scale_range(scales[..tiled_len(outer, blocks)].iter().copied())
+            })
         }
         _ => None,
     };
@@ -53,15 +63,19 @@ fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
 fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {
     let OperandData::Mx { codes, scales } = operand.data else { return None };
     let blocks_per_row = k.div_ceil(32);
-    let rows = codes.chunks_exact(k).zip(scales.chunks_exact(blocks_per_row)).take(outer);
-    Some(scale_range(rows.flat_map(|(codes, scales)| {
-        let blocks = codes.chunks(32).zip(scales);
-        blocks.filter(|(codes, _)| codes.iter().any(|code| code & 0x7f != 0)).map(|(_, &s)| s)
+    let rows = codes.chunks_exact(k).take(outer).enumerate();
+    Some(scale_range(rows.flat_map(|(row, codes)| {
+        let blocks = codes.chunks(32).enumerate();
+        blocks
+            .filter(|(_, codes)| codes.iter().any(|code| code & 0x7f != 0))
+            .map(move |(block, _)| scales[offset(row, block, blocks_per_row)])
     })))
 }
 
 #[cfg(test)]
 mod tests {
+    use deepwell_precision::scale_tiles::to_tiles;
+
     use super::*;
 
     #[test]
@@ -84,8 +98,12 @@ mod tests {
             // Two blocks a row, the second short; the first holds ones.
             let codes_a: Vec<u8> = [vec![0x38; 32], vec![code; 8]].concat();
             let codes_b = vec![0x38; 40];
-            let scales_a = [127, scale_a];
-            let scales_b = [scale_b; 2];
+            let tiled = |plain: [u8; 2]| {
+                let mut tiles = vec![0; tiled_len(1, 2)];
+                to_tiles(&plain, 1, 2, &mut tiles).unwrap();
+                tiles
+            };
+            let (scales_a, scales_b) = (tiled([127, scale_a]), tiled([scale_b; 2]));
             let a = Operand::rows_mx(&codes_a, &scales_a, 40);
             let b = Operand::rows_mx(&codes_b, &scales_b, 40);
             assert_eq!(

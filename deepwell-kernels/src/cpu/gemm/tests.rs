@@ -1,5 +1,6 @@
 //! Products against f64 loops over the dequantized operands.
 
+use deepwell_precision::scale_tiles::{TILE_BYTES, offset, tiled_len};
 use half::bf16;
 
 use super::*;
@@ -75,7 +76,7 @@ impl Matrix {
                     .map(|_| random.bits() as u8)
                     .map(|code| if code & 0x7f == 0x7f { code - 1 } else { code })
                     .collect(),
-                scales: (0..outer * k.div_ceil(32))
+                scales: (0..tiled_len(outer, k.div_ceil(32)))
                     .map(|_| 117 + (random.bits() % 12) as u8)
                     .collect(),
             },
@@ -98,7 +99,7 @@ impl Matrix {
             Numbers::F32(data) => f64::from(data[place]),
             Numbers::Bf16(data) => data[place].to_f64(),
             Numbers::Mx { codes, scales } => {
-                let scale = scales[row * self.k.div_ceil(32) + column / 32];
+                let scale = scales[offset(row, column / 32, self.k.div_ceil(32))];
                 e4m3(codes[place]) * e8m0(scale)
             }
         }
@@ -327,7 +328,7 @@ fn every_code_at_extreme_scales() {
                 for (row, &code) in code_row.iter().enumerate() {
                     a_codes[row * 32 + row] = code;
                 }
-                let a_scales = [scale; 32];
+                let a_scales = [scale; TILE_BYTES];
                 let a = Operand::rows_mx(&a_codes, &a_scales, 32);
                 let b = Operand::rows_bf16(&ones, 32);
                 let mut result = [7.0f32; 32];
@@ -353,7 +354,7 @@ fn tiny_products_survive() {
     let codes = [0x01; 32];
     for tier in available_tiers() {
         for (scale_a, scale_b) in [(72, 74), (72, 73), (60, 63), (13, 110), (5, 240)] {
-            let (scales_a, scales_b) = ([scale_a], [scale_b]);
+            let (scales_a, scales_b) = ([scale_a; TILE_BYTES], [scale_b; TILE_BYTES]);
             let a = Operand::rows_mx(&codes, &scales_a, 32);
             let b = Operand::rows_mx(&codes, &scales_b, 32);
             let mut result = [0.0f32];
@@ -375,7 +376,7 @@ fn non_finite_values_come_through() {
         if let Numbers::Mx { codes, scales } = &mut a.numbers {
             // A NaN scale over a block that is all zeros, and one NaN code.
             codes[5 * 70 + 32..5 * 70 + 64].fill(0);
-            scales[5 * 3 + 1] = 0xff;
+            scales[offset(5, 1, 3)] = 0xff;
             codes[37 * 70 + 69] = 0xff;
         }
         check(tier, &a, &b, To::F32);
@@ -475,7 +476,7 @@ fn errors_name_what_is_wrong() {
         gemm(Tier::F32, 3, 3, 4, a, b, out, &mut vec![0; bytes]).unwrap_err().to_string()
     };
     let codes = [0u8; 12];
-    let mx = Operand::rows_mx(&codes, &codes[..3], 4);
+    let mx = Operand::rows_mx(&codes, &[0; TILE_BYTES], 4);
     let rows_of = [
         (run(rows(5), rows(4), 9, 9999), "operand A: expected at least 14 elements"),
         (run(rows(4), rows(usize::MAX), 9, 9999), "operand B: expected at least"),
@@ -484,7 +485,7 @@ fn errors_name_what_is_wrong() {
         (run(mx.transposed(), rows(4), 9, 9999), "operand A: expected MXFP8 rows with strides"),
         (
             run(Operand::rows_mx(&codes, &codes[..2], 4), rows(4), 9, 9999),
-            "operand A: expected at least 3 scales",
+            "operand A: expected at least 512 scales",
         ),
     ];
     for (message, expected) in rows_of {

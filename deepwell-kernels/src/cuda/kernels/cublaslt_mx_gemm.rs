@@ -125,6 +125,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 mod tests {
     use deepwell_ir::{OperandType, Product};
 
+    use deepwell_precision::scale_tiles;
+
     use super::*;
 
     const ROWS: MxSpec = MxSpec {
@@ -160,9 +162,9 @@ mod tests {
         let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
         let mut operands = vec![
             operand(DType::E4m3, &[m, k]),
-            operand(DType::E8m0, &[m, k.div_ceil(32)]),
+            operand(DType::E8m0, &scale_tiles::shape(m, k.div_ceil(32))),
             operand(DType::E4m3, &[n, k]),
-            operand(DType::E8m0, &[n, k.div_ceil(32)]),
+            operand(DType::E8m0, &scale_tiles::shape(n, k.div_ceil(32))),
         ];
         operands.extend(case.bias.map(|dtype| operand(dtype, &[n])));
         let input_count = operands.len();

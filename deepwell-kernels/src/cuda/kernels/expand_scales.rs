@@ -1,7 +1,7 @@
 //! `expand_scales.cu`: E8M0 scales of both operands of a product to the FP32 layouts that the
 //! vendor's library reads.
 
-use deepwell_precision::{BLOCK, BlockShape, Granularity, MxSpec};
+use deepwell_precision::{BlockShape, Granularity, MxSpec};
 
 use super::products::LIBRARY_ALIGNMENT_BYTES;
 use super::support::grid_of;
@@ -14,13 +14,15 @@ use crate::cuda::prepare::{Device, Step};
 const THREADS: u32 = 256;
 /// Rows of a square.
 const SQUARE: usize = 128;
-/// Groups of 128 codes that a thread takes; rows of squares are padded to as many.
+/// Groups of 128 codes to which rows of squares are padded.
 const GROUPS: usize = 4;
+/// Threads that take a tile of scales by rows.
+const WARP: usize = 32;
 
 /// The scales of an operand `[rows, depth]`, and where they go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expansion {
-    /// E8M0, `[rows, depth / 32 rounded up]`.
+    /// E8M0, in tiles.
     pub(super) source: DevicePtr,
     /// [`expanded_bytes`] of space.
     pub(super) target: DevicePtr,
@@ -60,11 +62,14 @@ pub(super) fn expand(
     depth: usize,
 ) -> Result<Step, KernelError> {
     let function = device.function("expand_scales", "expand_scales", 0)?;
-    let items = [a, b].map(|operand| {
+    let threads = [a, b].map(|operand| {
         let (rows, groups) = extents(operand.rows, depth, operand.spec);
-        rows * groups.div_ceil(GROUPS)
+        match operand.spec.block {
+            BlockShape::Square => rows * groups,
+            _ => rows.div_ceil(SQUARE) * groups * WARP,
+        }
     });
-    let blocks = grid_of(items[0].max(items[1]), THREADS, device.multiprocessors());
+    let blocks = grid_of(threads[0].max(threads[1]), THREADS, device.multiprocessors());
     let square = |operand: &Expansion| u32::from(operand.spec.block == BlockShape::Square);
     let arguments = vec![
         Argument::Pointer(a.source),
@@ -73,7 +78,7 @@ pub(super) fn expand(
         Argument::Pointer(b.source),
         Argument::Pointer(b.target),
         Argument::I32(b.rows as i32),
-        Argument::I32(depth.div_ceil(BLOCK) as i32),
+        Argument::I32(depth as i32),
         Argument::U32(square(a) | square(b) << 1),
     ];
     Ok(Step::Launch(Launch {

@@ -119,9 +119,9 @@ mod tests {
                 ops::MxGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
             let mut operands = vec![
                 operand(DType::E4m3, &[4, 64]),
-                operand(DType::E8m0, &[4, 2]),
+                operand(DType::E8m0, &[1, 1, 512]),
                 operand(DType::E4m3, &[3, 64]),
-                operand(DType::E8m0, &[3, 2]),
+                operand(DType::E8m0, &[1, 1, 512]),
             ];
             operands.extend(bias.map(|dtype| operand(dtype, &[3])));
             let input_count = operands.len();

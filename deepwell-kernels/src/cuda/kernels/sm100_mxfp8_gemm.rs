@@ -1,12 +1,11 @@
 //! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices of any granularity, on tcgen05.
 //!
-//! Operands are what quantizing gives, codes and scales by rows: the kernel itself makes the scale
-//! tiles that tensor cores read, in shared memory, so that a call is one launch without workspace.
+//! Operands are what quantizing gives, codes by rows and scales in the tiles that tensor cores read.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::products::{extents_fit, not_empty};
-use super::tcgen05::{Operands, ProductSizes, Schedule, TileShape, boxes_by_depth};
+use super::tcgen05::{Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, scale_boxes};
 use super::tcgen05_cost::ResultCost;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
@@ -73,6 +72,22 @@ pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileS
     TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
 }
 
+/// Codes and scales of both operands, a call's first inputs, as the kernels take them.
+pub(super) fn operand_maps(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    shape: TileShape,
+) -> Result<Vec<Argument>, KernelError> {
+    let mut maps = Vec::with_capacity(4);
+    for (index, rows) in [0, 2].into_iter().zip(shape.copied_rows()) {
+        let codes = boxes_by_depth(&call.input(index), Operands::Mx, rows);
+        for boxes in [codes, scale_boxes(&call.input(index + 1))] {
+            maps.push(Argument::TensorMap(device.tensor_map(&boxes)?));
+        }
+    }
+    Ok(maps)
+}
+
 fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -87,27 +102,22 @@ fn prepare(
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let name = format!("sm100_mxfp8_gemm_{element}_{}{}", shape.name(), schedule.suffix());
     let function = device.function("sm100_mxfp8_gemm", &name, shape.shared_bytes())?;
-    let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
-    let [a_rows, b_rows] = shape.copied_rows();
-    let arguments = vec![
-        Argument::TensorMap(map(&a, a_rows)?),
-        call.input(1).argument(),
-        Argument::TensorMap(map(&b, b_rows)?),
-        call.input(3).argument(),
+    let mut arguments = operand_maps(call, device, shape)?;
+    arguments.extend([
         Argument::Pointer(bias),
         out.argument(),
         Argument::I32(sizes.rows as i32),
         Argument::I32(sizes.columns as i32),
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
-    ];
+    ]);
     Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
 }
 
 #[cfg(test)]
 mod tests {
     use deepwell_ir::{OperandType, Product, ops};
-    use deepwell_precision::MxSpec;
+    use deepwell_precision::{MxSpec, scale_tiles};
 
     use super::*;
 
@@ -136,9 +146,9 @@ mod tests {
             let blocks = depth.div_ceil(32);
             let mut operands = vec![
                 operand(DType::E4m3, &[rows, depth]),
-                operand(DType::E8m0, &[rows, blocks]),
+                operand(DType::E8m0, &scale_tiles::shape(rows, blocks)),
                 operand(DType::E4m3, &[3, depth]),
-                operand(DType::E8m0, &[3, blocks]),
+                operand(DType::E8m0, &scale_tiles::shape(3, blocks)),
             ];
             operands.extend(bias.map(|dtype| operand(dtype, &[3])));
             let input_count = operands.len();

@@ -3,10 +3,10 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::fused_product::{self, MX_OPS, Parts};
-use super::sm100_mxfp8_gemm::{ARCHITECTURES, reject as reject_product, sizes_of};
-use super::tcgen05::{Operands, Schedule, TileShape, boxes_by_depth};
+use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_product, sizes_of};
+use super::tcgen05::{Operands, Schedule, TileShape};
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::driver::DevicePtr;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 
@@ -59,14 +59,7 @@ fn prepare(
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let name = format!("sm100_mxfp8_gemm_fused_{}{}", shape.name(), schedule.suffix());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
-    let mut map = |tensor, rows| device.tensor_map(&boxes_by_depth(tensor, Operands::Mx, rows));
-    let [a_rows, b_rows] = shape.copied_rows();
-    let mut arguments = vec![
-        Argument::TensorMap(map(&a, a_rows)?),
-        call.input(1).argument(),
-        Argument::TensorMap(map(&b, b_rows)?),
-        call.input(3).argument(),
-    ];
+    let mut arguments = operand_maps(call, device, shape)?;
     arguments.extend(fused_product::arguments(call, &parts, device, bias, sizes)?);
     Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
 }

@@ -51,13 +51,13 @@ mod tests {
             let (product, output) = (Product::Fprop, DType::Bf16);
             let op: Op = ops::MxGemm { product, output, bias: false, a, b }.into();
             let operands = [
-                (DType::E4m3, [4, depth]),
-                (DType::E8m0, [4, depth.div_ceil(32)]),
-                (DType::E4m3, [3, depth]),
-                (DType::E8m0, [3, depth.div_ceil(32)]),
-                (DType::Bf16, [4, 3]),
+                (DType::E4m3, vec![4, depth]),
+                (DType::E8m0, vec![1, depth.div_ceil(128), 512]),
+                (DType::E4m3, vec![3, depth]),
+                (DType::E8m0, vec![1, depth.div_ceil(128), 512]),
+                (DType::Bf16, vec![4, 3]),
             ]
-            .map(|(dtype, shape)| OperandType { dtype, shape: shape.to_vec() });
+            .map(|(dtype, shape)| OperandType { dtype, shape });
             let request = KernelRequest { op: &op, operands: &operands, input_count: 4 };
             let selection =
                 CudaCatalog.select(&request, &cuda_target(architecture, 132, &[])).unwrap();

@@ -310,6 +310,20 @@ pub(super) fn boxes_by_rows(tensor: &Tensor, operands: Operands) -> TensorMapSpe
     boxes(tensor, operands, [operands.stage_depth(); 2])
 }
 
+/// Boxes of scales, `[tiles, tiles, 512]`: each tile in two rows, as a box is 256 elements wide.
+pub(super) fn scale_boxes(scales: &Tensor) -> TensorMapSpec {
+    const BOX: [usize; 2] = [256, SCALE_TILE_BYTES / 256];
+    let bytes: usize = scales.shape.iter().product();
+    TensorMapSpec {
+        base: scales.pointer,
+        element: TensorMapElement::U8,
+        sizes: vec![BOX[0] as u64, (bytes / BOX[0]) as u64],
+        strides_bytes: vec![BOX[0] as u64],
+        box_sizes: BOX.map(|size| size as u32).to_vec(),
+        swizzle: TensorMapSwizzle::None,
+    }
+}
+
 fn boxes(tensor: &Tensor, operands: Operands, sizes: [usize; 2]) -> TensorMapSpec {
     let (element, bytes) = match operands {
         Operands::Bf16 => (TensorMapElement::Bf16, 2),
