@@ -4,7 +4,7 @@ use deepwell_kernels::cuda::{Argument, TensorMapElement, TensorMapSpec, TensorMa
 
 use super::bench::Bench;
 use super::element::Random;
-use super::golden::{Group, Matching};
+use super::golden::Group;
 
 const THREADS: usize = 128;
 
@@ -185,7 +185,7 @@ fn check(bench: &mut Bench, group: &mut Group, cases: Vec<Case>) {
                 group.complain(format!("{name} at {corner:?}: byte {byte} is another"));
             }
         }
-        group.record(&case.name(), &got, Matching::Bits);
+        group.record(&case.name(), &got);
     }
 }
 

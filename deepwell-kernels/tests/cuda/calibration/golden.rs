@@ -22,20 +22,6 @@ const HEAD_BYTES: usize = 256;
 /// Complaints that a failed test shows.
 const SHOWN: usize = 40;
 
-/// How equal two devices must be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Matching {
-    /// In every bit.
-    Bits,
-    /// Words are FP32, so many units in the last place or so much apart at most: for instructions
-    /// of which the ISA gives only a bound. What is compared are the words that are kept.
-    Within { ulps: u32, absolute: f32 },
-    /// Words are pairs of 16-bit floats, each at most so many units apart.
-    HalfUlps(u32),
-    /// For kernels that compute with such instructions: no comparison but the reference's.
-    Reference,
-}
-
 /// One output as the file has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Kept {
@@ -73,50 +59,10 @@ fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks(4).map(word).collect()
 }
 
-/// Steps between two floats of `bits` bits; NaNs are equal, and far from all numbers.
-fn distance(a: u32, b: u32, bits: u32, infinity: u32) -> u32 {
-    let sign = 1 << (bits - 1);
-    let is_nan = |x: u32| x & (sign - 1) > infinity;
-    if is_nan(a) || is_nan(b) {
-        return if is_nan(a) && is_nan(b) { 0 } else { u32::MAX };
-    }
-    let place = |x: u32| {
-        let magnitude = i64::from(x & (sign - 1));
-        if x & sign == 0 { magnitude } else { -magnitude }
-    };
-    u32::try_from(place(a).abs_diff(place(b))).unwrap_or(u32::MAX)
-}
-
-impl Matching {
-    fn distance(self, a: u32, b: u32) -> u32 {
-        match self {
-            Matching::Bits | Matching::Reference => u32::from(a != b),
-            Matching::Within { absolute, .. } => {
-                let is_near = (f32::from_bits(a) - f32::from_bits(b)).abs() <= absolute;
-                if is_near { 0 } else { distance(a, b, 32, 0x7f80_0000) }
-            }
-            Matching::HalfUlps(_) => {
-                // BF16's infinity is the larger code: as bounds of NaN go, F16's are inside.
-                let half =
-                    |shift: u32| distance(a >> shift & 0xffff, b >> shift & 0xffff, 16, 0x7f80);
-                half(0).max(half(16))
-            }
-        }
-    }
-
-    fn allowed(self) -> u32 {
-        match self {
-            Matching::Bits => 0,
-            Matching::Within { ulps, .. } | Matching::HalfUlps(ulps) => ulps,
-            Matching::Reference => u32::MAX,
-        }
-    }
-}
-
 /// The cases of one group, and what is wrong with them.
 pub(super) struct Group {
     name: &'static str,
-    cases: BTreeMap<String, (Vec<u8>, Matching)>,
+    cases: BTreeMap<String, Vec<u8>>,
     complaints: Vec<String>,
 }
 
@@ -126,8 +72,8 @@ impl Group {
     }
 
     /// Takes an output of the device.
-    pub(super) fn record(&mut self, name: &str, bytes: &[u8], matching: Matching) {
-        let before = self.cases.insert(name.to_string(), (bytes.to_vec(), matching));
+    pub(super) fn record(&mut self, name: &str, bytes: &[u8]) {
+        let before = self.cases.insert(name.to_string(), bytes.to_vec());
         assert!(before.is_none(), "{}: two cases are called {name}", self.name);
     }
 
@@ -159,12 +105,12 @@ impl Group {
         let file = File {
             device: device.name.clone(),
             cuda_version: device.cuda_version,
-            cases: self.cases.iter().map(|(name, (b, _))| (name.clone(), kept(b))).collect(),
+            cases: self.cases.iter().map(|(name, b)| (name.clone(), kept(b))).collect(),
         };
         let text = serde_json::to_string_pretty(&file).unwrap() + "\n";
         std::fs::create_dir_all(folder).unwrap();
         std::fs::write(folder.join(format!("{}.json", self.name)), text).unwrap();
-        let all: Vec<u8> = self.cases.values().flat_map(|(bytes, _)| bytes).copied().collect();
+        let all: Vec<u8> = self.cases.values().flatten().copied().collect();
         std::fs::write(folder.join(format!("{}.bin", self.name)), all).unwrap();
         eprintln!("{}: {} cases written to {}", self.name, self.cases.len(), folder.display());
     }
@@ -194,7 +140,7 @@ impl Group {
         for (name, kept) in &file.cases {
             let range = offset..offset + kept.bytes;
             offset = range.end;
-            let Some((bytes, matching)) = self.cases.get(name) else {
+            let Some(bytes) = self.cases.get(name) else {
                 self.complaints.push(format!("{name}: golden vectors of a case that is no more"));
                 continue;
             };
@@ -204,10 +150,7 @@ impl Group {
             }
             let expected =
                 all.get(range).map(<[u8]>::to_vec).unwrap_or_else(|| from_hex(&kept.head));
-            match difference(bytes, kept, &expected, *matching) {
-                (true, text) => self.complaints.push(format!("{name}: {text}")),
-                (false, text) => eprintln!("{}: {name}: {text}", self.name),
-            }
+            self.complaints.push(format!("{name}: {}", difference(bytes, kept, &expected)));
         }
         for name in self.cases.keys().filter(|name| !file.cases.contains_key(*name)) {
             self.complaints.push(format!("{name}: no golden vectors of this case"));
@@ -221,26 +164,18 @@ impl Group {
     }
 }
 
-/// Whether a difference is too large, and what it is. `expected` is all of the output, or its
-/// beginning.
-fn difference(bytes: &[u8], kept: &Kept, expected: &[u8], matching: Matching) -> (bool, String) {
+/// What a difference is. `expected` is all of the output, or its beginning.
+fn difference(bytes: &[u8], kept: &Kept, expected: &[u8]) -> String {
     if bytes.len() != kept.bytes {
-        return (true, format!("{} bytes, expected {}", bytes.len(), kept.bytes));
+        return format!("{} bytes, expected {}", bytes.len(), kept.bytes);
     }
     let (got, expected) = (words(&bytes[..expected.len()]), words(expected));
-    let pairs = || got.iter().zip(&expected).enumerate();
-    let worst = pairs().map(|(_, (&a, &b))| matching.distance(a, b)).max().unwrap_or(0);
-    let differ = pairs().filter(|(_, (a, b))| a != b).count();
-    let first = pairs()
-        .find(|(_, (a, b))| a != b)
+    let differ: Vec<_> =
+        got.iter().zip(&expected).enumerate().filter(|(_, (a, b))| a != b).collect();
+    let first = differ
+        .first()
         .map(|(index, (a, b))| format!("; first word {index}: {a:#010x}, expected {b:#010x}"));
-    let text = format!(
-        "{differ} of {} words kept differ, by {worst} at most{}",
-        expected.len(),
-        first.unwrap_or_default()
-    );
-    let is_hidden = matching == Matching::Bits && differ == 0;
-    (worst > matching.allowed() || is_hidden, text)
+    format!("{} of {} words kept differ{}", differ.len(), expected.len(), first.unwrap_or_default())
 }
 
 /// The folder that has golden vectors of a group, and their text.

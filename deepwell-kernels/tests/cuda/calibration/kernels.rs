@@ -7,7 +7,7 @@ use deepwell_kernels::cuda::Architecture;
 use deepwell_precision::{BlockShape, Granularity, MxSpec, ScaleRule};
 
 use super::bench::Bench;
-use super::golden::{Group, Matching};
+use super::golden::Group;
 use crate::device::open_gpu_or_emulated;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
@@ -27,11 +27,10 @@ impl Recorder {
         op: impl Into<Op>,
         (inputs, outputs): (&[HostTensor], &[HostTensor]),
         options: RunOptions<'_>,
-        matching: Matching,
     ) {
         let got = self.gpu.run_with(op, inputs, outputs, options);
         for (index, tensor) in got.iter().enumerate() {
-            self.group.record(&format!("{name}, output {index}"), &tensor.bytes, matching);
+            self.group.record(&format!("{name}, output {index}"), &tensor.bytes);
         }
     }
 
@@ -46,21 +45,20 @@ impl Recorder {
                 let before = uniform(outputs * inputs, 5, 8.0);
                 let before = HostTensor::f32(&[outputs, inputs], &before);
                 let name = |what: &str| format!("{what} {tokens}x{outputs}x{inputs} {kind:?}");
-                let bits = Matching::Bits;
 
                 let y = [HostTensor::output(DType::Bf16, &[tokens, outputs])];
                 let op = ops::Linear { bias: true };
                 let given = [x.clone(), w.clone(), bias];
-                self.record(&name("linear"), op, (&given, &y), options, bits);
+                self.record(&name("linear"), op, (&given, &y), options);
 
                 let dx = [HostTensor::output(DType::Bf16, &[tokens, inputs])];
                 let op = ops::LinearInputGrad {};
-                self.record(&name("input gradient"), op, (&[dy.clone(), w], &dx), options, bits);
+                self.record(&name("input gradient"), op, (&[dy.clone(), w], &dx), options);
 
                 let op = ops::LinearWeightGrad {};
                 let options = RunOptions { accumulate: true, ..options };
                 let operands: (&[_], &[_]) = (&[dy, x], &[before]);
-                self.record(&name("weight gradient"), op, operands, options, bits);
+                self.record(&name("weight gradient"), op, operands, options);
             }
         }
     }
@@ -83,7 +81,7 @@ impl Recorder {
                     };
                     let out = [HostTensor::output(output, &[rows, columns])];
                     let name = format!("mxfp8 {rows}x{columns}x{depth} {kind:?} {output}");
-                    self.record(&name, op, (&given, &out), options, Matching::Bits);
+                    self.record(&name, op, (&given, &out), options);
                 }
             }
         }
@@ -107,7 +105,7 @@ impl Recorder {
                         format!("quantize {dtype} {kind} {granularity:?} {block:?} {scale_rule:?}");
                     let operands: (&[_], &[_]) = (&x, &empty);
                     let options = RunOptions::default();
-                    self.record(&name, quantize.clone(), operands, options, Matching::Bits);
+                    self.record(&name, quantize.clone(), operands, options);
                 }
             }
         }
@@ -123,10 +121,7 @@ impl Recorder {
         empty.extend_from_slice(more);
         empty.extend(outputs(Axis::Both, rows, columns));
         let operands: (&[_], &[_]) = (inputs, &empty);
-        // SwiGLU takes an approximate exponential and quotient.
-        let matching =
-            if name.starts_with("swiglu") { Matching::Reference } else { Matching::Bits };
-        self.record(name, op, operands, RunOptions::default(), matching);
+        self.record(name, op, operands, RunOptions::default());
     }
 
     fn fused_quantizations(&mut self) {
@@ -163,7 +158,7 @@ impl Recorder {
             ];
             let name = format!("attention {seq} {head_dim} causal={causal}");
             let options = RunOptions { seq, ..RunOptions::default() };
-            self.record(&name, op, (&given, &empty), options, Matching::Reference);
+            self.record(&name, op, (&given, &empty), options);
         }
     }
 
@@ -185,7 +180,7 @@ impl Recorder {
             ];
             let name = format!("cross entropy {tokens}x{vocab}x{hidden}");
             let op = ops::LinearCrossEntropyGrad {};
-            self.record(&name, op, (&given, &empty), options, Matching::Reference);
+            self.record(&name, op, (&given, &empty), options);
         }
     }
 }

@@ -6,7 +6,7 @@ use deepwell_kernels::cuda::{Argument, DriverError, TensorMapElement};
 use super::bench::Bench;
 use super::copies::{self, Case};
 use super::element::Element;
-use super::golden::{Group, Matching};
+use super::golden::Group;
 use super::scalar_inputs::{BYTES, Words, words};
 
 const THREADS: usize = 128;
@@ -166,7 +166,7 @@ fn rows_of_bytes(bench: &mut Bench, group: &mut Group) {
                 row.operation, before[index], given[index], results[index]
             ));
         }
-        group.record(row.operation, &got, Matching::Bits);
+        group.record(row.operation, &got);
     }
 }
 
@@ -240,7 +240,7 @@ fn boxes(bench: &mut Bench, group: &mut Group, adds: bool) {
             }
             all.extend(got);
         }
-        group.record(&name, &all, Matching::Bits);
+        group.record(&name, &all);
     }
 }
 

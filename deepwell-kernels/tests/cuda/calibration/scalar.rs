@@ -7,7 +7,6 @@ use deepwell_kernels::cuda::Argument;
 use super::bench::Bench;
 use super::element::Element;
 use super::golden::Group;
-pub(super) use super::golden::Matching;
 pub(super) use super::scalar_inputs::Words;
 use super::scalar_inputs::{BYTES, COUNT, words};
 use super::scalar_rows::{approximation_rows, arithmetic_rows, conversion_rows};
@@ -44,7 +43,6 @@ pub(super) struct Row {
     pub(super) ulps: f64,
     /// What it may be off besides, for what counts as zero, and around zeros of a function.
     pub(super) absolute: f64,
-    pub(super) matching: Matching,
 }
 
 impl Output {
@@ -156,7 +154,7 @@ fn run(bench: &mut Bench, name: &'static str, rows: &[Row]) {
         if let Some(wrong) = wrong {
             group.complain(format!("{}: {wrong}", row.name()));
         }
-        group.record(&row.name(), &got, row.matching);
+        group.record(&row.name(), &got);
     }
     group.finish(&bench.properties());
 }

@@ -4,7 +4,7 @@ use deepwell_kernels::cuda::Argument;
 
 use super::bench::Bench;
 use super::element::{Element, Expected, Kind, Sum, places};
-use super::golden::{Group, Matching};
+use super::golden::Group;
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
@@ -175,7 +175,7 @@ fn products_of_warps() {
                     group.complain(format!("{name}: tile {tile}: {wrong}"));
                 }
             }
-            group.record(&name, got, Matching::Bits);
+            group.record(&name, got);
         }
     }
     group.finish(&bench.properties());
