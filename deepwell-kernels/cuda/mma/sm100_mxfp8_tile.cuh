@@ -2,8 +2,8 @@
 // which are codes, stand their scales. See mma/sm100_tile.cuh for the frame.
 //
 // Scales lie in memory as the tiles of 512 bytes that tcgen05.cp takes (layout/scale_tile.cuh), and
-// come with the codes. Copies of scales to tensor memory and products of one thread run in the order
-// in which it asks for them, so that one place in tensor memory serves all stages.
+// come with the codes. Copies of scales to tensor memory and products of one thread run in the
+// order in which it asks for them, so that one place in tensor memory serves all stages.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -24,9 +24,9 @@ constexpr int scale_tiles(int columns) {
     return 1 + columns / kScaleTileRows;
 }
 
-template <int kBlocks, int kTileN>
+template <int kBlocks, int kTileN, int kDown = 1, int kAcross = 1>
 struct Shape : TileShape<kBlocks, kTileN, scale_tiles(kTileN) * kScaleTileBytes,
-                         scale_tiles(kTileN) * kScaleTileColumns> {
+                         scale_tiles(kTileN) * kScaleTileColumns, kDown, kAcross> {
     static constexpr int kScaleTiles = scale_tiles(kTileN);
     static_assert(kTileN % kScaleTileRows == 0, "whole scale tiles");
 };
@@ -38,6 +38,17 @@ struct Operand {
     const TensorMap& scales;
     int32 rows;
 };
+
+// Of `kRows` rows of codes from `row` on, and a stage's depth, what the calling block copies for
+// all that share them.
+template <typename S, int kRows, int kSharers>
+__device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& codes, uint32 row,
+                                          uint32 depth, uint32 barrier, const Sharers& sharers) {
+    constexpr int kCopied = kRows / kSharers;
+    const uint32 first = sharers.index * kCopied;
+    copy_box<S, kSharers>(target + first * kDepthBytes, codes, depth, row + first, barrier,
+                          sharers);
+}
 
 // The scale tiles of `kTiles` * 128 rows from `row` on, and one piece of depth.
 template <typename S, int kTiles>
@@ -53,7 +64,7 @@ __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scal
 }
 
 // Codes and scales of both operands, by one thread of each block. The scales of all of b are
-// needed by both blocks of a pair.
+// needed by both blocks of a pair. Scales are not shared: they are a thirty-second of the codes.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operand& a,
                                            const Operand& b, Tiles tiles, int32 pieces) {
@@ -65,9 +76,10 @@ __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operan
                       const uint32 depth = piece * kDepthBytes;
                       const uint32 row = place.row + rank * kBlockM;
                       uint8* codes = shared.operands + stage * S::kOperandBytes;
-                      copy_box<S, 1>(codes, a.codes, depth, row, barrier, of_a);
-                      copy_box<S, 1>(codes + S::kABytes, b.codes, depth,
-                                     place.column + rank * S::kBlockN, barrier, of_b);
+                      copy_rows<S, kBlockM, S::kAcross>(codes, a.codes, row, depth, barrier, of_a);
+                      copy_rows<S, S::kBlockN, S::kDown>(codes + S::kABytes, b.codes,
+                                                         place.column + rank * S::kBlockN, depth,
+                                                         barrier, of_b);
                       uint8* scales = shared.side + stage * S::kSideBytes;
                       copy_scales<S, 1>(scales, a.scales, row, piece, pieces, barrier, of_a);
                       copy_scales<S, S::kScaleTiles - 1>(scales + kScaleTileBytes, b.scales,

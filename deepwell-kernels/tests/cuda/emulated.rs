@@ -147,15 +147,19 @@ table! {
     // The stages of a ring are used again in the second tile, if not in the first, and each of the
     // four pieces of depth whose scales are read at a time is there.
     sm100_mxfp8_gemm on Sm100a: |gpu| {
-        for ((m, n), sizes) in [
-            ((128, 128), (390, 376, 400)),
-            ((128, 256), (390, 760, 400)),
-            ((256, 128), (760, 256, 400)),
-            ((256, 256), (760, 264, 400)),
+        for ((m, n), cluster, sizes) in [
+            ((128, 128), [1, 1], (390, 376, 400)),
+            ((128, 256), [1, 1], (390, 760, 400)),
+            ((256, 128), [1, 1], (760, 256, 400)),
+            ((256, 256), [1, 1], (760, 264, 400)),
+            // The second tile of some clusters is beyond the result.
+            ((256, 128), [1, 2], (264, 264, 400)),
+            ((256, 256), [2, 1], (520, 264, 400)),
         ] {
+            let tile = Tile { cluster, ..Tile::new(m, n, 128) };
             let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
             for kernel in [sm100_mxfp8_gemm::KERNEL, sm100_mxfp8_gemm::CLAIMED] {
-                sm100_mxfp8_gemm::check(gpu, kernel, Some(Tile::new(m, n, 128)), sizes, &forms);
+                sm100_mxfp8_gemm::check(gpu, kernel, Some(tile), sizes, &forms);
             }
         }
     };

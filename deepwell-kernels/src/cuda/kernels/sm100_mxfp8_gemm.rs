@@ -1,6 +1,7 @@
 //! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices of any granularity, on tcgen05.
 //!
-//! Operands are what quantizing gives, codes by rows and scales in the tiles that tensor cores read.
+//! Operands are what quantizing gives: codes by rows, and scales in the tiles that tensor cores
+//! read.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
@@ -68,7 +69,7 @@ pub(super) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
 
 /// One of the tiles, for both schedules.
 pub(super) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
-    let shapes = TileShape::alone(Operands::Mx);
+    let shapes = TileShape::all(Operands::Mx);
     TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
 }
 
@@ -98,7 +99,7 @@ fn prepare(
     let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
-    let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
+    let shape = TileShape::of_call(call, &TileShape::all(Operands::Mx))?;
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let name = format!("sm100_mxfp8_gemm_{element}_{}{}", shape.name(), schedule.suffix());
     let function = device.function("sm100_mxfp8_gemm", &name, shape.shared_bytes())?;

@@ -357,12 +357,13 @@ mod tests {
 
     #[test]
     fn shapes_fill_the_device() {
-        let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::alone(Operands::Mx));
+        let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::all(Operands::Mx));
         for (shapes, product, expected) in [
             // One tile: the smallest, if there is little to sum; a pair reads half of b each.
             (&mx, (1, 1, 16), "128x128"),
             (&bf16, (1, 1, 16), "128x128"),
-            (&mx, (128, 128, 4096), "256x128"),
+            // Of two pairs each reads half of a for both, though one has nothing to compute.
+            (&mx, (128, 128, 4096), "256x128 in clusters of 1x2"),
             // Many waves: the largest asks least of the L2 cache.
             (&mx, (16384, 16384, 4096), "256x256"),
             (&bf16, (16384, 16384, 4096), "256x256"),

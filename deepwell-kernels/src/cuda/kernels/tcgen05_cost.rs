@@ -220,7 +220,7 @@ mod tests {
              |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );
         for (shapes, operands) in
-            [(TileShape::all(Operands::Bf16), "BF16"), (TileShape::alone(Operands::Mx), "MXFP8")]
+            [(TileShape::all(Operands::Bf16), "BF16"), (TileShape::all(Operands::Mx), "MXFP8")]
         {
             for (rows, columns, depth) in [
                 (4096, 4096, 4096),
