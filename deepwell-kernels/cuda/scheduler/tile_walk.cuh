@@ -56,9 +56,9 @@ struct TileWalk {
     }
 };
 
-// Of a grid with all clusters of tiles, the one that the grid gave, then those of clusters that have
-// not begun: who is done sooner takes more. Other grids run in between, as soon as a tile is done.
-// The thread that copies operands asks for a tile ahead; all that take part get the answer.
+// Of a grid with all clusters of tiles, the one that the grid gave, then those of clusters that
+// have not begun: who is done sooner takes more. Other grids run in between, as soon as a tile is
+// done. The thread that copies operands asks for a tile ahead; all that take part get the answer.
 template <typename S, bool kAsks = false>
 struct ClaimedTiles {
     static constexpr bool kClaimsTiles = true;
