@@ -15,9 +15,9 @@
 //! PTX ISA on `tcgen05.mma` with block scaling.
 //!
 //! A block of threads that quantizes 128 x 128 elements writes one whole tile, where plain scales
-//! would be a few bytes of a line for each of its rows. So all values of a program have this layout,
-//! on every device; the quantizers of this crate write plain scales, which [`tile_in_place`] brings
-//! into it, and files have plain ones unless tiles are asked for.
+//! would be a few bytes of a line for each of its rows. So all values of a program have this
+//! layout, on every device; the quantizers of this crate write plain scales, which
+//! [`tile_in_place`] brings into it, and files have plain ones unless tiles are asked for.
 
 use crate::error::{QuantizeError, Shape};
 

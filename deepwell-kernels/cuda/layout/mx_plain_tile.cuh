@@ -15,8 +15,8 @@
 //   sixteen chunks of one column: neither meets a bank twice.
 //
 // The scales of a tile go through shared memory as well and are written by one warp: 512 bytes one
-// after the other. As words of four bytes in lines of scales by rows, each in a sector with words of
-// other blocks, they cost a tenth of the whole kernel on an H200.
+// after the other. As words of four bytes in lines of scales by rows, each in a sector with words
+// of other blocks, they cost a tenth of the whole kernel on an H200.
 //
 // Scaling in BF16 gives the codes that scaling in FP32 gives: a factor is a power of two, so that a
 // product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
