@@ -9,8 +9,9 @@ use crate::op::{MathUnit, OpRule, OutputType, Product, TensorType};
 use crate::{DType, OpError, Shape};
 
 /// `out = a · bᵀ (+ bias)` with FP32 accumulation: a codes `[M, K]`, a scales
-/// `[M/128, K/128, 512]`, b codes `[N, K]`, b scales `[N/128, K/128, 512]` (, bias `[N]`) → `[M, N]`. Scales, one for 32
-/// codes along K, lie in tiles, see [`deepwell_precision::scale_tiles`].
+/// `[M/128, K/128, 512]`, b codes `[N, K]`, b scales `[N/128, K/128, 512]` (, bias `[N]`) →
+/// `[M, N]`. Scales, one for 32 codes along K, lie in tiles, see
+/// [`deepwell_precision::scale_tiles`].
 ///
 /// All three products of a linear layer have this form once each operand is quantized along its
 /// own contraction. Wgrad accumulates into FP32; the others write the activation type.
