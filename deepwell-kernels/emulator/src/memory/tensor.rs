@@ -63,8 +63,7 @@ impl TensorMemory {
     /// Cells that are not there.
     pub fn read(&self, lane: u32, column: u32, bytes: usize) -> Result<(&[u8], bool), Fault> {
         let cell = self.cell(lane, column, bytes)?;
-        let written = (cell..cell + bytes.div_ceil(4))
-            .all(|cell| self.written[cell / 64] >> (cell % 64) & 1 == 1);
+        let written = words_of(cell, bytes).all(|(word, bits)| self.written[word] & bits == bits);
         Ok((&self.cells[cell * 4..cell * 4 + bytes], written))
     }
 
@@ -74,11 +73,22 @@ impl TensorMemory {
     /// Cells that are not there.
     pub fn write(&mut self, lane: u32, column: u32, bytes: usize) -> Result<&mut [u8], Fault> {
         let cell = self.cell(lane, column, bytes)?;
-        for cell in cell..cell + bytes.div_ceil(4) {
-            self.written[cell / 64] |= 1 << (cell % 64);
+        for (word, bits) in words_of(cell, bytes) {
+            self.written[word] |= bits;
         }
         Ok(&mut self.cells[cell * 4..cell * 4 + bytes])
     }
+}
+
+/// Where the bits of the cells lie that `bytes` from cell `first` on touch: words, and which of
+/// their bits.
+fn words_of(first: usize, bytes: usize) -> impl Iterator<Item = (usize, u64)> {
+    let end = first + bytes.div_ceil(4);
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let from = first.saturating_sub(word * 64);
+        let count = (end - word * 64).min(64) - from;
+        (word, u64::MAX.checked_shr(64 - count as u32).unwrap_or(0) << from)
+    })
 }
 
 #[cfg(test)]
@@ -101,5 +111,19 @@ mod tests {
         memory.poison(11, 1);
         assert_eq!(memory.read(3, 11, 4).unwrap(), (&[POISON; 4][..], false));
         assert!(memory.read(3, 10, 4).unwrap().1);
+    }
+
+    #[test]
+    fn bits_of_cells_are_words() {
+        let check = |first: usize, bytes: usize, expected: &[(usize, u64)]| {
+            assert_eq!(words_of(first, bytes).collect::<Vec<_>>(), expected, "{first}, {bytes}");
+        };
+        check(5, 0, &[(0, 0)]);
+        check(64, 0, &[]);
+        check(0, 1, &[(0, 1)]);
+        check(3, 8, &[(0, 0b11000)]);
+        check(63, 5, &[(0, 1 << 63), (1, 1)]);
+        check(64, 256, &[(1, u64::MAX)]);
+        check(126, 4 * 67, &[(1, 0b11 << 62), (2, u64::MAX), (3, 1)]);
     }
 }

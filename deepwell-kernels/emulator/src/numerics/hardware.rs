@@ -21,7 +21,7 @@ use super::rounding::{Accumulated, Rounder};
 use super::spec::{Accumulate, ProductSpec};
 
 /// Multiplications below which more threads cost more than they bring.
-const WORK_MIN: usize = 1 << 18;
+const WORK_MIN: usize = 1 << 21;
 /// Elements of a matrix up to which its codes are kept, to see that it is the same.
 const KEPT_MAX: usize = 512;
 /// What is taken off a term before it is rounded to the nearest, in units of the last bit kept:
@@ -60,13 +60,19 @@ pub(super) fn multiply(
         b_panel.fill(spec.b, b, n, span, false);
         b_panel.fill_blocks(blocks);
         let step = &step;
-        for_rows(accumulator, n, m * n * span.length, |row, chunk| {
-            if spec.accumulate == Accumulate::F16 {
-                step.chunk::<true>(row, n, chunk);
-            } else {
-                step.chunk::<false>(row, n, chunk);
-            }
-        });
+        for_rows(
+            accumulator,
+            n,
+            m * n * span.length,
+            #[inline(always)]
+            |row, chunk| {
+                if spec.accumulate == Accumulate::F16 {
+                    step.chunk::<true>(row, n, chunk);
+                } else {
+                    step.chunk::<false>(row, n, chunk);
+                }
+            },
+        );
     }
     MATRICES.set(Some(step.matrices));
 }
@@ -92,6 +98,8 @@ pub(super) fn for_rows(
     work: usize,
     each: impl Fn(usize, &mut [u32]) + Sync,
 ) {
+    let vectors = pulp::Arch::new();
+    let each = |row, chunk: &mut [u32]| vectors.dispatch(OfRows { each: &each, row, chunk });
     let threads = rayon::current_num_threads();
     if work < WORK_MIN || threads == 1 {
         return each(0, accumulator);
@@ -103,6 +111,23 @@ pub(super) fn for_rows(
         .for_each(|(index, chunk)| each(index * rows, chunk));
 }
 
+/// A chunk of rows, to be done with the widest vectors of this processor: `each`, and all that is
+/// worth them, has to be inlined into it. No bit depends on the width.
+struct OfRows<'a, F> {
+    each: &'a F,
+    row: usize,
+    chunk: &'a mut [u32],
+}
+
+impl<F: Fn(usize, &mut [u32])> pulp::NullaryFnOnce for OfRows<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        (self.each)(self.row, self.chunk);
+    }
+}
+
 struct Step {
     fraction_bits: i32,
     rounder: Rounder,
@@ -110,6 +135,7 @@ struct Step {
 }
 
 impl Step {
+    #[inline(always)]
     fn chunk<const HALF: bool>(&self, row_first: usize, n: usize, chunk: &mut [u32]) {
         for (index, block) in self.matrices.blocks.iter().enumerate() {
             let column = index * BLOCK;

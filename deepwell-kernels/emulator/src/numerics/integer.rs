@@ -20,19 +20,25 @@ pub(super) fn multiply(
     let a = decode(spec.a, a, m * k, negate);
     let b = decode(spec.b, b, n * k, false);
     let saturate = spec.accumulate == Accumulate::I32Saturating;
-    for_rows(accumulator, n, m * n * k, |row_first, chunk| {
-        for (index, row) in chunk.chunks_exact_mut(n).enumerate() {
-            let a = &a[(row_first + index) * k..][..k];
-            for (column, sum) in row.iter_mut().enumerate() {
-                let b = &b[column * k..][..k];
-                *sum = if saturate {
-                    dot_saturating(a, b, *sum)
-                } else {
-                    sum.wrapping_add(dot(a, b) as u32)
-                };
+    for_rows(
+        accumulator,
+        n,
+        m * n * k,
+        #[inline(always)]
+        |row_first, chunk| {
+            for (index, row) in chunk.chunks_exact_mut(n).enumerate() {
+                let a = &a[(row_first + index) * k..][..k];
+                for (column, sum) in row.iter_mut().enumerate() {
+                    let b = &b[column * k..][..k];
+                    *sum = if saturate {
+                        dot_saturating(a, b, *sum)
+                    } else {
+                        sum.wrapping_add(dot(a, b) as u32)
+                    };
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 fn decode(format: Format, operand: &Operand<'_>, count: usize, negate: bool) -> Vec<i16> {
