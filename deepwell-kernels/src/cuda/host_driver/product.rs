@@ -26,7 +26,7 @@ pub struct HostBlas<M> {
 
 impl<M: Machine> HostBlas<M> {
     /// Products that go into the streams of the driver that shares this state.
-    #[cfg(feature = "emulated")]
+    #[cfg(any(test, feature = "emulated"))]
     pub(in crate::cuda) fn new(shared: Arc<Mutex<State<M>>>) -> HostBlas<M> {
         HostBlas { plans: Vec::new(), shared }
     }
