@@ -3,10 +3,34 @@
 use half::bf16;
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::bf16 {}
+    use half::bf16;
+
+    pub trait Sealed: Sized {
+        fn values(values: &[Self]) -> Values<'_>;
+    }
+
+    impl Sealed for f32 {
+        fn values(values: &[f32]) -> Values<'_> {
+            Values::F32(values)
+        }
+    }
+
+    impl Sealed for bf16 {
+        fn values(values: &[bf16]) -> Values<'_> {
+            Values::Bf16(values)
+        }
+    }
+
+    /// Values of either type. What takes these is compiled once, in this crate, and not again in
+    /// each that calls it: the vector code of all formats is two megabytes.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Values<'a> {
+        F32(&'a [f32]),
+        Bf16(&'a [bf16]),
+    }
 }
+
+pub(crate) use sealed::Values;
 
 /// A type that can be quantized: `f32` and `half::bf16`. Sealed.
 pub trait Source: sealed::Sealed + Copy + Send + Sync + 'static {

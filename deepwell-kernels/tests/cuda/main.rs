@@ -2,6 +2,9 @@
 //! GPU each test of the first kind says that it was skipped; with `DEEPWELL_REQUIRE_GPU` set that
 //! is a failure. So it is with PTX and `DEEPWELL_REQUIRE_PTX` for those of the second.
 
+// Some checks are for tests of the second kind alone.
+#![cfg_attr(not(feature = "emulated"), allow(dead_code))]
+
 mod adamw;
 mod add;
 mod attention;

@@ -13,6 +13,7 @@
 
 use crate::error::{QuantizeError, Shape};
 use crate::simd::Level;
+use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join, threads};
 use crate::{BLOCK, BlockShape, MxSpec, QuantStats, Source};
 
@@ -75,7 +76,7 @@ pub fn quantize_rows<S: Source>(
     scales: &mut [u8],
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
-    Ok(rows_at(Level::Native, src, rows, cols, *spec, data, scales))
+    Ok(rows_of(S::values(src), rows, cols, *spec, data, scales))
 }
 
 /// Quantizes a matrix with blocks along its columns, for a product that contracts over rows.
@@ -96,7 +97,7 @@ pub fn quantize_columns<S: Source>(
     scales_t: &mut [u8],
 ) -> Result<QuantStats, QuantizeError> {
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
-    Ok(columns_at(Level::Native, src, rows, cols, *spec, data_t, scales_t))
+    Ok(columns_of(S::values(src), rows, cols, *spec, data_t, scales_t))
 }
 
 /// Both copies in one pass over the source: (data, scales) as [`quantize_rows`] writes them and
@@ -128,8 +129,8 @@ pub fn quantize_both<S: Source>(
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
-    let column_out = Some(ColumnOut { data_t, scales_t });
-    let stats = stripes(Level::Native, src, rows, cols, *spec, (data, scales), column_out);
+    let column_out = ColumnOut { data_t, scales_t };
+    let stats = both_of(S::values(src), rows, cols, *spec, (data, scales), column_out);
     Ok(QuantStats { elements: 2 * src.len() as u64, ..stats })
 }
 
@@ -157,6 +158,52 @@ fn check_columns(
     shape.expect("src", rows * cols, src)?;
     shape.expect("data_t", rows * cols, data_t.len())?;
     shape.expect("scales_t", scales_len(cols, rows), scales_t.len())
+}
+
+/// [`rows_at`] of values of either type.
+fn rows_of(
+    values: Values<'_>,
+    rows: usize,
+    cols: usize,
+    spec: MxSpec,
+    data: &mut [u8],
+    scales: &mut [u8],
+) -> QuantStats {
+    match values {
+        Values::F32(src) => rows_at(Level::Native, src, rows, cols, spec, data, scales),
+        Values::Bf16(src) => rows_at(Level::Native, src, rows, cols, spec, data, scales),
+    }
+}
+
+/// [`columns_at`] of values of either type.
+fn columns_of(
+    values: Values<'_>,
+    rows: usize,
+    cols: usize,
+    spec: MxSpec,
+    data_t: &mut [u8],
+    scales_t: &mut [u8],
+) -> QuantStats {
+    match values {
+        Values::F32(src) => columns_at(Level::Native, src, rows, cols, spec, data_t, scales_t),
+        Values::Bf16(src) => columns_at(Level::Native, src, rows, cols, spec, data_t, scales_t),
+    }
+}
+
+/// [`stripes`] of values of either type, with both copies.
+fn both_of(
+    values: Values<'_>,
+    rows: usize,
+    cols: usize,
+    spec: MxSpec,
+    row_out: (&mut [u8], &mut [u8]),
+    column_out: ColumnOut<'_>,
+) -> QuantStats {
+    let column_out = Some(column_out);
+    match values {
+        Values::F32(src) => stripes(Level::Native, src, rows, cols, spec, row_out, column_out),
+        Values::Bf16(src) => stripes(Level::Native, src, rows, cols, spec, row_out, column_out),
+    }
 }
 
 /// [`quantize_rows`] on checked arguments.

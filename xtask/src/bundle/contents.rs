@@ -100,7 +100,7 @@ mod tests {
             part("kernels/sm_90a/add.cubin", 5_000),
             part("kernels/sm_90a/rope.cubin", 22_984),
             part("run.sh", 900),
-            part("tests/deepwell-kernels", 6_000_000),
+            part("tests.tar.gz", 6_000_000),
         ];
         insta::assert_snapshot!(table(&parts));
     }

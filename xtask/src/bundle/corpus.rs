@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use xshell::{Shell, cmd};
 
+use super::archive;
 use crate::process::cargo;
 use crate::source::files;
 
@@ -73,7 +73,7 @@ pub(super) fn pack(shell: &Shell, stage: &Path, archive: &Path) -> Result<Packed
     if packed.files == 0 {
         bail!("the workspace has no locked dependencies, so there is no text for the corpus");
     }
-    archive_folder(stage, archive)?;
+    archive::pack(stage, "corpus", archive)?;
     Ok(packed)
 }
 
@@ -134,28 +134,6 @@ fn is_generated(text: &[u8]) -> bool {
     GENERATED_SIGNS.iter().any(|sign| head.contains(sign))
 }
 
-/// The same bytes for the same files: names in order, no times, no owner.
-fn archive_folder(stage: &Path, archive: &Path) -> Result<()> {
-    let file =
-        fs::File::create(archive).with_context(|| format!("cannot write {}", archive.display()))?;
-    let output = Command::new("tar")
-        .args(["--create", "--sort=name", "--mtime=@0", "--owner=0", "--group=0"])
-        .args(["--numeric-owner", "--mode=a+r,u+w,go-w", "--use-compress-program=gzip -9n"])
-        .arg("--directory")
-        .arg(stage)
-        .arg("corpus")
-        .stdin(Stdio::null())
-        .stdout(file)
-        .stderr(Stdio::piped())
-        .output()
-        .context("cannot start `tar`\nhint: GNU tar and gzip pack the corpus")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`tar` cannot pack the corpus: {}", said.trim_end());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,24 +190,5 @@ mod tests {
         let folder = |name: &str| PathBuf::from(format!("/r/{name}"));
         assert_eq!(found, [("alpha-1.0.0", folder("alpha")), ("zeta-1.0.0", folder("zeta"))]);
         assert_eq!(packages_in(&serde_json::json!({"packages": []})), None);
-    }
-
-    #[test]
-    fn an_archive_is_the_same_for_the_same_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let archive = |stage: &str, names: &[&str]| {
-            let stage = folder.path().join(stage);
-            for name in names {
-                let path = stage.join("corpus").join(name);
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, name).unwrap();
-            }
-            let archive = stage.join("corpus.tar.gz");
-            archive_folder(&stage, &archive).unwrap();
-            fs::read(archive).unwrap()
-        };
-        let first = archive("a", &["x/1.rs", "y/2.rs"]);
-        assert_eq!(archive("b", &["y/2.rs", "x/1.rs"]), first);
-        assert_ne!(archive("c", &["y/2.rs", "x/3.rs"]), first);
     }
 }

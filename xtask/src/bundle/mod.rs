@@ -1,6 +1,7 @@
 //! `cargo xtask bundle`: one folder with which a GPU machine that has neither Rust nor nvcc can
 //! test, compare, measure and train.
 
+mod archive;
 mod contents;
 mod corpus;
 
@@ -127,10 +128,13 @@ fn fill(
     let binary = deepwell::build(shell, root)?;
     let packed = corpus::pack(shell, stage, &bundle.join("corpus.tar.gz"))?;
     strip(&binary, &bundle.join("deepwell"))?;
-    fs::create_dir_all(bundle.join("tests"))?;
+    // Packed, they take a third; they are unpacked where they run.
+    let tests = stage.join("tests");
+    fs::create_dir_all(&tests)?;
     for (package, program) in build_tests(shell, root)? {
-        strip(&program, &bundle.join("tests").join(package))?;
+        strip(&program, &tests.join(package))?;
     }
+    archive::pack(stage, "tests", &bundle.join("tests.tar.gz"))?;
     write_script(&bundle.join("run.sh"))?;
 
     let parts = contents::parts(bundle)?;

@@ -11,6 +11,7 @@
 # What they write goes to ./target, or where `--out` says. Variables:
 #   DEEPWELL_KERNELS_DIR   other kernels than those of this folder
 #   DEEPWELL_CORPUS_DIR    where the corpus is unpacked; default: beside this file
+#   TMPDIR                 where tests are unpacked while they run; it must allow programs
 #   DEEPWELL_REQUIRE_GPU   set to nothing: tests are skipped where there is no GPU
 set -eu
 
@@ -68,7 +69,11 @@ tests() {
     export DEEPWELL_REQUIRE_GPU="${DEEPWELL_REQUIRE_GPU-1}"
     if [ -z "$DEEPWELL_REQUIRE_GPU" ]; then unset DEEPWELL_REQUIRE_GPU; fi
     failed=
-    for program in "$here"/tests/*; do
+    # Not kept: tests of another bundle must never run in place of these.
+    unpacked=$(mktemp -d)
+    trap 'rm -rf "$unpacked"' EXIT
+    tar -xzf "$here/tests.tar.gz" -C "$unpacked"
+    for program in "$unpacked"/tests/*; do
         echo "== ${program##*/}"
         "$program" "$@" || failed="$failed ${program##*/}"
     done
