@@ -1,4 +1,5 @@
-//! Folders of the bundle that travel packed: a tar, compressed by gzip, which every machine can undo.
+//! Folders of the bundle that travel packed: a tar, compressed by gzip, which every machine can
+//! undo.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Packs the folder `name` of `parent`. The same bytes for the same files: names in order, no times,
-/// no owner.
+/// Packs the folder `name` of `parent`. The same bytes for the same files: names in order, no
+/// times, no owner.
 pub(super) fn pack(parent: &Path, name: &str, archive: &Path) -> Result<()> {
     let file =
         fs::File::create(archive).with_context(|| format!("cannot write {}", archive.display()))?;
