@@ -126,13 +126,14 @@ fn compare(what: &str, gpu: &State, cpu: &State) {
 #[test]
 fn several_steps_as_on_the_cpu() {
     let Some(mut gpu) = Gpu::open() else { return };
-    let tables: [&[usize]; 6] = [
+    let tables: [&[usize]; 7] = [
         &[],
         &[1],
         &[0, 3, 4, 5, 0],
+        &[1023, 1024, 1025, 1],
         &[4095, 4096, 4097, 1],
         &[2049, 1023, 7, 100_001, 64, 12_289],
-        // More chunks than blocks that a GPU holds.
+        // More blocks than a GPU holds.
         &[3, 2_500_003],
     ];
     for lengths in tables {

@@ -1,4 +1,4 @@
-//! `adamw.cu`: the update of all parameters in one launch.
+//! `adamw.cu`: the update of all parameters in one launch, behind one for the coefficients.
 
 use deepwell_ir::Op;
 use deepwell_ir::ops::AdamW;
@@ -7,12 +7,16 @@ use super::tensor_list::{TensorList, f32_operand};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace, takes_all};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, takes_all};
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
+/// Threads of the block that makes the coefficients, one of which works.
+const COEFFICIENTS_THREADS: u32 = 32;
 /// Elements of a chunk, as in the source.
-const CHUNK_ELEMENTS: usize = 4096;
+const CHUNK_ELEMENTS: usize = 1024;
+/// Of the coefficients, as in the source.
+const COEFFICIENTS_BYTES: usize = 40;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_adamw",
@@ -20,7 +24,7 @@ pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     architectures: &Architecture::ALL,
     library: None,
     reject: takes_all,
-    workspace_bytes: no_workspace,
+    workspace_bytes: |_, _| COEFFICIENTS_BYTES,
     prepare,
 }];
 
@@ -50,20 +54,35 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected an AdamW update"));
     };
     let list = table(call, op)?;
-    let function = device.function("adamw", "adamw", 0)?;
-    let resident = device.resident_blocks(function, THREADS, 0)?;
-    let blocks = list.chunks().clamp(1, resident as usize) as u32;
+    let coefficients = Argument::Pointer(call.workspace().0);
+    let function = device.function("adamw", "adamw_coefficients", 0)?;
     let arguments = vec![
-        Argument::Pointer(device.constant(list.bytes())?),
-        Argument::U32(list.tensors() as u32),
-        Argument::U64(list.chunks() as u64),
         call.operand(0).argument(),
         call.operand(1).argument(),
         call.operand(2).argument(),
         Argument::F32(op.beta1),
         Argument::F32(op.beta2),
         Argument::F32(op.eps),
-        Argument::Pointer(device.tickets(1)?),
+        coefficients,
     ];
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    let mut steps = vec![Device::launch(function, 1, COEFFICIENTS_THREADS, 0, arguments)];
+    if list.chunks() == 0 {
+        return Ok(steps);
+    }
+    let blocks = u32::try_from(list.chunks()).ok().filter(|&blocks| blocks <= i32::MAX as u32);
+    let Some(blocks) = blocks else {
+        return Err(call.refuse(format!(
+            "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
+            i32::MAX as usize * CHUNK_ELEMENTS,
+            list.chunks()
+        )));
+    };
+    let function = device.function("adamw", "adamw", 0)?;
+    let arguments = vec![
+        Argument::Pointer(device.constant(list.bytes())?),
+        Argument::U32(list.tensors() as u32),
+        coefficients,
+    ];
+    steps.push(Device::launch(function, blocks, THREADS, 0, arguments));
+    Ok(steps)
 }
