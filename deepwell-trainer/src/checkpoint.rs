@@ -174,12 +174,13 @@ struct Described {
 
 impl Described {
     /// The tensor's bytes as files have them: scales plain, row-major.
-    fn to_file<'a>(&self, data: &'a [u8]) -> Cow<'a, [u8]> {
+    fn to_file<'a>(&self, data: &'a [u8]) -> Result<Cow<'a, [u8]>, TrainError> {
         let (true, &[rows, blocks]) = (self.in_tiles, &self.shape[..]) else {
-            return Cow::Borrowed(data);
+            return Ok(Cow::Borrowed(data));
         };
-        let plain = |index| data[scale_tiles::offset(index / blocks, index % blocks, blocks)];
-        Cow::Owned((0..rows * blocks).map(plain).collect())
+        let mut plain = vec![0; rows * blocks];
+        scale_tiles::from_tiles(data, rows, blocks, &mut plain)?;
+        Ok(Cow::Owned(plain))
     }
 }
 
@@ -252,7 +253,7 @@ impl State {
         keep_last: usize,
     ) -> Result<(), TrainError> {
         let data = self.tensors.iter().zip(data).map(|(tensor, data)| tensor.to_file(data));
-        let data: Vec<Cow<'_, [u8]>> = data.collect();
+        let data: Vec<Cow<'_, [u8]>> = data.collect::<Result<_, _>>()?;
         let mut contents = CheckpointContents::new(self.step);
         contents.tensors = self
             .tensors

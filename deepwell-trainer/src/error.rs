@@ -23,6 +23,9 @@ pub enum TrainError {
     /// The policy cannot be used.
     #[error(transparent)]
     Policy(#[from] deepwell_precision::PolicyError),
+    /// Scales that are not as long as their shape says.
+    #[error(transparent)]
+    Quantize(#[from] deepwell_precision::QuantizeError),
     /// A guard stopped the run.
     #[error(transparent)]
     Guard(#[from] deepwell_precision::GuardError),
