@@ -8,9 +8,12 @@ use clap::Args;
 use deepwell_ir::Recompute;
 
 use crate::console::{Console, print_json};
-use crate::parity::{ParityOptions, ParityReport};
+use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::run::{RunOptions, run, stop_with_parent};
 use crate::{Device, Settings, TrainError};
+
+/// Pairs of runs that `deepwell parity` trains unless told otherwise.
+const SEEDS: u64 = 4;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub enum ExitStatus {
     Success,
     /// It ran, and the verdict is no.
     Failed,
+    /// It ran, and too little is known for a verdict.
+    Open,
     /// It was asked to stop, and left a checkpoint.
     Interrupted,
 }
@@ -196,9 +201,15 @@ pub struct ParityArgs {
     /// or 100, at most a third]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
-    /// Seed of weights and data order
+    /// Seed of weights and data order of the first pair
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Pairs of runs, each with a seed of its own: from four on the interval is of use
+    #[arg(long, value_name = "PAIRS", default_value_t = SEEDS)]
+    pub seeds: u64,
+    /// Largest mean gap of held-out loss that counts as holding, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * GAP_TOLERANCE_REL)]
+    pub tolerance: f64,
     /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120: the CUDA path on an
     /// emulator, for small models
     #[arg(long, default_value_t = Device::Cpu)]
@@ -219,7 +230,8 @@ pub struct ParityArgs {
     /// Go on where an earlier call stopped
     #[arg(long)]
     pub resume: bool,
-    /// Train BF16 again with another data order: the noise to read the gap against
+    /// Train BF16 of each seed once more, from weights perturbed in their last bit: what chaos
+    /// alone does
     #[arg(long)]
     pub control: bool,
     /// Print report.json on standard output
@@ -227,7 +239,7 @@ pub struct ParityArgs {
     pub json: bool,
 }
 
-/// Trains BF16 and MXFP8 from the same weights on the same batches and compares.
+/// Trains pairs of BF16 and MXFP8 runs from the same weights on the same batches and compares.
 ///
 /// # Errors
 /// Whatever stops one of the runs.
@@ -253,8 +265,14 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         warmup_steps: args.warmup_steps,
         ..defaults
     };
-    let options =
-        ParityOptions { settings, out: args.out, resume: args.resume, control: args.control };
+    let options = ParityOptions {
+        settings,
+        out: args.out,
+        resume: args.resume,
+        seeds: args.seeds,
+        control: args.control,
+        tolerance_rel: args.tolerance / 100.0,
+    };
     let report: ParityReport = crate::parity::run(&options, &stop)?;
     if args.json {
         print_json(&report)?;

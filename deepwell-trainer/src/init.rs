@@ -19,6 +19,28 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
+/// Where the numbers of parameter `name` begin.
+fn stream(seed: u64, name: &str) -> u64 {
+    let hash = blake3::hash(name.as_bytes());
+    let mut key = [0u8; 8];
+    key.copy_from_slice(&hash.as_bytes()[..8]);
+    mix(seed ^ u64::from_le_bytes(key))
+}
+
+/// Flips the last bit of about half of the `values` of parameter `name`. Zeros stay, as their
+/// neighbours are subnormal.
+pub fn perturb(seed: u64, name: &str, values: &mut [f32]) {
+    let stream = stream(seed, name);
+    values.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
+        for (index, value) in values.iter_mut().enumerate() {
+            let coin = mix(stream.wrapping_add((part * PART + index) as u64)) >> 63;
+            if *value != 0.0 {
+                *value = f32::from_bits(value.to_bits() ^ coin as u32);
+            }
+        }
+    });
+}
+
 /// Fills `values` with the start of parameter `name`.
 ///
 /// Normal numbers come in pairs by the method of Box and Muller, so that the value at an index
@@ -29,10 +51,7 @@ pub fn fill(init: Init, seed: u64, name: &str, values: &mut [f32]) {
         Init::Zeros => return values.fill(0.0),
         Init::Normal { std } => std,
     };
-    let hash = blake3::hash(name.as_bytes());
-    let mut key = [0u8; 8];
-    key.copy_from_slice(&hash.as_bytes()[..8]);
-    let stream = mix(seed ^ u64::from_le_bytes(key));
+    let stream = stream(seed, name);
     // Logarithms of billions of numbers take minutes on one core.
     values.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
         for (pair, values) in values.chunks_mut(2).enumerate() {
@@ -61,6 +80,25 @@ mod tests {
         // Four standard errors of the mean and of the variance of 200,001 normal numbers.
         assert!(mean.abs() < 4.0 * 0.5 / n.sqrt(), "{mean}");
         assert!((variance - 0.25).abs() < 4.0 * 0.25 * (2.0 / n).sqrt(), "{variance}");
+    }
+
+    #[test]
+    fn a_perturbation_is_one_bit_of_half_of_the_values() {
+        let mut values = vec![0.0; PART + 1000];
+        fill(Init::Normal { std: 0.5 }, 7, "w", &mut values);
+        values[3] = 0.0;
+        let before = values.clone();
+        perturb(1, "w", &mut values);
+        let distance = |(a, b): (&f32, &f32)| a.to_bits().abs_diff(b.to_bits());
+        let distances: Vec<u32> = before.iter().zip(&values).map(distance).collect();
+        let flipped: u32 = distances.iter().sum();
+        assert!(distances.iter().all(|&distance| distance <= 1) && distances[3] == 0);
+        // Four standard deviations of so many coins.
+        let half = before.len() as f64 / 2.0;
+        assert!((f64::from(flipped) - half).abs() < 4.0 * (half / 2.0).sqrt(), "{flipped}");
+        let mut other = before.clone();
+        perturb(2, "w", &mut other);
+        assert_ne!(values, other);
     }
 
     #[test]

@@ -48,8 +48,11 @@ pub struct RunSummary {
     pub predicted_step_s: f64,
     /// Predicted speedup over BF16.
     pub expected_speedup_over_bf16: Option<f64>,
-    /// MXFP8 share of the FLOPs of the linear layers of the blocks.
+    /// MXFP8 share of the FLOPs of the linear layers of the blocks, as planned before the first
+    /// step.
     pub mxfp8_flop_share: f64,
+    /// The same of what ran: less where layers fell back.
+    pub mxfp8_flop_share_run: f64,
     /// The same with the output head counted as a linear layer.
     pub mxfp8_flop_share_with_head: f64,
     /// MXFP8 products run.
@@ -133,6 +136,9 @@ pub fn run(
     let mut engine = compile(graph, hardware, &compile_options)?;
     engine.initialize(settings.seed)?;
     model.load_weights(&mut engine)?;
+    if let Some(seed) = settings.perturb_weights_seed {
+        engine.perturb_weights(seed)?;
+    }
     progress.note(&memory_table(&engine));
     let mut trainer = Trainer::from_engine(engine, settings.clone(), Arc::clone(dataset.tokens()))
         .resuming(options.resume)
@@ -176,6 +182,7 @@ fn summarize(
         predicted_step_s: engine.prediction().time_s,
         expected_speedup_over_bf16: engine.prediction().expected_speedup_over_bf16,
         mxfp8_flop_share: share,
+        mxfp8_flop_share_run: share,
         mxfp8_flop_share_with_head: share_with_head,
         mxfp8_gemms_run: engine.gemms_run(),
         quantized_bytes: engine.quantized_bytes(),

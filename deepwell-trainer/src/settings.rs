@@ -54,6 +54,9 @@ pub struct Settings {
     pub seed: u64,
     /// Seed of the order of the data; none takes `seed`.
     pub data_seed: Option<u64>,
+    /// Seed of coins that decide for each initial weight whether its last bit is flipped: what a
+    /// run from such weights ends at differs from the run without by chaos alone. None flips none.
+    pub perturb_weights_seed: Option<u64>,
     /// Largest learning rate; none takes one by the size of the model, see
     /// [`Settings::default_learning_rate`].
     pub learning_rate: Option<f64>,
@@ -96,6 +99,7 @@ impl Default for Settings {
             recompute: None,
             seed: 0,
             data_seed: None,
+            perturb_weights_seed: None,
             learning_rate: None,
             warmup_steps: None,
             final_learning_rate_ratio: 0.1,

@@ -82,6 +82,9 @@ pub struct FitReport {
     pub checkpoint_stalls_s: Vec<f64>,
     /// What the audit of the first step found, when it was asked for.
     pub audit: Option<AuditReport>,
+    /// Held-out losses of the last evaluation, batch by batch; empty if one is not finite.
+    #[serde(default)]
+    pub heldout_losses: Vec<f64>,
 }
 
 /// Told about progress.
@@ -191,6 +194,7 @@ impl Trainer {
         let schedule = settings.schedule();
         let mut speeds: Vec<f64> = Vec::new();
         let mut audit_report = None;
+        let mut heldout_losses = Vec::new();
         let mut interrupted = false;
         if position.step == 0 {
             self.evaluate(&heldout, 0, &mut log, progress)?;
@@ -270,7 +274,7 @@ impl Trainer {
                 self.guard(&mut position, &outcome, &mut log, progress)?;
             }
             if evaluates {
-                self.evaluate(&heldout, step, &mut log, progress)?;
+                heldout_losses = self.evaluate(&heldout, step, &mut log, progress)?;
             }
             if saves {
                 // The checkpoint is what a resumed run trusts: metrics up to it must be there.
@@ -295,6 +299,10 @@ impl Trainer {
             tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
             checkpoint_stalls_s,
             audit: audit_report,
+            heldout_losses: match heldout_losses.iter().all(|loss: &f64| loss.is_finite()) {
+                true => heldout_losses,
+                false => Vec::new(),
+            },
         })
     }
 
@@ -330,23 +338,24 @@ impl Trainer {
         Ok(())
     }
 
+    /// Evaluates and logs; gives the losses batch by batch.
     fn evaluate(
         &mut self,
         heldout: &HeldoutWindows,
         step: u64,
         log: &mut Log,
         progress: &mut dyn Progress,
-    ) -> Result<f64, TrainError> {
+    ) -> Result<Vec<f64>, TrainError> {
         let mut batch = heldout.buffer();
-        let mut total = 0.0;
+        let mut losses = Vec::with_capacity(heldout.len() as usize);
         for index in 0..heldout.len() {
             heldout.fill(index, &mut batch);
-            total += f64::from(self.engine.evaluate(&batch.inputs, &batch.targets)?);
+            losses.push(f64::from(self.engine.evaluate(&batch.inputs, &batch.targets)?));
         }
-        let val_loss = total / heldout.len() as f64;
+        let val_loss = losses.iter().sum::<f64>() / heldout.len() as f64;
         log.evaluation(step, val_loss)?;
         progress.evaluation(step, val_loss);
-        Ok(val_loss)
+        Ok(losses)
     }
 }
 

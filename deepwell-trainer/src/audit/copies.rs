@@ -7,13 +7,13 @@
 
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Call, DType, Phase, Program, Quantization};
-use deepwell_kernels::{Backend, KernelError};
+use deepwell_kernels::KernelError;
 use deepwell_precision::{BLOCK, BlockShape, MxSpec, Overflow, Rounding, e4m3, e8m0, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;
 
 use super::report::AuditReport;
-use super::view::{View, view};
+use super::view::{Memory, View, view};
 
 /// Where bytes differ.
 #[derive(Clone, Copy, Default)]
@@ -176,14 +176,14 @@ pub(super) fn check_quantize(
     program: &Program,
     call: &Call,
     quantization: &Quantization<'_>,
-    backend: &dyn Backend,
+    memory: &Memory<'_>,
     moment: &str,
 ) -> Result<(), KernelError> {
     let Some(source) = quantization.source else { return Ok(()) };
-    let source = view(program, source, backend)?;
+    let source = view(program, source, memory)?;
     let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
-    let output = |index: usize| view(program, quantization.outputs[index].value, backend);
+    let output = |index: usize| view(program, quantization.outputs[index].value, memory);
     let Quantize { spec, axis } = *quantization.quantize;
     let columns: &[bool] = match axis {
         Axis::Row => &[false],
@@ -238,11 +238,11 @@ pub(super) fn check_cast(
     report: &mut AuditReport,
     program: &Program,
     call: &Call,
-    backend: &dyn Backend,
+    memory: &Memory<'_>,
     moment: &str,
 ) -> Result<(), KernelError> {
-    let source = view(program, call.operands[0].value, backend)?;
-    let target = view(program, call.outputs()[0].value, backend)?;
+    let source = view(program, call.operands[0].value, memory)?;
+    let target = view(program, call.outputs()[0].value, memory)?;
     let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
     report.count_tensor(target.len());

@@ -21,8 +21,9 @@
 //! kernel makes together with a high-precision tensor that it does not store, beyond that they
 //! are left as they were.
 //!
-//! Nothing is copied but the samples; tensors are read where they lie, so the audit does not
-//! raise the peak of memory that it is often run together with.
+//! On the CPU nothing is copied but the samples; tensors are read where they lie, so the audit does
+//! not raise the peak of memory that it is often run together with. On a device whose memory the
+//! host does not see, the operands of one call at a time are copied to the host.
 //!
 //! ```
 //! use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
@@ -63,7 +64,7 @@ pub use view::SAMPLES;
 
 use products::MxTables;
 use update::BeforeUpdate;
-use view::{fingerprint, view};
+use view::{Memory, fingerprint, view};
 
 /// What was read before a call for use after it.
 enum Pending {
@@ -101,10 +102,11 @@ impl Audit {
     fn start_of_step(
         &mut self,
         program: &Program,
-        backend: &dyn Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         for call in program.calls.iter().filter(|call| call.phase == Phase::Weights) {
-            self.check_copy(program, call, backend, "at the start of the step, ")?;
+            let memory = Memory::of_call(program, call, backend)?;
+            self.check_copy(program, call, &memory, "at the start of the step, ")?;
         }
         Ok(())
     }
@@ -114,17 +116,17 @@ impl Audit {
         &mut self,
         program: &Program,
         call: &Call,
-        backend: &dyn Backend,
+        memory: &Memory<'_>,
         moment: &str,
     ) -> Result<(), KernelError> {
         let report = &mut self.report;
         if matches!(call.op, Op::Cast(_)) {
-            copies::check_cast(report, program, call, backend, moment)?;
+            copies::check_cast(report, program, call, memory, moment)?;
         }
         for quantization in call.quantizations() {
-            copies::check_quantize(report, program, call, &quantization, backend, moment)?;
+            copies::check_quantize(report, program, call, &quantization, memory, moment)?;
             for operand in quantization.copies() {
-                let bytes = view(program, operand.value, backend)?.bytes;
+                let bytes = view(program, operand.value, memory)?.bytes;
                 self.written.insert(operand.value, fingerprint(bytes));
             }
         }
@@ -136,11 +138,11 @@ impl Audit {
         &mut self,
         program: &Program,
         call: &Call,
-        backend: &dyn Backend,
+        memory: &Memory<'_>,
     ) -> Result<(), KernelError> {
         for operand in call.inputs() {
             let Some(&written) = self.written.get(&operand.value) else { continue };
-            let operand = view(program, operand.value, backend)?;
+            let operand = view(program, operand.value, memory)?;
             if fingerprint(operand.bytes) != written {
                 let what = format!("`{}` changed after it was quantized", operand.name);
                 self.report.add(&call.name, what);
@@ -157,19 +159,26 @@ impl Observer for Audit {
         call: &Call,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
-        let backend = &*backend;
         if program.calls.first().is_some_and(|first| first.name == call.name) {
             self.start_of_step(program, backend)?;
         }
-        self.pending = match &call.op {
-            Op::AdamW(op) => Some(Pending::Update(BeforeUpdate::read(program, call, op, backend)?)),
-            _ if products::is_product(&call.op) && call.accumulate => {
-                Some(Pending::Accumulator(products::sampled_output(program, call, backend)?))
+        self.pending = None;
+        if let Op::AdamW(op) = &call.op {
+            let memory = Memory::of_call(program, call, backend)?;
+            let before = BeforeUpdate::read(program, call, op, &memory)?;
+            self.pending = Some(Pending::Update(before));
+        }
+        let reads_quantized = matches!(call.op.leading(), Op::MxGemm(_));
+        let adds = products::is_product(&call.op) && call.accumulate;
+        if reads_quantized || adds {
+            let memory = Memory::of_call(program, call, backend)?;
+            if adds {
+                let sampled = products::sampled_output(program, call, &memory)?;
+                self.pending = Some(Pending::Accumulator(sampled));
             }
-            _ => None,
-        };
-        if matches!(call.op.leading(), Op::MxGemm(_)) {
-            self.check_unchanged(program, call, backend)?;
+            if reads_quantized {
+                self.check_unchanged(program, call, &memory)?;
+            }
         }
         Ok(Verdict::Run)
     }
@@ -180,22 +189,28 @@ impl Observer for Audit {
         call: &Call,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
-        let backend = &*backend;
-        if matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_)) {
-            self.check_copy(program, call, backend, "")?;
+        let pending = self.pending.take();
+        let makes_copies = matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_));
+        let updates = matches!(call.op, Op::GradNorm(_) | Op::AdamW(_));
+        if !(makes_copies || updates || products::is_product(&call.op)) {
+            return Ok(());
+        }
+        let memory = Memory::of_call(program, call, backend)?;
+        if makes_copies {
+            self.check_copy(program, call, &memory, "")?;
         }
         let report = &mut self.report;
-        match (&call.op, self.pending.take()) {
-            (Op::GradNorm(_), _) => update::check_norm(report, program, call, backend),
+        match (&call.op, pending) {
+            (Op::GradNorm(_), _) => update::check_norm(report, program, call, &memory),
             (Op::AdamW(op), Some(Pending::Update(before))) => {
-                before.check(report, program, call, op, backend)
+                before.check(report, program, call, op, &memory)
             }
             (op, pending) if products::is_product(op) => {
                 let previous = match pending {
                     Some(Pending::Accumulator(previous)) => previous,
                     _ => Vec::new(),
                 };
-                products::check(report, program, call, backend, &self.tables, &previous)
+                products::check(report, program, call, &memory, &self.tables, &previous)
             }
             _ => Ok(()),
         }

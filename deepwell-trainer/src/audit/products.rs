@@ -8,20 +8,37 @@
 //! - per product `2^-126 max(1, |a|, |b|)`, where matrix units take subnormals as zero;
 //! - for an accumulating call one rounding of what is there plus the product for each 512 of `k`,
 //!   and two more;
-//! - for a BF16 output half a unit in its last place, twice where a bias is added afterwards.
+//! - for a BF16 output half a unit in its last place, twice where a bias is added afterwards;
+//! - for tensor cores two more roundings: they align the terms of one instruction (8 of `k` or
+//!   more, and the sum so far) to the largest, cut below `2^-23` of it, and round towards zero:
+//!   `(k / 8 + 2)` ulp of at most `s`, which is below `(k + 4) u s`.
+//!
+//! Hopper's FP8 tensor cores, which multiply where one scale serves 128 elements, keep less: each
+//! of the 33 terms of an instruction (32 of `k`, and the sum so far) is cut at `2^-13` of the
+//! largest of them (MMA-Sim, arXiv 2511.10909); four instructions come between two promotions to
+//! FP32. A span of 128 so errs by at most `4 * 33 * 2^-13` of the largest product or partial sum
+//! in it, each rounded up to a power of two. That finds a wrong operand, scale or sum, not the
+//! loss of a bit.
 
-use deepwell_ir::{Call, DType, Op, Program};
+use deepwell_ir::{Call, DType, MathUnit, Op, Program};
+use deepwell_kernels::KernelError;
+use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::oracle::mx::{BLOCK, decode_e4m3, decode_e8m0};
-use deepwell_kernels::{Backend, KernelError};
-use deepwell_precision::scale_tiles;
+use deepwell_precision::{Granularity, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;
 
 use super::report::AuditReport;
-use super::view::{View, sample_indices, view};
+use super::view::{Memory, View, sample_indices, view};
 
 /// Unit roundoff of FP32, `2^-24`.
 const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
+
+/// Elements of `k` between two promotions of Hopper's FP8 accumulator to FP32.
+const PROMOTED_EVERY: usize = 128;
+
+/// What four instructions of 32 lose, of the power of two above the largest term.
+const FP8_SPAN_LOSS: f64 = 4.0 * 33.0 / (1 << 13) as f64;
 
 /// Values of all codes and scales.
 pub(super) struct MxTables {
@@ -90,16 +107,18 @@ struct Product<'a> {
     b: Factor<'a>,
     bias: Option<View<'a>>,
     output: View<'a>,
+    /// Whether Hopper's FP8 tensor cores multiply.
+    has_short_accumulator: bool,
 }
 
 impl<'a> Product<'a> {
     fn new(
         program: &'a Program,
         call: &Call,
-        backend: &'a dyn Backend,
+        memory: &'a Memory<'_>,
         tables: &'a MxTables,
     ) -> Result<Product<'a>, KernelError> {
-        let operand = |index: usize| view(program, call.operands[index].value, backend);
+        let operand = |index: usize| view(program, call.operands[index].value, memory);
         let plain = |index: usize, is_transposed: bool| -> Result<Factor<'a>, KernelError> {
             Ok(Factor { data: operand(index)?, mx: None, is_transposed })
         };
@@ -119,8 +138,16 @@ impl<'a> Product<'a> {
                 });
             }
         };
-        let output = view(program, call.outputs()[0].value, backend)?;
-        Ok(Product { a, b, bias: bias.map(operand).transpose()?, output })
+        let output = view(program, call.outputs()[0].value, memory)?;
+        let is_coarse = match call.op.leading() {
+            Op::MxGemm(op) => [op.a, op.b].iter().all(|spec| spec.granularity == Granularity::G128),
+            _ => false,
+        };
+        let has_short_accumulator = is_coarse
+            && call.unit == MathUnit::Mxfp8
+            && program.target.arch == Architecture::Sm90a.target_name();
+        let bias = bias.map(operand).transpose()?;
+        Ok(Product { a, b, bias, output, has_short_accumulator })
     }
 
     /// Output `index`, given what was there before an accumulating call.
@@ -129,16 +156,27 @@ impl<'a> Product<'a> {
         let (row, column) = (index / columns, index % columns);
         let contraction = self.a.contraction();
         let (mut value, mut size, mut largest, mut flushed) = (0.0, 0.0f64, 0.0f64, 0.0);
+        // Of the present span: its sum, and the largest product or partial sum.
+        let (mut span_sum, mut span_largest, mut span_loss) = (0.0f64, 0.0f64, 0.0f64);
         for k in 0..contraction {
             let (a, b) = (self.a.at(row, k), self.b.at(column, k));
             value += a * b;
+            span_sum += a * b;
+            span_largest = span_largest.max((a * b).abs()).max(span_sum.abs());
+            if (k + 1).is_multiple_of(PROMOTED_EVERY) || k + 1 == contraction {
+                span_loss += 2.0 * span_largest * FP8_SPAN_LOSS;
+                (span_sum, span_largest) = (0.0, 0.0);
+            }
             size += (a * b).abs();
             let larger = a.abs().max(b.abs());
             largest = largest.max(larger);
             flushed += f64::from(f32::MIN_POSITIVE) * larger.max(1.0);
         }
         let k = contraction as f64;
-        let mut tolerance = (k + 2.0) * ROUNDOFF * size + flushed + f64::from(f32::MIN_POSITIVE);
+        let mut tolerance = (k + 4.0) * ROUNDOFF * size + flushed + f64::from(f32::MIN_POSITIVE);
+        if self.has_short_accumulator {
+            tolerance += span_loss;
+        }
         if let Some(previous) = previous.map(f64::from) {
             value += previous;
             size += previous.abs();
@@ -181,9 +219,9 @@ impl Expected {
 pub(super) fn sampled_output(
     program: &Program,
     call: &Call,
-    backend: &dyn Backend,
+    memory: &Memory<'_>,
 ) -> Result<Vec<f32>, KernelError> {
-    let output = view(program, call.outputs()[0].value, backend)?;
+    let output = view(program, call.outputs()[0].value, memory)?;
     let indices = sample_indices(&call.name, output.len());
     Ok(indices.into_iter().map(|index| output.float(index)).collect())
 }
@@ -193,11 +231,11 @@ pub(super) fn check(
     report: &mut AuditReport,
     program: &Program,
     call: &Call,
-    backend: &dyn Backend,
+    memory: &Memory<'_>,
     tables: &MxTables,
     previous: &[f32],
 ) -> Result<(), KernelError> {
-    let product = Product::new(program, call, backend, tables)?;
+    let product = Product::new(program, call, memory, tables)?;
     let (output, bias) = (product.output, product.bias.is_some());
     let indices = sample_indices(&call.name, output.len());
     report.calls_checked += 1;

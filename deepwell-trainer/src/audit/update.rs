@@ -11,12 +11,12 @@
 
 use deepwell_ir::ops::AdamW;
 use deepwell_ir::{Call, Program, ValueId};
+use deepwell_kernels::KernelError;
 use deepwell_kernels::oracle::adamw::{Settings, Updated, step};
-use deepwell_kernels::{Backend, KernelError};
 use rayon::prelude::*;
 
 use super::report::AuditReport;
-use super::view::{View, sample_indices, view};
+use super::view::{Memory, View, sample_indices, view};
 
 /// Unit roundoff of FP32, `2^-24`.
 const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
@@ -29,11 +29,11 @@ pub(super) fn check_norm(
     report: &mut AuditReport,
     program: &Program,
     call: &Call,
-    backend: &dyn Backend,
+    memory: &Memory<'_>,
 ) -> Result<(), KernelError> {
     let mut squares = 0.0;
     for operand in call.inputs() {
-        let gradient = view(program, operand.value, backend)?;
+        let gradient = view(program, operand.value, memory)?;
         report.count_tensor(gradient.len());
         squares += (0..gradient.len())
             .into_par_iter()
@@ -41,7 +41,7 @@ pub(super) fn check_norm(
             .sum::<f64>();
     }
     report.calls_checked += 1;
-    let (expected, got) = (squares.sqrt(), view(program, call.outputs()[0].value, backend)?);
+    let (expected, got) = (squares.sqrt(), view(program, call.outputs()[0].value, memory)?);
     let got = f64::from(got.float(0));
     let both_not_finite = !expected.is_finite() && !got.is_finite();
     if !((got - expected).abs() <= NORM_TOLERANCE * expected || both_not_finite) {
@@ -94,9 +94,9 @@ impl BeforeUpdate {
         program: &Program,
         call: &Call,
         op: &AdamW,
-        backend: &dyn Backend,
+        memory: &Memory<'_>,
     ) -> Result<BeforeUpdate, KernelError> {
-        let leading = |index: usize| view(program, call.operands[index].value, backend);
+        let leading = |index: usize| view(program, call.operands[index].value, memory);
         let (norm, schedule, counters) = (leading(0)?, leading(1)?, leading(2)?);
         let settings = Settings {
             learning_rate: schedule.float(0).into(),
@@ -111,10 +111,10 @@ impl BeforeUpdate {
         let parameters = (0..op.weight_decay.len())
             .map(|index| {
                 let operands = ParameterOperands::of(call, index);
-                let master = view(program, operands.master, backend)?;
+                let master = view(program, operands.master, memory)?;
                 let indices = sample_indices(master.name, master.len());
                 let read = |id: ValueId| -> Result<Vec<f64>, KernelError> {
-                    let view = view(program, id, backend)?;
+                    let view = view(program, id, memory)?;
                     Ok(indices.iter().map(|&index| f64::from(view.float(index))).collect())
                 };
                 Ok(Sampled {
@@ -137,11 +137,11 @@ impl BeforeUpdate {
         program: &Program,
         call: &Call,
         op: &AdamW,
-        backend: &dyn Backend,
+        memory: &Memory<'_>,
     ) -> Result<(), KernelError> {
         report.calls_checked += 1;
         let is_skipped = !self.settings.grad_norm.is_finite();
-        let counters = view(program, call.operands[2].value, backend)?;
+        let counters = view(program, call.operands[2].value, memory)?;
         let [applied, skipped] = self.counters;
         let expected = if is_skipped { [applied, skipped + 1] } else { [applied + 1, skipped] };
         let got = [counters.counter(0), counters.counter(1)];
@@ -174,7 +174,7 @@ impl BeforeUpdate {
             };
             let second_tolerance = |at: usize| 8.0 * ROUNDOFF * expected.v[at] + TINY;
             let mut compare = |id: ValueId, expected: &[f64], tolerance: Tolerance<'_>| {
-                let got = view(program, id, backend)?;
+                let got = view(program, id, memory)?;
                 report.count_tensor(before.indices.len());
                 let what = differences(&got, &before.indices, expected, tolerance);
                 if let Some(what) = what {

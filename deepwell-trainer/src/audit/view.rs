@@ -1,6 +1,8 @@
 //! Values of a program read where they lie.
 
-use deepwell_ir::{DType, Program, ValueId};
+use std::collections::HashMap;
+
+use deepwell_ir::{Call, DType, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError};
 
 /// Outputs of a product, and elements of a parameter, that are compared; of smaller tensors all.
@@ -19,23 +21,53 @@ pub(super) struct View<'a> {
     pub(super) bytes: &'a [u8],
 }
 
+/// What the host may read of the arena while one call is checked: all of it, where it lies, on a
+/// backend whose memory the host sees; else copies of the operands of that call.
+pub(super) struct Memory<'a> {
+    backend: &'a dyn Backend,
+    copies: HashMap<ValueId, Vec<u8>>,
+}
+
+impl<'a> Memory<'a> {
+    /// Copies the operands of `call` to the host where it cannot see them otherwise.
+    ///
+    /// # Errors
+    /// What the device fails with.
+    pub(super) fn of_call(
+        program: &Program,
+        call: &Call,
+        backend: &'a mut dyn Backend,
+    ) -> Result<Memory<'a>, KernelError> {
+        let mut copies = HashMap::new();
+        for id in call.operands.iter().map(|operand| operand.value) {
+            let range = program.value(id).range;
+            if backend.host_view(range).is_none() && !copies.contains_key(&id) {
+                let mut bytes = vec![0; range.bytes];
+                backend.read(range, &mut bytes)?;
+                copies.insert(id, bytes);
+            }
+        }
+        Ok(Memory { backend, copies })
+    }
+}
+
 /// Looks at a value.
 ///
 /// # Errors
-/// A backend whose memory the host cannot read.
+/// A value that is no operand of the call that is checked, on a backend whose memory the host
+/// does not see.
 pub(super) fn view<'a>(
     program: &'a Program,
     id: ValueId,
-    backend: &'a dyn Backend,
+    memory: &'a Memory<'_>,
 ) -> Result<View<'a>, KernelError> {
     let value = program.value(id);
-    let bytes = backend.host_view(value.range).ok_or_else(|| KernelError::Run {
-        call: "audit".to_string(),
-        what: format!(
-            "the host cannot read `{}` where it lies on backend `{}`",
-            value.name,
-            backend.name()
-        ),
+    let copied = memory.copies.get(&id).map(Vec::as_slice);
+    let bytes = copied.or_else(|| memory.backend.host_view(value.range)).ok_or_else(|| {
+        KernelError::Run {
+            call: "audit".to_string(),
+            what: format!("expected an operand of the checked call, got `{}`", value.name),
+        }
     })?;
     Ok(View { name: &value.name, shape: &value.shape, dtype: value.dtype, bytes })
 }

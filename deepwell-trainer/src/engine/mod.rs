@@ -158,6 +158,24 @@ impl Engine {
         self.refresh_weight_copies()
     }
 
+    /// Flips the last bit of about half of the master weights and makes the weight copies again:
+    /// the start of a run that differs from the one without by chaos alone.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn perturb_weights(&mut self, seed: u64) -> Result<(), TrainError> {
+        let mut buffer: Vec<f32> = Vec::new();
+        for index in 0..self.program().parameters.len() {
+            let state = self.program().parameters[index].clone();
+            buffer.clear();
+            buffer.resize(self.program().value(state.master).elements(), 0.0);
+            self.read_value(state.master, cast_slice_mut(&mut buffer))?;
+            init::perturb(seed, &state.name, &mut buffer);
+            self.write_value(state.master, cast_slice(&buffer))?;
+        }
+        self.refresh_weight_copies()
+    }
+
     /// Sets the counters of applied and skipped steps.
     ///
     /// # Errors

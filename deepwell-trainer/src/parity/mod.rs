@@ -1,26 +1,40 @@
-//! Does MXFP8 hold BF16's loss? One model, trained twice from the same weights on the same
-//! batches, each in a process of its own so that memory is measured cleanly.
+//! Does MXFP8 hold BF16's loss? Pairs of runs, one pair for each seed: the same weights and the
+//! same batches, in BF16 and in MXFP8.
+//!
+//! Runs that differ in a rounding drift apart, so that one pair says what happened and not what
+//! MXFP8 does. Several pairs give a mean gap with a confidence interval, and the verdict is where
+//! that interval lies: within the tolerance, above it, or across it. A control, BF16 from weights
+//! that are perturbed in their last bit, shows what chaos alone does; it never widens the
+//! tolerance.
 
 mod page;
+mod runs;
+mod statistics;
+mod text;
 mod verdict;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use verdict::judge;
-pub use verdict::{Check, Curve, GAP_TOLERANCE_REL};
+pub use statistics::Estimate;
+pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
+
+use runs::{FinishedRun, train_in_child};
+use verdict::{Judgement, Pair, gap_at_end, judge};
 
 use crate::commands::ExitStatus;
 use crate::console::{Console, say};
 use crate::data::HeldoutWindows;
-use crate::reference::reference_entropies;
-use crate::run::{RunSummary, open_data};
-use crate::trainer::{Progress, Record, Trainer};
+use crate::reference::{ReferenceEntropies, reference_entropies};
+use crate::run::open_data;
+use crate::trainer::Progress;
 use crate::{ProductCounts, Settings, TrainError};
+
+/// Held-out losses, or training losses, by step.
+pub type Curve = Vec<(u64, f64)>;
 
 /// Steps of more floating-point operations are not audited: some 50 times the default run's.
 const AUDITED_FLOPS_MAX: u64 = 1_000_000_000_000;
@@ -28,14 +42,19 @@ const AUDITED_FLOPS_MAX: u64 = 1_000_000_000_000;
 /// What to compare.
 #[derive(Clone, Debug)]
 pub struct ParityOptions {
-    /// Settings of the MXFP8 run; the BF16 run differs in the precision alone.
+    /// Settings of the MXFP8 runs; the BF16 runs differ in the precision alone. Their seed is that
+    /// of the first pair.
     pub settings: Settings,
     /// Where the report and the runs go.
     pub out: PathBuf,
     /// Go on where an earlier call stopped.
     pub resume: bool,
-    /// Train BF16 again with another data order.
+    /// Pairs of runs, of the seeds from that of the settings on.
+    pub seeds: u64,
+    /// Train BF16 of each seed once more, from weights that are perturbed in their last bit.
     pub control: bool,
+    /// Largest mean relative gap of held-out loss that counts as holding.
+    pub tolerance_rel: f64,
 }
 
 /// One run in the report.
@@ -61,9 +80,44 @@ pub struct RunReport {
     pub wall_s: f64,
 }
 
+/// The runs of one seed in the report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PairReport {
+    /// Seed of weights and data order.
+    pub seed: u64,
+    /// The BF16 run.
+    pub bf16: RunReport,
+    /// The MXFP8 run; none if the comparison was stopped before it began.
+    pub mxfp8: Option<RunReport>,
+    /// BF16 from perturbed weights.
+    pub control: Option<RunReport>,
+    /// Mean over the last three evaluations of `(mxfp8 - bf16) / bf16`.
+    pub gap_rel: Option<f64>,
+    /// The same of the control.
+    pub control_gap_rel: Option<f64>,
+}
+
 /// `report.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParityReport {
+    /// The answer.
+    pub verdict: Verdict,
+    /// Each check with its figures.
+    pub checks: Vec<Check>,
+    /// Mean over pairs of the gap at the end, relative to BF16's loss.
+    pub gap_rel: Option<Estimate>,
+    /// Largest gap that counts as holding.
+    pub tolerance_rel: f64,
+    /// The gap of every evaluation, by step.
+    pub gap_rel_by_step: Vec<(u64, Estimate)>,
+    /// Mean over pairs of the control's gap at the end: what chaos alone does.
+    pub control_gap_rel: Option<Estimate>,
+    /// Error of a pair's gap that the evaluation set is to blame for, at most.
+    pub evaluation_error_rel: Option<f64>,
+    /// Pairs that would settle an open verdict, if mean and deviation stay as they are.
+    pub pairs_that_tell: Option<u64>,
+    /// Each pair.
+    pub pairs: Vec<PairReport>,
     /// Steps asked for.
     pub steps: u64,
     /// Tokens per run.
@@ -72,114 +126,82 @@ pub struct ParityReport {
     pub params: u64,
     /// Where it ran.
     pub device: String,
-    /// The BF16 run.
-    pub bf16: RunReport,
-    /// The MXFP8 run; none if the comparison was stopped before it began.
-    pub mxfp8: Option<RunReport>,
-    /// BF16 with another data order.
-    pub control: Option<RunReport>,
-    /// Mean over the last three evaluations of `(mxfp8 - bf16) / bf16`.
-    pub val_gap_rel: Option<f64>,
-    /// Largest magnitude of that after step 200, or after a fifth of a shorter run.
-    pub val_gap_rel_max_after_warmup: Option<f64>,
-    /// Largest magnitude of `(control - bf16) / bf16` over the same evaluations.
-    pub control_gap_rel: Option<f64>,
+    /// Largest learning rate of each run.
+    pub learning_rate: Option<f64>,
     /// Held-out cross-entropy of a unigram model, nats per token.
     pub unigram_entropy: f64,
     /// Held-out cross-entropy of an add-one bigram model, nats per token.
     pub bigram_entropy: f64,
-    /// MXFP8 share of the FLOPs of the blocks' linear layers.
+    /// Share of the FLOPs of the blocks' linear layers that the plan promised in MXFP8.
+    pub mxfp8_flop_share_planned: f64,
+    /// The same of what ran, in the run where it was least.
     pub mxfp8_flop_share: f64,
     /// The same with the output head counted as a linear layer.
     pub mxfp8_flop_share_with_head: f64,
-    /// MXFP8 products run, by product.
+    /// MXFP8 GEMMs that ran in the first MXFP8 run, by GEMM of a layer.
     pub mxfp8_gemms_run: ProductCounts,
-    /// Bytes of quantized operands that they read, by product.
+    /// Bytes of quantized operands that they read.
     pub mxfp8_quantized_bytes: ProductCounts,
-    /// Predicted peak of the MXFP8 run.
+    /// Predicted peak of an MXFP8 run.
     pub peak_bytes_predicted: u64,
-    /// Measured peak of the MXFP8 run.
+    /// Measured peak of an MXFP8 run.
     pub peak_bytes_measured: Option<u64>,
-    /// `pass`, `fail` or `interrupted`.
-    pub verdict: String,
-    /// Each check with its figures.
-    pub checks: Vec<Check>,
 }
 
 impl ParityReport {
     /// The exit status that the verdict stands for.
     pub fn exit_status(&self) -> ExitStatus {
-        match self.verdict.as_str() {
-            "pass" => ExitStatus::Success,
-            "interrupted" => ExitStatus::Interrupted,
-            _ => ExitStatus::Failed,
+        match self.verdict {
+            Verdict::Holds => ExitStatus::Success,
+            Verdict::DoesNotHold | Verdict::Invalid => ExitStatus::Failed,
+            Verdict::CannotTell => ExitStatus::Open,
+            Verdict::Interrupted => ExitStatus::Interrupted,
         }
     }
 }
 
-/// A finished or stopped run with its curves.
-pub(crate) struct FinishedRun {
-    pub(crate) summary: RunSummary,
-    pub(crate) records: Vec<Record>,
+/// The runs of one seed as far as they are done.
+pub(crate) struct SeedRuns {
+    pub(crate) seed: u64,
+    pub(crate) bf16: FinishedRun,
+    pub(crate) mxfp8: Option<FinishedRun>,
+    pub(crate) control: Option<FinishedRun>,
 }
 
-impl FinishedRun {
-    fn read(out: &Path) -> Result<FinishedRun, TrainError> {
-        let path = out.join("summary.json");
-        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
-        let unreadable = |path: &Path, error: serde_json::Error| {
-            TrainError::io(path)(std::io::Error::new(std::io::ErrorKind::InvalidData, error))
-        };
-        let summary = serde_json::from_str(&text).map_err(|error| unreadable(&path, error))?;
-        let path = Trainer::metrics_path(out);
-        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
-        let records = text
-            .lines()
-            .map(|line| serde_json::from_str(line).map_err(|error| unreadable(&path, error)))
-            .collect::<Result<_, _>>()?;
-        Ok(FinishedRun { summary, records })
+impl SeedRuns {
+    /// Its runs with the names that metrics and folders have.
+    fn named(&self) -> impl Iterator<Item = (&'static str, &FinishedRun)> {
+        let rest = [("mxfp8", self.mxfp8.as_ref()), ("control", self.control.as_ref())];
+        let rest = rest.into_iter().filter_map(|(name, run)| Some((name, run?)));
+        std::iter::once(("bf16", &self.bf16)).chain(rest)
     }
 
-    /// Held-out losses by step.
-    pub(crate) fn evaluations(&self) -> Curve {
-        self.records.iter().filter_map(|r| Some((r.step, r.val_loss?))).collect()
+    fn pair(&self) -> Option<Pair> {
+        let mxfp8 = self.mxfp8.as_ref()?.facts();
+        let control = self.control.as_ref().map(FinishedRun::facts);
+        Some(Pair { bf16: self.bf16.facts(), mxfp8, control })
     }
 
-    /// Training losses by step.
-    pub(crate) fn losses(&self) -> Curve {
-        self.records.iter().filter_map(|r| Some((r.step, r.loss?))).collect()
-    }
-
-    fn report(&self) -> RunReport {
-        let losses = self.losses();
-        let tail = &losses[losses.len() - (losses.len() / 10).max(1).min(losses.len())..];
-        let evaluations = self.evaluations();
-        let last = &evaluations[evaluations.len().saturating_sub(3)..];
-        let mean = |curve: &[(u64, f64)]| {
-            curve.iter().map(|&(_, loss)| loss).sum::<f64>() / curve.len().max(1) as f64
-        };
-        let val_loss = mean(last);
-        RunReport {
-            train_loss: mean(tail),
-            val_loss,
-            val_ppl: val_loss.exp(),
-            tokens_per_s: self.summary.fit.tokens_per_s,
-            steps: self.summary.fit.step,
-            resumed_after: self.summary.fit.resumed_after,
-            peak_bytes_predicted: self.summary.peak_bytes_predicted,
-            peak_bytes_measured: self.summary.peak_bytes_measured,
-            wall_s: self.summary.wall_s,
+    fn report(&self) -> PairReport {
+        let gap = |run: &FinishedRun| gap_at_end(&self.bf16.facts(), &run.facts());
+        PairReport {
+            seed: self.seed,
+            bf16: self.bf16.report(),
+            mxfp8: self.mxfp8.as_ref().map(FinishedRun::report),
+            control: self.control.as_ref().map(FinishedRun::report),
+            gap_rel: self.mxfp8.as_ref().map(gap),
+            control_gap_rel: self.control.as_ref().map(gap),
         }
     }
 }
 
-/// Runs both trainings and writes `report.json`, `report.html` and `metrics.jsonl`.
+/// Trains all pairs and writes `report.json`, `report.html` and `metrics.jsonl`.
 ///
 /// # Errors
 /// Whatever stops one of the runs; its own words go to standard error.
 pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityReport, TrainError> {
     let mut options = options.clone();
-    options.settings.check()?;
+    check(&options)?;
     options.settings.resolve_precision(&deepwell_probe::probe())?;
     let settings = &mut options.settings;
     // Everything that a run would refuse is refused before the first one starts.
@@ -193,147 +215,151 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let dataset = open_data(settings, &mut console)?;
     let tokens = dataset.tokens();
     tokens.check_vocab(model.vocab_size() as u64)?;
-    let rows = settings.batch_size;
     let windows = HeldoutWindows::new(
         Arc::clone(tokens),
-        rows,
+        settings.batch_size,
         settings.seq_len,
         Some(settings.eval_tokens),
     )?;
     let entropies = reference_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
     std::fs::create_dir_all(&options.out).map_err(TrainError::io(&options.out))?;
 
-    let bf16 = Settings { precision: "bf16".to_string(), policy: None, ..settings.clone() };
-    let control = Settings { data_seed: Some(settings.seed ^ 0x5EED), ..bf16.clone() };
-    // The audit makes the step's products again on the processor.
+    // The audit makes the step's GEMMs again on the processor.
     let tokens_per_step = (settings.seq_len * settings.batch_size) as u64;
     let flops = 6 * graph.parameter_count() * tokens_per_step;
-    let audit = flops <= AUDITED_FLOPS_MAX;
-    if !audit {
-        let text = "no audit of the first step: the processor would take long over one so large";
-        Progress::note(&mut console, text);
+    let audit_left_out = (flops > AUDITED_FLOPS_MAX).then(|| {
+        format!(
+            "left out: a step has {:.1} TFLOP, and the processor would take long over more than \
+             {:.1}",
+            flops as f64 / 1e12,
+            AUDITED_FLOPS_MAX as f64 / 1e12
+        )
+    });
+    if let Some(reason) = &audit_left_out {
+        Progress::note(&mut console, &format!("audit of the first step {reason}"));
     }
-    let mxfp8 = Settings { audit, ..settings.clone() };
-    let mut runs = vec![("bf16", bf16), ("mxfp8", mxfp8)];
-    if options.control {
-        runs.push(("control", control));
-    }
-    let mut finished = Vec::with_capacity(runs.len());
-    for (name, settings) in runs {
-        let out = options.out.join(name);
-        let settings = Settings { out: out.clone(), ..settings };
-        train_in_child(name, &settings, options.resume)?;
-        let run = FinishedRun::read(&out)?;
-        let interrupted = run.summary.fit.interrupted;
-        finished.push(run);
-        if interrupted || stop.load(Ordering::Relaxed) {
-            break;
-        }
-    }
-    let report = report(options, &finished, entropies);
-    write_outputs(options, &report, &finished)?;
+    let runs = train_all(options, audit_left_out.is_none(), stop)?;
+    let report = report(options, &runs, entropies, audit_left_out.as_deref());
+    write_outputs(options, &report, &runs)?;
     Ok(report)
 }
 
-/// The running program, also when its file has been replaced meanwhile by a new build.
-fn this_program() -> Result<PathBuf, TrainError> {
-    let running = PathBuf::from("/proc/self/exe");
-    if running.exists() {
-        return Ok(running);
+fn check(options: &ParityOptions) -> Result<(), TrainError> {
+    options.settings.check()?;
+    let fail = |setting, expected: &str, got: String, hint: &str| {
+        let (expected, hint) = (expected.to_string(), Some(hint.to_string()));
+        Err(TrainError::Setting { setting, expected, got, hint })
+    };
+    if options.seeds == 0 {
+        return fail("seeds", "at least 1", "0".to_string(), "`--seeds 4`");
     }
-    std::env::current_exe().map_err(TrainError::io("this program"))
+    let tolerance = options.tolerance_rel;
+    if !(tolerance.is_finite() && tolerance > 0.0) {
+        let got = (100.0 * tolerance).to_string();
+        return fail("tolerance", "a positive number of percent", got, "`--tolerance 0.5`");
+    }
+    Ok(())
 }
 
-/// Starts this program again for one run and waits for it. A finished run is not run again.
-fn train_in_child(name: &str, settings: &Settings, resume: bool) -> Result<(), TrainError> {
-    let out = &settings.out;
-    if resume && let Ok(run) = FinishedRun::read(out) {
-        let is_done = run.summary.fit.step == settings.steps && run.summary.settings == *settings;
-        if is_done {
-            say(format_args!("{name:>8} is done already"));
-            return Ok(());
+/// Trains pair after pair, until all are done or the user stops it.
+fn train_all(
+    options: &ParityOptions,
+    audit: bool,
+    stop: &Arc<AtomicBool>,
+) -> Result<Vec<SeedRuns>, TrainError> {
+    let first_seed = options.settings.seed;
+    let mut all: Vec<SeedRuns> = Vec::new();
+    for index in 0..options.seeds {
+        let seed = first_seed + index;
+        let folder = options.out.join(format!("seed-{seed}"));
+        let mxfp8 = Settings { seed, audit: audit && index == 0, ..options.settings.clone() };
+        let bf16 =
+            Settings { precision: "bf16".to_string(), policy: None, audit: false, ..mxfp8.clone() };
+        let control = Settings { perturb_weights_seed: Some(seed), ..bf16.clone() };
+        let is_stopped =
+            |run: &FinishedRun| run.summary.fit.interrupted || stop.load(Ordering::Relaxed);
+        let train = |name: &str, settings: Settings| {
+            let settings = Settings { out: folder.join(name), ..settings };
+            let label = match options.seeds {
+                1 => name.to_string(),
+                count => format!("{}/{count} {name}", index + 1),
+            };
+            train_in_child(&label, &settings, options.resume)
+        };
+        let bf16 = train("bf16", bf16)?;
+        let mut is_over = is_stopped(&bf16);
+        all.push(SeedRuns { seed, bf16, mxfp8: None, control: None });
+        let Some(runs) = all.last_mut() else { break };
+        if !is_over {
+            let run = train("mxfp8", mxfp8)?;
+            is_over = is_stopped(&run);
+            runs.mxfp8 = Some(run);
+        }
+        if !is_over && options.control {
+            let run = train("control", control)?;
+            is_over = is_stopped(&run);
+            runs.control = Some(run);
+        }
+        if is_over {
+            break;
         }
     }
-    if !resume && out.exists() {
-        std::fs::remove_dir_all(out).map_err(TrainError::io(out))?;
-    }
-    std::fs::create_dir_all(out).map_err(TrainError::io(out))?;
-    let run_file = out.join("run.toml");
-    let text = toml::to_string(settings).map_err(|error| TrainError::Setting {
-        setting: "run file",
-        expected: "settings that TOML can hold".to_string(),
-        got: error.to_string(),
-        hint: None,
-    })?;
-    std::fs::write(&run_file, text).map_err(TrainError::io(&run_file))?;
-    let program = this_program()?;
-    let mut command = Command::new(&program);
-    command.arg("train").arg("--run-file").arg(&run_file).args(["--label", name]);
-    command.arg("--stop-with-parent").stdin(Stdio::piped()).stdout(Stdio::null());
-    if resume {
-        command.arg("--resume");
-    }
-    let mut child = command.spawn().map_err(TrainError::io(&program))?;
-    // Held open until the child has ended: when this process dies, the child sees the end.
-    let held_open = child.stdin.take();
-    let status = child.wait().map_err(TrainError::io(&program))?;
-    drop(held_open);
-    if status.success() || status.code() == Some(130) {
-        return Ok(());
-    }
-    Err(TrainError::Setting {
-        setting: "run",
-        expected: format!("the {name} run to end well"),
-        got: status.to_string(),
-        hint: Some("its own words are above; `--resume` goes on from its checkpoint".to_string()),
-    })
+    Ok(all)
 }
 
 fn report(
     options: &ParityOptions,
-    runs: &[FinishedRun],
-    entropies: crate::reference::ReferenceEntropies,
+    runs: &[SeedRuns],
+    entropies: ReferenceEntropies,
+    audit_left_out: Option<&str>,
 ) -> ParityReport {
-    let bf16 = &runs[0];
-    let (mxfp8, control) = (runs.get(1), runs.get(2));
-    let verdict = mxfp8.map(|mxfp8| judge(bf16, mxfp8, control, entropies.bigram));
-    let interrupted = mxfp8.is_none() || runs.iter().any(|run| run.summary.fit.interrupted);
-    let checks = verdict.as_ref().map_or_else(Vec::new, |verdict| verdict.checks.clone());
-    let is_pass = checks.iter().all(|check| check.passed);
-    let summary = &mxfp8.unwrap_or(bf16).summary;
+    let pairs: Vec<Pair> = runs.iter().filter_map(SeedRuns::pair).collect();
+    let judged = (!pairs.is_empty())
+        .then(|| judge(&pairs, options.tolerance_rel, entropies.bigram, audit_left_out));
+    let is_interrupted = pairs.len() < options.seeds as usize
+        || runs.iter().flat_map(SeedRuns::named).any(|(_, run)| run.summary.fit.interrupted);
+    let verdict = match &judged {
+        Some(judged) if !is_interrupted => judged.verdict,
+        _ => Verdict::Interrupted,
+    };
+    let least_share = |share: fn(&FinishedRun) -> f64| {
+        runs.iter().filter_map(|run| run.mxfp8.as_ref()).map(share).fold(f64::INFINITY, f64::min)
+    };
+    let summary = &runs[0].mxfp8.as_ref().unwrap_or(&runs[0].bf16).summary;
+    let (gap_rel, judged): (_, Option<Judgement>) =
+        (judged.as_ref().map(|judged| judged.gap), judged);
+    let of_judged = judged.as_ref();
     ParityReport {
+        verdict,
+        checks: of_judged.map_or_else(Vec::new, |judged| judged.checks.clone()),
+        gap_rel,
+        tolerance_rel: options.tolerance_rel,
+        gap_rel_by_step: of_judged.map_or_else(Vec::new, |judged| judged.gap_by_step.clone()),
+        control_gap_rel: of_judged.and_then(|judged| judged.control_gap),
+        evaluation_error_rel: of_judged.and_then(|judged| judged.evaluation_error_rel),
+        pairs_that_tell: of_judged.and_then(|judged| judged.pairs_that_tell),
+        pairs: runs.iter().map(SeedRuns::report).collect(),
         steps: options.settings.steps,
         tokens: summary.fit.step * summary.tokens_per_step,
         params: summary.params,
         device: summary.device.clone(),
-        bf16: bf16.report(),
-        mxfp8: mxfp8.map(FinishedRun::report),
-        control: control.map(FinishedRun::report),
-        val_gap_rel: verdict.as_ref().map(|verdict| verdict.val_gap_rel),
-        val_gap_rel_max_after_warmup: verdict.as_ref().map(|v| v.val_gap_rel_max_after_warmup),
-        control_gap_rel: verdict.as_ref().and_then(|verdict| verdict.control_gap_rel),
+        learning_rate: summary.settings.learning_rate,
         unigram_entropy: entropies.unigram,
         bigram_entropy: entropies.bigram,
-        mxfp8_flop_share: summary.mxfp8_flop_share,
+        mxfp8_flop_share_planned: summary.mxfp8_flop_share,
+        mxfp8_flop_share: least_share(|run| run.facts().mxfp8_share_run),
         mxfp8_flop_share_with_head: summary.mxfp8_flop_share_with_head,
         mxfp8_gemms_run: summary.mxfp8_gemms_run,
         mxfp8_quantized_bytes: summary.quantized_bytes,
         peak_bytes_predicted: summary.peak_bytes_predicted,
         peak_bytes_measured: summary.peak_bytes_measured,
-        verdict: match (interrupted, is_pass) {
-            (true, _) => "interrupted",
-            (false, true) => "pass",
-            (false, false) => "fail",
-        }
-        .to_string(),
-        checks,
     }
 }
 
 fn write_outputs(
     options: &ParityOptions,
     report: &ParityReport,
-    runs: &[FinishedRun],
+    runs: &[SeedRuns],
 ) -> Result<(), TrainError> {
     let write = |name: &str, text: String| {
         let path = options.out.join(name);
@@ -343,16 +369,19 @@ fn write_outputs(
     write("report.json", json)?;
     write("report.html", page::html(options, report, runs))?;
     let mut lines = String::new();
-    for (name, run) in ["bf16", "mxfp8", "control"].iter().zip(runs) {
-        for record in &run.records {
-            let mut value = serde_json::to_value(record).expect("a record is plain data");
-            value["run"] = serde_json::Value::from(*name);
-            lines.push_str(&value.to_string());
-            lines.push('\n');
+    for pair in runs {
+        for (name, run) in pair.named() {
+            for record in &run.records {
+                let mut value = serde_json::to_value(record).expect("a record is plain data");
+                value["run"] = serde_json::Value::from(name);
+                value["seed"] = serde_json::Value::from(pair.seed);
+                lines.push_str(&value.to_string());
+                lines.push('\n');
+            }
         }
     }
     write("metrics.jsonl", lines)?;
-    say(page::text(report));
+    say(text::text(report));
     say(format_args!("report: {}", options.out.join("report.html").display()));
     Ok(())
 }

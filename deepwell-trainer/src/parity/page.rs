@@ -1,15 +1,14 @@
-//! The parity report for people: one HTML page, and a table for the terminal.
+//! The parity report for people: one HTML page.
 
 use deepwell_plan::format_bytes;
 
-use super::verdict::gaps;
-use super::{Curve, FinishedRun, GAP_TOLERANCE_REL, ParityOptions, ParityReport, RunReport};
+use super::text::{control, headline, status};
+use super::verdict::{gaps, in_percent};
+use super::{Curve, FinishedRun, ParityOptions, ParityReport, SeedRuns, Verdict};
 use crate::report::{
-    Block, KeyValueTable, LineChart, Marker, Outcome, ReferenceLine, Scale, Section, Series, Table,
-    Verdict, html_page,
+    Block, KeyValueTable, LineChart, Marker, Outcome, ReferenceLine, Scale, Section, Series,
+    Stroke, Table, html_page,
 };
-
-const RUN_NAMES: [&str; 3] = ["BF16", "MXFP8", "control (BF16, other data order)"];
 
 fn points(curve: &Curve) -> Vec<(f64, f64)> {
     curve.iter().map(|&(step, value)| (step as f64, value)).collect()
@@ -40,17 +39,35 @@ fn chart(title: &str, y_label: &str, series: Vec<Series>) -> LineChart {
     }
 }
 
-fn named(runs: &[FinishedRun], curve: impl Fn(&FinishedRun) -> Vec<(f64, f64)>) -> Vec<Series> {
-    runs.iter().zip(RUN_NAMES).map(|(run, name)| Series::new(name, curve(run))).collect()
+/// A curve of every run: a colour for each kind of run, the name at the first seed alone.
+fn of_runs(runs: &[SeedRuns], curve: impl Fn(&FinishedRun) -> Vec<(f64, f64)>) -> Vec<Series> {
+    let mut all = Vec::new();
+    for (index, pair) in runs.iter().enumerate() {
+        for (color, (name, run)) in pair.named().enumerate() {
+            let name = if index == 0 { shown_name(name) } else { "" };
+            let stroke = if runs.len() > 1 { Stroke::Faint } else { Stroke::Solid };
+            all.push(Series { stroke, color: Some(color), ..Series::new(name, curve(run)) });
+        }
+    }
+    all
+}
+
+fn shown_name(name: &str) -> &str {
+    match name {
+        "bf16" => "BF16",
+        "mxfp8" => "MXFP8",
+        _ => "control (BF16 from perturbed weights)",
+    }
 }
 
 /// The whole page.
-pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[FinishedRun]) -> String {
+pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[SeedRuns]) -> String {
     let mut sections = vec![
         Section { heading: "Verdict".to_string(), blocks: vec![verdict(report), summary(report)] },
+        Section { heading: "Gap".to_string(), blocks: gap(report, runs) },
         Section { heading: "Loss".to_string(), blocks: losses(report, runs) },
         Section { heading: "Gradients and guards".to_string(), blocks: gradients(runs) },
-        Section { heading: "Memory and speed".to_string(), blocks: memory(report, runs) },
+        Section { heading: "Memory and speed".to_string(), blocks: memory(runs) },
         Section { heading: "Precision".to_string(), blocks: precision(report, runs) },
     ];
     let settings = toml::to_string(&options.settings).unwrap_or_default();
@@ -62,105 +79,135 @@ pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[Finis
 }
 
 fn verdict(report: &ParityReport) -> Block {
-    let outcome = match report.verdict.as_str() {
-        "pass" => Outcome::Pass,
-        "fail" => Outcome::Fail,
-        _ => Outcome::Open,
-    };
-    let headline = match outcome {
-        Outcome::Pass => "MXFP8 holds BF16's loss",
-        Outcome::Fail => "MXFP8 does not hold BF16's loss",
-        Outcome::Open => "Interrupted: no verdict yet",
+    let outcome = match report.verdict {
+        Verdict::Holds => Outcome::Pass,
+        Verdict::DoesNotHold | Verdict::Invalid => Outcome::Fail,
+        Verdict::CannotTell | Verdict::Interrupted => Outcome::Open,
     };
     let reasons = report
         .checks
         .iter()
-        .map(|check| {
-            let mark = if check.passed { "holds" } else { "fails" };
-            format!("{} {mark}: {}", check.name, check.detail)
-        })
+        .map(|check| format!("{} - {}: {}", status(check.status).trim(), check.name, check.detail))
+        .chain(control(report))
         .collect();
-    Block::Verdict(Verdict { outcome, headline: headline.to_string(), reasons })
+    let headline = headline(report.verdict).to_string();
+    Block::Verdict(crate::report::Verdict { outcome, headline, reasons })
 }
 
 fn summary(report: &ParityReport) -> Block {
+    let learning_rate = report.learning_rate.map_or_else(String::new, |rate| format!("{rate:e}"));
     Block::KeyValues(
         KeyValueTable::default()
             .row("parameters", report.params.to_string())
+            .row("pairs of runs", report.pairs.len().to_string())
             .row("steps", report.steps.to_string())
             .row("tokens per run", report.tokens.to_string())
+            .row("largest learning rate", learning_rate)
             .row("device", report.device.clone())
             .row(
-                "gap, mean of the last three",
-                report
-                    .val_gap_rel
-                    .map_or_else(|| "none yet".to_string(), |gap| format!("{:+.4} %", 100.0 * gap)),
+                "gap at the end, mean of the last three evaluations",
+                report.gap_rel.as_ref().map_or_else(|| "none yet".to_string(), in_percent),
             )
             .row(
                 "MXFP8 share of linear FLOPs",
                 format!(
-                    "{:.2} % of the blocks, {:.2} % with the head",
+                    "{:.2} % of the blocks' ran, {:.2} % planned, {:.2} % with the head",
                     100.0 * report.mxfp8_flop_share,
+                    100.0 * report.mxfp8_flop_share_planned,
                     100.0 * report.mxfp8_flop_share_with_head
                 ),
             ),
     )
 }
 
-fn losses(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
-    let mut held_out =
-        chart("Held-out loss", "nats per token", named(runs, |run| points(&run.evaluations())));
-    let reference = |label: &str, y| ReferenceLine { label: label.to_string(), y };
+fn reference(label: &str, y: f64) -> ReferenceLine {
+    ReferenceLine { label: label.to_string(), y }
+}
+
+/// The gap over steps with its interval, each pair behind it, and a table of the ends.
+fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
+    let in_percent_at = |value: &dyn Fn(&super::Estimate) -> f64| -> Vec<(f64, f64)> {
+        let by_step = report.gap_rel_by_step.iter();
+        by_step.map(|(step, gap)| (*step as f64, 100.0 * value(gap))).collect()
+    };
+    let mean = Series::new("mean gap of MXFP8", in_percent_at(&|gap| gap.mean));
+    let mut series = vec![Series { color: Some(1), ..mean }];
+    if runs.len() > 1 {
+        for (name, points) in [
+            ("95 % interval", in_percent_at(&super::Estimate::lower)),
+            ("", in_percent_at(&super::Estimate::upper)),
+        ] {
+            let stroke = Stroke::Dashed;
+            series.push(Series { color: Some(1), stroke, ..Series::new(name, points) });
+        }
+    }
+    for (index, pair) in runs.iter().enumerate() {
+        let base = pair.bf16.evaluations();
+        for (color, (name, run)) in pair.named().enumerate().skip(1) {
+            let curve = gaps(&base, &run.evaluations());
+            let points = curve.iter().map(|&(s, g)| (s as f64, 100.0 * g)).collect();
+            let name = match (index, name) {
+                (0, "mxfp8") => "each pair",
+                (0, name) => shown_name(name),
+                _ => "",
+            };
+            let stroke = Stroke::Faint;
+            series.push(Series { color: Some(color), stroke, ..Series::new(name, points) });
+        }
+    }
+    let mut chart = chart("Held-out loss relative to BF16", "%", series);
+    chart.references = vec![reference("tolerance", 100.0 * report.tolerance_rel)];
+    let cell = |gap: Option<f64>| gap.map_or_else(String::new, super::verdict::percent);
+    let rows = report
+        .pairs
+        .iter()
+        .map(|pair| {
+            vec![
+                pair.seed.to_string(),
+                format!("{:.4}", pair.bf16.val_loss),
+                pair.mxfp8.as_ref().map_or_else(String::new, |run| format!("{:.4}", run.val_loss)),
+                cell(pair.gap_rel),
+                cell(pair.control_gap_rel),
+            ]
+        })
+        .collect();
+    let columns = ["seed", "BF16 held-out", "MXFP8 held-out", "gap", "gap of the control"];
+    let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
+    vec![Block::Chart(chart), Block::Table(table)]
+}
+
+fn losses(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
+    let curves = of_runs(runs, |run| points(&run.evaluations()));
+    let mut held_out = chart("Held-out loss", "nats per token", curves);
     held_out.references = vec![
         reference("unigram", report.unigram_entropy),
         reference("bigram", report.bigram_entropy),
     ];
-    let training =
-        chart("Training loss", "nats per token", named(runs, |run| smoothed(&run.losses())));
-    let mut blocks = vec![Block::Chart(held_out), Block::Chart(training)];
-    if let Some(base) = runs.first().filter(|_| runs.len() > 1) {
-        // Each run in the color that it has in the other charts.
-        let differences = runs
-            .iter()
-            .zip(RUN_NAMES)
-            .enumerate()
-            .skip(1)
-            .map(|(index, (run, name))| {
-                let gaps = gaps(&base.evaluations(), &run.evaluations());
-                let points = gaps.iter().map(|&(s, g)| (s as f64, 100.0 * g)).collect();
-                Series { color: Some(index), ..Series::new(name, points) }
-            })
-            .collect();
-        let mut difference = chart("Held-out loss relative to BF16", "%", differences);
-        difference.references = vec![
-            reference("tolerance", 100.0 * GAP_TOLERANCE_REL),
-            reference("tolerance", -100.0 * GAP_TOLERANCE_REL),
-        ];
-        blocks.push(Block::Chart(difference));
-    }
-    blocks
+    let curves = of_runs(runs, |run| smoothed(&run.losses()));
+    vec![Block::Chart(held_out), Block::Chart(chart("Training loss", "nats per token", curves))]
 }
 
-fn gradients(runs: &[FinishedRun]) -> Vec<Block> {
+fn gradients(runs: &[SeedRuns]) -> Vec<Block> {
     let norms = |run: &FinishedRun| {
         let curve: Curve =
             run.records.iter().filter_map(|r| Some((r.step, r.grad_norm?))).collect();
         smoothed(&curve)
     };
-    let mut norm_chart = chart("Gradient norm before clipping", "L2 norm", named(runs, norms));
+    let mut norm_chart = chart("Gradient norm before clipping", "L2 norm", of_runs(runs, norms));
     let mut rows = Vec::new();
-    for (run, name) in runs.iter().zip(RUN_NAMES) {
-        for event in run.records.iter().filter_map(|record| record.guard.as_ref()) {
-            norm_chart
-                .markers
-                .push(Marker { label: format!("{name} {}", event.layer), x: event.step as f64 });
-            rows.push(vec![
-                name.to_string(),
-                event.step.to_string(),
-                event.layer.clone(),
-                format!("{:?}", event.kind),
-                event.reason.clone(),
-            ]);
+    for pair in runs {
+        for (name, run) in pair.named() {
+            for event in run.records.iter().filter_map(|record| record.guard.as_ref()) {
+                let label = format!("{name} {}", event.layer);
+                norm_chart.markers.push(Marker { label, x: event.step as f64 });
+                rows.push(vec![
+                    format!("{name}, seed {}", pair.seed),
+                    event.step.to_string(),
+                    event.layer.clone(),
+                    format!("{:?}", event.kind),
+                    event.reason.clone(),
+                ]);
+            }
         }
     }
     let events = if rows.is_empty() {
@@ -172,49 +219,42 @@ fn gradients(runs: &[FinishedRun]) -> Vec<Block> {
     vec![Block::Chart(norm_chart), events]
 }
 
-fn bytes(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| "not measured".to_string(), format_bytes)
-}
-
-fn memory(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
-    let reports: Vec<&RunReport> =
-        [Some(&report.bf16), report.mxfp8.as_ref(), report.control.as_ref()]
-            .into_iter()
-            .flatten()
-            .take(runs.len())
-            .collect();
-    let rows = reports
+fn memory(runs: &[SeedRuns]) -> Vec<Block> {
+    let row = |name: String, run: &FinishedRun| {
+        let summary = &run.summary;
+        let (predicted, measured) = (summary.peak_bytes_predicted, summary.peak_bytes_measured);
+        let ratio = measured.map_or_else(String::new, |measured| {
+            format!("{:+.2} %", 100.0 * (predicted as f64 / measured as f64 - 1.0))
+        });
+        vec![
+            name,
+            format_bytes(predicted),
+            measured.map_or_else(|| "not measured".to_string(), format_bytes),
+            ratio,
+            format!("{:.0}", summary.fit.tokens_per_s),
+            format!("{:.1} s", summary.wall_s),
+        ]
+    };
+    let rows = runs
         .iter()
-        .zip(RUN_NAMES)
-        .map(|(run, name)| {
-            let ratio = run.peak_bytes_measured.map_or_else(String::new, |measured| {
-                let ratio = run.peak_bytes_predicted as f64 / measured as f64 - 1.0;
-                format!("{:+.2} %", 100.0 * ratio)
-            });
-            vec![
-                name.to_string(),
-                format_bytes(run.peak_bytes_predicted),
-                bytes(run.peak_bytes_measured),
-                ratio,
-                format!("{:.0}", run.tokens_per_s),
-                format!("{:.1} s", run.wall_s),
-            ]
+        .flat_map(|pair| {
+            pair.named().map(move |(name, run)| row(format!("{name}, seed {}", pair.seed), run))
         })
         .collect();
     let columns =
         ["run", "predicted peak", "measured peak", "predicted / measured", "tokens/s", "wall"];
     let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
-    vec![Block::Table(table), Block::Table(memory_by_kind(runs))]
+    vec![Block::Table(table), Block::Table(memory_by_kind(&runs[0]))]
 }
 
-/// What memory is predicted to hold at the peak, a column for each run.
-fn memory_by_kind(runs: &[FinishedRun]) -> Table {
+/// What memory is predicted to hold at the peak, a column for each run of a seed.
+fn memory_by_kind(pair: &SeedRuns) -> Table {
     let mut kinds: Vec<&String> =
-        runs.iter().flat_map(|run| run.summary.bytes_at_peak.keys()).collect();
+        pair.named().flat_map(|(_, run)| run.summary.bytes_at_peak.keys()).collect();
     kinds.sort_unstable();
     kinds.dedup();
     let row = |name: &str, value: &dyn Fn(&FinishedRun) -> Option<u64>| {
-        let cells = runs.iter().map(|run| value(run).map_or_else(String::new, format_bytes));
+        let cells = pair.named().map(|(_, run)| value(run).map_or_else(String::new, format_bytes));
         std::iter::once(name.to_string()).chain(cells).collect::<Vec<_>>()
     };
     let mut rows: Vec<Vec<String>> = kinds
@@ -223,28 +263,26 @@ fn memory_by_kind(runs: &[FinishedRun]) -> Table {
         .collect();
     rows.push(row("arena", &|run| Some(run.summary.arena_bytes[0])));
     rows.push(row("lower bound of the arena", &|run| Some(run.summary.arena_bytes[1])));
-    let names = RUN_NAMES.iter().take(runs.len()).map(|name| name.to_string());
+    let names = pair.named().map(|(name, _)| shown_name(name).to_string());
     let columns = std::iter::once("predicted at the peak".to_string()).chain(names).collect();
     Table { columns, rows }
 }
 
-fn precision(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
+fn precision(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let (gemms, bytes) = (&report.mxfp8_gemms_run, &report.mxfp8_quantized_bytes);
     let row = |name: &str, gemms: u64, bytes: u64| {
         vec![name.to_string(), gemms.to_string(), format_bytes(bytes)]
     };
-    let products = Table {
-        columns: ["product", "MXFP8 GEMMs run", "quantized bytes read"]
-            .map(str::to_string)
-            .to_vec(),
+    let gemms = Table {
+        columns: ["GEMM", "run in MXFP8", "quantized bytes read"].map(str::to_string).to_vec(),
         rows: vec![
             row("fprop", gemms.fprop, bytes.fprop),
             row("dgrad", gemms.dgrad, bytes.dgrad),
             row("wgrad", gemms.wgrad, bytes.wgrad),
         ],
     };
-    let mut blocks = vec![Block::Table(products)];
-    if let Some(run) = runs.get(1) {
+    let mut blocks = vec![Block::Table(gemms)];
+    if let Some(run) = runs.first().and_then(|pair| pair.mxfp8.as_ref()) {
         let rows = run
             .summary
             .precision
@@ -255,36 +293,4 @@ fn precision(report: &ParityReport, runs: &[FinishedRun]) -> Vec<Block> {
         blocks.push(Block::Table(Table { columns, rows }));
     }
     blocks
-}
-
-/// The report for a terminal.
-pub(super) fn text(report: &ParityReport) -> String {
-    let line = |name: &str, run: &RunReport| {
-        format!(
-            "  {name:<8} held-out {:.4} (ppl {:.3})  train {:.4}  {:.0} tok/s  peak {} predicted, \
-             {} measured\n",
-            run.val_loss,
-            run.val_ppl,
-            run.train_loss,
-            run.tokens_per_s,
-            format_bytes(run.peak_bytes_predicted),
-            bytes(run.peak_bytes_measured),
-        )
-    };
-    let mut text = format!("parity over {} steps: {}\n", report.steps, report.verdict);
-    text.push_str(&line("bf16", &report.bf16));
-    for (name, run) in [("mxfp8", &report.mxfp8), ("control", &report.control)] {
-        if let Some(run) = run {
-            text.push_str(&line(name, run));
-        }
-    }
-    text.push_str(&format!(
-        "  unigram {:.4}, bigram {:.4} nats per token\n",
-        report.unigram_entropy, report.bigram_entropy
-    ));
-    for check in &report.checks {
-        let mark = if check.passed { "ok  " } else { "FAIL" };
-        text.push_str(&format!("  {mark} {}: {}\n", check.name, check.detail));
-    }
-    text
 }

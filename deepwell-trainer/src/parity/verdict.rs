@@ -1,118 +1,406 @@
-//! The checks that decide a comparison, each with its figure and where the bound comes from.
+//! What a comparison says: whether it was one at all, and on which side of the tolerance the gap
+//! lies.
 
 use serde::{Deserialize, Serialize};
 
-use super::FinishedRun;
+use super::Curve;
+use super::runs::mean_of_last_three;
+use super::statistics::{Estimate, evaluation_error_rel};
+use crate::Settings;
+use crate::audit::AuditReport;
 
-/// Held-out losses, or training losses, by step.
-pub type Curve = Vec<(u64, f64)>;
-
-/// Largest relative gap of held-out loss between MXFP8 and BF16: the bound that the project set
-/// itself, about the noise of one evaluation on 64k tokens.
+/// Largest mean relative gap of held-out loss that counts as holding BF16's loss, unless the user
+/// says otherwise. The project set it for itself; it does not come from a measurement.
 pub const GAP_TOLERANCE_REL: f64 = 0.005;
 
-/// Steps after which every single evaluation must hold: before, both curves fall so fast that a
-/// gap says more of the moment than of the precision.
-const SETTLED_AFTER_STEP: u64 = 200;
+/// The error of the evaluation set may be at most this part of the tolerance.
+const EVALUATION_ERROR_PART: f64 = 0.1;
 
 /// Runs at least this long are asked to have learned more than pairs of tokens.
 const LEARNED_AFTER_STEPS: u64 = 1000;
+
+/// How much lower than planned the MXFP8 share of what ran may be: rounding of a quotient.
+const SHARE_SLACK: f64 = 1e-9;
+
+/// The answer to whether MXFP8 holds BF16's loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The upper end of the gap's interval is within the tolerance.
+    Holds,
+    /// The lower end of the gap's interval is above the tolerance.
+    DoesNotHold,
+    /// The interval reaches over the tolerance, or the evaluation set is too small.
+    CannotTell,
+    /// The runs cannot be compared: something else than the precision differs, or MXFP8 did not
+    /// run as planned.
+    Invalid,
+    /// The user stopped it.
+    Interrupted,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckStatus {
+    /// It holds.
+    Holds,
+    /// It does not hold.
+    Fails,
+    /// There is too little data to say.
+    Open,
+    /// It was not made; the detail says why.
+    LeftOut,
+}
 
 /// One check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
     /// What is checked.
     pub name: String,
-    /// Whether it holds.
-    pub passed: bool,
-    /// Figure and bound, in words.
+    /// How it ended.
+    pub status: CheckStatus,
+    /// Figures and limits, in words.
     pub detail: String,
+}
+
+/// What a verdict asks of one run.
+#[derive(Clone, Debug)]
+pub(crate) struct RunFacts {
+    pub(crate) settings: Settings,
+    /// Steps done.
+    pub(crate) steps: u64,
+    /// Training losses by step.
+    pub(crate) losses: Curve,
+    /// Held-out losses by step.
+    pub(crate) evaluations: Curve,
+    /// Held-out losses of the last evaluation, batch by batch.
+    pub(crate) heldout_losses: Vec<f64>,
+    /// MXFP8 GEMMs that ran.
+    pub(crate) mxfp8_gemms: u64,
+    /// MXFP8 share of the linear FLOPs as planned before the first step.
+    pub(crate) mxfp8_share_planned: f64,
+    /// The same of what ran.
+    pub(crate) mxfp8_share_run: f64,
+    pub(crate) audit: Option<AuditReport>,
+}
+
+/// The runs of one seed: same weights, same batches.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    pub(crate) bf16: RunFacts,
+    pub(crate) mxfp8: RunFacts,
+    pub(crate) control: Option<RunFacts>,
 }
 
 /// All checks and the figures behind them.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Verdict {
-    /// Mean gap over the last three evaluations.
-    pub(crate) val_gap_rel: f64,
-    /// Largest gap after the settling time.
-    pub(crate) val_gap_rel_max_after_warmup: f64,
-    /// Largest gap of the control.
-    pub(crate) control_gap_rel: Option<f64>,
-    /// The checks.
+pub(crate) struct Judgement {
+    pub(crate) verdict: Verdict,
+    /// Gap at the end: of the last three evaluations.
+    pub(crate) gap: Estimate,
+    /// Gap of every evaluation.
+    pub(crate) gap_by_step: Vec<(u64, Estimate)>,
+    /// Gap of the control at the end.
+    pub(crate) control_gap: Option<Estimate>,
+    /// Largest error of the gap of a pair that the evaluation set is to blame for.
+    pub(crate) evaluation_error_rel: Option<f64>,
+    /// Pairs that would settle an open verdict.
+    pub(crate) pairs_that_tell: Option<u64>,
     pub(crate) checks: Vec<Check>,
 }
 
 /// Relative differences of two curves at the steps that both have.
 pub(super) fn gaps(base: &Curve, other: &Curve) -> Curve {
+    let other: std::collections::BTreeMap<u64, f64> = other.iter().copied().collect();
     base.iter()
-        .filter_map(|&(step, base)| {
-            let &(_, other) = other.iter().find(|&&(at, _)| at == step)?;
-            Some((step, (other - base) / base))
+        .filter_map(|&(step, base)| Some((step, (other.get(&step)? - base) / base)))
+        .collect()
+}
+
+/// Gap of one pair at the end.
+pub(super) fn gap_at_end(base: &RunFacts, other: &RunFacts) -> f64 {
+    mean_of_last_three(&gaps(&base.evaluations, &other.evaluations))
+}
+
+pub(super) fn percent(value: f64) -> String {
+    format!("{:+.3} %", 100.0 * value)
+}
+
+/// A mean with its interval, in percent.
+pub(super) fn in_percent(estimate: &Estimate) -> String {
+    match estimate.half_width {
+        Some(_) => format!(
+            "{}, 95 % interval {} to {}",
+            percent(estimate.mean),
+            percent(estimate.lower()),
+            percent(estimate.upper())
+        ),
+        None => format!("{}, no interval from one pair", percent(estimate.mean)),
+    }
+}
+
+/// Judges a comparison of at least one pair. `audit_left_out` says why no step was audited, if so.
+pub(crate) fn judge(
+    pairs: &[Pair],
+    tolerance_rel: f64,
+    bigram_entropy: f64,
+    audit_left_out: Option<&str>,
+) -> Judgement {
+    let gaps_at_end: Vec<f64> =
+        pairs.iter().map(|pair| gap_at_end(&pair.bf16, &pair.mxfp8)).collect();
+    let gap = Estimate::of(&gaps_at_end);
+    let control_gaps: Vec<f64> = pairs
+        .iter()
+        .filter_map(|pair| Some(gap_at_end(&pair.bf16, pair.control.as_ref()?)))
+        .collect();
+    let control_gap = (!control_gaps.is_empty()).then(|| Estimate::of(&control_gaps));
+
+    let mut checks = vec![complete(pairs), same_runs(pairs), ran_as_planned(pairs)];
+    checks.push(audited(pairs, audit_left_out));
+    checks.extend(learned(pairs, bigram_entropy));
+    let is_valid = checks.iter().all(|check| check.status != CheckStatus::Fails);
+
+    let (evaluation, evaluation_error_rel) = evaluation_error(pairs, tolerance_rel);
+    let pairs_that_tell = gap.pairs_that_tell(tolerance_rel);
+    let gap_check = gap_within(&gap, tolerance_rel, pairs_that_tell);
+    let verdict = match (is_valid, gap_check.status, evaluation.status) {
+        (false, ..) => Verdict::Invalid,
+        (true, CheckStatus::Fails, _) => Verdict::DoesNotHold,
+        (true, CheckStatus::Holds, CheckStatus::Holds) => Verdict::Holds,
+        _ => Verdict::CannotTell,
+    };
+    checks.extend([evaluation, gap_check]);
+    Judgement {
+        verdict,
+        gap,
+        gap_by_step: gap_by_step(pairs),
+        control_gap,
+        evaluation_error_rel,
+        pairs_that_tell,
+        checks,
+    }
+}
+
+/// The gap over pairs at each step that all of them evaluated.
+fn gap_by_step(pairs: &[Pair]) -> Vec<(u64, Estimate)> {
+    let curves: Vec<std::collections::BTreeMap<u64, f64>> = pairs
+        .iter()
+        .map(|pair| gaps(&pair.bf16.evaluations, &pair.mxfp8.evaluations).into_iter().collect())
+        .collect();
+    let Some(first) = curves.first() else { return Vec::new() };
+    first
+        .keys()
+        .filter_map(|step| {
+            let at_step: Option<Vec<f64>> =
+                curves.iter().map(|curve| curve.get(step).copied()).collect();
+            Some((*step, Estimate::of(&at_step?)))
         })
         .collect()
 }
 
-fn mean_of_last_three(curve: &Curve) -> f64 {
-    let last = &curve[curve.len().saturating_sub(3)..];
-    last.iter().map(|&(_, gap)| gap).sum::<f64>() / last.len().max(1) as f64
+fn check(name: &str, problems: Vec<String>, otherwise: String) -> Check {
+    let status = if problems.is_empty() { CheckStatus::Holds } else { CheckStatus::Fails };
+    let detail = if problems.is_empty() { otherwise } else { problems.join("; ") };
+    Check { name: name.to_string(), status, detail }
 }
 
-fn largest_after(curve: &Curve, step: u64) -> f64 {
-    let settled = curve.iter().filter(|&&(at, _)| at > step);
-    let magnitude = |gap: f64| if gap.is_nan() { f64::INFINITY } else { gap.abs() };
-    settled.map(|&(_, gap)| magnitude(gap)).fold(0.0, f64::max)
+/// Every run of every pair with a name for messages.
+fn runs(pairs: &[Pair]) -> impl Iterator<Item = (String, &RunFacts)> {
+    pairs.iter().flat_map(|pair| {
+        let runs = [("bf16", Some(&pair.bf16)), ("mxfp8", Some(&pair.mxfp8))];
+        runs.into_iter().chain([("control", pair.control.as_ref())]).filter_map(|(name, run)| {
+            run.map(|run| (format!("{name} of seed {}", run.settings.seed), run))
+        })
+    })
 }
 
-/// Judges a comparison.
-pub(crate) fn judge(
-    bf16: &FinishedRun,
-    mxfp8: &FinishedRun,
-    control: Option<&FinishedRun>,
-    bigram_entropy: f64,
-) -> Verdict {
-    let settings = &mxfp8.summary.settings;
-    let early_part = settings.schedule().warmup_steps.max(settings.steps / 5);
-    let settled_after = SETTLED_AFTER_STEP.min(early_part);
-    let base = bf16.evaluations();
-    let curve = gaps(&base, &mxfp8.evaluations());
-    let val_gap_rel = mean_of_last_three(&curve);
-    let largest = largest_after(&curve, settled_after);
-    let control_gap_rel =
-        control.map(|control| largest_after(&gaps(&base, &control.evaluations()), settled_after));
-    let bound = GAP_TOLERANCE_REL.max(2.0 * control_gap_rel.unwrap_or(0.0));
-    let percent = |value: f64| format!("{:+.3} %", 100.0 * value);
-    let mut checks = vec![
-        Check {
-            name: "held-out loss, mean of the last three evaluations".to_string(),
-            passed: val_gap_rel.abs() <= GAP_TOLERANCE_REL,
-            detail: format!("gap {}, bound {}", percent(val_gap_rel), percent(GAP_TOLERANCE_REL)),
-        },
-        Check {
-            name: format!("held-out loss, every evaluation after step {settled_after}"),
-            passed: largest <= bound,
-            detail: format!("largest gap {}, bound {}", percent(largest), percent(bound)),
-        },
-    ];
-    if let Some(audit) = &mxfp8.summary.fit.audit {
-        checks.push(Check {
-            name: "audit of the first MXFP8 step, call by call".to_string(),
-            passed: audit.is_clean(),
-            detail: match audit.findings.first() {
-                None => format!("{} calls as their slow definitions", audit.calls_checked),
-                Some(first) => format!(
+/// Every step trained, every planned evaluation made, every loss a number.
+fn complete(pairs: &[Pair]) -> Check {
+    let mut problems = Vec::new();
+    for (name, run) in runs(pairs) {
+        let steps = run.settings.steps;
+        if run.steps != steps {
+            problems.push(format!("{name}: {} of {steps} steps", run.steps));
+        }
+        let interval = run.settings.eval_interval();
+        let planned = (0..=steps).filter(|step| step.is_multiple_of(interval) || *step == steps);
+        let is_finite = |curve: &Curve, step: u64| {
+            curve.iter().any(|&(at, loss)| at == step && loss.is_finite())
+        };
+        if let Some(step) = planned.clone().find(|&step| !is_finite(&run.evaluations, step)) {
+            problems.push(format!("{name}: no finite held-out loss at step {step}"));
+        }
+        if run.evaluations.len() != planned.count() {
+            problems.push(format!("{name}: evaluations at other steps than planned"));
+        }
+        let trained: Vec<u64> = run.losses.iter().map(|&(step, _)| step).collect();
+        if trained != (1..=steps).collect::<Vec<u64>>() {
+            problems.push(format!("{name}: {} training losses for {steps} steps", trained.len()));
+        } else if let Some((step, _)) = run.losses.iter().find(|(_, loss)| !loss.is_finite()) {
+            problems.push(format!("{name}: the training loss of step {step} is not finite"));
+        }
+    }
+    check("complete curves of finite losses", problems, "all steps and evaluations".to_string())
+}
+
+/// Nothing but the precision differs within a pair, and the initial weights are the same.
+fn same_runs(pairs: &[Pair]) -> Check {
+    let mut problems = Vec::new();
+    for pair in pairs {
+        let base = &pair.bf16;
+        for other in [Some(&pair.mxfp8), pair.control.as_ref()].into_iter().flatten() {
+            let seed = other.settings.seed;
+            if comparable(&base.settings) != comparable(&other.settings) {
+                problems.push(format!("the runs of seed {seed} have different settings"));
+            }
+        }
+    }
+    check("the same weights and batches", problems, "settings of each pair agree".to_string())
+}
+
+/// The settings without what may differ within a pair.
+fn comparable(settings: &Settings) -> Settings {
+    Settings {
+        precision: String::new(),
+        policy: None,
+        audit: false,
+        perturb_weights_seed: None,
+        out: std::path::PathBuf::new(),
+        ..settings.clone()
+    }
+}
+
+/// MXFP8 GEMMs ran, and as many as the plan promised.
+fn ran_as_planned(pairs: &[Pair]) -> Check {
+    let mut problems = Vec::new();
+    let mut least = f64::INFINITY;
+    for pair in pairs {
+        let (run, seed) = (&pair.mxfp8, pair.mxfp8.settings.seed);
+        least = least.min(run.mxfp8_share_run);
+        if run.mxfp8_gemms == 0 {
+            problems.push(format!("no MXFP8 GEMM ran in the run of seed {seed}"));
+        } else if run.mxfp8_share_run < run.mxfp8_share_planned - SHARE_SLACK {
+            problems.push(format!(
+                "seed {seed}: {:.2} % of the linear FLOPs ran in MXFP8, the plan promised {:.2} %",
+                100.0 * run.mxfp8_share_run,
+                100.0 * run.mxfp8_share_planned
+            ));
+        }
+        if pair.bf16.mxfp8_gemms > 0 {
+            problems.push(format!("MXFP8 GEMMs ran in the BF16 run of seed {seed}"));
+        }
+    }
+    let otherwise = format!("{:.2} % of the blocks' linear FLOPs ran in MXFP8", 100.0 * least);
+    check("MXFP8 ran as planned", problems, otherwise)
+}
+
+/// The first MXFP8 step, call by call against slow definitions.
+fn audited(pairs: &[Pair], left_out: Option<&str>) -> Check {
+    let name = "audit of the first MXFP8 step, call by call";
+    if let Some(reason) = left_out {
+        let (name, detail) = (name.to_string(), reason.to_string());
+        return Check { name, status: CheckStatus::LeftOut, detail };
+    }
+    let mut problems = Vec::new();
+    let mut calls = 0;
+    let audit = pairs.first().and_then(|pair| pair.mxfp8.audit.as_ref());
+    match audit {
+        None => problems.push("the MXFP8 run has no result of it".to_string()),
+        Some(audit) => {
+            calls = audit.calls_checked;
+            if let Some(first) = audit.findings.first() {
+                problems.push(format!(
                     "{} findings, the first: {}: {}",
                     audit.findings_total, first.call, first.what
-                ),
-            },
-        });
+                ));
+            }
+        }
     }
-    let final_loss = mxfp8.evaluations().last().map_or(f64::NAN, |&(_, loss)| loss);
-    if settings.steps >= LEARNED_AFTER_STEPS {
-        checks.push(Check {
-            name: "final held-out loss below the bigram's cross-entropy".to_string(),
-            passed: final_loss < bigram_entropy,
-            detail: format!("{final_loss:.4} against {bigram_entropy:.4} nats per token"),
-        });
-    }
-    Verdict { val_gap_rel, val_gap_rel_max_after_warmup: largest, control_gap_rel, checks }
+    check(name, problems, format!("{calls} calls as their slow definitions"))
 }
+
+fn learned(pairs: &[Pair], bigram_entropy: f64) -> Option<Check> {
+    let steps = pairs.first()?.mxfp8.settings.steps;
+    if steps < LEARNED_AFTER_STEPS {
+        return None;
+    }
+    let last = |run: &RunFacts| run.evaluations.last().map_or(f64::NAN, |&(_, loss)| loss);
+    let mut problems = Vec::new();
+    let mut largest = f64::NEG_INFINITY;
+    for (name, run) in runs(pairs) {
+        largest = largest.max(last(run));
+        if !(last(run) < bigram_entropy) {
+            problems.push(format!(
+                "{name} ends at {:.4}, the bigram model reaches {bigram_entropy:.4} nats per token",
+                last(run)
+            ));
+        }
+    }
+    let otherwise = format!("{largest:.4} at most, the bigram model reaches {bigram_entropy:.4}");
+    Some(check("final held-out loss below a bigram model's", problems, otherwise))
+}
+
+/// Whether the evaluation set is large enough for the tolerance.
+fn evaluation_error(pairs: &[Pair], tolerance_rel: f64) -> (Check, Option<f64>) {
+    let errors: Vec<Option<f64>> = pairs
+        .iter()
+        .map(|pair| evaluation_error_rel(&pair.bf16.heldout_losses, &pair.mxfp8.heldout_losses))
+        .collect();
+    let largest = errors
+        .iter()
+        .copied()
+        .collect::<Option<Vec<f64>>>()
+        .map(|errors| errors.into_iter().fold(0.0, f64::max));
+    let limit = EVALUATION_ERROR_PART * tolerance_rel;
+    let name = "error of the evaluation set".to_string();
+    let (status, detail) = match largest {
+        Some(error) if error <= limit => (
+            CheckStatus::Holds,
+            format!("{:.3} % of the loss, at most {:.3} %", 100.0 * error, 100.0 * limit),
+        ),
+        Some(error) if error.is_finite() => {
+            let tokens = pairs[0].mxfp8.settings.eval_tokens as f64 * (error / limit).powi(2);
+            let detail = format!(
+                "{:.3} % of the loss, should be at most {:.3} %: `--eval-tokens {:.0}` would do",
+                100.0 * error,
+                100.0 * limit,
+                (tokens / 1024.0).ceil() * 1024.0
+            );
+            (CheckStatus::Open, detail)
+        }
+        _ => {
+            let detail = "needs two batches of finite losses: give more `--eval-tokens`";
+            (CheckStatus::Open, detail.to_string())
+        }
+    };
+    (Check { name, status, detail }, largest)
+}
+
+fn gap_within(gap: &Estimate, tolerance_rel: f64, pairs_that_tell: Option<u64>) -> Check {
+    let status = if gap.upper() <= tolerance_rel {
+        CheckStatus::Holds
+    } else if gap.lower() > tolerance_rel {
+        CheckStatus::Fails
+    } else {
+        CheckStatus::Open
+    };
+    let mut detail = format!("{}; tolerance {}", in_percent(gap), percent(tolerance_rel));
+    if status == CheckStatus::Open {
+        detail.push_str(&match (gap.deviation, pairs_that_tell) {
+            (None, _) => "; runs differ by chaos, so that one pair cannot tell: `--seeds 4` \
+                          gives an interval"
+                .to_string(),
+            (Some(_), Some(pairs)) => format!("; about `--seeds {pairs}` would tell"),
+            (Some(_), None) => {
+                "; too close to the tolerance for a thousand pairs to tell".to_string()
+            }
+        });
+    }
+    let name = "held-out loss at the end, mean gap over pairs".to_string();
+    Check { name, status, detail }
+}
+
+#[cfg(test)]
+#[path = "verdict_tests.rs"]
+mod tests;

@@ -39,7 +39,7 @@ pub enum Stroke {
 /// One line of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Name in the legend.
+    /// Name in the legend; a line without one is not in it.
     pub name: String,
     /// Points (x, y) with x rising. A y that is not finite breaks the line.
     pub points: Vec<(f64, f64)>,
@@ -179,11 +179,12 @@ impl LineChart {
 
     /// Writes the legend and gives its number of rows.
     fn push_legend(&self, body: &mut String) -> usize {
-        if self.series.len() < 2 && self.series.iter().all(|series| series.name.is_empty()) {
+        let is_named = |series: &Series| !series.name.is_empty();
+        if !self.series.iter().any(is_named) {
             return 0;
         }
         let (mut x, mut rows) = (LEFT, 1);
-        for (i, series) in self.series.iter().enumerate() {
+        for (i, series) in self.series.iter().enumerate().filter(|(_, series)| is_named(series)) {
             let width = 28.0 + CHARACTER * series.name.chars().count() as f64 + 16.0;
             if x > LEFT && x + width > WIDTH - RIGHT {
                 (x, rows) = (LEFT, rows + 1);

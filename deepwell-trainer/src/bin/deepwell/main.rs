@@ -38,6 +38,8 @@ const LOG_VARIABLE: &str = "DEEPWELL_LOG";
 
 /// Exit code after Ctrl-C: 128 and the number of the signal, as shells have it.
 const INTERRUPTED: u8 = 130;
+/// Exit code of a question that the data does not settle.
+const OPEN: u8 = 3;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -107,6 +109,8 @@ enum Outcome {
     Success,
     /// Done, and a check failed.
     Failed,
+    /// Done, and too little is known for an answer.
+    Open,
     /// Asked to stop, and stopped in order.
     Interrupted,
 }
@@ -116,6 +120,7 @@ impl From<Outcome> for ExitCode {
         ExitCode::from(match outcome {
             Outcome::Success => 0,
             Outcome::Failed => failure::FAILED,
+            Outcome::Open => OPEN,
             Outcome::Interrupted => INTERRUPTED,
         })
     }

@@ -1,0 +1,149 @@
+//! The runs behind a comparison: each in a process of its own, so that memory is measured cleanly
+//! and nothing of one run can reach another.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::verdict::RunFacts;
+use super::{Curve, RunReport};
+use crate::console::say;
+use crate::run::RunSummary;
+use crate::trainer::{Record, Trainer};
+use crate::{Settings, TrainError};
+
+/// A finished or stopped run with its curves.
+#[derive(Clone, Debug)]
+pub(crate) struct FinishedRun {
+    pub(crate) summary: RunSummary,
+    pub(crate) records: Vec<Record>,
+}
+
+impl FinishedRun {
+    pub(super) fn read(out: &Path) -> Result<FinishedRun, TrainError> {
+        let path = out.join("summary.json");
+        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
+        let unreadable = |path: &Path, error: serde_json::Error| {
+            TrainError::io(path)(std::io::Error::new(std::io::ErrorKind::InvalidData, error))
+        };
+        let summary = serde_json::from_str(&text).map_err(|error| unreadable(&path, error))?;
+        let path = Trainer::metrics_path(out);
+        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
+        let records = text
+            .lines()
+            .map(|line| serde_json::from_str(line).map_err(|error| unreadable(&path, error)))
+            .collect::<Result<_, _>>()?;
+        Ok(FinishedRun { summary, records })
+    }
+
+    /// Held-out losses by step.
+    pub(crate) fn evaluations(&self) -> Curve {
+        self.records.iter().filter_map(|r| Some((r.step, r.val_loss?))).collect()
+    }
+
+    /// Training losses by step.
+    pub(crate) fn losses(&self) -> Curve {
+        self.records.iter().filter_map(|r| Some((r.step, r.loss?))).collect()
+    }
+
+    /// What the verdict asks of it.
+    pub(super) fn facts(&self) -> RunFacts {
+        let summary = &self.summary;
+        let gemms = summary.mxfp8_gemms_run;
+        RunFacts {
+            settings: summary.settings.clone(),
+            steps: summary.fit.step,
+            losses: self.losses(),
+            evaluations: self.evaluations(),
+            heldout_losses: summary.fit.heldout_losses.clone(),
+            mxfp8_gemms: gemms.fprop + gemms.dgrad + gemms.wgrad,
+            mxfp8_share_planned: summary.mxfp8_flop_share,
+            mxfp8_share_run: summary.mxfp8_flop_share_run,
+            audit: summary.fit.audit.clone(),
+        }
+    }
+
+    pub(super) fn report(&self) -> RunReport {
+        let losses = self.losses();
+        let tail = &losses[losses.len() - (losses.len() / 10).max(1).min(losses.len())..];
+        let val_loss = mean_of_last_three(&self.evaluations());
+        RunReport {
+            train_loss: mean(tail),
+            val_loss,
+            val_ppl: val_loss.exp(),
+            tokens_per_s: self.summary.fit.tokens_per_s,
+            steps: self.summary.fit.step,
+            resumed_after: self.summary.fit.resumed_after,
+            peak_bytes_predicted: self.summary.peak_bytes_predicted,
+            peak_bytes_measured: self.summary.peak_bytes_measured,
+            wall_s: self.summary.wall_s,
+        }
+    }
+}
+
+fn mean(curve: &[(u64, f64)]) -> f64 {
+    curve.iter().map(|&(_, value)| value).sum::<f64>() / curve.len() as f64
+}
+
+/// Mean over the last three points of a curve, or over all of a shorter one; NaN of none.
+pub(super) fn mean_of_last_three(curve: &Curve) -> f64 {
+    mean(&curve[curve.len().saturating_sub(3)..])
+}
+
+/// The running program, also when its file has been replaced meanwhile by a new build.
+fn this_program() -> Result<PathBuf, TrainError> {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() {
+        return Ok(running);
+    }
+    std::env::current_exe().map_err(TrainError::io("this program"))
+}
+
+/// Starts this program again for one run, waits for it and reads what it left. A finished run is
+/// not run again. `label` stands in front of its progress lines.
+///
+/// # Errors
+/// A run that ends badly; its own words went to standard error.
+pub(super) fn train_in_child(
+    label: &str,
+    settings: &Settings,
+    resume: bool,
+) -> Result<FinishedRun, TrainError> {
+    let out = &settings.out;
+    if resume && let Ok(run) = FinishedRun::read(out) {
+        let is_done = run.summary.fit.step == settings.steps && run.summary.settings == *settings;
+        if is_done {
+            say(format_args!("{label:>8} is done already"));
+            return Ok(run);
+        }
+    }
+    std::fs::create_dir_all(out).map_err(TrainError::io(out))?;
+    let run_file = out.join("run.toml");
+    let text = toml::to_string(settings).map_err(|error| TrainError::Setting {
+        setting: "run file",
+        expected: "settings that TOML can hold".to_string(),
+        got: error.to_string(),
+        hint: None,
+    })?;
+    std::fs::write(&run_file, text).map_err(TrainError::io(&run_file))?;
+    let program = this_program()?;
+    let mut command = Command::new(&program);
+    command.arg("train").arg("--run-file").arg(&run_file).args(["--label", label]);
+    command.arg("--stop-with-parent").stdin(Stdio::piped()).stdout(Stdio::null());
+    if resume {
+        command.arg("--resume");
+    }
+    let mut child = command.spawn().map_err(TrainError::io(&program))?;
+    // Held open until the child has ended: when this process dies, the child sees the end.
+    let held_open = child.stdin.take();
+    let status = child.wait().map_err(TrainError::io(&program))?;
+    drop(held_open);
+    if status.success() || status.code() == Some(130) {
+        return FinishedRun::read(out);
+    }
+    Err(TrainError::Setting {
+        setting: "run",
+        expected: format!("the run `{label}` to end well"),
+        got: status.to_string(),
+        hint: Some("its own words are above; `--resume` goes on from its checkpoint".to_string()),
+    })
+}

@@ -1,0 +1,148 @@
+//! Means over pairs of runs, with their 95 % confidence intervals.
+
+use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+/// The share of intervals that hold the true mean.
+const CONFIDENCE: f64 = 0.95;
+
+/// More pairs than this nobody trains to settle a verdict.
+const PAIRS_MAX: u64 = 1000;
+
+/// A mean over pairs. Gaps are relative: 0.01 is one percent.
+///
+/// ```
+/// use deepwell_trainer::parity::Estimate;
+/// let estimate = Estimate::of(&[0.0025, 0.0053, 0.0041, 0.0028]);
+/// let half_width = estimate.half_width.ok_or("one sample")?;
+/// assert!((estimate.mean - 0.003_675).abs() < 1e-12);
+/// // Student's t for three degrees of freedom, 3.182, times the standard deviation over 2.
+/// assert!((half_width - 3.182 * 0.001_283 / 2.0).abs() < 1e-5);
+/// # Ok::<(), &str>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Number of pairs.
+    pub pairs: u64,
+    /// Mean over them.
+    pub mean: f64,
+    /// Standard deviation over pairs, with `pairs - 1` in the denominator; none for one pair.
+    pub deviation: Option<f64>,
+    /// Half the width of the 95 % confidence interval by Student's t; none for one pair.
+    pub half_width: Option<f64>,
+}
+
+impl Estimate {
+    /// The mean of `samples`, which are taken as independent and normal. Of no samples it is NaN.
+    pub fn of(samples: &[f64]) -> Estimate {
+        let pairs = samples.len() as u64;
+        let mean = samples.iter().sum::<f64>() / pairs as f64;
+        let deviation = (pairs > 1).then(|| {
+            let squares = samples.iter().map(|sample| (sample - mean).powi(2)).sum::<f64>();
+            (squares / (pairs - 1) as f64).sqrt()
+        });
+        let half_width = deviation.map(|deviation| half_width(deviation, pairs));
+        Estimate { pairs, mean, deviation, half_width }
+    }
+
+    /// Lower end of the interval; minus infinity where one pair gives none.
+    pub fn lower(&self) -> f64 {
+        self.mean - self.half_width.unwrap_or(f64::INFINITY)
+    }
+
+    /// Upper end of the interval; infinity where one pair gives none.
+    pub fn upper(&self) -> f64 {
+        self.mean + self.half_width.unwrap_or(f64::INFINITY)
+    }
+
+    /// How many pairs would tell on which side of `tolerance` the mean lies, if mean and deviation
+    /// stay as they are: at least two. None where more than a thousand would be needed, and for one
+    /// pair, which says nothing of the deviation.
+    pub fn pairs_that_tell(&self, tolerance: f64) -> Option<u64> {
+        let deviation = self.deviation?;
+        let distance = (tolerance - self.mean).abs();
+        (2..=PAIRS_MAX).find(|&pairs| half_width(deviation, pairs) < distance)
+    }
+}
+
+/// Half the width of the interval of a mean of `pairs` (at least 2) samples.
+fn half_width(deviation: f64, pairs: u64) -> f64 {
+    let freedom = (pairs - 1) as f64;
+    let t = StudentsT::new(0.0, 1.0, freedom).expect("positive degrees of freedom");
+    t.inverse_cdf(0.5 + CONFIDENCE / 2.0) * deviation / (pairs as f64).sqrt()
+}
+
+/// The error that a mean over an evaluation set has because the set is finite, relative to the loss
+/// of `base`: the standard error of the mean difference of both runs, batch by batch. Runs on the
+/// same batches share most of what makes a batch hard, so that it is far below the error of either
+/// loss. None for fewer than two batches.
+pub(super) fn evaluation_error_rel(base: &[f64], other: &[f64]) -> Option<f64> {
+    if base.len() != other.len() {
+        return None;
+    }
+    let differences: Vec<f64> = base.iter().zip(other).map(|(base, other)| other - base).collect();
+    let loss = base.iter().sum::<f64>() / base.len() as f64;
+    let deviation = Estimate::of(&differences).deviation?;
+    Some(deviation / (differences.len() as f64).sqrt() / loss)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_by_hand() {
+        // Critical values of Student's t from the NIST handbook, table 1.3.6.7.2: 12.706, 4.303,
+        // 2.776 for 1, 2 and 4 degrees of freedom.
+        for (samples, mean, half_width) in [
+            (&[1.0, 3.0][..], 2.0, 12.706),
+            (&[1.0, 2.0, 3.0], 2.0, 4.303 / 3f64.sqrt()),
+            (&[1.0, 1.0, 1.0], 1.0, 0.0),
+            (&[0.0, 1.0, 2.0, 3.0, 4.0], 2.0, 2.776 * 0.5f64.sqrt()),
+        ] {
+            let estimate = Estimate::of(samples);
+            assert_eq!(estimate.mean, mean, "{samples:?}");
+            // Half a unit of the last printed digit.
+            let got = estimate.half_width.unwrap();
+            assert!((got - half_width).abs() <= 6e-4, "{samples:?}: {got}");
+        }
+        let one = Estimate::of(&[0.1]);
+        assert_eq!((one.deviation, one.upper()), (None, f64::INFINITY));
+    }
+
+    #[test]
+    fn the_number_of_pairs_that_tell() {
+        let estimate = |mean: f64, deviation: f64| Estimate {
+            pairs: 4,
+            mean,
+            deviation: Some(deviation),
+            half_width: None,
+        };
+        for (estimate, tolerance, expected) in [
+            // t(1) = 12.7: two pairs tell only what lies nine deviations away.
+            (estimate(0.0, 0.1), 1.0, Some(2)),
+            (estimate(0.0, 1.0), 1.0, Some(7)),
+            (estimate(2.0, 1.0), 1.0, Some(7)),
+            (estimate(0.0, 0.0), 1.0, Some(2)),
+            (estimate(1.0, 1.0), 1.0, None),
+            (estimate(0.99, 1.0), 1.0, None),
+            (Estimate::of(&[0.5]), 1.0, None),
+        ] {
+            assert_eq!(estimate.pairs_that_tell(tolerance), expected, "{estimate:?}");
+        }
+    }
+
+    #[test]
+    fn what_both_runs_find_hard_is_no_error() {
+        // Batches differ by whole nats, the runs by 0.1 on each of them.
+        let base = [1.0, 5.0, 3.0, 3.0];
+        let shifted = base.map(|loss| loss + 0.1);
+        assert!(evaluation_error_rel(&base, &shifted).unwrap() < 1e-15);
+        let uneven = [1.1, 5.0, 3.1, 3.0];
+        // Deviation of (0.1, 0, 0.1, 0) is 0.0577, over two and over a loss of 3.
+        let error = evaluation_error_rel(&base, &uneven).unwrap();
+        assert!((error - 0.057_735 / 2.0 / 3.0).abs() < 1e-6, "{error}");
+        assert_eq!(evaluation_error_rel(&base, &shifted[..3]), None);
+        assert_eq!(evaluation_error_rel(&base[..1], &shifted[..1]), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! The parity report for a terminal.
+
+use std::fmt::Write as _;
+
+use deepwell_plan::format_bytes;
+
+use super::verdict::{CheckStatus, Verdict, in_percent, percent};
+use super::{ParityReport, RunReport};
+
+/// What a verdict is called.
+pub(super) fn headline(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Holds => "MXFP8 holds BF16's loss",
+        Verdict::DoesNotHold => "MXFP8 does not hold BF16's loss",
+        Verdict::CannotTell => "Cannot tell yet whether MXFP8 holds BF16's loss",
+        Verdict::Invalid => "The runs cannot be compared",
+        Verdict::Interrupted => "Interrupted: no verdict",
+    }
+}
+
+/// The word for a check's status, as wide as the others.
+pub(super) fn status(status: CheckStatus) -> &'static str {
+    match status {
+        CheckStatus::Holds => "holds",
+        CheckStatus::Fails => "FAILS",
+        CheckStatus::Open => "open ",
+        CheckStatus::LeftOut => "-    ",
+    }
+}
+
+/// What the control says, next to the gap.
+pub(super) fn control(report: &ParityReport) -> Option<String> {
+    let gap = report.control_gap_rel.as_ref()?;
+    Some(format!(
+        "chaos alone (BF16 from weights perturbed in their last bit): {}",
+        in_percent(gap)
+    ))
+}
+
+fn bytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "not measured".to_string(), format_bytes)
+}
+
+fn run_line(seed: u64, name: &str, run: &RunReport, gap: Option<f64>) -> String {
+    let gap = gap.map_or_else(String::new, |gap| format!("  gap {}", percent(gap)));
+    format!(
+        "  seed {seed} {name:<8} held-out {:.4} (ppl {:.3})  train {:.4}  {:.0} tok/s  peak {} \
+         predicted, {} measured{gap}\n",
+        run.val_loss,
+        run.val_ppl,
+        run.train_loss,
+        run.tokens_per_s,
+        format_bytes(run.peak_bytes_predicted),
+        bytes(run.peak_bytes_measured),
+    )
+}
+
+/// The report in lines.
+pub(super) fn text(report: &ParityReport) -> String {
+    let mut text = String::new();
+    let pairs = report.pairs.len();
+    let _ = writeln!(text, "parity over {} steps and {pairs} seeds", report.steps);
+    for pair in &report.pairs {
+        text.push_str(&run_line(pair.seed, "bf16", &pair.bf16, None));
+        if let Some(run) = &pair.mxfp8 {
+            text.push_str(&run_line(pair.seed, "mxfp8", run, pair.gap_rel));
+        }
+        if let Some(run) = &pair.control {
+            text.push_str(&run_line(pair.seed, "control", run, pair.control_gap_rel));
+        }
+    }
+    let _ = writeln!(
+        text,
+        "  unigram {:.4}, bigram {:.4} nats per token",
+        report.unigram_entropy, report.bigram_entropy
+    );
+    if let Some(control) = control(report) {
+        let _ = writeln!(text, "  {control}");
+    }
+    for check in &report.checks {
+        let _ = writeln!(text, "  {} {}: {}", status(check.status), check.name, check.detail);
+    }
+    let _ = write!(text, "verdict: {}", headline(report.verdict));
+    text
+}

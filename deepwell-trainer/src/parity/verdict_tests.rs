@@ -1,0 +1,134 @@
+use super::*;
+use crate::audit::Finding;
+
+const STEPS: u64 = 40;
+
+/// A run of `STEPS` steps whose held-out loss falls from 5 and ends at `last`.
+fn run(seed: u64, last: f64) -> RunFacts {
+    let settings = Settings { steps: STEPS, seed, eval_every: Some(10), ..Settings::default() };
+    let curve = |step: u64| last + (5.0 - last) * (1.0 - step as f64 / STEPS as f64).powi(4);
+    RunFacts {
+        settings,
+        steps: STEPS,
+        losses: (1..=STEPS).map(|step| (step, curve(step))).collect(),
+        evaluations: (0..=STEPS).step_by(10).map(|step| (step, curve(step))).collect(),
+        heldout_losses: vec![last - 1.0, last, last + 1.0],
+        mxfp8_gemms: 0,
+        mxfp8_share_planned: 0.0,
+        mxfp8_share_run: 0.0,
+        audit: None,
+    }
+}
+
+fn pair(seed: u64, gap_rel: f64) -> Pair {
+    let bf16 = run(seed, 2.0);
+    let scale =
+        |curve: &Curve| curve.iter().map(|&(s, loss)| (s, loss * (1.0 + gap_rel))).collect();
+    let mxfp8 = RunFacts {
+        evaluations: scale(&bf16.evaluations),
+        mxfp8_gemms: 100,
+        mxfp8_share_planned: 0.9,
+        mxfp8_share_run: 0.9,
+        audit: Some(AuditReport { calls_checked: 10, ..AuditReport::default() }),
+        ..bf16.clone()
+    };
+    Pair { bf16, mxfp8, control: None }
+}
+
+fn verdict_of(pairs: &[Pair]) -> Judgement {
+    judge(pairs, GAP_TOLERANCE_REL, 3.0, None)
+}
+
+#[test]
+fn the_interval_decides() {
+    for (gaps, expected) in [
+        (&[0.001, 0.0012, 0.0011][..], Verdict::Holds),
+        (&[-0.02, -0.021, -0.0205], Verdict::Holds),
+        (&[0.02, 0.021, 0.0205], Verdict::DoesNotHold),
+        // Means within and above the tolerance, intervals across it.
+        (&[0.001, 0.008], Verdict::CannotTell),
+        (&[0.004, 0.03], Verdict::CannotTell),
+        // One pair never tells, however small its gap.
+        (&[0.0], Verdict::CannotTell),
+        (&[0.5], Verdict::CannotTell),
+    ] {
+        let pairs: Vec<Pair> =
+            gaps.iter().enumerate().map(|(seed, &gap)| pair(seed as u64, gap)).collect();
+        let judgement = verdict_of(&pairs);
+        assert_eq!(judgement.verdict, expected, "{gaps:?}: {:?}", judgement.checks);
+        let seeds = judgement.checks.iter().any(|check| check.detail.contains("`--seeds "));
+        assert_eq!(seeds, expected == Verdict::CannotTell, "{gaps:?}: {:?}", judgement.checks);
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        assert!((judgement.gap.mean - mean).abs() < 1e-12, "{gaps:?}");
+        assert_eq!(judgement.gap_by_step.len(), 5);
+    }
+}
+
+/// What passed once although it must not, each with a word of its reason.
+#[test]
+fn comparisons_that_are_none() {
+    let finding = Finding { call: "call".to_string(), what: "wrong".to_string() };
+    let audit = AuditReport { findings: vec![finding], findings_total: 1, ..Default::default() };
+    type Change = Box<dyn Fn(&mut Pair)>;
+    let changes: Vec<(&str, Change)> = vec![
+        ("no MXFP8 GEMM ran", Box::new(|pair| pair.mxfp8.mxfp8_gemms = 0)),
+        ("the plan promised 90.00 %", Box::new(|pair| pair.mxfp8.mxfp8_share_run = 0.89)),
+        ("MXFP8 GEMMs ran in the BF16 run", Box::new(|pair| pair.bf16.mxfp8_gemms = 1)),
+        (
+            "no finite held-out loss at step 20",
+            Box::new(|pair| pair.mxfp8.evaluations[2].1 = f64::NAN),
+        ),
+        ("no finite held-out loss at step 40", Box::new(|pair| pair.bf16.evaluations.truncate(4))),
+        ("at other steps", Box::new(|pair| pair.mxfp8.evaluations.push((45, 2.0)))),
+        ("30 of 40 steps", Box::new(|pair| pair.mxfp8.steps = 30)),
+        ("39 training losses", Box::new(|pair| pair.mxfp8.losses.truncate(39))),
+        ("loss of step 3 is not finite", Box::new(|pair| pair.bf16.losses[2].1 = f64::INFINITY)),
+        ("different settings", Box::new(|pair| pair.mxfp8.settings.learning_rate = Some(1e-3))),
+        ("different settings", Box::new(|pair| pair.mxfp8.settings.seed = 9)),
+        ("no result", Box::new(|pair| pair.mxfp8.audit = None)),
+        ("1 findings, the first: call: wrong", {
+            Box::new(move |pair| pair.mxfp8.audit = Some(audit.clone()))
+        }),
+    ];
+    for (reason, change) in changes {
+        let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
+        assert_eq!(verdict_of(&pairs).verdict, Verdict::Holds);
+        change(&mut pairs[0]);
+        let judgement = verdict_of(&pairs);
+        assert_eq!(judgement.verdict, Verdict::Invalid, "{reason}: {:?}", judgement.checks);
+        let failed = judgement.checks.iter().filter(|check| check.status == CheckStatus::Fails);
+        let details: Vec<&str> = failed.map(|check| check.detail.as_str()).collect();
+        assert!(details.iter().any(|detail| detail.contains(reason)), "{reason}: {details:?}");
+    }
+}
+
+#[test]
+fn a_control_says_what_chaos_does_and_widens_nothing() {
+    let mut pairs = [pair(0, 0.02), pair(1, 0.021), pair(2, 0.0205)];
+    for pair in &mut pairs {
+        // A control that is 5 % off.
+        pair.control = Some(RunFacts { ..run(pair.bf16.settings.seed, 2.1) });
+    }
+    let judgement = verdict_of(&pairs);
+    assert_eq!(judgement.verdict, Verdict::DoesNotHold, "{:?}", judgement.checks);
+    assert!(judgement.control_gap.unwrap().mean > 0.04);
+}
+
+#[test]
+fn a_small_evaluation_set_is_said() {
+    let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
+    pairs[1].mxfp8.heldout_losses = vec![1.02, 1.98, 3.01];
+    let judgement = verdict_of(&pairs);
+    assert_eq!(judgement.verdict, Verdict::CannotTell);
+    let open = judgement.checks.iter().find(|check| check.status == CheckStatus::Open).unwrap();
+    assert!(open.detail.contains("--eval-tokens"), "{}", open.detail);
+}
+
+#[test]
+fn an_audit_that_was_left_out_is_said() {
+    let pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
+    let judgement = judge(&pairs, GAP_TOLERANCE_REL, 3.0, Some("too large"));
+    assert_eq!(judgement.verdict, Verdict::Holds);
+    let left_out = CheckStatus::LeftOut;
+    assert!(judgement.checks.iter().any(|c| c.status == left_out && c.detail == "too large"));
+}
