@@ -8,6 +8,7 @@ mod ckpt_diff;
 mod completions;
 mod generate;
 mod help;
+mod parity;
 mod quantize;
 mod tables;
 mod tokenizer;

@@ -1,0 +1,113 @@
+//! `deepwell parity`: what it says, and with which exit code.
+
+use std::fs;
+
+use deepwell_kernels::cuda::{Architecture, KernelImages};
+use serde_json::Value;
+
+use super::{Folder, deepwell, text};
+
+/// The command line of a comparison of four steps of a micro model; `options` come last and
+/// replace what is set here.
+fn command(folder: &Folder, options: &[&str]) -> Vec<String> {
+    let words = (0..6000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
+    let data = folder.file("data.txt", words.collect::<String>());
+    let (cache, out) = (folder.path("cache"), folder.path("out"));
+    let fixed = [
+        ("--model", "llama-micro"),
+        ("--data", &data),
+        ("--cache-dir", &cache),
+        ("--out", &out),
+        ("--steps", "4"),
+        ("--seq-len", "32"),
+        ("--batch-size", "4"),
+        ("--eval-tokens", "512"),
+        // Wide enough that four steps of a micro model are well within it.
+        ("--tolerance", "50"),
+    ];
+    let mut args = vec!["parity".to_string(), "--json".to_string()];
+    let kept = fixed.iter().filter(|(name, _)| !options.contains(name));
+    args.extend(kept.flat_map(|(name, value)| [name.to_string(), value.to_string()]));
+    args.extend(options.iter().map(|option| option.to_string()));
+    args
+}
+
+/// Runs a comparison that ends with a verdict; gives its exit code and report.
+#[track_caller]
+fn report(folder: &Folder, options: &[&str]) -> (Option<i32>, Value) {
+    let output = deepwell(&command(folder, options));
+    let stderr = text(&output.stderr);
+    let report = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{options:?}: {error}: {stderr}"));
+    (output.status.code(), report)
+}
+
+/// Status and detail of the check whose name begins so.
+#[track_caller]
+fn check_of<'a>(report: &'a Value, name: &str) -> (&'a str, &'a str) {
+    let checks = report["checks"].as_array().expect("checks");
+    let found = checks.iter().find(|check| check["name"].as_str().unwrap().starts_with(name));
+    let check = found.unwrap_or_else(|| panic!("no check `{name}` in {checks:?}"));
+    (check["status"].as_str().unwrap(), check["detail"].as_str().unwrap())
+}
+
+#[test]
+fn verdicts_with_their_exit_codes() {
+    // A BF16 run in the place of the MXFP8 run once passed.
+    for (options, code, verdict, check, status, detail) in [
+        (&["--seeds", "3"][..], 0, "holds", "held-out loss at the end", "holds", "interval"),
+        (&["--seeds", "1"], 3, "cannot-tell", "held-out loss at the end", "open", "--seeds 4"),
+        (
+            &["--seeds", "2", "--precision", "bf16"],
+            1,
+            "invalid",
+            "MXFP8 ran as planned",
+            "fails",
+            "no MXFP8 GEMM ran",
+        ),
+    ] {
+        let folder = Folder::new();
+        let (got, report) = report(&folder, options);
+        assert_eq!((got, &report["verdict"]), (Some(code), &verdict.into()), "{options:?}");
+        let (got_status, got_detail) = check_of(&report, check);
+        assert_eq!(got_status, status, "{options:?}: {got_detail}");
+        assert!(got_detail.contains(detail), "{options:?}: {got_detail}");
+        for file in ["report.html", "report.json", "metrics.jsonl", "seed-0/bf16/summary.json"] {
+            assert!(fs::metadata(folder.path("out").to_string() + "/" + file).is_ok(), "{file}");
+        }
+    }
+}
+
+#[test]
+fn a_control_and_more_pairs_later() {
+    let folder = Folder::new();
+    let (_, first) = report(&folder, &["--seeds", "1", "--control"]);
+    assert_eq!(first["pairs"].as_array().map(Vec::len), Some(1));
+    let control = first["pairs"][0]["control_gap_rel"].as_f64().expect("a control");
+    assert!(control != 0.0 && control.abs() < 0.01, "{control}");
+    let (code, second) = report(&folder, &["--seeds", "2", "--control", "--resume"]);
+    assert_eq!((code, &second["verdict"]), (Some(0), &"holds".into()), "{second}");
+    assert_eq!(second["pairs"][0], first["pairs"][0]);
+}
+
+/// The default comparison, audit included, on kernels that an emulator runs; on a GPU the same is
+/// among the tests of the bundle.
+#[test]
+fn on_an_emulated_device() {
+    let architecture = Architecture::Sm90a;
+    if let Err(error) = KernelImages::discover().into_ptx().image("add", (9, 0)) {
+        let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
+        assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
+        eprintln!("skipped: {error}");
+        return;
+    }
+    let device = format!("emulated:{}", architecture.short_name());
+    let folder = Folder::new();
+    let options = ["--seeds", "1", "--steps", "2", "--device", &device, "--batch-size", "1"];
+    let options = [&options[..], &["--seq-len", "128", "--eval-tokens", "256"]].concat();
+    let (code, report) = report(&folder, &options);
+    assert_eq!((code, &report["verdict"]), (Some(3), &"cannot-tell".into()), "{report}");
+    let (status, detail) = check_of(&report, "audit of the first MXFP8 step");
+    assert_eq!(status, "holds", "{detail}");
+    assert_eq!(check_of(&report, "MXFP8 ran as planned").0, "holds");
+}
