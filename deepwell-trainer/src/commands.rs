@@ -8,12 +8,14 @@ use clap::Args;
 use deepwell_ir::Recompute;
 
 use crate::console::{Console, print_json};
+use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::run::{RunOptions, run, stop_with_parent};
+use crate::settings::EVAL_TOKENS;
 use crate::{Device, Settings, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
-const SEEDS: u64 = 4;
+const SEEDS: u64 = 3;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +70,7 @@ pub struct TrainArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of an evaluation, at least [default: 65536]
+    /// Held-out tokens of an evaluation, at least [default: 131072]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
     /// Largest learning rate [default: by the size of the model and of
@@ -191,7 +193,7 @@ pub struct ParityArgs {
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
     /// Held-out tokens of an evaluation, at least
-    #[arg(long, default_value_t = 65_536)]
+    #[arg(long, default_value_t = EVAL_TOKENS)]
     pub eval_tokens: u64,
     /// Largest learning rate [default: by the size of the model and of
     /// the batch, 3e-4 for small models]
@@ -204,7 +206,7 @@ pub struct ParityArgs {
     /// Seed of weights and data order of the first pair
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Pairs of runs, each with a seed of its own: from four on the interval is of use
+    /// Pairs of runs, each with a seed of its own
     #[arg(long, value_name = "PAIRS", default_value_t = SEEDS)]
     pub seeds: u64,
     /// Largest mean gap of held-out loss that counts as holding, in percent
@@ -234,7 +236,14 @@ pub struct ParityArgs {
     /// alone does
     #[arg(long)]
     pub control: bool,
-    /// Print report.json on standard output
+    /// Take the policy apart instead: what does each class of quantized operands cost, alone and
+    /// left out? Two runs for each class and seed
+    #[arg(long, value_name = "CLASSES", conflicts_with_all = ["control", "tolerance"])]
+    pub ablate: Option<AblateBy>,
+    /// Take apart what matches this glob over tensor names only, `layers.*.v_proj.*` for example
+    #[arg(long, value_name = "GLOB", requires = "ablate")]
+    pub ablate_tensors: Option<String>,
+    /// Print report.json (or ablation.json) on standard output
     #[arg(long)]
     pub json: bool,
 }
@@ -265,6 +274,21 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         warmup_steps: args.warmup_steps,
         ..defaults
     };
+    if let Some(by) = args.ablate {
+        let options = AblationOptions {
+            settings,
+            out: args.out,
+            resume: args.resume,
+            seeds: args.seeds,
+            by,
+            tensors: args.ablate_tensors,
+        };
+        let (report, status) = ablation::run(&options, &stop)?;
+        if args.json {
+            print_json(&report)?;
+        }
+        return Ok(status);
+    }
     let options = ParityOptions {
         settings,
         out: args.out,

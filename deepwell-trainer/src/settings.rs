@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Device, ModelSource, Schedule, TrainError};
 
+/// Held-out tokens of an evaluation, unless someone says otherwise: with half as many, the gap of a
+/// pair of runs of the default model had an error of 0.06 % of the loss by the choice of tokens
+/// alone, more than a tenth of the tolerance of a comparison.
+pub(crate) const EVAL_TOKENS: u64 = 131_072;
+
 /// Settings of a run. Each has a default; a run file names what differs.
 ///
 /// ```
@@ -69,7 +74,7 @@ pub struct Settings {
     pub max_grad_norm: f64,
     /// AdamW's constants.
     pub optimizer: OptimizerSpec,
-    /// Steps between two evaluations; none takes a twentieth of the run.
+    /// Steps between two evaluations; none takes a tenth of the run.
     pub eval_every: Option<u64>,
     /// Held-out tokens of an evaluation, at least.
     pub eval_tokens: u64,
@@ -106,7 +111,7 @@ impl Default for Settings {
             max_grad_norm: 1.0,
             optimizer: OptimizerSpec::default(),
             eval_every: None,
-            eval_tokens: 65_536,
+            eval_tokens: EVAL_TOKENS,
             checkpoint_every: None,
             keep_last: 2,
             audit: false,
@@ -268,7 +273,7 @@ impl Settings {
 
     /// Steps between two evaluations.
     pub fn eval_interval(&self) -> u64 {
-        self.eval_every.unwrap_or(self.steps / 20).max(1)
+        self.eval_every.unwrap_or(self.steps / 10).max(1)
     }
 
     /// Steps between two checkpoints.

@@ -12,9 +12,9 @@ use super::source::{Document, Format};
 use super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
 use super::{DataError, DatasetSummary, Progress, Split, Tokenizer};
 
-/// Held-out tokens asked for by default: 65,536 to evaluate on, and half as many again, because
+/// Held-out tokens asked for by default: 131,072 to evaluate on, and half as many again, because
 /// evaluation takes whole batches.
-pub const HELDOUT_TOKENS_MIN: u64 = 65_536 + 32_768;
+pub const HELDOUT_TOKENS_MIN: u64 = 131_072 + 65_536;
 
 /// What to read and how.
 #[derive(Clone, Debug)]

@@ -7,6 +7,7 @@
 //! that are perturbed in their last bit, shows what chaos alone does; it never widens the
 //! tolerance.
 
+pub mod ablation;
 mod page;
 mod runs;
 mod statistics;

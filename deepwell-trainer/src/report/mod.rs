@@ -3,9 +3,10 @@
 //! # Brief overview
 //!
 //! A page is a title and [`Section`]s; a section is a heading and [`Block`]s: a [`Verdict`], a
-//! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`] or text. Every piece escapes the
-//! text that it is given. Charts are inline SVG with a title and a description for screen readers;
-//! colours come from style sheet classes and follow the reader's choice of light or dark.
+//! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`], an [`IntervalChart`] or text.
+//! Every piece escapes the text that it is given. Charts are inline SVG with a title and a
+//! description for screen readers; colours come from style sheet classes and follow the reader's
+//! choice of light or dark.
 //!
 //! ```
 //! use deepwell_trainer::report::{Block, LineChart, Section, Series, html_page};
@@ -25,6 +26,7 @@ mod chart;
 #[cfg(test)]
 mod check;
 mod escape;
+mod intervals;
 mod page;
 mod path;
 mod table;
@@ -32,5 +34,6 @@ mod table;
 pub use axis::Scale;
 pub use chart::{LineChart, Marker, ReferenceLine, Series, Stroke};
 pub use escape::escape;
+pub use intervals::{Interval, IntervalChart, IntervalRow};
 pub use page::{Block, Outcome, Section, Verdict, html_page};
 pub use table::{Bar, BarTable, KeyValueTable, Table};

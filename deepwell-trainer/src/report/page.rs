@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{BarTable, KeyValueTable, LineChart, Table, escape};
+use super::{BarTable, IntervalChart, KeyValueTable, LineChart, Table, escape};
 
 /// What a verdict says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub enum Block {
     Bars(BarTable),
     /// A chart, with its title above it.
     Chart(LineChart),
+    /// A chart of intervals, with its title above it.
+    Intervals(IntervalChart),
 }
 
 /// A heading and what belongs to it.
@@ -67,7 +69,7 @@ pub fn html_page(title: &str, sections: &[Section]) -> String {
             let _ = writeln!(out, "<h2>{}</h2>", escape(&section.heading));
         }
         // Charts that follow each other stand side by side where the window is wide enough.
-        let is_chart = |block: &Block| matches!(block, Block::Chart(_));
+        let is_chart = |block: &Block| matches!(block, Block::Chart(_) | Block::Intervals(_));
         for group in section.blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
             let has_charts = group.iter().any(is_chart);
             if has_charts {
@@ -95,12 +97,14 @@ fn push_block(out: &mut String, block: &Block) {
         Block::KeyValues(table) => table.push_html(out),
         Block::Table(table) => table.push_html(out),
         Block::Bars(table) => table.push_html(out),
-        Block::Chart(chart) => {
-            let title = escape(&chart.title);
-            let svg = chart.to_svg();
-            let _ = write!(out, "<figure>\n<figcaption>{title}</figcaption>\n{svg}</figure>\n");
-        }
+        Block::Chart(chart) => push_figure(out, &chart.title, &chart.to_svg()),
+        Block::Intervals(chart) => push_figure(out, &chart.title, &chart.to_svg()),
     }
+}
+
+fn push_figure(out: &mut String, title: &str, svg: &str) {
+    let title = escape(title);
+    let _ = write!(out, "<figure>\n<figcaption>{title}</figcaption>\n{svg}</figure>\n");
 }
 
 fn push_verdict(out: &mut String, verdict: &Verdict) {

@@ -1,0 +1,224 @@
+//! Where the loss goes: one class of quantized operands at a time, and all but one.
+//!
+//! For each seed BF16 is trained, the whole policy, and for each class the policy with nothing else
+//! quantized and the policy with everything else quantized, all from the same weights on the same
+//! batches. What a class costs is the gap of the first to BF16; what leaving it out regains is the
+//! difference of the gaps of the whole policy and the second. Both are means over seeds with their
+//! 95 % intervals.
+//!
+//! A GEMM of which one operand is quantized runs in BF16 on that operand dequantized, so that the
+//! runs are slower than those of the whole policy and show its numerics alone.
+
+mod classes;
+mod page;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use deepwell_ir::PrecisionPolicy;
+use serde::{Deserialize, Serialize};
+
+pub use classes::AblateBy;
+use classes::{Class, classes};
+
+use super::Estimate;
+use super::runs::{FinishedRun, train_in_child};
+use super::verdict::gap_at_end;
+use crate::commands::ExitStatus;
+use crate::console::say;
+use crate::{Settings, TrainError};
+
+/// What to take apart.
+#[derive(Clone, Debug)]
+pub struct AblationOptions {
+    /// Settings of the runs; the policy that is taken apart is theirs.
+    pub settings: Settings,
+    /// Where the report and the runs go.
+    pub out: PathBuf,
+    /// Go on where an earlier call stopped.
+    pub resume: bool,
+    /// Seeds, from that of the settings on.
+    pub seeds: u64,
+    /// The classes.
+    pub by: AblateBy,
+    /// A glob over tensor names: only these are taken apart.
+    pub tensors: Option<String>,
+}
+
+/// What one class costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClassCost {
+    /// Its name.
+    pub class: String,
+    /// Gap with nothing else quantized.
+    pub alone: Estimate,
+    /// Gap of the whole policy less the gap with everything else quantized.
+    pub regained: Estimate,
+}
+
+/// `ablation.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AblationReport {
+    /// By what the policy was taken apart.
+    pub by: AblateBy,
+    /// Which tensors, if not all.
+    pub tensors: Option<String>,
+    /// Steps of each run.
+    pub steps: u64,
+    /// Where it ran.
+    pub device: String,
+    /// Trained values.
+    pub params: u64,
+    /// Largest learning rate.
+    pub learning_rate: Option<f64>,
+    /// Gap of the whole policy.
+    pub whole: Estimate,
+    /// Each class, the costliest first.
+    pub classes: Vec<ClassCost>,
+}
+
+/// The gaps of one seed.
+struct SeedGaps {
+    whole: f64,
+    /// Alone and left out, class by class.
+    classes: Vec<(f64, f64)>,
+}
+
+/// Trains all runs and writes `ablation.json` and `ablation.html`.
+///
+/// # Errors
+/// Whatever stops one of the runs; its own words go to standard error.
+pub fn run(
+    options: &AblationOptions,
+    stop: &Arc<AtomicBool>,
+) -> Result<(Option<AblationReport>, ExitStatus), TrainError> {
+    let mut options = options.clone();
+    options.settings.check()?;
+    options.settings.resolve_precision(&deepwell_probe::probe())?;
+    let graph = options.settings.model_source()?.capture(Some(options.settings.seq_len))?;
+    options.settings.resolve_learning_rate(graph.parameter_count());
+    let policy = options.settings.precision_policy()?;
+    let classes = classes(&graph, options.by, options.tensors.as_deref());
+    for class in &classes {
+        for policy in [class.alone(&policy)?, class.left_out(&policy)?] {
+            deepwell_ir::apply_precision(&graph, &policy)?;
+        }
+    }
+    std::fs::create_dir_all(&options.out).map_err(TrainError::io(&options.out))?;
+    let runs = options.seeds * (2 + 2 * classes.len() as u64);
+    say(format_args!("{runs} runs of {} steps", options.settings.steps));
+
+    let mut gaps = Vec::new();
+    let mut last = None;
+    for seed in options.settings.seed..options.settings.seed + options.seeds {
+        let Some((seed_gaps, run)) = one_seed(&options, &policy, &classes, seed, stop)? else {
+            say("interrupted: `--resume` goes on");
+            return Ok((None, ExitStatus::Interrupted));
+        };
+        gaps.push(seed_gaps);
+        last = Some(run);
+        // After each seed, so that something is there to look at.
+        if let Some(run) = &last {
+            write(&options, &report(&options, &classes, &gaps, run))?;
+        }
+    }
+    let Some(run) = last else {
+        return Err(TrainError::Setting {
+            setting: "seeds",
+            expected: "at least 1".to_string(),
+            got: "0".to_string(),
+            hint: Some("`--seeds 2`".to_string()),
+        });
+    };
+    let report = report(&options, &classes, &gaps, &run);
+    say(page::text(&report));
+    say(format_args!("report: {}", options.out.join("ablation.html").display()));
+    Ok((Some(report), ExitStatus::Success))
+}
+
+/// Trains the runs of one seed; none if the user stopped it. Gives the whole policy's run, too.
+fn one_seed(
+    options: &AblationOptions,
+    policy: &PrecisionPolicy,
+    classes: &[Class],
+    seed: u64,
+    stop: &AtomicBool,
+) -> Result<Option<(SeedGaps, FinishedRun)>, TrainError> {
+    let folder = options.out.join(format!("seed-{seed}"));
+    let train = |name: &str, policy: &PrecisionPolicy| {
+        train_one(options, &folder, seed, name, policy, stop)
+    };
+    let Some(bf16) = train("bf16", &PrecisionPolicy::bf16())? else { return Ok(None) };
+    let Some(whole) = train("whole", policy)? else { return Ok(None) };
+    let base = bf16.facts();
+    let mut gaps = SeedGaps { whole: gap_at_end(&base, &whole.facts()), classes: Vec::new() };
+    for class in classes {
+        let name = format!("only-{}", class.folder);
+        let Some(alone) = train(&name, &class.alone(policy)?)? else { return Ok(None) };
+        let name = format!("without-{}", class.folder);
+        let Some(left_out) = train(&name, &class.left_out(policy)?)? else { return Ok(None) };
+        let gap = |run: &FinishedRun| gap_at_end(&base, &run.facts());
+        gaps.classes.push((gap(&alone), gap(&left_out)));
+    }
+    Ok(Some((gaps, whole)))
+}
+
+/// One run under a policy, which is written beside it; none if the user stopped it.
+fn train_one(
+    options: &AblationOptions,
+    folder: &Path,
+    seed: u64,
+    name: &str,
+    policy: &PrecisionPolicy,
+    stop: &AtomicBool,
+) -> Result<Option<FinishedRun>, TrainError> {
+    let out = folder.join(name);
+    std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
+    let path = folder.join(format!("{name}.toml"));
+    std::fs::write(&path, policy.to_toml()).map_err(TrainError::io(&path))?;
+    let settings = Settings { seed, policy: Some(path), out, ..options.settings.clone() };
+    let run = train_in_child(&format!("{seed} {name}"), &settings, options.resume)?;
+    let is_stopped = run.summary.fit.interrupted || stop.load(Ordering::Relaxed);
+    Ok((!is_stopped).then_some(run))
+}
+
+fn report(
+    options: &AblationOptions,
+    classes: &[Class],
+    gaps: &[SeedGaps],
+    run: &FinishedRun,
+) -> AblationReport {
+    let over_seeds = |value: &dyn Fn(&SeedGaps) -> f64| {
+        Estimate::of(&gaps.iter().map(value).collect::<Vec<f64>>())
+    };
+    let mut costs: Vec<ClassCost> = classes
+        .iter()
+        .enumerate()
+        .map(|(index, class)| ClassCost {
+            class: class.name.clone(),
+            alone: over_seeds(&|gaps| gaps.classes[index].0),
+            regained: over_seeds(&|gaps| gaps.whole - gaps.classes[index].1),
+        })
+        .collect();
+    costs.sort_by(|a, b| b.alone.mean.total_cmp(&a.alone.mean));
+    AblationReport {
+        by: options.by,
+        tensors: options.tensors.clone(),
+        steps: options.settings.steps,
+        device: run.summary.device.clone(),
+        params: run.summary.params,
+        learning_rate: run.summary.settings.learning_rate,
+        whole: over_seeds(&|gaps| gaps.whole),
+        classes: costs,
+    }
+}
+
+fn write(options: &AblationOptions, report: &AblationReport) -> Result<(), TrainError> {
+    let json = serde_json::to_string_pretty(report).expect("a report is plain data");
+    for (name, text) in [("ablation.json", json), ("ablation.html", page::html(report))] {
+        let path = options.out.join(name);
+        std::fs::write(&path, text).map_err(TrainError::io(&path))?;
+    }
+    Ok(())
+}
