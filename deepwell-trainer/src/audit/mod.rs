@@ -8,7 +8,7 @@
 //! | call | compared |
 //! |---|---|
 //! | quantization, of activations, gradients and weights | every code and every scale byte |
-//! | cast of a weight | every element |
+//! | cast of a weight, dequantization | every element |
 //! | matrix product of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
 //! | gradient norm | the number |
 //! | AdamW | [`SAMPLES`] elements of every parameter and of both its moments, and the counters |
@@ -46,6 +46,7 @@
 //! ```
 
 mod copies;
+mod emulated;
 mod products;
 mod report;
 mod structure;
@@ -168,7 +169,7 @@ impl Observer for Audit {
             }
             _ => None,
         };
-        if matches!(call.op.leading(), Op::MxGemm(_)) {
+        if matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_)) {
             self.check_unchanged(program, call, backend)?;
         }
         Ok(Verdict::Run)
@@ -187,6 +188,9 @@ impl Observer for Audit {
         let report = &mut self.report;
         match (&call.op, self.pending.take()) {
             (Op::GradNorm(_), _) => update::check_norm(report, program, call, backend),
+            (Op::Dequantize(op), _) => {
+                emulated::check_dequantize(report, program, call, op, backend)
+            }
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, backend)
             }
