@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use deepwell_precision::Direction;
 use serde::{Deserialize, Serialize};
 
 use crate::autodiff::BackwardContext;
@@ -79,6 +80,15 @@ pub enum Product {
 impl Product {
     /// All three, in the order they run.
     pub const ALL: [Product; 3] = [Product::Fprop, Product::Dgrad, Product::Wgrad];
+
+    /// The same for a precision policy.
+    pub const fn direction(self) -> Direction {
+        match self {
+            Product::Fprop => Direction::Fprop,
+            Product::Dgrad => Direction::Dgrad,
+            Product::Wgrad => Direction::Wgrad,
+        }
+    }
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
@@ -232,6 +242,8 @@ ops! {
     Cast,
     /// Block quantization along one or both axes.
     Quantize,
+    /// Quantized data and scales back to high precision.
+    Dequantize,
     /// A product and a function of its elements, in one kernel.
     WithActivation,
     /// An op and the block quantization of its outputs, in one kernel.

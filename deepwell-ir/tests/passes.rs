@@ -212,6 +212,65 @@ fn products_carry_the_blocks_of_the_policy() {
     }
 }
 
+/// One tensor in three GEMMs of three kinds: MXFP8, with one operand dequantized, in BF16.
+fn v_proj_mixed() -> PrecisionPolicy {
+    let text = "keep_first_last_bf16 = false\n\
+                [[rule]]\ntensors = '*'\nfprop = 'bf16'\ndgrad = 'bf16'\nwgrad = 'bf16'\n\
+                [[rule]]\ntensors = '*.v_proj.weight'\n\
+                fprop = 'mxfp8'\ndgrad.weight = 'mxfp8'";
+    PrecisionPolicy::from_toml(text, "policy").unwrap()
+}
+
+#[test]
+fn gemms_of_one_tensor_in_several_precisions() {
+    let gradient = differentiated(&micro());
+    let plain = recompute(&gradient, Recompute::None).unwrap();
+    let (mixed, precision) = apply_precision(&plain, &v_proj_mixed()).unwrap();
+    let v_proj = |node: &Node| {
+        let names = node.inputs.iter().chain(&node.outputs).map(|&id| &mixed.tensor(id).name);
+        node.name.contains("v_proj") || names.into_iter().any(|name| name.contains("v_proj"))
+    };
+    let part = Graph {
+        nodes: mixed.nodes.iter().filter(|node| v_proj(node)).cloned().collect(),
+        ..mixed.clone()
+    };
+    insta::assert_snapshot!("v_proj_mixed", part.to_string());
+    let of_v = precision.iter().find(|tensor| tensor.tensor.contains("v_proj")).unwrap();
+    assert_eq!(
+        of_v.explanation(),
+        "default of precision `mxfp8`, operands by rule `*`, operands by rule \
+         `*.v_proj.weight`; dgrad emulated: weight in MXFP8, GEMM in BF16; wgrad in BF16"
+    );
+}
+
+/// What nobody reads is not made, and what is made is read.
+#[test]
+fn nothing_is_quantized_that_nobody_reads() {
+    use deepwell_precision::{GemmMode, OperandClass};
+    let all = all_mxfp8();
+    let policies = OperandClass::ALL
+        .iter()
+        .flat_map(|&class| [all.clone().only(&[class]), all.clone().without(&[class])]);
+    let emulated = all.clone().with_gemm(GemmMode::Emulated);
+    for policy in policies.chain([v_proj_mixed(), emulated]) {
+        for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            let graph = fused(&micro(), rule, &policy);
+            for node in &graph.nodes {
+                let is_made = matches!(node.op, Op::Quantize(_) | Op::Dequantize(_) | Op::Cast(_));
+                let outputs = node
+                    .outputs
+                    .iter()
+                    .filter(|id| graph.tensor(**id).dtype != deepwell_ir::DType::U64 && is_made);
+                for id in outputs {
+                    let is_read = graph.nodes.iter().any(|reader| reader.inputs.contains(id));
+                    let (name, policy) = (&graph.tensor(*id).name, policy.to_toml());
+                    assert!(is_read, "nobody reads `{name}` under recompute {rule}\n{policy}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn passes_refuse_graphs_of_the_wrong_stage() {
     let captured = capture(&micro()).unwrap();

@@ -483,7 +483,7 @@ struct NewCall {
 
 /// Size of an arena in which `program`, lowered from `plan`, can be lowered again after some of its
 /// layers have fallen back to BF16: its persistent part is largest with every copy in MXFP8, its
-/// transient part with every activation in BF16. The program's own size without an MXFP8 policy.
+/// transient part with every activation in BF16. The program's own size where nothing is in MXFP8.
 ///
 /// # Errors
 /// As [`lower`].
@@ -494,7 +494,7 @@ pub fn arena_bytes_with_fallback(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<usize, PlanError> {
-    if plan.policy.format() != Format::Mxfp8 {
+    if program.precision.iter().all(|tensor| tensor.format != Format::Mxfp8) {
         return Ok(program.arena.bytes);
     }
     let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };

@@ -171,7 +171,7 @@ impl fmt::Display for Plan {
         }
         let mut runs: Vec<(String, usize)> = Vec::new();
         for tensor in &self.precision {
-            let text = format!("{}: {}", tensor.format, tensor.reason);
+            let text = format!("{}: {}", tensor.format, tensor.explanation());
             match runs.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, count)) => *count += 1,
                 None => runs.push((text, 1)),

@@ -2,8 +2,8 @@
 
 use alloc::string::String;
 
-use crate::MxSpec;
 use crate::names::named_enum;
+use crate::{Direction, GemmMode, GemmPrecision, OperandClass, OperandQuantization};
 
 named_enum! {
     /// In what format the matrix products of a tensor are computed.
@@ -64,14 +64,30 @@ pub struct TensorUse<'a> {
 /// What a policy decided about one tensor.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Assignment {
-    /// Format of the matrix products.
+    /// Format of the GEMMs. A tensor of which only some operands are quantized is
+    /// [`Format::Mxfp8`], one of which none is quantized is not.
     pub format: Format,
-    /// How the weight is quantized, where `format` is block-scaled.
-    pub weight: MxSpec,
-    /// How the activation is quantized.
-    pub activation: MxSpec,
-    /// How the gradient of the output is quantized.
-    pub gradient: MxSpec,
+    /// How each operand is quantized, in the order of [`OperandClass::ALL`]; none where the GEMM
+    /// reads it in high precision.
+    pub operands: [Option<OperandQuantization>; 6],
+    /// What computes a GEMM whose operands are both quantized.
+    pub gemm: GemmMode,
     /// Why, in words for a report.
     pub reason: String,
+}
+
+impl Assignment {
+    /// How an operand is quantized; none where the GEMM reads it in high precision.
+    #[must_use]
+    pub fn operand(&self, class: OperandClass) -> Option<OperandQuantization> {
+        self.operands[class as usize]
+    }
+
+    /// How a GEMM of the tensor is computed.
+    #[must_use]
+    pub fn gemm(&self, direction: Direction) -> GemmPrecision {
+        let quantized = OperandClass::of(direction).map(|class| self.operand(class).is_some());
+        let is_mxfp8 = quantized == [true, true] && self.gemm == GemmMode::Native;
+        GemmPrecision { quantized, is_mxfp8 }
+    }
 }

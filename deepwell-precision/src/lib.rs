@@ -119,6 +119,7 @@ pub mod guards;
 mod minifloat;
 mod names;
 mod narrow;
+mod operand;
 #[cfg(feature = "policy")]
 pub mod policy;
 pub mod quantize;
@@ -138,9 +139,13 @@ pub use hadamard::Hadamard16;
 pub use names::UnknownName;
 pub use narrow::{e2m1, e2m3, e3m2};
 pub use nvfp4::Nvfp4Spec;
+pub use operand::{
+    Direction, ElementRounding, GemmMode, GemmPrecision, OperandClass, OperandFormat,
+    OperandQuantization,
+};
 pub use philox::Philox;
 #[cfg(feature = "policy")]
-pub use policy::{PRESETS, PolicyError, PrecisionPolicy};
+pub use policy::{OperandSetting, PRESETS, PolicyError, PrecisionPolicy};
 pub use quantize::{
     quantize_both, quantize_columns, quantize_rows, quantize_rows_stochastic, scales_len,
 };

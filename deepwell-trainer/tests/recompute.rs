@@ -3,7 +3,7 @@
 use bytemuck::cast_slice_mut;
 use deepwell_ir::Recompute;
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_precision::PrecisionPolicy;
+use deepwell_precision::{OperandClass, PrecisionPolicy};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, compile};
 
@@ -58,7 +58,10 @@ fn first_step(policy: &PrecisionPolicy, rule: Recompute, micro_batch: usize) -> 
 
 #[test]
 fn every_rule_gives_the_same_bits() {
-    for policy in [PrecisionPolicy::f32(), PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+    let mxfp8 = PrecisionPolicy::mxfp8();
+    // Operands that are dequantized in the forward and again in the backward.
+    let mixed = mxfp8.clone().only(&[OperandClass::FpropActivation, OperandClass::WgradGradient]);
+    for policy in [PrecisionPolicy::f32(), PrecisionPolicy::bf16(), mxfp8, mixed] {
         for micro_batch in [BATCH, BATCH / 2] {
             let kept = first_step(&policy, Recompute::None, micro_batch);
             assert_eq!(kept.repeated_calls, 0);

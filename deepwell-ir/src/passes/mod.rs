@@ -3,7 +3,9 @@
 mod fuse;
 mod precision;
 mod recompute;
+mod tensor_precision;
 
 pub use fuse::fuse;
-pub use precision::{TensorPrecision, apply_precision};
+pub use precision::apply_precision;
 pub use recompute::{Recompute, recompute};
+pub use tensor_precision::TensorPrecision;

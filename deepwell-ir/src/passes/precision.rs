@@ -1,31 +1,28 @@
-//! Makes a precision policy explicit: casts and quantizations become nodes.
+//! Makes a precision policy explicit: casts, quantizations and dequantizations become nodes.
 //!
 //! Quantization stands right behind the producer of the high-precision tensor, so that what the
 //! forward keeps for the backward is the quantized copy. Both directions of a tensor are made in
 //! one node when both are read.
+//!
+//! A GEMM of which only one operand is quantized reads it dequantized, and so does one that the
+//! policy wants emulated. Dequantization stands right before the first GEMM that reads the result,
+//! and is done once more in the backward, so that there, too, what is kept is the quantized copy. A
+//! weight is dequantized with the weights' other copies.
 
 use std::collections::HashMap;
 
-use deepwell_precision::{Assignment, BLOCK, Format, MxSpec, PrecisionPolicy, Role, TensorUse};
-use serde::{Deserialize, Serialize};
+use deepwell_precision::{
+    Assignment, BLOCK, Direction, Format, OperandClass, OperandQuantization, PrecisionPolicy, Role,
+    TensorUse,
+};
 
+use super::TensorPrecision;
 use crate::builder::output_name;
 use crate::op::input_types;
-use crate::ops::{Axis, MxGemm, Quantize};
+use crate::ops::{Axis, Dequantize, MxGemm, Quantize};
 use crate::{
     DType, Graph, IrError, Node, Op, Phase, Product, Stage, Tag, Tensor, TensorId, TensorKind, ops,
 };
-
-/// What one parameter got.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TensorPrecision {
-    /// Name of the parameter.
-    pub tensor: String,
-    /// The format of its matrix products.
-    pub format: Format,
-    /// Which rule said so.
-    pub reason: String,
-}
 
 /// Rewrites the graph under `policy`, and says what each parameter got, in execution order.
 ///
@@ -54,8 +51,15 @@ pub fn apply_precision(
             tensor.dtype = activation;
         }
     }
-    let mut rewrite =
-        Rewrite { source: graph, assignments, activation, result, made: HashMap::new() };
+    let mut rewrite = Rewrite {
+        source: graph,
+        assignments,
+        activation,
+        result,
+        high_precision: HashMap::new(),
+        quantized: HashMap::new(),
+        dequantized: HashMap::new(),
+    };
     let needs = rewrite.needs();
     rewrite.weights(&needs)?;
     for node in &graph.nodes {
@@ -87,11 +91,7 @@ fn assign(
     let report = uses
         .iter()
         .zip(&assigned)
-        .map(|(tensor, assignment)| TensorPrecision {
-            tensor: tensor.name.to_string(),
-            format: assignment.format,
-            reason: assignment.reason.clone(),
-        })
+        .map(|(tensor, assignment)| TensorPrecision::new(tensor.name, assignment))
         .collect();
     for (&(id, role), assignment) in order.iter().zip(&assigned) {
         if assignment.format == Format::Mxfp8 && !matches!(role, Role::Linear | Role::Expert) {
@@ -154,21 +154,40 @@ fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
 }
 
 /// A high-precision tensor and how it is quantized.
-type Key = (TensorId, MxSpec);
+type Key = (TensorId, OperandQuantization);
+
+/// How a GEMM reads one of its operands.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// As it is.
+    Plain,
+    /// The copy along an axis.
+    Quantized(Key, Axis),
+}
+
+/// A GEMM of a linear layer under the policy.
+struct Gemm {
+    product: Product,
+    operands: [Reading; 2],
+    is_mxfp8: bool,
+}
 
 struct Rewrite<'a> {
     source: &'a Graph,
     assignments: HashMap<TensorId, Assignment>,
     activation: DType,
     result: Graph,
-    /// Codes and scales of each copy made.
-    made: HashMap<(Key, Axis), (TensorId, TensorId)>,
+    /// The compute copies of parameters that are read in high precision.
+    high_precision: HashMap<TensorId, TensorId>,
+    /// Data and scales of each copy made.
+    quantized: HashMap<(Key, Axis), (TensorId, TensorId)>,
+    /// Copies that were dequantized, for the nodes of a phase.
+    dequantized: HashMap<(Key, Axis, Phase), TensorId>,
 }
 
 impl Rewrite<'_> {
-    /// The parameter behind a linear product, and its operands with spec and axis, when the
-    /// policy puts the product in MXFP8.
-    fn mx_operands(&self, node: &Node) -> Option<(Product, [(Key, Axis); 2])> {
+    /// What the policy makes of a node, when it has the node's tensor in MXFP8.
+    fn gemm(&self, node: &Node) -> Option<Gemm> {
         let (product, parameter) = match &node.op {
             Op::Linear(_) => (Product::Fprop, node.inputs[1]),
             Op::LinearInputGrad(_) => (Product::Dgrad, node.inputs[1]),
@@ -179,28 +198,28 @@ impl Rewrite<'_> {
             _ => return None,
         };
         let assignment = self.assignments.get(&parameter)?;
-        if assignment.format != Format::Mxfp8 {
-            return None;
-        }
-        let (first, second) = (node.inputs[0], node.inputs[1]);
-        let (activation, weight, gradient) =
-            (assignment.activation, assignment.weight, assignment.gradient);
-        let operands = match product {
-            Product::Fprop => [((first, activation), Axis::Row), ((second, weight), Axis::Row)],
-            Product::Dgrad => [((first, gradient), Axis::Row), ((second, weight), Axis::Column)],
-            Product::Wgrad => {
-                [((first, gradient), Axis::Column), ((second, activation), Axis::Column)]
-            }
+        let direction = product.direction();
+        let axes = match direction {
+            Direction::Fprop => [Axis::Row, Axis::Row],
+            Direction::Dgrad => [Axis::Row, Axis::Column],
+            Direction::Wgrad => [Axis::Column, Axis::Column],
         };
-        Some((product, operands))
+        let operands = std::array::from_fn(|index| {
+            let (id, class) = (node.inputs[index], OperandClass::of(direction)[index]);
+            match assignment.operand(class) {
+                Some(quantization) => Reading::Quantized((id, quantization), axes[index]),
+                None => Reading::Plain,
+            }
+        });
+        Some(Gemm { product, operands, is_mxfp8: assignment.gemm(direction).is_mxfp8 })
     }
 
     /// Every tensor that is quantized, with the axes that its readers want, in order of use.
     fn needs(&self) -> Vec<(Key, Axis)> {
         let mut needs: Vec<(Key, Axis)> = Vec::new();
-        for node in &self.source.nodes {
-            let Some((_, operands)) = self.mx_operands(node) else { continue };
-            for (key, axis) in operands {
+        for gemm in self.source.nodes.iter().filter_map(|node| self.gemm(node)) {
+            for operand in gemm.operands {
+                let Reading::Quantized(key, axis) = operand else { continue };
                 match needs.iter_mut().find(|(known, _)| *known == key) {
                     Some((_, known_axis)) => *known_axis = known_axis.union(axis),
                     None => needs.push((key, axis)),
@@ -215,11 +234,8 @@ impl Rewrite<'_> {
         for (id, parameter) in self.source.parameters() {
             let reader = self.source.nodes.iter().find(|node| node.inputs.contains(&id));
             let Some(reader) = reader.cloned() else { continue };
-            let in_high_precision = self
-                .source
-                .nodes
-                .iter()
-                .any(|node| node.inputs.contains(&id) && !self.reads_codes(node, id));
+            let in_high_precision =
+                self.source.nodes.iter().any(|node| self.reads_in_high_precision(node, id));
             if in_high_precision && self.activation != DType::F32 {
                 let name = format!("{}.{}", parameter.name, self.activation);
                 let copy = self.result.add_tensor(Tensor {
@@ -237,16 +253,40 @@ impl Rewrite<'_> {
                     recompute: false,
                     ..reader.clone()
                 });
-                self.made.insert(((id, MxSpec::default()), Axis::Both), (copy, copy));
+                self.high_precision.insert(id, copy);
             }
             self.quantize_as(id, needs, reader.tag, reader.layer, Phase::Weights)?;
+            let place = Node { phase: Phase::Weights, ..reader };
+            for (key, axis) in self.dequantized_uses(id) {
+                self.dequantize(key, axis, &place);
+            }
         }
         Ok(())
     }
 
-    /// Whether `node` reads parameter `id` only as codes.
-    fn reads_codes(&self, node: &Node, id: TensorId) -> bool {
-        self.mx_operands(node).is_some() && node.inputs[1] == id
+    /// The copies of parameter `id` that GEMMs read dequantized.
+    fn dequantized_uses(&self, id: TensorId) -> Vec<(Key, Axis)> {
+        let gemms = self.source.nodes.iter().filter_map(|node| self.gemm(node));
+        gemms
+            .filter(|gemm| !gemm.is_mxfp8)
+            .flat_map(|gemm| gemm.operands)
+            .filter_map(|operand| match operand {
+                Reading::Quantized(key, axis) if key.0 == id => Some((key, axis)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Whether `node` reads parameter `id` as it is.
+    fn reads_in_high_precision(&self, node: &Node, id: TensorId) -> bool {
+        let is_quantized = |index: usize| {
+            let gemm = self.gemm(node);
+            gemm.is_some_and(|gemm| {
+                matches!(gemm.operands.get(index), Some(Reading::Quantized(..)))
+            })
+        };
+        let mut inputs = node.inputs.iter().enumerate();
+        inputs.any(|(index, &input)| input == id && !is_quantized(index))
     }
 
     fn quantize(
@@ -269,10 +309,10 @@ impl Rewrite<'_> {
         let wanted: Vec<_> = needs.iter().filter(|((id, _), _)| *id == tensor).collect();
         for (count, &&(key, axis)) in wanted.iter().enumerate() {
             let source_name = &self.result.tensor(tensor).name;
-            // A second copy under another spec needs another name.
+            // A copy that is quantized in another way needs another name.
             let number = if count == 0 { String::new() } else { count.to_string() };
             let name = format!("{source_name}.mx{number}");
-            let op = Quantize { spec: key.1, axis };
+            let op = Quantize { spec: key.1.spec, axis };
             let types = crate::OpRule::infer(&op, &input_types(&self.result, &[tensor]))
                 .map_err(|source| IrError::Operands { node: name.clone(), source })?;
             let is_weight = phase == Phase::Weights;
@@ -293,11 +333,11 @@ impl Rewrite<'_> {
                 })
                 .collect();
             if axis != Axis::Column {
-                self.made.insert((key, Axis::Row), (outputs[0], outputs[1]));
+                self.quantized.insert((key, Axis::Row), (outputs[0], outputs[1]));
             }
             if axis != Axis::Row {
                 let at = if axis == Axis::Both { 2 } else { 0 };
-                self.made.insert((key, Axis::Column), (outputs[at], outputs[at + 1]));
+                self.quantized.insert((key, Axis::Column), (outputs[at], outputs[at + 1]));
             }
             self.result.nodes.push(Node {
                 name,
@@ -315,31 +355,78 @@ impl Rewrite<'_> {
 
     /// The high-precision tensor that a node reads in place of `id`.
     fn high_precision(&self, id: TensorId) -> TensorId {
-        self.made.get(&((id, MxSpec::default()), Axis::Both)).map_or(id, |made| made.0)
+        self.high_precision.get(&id).copied().unwrap_or(id)
+    }
+
+    /// A copy in high precision again, for `reader` or where it stands.
+    fn dequantize(&mut self, key: Key, axis: Axis, reader: &Node) -> TensorId {
+        let made_with_weights = self.dequantized.get(&(key, axis, Phase::Weights));
+        let made = made_with_weights.or_else(|| self.dequantized.get(&(key, axis, reader.phase)));
+        if let Some(&made) = made {
+            return made;
+        }
+        let (data, scales) = self.quantized[&(key, axis)];
+        let source = self.result.tensor(key.0);
+        let is_weight = matches!(source.kind, TensorKind::Parameter { .. });
+        let shape = source.shape.clone();
+        let data_name = &self.result.tensor(data).name;
+        // What the forward dequantized is not kept: the backward does it again.
+        let in_forward = self.dequantized.contains_key(&(key, axis, Phase::Forward));
+        let again = if in_forward { ".backward" } else { "" };
+        let name = format!("{data_name}{again}.{}", self.activation);
+        let made = self.result.add_tensor(Tensor {
+            name: name.clone(),
+            shape,
+            dtype: self.activation,
+            kind: if is_weight { TensorKind::WeightCopy } else { TensorKind::Activation },
+        });
+        self.result.nodes.push(Node {
+            name,
+            op: Dequantize { axis, to: self.activation }.into(),
+            inputs: vec![data, scales],
+            outputs: vec![made],
+            recompute: false,
+            ..reader.clone()
+        });
+        self.dequantized.insert((key, axis, reader.phase), made);
+        made
     }
 
     fn node(&mut self, node: &Node) -> Result<(), IrError> {
+        let gemm = self.gemm(node);
         let mut node = node.clone();
-        match self.mx_operands(&node) {
+        match gemm {
             None => {
                 for input in &mut node.inputs {
                     *input = self.high_precision(*input);
                 }
             }
-            Some((product, [a, b])) => {
+            Some(Gemm {
+                product,
+                operands: [Reading::Quantized(a, a_axis), Reading::Quantized(b, b_axis)],
+                is_mxfp8: true,
+            }) => {
                 let mut inputs = Vec::with_capacity(5);
-                for operand in [a, b] {
-                    let (codes, scales) = self.made[&operand];
-                    inputs.extend([codes, scales]);
+                for operand in [(a, a_axis), (b, b_axis)] {
+                    let (data, scales) = self.quantized[&operand];
+                    inputs.extend([data, scales]);
                 }
                 let bias = matches!(&node.op, Op::Linear(linear) if linear.bias);
                 if bias {
                     inputs.push(self.high_precision(node.inputs[2]));
                 }
-                let (a, b) = (a.0.1, b.0.1);
+                let (a, b) = (a.1.spec, b.1.spec);
                 node.op = MxGemm { product, output: self.activation, bias, a, b }.into();
                 node.inputs = inputs;
                 // Its operands are kept for the backward as codes; nothing is left to recompute.
+            }
+            Some(Gemm { operands, .. }) => {
+                for (index, input) in node.inputs.clone().into_iter().enumerate() {
+                    node.inputs[index] = match operands.get(index) {
+                        Some(&Reading::Quantized(key, axis)) => self.dequantize(key, axis, &node),
+                        _ => self.high_precision(input),
+                    };
+                }
             }
         }
         self.result.nodes.push(node);

@@ -7,6 +7,7 @@ pub mod attention;
 mod backend;
 mod calls;
 pub mod cast;
+pub mod dequantize;
 pub mod element;
 pub mod embedding;
 pub mod gelu;

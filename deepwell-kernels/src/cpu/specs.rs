@@ -104,7 +104,7 @@ const TIERED: [(&str, WorkspaceBytes); 19] = [
 ];
 
 /// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 35] = [
+const PLAIN: [(&str, WorkspaceBytes); 36] = [
     ("embedding", none),
     ("embedding_backward", none),
     ("add_positions", none),
@@ -127,6 +127,7 @@ const PLAIN: [(&str, WorkspaceBytes); 35] = [
     ("add", none),
     ("cast", none),
     ("quantize", none),
+    ("dequantize", none),
     ("grad_norm", none),
     ("adamw", none),
     ("rms_norm_quantize", with_quantize),

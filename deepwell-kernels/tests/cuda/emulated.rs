@@ -24,10 +24,11 @@ use crate::linear_cross_entropy::{Case as HeadCase, KERNELS as HEADS, Targets};
 use crate::mx::MxKind;
 use crate::products::Kind;
 use crate::{
-    adamw, add, attention, attention_backward, bf16_gemm, bias_grad, cast, elementwise_quantize,
-    embedding, embedding_backward, expand_scales, fused_product, gelu, grad_norm, layer_norm,
-    layer_norm_backward, linear_cross_entropy, mxfp8_gemm, norm_quantize, ptx, quantize, rms_norm,
-    rms_norm_backward, rope, sm100_bf16_gemm, sm100_mxfp8_gemm, sm120_mxfp8_gemm, swiglu,
+    adamw, add, attention, attention_backward, bf16_gemm, bias_grad, cast, dequantize,
+    elementwise_quantize, embedding, embedding_backward, expand_scales, fused_product, gelu,
+    grad_norm, layer_norm, layer_norm_backward, linear_cross_entropy, mxfp8_gemm, norm_quantize,
+    ptx, quantize, rms_norm, rms_norm_backward, rope, sm100_bf16_gemm, sm100_mxfp8_gemm,
+    sm120_mxfp8_gemm, swiglu,
 };
 
 /// Multiprocessors of the emulated device.
@@ -75,6 +76,7 @@ table! {
         // Four tiles in depth: the last is where the first was, and the result passes there.
         head(gpu, 1, 150, 131, 201);
     };
+    dequantize on Sm100a: |gpu| dequantize::check(gpu, 200, 260);
     embedding on Sm100a: |gpu| {
         embedding::check(gpu, 400, 50, 4096);
         embedding::check(gpu, 50, 10, 4097);

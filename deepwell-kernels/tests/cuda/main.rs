@@ -15,6 +15,7 @@ mod blas;
 mod calibration;
 mod cast;
 mod cublaslt;
+mod dequantize;
 mod device;
 mod driver;
 mod elementwise_quantize;

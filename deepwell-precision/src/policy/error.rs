@@ -79,6 +79,20 @@ pub(super) fn nearest_hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str
     }
 }
 
+/// A `hint:` line for the parser's message about an unknown key, if one of the keys that it lists
+/// is a misspelling away.
+pub(super) fn unknown_key_hint(message: &str) -> String {
+    let mut words = message.split('`').skip(1).step_by(2);
+    let Some(wanted) = words.next().filter(|_| message.starts_with("unknown field")) else {
+        return String::new();
+    };
+    let ranked = words.map(|name| (edit_distance(wanted, name), name));
+    match ranked.min() {
+        Some((distance, name)) if distance <= 2 => format!("\nhint: the nearest key is `{name}`"),
+        _ => String::new(),
+    }
+}
+
 /// Levenshtein distance in characters; a `*` of the pattern swallows any run at no cost.
 fn edit_distance(pattern: &str, name: &str) -> usize {
     let name: Vec<char> = name.chars().collect();

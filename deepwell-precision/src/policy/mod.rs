@@ -12,10 +12,27 @@
 //! fallback = "safe"             # safe | strict | off
 //! keep_first_last_bf16 = true   # the first and the last linear tensor stay BF16
 //!
+//! gemm = "native"               # native | emulated: BF16 GEMMs on dequantized operands
+//!
+//! [wgrad]                       # operands of one GEMM, of every MXFP8 tensor
+//! gradient = { block = "row", scale_rule = "floor" }
+//!
 //! [[rule]]                      # later rules win over earlier ones, rules over defaults
 //! tensors = "layers.*.mlp.down_proj.*"
 //! format = "bf16"
+//!
+//! [[rule]]                      # without a format: refines tensors that are MXFP8
+//! tensors = "layers.*.self_attn.v_proj.*"
+//! dgrad.weight = "bf16"         # this operand in BF16
+//! wgrad = "bf16"                # both operands in BF16
 //! ```
+//!
+//! The three GEMMs of a linear tensor are `fprop` (of `activation` and `weight`), `dgrad` (of
+//! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is `"mxfp8"`,
+//! `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`, `granularity`,
+//! `block` and `rounding` (`nearest`, `stochastic`). A GEMM with one quantized operand is a BF16
+//! GEMM on that operand dequantized, which shows what its quantization does to the loss and saves
+//! no time. A rule with a format decides about its tensors anew, from the defaults on.
 //!
 //! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
 //! set and `{a,b}` one of several words.
@@ -24,14 +41,19 @@ use globset::{Glob, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Assignment, BlockShape, Fallback, Format, Granularity, MxSpec, Role, ScaleRule, TensorUse,
+    Assignment, BlockShape, Fallback, Format, GemmMode, Granularity, MxSpec, Role, ScaleRule,
+    TensorUse,
 };
 
 mod error;
+mod name_or_table;
+mod operands;
 mod toml_text;
 
 pub use error::PolicyError;
 use error::nearest_hint;
+pub use operands::OperandSetting;
+use operands::{OperandSettings, overlay};
 
 /// Names that [`PrecisionPolicy::preset`] knows.
 pub const PRESETS: &[&str] = &["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d"];
@@ -46,15 +68,24 @@ pub struct PrecisionPolicy {
     weight_block: BlockShape,
     fallback: Fallback,
     keep_first_last_bf16: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    gemm: GemmMode,
+    #[serde(default, skip_serializing_if = "is_default")]
+    operands: OperandSettings,
     rules: Vec<Rule>,
     forced_bf16: Vec<Forced>,
 }
 
-/// Tensors whose names match `tensors` get `format`.
+/// Tensors whose names match `tensors` get `format`, and from it on what `operands` says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Rule {
     tensors: String,
-    format: Format,
+    /// None leaves the format as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    format: Option<Format>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    operands: OperandSettings,
     /// Where it was written, "file:line:column", for messages.
     #[serde(default)]
     place: Option<String>,
@@ -64,6 +95,17 @@ struct Rule {
 struct Forced {
     tensor: String,
     reason: String,
+}
+
+/// What is decided about a tensor so far.
+struct Decision {
+    format: Format,
+    operands: OperandSettings,
+    reason: String,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl PrecisionPolicy {
@@ -79,6 +121,8 @@ impl PrecisionPolicy {
             weight_block: BlockShape::Row,
             fallback: Fallback::Safe,
             keep_first_last_bf16: true,
+            gemm: GemmMode::Native,
+            operands: OperandSettings::new(),
             rules: Vec::new(),
             forced_bf16: Vec::new(),
         }
@@ -142,13 +186,14 @@ impl PrecisionPolicy {
         self.format
     }
 
-    /// How weights are quantized.
+    /// How weights are quantized unless something is said about one of their GEMMs.
     #[must_use]
     pub fn weight_spec(&self) -> MxSpec {
         MxSpec { block: self.weight_block, ..self.activation_spec() }
     }
 
-    /// How activations and gradients are quantized.
+    /// How activations and gradients are quantized unless something is said about one of their
+    /// GEMMs.
     #[must_use]
     pub fn activation_spec(&self) -> MxSpec {
         MxSpec { scale_rule: self.scale_rule, granularity: self.granularity, ..MxSpec::default() }
@@ -160,7 +205,8 @@ impl PrecisionPolicy {
     ///
     /// [`PolicyError::Glob`] when the pattern is malformed.
     pub fn with_rule(mut self, tensors: &str, format: Format) -> Result<Self, PolicyError> {
-        let rule = Rule { tensors: tensors.to_owned(), format, place: None };
+        let (tensors, operands) = (tensors.to_owned(), OperandSettings::new());
+        let rule = Rule { tensors, format: Some(format), operands, place: None };
         rule.matcher()?;
         self.rules.push(rule);
         Ok(self)
@@ -201,10 +247,13 @@ impl PrecisionPolicy {
     /// names; [`PolicyError::Glob`] for a malformed pattern.
     pub fn assign(&self, tensors: &[TensorUse<'_>]) -> Result<Vec<Assignment>, PolicyError> {
         let ends = self.first_and_last(tensors);
-        let mut decisions: Vec<(Format, String)> = tensors
+        let mut decisions: Vec<Decision> = tensors
             .iter()
             .enumerate()
-            .map(|(index, tensor)| self.default_format(index, tensor, ends))
+            .map(|(index, tensor)| {
+                let (format, reason) = self.default_format(index, tensor, ends);
+                Decision { format, operands: self.operands.clone(), reason }
+            })
             .collect();
 
         for rule in &self.rules {
@@ -212,7 +261,7 @@ impl PrecisionPolicy {
             let mut matched = false;
             for (tensor, decision) in tensors.iter().zip(&mut decisions) {
                 if matcher.is_match(tensor.name) {
-                    *decision = (rule.format, format!("rule `{}`", rule.tensors));
+                    rule.refine(decision, &self.operands);
                     matched = true;
                 }
             }
@@ -230,8 +279,9 @@ impl PrecisionPolicy {
             for (tensor, decision) in tensors.iter().zip(&mut decisions) {
                 if tensor.name == forced.tensor {
                     matched = true;
-                    if decision.0 == Format::Mxfp8 {
-                        *decision = (Format::Bf16, forced.reason.clone());
+                    if decision.format == Format::Mxfp8 {
+                        decision.format = Format::Bf16;
+                        decision.reason.clone_from(&forced.reason);
                     }
                 }
             }
@@ -243,18 +293,17 @@ impl PrecisionPolicy {
                 });
             }
         }
+        Ok(decisions.into_iter().map(|decision| self.assignment(decision)).collect())
+    }
 
-        let (weight, activation) = (self.weight_spec(), self.activation_spec());
-        Ok(decisions
-            .into_iter()
-            .map(|(format, reason)| Assignment {
-                format,
-                weight,
-                activation,
-                gradient: activation,
-                reason,
-            })
-            .collect())
+    fn assignment(&self, Decision { format, operands, reason }: Decision) -> Assignment {
+        let (format, operands) = match format {
+            Format::Mxfp8 => (format, self.resolve(&operands)),
+            _ => (format, [None; 6]),
+        };
+        let is_plain = format == Format::Mxfp8 && operands == [None; 6];
+        let format = if is_plain { Format::Bf16 } else { format };
+        Assignment { format, operands, gemm: self.gemm, reason }
     }
 
     /// Indices of the first and the last tensor that would be MXFP8, where those are kept BF16.
@@ -300,6 +349,17 @@ fn is_low_precision_role(role: Role) -> bool {
 }
 
 impl Rule {
+    /// Decides about a tensor that the rule matches. `defaults` are the policy's own settings.
+    fn refine(&self, decision: &mut Decision, defaults: &OperandSettings) {
+        if let Some(format) = self.format {
+            let reason = format!("rule `{}`", self.tensors);
+            *decision = Decision { format, operands: defaults.clone(), reason };
+        } else if decision.format == Format::Mxfp8 {
+            decision.reason += &format!(", operands by rule `{}`", self.tensors);
+        }
+        overlay(&mut decision.operands, &self.operands);
+    }
+
     fn matcher(&self) -> Result<GlobMatcher, PolicyError> {
         Glob::new(&self.tensors).map(|glob| glob.compile_matcher()).map_err(|error| {
             PolicyError::Glob {
@@ -315,5 +375,7 @@ impl Rule {
     }
 }
 
+#[cfg(test)]
+mod operand_tests;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! Policies: who gets what, and the words of errors.
 
 use super::*;
+use crate::{OperandClass, OperandQuantization};
 
 /// Two blocks of a small model, in execution order.
 fn tensors() -> Vec<TensorUse<'static>> {
@@ -105,10 +106,16 @@ fn presets_and_specs() {
     ] {
         let policy = PrecisionPolicy::preset(name).unwrap();
         let spec = MxSpec { scale_rule: rule, granularity, ..MxSpec::default() };
+        assert_eq!(policy.weight_spec(), MxSpec { block: weight_block, ..spec }, "{name}");
+        assert_eq!(policy.activation_spec(), spec, "{name}");
         for assignment in policy.assign(&tensors()).unwrap() {
-            assert_eq!(assignment.weight, MxSpec { block: weight_block, ..spec }, "{name}");
-            assert_eq!(assignment.activation, spec, "{name}");
-            assert_eq!(assignment.gradient, spec, "{name}");
+            for &class in OperandClass::ALL {
+                let block = if class.operand() == "weight" { weight_block } else { Row };
+                let spec = MxSpec { block, ..spec };
+                let quantization = OperandQuantization { spec, ..Default::default() };
+                let expected = (assignment.format == Format::Mxfp8).then_some(quantization);
+                assert_eq!(assignment.operand(class), expected, "{name} {class}");
+            }
         }
         // The TOML form and the JSON form hold all of it.
         assert_eq!(from_toml(&policy.to_toml()), policy, "{name}");
@@ -127,8 +134,8 @@ fn toml_text_is_stable() {
         .unwrap()
         .with_fallback(Fallback::Off);
     let text = "precision = \"mxfp8\"\nscale_rule = \"rceil\"\ngranularity = 128\n\
-                weight_block = \"square\"\nfallback = \"off\"\nkeep_first_last_bf16 = true\n\n\
-                [[rule]]\ntensors = \"layers.*.mlp.down_proj.*\"\nformat = \"bf16\"\n";
+                weight_block = \"square\"\nfallback = \"off\"\nkeep_first_last_bf16 = true\n\
+                gemm = \"native\"\n\n[[rule]]\ntensors = \"layers.*.mlp.down_proj.*\"\nformat = \"bf16\"\n";
     assert_eq!(policy.to_toml(), text);
     assert_eq!(from_toml(text).to_toml(), text);
 }
@@ -158,16 +165,22 @@ fn refused_text() {
         (
             "precision = 'mxfp8'\n  speed = 3",
             "p.toml:2:3: unknown field `speed`, expected one of `precision`, `scale_rule`, \
-             `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `rule`",
+             `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, `fprop`, \
+             `dgrad`, `wgrad`, `rule`",
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'fp4'",
             "p.toml:3:10: expected one of `f32`, `bf16`, `mxfp8` as format, got `fp4`",
         ),
-        ("[[rule]]\ntensors = '*'", "p.toml:1:1: missing field `format`"),
+        (
+            "[[rule]]\ntensors = '*'",
+            "p.toml:2:11: expected `format`, `fprop`, `dgrad` or `wgrad` in a rule, got `tensors` \
+             alone",
+        ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'f32'\nformats = 'f32'",
-            "p.toml:4:1: unknown field `formats`, expected `tensors` or `format`",
+            "p.toml:4:1: unknown field `formats`, expected one of `tensors`, `format`, `fprop`, \
+             `dgrad`, `wgrad`\nhint: the nearest key is `format`",
         ),
         (
             "[[rule]]\nformat = 'f32'\ntensors = 'layers.[0'",

@@ -1,11 +1,16 @@
 //! The TOML form of a policy, with errors that point at line and column.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
 use toml::Spanned;
 
-use super::error::PolicyError;
-use super::{PRESETS, PrecisionPolicy, Rule};
-use crate::{BlockShape, Fallback, Format, Granularity, ScaleRule};
+use super::error::{PolicyError, unknown_key_hint};
+use super::operands::{OperandSetting, OperandSettings};
+use super::{PRESETS, PrecisionPolicy, Rule, name_or_table};
+use crate::{
+    BlockShape, Direction, Fallback, Format, GemmMode, Granularity, OperandClass, ScaleRule,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -16,6 +21,10 @@ struct PolicyFile {
     weight_block: Option<BlockShape>,
     fallback: Option<Fallback>,
     keep_first_last_bf16: Option<bool>,
+    gemm: Option<GemmMode>,
+    fprop: Option<Operands<Fprop>>,
+    dgrad: Option<Operands<Dgrad>>,
+    wgrad: Option<Operands<Wgrad>>,
     #[serde(default)]
     rule: Vec<RuleFile>,
 }
@@ -24,7 +33,82 @@ struct PolicyFile {
 #[serde(deny_unknown_fields)]
 struct RuleFile {
     tensors: Spanned<String>,
-    format: Format,
+    format: Option<Format>,
+    fprop: Option<Operands<Fprop>>,
+    dgrad: Option<Operands<Dgrad>>,
+    wgrad: Option<Operands<Wgrad>>,
+}
+
+/// The operands of one GEMM, in the order in which it reads them.
+type Pair = [Option<OperandSetting>; 2];
+
+/// A table of operands, or a format for both.
+struct Operands<T>(T);
+
+impl<'de, T: Deserialize<'de> + From<Pair>> Deserialize<'de> for Operands<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        name_or_table::deserialize(deserializer, |name| {
+            let setting = OperandSetting::of_format(name.parse()?);
+            Ok(T::from([Some(setting.clone()), Some(setting)]))
+        })
+        .map(Operands)
+    }
+}
+
+/// Declares the table of a GEMM's operands.
+macro_rules! operands_table {
+    ($table:ident: $first:ident, $second:ident) => {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct $table {
+            $first: Option<OperandSetting>,
+            $second: Option<OperandSetting>,
+        }
+
+        impl From<Pair> for $table {
+            fn from([$first, $second]: Pair) -> Self {
+                Self { $first, $second }
+            }
+        }
+
+        impl From<$table> for Pair {
+            fn from(table: $table) -> Pair {
+                [table.$first, table.$second]
+            }
+        }
+    };
+}
+operands_table!(Fprop: activation, weight);
+operands_table!(Dgrad: gradient, weight);
+operands_table!(Wgrad: gradient, activation);
+
+fn settings(
+    fprop: Option<Operands<Fprop>>,
+    dgrad: Option<Operands<Dgrad>>,
+    wgrad: Option<Operands<Wgrad>>,
+) -> OperandSettings {
+    let pairs = [
+        (Direction::Fprop, fprop.map(|table| table.0.into())),
+        (Direction::Dgrad, dgrad.map(|table| table.0.into())),
+        (Direction::Wgrad, wgrad.map(|table| table.0.into())),
+    ];
+    let mut settings = OperandSettings::new();
+    for (direction, pair) in pairs {
+        let said = OperandClass::of(direction).into_iter().zip(pair.unwrap_or([None, None]));
+        settings.extend(said.filter_map(|(class, setting)| Some((class, setting?))));
+    }
+    settings
+}
+
+/// Settings of the operands of one GEMM by the names of the operands.
+type Table<'a> = BTreeMap<&'static str, &'a OperandSetting>;
+
+/// The tables of fprop, dgrad and wgrad.
+fn tables(settings: &OperandSettings) -> [Table<'_>; 3] {
+    [Direction::Fprop, Direction::Dgrad, Direction::Wgrad].map(|direction| {
+        let said = settings.iter().filter(|(class, _)| class.direction() == direction);
+        said.map(|(class, setting)| (class.operand(), setting)).collect()
+    })
 }
 
 #[derive(Serialize)]
@@ -35,6 +119,13 @@ struct PolicyOut<'a> {
     weight_block: BlockShape,
     fallback: Fallback,
     keep_first_last_bf16: bool,
+    gemm: GemmMode,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    fprop: Table<'a>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    dgrad: Table<'a>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    wgrad: Table<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rule: Vec<RuleOut<'a>>,
 }
@@ -42,7 +133,14 @@ struct PolicyOut<'a> {
 #[derive(Serialize)]
 struct RuleOut<'a> {
     tensors: &'a str,
-    format: Format,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<Format>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    fprop: Table<'a>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    dgrad: Table<'a>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    wgrad: Table<'a>,
 }
 
 impl PrecisionPolicy {
@@ -72,7 +170,9 @@ impl PrecisionPolicy {
         let file: PolicyFile = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
             // The parser puts its own hints on lines of their own; a message is one line here.
-            refuse(start, error.message().trim().replace('\n', ", "), "")
+            let message = error.message().trim().replace('\n', ", ");
+            let hint = unknown_key_hint(&message);
+            refuse(start, message, &hint)
         })?;
 
         let mut policy = match &file.precision {
@@ -95,11 +195,30 @@ impl PrecisionPolicy {
         policy.fallback = file.fallback.unwrap_or(policy.fallback);
         policy.keep_first_last_bf16 =
             file.keep_first_last_bf16.unwrap_or(policy.keep_first_last_bf16);
+        policy.gemm = file.gemm.unwrap_or(policy.gemm);
+        policy.operands = settings(file.fprop, file.dgrad, file.wgrad);
         for rule in file.rule {
-            let (line, column) = at(rule.tensors.span().start);
+            let start = rule.tensors.span().start;
+            let (line, column) = at(start);
+            let operands = settings(rule.fprop, rule.dgrad, rule.wgrad);
+            match rule.format {
+                None if operands.is_empty() => {
+                    let message = "expected `format`, `fprop`, `dgrad` or `wgrad` in a rule, got \
+                                   `tensors` alone";
+                    return Err(refuse(start, message.to_owned(), ""));
+                }
+                Some(format) if format != Format::Mxfp8 && !operands.is_empty() => {
+                    let message = format!(
+                        "expected format `mxfp8`, or none, in a rule about operands, got `{format}`"
+                    );
+                    return Err(refuse(start, message, ""));
+                }
+                _ => {}
+            }
             let rule = Rule {
                 tensors: rule.tensors.into_inner(),
                 format: rule.format,
+                operands,
                 place: Some(format!("{source_name}:{line}:{column}")),
             };
             rule.matcher()?;
@@ -115,8 +234,12 @@ impl PrecisionPolicy {
         let rule = self
             .rules
             .iter()
-            .map(|rule| RuleOut { tensors: &rule.tensors, format: rule.format })
+            .map(|rule| {
+                let [fprop, dgrad, wgrad] = tables(&rule.operands);
+                RuleOut { tensors: &rule.tensors, format: rule.format, fprop, dgrad, wgrad }
+            })
             .collect();
+        let [fprop, dgrad, wgrad] = tables(&self.operands);
         let out = PolicyOut {
             precision: self.format,
             scale_rule: self.scale_rule,
@@ -124,6 +247,10 @@ impl PrecisionPolicy {
             weight_block: self.weight_block,
             fallback: self.fallback,
             keep_first_last_bf16: self.keep_first_last_bf16,
+            gemm: self.gemm,
+            fprop,
+            dgrad,
+            wgrad,
             rule,
         };
         toml::to_string(&out).expect("strings, integers and booleans under string keys are TOML")

@@ -8,7 +8,7 @@
 //! | call | compared |
 //! |---|---|
 //! | quantization, of activations, gradients and weights | every code and every scale byte |
-//! | cast of a weight | every element |
+//! | cast of a weight, dequantization | every element |
 //! | matrix product of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
 //! | gradient norm | the number |
 //! | AdamW | [`SAMPLES`] elements of every parameter and of both its moments, and the counters |
@@ -47,6 +47,7 @@
 //! ```
 
 mod copies;
+mod emulated;
 mod products;
 mod report;
 mod structure;
@@ -168,7 +169,7 @@ impl Observer for Audit {
             let before = BeforeUpdate::read(program, call, op, &memory)?;
             self.pending = Some(Pending::Update(before));
         }
-        let reads_quantized = matches!(call.op.leading(), Op::MxGemm(_));
+        let reads_quantized = matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_));
         let adds = products::is_product(&call.op) && call.accumulate;
         if reads_quantized || adds {
             let memory = Memory::of_call(program, call, backend)?;
@@ -191,8 +192,8 @@ impl Observer for Audit {
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
         let makes_copies = matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_));
-        let updates = matches!(call.op, Op::GradNorm(_) | Op::AdamW(_));
-        if !(makes_copies || updates || products::is_product(&call.op)) {
+        let is_other = matches!(call.op, Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_));
+        if !(makes_copies || is_other || products::is_product(&call.op)) {
             return Ok(());
         }
         let memory = Memory::of_call(program, call, backend)?;
@@ -202,6 +203,9 @@ impl Observer for Audit {
         let report = &mut self.report;
         match (&call.op, pending) {
             (Op::GradNorm(_), _) => update::check_norm(report, program, call, &memory),
+            (Op::Dequantize(op), _) => {
+                emulated::check_dequantize(report, program, call, op, &memory)
+            }
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, &memory)
             }

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, MxGemm};
-use deepwell_ir::{Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, ValueId};
-use deepwell_precision::Format;
+use deepwell_ir::{
+    Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, TensorPrecision, ValueId,
+};
 
+use super::emulated;
 use super::report::Finding;
 
 /// Where codes or scales come from.
@@ -23,17 +25,23 @@ struct Origin {
 }
 
 /// What is known of the values of a program.
-struct Origins<'a> {
+pub(super) struct Origins<'a> {
     program: &'a Program,
     quantized: HashMap<ValueId, Origin>,
+    /// Axis of the copies that values are the numbers of.
+    dequantized: HashMap<ValueId, Axis>,
     /// Parameter of masters, of casts of masters, and of gradients.
     parameters: HashMap<ValueId, usize>,
 }
 
 impl<'a> Origins<'a> {
     fn new(program: &'a Program) -> Origins<'a> {
-        let mut origins =
-            Origins { program, quantized: HashMap::new(), parameters: HashMap::new() };
+        let mut origins = Origins {
+            program,
+            quantized: HashMap::new(),
+            dequantized: HashMap::new(),
+            parameters: HashMap::new(),
+        };
         for (index, state) in program.parameters.iter().enumerate() {
             origins.parameters.insert(state.master, index);
             origins.parameters.extend(state.gradient.map(|gradient| (gradient, index)));
@@ -50,7 +58,17 @@ impl<'a> Origins<'a> {
         origins
     }
 
-    /// `<parameter>.mx<number>.<row or col>[.scale]`, or `<parameter>.<dtype>`.
+    pub(super) fn program(&self) -> &'a Program {
+        self.program
+    }
+
+    /// Along which axis the copy was quantized whose numbers a value is; none for any other value.
+    pub(super) fn dequantized_axis(&self, value: ValueId) -> Option<Axis> {
+        self.dequantized.get(&value).copied()
+    }
+
+    /// `<parameter>.mx<number>.<row or col>[.scale]`, `<parameter>.mx<number>.<row or col>.<dtype>`
+    /// where it is dequantized, or `<parameter>.<dtype>`.
     fn by_name(&mut self, id: ValueId, name: &str) {
         let states = self.program.parameters.iter().enumerate();
         let parameter = states
@@ -66,6 +84,13 @@ impl<'a> Origins<'a> {
         match quantization {
             None => {
                 self.parameters.insert(id, index);
+                let numbers = copy.rsplit_once('.').map_or(copy, |(copy, _dtype)| copy);
+                let is_of_copy = numbers.ends_with(".row") || numbers.ends_with(".col");
+                if is_of_copy {
+                    let is_row = numbers.ends_with(".row");
+                    let axis = if is_row { Axis::Row } else { Axis::Column };
+                    self.dequantized.insert(id, axis);
+                }
             }
             Some(quantization) => {
                 let origin = Origin {
@@ -86,6 +111,14 @@ impl<'a> Origins<'a> {
             (Op::Cast(_), Some(source)) if call.phase == Phase::Weights => {
                 if let Some(&index) = self.parameters.get(&source) {
                     self.parameters.extend(call.outputs().iter().map(|out| (out.value, index)));
+                }
+            }
+            (Op::Dequantize(_), Some(source)) => {
+                if let Some(origin) = self.quantized.get(&source) {
+                    for output in call.outputs() {
+                        self.dequantized.insert(output.value, origin.axis);
+                        self.parameters.extend(origin.parameter.map(|index| (output.value, index)));
+                    }
                 }
             }
             _ => {}
@@ -141,6 +174,15 @@ impl<'a> Origins<'a> {
     }
 }
 
+/// Along which axis each operand of a GEMM is quantized.
+pub(super) fn wanted_axes(product: Product) -> [Axis; 2] {
+    match product {
+        Product::Fprop => [Axis::Row, Axis::Row],
+        Product::Dgrad => [Axis::Row, Axis::Column],
+        Product::Wgrad => [Axis::Column, Axis::Column],
+    }
+}
+
 /// What the products of one layer and micro-batch have in common.
 #[derive(Default)]
 struct LayerUse {
@@ -188,11 +230,7 @@ fn operands<'a>(
     op: &MxGemm,
     add: &mut dyn FnMut(String),
 ) -> [Option<&'a Origin>; 2] {
-    let wanted = match op.product {
-        Product::Fprop => [Axis::Row, Axis::Row],
-        Product::Dgrad => [Axis::Row, Axis::Column],
-        Product::Wgrad => [Axis::Column, Axis::Column],
-    };
+    let wanted = wanted_axes(op.product);
     std::array::from_fn(|side| {
         let mut found = [None; 2];
         for (part, slot) in found.iter_mut().enumerate() {
@@ -276,23 +314,24 @@ fn same_layer(
     }
 }
 
-/// Checks that precisely the products of the parameters that `program.precision` has in MXFP8 are
-/// [`MxGemm`]s: for each such parameter and micro-batch one fprop, in a training program also one
-/// dgrad and one wgrad (recomputed calls apart), and no product in another format.
+/// Checks that precisely the GEMMs that `program.precision` has in MXFP8 are [`MxGemm`]s: of each
+/// parameter and micro-batch one fprop, in a training program also one dgrad and one wgrad
+/// (recomputed calls apart). The other GEMMs of linear layers must read dequantized operands where
+/// the policy wants them emulated, and nowhere else.
 pub fn audit_counts(program: &Program) -> Vec<Finding> {
     let origins = Origins::new(program);
     let mut findings = Vec::new();
     let mut add = |call: &str, what: String| {
         findings.push(Finding { call: call.to_string(), what });
     };
-    let is_mxfp8: Vec<bool> = program
+    let precision: Vec<Option<&TensorPrecision>> = program
         .parameters
         .iter()
-        .map(|state| {
-            let mut entries = program.precision.iter();
-            entries.any(|entry| entry.tensor == state.name && entry.format == Format::Mxfp8)
-        })
+        .map(|state| program.precision.iter().find(|entry| entry.tensor == state.name))
         .collect();
+    let gemm_of = |index: usize, product: Product| {
+        precision[index].map(|entry| entry.gemm(product)).unwrap_or_default()
+    };
     let mut counts: HashMap<(usize, Product), usize> = HashMap::new();
     for call in &program.calls {
         let Some((product, parameter)) = origins.parameter_of(call) else { continue };
@@ -302,7 +341,8 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
             continue;
         };
         let name = &program.parameters[index].name;
-        match (is_mxfp8[index], is_mx_call) {
+        let gemm = gemm_of(index, product);
+        match (gemm.is_mxfp8, is_mx_call) {
             (true, false) => {
                 let dtype = program.value(call.operands[0].value).dtype;
                 let product = product.name();
@@ -313,16 +353,20 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
                 let product = product.name();
                 add(&call.name, format!("{product} of `{name}` in mxfp8, which the policy is not"));
             }
+            (false, false) => {
+                let mut add = |what| add(&call.name, what);
+                emulated::check_operands(&origins, call, product, gemm, &mut add);
+            }
             (true, true) if !call.recomputes => *counts.entry((index, product)).or_default() += 1,
-            _ => {}
+            (true, true) => {}
         }
     }
     let products: &[Product] = match program.mode {
         Mode::Train => &Product::ALL,
         Mode::Evaluate => &[Product::Fprop],
     };
-    for (index, state) in program.parameters.iter().enumerate().filter(|(i, _)| is_mxfp8[*i]) {
-        for &product in products {
+    for (index, state) in program.parameters.iter().enumerate() {
+        for &product in products.iter().filter(|&&product| gemm_of(index, product).is_mxfp8) {
             let got = counts.get(&(index, product)).copied().unwrap_or(0);
             let expected = program.micro_batches;
             if got != expected {

@@ -126,14 +126,14 @@ pub fn compile_on(
     })
 }
 
-/// Counters of each quantization with the layer that reads its codes: that is the layer which
-/// falls back when they look bad, whoever made the tensor.
+/// Counters of each quantization with the layer that reads its data, in MXFP8 or dequantized: that
+/// is the layer which falls back when they look bad, whoever made the tensor.
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
     let reader_of = |codes: ValueId| {
         program
             .calls
             .iter()
-            .filter(|call| matches!(call.op.leading(), Op::MxGemm(_)))
+            .filter(|call| matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_)))
             .find(|call| call.inputs().iter().any(|operand| operand.value == codes))
     };
     program

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Instant;
 
-use deepwell_precision::{Format, PrecisionPolicy, TensorUse};
+use deepwell_precision::{OperandClass, PrecisionPolicy, TensorUse};
 
 use super::metadata::{KEY, Original, Quantized};
 use super::names::role_of;
@@ -91,7 +91,9 @@ fn decide<'a>(
                 reason: format!("type {} is not quantized", tensor.dtype),
             },
             Some(assignment) => Decision {
-                is_quantized: assignment.format == Format::Mxfp8 && tensor.bytes > 0,
+                // What a file holds is what the forward pass reads.
+                is_quantized: assignment.operand(OperandClass::FpropWeight).is_some()
+                    && tensor.bytes > 0,
                 reason: assignment.reason,
             },
         });

@@ -1,12 +1,13 @@
-//! Block quantization.
+//! Block quantization and back.
 
-use deepwell_ir::ops::{Axis, Quantize};
+use deepwell_ir::ops::{Axis, Dequantize, Quantize};
 use deepwell_precision::{
     BLOCK, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows, scale_tiles,
     scales_len,
 };
 
 use super::{KernelError, Operands, Run, by_float};
+use crate::cpu::dequantize::{dequantize_columns, dequantize_rows};
 
 pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, KernelError> {
     let &[rows, columns] = operands.shape(0) else {
@@ -42,6 +43,26 @@ pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, Ke
                 .and_then(|stats| tile(scales, outer, depth).map(|()| stats))
                 .map_err(|error| error.to_string())?;
             statistics.of(arena).copy_from_slice(&encode(&stats));
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn dequantize(operands: &Operands<'_>, op: &Dequantize) -> Result<Run, KernelError> {
+    let target_index = operands.output(0);
+    let &[_, columns] = operands.shape(target_index) else {
+        return Err(operands.unexpected(target_index, "a matrix"));
+    };
+    let (data, scales) = (operands.input::<u8>(0)?, operands.input::<u8>(1)?);
+    let axis = op.axis;
+    by_float!(operands, target_index, E => {
+        let target = operands.target::<E>(target_index)?;
+        Ok(Box::new(move |arena| {
+            let (data, scales) = (data.of(arena), scales.of(arena));
+            match axis {
+                Axis::Column => dequantize_columns(data, scales, columns, target.of(arena)),
+                _ => dequantize_rows(data, scales, columns, target.of(arena)),
+            }
             Ok(())
         }))
     })

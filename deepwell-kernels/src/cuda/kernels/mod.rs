@@ -9,6 +9,7 @@ mod bias_grad;
 mod cast;
 mod cublaslt_linear;
 mod cublaslt_mx_gemm;
+mod dequantize;
 mod elementwise_quantize;
 mod embedding;
 mod embedding_backward;
@@ -59,6 +60,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         bf16_gemm::SPECS,
         bias_grad::SPECS,
         cast::SPECS,
+        dequantize::SPECS,
         embedding::SPECS,
         embedding_backward::SPECS,
         gelu::SPECS,

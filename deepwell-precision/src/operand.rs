@@ -1,0 +1,175 @@
+//! The operands of a linear layer's GEMMs, and how each of them is quantized.
+//!
+//! A linear layer has three GEMMs of two operands each, which makes six [`OperandClass`]es. A
+//! weight, an activation or a gradient is an operand of two of them, along different axes, and each
+//! use has a quantization of its own.
+
+use serde::{Deserialize, Serialize};
+
+use crate::MxSpec;
+use crate::names::named_enum;
+
+named_enum! {
+    /// One of the three GEMMs of a linear layer.
+    pub enum Direction ("direction") {
+        /// `y = x · wᵀ`.
+        Fprop = "fprop",
+        /// `dx = dy · w`.
+        Dgrad = "dgrad",
+        /// `dw = dyᵀ · x`.
+        Wgrad = "wgrad",
+    }
+}
+
+named_enum! {
+    /// One operand of one of the GEMMs of a linear layer.
+    pub enum OperandClass ("operand class") {
+        /// x in `y = x · wᵀ`.
+        FpropActivation = "fprop.activation",
+        /// w in `y = x · wᵀ`.
+        FpropWeight = "fprop.weight",
+        /// dy in `dx = dy · w`.
+        DgradGradient = "dgrad.gradient",
+        /// w in `dx = dy · w`.
+        DgradWeight = "dgrad.weight",
+        /// dy in `dw = dyᵀ · x`.
+        WgradGradient = "wgrad.gradient",
+        /// x in `dw = dyᵀ · x`.
+        WgradActivation = "wgrad.activation",
+    }
+}
+
+impl OperandClass {
+    /// The operands of a GEMM, in the order in which it reads them.
+    ///
+    /// ```
+    /// use deepwell_precision::{Direction, OperandClass};
+    /// let classes = OperandClass::of(Direction::Wgrad);
+    /// assert_eq!(classes.map(OperandClass::operand), ["gradient", "activation"]);
+    /// ```
+    #[must_use]
+    pub const fn of(direction: Direction) -> [Self; 2] {
+        match direction {
+            Direction::Fprop => [Self::FpropActivation, Self::FpropWeight],
+            Direction::Dgrad => [Self::DgradGradient, Self::DgradWeight],
+            Direction::Wgrad => [Self::WgradGradient, Self::WgradActivation],
+        }
+    }
+
+    /// The GEMM that reads the operand.
+    #[must_use]
+    pub const fn direction(self) -> Direction {
+        match self {
+            Self::FpropActivation | Self::FpropWeight => Direction::Fprop,
+            Self::DgradGradient | Self::DgradWeight => Direction::Dgrad,
+            Self::WgradGradient | Self::WgradActivation => Direction::Wgrad,
+        }
+    }
+
+    /// `weight`, `activation` or `gradient`.
+    #[must_use]
+    pub const fn operand(self) -> &'static str {
+        match self {
+            Self::FpropWeight | Self::DgradWeight => "weight",
+            Self::FpropActivation | Self::WgradActivation => "activation",
+            Self::DgradGradient | Self::WgradGradient => "gradient",
+        }
+    }
+}
+
+named_enum! {
+    /// In what format a GEMM reads an operand.
+    #[non_exhaustive]
+    pub enum OperandFormat ("operand format") {
+        /// Quantized in blocks of eight-bit elements.
+        Mxfp8 = "mxfp8",
+        /// Not quantized.
+        Bf16 = "bf16",
+    }
+}
+
+named_enum! {
+    /// How a scaled value becomes an element.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum ElementRounding ("rounding") {
+        /// To the nearest element, ties to even.
+        #[default]
+        Nearest = "nearest",
+        /// To one of the two neighbours at random, so that the expectation is the value.
+        Stochastic = "stochastic",
+    }
+}
+
+named_enum! {
+    /// What computes a GEMM whose operands are both quantized.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum GemmMode ("gemm") {
+        /// MXFP8 tensor cores, or what stands for them.
+        #[default]
+        Native = "native",
+        /// A BF16 GEMM on the dequantized operands. It has the error of quantization and not that
+        /// of the accumulator of FP8 tensor cores.
+        Emulated = "emulated",
+    }
+}
+
+/// How one operand is quantized.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperandQuantization {
+    /// Elements, scales and blocks.
+    pub spec: MxSpec,
+    /// How elements are rounded.
+    pub rounding: ElementRounding,
+}
+
+/// How one GEMM of a tensor is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmPrecision {
+    /// Which of its operands are quantized, in the order of [`OperandClass::of`].
+    pub quantized: [bool; 2],
+    /// Whether it is an MXFP8 GEMM. Otherwise quantized operands are dequantized, and it is a BF16
+    /// GEMM.
+    pub is_mxfp8: bool,
+}
+
+impl GemmPrecision {
+    /// An MXFP8 GEMM.
+    pub const MXFP8: Self = Self { quantized: [true, true], is_mxfp8: true };
+    /// A GEMM without quantized operands.
+    pub const PLAIN: Self = Self { quantized: [false, false], is_mxfp8: false };
+
+    /// Whether quantized operands are dequantized for it.
+    #[must_use]
+    pub fn is_emulated(self) -> bool {
+        !self.is_mxfp8 && self.quantized != [false, false]
+    }
+
+    /// What differs from an MXFP8 GEMM in words for a report, with `direction` named first; none
+    /// for an MXFP8 GEMM.
+    ///
+    /// ```
+    /// use deepwell_precision::{Direction, GemmPrecision};
+    /// let gemm = GemmPrecision { quantized: [false, true], is_mxfp8: false };
+    /// assert_eq!(
+    ///     gemm.describe(Direction::Dgrad).unwrap(),
+    ///     "dgrad emulated: weight in MXFP8, GEMM in BF16"
+    /// );
+    /// assert_eq!(GemmPrecision::MXFP8.describe(Direction::Dgrad), None);
+    /// ```
+    #[must_use]
+    pub fn describe(self, direction: Direction) -> Option<alloc::string::String> {
+        let [first, second] = OperandClass::of(direction).map(OperandClass::operand);
+        let operands = match self.quantized {
+            _ if self.is_mxfp8 => return None,
+            [false, false] => return Some(alloc::format!("{direction} in BF16")),
+            [true, true] => "both operands",
+            [true, false] => first,
+            [false, true] => second,
+        };
+        Some(alloc::format!("{direction} emulated: {operands} in MXFP8, GEMM in BF16"))
+    }
+}

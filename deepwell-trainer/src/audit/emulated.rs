@@ -1,0 +1,88 @@
+//! GEMMs that read dequantized operands: which copies those are, and what is in them.
+
+use deepwell_ir::ops::{Axis, Dequantize};
+use deepwell_ir::{Call, Product, Program};
+use deepwell_kernels::oracle::mx::{BLOCK, decode_e4m3, decode_e8m0};
+use deepwell_kernels::KernelError;
+use deepwell_precision::{GemmPrecision, scale_tiles};
+use half::bf16;
+use rayon::prelude::*;
+
+use super::report::AuditReport;
+use super::structure::{Origins, wanted_axes};
+use super::view::{Memory, view};
+
+/// Checks that a GEMM that is not MXFP8 reads those operands dequantized that `gemm` says, along the
+/// axis that they have in an MXFP8 GEMM, and the others as they are.
+pub(super) fn check_operands(
+    origins: &Origins<'_>,
+    call: &Call,
+    product: Product,
+    gemm: GemmPrecision,
+    add: &mut dyn FnMut(String),
+) {
+    let wanted = wanted_axes(product);
+    let kind = product.name();
+    for (side, operand) in call.operands.iter().take(2).enumerate() {
+        let name = &origins.program().value(operand.value).name;
+        let axis = wanted[side].name();
+        match (gemm.quantized[side], origins.dequantized_axis(operand.value)) {
+            (false, Some(_)) => {
+                add(format!("{kind} reads `{name}`, expected a tensor that was not quantized"));
+            }
+            (true, None) => {
+                add(format!("{kind} reads `{name}`, expected a dequantized {axis} copy"));
+            }
+            (true, Some(got)) if got != wanted[side] => {
+                let got = got.name();
+                add(format!("{kind} reads `{name}`, a {got} copy, expected a {axis} copy"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Compares every element of a dequantization with the definition, rounded as it is stored.
+pub(super) fn check_dequantize(
+    report: &mut AuditReport,
+    program: &Program,
+    call: &Call,
+    op: &Dequantize,
+    memory: &Memory<'_>,
+) -> Result<(), KernelError> {
+    let operand = |index: usize| view(program, call.operands[index].value, memory);
+    let (data, scales, target) = (operand(0)?, operand(1)?, operand(2)?);
+    report.calls_checked += 1;
+    report.count_tensor(target.len());
+    let (columns, contraction) = (target.shape[1], data.shape[1]);
+    let expected = |index: usize| {
+        let (row, column) = (index / columns, index % columns);
+        let (outer, k) = if op.axis == Axis::Column { (column, row) } else { (row, column) };
+        let place = scale_tiles::offset(outer, k / BLOCK, contraction.div_ceil(BLOCK));
+        let value =
+            decode_e4m3(data.bytes[outer * contraction + k]) * decode_e8m0(scales.bytes[place]);
+        match target.dtype.size_bytes() {
+            2 => bf16::from_f64(value).to_f32(),
+            _ => value as f32,
+        }
+    };
+    let wrong = |&index: &usize| {
+        let (expected, got) = (expected(index), target.float(index));
+        expected.to_bits() != got.to_bits() && !(expected.is_nan() && got.is_nan())
+    };
+    let indices = 0..target.len();
+    let count = indices.clone().into_par_iter().filter(wrong).count();
+    if let Some(first) = indices.into_par_iter().find_first(wrong) {
+        let what = format!(
+            "`{}`: {count} of {} elements are not those of the quantized copy, first at {}: \
+             expected {:e}, got {:e}",
+            target.name,
+            target.len(),
+            target.coordinate(first),
+            expected(first),
+            target.float(first),
+        );
+        report.add(&call.name, what);
+    }
+    Ok(())
+}
