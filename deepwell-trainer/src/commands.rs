@@ -10,7 +10,7 @@ use deepwell_ir::Recompute;
 use crate::console::{Console, print_json};
 use crate::parity::{ParityOptions, ParityReport};
 use crate::run::{RunOptions, run, stop_with_parent};
-use crate::{Device, Settings, TrainError};
+use crate::{Device, Settings, Start, TrainError};
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +87,16 @@ pub struct TrainArgs {
     /// Output folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Go on after the newest checkpoint of the output folder
+    /// Go on after the newest checkpoint of the run in the output folder; settings that change its
+    /// numbers must be as they were
     #[arg(long)]
     pub resume: bool,
+    /// With --resume: go on with other settings; run.json keeps what changed
+    #[arg(long, requires = "resume")]
+    pub accept_changes: bool,
+    /// Delete the results of another run in the output folder: metrics, events, checkpoints, summary
+    #[arg(long, conflicts_with = "resume")]
+    pub overwrite: bool,
     /// After the last step, measure one more call by call: a table, and profile.json and
     /// trace.json (Chrome, Perfetto) in the output folder
     #[arg(long)]
@@ -147,7 +154,13 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
         stop_with_parent(Arc::clone(&stop));
     }
     let mut console = Console::new(&args.label, settings.steps);
-    let options = RunOptions { resume: args.resume, profile: args.profile };
+    let start = match (args.resume, args.accept_changes, args.overwrite) {
+        (true, false, _) => Start::Resume,
+        (true, true, _) => Start::ResumeChanged,
+        (false, _, true) => Start::Overwrite,
+        (false, _, false) => Start::New,
+    };
+    let options = RunOptions { start, profile: args.profile };
     let summary = run(&settings, options, stop, &mut console)?;
     if args.json {
         print_json(&summary)?;

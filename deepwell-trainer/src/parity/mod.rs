@@ -20,7 +20,7 @@ use crate::data::HeldoutWindows;
 use crate::reference::reference_entropies;
 use crate::run::{RunSummary, open_data};
 use crate::trainer::{Progress, Record, Trainer};
-use crate::{ProductCounts, Settings, TrainError};
+use crate::{GemmCounts, Settings, TrainError};
 
 /// Steps of more floating-point operations are not audited: some 50 times the default run's.
 const AUDITED_FLOPS_MAX: u64 = 1_000_000_000_000;
@@ -93,9 +93,9 @@ pub struct ParityReport {
     /// The same with the output head counted as a linear layer.
     pub mxfp8_flop_share_with_head: f64,
     /// MXFP8 products run, by product.
-    pub mxfp8_gemms_run: ProductCounts,
+    pub mxfp8_gemms_run: GemmCounts,
     /// Bytes of quantized operands that they read, by product.
-    pub mxfp8_quantized_bytes: ProductCounts,
+    pub mxfp8_quantized_bytes: GemmCounts,
     /// Predicted peak of the MXFP8 run.
     pub peak_bytes_predicted: u64,
     /// Measured peak of the MXFP8 run.

@@ -9,6 +9,7 @@ mod completions;
 mod generate;
 mod help;
 mod quantize;
+mod runs;
 mod tables;
 mod tokenizer;
 
