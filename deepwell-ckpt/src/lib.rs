@@ -59,7 +59,10 @@ mod shard;
 mod tensor;
 mod verify;
 
-pub use diff::{ChangedTensor, CheckpointDiff, JsonDifference, LoneTensor, TensorDifference, diff};
+pub use diff::{
+    ChangedTensor, CheckpointDiff, JsonDifference, LoneTensor, TensorDifference, diff,
+    json_differences,
+};
 pub use error::CheckpointError;
 pub use folder::{CheckpointEntry, DamagedCheckpoint, Listing, latest, list, scan};
 pub use inspect::{Inspection, SectionSummary, inspect};

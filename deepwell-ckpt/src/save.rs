@@ -83,8 +83,9 @@ impl CheckpointContents<'_> {
 /// How to save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaveOptions {
-    /// Keep this many complete checkpoints, at least 1, and remove those with the lowest steps;
-    /// `None` keeps all. The one just written is always kept.
+    /// Keep this many complete checkpoints, at least 1: the one just written and those with the
+    /// highest steps below it; `None` keeps all. Checkpoints of later steps are not of the past of
+    /// the run that saves: they neither count nor go.
     pub keep_last: Option<usize>,
     /// Begin another shard when the tensors of one would take more bytes than this. A larger
     /// tensor gets a shard of its own.
@@ -439,7 +440,7 @@ fn publish<I: Io>(
     Ok(())
 }
 
-/// Removes the oldest checkpoints but `keep_last`. Nothing that fails here harms the new one.
+/// Removes the oldest checkpoints up to the one just saved, but `keep_last`. Nothing that fails here harms the new one.
 fn prune<I: Io>(
     io: &I,
     root: &Path,
@@ -449,13 +450,13 @@ fn prune<I: Io>(
 ) -> (Vec<u64>, Vec<String>) {
     let (mut pruned, mut warnings) = (Vec::new(), Vec::new());
     let Some(keep_last) = keep_last else { return (pruned, warnings) };
-    let entries = match list(root) {
+    let mut entries = match list(root) {
         Ok(entries) => entries,
         Err(error) => return (pruned, vec![error.to_string()]),
     };
+    entries.retain(|entry| entry.step <= just_saved);
     let surplus = entries.len().saturating_sub(keep_last);
-    let removable = entries.iter().filter(|entry| entry.step != just_saved);
-    for entry in removable.take(surplus) {
+    for entry in entries.iter().take(surplus) {
         let aside = root.join(Aside::Pruned.folder_name(entry.step, pid));
         let outcome = io.rename(&entry.path, &aside).and_then(|()| {
             pruned.push(entry.step);

@@ -356,9 +356,10 @@ fn keep_last_removes_the_oldest_and_never_the_new_one() {
     check(&[1, 2, 3], 4, 2, &[3, 4]);
     check(&[1, 2, 3], 4, 1, &[4]);
     check(&[1, 2, 3], 4, 9, &[1, 2, 3, 4]);
-    // A run that was resumed from an earlier step.
-    check(&[1, 200, 300], 2, 1, &[2]);
-    check(&[1, 200, 300], 2, 2, &[2, 300]);
+    // Later steps are of another past: one of them in place of step 2 would be another run's.
+    check(&[1, 200, 300], 2, 1, &[2, 200, 300]);
+    check(&[1, 200, 300], 2, 2, &[1, 2, 200, 300]);
+    check(&[1, 2, 200], 3, 2, &[2, 3, 200]);
 }
 
 #[test]

@@ -504,12 +504,22 @@ pub fn arena_bytes_with_fallback(
     Ok(persistent + transient)
 }
 
-/// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all
-/// (the head included). Recomputed calls do not count.
-pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
-    let (mut mx, mut blocks, mut all) = (0u64, 0u64, 0u64);
+/// FLOPs of the GEMMs of linear layers in one run of a program. Recomputed calls do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinearFlops {
+    /// Those that run in MXFP8.
+    pub mxfp8: u64,
+    /// All of the blocks.
+    pub blocks: u64,
+    /// All of the blocks and of the output head.
+    pub with_head: u64,
+}
+
+/// Adds up the GEMMs of linear layers of a program.
+pub fn linear_flops(program: &Program) -> LinearFlops {
+    let mut sums = LinearFlops::default();
     for call in program.calls.iter().filter(|call| !call.recomputes) {
-        // Of a product with what follows it, the product alone.
+        // Of a GEMM with what follows it, the GEMM alone.
         let leading = call.op.leading();
         let shapes: Vec<Vec<usize>> = call
             .inputs()
@@ -522,20 +532,27 @@ pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
         };
         match leading {
             Op::MxGemm(_) => {
-                mx += flops;
-                blocks += flops;
-                all += flops;
+                sums.mxfp8 += flops;
+                sums.blocks += flops;
+                sums.with_head += flops;
             }
             Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-                blocks += flops;
-                all += flops;
+                sums.blocks += flops;
+                sums.with_head += flops;
             }
-            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => all += flops,
+            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => sums.with_head += flops,
             _ => {}
         }
     }
-    let share = |total: u64| if total == 0 { 0.0 } else { mx as f64 / total as f64 };
-    (share(blocks), share(all))
+    sums
+}
+
+/// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all
+/// (the head included), see [`linear_flops`].
+pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
+    let LinearFlops { mxfp8, blocks, with_head } = linear_flops(program);
+    let share = |total: u64| if total == 0 { 0.0 } else { mxfp8 as f64 / total as f64 };
+    (share(blocks), share(with_head))
 }
 
 /// Bytes of codes and scales that the quantizations of one step write.

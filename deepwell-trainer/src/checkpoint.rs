@@ -9,9 +9,13 @@ use deepwell_ckpt::{
 };
 use deepwell_ir::{DType, MemoryKind, Program, ValueId};
 use deepwell_kernels::HostBuffer;
-use deepwell_precision::{BLOCK, Guards, scale_tiles};
+use deepwell_plan::Plan;
+use deepwell_precision::{BLOCK, Format, Guards, scale_tiles};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::audit::AuditReport;
+use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
 
 /// Where a run stands.
@@ -21,6 +25,10 @@ pub struct Position {
     pub step: u64,
     /// Guards after that step.
     pub guards: Guards,
+    /// Number of the batch that the next step takes.
+    pub next_batch: u64,
+    /// What the audit of the first step found, where there was one.
+    pub audit: Option<AuditReport>,
 }
 
 /// The stored element type of a value.
@@ -109,8 +117,9 @@ impl Writer {
         engine: &mut Engine,
         position: &Position,
         settings: &Settings,
+        identity: &RunIdentity,
     ) -> Result<(), TrainError> {
-        let state = State::of(engine, position, settings)?;
+        let state = State::of(engine, position, settings, identity)?;
         let ids: Vec<ValueId> = state.tensors.iter().map(|tensor| tensor.id).collect();
         if ids.iter().all(|&id| engine.host_view(id).is_some()) {
             let data = ids.iter().filter_map(|&id| engine.host_view(id));
@@ -200,7 +209,6 @@ struct State {
     plan: Value,
     policy: Value,
     guards: Value,
-    rng: Value,
     data_position: Value,
     run: Value,
 }
@@ -210,6 +218,7 @@ impl State {
         engine: &mut Engine,
         position: &Position,
         settings: &Settings,
+        identity: &RunIdentity,
     ) -> Result<State, TrainError> {
         let (applied, skipped) = engine.applied_steps()?;
         let program = engine.program();
@@ -235,9 +244,12 @@ impl State {
             plan: to_json(engine.plan()),
             policy: to_json(&engine.plan().policy),
             guards: to_json(&position.guards),
-            rng: json!({ "seed": settings.seed, "data_seed": settings.data_seed }),
-            data_position: json!({ "next_batch": position.step }),
+            data_position: json!({ "next_batch": position.next_batch }),
             run: json!({
+                "id": identity.id,
+                "fingerprint": identity.fingerprint,
+                "counts": engine.counts(),
+                "audit": position.audit,
                 "settings": to_json(settings),
                 "applied_steps": applied,
                 "skipped_steps": skipped,
@@ -270,7 +282,6 @@ impl State {
         contents.plan = self.plan.clone();
         contents.policy = self.policy.clone();
         contents.guards = self.guards.clone();
-        contents.rng = self.rng.clone();
         contents.data_position = self.data_position.clone();
         contents.run = self.run.clone();
         let options = SaveOptions { keep_last: Some(keep_last), ..SaveOptions::default() };
@@ -286,27 +297,24 @@ fn to_json<T: serde::Serialize>(value: &T) -> Value {
     serde_json::to_value(value).expect("settings, plans and guards are plain data")
 }
 
-/// Loads a checkpoint into an engine compiled for the same settings.
+/// Loads a checkpoint into an engine that was compiled for the same fingerprint.
 ///
 /// # Errors
-/// A damaged checkpoint, or one of another run.
-pub fn load(
-    entry: &CheckpointEntry,
-    engine: &mut Engine,
-    settings: &Settings,
-) -> Result<Position, TrainError> {
+/// A damaged checkpoint, or one that does not fit the engine.
+pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, TrainError> {
     let checkpoint = deepwell_ckpt::load(&entry.path)?;
-    let refuse = |what: String| TrainError::Resume { path: entry.path.clone(), what };
-    let saved: Settings = serde_json::from_value(checkpoint.run()["settings"].clone())
-        .map_err(|error| refuse(format!("its settings are unreadable: {error}")))?;
-    if let Some(what) = difference(&saved, settings) {
-        return Err(refuse(what));
-    }
-    let guards: Guards = serde_json::from_value(checkpoint.guards().clone())
-        .map_err(|error| refuse(format!("its guard state is unreadable: {error}")))?;
+    let run = checkpoint.run();
+    let parts = Parts { path: &entry.path };
+    let guards: Guards = parts.read("guards", checkpoint.guards())?;
     let layers = guards.in_fallback();
     if !layers.is_empty() {
         engine.fall_back(&layers, "in fallback when the checkpoint was written")?;
+    }
+    let plan: Plan = parts.read("plan", checkpoint.plan())?;
+    // Another policy is another precision, where that was accepted.
+    let is_same_policy = plan.policy.clone().without_forced() == *engine.policy();
+    if let Some(what) = other_format(&plan, engine.plan()).filter(|_| is_same_policy) {
+        return Err(parts.refuse(what));
     }
     let mut buffer: Vec<u8> = Vec::new();
     for (id, section) in sections(engine) {
@@ -320,30 +328,40 @@ pub fn load(
         checkpoint.read_into(section, &value.name, &mut buffer)?;
         engine.write_value(id, &buffer)?;
     }
-    let count = |name: &str| checkpoint.run()[name].as_u64().unwrap_or(0);
-    engine.set_applied_steps(count("applied_steps"), count("skipped_steps"))?;
+    let counters = [&run["applied_steps"], &run["skipped_steps"]];
+    let [applied, skipped] = counters.map(|count| parts.read("step counters", count));
+    engine.set_applied_steps(applied?, skipped?)?;
     engine.refresh_weight_copies()?;
-    Ok(Position { step: checkpoint.step(), guards })
+    engine.set_counts(parts.read("counts", &run["counts"])?);
+    let audit = parts.read("audit", &run["audit"])?;
+    let next_batch = parts.read("data_position", &checkpoint.data_position()["next_batch"])?;
+    Ok(Position { step: checkpoint.step(), guards, next_batch, audit })
 }
 
-/// The first setting that changes the numbers and differs.
-fn difference(saved: &Settings, now: &Settings) -> Option<String> {
-    let pairs = [
-        ("model", format!("{:?}", saved.model), format!("{:?}", now.model)),
-        ("data", format!("{:?}", saved.data), format!("{:?}", now.data)),
-        ("tokenizer", format!("{:?}", saved.tokenizer), format!("{:?}", now.tokenizer)),
-        ("precision", saved.precision.clone(), now.precision.clone()),
-        ("policy", format!("{:?}", saved.policy), format!("{:?}", now.policy)),
-        ("steps", saved.steps.to_string(), now.steps.to_string()),
-        ("seq_len", saved.seq_len.to_string(), now.seq_len.to_string()),
-        ("batch_size", saved.batch_size.to_string(), now.batch_size.to_string()),
-        ("seed", saved.seed.to_string(), now.seed.to_string()),
-        ("data_seed", format!("{:?}", saved.data_seed), format!("{:?}", now.data_seed)),
-        ("learning_rate", format!("{:?}", saved.learning_rate), format!("{:?}", now.learning_rate)),
-        ("optimizer", format!("{:?}", saved.optimizer), format!("{:?}", now.optimizer)),
-    ];
-    pairs
-        .into_iter()
-        .find(|(_, saved, now)| saved != now)
-        .map(|(name, saved, now)| format!("it was written with {name} = {saved}, now it is {now}"))
+/// Reads the JSON parts of a checkpoint.
+struct Parts<'a> {
+    path: &'a Path,
+}
+
+impl Parts<'_> {
+    fn read<T: DeserializeOwned>(&self, name: &str, value: &Value) -> Result<T, TrainError> {
+        serde_json::from_value(value.clone())
+            .map_err(|error| self.refuse(format!("its part `{name}` is unreadable: {error}")))
+    }
+
+    fn refuse(&self, what: String) -> TrainError {
+        let hint = "another version wrote it; finish the run with that one";
+        TrainError::Resume { path: self.path.to_path_buf(), what, hint }
+    }
+}
+
+/// The first tensor that has another format than when the checkpoint was written. The guards'
+/// state says which layers are in fallback; this says that all tensors got what they had.
+fn other_format(saved: &Plan, now: &Plan) -> Option<String> {
+    let formats = |plan: &Plan| -> Vec<(String, Format)> {
+        plan.precision.iter().map(|tensor| (tensor.tensor.clone(), tensor.format)).collect()
+    };
+    let (saved, now) = (formats(saved), formats(now));
+    let (was, is) = saved.iter().zip(&now).find(|(was, is)| was != is)?;
+    Some(format!("`{}` was in {} when it was written, now `{}` is in {}", was.0, was.1, is.0, is.1))
 }

@@ -12,7 +12,7 @@ use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::run::{RunOptions, run, stop_with_parent};
 use crate::settings::EVAL_TOKENS;
-use crate::{Device, Settings, TrainError};
+use crate::{Device, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
 const SEEDS: u64 = 3;
@@ -94,9 +94,16 @@ pub struct TrainArgs {
     /// Output folder
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Go on after the newest checkpoint of the output folder
+    /// Go on after the newest checkpoint of the run in the output folder; settings that change its
+    /// numbers must be as they were
     #[arg(long)]
     pub resume: bool,
+    /// With --resume: go on with other settings; run.json keeps what changed
+    #[arg(long, requires = "resume")]
+    pub accept_changes: bool,
+    /// Delete the results of another run in the output folder: metrics, events, checkpoints, summary
+    #[arg(long, conflicts_with = "resume")]
+    pub overwrite: bool,
     /// After the last step, measure one more call by call: a table, and profile.json and
     /// trace.json (Chrome, Perfetto) in the output folder
     #[arg(long)]
@@ -154,7 +161,13 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
         stop_with_parent(Arc::clone(&stop));
     }
     let mut console = Console::new(&args.label, settings.steps);
-    let options = RunOptions { resume: args.resume, profile: args.profile };
+    let start = match (args.resume, args.accept_changes, args.overwrite) {
+        (true, false, _) => Start::Resume,
+        (true, true, _) => Start::ResumeChanged,
+        (false, _, true) => Start::Overwrite,
+        (false, _, false) => Start::New,
+    };
+    let options = RunOptions { start, profile: args.profile };
     let summary = run(&settings, options, stop, &mut console)?;
     if args.json {
         print_json(&summary)?;
@@ -232,6 +245,9 @@ pub struct ParityArgs {
     /// Go on where an earlier call stopped
     #[arg(long)]
     pub resume: bool,
+    /// Delete the results of another comparison in the output folder
+    #[arg(long, conflicts_with = "resume")]
+    pub overwrite: bool,
     /// Train BF16 of each seed once more, from weights perturbed in their last bit: what chaos
     /// alone does
     #[arg(long)]
@@ -274,11 +290,16 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         warmup_steps: args.warmup_steps,
         ..defaults
     };
+    let start = match (args.resume, args.overwrite) {
+        (true, _) => Start::Resume,
+        (false, true) => Start::Overwrite,
+        (false, false) => Start::New,
+    };
     if let Some(by) = args.ablate {
         let options = AblationOptions {
             settings,
             out: args.out,
-            resume: args.resume,
+            start,
             seeds: args.seeds,
             by,
             tensors: args.ablate_tensors,
@@ -292,7 +313,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
     let options = ParityOptions {
         settings,
         out: args.out,
-        resume: args.resume,
+        start,
         seeds: args.seeds,
         control: args.control,
         tolerance_rel: args.tolerance / 100.0,

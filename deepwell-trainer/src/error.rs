@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::fingerprint::Difference;
+use crate::lock::LockHolder;
+
 /// Errors of this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -62,17 +65,66 @@ pub enum TrainError {
         #[source]
         source: std::io::Error,
     },
-    /// The checkpoint belongs to another run.
-    #[error(
-        "cannot resume from {path}: {what}\nhint: `--out` names another folder",
-        path = path.display()
-    )]
+    /// A checkpoint that cannot be gone on from.
+    #[error("cannot resume from `{path}`: {what}\nhint: {hint}", path = path.display())]
     Resume {
-        /// The checkpoint.
+        /// The checkpoint, or the folder of the run.
         path: PathBuf,
-        /// What differs.
+        /// What is wrong with it.
         what: String,
+        /// What to do.
+        hint: &'static str,
     },
+    /// The run of the folder is another one than that which is to go on.
+    #[error(
+        "cannot resume from `{path}`: {count} of the run {is} not what {it} now\n{differences}\
+         hint: give what the run has, which `run.json` in its folder lists; `--accept-changes` \
+         goes on with what is given now; `--out` names another folder",
+        path = path.display(),
+        count = differences.len(),
+        is = if differences.len() == 1 { "setting is" } else { "settings are" },
+        it = if differences.len() == 1 { "it is" } else { "they are" },
+        differences = lines(.differences)
+    )]
+    OtherRun {
+        /// The checkpoint, or the folder of the run.
+        path: PathBuf,
+        /// Each field of the fingerprint that differs.
+        differences: Vec<Difference>,
+    },
+    /// The folder holds what another run left.
+    #[error(
+        "`{folder}` holds the results of {whose}: {found}\nhint: `--resume` goes on with it, \
+         `--out` names another folder, `--overwrite` deletes them",
+        folder = folder.display(),
+        whose = run.as_ref().map_or_else(|| "another run".to_string(), |run| format!("run {run}")),
+        found = found.join(", ")
+    )]
+    Results {
+        /// The output folder.
+        folder: PathBuf,
+        /// Identity of the run and when it began, where that is known.
+        run: Option<String>,
+        /// Names of what is there.
+        found: Vec<String>,
+    },
+    /// Another process owns the folder.
+    #[error(
+        "`{folder}` belongs to another run: {who}\nhint: wait for it or stop it, or let `--out` \
+         name another folder",
+        folder = folder.display(),
+        who = holder.as_ref().map_or_else(|| "one just begun".to_string(), ToString::to_string)
+    )]
+    Locked {
+        /// The output folder.
+        folder: PathBuf,
+        /// Who holds it, where that could be read.
+        holder: Option<LockHolder>,
+    },
+}
+
+fn lines(differences: &[Difference]) -> String {
+    differences.iter().map(|difference| format!("  {difference}\n")).collect()
 }
 
 fn hint_line(hint: &Option<String>) -> String {

@@ -40,14 +40,17 @@
 pub mod audit;
 pub mod bench;
 pub mod checkpoint;
+pub mod clock;
 pub mod commands;
 pub mod console;
 pub mod data;
 mod device;
 mod engine;
 mod error;
+pub mod fingerprint;
 pub mod generate;
 pub mod init;
+pub mod lock;
 pub mod memory;
 pub mod metrics;
 pub mod parity;
@@ -56,8 +59,11 @@ pub mod quantize_file;
 pub mod reference;
 pub mod report;
 pub mod run;
+mod run_folder;
+mod run_log;
 mod schedule;
 mod settings;
+mod settings_check;
 mod source;
 pub mod terminal;
 mod trainer;
@@ -65,9 +71,11 @@ pub mod weights;
 
 pub use device::{Catalog, Device, OpenDevice};
 pub use engine::{
-    CompileOptions, Engine, PendingStep, ProductCounts, StepOutcome, compile, compile_on, optimize,
+    CompileOptions, Engine, GemmCounts, PendingStep, RunCounts, StepOutcome, compile, compile_on,
+    optimize,
 };
 pub use error::TrainError;
+pub use run_folder::{RunChange, RunFolder, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;
 pub use source::ModelSource;

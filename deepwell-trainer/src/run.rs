@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use deepwell_ir::TensorPrecision;
-use deepwell_plan::{format_bytes, mxfp8_flop_share};
+use deepwell_plan::format_bytes;
 use deepwell_precision::Format;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, Tokenizer};
+use crate::fingerprint::{HashedWeights, Sources};
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
+use crate::run_folder::{RunFolder, Start, write_whole};
 use crate::trainer::{FitReport, Progress, Trainer};
-use crate::{CompileOptions, Engine, ProductCounts, Settings, TrainError, compile};
+use crate::{CompileOptions, Engine, GemmCounts, Settings, TrainError, compile};
 
 /// What a run leaves in `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,17 +50,17 @@ pub struct RunSummary {
     pub predicted_step_s: f64,
     /// Predicted speedup over BF16.
     pub expected_speedup_over_bf16: Option<f64>,
-    /// MXFP8 share of the FLOPs of the linear layers of the blocks, as planned before the first
-    /// step.
+    /// MXFP8 share of the FLOPs of the blocks' linear layers, of all steps that ran.
     pub mxfp8_flop_share: f64,
-    /// The same of what ran: less where layers fell back.
-    pub mxfp8_flop_share_run: f64,
     /// The same with the output head counted as a linear layer.
     pub mxfp8_flop_share_with_head: f64,
-    /// MXFP8 products run.
-    pub mxfp8_gemms_run: ProductCounts,
+    /// What the share of the blocks would be had no layer ever fallen back.
+    #[serde(default)]
+    pub mxfp8_flop_share_planned: f64,
+    /// MXFP8 GEMMs that ran, those before a resumption and those of evaluations included.
+    pub mxfp8_gemms_run: GemmCounts,
     /// Bytes of quantized operands that they read.
-    pub quantized_bytes: ProductCounts,
+    pub quantized_bytes: GemmCounts,
     /// What each tensor got and why.
     pub precision: Vec<TensorPrecision>,
     /// Wall time of this process's part of the run.
@@ -93,8 +95,8 @@ pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dat
 /// How a run is made, beside its settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Go on after the newest checkpoint of the output folder.
-    pub resume: bool,
+    /// What it does in an output folder that holds results.
+    pub start: Start,
     /// Profile one more step after the last.
     pub profile: bool,
 }
@@ -112,10 +114,18 @@ pub fn run(
 ) -> Result<RunSummary, TrainError> {
     settings.check()?;
     let started = Instant::now();
+    // A folder that is there is taken before anything that takes long; one that is not is made
+    // when nothing can be wrong with the settings any more.
+    let (out, start) = (settings.out.clone(), options.start);
+    let claim = || RunFolder::claim(&out, start);
+    let claimed = if out.exists() { Some(claim()?) } else { None };
     let hardware = deepwell_probe::probe();
     let mut settings = settings.clone();
     settings.resolve_precision(&hardware)?;
     let mut model = settings.model_source()?;
+    for remark in &model.notes().remarks {
+        progress.note(&format!("note: {remark}"));
+    }
     let policy = settings.precision_policy()?;
     let graph = model.capture(Some(settings.seq_len))?;
     settings.resolve_learning_rate(graph.parameter_count());
@@ -123,25 +133,29 @@ pub fn run(
     let dataset = open_data(settings, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));
+    let folder = claimed.map_or_else(claim, Ok)?;
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
     let sampler = MemorySampler::start(settings.device);
     let compile_options = CompileOptions {
         optimizer: settings.optimizer.clone(),
-        micro_batch: settings.micro_batch,
+        micro_batch: settings.micro_batch.or(folder.micro_batch()),
         recompute: settings.recompute,
         device: settings.device,
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };
     let mut engine = compile(graph, hardware, &compile_options)?;
     engine.initialize(settings.seed)?;
-    model.load_weights(&mut engine)?;
+    let mut hashed = HashedWeights::new(&mut engine);
+    let weights = model.load_weights(&mut hashed)?.then(|| hashed.hash());
+    let sources = Sources { tokenizer: Some(dataset.tokenizer_hash()), weights };
     if let Some(seed) = settings.perturb_weights_seed {
         engine.perturb_weights(seed)?;
     }
     progress.note(&memory_table(&engine));
     let mut trainer = Trainer::from_engine(engine, settings.clone(), Arc::clone(dataset.tokens()))
-        .resuming(options.resume)
+        .in_folder(folder)
+        .made_from(sources)
         .stopping_on(stop);
     let fit = trainer.fit(progress)?;
     if options.profile && !fit.interrupted {
@@ -153,7 +167,7 @@ pub fn run(
     let summary = summarize(trainer.engine(), settings, fit, measured, started);
     let path = settings.out.join("summary.json");
     let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
-    std::fs::write(&path, text).map_err(TrainError::io(&path))?;
+    write_whole(&path, &text)?;
     Ok(summary)
 }
 
@@ -166,7 +180,8 @@ fn summarize(
 ) -> RunSummary {
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
-    let (share, share_with_head) = mxfp8_flop_share(program);
+    let counts = engine.counts();
+    let (share, share_with_head) = counts.mxfp8_flop_share();
     RunSummary {
         settings: settings.clone(),
         fit,
@@ -182,10 +197,10 @@ fn summarize(
         predicted_step_s: engine.prediction().time_s,
         expected_speedup_over_bf16: engine.prediction().expected_speedup_over_bf16,
         mxfp8_flop_share: share,
-        mxfp8_flop_share_run: share,
         mxfp8_flop_share_with_head: share_with_head,
-        mxfp8_gemms_run: engine.gemms_run(),
-        quantized_bytes: engine.quantized_bytes(),
+        mxfp8_flop_share_planned: engine.mxfp8_flop_share_planned().0,
+        mxfp8_gemms_run: counts.mxfp8_gemms,
+        quantized_bytes: counts.quantized_bytes,
         precision: program.precision.clone(),
         wall_s: started.elapsed().as_secs_f64(),
     }

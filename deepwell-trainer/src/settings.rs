@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_plan::OptimizerSpec;
+use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use crate::{Device, ModelSource, Schedule, TrainError};
+use crate::{Device, ModelSource, Schedule, TrainError, settings_check};
 
 /// Held-out tokens of an evaluation, unless someone says otherwise: with half as many, the gap of a
 /// pair of runs of the default model had an error of 0.06 % of the loss by the choice of tokens
@@ -84,6 +85,8 @@ pub struct Settings {
     pub keep_last: usize,
     /// Whether the first step is checked call by call against slow definitions.
     pub audit: bool,
+    /// Thresholds of the guards, and how long a layer stays in fallback.
+    pub guards: GuardConfig,
 }
 
 impl Default for Settings {
@@ -115,6 +118,7 @@ impl Default for Settings {
             checkpoint_every: None,
             keep_last: 2,
             audit: false,
+            guards: GuardConfig::default(),
         }
     }
 }
@@ -203,37 +207,7 @@ impl Settings {
     /// # Errors
     /// [`TrainError::Setting`] naming the first value that cannot be.
     pub fn check(&self) -> Result<(), TrainError> {
-        let fail = |setting, expected: &str, got: String, hint: Option<&str>| {
-            let (expected, hint) = (expected.to_string(), hint.map(str::to_string));
-            Err(TrainError::Setting { setting, expected, got, hint })
-        };
-        if self.steps == 0 {
-            return fail("steps", "at least 1", "0".to_string(), Some("`--steps 1000`"));
-        }
-        if self.seq_len == 0 {
-            return fail("seq_len", "at least 1", "0".to_string(), None);
-        }
-        if self.batch_size == 0 {
-            return fail("batch_size", "at least 1", "0".to_string(), None);
-        }
-        if self.micro_batch == Some(0) {
-            return fail("micro_batch", "at least 1", "0".to_string(), None);
-        }
-        if self.keep_last == 0 {
-            return fail("keep_last", "at least 1", "0".to_string(), None);
-        }
-        if self.eval_tokens == 0 {
-            return fail("eval_tokens", "at least 1", "0".to_string(), None);
-        }
-        let rates =
-            [("learning_rate", self.learning_rate), ("max_grad_norm", Some(self.max_grad_norm))];
-        for (setting, value) in rates {
-            let Some(value) = value else { continue };
-            if !(value.is_finite() && value > 0.0) {
-                return fail(setting, "a positive number", value.to_string(), None);
-            }
-        }
-        Ok(())
+        settings_check::check(self)
     }
 
     /// The model that is named, as it is found.

@@ -5,40 +5,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use deepwell_precision::{GuardConfig, GuardEvent, GuardEventKind, Guards};
+use deepwell_precision::{GuardEvent, GuardEventKind, Guards};
 use serde::{Deserialize, Serialize};
 
 use crate::audit::{Audit, AuditReport};
 use crate::checkpoint::{self, Position};
 use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
-use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
+use crate::fingerprint::{Fingerprint, Sources};
+use crate::metrics::StepLine;
+use crate::metrics::nonfinite::option as number;
+use crate::run_folder::{Opened, RunFolder, Start};
+use crate::run_log::Log;
 use crate::{Engine, PendingStep, Settings, StepOutcome, TrainError};
 
-/// One line of `metrics.jsonl`.
+/// One line of `metrics.jsonl`. A number that is `None` was not taken; one that was taken and is
+/// not finite is there, as the string `"NaN"`, `"inf"` or `"-inf"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Steps done.
     pub step: u64,
     /// Mean training loss of the step, nats per token.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub loss: Option<f64>,
     /// Global gradient norm before clipping.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub grad_norm: Option<f64>,
     /// Learning rate of the step.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub learning_rate: Option<f64>,
     /// Tokens per second of the step.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub tokens_per_s: Option<f64>,
     /// Predicted least time of the step over the time it took.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub speed_of_light: Option<f64>,
     /// Held-out loss, nats per token.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub val_loss: Option<f64>,
     /// `exp(val_loss)`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub val_ppl: Option<f64>,
     /// What a guard did after the step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -49,7 +54,8 @@ pub struct Record {
 }
 
 impl Record {
-    fn at(step: u64) -> Record {
+    /// A line that says nothing but its step.
+    pub(crate) fn at(step: u64) -> Record {
         Record {
             step,
             loss: None,
@@ -110,20 +116,44 @@ pub struct Trainer {
     settings: Settings,
     tokens: Arc<TokenCache>,
     stop: Arc<AtomicBool>,
-    resume: bool,
+    sources: Sources,
+    start: Start,
+    folder: Option<RunFolder>,
 }
 
 impl Trainer {
     /// A trainer of an initialized engine. [`Trainer::fit`] starts at the first step.
     pub fn from_engine(engine: Engine, settings: Settings, tokens: Arc<TokenCache>) -> Trainer {
         let stop = Arc::new(AtomicBool::new(false));
-        Trainer { engine, settings, tokens, stop, resume: false }
+        Trainer {
+            engine,
+            settings,
+            tokens,
+            stop,
+            sources: Sources::default(),
+            start: Start::New,
+            folder: None,
+        }
     }
 
-    /// Starts after the newest checkpoint of the output folder, if there is one.
+    /// How the run begins in its output folder. Without this, [`Start::New`].
     #[must_use]
-    pub fn resuming(mut self, resume: bool) -> Trainer {
-        self.resume = resume;
+    pub fn starting(mut self, start: Start) -> Trainer {
+        self.start = start;
+        self
+    }
+
+    /// Trains in a folder that was taken before, in place of one that [`Trainer::fit`] takes.
+    #[must_use]
+    pub fn in_folder(mut self, folder: RunFolder) -> Trainer {
+        self.folder = Some(folder);
+        self
+    }
+
+    /// Tells what the run is made from, for its fingerprint.
+    #[must_use]
+    pub fn made_from(mut self, sources: Sources) -> Trainer {
+        self.sources = sources;
         self
     }
 
@@ -157,26 +187,27 @@ impl Trainer {
     /// Trains to the last step, or until asked to stop.
     ///
     /// # Errors
-    /// Data, disk or guards that stop the run. Checkpoints written so far stay.
+    /// Data, disk or guards that stop the run; a folder that belongs to another run. Checkpoints
+    /// written so far stay.
     pub fn fit(&mut self, progress: &mut dyn Progress) -> Result<FitReport, TrainError> {
         let settings = self.settings.clone();
         let out = &settings.out;
-        std::fs::create_dir_all(out).map_err(TrainError::io(out))?;
+        let opened = self.begin(progress)?;
         let layers = (0..self.engine.layer_count()).map(|layer| format!("layers.{layer}"));
         let policy_fallback = self.engine.plan().policy.fallback();
         let mut position = Position {
             step: 0,
-            guards: Guards::new(guard_config(), layers.collect(), policy_fallback),
+            guards: Guards::new(settings.guards.clone(), layers.collect(), policy_fallback),
+            next_batch: 0,
+            audit: None,
         };
         let mut resumed_after = None;
-        if self.resume
-            && let Some(entry) = deepwell_ckpt::latest(&Trainer::checkpoints_path(out))?
-        {
-            position = checkpoint::load(&entry, &mut self.engine, &settings)?;
+        if let Some(entry) = &opened.from {
+            position = checkpoint::load(entry, &mut self.engine)?;
             resumed_after = Some(position.step);
             progress.note(&format!("resumed after step {}", position.step));
         }
-        let mut log = Log::open(out, position.step)?;
+        let mut log = Log::open(out, position.step, progress)?;
         let mut loader = Loader::new(
             Arc::clone(&self.tokens),
             Split::Train,
@@ -184,7 +215,7 @@ impl Trainer {
             settings.seq_len,
             settings.data_seed.unwrap_or(settings.seed),
         )?;
-        loader.start_at(position.step);
+        loader.start_at(position.next_batch);
         let heldout = HeldoutWindows::new(
             Arc::clone(&self.tokens),
             self.engine.evaluation_rows(),
@@ -193,7 +224,6 @@ impl Trainer {
         )?;
         let schedule = settings.schedule();
         let mut speeds: Vec<f64> = Vec::new();
-        let mut audit_report = None;
         let mut heldout_losses = Vec::new();
         let mut interrupted = false;
         if position.step == 0 {
@@ -225,7 +255,7 @@ impl Trainer {
                     clip,
                     &mut audit,
                 )?;
-                audit_report = Some(audit.finish());
+                position.audit = Some(audit.finish());
                 Begun::Audited(outcome)
             } else {
                 let inputs = (&batch.inputs, &batch.targets);
@@ -234,6 +264,7 @@ impl Trainer {
             started_steps = step;
             let before = in_flight.replace(InFlight {
                 step,
+                next_batch: batch.index + 1,
                 learning_rate,
                 tokens: batch.inputs.len(),
                 is_first,
@@ -261,6 +292,7 @@ impl Trainer {
                     speeds.push(tokens_per_s);
                 }
                 position.step = flight.step;
+                position.next_batch = flight.next_batch;
                 let line = StepLine {
                     step: flight.step,
                     steps_total: settings.steps,
@@ -281,7 +313,8 @@ impl Trainer {
                 log.sync()?;
                 let root = Trainer::checkpoints_path(out);
                 let begun = Instant::now();
-                writer.save(&root, &mut self.engine, &position, &settings)?;
+                let identity = &opened.identity;
+                writer.save(&root, &mut self.engine, &position, &settings, identity)?;
                 checkpoint_stalls_s.push(begun.elapsed().as_secs_f64());
             }
             if interrupted {
@@ -291,6 +324,10 @@ impl Trainer {
         }
         writer.finish(&mut self.engine)?;
         log.sync()?;
+        if heldout_losses.is_empty() && !interrupted {
+            // Resumed after the last evaluation, whose line has the mean alone.
+            heldout_losses = self.heldout_losses(&heldout)?;
+        }
         speeds.sort_by(f64::total_cmp);
         Ok(FitReport {
             step: position.step,
@@ -298,12 +335,24 @@ impl Trainer {
             resumed_after,
             tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
             checkpoint_stalls_s,
-            audit: audit_report,
+            audit: position.audit,
             heldout_losses: match heldout_losses.iter().all(|loss: &f64| loss.is_finite()) {
                 true => heldout_losses,
                 false => Vec::new(),
             },
         })
+    }
+
+    /// Takes the output folder, and finds where the run goes on.
+    fn begin(&mut self, progress: &mut dyn Progress) -> Result<Opened, TrainError> {
+        let folder = match self.folder.take() {
+            Some(folder) => folder,
+            None => RunFolder::claim(&self.settings.out, self.start)?,
+        };
+        let fingerprint =
+            Fingerprint::of(&self.engine, &self.settings, &self.tokens, &self.sources);
+        // It stays taken for as long as there is a trainer.
+        self.folder.insert(folder).begin(&fingerprint, progress)
     }
 
     /// Shows the step to the guards and does what they decide.
@@ -338,6 +387,17 @@ impl Trainer {
         Ok(())
     }
 
+    /// Held-out losses, batch by batch.
+    fn heldout_losses(&mut self, heldout: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
+        let mut batch = heldout.buffer();
+        let mut losses = Vec::with_capacity(heldout.len() as usize);
+        for index in 0..heldout.len() {
+            heldout.fill(index, &mut batch);
+            losses.push(f64::from(self.engine.evaluate(&batch.inputs, &batch.targets)?));
+        }
+        Ok(losses)
+    }
+
     /// Evaluates and logs; gives the losses batch by batch.
     fn evaluate(
         &mut self,
@@ -346,12 +406,7 @@ impl Trainer {
         log: &mut Log,
         progress: &mut dyn Progress,
     ) -> Result<Vec<f64>, TrainError> {
-        let mut batch = heldout.buffer();
-        let mut losses = Vec::with_capacity(heldout.len() as usize);
-        for index in 0..heldout.len() {
-            heldout.fill(index, &mut batch);
-            losses.push(f64::from(self.engine.evaluate(&batch.inputs, &batch.targets)?));
-        }
+        let losses = self.heldout_losses(heldout)?;
         let val_loss = losses.iter().sum::<f64>() / heldout.len() as f64;
         log.evaluation(step, val_loss)?;
         progress.evaluation(step, val_loss);
@@ -362,6 +417,8 @@ impl Trainer {
 /// A step that was started and not looked at yet.
 struct InFlight {
     step: u64,
+    /// Number of the batch behind its own.
+    next_batch: u64,
     learning_rate: f64,
     tokens: usize,
     /// The device had nothing to do before it.
@@ -374,75 +431,4 @@ enum Begun {
     Audited(StepOutcome),
     /// The device runs it.
     Pending(PendingStep),
-}
-
-/// Half of a tensor must vanish before its layer falls back. An element vanishes at about `2^-18`
-/// of its block's largest: runs of the default model were seen to lose 5 to 6 % of a tensor so, and
-/// held BF16's loss without a fallback.
-fn guard_config() -> GuardConfig {
-    GuardConfig { underflow_fraction_max: 0.5, ..GuardConfig::default() }
-}
-
-/// `metrics.jsonl` and the event file, kept in step.
-struct Log {
-    jsonl: JsonlWriter,
-    events: EventWriter,
-}
-
-impl Log {
-    fn open(out: &Path, step: u64) -> Result<Log, TrainError> {
-        let path = Trainer::metrics_path(out);
-        let events = out.join("events");
-        if step == 0 {
-            return Ok(Log {
-                jsonl: JsonlWriter::create(&path, FlushPolicy::EveryRecord)?,
-                events: EventWriter::create(&events)?,
-            });
-        }
-        JsonlWriter::truncate_after(&path, step)?;
-        Ok(Log {
-            jsonl: JsonlWriter::append(&path, FlushPolicy::EveryRecord)?,
-            events: EventWriter::resume(&events, step + 1)?,
-        })
-    }
-
-    fn step(
-        &mut self,
-        line: &StepLine,
-        learning_rate: f64,
-        skipped: bool,
-    ) -> Result<(), TrainError> {
-        self.jsonl.write(&Record {
-            loss: Some(line.loss),
-            grad_norm: Some(line.grad_norm),
-            learning_rate: Some(learning_rate),
-            tokens_per_s: Some(line.tokens_per_s),
-            speed_of_light: line.speed_of_light,
-            skipped,
-            ..Record::at(line.step)
-        })?;
-        let scalars = [
-            ("train/loss", line.loss as f32),
-            ("train/grad_norm", line.grad_norm as f32),
-            ("train/learning_rate", learning_rate as f32),
-            ("train/tokens_per_s", line.tokens_per_s as f32),
-        ];
-        Ok(self.events.scalars(line.step, &scalars)?)
-    }
-
-    fn evaluation(&mut self, step: u64, val_loss: f64) -> Result<(), TrainError> {
-        let val_ppl = Some(val_loss.exp());
-        self.jsonl.write(&Record { val_loss: Some(val_loss), val_ppl, ..Record::at(step) })?;
-        Ok(self.events.scalars(step, &[("val/loss", val_loss as f32)])?)
-    }
-
-    fn guard(&mut self, event: &GuardEvent) -> Result<(), TrainError> {
-        let record = Record { guard: Some(event.clone()), ..Record::at(event.step) };
-        Ok(self.jsonl.write(&record)?)
-    }
-
-    fn sync(&mut self) -> Result<(), TrainError> {
-        self.jsonl.sync()?;
-        Ok(self.events.flush()?)
-    }
 }

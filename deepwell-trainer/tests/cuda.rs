@@ -12,7 +12,7 @@ use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{
-    CompileOptions, Device, Engine, Record, Settings, StepOutcome, Trainer, compile,
+    CompileOptions, Device, Engine, Record, Settings, Start, StepOutcome, Trainer, compile,
 };
 
 const SEQ: usize = 128;
@@ -204,9 +204,9 @@ fn runs_resume_to_the_same_bits_and_move_between_devices() {
         keep_last: 10,
         ..Settings::default()
     };
-    let go = |settings: &Settings, resume: bool| {
+    let go = |settings: &Settings, start: Start| {
         let stop = Arc::new(AtomicBool::new(false));
-        run(settings, RunOptions { resume, profile: false }, stop, &mut ()).expect("a run")
+        run(settings, RunOptions { start, profile: false }, stop, &mut ()).expect("a run")
     };
     let forget_after = |out: &str, step: u64| {
         let root = Trainer::checkpoints_path(&folder.join(out));
@@ -216,21 +216,21 @@ fn runs_resume_to_the_same_bits_and_move_between_devices() {
             }
         }
     };
-    go(&settings("whole", Device::Cuda(0)), false);
+    go(&settings("whole", Device::Cuda(0)), Start::New);
     let whole = loss_bits(&folder.join("whole"));
     assert_eq!(whole.len(), 30);
     forget_after("whole", 20);
-    let again = go(&settings("whole", Device::Cuda(0)), true);
+    let again = go(&settings("whole", Device::Cuda(0)), Start::Resume);
     assert_eq!(again.fit.resumed_after, Some(20));
     assert_eq!(loss_bits(&folder.join("whole")), whole);
 
     // From the CPU to the GPU and back: the losses go on where they were.
-    go(&settings("moved", Device::Cpu), false);
+    go(&settings("moved", Device::Cpu), Start::New);
     let on_cpu = loss_bits(&folder.join("moved"));
     forget_after("moved", 10);
-    go(&settings("moved", Device::Cuda(0)), true);
+    go(&settings("moved", Device::Cuda(0)), Start::ResumeChanged);
     forget_after("moved", 20);
-    let back = go(&settings("moved", Device::Cpu), true);
+    let back = go(&settings("moved", Device::Cpu), Start::ResumeChanged);
     assert_eq!(back.fit.resumed_after, Some(20));
     let moved = loss_bits(&folder.join("moved"));
     for ((step, a), (_, b)) in moved.iter().zip(&on_cpu) {

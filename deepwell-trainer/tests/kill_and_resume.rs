@@ -52,6 +52,14 @@ fn numbers(out: &Path) -> Vec<Numbers> {
         .collect()
 }
 
+/// What the summary says has run in MXFP8.
+fn counts(out: &Path) -> [serde_json::Value; 3] {
+    let text = std::fs::read_to_string(out.join("summary.json")).expect("a summary");
+    let summary: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert!(summary["mxfp8_gemms_run"]["wgrad"].as_u64() > Some(0), "{summary}");
+    ["mxfp8_gemms_run", "quantized_bytes", "mxfp8_flop_share"].map(|name| summary[name].clone())
+}
+
 #[test]
 fn a_run_killed_at_any_moment_resumes_to_the_same_bits() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -98,4 +106,5 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bits() {
     let status = start(folder, "killed", true).wait().expect("it runs");
     assert!(status.success(), "{status}");
     assert_eq!(numbers(&killed), whole);
+    assert_eq!(counts(&killed), counts(&folder.join("whole")));
 }

@@ -35,6 +35,14 @@ fn short(value: Option<&Value>) -> String {
     }
 }
 
+/// Every place where two JSON values differ, by name: `optimizer.beta1`.
+#[must_use]
+pub fn json_differences(a: &Value, b: &Value) -> Vec<JsonDifference> {
+    let mut found = Vec::new();
+    compare("", Some(a), Some(b), &mut found);
+    found
+}
+
 /// Adds every place below `path` where `a` and `b` differ.
 pub(super) fn compare(
     path: &str,
@@ -47,7 +55,8 @@ pub(super) fn compare(
         (Some(Value::Object(a)), Some(Value::Object(b))) => {
             let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
             for name in names {
-                compare(&format!("{path}.{name}"), a.get(name), b.get(name), into);
+                let below = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                compare(&below, a.get(name), b.get(name), into);
             }
         }
         (Some(Value::Array(a)), Some(Value::Array(b))) => {
@@ -79,6 +88,8 @@ mod tests {
         check(json!({ "a": 1 }), json!({ "a": 2 }), &["run.a: 1 / 2"]);
         check(json!({ "a": { "b": "x" } }), json!({ "a": {} }), &["run.a.b: \"x\" / nothing"]);
         check(json!([1, 2]), json!([1, 3, 4]), &["run[1]: 2 / 3", "run[2]: nothing / 4"]);
+        let named = json_differences(&json!({ "a": { "b": 1 } }), &json!({ "a": { "b": 2 } }));
+        assert_eq!(named[0].to_string(), "a.b: 1 / 2");
         check(json!({ "a": 1 }), json!([1]), &["run: {\"a\":1} / [1]"]);
         check(json!(null), json!(0.5), &["run: null / 0.5"]);
         let long = "\u{e9}".repeat(100);

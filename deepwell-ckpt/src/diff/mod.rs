@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 
-pub use self::json::JsonDifference;
+pub use self::json::{JsonDifference, json_differences};
 use crate::error::CheckpointError;
 use crate::load::{Checkpoint, load};
 use crate::manifest::TensorEntry;

@@ -43,7 +43,7 @@ const EVENTS_MAX: usize = 10_000;
 /// ```
 /// use deepwell_precision::{Fallback, GuardConfig, Guards, QuantStats};
 /// let mut guards = Guards::new(GuardConfig::default(), vec!["l0.up".into()], Fallback::Safe);
-/// let bad = QuantStats { amax: 1.0, elements: 100, underflows: 50, ..QuantStats::default() };
+/// let bad = QuantStats { amax: 1.0, elements: 100, underflows: 60, ..QuantStats::default() };
 /// for step in 1..=3 {
 ///     assert!(guards.in_fallback().is_empty());
 ///     guards.observe_tensor(step, 0, &bad);
@@ -53,7 +53,7 @@ const EVENTS_MAX: usize = 10_000;
 /// assert_eq!(guards.in_fallback(), [0]);
 /// assert_eq!(
 ///     guards.events()[0].reason,
-///     "50.000 % of the elements of a tensor underflowed to zero, more than 5.000 %, \
+///     "60.000 % of the elements of a tensor underflowed to zero, more than 50.000 %, \
 ///      3 steps in a row"
 /// );
 /// # Ok::<(), deepwell_precision::GuardError>(())

@@ -6,6 +6,7 @@ use GuardEventKind::{BackToLow, NonFiniteStep, Offence, ProbationPassed, ToBf16}
 /// Short times, so that a table can show a whole life.
 fn config() -> GuardConfig {
     GuardConfig {
+        underflow_fraction_max: 0.05,
         strikes_max: 2,
         backoff_steps: 3,
         probation_steps: 4,

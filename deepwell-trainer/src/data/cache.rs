@@ -39,6 +39,8 @@ struct Part {
     tokens: u64,
     token_max: u32,
     documents: u64,
+    /// Of the tokens as they are stored.
+    hash: [u8; 32],
 }
 
 #[derive(Debug)]
@@ -84,6 +86,7 @@ impl TokenCache {
             tokens: tokens.len() as u64,
             token_max: tokens.iter().copied().max().unwrap_or(0),
             documents: 1,
+            hash: *blake3::hash(bytemuck::cast_slice(tokens)).as_bytes(),
         };
         Self { train: part(train), heldout: part(heldout) }
     }
@@ -114,6 +117,12 @@ impl TokenCache {
     /// Number of documents that one part was made of.
     pub fn documents(&self, split: Split) -> u64 {
         self.part(split).documents
+    }
+
+    /// Hash of the tokens of both parts, which were hashed when they were written or opened.
+    pub fn content_hash(&self) -> String {
+        let hash = blake3::hash(&[self.train.hash, self.heldout.hash].concat());
+        hash.to_hex().to_string()
     }
 
     /// Copies the tokens from `start` on into `out`.
@@ -212,8 +221,8 @@ impl Part {
         if *blake3::hash(payload).as_bytes() != header.payload_hash {
             return damaged("tokens do not match their checksum");
         }
-        let Header { tokens, token_max, documents, width, .. } = header;
-        Ok(Self { store: Store::Mapped { map, width }, tokens, token_max, documents })
+        let Header { tokens, token_max, documents, width, payload_hash: hash, .. } = header;
+        Ok(Self { store: Store::Mapped { map, width }, tokens, token_max, documents, hash })
     }
 }
 

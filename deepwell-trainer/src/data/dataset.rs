@@ -53,6 +53,7 @@ impl Default for DataOptions {
 pub struct Dataset {
     tokens: Arc<TokenCache>,
     summary: DatasetSummary,
+    tokenizer_hash: [u8; 32],
 }
 
 /// Tokens without which there is nothing to split: an input and a target in each part.
@@ -146,12 +147,18 @@ impl Dataset {
             cache_dir: options.cache_dir.clone(),
             is_from_cache,
         };
-        Ok(Self { tokens: Arc::new(tokens), summary })
+        let tokenizer_hash = *options.tokenizer.hash();
+        Ok(Self { tokens: Arc::new(tokens), summary, tokenizer_hash })
     }
 
     /// The tokens of both parts.
     pub fn tokens(&self) -> &Arc<TokenCache> {
         &self.tokens
+    }
+
+    /// Hash of the tokenizer: another one whenever the same text may give other tokens.
+    pub fn tokenizer_hash(&self) -> String {
+        blake3::Hash::from_bytes(self.tokenizer_hash).to_hex().to_string()
     }
 
     /// What the data set is made of.

@@ -10,7 +10,7 @@ use deepwell_plan::{
 use deepwell_precision::Format;
 use deepwell_probe::Hardware;
 
-use super::{Engine, ProductCounts};
+use super::{Engine, RunCounts};
 use crate::TrainError;
 use crate::device::{Device, OpenDevice};
 /// What to compile for.
@@ -102,6 +102,8 @@ pub fn compile_on(
     let statistics = layers_of_statistics(&program).into();
     let (inputs, outputs) = host_copy_bytes(&program);
     executor.reserve_host_copies(inputs, outputs)?;
+    let per_step = RunCounts::of_step(&program);
+    let per_evaluation = RunCounts::of_evaluation(&evaluation);
     let training = executor.load(program)?;
     let evaluation = executor.load(evaluation)?;
     Ok(Engine {
@@ -121,8 +123,10 @@ pub fn compile_on(
         counted: Vec::new(),
         step_time: None,
         skipped_steps: 0,
-        gemms_run: ProductCounts::default(),
-        quantized_bytes: ProductCounts::default(),
+        per_step,
+        per_evaluation,
+        counts: RunCounts::default(),
+        flop_share_planned: per_step.mxfp8_flop_share(),
     })
 }
 

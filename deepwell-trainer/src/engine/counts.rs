@@ -1,11 +1,12 @@
-//! How much was computed in MXFP8.
+//! What a run has computed in MXFP8, counted as steps and evaluations end.
 
 use deepwell_ir::{Op, Product, Program};
+use deepwell_plan::{LinearFlops, linear_flops};
 use serde::{Deserialize, Serialize};
 
-/// MXFP8 products run so far and what was quantized for them.
+/// A count for each of the three GEMMs of a linear layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProductCounts {
+pub struct GemmCounts {
     /// `y = x · wᵀ`.
     pub fprop: u64,
     /// `dx = dy · w`.
@@ -14,44 +15,82 @@ pub struct ProductCounts {
     pub wgrad: u64,
 }
 
-impl ProductCounts {
-    fn add(&mut self, product: Product, amount: u64) {
-        match product {
-            Product::Fprop => self.fprop += amount,
-            Product::Dgrad => self.dgrad += amount,
-            Product::Wgrad => self.wgrad += amount,
+impl GemmCounts {
+    /// All three.
+    pub fn total(&self) -> u64 {
+        self.fprop + self.dgrad + self.wgrad
+    }
+
+    fn of(&mut self, gemm: Product) -> &mut u64 {
+        match gemm {
+            Product::Fprop => &mut self.fprop,
+            Product::Dgrad => &mut self.dgrad,
+            Product::Wgrad => &mut self.wgrad,
         }
     }
 
-    /// MXFP8 products of one run of a program.
-    pub fn gemms_of(program: &Program) -> ProductCounts {
-        let mut counts = ProductCounts::default();
-        for call in &program.calls {
-            if let Op::MxGemm(op) = call.op.leading() {
-                counts.add(op.product, 1);
-            }
-        }
-        counts
-    }
-
-    /// Bytes of codes and scales that the products of one run of a program read.
-    pub fn bytes_of(program: &Program) -> ProductCounts {
-        let mut counts = ProductCounts::default();
-        for call in &program.calls {
-            if let Op::MxGemm(op) = call.op.leading() {
-                let bytes: usize = call.operands[..4]
-                    .iter()
-                    .map(|operand| program.value(operand.value).range.bytes)
-                    .sum();
-                counts.add(op.product, bytes as u64);
-            }
-        }
-        counts
-    }
-
-    pub(super) fn accumulate(&mut self, other: ProductCounts) {
+    fn add(&mut self, other: GemmCounts) {
         self.fprop += other.fprop;
         self.dgrad += other.dgrad;
         self.wgrad += other.wgrad;
+    }
+}
+
+/// What has run. A step counts when it has ended, with the program that it ran: layers that are in
+/// fallback add no MXFP8 GEMMs. A step whose update was left out counts as well, for its GEMMs ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunCounts {
+    /// MXFP8 GEMMs of steps and evaluations.
+    pub mxfp8_gemms: GemmCounts,
+    /// Bytes of quantized data and scales that those GEMMs read.
+    pub quantized_bytes: GemmCounts,
+    /// FLOPs of the MXFP8 GEMMs of steps, recomputed ones left out. The three sums of FLOPs are
+    /// `f64` because a long run exceeds 64 bits.
+    pub mxfp8_flops: f64,
+    /// FLOPs of all GEMMs of the blocks' linear layers of steps.
+    pub linear_flops: f64,
+    /// The same with the output head.
+    pub linear_flops_with_head: f64,
+}
+
+impl RunCounts {
+    /// What one step adds.
+    pub(super) fn of_step(program: &Program) -> RunCounts {
+        let LinearFlops { mxfp8, blocks, with_head } = linear_flops(program);
+        RunCounts {
+            mxfp8_flops: mxfp8 as f64,
+            linear_flops: blocks as f64,
+            linear_flops_with_head: with_head as f64,
+            ..RunCounts::of_evaluation(program)
+        }
+    }
+
+    /// What one evaluation adds: GEMMs and bytes.
+    pub(super) fn of_evaluation(program: &Program) -> RunCounts {
+        let mut counts = RunCounts::default();
+        for call in &program.calls {
+            let Op::MxGemm(op) = call.op.leading() else { continue };
+            let operands = call.operands[..4].iter();
+            let bytes: usize =
+                operands.map(|operand| program.value(operand.value).range.bytes).sum();
+            *counts.mxfp8_gemms.of(op.product) += 1;
+            *counts.quantized_bytes.of(op.product) += bytes as u64;
+        }
+        counts
+    }
+
+    pub(super) fn add(&mut self, other: &RunCounts) {
+        self.mxfp8_gemms.add(other.mxfp8_gemms);
+        self.quantized_bytes.add(other.quantized_bytes);
+        self.mxfp8_flops += other.mxfp8_flops;
+        self.linear_flops += other.linear_flops;
+        self.linear_flops_with_head += other.linear_flops_with_head;
+    }
+
+    /// Share of the FLOPs of linear layers that ran in MXFP8: of the blocks, and with the head.
+    /// Zero before the first step.
+    pub fn mxfp8_flop_share(&self) -> (f64, f64) {
+        let share = |total: f64| if total == 0.0 { 0.0 } else { self.mxfp8_flops / total };
+        (share(self.linear_flops), share(self.linear_flops_with_head))
     }
 }

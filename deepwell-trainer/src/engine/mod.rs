@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use self::compile::layers_of_statistics;
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
-pub use self::counts::ProductCounts;
+pub use self::counts::{GemmCounts, RunCounts};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
 use crate::init;
@@ -41,6 +41,8 @@ pub struct PendingStep {
     readback: Readback,
     /// Counters that were asked for, with their layers.
     statistics: Arc<[(ValueId, usize)]>,
+    /// What the step computes, by the program that was loaded when it began.
+    counts: RunCounts,
 }
 
 /// A model that is ready to train.
@@ -63,8 +65,11 @@ pub struct Engine {
     counted: Vec<(usize, QuantStats)>,
     step_time: Option<StepTime>,
     skipped_steps: u64,
-    gemms_run: ProductCounts,
-    quantized_bytes: ProductCounts,
+    /// What a step and an evaluation of the loaded programs compute.
+    per_step: RunCounts,
+    per_evaluation: RunCounts,
+    counts: RunCounts,
+    flop_share_planned: (f64, f64),
 }
 
 impl Engine {
@@ -114,14 +119,26 @@ impl Engine {
         (arena + training.fixed_overhead_bytes) as u64
     }
 
-    /// MXFP8 products run so far, evaluation included.
-    pub fn gemms_run(&self) -> ProductCounts {
-        self.gemms_run
+    /// What the steps and evaluations that have ended computed, since the start of the run.
+    /// Profiled steps are left out.
+    pub fn counts(&self) -> RunCounts {
+        self.counts
     }
 
-    /// Bytes of quantized operands that those products read.
-    pub fn quantized_bytes(&self) -> ProductCounts {
-        self.quantized_bytes
+    /// Sets the counts to those of the part of a run that ended elsewhere.
+    pub fn set_counts(&mut self, counts: RunCounts) {
+        self.counts = counts;
+    }
+
+    /// Share of the FLOPs of linear layers that a step runs in MXFP8 while no layer is in fallback:
+    /// of the blocks, and with the head.
+    pub fn mxfp8_flop_share_planned(&self) -> (f64, f64) {
+        self.flop_share_planned
+    }
+
+    /// The policy that the engine was compiled for, without what guards changed since.
+    pub fn policy(&self) -> &PrecisionPolicy {
+        &self.policy
     }
 
     /// Number of transformer layers.
@@ -305,6 +322,7 @@ impl Engine {
         let (loss, grad_norm, [_, skipped]) = scalars;
         let was_skipped = skipped != self.skipped_steps;
         self.skipped_steps = skipped;
+        self.counts.add(&pending.counts);
         Ok(StepOutcome { loss: loss[0], grad_norm: grad_norm[0], skipped: was_skipped })
     }
 
@@ -392,8 +410,6 @@ impl Engine {
     /// Asks for what the step that was put last into the device's queue gives.
     fn pending(&mut self) -> Result<PendingStep, TrainError> {
         let program = self.training.program();
-        self.gemms_run.accumulate(ProductCounts::gemms_of(program));
-        self.quantized_bytes.accumulate(ProductCounts::bytes_of(program));
         let host = &program.host;
         let (Some(loss), Some(grad_norm), Some(counters)) =
             (host.loss, host.grad_norm, host.counters)
@@ -404,7 +420,8 @@ impl Engine {
         let mut values = vec![loss, grad_norm, counters];
         values.extend(self.statistics.iter().map(|&(id, _)| id));
         let readback = self.executor.read_later(program, &values)?;
-        Ok(PendingStep { readback, statistics: Arc::clone(&self.statistics) })
+        let statistics = Arc::clone(&self.statistics);
+        Ok(PendingStep { readback, statistics, counts: self.per_step })
     }
 
     /// Mean loss on one micro-batch without training; batches as in [`Engine::step`], but of
@@ -428,12 +445,11 @@ impl Engine {
             self.executor.write(program, id, cast_slice(&[loss_scale(targets)]))?;
         }
         self.executor.run(&self.evaluation)?;
-        self.gemms_run.accumulate(ProductCounts::gemms_of(self.evaluation.program()));
-        self.quantized_bytes.accumulate(ProductCounts::bytes_of(self.evaluation.program()));
         let mut loss = [0f32; 1];
         if let Some(id) = host.loss {
             self.executor.read(self.evaluation.program(), id, cast_slice_mut(&mut loss))?;
         }
+        self.counts.add(&self.per_evaluation);
         Ok(loss[0])
     }
 
@@ -469,6 +485,8 @@ impl Engine {
         self.check_state_stays(&program)?;
         self.executor.unload_all()?;
         self.statistics = layers_of_statistics(&program).into();
+        self.per_step = RunCounts::of_step(&program);
+        self.per_evaluation = RunCounts::of_evaluation(&evaluation);
         self.plan = Plan { precision: program.precision.clone(), ..plan };
         self.training = self.executor.load(program)?;
         self.evaluation = self.executor.load(evaluation)?;

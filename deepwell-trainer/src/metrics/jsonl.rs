@@ -29,6 +29,8 @@ pub struct Truncated {
     pub lines_dropped: u64,
     /// True if the last line was cut short, as a kill leaves it, and was dropped too.
     pub dropped_torn_line: bool,
+    /// Highest step of the lines that stayed.
+    pub step_max: Option<u64>,
 }
 
 /// Appends JSON objects to a file, one a line.
@@ -174,6 +176,7 @@ impl JsonlWriter {
                     } else {
                         aside.write_all(&line).map_err(fail)?;
                         truncated.lines_kept += 1;
+                        truncated.step_max = truncated.step_max.max(found);
                     }
                 }
                 _ if is_last => truncated.dropped_torn_line = true,
@@ -228,6 +231,8 @@ mod tests {
         std::fs::write(&path, content).unwrap();
         let found = JsonlWriter::truncate_after(&path, step).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        let steps = expected.lines().filter_map(|line| step_of(line.as_bytes())?);
+        assert_eq!(found.step_max, steps.max());
         let found = (found.lines_kept, found.lines_dropped, found.dropped_torn_line);
         assert_eq!(found, truncated);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");

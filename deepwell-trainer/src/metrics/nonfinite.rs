@@ -45,12 +45,65 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     }
 }
 
+/// The same for a number that may be missing. Leave `None` out of what is written
+/// (`skip_serializing_if`, `default`): then a missing key says that there is no number, and the
+/// string `"NaN"` that there is one, which is not finite.
+pub mod option {
+    use serde::de::Deserializer;
+    use serde::{Deserialize, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Number(#[serde(with = "super")] f64);
+
+    /// Writes the number as [`super::serialize`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.map(Number).serialize(serializer)
+    }
+
+    /// Reads what [`serialize`] wrote. A `null` is what earlier versions wrote in place of a NaN.
+    ///
+    /// # Errors
+    ///
+    /// As [`super::deserialize`].
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<f64>, D::Error> {
+        let number = Option::<Number>::deserialize(deserializer)?;
+        Ok(Some(number.map_or(f64::NAN, |number| number.0)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde::{Deserialize, Serialize};
 
     #[derive(Serialize, Deserialize)]
     struct Wrap(#[serde(with = "super")] f64);
+
+    #[derive(Serialize, Deserialize)]
+    struct Maybe {
+        #[serde(with = "super::option", skip_serializing_if = "Option::is_none", default)]
+        loss: Option<f64>,
+    }
+
+    #[test]
+    fn a_missing_number_is_not_one_that_is_not_finite() {
+        let check = |json: &str, expected: Option<f64>, again: &str| {
+            let read: Maybe = serde_json::from_str(json).unwrap();
+            assert_eq!(read.loss.map(f64::to_bits), expected.map(f64::to_bits), "{json}");
+            assert_eq!(serde_json::to_string(&read).unwrap(), again);
+        };
+        check("{}", None, "{}");
+        check(r#"{"loss":2.5}"#, Some(2.5), r#"{"loss":2.5}"#);
+        check(r#"{"loss":"NaN"}"#, Some(f64::NAN), r#"{"loss":"NaN"}"#);
+        check(r#"{"loss":"-inf"}"#, Some(f64::NEG_INFINITY), r#"{"loss":"-inf"}"#);
+        check(r#"{"loss":null}"#, Some(f64::NAN), r#"{"loss":"NaN"}"#);
+        assert!(serde_json::from_str::<Maybe>(r#"{"loss":"many"}"#).is_err());
+    }
 
     #[test]
     fn round_trips() {

@@ -8,6 +8,7 @@
 //! tolerance.
 
 pub mod ablation;
+mod folder;
 mod page;
 mod runs;
 mod statistics;
@@ -32,7 +33,7 @@ use crate::data::HeldoutWindows;
 use crate::reference::{ReferenceEntropies, reference_entropies};
 use crate::run::open_data;
 use crate::trainer::Progress;
-use crate::{ProductCounts, Settings, TrainError};
+use crate::{GemmCounts, Settings, Start, TrainError};
 
 /// Held-out losses, or training losses, by step.
 pub type Curve = Vec<(u64, f64)>;
@@ -48,8 +49,8 @@ pub struct ParityOptions {
     pub settings: Settings,
     /// Where the report and the runs go.
     pub out: PathBuf,
-    /// Go on where an earlier call stopped.
-    pub resume: bool,
+    /// What becomes of an earlier comparison in that folder.
+    pub start: Start,
     /// Pairs of runs, of the seeds from that of the settings on.
     pub seeds: u64,
     /// Train BF16 of each seed once more, from weights that are perturbed in their last bit.
@@ -140,9 +141,9 @@ pub struct ParityReport {
     /// The same with the output head counted as a linear layer.
     pub mxfp8_flop_share_with_head: f64,
     /// MXFP8 GEMMs that ran in the first MXFP8 run, by GEMM of a layer.
-    pub mxfp8_gemms_run: ProductCounts,
+    pub mxfp8_gemms_run: GemmCounts,
     /// Bytes of quantized operands that they read.
-    pub mxfp8_quantized_bytes: ProductCounts,
+    pub mxfp8_quantized_bytes: GemmCounts,
     /// Predicted peak of an MXFP8 run.
     pub peak_bytes_predicted: u64,
     /// Measured peak of an MXFP8 run.
@@ -223,7 +224,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         Some(settings.eval_tokens),
     )?;
     let entropies = reference_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
-    std::fs::create_dir_all(&options.out).map_err(TrainError::io(&options.out))?;
+    let _lock = folder::claim(&options.out, options.start)?;
 
     // The audit makes the step's GEMMs again on the processor.
     let tokens_per_step = (settings.seq_len * settings.batch_size) as u64;
@@ -272,7 +273,7 @@ fn train_all(
     let mut all: Vec<SeedRuns> = Vec::new();
     for index in 0..options.seeds {
         let seed = first_seed + index;
-        let folder = options.out.join(format!("seed-{seed}"));
+        let folder = options.out.join(folder::seed_folder(seed));
         let mxfp8 = Settings { seed, audit: audit && index == 0, ..options.settings.clone() };
         let bf16 =
             Settings { precision: "bf16".to_string(), policy: None, audit: false, ..mxfp8.clone() };
@@ -285,7 +286,7 @@ fn train_all(
                 1 => name.to_string(),
                 count => format!("{}/{count} {name}", index + 1),
             };
-            train_in_child(&label, &settings, options.resume)
+            train_in_child(&label, &settings, options.start)
         };
         let bf16 = train("bf16", bf16)?;
         let mut is_over = is_stopped(&bf16);
@@ -347,7 +348,7 @@ fn report(
         learning_rate: summary.settings.learning_rate,
         unigram_entropy: entropies.unigram,
         bigram_entropy: entropies.bigram,
-        mxfp8_flop_share_planned: summary.mxfp8_flop_share,
+        mxfp8_flop_share_planned: summary.mxfp8_flop_share_planned,
         mxfp8_flop_share: least_share(|run| run.facts().mxfp8_share_run),
         mxfp8_flop_share_with_head: summary.mxfp8_flop_share_with_head,
         mxfp8_gemms_run: summary.mxfp8_gemms_run,

@@ -4,35 +4,44 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
+
 use super::verdict::RunFacts;
 use super::{Curve, RunReport};
 use crate::console::say;
 use crate::run::RunSummary;
+use crate::run_folder::RunRecord;
 use crate::trainer::{Record, Trainer};
-use crate::{Settings, TrainError};
+use crate::{Settings, Start, TrainError};
 
 /// A finished or stopped run with its curves.
 #[derive(Clone, Debug)]
 pub(crate) struct FinishedRun {
     pub(crate) summary: RunSummary,
+    /// What the run's numbers follow from.
+    fingerprint: Value,
     pub(crate) records: Vec<Record>,
 }
 
 impl FinishedRun {
     pub(super) fn read(out: &Path) -> Result<FinishedRun, TrainError> {
-        let path = out.join("summary.json");
-        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
         let unreadable = |path: &Path, error: serde_json::Error| {
             TrainError::io(path)(std::io::Error::new(std::io::ErrorKind::InvalidData, error))
         };
+        let path = out.join("summary.json");
+        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
         let summary = serde_json::from_str(&text).map_err(|error| unreadable(&path, error))?;
+        let path = out.join("run.json");
+        let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
+        let record: RunRecord =
+            serde_json::from_str(&text).map_err(|error| unreadable(&path, error))?;
         let path = Trainer::metrics_path(out);
         let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
         let records = text
             .lines()
             .map(|line| serde_json::from_str(line).map_err(|error| unreadable(&path, error)))
             .collect::<Result<_, _>>()?;
-        Ok(FinishedRun { summary, records })
+        Ok(FinishedRun { summary, fingerprint: record.fingerprint, records })
     }
 
     /// Held-out losses by step.
@@ -48,16 +57,16 @@ impl FinishedRun {
     /// What the verdict asks of it.
     pub(super) fn facts(&self) -> RunFacts {
         let summary = &self.summary;
-        let gemms = summary.mxfp8_gemms_run;
         RunFacts {
             settings: summary.settings.clone(),
+            fingerprint: self.fingerprint.clone(),
             steps: summary.fit.step,
             losses: self.losses(),
             evaluations: self.evaluations(),
             heldout_losses: summary.fit.heldout_losses.clone(),
-            mxfp8_gemms: gemms.fprop + gemms.dgrad + gemms.wgrad,
-            mxfp8_share_planned: summary.mxfp8_flop_share,
-            mxfp8_share_run: summary.mxfp8_flop_share_run,
+            mxfp8_gemms: summary.mxfp8_gemms_run.total(),
+            mxfp8_share_planned: summary.mxfp8_flop_share_planned,
+            mxfp8_share_run: summary.mxfp8_flop_share,
             audit: summary.fit.audit.clone(),
         }
     }
@@ -106,9 +115,10 @@ fn this_program() -> Result<PathBuf, TrainError> {
 pub(super) fn train_in_child(
     label: &str,
     settings: &Settings,
-    resume: bool,
+    start: Start,
 ) -> Result<FinishedRun, TrainError> {
     let out = &settings.out;
+    let resume = matches!(start, Start::Resume | Start::ResumeChanged);
     if resume && let Ok(run) = FinishedRun::read(out) {
         let is_done = run.summary.fit.step == settings.steps && run.summary.settings == *settings;
         if is_done {

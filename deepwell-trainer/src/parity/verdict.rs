@@ -2,12 +2,14 @@
 //! lies.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Curve;
 use super::runs::mean_of_last_three;
 use super::statistics::{Estimate, evaluation_error_rel};
 use crate::Settings;
 use crate::audit::AuditReport;
+use crate::fingerprint::{differences, short};
 
 /// Largest mean relative gap of held-out loss that counts as holding BF16's loss, unless the user
 /// says otherwise. The project set it for itself; it does not come from a measurement.
@@ -68,6 +70,8 @@ pub struct Check {
 #[derive(Clone, Debug)]
 pub(crate) struct RunFacts {
     pub(crate) settings: Settings,
+    /// What the run's numbers follow from, a [`crate::fingerprint::Fingerprint`].
+    pub(crate) fingerprint: Value,
     /// Steps done.
     pub(crate) steps: u64,
     /// Training losses by step.
@@ -244,31 +248,42 @@ fn complete(pairs: &[Pair]) -> Check {
     check("complete curves of finite losses", problems, "all steps and evaluations".to_string())
 }
 
-/// Nothing but the precision differs within a pair, and the initial weights are the same.
+/// Fields of the fingerprint in which the runs of a pair may differ.
+const FREE_IN_A_PAIR: [&str; 4] = ["policy", "kernels", "micro_batch", "perturb_weights_seed"];
+
+/// Fields in which pairs may differ from each other beside those.
+const FREE_BETWEEN_PAIRS: [&str; 2] = ["seed", "data_seed"];
+
+/// Nothing but the precision differs within a pair: weights and batches are the same. Nothing but
+/// the seed differs between pairs.
 fn same_runs(pairs: &[Pair]) -> Check {
     let mut problems = Vec::new();
-    for pair in pairs {
-        let base = &pair.bf16;
-        for other in [Some(&pair.mxfp8), pair.control.as_ref()].into_iter().flatten() {
-            let seed = other.settings.seed;
-            if comparable(&base.settings) != comparable(&other.settings) {
-                problems.push(format!("the runs of seed {seed} have different settings"));
-            }
+    let mut compare = |base: &RunFacts, other: &RunFacts, free: &[&str]| {
+        let found = differences(&base.fingerprint, &other.fingerprint);
+        let is_free = |field: &str| free.iter().any(|free| field.split('.').next() == Some(free));
+        let found: Vec<String> = found
+            .iter()
+            .filter(|difference| !is_free(&difference.field))
+            .map(|difference| {
+                let [was, now] =
+                    [&difference.was, &difference.now].map(|value| short(value.as_ref()));
+                format!("{} {was} and {now}", difference.field)
+            })
+            .collect();
+        if !found.is_empty() {
+            let seeds = [&base.settings, &other.settings].map(|settings| settings.seed);
+            problems.push(format!("seeds {} and {}: {}", seeds[0], seeds[1], found.join(", ")));
         }
+    };
+    let between = [&FREE_IN_A_PAIR[..], &FREE_BETWEEN_PAIRS].concat();
+    for pair in pairs {
+        for other in [Some(&pair.mxfp8), pair.control.as_ref()].into_iter().flatten() {
+            compare(&pair.bf16, other, &FREE_IN_A_PAIR);
+        }
+        compare(&pairs[0].bf16, &pair.bf16, &between);
     }
-    check("the same weights and batches", problems, "settings of each pair agree".to_string())
-}
-
-/// The settings without what may differ within a pair.
-fn comparable(settings: &Settings) -> Settings {
-    Settings {
-        precision: String::new(),
-        policy: None,
-        audit: false,
-        perturb_weights_seed: None,
-        out: std::path::PathBuf::new(),
-        ..settings.clone()
-    }
+    let otherwise = "by the content of model, data, tokenizer and settings".to_string();
+    check("the same weights and batches", problems, otherwise)
 }
 
 /// MXFP8 GEMMs ran, and as many as the plan promised.

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 use crate::audit::Finding;
 
@@ -7,8 +9,10 @@ const STEPS: u64 = 40;
 fn run(seed: u64, last: f64) -> RunFacts {
     let settings = Settings { steps: STEPS, seed, eval_every: Some(10), ..Settings::default() };
     let curve = |step: u64| last + (5.0 - last) * (1.0 - step as f64 / STEPS as f64).powi(4);
+    let fingerprint = json!({ "data": "a", "seed": seed, "data_seed": seed, "policy": {} });
     RunFacts {
         settings,
+        fingerprint,
         steps: STEPS,
         losses: (1..=STEPS).map(|step| (step, curve(step))).collect(),
         evaluations: (0..=STEPS).step_by(10).map(|step| (step, curve(step))).collect(),
@@ -83,8 +87,9 @@ fn comparisons_that_are_none() {
         ("30 of 40 steps", Box::new(|pair| pair.mxfp8.steps = 30)),
         ("39 training losses", Box::new(|pair| pair.mxfp8.losses.truncate(39))),
         ("loss of step 3 is not finite", Box::new(|pair| pair.bf16.losses[2].1 = f64::INFINITY)),
-        ("different settings", Box::new(|pair| pair.mxfp8.settings.learning_rate = Some(1e-3))),
-        ("different settings", Box::new(|pair| pair.mxfp8.settings.seed = 9)),
+        ("data \"a\" and \"b\"", Box::new(|pair| pair.mxfp8.fingerprint["data"] = json!("b"))),
+        ("data_seed 0 and 9", Box::new(|pair| pair.mxfp8.fingerprint["data_seed"] = json!(9))),
+        ("steps 3 and nothing", Box::new(|pair| pair.bf16.fingerprint["steps"] = json!(3))),
         ("no result", Box::new(|pair| pair.mxfp8.audit = None)),
         ("1 findings, the first: call: wrong", {
             Box::new(move |pair| pair.mxfp8.audit = Some(audit.clone()))

@@ -1,12 +1,27 @@
 //! Where a model goes, complete or not at all.
+//!
+//! Everything is written aside and brought to the disk first. A folder that is not there yet then
+//! appears with one rename. In a folder that is there, files are renamed one by one, and whoever
+//! looks for a model in it finds at each moment the former one, the new one, or none:
+//!
+//! 1. an index that is going to be replaced is removed, since its shards change under their names;
+//! 2. the shards are renamed, which nobody looks for without an index;
+//! 3. the index, or the single file of a model without one, is renamed;
+//! 4. what named the former model in the other way, an index or a single file, is removed.
+//!
+//! The folder is synced after each of the four.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
 use super::QuantizeFileError;
-use super::safetensors::{self, Model, NewTensor};
+use super::safetensors::{self, INDEX_FILE, Model, NewTensor, SINGLE_FILE};
+
+/// Name of the folder with the files in the temporary one.
+const FILES: &str = "model";
 
 /// The output of a run, in a folder beside its place until it is complete. Dropped before that, the
 /// folder goes and the place is untouched.
@@ -14,6 +29,7 @@ pub(super) struct Output<'a> {
     path: &'a Path,
     /// The folder that the files will lie in.
     folder: PathBuf,
+    /// In the folder of `path`, so that a rename is enough.
     partial: TempDir,
     is_folder: bool,
 }
@@ -49,6 +65,9 @@ impl<'a> Output<'a> {
             .prefix(".deepwell-quantize-")
             .tempdir_in(parent)
             .map_err(QuantizeFileError::io("write to", parent))?;
+        // A temporary folder is private to its user; what is in it gets what all folders get.
+        let files = partial.path().join(FILES);
+        fs::create_dir(&files).map_err(QuantizeFileError::io("create", &files))?;
         let folder = if model.is_folder { path } else { parent }.to_path_buf();
         Ok(Self { path, folder, partial, is_folder: model.is_folder })
     }
@@ -56,9 +75,13 @@ impl<'a> Output<'a> {
     /// Where to write the file that is called `name` in the folder of the model.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         match (self.is_folder, self.path.file_name()) {
-            (false, Some(name)) => self.partial.path().join(name),
-            _ => self.partial.path().join(name),
+            (false, Some(name)) => self.files().join(name),
+            _ => self.files().join(name),
         }
+    }
+
+    fn files(&self) -> PathBuf {
+        self.partial.path().join(FILES)
     }
 
     /// Moves the files to their place. What else lies there, such as a configuration, stays.
@@ -67,16 +90,77 @@ impl<'a> Output<'a> {
         model: &Model,
         index: &[(String, Vec<NewTensor>)],
     ) -> Result<(), QuantizeFileError> {
-        let partial = self.partial.path();
         if model.has_index {
-            safetensors::write_index(partial, index)?;
+            safetensors::write_index(&self.files(), index)?;
         }
-        fs::create_dir_all(&self.folder).map_err(QuantizeFileError::io("create", &self.folder))?;
-        for entry in fs::read_dir(partial).map_err(QuantizeFileError::io("read", partial))? {
-            let entry = entry.map_err(QuantizeFileError::io("read", partial))?;
-            let target = self.folder.join(entry.file_name());
-            fs::rename(entry.path(), &target).map_err(QuantizeFileError::io("write", target))?;
+        self.publish(&RealDisk)
+    }
+
+    fn publish(&self, disk: &dyn Disk) -> Result<(), QuantizeFileError> {
+        let (files, folder) = (self.files(), &self.folder);
+        let sync = |path: &Path| disk.sync(path).map_err(QuantizeFileError::io("sync", path));
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&files).map_err(QuantizeFileError::io("read", &files))? {
+            let entry = entry.map_err(QuantizeFileError::io("read", &files))?;
+            sync(&entry.path())?;
+            names.push(entry.file_name());
         }
-        Ok(())
+        sync(&files)?;
+        if self.is_folder && !folder.exists() {
+            disk.rename(&files, folder).map_err(QuantizeFileError::io("write", folder))?;
+            return sync(folder.parent().filter(|p| *p != Path::new("")).unwrap_or(Path::new(".")));
+        }
+        let remove = |name: &str| {
+            let path = folder.join(name);
+            if !path.exists() {
+                return Ok(());
+            }
+            disk.remove(&path).map_err(QuantizeFileError::io("replace", &path))?;
+            sync(folder)
+        };
+        let has = |name: &str| names.iter().any(|known| known == name);
+        let has_index = self.is_folder && has(INDEX_FILE);
+        if has_index {
+            remove(INDEX_FILE)?;
+        }
+        let (last, first): (Vec<_>, Vec<_>) =
+            names.iter().partition(|name| !has_index || *name == INDEX_FILE);
+        for names in [first, last].iter().filter(|names| !names.is_empty()) {
+            for name in names {
+                let target = folder.join(name);
+                disk.rename(&files.join(name), &target)
+                    .map_err(QuantizeFileError::io("write", &target))?;
+            }
+            sync(folder)?;
+        }
+        let former = if has_index { SINGLE_FILE } else { INDEX_FILE };
+        if self.is_folder && !has(former) { remove(former) } else { Ok(()) }
     }
 }
+
+/// The operations that the order above is about, so that a test can fail each of them.
+trait Disk {
+    fn sync(&self, path: &Path) -> io::Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove(&self, path: &Path) -> io::Result<()>;
+}
+
+struct RealDisk;
+
+impl Disk for RealDisk {
+    fn sync(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+}
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::QuantizeFileError;
 
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) const SINGLE_FILE: &str = "model.safetensors";
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 const METADATA: &str = "__metadata__";
 /// What the reference implementation reads at most.
 const HEADER_BYTES_MAX: u64 = 100_000_000;

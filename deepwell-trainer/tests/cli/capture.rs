@@ -84,7 +84,7 @@ fn gpt2_and_exported_models_train() {
     {
         let planned = json_of(&["plan", &model, "--seq", "32", "--precision", precision, "--json"]);
         assert!(planned["plan"].is_object(), "{model}");
-        let (out, cache) = (folder.path("run"), folder.path("cache"));
+        let (out, cache) = (folder.path(precision), folder.path("cache"));
         let args = [
             "train",
             "--model",

@@ -10,6 +10,7 @@ mod generate;
 mod help;
 mod parity;
 mod quantize;
+mod runs;
 mod tables;
 mod tokenizer;
 

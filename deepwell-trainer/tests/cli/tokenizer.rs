@@ -37,7 +37,8 @@ fn a_tokenizer_from_text_to_training() {
     let too_small: Vec<&str> = too_small.iter().map(String::as_str).collect();
     check_error(&too_small, 2, &["outside the model's vocabulary of 256", "hint: the model needs"]);
     let cache = folder.path("own-cache");
-    let options = ["--tokenizer", &first, "--cache-dir", &cache, "--eval-tokens", "256"];
+    let options =
+        ["--tokenizer", &first, "--cache-dir", &cache, "--eval-tokens", "256", "--overwrite"];
     let summary = json_of(&run(&options, 400));
     assert_eq!(summary["fit"]["step"], 2);
     assert_eq!(summary["settings"]["eval_tokens"], 256);

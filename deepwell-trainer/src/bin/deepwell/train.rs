@@ -15,6 +15,9 @@ nothing needs to be downloaded. Checkpoints and metrics.jsonl go to the output f
 the run after the step at hand with a checkpoint, and --resume goes on from there as if it had
 never been stopped; a second Ctrl-C ends it at once.
 
+One folder holds one run: another one is refused there, and so is a second process. Settings that
+change the numbers of a run that goes on are named; nothing is deleted without --overwrite.
+
 Examples:
   deepwell train --steps 200
   deepwell train --model llama-micro --data book.txt --out runs/book

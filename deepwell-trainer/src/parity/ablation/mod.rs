@@ -22,12 +22,12 @@ use serde::{Deserialize, Serialize};
 pub use classes::AblateBy;
 use classes::{Class, classes};
 
-use super::Estimate;
 use super::runs::{FinishedRun, train_in_child};
 use super::verdict::gap_at_end;
+use super::{Estimate, folder};
 use crate::commands::ExitStatus;
 use crate::console::say;
-use crate::{Settings, TrainError};
+use crate::{Settings, Start, TrainError};
 
 /// What to take apart.
 #[derive(Clone, Debug)]
@@ -36,8 +36,8 @@ pub struct AblationOptions {
     pub settings: Settings,
     /// Where the report and the runs go.
     pub out: PathBuf,
-    /// Go on where an earlier call stopped.
-    pub resume: bool,
+    /// What becomes of an earlier comparison in that folder.
+    pub start: Start,
     /// Seeds, from that of the settings on.
     pub seeds: u64,
     /// The classes.
@@ -105,7 +105,7 @@ pub fn run(
             deepwell_ir::apply_precision(&graph, &policy)?;
         }
     }
-    std::fs::create_dir_all(&options.out).map_err(TrainError::io(&options.out))?;
+    let _lock = folder::claim(&options.out, options.start)?;
     let runs = options.seeds * (2 + 2 * classes.len() as u64);
     say(format_args!("{runs} runs of {} steps", options.settings.steps));
 
@@ -145,7 +145,7 @@ fn one_seed(
     seed: u64,
     stop: &AtomicBool,
 ) -> Result<Option<(SeedGaps, FinishedRun)>, TrainError> {
-    let folder = options.out.join(format!("seed-{seed}"));
+    let folder = options.out.join(folder::seed_folder(seed));
     let train = |name: &str, policy: &PrecisionPolicy| {
         train_one(options, &folder, seed, name, policy, stop)
     };
@@ -178,7 +178,7 @@ fn train_one(
     let path = folder.join(format!("{name}.toml"));
     std::fs::write(&path, policy.to_toml()).map_err(TrainError::io(&path))?;
     let settings = Settings { seed, policy: Some(path), out, ..options.settings.clone() };
-    let run = train_in_child(&format!("{seed} {name}"), &settings, options.resume)?;
+    let run = train_in_child(&format!("{seed} {name}"), &settings, options.start)?;
     let is_stopped = run.summary.fit.interrupted || stop.load(Ordering::Relaxed);
     Ok((!is_stopped).then_some(run))
 }

@@ -1,0 +1,239 @@
+//! What a run is: everything that its numbers follow from.
+//!
+//! A checkpoint holds the fingerprint of its run. `--resume` compares it, field by field, with that
+//! of the settings at hand. What changes no number is not in it: where files lie, how often
+//! checkpoints are written and how many stay, the index of a GPU, the rule of recomputation.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use deepwell_ckpt::json_differences;
+use deepwell_ir::Graph;
+use deepwell_plan::{OptimizerSpec, Plan};
+use deepwell_precision::GuardConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::data::TokenCache;
+use crate::weights::MasterWeights;
+use crate::{Device, Engine, Settings, TrainError};
+
+/// Everything that the numbers of a run follow from. Hashes are BLAKE3, of contents.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// Hash of the captured graph.
+    pub model: String,
+    /// Hash of the weights that the run began with, or that they are made from `seed`.
+    pub initial_weights: String,
+    /// Hash of the tokens of both parts.
+    pub data: String,
+    /// Hash of the tokenizer.
+    pub tokenizer: String,
+    /// The precision policy, as the guards found it.
+    pub policy: Value,
+    /// Thresholds of the guards.
+    pub guards: GuardConfig,
+    /// `cpu`, `cuda`, or the emulated device.
+    pub device: String,
+    /// Architecture of the device.
+    pub arch: String,
+    /// The kernels of each op, with their tiles.
+    pub kernels: BTreeMap<String, Vec<String>>,
+    /// Seed of weights that are not loaded.
+    pub seed: u64,
+    /// Seed of the order of the data.
+    pub data_seed: u64,
+    /// Seed of a perturbation of the initial weights.
+    pub perturb_weights_seed: Option<u64>,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Sequences of a step.
+    pub batch_size: usize,
+    /// Sequences that run at a time.
+    pub micro_batch: usize,
+    /// The largest learning rate.
+    pub learning_rate: f64,
+    /// Steps until it is reached.
+    pub warmup_steps: u64,
+    /// Last learning rate over the largest.
+    pub final_learning_rate_ratio: f64,
+    /// Largest gradient norm.
+    pub max_grad_norm: f64,
+    /// AdamW's constants.
+    pub optimizer: OptimizerSpec,
+    /// Steps between two evaluations.
+    pub eval_every: u64,
+    /// Held-out tokens of an evaluation, at least.
+    pub eval_tokens: u64,
+}
+
+/// What a run is made from that neither its engine nor its settings tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// Hash of the tokenizer.
+    pub tokenizer: Option<String>,
+    /// Hash of the weights that were loaded; none where they are made from the seed.
+    pub weights: Option<String>,
+}
+
+impl Fingerprint {
+    /// The fingerprint of a run that has not begun.
+    pub fn of(
+        engine: &Engine,
+        settings: &Settings,
+        tokens: &TokenCache,
+        sources: &Sources,
+    ) -> Fingerprint {
+        let plan = engine.plan();
+        let schedule = settings.schedule();
+        let unknown = || "not told".to_string();
+        Fingerprint {
+            model: graph_hash(engine.graph()),
+            initial_weights: sources.weights.clone().unwrap_or_else(|| "from seed".to_string()),
+            data: tokens.content_hash(),
+            tokenizer: sources.tokenizer.clone().unwrap_or_else(unknown),
+            policy: without_places(to_value(engine.policy())),
+            guards: settings.guards.clone(),
+            device: match settings.device {
+                Device::Cuda(_) => "cuda".to_string(),
+                device => device.to_string(),
+            },
+            arch: plan.arch.clone(),
+            kernels: kernels(plan),
+            seed: settings.seed,
+            data_seed: settings.data_seed.unwrap_or(settings.seed),
+            perturb_weights_seed: settings.perturb_weights_seed,
+            steps: settings.steps,
+            seq_len: settings.seq_len,
+            batch_size: settings.batch_size,
+            micro_batch: plan.micro_batch,
+            learning_rate: schedule.peak,
+            warmup_steps: schedule.warmup_steps,
+            final_learning_rate_ratio: schedule.final_ratio,
+            max_grad_norm: settings.max_grad_norm,
+            optimizer: settings.optimizer.clone(),
+            eval_every: settings.eval_interval(),
+            eval_tokens: settings.eval_tokens,
+        }
+    }
+
+    /// As JSON, with every `f32` as short as it is in a run file.
+    pub fn to_value(&self) -> Value {
+        to_value(self)
+    }
+}
+
+/// A field in which two runs differ.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Its name: `optimizer.beta1`.
+    pub field: String,
+    /// What the run has; none where it has no such field.
+    pub was: Option<Value>,
+    /// What it would be now.
+    pub now: Option<Value>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [was, now] = [&self.was, &self.now].map(|value| short(value.as_ref()));
+        write!(f, "{}: the run has {was}, now {now}", self.field)
+    }
+}
+
+/// The fields in which a run, by the fingerprint that it was saved with, differs from another.
+pub fn differences(was: &Value, now: &Value) -> Vec<Difference> {
+    let found = json_differences(was, now).into_iter();
+    found.map(|place| Difference { field: place.path, was: place.a, now: place.b }).collect()
+}
+
+/// A value for a message: of hashes the first digits.
+pub(crate) fn short(value: Option<&Value>) -> String {
+    const HASH_DIGITS: usize = 64;
+    match value {
+        None => "nothing".to_string(),
+        Some(Value::String(text))
+            if text.len() == HASH_DIGITS && text.bytes().all(|b| b.is_ascii_hexdigit()) =>
+        {
+            text[..12].to_string()
+        }
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Hashes weights while they are loaded, so that nothing is read twice.
+pub struct HashedWeights<'a> {
+    target: &'a mut dyn MasterWeights,
+    hasher: blake3::Hasher,
+}
+
+impl<'a> HashedWeights<'a> {
+    /// Weights on their way to `target`.
+    pub fn new(target: &'a mut dyn MasterWeights) -> HashedWeights<'a> {
+        HashedWeights { target, hasher: blake3::Hasher::new() }
+    }
+
+    /// The hash of what was written.
+    pub fn hash(&self) -> String {
+        self.hasher.finalize().to_hex().to_string()
+    }
+}
+
+impl MasterWeights for HashedWeights<'_> {
+    fn program(&self) -> &deepwell_ir::Program {
+        self.target.program()
+    }
+
+    fn write_master(&mut self, id: deepwell_ir::ValueId, bytes: &[u8]) -> Result<(), TrainError> {
+        let name = &self.target.program().value(id).name;
+        self.hasher.update(&(name.len() as u64).to_le_bytes());
+        self.hasher.update(name.as_bytes());
+        self.hasher.update(&(bytes.len() as u64).to_le_bytes());
+        self.hasher.update(bytes);
+        self.target.write_master(id, bytes)
+    }
+
+    fn refresh_copies(&mut self) -> Result<(), TrainError> {
+        self.target.refresh_copies()
+    }
+}
+
+/// Hash of a graph, whatever the name that its model was given by.
+fn graph_hash(graph: &Graph) -> String {
+    let unnamed = Graph { name: String::new(), ..graph.clone() };
+    let text = serde_json::to_vec(&unnamed).expect("a graph is plain data");
+    blake3::hash(&text).to_hex().to_string()
+}
+
+fn kernels(plan: &Plan) -> BTreeMap<String, Vec<String>> {
+    let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for kernel in &plan.kernels {
+        let tile = kernel.tile.as_ref().map(|tile| format!(" {}", to_value(tile)));
+        let text = format!("{}{}", kernel.kernel, tile.unwrap_or_default());
+        kernels.entry(kernel.op.clone()).or_default().push(text);
+    }
+    kernels
+}
+
+/// Through text, which has an `f32` in its own digits and not in those of an `f64`.
+fn to_value(data: &impl Serialize) -> Value {
+    let text = serde_json::to_string(data).expect("settings, plans and policies are plain data");
+    serde_json::from_str(&text).expect("it was just written")
+}
+
+/// A policy without the places of its rules in a file.
+fn without_places(mut policy: Value) -> Value {
+    match &mut policy {
+        Value::Object(fields) => {
+            fields.remove("place");
+            fields.values_mut().for_each(|value| *value = without_places(value.take()));
+        }
+        Value::Array(values) => {
+            values.iter_mut().for_each(|value| *value = without_places(value.take()));
+        }
+        _ => {}
+    }
+    policy
+}

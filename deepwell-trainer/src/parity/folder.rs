@@ -1,0 +1,88 @@
+//! The output folder of a comparison: who owns it, and what a new one may do with the results of
+//! another.
+
+use std::fs;
+use std::path::Path;
+
+use crate::lock::OutputLock;
+use crate::{Start, TrainError};
+
+/// Reports of a comparison and of an ablation. Beside them are the folders of the seeds.
+const REPORTS: [&str; 5] =
+    ["report.json", "report.html", "metrics.jsonl", "ablation.json", "ablation.html"];
+
+/// How the folders of seeds are called.
+pub(super) fn seed_folder(seed: u64) -> String {
+    format!("seed-{seed}")
+}
+
+/// Takes `out` for a comparison and makes room in it, as `start` says.
+///
+/// # Errors
+/// [`TrainError::Locked`]; [`TrainError::Results`] for a new comparison in a folder that holds
+/// another.
+pub(super) fn claim(out: &Path, start: Start) -> Result<OutputLock, TrainError> {
+    let lock = OutputLock::acquire(out)?;
+    match start {
+        Start::Resume | Start::ResumeChanged => {}
+        Start::New => {
+            let found = results(out)?;
+            if !found.is_empty() {
+                let folder = out.to_path_buf();
+                return Err(TrainError::Results { folder, run: None, found });
+            }
+        }
+        Start::Overwrite => {
+            for name in results(out)? {
+                let path = out.join(&name);
+                let deleted =
+                    if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                deleted.map_err(TrainError::io(&path))?;
+            }
+        }
+    }
+    Ok(lock)
+}
+
+/// Names of what a comparison left in `out`.
+fn results(out: &Path) -> Result<Vec<String>, TrainError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(out).map_err(TrainError::io(out))? {
+        let name = entry.map_err(TrainError::io(out))?.file_name().to_string_lossy().into_owned();
+        let seed = name.strip_prefix("seed-");
+        let is_seed = seed.is_some_and(|seed| seed.parse::<u64>().is_ok());
+        if is_seed || REPORTS.contains(&name.as_str()) {
+            found.push(name);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_deleted_only_when_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path();
+        drop(claim(out, Start::New).unwrap());
+        for name in ["seed-3/bf16", "seed-x"] {
+            fs::create_dir_all(out.join(name)).unwrap();
+        }
+        for name in ["report.json", "notes.txt"] {
+            fs::write(out.join(name), "x").unwrap();
+        }
+        let error = claim(out, Start::New).unwrap_err();
+        let TrainError::Results { found, .. } = &error else { panic!("{error}") };
+        assert_eq!(found[..], ["report.json", "seed-3"]);
+        drop(claim(out, Start::Resume).unwrap());
+        assert_eq!(results(out).unwrap().len(), 2);
+        let lock = claim(out, Start::Overwrite).unwrap();
+        assert_eq!(results(out).unwrap().len(), 0);
+        assert!(out.join("notes.txt").exists() && out.join("seed-x").exists());
+        assert!(matches!(claim(out, Start::Resume), Err(TrainError::Locked { .. })));
+        drop(lock);
+    }
+}

@@ -1,0 +1,342 @@
+//! The output folder of a run: who owns it, which run it holds, and what a run may do with it.
+//!
+//! | in the folder | what |
+//! |---|---|
+//! | `.deepwell.lock` | held by the one process that writes here, see [`crate::lock`] |
+//! | `run.json` | a [`RunRecord`]: identity and fingerprint of the run, written before its first step |
+//! | the [results](RESULTS) | metrics, events, checkpoints, summary, profile |
+//!
+//! A folder holds one run. Its checkpoints carry its identity, so that none of another run is ever
+//! taken for its own. Results are deleted only where [`Start::Overwrite`] asks for it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use deepwell_ckpt::{CheckpointEntry, Listing};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::TrainError;
+use crate::clock::utc_now;
+use crate::fingerprint::{Difference, Fingerprint, differences};
+use crate::lock::OutputLock;
+use crate::trainer::{Progress, Trainer};
+
+/// Name of the record in an output folder.
+const RECORD: &str = "run.json";
+
+/// What a run leaves in its folder. The record is the last to be deleted.
+const RESULTS: [&str; 7] = [
+    "summary.json",
+    "profile.json",
+    "trace.json",
+    "checkpoints",
+    "events",
+    "metrics.jsonl",
+    RECORD,
+];
+
+/// How a run begins in a folder that may hold results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// At the first step; results of another run are an error.
+    #[default]
+    New,
+    /// After the newest checkpoint of the folder's run, whose fingerprint must be that of the
+    /// settings; at the first step where there is no checkpoint.
+    Resume,
+    /// The same, with other settings: what changes is written into the record.
+    ResumeChanged,
+    /// At the first step; results of another run are deleted.
+    Overwrite,
+}
+
+/// `run.json`: which run a folder holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// 32 random hexadecimal digits, made when the run began. Its checkpoints have them too.
+    pub id: String,
+    /// When it began.
+    pub started: String,
+    /// The version of Deepwell that it began with.
+    pub version: String,
+    /// A [`Fingerprint`], the latest that the run had.
+    pub fingerprint: Value,
+    /// What changed at resumptions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<RunChange>,
+}
+
+/// What a resumption changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunChange {
+    /// The step after which it holds.
+    pub after_step: u64,
+    /// What changed.
+    pub differences: Vec<Difference>,
+}
+
+/// An output folder that a run owns until this is dropped.
+#[derive(Debug)]
+pub struct RunFolder {
+    out: PathBuf,
+    start: Start,
+    former: Option<Former>,
+    _lock: OutputLock,
+}
+
+/// The run that a folder holds.
+#[derive(Debug)]
+struct Former {
+    record: RunRecord,
+    newest: Option<CheckpointEntry>,
+    /// Of the newest checkpoint, or of the record where there is none.
+    fingerprint: Value,
+    /// Checkpoints that cannot be read, with their reasons.
+    damaged: Vec<String>,
+}
+
+/// How a run begins in its folder.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Opened {
+    /// Who it is, for its checkpoints.
+    pub(crate) identity: RunIdentity,
+    /// Where it goes on.
+    pub(crate) from: Option<CheckpointEntry>,
+}
+
+/// What the checkpoints of a run say about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunIdentity {
+    /// See [`RunRecord::id`].
+    pub id: String,
+    /// The fingerprint that the steps from here on have.
+    pub fingerprint: Value,
+}
+
+impl RunFolder {
+    /// Takes a folder for a run, before anything that takes long. Nothing in it is changed yet.
+    ///
+    /// # Errors
+    /// [`TrainError::Locked`]; [`TrainError::Results`] unless the run goes on or may overwrite;
+    /// [`TrainError::Resume`] for checkpoints that are not of the folder's run.
+    pub fn claim(out: &Path, start: Start) -> Result<RunFolder, TrainError> {
+        let lock = OutputLock::acquire(out)?;
+        let former = match start {
+            Start::New => {
+                refuse_results(out)?;
+                None
+            }
+            Start::Overwrite => None,
+            Start::Resume | Start::ResumeChanged => former(out)?,
+        };
+        Ok(RunFolder { out: out.to_path_buf(), start, former, _lock: lock })
+    }
+
+    /// The micro-batch of the run that goes on. Another one, as a planner may choose it when less
+    /// memory is free, would add gradients up in another order.
+    pub fn micro_batch(&self) -> Option<usize> {
+        let former = self.former.as_ref()?;
+        former.fingerprint["micro_batch"].as_u64().map(|rows| rows as usize)
+    }
+
+    /// Begins the run, or says after which checkpoint it goes on.
+    ///
+    /// # Errors
+    /// [`TrainError::OtherRun`] for a run that goes on with another fingerprint, and what keeps the
+    /// record from being written.
+    pub(crate) fn begin(
+        &self,
+        fingerprint: &Fingerprint,
+        progress: &mut dyn Progress,
+    ) -> Result<Opened, TrainError> {
+        let fingerprint = fingerprint.to_value();
+        let Some(former) = &self.former else {
+            match self.start {
+                Start::Overwrite => delete_results(&self.out)?,
+                _ => refuse_results(&self.out)?,
+            }
+            let id = random_id().map_err(TrainError::io("the system's random numbers"))?;
+            let record = RunRecord {
+                id: id.clone(),
+                started: utc_now(),
+                version: env!("CARGO_PKG_VERSION").to_string(),
+                fingerprint: fingerprint.clone(),
+                changes: Vec::new(),
+            };
+            self.write_record(&record)?;
+            return Ok(Opened { identity: RunIdentity { id, fingerprint }, from: None });
+        };
+        for damaged in &former.damaged {
+            progress.note(&format!("warning: passed over, as it is damaged: {damaged}"));
+        }
+        let mut record = former.record.clone();
+        let changed = differences(&former.fingerprint, &fingerprint);
+        if !changed.is_empty() {
+            if self.start != Start::ResumeChanged {
+                let path = former.newest.as_ref().map_or(&self.out, |entry| &entry.path).clone();
+                return Err(TrainError::OtherRun { path, differences: changed });
+            }
+            if changed.iter().any(|difference| difference.field.starts_with("guards.")) {
+                return Err(TrainError::Resume {
+                    path: self.out.clone(),
+                    what: "the guards' thresholds cannot change: what they have seen so far was \
+                           judged by them"
+                        .to_string(),
+                    hint: "leave `[guards]` as `run.json` in the folder has it",
+                });
+            }
+            for difference in &changed {
+                progress.note(&format!("changed: {difference}"));
+            }
+            let after_step = former.newest.as_ref().map_or(0, |entry| entry.step);
+            record.changes.push(RunChange { after_step, differences: changed });
+        }
+        record.fingerprint = fingerprint.clone();
+        if record != former.record || !self.out.join(RECORD).exists() {
+            self.write_record(&record)?;
+        }
+        let identity = RunIdentity { id: record.id, fingerprint };
+        Ok(Opened { identity, from: former.newest.clone() })
+    }
+
+    fn write_record(&self, record: &RunRecord) -> Result<(), TrainError> {
+        let text = serde_json::to_string_pretty(record).expect("a record is plain data");
+        write_whole(&self.out.join(RECORD), &text)
+    }
+}
+
+/// Writes a file aside, brings it to the disk and gives it its name: whoever reads it sees the
+/// former one or this one.
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let write = || {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".deepwell-");
+        // A temporary file is private to its user; this one gets what the user's files get.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = builder.tempfile_in(folder)?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        if cfg!(unix) {
+            fs::File::open(folder)?.sync_all()?;
+        }
+        Ok(())
+    };
+    write().map_err(TrainError::io(path))
+}
+
+/// Which results a folder has.
+fn results(out: &Path) -> Vec<&'static str> {
+    let is_there = |name: &&str| {
+        let path = out.join(name);
+        // An empty folder is no result.
+        fs::read_dir(&path).map_or(path.exists(), |mut entries| entries.next().is_some())
+    };
+    RESULTS.into_iter().filter(is_there).collect()
+}
+
+fn refuse_results(out: &Path) -> Result<(), TrainError> {
+    let found = results(out);
+    if found.is_empty() {
+        return Ok(());
+    }
+    // A record that cannot be read is a result like others.
+    let run = read_record(out).ok().flatten();
+    let run = run.map(|run| format!("{}, begun {}", run.id, run.started));
+    let found = found.into_iter().map(str::to_string).collect();
+    Err(TrainError::Results { folder: out.to_path_buf(), run, found })
+}
+
+fn delete_results(out: &Path) -> Result<(), TrainError> {
+    for name in results(out) {
+        let path = out.join(name);
+        let deleted =
+            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        deleted.map_err(TrainError::io(&path))?;
+    }
+    Ok(())
+}
+
+fn read_record(out: &Path) -> Result<Option<RunRecord>, TrainError> {
+    let path = out.join(RECORD);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(TrainError::io(&path))?,
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| TrainError::Resume {
+        path,
+        what: format!("it is not the record of a run: {error}"),
+        hint: "move it away if its checkpoints are to be gone on from",
+    })
+}
+
+/// The run of a folder, with its newest checkpoint; none in a folder without results.
+fn former(out: &Path) -> Result<Option<Former>, TrainError> {
+    let record = read_record(out)?;
+    let Listing { mut complete, damaged } = deepwell_ckpt::scan(&Trainer::checkpoints_path(out))?;
+    let damaged = damaged.into_iter();
+    let damaged = damaged.map(|one| format!("`{}`: {}", one.path.display(), one.reason)).collect();
+    let mut identities = Vec::with_capacity(complete.len());
+    for entry in &complete {
+        identities.push(identity_of(entry)?);
+    }
+    let Some(newest) = complete.pop() else {
+        return match record {
+            Some(record) => {
+                let fingerprint = record.fingerprint.clone();
+                Ok(Some(Former { record, newest: None, fingerprint, damaged }))
+            }
+            None => refuse_results(out).map(|()| None),
+        };
+    };
+    let identity = identities[identities.len() - 1].clone();
+    // Checkpoints that were copied to a folder of their own bring the run with them.
+    let record = record.unwrap_or_else(|| RunRecord {
+        id: identity.id.clone(),
+        started: utc_now(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        fingerprint: identity.fingerprint.clone(),
+        changes: Vec::new(),
+    });
+    complete.push(newest.clone());
+    for (entry, identity) in complete.iter().zip(&identities) {
+        if identity.id != record.id {
+            return Err(TrainError::Resume {
+                path: entry.path.clone(),
+                what: format!("it is of run {}, its folder of run {}", identity.id, record.id),
+                hint: "move it to another folder: one folder holds one run",
+            });
+        }
+    }
+    let fingerprint = identity.fingerprint;
+    Ok(Some(Former { record, newest: Some(newest), fingerprint, damaged }))
+}
+
+/// What a checkpoint says about its run.
+fn identity_of(entry: &CheckpointEntry) -> Result<RunIdentity, TrainError> {
+    let checkpoint = deepwell_ckpt::load(&entry.path)?;
+    let run = checkpoint.run();
+    match (run["id"].as_str(), &run["fingerprint"]) {
+        (Some(id), fingerprint @ Value::Object(_)) => {
+            Ok(RunIdentity { id: id.to_string(), fingerprint: fingerprint.clone() })
+        }
+        _ => Err(TrainError::Resume {
+            path: entry.path.clone(),
+            what: "it does not say which run it is of, so nothing could be checked".to_string(),
+            hint: "an earlier version wrote it; finish the run with that one",
+        }),
+    }
+}
+
+fn random_id() -> io::Result<String> {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,182 @@
+//! What a run writes about itself as it goes: `metrics.jsonl` and the event file.
+
+use std::path::Path;
+
+use deepwell_precision::GuardEvent;
+
+use crate::TrainError;
+use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
+use crate::trainer::{Progress, Record, Trainer};
+
+/// `metrics.jsonl` and the event file, kept in step.
+pub(crate) struct Log {
+    jsonl: JsonlWriter,
+    events: EventWriter,
+}
+
+impl Log {
+    /// Begins the files, or goes on in them behind `step`, whatever a killed process wrote later.
+    pub(crate) fn open(
+        out: &Path,
+        step: u64,
+        progress: &mut dyn Progress,
+    ) -> Result<Log, TrainError> {
+        let path = Trainer::metrics_path(out);
+        let events = out.join("events");
+        if step == 0 {
+            // A run that was killed before its first checkpoint left events of its first steps.
+            let is_first = !events.exists();
+            return Ok(Log {
+                jsonl: JsonlWriter::create(&path, FlushPolicy::EveryRecord)?,
+                events: match is_first {
+                    true => EventWriter::create(&events)?,
+                    false => EventWriter::resume(&events, 0)?,
+                },
+            });
+        }
+        let truncated = JsonlWriter::truncate_after(&path, step)?;
+        if truncated.step_max != Some(step) {
+            // They are on the disk before the checkpoint is: somebody else took them.
+            progress.note(&format!(
+                "warning: `{}` has no line of step {step}, after which the run goes on: what is \
+                 missing there stays missing",
+                path.display()
+            ));
+        }
+        Ok(Log {
+            jsonl: JsonlWriter::append(&path, FlushPolicy::EveryRecord)?,
+            events: EventWriter::resume(&events, step + 1)?,
+        })
+    }
+
+    pub(crate) fn step(
+        &mut self,
+        line: &StepLine,
+        learning_rate: f64,
+        skipped: bool,
+    ) -> Result<(), TrainError> {
+        self.jsonl.write(&Record {
+            loss: Some(line.loss),
+            grad_norm: Some(line.grad_norm),
+            learning_rate: Some(learning_rate),
+            tokens_per_s: Some(line.tokens_per_s),
+            speed_of_light: line.speed_of_light,
+            skipped,
+            ..Record::at(line.step)
+        })?;
+        let scalars = [
+            ("train/loss", line.loss as f32),
+            ("train/grad_norm", line.grad_norm as f32),
+            ("train/learning_rate", learning_rate as f32),
+            ("train/tokens_per_s", line.tokens_per_s as f32),
+        ];
+        Ok(self.events.scalars(line.step, &scalars)?)
+    }
+
+    pub(crate) fn evaluation(&mut self, step: u64, val_loss: f64) -> Result<(), TrainError> {
+        let val_ppl = Some(val_loss.exp());
+        self.jsonl.write(&Record { val_loss: Some(val_loss), val_ppl, ..Record::at(step) })?;
+        Ok(self.events.scalars(step, &[("val/loss", val_loss as f32)])?)
+    }
+
+    pub(crate) fn guard(&mut self, event: &GuardEvent) -> Result<(), TrainError> {
+        let record = Record { guard: Some(event.clone()), ..Record::at(event.step) };
+        Ok(self.jsonl.write(&record)?)
+    }
+
+    pub(crate) fn sync(&mut self) -> Result<(), TrainError> {
+        self.jsonl.sync()?;
+        Ok(self.events.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::read_events;
+
+    /// Says what it is told.
+    #[derive(Default)]
+    struct Notes(Vec<String>);
+
+    impl Progress for Notes {
+        fn step(&mut self, _line: &StepLine) {}
+        fn evaluation(&mut self, _step: u64, _val_loss: f64) {}
+        fn note(&mut self, text: &str) {
+            self.0.push(text.to_string());
+        }
+    }
+
+    fn line(step: u64) -> StepLine {
+        let (loss, grad_norm) = (1.0 / step as f64, 1.0);
+        StepLine { step, steps_total: 9, loss, grad_norm, tokens_per_s: 1.0, speed_of_light: None }
+    }
+
+    /// Steps of the training losses of all event files, those that a later file voids left out.
+    fn event_steps(out: &Path) -> Vec<u64> {
+        let mut files: Vec<_> = std::fs::read_dir(out.join("events"))
+            .unwrap()
+            .map(|file| file.unwrap().path())
+            .collect();
+        files.sort();
+        let mut steps: Vec<u64> = Vec::new();
+        for file in files {
+            // A file of a resumed run begins with its session: field 2 the step, field 7 the log.
+            let bytes = std::fs::read(&file).unwrap();
+            let session = bytes.windows(4).position(|bytes| bytes == [0x3a, 2, 8, 1]);
+            if let Some(at) = session {
+                steps.retain(|&step| step < u64::from(bytes[at - 1]));
+            }
+            let scalars = read_events(&file).unwrap();
+            steps.extend(scalars.iter().filter(|s| s.tag == "train/loss").map(|s| s.step));
+        }
+        steps
+    }
+
+    /// Writes steps, is killed, and goes on after `resumed_after`.
+    #[track_caller]
+    fn check(written: u64, torn: &str, resumed_after: u64, warns: bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path();
+        let mut notes = Notes::default();
+        let mut log = Log::open(out, 0, &mut notes).unwrap();
+        for step in 1..=written {
+            log.step(&line(step), 0.1, false).unwrap();
+            log.evaluation(step, f64::NAN).unwrap();
+        }
+        log.sync().unwrap();
+        drop(log);
+        let path = Trainer::metrics_path(out);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text + torn).unwrap();
+        let mut log = Log::open(out, resumed_after, &mut notes).unwrap();
+        for step in resumed_after + 1..=9 {
+            log.step(&line(step), 0.1, false).unwrap();
+            log.evaluation(step, f64::NAN).unwrap();
+        }
+        log.sync().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let read = |line| serde_json::from_str::<Record>(line).expect("whole lines");
+        let records: Vec<Record> = text.lines().map(read).collect();
+        let steps: Vec<u64> = records.iter().map(|record| record.step).collect();
+        let kept = written.min(resumed_after);
+        let expected: Vec<u64> = (1..=kept).chain(resumed_after + 1..=9).collect();
+        assert_eq!(steps, expected.iter().flat_map(|&s| [s, s]).collect::<Vec<_>>());
+        assert!(records.iter().skip(1).step_by(2).all(|r| r.val_loss.is_some_and(f64::is_nan)));
+        assert_eq!(event_steps(out), expected);
+        assert_eq!(notes.0.len(), usize::from(warns), "{:?}", notes.0);
+    }
+
+    #[test]
+    fn no_line_is_lost_or_doubled() {
+        // Killed before the first checkpoint, at one, and some steps behind one.
+        check(3, "", 0, false);
+        check(4, "", 4, false);
+        check(7, "", 4, false);
+        // The last line was cut.
+        check(7, "{\"step\":8,\"lo", 4, false);
+        check(4, "{\"step\":", 4, false);
+        // Lines that somebody took away are missed.
+        check(2, "", 4, true);
+    }
+}
