@@ -18,12 +18,16 @@ pub struct Target {
     pub libraries: Vec<String>,
     /// Worker threads of a CPU, or multiprocessors of a GPU.
     pub workers: usize,
+    /// The machine's GPU whose memory and rates the program has, by its index; none where they are
+    /// the processor's, also for a GPU that the processor emulates.
+    #[serde(default)]
+    pub gpu: Option<usize>,
 }
 
 impl Target {
     /// This machine's CPU with `workers` threads.
     pub fn cpu(workers: usize, features: Vec<String>) -> Target {
-        Target { arch: "cpu".to_string(), features, libraries: Vec::new(), workers }
+        Target { arch: "cpu".to_string(), features, libraries: Vec::new(), workers, gpu: None }
     }
 }
 
@@ -122,7 +126,7 @@ pub struct Selection {
 
 /// No kernel serves the request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no kernel for `{op}` on `{arch}`{}", reasons(rejected))]
+#[error("no kernel for `{op}` on `{arch}`{}", reasons(self))]
 pub struct NoKernel {
     /// Name of the op.
     pub op: &'static str,
@@ -130,15 +134,21 @@ pub struct NoKernel {
     pub arch: String,
     /// Every kernel that was looked at.
     pub rejected: Vec<Rejected>,
+    /// Architectures of other targets that have a kernel for the request.
+    pub others: Vec<String>,
 }
 
-fn reasons(rejected: &[Rejected]) -> String {
-    if rejected.is_empty() {
-        return "\nhint: this op is not supported by the catalog, which has no kernel of it for \
-                any target; a graph that holds it can be captured and counted, not run"
-            .to_string();
+/// What was looked at, and who has a kernel.
+fn reasons(missing: &NoKernel) -> String {
+    let reasons: String = missing.rejected.iter().map(|r| format!("\n  {r}")).collect();
+    let others: Vec<String> = missing.others.iter().map(|arch| format!("`{arch}`")).collect();
+    match (missing.rejected.is_empty(), others.as_slice()) {
+        (true, []) => "\nhint: no target has a kernel of this op; a graph that holds it can be \
+                       captured and counted, not run"
+            .to_string(),
+        (false, []) => reasons,
+        (_, others) => format!("{reasons}\nhint: there is a kernel on {}", others.join(", ")),
     }
-    rejected.iter().map(|r| format!("\n  {r}")).collect()
 }
 
 /// Knows which kernels there are. Plain data: it answers for hardware that is not here.

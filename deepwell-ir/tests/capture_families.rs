@@ -69,6 +69,8 @@ fn published_models_count_exactly() {
     }
     let preset = LlamaConfig::preset("llama-3-70b").unwrap();
     assert_eq!(preset.parameter_count(), 70_553_706_496);
+    let preset = LlamaConfig::preset("qwen3-0.6b").unwrap();
+    assert_eq!(preset.parameter_count(), 596_049_920);
 }
 
 fn micro(family: ModelFamily, more: Value) -> LlamaConfig {

@@ -1,6 +1,6 @@
 //! Ops of mixtures: what they take and give, what they cost, and that nothing runs them yet.
 
-use deepwell_ir::{DType, NoKernel, Op, OperandType, ops};
+use deepwell_ir::{DType, NoKernel, Op, OperandType, Rejected, ops};
 
 fn operand(dtype: DType, shape: &[usize]) -> OperandType {
     OperandType { dtype, shape: shape.to_vec() }
@@ -157,11 +157,26 @@ fn operands_that_do_not_fit_are_refused() {
 
 #[test]
 fn a_catalog_without_a_kernel_says_so() {
-    let error = NoKernel { op: "route", arch: "cpu".to_string(), rejected: Vec::new() };
-    assert_eq!(
-        error.to_string(),
-        "no kernel for `route` on `cpu`\n\
-         hint: this op is not supported by the catalog, which has no kernel of it for any target; \
-         a graph that holds it can be captured and counted, not run"
+    let check = |rejected: &[&str], others: &[&str], expected: &str| {
+        let rejected = rejected.iter().map(|reason| Rejected {
+            kernel: "a_kernel".to_string(),
+            reason: (*reason).to_string(),
+        });
+        let error = NoKernel {
+            op: "route",
+            arch: "cpu".to_string(),
+            rejected: rejected.collect(),
+            others: others.iter().map(ToString::to_string).collect(),
+        };
+        assert_eq!(error.to_string(), format!("no kernel for `route` on `cpu`\n{expected}"));
+    };
+    check(
+        &[],
+        &[],
+        "hint: no target has a kernel of this op; a graph that holds it can be captured and \
+         counted, not run",
     );
+    check(&[], &["hopper-sm90", "b"], "hint: there is a kernel on `hopper-sm90`, `b`");
+    check(&["is small"], &[], "  a_kernel: is small");
+    check(&["is small"], &["b"], "  a_kernel: is small\nhint: there is a kernel on `b`");
 }

@@ -40,6 +40,7 @@ mod error;
 mod executor;
 pub mod oracle;
 mod single_call;
+mod targets;
 
 pub use backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};

@@ -3,7 +3,7 @@
 use deepwell_ir::{
     Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, differentiate,
 };
-use deepwell_probe::Hardware;
+use deepwell_probe::{Gpu, Hardware};
 
 use crate::lower::with_batches;
 use crate::{
@@ -43,14 +43,15 @@ pub struct Planned {
     pub rejected: Vec<String>,
 }
 
-/// Plans for one device.
+/// Plans for one device of `hardware`: the one that `target` names.
 ///
 /// Recomputation only adds work and smaller micro-batches only read weights more often, so
 /// candidates are tried from the least predicted time upwards: the least recomputation first, the
 /// largest micro-batch first within it. The first one that fits into memory is taken.
 ///
 /// # Errors
-/// A request that cannot be planned, a model without kernels on `target`, or nothing that fits.
+/// A request that cannot be planned, a GPU that `hardware` does not have, a model without kernels
+/// on `target`, or nothing that fits.
 pub fn autoplan(
     graph: &Graph,
     hardware: &Hardware,
@@ -64,6 +65,7 @@ pub fn autoplan(
             return Err(PlanError::Request { what, expected, got: "0".to_string() });
         }
     }
+    check_gpu(hardware, target)?;
     let micro_batches = micro_batch_candidates(request)?;
     let rules = match request.recompute {
         Some(rule) => vec![rule],
@@ -132,19 +134,46 @@ fn micro_batch_candidates(request: &PlanRequest) -> Result<Vec<usize>, PlanError
     }
 }
 
+/// The GPU that a target names, if it names one that is there.
+pub(crate) fn gpu_of<'a>(hardware: &'a Hardware, target: &Target) -> Option<&'a Gpu> {
+    hardware.gpus.get(target.gpu?)
+}
+
+fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
+    let Some(index) = target.gpu.filter(|_| gpu_of(hardware, target).is_none()) else {
+        return Ok(());
+    };
+    let there: Vec<String> =
+        hardware.gpus.iter().enumerate().map(|(at, gpu)| format!("{at} ({})", gpu.name)).collect();
+    let expected = match there.as_slice() {
+        [] => "no GPU, as the machine has none".to_string(),
+        there => format!("one of {}", there.join(", ")),
+    };
+    Err(PlanError::Request { what: "GPU", expected, got: index.to_string() })
+}
+
 fn free_bytes(hardware: &Hardware, target: &Target) -> u64 {
-    let free = match hardware.gpus.first().filter(|_| target.arch != "cpu") {
+    let free = match gpu_of(hardware, target) {
         Some(gpu) => gpu.memory_free_bytes,
         None => hardware.cpu.memory_available_bytes,
     };
     free / 10 * 9
 }
 
+/// What runs on a target, as a device is named on the command line.
+fn device_name(target: &Target) -> String {
+    match target.gpu {
+        Some(index) => format!("cuda:{index}"),
+        None if target.arch == "cpu" => "cpu".to_string(),
+        // The generation stands before: `hopper-sm90`.
+        None => format!("emulated:{}", target.arch.rsplit('-').next().unwrap_or_default()),
+    }
+}
+
 /// The plan that candidates vary: one stage, one rank.
 pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
     let layer_count =
         graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last + 1);
-    let device = if target.arch == "cpu" { "cpu" } else { "cuda:0" };
     Plan {
         model: graph.name.clone(),
         arch: target.arch.clone(),
@@ -159,7 +188,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
             has_head: true,
             degrees: Degrees::default(),
         }],
-        placement: vec![Placement { rank: 0, stage: 0, device: device.to_string() }],
+        placement: vec![Placement { rank: 0, stage: 0, device: device_name(target) }],
         zero_level: 0,
         recompute: Recompute::None,
         policy: request.policy.clone(),

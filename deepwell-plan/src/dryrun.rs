@@ -7,6 +7,7 @@ use deepwell_ir::{Call, MathUnit, MemoryKind, Program, Target};
 use deepwell_probe::{Hardware, NumberFormat};
 use serde::{Deserialize, Serialize};
 
+use crate::autoplan::gpu_of;
 use crate::format_bytes;
 
 /// What limits a call: the larger of two times.
@@ -105,8 +106,8 @@ struct Roof {
 }
 
 impl Roof {
-    fn of(hardware: &Hardware, arch: &str) -> Roof {
-        match hardware.gpus.first().filter(|_| arch != "cpu") {
+    fn of(hardware: &Hardware, target: &Target) -> Roof {
+        match gpu_of(hardware, target) {
             Some(gpu) => {
                 let tflops = |format| gpu.peak_tflops(format);
                 let f32_rate = tflops(NumberFormat::Fp32).unwrap_or(1.0);
@@ -143,7 +144,8 @@ impl Roof {
     }
 }
 
-/// Predicts a step of `programs`, one per rank, on `hardware`.
+/// Predicts a step of `programs`, one per rank, on `hardware`: each with the rates of the GPU that
+/// its target names, or of the processor.
 ///
 /// Time is the sum of each call's roofline, `max(FLOPs / peak, bytes / bandwidth)`: no program of
 /// these calls runs faster, real ones run slower.
@@ -160,11 +162,11 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
 
 /// Least time of one call of `program` on `hardware`, in seconds, and what limits it.
 pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
-    Roof::of(hardware, &program.target.arch).time(call)
+    Roof::of(hardware, &program.target).time(call)
 }
 
 fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
-    let roof = Roof::of(hardware, &program.target.arch);
+    let roof = Roof::of(hardware, &program.target);
     let mut ops: Vec<(OpTime, f64)> = Vec::new();
     for call in &program.calls {
         let (time_s, bound) = roof.time(call);

@@ -111,7 +111,8 @@ impl Device {
             Device::Cpu => return Ok(cpu_target(rayon::current_num_threads())),
             Device::Cuda(index) => index,
             Device::Emulated(architecture) => {
-                return Ok(cuda_target(architecture, EMULATED_MULTIPROCESSORS as usize, &[]));
+                let target = cuda_target(architecture, EMULATED_MULTIPROCESSORS as usize, &[]);
+                return Ok(Target { gpu: None, ..target });
             }
         };
         let Some(gpu) = hardware.gpus.get(index) else { return Err(self.absent(hardware)) };
@@ -125,7 +126,8 @@ impl Device {
             hint: Some("use `--device cpu`".to_string()),
         })?;
         let multiprocessors = gpu.multiprocessors.unwrap_or(0) as usize;
-        Ok(cuda_target(architecture, multiprocessors, &[CUBLASLT]))
+        let target = cuda_target(architecture, multiprocessors, &[CUBLASLT]);
+        Ok(Target { gpu: Some(index), ..target })
     }
 
     /// The error for a GPU that is not there: what was found instead, and what to do.
@@ -133,8 +135,10 @@ impl Device {
         let (got, hint) = match &hardware.gpus_absent {
             Some(absence) => (absence.reason.clone(), absence.hint.clone()),
             None => {
-                let last = hardware.gpus.len().saturating_sub(1);
-                (format!("{} GPUs", hardware.gpus.len()), format!("use `cuda:0` to `cuda:{last}`"))
+                let there: Vec<String> = (hardware.gpus.iter().enumerate())
+                    .map(|(index, gpu)| format!("`cuda:{index}` ({})", gpu.name))
+                    .collect();
+                (format!("{} GPUs", there.len()), format!("use {}", there.join(" or ")))
             }
         };
         TrainError::Setting {
@@ -241,14 +245,19 @@ mod tests {
         let h200 = Hardware::preset("h200-x2").unwrap();
         let target = Device::Cuda(1).target(&h200).unwrap();
         assert_eq!((target.arch.as_str(), target.workers), ("hopper-sm90", 132));
+        assert_eq!(target.gpu, Some(1));
         let emulated = Device::Emulated(Architecture::Sm100a).target(&h200).unwrap();
         assert_eq!((emulated.arch.as_str(), emulated.workers), ("blackwell-sm100", 4));
-        assert!(emulated.libraries.is_empty());
+        assert!(emulated.libraries.is_empty() && emulated.gpu.is_none());
         let check = |device: Device, hardware: &Hardware, expected: &str| {
             let error = device.target(hardware).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        check(Device::Cuda(2), &h200, "use `cuda:0` to `cuda:1`");
+        check(
+            Device::Cuda(2),
+            &h200,
+            "got 2 GPUs\nhint: use `cuda:0` (NVIDIA H200) or `cuda:1` (NVIDIA H200); `--device cpu`",
+        );
         let mut none = h200.clone();
         none.gpus.clear();
         none.gpus_absent = Some(deepwell_probe::Absence {

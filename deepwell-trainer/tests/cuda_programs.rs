@@ -1,29 +1,42 @@
 //! What training steps become on a GPU. None is needed: planning knows the kernels without one.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use deepwell_ir::Program;
-use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_plan::{OptimizerSpec, PlanRequest, autoplan};
+use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily, Pt2Model};
+use deepwell_ir::{Graph, Program, Recompute, Target};
+use deepwell_kernels::cuda::Architecture;
+use deepwell_plan::{
+    OptimizerSpec, PlanError, PlanRequest, Planned, autoplan, lower_evaluation, lower_inference,
+};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::Hardware;
 use deepwell_trainer::Device;
 
-fn program(model: &str, precision: &str) -> Program {
-    let hardware = Hardware::preset("h200-x2").unwrap();
-    let device = Device::Cuda(0);
-    let request = PlanRequest {
-        seq: 1024,
-        global_batch: 32,
+fn request(precision: &str, seq: usize, global_batch: usize) -> PlanRequest {
+    PlanRequest {
+        seq,
+        global_batch,
         policy: PrecisionPolicy::preset(precision).unwrap(),
         optimizer: OptimizerSpec::default(),
         memory_limit_bytes: None,
         micro_batch: None,
         recompute: None,
-    };
-    let graph = capture(&LlamaConfig::preset(model).unwrap()).unwrap();
-    let (catalog, target) = (device.catalog(), device.target(&hardware).unwrap());
-    autoplan(&graph, &hardware, &request, catalog.as_ref(), &target).unwrap().program
+    }
+}
+
+fn plan(
+    graph: &Graph,
+    hardware: &Hardware,
+    device: Device,
+    request: &PlanRequest,
+) -> Result<Planned, PlanError> {
+    let (catalog, target) = (device.catalog(), device.target(hardware).unwrap());
+    autoplan(graph, hardware, request, catalog.as_ref(), &target)
+}
+
+fn preset(name: &str, seq: usize) -> Graph {
+    ModelConfig::preset(name).unwrap().capture(Some(seq)).unwrap()
 }
 
 /// The ops that quantize, and how often each is called.
@@ -37,8 +50,11 @@ fn quantizations(program: &Program) -> BTreeMap<&str, usize> {
 
 #[test]
 fn quantizations_ride_along_with_their_producers() {
+    let hardware = Hardware::preset("h200-x2").unwrap();
     for precision in ["mxfp8", "mxfp8-128"] {
-        let program = program("llama-134m", precision);
+        let request = request(precision, 1024, 32);
+        let graph = preset("llama-134m", 1024);
+        let program = plan(&graph, &hardware, Device::Cuda(0), &request).unwrap().program;
         let found = quantizations(&program);
         let expected = [
             // Twelve layers of two norms; the first of all has no sum before it.
@@ -52,4 +68,180 @@ fn quantizations_ride_along_with_their_producers() {
             assert_eq!(found.get(name), Some(&count), "{name}: {found:?}");
         }
     }
+}
+
+/// Tokens of a sequence of the models below.
+const SEQ: usize = 16;
+
+/// A small model of each dense family as it is published, and with everything that its
+/// configuration may choose.
+fn dense_models() -> Vec<(String, Graph)> {
+    let mut models: Vec<(String, Graph)> = Vec::new();
+    let mut add = |name: String, config: ModelConfig| {
+        models.push((name, config.capture(Some(SEQ)).unwrap()));
+    };
+    let is_dense = |family: &ModelFamily| {
+        !family.has_experts() && !family.has_latent_attention() && !family.has_sinks()
+    };
+    for family in ModelFamily::ALL.into_iter().filter(is_dense) {
+        let plain = LlamaConfig {
+            family,
+            attention_bias: family == ModelFamily::Qwen2,
+            sliding_window: (family == ModelFamily::Mistral).then_some(SEQ),
+            ..LlamaConfig::preset("llama-micro").unwrap()
+        };
+        for head_dim in [8, 32, 48, 64, 80, 96, 128] {
+            let config = LlamaConfig { head_dim, ..plain.clone() };
+            add(format!("{family:?} with heads of {head_dim}"), config.into());
+        }
+        let tied = LlamaConfig { tie_word_embeddings: true, ..plain.clone() };
+        add(format!("{family:?}, tied"), tied.into());
+        // Rows that are no whole pieces.
+        let odd = LlamaConfig {
+            hidden_size: 60,
+            intermediate_size: 150,
+            vocab_size: 259,
+            ..plain.clone()
+        };
+        add(format!("{family:?} of odd sizes"), odd.into());
+        if family == ModelFamily::Llama {
+            let biased = LlamaConfig { attention_bias: true, mlp_bias: true, ..plain };
+            add("Llama with biases".to_string(), biased.into());
+        }
+    }
+    let gpt2 = Gpt2Config::preset("gpt2-micro").unwrap();
+    for gelu_tanh in [true, false] {
+        for tie_word_embeddings in [true, false] {
+            let config = Gpt2Config { gelu_tanh, tie_word_embeddings, ..gpt2.clone() };
+            add(format!("gpt2, tangent {gelu_tanh}, tied {tie_word_embeddings}"), config.into());
+        }
+    }
+    let odd = Gpt2Config { hidden_size: 72, intermediate_size: 90, num_heads: 3, ..gpt2 };
+    add("gpt2 of odd sizes".to_string(), odd.into());
+    models
+}
+
+/// Graphs that PyTorch exported; none where the tests run without the fixtures.
+fn exported_models() -> Vec<(String, Graph)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deepwell-ir/tests/pt2");
+    let names = ["gpt2", "gpt2_core", "llama", "llama_core", "llama_eager", "mistral", "qwen3"];
+    let open = |name: &str| {
+        let path = folder.join(name).with_extension("pt2");
+        let model = path.is_file().then(|| Pt2Model::open(&path).unwrap())?;
+        Some((path.display().to_string(), model.graph))
+    };
+    names.into_iter().filter_map(open).collect()
+}
+
+/// Training, evaluation, and the forward pass that generates.
+#[test]
+fn dense_models_have_kernels_on_every_gpu() {
+    let hardware = Hardware::preset("h200-x2").unwrap();
+    let mut devices: Vec<Device> = Architecture::ALL.map(Device::Emulated).to_vec();
+    // With the vendor's library.
+    devices.push(Device::Cuda(0));
+    let mut missing = Vec::new();
+    for (name, graph) in dense_models().into_iter().chain(exported_models()) {
+        for (device, precision) in
+            devices.iter().flat_map(|&device| [(device, "bf16"), (device, "mxfp8")])
+        {
+            let (catalog, target) = (device.catalog(), device.target(&hardware).unwrap());
+            let request = PlanRequest {
+                micro_batch: Some(2),
+                recompute: Some(Recompute::None),
+                memory_limit_bytes: Some(u64::MAX),
+                ..request(precision, SEQ, 4)
+            };
+            let found = plan(&graph, &hardware, device, &request).and_then(|planned| {
+                let (plan, program) = (&planned.plan, &planned.program);
+                lower_evaluation(&graph, plan, program, catalog.as_ref(), &target)?;
+                lower_inference(&graph, &request.policy, SEQ, catalog.as_ref(), &target)
+            });
+            if let Err(error) = found {
+                missing.push(format!("{name} in {precision} on {device}: {error}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+#[test]
+fn every_preset_has_kernels() {
+    let hardware = Hardware::preset("h200-x2").unwrap();
+    for name in ModelConfig::presets() {
+        let request = PlanRequest {
+            micro_batch: Some(1),
+            recompute: Some(Recompute::None),
+            memory_limit_bytes: Some(u64::MAX),
+            ..request("bf16", 128, 1)
+        };
+        let device = Device::Emulated(Architecture::Sm90a);
+        let planned = plan(&preset(name, 128), &hardware, device, &request);
+        assert!(planned.is_ok(), "{name}: {}", planned.unwrap_err());
+    }
+}
+
+/// A machine with an H200 and a B200.
+fn two_kinds() -> Hardware {
+    let mut hardware = Hardware::preset("h200-x2").unwrap();
+    hardware.gpus[1] = Hardware::preset("b200").unwrap().gpus.remove(0);
+    hardware
+}
+
+#[test]
+fn each_gpu_is_planned_for_by_its_own_memory_and_peaks() {
+    let (graph, request) = (preset("llama-micro", 32), request("bf16", 32, 4));
+    let hardware = two_kinds();
+    let times = [0, 1].map(|index| {
+        let planned = plan(&graph, &hardware, Device::Cuda(index), &request).unwrap();
+        assert_eq!(planned.plan.placement[0].device, format!("cuda:{index}"));
+        assert_eq!(planned.plan.arch, ["hopper-sm90", "blackwell-sm100"][index]);
+        // The same as of a machine that has this GPU alone.
+        let alone = Hardware { gpus: vec![hardware.gpus[index].clone()], ..hardware.clone() };
+        let expected = plan(&graph, &alone, Device::Cuda(0), &request).unwrap();
+        assert_eq!(planned.prediction, expected.prediction);
+        planned.prediction.time_s
+    });
+    assert!(times[1] < times[0], "{times:?}");
+    for index in [0, 1] {
+        let mut full = hardware.clone();
+        full.gpus[index].memory_free_bytes = 1 << 20;
+        for device in [0, 1] {
+            let planned = plan(&graph, &full, Device::Cuda(device), &request);
+            assert_eq!(planned.is_ok(), device != index, "{device} with {index} full");
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_that_lists_those_that_are() {
+    let (graph, request) = (preset("llama-micro", 32), request("bf16", 32, 4));
+    let hardware = two_kinds();
+    let error = Device::Cuda(2).target(&hardware).unwrap_err().to_string();
+    assert!(error.contains("use `cuda:0` (NVIDIA H200) or `cuda:1` (NVIDIA B200)"), "{error}");
+    let device = Device::Cuda(0);
+    let target = Target { gpu: Some(2), ..device.target(&hardware).unwrap() };
+    let result = autoplan(&graph, &hardware, &request, device.catalog().as_ref(), &target);
+    let error = result.unwrap_err().to_string();
+    assert_eq!(error, "GPU: expected one of 0 (NVIDIA H200), 1 (NVIDIA B200), got 2");
+}
+
+/// Whatever GPUs the machine has: an emulated one is in the processor's memory, without a context.
+#[test]
+fn an_emulated_gpu_has_the_memory_of_the_processor() {
+    let (graph, request) = (preset("llama-micro", 32), request("bf16", 32, 4));
+    let device = Device::Emulated(Architecture::Sm90a);
+    let mut hardware = two_kinds();
+    hardware.cpu.memory_available_bytes = 1 << 30;
+    hardware.gpus[0].memory_free_bytes = 0;
+    let planned = plan(&graph, &hardware, device, &request).unwrap();
+    assert_eq!(planned.plan.placement[0].device, "emulated:sm90");
+    let rank = &planned.prediction.ranks[0];
+    // Constants and counters, 2 MiB.
+    assert_eq!(rank.bytes_at_peak["backend"], 2 << 20);
+    hardware.cpu.memory_available_bytes = rank.peak_bytes;
+    assert!(plan(&graph, &hardware, device, &request).is_err_and(|error| {
+        matches!(error, PlanError::NothingFits { limit_bytes, .. }
+            if limit_bytes == rank.peak_bytes / 10 * 9)
+    }));
 }

@@ -3,11 +3,9 @@
 //! it was skipped.
 #![cfg(feature = "emulated")]
 
-mod gpt;
-
 use std::collections::BTreeSet;
 
-use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily};
 use deepwell_ir::{Graph, Recompute};
 use deepwell_kernels::cuda::{Architecture, KernelImages};
 use deepwell_precision::PrecisionPolicy;
@@ -16,21 +14,31 @@ use deepwell_trainer::{CompileOptions, Device, Engine, compile};
 const SEQ: usize = 128;
 const BATCH: usize = 1;
 const STEPS: usize = 3;
+/// How much further a gradient norm may be from the CPU's than a loss.
+const NORM_TOLERANCE: f64 = 5.0;
 
-/// A Llama of one layer; gives the model and the size of its vocabulary.
-fn llama() -> (Graph, usize) {
-    let vocabulary = 256;
-    let config = LlamaConfig {
+/// The model and the size of its vocabulary.
+fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
+    let config = config.into();
+    (config.capture(Some(SEQ)).expect("the model can be captured"), config.vocab_size())
+}
+
+/// A Llama of one layer.
+fn llama() -> LlamaConfig {
+    LlamaConfig {
         hidden_size: 128,
         intermediate_size: 256,
         num_layers: 1,
         num_heads: 2,
         num_kv_heads: 1,
         head_dim: 64,
-        vocab_size: vocabulary,
         ..LlamaConfig::preset("llama-micro").expect("a preset")
-    };
-    (capture(&config).expect("the model can be captured"), vocabulary)
+    }
+}
+
+/// One whose queries and keys are normalized head by head, in tiles that are wider than a head.
+fn qwen3() -> LlamaConfig {
+    LlamaConfig { family: ModelFamily::Qwen3, hidden_size: 64, head_dim: 40, ..llama() }
 }
 
 fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
@@ -45,12 +53,12 @@ fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
     engine
 }
 
-/// The kernels of a step and what they compute, and the loss of each step.
+/// The kernels of a step and what they compute, and loss and gradient norm of each step.
 fn losses(
     (graph, vocabulary): &(Graph, usize),
     policy: &PrecisionPolicy,
     device: Device,
-) -> (BTreeSet<String>, Vec<f32>) {
+) -> (BTreeSet<String>, Vec<[f32; 2]>) {
     let mut engine = engine(graph.clone(), policy, device);
     let calls = engine.program().calls.iter();
     let kernels = calls.map(|call| format!("{} {}", call.choice.kernel, call.op.name())).collect();
@@ -61,7 +69,8 @@ fn losses(
         };
         let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
         let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
-        engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step").loss
+        let step = engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
+        [step.loss, step.grad_norm]
     };
     (kernels, (0..STEPS).map(step).collect())
 }
@@ -87,9 +96,17 @@ fn compare(
     let (_, expected) = losses(model, policy, Device::Cpu);
     let (kernels, got) = losses(model, policy, Device::Emulated(architecture));
     eprintln!("{:?}: {got:?}, on the CPU {expected:?}", policy.format());
-    for (got, expected) in got.iter().zip(&expected) {
-        let distance = f64::from((got - expected).abs() / expected.abs());
-        assert!(distance < tolerance, "{:?}: {got} is {distance} away", policy.format());
+    for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        // A wrong backward shows in the norm of the gradients.
+        for (index, what) in ["loss", "gradient norm"].into_iter().enumerate() {
+            let (got, expected) = (got[index], expected[index]);
+            let distance = f64::from((got - expected).abs() / expected.abs());
+            assert!(
+                distance < [1.0, NORM_TOLERANCE][index] * tolerance,
+                "{:?}, step {step}: {what} {got} is {distance} away from {expected}",
+                policy.format()
+            );
+        }
     }
     kernels
 }
@@ -103,7 +120,7 @@ fn check(architecture: Architecture, capability: (u32, u32), product: &str) {
     let rows = [(PrecisionPolicy::bf16(), 0.002), (PrecisionPolicy::mxfp8(), 0.005)];
     let product = format!("{product} mx_gemm");
     for (policy, tolerance) in rows {
-        let kernels = compare(&llama(), &policy, architecture, tolerance);
+        let kernels = compare(&model(llama()), &policy, architecture, tolerance);
         let is_scaled = policy.format() != PrecisionPolicy::bf16().format();
         assert_eq!(kernels.contains(&product), is_scaled, "{kernels:?}");
     }
@@ -124,32 +141,61 @@ fn losses_on_blackwell_of_desktops_are_those_of_the_cpu() {
     check(Architecture::Sm120a, (12, 0), "cuda_sm120_mxfp8_gemm");
 }
 
-/// GELU, its gradient and the copies of both come out of the products' own kernels.
 #[test]
-fn products_on_blackwell_go_on_with_what_follows_them() {
+fn qwen3_trains_as_on_the_cpu() {
+    if !is_there((9, 0)) {
+        return;
+    }
+    for (policy, tolerance) in [(PrecisionPolicy::bf16(), 0.002), (PrecisionPolicy::mxfp8(), 0.005)]
+    {
+        let kernels = compare(&model(qwen3()), &policy, Architecture::Sm90a, tolerance);
+        for kernel in [
+            "cuda_head_rms_norm head_rms_norm",
+            "cuda_head_rms_norm_backward head_rms_norm_backward",
+        ] {
+            assert!(kernels.contains(kernel), "{kernels:?}");
+        }
+    }
+}
+
+/// A GPT-2 of two layers: its positions, and GELU, its gradient and the copies of both out of the
+/// products' own kernels.
+#[test]
+fn gpt2_trains_as_on_the_cpu() {
     if !is_there((10, 0)) {
         return;
     }
-    let model = (gpt::gpt().expect("a graph"), gpt::VOCABULARY);
-    let fused = |policy, tolerance| -> Vec<String> {
+    let config = Gpt2Config {
+        intermediate_size: 128,
+        max_position_embeddings: SEQ + 2,
+        ..Gpt2Config::preset("gpt2-micro").expect("a preset")
+    };
+    let model = model(config);
+    let kernels = |policy, tolerance| -> Vec<String> {
         let kernels = compare(&model, &policy, Architecture::Sm100a, tolerance);
-        kernels.into_iter().filter(|kernel| kernel.contains("gelu")).collect()
+        let is_of_gpt2 =
+            |kernel: &String| ["gelu", "positions"].iter().any(|op| kernel.contains(op));
+        kernels.into_iter().filter(is_of_gpt2).collect()
     };
     assert_eq!(
-        fused(PrecisionPolicy::bf16(), 0.002),
+        kernels(PrecisionPolicy::bf16(), 0.002),
         [
+            "cuda_add_positions add_positions",
+            "cuda_add_positions_backward add_positions_backward",
             "cuda_sm100_bf16_gemm_fused linear_gelu",
             "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward",
         ]
     );
-    // The first and the last product of the layers stay in BF16.
+    // The last down projection stays in BF16.
     assert_eq!(
-        fused(PrecisionPolicy::mxfp8(), 0.005),
+        kernels(PrecisionPolicy::mxfp8(), 0.005),
         [
-            "cuda_sm100_bf16_gemm_fused linear_gelu_quantize",
+            "cuda_add_positions add_positions",
+            "cuda_add_positions_backward add_positions_backward",
             "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward_quantize",
             "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu",
-            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_backward",
+            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_backward_quantize",
+            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_quantize",
         ]
     );
 }

@@ -4,7 +4,7 @@ use super::{HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType}
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 8] = [
+    pub const PRESETS: [&'static str; 10] = [
         "llama-micro",
         "parity-3m",
         "llama-134m",
@@ -13,13 +13,16 @@ impl LlamaConfig {
         "llama-7b",
         "llama-3-8b",
         "llama-3-70b",
+        "qwen3-micro",
+        "qwen3-0.6b",
     ];
 
     /// A configuration by name, `None` if there is none of that name.
     ///
     /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b`, `llama-3-8b` and `llama-3-70b` are
     /// those published as TinyLlama-1.1B-Chat-v1.0, Llama-2-7B, Meta-Llama-3-8B and
-    /// Meta-Llama-3-70B; the others are sizes for tests and measurements.
+    /// Meta-Llama-3-70B, `qwen3-0.6b` is Qwen3-0.6B; the others are sizes for tests and
+    /// measurements.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -54,8 +57,26 @@ impl LlamaConfig {
                 torch_dtype: Some(StoredDType::Bf16),
                 ..plain_llama(128_256, 8192, 28672, 80, 64, 8)
             }),
+            "qwen3-micro" => Some(qwen3(plain_llama(256, 64, 160, 2, 2, 1), 32)),
+            "qwen3-0.6b" => Some(LlamaConfig {
+                max_position_embeddings: 40960,
+                tie_word_embeddings: true,
+                torch_dtype: Some(StoredDType::Bf16),
+                ..qwen3(plain_llama(151_936, 1024, 3072, 28, 16, 8), 128)
+            }),
             _ => None,
         }
+    }
+}
+
+/// What the presets of Qwen3 share: a width of heads of their own, theta 1e6, epsilon 1e-6.
+fn qwen3(plain: LlamaConfig, head_dim: usize) -> LlamaConfig {
+    LlamaConfig {
+        family: ModelFamily::Qwen3,
+        head_dim,
+        rms_norm_eps: 1e-6,
+        rope: Rope { theta: 1_000_000.0, scaling: RopeScaling::None },
+        ..plain
     }
 }
 

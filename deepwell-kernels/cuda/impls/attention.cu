@@ -4,7 +4,9 @@
 // architectures: sm_90a sm_100a sm_103a sm_120a
 //
 // q, out [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, lse [batch, heads, seq]
-// FP32. Query head h reads key and value head h / (heads / kv_heads).
+// FP32. Query head h reads key and value head h / (heads / kv_heads). D is a width that a kernel is
+// compiled for; heads of fewer elements, whole units of 16 bytes, go through a kernel of the next
+// width, whose tiles end in zeros.
 //
 // A block of four warps takes 128 queries of one head, a warp 32 of them, so that every operand
 // that a warp reads of keys and values serves two products: with 16 rows a warp, reading shared
@@ -44,7 +46,10 @@ struct Tiling {
     // registers, and reading them again takes wider chunks to pay.
     static constexpr int kChunkKeys = kHeadDim == 128 ? 64 : 32;
     static constexpr bool kQueriesInRegisters = kHeadDim < 128;
-    static constexpr int kBlocksPerMultiprocessor = kHeadDim == 128 ? 2 : 3;
+    // Padded ones need registers for the width, too.
+    static constexpr int blocks_per_multiprocessor(bool padded) {
+        return kHeadDim == 128 || padded ? 2 : 3;
+    }
 
     // Shared memory: queries, keys of both stages, values of both, and where the keys begin.
     static constexpr int kQueryBytes = kBlockM * HeadTile<kHeadDim>::kRowBytes;
@@ -67,6 +72,7 @@ struct Arguments {
     uint32 section_heads;  // see scheduler/attention_order.cuh
     uint32 causal;
     float scale_log2;  // scale * log2(e), positive
+    uint32 head_dim;   // see head_width
 };
 
 // What a thread knows of its rows: l / 4 and l / 4 + 8 of each block of 16.
@@ -111,8 +117,9 @@ struct Place {
     uint64 key_offset;    // elements to the key head's part of the sequence in k and v
 };
 
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ Place place_of(uint32 block, uint32 tiles, const Arguments& arguments) {
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const HeadTileIndex index =
         head_tile_at(block, tiles, arguments.batch_heads, arguments.section_heads);
     const uint32 batch = index.head / arguments.heads;
@@ -125,12 +132,12 @@ __device__ __forceinline__ Place place_of(uint32 block, uint32 tiles, const Argu
     place.first_query = tile * kBlockM;
     place.batch_head = index.head;
     place.query_offset =
-        ((first_token + tile * kBlockM) * arguments.heads + head) * kHeadDim;
-    place.key_offset = (first_token * arguments.kv_heads + kv_head) * kHeadDim;
+        ((first_token + tile * kBlockM) * arguments.heads + head) * width;
+    place.key_offset = (first_token * arguments.kv_heads + kv_head) * width;
     return place;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void attend(const Arguments& arguments) {
     using Tiles = Tiling<kHeadDim>;
     constexpr int kN = Tiles::kChunkKeys / 16;
@@ -141,14 +148,15 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     if (blockIdx.x >= tiles * arguments.batch_heads) {
         return;
     }
-    const Place place = place_of<kHeadDim>(blockIdx.x, tiles, arguments);
+    const Place place = place_of<kHeadDim, kPadded>(blockIdx.x, tiles, arguments);
     const int first_query = place.first_query;
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
     const int keys_seen = causal ? min(seq, first_query + kBlockM) : seq;
 
-    const uint32 query_stride = arguments.heads * kHeadDim;
-    const uint32 key_stride = arguments.kv_heads * kHeadDim;
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
+    const uint32 query_stride = arguments.heads * width;
+    const uint32 key_stride = arguments.kv_heads * width;
 
     const uint32 queries = shared_address(shared_memory);
     const uint32 keys = queries + Tiles::kQueryBytes;
@@ -157,13 +165,13 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
         const uint32 target = keys + first_key % (2 * kStageKeys) * kRowBytes;
         const uint64 from = key_offset + static_cast<uint64>(first_key) * key_stride;
         copy_head_tile<kHeadDim, kStageKeys, kThreads>(target, arguments.k + from, key_stride,
-                                                       seq - first_key);
+                                                       seq - first_key, width);
         copy_head_tile<kHeadDim, kStageKeys, kThreads>(
-            target + 2 * Tiles::kKeyBytes, arguments.v + from, key_stride, seq - first_key);
+            target + 2 * Tiles::kKeyBytes, arguments.v + from, key_stride, seq - first_key, width);
     };
 
     copy_head_tile<kHeadDim, kBlockM, kThreads>(queries, arguments.q + place.query_offset,
-                                                query_stride, seq - first_query);
+                                                query_stride, seq - first_query, width);
     cp_async_commit();
     copy_stage(0, place.key_offset);
     cp_async_commit();
@@ -293,8 +301,8 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
         }
     }
 
-    const Place target =
-        place_of<kHeadDim>(block_index_again(), tiles_of(opaque(arguments.seq)), arguments);
+    const Place target = place_of<kHeadDim, kPadded>(
+        block_index_again(), tiles_of(opaque(arguments.seq)), arguments);
     const int target_query = target.first_query + warp * kM * 16;
     float factors[kM][2];
 #pragma unroll
@@ -316,20 +324,24 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
     write_head_rows<kHeadDim, kM>(
         sums, factors, shared_memory + warp * kM * 16 * kRowBytes,
         arguments.out + target.query_offset + static_cast<uint64>(warp * kM * 16) * query_stride,
-        query_stride, seq - target_query);
+        query_stride, seq - target_query, width);
 }
 
-#define DEEPWELL_ATTENTION(kHeadDim)                                                              \
-    extern "C" __global__ void __launch_bounds__(kThreads,                                        \
-                                                 Tiling<kHeadDim>::kBlocksPerMultiprocessor)      \
-        attention_d##kHeadDim(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse, \
-                              uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,      \
-                              uint32 section_heads, uint32 causal, float scale_log2) {            \
-        attend<kHeadDim>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads,          \
-                                   section_heads, causal, scale_log2});                           \
+// `kName` is the end of the kernel's name.
+#define DEEPWELL_ATTENTION(kName, kHeadDim, kPadded)                                              \
+    extern "C" __global__ void __launch_bounds__(                                                 \
+        kThreads, Tiling<kHeadDim>::blocks_per_multiprocessor(kPadded))                           \
+        attention_##kName(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse,     \
+                          uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,          \
+                          uint32 section_heads, uint32 causal, float scale_log2,                  \
+                          uint32 head_dim) {                                                      \
+        attend<kHeadDim, kPadded>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, \
+                                            section_heads, causal, scale_log2, head_dim});        \
     }
 
-DEEPWELL_ATTENTION(16)
-DEEPWELL_ATTENTION(32)
-DEEPWELL_ATTENTION(64)
-DEEPWELL_ATTENTION(128)
+DEEPWELL_ATTENTION(d16, 16, false)
+DEEPWELL_ATTENTION(d32, 32, false)
+DEEPWELL_ATTENTION(d64, 64, false)
+DEEPWELL_ATTENTION(d64_padded, 64, true)
+DEEPWELL_ATTENTION(d128, 128, false)
+DEEPWELL_ATTENTION(d128_padded, 128, true)

@@ -3,7 +3,8 @@
 // architectures: sm_90a sm_100a sm_103a sm_120a
 //
 // dout, q, out, dq [batch * seq, heads * D], k, v, dk, dv [batch * seq, kv_heads * D] BF16, lse
-// [batch, heads, seq] FP32. With p = exp(scale q k^T - lse) and delta = sum(dout * out) by row:
+// [batch, heads, seq] FP32; D as in impls/attention.cu. With p = exp(scale q k^T - lse) and
+// delta = sum(dout * out) by row:
 //   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q.
 //
 // One launch, three kinds of work, in the order in which blocks take it from a counter:
@@ -29,7 +30,7 @@ constexpr int kRowsPerItem = 256;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Kind 1: delta and lse of some rows.
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void make_statistics(const AttentionGradients& arguments, uint32 item) {
     constexpr int kUnits = HeadTile<kHeadDim>::kUnits;
     constexpr int kRowsPerPass = kThreads / kUnits;
@@ -39,6 +40,7 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients& argume
 
     const uint32 rows = arguments.batch * arguments.heads * arguments.seq;
     const uint32 unit = threadIdx.x % kUnits;
+    const uint32 units = head_width<kHeadDim, kPadded>(arguments.head_dim) / 8;
     const uint4* const all_out = reinterpret_cast<const uint4*>(arguments.out);
     const uint4* const all_dout = reinterpret_cast<const uint4*>(arguments.dout);
     // In the order of memory: token, then head.
@@ -50,9 +52,12 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients& argume
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const uint32 row = min(first_row + i * kRowsPerPass, rows - 1);
-            const uint64 at = static_cast<uint64>(row) * kUnits + unit;
-            out_words[i] = all_out[at];
-            dout_words[i] = all_dout[at];
+            const uint64 at = static_cast<uint64>(row) * units + unit;
+            out_words[i] = dout_words[i] = make_uint4(0, 0, 0, 0);
+            if (unit < units) {
+                out_words[i] = all_out[at];
+                dout_words[i] = all_dout[at];
+            }
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
@@ -83,7 +88,7 @@ __device__ __forceinline__ void make_statistics(const AttentionGradients& argume
 }
 
 // Kind 2: dk and dv of a tile of keys.
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void place_keys(volatile GradientWork* work, uint32 item, uint32 tiles,
                                            const AttentionGradients& arguments) {
     const uint32 heads = arguments.heads;
@@ -98,13 +103,14 @@ __device__ __forceinline__ void place_keys(volatile GradientWork* work, uint32 i
     // The first keys are seen by the most queries.
     const uint32 first_key = index.tile * GradientTiles<kHeadDim>::kBlockKeys;
     work->first_row = first_key;
-    work->own_offset = ((token + first_key) * kv_heads + kv_head) * kHeadDim;
-    work->streamed_offset = (token * heads + head) * kHeadDim;
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
+    work->own_offset = ((token + first_key) * kv_heads + kv_head) * width;
+    work->streamed_offset = (token * heads + head) * width;
     work->statistics_offset = (batch * heads + head) * arguments.seq;
 }
 
 // Kind 3: dq of a tile of queries.
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void place_queries(volatile GradientWork* work, uint32 item,
                                               uint32 tiles,
                                               const AttentionGradients& arguments) {
@@ -120,12 +126,13 @@ __device__ __forceinline__ void place_queries(volatile GradientWork* work, uint3
     const uint32 tile = arguments.causal != 0 ? tiles - 1 - index.tile : index.tile;
     const uint32 first_query = tile * GradientTiles<kHeadDim>::kBlockQueries;
     work->first_row = first_query;
-    work->own_offset = ((token + first_query) * heads + head) * kHeadDim;
-    work->streamed_offset = (token * kv_heads + kv_head) * kHeadDim;
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
+    work->own_offset = ((token + first_query) * heads + head) * width;
+    work->streamed_offset = (token * kv_heads + kv_head) * width;
     work->statistics_offset = index.head * arguments.seq;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void differentiate(const AttentionGradients& arguments) {
     using Tiles = GradientTiles<kHeadDim>;
     extern __shared__ __align__(256) uint8 shared_memory[];
@@ -150,16 +157,16 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
             const uint32 taken = atomicAdd(arguments.counters, 1u);
             work->item = taken;
             if (taken >= row_items && taken < row_items + key_items) {
-                place_keys<kHeadDim>(work, taken - row_items, key_tiles, arguments);
+                place_keys<kHeadDim, kPadded>(work, taken - row_items, key_tiles, arguments);
             } else if (taken >= row_items + key_items && taken < items) {
-                place_queries<kHeadDim>(work, taken - row_items - key_items, query_tiles,
-                                        arguments);
+                place_queries<kHeadDim, kPadded>(work, taken - row_items - key_items, query_tiles,
+                                                 arguments);
             }
         }
         __syncthreads();
         const uint32 item = work->item;
         if (item < row_items) {
-            make_statistics<kHeadDim>(arguments, item);
+            make_statistics<kHeadDim, kPadded>(arguments, item);
             __threadfence();
             __syncthreads();
             if (threadIdx.x == 0) {
@@ -182,9 +189,9 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
             rows_done = true;
         }
         if (item < row_items + key_items) {
-            make_key_gradients<kHeadDim>(arguments, work, shared_memory);
+            make_key_gradients<kHeadDim, kPadded>(arguments, work, shared_memory);
         } else {
-            make_query_gradients<kHeadDim>(arguments, work, shared_memory);
+            make_query_gradients<kHeadDim, kPadded>(arguments, work, shared_memory);
         }
     }
     if (is_last_block(arguments.counters + 2, gridDim.x) && threadIdx.x == 0) {
@@ -193,18 +200,22 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
     }
 }
 
-#define DEEPWELL_ATTENTION_BACKWARD(kHeadDim)                                                     \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_d##kHeadDim(     \
+// `kName` is the end of the kernel's name.
+#define DEEPWELL_ATTENTION_BACKWARD(kName, kHeadDim, kPadded)                                     \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_##kName(         \
         const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,           \
         const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,                \
         uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,                \
-        uint32 key_section, uint32 query_section, uint32 causal, float scale, float scale_log2) { \
-        differentiate<kHeadDim>(AttentionGradients{                                               \
+        uint32 key_section, uint32 query_section, uint32 causal, float scale, float scale_log2,   \
+        uint32 head_dim) {                                                                        \
+        differentiate<kHeadDim, kPadded>(AttentionGradients{                                      \
             dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,      \
-            batch, key_section, query_section, causal, scale, scale_log2});                       \
+            batch, key_section, query_section, causal, scale, scale_log2, head_dim});             \
     }
 
-DEEPWELL_ATTENTION_BACKWARD(16)
-DEEPWELL_ATTENTION_BACKWARD(32)
-DEEPWELL_ATTENTION_BACKWARD(64)
-DEEPWELL_ATTENTION_BACKWARD(128)
+DEEPWELL_ATTENTION_BACKWARD(d16, 16, false)
+DEEPWELL_ATTENTION_BACKWARD(d32, 32, false)
+DEEPWELL_ATTENTION_BACKWARD(d64, 64, false)
+DEEPWELL_ATTENTION_BACKWARD(d64_padded, 64, true)
+DEEPWELL_ATTENTION_BACKWARD(d128, 128, false)
+DEEPWELL_ATTENTION_BACKWARD(d128_padded, 128, true)

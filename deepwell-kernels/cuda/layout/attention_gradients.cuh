@@ -81,4 +81,5 @@ struct AttentionGradients {
     uint32 causal;
     float scale;
     float scale_log2;  // scale * log2(e), positive
+    uint32 head_dim;   // see head_width
 };

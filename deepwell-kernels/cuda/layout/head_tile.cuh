@@ -26,12 +26,20 @@ struct HeadTile {
     }
 };
 
-// Starts the copy of `kRows` rows to `tile`; from row `rows_left` (at least 1) on they are zeros.
-// `first_row` is the head's part of the first row, `row_stride` the elements from row to row, at
-// most 2^22, so that distances within a tile have 32 bits.
+// Elements of a head in global memory: those of a row of a tile, or, in kernels for narrower heads,
+// `head_dim`, a multiple of 8; the rest of a row is zeros then, which change no product.
+template <int kHeadDim, bool kPadded>
+__device__ __forceinline__ uint32 head_width(uint32 head_dim) {
+    return kPadded ? head_dim : kHeadDim;
+}
+
+// Starts the copy of `kRows` rows to `tile`; from row `rows_left` (at least 1) on they are zeros,
+// and so are elements from `width` on, a `head_width`. `first_row` is the head's part of the first
+// row, `row_stride` the elements from row to row, at most 2^22, so that distances within a tile
+// have 32 bits.
 template <int kHeadDim, int kRows, int kThreads>
 __device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_row,
-                                               uint32 row_stride, int rows_left) {
+                                               uint32 row_stride, int rows_left, uint32 width) {
     using Tile = HeadTile<kHeadDim>;
     constexpr int kRowsPerPass = kThreads / Tile::kUnits;
     static_assert(kRowsPerPass % 8 == 0, "the rotation is the same in every pass");
@@ -45,7 +53,7 @@ __device__ __forceinline__ void copy_head_tile(uint32 tile, const bf16* first_ro
     for (int pass = 0; pass < (kRows + kRowsPerPass - 1) / kRowsPerPass; ++pass) {
         const int at = static_cast<int>(row) + pass * kRowsPerPass;
         if (kRows % kRowsPerPass == 0 || at < kRows) {
-            const bool inside = at < rows_left;
+            const bool inside = at < rows_left && unit * 8 < width;
             // A copy of no bytes reads nothing, but its address is kept inside all the same.
             cp_async_16(target + pass * kRowsPerPass * Tile::kRowBytes,
                         inside ? source : first_row, inside ? 16 : 0);

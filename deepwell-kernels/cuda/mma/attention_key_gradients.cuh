@@ -13,20 +13,21 @@
 #include "ptx/exp2.cuh"
 
 // Starts the copy of a stage to `target`: queries of a head of the group, dout and statistics.
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments, uint32 target,
                                              const volatile GradientWork* work, int tile,
                                              uint32 in_group) {
     using Tiles = GradientTiles<kHeadDim>;
     const int first = tile * Tiles::kStageQueries;
     const int rows_left = static_cast<int>(arguments.seq) - first;
-    const uint32 stride = arguments.heads * kHeadDim;
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
+    const uint32 stride = arguments.heads * width;
     const uint64 from =
-        work->streamed_offset + static_cast<uint64>(first) * stride + in_group * kHeadDim;
+        work->streamed_offset + static_cast<uint64>(first) * stride + in_group * width;
     copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(target, arguments.q + from,
-                                                                    stride, rows_left);
+                                                                    stride, rows_left, width);
     copy_head_tile<kHeadDim, Tiles::kStageQueries, Tiles::kThreads>(
-        target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left);
+        target + Tiles::kQueryStageBytes, arguments.dout + from, stride, rows_left, width);
     if (threadIdx.x < Tiles::kStageQueries) {
         // Rows beyond the sequence: zeros in all operands, so p is 1, dout 0 and ds 0.
         const int row = threadIdx.x;
@@ -38,7 +39,7 @@ __device__ __forceinline__ void copy_queries(const AttentionGradients& arguments
     }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arguments,
                                                    const volatile GradientWork* work,
                                                    uint8* shared_memory) {
@@ -52,21 +53,22 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     const bool causal = arguments.causal != 0;
     const int first_key = work->first_row;
     const uint64 key_offset = work->own_offset;
-    const uint32 key_stride = arguments.kv_heads * kHeadDim;
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
+    const uint32 key_stride = arguments.kv_heads * width;
     const uint32 memory = shared_address(shared_memory);
     const uint32 stage_memory = memory + 2 * Tiles::kKeyTileBytes;
     copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
-        memory, arguments.k + key_offset, key_stride, seq - first_key);
+        memory, arguments.k + key_offset, key_stride, seq - first_key, width);
     copy_head_tile<kHeadDim, Tiles::kBlockKeys, Tiles::kThreads>(
         memory + Tiles::kKeyTileBytes, arguments.v + key_offset, key_stride,
-        seq - first_key);
+        seq - first_key, width);
 
     // From the last queries on, which all keys see: blocks that run side by side read the same.
     const int first_tile = causal ? first_key / Tiles::kStageQueries : 0;
     int tile = (seq - 1) / Tiles::kStageQueries;
     uint32 in_group = 0;
     int slot = 0;
-    copy_queries<kHeadDim>(arguments, stage_memory, work, tile, in_group);
+    copy_queries<kHeadDim, kPadded>(arguments, stage_memory, work, tile, in_group);
     cp_async_commit();
 
     const int warp = threadIdx.x / 32;
@@ -92,8 +94,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
         }
         slot ^= 1;
         if (tile >= first_tile) {
-            copy_queries<kHeadDim>(arguments, stage_memory + slot * Tiles::kQueriesBytes, work,
-                                   tile, in_group);
+            copy_queries<kHeadDim, kPadded>(
+                arguments, stage_memory + slot * Tiles::kQueriesBytes, work, tile, in_group);
         }
         cp_async_commit();
 
@@ -183,7 +185,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
     const int rows_left = seq - work->first_row - warp_row;
     const uint64 to = work->own_offset + static_cast<uint64>(warp_row) * key_stride;
     uint8* const own = shared_memory + warp_row * kRowBytes;
-    write_head_rows<kHeadDim, kM>(dk, scales, own, arguments.dk + to, key_stride, rows_left);
+    write_head_rows<kHeadDim, kM>(dk, scales, own, arguments.dk + to, key_stride, rows_left,
+                                  width);
     write_head_rows<kHeadDim, kM>(dv, ones, own + Tiles::kKeyTileBytes, arguments.dv + to,
-                                  key_stride, rows_left);
+                                  key_stride, rows_left, width);
 }

@@ -12,7 +12,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/exp2.cuh"
 
-template <int kHeadDim>
+template <int kHeadDim, bool kPadded>
 __device__ __forceinline__ void make_query_gradients(const AttentionGradients& arguments,
                                                      const volatile GradientWork* work,
                                                      uint8* shared_memory) {
@@ -28,8 +28,9 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     const int keys_seen = causal ? min(seq, first_query + Tiles::kBlockQueries) : seq;
     const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
 
-    const uint32 query_stride = arguments.heads * kHeadDim;
-    const uint32 key_stride = arguments.kv_heads * kHeadDim;
+    const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
+    const uint32 query_stride = arguments.heads * width;
+    const uint32 key_stride = arguments.kv_heads * width;
     const uint32 memory = shared_address(shared_memory);
     const uint32 stage_memory = memory + 2 * Tiles::kQueryTileBytes;
     const auto copy_stage = [&](int stage) {
@@ -37,15 +38,15 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
         const int first = stage * Tiles::kStageKeys;
         const uint64 from = work->streamed_offset + static_cast<uint64>(first) * key_stride;
         copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(target, arguments.k + from,
-                                                              key_stride, seq - first);
+                                                              key_stride, seq - first, width);
         copy_head_tile<kHeadDim, Tiles::kStageKeys, Tiles::kThreads>(
-            target + Tiles::kKeyStageBytes, arguments.v + from, key_stride, seq - first);
+            target + Tiles::kKeyStageBytes, arguments.v + from, key_stride, seq - first, width);
     };
     copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
-        memory, arguments.q + query_offset, query_stride, seq - first_query);
+        memory, arguments.q + query_offset, query_stride, seq - first_query, width);
     copy_head_tile<kHeadDim, Tiles::kBlockQueries, Tiles::kThreads>(
         memory + Tiles::kQueryTileBytes, arguments.dout + query_offset, query_stride,
-        seq - first_query);
+        seq - first_query, width);
     cp_async_commit();
     copy_stage(0);
     cp_async_commit();
@@ -169,5 +170,5 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
     write_head_rows<kHeadDim, kM>(
         dq, scales, shared_memory + warp_row * kRowBytes,
         arguments.dq + work->own_offset + static_cast<uint64>(warp_row) * query_stride,
-        query_stride, seq - work->first_row - warp_row);
+        query_stride, seq - work->first_row - warp_row, width);
 }

@@ -146,12 +146,12 @@ __device__ __forceinline__ void to_left(uint32 (&left)[4], const float (&first)[
 
 // Writes `sums` times `factors` (of rows l / 4 and l / 4 + 8 of each block) as BF16 rows of a head
 // to global memory, by way of `tile`: rows of shared memory that no other warp touches. Rows from
-// `rows_left` on are not written.
+// `rows_left` on are not written, nor elements of a row from `width` on.
 template <int kHeadDim, int kM>
 __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kHeadDim / 8][4],
                                                 const float (&factors)[kM][2], uint8* tile,
                                                 bf16* first_row, uint32 row_stride,
-                                                int rows_left) {
+                                                int rows_left, uint32 width) {
     using Tile = HeadTile<kHeadDim>;
     const int lane = threadIdx.x % 32;
     __syncwarp();
@@ -170,11 +170,11 @@ __device__ __forceinline__ void write_head_rows(const float (&sums)[kM][kHeadDim
     }
     __syncwarp();
     constexpr int kRowsPerPass = 32 / Tile::kUnits;
-    const int unit = lane % Tile::kUnits;
+    const uint32 unit = lane % Tile::kUnits;
 #pragma unroll
     for (int pass = 0; pass < 16 * kM / kRowsPerPass; ++pass) {
         const int row = pass * kRowsPerPass + lane / Tile::kUnits;
-        if (row < rows_left) {
+        if (row < rows_left && unit * 8 < width) {
             *reinterpret_cast<uint4*>(first_row + static_cast<uint64>(row) * row_stride +
                                       unit * 8) =
                 *reinterpret_cast<const uint4*>(tile + Tile::offset(row, unit));

@@ -28,4 +28,5 @@ pub mod vector_math;
 
 pub use backend::CpuBackend;
 pub use calls::decode_statistics;
+pub(crate) use specs::serves;
 pub use specs::{CpuCatalog, CpuKernelSpec, cpu_kernels, cpu_target, tier_feature};

@@ -69,6 +69,14 @@ pub fn add_positions_backward<E: Element>(
     });
 }
 
+/// Why sequences of `seq` tokens do not fit a table of `positions` rows, and what to do.
+pub(crate) fn too_few_positions(positions: usize, seq: usize) -> String {
+    format!(
+        "expected sequences of 1 to {positions} tokens, got {seq}\n\
+         hint: the model has {positions} learned positions; take shorter sequences"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};

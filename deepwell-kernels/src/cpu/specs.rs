@@ -14,6 +14,7 @@ use super::attention;
 use super::calls::{Scratch, attention_shape, with_activation_workspace_bytes};
 use super::gemm::{self, DataKind, Tier};
 use super::{add, layer_norm, linear_cross_entropy, rms_norm};
+use crate::targets::others_that_serve;
 
 /// One kernel of the CPU backend.
 #[derive(Clone, Debug)]
@@ -275,12 +276,20 @@ impl KernelCatalog for CpuCatalog {
                 }
             }
         }
-        Err(NoKernel { op, arch: target.arch.clone(), rejected })
+        let others = others_that_serve(request, target);
+        Err(NoKernel { op, arch: target.arch.clone(), rejected, others })
     }
 
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
         target.workers * BYTES_PER_WORKER
     }
+}
+
+/// Whether a kernel takes the request on every processor.
+pub(crate) fn serves(request: &KernelRequest<'_>) -> bool {
+    let plain = Target::cpu(1, Vec::new());
+    let op = request.op.name();
+    cpu_kernels().iter().any(|spec| spec.op == op && rejection(spec, request, &plain).is_none())
 }
 
 fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target) -> Option<String> {

@@ -7,6 +7,7 @@ use deepwell_ir::{
 
 use super::kernels::{cuda_kernels, fused, tile_selection};
 use super::spec::{Architecture, CudaKernelSpec};
+use crate::targets::others_that_serve;
 
 /// The library of matrix products as [`Target::libraries`] names it.
 pub const CUBLASLT: &str = "cublaslt";
@@ -15,7 +16,7 @@ pub const CUBLASLT: &str = "cublaslt";
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaCatalog;
 
-/// A GPU as a target.
+/// A GPU as a target: the machine's first.
 pub fn cuda_target(
     architecture: Architecture,
     multiprocessors: usize,
@@ -26,11 +27,13 @@ pub fn cuda_target(
         features: Vec::new(),
         libraries: libraries.iter().map(|&library| library.to_string()).collect(),
         workers: multiprocessors,
+        gpu: Some(0),
     }
 }
 
-/// What a context, its loaded kernels and the vendor's library hold on an H200 with driver 580
-/// before the first allocation of ours, as the driver counts free memory.
+/// What a context, its loaded kernels and the vendor's library hold on a GPU before the first
+/// allocation of ours, as the driver counts free memory: measured on an H200 with driver 580. An
+/// emulated GPU has no context.
 const CONTEXT_BYTES: usize = 560 << 20;
 
 impl KernelCatalog for CudaCatalog {
@@ -58,7 +61,8 @@ impl KernelCatalog for CudaCatalog {
                 }
             }
         }
-        Err(NoKernel { op, arch: target.arch.clone(), rejected })
+        let others = others_that_serve(request, target);
+        Err(NoKernel { op, arch: target.arch.clone(), rejected, others })
     }
 
     /// Yes where one of our kernels makes all of it. Most of them need no sizes: what is quantized
@@ -89,8 +93,8 @@ impl KernelCatalog for CudaCatalog {
         }
     }
 
-    fn fixed_overhead_bytes(&self, _target: &Target) -> usize {
-        CONTEXT_BYTES + super::prepare::RESERVED_BYTES
+    fn fixed_overhead_bytes(&self, target: &Target) -> usize {
+        target.gpu.map_or(0, |_| CONTEXT_BYTES) + super::prepare::RESERVED_BYTES
     }
 }
 

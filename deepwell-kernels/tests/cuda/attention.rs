@@ -122,6 +122,14 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(Case::new([1, 133, 2, 1, head_dim], false, data));
         }
     }
+    // In tiles of 64 and 128 elements.
+    for head_dim in [8, 24, 56, 72, 80, 96, 120] {
+        for seq in [1, 65, 129, 257] {
+            cases.push(Case::new([2, seq, 4, 2, head_dim], true, random));
+        }
+        cases.push(Case::new([2, 130, 3, 1, head_dim], false, random));
+        cases.push(Case::new([1, 133, 2, 1, head_dim], true, Data::Nan));
+    }
     cases
 }
 
@@ -189,7 +197,13 @@ fn what_the_kernels_do_not_take_is_said() {
     // head_dim, scale, dtype, expected
     let rows = [
         (64, 0.125, DType::Bf16, None),
-        (96, 0.125, DType::Bf16, Some("takes heads of [16, 32, 64, 128], not of 96")),
+        (96, 0.125, DType::Bf16, None),
+        (
+            100,
+            0.125,
+            DType::Bf16,
+            Some("takes heads of 8 to 128 elements, a multiple of 8, not of 100"),
+        ),
         (64, -0.125, DType::Bf16, Some("takes a positive scale, not -0.125")),
         (64, f64::NAN, DType::Bf16, Some("takes a positive scale, not NaN")),
         (64, 0.125, DType::F32, Some("takes bf16 operands, not f32")),

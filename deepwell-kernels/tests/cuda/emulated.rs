@@ -24,11 +24,11 @@ use crate::linear_cross_entropy::{Case as HeadCase, KERNELS as HEADS, Targets};
 use crate::mx::MxKind;
 use crate::products::Kind;
 use crate::{
-    adamw, add, attention, attention_backward, bf16_gemm, bias_grad, cast, dequantize,
-    elementwise_quantize, embedding, embedding_backward, expand_scales, fused_product, gelu,
-    grad_norm, layer_norm, layer_norm_backward, linear_cross_entropy, mxfp8_gemm, norm_quantize,
-    ptx, quantize, rms_norm, rms_norm_backward, rope, sm100_bf16_gemm, sm100_mxfp8_gemm,
-    sm120_mxfp8_gemm, swiglu,
+    adamw, add, add_positions, attention, attention_backward, bf16_gemm, bias_grad, cast,
+    dequantize, elementwise_quantize, embedding, embedding_backward, expand_scales, fused_product,
+    gelu, grad_norm, head_rms_norm, layer_norm, layer_norm_backward, linear_cross_entropy,
+    mxfp8_gemm, norm_quantize, ptx, quantize, rms_norm, rms_norm_backward, rope, sm100_bf16_gemm,
+    sm100_mxfp8_gemm, sm120_mxfp8_gemm, swiglu,
 };
 
 /// Multiprocessors of the emulated device.
@@ -52,6 +52,18 @@ macro_rules! table {
 table! {
     adamw on Sm100a: |gpu| adamw::check_steps(gpu, &[5, 36 * 1024 + 7]);
     add on Sm100a: |gpu| add::check(gpu, 401, 1000);
+    add_positions on Sm100a: |gpu| {
+        add_positions::check_forward(gpu, (3, 130, 140, 256));
+        add_positions::check_forward(gpu, (3, 67, 70, 63));
+    };
+    add_positions_backward on Sm100a: |gpu| {
+        for sizes in [(9, 20, 25, 512), (9, 25, 26, 63)] {
+            let count = add_positions::elements(sizes);
+            let values: Vec<f32> =
+                uniform(count, 3, 8.0).iter().map(|value| value.trunc()).collect();
+            add_positions::check_backward(gpu, sizes, &values, EXACT);
+        }
+    };
     attention on Sm100a: |gpu| heads().for_each(|case| attention::check_forward(gpu, &case));
     attention_backward on Sm100a: |gpu| {
         heads().for_each(|case| attention_backward::check_backward(gpu, &case));
@@ -97,6 +109,12 @@ table! {
         elementwise_quantize::check_file(gpu, "gelu_quantize", TILES_OF_QUANTIZE);
     };
     grad_norm on Sm100a: |gpu| grad_norm::check(gpu, &[5, 110_003]);
+    head_rms_norm on Sm100a: |gpu| {
+        HEADS_OF_NORM.into_iter().for_each(|sizes| head_rms_norm::check_forward(gpu, sizes));
+    };
+    head_rms_norm_backward on Sm100a: |gpu| {
+        HEADS_OF_NORM.into_iter().for_each(|sizes| head_rms_norm::check_backward(gpu, sizes, true));
+    };
     layer_norm on Sm100a: |gpu| {
         for (rows, columns) in ROWS_OF_NORM {
             layer_norm::check(gpu, rows, columns);
@@ -192,12 +210,16 @@ const TILES_OF_NORM_QUANTIZE: (usize, usize) = (390, 392);
 /// For blocks of 16 rows, and for those that take a row element by element.
 const ROWS_OF_NORM: [(usize, usize); 2] = [(200, 768), (40, 33)];
 
+/// Tokens, heads and their widths: three turns of four CTAs and more, for groups of 16 lanes, of
+/// which some have nothing, and of four.
+const HEADS_OF_NORM: [(usize, usize, usize); 3] = [(320, 5, 128), (320, 5, 96), (1600, 4, 32)];
+
 /// Every width of a head: twelve pieces of work and more, seven stages of keys.
 fn heads() -> impl Iterator<Item = attention::Case> {
     let case = |head_dim| {
         attention::Case::new([1, 400, 3, 1, head_dim], true, attention::Data::Uniform(1.0))
     };
-    [16, 32, 64, 128].into_iter().map(case)
+    [16, 32, 48, 64, 96, 128].into_iter().map(case)
 }
 
 /// An output head with its loss, with products of the host (0) or by our kernels (1).

@@ -7,6 +7,7 @@
 
 mod adamw;
 mod add;
+mod add_positions;
 mod attention;
 mod attention_backward;
 mod bf16_gemm;
@@ -28,6 +29,7 @@ mod fused_product;
 mod gelu;
 mod grad_norm;
 mod harness;
+mod head_rms_norm;
 mod layer_norm;
 mod layer_norm_backward;
 mod linear_cross_entropy;

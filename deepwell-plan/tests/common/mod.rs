@@ -24,7 +24,8 @@ impl KernelCatalog for Kernels {
         if target.arch != "cpu" {
             let reason = format!("runs on a cpu, not on {}", target.arch);
             let rejected = vec![Rejected { kernel, reason }];
-            return Err(NoKernel { op, arch: target.arch.clone(), rejected });
+            let others = Vec::new();
+            return Err(NoKernel { op, arch: target.arch.clone(), rejected, others });
         }
         let wants_scratch = op.starts_with("linear") || op == "mx_gemm";
         let workspace_bytes = if wants_scratch { SCRATCH_BYTES } else { 0 };

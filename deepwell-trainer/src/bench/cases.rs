@@ -8,8 +8,8 @@ use deepwell_precision::{BLOCK, BlockShape, MxSpec, scale_tiles};
 use deepwell_probe::Hardware;
 
 use super::peers::PeerTask;
-use super::shapes;
 use super::{Section, Settings};
+use super::{of_tokens, shapes};
 use crate::{Device, TrainError};
 
 /// Epsilon of norms that stand in no model.
@@ -55,7 +55,7 @@ pub(super) fn cases_of(
         Section::Gemm => gemms(is_gpu, &policy),
         Section::Quantize => quantizations(is_gpu, &policy),
         Section::Attention => attentions(is_gpu),
-        Section::Norms => pointwise(is_gpu, &policy),
+        Section::Norms => [pointwise(is_gpu, &policy), of_tokens::calls(is_gpu)].concat(),
         _ => Vec::new(),
     };
     for program in programs(settings, hardware)? {
@@ -81,7 +81,15 @@ pub(super) fn cases_of(
 /// Whether an op treats its rows as tokens of sequences; the others are the same call for all
 /// batches of as many tokens.
 fn knows_sequences(op: &Op) -> bool {
-    matches!(op, Op::Attention(_) | Op::AttentionBackward(_) | Op::Rope(_) | Op::RopeBackward(_))
+    matches!(
+        op,
+        Op::Attention(_)
+            | Op::AttentionBackward(_)
+            | Op::Rope(_)
+            | Op::RopeBackward(_)
+            | Op::AddPositions(_)
+            | Op::AddPositionsBackward(_)
+    )
 }
 
 /// The step in BF16 and in the precision that was asked for.
@@ -100,6 +108,8 @@ fn section_of(op: &Op) -> Option<Section> {
         Op::RmsNorm(_)
         | Op::AddRmsNorm(_)
         | Op::RmsNormBackward(_)
+        | Op::HeadRmsNorm(_)
+        | Op::HeadRmsNormBackward(_)
         | Op::LayerNorm(_)
         | Op::AddLayerNorm(_)
         | Op::LayerNormBackward(_)
@@ -109,7 +119,9 @@ fn section_of(op: &Op) -> Option<Section> {
         | Op::GeluBackward(_)
         | Op::Rope(_)
         | Op::RopeBackward(_)
-        | Op::Add(_) => Section::Norms,
+        | Op::Add(_)
+        | Op::AddPositions(_)
+        | Op::AddPositionsBackward(_) => Section::Norms,
         Op::GradNorm(_) | Op::AdamW(_) => Section::Optimizer,
         _ => return None,
     })
@@ -442,6 +454,16 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
                 backward: matches!(call.op, Op::RopeBackward(_)),
             })
         }
+        // Heads are rows to a peer.
+        Op::HeadRmsNorm(_) | Op::HeadRmsNormBackward(_) => {
+            let gain = if matches!(call.op, Op::HeadRmsNorm(_)) { 1 } else { 2 };
+            let columns = call.operands[gain].shape[0];
+            let (tokens, width) = matrix(0)?;
+            let op = call.op.name().trim_start_matches("head_").to_string();
+            let rows = tokens * width / columns.max(1);
+            Some(PeerTask::Pointwise { op, rows, columns, quantized: Vec::new(), block: 32 })
+        }
+        Op::AddPositions(_) | Op::AddPositionsBackward(_) => None,
         op => pointwise(op, Vec::new(), 32),
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use deepwell_ir::PrecisionPolicy;
+use deepwell_ir::capture::{ModelConfig, ModelFamily};
 use deepwell_probe::Hardware;
 
 use super::peers::PeerTask;
@@ -76,7 +77,7 @@ impl ModelRun<'_> {
         engine.initialize(0)?;
         let tokens = random_tokens(
             settings.batch_size * (settings.seq_len + 1),
-            settings.config()?.vocab_size,
+            settings.config()?.vocab_size(),
         );
         let batch = Batch::new(&tokens, settings.seq_len);
         on_event(RowEvent::Note(format!("{what}: {} steps", settings.iterations)));
@@ -103,10 +104,13 @@ impl ModelRun<'_> {
         Ok(())
     }
 
-    /// Training in BF16, and in FP8 beside what is not BF16 here.
+    /// Training in BF16, and in FP8 beside what is not BF16 here; of Llama, which the peers have.
     fn peer_tasks(&self) -> Result<Vec<PeerTask>, TrainError> {
         let settings = self.settings;
-        let config = settings.config()?;
+        let config = match settings.config()? {
+            ModelConfig::Llama(config) if config.family == ModelFamily::Llama => config,
+            _ => return Ok(Vec::new()),
+        };
         let task = |recipe| PeerTask::train(&config, settings.batch_size, settings.seq_len, recipe);
         let recipes = match self.precision {
             "bf16" => vec![None],

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepwell_ir::capture::LlamaConfig;
+use deepwell_ir::capture::ModelConfig;
 use deepwell_ir::{Graph, PrecisionPolicy, Program};
 use deepwell_plan::{OptimizerSpec, PlanRequest, autoplan};
 use deepwell_probe::Hardware;
@@ -43,19 +43,19 @@ impl Settings {
     ///
     /// # Errors
     /// A model that is not there.
-    pub fn config(&self) -> Result<LlamaConfig, TrainError> {
-        match LlamaConfig::preset(&self.model) {
+    pub fn config(&self) -> Result<ModelConfig, TrainError> {
+        match ModelConfig::preset(&self.model) {
             Some(config) => Ok(config),
-            None => Ok(LlamaConfig::from_path(&self.model)?.0),
+            None => Ok(ModelConfig::from_path(&self.model)?.0),
         }
     }
 
     /// The model's graph.
     ///
     /// # Errors
-    /// A model that is not there.
+    /// A model that is not there, or not for sequences of this length.
     pub fn graph(&self) -> Result<Graph, TrainError> {
-        Ok(deepwell_ir::capture::capture_for_sequence(&self.config()?, self.seq_len)?)
+        Ok(self.config()?.capture(Some(self.seq_len))?)
     }
 
     /// The model's step in a precision, as it would train.

@@ -66,3 +66,28 @@ pub(super) fn attentions(is_gpu: bool) -> Vec<AttentionSize> {
 pub(super) fn pointwise(is_gpu: bool) -> &'static [(usize, usize)] {
     if is_gpu { &[(16384, 4096)] } else { &[(512, 512)] }
 }
+
+/// Tokens of sequences with heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TokenSize {
+    /// Sequences.
+    pub(super) batch: usize,
+    /// Tokens of a sequence.
+    pub(super) seq: usize,
+    /// Heads of a token.
+    pub(super) heads: usize,
+    /// Width of a head.
+    pub(super) head_dim: usize,
+}
+
+/// Norms of heads, and positions of tokens: the width of Qwen3-8B's queries, and of GPT-2.
+pub(super) fn tokens(is_gpu: bool) -> &'static [TokenSize] {
+    const fn size(batch: usize, seq: usize, heads: usize, head_dim: usize) -> TokenSize {
+        TokenSize { batch, seq, heads, head_dim }
+    }
+    if is_gpu {
+        const { &[size(8, 2048, 32, 128), size(32, 1024, 12, 64)] }
+    } else {
+        const { &[size(4, 128, 4, 128)] }
+    }
+}

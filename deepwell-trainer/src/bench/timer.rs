@@ -79,7 +79,7 @@ impl<'a> Timer<'a> {
     /// Bytes of the last-level cache.
     fn cache_bytes(&self) -> u64 {
         if self.is_gpu {
-            let gpu = self.hardware.gpus.first();
+            let gpu = self.device.target.gpu.and_then(|index| self.hardware.gpus.get(index));
             return gpu.and_then(|gpu| gpu.l2_bytes).unwrap_or(CACHE_BYTES_ASSUMED);
         }
         // Of the share of a shared cache that this machine's threads reach: as far as it is told.

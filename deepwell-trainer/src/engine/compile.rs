@@ -168,8 +168,17 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
     (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
 }
 
-/// From a model folder or `config.json` to an engine in one call: probe, capture, plan, compile,
-/// initialize (with the folder's weights, if it has any).
+/// From a model folder or `config.json` to an engine on a device in one call: probe, capture, plan,
+/// compile, initialize (with the folder's weights, if it has any).
+///
+/// ```no_run
+/// use deepwell_trainer::{Device, optimize};
+///
+/// // 8 sequences of 128 tokens a step; `Device::Cuda(0)` is the first GPU.
+/// let engine = optimize("models/tiny-llama", "mxfp8", 128, 8, Device::Cpu)?;
+/// println!("{}", engine.prediction());
+/// # Ok::<(), deepwell_trainer::TrainError>(())
+/// ```
 ///
 /// # Errors
 /// Whatever stops one of the steps.
@@ -178,11 +187,12 @@ pub fn optimize(
     precision: &str,
     seq_len: usize,
     batch_size: usize,
+    device: Device,
 ) -> Result<Engine, TrainError> {
     let (config, _) = ModelConfig::from_path(&model)?;
     let graph = config.capture(Some(seq_len))?;
     let policy = PrecisionPolicy::preset(precision)?;
-    let options = CompileOptions::new(policy, seq_len, batch_size);
+    let options = CompileOptions { device, ..CompileOptions::new(policy, seq_len, batch_size) };
     let mut engine = compile(graph, deepwell_probe::probe(), &options)?;
     engine.initialize(0)?;
     if crate::weights::has_weights(model.as_ref()) {

@@ -1,7 +1,7 @@
 //! Learned positions.
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::positions::{add_positions_backward, add_positions_forward};
+use crate::cpu::positions::{add_positions_backward, add_positions_forward, too_few_positions};
 
 /// The sequence length and the width of a position table at operand `index`, which must have a
 /// row for each token of a sequence.
@@ -11,10 +11,7 @@ fn sizes(operands: &Operands<'_>, index: usize) -> Result<(usize, usize), Kernel
         [positions, width] if positions >= seq && width > 0 && seq > 0 => Ok((seq, width)),
         [positions, _] => Err(KernelError::Run {
             call: operands.call.name.clone(),
-            what: format!(
-                "expected sequences of 1 to {positions} tokens, got {seq}\n\
-                 hint: the model has {positions} learned positions; take shorter sequences"
-            ),
+            what: too_few_positions(positions, seq),
         }),
         _ => Err(operands.unexpected(index, "a matrix")),
     }

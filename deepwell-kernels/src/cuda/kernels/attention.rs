@@ -16,7 +16,11 @@ const BLOCK_QUERIES: usize = 128;
 /// Keys of one of the two buffers.
 const STAGE_KEYS: usize = 64;
 /// Widths of a head that kernels are compiled for.
-const HEAD_DIMS: [usize; 4] = [16, 32, 64, 128];
+const WIDTHS: [usize; 4] = [16, 32, 64, 128];
+/// Those of which there is a kernel for narrower heads, too.
+const WIDTHS_PADDED: [usize; 2] = [64, 128];
+/// BF16 of 16 bytes, the unit of copies.
+const UNIT: usize = 8;
 
 /// Rows of scores of a call at most.
 const ROWS_MAX: usize = i32::MAX as usize;
@@ -72,10 +76,40 @@ impl Sizes {
     }
 }
 
+/// The tiles that a head goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Width {
+    /// Elements of a row of a tile.
+    pub(super) elements: usize,
+    /// Whether the head has fewer, and the rest is zeros.
+    pub(super) padded: bool,
+}
+
+impl Width {
+    /// The least that holds heads of `head_dim` elements, if there is one.
+    pub(super) fn of(head_dim: usize) -> Option<Width> {
+        if WIDTHS.contains(&head_dim) {
+            return Some(Width { elements: head_dim, padded: false });
+        }
+        let is_whole = head_dim > 0 && head_dim.is_multiple_of(UNIT);
+        let elements = WIDTHS_PADDED.into_iter().find(|&width| is_whole && head_dim < width)?;
+        Some(Width { elements, padded: true })
+    }
+
+    /// The end of the kernels' names.
+    pub(super) fn name(self) -> String {
+        format!("d{}{}", self.elements, if self.padded { "_padded" } else { "" })
+    }
+}
+
 /// Why the kernels of an attention cannot serve one of such heads and rows.
 pub(super) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
-    if !HEAD_DIMS.contains(&heads.head_dim) {
-        return Some(format!("takes heads of {HEAD_DIMS:?}, not of {}", heads.head_dim));
+    if Width::of(heads.head_dim).is_none() {
+        let most = WIDTHS[WIDTHS.len() - 1];
+        return Some(format!(
+            "takes heads of {UNIT} to {most} elements, a multiple of {UNIT}, not of {}",
+            heads.head_dim
+        ));
     }
     if !(heads.scale > 0.0 && heads.scale.is_finite()) {
         return Some(format!("takes a positive scale, not {}", heads.scale));
@@ -102,8 +136,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
-pub(super) fn shared_bytes(head_dim: usize) -> u32 {
-    ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * head_dim * 2 + 16) as u32
+pub(super) fn shared_bytes(width: usize) -> u32 {
+    ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * width * 2 + 16) as u32
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -113,9 +147,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
     let (out, lse): (Tensor, Tensor) = (call.output(0), call.output(1));
     let sizes = Sizes::new(&op.heads, &lse.shape);
-    let shared = shared_bytes(sizes.head_dim);
-    let function =
-        device.function("attention", &format!("attention_d{}", sizes.head_dim), shared)?;
+    let Some(width) = Width::of(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let shared = shared_bytes(width.elements);
+    let function = device.function("attention", &format!("attention_{}", width.name()), shared)?;
     // Whole groups, which share keys and values.
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
@@ -127,5 +163,31 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     );
     arguments.push(Argument::U32(op.heads.causal.into()));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
+    arguments.push(Argument::U32(sizes.head_dim as u32));
     Ok(vec![Device::launch(function, blocks.max(1) as u32, THREADS, shared, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_go_through_the_least_tiles_that_hold_them() {
+        for (head_dim, expected) in [
+            (0, None),
+            (8, Some("d64_padded")),
+            (16, Some("d16")),
+            (24, Some("d64_padded")),
+            (32, Some("d32")),
+            (60, None),
+            (64, Some("d64")),
+            (72, Some("d128_padded")),
+            (96, Some("d128_padded")),
+            (128, Some("d128")),
+            (136, None),
+        ] {
+            let found = Width::of(head_dim).map(Width::name);
+            assert_eq!(found.as_deref(), expected, "{head_dim}");
+        }
+    }
 }

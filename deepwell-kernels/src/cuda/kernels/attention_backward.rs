@@ -2,7 +2,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::attention::{Sizes, reject_heads, scale_log2};
+use super::attention::{Sizes, Width, reject_heads, scale_log2};
 use super::support::all_bf16;
 use crate::KernelError;
 use crate::cuda::driver::Argument;
@@ -48,29 +48,29 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
 }
 
 /// Keys of a tile of dk and dv.
-fn block_keys(head_dim: usize) -> usize {
-    if head_dim == 128 { 64 } else { 128 }
+fn block_keys(width: usize) -> usize {
+    if width == 128 { 64 } else { 128 }
 }
 
 /// Keys of a buffer of the work on queries.
-fn stage_keys(head_dim: usize) -> usize {
-    if head_dim == 128 { 32 } else { 64 }
+fn stage_keys(width: usize) -> usize {
+    if width == 128 { 32 } else { 64 }
 }
 
 /// Dynamic shared memory: what the larger kind of work needs, and which work.
-fn shared_bytes(head_dim: usize) -> u32 {
-    let row_bytes = head_dim * 2;
+fn shared_bytes(width: usize) -> u32 {
+    let row_bytes = width * 2;
     let query_stage = 2 * STAGE_QUERIES * row_bytes + STAGE_QUERIES * STATISTICS_BYTES;
-    let key_work = 2 * block_keys(head_dim) * row_bytes + 2 * query_stage;
-    let query_work = (2 * BLOCK_QUERIES + 2 * 2 * stage_keys(head_dim)) * row_bytes;
+    let key_work = 2 * block_keys(width) * row_bytes + 2 * query_stage;
+    let query_work = (2 * BLOCK_QUERIES + 2 * 2 * stage_keys(width)) * row_bytes;
     (key_work.max(query_work) + WORK_BYTES) as u32
 }
 
 /// Pieces of work: of rows, of keys, of queries.
-fn items(sizes: &Sizes) -> usize {
+fn items(sizes: &Sizes, width: usize) -> usize {
     let key_heads = sizes.key_heads();
     (sizes.batch_heads * sizes.seq).div_ceil(ROWS_PER_ITEM)
-        + sizes.seq.div_ceil(block_keys(sizes.head_dim)) * key_heads
+        + sizes.seq.div_ceil(block_keys(width)) * key_heads
         + sizes.seq.div_ceil(BLOCK_QUERIES) * sizes.batch_heads
 }
 
@@ -80,12 +80,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let lse = call.input(5);
     let sizes = Sizes::new(&op.heads, &lse.shape);
-    let shared = shared_bytes(sizes.head_dim);
-    let name = format!("attention_backward_d{}", sizes.head_dim);
+    let Some(width) = Width::of(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let shared = shared_bytes(width.elements);
+    let name = format!("attention_backward_{}", width.name());
     let function = device.function("attention_backward", &name, shared)?;
     // Blocks stay and take one piece of work after the other.
     let resident = device.resident_blocks(function, THREADS, shared)?;
-    let blocks = items(&sizes).clamp(1, resident as usize);
+    let blocks = items(&sizes, width.elements).clamp(1, resident as usize);
     let l2_bytes = device.driver.properties().l2_bytes;
     let group = sizes.heads / sizes.kv_heads;
     // Work on keys streams queries and dout of a group, work on queries keys and values.
@@ -105,6 +108,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::U32(op.heads.causal.into()));
     arguments.push(Argument::F32(op.heads.scale as f32));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
+    arguments.push(Argument::U32(sizes.head_dim as u32));
     Ok(vec![Device::launch(function, blocks as u32, THREADS, shared, arguments)])
 }
 
@@ -140,7 +144,7 @@ mod tests {
         ] {
             let batch_heads = batch * heads;
             let sizes = Sizes { seq, heads, kv_heads, batch_heads, head_dim };
-            assert_eq!(items(&sizes), expected, "{sizes:?}");
+            assert_eq!(items(&sizes, head_dim), expected, "{sizes:?}");
         }
     }
 

@@ -31,5 +31,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Op::AddLayerNorm(op) => ("add_layer_norm", op.eps),
         _ => return Err(call.refuse("expected a normalization")),
     };
-    rows::prepare_forward(call, device, "layer_norm", entry, eps)
+    rows::prepare_forward(call, device, rows::matrix_of(call)?, "layer_norm", entry, eps)
 }

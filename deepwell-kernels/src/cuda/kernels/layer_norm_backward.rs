@@ -33,5 +33,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::LayerNormBackward(op) = &call.call.op else {
         return Err(call.refuse("expected the backward of a normalization"));
     };
-    KERNEL.prepare(call, device, op.residual)
+    KERNEL.prepare(call, device, rows::matrix_of(call)?, op.residual)
 }

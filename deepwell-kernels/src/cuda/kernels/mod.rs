@@ -2,6 +2,7 @@
 
 mod adamw;
 mod add;
+mod add_positions;
 mod attention;
 mod attention_backward;
 mod bf16_gemm;
@@ -19,6 +20,7 @@ mod fused_product;
 mod gelu;
 mod gelu_quantize;
 mod grad_norm;
+mod head_rms_norm;
 mod layer_norm;
 mod layer_norm_backward;
 mod layer_norm_quantize;
@@ -52,6 +54,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
     [
         adamw::SPECS,
         add::SPECS,
+        add_positions::SPECS,
         attention::SPECS,
         attention_backward::SPECS,
         cublaslt_linear::SPECS,
@@ -66,6 +69,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         gelu::SPECS,
         gelu_quantize::SPECS,
         grad_norm::SPECS,
+        head_rms_norm::SPECS,
         layer_norm::SPECS,
         layer_norm_backward::SPECS,
         layer_norm_quantize::SPECS,

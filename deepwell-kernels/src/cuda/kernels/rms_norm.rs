@@ -31,5 +31,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Op::AddRmsNorm(op) => ("add_rms_norm", op.eps),
         _ => return Err(call.refuse("expected a normalization")),
     };
-    rows::prepare_forward(call, device, "rms_norm", entry, eps)
+    rows::prepare_forward(call, device, rows::matrix_of(call)?, "rms_norm", entry, eps)
 }

@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 
-const KERNEL: Backward = Backward { file: "rms_norm_backward", pieces: 4, gradients: 1 };
+pub(super) const KERNEL: Backward = Backward { file: "rms_norm_backward", pieces: 4, gradients: 1 };
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rms_norm_backward",
@@ -33,5 +33,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::RmsNormBackward(op) = &call.call.op else {
         return Err(call.refuse("expected the backward of a normalization"));
     };
-    KERNEL.prepare(call, device, op.residual)
+    KERNEL.prepare(call, device, rows::matrix_of(call)?, op.residual)
 }

@@ -43,18 +43,22 @@ pub(super) fn reject(request: &KernelRequest<'_>, f32s: &[usize]) -> Option<Stri
     })
 }
 
-/// A normalization by `<entry>_rows` or `<entry>_scalar` of `<file>.cu`: the kernels take the
-/// call's operands in order, then rows, columns, threads of a row, and eps.
+/// Rows and columns of operand 0.
+pub(super) fn matrix_of(call: &CallView<'_>) -> Result<[usize; 2], KernelError> {
+    let shape = call.input(0).shape;
+    shape.as_slice().try_into().map_err(|_| call.refuse("expected a matrix"))
+}
+
+/// A normalization of a matrix's rows by `<entry>_rows` or `<entry>_scalar` of `<file>.cu`: the
+/// kernels take the call's operands in order, then rows, columns, threads of a row, and eps.
 pub(super) fn prepare_forward(
     call: &CallView<'_>,
     device: &mut Device<'_>,
+    [rows, columns]: [usize; 2],
     file: &'static str,
     entry: &str,
     eps: f64,
 ) -> Result<Vec<Step>, KernelError> {
-    let &[rows, columns] = call.input(0).shape.as_slice() else {
-        return Err(call.refuse("expected a matrix"));
-    };
     let (suffix, threads, per_row) = match threads_per_row(columns, FORWARD_PIECES) {
         Some(per_row) => ("rows", per_row.max(FORWARD_THREADS_MIN), per_row),
         None => ("scalar", SCALAR_THREADS, SCALAR_THREADS),
@@ -96,21 +100,19 @@ impl Backward {
         self.division(shape, workers).scratch_bytes(self.gradients * shape[1])
     }
 
-    /// The kernels take the inputs in order, the residual last or null, the outputs in order,
-    /// then rows, columns, threads of a row, whether to accumulate, and what sums over blocks
-    /// need.
+    /// Over the rows of `matrix`. The kernels take the inputs in order, the residual last or null,
+    /// the outputs in order, then rows, columns, threads of a row, whether to accumulate, and what
+    /// sums over blocks need.
     pub(super) fn prepare(
         &self,
         call: &CallView<'_>,
         device: &mut Device<'_>,
+        matrix: [usize; 2],
         residual: bool,
     ) -> Result<Vec<Step>, KernelError> {
-        let shape = call.input(0).shape;
-        let &[rows, columns] = shape.as_slice() else {
-            return Err(call.refuse("expected a matrix"));
-        };
+        let [rows, columns] = matrix;
         // As the program was planned: its scratch is for that many blocks.
-        let division = self.division(&shape, call.program.target.workers);
+        let division = self.division(&matrix, call.program.target.workers);
         let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
         let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.pieces) {
             Some(per_row) => ("rows", BACKWARD_THREADS, per_row, shared_bytes),
@@ -141,17 +143,17 @@ impl Backward {
 /// How sums over all rows are divided among blocks: a row of partial sums each, which teams of
 /// neighbours add, and the teams' rows, which the last block adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BlockColumns {
+pub(super) struct BlockColumns {
     /// Blocks of the launch.
-    blocks: usize,
+    pub(super) blocks: usize,
     /// Blocks of a team.
-    members: usize,
+    pub(super) members: usize,
 }
 
 impl BlockColumns {
     /// One block for each of `workers` multiprocessors, as far as there are rows for
     /// `rows_per_block` each; teams such that either level adds about as many rows.
-    fn new(rows: usize, rows_per_block: usize, workers: usize) -> BlockColumns {
+    pub(super) fn new(rows: usize, rows_per_block: usize, workers: usize) -> BlockColumns {
         let blocks = rows.div_ceil(rows_per_block.max(1)).clamp(1, workers.max(1));
         let root = blocks.isqrt();
         let members = if root * root == blocks { root } else { root + 1 };
@@ -164,12 +166,12 @@ impl BlockColumns {
     }
 
     /// Counters: one for each team, and one for the teams.
-    fn tickets(self) -> usize {
+    pub(super) fn tickets(self) -> usize {
         self.teams() + 1
     }
 
     /// Scratch for `width` FP32 sums.
-    fn scratch_bytes(self, width: usize) -> usize {
+    pub(super) fn scratch_bytes(self, width: usize) -> usize {
         (self.blocks + self.teams()) * width * size_of::<f32>()
     }
 }
