@@ -172,7 +172,7 @@ mod tests {
             // It gives less where pairs share, and products take longest again.
             (bf16, 5, (4096, 4096, 4096), (8, 16384, 16384, 858)),
             // A short sum: writing results to device memory takes longest.
-            (bf16, 0, (8192, 8192, 64), (14, 512, 512, 224)),
+            (bf16, 0, (8192, 8192, 64), (14, 512, 512, 215)),
             // One tile.
             (bf16, 3, (1, 1, 8), (1, 256, 512, 0)),
             // A cluster, for one tile.
