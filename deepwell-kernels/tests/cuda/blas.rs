@@ -7,7 +7,9 @@ use deepwell_kernels::cuda::{
 use deepwell_precision::e4m3;
 use half::bf16;
 
-use crate::harness::{HostTensor, open_driver, uniform};
+use crate::device::open_driver;
+use crate::harness::{HostTensor, uniform};
+use crate::trials::skip;
 
 const WORKSPACE_BYTES: usize = 32 << 20;
 const NO_SCALES: [Scaling; 2] = [Scaling::None; 2];
@@ -81,13 +83,13 @@ struct Library {
 }
 
 impl Library {
-    fn open() -> Option<Library> {
-        let mut driver = open_driver()?;
+    fn open() -> Library {
+        let mut driver = open_driver();
         let blas = CublasLt::open(&driver).unwrap_or_else(|error| panic!("{error}"));
         assert!(blas.version().starts_with("cuBLASLt 1"), "{}", blas.version());
         let stream = driver.stream(false).unwrap();
         let workspace = driver.allocate(WORKSPACE_BYTES).unwrap();
-        Some(Library { driver, blas, stream, workspace })
+        Library { driver, blas, stream, workspace }
     }
 
     fn put(&mut self, bytes: &[u8]) -> DevicePtr {
@@ -209,9 +211,9 @@ const PLAIN: Case = Case {
     scaling: NO_SCALES,
 };
 
-#[test]
+trial!(bf16_products_of_all_orientations);
 fn bf16_products_of_all_orientations() {
-    let Some(mut library) = Library::open() else { return };
+    let mut library = Library::open();
     for transposed in [(false, false), (false, true), (true, false), (true, true)] {
         for (m, n, k) in [(8, 16, 24), (128, 256, 64), (120, 136, 264), (264, 72, 1032)] {
             for (out, accumulate) in
@@ -224,9 +226,9 @@ fn bf16_products_of_all_orientations() {
     library.blas.forget_plans();
 }
 
-#[test]
+trial!(bf16_products_of_any_size);
 fn bf16_products_of_any_size() {
-    let Some(mut library) = Library::open() else { return };
+    let mut library = Library::open();
     for (m, n, k) in [(1, 1, 1), (1, 8, 5), (3, 5, 7), (17, 33, 65), (257, 1, 129), (31, 1000, 2)] {
         for out in [DType::Bf16, DType::F32] {
             library.check(Case { m, n, k, out, ..PLAIN });
@@ -234,20 +236,19 @@ fn bf16_products_of_any_size() {
     }
 }
 
-#[test]
+trial!(a_bias_is_added_to_each_row);
 fn a_bias_is_added_to_each_row() {
-    let Some(mut library) = Library::open() else { return };
+    let mut library = Library::open();
     for (m, n, k) in [(8, 16, 24), (128, 256, 64), (120, 136, 264)] {
         library.check(Case { m, n, k, bias: true, ..PLAIN });
     }
 }
 
-#[test]
+trial!(fp8_products_with_scales_per_128);
 fn fp8_products_with_scales_per_128() {
-    let Some(mut library) = Library::open() else { return };
+    let mut library = Library::open();
     if library.driver.properties().capability != (9, 0) {
-        eprintln!("skipped: scales per 128 elements are Hopper's");
-        return;
+        skip("scales per 128 elements are Hopper's");
     }
     let pairs = [
         [Scaling::Row, Scaling::Row],
@@ -272,9 +273,9 @@ fn fp8_products_with_scales_per_128() {
     });
 }
 
-#[test]
+trial!(what_the_library_does_not_take_is_refused_with_the_reason);
 fn what_the_library_does_not_take_is_refused_with_the_reason() {
-    let Some(mut library) = Library::open() else { return };
+    let mut library = Library::open();
     let pointer = library.workspace;
     let matrix = |dtype, rows, columns| Matrix { pointer, dtype, rows, columns, leading: columns };
     let square = |dtype| matrix(dtype, 128, 128);
