@@ -1,17 +1,25 @@
 //! Steps of a micro model on an emulated GPU beside the same on the CPU: the same program, the
-//! CUDA backend's kernels as PTX, no GPU. Where the kernels were not compiled the test says that
-//! it was skipped.
-#![cfg(feature = "emulated")]
+//! CUDA backend's kernels as PTX, no GPU. Where the kernels were not compiled the test is reported
+//! as ignored.
+
+#[macro_use]
+#[path = "../../deepwell-kernels/tests/cuda/trials.rs"]
+mod trials;
 
 mod gpt;
+mod gradients;
 
 use std::collections::BTreeSet;
+use std::process::ExitCode;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{Graph, Recompute};
 use deepwell_kernels::cuda::{Architecture, KernelImages};
 use deepwell_precision::PrecisionPolicy;
-use deepwell_trainer::{CompileOptions, Device, Engine, compile};
+use deepwell_trainer::{CompileOptions, Device, Engine, StepOutcome, compile};
+
+use crate::gradients::{BF16, MXFP8, Tolerances, assert_gradients, assert_outcome, gradients};
+use crate::trials::{note, skip};
 
 const SEQ: usize = 128;
 const BATCH: usize = 1;
@@ -45,36 +53,41 @@ fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
     engine
 }
 
-/// The kernels of a step and what they compute, and the loss of each step.
-fn losses(
-    (graph, vocabulary): &(Graph, usize),
-    policy: &PrecisionPolicy,
-    device: Device,
-) -> (BTreeSet<String>, Vec<f32>) {
+/// What some steps come to.
+struct Run {
+    /// The kernels of a step and what they compute.
+    kernels: BTreeSet<String>,
+    steps: Vec<StepOutcome>,
+    /// Of the first step: those of later ones are of other weights.
+    gradients: Vec<(String, Vec<f32>)>,
+}
+
+fn steps((graph, vocabulary): &(Graph, usize), policy: &PrecisionPolicy, device: Device) -> Run {
     let mut engine = engine(graph.clone(), policy, device);
     let calls = engine.program().calls.iter();
     let kernels = calls.map(|call| format!("{} {}", call.choice.kernel, call.op.name())).collect();
-    let step = |step: usize| {
+    let step = |engine: &mut Engine, step: usize| {
         let token = |index: usize| {
             let index = index + step * 7919;
             ((index * index * 31 + index * 7 + 3) % vocabulary) as i32
         };
         let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
         let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
-        engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step").loss
+        engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step")
     };
-    (kernels, (0..STEPS).map(step).collect())
+    let mut steps = vec![step(&mut engine, 0)];
+    let gradients = gradients(&mut engine);
+    steps.extend((1..STEPS).map(|index| step(&mut engine, index)));
+    Run { kernels, steps, gradients }
 }
 
-/// Whether an architecture's kernels were compiled; a line on stderr where not.
-fn is_there(capability: (u32, u32)) -> bool {
-    let Err(error) = KernelImages::discover().into_ptx().image("add", capability) else {
-        return true;
-    };
-    let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
-    assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
-    eprintln!("skipped: {error}");
-    false
+/// Skips the test where an architecture's kernels were not compiled.
+fn need_kernels(capability: (u32, u32)) {
+    if let Err(error) = KernelImages::discover().into_ptx().image("add", capability) {
+        let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
+        assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
+        skip(error.to_string());
+    }
 }
 
 /// Compares an architecture with the CPU; gives what ran there.
@@ -82,61 +95,58 @@ fn compare(
     model: &(Graph, usize),
     policy: &PrecisionPolicy,
     architecture: Architecture,
-    tolerance: f64,
+    tolerances: Tolerances,
 ) -> BTreeSet<String> {
-    let (_, expected) = losses(model, policy, Device::Cpu);
-    let (kernels, got) = losses(model, policy, Device::Emulated(architecture));
-    eprintln!("{:?}: {got:?}, on the CPU {expected:?}", policy.format());
-    for (got, expected) in got.iter().zip(&expected) {
-        let distance = f64::from((got - expected).abs() / expected.abs());
-        assert!(distance < tolerance, "{:?}: {got} is {distance} away", policy.format());
+    let cpu = steps(model, policy, Device::Cpu);
+    let device = steps(model, policy, Device::Emulated(architecture));
+    let name = format!("{architecture:?} {:?}", policy.format());
+    for (index, (got, expected)) in device.steps.iter().zip(&cpu.steps).enumerate() {
+        note(|| format!("{name}, step {index}: {got:?}, on the CPU {expected:?}"));
+        assert_outcome(&format!("{name}, step {index}"), got, expected, tolerances);
     }
-    kernels
+    assert_gradients(&name, &device.gradients, &cpu.gradients, tolerances);
+    device.kernels
 }
 
 /// Compares an architecture with the CPU; `product` is the kernel that MXFP8 products get there.
 fn check(architecture: Architecture, capability: (u32, u32), product: &str) {
-    if !is_there(capability) {
-        return;
-    }
+    need_kernels(capability);
     // As on a GPU: both round activations to BF16 at the same places and sum in another order.
-    let rows = [(PrecisionPolicy::bf16(), 0.002), (PrecisionPolicy::mxfp8(), 0.005)];
+    let rows = [(PrecisionPolicy::bf16(), BF16), (PrecisionPolicy::mxfp8(), MXFP8)];
     let product = format!("{product} mx_gemm");
-    for (policy, tolerance) in rows {
-        let kernels = compare(&llama(), &policy, architecture, tolerance);
+    for (policy, tolerances) in rows {
+        let kernels = compare(&llama(), &policy, architecture, tolerances);
         let is_scaled = policy.format() != PrecisionPolicy::bf16().format();
         assert_eq!(kernels.contains(&product), is_scaled, "{kernels:?}");
     }
 }
 
-#[test]
+trial!(losses_on_hopper_are_those_of_the_cpu);
 fn losses_on_hopper_are_those_of_the_cpu() {
     check(Architecture::Sm90a, (9, 0), "cuda_mxfp8_gemm");
 }
 
-#[test]
+trial!(losses_on_blackwell_are_those_of_the_cpu);
 fn losses_on_blackwell_are_those_of_the_cpu() {
     check(Architecture::Sm100a, (10, 0), "cuda_sm100_mxfp8_gemm");
 }
 
-#[test]
+trial!(losses_on_blackwell_of_desktops_are_those_of_the_cpu);
 fn losses_on_blackwell_of_desktops_are_those_of_the_cpu() {
     check(Architecture::Sm120a, (12, 0), "cuda_sm120_mxfp8_gemm");
 }
 
+trial!(products_on_blackwell_go_on_with_what_follows_them);
 /// GELU, its gradient and the copies of both come out of the products' own kernels.
-#[test]
 fn products_on_blackwell_go_on_with_what_follows_them() {
-    if !is_there((10, 0)) {
-        return;
-    }
+    need_kernels((10, 0));
     let model = (gpt::gpt().expect("a graph"), gpt::VOCABULARY);
-    let fused = |policy, tolerance| -> Vec<String> {
-        let kernels = compare(&model, &policy, Architecture::Sm100a, tolerance);
+    let fused = |policy, tolerances| -> Vec<String> {
+        let kernels = compare(&model, &policy, Architecture::Sm100a, tolerances);
         kernels.into_iter().filter(|kernel| kernel.contains("gelu")).collect()
     };
     assert_eq!(
-        fused(PrecisionPolicy::bf16(), 0.002),
+        fused(PrecisionPolicy::bf16(), BF16),
         [
             "cuda_sm100_bf16_gemm_fused linear_gelu",
             "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward",
@@ -144,7 +154,7 @@ fn products_on_blackwell_go_on_with_what_follows_them() {
     );
     // The first and the last product of the layers stay in BF16.
     assert_eq!(
-        fused(PrecisionPolicy::mxfp8(), 0.005),
+        fused(PrecisionPolicy::mxfp8(), MXFP8),
         [
             "cuda_sm100_bf16_gemm_fused linear_gelu_quantize",
             "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward_quantize",
@@ -152,4 +162,8 @@ fn products_on_blackwell_go_on_with_what_follows_them() {
             "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_backward",
         ]
     );
+}
+
+fn main() -> ExitCode {
+    trials::run()
 }

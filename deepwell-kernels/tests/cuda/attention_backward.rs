@@ -61,7 +61,10 @@ pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
             .map(|(bound, value)| SLACK * (bound + HALF_ULP * value.abs()) + 1e-5)
             .collect();
         let name = format!("{}: {what}", case.name());
-        assert_within(&name, &got[index].to_f64(), &expected[index], &bounds);
+        let compared = assert_within(&name, &got[index].to_f64(), &expected[index], &bounds);
+        if case.has_gradients() {
+            compared.must_tell();
+        }
     }
 }
 

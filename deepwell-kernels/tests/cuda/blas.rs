@@ -7,6 +7,7 @@ use deepwell_kernels::cuda::{
 use deepwell_precision::e4m3;
 use half::bf16;
 
+use crate::compare::assert_biased_within;
 use crate::device::open_driver;
 use crate::harness::{HostTensor, uniform};
 use crate::trials::skip;
@@ -181,7 +182,8 @@ fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: 
     // four steps follow each other: with a largest term of an eighth of the magnitudes, 2^-9.
     let per_magnitude = if case.scaling == NO_SCALES { 2f64.powi(-20) } else { 2f64.powi(-9) };
     let rounding = if case.out == DType::Bf16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
-    for (index, &got) in got.iter().enumerate() {
+    let (mut sums, mut bounds) = (Vec::new(), Vec::new());
+    for index in 0..got.len() {
         let (row, column) = (index / case.n, index % case.n);
         let row_of_a = &a[row * case.k..][..case.k];
         let row_of_b = &b[column * case.k..][..case.k];
@@ -192,12 +194,11 @@ fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: 
         let expected = product + added;
         // A product may be rounded before something is added to it.
         let rounded = expected.abs() + if added == 0.0 { 0.0 } else { product.abs() + added.abs() };
-        let tolerance = magnitude * per_magnitude + rounded * rounding;
-        assert!(
-            (got - expected).abs() <= tolerance,
-            "{case:?}: [{row}, {column}] is {got}, expected {expected} within {tolerance}"
-        );
+        sums.push(expected);
+        bounds.push(magnitude * per_magnitude + rounded * rounding);
     }
+    // What is cut off has the sign of what it is cut from.
+    assert_biased_within(&format!("{case:?}"), got, &sums, &bounds, per_magnitude);
 }
 
 const PLAIN: Case = Case {

@@ -13,7 +13,8 @@
 //! large as their bounds. Errors of rounding to nearest have no sign of their own and |d| ≤ b:
 //! by Hoeffding's inequality |α − 1| is above `Z / S`, `S² = Σ (r/b)²`, with a probability of at
 //! most 2 exp(−Z²/2). For n numbers that are rounded to BF16 and nothing else, b = 2^-8 |r| and
-//! `S = 2^8 √n`: with [`Z`] a hundred numbers tell 0.24 %, ten thousand 0.024 %.
+//! `S = 2^8 √n`: with [`Z`] a hundred numbers tell 0.24 %, ten thousand 0.024 %, to which
+//! [`SYSTEMATIC`] comes.
 //!
 //! Errors of elements are not independent where one rounding goes into several of them: a row's
 //! statistics, a probability. But a bound adds the worst cases of all the roundings that an element
@@ -29,12 +30,17 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::trials::note;
+
 /// Standard deviations, or more, that the projection may be off: for a million comparisons the
 /// chance that a right one fails is below 4 %.
 const Z: f64 = 6.0;
-/// What errors of one sign may come to: exponentials, roots and reciprocals of the hardware (2^-20
-/// each), sums in FP32 that tensor cores cut (2^-23 of the magnitudes a step).
-const SYSTEMATIC: f64 = 1.0 / (1 << 14) as f64;
+/// What errors that are not independent may come to: exponentials, roots and reciprocals of the
+/// hardware (2^-20 each), sums in FP32 that tensor cores cut (2^-23 of the magnitudes a step), and
+/// most of all roundings to BF16 of few different numbers. Of GELU's 401,000 outputs some 400 of the
+/// largest binades weigh as much as all, which comes to 2^-8 / √(3 · 400) and was seen as 2^-13.7;
+/// six times that is 2^-11.
+const SYSTEMATIC: f64 = 1.0 / 1024.0;
 /// The scale error that a comparison is tried with.
 const PLANTED: f64 = 1.01;
 /// Elements that are not zero from which on [`Compared::must_tell`] insists.
@@ -95,8 +101,20 @@ pub(crate) fn assert_close(
     expected: &[f64],
     tolerance: Tolerance,
 ) -> Compared {
+    assert_biased(what, got, expected, tolerance, 0.0)
+}
+
+/// [`assert_close`] for a kernel whose errors have something in common: they make the output as a
+/// whole larger or smaller by `bias` at most.
+pub(crate) fn assert_biased(
+    what: &str,
+    got: &[f64],
+    expected: &[f64],
+    tolerance: Tolerance,
+    bias: f64,
+) -> Compared {
     let bounds: Vec<f64> = expected.iter().map(|&expected| tolerance.bound(expected)).collect();
-    assert_within(what, got, expected, &bounds)
+    assert_biased_within(what, got, expected, &bounds, bias)
 }
 
 /// [`assert_close`] with a bound for each element.
@@ -104,8 +122,7 @@ pub(crate) fn assert_within(what: &str, got: &[f64], expected: &[f64], bounds: &
     assert_biased_within(what, got, expected, bounds, 0.0)
 }
 
-/// [`assert_within`] for a kernel whose errors have a sign: they make the output as a whole larger
-/// or smaller by `bias` at most.
+/// [`assert_biased`] with a bound for each element.
 pub(crate) fn assert_biased_within(
     what: &str,
     got: &[f64],
@@ -123,6 +140,9 @@ pub(crate) fn assert_biased_within(
     let elements = expected.iter().filter(|x| x.is_finite() && **x != 0.0).count();
     if elements > 0 {
         if tells { &TOLD } else { &UNTOLD }.fetch_add(1, Ordering::Relaxed);
+    }
+    if elements > 0 && !tells {
+        note(|| format!("{what}: 1.01 times these {elements} elements would pass as well"));
     }
     Compared { what: what.to_string(), tells, elements }
 }
@@ -179,9 +199,9 @@ trial!(a_scale_error_is_found_where_elements_do_not_show_it);
 fn a_scale_error_is_found_where_elements_do_not_show_it() {
     use crate::harness::uniform;
     let wide = |values: Vec<f32>| -> Vec<f64> { values.into_iter().map(f64::from).collect() };
-    let expected = wide(uniform(2000, 1, 1.0));
-    let noise = wide(uniform(2000, 2, 1.0));
-    let bounds = vec![0.05; 2000];
+    let expected = wide(uniform(20_000, 1, 1.0));
+    let noise = wide(uniform(20_000, 2, 1.0));
+    let bounds = vec![0.05; 20_000];
     // The scale, the share of the bounds that errors take, and what is found.
     for (scale, share, words) in [
         (1.0, 0.9, None),
@@ -201,7 +221,7 @@ fn a_scale_error_is_found_where_elements_do_not_show_it() {
     }
     // Errors of either sign that are all as large as allowed.
     let got = expected.iter().enumerate().map(|(i, x)| x + if i % 2 == 0 { 0.05 } else { -0.05 });
-    let found = fault(got, &expected, &[0.050001; 2000], 0.0).unwrap_or_default();
+    let found = fault(got, &expected, &[0.050001; 20_000], 0.0).unwrap_or_default();
     assert!(found.contains("of their bounds in the mean"), "{found}");
     // A single number tells no more than its bound.
     let compared = assert_within("one", &[1.001], &[1.0], &[0.004]);
