@@ -1,21 +1,28 @@
 //! Steps of a micro model on an emulated GPU beside the same on the CPU: the same program, the
-//! CUDA backend's kernels as PTX, no GPU. Where the kernels were not compiled the test says that
-//! it was skipped.
-#![cfg(feature = "emulated")]
+//! CUDA backend's kernels as PTX, no GPU. Where the kernels were not compiled the test is reported
+//! as ignored.
+
+#[macro_use]
+#[path = "../../deepwell-kernels/tests/cuda/trials.rs"]
+mod trials;
+
+mod gradients;
 
 use std::collections::BTreeSet;
+use std::process::ExitCode;
 
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily};
 use deepwell_ir::{Graph, Recompute};
 use deepwell_kernels::cuda::{Architecture, KernelImages};
 use deepwell_precision::PrecisionPolicy;
-use deepwell_trainer::{CompileOptions, Device, Engine, compile};
+use deepwell_trainer::{CompileOptions, Device, Engine, StepOutcome, compile};
+
+use crate::gradients::{BF16, MXFP8, Tolerances, assert_gradients, assert_outcome, gradients};
+use crate::trials::{note, skip};
 
 const SEQ: usize = 128;
 const BATCH: usize = 1;
 const STEPS: usize = 3;
-/// How much further a gradient norm may be from the CPU's than a loss.
-const NORM_TOLERANCE: f64 = 5.0;
 
 /// The model and the size of its vocabulary.
 fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
@@ -53,37 +60,41 @@ fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
     engine
 }
 
-/// The kernels of a step and what they compute, and loss and gradient norm of each step.
-fn losses(
-    (graph, vocabulary): &(Graph, usize),
-    policy: &PrecisionPolicy,
-    device: Device,
-) -> (BTreeSet<String>, Vec<[f32; 2]>) {
+/// What some steps come to.
+struct Run {
+    /// The kernels of a step and what they compute.
+    kernels: BTreeSet<String>,
+    steps: Vec<StepOutcome>,
+    /// Of the first step: those of later ones are of other weights.
+    gradients: Vec<(String, Vec<f32>)>,
+}
+
+fn steps((graph, vocabulary): &(Graph, usize), policy: &PrecisionPolicy, device: Device) -> Run {
     let mut engine = engine(graph.clone(), policy, device);
     let calls = engine.program().calls.iter();
     let kernels = calls.map(|call| format!("{} {}", call.choice.kernel, call.op.name())).collect();
-    let step = |step: usize| {
+    let step = |engine: &mut Engine, step: usize| {
         let token = |index: usize| {
             let index = index + step * 7919;
             ((index * index * 31 + index * 7 + 3) % vocabulary) as i32
         };
         let inputs: Vec<i32> = (0..BATCH * SEQ).map(token).collect();
         let targets: Vec<i32> = (1..=BATCH * SEQ).map(token).collect();
-        let step = engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step");
-        [step.loss, step.grad_norm]
+        engine.step(&inputs, &targets, 1e-3, 1.0).expect("a step")
     };
-    (kernels, (0..STEPS).map(step).collect())
+    let mut steps = vec![step(&mut engine, 0)];
+    let gradients = gradients(&mut engine);
+    steps.extend((1..STEPS).map(|index| step(&mut engine, index)));
+    Run { kernels, steps, gradients }
 }
 
-/// Whether an architecture's kernels were compiled; a line on stderr where not.
-fn is_there(capability: (u32, u32)) -> bool {
-    let Err(error) = KernelImages::discover().into_ptx().image("add", capability) else {
-        return true;
-    };
-    let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
-    assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
-    eprintln!("skipped: {error}");
-    false
+/// Skips the test where an architecture's kernels were not compiled.
+fn need_kernels(capability: (u32, u32)) {
+    if let Err(error) = KernelImages::discover().into_ptx().image("add", capability) {
+        let required = std::env::var_os("DEEPWELL_REQUIRE_PTX").is_some();
+        assert!(!required, "DEEPWELL_REQUIRE_PTX is set: {error}");
+        skip(error.to_string());
+    }
 }
 
 /// Compares an architecture with the CPU; gives what ran there.
@@ -91,64 +102,53 @@ fn compare(
     model: &(Graph, usize),
     policy: &PrecisionPolicy,
     architecture: Architecture,
-    tolerance: f64,
+    tolerances: Tolerances,
 ) -> BTreeSet<String> {
-    let (_, expected) = losses(model, policy, Device::Cpu);
-    let (kernels, got) = losses(model, policy, Device::Emulated(architecture));
-    eprintln!("{:?}: {got:?}, on the CPU {expected:?}", policy.format());
-    for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
-        // A wrong backward shows in the norm of the gradients.
-        for (index, what) in ["loss", "gradient norm"].into_iter().enumerate() {
-            let (got, expected) = (got[index], expected[index]);
-            let distance = f64::from((got - expected).abs() / expected.abs());
-            assert!(
-                distance < [1.0, NORM_TOLERANCE][index] * tolerance,
-                "{:?}, step {step}: {what} {got} is {distance} away from {expected}",
-                policy.format()
-            );
-        }
+    let cpu = steps(model, policy, Device::Cpu);
+    let device = steps(model, policy, Device::Emulated(architecture));
+    let name = format!("{architecture:?} {:?}", policy.format());
+    for (index, (got, expected)) in device.steps.iter().zip(&cpu.steps).enumerate() {
+        note(|| format!("{name}, step {index}: {got:?}, on the CPU {expected:?}"));
+        assert_outcome(&format!("{name}, step {index}"), got, expected, tolerances);
     }
-    kernels
+    assert_gradients(&name, &device.gradients, &cpu.gradients, tolerances);
+    device.kernels
 }
 
 /// Compares an architecture with the CPU; `product` is the kernel that MXFP8 products get there.
 fn check(architecture: Architecture, capability: (u32, u32), product: &str) {
-    if !is_there(capability) {
-        return;
-    }
+    need_kernels(capability);
     // As on a GPU: both round activations to BF16 at the same places and sum in another order.
-    let rows = [(PrecisionPolicy::bf16(), 0.002), (PrecisionPolicy::mxfp8(), 0.005)];
+    let rows = [(PrecisionPolicy::bf16(), BF16), (PrecisionPolicy::mxfp8(), MXFP8)];
     let product = format!("{product} mx_gemm");
-    for (policy, tolerance) in rows {
-        let kernels = compare(&model(llama()), &policy, architecture, tolerance);
+    for (policy, tolerances) in rows {
+        let kernels = compare(&model(llama()), &policy, architecture, tolerances);
         let is_scaled = policy.format() != PrecisionPolicy::bf16().format();
         assert_eq!(kernels.contains(&product), is_scaled, "{kernels:?}");
     }
 }
 
-#[test]
+trial!(losses_on_hopper_are_those_of_the_cpu);
 fn losses_on_hopper_are_those_of_the_cpu() {
     check(Architecture::Sm90a, (9, 0), "cuda_mxfp8_gemm");
 }
 
-#[test]
+trial!(losses_on_blackwell_are_those_of_the_cpu);
 fn losses_on_blackwell_are_those_of_the_cpu() {
     check(Architecture::Sm100a, (10, 0), "cuda_sm100_mxfp8_gemm");
 }
 
-#[test]
+trial!(losses_on_blackwell_of_desktops_are_those_of_the_cpu);
 fn losses_on_blackwell_of_desktops_are_those_of_the_cpu() {
     check(Architecture::Sm120a, (12, 0), "cuda_sm120_mxfp8_gemm");
 }
 
-#[test]
+trial!(qwen3_trains_as_on_the_cpu);
 fn qwen3_trains_as_on_the_cpu() {
-    if !is_there((9, 0)) {
-        return;
-    }
-    for (policy, tolerance) in [(PrecisionPolicy::bf16(), 0.002), (PrecisionPolicy::mxfp8(), 0.005)]
+    need_kernels((9, 0));
+    for (policy, tolerances) in [(PrecisionPolicy::bf16(), BF16), (PrecisionPolicy::mxfp8(), MXFP8)]
     {
-        let kernels = compare(&model(qwen3()), &policy, Architecture::Sm90a, tolerance);
+        let kernels = compare(&model(qwen3()), &policy, Architecture::Sm90a, tolerances);
         for kernel in [
             "cuda_head_rms_norm head_rms_norm",
             "cuda_head_rms_norm_backward head_rms_norm_backward",
@@ -158,27 +158,25 @@ fn qwen3_trains_as_on_the_cpu() {
     }
 }
 
+trial!(gpt2_trains_as_on_the_cpu);
 /// A GPT-2 of two layers: its positions, and GELU, its gradient and the copies of both out of the
 /// products' own kernels.
-#[test]
 fn gpt2_trains_as_on_the_cpu() {
-    if !is_there((10, 0)) {
-        return;
-    }
+    need_kernels((10, 0));
     let config = Gpt2Config {
         intermediate_size: 128,
         max_position_embeddings: SEQ + 2,
         ..Gpt2Config::preset("gpt2-micro").expect("a preset")
     };
     let model = model(config);
-    let kernels = |policy, tolerance| -> Vec<String> {
-        let kernels = compare(&model, &policy, Architecture::Sm100a, tolerance);
+    let kernels = |policy, tolerances| -> Vec<String> {
+        let kernels = compare(&model, &policy, Architecture::Sm100a, tolerances);
         let is_of_gpt2 =
             |kernel: &String| ["gelu", "positions"].iter().any(|op| kernel.contains(op));
         kernels.into_iter().filter(is_of_gpt2).collect()
     };
     assert_eq!(
-        kernels(PrecisionPolicy::bf16(), 0.002),
+        kernels(PrecisionPolicy::bf16(), BF16),
         [
             "cuda_add_positions add_positions",
             "cuda_add_positions_backward add_positions_backward",
@@ -188,7 +186,7 @@ fn gpt2_trains_as_on_the_cpu() {
     );
     // The last down projection stays in BF16.
     assert_eq!(
-        kernels(PrecisionPolicy::mxfp8(), 0.005),
+        kernels(PrecisionPolicy::mxfp8(), MXFP8),
         [
             "cuda_add_positions add_positions",
             "cuda_add_positions_backward add_positions_backward",
@@ -198,4 +196,8 @@ fn gpt2_trains_as_on_the_cpu() {
             "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_quantize",
         ]
     );
+}
+
+fn main() -> ExitCode {
+    trials::run()
 }

@@ -4,6 +4,7 @@ use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads};
 use deepwell_ir::{DType, Op};
 use deepwell_kernels::oracle::attention::{Shape, forward};
 
+use crate::compare::assert_within;
 use crate::harness::{Gpu, HostTensor, uniform};
 
 /// What the numbers look like.
@@ -38,6 +39,12 @@ impl Case {
     pub(crate) fn work(&self) -> usize {
         let Shape { batch, seq, heads, head_dim, .. } = self.shape;
         batch * heads * seq * seq * head_dim
+    }
+
+    /// Whether gradients are larger than what they may be wrong by. With equal keys or scores far
+    /// apart they are zero but for what rounding leaves, and so is every first row.
+    pub(crate) fn has_gradients(&self) -> bool {
+        self.shape.seq >= 15 && matches!(self.data, Data::Uniform(size) if size <= 8.0)
     }
 
     pub(crate) fn heads(&self) -> AttentionHeads {
@@ -136,15 +143,6 @@ pub(crate) fn cases() -> Vec<Case> {
 /// Largest [`Case::work`] on the emulator: a tile of queries and more, and every kind of data.
 pub(crate) const EMULATED_WORK: usize = 4 << 20;
 
-/// Each element within its own bound; where one is NaN the other is.
-pub(crate) fn assert_within(what: &str, got: &[f64], expected: &[f64], bounds: &[f64]) {
-    assert_eq!(got.len(), expected.len(), "{what}: length");
-    for (index, ((&a, &b), &bound)) in got.iter().zip(expected).zip(bounds).enumerate() {
-        let fits = if b.is_nan() { a.is_nan() } else { (a - b).abs() <= bound };
-        assert!(fits, "{what}: element {index} of {} is {a}, expected {b} ± {bound}", got.len());
-    }
-}
-
 /// Half a unit in the last place of a BF16 (8 bits), relative to the least of its binade.
 pub(crate) const HALF_ULP: f64 = 1.0 / 256.0;
 /// Room for FP32: sums, exponentials and reciprocals, all far below a rounding to BF16.
@@ -179,9 +177,9 @@ pub(crate) fn check_forward(gpu: &mut Gpu, case: &Case) {
     assert_within(&format!("{name}: lse"), &got[1].to_f64(), &expected.lse, &bounds);
 }
 
-#[test]
+trial!(attention_of_any_size);
 fn attention_of_any_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for case in cases() {
         if gpu.runs(case.work(), EMULATED_WORK) {
             check_forward(&mut gpu, &case);
@@ -189,7 +187,7 @@ fn attention_of_any_size() {
     }
 }
 
-#[test]
+trial!(what_the_kernels_do_not_take_is_said);
 fn what_the_kernels_do_not_take_is_said() {
     use deepwell_ir::{KernelRequest, OperandType};
     use deepwell_kernels::cuda::cuda_kernels;

@@ -3,7 +3,8 @@
 use deepwell_ir::{DType, Op, ops};
 use deepwell_kernels::oracle::linear;
 
-use crate::harness::{Gpu, HostTensor, RunOptions, assert_close, uniform};
+use crate::compare::assert_close;
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::products::{Kind, product_tolerance};
 
 /// Tokens, outputs, inputs: empty, single, odd, around the tile of 128 and the step of 64, and
@@ -94,9 +95,9 @@ pub(crate) fn check_with(
     }
 }
 
-#[test]
+trial!(products_of_any_size);
 fn products_of_any_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for &sizes in SIZES {
         let (tokens, outputs, inputs) = sizes;
         if !gpu.runs(tokens * outputs * inputs, EMULATED_WORK) {
@@ -106,9 +107,9 @@ fn products_of_any_size() {
     }
 }
 
-#[test]
+trial!(products_of_hard_numbers);
 fn products_of_hard_numbers() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for kind in [Kind::Integers, Kind::Cancelling, Kind::WideRange] {
         for sizes in [(130, 136, 200), (65, 67, 131)] {
             check(&mut gpu, "cuda_bf16_gemm", sizes, kind);
@@ -116,10 +117,10 @@ fn products_of_hard_numbers() {
     }
 }
 
+trial!(nan_and_infinity_stay_in_their_rows);
 /// What is not finite reaches its row and column of the result, and nothing else.
-#[test]
 fn nan_and_infinity_stay_in_their_rows() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let options = RunOptions { kernel: Some("cuda_bf16_gemm"), ..RunOptions::default() };
     for inputs in [72, 71] {
         check_not_finite(&mut gpu, options, inputs);

@@ -16,9 +16,9 @@ pub(crate) const ROWS: MxSpec = MxSpec {
 };
 pub(crate) const SQUARES: MxSpec = MxSpec { block: BlockShape::Square, ..ROWS };
 
-#[test]
+trial!(bf16_products_of_any_size);
 fn bf16_products_of_any_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for sizes in [
         (1, 1, 1),
         (3, 5, 7),
@@ -38,8 +38,8 @@ fn bf16_products_of_any_size() {
     }
 }
 
+trial!(the_library_is_preferred_where_it_may_and_can);
 /// Needs no GPU: which kernel a product gets.
-#[test]
 fn the_library_is_preferred_where_it_may_and_can() {
     let operand = |dtype, shape: [usize; 2]| OperandType { dtype, shape: shape.to_vec() };
     let scales = |rows: usize, depth: usize| OperandType {

@@ -3,6 +3,7 @@
 use deepwell_kernels::cuda::{Architecture, CudarcDriver, Driver};
 
 use crate::harness::Gpu;
+use crate::trials::skip;
 
 /// Set where a missing GPU is a failure.
 const REQUIRE_VARIABLE: &str = "DEEPWELL_REQUIRE_GPU";
@@ -19,46 +20,51 @@ pub(crate) fn emulated_architecture() -> Option<Architecture> {
     }))
 }
 
-/// The driver of the first GPU; `None`, and a line on stderr, where there is none.
-pub(crate) fn open_driver() -> Option<CudarcDriver> {
+/// The driver of the first GPU; where there is none, the test is skipped.
+pub(crate) fn open_driver() -> CudarcDriver {
+    find_driver().unwrap_or_else(|reason| skip(reason))
+}
+
+/// The driver of the first GPU, or why there is none.
+///
+/// # Panics
+/// If one is required.
+pub(crate) fn find_driver() -> Result<CudarcDriver, String> {
     if emulated_architecture().is_some() {
-        eprintln!("skipped: of a real driver");
-        return None;
+        return Err("of a real driver".to_string());
     }
-    match CudarcDriver::open(0) {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os(REQUIRE_VARIABLE).is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{REQUIRE_VARIABLE} is set, and there is no GPU: {error}"),
+    let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
+    CudarcDriver::open(0).map_err(|error| {
+        assert!(!required, "{REQUIRE_VARIABLE} is set, and there is no GPU: {error}");
+        error.to_string()
+    })
+}
+
+/// The emulated device that the environment names, or the first GPU; where there is neither, an
+/// emulated one, if tests are built with it.
+pub(crate) fn open_driver_or_emulated(architecture: Architecture) -> Box<dyn Driver> {
+    if let Some(named) = emulated_architecture() {
+        return present::driver(named);
+    }
+    match find_driver() {
+        Ok(driver) => Box::new(driver),
+        Err(_) if present::IS_BUILT => present::driver(architecture),
+        Err(reason) => skip(reason),
     }
 }
 
-/// The emulated device that the environment names, or the first GPU; `None`, and a line on stderr,
-/// where there is none.
-fn open_any_driver() -> Option<Box<dyn Driver>> {
-    match emulated_architecture() {
-        Some(architecture) => Some(present::driver(architecture)),
-        None => Some(Box::new(open_driver()?)),
+/// As [`Gpu::open`]; where there is none, the emulated device, if tests are built with it.
+pub(crate) fn open_gpu_or_emulated(architecture: Architecture) -> Gpu {
+    match Gpu::find() {
+        Err(_) if present::IS_BUILT => present::find(architecture),
+        found => found,
     }
+    .unwrap_or_else(|reason| skip(reason))
 }
 
-/// As [`open_any_driver`]; where there is neither, the emulated device, if tests are built with it.
-pub(crate) fn open_driver_or_emulated(architecture: Architecture) -> Option<Box<dyn Driver>> {
-    let driver = open_any_driver();
-    driver.or_else(|| present::IS_BUILT.then(|| present::driver(architecture)))
-}
-
-/// As [`Gpu::open`]; where there is neither, the emulated device, if tests are built with it and
-/// its kernels are compiled.
-pub(crate) fn open_gpu_or_emulated(architecture: Architecture) -> Option<Gpu> {
-    Gpu::open().or_else(|| if present::IS_BUILT { present::open(architecture) } else { None })
-}
-
-/// The emulated device; `None`, and a line on stderr, where its kernels are not compiled.
-pub(crate) fn open_emulated(architecture: Architecture) -> Option<Gpu> {
-    present::open(architecture)
+/// The emulated device, or why its kernels are not compiled.
+pub(crate) fn find_emulated(architecture: Architecture) -> Result<Gpu, String> {
+    present::find(architecture)
 }
 
 #[cfg(feature = "emulated")]
@@ -97,8 +103,9 @@ mod present {
         Box::new(typed_driver(architecture, BLOCKS_PER_SM))
     }
 
-    pub(super) fn open(architecture: Architecture) -> Option<Gpu> {
-        ptx::is_there(architecture).then(|| emulate(architecture, BLOCKS_PER_SM).gpu)
+    pub(super) fn find(architecture: Architecture) -> Result<Gpu, String> {
+        ptx::of_file("add", architecture)?;
+        Ok(emulate(architecture, BLOCKS_PER_SM).gpu)
     }
 
     /// Kernels are chosen as though there were no library; those that call one get the host's
@@ -129,8 +136,8 @@ mod present {
         );
     }
 
-    pub(super) fn open(architecture: Architecture) -> Option<Gpu> {
+    pub(super) fn find(architecture: Architecture) -> Result<Gpu, String> {
         driver(architecture);
-        None
+        unreachable!("there is no driver without the feature")
     }
 }

@@ -6,7 +6,8 @@ use deepwell_kernels::cuda::{
 };
 use half::bf16;
 
-use crate::harness::{open_driver, uniform};
+use crate::device::open_driver;
+use crate::harness::uniform;
 
 const ELEMENTS: usize = 1000;
 const BYTES: usize = 2 * ELEMENTS;
@@ -20,15 +21,15 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn open() -> Option<Fixture> {
-        let mut driver = open_driver()?;
+    fn open() -> Fixture {
+        let mut driver = open_driver();
         let capability = driver.properties().capability;
         let image = KernelImages::discover().image("add", capability).unwrap();
         let module = driver.load_module(&image).unwrap();
         let add = driver.function(module, "add_bf16", 0).unwrap();
         assert_eq!(driver.function(module, "add_bf16", 0).unwrap(), add);
         let stream = driver.stream(false).unwrap();
-        Some(Fixture { driver, add, stream })
+        Fixture { driver, add, stream }
     }
 
     fn upload(&mut self, values: &[bf16]) -> DevicePtr {
@@ -74,9 +75,9 @@ fn sum(a: &[bf16], b: &[bf16]) -> Vec<bf16> {
     a.iter().zip(b).map(|(x, y)| bf16::from_f32(x.to_f32() + y.to_f32())).collect()
 }
 
-#[test]
+trial!(the_device_describes_itself);
 fn the_device_describes_itself() {
-    let Some(mut driver) = open_driver() else { return };
+    let mut driver = open_driver();
     let properties = driver.properties().clone();
     let (free, total) = driver.memory().unwrap();
     assert!(free <= total && total <= properties.memory_bytes, "{free} {total} {properties:?}");
@@ -87,9 +88,9 @@ fn the_device_describes_itself() {
     assert!(error.contains("got 1000; there is"), "{error}");
 }
 
-#[test]
+trial!(bytes_come_back_from_memory_copies_and_fills);
 fn bytes_come_back_from_memory_copies_and_fills() {
-    let Some(mut driver) = open_driver() else { return };
+    let mut driver = open_driver();
     let stream = driver.stream(true).unwrap();
     for bytes in [0usize, 1, 255, 4097, 3 << 20] {
         let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
@@ -111,9 +112,9 @@ fn bytes_come_back_from_memory_copies_and_fills() {
     assert!(error.out_of_memory, "{error}");
 }
 
-#[test]
+trial!(a_kernel_runs_from_any_thread_in_clusters_and_programmatically);
 fn a_kernel_runs_from_any_thread_in_clusters_and_programmatically() {
-    let Some(mut fixture) = Fixture::open() else { return };
+    let mut fixture = Fixture::open();
     let (x, y) = (random(1), random(2));
     let (a, b) = (fixture.upload(&x), fixture.upload(&y));
     let out = fixture.upload(&vec![bf16::NAN; ELEMENTS]);
@@ -137,9 +138,9 @@ fn a_kernel_runs_from_any_thread_in_clusters_and_programmatically() {
     assert!((1..=8).contains(&blocks), "{blocks} blocks of {THREADS} threads");
 }
 
-#[test]
+trial!(what_would_go_wrong_on_the_device_is_refused_before);
 fn what_would_go_wrong_on_the_device_is_refused_before() {
-    let Some(mut fixture) = Fixture::open() else { return };
+    let mut fixture = Fixture::open();
     let a = fixture.upload(&random(1));
     let good = fixture.launch_of(a, a, a);
     let missing = Launch { arguments: good.arguments[..3].to_vec(), ..good.clone() };
@@ -174,9 +175,9 @@ fn what_would_go_wrong_on_the_device_is_refused_before() {
     driver.synchronize().unwrap();
 }
 
-#[test]
+trial!(ptx_is_compiled_and_errors_in_it_are_quoted);
 fn ptx_is_compiled_and_errors_in_it_are_quoted() {
-    let Some(mut driver) = open_driver() else { return };
+    let mut driver = open_driver();
     let good = b".version 8.0\n.target sm_90\n.address_size 64\n\
         .visible .entry nothing() { ret; }\n\0";
     let module = driver.load_module(good).unwrap();
@@ -187,9 +188,9 @@ fn ptx_is_compiled_and_errors_in_it_are_quoted() {
     assert!(error.contains("no_such_instruction"), "{error}");
 }
 
-#[test]
+trial!(a_recording_keeps_its_order_and_a_group_is_one_node);
 fn a_recording_keeps_its_order_and_a_group_is_one_node() {
-    let Some(mut fixture) = Fixture::open() else { return };
+    let mut fixture = Fixture::open();
     let (x, y) = (random(1), random(2));
     let (a, b) = (fixture.upload(&x), fixture.upload(&y));
     let spare = vec![bf16::NAN; ELEMENTS];
@@ -228,9 +229,9 @@ fn a_recording_keeps_its_order_and_a_group_is_one_node() {
     assert!(fixture.driver.launch_graph(graph, stream).is_err(), "freed");
 }
 
-#[test]
+trial!(a_group_left_open_spoils_its_recording_and_nothing_after_it);
 fn a_group_left_open_spoils_its_recording_and_nothing_after_it() {
-    let Some(mut fixture) = Fixture::open() else { return };
+    let mut fixture = Fixture::open();
     let (x, y) = (random(1), random(2));
     let (a, b) = (fixture.upload(&x), fixture.upload(&y));
     let out = fixture.upload(&x);
@@ -247,9 +248,9 @@ fn a_group_left_open_spoils_its_recording_and_nothing_after_it() {
     assert_eq!(fixture.driver.graph_nodes(graph).unwrap(), 1);
 }
 
-#[test]
+trial!(a_second_stream_joins_a_recording_by_events);
 fn a_second_stream_joins_a_recording_by_events() {
-    let Some(mut fixture) = Fixture::open() else { return };
+    let mut fixture = Fixture::open();
     let (x, y) = (random(1), random(2));
     let (a, b) = (fixture.upload(&x), fixture.upload(&y));
     let (left, right) = (fixture.upload(&x), fixture.upload(&x));
@@ -274,10 +275,10 @@ fn a_second_stream_joins_a_recording_by_events() {
     assert_eq!(fixture.download(left), sum(&sum(&sum(&x, &y), &y), &y));
 }
 
-#[test]
+trial!(events_order_streams_and_read_time_within_recordings_too);
 fn events_order_streams_and_read_time_within_recordings_too() {
     const LARGE: usize = 256 << 20;
-    let Some(mut driver) = open_driver() else { return };
+    let mut driver = open_driver();
     let (main, side) = (driver.stream(false).unwrap(), driver.stream(true).unwrap());
     let large = driver.allocate(LARGE).unwrap();
     let (from, to) = (driver.event(true).unwrap(), driver.event(true).unwrap());
@@ -310,9 +311,9 @@ fn events_order_streams_and_read_time_within_recordings_too() {
     }
 }
 
-#[test]
+trial!(inputs_and_results_go_through_pinned_memory_on_another_stream);
 fn inputs_and_results_go_through_pinned_memory_on_another_stream() {
-    let Some(mut fixture) = Fixture::open() else { return };
+    let mut fixture = Fixture::open();
     let y = random(2);
     let b = fixture.upload(&y);
     let (a, out) = (fixture.upload(&y), fixture.upload(&y));
@@ -342,9 +343,9 @@ fn inputs_and_results_go_through_pinned_memory_on_another_stream() {
     assert_eq!(staged.as_slice(), before, "a buffer outlives its driver");
 }
 
-#[test]
+trial!(tensor_maps_are_encoded_and_bad_ones_refused);
 fn tensor_maps_are_encoded_and_bad_ones_refused() {
-    let Some(mut driver) = open_driver() else { return };
+    let mut driver = open_driver();
     let base = driver.allocate(1 << 20).unwrap();
     let good = TensorMapSpec {
         base,

@@ -111,9 +111,9 @@ pub(crate) fn check_file(gpu: &mut Gpu, file: &str, size: (usize, usize)) {
     }
 }
 
-#[test]
+trial!(every_way_to_quantize);
 fn every_way_to_quantize() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let specs = specs();
     for (index, &spec) in specs.iter().enumerate() {
         // The second of two gradients is quantized in another way than the first.
@@ -128,9 +128,9 @@ fn every_way_to_quantize() {
     }
 }
 
-#[test]
+trial!(every_size);
 fn every_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     // Nothing, one, tile - 1 and + 1 in both directions.
     let sizes =
         [(0, 256), (3, 0), (1, 8), (31, 136), (127, 128), (129, 120), (257, 384), (33, 1000)];
@@ -146,9 +146,9 @@ fn every_size() {
     }
 }
 
-#[test]
+trial!(more_tiles_than_the_device_holds);
 fn more_tiles_than_the_device_holds() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let rule = |scale_rule| MxSpec { scale_rule, ..MxSpec::default() };
     let entry = |scale_rule| Quantize { spec: rule(scale_rule), axis: Axis::Both };
     // An emulated device holds 20 or so.

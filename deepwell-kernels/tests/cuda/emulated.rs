@@ -17,12 +17,14 @@ use deepwell_ir::{DType, Tile};
 use deepwell_kernels::cuda::{Architecture, Verdict};
 use deepwell_precision::{Granularity, MxSpec};
 
+use crate::compare::Tolerance;
 use crate::cublaslt::{ROWS, SQUARES};
 use crate::device::{emulate, emulated_architecture};
-use crate::harness::{Gpu, Tolerance, uniform};
+use crate::harness::{Gpu, uniform};
 use crate::linear_cross_entropy::{Case as HeadCase, KERNELS as HEADS, Targets};
 use crate::mx::MxKind;
 use crate::products::Kind;
+use crate::trials::skip;
 use crate::{
     adamw, add, add_positions, attention, attention_backward, bf16_gemm, bias_grad, cast,
     dequantize, elementwise_quantize, embedding, embedding_backward, expand_scales, fused_product,
@@ -41,7 +43,7 @@ macro_rules! table {
     ($($file:ident on $architecture:ident: $check:expr;)*) => {
         const FILES: &[&str] = &[$(stringify!($file)),*];
         $(
-            #[test]
+            trial!($file);
             fn $file() {
                 run(stringify!($file), Architecture::$architecture, $check);
             }
@@ -229,14 +231,13 @@ fn head(gpu: &mut Gpu, products: usize, tokens: usize, hidden: usize, vocab: usi
     linear_cross_entropy::check(gpu, HEADS[products], &case);
 }
 
-/// The kernels' sources; `None`, and a line on stderr, where the tests run without them.
-fn sources() -> Option<PathBuf> {
+/// The kernels' sources; a test that runs without them is skipped.
+fn sources() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/impls");
     if !folder.is_dir() {
-        eprintln!("skipped: {} is not there", folder.display());
-        return None;
+        skip(format!("{} is not there", folder.display()));
     }
-    Some(folder)
+    folder
 }
 
 /// Whether the head of a source names an architecture.
@@ -249,12 +250,11 @@ fn is_for(sources: &Path, file: &str, architecture: Architecture) -> bool {
 
 fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu)) {
     let architecture = emulated_architecture().unwrap_or(preferred);
-    let Some(sources) = sources() else { return };
+    let sources = sources();
     if !is_for(&sources, file, architecture) {
-        eprintln!("skipped: {file} is not for {}", architecture.name());
-        return;
+        skip(format!("{file} is not for {}", architecture.name()));
     }
-    let Some(text) = ptx::of_file(file, architecture) else { return };
+    let text = ptx::of_file(file, architecture).unwrap_or_else(|reason| skip(reason));
     let mut emulated = emulate(architecture, 1);
     check(&mut emulated.gpu);
 
@@ -282,9 +282,9 @@ fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu)) {
     }
 }
 
-#[test]
+trial!(every_file_has_a_row);
 fn every_file_has_a_row() {
-    let Some(sources) = sources() else { return };
+    let sources = sources();
     let files = fs::read_dir(sources).expect("a readable folder");
     let stems: BTreeSet<String> = files
         .map(|file| file.expect("a readable folder").path())

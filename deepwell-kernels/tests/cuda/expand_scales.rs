@@ -9,6 +9,7 @@ use crate::cublaslt::{ROWS, SQUARES};
 use crate::harness::{Gpu, HostTensor, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 use crate::mxfp8_gemm::multiply;
+use crate::trials::skip;
 
 const KERNEL: &str = "cublaslt_mx_gemm";
 
@@ -81,12 +82,11 @@ pub(crate) fn check(
     }
 }
 
-#[test]
+trial!(fp8_products_with_scales_for_128);
 fn fp8_products_with_scales_for_128() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     if gpu.target().arch != Architecture::Sm90a.target_name() {
-        eprintln!("skipped: {KERNEL} is for Hopper");
-        return;
+        skip(format!("{KERNEL} is for Hopper"));
     }
     for &sizes in SIZES {
         for (specs, kind) in [

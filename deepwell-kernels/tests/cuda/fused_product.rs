@@ -13,7 +13,7 @@ use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
 use crate::products::Kind;
 use crate::quantize::{assert_same, outputs, reference};
-use crate::tcgen05::is_served;
+use crate::tcgen05;
 
 /// What is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -234,24 +234,18 @@ fn check_all(gpu: &mut Gpu, operands: Operands) {
     }
 }
 
-#[test]
+trial!(every_way_to_go_on);
 fn every_way_to_go_on() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     check_all(&mut gpu, Operands::Bf16(Kind::Uniform));
     check_all(&mut gpu, Operands::Mx(MxKind::Even));
 }
 
+trial!(hard_numbers);
 /// Groups of very different scales, of zeros, of numbers that are not finite; rows of copies that
 /// are no whole groups.
-#[test]
 fn hard_numbers() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     let hard = [
         Operands::Bf16(Kind::WideRange),
         Operands::Bf16(Kind::Integers),
@@ -267,13 +261,10 @@ fn hard_numbers() {
     }
 }
 
+trial!(rows_that_are_no_groups);
 /// Rows that allow eight elements at a time but are no groups: without copies.
-#[test]
 fn rows_that_are_no_groups() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     for way in ways().iter().filter(|way| way.quantize.is_none()) {
         for operands in [Operands::Bf16(Kind::Uniform), Operands::Mx(MxKind::Even)] {
             check(&mut gpu, operands, (70, 136, 48), (128, 128), way);

@@ -5,7 +5,8 @@ use std::slice;
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::gelu as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 
 /// Where the tail is thin, the slope crosses zero, and squares and cubes leave FP32.
 const ADVERSARIAL: [f32; 18] = [
@@ -52,9 +53,9 @@ pub(crate) fn check(gpu: &mut Gpu, what: &str, shape: [usize; 2], values: &[f32]
     }
 }
 
-#[test]
+trial!(values_and_slopes_as_the_oracle);
 fn values_and_slopes_as_the_oracle() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in
         [(0, 8), (1, 1), (1, 7), (1, 8), (3, 3), (2, 8), (17, 255), (64, 256), (1000, 4097)]
     {
@@ -70,9 +71,9 @@ fn values_and_slopes_as_the_oracle() {
     check(&mut gpu, "tail", [1, 280], &tail);
 }
 
-#[test]
+trial!(what_is_not_finite_shows);
 fn what_is_not_finite_shows() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for tanh in [false, true] {
         let x = HostTensor::bf16(&[1, 3], &[f32::NAN, f32::INFINITY, 1.0]);
         let dy = HostTensor::bf16(&[1, 3], &[1.0, 1.0, f32::NAN]);

@@ -24,8 +24,8 @@ use deepwell_kernels::cuda::{
 use deepwell_kernels::{Backend, SingleCall};
 use half::bf16;
 
-pub(crate) use crate::device::open_driver;
-use crate::device::{emulated_architecture, open_emulated};
+use crate::device::{emulated_architecture, find_driver, find_emulated};
+use crate::trials::skip;
 
 /// Bytes of guard before and behind each operand.
 const GUARD_BYTES: usize = 256;
@@ -161,13 +161,18 @@ impl Gpu {
         Gpu { backend, target, is_emulated }
     }
 
-    /// The emulated device that the environment names, or the first GPU; `None`, and a line on
-    /// stderr, where there is none.
-    pub(crate) fn open() -> Option<Gpu> {
+    /// The emulated device that the environment names, or the first GPU; where there is none, the
+    /// test is skipped.
+    pub(crate) fn open() -> Gpu {
+        Gpu::find().unwrap_or_else(|reason| skip(reason))
+    }
+
+    /// As [`Gpu::open`], or why there is none.
+    pub(crate) fn find() -> Result<Gpu, String> {
         if let Some(architecture) = emulated_architecture() {
-            return open_emulated(architecture);
+            return find_emulated(architecture);
         }
-        let driver = open_driver()?;
+        let driver = find_driver()?;
         let properties = driver.properties().clone();
         let architecture = Architecture::of_capability(properties.capability)
             .unwrap_or_else(|| panic!("no kernels for {properties:?}"));
@@ -176,7 +181,7 @@ impl Gpu {
         let backend =
             CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
         let target = cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
-        Some(Gpu::new(backend, target, false))
+        Ok(Gpu::new(backend, target, false))
     }
 
     /// Whether a case of so much work is run: on a GPU every one, on the emulator those of at most
@@ -316,42 +321,5 @@ impl Gpu {
             choice.workspace_bytes = (spec.workspace_bytes)(&request, &target);
         }
         single.program(choice, target, 1)
-    }
-}
-
-/// Largest allowed distance from the reference: `absolute + relative · |expected|`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tolerance {
-    pub(crate) absolute: f64,
-    pub(crate) relative: f64,
-}
-
-impl Tolerance {
-    /// One rounding to BF16 (2^-9 of the value), and `absolute` for what cancels.
-    pub(crate) fn bf16(absolute: f64) -> Tolerance {
-        Tolerance { absolute, relative: 1.0 / 256.0 }
-    }
-}
-
-/// Compares with a reference; equal NaNs and infinities are equal.
-pub(crate) fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: Tolerance) {
-    assert_eq!(got.len(), expected.len(), "{what}: length");
-    let mut worst: Option<(usize, f64)> = None;
-    for (index, (&a, &b)) in got.iter().zip(expected).enumerate() {
-        if a == b || (a.is_nan() && b.is_nan()) {
-            continue;
-        }
-        let excess = (a - b).abs() - tolerance.absolute - tolerance.relative * b.abs();
-        let excess = if excess.is_nan() { f64::INFINITY } else { excess };
-        if excess > 0.0 && worst.is_none_or(|(_, known)| excess > known) {
-            worst = Some((index, excess));
-        }
-    }
-    if let Some((index, _)) = worst {
-        let count = got.len();
-        panic!(
-            "{what}: element {index} of {count} is {}, expected {}, {tolerance:?}",
-            got[index], expected[index]
-        );
     }
 }

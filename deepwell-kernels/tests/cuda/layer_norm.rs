@@ -3,7 +3,8 @@
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::layer_norm as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 use crate::rms_norm::{SHAPES, f32_error};
 
 const EPS: f64 = 1e-5;
@@ -59,9 +60,9 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
     }
 }
 
-#[test]
+trial!(matches_the_oracle);
 fn matches_the_oracle() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in SHAPES {
         check(&mut gpu, rows, columns);
     }
@@ -88,9 +89,9 @@ pub(crate) fn check_add(gpu: &mut Gpu, rows: usize, columns: usize) {
     assert!(got[1..] == alone[..], "{what}: differs from the norm of the sum");
 }
 
-#[test]
+trial!(a_sum_before_it_is_rounded_and_then_normalized);
 fn a_sum_before_it_is_rounded_and_then_normalized() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in SHAPES {
         check_add(&mut gpu, rows, columns);
     }

@@ -3,7 +3,8 @@
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::layer_norm as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 use crate::rms_norm::{SHAPES, f32_error};
 
 const EPS: f64 = 1e-5;
@@ -47,18 +48,19 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, residual: bool, 
     // element's n takes the rounding of x - mean. The residual is at most one.
     let largest = rstd.iter().fold(0.0, |a: f64, &b| a.max(b));
     let close = Tolerance::bf16((12.0 * largest + 1.0) * f32_error(columns));
-    assert_close(&format!("{what} dx"), &got[0].to_f64(), &expected.dx, close);
+    assert_close(&format!("{what} dx"), &got[0].to_f64(), &expected.dx, close).must_tell();
     // |dy * n| <= 3 for these numbers, added in runs of rows / 132 and two short levels.
     let roundings = rows as f64 / 132.0 + 32.0;
     let size = 3.0 * rows as f64 + 1.0;
     let close = Tolerance { absolute: roundings * size * 2f64.powi(-24), relative: 0.0 };
-    assert_close(&format!("{what} dweight"), &got[1].to_f64(), &expected.dweight, close);
-    assert_close(&format!("{what} dbias"), &got[2].to_f64(), &expected.dbias, close);
+    assert_close(&format!("{what} dweight"), &got[1].to_f64(), &expected.dweight, close)
+        .must_tell();
+    assert_close(&format!("{what} dbias"), &got[2].to_f64(), &expected.dbias, close).must_tell();
 }
 
-#[test]
+trial!(matches_the_oracle);
 fn matches_the_oracle() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in SHAPES {
         for (residual, accumulate) in [(false, false), (true, true), (true, false)] {
             check(&mut gpu, rows, columns, residual, accumulate);
@@ -66,9 +68,9 @@ fn matches_the_oracle() {
     }
 }
 
-#[test]
+trial!(many_rows_for_each_group);
 fn many_rows_for_each_group() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in [(5000, 768), (1501, 2048), (700, 4096), (777, 72), (600, 33)] {
         let rows = gpu.pick(rows, rows / 12);
         check(&mut gpu, rows, columns, true, true);

@@ -1,9 +1,15 @@
 //! Kernels on a GPU against the f64 oracles, and each on the emulator (`emulated.rs`). Without a
-//! GPU each test of the first kind says that it was skipped; with `DEEPWELL_REQUIRE_GPU` set that
-//! is a failure. So it is with PTX and `DEEPWELL_REQUIRE_PTX` for those of the second.
+//! GPU each test of the first kind is reported as ignored, with the reason; with
+//! `DEEPWELL_REQUIRE_GPU` set that is a failure. So it is with PTX and `DEEPWELL_REQUIRE_PTX` for
+//! those of the second.
 
 // Some checks are for tests of the second kind alone.
 #![cfg_attr(not(feature = "emulated"), allow(dead_code))]
+
+use std::process::ExitCode;
+
+#[macro_use]
+mod trials;
 
 mod adamw;
 mod add;
@@ -15,6 +21,7 @@ mod bias_grad;
 mod blas;
 mod calibration;
 mod cast;
+mod compare;
 mod cublaslt;
 mod dequantize;
 mod device;
@@ -48,3 +55,9 @@ mod sm100_mxfp8_gemm;
 mod sm120_mxfp8_gemm;
 mod swiglu;
 mod tcgen05;
+
+fn main() -> ExitCode {
+    let code = trials::run();
+    trials::note(compare::summary);
+    code
+}

@@ -4,6 +4,7 @@ use deepwell_ir::DType;
 use deepwell_kernels::oracle::mx::{BLOCK, dequantize_rows};
 use deepwell_precision::{BlockShape, MxSpec, scale_tiles};
 
+use crate::compare::{Compared, assert_biased_within};
 use crate::harness::{HostTensor, uniform};
 
 /// Codes and scales as the device reads them, and the numbers that they stand for.
@@ -107,7 +108,8 @@ pub(crate) fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
 }
 
 /// Compares with a reference where the error may be `share` of the magnitudes, and one rounding to
-/// `output`.
+/// `output`. What tensor cores cut off has the sign of what is cut: all elements may be smaller by
+/// the same share.
 pub(crate) fn assert_close_to_magnitudes(
     what: &str,
     got: &[f64],
@@ -115,21 +117,15 @@ pub(crate) fn assert_close_to_magnitudes(
     magnitudes: &[f64],
     share: f64,
     output: DType,
-) {
+) -> Compared {
     let rounding = match output {
         DType::Bf16 => 2f64.powi(-8),
         _ => 2f64.powi(-23),
     };
-    assert_eq!(got.len(), expected.len(), "{what}: length");
-    for (index, ((&got, &expected), magnitude)) in
-        got.iter().zip(expected).zip(magnitudes).enumerate()
-    {
-        if got == expected || (got.is_nan() && expected.is_nan()) {
-            continue;
-        }
-        let allowed = share * magnitude + rounding * expected.abs();
-        // A difference that is NaN is not allowed either.
-        let is_close = (got - expected).abs() <= allowed;
-        assert!(is_close, "{what}: element {index} is {got}, expected {expected} +- {allowed}");
-    }
+    let bounds: Vec<f64> = magnitudes
+        .iter()
+        .zip(expected)
+        .map(|(magnitude, expected)| share * magnitude + rounding * expected.abs())
+        .collect();
+    assert_biased_within(what, got, expected, &bounds, share)
 }

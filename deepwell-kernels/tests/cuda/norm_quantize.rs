@@ -109,9 +109,9 @@ fn check_some(
     }
 }
 
-#[test]
+trial!(every_way_to_quantize);
 fn every_way_to_quantize() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (index, spec) in specs().into_iter().enumerate() {
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
             let (rows, columns) = gpu.pick((160, 768), (36, 136));
@@ -120,9 +120,9 @@ fn every_way_to_quantize() {
     }
 }
 
-#[test]
+trial!(every_size);
 fn every_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     // Nothing, one, tile - 1 and + 1, rows over one to eight blocks, and longer than these hold.
     let sizes = [
         (0, 256),
@@ -150,9 +150,9 @@ fn every_size() {
     }
 }
 
-#[test]
+trial!(more_strips_than_the_device_holds);
 fn more_strips_than_the_device_holds() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let quantize = Quantize { spec: MxSpec::default(), axis: Axis::Both };
     let (rows, columns) = gpu.pick((16 * 1024 + 1, 2048), (1281, 264));
     check(&mut gpu, rows, columns, &quantize, true);

@@ -2,7 +2,8 @@
 
 use deepwell_ir::DType;
 
-use crate::harness::{Tolerance, uniform};
+use crate::compare::Tolerance;
+use crate::harness::uniform;
 
 /// What the operands hold.
 #[derive(Clone, Copy, Debug, PartialEq)]

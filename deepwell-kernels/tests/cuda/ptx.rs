@@ -3,7 +3,7 @@
 //! Where the tests are run by cargo and nvcc is on the machine (or was installed by
 //! `cargo xtask kernels`), what is missing or older than its source is compiled first. Nothing is
 //! downloaded: where there is no compiler, tests take the PTX that there is, and those without it
-//! say that they were skipped.
+//! are skipped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,15 +50,15 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
 }
 
-/// The PTX of `<file>.cu`; `None`, and a line on stderr, where it is not there and cannot be.
+/// The PTX of `<file>.cu`, or why it is not there.
 ///
 /// # Panics
 /// If it does not compile, or is required.
-pub(crate) fn of_file(file: &str, architecture: Architecture) -> Option<String> {
+pub(crate) fn of_file(file: &str, architecture: Architecture) -> Result<String, String> {
     let failure = refresh(architecture);
     let images = KernelImages::discover().into_ptx();
     let error = match images.image(file, capability(architecture)) {
-        Ok(text) => return Some(String::from_utf8_lossy(&text).into_owned()),
+        Ok(text) => return Ok(String::from_utf8_lossy(&text).into_owned()),
         Err(error) => error,
     };
     if let Some(failure) = failure {
@@ -66,13 +66,7 @@ pub(crate) fn of_file(file: &str, architecture: Architecture) -> Option<String> 
     }
     let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
     assert!(!required, "{REQUIRE_VARIABLE} is set: {error}");
-    eprintln!("skipped: {error}");
-    None
-}
-
-/// Whether there is PTX for an architecture.
-pub(crate) fn is_there(architecture: Architecture) -> bool {
-    of_file("add", architecture).is_some()
+    Err(error.to_string())
 }
 
 fn capability(architecture: Architecture) -> (u32, u32) {

@@ -154,9 +154,9 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str, quan
     assert_same(&format!("bf16 {what}"), &got, &reference(&x, rows, columns, quantize));
 }
 
-#[test]
+trial!(every_kind_of_number_in_every_way);
 fn every_kind_of_number_in_every_way() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for spec in specs() {
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
             for kind in KINDS {
@@ -167,9 +167,9 @@ fn every_kind_of_number_in_every_way() {
     }
 }
 
-#[test]
+trial!(every_size);
 fn every_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let sizes = [
         (0, 32),
         (32, 0),
@@ -203,9 +203,9 @@ fn every_size() {
     }
 }
 
-#[test]
+trial!(more_tiles_than_the_device_holds);
 fn more_tiles_than_the_device_holds() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for granularity in [Granularity::G32, Granularity::G128] {
         let spec = MxSpec { granularity, ..MxSpec::default() };
         // An emulated device holds 20 or so.
@@ -214,10 +214,10 @@ fn more_tiles_than_the_device_holds() {
     }
 }
 
+trial!(every_bf16);
 /// All magnitudes of BF16 as the only element of a block: every scale and clamp there is.
-#[test]
 fn every_bf16() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let x: Vec<f32> = (0..1_u32 << 16)
         .flat_map(|bits| (0..32).map(move |i| if i == bits as usize % 32 { bits } else { 0 }))
         .map(|bits| f32::from_bits(bits << 16))

@@ -3,7 +3,8 @@
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::rms_norm as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 
 const EPS: f64 = 1e-5;
 
@@ -86,25 +87,25 @@ pub(crate) fn check_add(gpu: &mut Gpu, rows: usize, columns: usize) {
     assert_eq!(got[2], alone[1], "{what} rstd");
 }
 
-#[test]
+trial!(matches_the_oracle);
 fn matches_the_oracle() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in SHAPES {
         check(&mut gpu, rows, columns);
     }
 }
 
-#[test]
+trial!(a_sum_before_it_is_rounded_and_then_normalized);
 fn a_sum_before_it_is_rounded_and_then_normalized() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in SHAPES {
         check_add(&mut gpu, rows, columns);
     }
 }
 
-#[test]
+trial!(what_is_not_finite_stays_in_its_row);
 fn what_is_not_finite_stays_in_its_row() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in [(3, 512), (3, 515)] {
         let mut x = uniform(rows * columns, 4, 1.0);
         x[columns + 17] = f32::NAN;

@@ -7,7 +7,8 @@ use deepwell_kernels::cpu::rope as cpu;
 use deepwell_kernels::oracle::rope as oracle;
 use half::bf16;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 
 /// Frequencies of few bits: their products with positions are exact in FP32, as in the oracle.
 fn short_frequencies(half: usize) -> Vec<f32> {
@@ -63,9 +64,9 @@ pub(crate) fn check(gpu: &mut Gpu, case: &Case) {
     assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
 }
 
-#[test]
+trial!(has_the_bits_of_the_cpu);
 fn has_the_bits_of_the_cpu() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     // Heads that fill their threads, and not; sequences of 48; an angle that is rounded.
     for (heads, head_dim, attention_factor) in
         [(1, 2, 1.0), (3, 6, 1.0), (4, 64, 1.25), (5, 64, 1.0), (8, 128, 1.0), (13, 80, 0.7)]
@@ -98,9 +99,9 @@ fn has_the_bits_of_the_cpu() {
     }
 }
 
-#[test]
+trial!(turns_as_the_oracle);
 fn turns_as_the_oracle() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, heads, head_dim, seq) in [
         (0, 2, 16, 4),
         (1, 1, 2, 1),
@@ -121,9 +122,9 @@ fn turns_as_the_oracle() {
     }
 }
 
-#[test]
+trial!(factors_scale_and_frequencies_are_those_given);
 fn factors_scale_and_frequencies_are_those_given() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     check(&mut gpu, &Case { attention_factor: 1.375, ..Case::new(40, 2, 64, 20) });
     let (head_dim, seq) = (128, 2048);
     let frequencies = (0..head_dim / 2)
@@ -135,16 +136,16 @@ fn factors_scale_and_frequencies_are_those_given() {
     check(&mut gpu, &Case { frequencies, angle_error, ..case });
 }
 
-#[test]
+trial!(late_positions_are_as_good_as_early_ones);
 fn late_positions_are_as_good_as_early_ones() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let rows = gpu.pick(1_000_000, 100_000);
     check(&mut gpu, &Case::new(rows, 1, 2, rows));
 }
 
-#[test]
+trial!(what_is_not_finite_stays_with_its_pair);
 fn what_is_not_finite_stays_with_its_pair() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let rope = ops::Rope {
         heads: 1,
         head_dim: 16,

@@ -6,7 +6,7 @@ use deepwell_ir::Tile;
 use crate::bf16_gemm::{check_not_finite, check_with};
 use crate::harness::{Gpu, RunOptions};
 use crate::products::Kind;
-use crate::tcgen05::is_served;
+use crate::tcgen05;
 
 /// All that the kernel has.
 const TILES: [Tile; 6] = [
@@ -40,12 +40,9 @@ const SIZES: &[(usize, usize, usize)] = &[
     (72, 648, 640),
 ];
 
-#[test]
+trial!(products_of_any_size);
 fn products_of_any_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     for tile in TILES {
         // Where tiles share, every other one: what lies beyond the result is computed, too.
         let step = tile.cluster.iter().product();
@@ -55,15 +52,12 @@ fn products_of_any_size() {
     }
 }
 
+trial!(blocks_of_several_tiles);
 /// Three tiles and more for each block of an emulated device with four multiprocessors:
 /// accumulators and stages are used again. Clusters of two tiles: the second of some is beyond the
 /// result.
-#[test]
 fn blocks_of_several_tiles() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     check_several_tiles(&mut gpu);
 }
 
@@ -83,12 +77,9 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu) {
     }
 }
 
-#[test]
+trial!(products_of_hard_numbers);
 fn products_of_hard_numbers() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     for tile in TILES {
         for kind in [Kind::Integers, Kind::Cancelling, Kind::WideRange] {
             check_with(&mut gpu, options(KERNEL, tile), (130, 136, 200), kind);

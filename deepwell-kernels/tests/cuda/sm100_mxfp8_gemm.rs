@@ -7,7 +7,7 @@ use deepwell_precision::MxSpec;
 
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
-use crate::tcgen05::is_served;
+use crate::tcgen05;
 
 pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
 /// Blocks take over tiles.
@@ -90,12 +90,9 @@ pub(crate) fn check(
     }
 }
 
-#[test]
+trial!(products_of_any_size);
 fn products_of_any_size() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    if !is_served(&gpu) {
-        return;
-    }
+    let mut gpu = tcgen05::open();
     for &sizes in SIZES {
         check(&mut gpu, KERNEL, None, sizes, &FORMS);
     }

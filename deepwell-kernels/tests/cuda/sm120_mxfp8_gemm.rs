@@ -10,42 +10,42 @@ use crate::mx::{MxKind, MxMatrix};
 use crate::mxfp8_gemm::{
     Kernel, check_ends_of_scales, check_hard_numbers, check_nan_codes, check_sizes, multiply,
 };
+use crate::trials::skip;
 
 /// A step of 32 sums 33 terms, of which the sum so far is one; each is cut below 2^-25 of the
 /// largest, and then their sum below 2^-23 of itself: 33 / 4 + 1.
 pub(crate) const KERNEL: Kernel = Kernel { name: "cuda_sm120_mxfp8_gemm", error: (9.25, 0.0) };
 
-/// The GPU, where its tensor cores apply scales in `mma.sync`; a line on stderr where not.
-fn open() -> Option<Gpu> {
-    let gpu = Gpu::open()?;
-    let is_served = gpu.target().arch == "blackwell-sm120";
-    if !is_served {
-        eprintln!("skipped: of sm_120");
+/// The GPU, if its tensor cores apply scales in `mma.sync`; other tests are skipped.
+fn open() -> Gpu {
+    let gpu = Gpu::open();
+    if gpu.target().arch != "blackwell-sm120" {
+        skip("of sm_120");
     }
-    is_served.then_some(gpu)
+    gpu
 }
 
-#[test]
+trial!(products_of_any_size);
 fn products_of_any_size() {
-    let Some(mut gpu) = open() else { return };
+    let mut gpu = open();
     check_sizes(&mut gpu, KERNEL);
 }
 
-#[test]
+trial!(products_of_hard_numbers);
 fn products_of_hard_numbers() {
-    let Some(mut gpu) = open() else { return };
+    let mut gpu = open();
     check_hard_numbers(&mut gpu, KERNEL);
 }
 
-#[test]
+trial!(scales_at_the_ends_of_their_range);
 fn scales_at_the_ends_of_their_range() {
-    let Some(mut gpu) = open() else { return };
+    let mut gpu = open();
     check_ends_of_scales(&mut gpu, KERNEL);
 }
 
-#[test]
+trial!(nan_codes_stay_in_their_rows);
 fn nan_codes_stay_in_their_rows() {
-    let Some(mut gpu) = open() else { return };
+    let mut gpu = open();
     check_nan_codes(&mut gpu, KERNEL);
 }
 
@@ -78,19 +78,19 @@ fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
     }
 }
 
-#[test]
+trial!(each_row_column_and_step_has_its_own_scale);
 fn each_row_column_and_step_has_its_own_scale() {
-    let Some(mut gpu) = open() else { return };
+    let mut gpu = open();
     for (rows, columns, depth) in [(128, 128, 128), (131, 70, 224)] {
         check_places(&mut gpu, rows, columns, depth);
     }
 }
 
+trial!(nan_scales_stay_in_their_rows);
 /// A scale that is NaN makes its row or column NaN, also where all codes of its block are zeros,
 /// and nothing else; so it is in every step of a stage.
-#[test]
 fn nan_scales_stay_in_their_rows() {
-    let Some(mut gpu) = open() else { return };
+    let mut gpu = open();
     let (rows, columns, depth) = (70, 40, 288);
     let (blocks, spec) = (depth / 32, MxSpec::default());
     for block in 0..blocks {

@@ -5,7 +5,8 @@ use std::slice;
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::swiglu as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 
 /// Gates where the sigmoid is flat, where its derivative cancels, and where FP32 ends.
 const ADVERSARIAL: [f32; 16] = [
@@ -59,9 +60,9 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, adversarial: boo
     assert_close(&format!("dup {what}"), &got[1].to_f64(), &dup, Tolerance::bf16(floor));
 }
 
-#[test]
+trial!(gates_as_the_oracle);
 fn gates_as_the_oracle() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     for (rows, columns) in
         [(0, 8), (1, 1), (1, 7), (1, 8), (3, 3), (2, 8), (17, 255), (64, 256), (1000, 4097)]
     {
@@ -73,9 +74,9 @@ fn gates_as_the_oracle() {
     check(&mut gpu, 3, 5, true);
 }
 
-#[test]
+trial!(what_is_not_finite_shows);
 fn what_is_not_finite_shows() {
-    let Some(mut gpu) = Gpu::open() else { return };
+    let mut gpu = Gpu::open();
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let gate = HostTensor::bf16(&[1, 5], &[nan, 1.0, 1.0, inf, -1.0]);
     let up = HostTensor::bf16(&[1, 5], &[1.0, nan, inf, 1.0, 2.0]);

@@ -5,6 +5,7 @@ use deepwell_kernels::cuda::{
 };
 
 use crate::device::open_driver_or_emulated;
+use crate::trials::{note, skip};
 
 /// What every kernel here is compiled for.
 pub(super) const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";
@@ -25,24 +26,23 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    /// The GPU, or the emulated one where there is none; `None`, and a line on stderr, where there
-    /// is neither or it is another machine.
-    pub(super) fn open() -> Option<Bench> {
-        let mut driver = open_driver_or_emulated(Architecture::Sm90a)?;
+    /// The GPU, or the emulated one where there is none; where there is neither, or another
+    /// machine, the test is skipped.
+    pub(super) fn open() -> Bench {
+        let mut driver = open_driver_or_emulated(Architecture::Sm90a);
         if driver.properties().capability != (9, 0) {
-            eprintln!("skipped: calibration is for compute capability 9.0");
-            return None;
+            skip("calibration is for compute capability 9.0");
         }
         let stream = driver.stream(false).unwrap();
-        Some(Bench { driver, stream, purpose: String::new() })
+        Bench { driver, stream, purpose: String::new() }
     }
 
-    /// Names the next launch, on stderr too, before it can stop the device; whether it is to run.
+    /// Names the next launch, before it can stop the device; whether it is to run.
     pub(super) fn announce(&mut self, purpose: String) -> bool {
         if std::env::var(ONLY_VARIABLE).is_ok_and(|only| !purpose.starts_with(&only)) {
             return false;
         }
-        eprintln!("{purpose}");
+        note(|| purpose.clone());
         self.purpose = purpose;
         true
     }

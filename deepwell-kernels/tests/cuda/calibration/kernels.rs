@@ -15,20 +15,40 @@ use crate::products::Kind;
 use crate::quantize::{numbers, outputs};
 
 /// Runs ops and records what they write.
-struct Recorder {
+pub(super) struct Recorder {
     gpu: Gpu,
     group: Group,
 }
 
 impl Recorder {
-    fn record(
+    pub(super) fn new(group: &'static str) -> Recorder {
+        let gpu = open_gpu_or_emulated(Architecture::Sm90a);
+        Recorder { gpu, group: Group::new(group) }
+    }
+
+    pub(super) fn finish(self, bench: &Bench) {
+        self.group.finish(&bench.properties());
+    }
+
+    /// What an op writes, not recorded.
+    pub(super) fn run(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: &[HostTensor],
+        outputs: &[HostTensor],
+        options: RunOptions<'_>,
+    ) -> Vec<HostTensor> {
+        self.gpu.run_with(op, inputs, outputs, options)
+    }
+
+    pub(super) fn record(
         &mut self,
         name: &str,
         op: impl Into<Op>,
         (inputs, outputs): (&[HostTensor], &[HostTensor]),
         options: RunOptions<'_>,
     ) {
-        let got = self.gpu.run_with(op, inputs, outputs, options);
+        let got = self.run(op, inputs, outputs, options);
         for (index, tensor) in got.iter().enumerate() {
             self.group.record(&format!("{name}, output {index}"), &tensor.bytes);
         }
@@ -185,16 +205,15 @@ impl Recorder {
     }
 }
 
-#[test]
+trial!(our_kernels);
 fn our_kernels() {
-    let Some(bench) = Bench::open() else { return };
-    let Some(gpu) = open_gpu_or_emulated(Architecture::Sm90a) else { return };
-    let mut recorder = Recorder { gpu, group: Group::new("kernels") };
+    let bench = Bench::open();
+    let mut recorder = Recorder::new("kernels");
     recorder.bf16_products();
     recorder.mx_products();
     recorder.quantizations();
     recorder.fused_quantizations();
     recorder.attention();
     recorder.cross_entropy();
-    recorder.group.finish(&bench.properties());
+    recorder.finish(&bench);
 }

@@ -159,20 +159,20 @@ fn run(bench: &mut Bench, name: &'static str, rows: &[Row]) {
     group.finish(&bench.properties());
 }
 
-#[test]
+trial!(conversions);
 fn conversions() {
-    let Some(mut bench) = Bench::open() else { return };
+    let mut bench = Bench::open();
     run(&mut bench, "conversions", &conversion_rows());
 }
 
-#[test]
+trial!(arithmetic);
 fn arithmetic() {
-    let Some(mut bench) = Bench::open() else { return };
+    let mut bench = Bench::open();
     run(&mut bench, "arithmetic", &arithmetic_rows());
 }
 
-#[test]
+trial!(approximations);
 fn approximations() {
-    let Some(mut bench) = Bench::open() else { return };
+    let mut bench = Bench::open();
     run(&mut bench, "approximations", &approximation_rows());
 }

@@ -140,9 +140,9 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-#[test]
+trial!(products_of_warps);
 fn products_of_warps() {
-    let Some(mut bench) = Bench::open() else { return };
+    let mut bench = Bench::open();
     let mut group = Group::new("warp_mma");
     for case in cases() {
         let mut matrices = Vec::new();

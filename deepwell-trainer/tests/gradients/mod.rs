@@ -1,0 +1,138 @@
+//! A step on a device beside the same on the CPU: the loss, the norm, and every gradient.
+
+use bytemuck::cast_slice_mut;
+use deepwell_trainer::{Engine, StepOutcome};
+
+use crate::trials::note;
+
+/// Standard deviations that a gradient's size may be off.
+const Z: f64 = 6.0;
+/// The scale error that each comparison is tried with.
+const PLANTED: f64 = 1.01;
+/// Elements from which on a planted scale error has to be found: what the numbers of a matrix say
+/// together. A gradient of a norm has too few to say it.
+const ENOUGH: usize = 1 << 13;
+
+/// How far the gradients of a step may be from the CPU's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Of a whole tensor: |got − expected| / |expected|.
+    pub(crate) distance: f64,
+    /// How far its size may be off beside what errors of random sign come to.
+    pub(crate) size: f64,
+}
+
+/// How far a step may be from the CPU's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tolerances {
+    pub(crate) loss: f64,
+    pub(crate) grad_norm: f64,
+    pub(crate) gradients: Limits,
+}
+
+pub(crate) const BF16: Tolerances =
+    Tolerances { loss: 0.002, grad_norm: 0.002, gradients: Limits { distance: 0.02, size: 0.001 } };
+pub(crate) const MXFP8: Tolerances =
+    Tolerances { loss: 0.005, grad_norm: 0.005, gradients: Limits { distance: 0.12, size: 0.003 } };
+
+/// Compares what a step reports with the CPU's.
+pub(crate) fn assert_outcome(
+    name: &str,
+    got: &StepOutcome,
+    expected: &StepOutcome,
+    tolerances: Tolerances,
+) {
+    for (what, got, expected, tolerance) in [
+        ("loss", got.loss, expected.loss, tolerances.loss),
+        ("norm", got.grad_norm, expected.grad_norm, tolerances.grad_norm),
+    ] {
+        let distance = f64::from((got - expected).abs() / expected.abs());
+        assert!(
+            distance < tolerance,
+            "{name}: the {what} is {got}, {distance:.5} from the CPU's {expected}, expected \
+             {tolerance} at most"
+        );
+    }
+}
+
+/// The gradient of each parameter, by its name, of the step that was made last.
+pub(crate) fn gradients(engine: &mut Engine) -> Vec<(String, Vec<f32>)> {
+    let states = engine.program().parameters.clone();
+    states
+        .into_iter()
+        .map(|state| {
+            let id = state.gradient.expect("it is trained");
+            let mut values = vec![0f32; engine.program().value(id).elements()];
+            engine.read_value(id, cast_slice_mut(&mut values)).expect("gradient");
+            (state.name, values)
+        })
+        .collect()
+}
+
+/// Compares each gradient with the CPU's.
+pub(crate) fn assert_gradients(
+    name: &str,
+    got: &[(String, Vec<f32>)],
+    expected: &[(String, Vec<f32>)],
+    Tolerances { gradients: limits, .. }: Tolerances,
+) {
+    assert_eq!(got.len(), expected.len(), "{name}: parameters");
+    for ((tensor, got), (same, expected)) in got.iter().zip(expected) {
+        assert_eq!(tensor, same, "{name}");
+        let difference = Difference::new(1.0, got, expected);
+        note(|| format!("{name}: `{tensor}` of {} elements: {difference:?}", got.len()));
+        if let Some(fault) = difference.fault(limits) {
+            panic!("{name}: the gradient of `{tensor}` {fault}");
+        }
+        let tells = Difference::new(PLANTED, got, expected).fault(limits).is_some();
+        assert!(
+            tells || expected.len() < ENOUGH,
+            "{name}: {PLANTED} times the gradient of `{tensor}` would pass as well"
+        );
+    }
+}
+
+/// What a gradient is beside its reference.
+#[derive(Debug)]
+struct Difference {
+    /// |d| / |r| of the difference d and the reference r.
+    distance: f64,
+    /// How much larger than the reference: Σ d r / Σ r².
+    size: f64,
+    /// The standard deviation of `size` if the differences of elements have independent signs,
+    /// whatever their magnitudes are: √(Σ d² r²) / Σ r².
+    deviation: f64,
+}
+
+impl Difference {
+    /// Of `scale` times the gradient.
+    fn new(scale: f64, got: &[f32], expected: &[f32]) -> Difference {
+        assert_eq!(got.len(), expected.len());
+        let (mut reference, mut product, mut products, mut difference) = (0.0, 0.0, 0.0, 0.0);
+        for (&got, &r) in got.iter().zip(expected) {
+            let r = f64::from(r);
+            let d = scale * f64::from(got) - r;
+            reference += r * r;
+            product += d * r;
+            products += (d * r).powi(2);
+            difference += d * d;
+        }
+        Difference {
+            distance: f64::sqrt(difference / reference),
+            size: product / reference,
+            deviation: products.sqrt() / reference,
+        }
+    }
+
+    /// What is wrong with it.
+    fn fault(&self, limits: Limits) -> Option<String> {
+        let allowed = limits.size + Z * self.deviation;
+        if self.distance.is_nan() || self.distance > limits.distance {
+            let (distance, limit) = (self.distance, limits.distance);
+            return Some(format!("is {distance:.4} of it away, expected {limit} at most"));
+        }
+        (self.size.abs() > allowed).then(|| {
+            format!("is {:.5} times the CPU's, expected 1 ± {allowed:.5}", 1.0 + self.size)
+        })
+    }
+}
