@@ -70,7 +70,7 @@ pub(crate) fn elements((batch, seq, _, width): Sizes) -> usize {
     batch * seq * width
 }
 
-#[test]
+trial!(positions_repeat_with_every_sequence);
 fn positions_repeat_with_every_sequence() {
     let Some(mut gpu) = Gpu::open() else { return };
     for sizes in sizes_for(&gpu) {
@@ -78,7 +78,7 @@ fn positions_repeat_with_every_sequence() {
     }
 }
 
-#[test]
+trial!(integers_are_summed_exactly);
 fn integers_are_summed_exactly() {
     let Some(mut gpu) = Gpu::open() else { return };
     for sizes in sizes_for(&gpu) {
@@ -89,7 +89,7 @@ fn integers_are_summed_exactly() {
     }
 }
 
-#[test]
+trial!(any_numbers_are_summed_in_fp32);
 fn any_numbers_are_summed_in_fp32() {
     let Some(mut gpu) = Gpu::open() else { return };
     for sizes in sizes_for(&gpu) {
@@ -101,7 +101,7 @@ fn any_numbers_are_summed_in_fp32() {
     }
 }
 
-#[test]
+trial!(what_is_not_finite_stays_in_its_place);
 fn what_is_not_finite_stays_in_its_place() {
     let Some(mut gpu) = Gpu::open() else { return };
     let (batch, seq, rows, width) = (5, 3, 4, 24);

@@ -58,7 +58,7 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
     }
 }
 
-#[test]
+trial!(every_number_at_every_size);
 fn every_number_at_every_size() {
     let Some(mut gpu) = Gpu::open() else { return };
     for (rows, columns) in [

@@ -89,7 +89,7 @@ pub(crate) fn check_backward(gpu: &mut Gpu, sizes: Sizes, accumulate: bool) {
 /// Half a unit in the last place of FP32.
 const EPSILON: f64 = 1.0 / (1u64 << 24) as f64;
 
-#[test]
+trial!(matches_the_oracle);
 fn matches_the_oracle() {
     let Some(mut gpu) = Gpu::open() else { return };
     for sizes in SIZES {
@@ -97,7 +97,7 @@ fn matches_the_oracle() {
     }
 }
 
-#[test]
+trial!(gradients_match_the_oracle);
 fn gradients_match_the_oracle() {
     let Some(mut gpu) = Gpu::open() else { return };
     for sizes in SIZES {
@@ -106,7 +106,7 @@ fn gradients_match_the_oracle() {
     }
 }
 
-#[test]
+trial!(many_heads_for_each_group);
 fn many_heads_for_each_group() {
     let Some(mut gpu) = Gpu::open() else { return };
     for (tokens, heads, head_dim) in [(4096, 16, 128), (3001, 7, 64), (2048, 8, 96), (501, 3, 256)]
@@ -117,7 +117,7 @@ fn many_heads_for_each_group() {
     }
 }
 
-#[test]
+trial!(what_is_not_finite_stays_in_its_head);
 fn what_is_not_finite_stays_in_its_head() {
     let Some(mut gpu) = Gpu::open() else { return };
     let (tokens, heads, head_dim) = (3, 2, 64);
