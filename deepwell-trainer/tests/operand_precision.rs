@@ -5,8 +5,8 @@ use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::{Call, Op, PrecisionPolicy, Product, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
 use deepwell_precision::{
-    BLOCK, GemmMode, MxSpec, OperandClass, Source, e4m3, e8m0, quantize_columns, quantize_rows,
-    scales_len,
+    BLOCK, ElementRounding, GemmMode, MxSpec, OperandClass, OperandSetting, Source, e4m3, e8m0,
+    quantize_columns, quantize_rows, scales_len,
 };
 use deepwell_trainer::audit::Audit;
 use deepwell_trainer::{CompileOptions, Engine, compile};
@@ -194,13 +194,14 @@ fn emulated_gemms_give_the_bits_of_native_ones_on_the_cpu() {
 }
 
 /// Policies of several kinds at once.
-fn mixed() -> [PrecisionPolicy; 3] {
+fn mixed() -> [PrecisionPolicy; 4] {
     use OperandClass::{DgradWeight, FpropActivation, WgradGradient};
     let all = all_mxfp8();
     [
         all.clone().without_in("*.v_proj.*", &[WgradGradient]).unwrap(),
         all.clone().only(&[FpropActivation, DgradWeight, WgradGradient]),
         all.with_gemm(GemmMode::Emulated),
+        stochastic().without_in("*.v_proj.*", &[DgradWeight]).unwrap(),
     ]
 }
 
@@ -213,6 +214,57 @@ fn the_audit_understands_mixed_policies() {
         let report = audit.finish();
         assert!(report.is_clean(), "{}\n{report}", policy.to_toml());
     }
+}
+
+/// Gradients rounded at random in both GEMMs.
+fn stochastic() -> PrecisionPolicy {
+    let gradients = [OperandClass::DgradGradient, OperandClass::WgradGradient];
+    let setting = OperandSetting::of_rounding(ElementRounding::Stochastic);
+    all_mxfp8().with_operands(&gradients, &setting)
+}
+
+/// Bits follow from seed and step alone: not from threads, nor from where a run was resumed.
+#[test]
+fn rounding_at_random_repeats_itself() {
+    let whole = |seed: u64| {
+        let mut engine = engine_of(&stochastic(), BATCH / 2);
+        engine.set_rounding_seed(seed);
+        run(&mut engine, &mut Nobody)
+    };
+    let nearest = run(&mut engine_of(&all_mxfp8(), BATCH / 2), &mut Nobody);
+    let expected = whole(7);
+    // The forward of the first step knows nothing of gradients.
+    assert_eq!(expected[0], nearest[0]);
+    assert_ne!(expected[1..], nearest[1..]);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    assert_eq!(pool.install(|| whole(7)), expected);
+    assert_ne!(whole(8)[1..], expected[1..]);
+
+    // Steps are counted on from where they are set.
+    let second_alone = |steps: u64| {
+        let mut engine = engine_of(&stochastic(), BATCH / 2);
+        engine.set_applied_steps(steps, 0).unwrap();
+        let tokens = tokens(1);
+        let outcome = engine.step(&tokens[..BATCH * SEQ], &tokens[1..], 1e-3, 1.0).unwrap();
+        outcome.grad_norm.to_bits()
+    };
+    assert_eq!(second_alone(1), second_alone(1));
+    assert_ne!(second_alone(1), second_alone(0));
+}
+
+#[test]
+fn only_gradients_are_rounded_at_random() {
+    let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
+    let graph = capture_for_sequence(&config, SEQ).unwrap();
+    let setting = OperandSetting::of_rounding(ElementRounding::Stochastic);
+    let policy = all_mxfp8().with_operands(&[OperandClass::DgradWeight], &setting);
+    let options = CompileOptions::new(policy, SEQ, BATCH);
+    let Err(error) = compile(graph, deepwell_probe::probe(), &options) else {
+        panic!("weights rounded at random were accepted")
+    };
+    let text = error.to_string();
+    let expected = "expected rounding `nearest` for dgrad.weight, got `stochastic`";
+    assert!(text.contains(expected), "{text}");
 }
 
 /// A layer in fallback is BF16 whatever its operands were, and comes back.

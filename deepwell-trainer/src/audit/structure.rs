@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, MxGemm};
 use deepwell_ir::{
-    Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, TensorPrecision, ValueId,
+    Call, MemoryKind, Mode, Op, Operand, ParameterState, Phase, Product, Program, TensorPrecision,
+    ValueId,
 };
 
 use super::emulated;
@@ -111,6 +112,15 @@ impl<'a> Origins<'a> {
             (Op::Cast(_), Some(source)) if call.phase == Phase::Weights => {
                 if let Some(&index) = self.parameters.get(&source) {
                     self.parameters.extend(call.outputs().iter().map(|out| (out.value, index)));
+                }
+            }
+            (Op::StochasticRound(_), _) => {
+                let scales = call.operands.get(1).and_then(|it| self.quantized.get(&it.value));
+                if let Some(origin) = scales.cloned() {
+                    let of_data = |output: &Operand| {
+                        (output.value, Origin { is_scale: false, ..origin.clone() })
+                    };
+                    self.quantized.extend(call.outputs().iter().map(of_data));
                 }
             }
             (Op::Dequantize(_), Some(source)) => {
