@@ -8,7 +8,7 @@ use deepwell_precision::{
     BLOCK, ElementRounding, GemmMode, MxSpec, OperandClass, OperandSetting, Source, e4m3, e8m0,
     quantize_columns, quantize_rows, scales_len,
 };
-use deepwell_trainer::audit::Audit;
+use deepwell_trainer::audit::{Audit, audit_counts, audit_provenance};
 use deepwell_trainer::{CompileOptions, Engine, compile};
 use half::bf16;
 
@@ -213,6 +213,103 @@ fn the_audit_understands_mixed_policies() {
         run(&mut engine, &mut audit);
         let report = audit.finish();
         assert!(report.is_clean(), "{}\n{report}", policy.to_toml());
+    }
+}
+
+/// Indices of the calls that dequantize.
+fn dequantizations(program: &Program) -> Vec<usize> {
+    let calls = program.calls.iter().enumerate();
+    calls.filter(|(_, call)| matches!(call.op, Op::Dequantize(_))).map(|(at, _)| at).collect()
+}
+
+#[test]
+fn the_audit_finds_wrong_operands_of_emulated_gemms() {
+    let policy = all_mxfp8().only(&[OperandClass::FpropActivation]);
+    let engine = engine_of(&policy, BATCH);
+    let clean = engine.program();
+    assert_eq!((audit_counts(clean), audit_provenance(clean)), (Vec::new(), Vec::new()));
+    let [one, .., other] = dequantizations(clean)[..] else { panic!("nothing is dequantized") };
+
+    // A GEMM that reads what was not quantized, and one that reads another's operand dequantized.
+    let mut program = clean.clone();
+    let made = program.calls[one].outputs()[0].value;
+    let name = program.value(made).name.strip_suffix(".mx.row.bf16").unwrap().to_string();
+    let plain = program.find(&name).unwrap();
+    let reads = |call: &Call| call.inputs().iter().any(|operand| operand.value == made);
+    let reader = program.calls.iter().position(reads).unwrap();
+    program.calls[reader].operands[0].value = plain;
+    let findings = audit_counts(&program);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    let expected = "expected a dequantized row copy";
+    assert!(findings[0].what.contains(expected), "{findings:?}");
+
+    let mut program = clean.clone();
+    let wgrad = |call: &Call| matches!(call.op, Op::LinearWeightGrad(_));
+    let wgrad = program.calls.iter().position(wgrad).unwrap();
+    program.calls[wgrad].operands[1].value = made;
+    let findings = audit_counts(&program);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(findings[0].what.contains("expected a tensor that was not quantized"), "{findings:?}");
+
+    // Data of one copy under the scales of another.
+    let mut program = clean.clone();
+    let scales = program.calls[other].operands[1].value;
+    program.calls[one].operands[1].value = scales;
+    let findings = audit_provenance(&program);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(findings[0].what.contains("with scales of the row copy of"), "{findings:?}");
+}
+
+/// Leaves out what makes one operand.
+struct LeavesOut {
+    audit: Audit,
+    op: fn(&Op) -> bool,
+    left_out: Option<String>,
+}
+
+impl Observer for LeavesOut {
+    fn before(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<Verdict, KernelError> {
+        let verdict = self.audit.before(program, call, backend)?;
+        let is_here = self.left_out.is_none() && (self.op)(&call.op);
+        if is_here {
+            self.left_out = Some(call.name.clone());
+        }
+        Ok(if is_here { Verdict::Skip } else { verdict })
+    }
+
+    fn after(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<(), KernelError> {
+        self.audit.after(program, call, backend)
+    }
+}
+
+#[test]
+fn the_audit_compares_dequantized_and_rounded_elements() {
+    let ops: [fn(&Op) -> bool; 2] =
+        [|op| matches!(op, Op::Dequantize(_)), |op| matches!(op, Op::StochasticRound(_))];
+    for op in ops {
+        let policy = stochastic().without_in("*.v_proj.*", &[OperandClass::DgradWeight]).unwrap();
+        let mut engine = engine_of(&policy, BATCH);
+        let audit = Audit::new(engine.program());
+        let mut observer = LeavesOut { audit, op, left_out: None };
+        run(&mut engine, &mut observer);
+        let name = observer.left_out.unwrap();
+        let report = observer.audit.finish();
+        let finding = &report.findings[0];
+        assert_eq!(finding.call, name, "{report}");
+        let is_named = ["of the quantized copy", "rounded at random"]
+            .iter()
+            .any(|what| finding.what.contains(what));
+        assert!(is_named, "{report}");
     }
 }
 
