@@ -193,7 +193,10 @@ impl Observer for Audit {
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
         let makes_copies = matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_));
-        let is_other = matches!(call.op, Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_));
+        let is_other = matches!(
+            call.op,
+            Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_) | Op::StochasticRound(_)
+        );
         if !(makes_copies || is_other || products::is_product(&call.op)) {
             return Ok(());
         }
@@ -208,7 +211,7 @@ impl Observer for Audit {
                 emulated::check_dequantize(report, program, call, op, &memory)
             }
             (Op::StochasticRound(op), _) => {
-                let data = stochastic::check(report, program, call, op, backend)?;
+                let data = stochastic::check(report, program, call, op, &memory)?;
                 self.written.insert(data.0, data.1);
                 Ok(())
             }

@@ -2,12 +2,12 @@
 
 use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_ir::{Call, Program, ValueId};
-use deepwell_kernels::{Backend, KernelError};
+use deepwell_kernels::KernelError;
 use deepwell_precision::{BLOCK, ElementFormat, Philox, e8m0, scale_tiles};
 use rayon::prelude::*;
 
 use super::report::AuditReport;
-use super::view::{fingerprint, view};
+use super::view::{Memory, fingerprint, view};
 
 /// Compares every element with the definition. Gives the data and its fingerprint.
 pub(super) fn check(
@@ -15,9 +15,9 @@ pub(super) fn check(
     program: &Program,
     call: &Call,
     op: &StochasticRound,
-    backend: &dyn Backend,
+    memory: &Memory<'_>,
 ) -> Result<(ValueId, u64), KernelError> {
-    let operand = |index: usize| view(program, call.operands[index].value, backend);
+    let operand = |index: usize| view(program, call.operands[index].value, memory);
     let (x, scales, key, data) = (operand(0)?, operand(1)?, operand(2)?, operand(3)?);
     report.calls_checked += 1;
     report.count_tensor(data.len());
