@@ -244,6 +244,8 @@ ops! {
     Quantize,
     /// Quantized data and scales back to high precision.
     Dequantize,
+    /// Elements of a quantized copy, rounded at random.
+    StochasticRound,
     /// A product and a function of its elements, in one kernel.
     WithActivation,
     /// An op and the block quantization of its outputs, in one kernel.

@@ -308,6 +308,9 @@ pub struct HostInterface {
     pub loss_scale: Option<ValueId>,
     /// f32 `[2]`: learning rate and largest gradient norm.
     pub schedule: Option<ValueId>,
+    /// u64 `[2]`: seed and number of the step, for rounding at random; none where nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding_key: Option<ValueId>,
     /// u64 `[2]`: applied and skipped steps.
     pub counters: Option<ValueId>,
     /// f32 `[1]`.

@@ -103,7 +103,7 @@ impl Check<'_> {
         let statistics = host.statistics.iter().map(|(_, id)| id);
         let scalars = [&host.loss_scale, &host.schedule, &host.counters, &host.loss]
             .into_iter()
-            .chain([&host.grad_norm])
+            .chain([&host.grad_norm, &host.rounding_key])
             .flatten();
         self.ids("the host interface", lists.chain(statistics).chain(scalars).copied())?;
         for state in &self.program.parameters {

@@ -108,6 +108,12 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
             }
             _ => {}
         }
+        // What is rounded at random is the data of the copy whose scales it reads.
+        if let Op::StochasticRound(_) = &node.op
+            && let Some(&spec) = specs.get(&node.inputs[1])
+        {
+            specs.extend(node.outputs.iter().map(|&id| (id, spec)));
+        }
         let Op::MxGemm(product) = node.op.leading() else { continue };
         for (index, said) in [(0, product.a), (2, product.b)] {
             let id = node.inputs[index];

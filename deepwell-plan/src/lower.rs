@@ -163,7 +163,7 @@ impl<'a> Lowering<'a> {
     /// The value that stands for a tensor in a micro-batch, made on first use.
     fn value(&mut self, id: TensorId, micro_batch: u32) -> ValueId {
         let tensor = self.graph.tensor(id);
-        let is_statistics = tensor.dtype == DType::U64;
+        let is_statistics = tensor.kind == TensorKind::Statistic && tensor.dtype == DType::U64;
         let memory = match tensor.kind {
             TensorKind::Parameter { .. } | TensorKind::ParameterGradient { .. } => {
                 MemoryKind::Optimizer
@@ -197,6 +197,7 @@ impl<'a> Lowering<'a> {
             (TensorKind::Input, "tokens") => self.host.tokens.push(value),
             (TensorKind::Input, "targets") => self.host.targets.push(value),
             (TensorKind::Input, "loss_scale") => self.host.loss_scale = Some(value),
+            (TensorKind::Input, "rounding_key") => self.host.rounding_key = Some(value),
             (TensorKind::Loss, _) => self.host.loss = Some(value),
             _ => {}
         }

@@ -15,7 +15,7 @@ use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_targ
 use deepwell_plan::{
     OptimizerSpec, PlanRequest, autoplan, lower_evaluation, mxfp8_flop_share, quantized_bytes,
 };
-use deepwell_precision::{Format, PrecisionPolicy};
+use deepwell_precision::{Format, GemmMode, OperandClass, PrecisionPolicy};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::audit::Audit;
 use deepwell_trainer::init;
@@ -207,6 +207,25 @@ fn fused_programs_give_the_same_bits() {
         ],
         "layers.1.gelu",
     );
+}
+
+/// Producers are fused with the quantizations that there are, dequantized or not.
+#[test]
+fn fused_programs_of_single_operands_give_the_same_bits() {
+    use OperandClass::{DgradWeight, FpropActivation, WgradGradient};
+    let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
+    let all = PrecisionPolicy::from_toml("keep_first_last_bf16 = false", "policy").unwrap();
+    let mixed = all.clone().only(&[FpropActivation, DgradWeight, WgradGradient]);
+    for policy in [mixed, all.with_gemm(GemmMode::Emulated)] {
+        let graph = capture(&config).unwrap();
+        let apart = run(&graph, &policy, Recompute::Full, &CpuCatalog);
+        let fused = run(&graph, &policy, Recompute::Full, &Fusing);
+        assert!(apart.outcome == fused.outcome, "{}", policy.to_toml());
+        same_accounts(&apart.program, &fused.program, &policy.to_toml());
+        assert_eq!(mxfp8_flop_share(&fused.program), (0.0, 0.0), "{}", policy.to_toml());
+        let is_fused = |op: &Op| matches!(op, Op::WithQuantize(_));
+        assert!(fused.program.calls.iter().any(|call| is_fused(&call.op)));
+    }
 }
 
 /// What is said of quantizations does not depend on how they are made.

@@ -5,10 +5,10 @@ use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::{Call, Op, PrecisionPolicy, Product, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
 use deepwell_precision::{
-    BLOCK, GemmMode, MxSpec, OperandClass, Source, e4m3, e8m0, quantize_columns, quantize_rows,
-    scales_len,
+    BLOCK, ElementRounding, GemmMode, MxSpec, OperandClass, OperandSetting, Source, e4m3, e8m0,
+    quantize_columns, quantize_rows, scales_len,
 };
-use deepwell_trainer::audit::Audit;
+use deepwell_trainer::audit::{Audit, audit_counts, audit_provenance};
 use deepwell_trainer::{CompileOptions, Engine, compile};
 use half::bf16;
 
@@ -194,13 +194,14 @@ fn emulated_gemms_give_the_bits_of_native_ones_on_the_cpu() {
 }
 
 /// Policies of several kinds at once.
-fn mixed() -> [PrecisionPolicy; 3] {
+fn mixed() -> [PrecisionPolicy; 4] {
     use OperandClass::{DgradWeight, FpropActivation, WgradGradient};
     let all = all_mxfp8();
     [
         all.clone().without_in("*.v_proj.*", &[WgradGradient]).unwrap(),
         all.clone().only(&[FpropActivation, DgradWeight, WgradGradient]),
         all.with_gemm(GemmMode::Emulated),
+        stochastic().without_in("*.v_proj.*", &[DgradWeight]).unwrap(),
     ]
 }
 
@@ -213,6 +214,154 @@ fn the_audit_understands_mixed_policies() {
         let report = audit.finish();
         assert!(report.is_clean(), "{}\n{report}", policy.to_toml());
     }
+}
+
+/// Indices of the calls that dequantize.
+fn dequantizations(program: &Program) -> Vec<usize> {
+    let calls = program.calls.iter().enumerate();
+    calls.filter(|(_, call)| matches!(call.op, Op::Dequantize(_))).map(|(at, _)| at).collect()
+}
+
+#[test]
+fn the_audit_finds_wrong_operands_of_emulated_gemms() {
+    let policy = all_mxfp8().only(&[OperandClass::FpropActivation]);
+    let engine = engine_of(&policy, BATCH);
+    let clean = engine.program();
+    assert_eq!((audit_counts(clean), audit_provenance(clean)), (Vec::new(), Vec::new()));
+    let [one, .., other] = dequantizations(clean)[..] else { panic!("nothing is dequantized") };
+
+    // A GEMM that reads what was not quantized, and one that reads another's operand dequantized.
+    let mut program = clean.clone();
+    let made = program.calls[one].outputs()[0].value;
+    let name = program.value(made).name.strip_suffix(".mx.row.bf16").unwrap().to_string();
+    let plain = program.find(&name).unwrap();
+    let reads = |call: &Call| call.inputs().iter().any(|operand| operand.value == made);
+    let reader = program.calls.iter().position(reads).unwrap();
+    program.calls[reader].operands[0].value = plain;
+    let findings = audit_counts(&program);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    let expected = "expected a dequantized row copy";
+    assert!(findings[0].what.contains(expected), "{findings:?}");
+
+    let mut program = clean.clone();
+    let wgrad = |call: &Call| matches!(call.op, Op::LinearWeightGrad(_));
+    let wgrad = program.calls.iter().position(wgrad).unwrap();
+    program.calls[wgrad].operands[1].value = made;
+    let findings = audit_counts(&program);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(findings[0].what.contains("expected a tensor that was not quantized"), "{findings:?}");
+
+    // Data of one copy under the scales of another.
+    let mut program = clean.clone();
+    let scales = program.calls[other].operands[1].value;
+    program.calls[one].operands[1].value = scales;
+    let findings = audit_provenance(&program);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(findings[0].what.contains("with scales of the row copy of"), "{findings:?}");
+}
+
+/// Leaves out what makes one operand.
+struct LeavesOut {
+    audit: Audit,
+    op: fn(&Op) -> bool,
+    left_out: Option<String>,
+}
+
+impl Observer for LeavesOut {
+    fn before(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<Verdict, KernelError> {
+        let verdict = self.audit.before(program, call, backend)?;
+        let is_here = self.left_out.is_none() && (self.op)(&call.op);
+        if is_here {
+            self.left_out = Some(call.name.clone());
+        }
+        Ok(if is_here { Verdict::Skip } else { verdict })
+    }
+
+    fn after(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        backend: &mut dyn Backend,
+    ) -> Result<(), KernelError> {
+        self.audit.after(program, call, backend)
+    }
+}
+
+#[test]
+fn the_audit_compares_dequantized_and_rounded_elements() {
+    let ops: [fn(&Op) -> bool; 2] =
+        [|op| matches!(op, Op::Dequantize(_)), |op| matches!(op, Op::StochasticRound(_))];
+    for op in ops {
+        let policy = stochastic().without_in("*.v_proj.*", &[OperandClass::DgradWeight]).unwrap();
+        let mut engine = engine_of(&policy, BATCH);
+        let audit = Audit::new(engine.program());
+        let mut observer = LeavesOut { audit, op, left_out: None };
+        run(&mut engine, &mut observer);
+        let name = observer.left_out.unwrap();
+        let report = observer.audit.finish();
+        let finding = &report.findings[0];
+        assert_eq!(finding.call, name, "{report}");
+        let is_named = ["of the quantized copy", "rounded at random"]
+            .iter()
+            .any(|what| finding.what.contains(what));
+        assert!(is_named, "{report}");
+    }
+}
+
+/// Gradients rounded at random in both GEMMs.
+fn stochastic() -> PrecisionPolicy {
+    let gradients = [OperandClass::DgradGradient, OperandClass::WgradGradient];
+    let setting = OperandSetting::of_rounding(ElementRounding::Stochastic);
+    all_mxfp8().with_operands(&gradients, &setting)
+}
+
+/// Bits follow from seed and step alone: not from threads, nor from where a run was resumed.
+#[test]
+fn rounding_at_random_repeats_itself() {
+    let whole = |seed: u64| {
+        let mut engine = engine_of(&stochastic(), BATCH / 2);
+        engine.set_rounding_seed(seed);
+        run(&mut engine, &mut Nobody)
+    };
+    let nearest = run(&mut engine_of(&all_mxfp8(), BATCH / 2), &mut Nobody);
+    let expected = whole(7);
+    // The forward of the first step knows nothing of gradients.
+    assert_eq!(expected[0], nearest[0]);
+    assert_ne!(expected[1..], nearest[1..]);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    assert_eq!(pool.install(|| whole(7)), expected);
+    assert_ne!(whole(8)[1..], expected[1..]);
+
+    // Steps are counted on from where they are set.
+    let second_alone = |steps: u64| {
+        let mut engine = engine_of(&stochastic(), BATCH / 2);
+        engine.set_applied_steps(steps, 0).unwrap();
+        let tokens = tokens(1);
+        let outcome = engine.step(&tokens[..BATCH * SEQ], &tokens[1..], 1e-3, 1.0).unwrap();
+        outcome.grad_norm.to_bits()
+    };
+    assert_eq!(second_alone(1), second_alone(1));
+    assert_ne!(second_alone(1), second_alone(0));
+}
+
+#[test]
+fn only_gradients_are_rounded_at_random() {
+    let config = LlamaConfig { num_layers: 2, ..LlamaConfig::preset("llama-micro").unwrap() };
+    let graph = capture_for_sequence(&config, SEQ).unwrap();
+    let setting = OperandSetting::of_rounding(ElementRounding::Stochastic);
+    let policy = all_mxfp8().with_operands(&[OperandClass::DgradWeight], &setting);
+    let options = CompileOptions::new(policy, SEQ, BATCH);
+    let Err(error) = compile(graph, deepwell_probe::probe(), &options) else {
+        panic!("weights rounded at random were accepted")
+    };
+    let text = error.to_string();
+    let expected = "expected rounding `nearest` for dgrad.weight, got `stochastic`";
+    assert!(text.contains(expected), "{text}");
 }
 
 /// A layer in fallback is BF16 whatever its operands were, and comes back.

@@ -14,9 +14,9 @@ use crate::{DType, OpError, Shape};
 /// transposed, and scales `[C/128, R/128, 512]`; the result has the layout of x again, so every
 /// op that reads x reads the result in its place.
 ///
-/// An element is an E4M3 number times a power of two. It has four significant bits, so BF16 holds it
-/// exactly, with two exceptions: below BF16's smallest subnormal number, 2^-133, it is rounded to
-/// nearest even (a scale below 2^-124 and a small element), and from 2^128 on it is infinite (a
+/// An element is an E4M3 number times a power of two. It has four significant bits, so BF16 holds
+/// it exactly, with two exceptions: what needs bits below 2^-133, BF16's smallest number, is rounded
+/// to nearest even (a scale below 2^-124 and a small element), and from 2^128 on it is infinite (a
 /// scale above 2^119 and a large element). A block whose scale is NaN becomes NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dequantize {

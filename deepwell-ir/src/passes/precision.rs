@@ -8,20 +8,24 @@
 //! policy wants emulated. Dequantization stands right before the first GEMM that reads the result,
 //! and is done once more in the backward, so that there, too, what is kept is the quantized copy. A
 //! weight is dequantized with the weights' other copies.
+//!
+//! Gradients that are rounded at random are quantized as others are; behind all quantizations of
+//! their producer the elements are then rounded once more from the high-precision tensor.
 
 use std::collections::HashMap;
 
 use deepwell_precision::{
-    Assignment, BLOCK, Direction, Format, OperandClass, OperandQuantization, PrecisionPolicy, Role,
-    TensorUse,
+    Assignment, BLOCK, Direction, ElementRounding, Format, MxSpec, OperandClass,
+    OperandQuantization, PrecisionPolicy, Role, TensorUse,
 };
 
 use super::TensorPrecision;
 use crate::builder::output_name;
 use crate::op::input_types;
-use crate::ops::{Axis, Dequantize, MxGemm, Quantize};
+use crate::ops::{Axis, Dequantize, MxGemm, Quantize, StochasticRound};
 use crate::{
-    DType, Graph, IrError, Node, Op, Phase, Product, Stage, Tag, Tensor, TensorId, TensorKind, ops,
+    DType, Graph, IrError, Node, Op, Phase, Product, Shape, Stage, Tag, Tensor, TensorId,
+    TensorKind, ops,
 };
 
 /// Rewrites the graph under `policy`, and says what each parameter got, in execution order.
@@ -59,6 +63,7 @@ pub fn apply_precision(
         high_precision: HashMap::new(),
         quantized: HashMap::new(),
         dequantized: HashMap::new(),
+        rounding_key: None,
     };
     let needs = rewrite.needs();
     rewrite.weights(&needs)?;
@@ -66,6 +71,9 @@ pub fn apply_precision(
         rewrite.node(node)?;
         for &output in &node.outputs {
             rewrite.quantize(output, &needs, node)?;
+        }
+        for &output in &node.outputs {
+            rewrite.round(output, &needs, node);
         }
     }
     let result = rewrite.result;
@@ -119,6 +127,21 @@ fn assign(
             });
         }
     }
+    for (&(id, _), assignment) in order.iter().zip(&assigned) {
+        for &class in OperandClass::ALL.iter().filter(|class| class.operand() != "gradient") {
+            let operand = assignment.operand(class);
+            if operand.is_some_and(|it| it.rounding != ElementRounding::Nearest) {
+                return Err(IrError::Precision {
+                    tensor: graph.tensor(id).name.clone(),
+                    what: format!(
+                        "expected rounding `nearest` for {class}, got `stochastic`\n\
+                         hint: only gradients are rounded at random; set it for dgrad.gradient and \
+                         wgrad.gradient"
+                    ),
+                });
+            }
+        }
+    }
     let assignments = order.into_iter().map(|(id, _)| id).zip(assigned).collect();
     Ok((assignments, report))
 }
@@ -153,6 +176,14 @@ fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
     }
 }
 
+/// A tensor, how it is quantized, along which axes, and along which of them at random.
+struct Need {
+    tensor: TensorId,
+    spec: MxSpec,
+    axis: Axis,
+    stochastic: Option<Axis>,
+}
+
 /// A high-precision tensor and how it is quantized.
 type Key = (TensorId, OperandQuantization);
 
@@ -183,6 +214,8 @@ struct Rewrite<'a> {
     quantized: HashMap<(Key, Axis), (TensorId, TensorId)>,
     /// Copies that were dequantized, for the nodes of a phase.
     dequantized: HashMap<(Key, Axis, Phase), TensorId>,
+    /// Seed and step, once something is rounded at random.
+    rounding_key: Option<TensorId>,
 }
 
 impl Rewrite<'_> {
@@ -215,14 +248,26 @@ impl Rewrite<'_> {
     }
 
     /// Every tensor that is quantized, with the axes that its readers want, in order of use.
-    fn needs(&self) -> Vec<(Key, Axis)> {
-        let mut needs: Vec<(Key, Axis)> = Vec::new();
+    fn needs(&self) -> Vec<Need> {
+        let mut needs: Vec<Need> = Vec::new();
         for gemm in self.source.nodes.iter().filter_map(|node| self.gemm(node)) {
             for operand in gemm.operands {
-                let Reading::Quantized(key, axis) = operand else { continue };
-                match needs.iter_mut().find(|(known, _)| *known == key) {
-                    Some((_, known_axis)) => *known_axis = known_axis.union(axis),
-                    None => needs.push((key, axis)),
+                let Reading::Quantized((tensor, OperandQuantization { spec, rounding }), axis) =
+                    operand
+                else {
+                    continue;
+                };
+                let known =
+                    needs.iter().position(|need| (need.tensor, need.spec) == (tensor, spec));
+                let index = known.unwrap_or_else(|| {
+                    needs.push(Need { tensor, spec, axis, stochastic: None });
+                    needs.len() - 1
+                });
+                let need = &mut needs[index];
+                need.axis = need.axis.union(axis);
+                if rounding == ElementRounding::Stochastic {
+                    let known = need.stochastic;
+                    need.stochastic = Some(known.map_or(axis, |known| known.union(axis)));
                 }
             }
         }
@@ -230,7 +275,7 @@ impl Rewrite<'_> {
     }
 
     /// Casts and quantizations of parameters, in [`Phase::Weights`].
-    fn weights(&mut self, needs: &[(Key, Axis)]) -> Result<(), IrError> {
+    fn weights(&mut self, needs: &[Need]) -> Result<(), IrError> {
         for (id, parameter) in self.source.parameters() {
             let reader = self.source.nodes.iter().find(|node| node.inputs.contains(&id));
             let Some(reader) = reader.cloned() else { continue };
@@ -292,7 +337,7 @@ impl Rewrite<'_> {
     fn quantize(
         &mut self,
         tensor: TensorId,
-        needs: &[(Key, Axis)],
+        needs: &[Need],
         producer: &Node,
     ) -> Result<(), IrError> {
         self.quantize_as(tensor, needs, producer.tag, producer.layer, producer.phase)
@@ -301,18 +346,18 @@ impl Rewrite<'_> {
     fn quantize_as(
         &mut self,
         tensor: TensorId,
-        needs: &[(Key, Axis)],
+        needs: &[Need],
         tag: Tag,
         layer: Option<u32>,
         phase: Phase,
     ) -> Result<(), IrError> {
-        let wanted: Vec<_> = needs.iter().filter(|((id, _), _)| *id == tensor).collect();
-        for (count, &&(key, axis)) in wanted.iter().enumerate() {
+        let wanted = needs.iter().filter(|need| need.tensor == tensor);
+        for (count, &Need { spec, axis, .. }) in wanted.enumerate() {
             let source_name = &self.result.tensor(tensor).name;
             // A copy that is quantized in another way needs another name.
             let number = if count == 0 { String::new() } else { count.to_string() };
             let name = format!("{source_name}.mx{number}");
-            let op = Quantize { spec: key.1.spec, axis };
+            let op = Quantize { spec, axis };
             let types = crate::OpRule::infer(&op, &input_types(&self.result, &[tensor]))
                 .map_err(|source| IrError::Operands { node: name.clone(), source })?;
             let is_weight = phase == Phase::Weights;
@@ -332,6 +377,7 @@ impl Rewrite<'_> {
                     })
                 })
                 .collect();
+            let key = (tensor, OperandQuantization { spec, rounding: ElementRounding::Nearest });
             if axis != Axis::Column {
                 self.quantized.insert((key, Axis::Row), (outputs[0], outputs[1]));
             }
@@ -351,6 +397,49 @@ impl Rewrite<'_> {
             });
         }
         Ok(())
+    }
+
+    /// Rounds elements of the copies of `tensor` at random, behind its quantizations.
+    fn round(&mut self, tensor: TensorId, needs: &[Need], producer: &Node) {
+        for need in needs.iter().filter(|need| need.tensor == tensor) {
+            for axis in [Axis::Row, Axis::Column] {
+                if ![Some(axis), Some(Axis::Both)].contains(&need.stochastic) {
+                    continue;
+                }
+                let of = |rounding| (tensor, OperandQuantization { spec: need.spec, rounding });
+                let nearest = (of(ElementRounding::Nearest), axis);
+                let (data, scales) = self.quantized[&nearest];
+                let key = self.rounding_key();
+                let name = format!("{}.stochastic", self.result.tensor(data).name);
+                let rounded = Tensor { name: name.clone(), ..self.result.tensor(data).clone() };
+                let rounded = self.result.add_tensor(rounded);
+                self.result.nodes.push(Node {
+                    name,
+                    op: StochasticRound { axis }.into(),
+                    inputs: vec![tensor, scales, key],
+                    outputs: vec![rounded],
+                    recompute: false,
+                    ..producer.clone()
+                });
+                let at_random = (of(ElementRounding::Stochastic), axis);
+                self.quantized.insert(at_random, (rounded, scales));
+            }
+        }
+    }
+
+    /// The tensor with seed and step.
+    fn rounding_key(&mut self) -> TensorId {
+        if let Some(key) = self.rounding_key {
+            return key;
+        }
+        let key = self.result.add_tensor(Tensor {
+            name: "rounding_key".to_string(),
+            shape: Shape::new([2]),
+            dtype: DType::U64,
+            kind: TensorKind::Input,
+        });
+        self.rounding_key = Some(key);
+        key
     }
 
     /// The high-precision tensor that a node reads in place of `id`.

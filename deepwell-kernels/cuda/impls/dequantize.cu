@@ -1,9 +1,9 @@
 // Quantized data and scales of one copy back to BF16 or FP32: E4M3 times a power of two, exact in
-// FP32 and rounded to nearest even for BF16. A rowwise copy keeps its layout; a columnwise one, which
-// is stored transposed, is turned back. It serves ablations, where time matters little.
+// FP32 and rounded to nearest even for BF16. A rowwise copy keeps its layout; a columnwise one,
+// which is stored transposed, is turned back. It serves ablations, where time matters little.
 //
-// A CTA has a tile of 64 x 64 codes. A thread decodes 16 of a row, which have one scale, into shared
-// memory, from where lines of the result are written.
+// A CTA has a tile of 64 x 64 codes. A thread decodes 16 of a row, which have one scale, into
+// shared memory, from where lines of the result are written.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"

@@ -21,6 +21,7 @@ pub mod rms_norm;
 pub mod rope;
 mod softmax;
 mod specs;
+pub mod stochastic_round;
 pub mod swiglu;
 #[cfg(test)]
 pub(crate) mod test_support;

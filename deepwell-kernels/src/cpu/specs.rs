@@ -105,7 +105,7 @@ const TIERED: [(&str, WorkspaceBytes); 19] = [
 ];
 
 /// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 36] = [
+const PLAIN: [(&str, WorkspaceBytes); 37] = [
     ("embedding", none),
     ("embedding_backward", none),
     ("add_positions", none),
@@ -129,6 +129,7 @@ const PLAIN: [(&str, WorkspaceBytes); 36] = [
     ("cast", none),
     ("quantize", none),
     ("dequantize", none),
+    ("stochastic_round", none),
     ("grad_norm", none),
     ("adamw", none),
     ("rms_norm_quantize", with_quantize),

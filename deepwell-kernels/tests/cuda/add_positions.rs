@@ -3,7 +3,8 @@
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::embedding as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 
 /// Sequences, tokens of one, positions of the table, width.
 pub(crate) type Sizes = (usize, usize, usize, usize);

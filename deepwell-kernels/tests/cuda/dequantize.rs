@@ -50,7 +50,7 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
             ),
         ];
         let output = HostTensor::output(to, &[rows, columns]);
-        let got = gpu.run(Dequantize { axis, to }, &inputs, &[output], false, 2);
+        let got = gpu.run(Dequantize { axis, to }, &inputs, &[output], false, 1);
         let got = got[0].to_f64();
         let same = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let wrong = got.iter().zip(&expected).position(|pair| !same(pair));

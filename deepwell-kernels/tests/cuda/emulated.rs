@@ -30,7 +30,7 @@ use crate::{
     dequantize, elementwise_quantize, embedding, embedding_backward, expand_scales, fused_product,
     gelu, grad_norm, head_rms_norm, layer_norm, layer_norm_backward, linear_cross_entropy,
     mxfp8_gemm, norm_quantize, ptx, quantize, rms_norm, rms_norm_backward, rope, sm100_bf16_gemm,
-    sm100_mxfp8_gemm, sm120_mxfp8_gemm, swiglu,
+    sm100_mxfp8_gemm, sm120_mxfp8_gemm, stochastic_round, swiglu,
 };
 
 /// Multiprocessors of the emulated device.
@@ -197,6 +197,7 @@ table! {
             mxfp8_gemm::check(gpu, kernel, sizes, MxSpec::default(), MxKind::Even);
         }
     };
+    stochastic_round on Sm100a: |gpu| stochastic_round::check(gpu, 200, 260, "wide");
     swiglu on Sm100a: |gpu| swiglu::check(gpu, 401, 1000, false);
     swiglu_quantize on Sm100a: |gpu| {
         elementwise_quantize::check_file(gpu, "swiglu_quantize", TILES_OF_QUANTIZE);

@@ -4,7 +4,8 @@
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::oracle::rms_norm as oracle;
 
-use crate::harness::{Gpu, HostTensor, Tolerance, assert_close, uniform};
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
 use crate::rms_norm::{f32_error, rows_of};
 
 const EPS: f64 = 1e-6;

@@ -53,6 +53,7 @@ mod rope;
 mod sm100_bf16_gemm;
 mod sm100_mxfp8_gemm;
 mod sm120_mxfp8_gemm;
+mod stochastic_round;
 mod swiglu;
 mod tcgen05;
 

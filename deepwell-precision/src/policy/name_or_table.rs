@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::UnknownName;
 
-/// Reads a `T` from its table, or from a name by `from_name`. Unlike serde's untagged enums it keeps
-/// the place and the reason of what is wrong within a table.
+/// Reads a `T` from its table, or from a name by `from_name`. Unlike serde's untagged enums it
+/// keeps the place and the reason of what is wrong within a table.
 pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     from_name: impl FnOnce(&str) -> Result<T, UnknownName>,

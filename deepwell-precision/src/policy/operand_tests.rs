@@ -128,6 +128,21 @@ fn specs_follow_the_nearest_word() {
     assert_eq!(fewer.assign(&tensors()).unwrap()[1].operand(OperandClass::FpropWeight), None);
 }
 
+/// The file that the documentation quotes.
+#[test]
+fn example_of_the_documentation() {
+    let policy = from_toml(include_str!("../../examples/operands.toml"));
+    let names =
+        ["layers.0.q_proj.weight", "layers.0.v_proj.weight", "layers.0.up_proj.weight", "x"];
+    let tensors = names.map(|name| TensorUse { name, role: Role::Linear });
+    let assigned = policy.assign(&tensors).unwrap();
+    let emulated = GemmPrecision { quantized: [true, false], is_mxfp8: false };
+    let of_v = Direction::ALL.iter().map(|&way| assigned[1].gemm(way));
+    assert_eq!(of_v.collect::<Vec<_>>(), [GemmPrecision::MXFP8, emulated, GemmPrecision::PLAIN]);
+    let gradient = assigned[2].operand(OperandClass::WgradGradient).unwrap();
+    assert_eq!(gradient.rounding, ElementRounding::Stochastic);
+}
+
 #[test]
 fn gemms_that_follow() {
     let gemms = |text: &str| {

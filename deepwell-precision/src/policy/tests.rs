@@ -135,7 +135,8 @@ fn toml_text_is_stable() {
         .with_fallback(Fallback::Off);
     let text = "precision = \"mxfp8\"\nscale_rule = \"rceil\"\ngranularity = 128\n\
                 weight_block = \"square\"\nfallback = \"off\"\nkeep_first_last_bf16 = true\n\
-                gemm = \"native\"\n\n[[rule]]\ntensors = \"layers.*.mlp.down_proj.*\"\nformat = \"bf16\"\n";
+                gemm = \"native\"\n\n\
+                [[rule]]\ntensors = \"layers.*.mlp.down_proj.*\"\nformat = \"bf16\"\n";
     assert_eq!(policy.to_toml(), text);
     assert_eq!(from_toml(text).to_toml(), text);
 }

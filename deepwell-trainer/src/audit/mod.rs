@@ -8,7 +8,7 @@
 //! | call | compared |
 //! |---|---|
 //! | quantization, of activations, gradients and weights | every code and every scale byte |
-//! | cast of a weight, dequantization | every element |
+//! | cast of a weight, dequantization, rounding at random | every element |
 //! | matrix product of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
 //! | gradient norm | the number |
 //! | AdamW | [`SAMPLES`] elements of every parameter and of both its moments, and the counters |
@@ -50,6 +50,7 @@ mod copies;
 mod emulated;
 mod products;
 mod report;
+mod stochastic;
 mod structure;
 mod update;
 mod view;
@@ -192,7 +193,10 @@ impl Observer for Audit {
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
         let makes_copies = matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_));
-        let is_other = matches!(call.op, Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_));
+        let is_other = matches!(
+            call.op,
+            Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_) | Op::StochasticRound(_)
+        );
         if !(makes_copies || is_other || products::is_product(&call.op)) {
             return Ok(());
         }
@@ -205,6 +209,11 @@ impl Observer for Audit {
             (Op::GradNorm(_), _) => update::check_norm(report, program, call, &memory),
             (Op::Dequantize(op), _) => {
                 emulated::check_dequantize(report, program, call, op, &memory)
+            }
+            (Op::StochasticRound(op), _) => {
+                let data = stochastic::check(report, program, call, op, &memory)?;
+                self.written.insert(data.0, data.1);
+                Ok(())
             }
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, &memory)

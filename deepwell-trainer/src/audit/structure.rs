@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, MxGemm};
 use deepwell_ir::{
-    Call, MemoryKind, Mode, Op, ParameterState, Phase, Product, Program, TensorPrecision, ValueId,
+    Call, MemoryKind, Mode, Op, Operand, ParameterState, Phase, Product, Program, TensorPrecision,
+    ValueId,
 };
 
 use super::emulated;
@@ -22,6 +23,12 @@ struct Origin {
     /// [`Axis::Row`] or [`Axis::Column`].
     axis: Axis,
     is_scale: bool,
+}
+
+impl Origin {
+    fn describe(&self) -> String {
+        format!("{} copy of `{}`", self.axis.name(), self.tensor)
+    }
 }
 
 /// What is known of the values of a program.
@@ -113,6 +120,15 @@ impl<'a> Origins<'a> {
                     self.parameters.extend(call.outputs().iter().map(|out| (out.value, index)));
                 }
             }
+            (Op::StochasticRound(_), _) => {
+                let scales = call.operands.get(1).and_then(|it| self.quantized.get(&it.value));
+                if let Some(origin) = scales.cloned() {
+                    let of_data = |output: &Operand| {
+                        (output.value, Origin { is_scale: false, ..origin.clone() })
+                    };
+                    self.quantized.extend(call.outputs().iter().map(of_data));
+                }
+            }
             (Op::Dequantize(_), Some(source)) => {
                 if let Some(origin) = self.quantized.get(&source) {
                     for output in call.outputs() {
@@ -200,7 +216,7 @@ fn layer_name(call: &str) -> String {
 }
 
 /// Checks that each [`MxGemm`] of `program` reads what its product wants:
-/// - codes and scales that a quantization wrote, both of the same copy;
+/// - codes and scales that a quantization wrote, both of the same copy, and so each dequantization;
 /// - fprop row copies of activation and weight, dgrad the row copy of the gradient and the column
 ///   copy of the weight, wgrad column copies of gradient and activation;
 /// - the three products of a layer one and the same parameter (of wgrad its gradient), one and
@@ -210,10 +226,16 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut layers: HashMap<String, LayerUse> = HashMap::new();
     for call in &program.calls {
+        let mut add = |what: String| {
+            findings.push(Finding { call: call.name.clone(), what });
+        };
+        if let Op::Dequantize(op) = &call.op {
+            let copy = copy_at(&origins, call, 0, &mut add);
+            if let Some(copy) = copy.filter(|copy| copy.axis != op.axis) {
+                add(format!("takes the {} for a {} copy", copy.describe(), op.axis.name()));
+            }
+        }
         if let Op::MxGemm(op) = call.op.leading() {
-            let mut add = |what: String| {
-                findings.push(Finding { call: call.name.clone(), what });
-            };
             let [Some(a), Some(b)] = operands(&origins, call, op, &mut add) else { continue };
             roles(&origins, call, op, a, b, &mut add);
             let layer = layers.entry(layer_name(&call.name)).or_default();
@@ -232,30 +254,43 @@ fn operands<'a>(
 ) -> [Option<&'a Origin>; 2] {
     let wanted = wanted_axes(op.product);
     std::array::from_fn(|side| {
-        let mut found = [None; 2];
-        for (part, slot) in found.iter_mut().enumerate() {
-            let id = call.operands[2 * side + part].value;
-            let name = &origins.program.value(id).name;
-            let kind = if part == 1 { "scales" } else { "codes" };
-            match origins.quantized.get(&id) {
-                Some(origin) if origin.is_scale == (part == 1) => *slot = Some(origin),
-                Some(_) => add(format!("reads `{name}` as {kind}")),
-                None => add(format!("reads `{name}` as {kind}, which no quantization wrote")),
-            }
-        }
-        let [codes, scales] = [found[0]?, found[1]?];
-        let of = |origin: &Origin| format!("{} copy of `{}`", origin.axis.name(), origin.tensor);
-        if (&codes.quantization, codes.axis) != (&scales.quantization, scales.axis) {
-            add(format!("reads codes of the {} with scales of the {}", of(codes), of(scales)));
-            return None;
-        }
+        let codes = copy_at(origins, call, 2 * side, add)?;
         if codes.axis != wanted[side] {
             let wanted = wanted[side].name();
             let product = op.product.name();
-            add(format!("{product} reads the {}, expected the {wanted} copy", of(codes)));
+            let got = codes.describe();
+            add(format!("{product} reads the {got}, expected the {wanted} copy"));
         }
         Some(codes)
     })
+}
+
+/// The origin of the copy whose data is operand `first` and whose scales are the next one, if both
+/// are of one copy.
+fn copy_at<'a>(
+    origins: &'a Origins<'_>,
+    call: &Call,
+    first: usize,
+    add: &mut dyn FnMut(String),
+) -> Option<&'a Origin> {
+    let mut found = [None; 2];
+    for (part, slot) in found.iter_mut().enumerate() {
+        let id = call.operands[first + part].value;
+        let name = &origins.program.value(id).name;
+        let kind = if part == 1 { "scales" } else { "codes" };
+        match origins.quantized.get(&id) {
+            Some(origin) if origin.is_scale == (part == 1) => *slot = Some(origin),
+            Some(_) => add(format!("reads `{name}` as {kind}")),
+            None => add(format!("reads `{name}` as {kind}, which no quantization wrote")),
+        }
+    }
+    let [codes, scales] = [found[0]?, found[1]?];
+    if (&codes.quantization, codes.axis) != (&scales.quantization, scales.axis) {
+        let (codes, scales) = (codes.describe(), scales.describe());
+        add(format!("reads codes of the {codes} with scales of the {scales}"));
+        return None;
+    }
+    Some(codes)
 }
 
 /// Whether a weight stands where the product wants one.

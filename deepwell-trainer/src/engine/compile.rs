@@ -123,6 +123,8 @@ pub fn compile_on(
         counted: Vec::new(),
         step_time: None,
         skipped_steps: 0,
+        steps_begun: 0,
+        rounding_seed: 0,
         per_step,
         per_evaluation,
         counts: RunCounts::default(),
@@ -163,7 +165,8 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
         .chain(&host.targets)
         .copied()
         .chain(host.loss_scale)
-        .chain(host.schedule));
+        .chain(host.schedule)
+        .chain(host.rounding_key));
     let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
     (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
 }

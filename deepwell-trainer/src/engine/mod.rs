@@ -65,6 +65,9 @@ pub struct Engine {
     counted: Vec<(usize, QuantStats)>,
     step_time: Option<StepTime>,
     skipped_steps: u64,
+    /// Steps that were begun, and the seed, for what is rounded at random.
+    steps_begun: u64,
+    rounding_seed: u64,
     /// What a step and an evaluation of the loaded programs compute.
     per_step: RunCounts,
     per_evaluation: RunCounts,
@@ -171,6 +174,7 @@ impl Engine {
                 self.write_value(moment, cast_slice(&buffer))?;
             }
         }
+        self.rounding_seed = seed;
         self.set_applied_steps(0, 0)?;
         self.refresh_weight_copies()
     }
@@ -199,8 +203,14 @@ impl Engine {
     /// What the backend refuses.
     pub fn set_applied_steps(&mut self, applied: u64, skipped: u64) -> Result<(), TrainError> {
         self.skipped_steps = skipped;
+        self.steps_begun = applied + skipped;
         let counters = self.program().host.counters;
         counters.map_or(Ok(()), |id| self.write_value(id, cast_slice(&[applied, skipped])))
+    }
+
+    /// Sets the seed of what is rounded at random, which [`Engine::initialize`] sets too.
+    pub fn set_rounding_seed(&mut self, seed: u64) {
+        self.rounding_seed = seed;
     }
 
     /// Counters of applied and skipped steps.
@@ -396,6 +406,7 @@ impl Engine {
         let per_micro_batch = program.batch * program.seq;
         let (scale, schedule) =
             ([loss_scale(targets)], [learning_rate as f32, max_grad_norm as f32]);
+        let key = [self.rounding_seed, self.steps_begun];
         let mut values: Vec<(ValueId, &[u8])> = Vec::new();
         for (index, (&tokens, &target)) in host.tokens.iter().zip(&host.targets).enumerate() {
             let range = index * per_micro_batch..(index + 1) * per_micro_batch;
@@ -404,7 +415,10 @@ impl Engine {
         }
         values.extend(host.loss_scale.map(|id| (id, cast_slice(&scale))));
         values.extend(host.schedule.map(|id| (id, cast_slice(&schedule))));
-        Ok(self.executor.stage(program, &values)?)
+        values.extend(host.rounding_key.map(|id| (id, cast_slice(&key))));
+        self.executor.stage(program, &values)?;
+        self.steps_begun += 1;
+        Ok(())
     }
 
     /// Asks for what the step that was put last into the device's queue gives.

@@ -83,6 +83,7 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
         Op::LinearCrossEntropyGrad(_) => head::with_gradients(operands),
         Op::Quantize(op) => quantize::quantize(operands, op),
         Op::Dequantize(op) => quantize::dequantize(operands, op),
+        Op::StochasticRound(op) => quantize::stochastic_round(operands, op),
         Op::WithActivation(op) => with_activation::with_activation(operands, op),
         Op::WithQuantize(op) => with_quantize::with_quantize(operands, op),
         Op::GradNorm(_) => optimizer::grad_norm(operands),

@@ -1,13 +1,14 @@
 //! Block quantization and back.
 
-use deepwell_ir::ops::{Axis, Dequantize, Quantize};
+use deepwell_ir::ops::{Axis, Dequantize, Quantize, StochasticRound};
 use deepwell_precision::{
-    BLOCK, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows, scale_tiles,
-    scales_len,
+    BLOCK, Philox, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows,
+    scale_tiles, scales_len,
 };
 
 use super::{KernelError, Operands, Run, by_float};
 use crate::cpu::dequantize::{dequantize_columns, dequantize_rows};
+use crate::cpu::stochastic_round::stochastic_round as round_kernel;
 
 pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, KernelError> {
     let &[rows, columns] = operands.shape(0) else {
@@ -63,6 +64,29 @@ pub(super) fn dequantize(operands: &Operands<'_>, op: &Dequantize) -> Result<Run
                 Axis::Column => dequantize_columns(data, scales, columns, target.of(arena)),
                 _ => dequantize_rows(data, scales, columns, target.of(arena)),
             }
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn stochastic_round(
+    operands: &Operands<'_>,
+    op: &StochasticRound,
+) -> Result<Run, KernelError> {
+    let &[_, columns] = operands.shape(0) else {
+        return Err(operands.unexpected(0, "a matrix"));
+    };
+    let (scales, key) = (operands.input::<u8>(1)?, operands.input::<u64>(2)?);
+    let data = operands.target::<u8>(operands.output(0))?;
+    let by_column = op.axis == Axis::Column;
+    let stream = StochasticRound::stream(&operands.call.name);
+    by_float!(operands, 0, E => {
+        let x = operands.input::<E>(0)?;
+        Ok(Box::new(move |arena| {
+            let key = key.of(arena);
+            let philox = Philox { seed: key[0], stream: stream | u64::from(key[1] as u32) };
+            let (x, scales) = (x.of(arena), scales.of(arena));
+            round_kernel(x, columns, by_column, scales, philox, data.of(arena));
             Ok(())
         }))
     })

@@ -40,6 +40,7 @@ mod sm100_bf16_gemm_fused;
 mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
 mod sm120_mxfp8_gemm;
+mod stochastic_round;
 mod support;
 mod swiglu;
 mod swiglu_quantize;
@@ -84,6 +85,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
         rms_norm_backward::SPECS,
         rms_norm_quantize::SPECS,
         rope::SPECS,
+        stochastic_round::SPECS,
         swiglu::SPECS,
         swiglu_quantize::SPECS,
     ]

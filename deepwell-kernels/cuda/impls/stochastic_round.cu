@@ -1,0 +1,118 @@
+// The elements of a quantized copy once more, rounded at random: each scaled value goes to one of
+// its two E4M3 neighbours, so that the expectation is the value. Random words are those of Philox
+// at the element's index in the copy, under a seed and a step in device memory. It stands behind a
+// quantization, whose scales it reads.
+//
+// A CTA has a tile of 64 x 64 elements, which pass through shared memory, since a columnwise copy
+// is stored transposed. A thread makes 16 of a row of the copy, which have one scale.
+//
+// architectures: sm_90a sm_100a sm_103a sm_120a
+#include "common/philox.cuh"
+#include "common/types.cuh"
+#include "layout/e8m0.cuh"
+#include "layout/scale_tile.cuh"
+
+constexpr int kThreads = 256;
+constexpr uint32 kTile = 64;
+constexpr uint32 kPiece = 16;               // elements of a thread
+constexpr uint32 kPieces = kTile / kPiece;  // of a row of a tile
+constexpr uint32 kScaleElements = 32;       // elements of a scale
+
+static_assert(kThreads == kTile * kPieces);
+
+// 2^(127 - code), which undoes a scale. That of code 254 is subnormal.
+__device__ __forceinline__ float scale_reciprocal(uint32 code) {
+    const uint32 bits = code == 254 ? 0x00400000u : (254 - code) << 23;
+    return __uint_as_float(code == 255 ? 0x7fc00000u : bits);
+}
+
+// E4M3 of x, away from zero when the share of the way to the next code, in units of 2^-32, exceeds
+// `word`; what lies beyond 448 becomes 448.
+__device__ __forceinline__ uint32 to_e4m3_stochastic(float x, uint32 word) {
+    constexpr uint32 kShift = 20;  // bits of an FP32's fraction that E4M3 has not
+    constexpr uint32 kLeast = 121;  // exponent field of the smallest normal element, 2^-6
+    constexpr uint32 kMaxBits = 0x43e00000u;  // 448
+    const uint32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return 0x7f;
+    }
+    const uint32 magnitude = min(bits & 0x7fffffffu, kMaxBits);
+    const uint32 exponent = max(magnitude >> 23, kLeast);
+    // How far the last place is above that of a normal value of this exponent.
+    const uint32 below = exponent - (magnitude >> 23);
+    // A subnormal FP32 gets a bit that it does not have, far below all 32 of `share`.
+    const uint32 significand = (magnitude & 0x007fffffu) | 0x00800000u;
+    const uint32 units = significand >> min(kShift + below, 31u);
+    constexpr uint32 kUp = 32 - kShift;
+    const uint32 shifted = significand << (kUp - min(below, kUp));
+    const uint32 share = shifted >> min(below - min(below, kUp), 31u);
+    // `units` holds the implicit one, which an exponent field of zero lacks.
+    const uint32 code = ((exponent - kLeast) << 3) + units + (share > word ? 1u : 0u);
+    return code | bits >> 31 << 7;
+}
+
+template <typename E, bool kColumn>
+__device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
+                                                 const uint8* __restrict__ scales,
+                                                 const uint64* __restrict__ key,
+                                                 uint8* __restrict__ data, uint32 rows,
+                                                 uint32 depth, uint64 stream) {
+    // A column more than the tile, so that its columns lie in different banks.
+    __shared__ float tile[kTile][kTile + 1];
+    // One CTA where the matrix is empty.
+    const uint32 across = depth == 0 ? 1 : (depth + kTile - 1) / kTile;
+    const uint32 row0 = blockIdx.x / across * kTile, first0 = blockIdx.x % across * kTile;
+    for (uint32 i = threadIdx.x; i < kTile * kTile; i += kThreads) {
+        const uint32 major = i / kTile, minor = i % kTile;
+        const uint32 down = kColumn ? minor : major, along = kColumn ? major : minor;
+        if (row0 + down < rows && first0 + along < depth) {
+            const uint64 at = kColumn ? static_cast<uint64>(first0 + along) * rows + row0 + down
+                                      : static_cast<uint64>(row0 + down) * depth + first0 + along;
+            tile[down][along] = to_f32(x[at]);
+        }
+    }
+    __syncthreads();
+    const uint32 of_tile = threadIdx.x / kPieces, piece = threadIdx.x % kPieces * kPiece;
+    const uint32 row = row0 + of_tile, first = first0 + piece;
+    if (row >= rows || first >= depth) {
+        return;
+    }
+    const uint64 place = scale_tile_place(row, first, depth) +
+                         scale_row_place(row % kScaleTileRows) +
+                         first % kScaleTileElements / kScaleElements;
+    const float factor = scale_reciprocal(scales[place]);
+    const uint64 seed = key[0];
+    stream |= key[1] & 0xffffffffu;
+    const uint64 index = static_cast<uint64>(row) * depth + first;
+    uint32 words[4];
+#pragma unroll
+    for (uint32 i = 0; i < kPiece; ++i) {
+        // Indices of rows that are not whole fours begin within a counter's words.
+        const uint32 word = (index + i) % 4;
+        if (i == 0 || word == 0) {
+            const uint4 made = philox_words((index + i) / 4, stream, seed);
+            words[0] = made.x, words[1] = made.y, words[2] = made.z, words[3] = made.w;
+        }
+        if (first + i < depth) {
+            const uint32 random = word < 2 ? (word == 0 ? words[0] : words[1])
+                                           : (word == 2 ? words[2] : words[3]);
+            const float scaled = tile[of_tile][piece + i] * factor;
+            data[index + i] = static_cast<uint8>(to_e4m3_stochastic(scaled, random));
+        }
+    }
+}
+
+// x [rows, depth] for a rowwise copy and [depth, rows] for a columnwise one; scales of the copy, in
+// tiles; key [2]: seed and step; data [rows, depth]. A CTA for each tile.
+#define STOCHASTIC_ROUND_KERNEL(name, E, column)                                                  \
+    extern "C" __global__ void __launch_bounds__(kThreads)                                        \
+        name(const E* __restrict__ x, const uint8* __restrict__ scales,                           \
+             const uint64* __restrict__ key, uint8* __restrict__ data, uint32 rows, uint32 depth, \
+             uint64 stream) {                                                                     \
+        stochastic_round<E, column>(x, scales, key, data, rows, depth, stream);                   \
+    }
+
+STOCHASTIC_ROUND_KERNEL(stochastic_round_bf16_row, bf16, false)
+STOCHASTIC_ROUND_KERNEL(stochastic_round_bf16_column, bf16, true)
+STOCHASTIC_ROUND_KERNEL(stochastic_round_f32_row, float, false)
+STOCHASTIC_ROUND_KERNEL(stochastic_round_f32_column, float, true)

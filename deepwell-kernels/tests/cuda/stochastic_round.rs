@@ -1,0 +1,70 @@
+//! `stochastic_round.cu` against the CPU's rounding: every byte must be the same.
+
+use deepwell_ir::DType;
+use deepwell_ir::ops::{Axis, StochasticRound};
+use deepwell_precision::{
+    BLOCK, ElementFormat, MxSpec, Philox, e8m0, quantize_columns, quantize_rows, scale_tiles,
+    scales_len,
+};
+
+use crate::harness::{Gpu, HostTensor};
+use crate::mx::tiled;
+use crate::quantize::numbers;
+
+/// Seed and step, of which the low half counts.
+const KEY: [u64; 2] = [0x0123_4567_89AB_CDEF, 3 << 32 | 17];
+
+/// x is `[rows, columns]`.
+pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str) {
+    for (axis, dtype) in [
+        (Axis::Row, DType::Bf16),
+        (Axis::Column, DType::Bf16),
+        (Axis::Row, DType::F32),
+        (Axis::Column, DType::F32),
+    ] {
+        let what = format!("{rows}x{columns} {kind} {} of {dtype}", axis.name());
+        let source = HostTensor::from_f32(dtype, &[rows, columns], &numbers(kind, rows, columns));
+        let x: Vec<f32> = source.to_f64().iter().map(|&x| x as f32).collect();
+        let by_column = axis == Axis::Column;
+        let (outer, depth) = if by_column { (columns, rows) } else { (rows, columns) };
+        let (mut data, mut plain) = (vec![0; x.len()], vec![0; scales_len(outer, depth)]);
+        let quantize = if by_column { quantize_columns::<f32> } else { quantize_rows::<f32> };
+        quantize(&x, rows, columns, &MxSpec::default(), &mut data, &mut plain).unwrap();
+        let stream = StochasticRound::stream("stochastic_round") | u64::from(KEY[1] as u32);
+        let philox = Philox { seed: KEY[0], stream };
+        let expected = |index: usize| {
+            let (row, k) = (index / depth, index % depth);
+            let at = if by_column { k * columns + row } else { index };
+            let factor = e8m0::reciprocal(plain[row * depth.div_ceil(BLOCK) + k / BLOCK]);
+            ElementFormat::E4M3.encode_stochastic(x[at] * factor, philox.word(index as u64))
+        };
+        let inputs = [
+            source,
+            HostTensor::bytes(
+                DType::E8m0,
+                &scale_tiles::shape(outer, depth.div_ceil(BLOCK)),
+                &tiled(outer, depth, &plain),
+            ),
+            HostTensor::u64(&[2], &KEY),
+        ];
+        let output = HostTensor::output(DType::E4m3, &[outer, depth]);
+        let got = gpu.run(StochasticRound { axis }, &inputs, &[output], false, 1);
+        let wrong = (0..x.len()).find(|&index| got[0].bytes[index] != expected(index));
+        let wrong = wrong.map(|index| (index, got[0].bytes[index], expected(index)));
+        assert_eq!(wrong, None, "{what}: index, got, expected");
+    }
+}
+
+trial!(every_byte_at_every_size);
+fn every_byte_at_every_size() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    for (rows, columns) in
+        [(0, 32), (32, 0), (1, 1), (31, 33), (64, 64), (65, 63), (130, 200), (257, 260), (1000, 12)]
+    {
+        if gpu.runs(rows * columns, 64 << 10) {
+            for kind in ["wide", "edges", "tiny", "special"] {
+                check(&mut gpu, rows, columns, kind);
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Elements that are rounded at random, byte for byte: the random words are known.
+
+use deepwell_ir::ops::{Axis, StochasticRound};
+use deepwell_ir::{Call, Program, ValueId};
+use deepwell_kernels::KernelError;
+use deepwell_precision::{BLOCK, ElementFormat, Philox, e8m0, scale_tiles};
+use rayon::prelude::*;
+
+use super::report::AuditReport;
+use super::view::{Memory, fingerprint, view};
+
+/// Compares every element with the definition. Gives the data and its fingerprint.
+pub(super) fn check(
+    report: &mut AuditReport,
+    program: &Program,
+    call: &Call,
+    op: &StochasticRound,
+    memory: &Memory<'_>,
+) -> Result<(ValueId, u64), KernelError> {
+    let operand = |index: usize| view(program, call.operands[index].value, memory);
+    let (x, scales, key, data) = (operand(0)?, operand(1)?, operand(2)?, operand(3)?);
+    report.calls_checked += 1;
+    report.count_tensor(data.len());
+    let (columns, depth) = (x.shape[1], data.shape[1]);
+    let stream = StochasticRound::stream(&call.name) | u64::from(key.counter(1) as u32);
+    let philox = Philox { seed: key.counter(0), stream };
+    let expected = |index: usize| {
+        let (outer, k) = (index / depth, index % depth);
+        let at = if op.axis == Axis::Column { k * columns + outer } else { index };
+        let scale = scales.bytes[scale_tiles::offset(outer, k / BLOCK, depth.div_ceil(BLOCK))];
+        let scaled = x.float(at) * e8m0::reciprocal(scale);
+        ElementFormat::E4M3.encode_stochastic(scaled, philox.word(index as u64))
+    };
+    let wrong = |&index: &usize| expected(index) != data.bytes[index];
+    let indices = 0..data.len();
+    let count = indices.clone().into_par_iter().filter(wrong).count();
+    if let Some(first) = indices.into_par_iter().find_first(wrong) {
+        let what = format!(
+            "`{}`: {count} of {} elements are not `{}` rounded at random, first at {}: expected \
+             {:#04x}, got {:#04x}",
+            data.name,
+            data.len(),
+            x.name,
+            data.coordinate(first),
+            expected(first),
+            data.bytes[first],
+        );
+        report.add(&call.name, what);
+    }
+    Ok((call.outputs()[0].value, fingerprint(data.bytes)))
+}
