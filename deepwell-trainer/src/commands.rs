@@ -101,7 +101,8 @@ pub struct TrainArgs {
     /// With --resume: go on with other settings; run.json keeps what changed
     #[arg(long, requires = "resume")]
     pub accept_changes: bool,
-    /// Delete the results of another run in the output folder: metrics, events, checkpoints, summary
+    /// Delete the results of another run in the output folder: metrics, events, checkpoints,
+    /// summary
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
     /// After the last step, measure one more call by call: a table, and profile.json and

@@ -1,6 +1,7 @@
 //! One training run from settings to summary: data, model, compile, fit.
 
 use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -164,11 +165,25 @@ pub fn run(
         progress.note(&format!("profile, also in {}\n{profile}", settings.out.display()));
     }
     let measured = sampler.as_ref().map(MemorySampler::peak_over_baseline_bytes);
-    let summary = summarize(trainer.engine(), settings, fit, measured, started);
     let path = settings.out.join("summary.json");
+    if fit.resumed_after == Some(settings.steps)
+        && let Some(summary) = summary_of_ended(&path, settings.steps)
+    {
+        progress.note("the run has ended already; its summary stays");
+        return Ok(summary);
+    }
+    let summary = summarize(trainer.engine(), settings, fit, measured, started);
     let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
     write_whole(&path, &text)?;
     Ok(summary)
+}
+
+/// The summary of a run that has done all its steps: speed and memory are of the process that did
+/// them, not of one that found nothing to do.
+fn summary_of_ended(path: &Path, steps: u64) -> Option<RunSummary> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let summary: RunSummary = serde_json::from_str(&text).ok()?;
+    (summary.fit.step == steps).then_some(summary)
 }
 
 fn summarize(

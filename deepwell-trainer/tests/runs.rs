@@ -6,10 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use deepwell_ir::ValueId;
+use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
+use deepwell_precision::PrecisionPolicy;
+use deepwell_trainer::fingerprint::HashedWeights;
 use deepwell_trainer::lock::OutputLock;
 use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, RunSummary, run};
-use deepwell_trainer::{Progress, RunRecord, Settings, Start, TrainError, Trainer};
+use deepwell_trainer::weights::MasterWeights;
+use deepwell_trainer::{
+    CompileOptions, Progress, RunRecord, Settings, Start, TrainError, Trainer, compile,
+};
 
 /// A temporary folder with a text and a run of the smallest model on it.
 struct Place(tempfile::TempDir);
@@ -142,7 +149,7 @@ fn a_run_leaves_the_results_of_another_alone() {
     assert!(contents(&out) == before, "nothing was touched");
     fs::remove_dir_all(&foreign).expect("a folder");
     let again = go(&other, Start::Resume).expect("its own are there");
-    assert_eq!(again.fit.resumed_after, Some(3));
+    assert_eq!(again, summary, "it has ended: nothing is left to do");
 }
 
 /// Each setting that changes numbers is missed by its name, and only those are.
@@ -235,7 +242,7 @@ fn accepted_changes_are_kept_in_the_record() {
     assert!(shown.contains(&"steps: the run has 6, now 8".to_string()), "{shown:?}");
     // From here on it is the longer run.
     assert!(matches!(go(&settings, Start::Resume), Err(TrainError::OtherRun { .. })));
-    assert_eq!(go(&longer, Start::Resume).expect("the same").fit.resumed_after, Some(8));
+    assert_eq!(go(&longer, Start::Resume).expect("the same"), summary);
 }
 
 #[test]
@@ -269,4 +276,33 @@ fn counts_and_the_audit_survive_a_resumption() {
     let audit = whole.fit.audit.expect("it was asked for");
     assert!(audit.is_clean() && audit.calls_checked > 0);
     assert_eq!(resumed.fit.audit, Some(audit));
+}
+
+/// Weights that are loaded are known by name and bytes, and arrive as they are.
+#[test]
+fn loaded_weights_are_known_by_what_they_are() {
+    let config = LlamaConfig::preset("llama-micro").expect("a preset");
+    let graph = capture_for_sequence(&config, 32).expect("a graph");
+    let options = CompileOptions::new(PrecisionPolicy::bf16(), 32, 1);
+    let mut engine = compile(graph, deepwell_probe::probe(), &options).expect("an engine");
+    let [first, second] = [0, 1].map(|index| engine.program().parameters[index].master);
+    let [bytes, others] =
+        [first, second].map(|id| vec![0u8; engine.program().value(id).range.bytes]);
+    let mut hash = |writes: &[(ValueId, &[u8])]| {
+        let mut hashed = HashedWeights::new(&mut engine);
+        for &(id, bytes) in writes {
+            hashed.write_master(id, bytes).expect("it fits");
+        }
+        hashed.hash()
+    };
+    let whole = hash(&[(first, &bytes), (second, &others)]);
+    assert_eq!(hash(&[(first, &bytes), (second, &others)]), whole);
+    let mut changed = bytes.clone();
+    changed[7] = 0x80;
+    assert_ne!(hash(&[(second, &others), (first, &bytes)]), whole);
+    assert_ne!(hash(&[(first, &bytes)]), whole);
+    assert_ne!(hash(&[(first, &changed), (second, &others)]), whole);
+    let mut arrived = vec![0u8; bytes.len()];
+    engine.read_value(first, &mut arrived).expect("a value");
+    assert_eq!(arrived, changed);
 }

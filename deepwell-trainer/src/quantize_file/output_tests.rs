@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use super::*;
 
-/// The disk, of which the operation `fault` and all behind it fail, as after a kill. Syncing is only
-/// recorded.
+/// The disk, of which the operation `fault` and all behind it fail, as after a kill. Syncing is
+/// only recorded.
 struct FaultyDisk {
     fault: usize,
     count: Cell<usize>,

@@ -21,9 +21,9 @@ fn a_folder_holds_one_run() {
     check(&[], 0, &[]);
     check(&[], 2, &["holds the results of run ", "checkpoints", "hint: `--resume` goes on"]);
     check(&["--resume"], 0, &["resumed after step 2"]);
-    let differs = ["steps: the run has 2, now 3", "hint: give what the run has"];
-    check(&["--resume", "--steps", "3"], 2, &differs);
-    check(&["--resume", "--accept-changes", "--steps", "3"], 0, &["changed: steps: "]);
+    let differs = ["  seed: the run has 0, now 1\n", "hint: give what the run has"];
+    check(&["--resume", "--seed", "1"], 2, &differs);
+    check(&["--resume", "--accept-changes", "--seed", "1"], 0, &["changed: seed: "]);
     check(&["--resume", "--overwrite"], 2, &["--overwrite"]);
     check(&["--accept-changes"], 2, &["--resume"]);
     check(&["--overwrite"], 0, &[]);
