@@ -46,6 +46,7 @@ pub mod data;
 mod device;
 mod engine;
 mod error;
+pub mod export;
 pub mod generate;
 pub mod init;
 pub mod memory;

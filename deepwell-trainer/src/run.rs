@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, Tokenizer};
+use crate::export::{self, ModelFiles, TokensOf};
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
 use crate::trainer::{FitReport, Progress, Trainer};
@@ -113,11 +114,14 @@ pub fn run(
     let mut settings = settings.clone();
     settings.resolve_precision(&hardware)?;
     let mut model = settings.model_source()?;
+    model.check_trainable(settings.train_frozen)?;
     let policy = settings.precision_policy()?;
     let graph = model.capture(Some(settings.seq_len))?;
     settings.resolve_learning_rate(graph.parameter_count());
     let settings = &settings;
     let dataset = open_data(settings, progress)?;
+    let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
+    ModelFiles::of(&model, tokens)?.keep(&settings.out.join(export::KEPT))?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));
     // The pool's threads are there before the baseline is taken.
