@@ -9,6 +9,7 @@ Notes on where calls were made in Python (stack traces and the like) are taken o
 they are most of such a file, and no reader needs them.
 """
 
+import math
 import pathlib
 import sys
 
@@ -22,6 +23,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -80,6 +83,31 @@ class Sine(torch.nn.Module):
         return self.head(x + self.down(y) * best.sum(-1, keepdim=True))
 
 
+class MaskFill(torch.nn.Module):
+    """Attention by hand as nanoGPT has it where PyTorch has no fused one, and a padding row."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(VOCAB, 32, padding_idx=3)
+        self.positions = torch.nn.Embedding(32, 32)
+        self.norm = torch.nn.LayerNorm(32)
+        self.attn = torch.nn.Linear(32, 96)
+        self.proj = torch.nn.Linear(32, 32)
+        self.head = torch.nn.Linear(32, VOCAB, bias=False)
+        self.register_buffer("mask", torch.tril(torch.ones(32, 32)).view(1, 1, 32, 32))
+
+    def forward(self, input_ids):
+        batch, seq = input_ids.shape
+        x = self.tokens(input_ids) + self.positions(torch.arange(seq))
+        parts = self.attn(self.norm(x)).split(32, dim=2)
+        q, k, v = [part.view(batch, seq, 4, 8).transpose(1, 2) for part in parts]
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(8))
+        scores = scores.masked_fill(self.mask[:, :, :seq, :seq] == 0, float("-inf"))
+        y = torch.nn.functional.softmax(scores, dim=-1) @ v
+        y = y.transpose(1, 2).contiguous().view(batch, seq, 32)
+        return self.head(x + self.proj(y))
+
+
 def save(folder, name, model, seed, decompose=False, dynamic=False, options=None):
     model = with_random_weights(model, seed)
     torch.manual_seed(seed + 1)
@@ -128,6 +156,14 @@ def main():
     save(folder, "gpt2", gpt2(2), 7, options=plain)
     save(folder, "gpt2_core", gpt2(1, **eager), 8, decompose=True, dynamic=True, options=plain)
     save(folder, "sine", Sine(), 9)
+    # With a name of eight letters the first line of the zip's list of entries has 76 bytes.
+    save(folder, "maskfill", MaskFill(), 10)
+    frozen = MaskFill()
+    frozen.positions.weight.requires_grad_(False)
+    save(folder, "maskcore", frozen, 10, decompose=True)
+    special = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    phi3 = Phi3ForCausalLM(Phi3Config(num_hidden_layers=1, **special, **SIZES))
+    save(folder, "phi3", phi3, 11, options=plain)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ pub enum IrError {
     NotDifferentiable {
         /// The node.
         node: String,
-        /// Its op.
-        op: &'static str,
+        /// Its op; of a call that is not known, the name that its framework has for it.
+        op: String,
     },
     /// The precision policy cannot be applied.
     #[error(transparent)]

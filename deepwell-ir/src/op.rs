@@ -142,7 +142,7 @@ pub trait OpRule {
     /// # Errors
     /// [`IrError::NotDifferentiable`] unless the op has a rule.
     fn backward(&self, node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
-        Err(IrError::NotDifferentiable { node: node.name.clone(), op: self.name() })
+        Err(IrError::NotDifferentiable { node: node.name.clone(), op: self.name().to_string() })
     }
 }
 

@@ -390,6 +390,24 @@ fn bad_values_are_refused_in_these_words() {
     }
 }
 
+/// transformers writes `null` for what is not set, in whatever class of configuration.
+#[test]
+fn null_means_absent_for_any_key() {
+    let text = changed(&json!({}));
+    let plain = LlamaConfig::from_json(&text, "c").unwrap().0;
+    for changes in [
+        json!({"pad_token_id": null, "summary_activation": null, "a_key_of_tomorrow": null}),
+        json!({"architectures": null, "quantization_config": null, "layer_types": null}),
+        json!({"rope_parameters": {"rope_theta": plain.rope.theta, "factor": null},
+               "rope_theta": null, "rope_scaling": null}),
+    ] {
+        let mut object: Value = serde_json::from_str(&text).unwrap();
+        object.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let (config, _) = LlamaConfig::from_json(&object.to_string(), "c").unwrap();
+        assert_eq!(config, plain, "{changes}");
+    }
+}
+
 #[test]
 fn bad_rope_is_refused_in_these_words() {
     for (changes, expected) in [

@@ -45,6 +45,24 @@ fn published_models_count_exactly() {
     }
 }
 
+/// What `GPT2Config.save_pretrained` of transformers 5.23.0 writes beside the keys above.
+#[test]
+fn keys_of_transformers_5_are_taken() {
+    let changes = json!({
+        "add_cross_attention": false, "dtype": "float32", "n_inner": null, "pad_token_id": null,
+        "reorder_and_upcast_attn": false, "scale_attn_by_inverse_layer_idx": false,
+        "scale_attn_weights": true, "tie_word_embeddings": true,
+        "transformers_version": "5.23.0", "use_cache": true
+    });
+    let (config, notes) = Gpt2Config::from_json(&text(64, 2, 2, changes), "c").unwrap();
+    assert_eq!((config.intermediate_size, config.torch_dtype), (256, Some(StoredDType::F32)));
+    assert!(notes.without_effect.contains(&"pad_token_id".to_string()), "{notes:?}");
+    // Its table of tokens has no padding row, so that the number is without effect too.
+    let (padded, notes) =
+        Gpt2Config::from_json(&text(64, 2, 2, json!({"pad_token_id": 7})), "c").unwrap();
+    assert_eq!((padded.vocab_size, notes.remarks.len()), (config.vocab_size, 3));
+}
+
 #[test]
 fn the_graph_has_tags_and_a_backward() {
     let (config, _) = Gpt2Config::from_json(&micro(), "c").unwrap();

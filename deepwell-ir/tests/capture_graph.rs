@@ -136,7 +136,7 @@ fn dynamic_rope_needs_the_length_of_the_sequence() {
     assert_eq!(
         capture(&config).unwrap_err().to_string(),
         "rope_type `dynamic` turns at frequencies that depend on the sequence length\n\
-         hint: capture for one length with `capture_for_sequence(config, seq_len)`"
+         hint: say for how many tokens: `--seq TOKENS` on the command line"
     );
     let short = config.inverse_frequencies(16);
     assert_eq!(short, LlamaConfig::preset("llama-micro").unwrap().inverse_frequencies(16));

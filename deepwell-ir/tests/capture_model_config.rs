@@ -52,7 +52,7 @@ fn parts_say_where_parameters_are_stored() {
     let parts = gpt2.parameters_and_parts();
     let key = parts.iter().find(|(spec, _)| spec.name == "h.1.attn.k.weight").unwrap();
     let part = key.1.as_ref().unwrap();
-    assert_eq!((part.name.as_str(), part.column), ("h.1.attn.c_attn.weight", 64));
+    assert_eq!((part.name.as_str(), part.start), ("h.1.attn.c_attn.weight", 64));
 }
 
 #[test]

@@ -64,6 +64,83 @@ fn exported_models_are_graphs_of_known_ops() {
     }
 }
 
+/// Phi-3 stores the projections of attention, and gate and up, in one tensor each; `maskfill` has
+/// attention as products around a masked softmax, and `maskcore` is the same in Core ATen. Sizes
+/// are those of the test above.
+#[test]
+fn fused_projections_and_masked_softmax_are_found_and_counted_once() {
+    let phi3 = 2 * 96 * 32 + 32 + 64 * 32 + 32 * 32 + 96 * 32 + 48 * 32 + 2 * 32;
+    let by_hand = 2 * 96 * 32 + 32 * 32 + 2 * 32 + 96 * 32 + 96 + 32 * 32 + 32;
+    for (name, count, expected, row, attention) in [
+        ("phi3", phi3, "attn 8 embed 1 head 1 mlp 5 norm 3", "`model.embed_tokens`", (4, 2)),
+        ("maskfill", by_hand, "attn 6 embed 2 head 1 norm 1", "`tokens`", (4, 4)),
+        ("maskcore", by_hand, "attn 6 embed 2 head 1 norm 1", "`tokens`", (4, 4)),
+    ] {
+        let model = open(name);
+        assert_eq!(model.opaque(), [], "{name}");
+        assert_eq!(model.graph.parameter_count(), count, "{name}");
+        assert_eq!(tags(&model.graph), expected, "{name}");
+        let [remark] = model.remarks.as_slice() else { panic!("{name}: {:?}", model.remarks) };
+        assert!(remark.starts_with(&format!("{row}: `padding_idx` is ")), "{remark}");
+        let heads = model.graph.nodes.iter().find_map(|node| match &node.op {
+            Op::Attention(op) => Some(op.heads.clone()),
+            _ => None,
+        });
+        let heads = heads.unwrap();
+        assert_eq!((heads.heads, heads.kv_heads), attention, "{name}");
+        assert!(heads.causal && (heads.scale - 8f64.powf(-0.5)).abs() < 1e-7, "{name}: {heads:?}");
+    }
+}
+
+/// The mask of `maskfill` as the file has it, but with another triangle: not causal.
+#[test]
+fn a_mask_that_is_none_of_the_known_is_no_attention() {
+    let mut all = entries("maskfill");
+    let table = all.iter().find(|entry| entry.0 == "data/weights/model_weights_config.json");
+    let table: serde_json::Value = serde_json::from_slice(&table.unwrap().1).unwrap();
+    let file = table["config"]["mask"]["path_name"].as_str().unwrap().to_string();
+    let mask = all.iter_mut().find(|entry| entry.0 == format!("data/weights/{file}")).unwrap();
+    // Row 2 no longer sees column 1.
+    mask.1[(2 * 32 + 1) * 4..][..4].copy_from_slice(&0f32.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let model = Pt2Model::open(written(&folder, "model", &all)).unwrap();
+    let targets: Vec<String> = model.opaque().into_iter().map(|call| call.target).collect();
+    assert!(targets.contains(&"aten.masked_fill.Scalar".to_string()), "{targets:?}");
+}
+
+#[test]
+fn parameters_that_pytorch_would_not_train_are_named() {
+    assert_eq!(open("maskfill").frozen, Vec::<String>::new());
+    assert_eq!(open("maskcore").frozen, ["positions.weight"]);
+    // Of a tensor that is several parameters here, each is.
+    let mut all = entries("gpt2_core");
+    let graph = all.iter_mut().find(|entry| entry.0 == "models/model.json").unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&graph.1).unwrap();
+    let name = "p_transformer_h_0_attn_c_attn_weight";
+    let flag = &mut json["graph_module"]["graph"]["tensor_values"][name]["requires_grad"];
+    assert_eq!(std::mem::replace(flag, false.into()), true);
+    graph.1 = serde_json::to_vec(&json).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let model = Pt2Model::open(written(&folder, "model", &all)).unwrap();
+    let parts = ["q", "k", "v"].map(|part| format!("transformer.h.0.attn.c_attn.{part}.weight"));
+    assert_eq!(model.frozen, parts);
+}
+
+/// PyTorch writes the 76 bytes of ZIP64 records between the list of entries and the end, whether
+/// needed or not. Left to itself, the zip crate then looks for the list 76 bytes too late, and
+/// believes what it finds there if the first line of the list has 76 bytes: with a name of eight
+/// letters, as `maskfill` has.
+#[test]
+fn an_archive_begins_where_its_file_begins() {
+    let bytes = std::fs::read(fixture("maskfill")).unwrap();
+    let end = bytes.len() - 22;
+    let list = u32::from_le_bytes(bytes[end + 16..end + 20].try_into().unwrap()) as usize;
+    for line in [list, list + 76] {
+        assert_eq!(&bytes[line..line + 4], b"PK\x01\x02", "no longer shows the mistake");
+    }
+    assert!(Pt2Model::open(fixture("maskfill")).is_ok());
+}
+
 /// Frequencies of `theta^(-2i/d)` for theta 10000 and heads of 8, and a window of 5.
 #[test]
 fn rotations_windows_and_scales_are_found() {
@@ -127,7 +204,7 @@ fn calls_that_are_not_known_stay_by_name() {
     assert_eq!(model.graph.parameter_count(), 2 * 96 * 32 + 2 * 32 * 64 + 64 + 32 + 2 * 32);
     assert_eq!(
         differentiate(&model.graph).unwrap_err().to_string(),
-        "node `mul`: op `opaque` has no backward rule\n\
+        "node `mul`: op `aten.mul.Tensor` has no backward rule\n\
          hint: a model that holds this op can be captured and counted, not trained yet"
     );
 }
@@ -178,17 +255,23 @@ fn parts_of_packed_weights_are_read_as_they_lie() {
     assert!(error.contains("there is no parameter `lm_head.bias`"), "{error}");
 }
 
-/// Writes an archive and gives the error of opening it, without the path.
-fn refused(entries: &[(String, Vec<u8>)]) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.pt2");
+/// Writes an archive whose entries lie in a folder of the archive's name.
+fn written(folder: &tempfile::TempDir, stem: &str, entries: &[(String, Vec<u8>)]) -> PathBuf {
+    let path = folder.path().join(format!("{stem}.pt2"));
     let mut zip = ZipWriter::new(File::create(&path).unwrap());
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
     for (name, bytes) in entries {
-        zip.start_file(format!("model/{name}"), options).unwrap();
+        zip.start_file(format!("{stem}/{name}"), options).unwrap();
         zip.write_all(bytes).unwrap();
     }
     zip.finish().unwrap();
+    path
+}
+
+/// Writes an archive and gives the error of opening it, without the path.
+fn refused(entries: &[(String, Vec<u8>)]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = written(&folder, "model", entries);
     let error = Pt2Model::open(&path).unwrap_err().to_string();
     error.replace(&format!("{}", path.display()), "PATH")
 }

@@ -39,6 +39,9 @@ pub struct TrainArgs {
     /// Preset, config.json, model folder or .pt2 archive
     #[arg(long)]
     pub model: Option<String>,
+    /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
+    #[arg(long)]
+    pub train_frozen: bool,
     /// Text files, folders, globs or token files [default: sources of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
@@ -128,6 +131,7 @@ impl TrainArgs {
         };
         let args = self.clone();
         settings.model = args.model.unwrap_or(settings.model);
+        settings.train_frozen |= args.train_frozen;
         settings.tokenizer = args.tokenizer.or(settings.tokenizer);
         settings.cache_dir = args.cache_dir.unwrap_or(settings.cache_dir);
         settings.precision = args.precision.unwrap_or(settings.precision);
@@ -185,6 +189,9 @@ pub struct ParityArgs {
     /// Preset, config.json, model folder or .pt2 archive
     #[arg(long, default_value = "parity-3m")]
     pub model: String,
+    /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
+    #[arg(long)]
+    pub train_frozen: bool,
     /// Text files, folders, globs or token files [default: sources of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
@@ -273,6 +280,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
     let defaults = Settings::default();
     let settings = Settings {
         model: args.model,
+        train_frozen: args.train_frozen,
         data: args.data,
         tokenizer: args.tokenizer,
         cache_dir: args.cache_dir,

@@ -47,6 +47,7 @@ pub mod data;
 mod device;
 mod engine;
 mod error;
+pub mod export;
 pub mod fingerprint;
 pub mod generate;
 pub mod init;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, Tokenizer};
+use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{HashedWeights, Sources};
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
@@ -124,6 +125,7 @@ pub fn run(
     let mut settings = settings.clone();
     settings.resolve_precision(&hardware)?;
     let mut model = settings.model_source()?;
+    model.check_trainable(settings.train_frozen)?;
     for remark in &model.notes().remarks {
         progress.note(&format!("note: {remark}"));
     }
@@ -135,6 +137,8 @@ pub fn run(
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     progress.note(&format!("data\n{}", dataset.summary()));
     let folder = claimed.map_or_else(claim, Ok)?;
+    let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
+    ModelFiles::of(&model, tokens)?.keep(&settings.out.join(export::KEPT))?;
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
     let sampler = MemorySampler::start(settings.device);

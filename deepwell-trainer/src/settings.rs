@@ -32,6 +32,9 @@ pub(crate) const EVAL_TOKENS: u64 = 131_072;
 pub struct Settings {
     /// A preset, a `config.json` or a model folder.
     pub model: String,
+    /// Whether parameters that were exported with `requires_grad = false` are trained like any
+    /// other; else a model that has some is refused.
+    pub train_frozen: bool,
     /// Files and folders of text, or token files; none takes the default corpus.
     pub data: Vec<PathBuf>,
     /// A Hugging Face `tokenizer.json`; none takes bytes as tokens.
@@ -93,6 +96,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             model: "parity-3m".to_string(),
+            train_frozen: false,
             data: Vec::new(),
             tokenizer: None,
             cache_dir: PathBuf::from("target/deepwell-cache"),

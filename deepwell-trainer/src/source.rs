@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{
-    CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, Pt2Model, StoredTensor,
+    ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, Pt2Model, StoredPart,
+    StoredTensor,
 };
 use deepwell_ir::{Graph, Role, TensorKind};
+use serde_json::Value;
 
 use crate::TrainError;
 use crate::weights::{self, MasterWeights};
@@ -38,6 +40,8 @@ pub struct ModelSource {
     name: String,
     description: Description,
     notes: CaptureNotes,
+    /// The file that its configuration is from.
+    config_file: Option<PathBuf>,
     /// The folder, if it holds weights.
     folder: Option<PathBuf>,
     stored: Option<Vec<StoredTensor>>,
@@ -54,6 +58,7 @@ impl ModelSource {
             name: name.to_string(),
             description,
             notes,
+            config_file: None,
             folder,
             stored,
         };
@@ -74,6 +79,8 @@ impl ModelSource {
                 hint: Some("there is no such file or folder".to_string()),
             });
         }
+        let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+        let with_file = |model| ModelSource { config_file: Some(file), ..model };
         if Pt2Model::is_archive(path) {
             let model = Pt2Model::open(path)?;
             let notes = CaptureNotes { remarks: model.remarks.clone(), ..CaptureNotes::default() };
@@ -82,10 +89,11 @@ impl ModelSource {
         if weights::has_weights(path) {
             let folder = ModelFolder::open_any(path)?;
             let stored = Some(folder.tensors);
-            return Ok(source(config(folder.config), folder.notes, Some(folder.path), stored));
+            let model = source(config(folder.config), folder.notes, Some(folder.path), stored);
+            return Ok(with_file(model));
         }
         let (read, notes) = ModelConfig::from_path(path)?;
-        Ok(source(config(read), notes, None, None))
+        Ok(with_file(source(config(read), notes, None, None)))
     }
 
     /// Its name, as it was given.
@@ -106,6 +114,87 @@ impl ModelSource {
         match &self.description {
             Description::Config(config) => Some(config),
             Description::Exported(_) => None,
+        }
+    }
+
+    /// Its configuration as a `config.json`, and whether that is its own file; one without
+    /// `architectures` gets them. None for an exported graph.
+    ///
+    /// # Errors
+    /// A file that can no longer be read.
+    pub fn config_json(&self) -> Result<Option<(Value, bool)>, TrainError> {
+        let Some(config) = self.config() else { return Ok(None) };
+        let mut written = config.to_json();
+        let Some(file) = &self.config_file else { return Ok(Some((written, false))) };
+        let text = std::fs::read(file).map_err(TrainError::io(file))?;
+        let own = serde_json::from_slice::<Value>(&text);
+        let own = own.map_err(std::io::Error::other).map_err(TrainError::io(file))?;
+        let Value::Object(mut object) = own else { return Ok(Some((written, false))) };
+        if object.get("architectures").is_none_or(Value::is_null) {
+            object.insert("architectures".to_string(), written["architectures"].take());
+        }
+        Ok(Some((Value::Object(object), true)))
+    }
+
+    /// The `generation_config.json` of its folder.
+    pub fn generation_config(&self) -> Option<PathBuf> {
+        let file = self.config_file.as_ref()?.with_file_name("generation_config.json");
+        file.is_file().then_some(file)
+    }
+
+    /// Its parameters by name with their shapes, and where each lies in the weight files, under the
+    /// names that transformers, or the exported module, has for them.
+    ///
+    /// # Errors
+    /// A model whose weights are stored in a form that is not written: packed, or experts one by
+    /// one.
+    pub fn stored_parts(&self) -> Result<Vec<(String, Vec<usize>, StoredPart)>, TrainError> {
+        let refuse = |name: &str| TrainError::Setting {
+            setting: "model",
+            expected: format!("`{name}` in one tensor of F32, BF16 or F16"),
+            got: "packed weights, or experts one by one".to_string(),
+            hint: Some("only dense models are written".to_string()),
+        };
+        match &self.description {
+            Description::Config(config) => config
+                .parameters_and_parts()
+                .into_iter()
+                .map(|(spec, part)| {
+                    let mut part = part.ok_or_else(|| refuse(&spec.name))?;
+                    if config.family() == "gpt2" && part.name != "lm_head.weight" {
+                        part.name = format!("transformer.{}", part.name);
+                    }
+                    Ok((spec.name, spec.shape, part))
+                })
+                .collect(),
+            Description::Exported(model) => model
+                .graph
+                .parameters()
+                .map(|(_, tensor)| {
+                    let part = model.part(&tensor.name).ok_or_else(|| refuse(&tensor.name))?;
+                    let shape = tensor.shape.as_fixed().unwrap_or_default();
+                    Ok((tensor.name.clone(), shape, part))
+                })
+                .collect(),
+        }
+    }
+
+    /// The tensors of an archive's weights, whether the graph reads them or not. None for models of
+    /// a configuration.
+    pub fn archive_tensors(&self) -> Vec<ArchiveTensor> {
+        self.exported().map(Pt2Model::stored).unwrap_or_default()
+    }
+
+    /// The values of one of them.
+    pub(crate) fn read_stored(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
+        match &mut self.description {
+            Description::Exported(model) => Ok(model.read_stored(name)?),
+            Description::Config(_) => Err(TrainError::Setting {
+                setting: "model",
+                expected: format!("all of `{name}` to be trained"),
+                got: "a part of it".to_string(),
+                hint: None,
+            }),
         }
     }
 
@@ -154,6 +243,54 @@ impl ModelSource {
     /// Calls of an exported graph that no op here stands for.
     pub fn opaque(&self) -> Vec<OpaqueCall> {
         self.exported().map(Pt2Model::opaque).unwrap_or_default()
+    }
+
+    /// Checks that training this model changes what PyTorch would change. `trains_frozen` allows
+    /// parameters that were exported with `requires_grad = false`, which then train like any
+    /// other.
+    ///
+    /// # Errors
+    /// An exported graph with calls that no op here stands for, without a table of tokens, or with
+    /// such parameters.
+    pub fn check_trainable(&self, trains_frozen: bool) -> Result<(), TrainError> {
+        let Description::Exported(model) = &self.description else { return Ok(()) };
+        let refuse = |expected: &str, got: String, hint: &str| {
+            let (expected, hint) = (expected.to_string(), Some(hint.to_string()));
+            Err(TrainError::Setting { setting: "model", expected, got, hint })
+        };
+        if let [first, rest @ ..] = model.opaque().as_slice() {
+            let more =
+                if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+            return refuse(
+                "an exported graph of known ops",
+                format!("`{}` (node `{}`){more}", first.target, first.node),
+                "such a model can be captured and counted, not trained; \
+                 `deepwell capture MODEL --summary` lists its unknown calls",
+            );
+        }
+        if self.vocab_size() == 0 {
+            return refuse(
+                "an exported graph that looks token ids up in a table",
+                "none".to_string(),
+                "use `torch.nn.Embedding` for the tokens and export again",
+            );
+        }
+        match model.frozen.as_slice() {
+            [first, rest @ ..] if !trains_frozen => refuse(
+                "parameters that are all to be trained",
+                format!(
+                    "`{first}`{} exported with `requires_grad = false`",
+                    if rest.is_empty() {
+                        String::new()
+                    } else {
+                        format!(" and {} more", rest.len())
+                    }
+                ),
+                "freezing is not supported: `--train-frozen` trains them too, or call \
+                 `requires_grad_(True)` and export again",
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Its forward graph, for sequences of `seq` tokens where that is known.

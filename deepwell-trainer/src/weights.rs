@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bytemuck::cast_slice;
 use deepwell_ckpt::hf;
-use deepwell_ir::capture::{ModelFolder, StoredPart};
+use deepwell_ir::capture::{ModelFolder, StoredPart, StoredTensor};
 use deepwell_ir::{Program, ValueId};
 
 use crate::{Engine, TrainError};
@@ -49,6 +49,34 @@ pub fn has_weights(path: &Path) -> bool {
         .any(|name| path.join(name).is_file())
 }
 
+/// Refuses a stored output head that is not the token table which it is tied to: transformers
+/// would train two tensors there.
+fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<(), TrainError> {
+    const HEAD: &str = "lm_head.weight";
+    let tables = ["model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
+    let table = stored.iter().find(|tensor| tables.contains(&tensor.name.as_str()));
+    let is_ignored = folder.tensor(HEAD).is_ok() && stored.iter().all(|t| t.name != HEAD);
+    let Some(table) = table.filter(|_| is_ignored) else { return Ok(()) };
+    let differ = {
+        let head = folder.read_f32(HEAD, &table.shape)?;
+        let table = folder.read_f32(&table.name, &table.shape)?;
+        head.iter().zip(&table).filter(|(a, b)| a != b).count()
+    };
+    if differ == 0 {
+        return Ok(());
+    }
+    Err(TrainError::Setting {
+        setting: "model",
+        expected: format!("`{HEAD}` to be `{}`, as `tie_word_embeddings` says", table.name),
+        got: format!("another tensor: {differ} elements differ"),
+        hint: Some(
+            "set `tie_word_embeddings` to false in config.json to train both, or take `lm_head.weight` \
+             out of the weights"
+                .to_string(),
+        ),
+    })
+}
+
 /// Loads the master weights from a model folder and makes the compute copies.
 ///
 /// # Errors
@@ -64,6 +92,7 @@ pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<
         .map(|(spec, part)| (spec.name, part))
         .collect();
     let folder = hf::open_model_folder(path)?;
+    check_tied_head(&folder, &model.tensors)?;
     let mut buffer: Vec<f32> = Vec::new();
     for index in 0..target.program().parameters.len() {
         let state = target.program().parameters[index].clone();

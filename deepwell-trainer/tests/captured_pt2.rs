@@ -109,8 +109,18 @@ fn check_logits(name: &str, engine: &mut Engine) {
 
 #[test]
 fn logits_are_those_of_pytorch() {
-    for name in ["llama", "llama_core", "llama_eager", "llama_scaled", "qwen3", "gpt2", "gpt2_core"]
-    {
+    for name in [
+        "llama",
+        "llama_core",
+        "llama_eager",
+        "llama_scaled",
+        "qwen3",
+        "gpt2",
+        "gpt2_core",
+        "phi3",
+        "maskfill",
+        "maskcore",
+    ] {
         let mut model = Pt2Model::open(fixture(&format!("{name}.pt2"))).unwrap();
         assert_eq!(model.opaque(), [], "{name}");
         check_logits(name, &mut engine(&mut model));
@@ -147,15 +157,7 @@ fn a_folder_of_gpt2_has_the_logits_of_pytorch() {
         let size = part.shape.iter().product();
         let name = format!("transformer.{}", part.name);
         let entry = stored.entry(name).or_insert((part.shape.clone(), vec![0.0; size]));
-        let stride = *part.shape.last().unwrap();
-        let inputs = if part.transposed { spec.shape[1] } else { 1 };
-        for (index, value) in values.into_iter().enumerate() {
-            let at = match part.transposed {
-                true => index % inputs * stride + part.column + index / inputs,
-                false => part.column + index,
-            };
-            entry.1[at] = value;
-        }
+        part.insert(&values, &spec.shape, &mut entry.1).unwrap();
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

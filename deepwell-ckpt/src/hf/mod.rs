@@ -1,4 +1,4 @@
-//! Hugging Face weights: model folders in, one safetensors file out.
+//! Hugging Face weights: model folders in, one safetensors file or a whole folder out.
 //!
 //! ```
 //! use deepwell_ckpt::CkptDtype;
@@ -19,12 +19,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod folder;
 mod read;
 mod write;
 
 use std::io;
 use std::path::PathBuf;
 
+pub use folder::{FolderOptions, FolderTensor, WrittenFolder, write_folder};
 pub use read::{HfTensor, ModelFolder, open_model_folder};
 pub use write::{WriteTensor, write};
 
@@ -118,6 +120,15 @@ pub enum HfError {
         name: String,
         /// Why.
         detail: String,
+    },
+    /// There is something where a folder is to be written.
+    #[error(
+        "`{}`: expected no such file or folder, or an empty folder\n\
+         hint: nothing is written over; name another folder", path.display()
+    )]
+    Exists {
+        /// The folder.
+        path: PathBuf,
     },
     /// The operating system refused something.
     #[error("cannot {action} `{}`: {cause}", path.display())]

@@ -13,8 +13,8 @@ use super::HfError;
 use crate::io::{PIECE_BYTES, read_full};
 use crate::shard::read_header;
 
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) const SINGLE_FILE: &str = "model.safetensors";
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Where a tensor is and what it is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -161,7 +161,7 @@ pub enum CaptureError {
     /// RoPE frequencies depend on the length of the sequence, which was not given.
     #[error(
         "rope_type `dynamic` turns at frequencies that depend on the sequence length\n\
-        hint: capture for one length with `capture_for_sequence(config, seq_len)`"
+        hint: say for how many tokens: `--seq TOKENS` on the command line"
     )]
     NeedsSequenceLength,
     /// The captured graph breaks a rule of the graph.

@@ -66,8 +66,9 @@ impl Gpt2Config {
                         plain GPT-2, remove the key";
             return Err(keys.unsupported("auto_map", value, hint));
         }
-        // Read by its other head classes only.
+        // Read by its other head classes only; `wte` has no padding row.
         for key in [
+            "pad_token_id",
             "summary_activation",
             "summary_first_dropout",
             "summary_proj_to_labels",

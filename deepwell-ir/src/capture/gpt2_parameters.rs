@@ -4,46 +4,8 @@
 //! the graph has them apart and the other way round, as every other linear layer.
 
 use super::parameters::{ParameterRole, ParameterSpec};
-use super::{Gpt2Config, ParameterRole as R};
+use super::{Gpt2Config, ParameterRole as R, StoredPart};
 use crate::Init;
-
-/// Where a parameter lies in a tensor of the weight files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredPart {
-    /// The stored tensor, without the `transformer.` that some files put before it.
-    pub name: String,
-    /// Its row-major shape.
-    pub shape: Vec<usize>,
-    /// First column (of a vector: element) that belongs to the parameter.
-    pub column: usize,
-    /// Whether rows and columns change places.
-    pub transposed: bool,
-}
-
-impl StoredPart {
-    /// Cuts the parameter of shape `shape` out of the stored tensor's values, `None` if the
-    /// lengths do not fit.
-    pub fn extract(&self, stored: &[f32], shape: &[usize]) -> Option<Vec<f32>> {
-        let stride = *self.shape.last()?;
-        if stored.len() != self.shape.iter().product::<usize>() {
-            return None;
-        }
-        let (rows, columns) = match (shape, self.transposed) {
-            (&[columns], false) => (1, columns),
-            (&[rows, columns], false) | (&[columns, rows], true) => (rows, columns),
-            _ => return None,
-        };
-        if self.column + columns > stride || rows * stride != stored.len() {
-            return None;
-        }
-        let at = |row: usize, column: usize| stored[row * stride + self.column + column];
-        Some(if self.transposed {
-            (0..columns).flat_map(|c| (0..rows).map(move |r| at(r, c))).collect()
-        } else {
-            (0..rows).flat_map(|r| (0..columns).map(move |c| at(r, c))).collect()
-        })
-    }
-}
 
 /// One line of the list of a layer's projections.
 struct Projection {
@@ -53,7 +15,8 @@ struct Projection {
     sizes: [usize; 2],
     /// Columns of the stored tensor.
     columns: usize,
-    column: usize,
+    /// First output.
+    start: usize,
     roles: [ParameterRole; 2],
 }
 
@@ -112,7 +75,7 @@ impl Gpt2Config {
             stored: "attn.c_attn",
             sizes: [width, width],
             columns: 3 * width,
-            column: index * width,
+            start: index * width,
             roles,
         };
         let whole = |stored, sizes: [usize; 2], roles| Projection {
@@ -120,7 +83,7 @@ impl Gpt2Config {
             stored,
             sizes,
             columns: sizes[0],
-            column: 0,
+            start: 0,
             roles,
         };
         let attention = [
@@ -146,9 +109,7 @@ struct List {
 impl List {
     /// A tensor that is stored as it is.
     fn plain(&mut self, name: &str, shape: Vec<usize>, role: ParameterRole, layer: Option<u32>) {
-        let stored = shape.clone();
-        let part =
-            StoredPart { name: name.to_string(), shape: stored, column: 0, transposed: false };
+        let part = StoredPart::whole(name, &shape);
         self.add(name.to_string(), shape, role, layer, part);
     }
 
@@ -158,7 +119,7 @@ impl List {
     }
 
     fn projection(&mut self, projection: Projection, layer: u32) {
-        let Projection { name, stored, sizes, columns, column, roles } = projection;
+        let Projection { name, stored, sizes, columns, start, roles } = projection;
         for (suffix, shape, stored_shape, role, transposed) in [
             ("weight", sizes.to_vec(), vec![sizes[1], columns], roles[0], true),
             ("bias", vec![sizes[0]], vec![columns], roles[1], false),
@@ -166,7 +127,7 @@ impl List {
             let part = StoredPart {
                 name: format!("h.{layer}.{stored}.{suffix}"),
                 shape: stored_shape,
-                column,
+                start,
                 transposed,
             };
             self.add(format!("h.{layer}.{name}.{suffix}"), shape, role, Some(layer), part);

@@ -166,20 +166,23 @@ impl<'a> Keys<'a> {
     }
 
     /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect,
-    /// sorted. `architecture` is the class that `architectures` may name.
+    /// sorted. `architecture` is the class that `architectures` may name. `null` means absent, so
+    /// that any key may have it: transformers 5 writes `null` for whatever is not set.
     pub(super) fn finish_config(self, architecture: &str) -> Result<Vec<String>, CaptureError> {
         let mut without_effect = Vec::new();
         for (key, value) in self.object {
             if self.known.contains(key.as_str()) {
                 continue;
             }
-            if key == "architectures" {
-                if !value.is_null() && *value != json!([architecture]) {
+            if value.is_null() {
+                // Absent.
+            } else if key == "architectures" {
+                if *value != json!([architecture]) {
                     let hint = format!("supported: [\"{architecture}\"]");
                     return Err(self.unsupported(key, value, &hint));
                 }
             } else if let Some(rule) = RESTRICTED.iter().find(|rule| rule.key == key) {
-                if !value.is_null() && !(rule.allowed)(value) {
+                if !(rule.allowed)(value) {
                     return Err(self.unsupported(key, value, rule.hint));
                 }
             } else if !WITHOUT_EFFECT.contains(&key.as_str()) {
@@ -193,7 +196,10 @@ impl<'a> Keys<'a> {
 
     /// Refuses keys that nobody asked for. `owner` says who takes none of them.
     pub(super) fn finish_nested(self, owner: &str) -> Result<(), CaptureError> {
-        match self.object.iter().find(|(key, _)| !self.known.contains(key.as_str())) {
+        let is_unknown = |&(key, value): &(&String, &Value)| {
+            !self.known.contains(key.as_str()) && !value.is_null()
+        };
+        match self.object.iter().find(is_unknown) {
             None => Ok(()),
             Some((key, value)) => Err(CaptureError::UnknownKey {
                 place: self.place.to_string(),

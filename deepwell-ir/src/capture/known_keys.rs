@@ -93,7 +93,7 @@ fn is_full_attention(value: &Value) -> bool {
     value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
 }
 
-/// `null` is allowed for each of them as well.
+/// As for every key, `null` counts as absent.
 pub(super) const RESTRICTED: &[Restricted] = &[
     Restricted {
         key: "add_cross_attention",

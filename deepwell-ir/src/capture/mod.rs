@@ -65,6 +65,7 @@ mod pt2;
 mod rope;
 mod rope_json;
 mod stored;
+mod stored_part;
 
 pub use config::{CaptureNotes, HiddenAct, LlamaConfig, StoredDType};
 pub use error::CaptureError;
@@ -73,15 +74,15 @@ pub use family::ModelFamily;
 pub use folder::{ModelFolder, StoredTensor};
 pub use gpt2::Gpt2Config;
 pub use gpt2_graph::capture_gpt2;
-pub use gpt2_parameters::StoredPart;
 pub use latent_config::LatentConfig;
 pub use llama::{capture, capture_for_sequence};
 pub use model_config::ModelConfig;
 pub use packing::WeightPacking;
 pub use parameters::{ParameterRole, ParameterSpec};
-pub use pt2::{OpaqueCall, Pt2Model};
+pub use pt2::{ArchiveTensor, OpaqueCall, Pt2Model};
 pub use rope::{Rope, RopeScaling, YarnScaling};
 pub use stored::{StoredElement, StoredSpec};
+pub use stored_part::StoredPart;
 
 /// The model types that are read, as a hint shows them.
 fn supported_types() -> String {

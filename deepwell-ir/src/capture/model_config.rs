@@ -170,12 +170,8 @@ impl ModelConfig {
                     config.packing.is_none() && !of_experts
                 };
                 let part = |spec: ParameterSpec| {
-                    let part = is_whole(spec.role).then(|| StoredPart {
-                        name: spec.name.clone(),
-                        shape: spec.shape.clone(),
-                        column: 0,
-                        transposed: false,
-                    });
+                    let part =
+                        is_whole(spec.role).then(|| StoredPart::whole(&spec.name, &spec.shape));
                     (spec, part)
                 };
                 config.parameters().into_iter().map(part).collect()

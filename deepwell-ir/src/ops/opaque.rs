@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
-use crate::{DType, OpError, Shape};
+use crate::{DType, IrError, Node, OpError, Shape};
 
 /// An output of an [`Opaque`] op.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,5 +62,9 @@ impl OpRule for Opaque {
 
     fn flops(&self, _shapes: &[Vec<usize>]) -> u64 {
         0
+    }
+
+    fn backward(&self, node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        Err(IrError::NotDifferentiable { node: node.name.clone(), op: self.target.clone() })
     }
 }

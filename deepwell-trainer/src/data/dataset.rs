@@ -127,7 +127,7 @@ impl Dataset {
         }
         let (tokenizer, vocab_size) = if is_tokens {
             let token_max = tokens.token_max(Split::Train).max(tokens.token_max(Split::Heldout));
-            ("token files".to_owned(), u64::from(token_max) + 1)
+            (TOKEN_FILES.to_owned(), u64::from(token_max) + 1)
         } else {
             (options.tokenizer.name().to_owned(), u64::from(options.tokenizer.vocab_size()))
         };
@@ -166,11 +166,19 @@ impl Dataset {
         &self.summary
     }
 
+    /// Whether the tokens came from token files: nobody says what they stand for.
+    pub fn has_token_files(&self) -> bool {
+        self.summary.tokenizer == TOKEN_FILES
+    }
+
     /// Number of tokens that the tokenizer knows; for token files, the largest token plus one.
     pub fn vocab_size(&self) -> u64 {
         self.summary.vocab_size
     }
 }
+
+/// The tokenizer of token files, for people.
+const TOKEN_FILES: &str = "token files";
 
 /// Hash of names and contents, in order. Where the inputs lie plays no role.
 fn content_hash(documents: &[Document]) -> blake3::Hash {

@@ -111,6 +111,14 @@ impl Tokenizer {
         self.separator
     }
 
+    /// The text that stands for a token in the vocabulary of a Hugging Face file.
+    pub fn token_text(&self, token: u32) -> Option<String> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::HuggingFace(inner) => inner.id_to_token(token),
+        }
+    }
+
     /// Says which tokenizer it is, for people.
     pub fn name(&self) -> &str {
         &self.name

@@ -208,6 +208,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let settings = &mut options.settings;
     // Everything that a run would refuse is refused before the first one starts.
     let model = settings.model_source()?;
+    model.check_trainable(settings.train_frozen)?;
     let graph = model.capture(Some(settings.seq_len))?;
     deepwell_ir::apply_precision(&graph, &settings.precision_policy()?)?;
     settings.resolve_learning_rate(graph.parameter_count());

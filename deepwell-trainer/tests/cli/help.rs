@@ -3,7 +3,7 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 15] = [
     &["probe"],
     &["capture"],
     &["plan"],
@@ -15,6 +15,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["ckpt", "inspect"],
     &["ckpt", "verify"],
     &["ckpt", "diff"],
+    &["export", "hf"],
     &["quantize"],
     &["tokenizer", "train"],
     &["completions"],

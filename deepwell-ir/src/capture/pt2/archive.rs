@@ -9,7 +9,7 @@
 //! NAME/data/constants/…              the same for tensors that are not stored with the weights
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -17,14 +17,19 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use serde_json::Value;
 use zip::ZipArchive;
+use zip::read::{ArchiveOffset, Config};
 use zip::result::ZipError;
 
+use super::ArchiveTensor;
 use super::exported::{Scalar, TensorMeta};
 use super::schema::stored_meta;
 use crate::capture::CaptureError;
 
 /// Longest graph that is read, bytes; those of models with hundreds of layers are a tenth of it.
 const GRAPH_BYTES_MAX: u64 = 1 << 30;
+
+/// Where the state of the module lies.
+const WEIGHTS: &str = "data/weights/";
 
 /// A tensor of the archive.
 #[derive(Clone, Debug)]
@@ -50,10 +55,14 @@ impl Archive {
     pub(super) fn open(path: &Path) -> Result<Archive, CaptureError> {
         let io = |source| CaptureError::Io { path: path.to_path_buf(), source };
         let file = File::open(path).map_err(io)?;
-        let zip = ZipArchive::new(BufReader::new(file)).map_err(|error| match error {
-            ZipError::Io(source) => io(source),
-            other => export_error(path, format!("not a zip file: {other}"), AGAIN),
-        })?;
+        // torch.export.save puts nothing before the archive. Left to detect an offset, the zip crate
+        // may take the first line of its list of entries for the ZIP64 records behind that list.
+        let config = Config { archive_offset: ArchiveOffset::Known(0) };
+        let zip =
+            ZipArchive::with_config(config, BufReader::new(file)).map_err(|error| match error {
+                ZipError::Io(source) => io(source),
+                other => export_error(path, format!("not a zip file: {other}"), AGAIN),
+            })?;
         let names: Vec<String> =
             zip.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
         let root = names.iter().find_map(|name| name.strip_suffix("archive_format"));
@@ -99,6 +108,28 @@ impl Archive {
     /// Shape and type of a stored tensor.
     pub(super) fn meta(&self, name: &str) -> Option<&TensorMeta> {
         self.stored.get(name).map(|stored| &stored.meta)
+    }
+
+    /// The tensors of the state of the module, in the order of names.
+    pub(super) fn weights(&self) -> Vec<ArchiveTensor> {
+        let of_state = || {
+            let is_weight = |stored: &Stored| stored.entry.starts_with(WEIGHTS);
+            self.stored.iter().filter(move |(_, stored)| is_weight(stored))
+        };
+        let mut names: HashMap<(&str, usize), Vec<&String>> = HashMap::new();
+        for (name, stored) in of_state() {
+            names.entry((stored.entry.as_str(), stored.meta.offset)).or_default().push(name);
+        }
+        let tensor = |(name, stored): (&String, &Stored)| {
+            let all = names[&(stored.entry.as_str(), stored.meta.offset)].iter();
+            ArchiveTensor {
+                name: name.clone(),
+                shape: stored.meta.shape.clone(),
+                holds_floats: stored.meta.scalar.is_float(),
+                aliases: all.filter(|alias| **alias != name).map(|a| a.to_string()).collect(),
+            }
+        };
+        of_state().map(tensor).collect()
     }
 
     /// A stored tensor in F32, row-major.
@@ -148,7 +179,7 @@ impl Archive {
     }
 
     fn read_tables(&mut self) -> Result<(), CaptureError> {
-        for folder in ["data/weights/", "data/constants/"] {
+        for folder in [WEIGHTS, "data/constants/"] {
             let prefix = format!("{}{folder}", self.root);
             let tables: Vec<String> = self
                 .names

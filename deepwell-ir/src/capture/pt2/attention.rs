@@ -5,7 +5,7 @@ use super::exported::Arg;
 use super::layout::Layout;
 use super::rules::Call;
 use super::trace::arg;
-use super::value::{Exprs, Heads, Kind, Value, View};
+use super::value::{Exprs, Heads, Kind, Operand, Value, View};
 use crate::ops::AttentionHeads;
 
 /// What is added to a score that does not count: `-inf`, or a number far below any score.
@@ -52,16 +52,7 @@ pub(super) fn by_hand(
     let softmax =
         exprs.pending(weights, "_softmax").or_else(|| exprs.pending(weights, "softmax"))?;
     let scores = &softmax.first()?.value;
-    let (scores, mask) = match exprs.pending(scores, "add") {
-        None => (scores, Mask::All),
-        Some([a, b]) => match (&a.value, &b.value) {
-            (scores, Value::Known(mask)) | (Value::Known(mask), scores) => {
-                (scores, mask_of(mask, exprs.sizes.seq)?)
-            }
-            _ => return None,
-        },
-        Some(_) => return None,
-    };
+    let (scores, mask) = masked(exprs, scores)?;
     let Value::View(scores) = scores else { return None };
     let scale = scores.scale;
     let product = Value::View(View { scale: 1.0, ..scores.clone() });
@@ -84,6 +75,45 @@ pub(super) fn by_hand(
     let (q, mut k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
     k.layout = k.layout.swapped(-1, -2)?;
     attention(call, exprs, [q, k, v], scale, mask)
+}
+
+/// Scores without the mask that is put on them, and the mask: added to them, or chosen in their
+/// place by `masked_fill` and `where`. `None` for a mask that is none of the known.
+fn masked<'e>(exprs: &'e Exprs, scores: &'e Value) -> Option<(&'e Value, Mask)> {
+    let seq = exprs.sizes.seq;
+    if let Some(operands) = exprs.pending(scores, "add") {
+        let [a, b] = operands else { return None };
+        return match (&a.value, &b.value) {
+            (scores, Value::Known(mask)) | (Value::Known(mask), scores) => {
+                Some((scores, mask_of(mask, seq)?))
+            }
+            _ => None,
+        };
+    }
+    let is_masked = |value: &Value| match value {
+        Value::Known(fill) => fill.values.iter().all(|&value| value <= MASKED_MAX),
+        Value::View(_) => false,
+    };
+    let value = |operands: &'e [Operand], name: &str| {
+        operands.iter().find(|operand| operand.name == name).map(|operand| &operand.value)
+    };
+    let (scores, counts, keeps) = if let Some(operands) = exprs.pending(scores, "masked_fill") {
+        is_masked(value(operands, "value")?).then_some(())?;
+        (value(operands, "self")?, value(operands, "mask")?, false)
+    } else if let Some(operands) = exprs.pending(scores, "where") {
+        let (chosen, other) = (value(operands, "self")?, value(operands, "other")?);
+        let condition = value(operands, "condition")?;
+        match (is_masked(chosen), is_masked(other)) {
+            (false, true) => (chosen, condition, true),
+            (true, false) => (other, condition, false),
+            _ => return None,
+        }
+    } else {
+        return Some((scores, Mask::All));
+    };
+    let Value::Known(condition) = counts else { return None };
+    let counts = condition.mapped(false, |value| f64::from(u8::from((value != 0.0) == keeps)));
+    Some((scores, mask_of(&counts, seq)?))
 }
 
 /// What a `where` chooses that puts zeros in the rows of a softmax that no score counts in. There

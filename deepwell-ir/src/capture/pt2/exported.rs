@@ -1,6 +1,6 @@
 //! An exported graph as plain data.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Element types of exported tensors, as far as they matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,4 +104,6 @@ pub(super) struct Exported {
     pub(super) outputs: Vec<String>,
     pub(super) nodes: Vec<AtenNode>,
     pub(super) tensors: HashMap<String, TensorMeta>,
+    /// Parameters with `requires_grad = false`, by their names in the module.
+    pub(super) frozen: HashSet<String>,
 }

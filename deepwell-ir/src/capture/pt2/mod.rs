@@ -32,7 +32,7 @@ use std::path::Path;
 use self::archive::Archive;
 use self::exported::Exported;
 use self::trace::Trace;
-use super::CaptureError;
+use super::{CaptureError, StoredPart};
 use crate::{Graph, Op, Tag};
 
 /// Where a parameter of the graph lies in a stored tensor.
@@ -44,6 +44,19 @@ struct Part {
     start: usize,
     /// Stored as `[inputs, outputs]`.
     transposed: bool,
+}
+
+/// A tensor of the state of an exported module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchiveTensor {
+    /// Its name in the module's `state_dict`.
+    pub name: String,
+    /// Its row-major shape.
+    pub shape: Vec<usize>,
+    /// Whether its elements are floats.
+    pub holds_floats: bool,
+    /// Other names of the same tensor: a tied head has that of the token table.
+    pub aliases: Vec<String>,
 }
 
 /// A call of the exported graph that no op here stands for.
@@ -89,6 +102,9 @@ pub struct Pt2Model {
     pub exported_for: (usize, usize),
     /// What was left out or taken for granted; sentences.
     pub remarks: Vec<String>,
+    /// Parameters of the graph that were exported with `requires_grad = false`, in the order of the
+    /// graph.
+    pub frozen: Vec<String>,
     parts: HashMap<String, Part>,
     archive: Archive,
 }
@@ -122,6 +138,12 @@ impl Pt2Model {
             torch_version: exported.torch_version,
             exported_for: (sizes.batch, sizes.seq),
             remarks,
+            frozen: lowered
+                .parts
+                .iter()
+                .filter(|(_, part)| exported.frozen.contains(&part.name))
+                .map(|(name, _)| name.clone())
+                .collect(),
             parts: lowered.parts.into_iter().collect(),
             archive,
         })
@@ -158,38 +180,40 @@ impl Pt2Model {
             what,
             hint: "parameters are those of the captured graph".to_string(),
         };
-        let id = self.graph.find(parameter);
-        let (Some(part), Some(id)) = (self.parts.get(parameter).cloned(), id) else {
+        let (Some(part), Some(shape)) = (self.part(parameter), self.shape(parameter)) else {
             return Err(failed(format!("there is no parameter `{parameter}`")));
         };
-        let shape = self.graph.tensor(id).shape.as_fixed().unwrap_or_default();
-        let stored_shape = self.archive.meta(&part.name).map(|meta| meta.shape.clone());
         let stored = self.archive.values(&part.name)?;
-        let stored_shape = stored_shape.unwrap_or_default();
-        let count: usize = shape.iter().product();
-        let misfit = || {
+        part.extract(&stored, &shape).ok_or_else(|| {
             failed(format!(
-                "tensor `{}`: expected one that holds {shape:?}, got {stored_shape:?}",
-                part.name
+                "tensor `{}`: expected one that holds {shape:?}, got {:?}",
+                part.name, part.shape
             ))
-        };
-        match (shape.as_slice(), stored_shape.as_slice()) {
-            (&[rows, columns], &[height, width]) if part.transposed => {
-                if height != columns || part.start + rows > width {
-                    return Err(misfit());
-                }
-                let at = |row: usize, column: usize| stored[column * width + part.start + row];
-                Ok((0..rows)
-                    .flat_map(|r| (0..columns).map(move |c| (r, c)))
-                    .map(|(row, column)| at(row, column))
-                    .collect())
-            }
-            _ => {
-                // Rows of a matrix, or elements of a vector.
-                let row: usize = shape.iter().skip(1).product();
-                let start = part.start * row;
-                stored.get(start..start + count).map(<[f32]>::to_vec).ok_or_else(misfit)
-            }
-        }
+        })
+    }
+
+    /// Where a parameter of the graph lies in the tensors of the archive, which have the names that
+    /// they have in PyTorch.
+    pub fn part(&self, parameter: &str) -> Option<StoredPart> {
+        let Part { name, start, transposed } = self.parts.get(parameter)?.clone();
+        let shape = self.archive.meta(&name)?.shape.clone();
+        Some(StoredPart { name, shape, start, transposed })
+    }
+
+    /// The stored weights and buffers, in the order of names, whether the graph reads them or not.
+    pub fn stored(&self) -> Vec<ArchiveTensor> {
+        self.archive.weights()
+    }
+
+    /// The values of a stored tensor, row-major, as F32.
+    ///
+    /// # Errors
+    /// An archive that does not hold them, or not as floats.
+    pub fn read_stored(&mut self, name: &str) -> Result<Vec<f32>, CaptureError> {
+        self.archive.values(name)
+    }
+
+    fn shape(&self, parameter: &str) -> Option<Vec<usize>> {
+        self.graph.tensor(self.graph.find(parameter)?).shape.as_fixed()
     }
 }

@@ -54,6 +54,7 @@ impl Exported {
         let graph = reader.child(module, "graph")?;
         reader.tables(graph)?;
         reader.signature(reader.child(module, "signature")?)?;
+        reader.frozen(reader.child(graph, "tensor_values")?);
         reader.nodes(graph, &HashMap::new())?;
         Ok(reader.exported)
     }
@@ -164,6 +165,21 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Notes which parameters PyTorch would not train.
+    fn frozen(&mut self, tensors: &Map<String, Value>) {
+        let trained = |name: &String| {
+            let flag = tensors.get(name).and_then(|value| value.get("requires_grad"));
+            flag.and_then(Value::as_bool) != Some(false)
+        };
+        for (name, kind) in &self.exported.inputs {
+            if let InputKind::Parameter(parameter) = kind
+                && !trained(name)
+            {
+                self.exported.frozen.insert(parameter.clone());
+            }
+        }
     }
 
     /// Adds the nodes of a graph, whose tensors stand under the names that `renamed` gives them.

@@ -95,8 +95,21 @@ impl Trace {
         if tracer.drops {
             remarks.push("the model was exported for training: dropout is left out".to_string());
         }
+        remarks.extend(exported.nodes.iter().filter_map(padding_remark));
         Ok(Trace { exprs: tracer.exprs, outputs, remarks })
     }
+}
+
+/// What differs where an embedding has a row that PyTorch does not train.
+fn padding_remark(node: &AtenNode) -> Option<String> {
+    let row = int(node, &["padding_idx"]).filter(|&row| row >= 0)?;
+    (bare_name(&node.target) == "embedding").then(|| {
+        format!(
+            "`{}`: `padding_idx` is {row}: PyTorch gives that row of the table no gradient; here \
+             it trains like any other, which differs only if the text holds that token",
+            node.path
+        )
+    })
 }
 
 /// The first input that looks like token ids, and its sizes.
@@ -170,6 +183,10 @@ impl<'a> Tracer<'a> {
             return;
         }
         let bare = bare_name(&node.target);
+        if let Some(value) = self.joined_with_nothing(bare, node) {
+            self.values.insert(first, value);
+            return;
+        }
         if let Some(values) = self.moved(index, bare, node) {
             for (name, value) in node.outputs.iter().zip(values) {
                 self.values.insert(name, value);
@@ -192,6 +209,22 @@ impl<'a> Tracer<'a> {
             let id: Id = self.exprs.add(kind, shape.unwrap_or_default(), Some(index));
             self.values.insert(name, self.exprs.whole(id));
         }
+    }
+
+    /// The one operand of a `cat` that is not empty: Phi-3 joins the rotated part of a head with
+    /// the rest of it, of which there is none.
+    fn joined_with_nothing(&self, op: &str, node: &AtenNode) -> Option<Value> {
+        let tensors = node.args.iter().find_map(|(_, arg)| match arg {
+            Arg::Tensors(tensors) if op == "cat" => Some(tensors),
+            _ => None,
+        })?;
+        let is_empty = |name: &&str| {
+            let meta = self.exported.tensors.get(*name);
+            meta.is_some_and(|meta| meta.shape.contains(&0))
+        };
+        let mut rest = tensors.iter().flatten().map(String::as_str).filter(|name| !is_empty(name));
+        let (one, none) = (rest.next()?, rest.next());
+        if none.is_some() { None } else { self.values.get(one).cloned() }
     }
 
     /// The operands of a node that are tensors or numbers.

@@ -12,6 +12,7 @@ mod ckpt;
 mod cluster;
 mod completions;
 mod dryrun;
+mod export;
 mod failure;
 mod generate;
 mod hardware;
@@ -53,6 +54,7 @@ Examples:
   deepwell bench norms --peers                  kernels beside their floor and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
   deepwell ckpt diff runs/a runs/b              what differs between two checkpoints
+  deepwell export hf runs/book --to ./book      a folder for `from_pretrained`
   deepwell quantize ./llama ./q --format nvfp4  weights in four bits
   deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
   deepwell completions bash                     words for the shell to complete
@@ -97,6 +99,7 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     Bench(bench::BenchArgs),
     Ckpt(ckpt::CkptArgs),
+    Export(export::ExportArgs),
     Quantize(quantize::QuantizeArgs),
     Tokenizer(tokenizer::TokenizerArgs),
     Completions(completions::CompletionsArgs),
@@ -155,6 +158,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -1,0 +1,92 @@
+//! Parameters that are a part of a tensor of the weight files, or one that is stored turned.
+
+/// Where a parameter lies in a tensor of the weight files.
+///
+/// A weight `[outputs, inputs]` takes some of the outputs of a stored weight: rows of one that is
+/// stored as it is used, columns of one that is stored as `[inputs, outputs]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredPart {
+    /// The stored tensor, without the `transformer.` that some files of GPT-2 put before it.
+    pub name: String,
+    /// Its row-major shape.
+    pub shape: Vec<usize>,
+    /// First output (of a vector: element) that belongs to the parameter.
+    pub start: usize,
+    /// Whether it is stored as `[inputs, outputs]`.
+    pub transposed: bool,
+}
+
+impl StoredPart {
+    /// A tensor that is stored as it is.
+    pub fn whole(name: &str, shape: &[usize]) -> StoredPart {
+        StoredPart { name: name.to_string(), shape: shape.to_vec(), start: 0, transposed: false }
+    }
+
+    /// Cuts the parameter of shape `shape` out of the stored tensor's values, `None` if the
+    /// lengths do not fit.
+    pub fn extract(&self, stored: &[f32], shape: &[usize]) -> Option<Vec<f32>> {
+        if stored.len() != self.shape.iter().product::<usize>() {
+            return None;
+        }
+        let places = self.places(shape)?;
+        Some(places.map(|at| stored[at]).collect())
+    }
+
+    /// Puts the values of the parameter of shape `shape` where [`StoredPart::extract`] takes them
+    /// from, `None` if the lengths do not fit.
+    pub fn insert(&self, values: &[f32], shape: &[usize], stored: &mut [f32]) -> Option<()> {
+        let fits = stored.len() == self.shape.iter().product::<usize>()
+            && values.len() == shape.iter().product::<usize>();
+        let places = self.places(shape).filter(|_| fits)?;
+        for (at, &value) in places.zip(values) {
+            stored[at] = value;
+        }
+        Some(())
+    }
+
+    /// Where the parameter's elements stand in the stored tensor, in their order.
+    fn places(&self, shape: &[usize]) -> Option<impl Iterator<Item = usize> + use<>> {
+        let (&outputs, inner) = shape.split_first()?;
+        let inputs: usize = inner.iter().product();
+        let stored: (usize, usize) = match (self.transposed, self.shape.as_slice()) {
+            (true, &[inputs, outputs]) => (outputs, inputs),
+            (true, _) => return None,
+            (false, stored) => (*stored.first()?, stored[1..].iter().product()),
+        };
+        let fits = stored.1 == inputs && self.start.checked_add(outputs)? <= stored.0;
+        // How far the next output and the next input are.
+        let (step, turn) = if self.transposed { (1, stored.0) } else { (inputs, 1) };
+        let start = self.start;
+        let row = move |output| (0..inputs).map(move |i| (start + output) * step + i * turn);
+        fits.then(|| (0..outputs).flat_map(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_lie_where_their_outputs_are() {
+        for (stored, start, transposed, shape, expected) in [
+            (vec![4, 2], 1, false, vec![2, 2], Some(vec![2.0, 3.0, 4.0, 5.0])),
+            (vec![2, 4], 1, true, vec![2, 2], Some(vec![1.0, 5.0, 2.0, 6.0])),
+            (vec![8], 5, false, vec![3], Some(vec![5.0, 6.0, 7.0])),
+            (vec![2, 2, 2], 1, false, vec![1, 2, 2], Some(vec![4.0, 5.0, 6.0, 7.0])),
+            // One output, one input too many; vectors are not turned.
+            (vec![4, 2], 3, false, vec![2, 2], None),
+            (vec![2, 4], 0, true, vec![2, 3], None),
+            (vec![8], 0, true, vec![8], None),
+            (vec![4, 2], usize::MAX, false, vec![2, 2], None),
+        ] {
+            let part = StoredPart { name: "w".to_string(), shape: stored, start, transposed };
+            let values: Vec<f32> = (0..8).map(|value| value as f32).collect();
+            assert_eq!(part.extract(&values, &shape), expected, "{part:?}");
+            let mut back = vec![-1.0; 8];
+            let inserted = part.insert(&expected.clone().unwrap_or_default(), &shape, &mut back);
+            assert_eq!(inserted.is_some(), expected.is_some(), "{part:?}");
+            assert_eq!(inserted.and_then(|()| part.extract(&back, &shape)), expected, "{part:?}");
+            assert_eq!(part.extract(&values[1..], &shape), None, "{part:?}");
+        }
+    }
+}

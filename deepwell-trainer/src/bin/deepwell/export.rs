@@ -1,0 +1,183 @@
+//! `deepwell export hf`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use deepwell_ckpt::CkptDtype;
+use deepwell_plan::format_bytes;
+use deepwell_trainer::export::{ExportOptions, Exported, export_hf};
+use deepwell_trainer::terminal::stderr_draws;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::checkpoint_path::{Wanted, find};
+use crate::output::{note, print, print_json, say};
+use crate::{Outcome, bytes};
+
+/// Write trained models for other programs
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    #[command(subcommand)]
+    command: ExportCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ExportCommand {
+    Hf(HfArgs),
+}
+
+const HF_AFTER_HELP: &str = "\
+CHECKPOINT is a checkpoint (`step-00000120`), a folder of checkpoints or the output folder of a run,
+of which the newest complete one is taken.
+
+DIR gets config.json, generation_config.json, tokenizer.json and the FP32 master weights as
+safetensors, in the names and layouts of transformers: `AutoModelForCausalLM.from_pretrained(DIR)`
+and `AutoTokenizer.from_pretrained(DIR)` load it. Weights that are more than --shard-size are cut
+into shards with an index. A run keeps configuration and tokenizer in `model/` of its output folder,
+so that the checkpoint is enough. DIR is written complete or not at all, and never over something.
+
+A run without --tokenizer has bytes as tokens; the tokenizer.json written for it gives every byte
+its own value as token. Token 0, which ends a document there, has no text: encode nothing into it,
+and stop at `eos_token_id`.
+
+A .pt2 archive has no config.json: --config names that of the module. Its tensors keep the names of
+the module's state_dict.
+
+Examples:
+  deepwell export hf --to ./exported                the newest checkpoint of `deepwell train`
+  deepwell export hf runs/book --to ./book --dtype bf16
+  deepwell export hf runs/book/checkpoints/step-00000120 --to ./book-120 --shard-size 2GB
+  deepwell export hf runs/mine --to ./mine --config ./module/config.json
+  deepwell generate ./exported --prompt 'Once'      what was written, read again
+
+Exit codes: 0 written, 2 a checkpoint, its model or the output cannot be used";
+
+/// Write a checkpoint as a Hugging Face folder that `from_pretrained` loads
+#[derive(Args, Debug)]
+#[command(after_help = HF_AFTER_HELP)]
+struct HfArgs {
+    /// Checkpoint, folder of checkpoints, or output folder of a run
+    #[arg(default_value = "target/deepwell-run")]
+    checkpoint: PathBuf,
+    /// Folder to write, which must not be there or be empty
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Element type of the weights
+    #[arg(long, default_value = "f32")]
+    dtype: ExportDType,
+    /// Most bytes of tensors in one file
+    #[arg(long, value_name = "BYTES", default_value = "5GB", value_parser = bytes::parse)]
+    shard_size: u64,
+    /// The model that the run trained, in place of what its folder has: preset, config.json, model
+    /// folder or .pt2 archive
+    #[arg(long)]
+    model: Option<String>,
+    /// The tokenizer.json that goes with it, in place of what the run's folder has
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// The config.json to write, for a .pt2 archive
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Element types on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ExportDType {
+    /// As the master weights are: nothing is lost
+    F32,
+    /// Rounded to nearest, half the size
+    Bf16,
+}
+
+pub(crate) fn run(args: &ExportArgs) -> Result<Outcome> {
+    match &args.command {
+        ExportCommand::Hf(args) => run_hf(args),
+    }
+}
+
+fn run_hf(args: &HfArgs) -> Result<Outcome> {
+    if !args.checkpoint.exists() {
+        bail!(
+            "no checkpoint at `{}`\nhint: `deepwell train` makes one; CHECKPOINT says where",
+            args.checkpoint.display()
+        );
+    }
+    let options = ExportOptions {
+        checkpoint: find(&args.checkpoint, Wanted::NewestComplete)?,
+        to: args.to.clone(),
+        dtype: match args.dtype {
+            ExportDType::F32 => CkptDtype::F32,
+            ExportDType::Bf16 => CkptDtype::Bf16,
+        },
+        shard_bytes_max: args.shard_size,
+        model: args.model.clone(),
+        tokenizer: args.tokenizer.clone(),
+        config: args.config.clone(),
+    };
+    let mut progress = Progress::new();
+    let exported = export_hf(&options, &mut |done, total| progress.tell(done, total))?;
+    progress.bar.finish_and_clear();
+    for remark in &exported.remarks {
+        note(remark);
+    }
+    if args.json {
+        print_json(&exported)?
+    } else {
+        print(&Table(&exported))?
+    }
+    Ok(Outcome::Success)
+}
+
+/// A bar on a terminal; elsewhere a line every ten seconds.
+struct Progress {
+    bar: ProgressBar,
+    told: Instant,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let bar = if stderr_draws() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template(
+            "  export {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}",
+        );
+        let bar = match style {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        };
+        Progress { bar, told: Instant::now() }
+    }
+
+    fn tell(&mut self, done: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+        if self.bar.is_hidden() && self.told.elapsed() > Duration::from_secs(10) {
+            self.told = Instant::now();
+            say(format_args!("  export {} of {}", format_bytes(done), format_bytes(total)));
+        }
+    }
+}
+
+struct Table<'a>(&'a Exported);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Exported { checkpoint, step, family, dtype, folder, .. } = self.0;
+        writeln!(f, "{}: {family}, step {step}", checkpoint.display())?;
+        writeln!(
+            f,
+            "{}: {} tensors in {dtype}, {}",
+            folder.path.display(),
+            folder.tensors,
+            format_bytes(folder.tensor_bytes)
+        )?;
+        for file in &folder.files {
+            writeln!(f, "  {file}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+//! The files of a model folder that hold no weights: configuration and tokenizer.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use deepwell_ckpt::CkptDtype;
+use serde_json::{Map, Value, json};
+
+use crate::data::Tokenizer;
+use crate::{ModelSource, TrainError};
+
+pub(super) const CONFIG: &str = "config.json";
+const GENERATION: &str = "generation_config.json";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// What may lie beside a `tokenizer.json` and belongs to it.
+const BESIDE_TOKENIZER: [&str; 3] =
+    [TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"];
+
+/// All that this module writes.
+const ALL: [&str; 6] = [
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
+
+/// What the tokens of a run stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokensOf<'a> {
+    /// Bytes.
+    Bytes,
+    /// The tokens of a `tokenizer.json`.
+    File(&'a Path),
+    /// Token files, which do not say.
+    Unknown,
+}
+
+impl<'a> TokensOf<'a> {
+    /// Of a run with the `tokenizer.json` at `tokenizer`, or none, on token files or on text.
+    pub fn run(tokenizer: Option<&'a Path>, has_token_files: bool) -> TokensOf<'a> {
+        match tokenizer {
+            Some(path) => TokensOf::File(path),
+            None if has_token_files => TokensOf::Unknown,
+            None => TokensOf::Bytes,
+        }
+    }
+}
+
+/// Configuration and tokenizer of a model, as files by name.
+///
+/// ```
+/// use deepwell_trainer::ModelSource;
+/// use deepwell_trainer::export::{ModelFiles, TokensOf};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// let files = ModelFiles::of(&ModelSource::open("llama-micro")?, TokensOf::Bytes)?;
+/// files.keep(folder.path())?;
+/// let config = folder.path().join("config.json");
+/// assert_eq!(ModelSource::open(&config.display().to_string())?.vocab_size(), 256);
+/// // Bytes are tokens, for transformers too.
+/// assert!(folder.path().join("tokenizer.json").is_file());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFiles {
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl ModelFiles {
+    /// The files of a model that is trained on such tokens.
+    ///
+    /// A model's own `config.json` is taken as it is; a preset is written as one, with the end of
+    /// text of the tokenizer.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn of(model: &ModelSource, tokens: TokensOf<'_>) -> Result<ModelFiles, TrainError> {
+        let mut files = BTreeMap::new();
+        let separator = match tokens {
+            TokensOf::File(path) => add_tokenizer(path, &mut files)?,
+            TokensOf::Unknown => None,
+            TokensOf::Bytes => {
+                files.insert(TOKENIZER.to_string(), pretty(&byte_tokenizer()));
+                files.insert(TOKENIZER_CONFIG.to_string(), pretty(&tokenizer_config(None)));
+                Tokenizer::bytes().separator()
+            }
+        };
+        if let Some((mut config, is_own)) = model.config_json()? {
+            if let (false, Some(object)) = (is_own, config.as_object_mut()) {
+                // Between two documents stands the byte 0, so it also begins one.
+                let begin = separator.filter(|_| tokens == TokensOf::Bytes);
+                object.insert("bos_token_id".to_string(), json!(begin));
+                object.insert("eos_token_id".to_string(), json!(separator));
+                let generation = json!({"bos_token_id": begin, "eos_token_id": separator});
+                files.insert(GENERATION.to_string(), pretty(&generation));
+            }
+            files.insert(CONFIG.to_string(), pretty(&config));
+        }
+        if let Some(path) = model.generation_config() {
+            files.insert(GENERATION.to_string(), read(&path)?);
+        }
+        Ok(ModelFiles { files })
+    }
+
+    /// Those that a run's folder has.
+    pub(super) fn read(folder: &Path) -> Result<ModelFiles, TrainError> {
+        let mut files = BTreeMap::new();
+        for name in ALL {
+            let path = folder.join(name);
+            if path.is_file() {
+                files.insert(name.to_string(), read(&path)?);
+            }
+        }
+        Ok(ModelFiles { files })
+    }
+
+    /// Writes them into a run's folder, each as a whole, and takes away those of another model.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn keep(&self, folder: &Path) -> Result<(), TrainError> {
+        std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
+        for name in ALL {
+            let path = folder.join(name);
+            let Some(contents) = self.files.get(name) else {
+                match std::fs::remove_file(&path) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(TrainError::io(&path)(error));
+                    }
+                    _ => continue,
+                }
+            };
+            let partial = folder.join(format!(".{name}.tmp-{}", std::process::id()));
+            std::fs::write(&partial, contents).map_err(TrainError::io(&partial))?;
+            std::fs::rename(&partial, &path).map_err(TrainError::io(&path))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
+    pub(super) fn set_config(&mut self, config: Value) {
+        self.files.insert(CONFIG.to_string(), pretty(&config));
+    }
+
+    /// States the element type of the weights, in the key of transformers 5.
+    pub(super) fn set_dtype(&mut self, dtype: CkptDtype) {
+        let text = self.files.get(CONFIG).and_then(|text| serde_json::from_slice(text).ok());
+        let Some(mut config) = text else { return };
+        let object: &mut Map<String, Value> = &mut config;
+        object.remove("torch_dtype");
+        let name = if dtype == CkptDtype::Bf16 { "bfloat16" } else { "float32" };
+        object.insert("dtype".to_string(), json!(name));
+        let config = Value::Object(config);
+        self.set_config(config);
+    }
+
+    pub(super) fn into_contents(self) -> Vec<(String, Vec<u8>)> {
+        self.files.into_iter().collect()
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TrainError> {
+    std::fs::read(path).map_err(TrainError::io(path))
+}
+
+fn pretty(value: &Value) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("JSON values are plain data");
+    text.push(b'\n');
+    text
+}
+
+/// Adds a tokenizer and what belongs to it; gives the token that separates documents.
+fn add_tokenizer(
+    path: &Path,
+    files: &mut BTreeMap<String, Vec<u8>>,
+) -> Result<Option<u32>, TrainError> {
+    let tokenizer = Tokenizer::from_file(path)?;
+    files.insert(TOKENIZER.to_string(), read(path)?);
+    for name in BESIDE_TOKENIZER {
+        let beside = path.with_file_name(name);
+        if beside.is_file() {
+            files.insert(name.to_string(), read(&beside)?);
+        }
+    }
+    if !files.contains_key(TOKENIZER_CONFIG) {
+        let separator = tokenizer.separator().and_then(|id| tokenizer.token_text(id));
+        files.insert(TOKENIZER_CONFIG.to_string(), pretty(&tokenizer_config(separator)));
+    }
+    Ok(tokenizer.separator())
+}
+
+/// Without a class, transformers takes that of the model's family, which may build another
+/// tokenizer out of the same vocabulary.
+fn tokenizer_config(end_of_text: Option<String>) -> Value {
+    let mut config = json!({
+        "clean_up_tokenization_spaces": false,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    });
+    if let (Some(end), Some(object)) = (end_of_text, config.as_object_mut()) {
+        object.insert("eos_token".to_string(), json!(end));
+    }
+    config
+}
+
+/// A `tokenizer.json` for which byte `b` is token `b`: a byte-level BPE without merges.
+fn byte_tokenizer() -> Value {
+    let vocab: Map<String, Value> =
+        (0..=255u8).map(|byte| (byte_letter(byte).to_string(), json!(byte))).collect();
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false
+    });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": false, "vocab": vocab, "merges": []
+        }
+    })
+}
+
+/// The letter that stands for a byte in byte-level vocabularies since GPT-2: printable characters
+/// of Latin-1 for themselves, the others in order from U+0100.
+fn byte_letter(byte: u8) -> char {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if is_printable(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !is_printable(other)).count();
+    char::from_u32(0x100 + before as u32).expect("68 letters from U+0100 are characters")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_its_own_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(TOKENIZER);
+        std::fs::write(&path, pretty(&byte_tokenizer())).unwrap();
+        let (bytes, file) = (Tokenizer::bytes(), Tokenizer::from_file(&path).unwrap());
+        assert_eq!(file.vocab_size(), 256);
+        let all: String = ('\0'..='\u{24f}').chain("  \r\n don't \u{1f30a}".chars()).collect();
+        let expected = bytes.encode("x", all.as_bytes()).unwrap();
+        assert_eq!(file.encode("x", all.as_bytes()).unwrap(), expected);
+        assert_eq!(file.decode("x", &expected).unwrap(), all.as_bytes());
+    }
+
+    #[test]
+    fn another_run_leaves_nothing_of_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let files =
+            ModelFiles::of(&ModelSource::open("gpt2-micro").unwrap(), TokensOf::Bytes).unwrap();
+        std::fs::write(folder.path().join("chat_template.jinja"), "old").unwrap();
+        files.keep(folder.path()).unwrap();
+        assert_eq!(ModelFiles::read(folder.path()).unwrap(), files);
+        let config: Value = serde_json::from_slice(&files.files[CONFIG]).unwrap();
+        assert_eq!((&config["eos_token_id"], &config["n_layer"]), (&json!(0), &json!(2)));
+    }
+}

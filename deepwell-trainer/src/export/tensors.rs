@@ -1,0 +1,126 @@
+//! Master weights of a checkpoint as the tensors of weight files.
+
+use std::collections::{BTreeSet, HashMap};
+
+use deepwell_ckpt::hf::FolderTensor;
+use deepwell_ckpt::{Checkpoint, CkptDtype, Section};
+use deepwell_ir::capture::{ArchiveTensor, StoredPart};
+
+use crate::{ModelSource, TrainError};
+
+/// A master weight that is a part of a stored tensor.
+#[derive(Clone, Debug)]
+struct Member {
+    parameter: String,
+    shape: Vec<usize>,
+    part: StoredPart,
+}
+
+/// The tensors of the weight files, each with the master weights that it is made of.
+pub(super) struct Tensors {
+    model: ModelSource,
+    list: Vec<FolderTensor>,
+    members: HashMap<String, Vec<Member>>,
+    /// What a user has to know; sentences.
+    pub(super) remarks: Vec<String>,
+}
+
+impl Tensors {
+    /// The tensors of `model`, whose parameters must be the master weights of `checkpoint`.
+    pub(super) fn of(checkpoint: &Checkpoint, model: ModelSource) -> Result<Tensors, TrainError> {
+        let mut tensors =
+            Tensors { list: Vec::new(), members: HashMap::new(), remarks: Vec::new(), model };
+        let mut expected = BTreeSet::new();
+        for (parameter, shape, part) in tensors.model.stored_parts()? {
+            checkpoint.expect(Section::Master, &parameter, CkptDtype::F32, &shape)?;
+            expected.insert(parameter.clone());
+            let members = tensors.members.entry(part.name.clone()).or_default();
+            if members.is_empty() {
+                let (name, shape) = (part.name.clone(), part.shape.clone());
+                tensors.list.push(FolderTensor { name, shape });
+            }
+            members.push(Member { parameter, shape, part });
+        }
+        let stray = checkpoint.tensors().iter().find(|tensor| {
+            tensor.section == Section::Master && !expected.contains(tensor.name.as_str())
+        });
+        if let Some(stray) = stray {
+            return Err(TrainError::Setting {
+                setting: "checkpoint",
+                expected: format!("the parameters of `{}`", tensors.model.name()),
+                got: format!("`{}` too", stray.name),
+                hint: Some("`--model` names the model that the run trained".to_string()),
+            });
+        }
+        tensors.add_untrained();
+        Ok(tensors)
+    }
+
+    /// Adds what an archive stores beside: other names of what is trained, buffers, and parameters
+    /// that no logit depends on.
+    fn add_untrained(&mut self) {
+        for ArchiveTensor { name, shape, holds_floats, aliases } in self.model.archive_tensors() {
+            if self.members.contains_key(&name) {
+                continue;
+            }
+            let twin = aliases.iter().find_map(|alias| self.members.get(alias));
+            if let Some(members) = twin.cloned() {
+                self.members.insert(name.clone(), members);
+                self.list.push(FolderTensor { name, shape });
+            } else if holds_floats {
+                self.remarks.push(format!("`{name}` was not trained: it is as in the archive"));
+                self.list.push(FolderTensor { name, shape });
+            } else {
+                self.remarks.push(format!("`{name}` is left out: it holds no floats"));
+            }
+        }
+    }
+
+    pub(super) fn model(&self) -> &ModelSource {
+        &self.model
+    }
+
+    pub(super) fn list(&self) -> Vec<FolderTensor> {
+        self.list.clone()
+    }
+
+    /// Bytes of all tensors in `dtype`.
+    pub(super) fn bytes(&self, dtype: CkptDtype) -> u64 {
+        let count = |tensor: &FolderTensor| tensor.shape.iter().product::<usize>();
+        let elements: usize = self.list.iter().map(count).sum();
+        (elements * dtype.element_bytes()) as u64
+    }
+
+    /// What fills the elements of one tensor at a time.
+    pub(super) fn reader(
+        mut self,
+        checkpoint: &Checkpoint,
+    ) -> impl FnMut(&FolderTensor, &mut [f32]) -> Result<(), TrainError> {
+        let mut buffer: Vec<f32> = Vec::new();
+        move |tensor, elements| {
+            let members = self.members.get(&tensor.name).map(Vec::as_slice).unwrap_or_default();
+            let covered: usize =
+                members.iter().map(|member| member.shape.iter().product::<usize>()).sum();
+            if covered < elements.len() {
+                // The rest is as it was exported.
+                elements.copy_from_slice(&self.model.read_stored(&tensor.name)?);
+            }
+            for Member { parameter, shape, part } in members {
+                if *part == StoredPart::whole(&part.name, shape) {
+                    checkpoint.read_f32_into(Section::Master, parameter, shape, elements)?;
+                    continue;
+                }
+                buffer.clear();
+                buffer.resize(shape.iter().product(), 0.0);
+                checkpoint.read_f32_into(Section::Master, parameter, shape, &mut buffer)?;
+                part.insert(&buffer, shape, elements).ok_or_else(|| TrainError::Setting {
+                    setting: "checkpoint",
+                    expected: format!("`{parameter}` to be a part of `{}`", tensor.name),
+                    got: format!("{shape:?} for {:?}", tensor.shape),
+                    hint: None,
+                })?;
+            }
+            Ok(())
+        }
+    }
+}
