@@ -159,6 +159,7 @@ __device__ __forceinline__ uint32 take_tensor_tiles(const sm100::Shared<S>& shar
     sm100::Ring<S::kDrained> drained;
     uint32 count = 0;
     for (TilePlace place; tiles.next(place); ++count) {
+        // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         sm100::wait<S>(shared.done + ring.index, ring.phase);
         tcgen05_fence_after_barrier();
         const uint32 address = tensor_base + lanes + ring.index * S::kAccumulatorStride;
@@ -167,6 +168,7 @@ __device__ __forceinline__ uint32 take_tensor_tiles(const sm100::Shared<S>& shar
             tcgen05_fence_before_barrier();
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
+                // redundant release of mbarrier.arrive: the fence is enough for tensor memory
                 sm100::arrive_at_first<S>(shared.drained + drained.index);
             }
         });

@@ -88,6 +88,7 @@ __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint3
         const uint32 b = a + S::kABytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
+            // redundant leading offset of A, leading offset of B: none by depth, nor of 64 columns
             tcgen05_multiply_f16<S::kBlocks>(target, operand_at<S::kAByDepth>(a, step),
                                              operand_at<S::kBByDepth>(b, step), kInstruction,
                                              piece > 0 || step > 0);

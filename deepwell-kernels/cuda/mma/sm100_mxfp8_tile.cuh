@@ -101,6 +101,7 @@ __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 t
 #pragma unroll
         for (int i = 0; i < S::kScaleTiles; ++i) {
             const uint32 source = scales + stage * S::kSideBytes + i * kScaleTileBytes;
+            // redundant leading offset of tcgen05.cp: rows of 16 bytes have nothing beside them
             tcgen05_copy_to_all_warps<S::kBlocks>(a_scales + i * kScaleTileColumns,
                                                   tcgen05_scale_tile(source));
         }
@@ -108,6 +109,7 @@ __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 t
         const uint32 b_codes = a_codes + S::kABytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
+            // redundant leading offset of A, leading offset of B: none in rows that are swizzled
             tcgen05_multiply_mxf8<S::kBlocks>(
                 target, tcgen05_swizzled_matrix(a_codes + step * kStepBytes),
                 tcgen05_swizzled_matrix(b_codes + step * kStepBytes),

@@ -305,6 +305,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
                                               Copy copy) {
     const uint32 rank = rank_in_pair<S>();
     Ring<S::kStages> ring;
+    // redundant release of mbarrier.arrive: in the first block it is the one that waits for it
     for (TilePlace place; tiles.next(place);) {
         for (int32 piece = 0; piece < pieces; ++piece) {
             wait<S>(shared.empty + ring.index, ring.phase ^ 1);
@@ -315,6 +316,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
             }
             // The first block announces what both get.
             if (rank == 0) {
+                // redundant release of mbarrier.arrive: it hands on nothing of this thread
                 mbarrier_expect(full, S::kBlocks * (S::kOperandBytes + S::kSideBytes));
             }
             copy(place, piece, ring.index, barrier);
@@ -325,6 +327,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
     // product, after which it commits nothing.
     if constexpr (S::kClusterBlocks > 1) {
         for (int i = 0; i < S::kStages; ++i) {
+            // redundant acquire of mbarrier.wait, scope of mbarrier.wait: nothing is read after it
             wait<S>(shared.empty + ring.index, ring.phase ^ 1);
             ring.advance();
         }
@@ -354,7 +357,9 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
     Ring<S::kStages> ring;
     Ring<kAccumulators> accumulators;
     Ring<S::kDrained> drained;
+    // redundant scope of mbarrier.wait, scope of mbarrier.arrive: of one pair the first block asks
     for (TilePlace place; tiles.next(place);) {
+        // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         wait<S>(shared.drained + drained.index, drained.phase ^ 1);
         tcgen05_fence_after_barrier();
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;

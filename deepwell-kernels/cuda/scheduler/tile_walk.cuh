@@ -84,9 +84,11 @@ struct ClaimedTiles {
         uint64* answered = shared.answered + ring.index;
         if (sm100::rank_in_cluster<S>() == 0) {
             sm100::wait<S>(shared.taken + ring.index, ring.phase ^ 1);
+            // redundant release of mbarrier.arrive: it hands on nothing of this thread
             mbarrier_expect(answered, sizeof(uint4));
             claim_cluster<S::kClusterBlocks>(shared.answers + ring.index, answered);
         } else {
+            // redundant release of mbarrier.arrive: it hands on nothing of this thread
             mbarrier_expect(answered, sizeof(uint4));
         }
     }

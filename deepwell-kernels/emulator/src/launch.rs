@@ -411,7 +411,11 @@ impl Emulator {
             shape,
             settings: &self.settings,
             random: Random::new(seed),
-            counts: Counts { executed: vec![0; program.steps.len()], ..Counts::default() },
+            counts: Counts {
+                executed: vec![0; program.steps.len()],
+                parities: vec![0; program.steps.len()],
+                ..Counts::default()
+            },
             next_cluster: 0,
             changes: 0,
             instructions: 0,

@@ -28,14 +28,16 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
                deepwell-kernels/tests/cuda/emulated.rs runs on the emulated device and is checked,
                and of each of its kernels a recorded launch runs again as FLAGS say
   FILE.toml    launch files, or folders of them: any PTX
-  --all        every kernel in all modes, and the products with each synchronizing instruction
-               deleted; one table
+  --all        every kernel in all modes, and the products with one small mistake at a time; one
+               table
 
-  --mutate     delete one synchronizing instruction at a time, list what nobody noticed
+  --mutate     make one small mistake at a time, list what nobody noticed
+  --mutations  with `--all`: `sampled` (each mistake but deletions once for the kernels of a
+               template), `full` (all in each kernel), `deletions`
   --arch ARCH  sm_90a, sm_100a, sm_103a or sm_120a, instead of the architecture of the row
   --keep       do not run the tests again: take the launches of the last time
   FLAGS        those of `deepwell-emulate run`, `mutate` or `survey`: --completion, --seed,
-               --results, --tracker, --sm-count, --trace, --json
+               --results, --tracker, --sm-count, --trace, --classes, --json
 
 Examples:
   cargo xtask emulate sm100_mxfp8_gemm                      eager, watched by the hazard tracker
@@ -43,7 +45,8 @@ Examples:
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
   cargo xtask emulate --all                                 what CI runs
-  cargo xtask emulate --all --mutate=none                   the same without deletions
+  cargo xtask emulate --all --mutate=none                   the same without mistakes
+  cargo xtask emulate --all --mutations full                the same with all mistakes
 
 It exits with 0 if all is right, 1 if something is not, 2 if a launch file cannot be used.
 docs/emulator.md says what the modes are and what stands in a launch file.
@@ -88,7 +91,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
         (_, false) => "run",
     });
     if options.mutate || options.what == What::All {
-        // Comments in the sources may say why a deletion goes unnoticed.
+        // Comments in the sources may say why a mistake goes unnoticed.
         command.arg("--sources").arg(root);
     }
     command.args(folders).args(&options.rest).current_dir(root);

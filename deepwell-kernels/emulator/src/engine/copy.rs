@@ -517,6 +517,9 @@ fn tensor_copy(
         let barrier = completion_barrier(warp, world, &copy.completion, own, lane)?;
         let barrier = barrier.ok_or_else(no_barrier)?;
         let pair = copy.block_group == Some(2);
+        if pair && cluster.blocks.len() % 2 == 1 {
+            return Err(super::tensor::no_pair());
+        }
         let gather = copy.mode == TensorMode::Gather4;
         for (target, barrier) in targets(warp, cluster, shared, barrier, ranks, pair)? {
             let tracked = issue(world, cluster, Unit::BulkLoad);

@@ -7,8 +7,8 @@ use super::track::order_of;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
 use crate::decode::{
-    Barrier64, BarrierAction, BlockBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Semantics,
-    Space,
+    Barrier64, BarrierAction, BlockBarrier, Fence, Instruction, Mbarrier, MbarrierPhase, Scope,
+    Semantics, Space,
 };
 use crate::error::Fault;
 use crate::hazard::Lanes;
@@ -213,7 +213,8 @@ fn barrier_place(
     shared_place(warp, world, barrier.space, address)
 }
 
-const RELAXED: Semantics = Semantics::Relaxed;
+/// `expect_tx` and `complete_tx` order nothing.
+const RELAXED: (Semantics, Scope) = (Semantics::Relaxed, Scope::Cluster);
 
 fn mbarrier(
     operation: &Mbarrier,
@@ -223,7 +224,7 @@ fn mbarrier(
     mask: u32,
 ) -> Result<Next, Fault> {
     match operation {
-        Mbarrier::Wait { barrier, destination, phase, may_block, semantics, .. } => {
+        Mbarrier::Wait { barrier, destination, phase, may_block, semantics, scope } => {
             let mut done = 0;
             let mut missed = None;
             for lane in lanes(mask) {
@@ -245,7 +246,11 @@ fn mbarrier(
                 };
                 if cluster.barriers.test(rank, offset, test)? {
                     done |= 1 << lane;
-                    world.mbarrier_waited(warp, cluster, 1 << lane, (rank, offset), *semantics);
+                    if let PhaseTest::Parity(parity) = test {
+                        world.counts.parities[warp.pc as usize] |= 1 << parity;
+                    }
+                    let order = (*semantics, *scope);
+                    world.mbarrier_waited(warp, cluster, 1 << lane, (rank, offset), order);
                 } else if missed.is_none() {
                     let of = cluster.barriers.get(rank, offset);
                     let current = of.map_or(0, |of| of.phase());
@@ -327,7 +332,7 @@ fn mbarrier(
                 drop,
                 no_complete,
                 semantics,
-                ..
+                scope,
             } => {
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 super::access::live_rank(cluster, warp.rank, rank)?;
@@ -347,7 +352,7 @@ fn mbarrier(
                     1 << lane,
                     (rank, offset),
                     arrival,
-                    *semantics,
+                    (*semantics, *scope),
                 );
                 if let Some(state) = state {
                     warp.registers.set_lane(*state, lane, arrival.state);

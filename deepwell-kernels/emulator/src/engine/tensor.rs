@@ -181,6 +181,10 @@ pub(crate) fn run(
             for lane in lanes(mask) {
                 world.lane = Some(lane);
                 check_group(cluster, warp, *group)?;
+                for rank in group_ranks(warp.rank, *group) {
+                    let block = cluster.blocks.get_mut(rank as usize).ok_or_else(no_pair)?;
+                    block.allocator.use_group(*group)?;
+                }
                 let address = address_of(warp, *space, barrier, lane);
                 let (rank, offset) = shared_place(warp, world, *space, address)?;
                 let barriers = match multicast {
@@ -335,7 +339,8 @@ fn allocate_pair(
     Ok(granted)
 }
 
-fn no_pair() -> Fault {
+/// Of an instruction for a pair of blocks.
+pub(super) fn no_pair() -> Fault {
     Fault::new(
         "tcgen05-pair",
         "`.cta_group::2` in a block without a peer: expected a cluster of an even size",

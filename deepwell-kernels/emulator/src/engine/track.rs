@@ -411,12 +411,13 @@ impl World<'_> {
         lanes: u32,
         (rank, offset): (u32, u32),
         arrival: Arrival,
-        semantics: Semantics,
+        (semantics, scope): (Semantics, Scope),
     ) {
         if let Some(thread) = self.thread(warp, cluster, lanes)
             && let Some(tracker) = &mut self.tracker
         {
-            tracker.mbarrier_arrive(thread, rank, offset, order_of(semantics), arrival);
+            let order = (order_of(semantics), scope);
+            tracker.mbarrier_arrive(thread, rank, offset, order, arrival);
         }
     }
 
@@ -427,12 +428,13 @@ impl World<'_> {
         cluster: &ClusterState,
         lanes: u32,
         (rank, offset): (u32, u32),
-        semantics: Semantics,
+        (semantics, scope): (Semantics, Scope),
     ) {
         if let Some(thread) = self.thread(warp, cluster, lanes)
             && let Some(tracker) = &mut self.tracker
         {
-            tracker.mbarrier_wait(thread, rank, offset, order_of(semantics) != Order::Relaxed);
+            let acquire = order_of(semantics) != Order::Relaxed;
+            tracker.mbarrier_wait(thread, rank, offset, (acquire, scope));
         }
     }
 

@@ -74,7 +74,8 @@ impl Tracker {
                 let barriers = &self.clusters[cluster as usize].barriers;
                 info.value == 0
                     || barriers.values().any(|barrier| {
-                        barrier.agent == info.agent && barrier.observed < u64::from(info.value)
+                        barrier.agents.contains(&info.agent)
+                            && barrier.observed < u64::from(info.value)
                     })
             }
             _ => false,

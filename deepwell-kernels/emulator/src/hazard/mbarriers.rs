@@ -3,20 +3,21 @@
 use super::clock::{ALL_LANES, Agent, Kind};
 use super::knowledge::Bundle;
 use super::operations::Snapshot;
-use super::{Arrival, HazardKind, Order, Place, Thread, Tracker, Unit, WarpId};
+use super::{Arrival, HazardKind, Order, Place, Scope, Thread, Tracker, Unit, WarpId};
 
 /// One live mbarrier.
 #[derive(Debug)]
 pub(super) struct TrackedBarrier {
-    /// Its phases are numbered as those of an agent: 1 + the phase that is known complete.
-    pub(super) agent: Agent,
+    /// Its phases are numbered as those of an agent: 1 + the phase that is known complete. By
+    /// [`distance`]: what other blocks did is known to those only who wait at cluster scope.
+    pub(super) agents: [Agent; 2],
     /// Who initialized it, where, and as which of the warp's `mbarrier.init`s.
     init: (WarpId, u32, u32),
     init_number: u32,
-    /// What arrivals of the current phase released.
-    pub(super) current: Bundle,
+    /// What arrivals of the current phase released, by [`distance`].
+    pub(super) current: [Bundle; 2],
     /// What completed phases released.
-    completed: Bundle,
+    completed: [Bundle; 2],
     /// Phases that somebody saw complete.
     pub(super) observed: u64,
     phases: u64,
@@ -43,6 +44,11 @@ pub(super) struct Foreign {
 /// Arrivals of other blocks that are remembered.
 const FOREIGN_MAX: usize = 64;
 
+/// 0 for what the block of the mbarrier does to it, 1 for other blocks of the cluster.
+pub(super) fn distance(of: u32, barrier: u32) -> usize {
+    usize::from(of != barrier)
+}
+
 impl TrackedBarrier {
     /// A thread uses the mbarrier.
     fn used(&mut self, thread: Thread, tick: u32) {
@@ -60,10 +66,11 @@ impl TrackedBarrier {
         if !arrival.completed {
             return;
         }
-        let current = std::mem::take(&mut self.current);
-        self.completed.join(&current);
         self.phases = arrival.phase + 1;
-        self.completed.generic.raise(self.agent, ALL_LANES, self.phases as u32);
+        for (at, completed) in self.completed.iter_mut().enumerate() {
+            completed.join(&std::mem::take(&mut self.current[at]));
+            completed.generic.raise(self.agents[at], ALL_LANES, self.phases as u32);
+        }
     }
 }
 
@@ -77,14 +84,14 @@ impl Tracker {
         let kind = Kind::BarrierInit as usize;
         warp.update(thread.lanes, |_, state| state.own.done[kind] = number);
         let of = &mut self.clusters[cluster as usize];
-        let agent = Agent::new(cluster, of.agents);
-        of.agents += 1;
+        let agents = [0, 1].map(|at| Agent::new(cluster, of.agents + at));
+        of.agents += 2;
         let barrier = TrackedBarrier {
-            agent,
+            agents,
             init: (thread.warp, thread.lanes, thread.step),
             init_number: number,
-            current: Bundle::default(),
-            completed: Bundle::default(),
+            current: Default::default(),
+            completed: Default::default(),
             observed: 0,
             phases: 0,
             last: None,
@@ -124,53 +131,69 @@ impl Tracker {
 
     /// Any `mbarrier` instruction that counts: `arrive`, `arrive_drop`, `expect_tx`,
     /// `complete_tx`. `order` is [`Order::Release`] for an arrival without `.relaxed`, else
-    /// [`Order::Relaxed`]. `arrival` is what the table returned for the last of the lanes; lanes
+    /// [`Order::Relaxed`]; with the scope of the block it tells other blocks nothing. `arrival` is
+    /// what the table returned for the last of the lanes; lanes
     /// whose arrivals counted in different phases are told one after the other.
     pub fn mbarrier_arrive(
         &mut self,
         thread: Thread,
         rank: u32,
         offset: u32,
-        order: Order,
+        (order, scope): (Order, Scope),
         arrival: Arrival,
     ) {
-        let (cluster, _) = self.block(thread.warp);
+        let (cluster, own_rank) = self.block(thread.warp);
         self.check_mbarrier_init(thread, None, false, rank, offset);
         self.check_observed(thread, rank, offset, arrival);
         self.note_foreign(thread, None, rank, offset, arrival);
-        let Tracker { warps, clusters, .. } = self;
+        let Tracker { warps, clusters, rules, .. } = self;
         let Some(barrier) = clusters[cluster as usize].barriers.get_mut(&(rank, offset)) else {
             return;
         };
         let warp = &mut warps[thread.warp.0 as usize];
         barrier.used(thread, warp.tick);
-        if order.releases() {
-            warp.release(thread.lanes, &mut barrier.current);
+        let distance = distance(own_rank, rank);
+        let bundle = &mut barrier.current[distance];
+        if rules.mbarrier_scopes && distance == 1 && scope == Scope::Block {
+            bundle.started |= 1 << (own_rank & 15);
+            warp.tick += 1;
+        } else if order.releases() {
+            warp.release(thread.lanes, bundle);
         } else {
-            warp.release_relaxed(thread.lanes, &mut barrier.current);
+            warp.release_relaxed(thread.lanes, bundle);
         }
         barrier.phase_ends(arrival);
     }
 
     /// `mbarrier.test_wait` or `.try_wait` returned true to these lanes; `acquire` unless it is
-    /// `.relaxed`.
-    pub fn mbarrier_wait(&mut self, thread: Thread, rank: u32, offset: u32, acquire: bool) {
+    /// `.relaxed`. With the scope of the block it learns nothing of what other blocks did.
+    pub fn mbarrier_wait(
+        &mut self,
+        thread: Thread,
+        rank: u32,
+        offset: u32,
+        (acquire, scope): (bool, Scope),
+    ) {
         self.check_mbarrier_init(thread, None, false, rank, offset);
         let (cluster, _) = self.block(thread.warp);
-        let Tracker { warps, clusters, .. } = self;
+        let Tracker { warps, clusters, rules, .. } = self;
         let Some(barrier) = clusters[cluster as usize].barriers.get_mut(&(rank, offset)) else {
             return;
         };
+        let is_narrow = rules.mbarrier_scopes && scope == Scope::Block;
         barrier.used(thread, warps[thread.warp.0 as usize].tick);
         barrier.observed = barrier.phases;
         let observed = barrier.observed;
         barrier.foreign.retain(|arrival| arrival.phase >= observed);
         warps[thread.warp.0 as usize].update(thread.lanes, |_, state| {
-            if acquire {
-                state.acquire(&barrier.completed);
-            } else {
-                // Arrivals may have come from anywhere in the cluster.
-                state.acquire_relaxed(&barrier.completed, 1);
+            for (distance, completed) in barrier.completed.iter().enumerate() {
+                if is_narrow && distance == 1 {
+                    state.known.started |= completed.started;
+                } else if acquire {
+                    state.acquire(completed);
+                } else {
+                    state.acquire_relaxed(completed, distance);
+                }
             }
         });
     }

@@ -152,6 +152,9 @@ pub struct Rules {
     /// `barrier.cluster.arrive.relaxed` hands on nothing of what was done before it. The ISA says
     /// so; kernels of DeepGEMM count on the contrary.
     pub relaxed_cluster_arrivals: bool,
+    /// Blocks learn of each other by an mbarrier only if it is used with `.cluster` scope on either
+    /// side; the default is `.cta`. The ISA says so; kernels of CUTLASS leave the scope out.
+    pub mbarrier_scopes: bool,
     /// Report what is [`Severity::Advice`].
     pub advice: bool,
 }
@@ -162,6 +165,7 @@ impl Default for Rules {
             lanes: Lanes::default(),
             tensor_fences: true,
             relaxed_cluster_arrivals: true,
+            mbarrier_scopes: true,
             advice: true,
         }
     }

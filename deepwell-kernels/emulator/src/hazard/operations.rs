@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::clock::{ALL_LANES, Agent, Clock, Kind};
 use super::knowledge::{Bundle, Own, State};
+use super::mbarriers::distance;
 use super::pattern::Patterns;
 use super::threads::Warp;
 use super::{Arrival, Direction, Thread, Tracker, Unit, WarpId};
@@ -271,9 +272,10 @@ impl Tracker {
         let (cluster, own_rank) = self.block(warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
-        barrier.current.started |= 1 << (own_rank & 15);
+        let distance = distance(own_rank, rank);
+        barrier.current[distance].started |= 1 << (own_rank & 15);
         let info = &mut self.operations[at];
-        (info.agent, info.value) = (barrier.agent, arrival.phase as u32 + 1);
+        (info.agent, info.value) = (barrier.agents[distance], arrival.phase as u32 + 1);
         barrier.phase_ends(arrival);
     }
 
@@ -306,7 +308,7 @@ impl Tracker {
         let (cluster, own_rank) = self.block(mark.warp);
         let barrier = self.clusters[cluster as usize].barriers.get_mut(&(rank, offset));
         let Some(barrier) = barrier else { return };
-        let bundle = &mut barrier.current;
+        let bundle = &mut barrier.current[distance(own_rank, rank)];
         bundle.started |= 1 << (own_rank & 15);
         bundle.generic.raise(agent, mark.lanes, mark.value);
         if mark.kind == Kind::Tensor {

@@ -57,6 +57,9 @@ pub struct Counts {
     /// [`Program::steps`](crate::decode::Program::steps). One that has to wait counts again when it
     /// is tried again.
     pub executed: Vec<u64>,
+    /// Parities that `mbarrier.try_wait` and `.test_wait` tested with success, by position: bit 0
+    /// for parity 0, bit 1 for parity 1. Waits by state leave none.
+    pub parities: Vec<u8>,
     /// Instructions of others that ran while lanes waited.
     pub waits: BTreeMap<WaitingWarp, Waited>,
 }

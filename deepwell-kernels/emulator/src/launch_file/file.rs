@@ -61,7 +61,7 @@ pub struct LaunchFile {
     /// What must be in memory afterwards.
     #[serde(default, rename = "expect", skip_serializing_if = "Vec::is_empty")]
     pub expectations: Vec<Expectation>,
-    /// Synchronizing instructions whose deletion may go unnoticed.
+    /// Mistakes that may go unnoticed.
     #[serde(default, rename = "redundant", skip_serializing_if = "Vec::is_empty")]
     pub redundant: Vec<Redundant>,
 }
@@ -110,6 +110,8 @@ pub enum Lenience {
     TensorFences,
     /// `barrier.cluster.arrive.relaxed` hands on nothing.
     RelaxedClusterArrivals,
+    /// Blocks learn of each other by mbarriers that are used with `.cluster` scope only.
+    MbarrierScopes,
     /// Addresses in tensor memory name the lanes of the warp that uses them: see
     /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).
     LaneBits,
@@ -432,7 +434,7 @@ pub struct Within {
     pub largest: f64,
 }
 
-/// A synchronizing instruction whose deletion may go unnoticed, and why.
+/// A mistake that may go unnoticed, and why.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Redundant {

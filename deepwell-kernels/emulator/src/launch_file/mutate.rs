@@ -1,4 +1,4 @@
-//! Which deletions of a synchronizing instruction nobody notices.
+//! Which small mistakes in a kernel nobody notices.
 
 use std::collections::HashSet;
 
@@ -9,8 +9,8 @@ use super::lines::SourceLine;
 use super::prepare::PreparedLaunch;
 use super::replay::{Outcome, Verdict};
 use crate::hazard::{Hazard, HazardKind};
-use crate::launch::{Completion, Emulator, Settings};
-use crate::mutation::{Deletion, deletions, without};
+use crate::launch::{Completion, Counts, Emulator, Settings};
+use crate::mutation::{Class, Mutation, mutant, mutations};
 use crate::numerics::ResultMode;
 
 /// How mutants are run.
@@ -32,10 +32,12 @@ impl Default for MutationOptions {
 /// Instructions that a mutant may run beside those of [`MutationOptions::step_factor`].
 const STEPS_MORE: u64 = 100_000;
 
-/// What became of one deletion.
+/// What became of one mistake.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mutant {
-    /// The instruction that was deleted.
+    /// What kind of mistake it is.
+    pub class: Class,
+    /// The instruction that was deleted, or what of it was wrong.
     pub what: &'static str,
     /// Its line in the PTX.
     pub ptx_line: u32,
@@ -52,20 +54,20 @@ pub enum MutantEnd {
     Noticed(String),
     /// Nobody did, and the reason why that is right was given.
     Redundant(String),
-    /// None of the launches ran the instruction.
+    /// None of the launches ran the instruction, or none in a way that the mistake could change.
     NotRun,
     /// Nobody did.
     Unnoticed,
 }
 
-/// All deletions of one kernel.
+/// All mistakes in one kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MutationSummary {
     /// The kernel.
     pub kernel: String,
     /// In the order of the PTX.
     pub mutants: Vec<Mutant>,
-    /// Reasons that were given for deletions that were noticed, or are of no instruction.
+    /// Reasons that were given for mistakes that were noticed, or are of no instruction.
     pub reasons_unused: Vec<Redundant>,
 }
 
@@ -75,16 +77,16 @@ impl MutationSummary {
         self.mutants.iter().filter(|mutant| is(&mutant.end)).count()
     }
 
-    /// Whether every deletion was noticed or has a reason.
+    /// Whether every mistake was noticed or has a reason.
     pub fn is_right(&self) -> bool {
         self.count(|end| matches!(end, MutantEnd::NotRun | MutantEnd::Unnoticed)) == 0
     }
 }
 
-/// A launch as it is without a deletion.
+/// A launch as it is without a mistake.
 struct Baseline<'a> {
     launch: &'a PreparedLaunch,
-    executed: Vec<u64>,
+    counts: Counts,
     advice: HashSet<Finding>,
     settings: Settings,
     device: Emulator,
@@ -97,15 +99,20 @@ fn finding(hazard: &Hazard) -> Finding {
     (hazard.kind, hazard.earlier.site.ptx_line, hazard.later.site.ptx_line)
 }
 
-/// Runs launches of one kernel with each of its synchronizing instructions left out, on all
-/// processors. A mutant is tried on the launches in their order until one notices: it fails, other
-/// values come out, or the tracker reports something. `done` is called after each mutant.
+/// What is asked of every wait whose parity changes: that launches tested both. Else they are too
+/// small to come to its second phase, and what it waits for there is not watched.
+const BOTH_PARITIES: &str = "both parities of mbarrier.wait";
+
+/// Runs launches of one kernel with each of some mistakes, on all processors. A mutant is tried on the launches in their order until one notices:
+/// it fails, other values come out, or the tracker reports something. `done` is called after each
+/// mutant.
 ///
 /// # Errors
 /// The outcome of the first launch that is not right as it is.
 pub fn mutate(
     launches: &[PreparedLaunch],
     options: &MutationOptions,
+    mistakes: &[Mutation],
     done: impl Fn() + Sync,
 ) -> Result<MutationSummary, Box<Outcome>> {
     let Some(first) = launches.first() else {
@@ -117,7 +124,6 @@ pub fn mutate(
     };
     let baselines: Vec<Baseline<'_>> =
         launches.par_iter().map(|launch| baseline(launch, options)).collect::<Result<_, _>>()?;
-    let found = first.program().map(deletions).unwrap_or_default();
     let reasons: Vec<Redundant> = {
         let mut reasons: Vec<Redundant> =
             launches.iter().flat_map(|launch| launch.redundant.iter().cloned()).collect();
@@ -125,29 +131,63 @@ pub fn mutate(
         reasons
     };
     let sources = super::redundant::Sources::new(first.sources.as_deref());
-    let mutants: Vec<Mutant> = found
-        .par_iter()
-        .map(|deletion| {
-            let lines = first.lines.chain(deletion.ptx_line);
-            let mut end = try_launches(&baselines, deletion);
-            if end == MutantEnd::Unnoticed {
-                let reason = super::redundant::listed(&reasons, deletion, &lines)
-                    .map(|redundant| redundant.reason.clone())
-                    .or_else(|| sources.reason(deletion.what, &lines));
-                end = reason.map_or(end, MutantEnd::Redundant);
-            }
-            done();
-            Mutant { what: deletion.what, ptx_line: deletion.ptx_line, lines, end }
-        })
-        .collect();
+    let explained = |end: MutantEnd, what: &str, ptx_line: u32, lines: &[SourceLine]| {
+        if matches!(end, MutantEnd::Noticed(_)) {
+            return end;
+        }
+        let reason = super::redundant::listed(&reasons, what, ptx_line, lines)
+            .map(|redundant| redundant.reason.clone())
+            .or_else(|| sources.reason(what, lines));
+        reason.map_or(end, MutantEnd::Redundant)
+    };
+    let tried = mistakes.par_iter().filter_map(|mutation| {
+        let Mutation { class, what, ptx_line, .. } = *mutation;
+        let lines = first.lines.chain(ptx_line);
+        let end = try_launches(&baselines, mutation);
+        done();
+        // Of a parity that was never tested the wait is told, not each of its mistakes.
+        let is_told = end == MutantEnd::NotRun && mutation.tests_parity();
+        let end = explained(end, what, ptx_line, &lines);
+        (!is_told).then_some(Mutant { class, what, ptx_line, lines, end })
+    });
+    let mut mutants: Vec<Mutant> = tried.collect();
+    mutants.extend(waits(first, &baselines).map(|(ptx_line, lines, tested)| {
+        let end = match tested {
+            3 => MutantEnd::Noticed("both were tested".to_owned()),
+            _ => MutantEnd::NotRun,
+        };
+        let (class, what) = (Class::Parity, BOTH_PARITIES);
+        let end = explained(end, what, ptx_line, &lines);
+        Mutant { class, what, ptx_line, lines, end }
+    }));
     let is_used = |redundant: &Redundant| {
-        found.iter().zip(&mutants).any(|(deletion, mutant)| {
+        mutants.iter().any(|mutant| {
             matches!(mutant.end, MutantEnd::Redundant(_))
-                && super::redundant::is_of(redundant, deletion, &mutant.lines)
+                && super::redundant::is_of(redundant, mutant.what, mutant.ptx_line, &mutant.lines)
         })
     };
     let reasons_unused = reasons.iter().filter(|reason| !is_used(reason)).cloned().collect();
     Ok(MutationSummary { kernel: first.spec.kernel.clone(), mutants, reasons_unused })
+}
+
+/// Waits of the source whose parity changes: the first line of the PTX, the lines of the source,
+/// and the parities that launches tested. Copies that unrolling makes are one.
+fn waits(
+    first: &PreparedLaunch,
+    baselines: &[Baseline<'_>],
+) -> impl Iterator<Item = (u32, Vec<SourceLine>, u8)> {
+    let found = first.program().map(mutations).unwrap_or_default();
+    let mut waits: Vec<(u32, Vec<SourceLine>, u8)> = Vec::new();
+    for wait in found.iter().filter(|wait| wait.is_parity_0()) {
+        let tested = baselines.iter().fold(0, |all, one| all | wait.parities(&one.counts));
+        let lines = first.lines.chain(wait.ptx_line);
+        let known = waits.iter_mut().find(|known| !lines.is_empty() && known.1 == lines);
+        match known {
+            Some((.., parities)) => *parities |= tested,
+            None => waits.push((wait.ptx_line, lines, tested)),
+        }
+    }
+    waits.into_iter()
 }
 
 fn baseline<'a>(
@@ -166,7 +206,7 @@ fn baseline<'a>(
     match &outcome.result {
         Ok(report) if outcome.is_right() => Ok(Baseline {
             launch,
-            executed: report.counts.executed.clone(),
+            counts: report.counts.clone(),
             advice: report.hazards.iter().map(finding).collect(),
             settings: Settings {
                 step_limit: report.counts.instructions * options.step_factor + STEPS_MORE,
@@ -181,10 +221,10 @@ fn baseline<'a>(
     }
 }
 
-fn try_launches(baselines: &[Baseline<'_>], deletion: &Deletion) -> MutantEnd {
+fn try_launches(baselines: &[Baseline<'_>], mutation: &Mutation) -> MutantEnd {
     let mut end = MutantEnd::NotRun;
-    for baseline in baselines.iter().filter(|baseline| deletion.ran(&baseline.executed)) {
-        if let Some(noticed) = baseline.notices(deletion) {
+    for baseline in baselines.iter().filter(|baseline| mutation.ran(&baseline.counts)) {
+        if let Some(noticed) = baseline.notices(mutation) {
             return MutantEnd::Noticed(noticed);
         }
         end = MutantEnd::Unnoticed;
@@ -193,10 +233,10 @@ fn try_launches(baselines: &[Baseline<'_>], deletion: &Deletion) -> MutantEnd {
 }
 
 impl Baseline<'_> {
-    /// What tells the kernel without an instruction from the kernel, if anything does.
-    fn notices(&self, deletion: &Deletion) -> Option<String> {
+    /// What tells the kernel with a mistake from the kernel, if anything does.
+    fn notices(&self, mutation: &Mutation) -> Option<String> {
         let program = self.launch.program()?;
-        let mutant = without(program, deletion);
+        let mutant = mutant(program, mutation);
         let (outcome, device) = self.launch.run_program(&self.settings, Some(mutant));
         let report = match &outcome.result {
             Err(error) => return error.to_string().lines().next().map(str::to_owned),

@@ -161,6 +161,12 @@ impl PreparedLaunch {
         &self.lines
     }
 
+    /// Blocks of a cluster of the launch: what the kernel requires, or else the document says.
+    pub fn cluster_blocks(&self) -> u32 {
+        let required = self.program().and_then(|program| program.required_cluster);
+        required.unwrap_or(self.spec.cluster).iter().product()
+    }
+
     /// The kernel's instructions, and what it wants of a launch.
     pub fn program(&self) -> Option<&Program> {
         self.device.program(self.module, &self.spec.kernel)
@@ -172,6 +178,7 @@ fn without(mut settings: Settings, rule: &Lenience) -> Settings {
         Lenience::Lanes => settings.rules.lanes = Lanes::AsOneThread,
         Lenience::TensorFences => settings.rules.tensor_fences = false,
         Lenience::RelaxedClusterArrivals => settings.rules.relaxed_cluster_arrivals = false,
+        Lenience::MbarrierScopes => settings.rules.mbarrier_scopes = false,
         Lenience::LaneBits => settings.lane_bits = LaneBits::Ignored,
         Lenience::Advice => settings.rules.advice = false,
     }

@@ -1,7 +1,7 @@
-//! Why a deletion may go unnoticed: by the document, or by a comment in the source.
+//! Why a mistake may go unnoticed: by the document, or by a comment in the source.
 //!
-//! A comment is `// redundant WHAT: REASON` behind the statement or alone on the line before, at
-//! any of the lines that the instruction was inlined through.
+//! A comment is `// redundant WHAT: REASON` behind the statement or alone on a line before, at any
+//! of the lines that the instruction was inlined through. `WHAT` may be several, with commas.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,24 +9,24 @@ use std::sync::{Mutex, PoisonError};
 
 use super::file::Redundant;
 use super::lines::SourceLine;
-use crate::mutation::Deletion;
 
-/// The first reason that a document gives for a deletion.
+/// The first reason that a document gives for a mistake.
 pub(super) fn listed<'a>(
     reasons: &'a [Redundant],
-    deletion: &Deletion,
+    what: &str,
+    ptx_line: u32,
     lines: &[SourceLine],
 ) -> Option<&'a Redundant> {
-    reasons.iter().find(|reason| is_of(reason, deletion, lines))
+    reasons.iter().find(|reason| is_of(reason, what, ptx_line, lines))
 }
 
-/// Whether a reason is for a deletion.
-pub(super) fn is_of(reason: &Redundant, deletion: &Deletion, lines: &[SourceLine]) -> bool {
-    if reason.what != deletion.what {
+/// Whether a reason is for a mistake.
+pub(super) fn is_of(reason: &Redundant, what: &str, ptx_line: u32, lines: &[SourceLine]) -> bool {
+    if reason.what != what {
         return false;
     }
     match reason.at.rsplit_once(':') {
-        None => reason.at.parse() == Ok(deletion.ptx_line),
+        None => reason.at.parse() == Ok(ptx_line),
         Some((file, line)) => lines
             .iter()
             .any(|known| Path::new(&known.file).ends_with(file) && line.parse() == Ok(known.line)),
@@ -59,16 +59,17 @@ impl Sources {
         });
         let line = |number: u32| text.get((number as usize).checked_sub(1)?).map(String::as_str);
         let own = line(at.line).and_then(|text| reason_in(text, what));
-        own.or_else(|| {
-            let before = line(at.line.checked_sub(1)?)?;
-            before.trim_start().starts_with("//").then(|| reason_in(before, what)).flatten()
-        })
+        let before = || (1..at.line).rev().map_while(line);
+        let comments = || before().take_while(|text| text.trim_start().starts_with("//"));
+        own.or_else(|| comments().find_map(|text| reason_in(text, what)))
     }
 }
 
-/// The reason in a line's comment for an instruction.
+/// The reason in a line's comment for a mistake.
 pub(super) fn reason_in(line: &str, what: &str) -> Option<String> {
     let (_, comment) = line.split_once("// redundant ")?;
-    let reason = comment.strip_prefix(what)?.strip_prefix(": ")?.trim();
+    let named = |reason: &(usize, &str)| comment[..reason.0].split(", ").any(|name| name == what);
+    let (at, separator) = comment.match_indices(": ").find(named)?;
+    let reason = comment[at + separator.len()..].trim();
     (!reason.is_empty()).then(|| reason.to_owned())
 }

@@ -8,6 +8,7 @@ use super::npy::{Array, NpyError};
 use super::redundant::reason_in;
 use super::*;
 use crate::launch::Settings;
+use crate::mutation::{Class, mutations};
 use crate::numerics::ResultMode;
 
 /// Adds `addend` to `count` numbers, a thread each; warps hand them over through shared memory.
@@ -305,7 +306,10 @@ fn a_deletion_is_noticed_or_has_a_reason() {
     let ends = |more: &str| {
         let mut prepared = prepare(&format!("{DOCUMENT}{more}"), folder.path()).unwrap();
         prepared.set_sources(folder.path());
-        let summary = mutate(&[prepared], &MutationOptions::default(), || {}).unwrap();
+        let mut deletions = prepared.program().map(mutations).unwrap_or_default();
+        deletions.retain(|mutation| mutation.class == Class::Deletion);
+        let options = MutationOptions::default();
+        let summary = mutate(&[prepared], &options, &deletions, || {}).unwrap();
         let ends: Vec<(&str, MutantEnd)> =
             summary.mutants.iter().map(|mutant| (mutant.what, mutant.end.clone())).collect();
         (ends, summary.is_right(), summary.reasons_unused.len())

@@ -1,51 +1,115 @@
-//! Programs with one synchronizing instruction left out.
+//! Programs with one small mistake.
 //!
 //! # Brief overview
 //!
-//! A test of the tests: where a kernel's wait, fence, commit or arrival can be deleted and nobody
-//! notices, either it was not needed, or the kernel was not run in a way that needs it, or what
-//! watches it is blind. [`deletions`] lists what can be left out of a program, and [`without`]
-//! makes the program that lacks one of them; the pair is used with
+//! A test of the tests: where a kernel's wait, fence, commit or arrival can be deleted, or what an
+//! instruction means can be changed, and nobody notices, either it did not matter, or the kernel
+//! was not run in a way that needs it, or what watches it is blind. [`mutations`] lists the
+//! mistakes that can be made in a program, and [`mutant`] makes one of them; the pair is used with
 //! [`Emulator::replace_program`](crate::launch::Emulator::replace_program).
 //!
-//! What counts as synchronizing: barriers of blocks, clusters and warps; all fences;
-//! everything of mbarriers but `inval` and `pending_count`; commits, waits and arrivals of
+//! [`Class::Deletion`] leaves out what synchronizes: barriers of blocks, clusters and warps; all
+//! fences; everything of mbarriers but `inval` and `pending_count`; commits, waits and arrivals of
 //! asynchronous copies, of `wgmma` and of `tcgen05`; `griddepcontrol.wait`; and the order that
 //! loads, stores and atomics have beside what they do, which is weakened to `.relaxed`. Not among
 //! them is `griddepcontrol.launch_dependents`, which only lets others begin earlier, nor are hints.
-//!
 //! A deleted wait lets its threads go on at once: `mbarrier.try_wait` says that the phase is
 //! complete. An arrival that expects bytes is deleted whole, and once more without the bytes.
 //!
+//! The other classes edit one operand or one word of an instruction, see [`Class`].
+//!
 //! ```
-//! use deepwell_emulator::{decode, mutation, ptx};
+//! use deepwell_emulator::mutation::{Class, mutant, mutations};
+//! use deepwell_emulator::{decode, ptx};
 //!
 //! let text = "
 //!     .version 9.0
 //!     .target sm_90a
 //!     .address_size 64
-//!     .visible .entry k() { bar.sync 0; ret; }";
+//!     .visible .entry k() { bar.sync 0, 64; ret; }";
 //! let program = decode::decode(&ptx::parse(text)?, "k", &Default::default())?;
-//! let found = mutation::deletions(&program);
-//! assert_eq!(found.len(), 1);
-//! assert_eq!((found[0].what, found[0].ptx_line), ("bar.sync", 5));
-//! let mutant = mutation::without(&program, &found[0]);
-//! assert_eq!(mutation::deletions(&mutant), []);
+//! let found = mutations(&program);
+//! let names: Vec<&str> = found.iter().map(|mutation| mutation.what).collect();
+//! assert_eq!(names, ["bar.sync", "more threads of bar.sync"]);
+//! assert_eq!((found[0].class, found[0].ptx_line), (Class::Deletion, 5));
+//! let without = mutant(&program, &found[0]);
+//! assert!(mutations(&without).is_empty());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod copies;
+mod operands;
+mod products;
 mod synchronizing;
 #[cfg(test)]
 mod tests;
+mod words;
 
-use crate::decode::{Instruction, PredicateSource, Program};
+use crate::decode::{Instruction, PredicateSource, Program, Step};
+use crate::launch::Counts;
 
-use self::synchronizing::replacements;
+use self::operands::Spare;
 
-/// A synchronizing instruction of the text that can be left out, or a part of one.
+/// What kind of mistake it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// A synchronizing instruction is left out, or its order.
+    Deletion,
+    /// A wait always tests the same parity, or, where it does anyway, the other one.
+    Parity,
+    /// Counts of arrivals, of threads at a barrier, and of groups that may stay open.
+    Count,
+    /// Bytes that are expected or copied.
+    Bytes,
+    /// Acquire and release become relaxed, a scope becomes the block's, a proxy fence is of
+    /// another space.
+    Order,
+    /// A block of a multicast, or a lane of a warp's mask.
+    Mask,
+    /// Where a copy begins.
+    Coordinate,
+    /// Fields of the descriptors of matrices and of products.
+    Descriptor,
+    /// `.cta_group`.
+    Group,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Class; 9] = [
+        Class::Deletion,
+        Class::Parity,
+        Class::Count,
+        Class::Bytes,
+        Class::Order,
+        Class::Mask,
+        Class::Coordinate,
+        Class::Descriptor,
+        Class::Group,
+    ];
+
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Deletion => "deletion",
+            Class::Parity => "parity",
+            Class::Count => "count",
+            Class::Bytes => "bytes",
+            Class::Order => "order",
+            Class::Mask => "mask",
+            Class::Coordinate => "coordinate",
+            Class::Descriptor => "descriptor",
+            Class::Group => "group",
+        }
+    }
+}
+
+/// A mistake that can be made at an instruction of the text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Deletion {
-    /// The instruction's name, `tcgen05.commit` for example, with what of it is deleted.
+pub struct Mutation {
+    /// What kind of mistake it is.
+    pub class: Class,
+    /// Which one: the instruction's name, `tcgen05.commit` for example, with what of it is wrong.
     pub what: &'static str,
     /// Line of the PTX text.
     pub ptx_line: u32,
@@ -55,11 +119,55 @@ pub struct Deletion {
     steps: Vec<u32>,
 }
 
-impl Deletion {
-    /// Whether a launch ran the instruction; `executed` is
-    /// [`Counts::executed`](crate::launch::Counts::executed) of the whole program.
-    pub fn ran(&self, executed: &[u64]) -> bool {
-        self.steps.iter().any(|step| executed.get(*step as usize).is_some_and(|count| *count > 0))
+impl Mutation {
+    /// Whether a launch ran the instruction in a way that the mistake could change; `counts` are
+    /// those of the whole program. A wait that is stuck at a parity must have tested the other.
+    pub fn ran(&self, counts: &Counts) -> bool {
+        let other_parity = match self.what {
+            words::STUCK_AT_0 => 2,
+            words::STUCK_AT_1 => 1,
+            _ => 0,
+        };
+        let executed =
+            |step: &u32| counts.executed.get(*step as usize).is_some_and(|count| *count > 0);
+        self.steps.iter().any(executed) && self.parities(counts) & other_parity == other_parity
+    }
+
+    /// Parities that the wait tested with success, as [`Counts::parities`] has them.
+    pub fn parities(&self, counts: &Counts) -> u8 {
+        let tested = |step: &u32| counts.parities.get(*step as usize).copied().unwrap_or(0);
+        self.steps.iter().map(tested).fold(0, |all, one| all | one)
+    }
+
+    /// Makes the same mistake at the instructions of another one, too: at copies that unrolling
+    /// makes of a statement.
+    pub fn join(&mut self, other: Mutation) {
+        self.steps.extend(other.steps);
+        self.steps.sort_unstable();
+    }
+
+    /// Whether it is a wait whose parity is stuck.
+    pub fn tests_parity(&self) -> bool {
+        matches!(self.what, words::STUCK_AT_0 | words::STUCK_AT_1)
+    }
+
+    /// Whether it is one that is stuck at 0: there is one for each wait whose parity changes.
+    pub fn is_parity_0(&self) -> bool {
+        self.what == words::STUCK_AT_0
+    }
+}
+
+/// One way to go wrong at an instruction.
+#[derive(Clone, Debug, PartialEq)]
+struct Edit {
+    class: Class,
+    what: &'static str,
+    replacement: Replacement,
+}
+
+impl Edit {
+    fn new(class: Class, what: &'static str, instruction: Instruction) -> Edit {
+        Edit { class, what, replacement: Replacement::Steps(vec![instruction]) }
     }
 }
 
@@ -67,23 +175,38 @@ impl Deletion {
 #[derive(Clone, Debug, PartialEq)]
 enum Replacement {
     Nothing,
-    Other(Box<Instruction>),
+    /// The last one has the guard of the original; those before compute an operand.
+    Steps(Vec<Instruction>),
 }
 
-/// All that can be left out, one at a time, in the order of the text.
-pub fn deletions(program: &Program) -> Vec<Deletion> {
-    let mut found: Vec<Deletion> = Vec::new();
+fn edits(instruction: &Instruction, spare: Spare) -> Vec<Edit> {
+    let mut found: Vec<Edit> = synchronizing::replacements(instruction)
+        .into_iter()
+        .map(|(what, replacement)| Edit { class: Class::Deletion, what, replacement })
+        .collect();
+    words::edits(instruction, spare, &mut found);
+    words::masks(instruction, spare, &mut found);
+    copies::edits(instruction, spare, &mut found);
+    products::edits(instruction, spare, &mut found);
+    found
+}
+
+/// All mistakes that can be made, one at a time, in the order of the text.
+pub fn mutations(program: &Program) -> Vec<Mutation> {
+    let spare = Spare::of(program);
+    let mut found: Vec<Mutation> = Vec::new();
     for (position, step) in program.steps.iter().enumerate() {
         if step.guard == Some(PredicateSource::Constant(false)) {
             continue;
         }
-        for (what, _) in replacements(&step.instruction) {
+        for Edit { class, what, .. } in edits(&step.instruction, spare) {
             let known = found
                 .iter_mut()
                 .rfind(|known| known.ptx_line == step.ptx_line && known.what == what);
             match known {
                 Some(known) => known.steps.push(position as u32),
-                None => found.push(Deletion {
+                None => found.push(Mutation {
+                    class,
                     what,
                     ptx_line: step.ptx_line,
                     source: step.source,
@@ -92,24 +215,66 @@ pub fn deletions(program: &Program) -> Vec<Deletion> {
             }
         }
     }
-    found.sort_by_key(|deletion| deletion.ptx_line);
+    found.sort_by_key(|mutation| mutation.ptx_line);
     found
 }
 
-/// The program without one of its [`deletions`]. Positions of the other instructions stay.
-pub fn without(program: &Program, deletion: &Deletion) -> Program {
+/// The program with one of its [`mutations`].
+pub fn mutant(program: &Program, mutation: &Mutation) -> Program {
+    let spare = Spare::of(program);
     let mut mutant = program.clone();
-    for &position in &deletion.steps {
+    let mut inserted: Vec<(u32, Vec<Step>)> = Vec::new();
+    for &position in &mutation.steps {
         let Some(step) = mutant.steps.get_mut(position as usize) else { continue };
-        let replacement = replacements(&step.instruction)
+        let replacement = edits(&step.instruction, spare)
             .into_iter()
-            .find(|(what, _)| *what == deletion.what)
-            .map(|(_, replacement)| replacement);
+            .find(|edit| edit.what == mutation.what)
+            .map(|edit| edit.replacement);
         match replacement {
             Some(Replacement::Nothing) => step.guard = Some(PredicateSource::Constant(false)),
-            Some(Replacement::Other(instruction)) => step.instruction = *instruction,
+            Some(Replacement::Steps(mut instructions)) => {
+                if let Some(last) = instructions.pop() {
+                    step.instruction = last;
+                }
+                let before: Vec<Step> = instructions
+                    .into_iter()
+                    .map(|instruction| Step { guard: None, instruction, ..step.clone() })
+                    .collect();
+                if !before.is_empty() {
+                    inserted.push((position, before));
+                }
+            }
             None => {}
         }
     }
+    if !inserted.is_empty() {
+        spare.take(&mut mutant);
+        insert(&mut mutant, inserted);
+    }
     mutant
+}
+
+/// Puts steps before others, and lets jumps go where they went.
+fn insert(program: &mut Program, inserted: Vec<(u32, Vec<Step>)>) {
+    let moved = |target: u32| {
+        let before = inserted.iter().filter(|(position, _)| *position < target);
+        target + before.map(|(_, steps)| steps.len() as u32).sum::<u32>()
+    };
+    for step in &mut program.steps {
+        match &mut step.instruction {
+            Instruction::Branch { target, .. } => *target = moved(*target),
+            Instruction::BranchIndexed { targets, .. } => {
+                targets.iter_mut().for_each(|target| *target = moved(*target));
+            }
+            _ => {}
+        }
+    }
+    let mut inserted = inserted.into_iter().peekable();
+    let steps = std::mem::take(&mut program.steps);
+    for (position, step) in steps.into_iter().enumerate() {
+        if let Some((_, before)) = inserted.next_if(|(at, _)| *at as usize == position) {
+            program.steps.extend(before);
+        }
+        program.steps.push(step);
+    }
 }

@@ -59,7 +59,7 @@ pub(super) fn replacements(instruction: &Instruction) -> Vec<(&'static str, Repl
 }
 
 fn other(instruction: Instruction) -> Replacement {
-    Replacement::Other(Box::new(instruction))
+    Replacement::Steps(vec![instruction])
 }
 
 fn predicate_is(destination: u32, source: PredicateSource) -> Replacement {

@@ -1,8 +1,8 @@
-//! Deletions of single instructions, and of those of a whole kernel.
+//! Mistakes at single instructions, and those of a whole kernel.
 
-use super::{deletions, without};
-use crate::decode::{GlobalAddresses, Program, decode};
-use crate::launch::{Arguments, Emulator, LaunchSpec, Settings};
+use super::{Class, Mutation, mutant, mutations};
+use crate::decode::{GlobalAddresses, Instruction, Program, decode};
+use crate::launch::{Arguments, Counts, Emulator, LaunchSpec, Settings};
 use crate::ptx;
 
 fn program(body: &str) -> Program {
@@ -14,6 +14,11 @@ fn program(body: &str) -> Program {
     decode(&ptx::parse(&text).unwrap(), "k", &GlobalAddresses::new()).unwrap()
 }
 
+fn deletions(program: &Program) -> Vec<Mutation> {
+    let of_class = |mutation: &Mutation| mutation.class == Class::Deletion;
+    mutations(program).into_iter().filter(of_class).collect()
+}
+
 #[test]
 fn what_synchronizes_has_a_name() {
     let check = |line: &str, expected: &[&str]| {
@@ -23,7 +28,7 @@ fn what_synchronizes_has_a_name() {
         assert_eq!(names, expected, "{line}");
         for deletion in &found {
             assert_eq!(deletion.ptx_line, 10, "{line}");
-            let left = deletions(&without(&program, deletion));
+            let left = deletions(&mutant(&program, deletion));
             assert!(left.iter().all(|left| left.what != deletion.what), "{line}: {left:?}");
         }
     };
@@ -68,6 +73,131 @@ fn what_synchronizes_has_a_name() {
     check("atom.relaxed.gpu.global.add.u32 %r1, [%d1], 1;", &[]);
     check("ld.global.u32 %r1, [%d1];", &[]);
     check("shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;", &[]);
+}
+
+#[test]
+fn what_can_be_wrong_has_a_name() {
+    let check = |line: &str, expected: &[(Class, &str)]| {
+        let program = program(line);
+        let found: Vec<Mutation> = mutations(&program)
+            .into_iter()
+            .filter(|mutation| mutation.class != Class::Deletion)
+            .collect();
+        let names: Vec<(Class, &str)> =
+            found.iter().map(|mutation| (mutation.class, mutation.what)).collect();
+        assert_eq!(names, expected, "{line}");
+        for mutation in &found {
+            assert_ne!(mutant(&program, mutation).steps, program.steps, "{line}: {mutation:?}");
+        }
+    };
+    use Class as C;
+    check("bar.sync 0;", &[]);
+    check("bar.sync 1, 64;", &[(C::Count, "more threads of bar.sync")]);
+    check("bar.warp.sync -1;", &[(C::Mask, "lane 31 of bar.warp.sync")]);
+    check("shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;", &[(C::Mask, "lane 31 of shfl.sync")]);
+    check(
+        "barrier.cluster.arrive.release.aligned;",
+        &[(C::Order, "release of barrier.cluster.arrive")],
+    );
+    check("barrier.cluster.arrive.relaxed.aligned;", &[]);
+    check("fence.acq_rel.gpu;", &[(C::Order, "scope of fence")]);
+    check("fence.acq_rel.cta;", &[]);
+    check(
+        "fence.proxy.async;",
+        &[
+            (C::Order, "shared memory of fence.proxy.async"),
+            (C::Order, "global memory of fence.proxy.async"),
+        ],
+    );
+    check("fence.proxy.async.shared::cta;", &[(C::Order, "shared memory of fence.proxy.async")]);
+    let init = [(C::Count, "mbarrier.init of one more"), (C::Count, "mbarrier.init of one less")];
+    check("mbarrier.init.shared::cta.b64 [s], 2;", &init);
+    check("mbarrier.init.shared::cta.b64 [s], %r1;", &init);
+    check(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [s];",
+        &[(C::Order, "release of mbarrier.arrive"), (C::Order, "scope of mbarrier.arrive")],
+    );
+    check(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 16;",
+        &[
+            (C::Bytes, "16 more of mbarrier.arrive.expect_tx"),
+            (C::Bytes, "16 less of mbarrier.arrive.expect_tx"),
+            (C::Order, "release of mbarrier.arrive"),
+        ],
+    );
+    check(
+        "mbarrier.try_wait.parity.shared::cta.b64 %p1, [s], %r1;",
+        &[
+            (C::Parity, "parity 0 of mbarrier.wait"),
+            (C::Parity, "parity 1 of mbarrier.wait"),
+            (C::Order, "acquire of mbarrier.wait"),
+        ],
+    );
+    check(
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [s], 1;",
+        &[
+            (C::Parity, "parity of mbarrier.wait"),
+            (C::Order, "acquire of mbarrier.wait"),
+            (C::Order, "scope of mbarrier.wait"),
+        ],
+    );
+    check(
+        "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile\
+         .mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%d1, {%r2, %r3}], [%r4], 3;",
+        &[
+            (C::Coordinate, "coordinate 0 of cp.async.bulk.tensor"),
+            (C::Coordinate, "coordinate 1 of cp.async.bulk.tensor"),
+            (C::Coordinate, "swapped coordinates of cp.async.bulk.tensor"),
+            (C::Mask, "rank 0 of cp.async.bulk.tensor"),
+            (C::Mask, "rank 1 of cp.async.bulk.tensor"),
+            (C::Group, "cta_group of cp.async.bulk.tensor"),
+        ],
+    );
+    check(
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [s];",
+        &[(C::Group, "cta_group of tcgen05.commit")],
+    );
+    check(
+        "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r1], %d1;",
+        &[
+            (C::Group, "cta_group of tcgen05.cp"),
+            (C::Descriptor, "start of tcgen05.cp"),
+            (C::Descriptor, "leading offset of tcgen05.cp"),
+            (C::Descriptor, "stride of tcgen05.cp"),
+            (C::Descriptor, "swizzle of tcgen05.cp"),
+        ],
+    );
+    check(
+        "cp.async.bulk.wait_group.read 0;",
+        &[(C::Count, "one group fewer of cp.async.bulk.wait_group")],
+    );
+}
+
+#[test]
+fn jumps_go_where_they_went() {
+    let program = program(
+        "bra OVER;\nBACK: bra DONE;\nOVER: mbarrier.init.shared::cta.b64 [s], %r1;\n\
+         bra BACK;\nDONE:",
+    );
+    let at = |program: &Program| -> Vec<(u32, Instruction)> {
+        let jumps = (0..).zip(&program.steps);
+        jumps.map(|(position, step)| (position, step.instruction.clone())).collect()
+    };
+    let init = mutations(&program).into_iter().find(|found| found.class == Class::Count).unwrap();
+    let changed = mutant(&program, &init);
+    assert_eq!(changed.steps.len(), program.steps.len() + 1);
+    let targets = |program: &Program| -> Vec<u32> {
+        let target = |(_, instruction)| match instruction {
+            Instruction::Branch { target, .. } => Some(target),
+            _ => None,
+        };
+        at(program).into_iter().filter_map(target).collect()
+    };
+    // To the new instruction before the changed one, and beyond both.
+    let (before, after) = (targets(&program), targets(&changed));
+    let expected: Vec<u32> =
+        before.iter().map(|target| target + u32::from(*target > before[0])).collect();
+    assert_eq!(after, expected);
 }
 
 /// Warps hand a number over through an mbarrier and shared memory.
@@ -129,13 +259,13 @@ fn every_deletion_of_a_small_kernel_is_noticed() {
     let names: Vec<&str> = found.iter().map(|deletion| deletion.what).collect();
     assert_eq!(names, ["mbarrier.init", "bar.sync", "mbarrier.arrive", "mbarrier.wait"]);
     for deletion in &found {
-        assert!(deletion.ran(&report.counts.executed), "{deletion:?}");
-        assert!(!deletion.ran(&vec![0; program.steps.len()]), "{deletion:?}");
-        let mut mutant = fresh.clone();
-        mutant.replace_program(module, without(program, deletion));
-        let mut stopped = mutant.clone();
+        assert!(deletion.ran(&report.counts), "{deletion:?}");
+        assert!(!deletion.ran(&Counts::default()), "{deletion:?}");
+        let mut device = fresh.clone();
+        device.replace_program(module, mutant(program, deletion));
+        let mut stopped = device.clone();
         stopped.settings.stop_at_hazard = true;
-        let result = mutant.launch(module, &spec);
+        let result = device.launch(module, &spec);
         // A launch that ends early ends because of what the whole one tells.
         if let (Ok(whole), Ok(part)) = (&result, stopped.launch(module, &spec)) {
             assert_eq!(whole.hazards[..part.hazards.len()], part.hazards, "{deletion:?}");

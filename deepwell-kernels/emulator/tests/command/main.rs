@@ -125,11 +125,11 @@ fn mutants_are_listed() {
     fs::write(&sum, several).unwrap();
     snapshot("mutate_three_blocks", &stdout_of(&["mutate", "--verbose", &sum], 0));
     let json: Value = serde_json::from_str(&stdout_of(&["mutate", "--json", &sum], 0)).unwrap();
-    assert_eq!(json["kernels"][0]["deletions"][0]["what"], "bar.sync");
+    assert_eq!(json["kernels"][0]["mutants"][0]["what"], "bar.sync");
     let stuck = document(folder.path(), "stuck", OUT);
     let output = emulate(&["mutate", &stuck]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("stuck: failed without any deletion"));
+    assert!(text(&output.stderr).contains("stuck: failed without any mistake"));
 }
 
 #[test]

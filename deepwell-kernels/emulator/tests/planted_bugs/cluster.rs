@@ -1,6 +1,9 @@
 //! Blocks of a cluster: distributed shared memory, remote arrivals, `st.async`, multicast.
 
-use crate::{Bug, Program, check};
+use deepwell_emulator::hazard::Rules;
+use deepwell_emulator::launch::Settings;
+
+use crate::{Bug, Program, check, findings_with};
 
 /// Two blocks of so many threads.
 const fn pair(threads: u32, shared: &'static str, body: &'static str) -> Program {
@@ -109,6 +112,20 @@ fn remote_arrivals_hand_on_what_was_stored() {
                 "missing-synchronization",
             ),
             Bug(
+                "an arrival for the own block",
+                &[("arrive", "mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r10];")],
+                "missing-synchronization",
+            ),
+            Bug(
+                "a wait for the own block",
+                &[(
+                    "wait",
+                    "{ .reg .pred q; W: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 q, \
+                     [%r9], 0; @!q bra W; }",
+                )],
+                "missing-synchronization",
+            ),
+            Bug(
                 "arrival before the store",
                 &[
                     ("store", "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r10];"),
@@ -138,6 +155,11 @@ fn remote_arrivals_hand_on_what_was_stored() {
             ),
         ],
     );
+    // Without the rule the scope does not count.
+    let rules = Rules { mbarrier_scopes: false, ..Rules::default() };
+    let narrow = [("arrive", "mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r10];")];
+    let found = findings_with(&program, &narrow, Settings { rules, ..Settings::default() });
+    assert_eq!(found, [""; 0]);
 }
 
 #[test]

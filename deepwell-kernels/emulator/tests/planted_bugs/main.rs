@@ -68,8 +68,8 @@ fn text(program: &Program, edits: &[(&str, &str)]) -> String {
                 Some(of) => {
                     let of = of.split(';').next().unwrap_or(of);
                     lines.push(format!(
-                        "{{\n.reg .pred q;\nW: mbarrier.try_wait.parity.shared::cta.b64 q, {of};\n\
-                     @!q bra W;\n}}"
+                        "{{\n.reg .pred q;\nW: mbarrier.try_wait.parity.acquire.cluster\
+                         .shared::cta.b64 q, {of};\n@!q bra W;\n}}"
                     ));
                 }
                 None => lines.push(line.replace("MULTICAST", MULTICAST)),

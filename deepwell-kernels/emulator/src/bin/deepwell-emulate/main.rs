@@ -9,6 +9,7 @@ mod modes;
 mod mutate;
 mod output;
 mod run;
+mod sample;
 mod survey;
 mod text;
 
@@ -60,7 +61,7 @@ docs/emulator.md of the repository has all fields of launch files, tensor maps a
 
 Exit codes:
   0  everything is right
-  1  a wrong value, a hazard, a failed launch, or a deletion that nobody noticed
+  1  a wrong value, a hazard, a failed launch, or a mistake that nobody noticed
   2  the command line or a file cannot be used";
 
 /// Runs PTX kernels for Hopper and Blackwell on a CPU

@@ -9,18 +9,20 @@ use clap::Args;
 use deepwell_emulator::launch_file::{
     LaunchFile, Mutant, MutantEnd, MutationOptions, MutationSummary, PreparedLaunch, mutate,
 };
+use deepwell_emulator::mutation::{Class, mutations};
 use serde_json::{Value, json};
 
 use crate::output::{launch_files, print, print_json, progress, say};
 use crate::text::failure;
 
-/// Delete one synchronizing instruction at a time and list what nobody noticed
+/// Make one small mistake at a time and list what nobody noticed
 ///
-/// Each kernel runs without each of its waits, fences, commits, arrivals and barriers, in eager
-/// mode with the tracker, on up to 16 of the launches given for it, smallest first, until one shows
-/// that something is missing: the launch fails, a hazard is reported, or other values come out. A
-/// deletion that may go unnoticed is named by `[[redundant]]` in the launch file, or by a comment
-/// `// redundant INSTRUCTION: REASON` at its line of the source.
+/// Each kernel runs without each of its waits, fences, commits, arrivals and barriers, and with
+/// wrong parities, counts, bytes, orders, masks, coordinates, descriptors and groups, in eager mode
+/// with the tracker, on up to 16 of the launches given for it, smallest first, until one shows that
+/// something is wrong: the launch fails, a hazard is reported, or other values come out. A mistake
+/// that may go unnoticed is named by `[[redundant]]` in the launch file, or by a comment
+/// `// redundant WHAT: REASON` at its line of the source.
 #[derive(Debug, Args)]
 pub(crate) struct MutateArgs {
     /// Launch files, or folders of them
@@ -32,12 +34,28 @@ pub(crate) struct MutateArgs {
     /// Folder of the files that the PTX's `.file` lines name [default: what the launch file says]
     #[arg(long, value_name = "DIR")]
     sources: Option<PathBuf>,
-    /// List also the deletions that were noticed, and by what
+    /// Only mistakes of these classes [default: all]
+    #[arg(long, value_name = "CLASS", value_delimiter = ',', value_parser = class)]
+    classes: Vec<Class>,
+    /// List also the mistakes that were noticed, and by what
     #[arg(long)]
     verbose: bool,
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
+}
+
+/// A class by its name.
+pub(crate) fn class(name: &str) -> Result<Class, String> {
+    Class::ALL.into_iter().find(|class| class.name() == name).ok_or_else(|| {
+        let known: Vec<&str> = Class::ALL.iter().map(|class| class.name()).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
+/// Whether a class is among those asked for: none stands for all.
+pub(crate) fn is_asked(classes: &[Class], class: Class) -> bool {
+    classes.is_empty() || classes.contains(&class)
 }
 
 /// Launches of one kernel of one file of PTX, smallest first. Their memory is read when they run:
@@ -74,6 +92,17 @@ impl Group {
     /// The largest launch that has not too many instructions, or else the smallest.
     pub(crate) fn largest(&self, instructions: u64) -> Result<PreparedLaunch> {
         self.prepare(self.up_to(instructions) - 1)
+    }
+
+    /// The smallest launch.
+    pub(crate) fn smallest(&self) -> Result<PreparedLaunch> {
+        self.prepare(0)
+    }
+
+    /// Instructions of the smallest launch.
+    pub(crate) fn fewest_instructions(&self) -> u64 {
+        let known = self.documents.first().and_then(|(_, file)| file.recorded.as_ref());
+        known.map_or(0, |known| known.instructions)
     }
 
     /// Launches to try mutants on: the smallest, the largest that has not too many instructions,
@@ -122,16 +151,19 @@ fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// Mutates every kernel. Returns whether all deletions were noticed or have a reason.
+/// Mutates every kernel. Returns whether all mistakes were noticed or have a reason.
 pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
     let options = MutationOptions { sm_count: args.sm_count, ..MutationOptions::default() };
     let mut all_right = true;
     let mut documents = Vec::new();
     for group in groups(&args.files, args.sources.as_deref())? {
         let launches = group.spread(u64::MAX)?;
-        let bar = progress(launches.first().map_or(0, deletions));
+        let of_kernel = launches.first().and_then(PreparedLaunch::program).map(mutations);
+        let mut mistakes = of_kernel.unwrap_or_default();
+        mistakes.retain(|mistake| is_asked(&args.classes, mistake.class));
+        let bar = progress(mistakes.len());
         bar.set_message(group.kernel.clone());
-        let summary = mutate(&launches, &options, || bar.inc(1));
+        let summary = mutate(&launches, &options, &mistakes, || bar.inc(1));
         bar.finish_and_clear();
         match summary {
             Ok(summary) => {
@@ -144,7 +176,7 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
             Err(outcome) => {
                 all_right = false;
                 let verdict = outcome.verdict().name();
-                say(format_args!("{}: {verdict} without any deletion", group.kernel));
+                say(format_args!("{}: {verdict} without any mistake", group.kernel));
                 if let (Err(error), Some(launch)) = (&outcome.result, launches.first()) {
                     say(failure(error, launch.lines()).trim_end());
                 }
@@ -157,11 +189,6 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
         print_json(&json!({ "right": all_right, "kernels": documents }))?;
     }
     Ok(all_right)
-}
-
-/// Deletions of a launch's kernel.
-fn deletions(launch: &PreparedLaunch) -> usize {
-    launch.program().map_or(0, |program| deepwell_emulator::mutation::deletions(program).len())
 }
 
 pub(crate) fn word(end: &MutantEnd) -> &'static str {
@@ -177,7 +204,7 @@ pub(crate) fn word(end: &MutantEnd) -> &'static str {
 pub(crate) fn summary_text(summary: &MutationSummary, verbose: bool) -> String {
     let count = |name: &str| summary.count(|end| word(end) == name);
     let mut text = format!(
-        "{}: {} deletions: {} noticed, {} redundant, {} not run, {} unnoticed\n",
+        "{}: {} mistakes: {} noticed, {} redundant, {} not run, {} unnoticed\n",
         summary.kernel,
         summary.mutants.len(),
         count("noticed"),
@@ -255,6 +282,7 @@ pub(crate) fn summary_json(summary: &MutationSummary) -> Value {
                 MutantEnd::NotRun | MutantEnd::Unnoticed => None,
             };
             json!({
+                "class": mutant.class.name(),
                 "what": mutant.what,
                 "ptx_line": mutant.ptx_line,
                 "source": mutant.lines.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -263,5 +291,5 @@ pub(crate) fn summary_json(summary: &MutationSummary) -> Value {
             })
         })
         .collect();
-    json!({ "kernel": summary.kernel, "right": summary.is_right(), "deletions": mutants })
+    json!({ "kernel": summary.kernel, "right": summary.is_right(), "mutants": mutants })
 }

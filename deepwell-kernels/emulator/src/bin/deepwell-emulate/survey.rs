@@ -11,13 +11,15 @@ use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::launch_file::{
     MutantEnd, MutationOptions, MutationSummary, Outcome, PreparedLaunch, Verdict, mutate,
 };
+use deepwell_emulator::mutation::{Class, Mutation};
 use deepwell_emulator::numerics::ResultMode;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::modes::{Mode, completion_name, results_name};
-use crate::mutate::{Group, groups, summary_json, summary_text, word};
+use crate::mutate::{Group, class, groups, summary_json, summary_text, word};
 use crate::output::{print, print_json, progress};
+use crate::sample::{Mutations, choose};
 use crate::{json, text};
 
 /// Run every kernel of recorded launches in all modes, mutate some, and print one table
@@ -34,6 +36,12 @@ pub(crate) struct SurveyArgs {
     /// `none` for none
     #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "gemm")]
     mutate: Vec<String>,
+    /// Which mistakes are made in the kernels that are mutated
+    #[arg(long, value_enum, default_value_t = Mutations::Sampled)]
+    mutations: Mutations,
+    /// Only mistakes of these classes [default: all]
+    #[arg(long, value_name = "CLASS", value_delimiter = ',', value_parser = class)]
+    classes: Vec<Class>,
     /// Run a launch in all modes only if it has at most so many instructions of warps, or is the
     /// kernel's smallest
     #[arg(long, value_name = "N", default_value_t = 20_000_000)]
@@ -80,13 +88,15 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
     let begun = Instant::now();
     let groups = groups(&args.files, args.sources.as_deref())?;
     let mutated: Vec<bool> = groups.iter().map(|group| is_mutated(group, args)).collect();
+    let chosen = choose(&groups, &mutated, args.mutations, &args.classes)?;
     let bar = progress(groups.len() * MODES.len() + mutated.iter().filter(|is| **is).count());
     let rows = groups
         .into_par_iter()
         .zip(mutated)
-        .map(|(group, is_mutated)| {
+        .zip(chosen)
+        .map(|((group, is_mutated), chosen)| {
             bar.set_message(group.kernel.clone());
-            let row = survey(group, is_mutated, args, &|| bar.inc(1));
+            let row = survey(group, is_mutated.then_some(chosen), args, &|| bar.inc(1));
             bar.tick();
             row
         })
@@ -103,6 +113,7 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
     } else {
         print(&table(&rows))?;
         print(&details(&rows))?;
+        print(&classes(&rows))?;
         let count = rows.iter().filter(|row| row.is_right()).count();
         print(&format_args!(
             "{count} of {} kernels are right; {:.0} s\n",
@@ -123,7 +134,7 @@ fn instructions(launch: &PreparedLaunch) -> u64 {
 
 fn survey(
     group: Group,
-    is_mutated: bool,
+    chosen: Option<Vec<Mutation>>,
     args: &SurveyArgs,
     done: &(dyn Fn() + Sync),
 ) -> Result<Row> {
@@ -156,14 +167,14 @@ fn survey(
         .collect();
     let instructions = instructions(launch);
     let target = program.map(|program| program.target.clone()).unwrap_or_default();
-    let mutation = match is_mutated {
-        true => {
+    let mutation = match chosen {
+        Some(chosen) => {
             let tried = group.spread(args.largest_mutated)?;
-            let summary = mutate(&tried, &MutationOptions::default(), || {});
+            let summary = mutate(&tried, &MutationOptions::default(), &chosen, || {});
             done();
             Some(summary)
         }
-        false => None,
+        None => None,
     };
     let launches = group.len();
     Ok(Row { kernel: group.kernel, target, launches, instructions, runs, mutation })
@@ -203,7 +214,7 @@ fn table(rows: &[Row]) -> String {
     for head in heads {
         let _ = write!(text, "  {head:<7}");
     }
-    text.push_str("  deletions\n");
+    text.push_str("  mutants\n");
     for row in rows {
         let instructions = crate::output::grouped(row.instructions);
         let _ = write!(text, "{:<width$}  {:<8}{instructions:>13}", row.kernel, row.target);
@@ -224,6 +235,33 @@ fn table(rows: &[Row]) -> String {
         };
         let _ = writeln!(text, "  {mutation}");
     }
+    text
+}
+
+/// Mutants of all kernels by class.
+fn classes(rows: &[Row]) -> String {
+    let summaries: Vec<&MutationSummary> =
+        rows.iter().filter_map(|row| row.mutation.as_ref()?.as_ref().ok()).collect();
+    if summaries.is_empty() {
+        return String::new();
+    }
+    let ends = ["noticed", "redundant", "not run", "unnoticed"];
+    let mut text = format!("{:<11}{:>8}", "class", "mutants");
+    for end in ends {
+        let _ = write!(text, "{end:>11}");
+    }
+    text.push('\n');
+    for class in Class::ALL {
+        let of_class = || summaries.iter().flat_map(|summary| &summary.mutants);
+        let of_class = || of_class().filter(|mutant| mutant.class == class);
+        let _ = write!(text, "{:<11}{:>8}", class.name(), of_class().count());
+        for end in ends {
+            let count = of_class().filter(|mutant| word(&mutant.end) == end).count();
+            let _ = write!(text, "{count:>11}");
+        }
+        text.push('\n');
+    }
+    text.push('\n');
     text
 }
 
@@ -251,7 +289,7 @@ fn details(rows: &[Row]) -> String {
     text
 }
 
-/// Deletions that nobody noticed, by their lines in the source: one for all kernels that a template
+/// Mistakes that nobody noticed, by their lines in the source: one for all kernels that a template
 /// makes, which differ in the outermost line only.
 fn survivors(rows: &[Row]) -> String {
     let mut alike: BTreeMap<(&str, &str, String, &str), BTreeSet<&str>> = BTreeMap::new();

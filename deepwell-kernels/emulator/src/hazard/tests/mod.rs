@@ -60,18 +60,30 @@ impl Machine {
         // The engine faults on an arrival too many; a sequence without waits may come there.
         let arrival = self.mbarriers.arrive(rank, offset, thread.lanes.count_ones(), false);
         let arrival = arrival.unwrap();
-        self.tracker.mbarrier_arrive(thread, rank, offset, Order::Release, arrival);
+        self.tracker.mbarrier_arrive(
+            thread,
+            rank,
+            offset,
+            (Order::Release, Scope::Cluster),
+            arrival,
+        );
     }
 
     fn expect(&mut self, thread: Thread, rank: u32, offset: u32, bytes: u32) {
         let arrival = self.mbarriers.arrive_expect_tx(rank, offset, bytes).unwrap();
-        self.tracker.mbarrier_arrive(thread, rank, offset, Order::Release, arrival);
+        self.tracker.mbarrier_arrive(
+            thread,
+            rank,
+            offset,
+            (Order::Release, Scope::Cluster),
+            arrival,
+        );
     }
 
     /// A wait that would not end is noted, and passed.
     fn wait(&mut self, thread: Thread, rank: u32, offset: u32, parity: u32) {
         if self.mbarriers.test(rank, offset, PhaseTest::Parity(parity)).unwrap() {
-            self.tracker.mbarrier_wait(thread, rank, offset, true);
+            self.tracker.mbarrier_wait(thread, rank, offset, (true, Scope::Cluster));
         } else {
             self.deadlock = true;
         }

@@ -1,0 +1,87 @@
+//! Which mistakes of a survey are made, and in which kernel.
+//!
+//! Deletions are made in every kernel. Of the other classes each is made once for all kernels that
+//! a template of one source makes for clusters of the same size, in the one whose smallest launch
+//! is the smallest, and at once in all copies that unrolling makes of a statement. No chance is in
+//! it.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use deepwell_emulator::launch_file::{PreparedLaunch, SourceLine};
+use deepwell_emulator::mutation::{Class, Mutation, mutations};
+use rayon::prelude::*;
+
+use crate::mutate::{Group, is_asked};
+
+/// How many mistakes a survey makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mutations {
+    /// Deletions only
+    Deletions,
+    /// Deletions, and each other mistake once for a template and size of cluster
+    Sampled,
+    /// All of them, in all kernels and all copies of a statement
+    Full,
+}
+
+/// What makes mistakes alike: which, the source, the size of a cluster, and lines within it.
+type Site = (&'static str, String, u32, Vec<SourceLine>);
+
+/// The mistakes that are made in each kernel.
+pub(crate) fn choose(
+    groups: &[Group],
+    mutated: &[bool],
+    how: Mutations,
+    classes: &[Class],
+) -> Result<Vec<Vec<Mutation>>> {
+    let found: Vec<(Vec<Mutation>, BTreeMap<Site, Mutation>)> = groups
+        .par_iter()
+        .zip(mutated)
+        .map(|(group, is_mutated)| match is_mutated {
+            true => Ok(divided(&group.smallest()?, how, classes)),
+            false => Ok(Default::default()),
+        })
+        .collect::<Result<_>>()?;
+    let mut chosen: Vec<Vec<Mutation>> = found.iter().map(|(all, _)| all.clone()).collect();
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by_key(|at| (groups[*at].fewest_instructions(), groups[*at].kernel.clone()));
+    let mut first: BTreeMap<&Site, (usize, &Mutation)> = BTreeMap::new();
+    for at in order {
+        for (site, mutation) in &found[at].1 {
+            first.entry(site).or_insert((at, mutation));
+        }
+    }
+    for (at, mutation) in first.into_values() {
+        chosen[at].push(mutation.clone());
+    }
+    Ok(chosen)
+}
+
+/// The mistakes that are made in every kernel, and others by their sites.
+fn divided(
+    launch: &PreparedLaunch,
+    how: Mutations,
+    classes: &[Class],
+) -> (Vec<Mutation>, BTreeMap<Site, Mutation>) {
+    let mut found = launch.program().map(mutations).unwrap_or_default();
+    found.retain(|mutation| is_asked(classes, mutation.class));
+    let (always, others): (Vec<Mutation>, Vec<Mutation>) = found
+        .into_iter()
+        .partition(|mutation| how == Mutations::Full || mutation.class == Class::Deletion);
+    let mut sites = BTreeMap::<Site, Mutation>::new();
+    for mutation in others.into_iter().filter(|_| how == Mutations::Sampled) {
+        let chain = launch.lines().chain(mutation.ptx_line);
+        let source = chain.last().map(|line| line.file.clone()).unwrap_or_default();
+        let inner: Vec<SourceLine> =
+            chain.iter().filter(|line| line.file != source).cloned().collect();
+        let lines = if inner.is_empty() { chain } else { inner };
+        let site = (mutation.what, source, launch.cluster_blocks(), lines);
+        match sites.get_mut(&site) {
+            Some(known) => known.join(mutation),
+            None => drop(sites.insert(site, mutation)),
+        }
+    }
+    (always, sites)
+}
