@@ -76,8 +76,7 @@ pub struct TrainArgs {
     /// Held-out tokens of an evaluation, at least [default: 131072]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
-    /// Largest learning rate [default: by the size of the model and of
-    /// the batch, 3e-4 for small models]
+    /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
     /// Steps until the largest learning rate is reached [default: a tenth of the run,
@@ -216,8 +215,7 @@ pub struct ParityArgs {
     /// Held-out tokens of an evaluation, at least
     #[arg(long, default_value_t = EVAL_TOKENS)]
     pub eval_tokens: u64,
-    /// Largest learning rate [default: by the size of the model and of
-    /// the batch, 3e-4 for small models]
+    /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
     #[arg(long)]
     pub learning_rate: Option<f64>,
     /// Steps until the largest learning rate is reached [default: a tenth of the run,
@@ -264,7 +262,7 @@ pub struct ParityArgs {
     /// left out? Two runs for each class and seed
     #[arg(long, value_name = "CLASSES", conflicts_with_all = ["control", "tolerance"])]
     pub ablate: Option<AblateBy>,
-    /// Take apart what matches this glob over tensor names only, `layers.*.v_proj.*` for example
+    /// Take apart what matches this glob over tensor names only, `*.v_proj.*` for example
     #[arg(long, value_name = "GLOB", requires = "ablate")]
     pub ablate_tensors: Option<String>,
     /// Print report.json (or ablation.json) on standard output

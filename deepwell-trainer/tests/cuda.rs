@@ -8,7 +8,7 @@ mod trials;
 mod gradients;
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -97,6 +97,40 @@ fn a_step_is_that_of_the_cpu() {
             let (expected, got) = (gradients(&mut cpu), gradients(&mut gpu));
             assert_gradients(&name, &got, &expected, tolerances);
         }
+    }
+}
+
+trial!(the_default_comparison_ends_with_a_verdict);
+/// `deepwell parity` as a new user calls it, with fewer steps and seeds: the audit of the first step
+/// once ended it with an error on every device but the CPU.
+fn the_default_comparison_ends_with_a_verdict() {
+    need_gpu();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().join("data.txt");
+    let words = (0..60_000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
+    std::fs::write(&data, words.collect::<String>()).expect("a temporary folder can be written");
+    // A bundle has the command beside its tests and says where.
+    let command = std::env::var_os("DEEPWELL_COMMAND");
+    let output = Command::new(command.unwrap_or(env!("CARGO_BIN_EXE_deepwell").into()))
+        .args(["parity", "--json", "--device", "cuda", "--steps", "20", "--seeds", "2", "--data"])
+        .arg(&data)
+        .args(["--eval-tokens", "16384", "--cache-dir"])
+        .arg(folder.path().join("cache"))
+        .arg("--out")
+        .arg(folder.path().join("out"))
+        .output()
+        .expect("the command starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let report: serde_json::Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"));
+    // Twenty steps of two pairs may be too few to tell, which is 3.
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{report}");
+    let checks = report["checks"].as_array().expect("checks");
+    for name in ["audit of the first MXFP8 step", "MXFP8 ran as planned"] {
+        let is_this =
+            |check: &&serde_json::Value| check["name"].as_str().unwrap_or("").starts_with(name);
+        let check = checks.iter().find(is_this).unwrap_or_else(|| panic!("no `{name}`: {report}"));
+        assert_eq!(check["status"], "holds", "{check}");
     }
 }
 

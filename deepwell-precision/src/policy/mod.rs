@@ -18,11 +18,11 @@
 //! gradient = { block = "row", scale_rule = "floor" }
 //!
 //! [[rule]]                      # later rules win over earlier ones, rules over defaults
-//! tensors = "layers.*.mlp.down_proj.*"
+//! tensors = "*.mlp.down_proj.*"
 //! format = "bf16"
 //!
 //! [[rule]]                      # without a format: refines tensors that are MXFP8
-//! tensors = "layers.*.self_attn.v_proj.*"
+//! tensors = "*.self_attn.v_proj.*"
 //! dgrad.weight = "bf16"         # this operand in BF16
 //! wgrad = "bf16"                # both operands in BF16
 //! ```

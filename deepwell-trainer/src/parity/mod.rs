@@ -215,6 +215,9 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let options = &options;
     let settings = &options.settings;
     let mut console = Console::new("parity", settings.steps);
+    for remark in &model.notes().remarks {
+        Progress::note(&mut console, &format!("note: {remark}"));
+    }
     let dataset = open_data(settings, &mut console)?;
     let tokens = dataset.tokens();
     tokens.check_vocab(model.vocab_size() as u64)?;

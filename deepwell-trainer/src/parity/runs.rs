@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::verdict::RunFacts;
 use super::{Curve, RunReport};
-use crate::console::say;
 use crate::run::RunSummary;
 use crate::run_folder::RunRecord;
 use crate::trainer::{Record, Trainer};
@@ -107,8 +106,8 @@ fn this_program() -> Result<PathBuf, TrainError> {
     std::env::current_exe().map_err(TrainError::io("this program"))
 }
 
-/// Starts this program again for one run, waits for it and reads what it left. A finished run is
-/// not run again. `label` stands in front of its progress lines.
+/// Starts this program again for one run, waits for it and reads what it left. `label` stands in
+/// front of its progress lines.
 ///
 /// # Errors
 /// A run that ends badly; its own words went to standard error.
@@ -118,14 +117,6 @@ pub(super) fn train_in_child(
     start: Start,
 ) -> Result<FinishedRun, TrainError> {
     let out = &settings.out;
-    let resume = matches!(start, Start::Resume | Start::ResumeChanged);
-    if resume && let Ok(run) = FinishedRun::read(out) {
-        let is_done = run.summary.fit.step == settings.steps && run.summary.settings == *settings;
-        if is_done {
-            say(format_args!("{label:>8} is done already"));
-            return Ok(run);
-        }
-    }
     std::fs::create_dir_all(out).map_err(TrainError::io(out))?;
     let run_file = out.join("run.toml");
     let text = toml::to_string(settings).map_err(|error| TrainError::Setting {
@@ -139,7 +130,8 @@ pub(super) fn train_in_child(
     let mut command = Command::new(&program);
     command.arg("train").arg("--run-file").arg(&run_file).args(["--label", label]);
     command.arg("--stop-with-parent").stdin(Stdio::piped()).stdout(Stdio::null());
-    if resume {
+    if matches!(start, Start::Resume | Start::ResumeChanged) {
+        // A run that has ended compares its fingerprint and keeps its summary.
         command.arg("--resume");
     }
     let mut child = command.spawn().map_err(TrainError::io(&program))?;

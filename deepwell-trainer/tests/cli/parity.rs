@@ -1,11 +1,13 @@
 //! `deepwell parity`: what it says, and with which exit code.
 
 use std::fs;
+use std::path::Path;
 
 use deepwell_kernels::cuda::{Architecture, KernelImages};
+use deepwell_trainer::lock::OutputLock;
 use serde_json::Value;
 
-use super::{Folder, deepwell, text};
+use super::{Folder, check_error, deepwell, json_of, text};
 
 /// The command line of a comparison of four steps of a micro model; `options` come last and
 /// replace what is set here.
@@ -88,6 +90,49 @@ fn a_control_and_more_pairs_later() {
     let (code, second) = report(&folder, &["--seeds", "2", "--control", "--resume"]);
     assert_eq!((code, &second["verdict"]), (Some(0), &"holds".into()), "{second}");
     assert_eq!(second["pairs"][0], first["pairs"][0]);
+}
+
+/// Two comparisons in one folder once mixed their curves: 2.03 against 5.56, and passed.
+#[test]
+fn a_folder_belongs_to_one_comparison() {
+    let folder = Folder::new();
+    let check = |options: &[&str], contains: &[&str]| {
+        let args = command(&folder, options);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        check_error(&args, 2, contains);
+    };
+    let out = folder.path("out");
+    let held = OutputLock::acquire(Path::new(&out)).expect("a lock");
+    let pid = format!("process {}", std::process::id());
+    check(&["--seeds", "1"], &["belongs to another run", &pid, "hint: "]);
+    drop(held);
+    let (_, first) = report(&folder, &["--seeds", "1"]);
+    check(&["--seeds", "1"], &["holds the results", "seed-0", "`--resume`", "`--overwrite`"]);
+    let (_, again) = report(&folder, &["--seeds", "1", "--overwrite"]);
+    assert_eq!(again["pairs"][0]["gap_rel"], first["pairs"][0]["gap_rel"]);
+}
+
+#[test]
+fn an_ablation_ranks_what_each_class_costs() {
+    let folder = Folder::new();
+    let args = command(&folder, &["--ablate", "gemm", "--seeds", "2"]);
+    let kept = args.iter().zip(args.iter().skip(1)).position(|(name, _)| name == "--tolerance");
+    let mut args = args.clone();
+    if let Some(at) = kept {
+        args.drain(at..at + 2);
+    }
+    let report = json_of(&args);
+    let classes = report["classes"].as_array().expect("classes");
+    let mut names: Vec<&str> = classes.iter().map(|c| c["class"].as_str().unwrap()).collect();
+    let alone = |index: usize| classes[index]["alone"]["mean"].as_f64().unwrap();
+    assert!(alone(0) >= alone(1) && alone(1) >= alone(2), "{report}");
+    names.sort_unstable();
+    assert_eq!(names, ["dgrad", "fprop", "wgrad"]);
+    assert_eq!(report["whole"]["pairs"], 2);
+    // Each run had a policy of its own.
+    let policy = fs::read_to_string(folder.path("out/seed-1/without-dgrad.toml")).expect("written");
+    assert!(policy.contains("dgrad"), "{policy}");
+    assert!(fs::metadata(folder.path("out/ablation.html")).is_ok());
 }
 
 /// The default comparison, audit included, on kernels that an emulator runs; on a GPU the same is

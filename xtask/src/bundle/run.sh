@@ -68,6 +68,8 @@ tests() {
     # On a machine that this is carried to, a test without a GPU is a failure.
     export DEEPWELL_REQUIRE_GPU="${DEEPWELL_REQUIRE_GPU-1}"
     if [ -z "$DEEPWELL_REQUIRE_GPU" ]; then unset DEEPWELL_REQUIRE_GPU; fi
+    # For tests that run the command.
+    export DEEPWELL_COMMAND="${DEEPWELL_COMMAND:-$here/deepwell}"
     failed=
     # Not kept: tests of another bundle must never run in place of these.
     unpacked=$(mktemp -d)
