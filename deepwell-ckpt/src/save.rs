@@ -440,8 +440,8 @@ fn publish<I: Io>(
     Ok(())
 }
 
-/// Removes the oldest checkpoints up to the one just saved, but `keep_last`. Nothing that fails here
-/// harms the new one.
+/// Removes the oldest checkpoints up to the one just saved, but `keep_last`. Nothing that fails
+/// here harms the new one.
 fn prune<I: Io>(
     io: &I,
     root: &Path,
