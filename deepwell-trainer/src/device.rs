@@ -256,7 +256,7 @@ mod tests {
         check(
             Device::Cuda(2),
             &h200,
-            "got 2 GPUs\nhint: use `cuda:0` (NVIDIA H200) or `cuda:1` (NVIDIA H200); `--device cpu`",
+            "got 2 GPUs\nhint: use `cuda:0` (NVIDIA H200) or `cuda:1` (NVIDIA H200); `--device",
         );
         let mut none = h200.clone();
         none.gpus.clear();
