@@ -7,9 +7,9 @@
 //!
 //! On an H200 with `DEEPWELL_GOLDEN_OUT` a group writes what the GPU gave to that folder; the
 //! `.json` files belong into `tests/cuda/golden/`. Everywhere else a group compares with the files
-//! there, and fails without one: on another GPU, or on the emulator where there is none. Every group also checks its
-//! outputs against a loose reference in f64, on both devices: a wrong layout shows without golden
-//! vectors.
+//! there, and fails without one: on another GPU, or on the emulator where there is none. Groups of
+//! instructions also check their outputs against a loose reference in f64, on both devices: a wrong
+//! layout shows without golden vectors.
 
 mod bench;
 mod copies;
