@@ -125,7 +125,9 @@ fn mutants_are_listed() {
     fs::write(&sum, several).unwrap();
     snapshot("mutate_three_blocks", &stdout_of(&["mutate", "--verbose", &sum], 0));
     let json: Value = serde_json::from_str(&stdout_of(&["mutate", "--json", &sum], 0)).unwrap();
-    assert_eq!(json["kernels"][0]["mutants"][0]["what"], "bar.sync");
+    let first = &json["kernels"][0]["mutants"][0];
+    assert_eq!(first["class"], "mask");
+    assert_eq!(first["what"], "lane 31 of shfl.sync");
     let stuck = document(folder.path(), "stuck", OUT);
     let output = emulate(&["mutate", &stuck]);
     assert_eq!(output.status.code(), Some(1));
