@@ -70,8 +70,8 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
         expected: format!("`{HEAD}` to be `{}`, as `tie_word_embeddings` says", table.name),
         got: format!("another tensor: {differ} elements differ"),
         hint: Some(
-            "set `tie_word_embeddings` to false in config.json to train both, or take `lm_head.weight` \
-             out of the weights"
+            "set `tie_word_embeddings` to false in config.json to train both, or take \
+             `lm_head.weight` out of the weights"
                 .to_string(),
         ),
     })

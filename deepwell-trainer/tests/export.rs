@@ -280,18 +280,18 @@ fn exports_that_cannot_be_trained_as_pytorch_does_are_refused() {
         "maskcore",
         false,
         Some(
-            "model: expected parameters that are all to be trained, got `positions.weight` exported \
-             with `requires_grad = false`\nhint: freezing is not supported: `--train-frozen` trains \
-             them too, or call `requires_grad_(True)` and export again",
+            "model: expected parameters that are all to be trained, got `positions.weight` \
+             exported with `requires_grad = false`\nhint: freezing is not supported: \
+             `--train-frozen` trains them too, or call `requires_grad_(True)` and export again",
         ),
     );
     check(
         "sine",
         true,
         Some(
-            "model: expected an exported graph of known ops, got `aten.sin.default` (node `sin`) and \
-             3 more\nhint: such a model can be captured and counted, not trained; `deepwell capture \
-             MODEL --summary` lists its unknown calls",
+            "model: expected an exported graph of known ops, got `aten.sin.default` (node `sin`) \
+             and 3 more\nhint: such a model can be captured and counted, not trained; \
+             `deepwell capture MODEL --summary` lists its unknown calls",
         ),
     );
 }

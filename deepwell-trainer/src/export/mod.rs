@@ -64,8 +64,8 @@ pub struct Exported {
 /// told how many bytes of how many are written.
 ///
 /// # Errors
-/// A checkpoint that is damaged or is not of the model, a model or tokenizer that is no longer where
-/// the run found it, and what writing fails with.
+/// A checkpoint that is damaged or is not of the model, a model or tokenizer that is no longer
+/// where the run found it, and what writing fails with.
 pub fn export_hf(
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64, u64),

@@ -55,8 +55,8 @@ impl Archive {
     pub(super) fn open(path: &Path) -> Result<Archive, CaptureError> {
         let io = |source| CaptureError::Io { path: path.to_path_buf(), source };
         let file = File::open(path).map_err(io)?;
-        // torch.export.save puts nothing before the archive. Left to detect an offset, the zip crate
-        // may take the first line of its list of entries for the ZIP64 records behind that list.
+        // torch.export.save puts nothing before the archive. Left to detect an offset, the zip
+        // crate may take the first line of its list of entries for the ZIP64 records behind it.
         let config = Config { archive_offset: ArchiveOffset::Known(0) };
         let zip =
             ZipArchive::with_config(config, BufReader::new(file)).map_err(|error| match error {
