@@ -45,7 +45,7 @@ fn llama() -> LlamaConfig {
 
 /// One whose queries and keys are normalized head by head, in tiles that are wider than a head.
 fn qwen3() -> LlamaConfig {
-    LlamaConfig { family: ModelFamily::Qwen3, hidden_size: 64, head_dim: 40, ..llama() }
+    LlamaConfig { family: ModelFamily::Qwen3, hidden_size: 64, head_dim: 96, ..llama() }
 }
 
 fn engine(graph: Graph, policy: &PrecisionPolicy, device: Device) -> Engine {
