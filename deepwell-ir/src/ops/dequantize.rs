@@ -15,9 +15,9 @@ use crate::{DType, OpError, Shape};
 /// op that reads x reads the result in its place.
 ///
 /// An element is an E4M3 number times a power of two. It has four significant bits, so BF16 holds
-/// it exactly, with two exceptions: what needs bits below 2^-133, BF16's smallest number, is rounded
-/// to nearest even (a scale below 2^-124 and a small element), and from 2^128 on it is infinite (a
-/// scale above 2^119 and a large element). A block whose scale is NaN becomes NaN.
+/// it exactly, with two exceptions: what needs bits below 2^-133, BF16's smallest number, is
+/// rounded to nearest even (a scale below 2^-124 and a small element), and from 2^128 on it is
+/// infinite (a scale above 2^119 and a large element). A block whose scale is NaN becomes NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dequantize {
     /// Which copy it reads, [`Axis::Row`] or [`Axis::Column`].
