@@ -65,7 +65,8 @@ struct Skipped {
 /// Ends the test that calls it, which is reported as ignored for `reason`.
 pub(crate) fn skip(reason: impl Into<String>) -> ! {
     // Without the hook of a panic: nothing is wrong.
-    resume_unwind(Box::new(Skipped { reason: reason.into() }))
+    let reason = reason.into().replace('\n', "; ");
+    resume_unwind(Box::new(Skipped { reason }))
 }
 
 /// A line on stderr, with `--nocapture` alone: this harness captures nothing.
