@@ -83,6 +83,11 @@ fn the_graph_has_tags_and_a_backward() {
 fn bad_values_are_refused_in_these_words() {
     for (changes, expected) in [
         (json!({"n_head": 5}), "c: key `n_head`: expected a divisor of `n_embd` (64), got `5`"),
+        (
+            // Four times as much, the default of `n_inner`, wrapped around.
+            json!({"n_embd": i64::MAX, "n_inner": null}),
+            "c: key `n_embd`: expected an integer from 1 to 4194304, got `9223372036854775807`",
+        ),
         (json!({"n_ctx": 7}), "c: key `n_ctx`: expected 1024 as in `n_positions`, got `7`"),
         (
             json!({"activation_function": "relu"}),

@@ -327,6 +327,23 @@ fn bad_values_are_refused_in_these_words() {
             "c: unknown key `n_group` with value `8`\n\
              hint: it may change what the model computes; remove it if it does not",
         ),
+        // Lists of layers this long were an allocation that ends the process.
+        (
+            QWEN3_30B_A3B,
+            json!({"num_hidden_layers": 1u64 << 50}),
+            "c: key `num_hidden_layers`: expected an integer from 1 to 16384, got \
+             `1125899906842624`",
+        ),
+        (
+            DEEPSEEK_V3,
+            json!({"first_k_dense_replace": u64::MAX, "num_hidden_layers": 3}),
+            "c: key `dense layers`: expected ascending layers under 3, got `[0, 1, 2, 3]`",
+        ),
+        (
+            DEEPSEEK_V3,
+            json!({"n_routed_experts": 1 << 20, "moe_intermediate_size": 1}),
+            "c: key `num_experts`: expected at most 1048576 experts in all layers, got `63963136`",
+        ),
         (
             DEEPSEEK_V3,
             json!({"scoring_func": "softmax"}),

@@ -73,11 +73,14 @@ pub trait Backend: Send {
     /// [`KernelError::OutOfMemory`].
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError>;
 
-    /// Resolves a call of a verified program: kernel, operand addresses, constants. All that can
-    /// be done before the first step is done here.
+    /// Resolves a call of a program: kernel, operand addresses, constants. All that can be done
+    /// before the first step is done here. A program that breaks a rule gives an error here, wrong
+    /// numbers or a panic, never access to memory outside of the arena by the host: whoever runs
+    /// programs of others verifies them first, as [`Executor::load`](crate::Executor::load) does.
     ///
     /// # Errors
-    /// A kernel that the backend does not have, or an operand type that it does not take.
+    /// A kernel that the backend does not have, an operand type that it does not take, or operands
+    /// that overlap.
     fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError>;
 
     /// Forgets every prepared call and every recording.

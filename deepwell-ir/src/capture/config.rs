@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::config_check::LAYERS_MAX;
 use super::keys::{Keys, kind, shown};
 use super::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
 
@@ -185,6 +186,11 @@ impl LlamaConfig {
         let hidden_size = keys.required_size("hidden_size")?;
         let intermediate_size = keys.required_size("intermediate_size")?;
         let num_layers = keys.required_size("num_hidden_layers")?;
+        if num_layers > LAYERS_MAX {
+            // Before anything is listed layer by layer.
+            let expected = format!("an integer from 1 to {LAYERS_MAX}");
+            return Err(keys.wrong("num_hidden_layers", &expected, &json!(num_layers), ""));
+        }
         let num_heads = keys.required_size("num_attention_heads")?;
         let num_kv_heads = family.read_kv_heads(keys, num_heads)?;
         let (latent, rope_dim) = LatentConfig::read(keys, family)?.unzip();

@@ -7,7 +7,7 @@ use super::{CaptureError, LlamaConfig, RopeScaling, WeightPacking};
 /// also keeps the parameter count of any accepted model within 64 bits.
 const SIZE_MAX: usize = 1 << 22;
 /// Most layers that are believed.
-const LAYERS_MAX: usize = 1 << 14;
+pub(super) const LAYERS_MAX: usize = 1 << 14;
 
 impl LlamaConfig {
     /// Checks how the fields fit each other. `place` names the configuration in errors.

@@ -11,6 +11,9 @@ const GPT_OSS_ALPHA: f64 = 1.702;
 /// `swiglu_limit` of gpt-oss if its `config.json` does not state one.
 const GPT_OSS_LIMIT: f64 = 7.0;
 
+/// Most experts of all layers together that are believed: each is a tensor of the weight files.
+const EXPERTS_MAX: usize = 1 << 20;
+
 /// The feed-forward blocks of a mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
@@ -78,7 +81,7 @@ impl ExpertsConfig {
                 normalize_gates: keys.boolean("norm_topk_prob")?.unwrap_or(false),
                 ..plain(qwen_experts(keys)?, required(keys, "moe_intermediate_size")?)
             },
-            ModelFamily::DeepseekV3 => read_deepseek(keys)?,
+            ModelFamily::DeepseekV3 => read_deepseek(keys, num_layers)?,
             _ => return Ok(None),
         };
         let old = "experts_per_token";
@@ -115,6 +118,11 @@ impl ExpertsConfig {
         if self.intermediate_size == 0 || width > size_max {
             let expected = format!("1 to {size_max} columns over all experts");
             return Some(("moe_intermediate_size", expected, width.to_string()));
+        }
+        let in_all = self.num_experts.saturating_mul(num_layers);
+        if in_all > EXPERTS_MAX {
+            let expected = format!("at most {EXPERTS_MAX} experts in all layers");
+            return Some(("num_experts", expected, in_all.to_string()));
         }
         let shared = self.shared_experts.saturating_mul(self.intermediate_size);
         if shared > size_max {
@@ -238,7 +246,7 @@ fn qwen_dense_layers(keys: &mut Keys<'_>, num_layers: usize) -> Result<Vec<usize
         .collect())
 }
 
-fn read_deepseek(keys: &mut Keys<'_>) -> Result<ExpertsConfig, CaptureError> {
+fn read_deepseek(keys: &mut Keys<'_>, num_layers: usize) -> Result<ExpertsConfig, CaptureError> {
     for (key, only) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         if let Some(other) = keys.string(key)?.filter(|&value| value != only) {
             return Err(keys.unsupported(key, &json!(other), &format!("supported: `{only}`")));
@@ -259,7 +267,8 @@ fn read_deepseek(keys: &mut Keys<'_>) -> Result<ExpertsConfig, CaptureError> {
         .ok_or_else(|| keys.missing("first_k_dense_replace", STATE))?;
     Ok(ExpertsConfig {
         shared_experts: keys.count("n_shared_experts")?.unwrap_or(0),
-        dense_layers: (0..dense).collect(),
+        // One more than there are is enough to be refused.
+        dense_layers: (0..dense.min(num_layers + 1)).collect(),
         normalize_gates: keys.boolean("norm_topk_prob")?.unwrap_or(true),
         gate_scaling: keys.number("routed_scaling_factor", 0.0, false)?.unwrap_or(1.0),
         groups,

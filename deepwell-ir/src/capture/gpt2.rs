@@ -122,7 +122,7 @@ impl Gpt2Config {
         Ok(Gpt2Config {
             vocab_size: required(keys, "vocab_size")?,
             hidden_size,
-            intermediate_size: keys.size("n_inner")?.unwrap_or(4 * hidden_size),
+            intermediate_size: keys.size("n_inner")?.unwrap_or(hidden_size.saturating_mul(4)),
             num_layers: required(keys, "n_layer")?,
             num_heads: required(keys, "n_head")?,
             max_position_embeddings,

@@ -2,8 +2,9 @@
 //!
 //! Views are given out without borrowing the arena, because a call holds several at once, some
 //! of them mutable. What makes that sound:
-//! - a program is verified before it is prepared: ranges lie inside the arena, are aligned, and
-//!   the operands of one call share no byte unless all of them are only read;
+//! - a view is made only of an aligned range, and given out only inside of the arena;
+//! - when a call is prepared, its operands and workspace share no byte unless all of them are only
+//!   read (`Operands::check_views`), whether its program was verified or not;
 //! - views exist only while their call runs, and calls run one after another.
 #![allow(unsafe_code)]
 
@@ -65,7 +66,6 @@ impl Arena {
 
     fn pointer<T>(&self, range: ByteRange) -> *mut T {
         assert!(self.contains(range), "range outside of the arena");
-        debug_assert_eq!(range.offset % align_of::<T>(), 0);
         // SAFETY: the offset is inside the allocation, checked above.
         unsafe { self.start.as_ptr().add(range.offset).cast() }
     }
@@ -85,15 +85,22 @@ pub(crate) struct In<T> {
     element: PhantomData<fn() -> T>,
 }
 
+/// Whether elements of `T` can begin where a range does; the arena itself is aligned for all.
+fn is_aligned<T>(range: ByteRange) -> bool {
+    const { assert!(align_of::<T>() <= ALIGNMENT_BYTES) };
+    range.offset.is_multiple_of(align_of::<T>())
+}
+
 impl<T: Pod> In<T> {
-    pub(crate) fn new(range: ByteRange) -> In<T> {
-        In { range, element: PhantomData }
+    /// `None` for a range that begins between elements.
+    pub(crate) fn new(range: ByteRange) -> Option<In<T>> {
+        is_aligned::<T>(range).then_some(In { range, element: PhantomData })
     }
 
     /// The elements.
     pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a [T] {
         let length = self.range.bytes / size_of::<T>();
-        // SAFETY: aligned and inside (see the module), any bytes are a valid `T: Pod`, and no
+        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`, and no
         // view of the running call writes this range.
         unsafe { std::slice::from_raw_parts(arena.pointer::<T>(self.range), length) }
     }
@@ -107,15 +114,16 @@ pub(crate) struct Out<T> {
 }
 
 impl<T: Pod> Out<T> {
-    pub(crate) fn new(range: ByteRange) -> Out<T> {
-        Out { range, element: PhantomData }
+    /// `None` for a range that begins between elements.
+    pub(crate) fn new(range: ByteRange) -> Option<Out<T>> {
+        is_aligned::<T>(range).then_some(Out { range, element: PhantomData })
     }
 
     /// The elements.
     #[expect(clippy::mut_from_ref, reason = "the module's rules keep views apart")]
     pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a mut [T] {
         let length = self.range.bytes / size_of::<T>();
-        // SAFETY: aligned and inside (see the module), any bytes are a valid `T: Pod`, and this
+        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`, and this
         // is the running call's only view of the range.
         unsafe { std::slice::from_raw_parts_mut(arena.pointer::<T>(self.range), length) }
     }

@@ -180,3 +180,91 @@ impl Backend for CpuBackend {
         self.arena.as_ref()?.view(range)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepwell_ir::ops::Add;
+    use deepwell_ir::{
+        Access, Cost, DType, HostInterface, KernelChoice, MathUnit, MemoryKind, Mode, Operand,
+        Phase, Tag, Target, Value, ValueId,
+    };
+
+    /// `c = a + b` of 16 numbers each that begin at these bytes of an arena of 256.
+    fn sum_at(offsets: [usize; 3]) -> Program {
+        let value = |(name, offset): (&str, usize)| Value {
+            name: name.to_string(),
+            dtype: DType::F32,
+            shape: vec![4, 4],
+            memory: MemoryKind::Activations,
+            range: ByteRange { offset, bytes: 64 },
+        };
+        let operand = |id, access| Operand { value: ValueId(id), access };
+        let read = Access::Read;
+        let call = Call {
+            name: "sum".to_string(),
+            op: Add {}.into(),
+            choice: KernelChoice { kernel: "add".to_string(), tile: None, workspace_bytes: 0 },
+            input_count: 2,
+            operands: vec![operand(0, read), operand(1, read), operand(2, Access::Write)],
+            accumulate: false,
+            workspace: ByteRange::default(),
+            phase: Phase::Forward,
+            micro_batch: 0,
+            tag: Tag::Mlp,
+            layer: None,
+            recomputes: false,
+            unit: MathUnit::F32,
+            cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64 },
+            stream: 0,
+            waits: Vec::new(),
+            records: None,
+            rejected: Vec::new(),
+        };
+        Program {
+            name: "sum".to_string(),
+            mode: Mode::Train,
+            rank: 0,
+            target: Target::cpu(1, Vec::new()),
+            batch: 1,
+            seq: 4,
+            micro_batches: 1,
+            values: ["a", "b", "c"].into_iter().zip(offsets).map(value).collect(),
+            calls: vec![call],
+            arena: deepwell_ir::Arena {
+                bytes: 256,
+                transient_offset: 0,
+                transient_lower_bound_bytes: 0,
+            },
+            host: HostInterface::default(),
+            parameters: Vec::new(),
+            precision: Vec::new(),
+            fixed_overhead_bytes: 0,
+        }
+    }
+
+    /// Nobody has verified these programs: two views of the same bytes, one of them written, or of
+    /// numbers between others would be undefined behaviour.
+    #[test]
+    fn operands_that_overlap_or_lie_between_elements_are_refused() {
+        for (offsets, expected) in [
+            ([0, 64, 128], Ok(())),
+            ([0, 0, 128], Ok(())),
+            ([0, 64, 64], Err("overlap")),
+            ([0, 96, 32], Err("overlap")),
+            ([0, 64, 129], Err("aligned")),
+            ([2, 66, 128], Err("aligned")),
+        ] {
+            let program = sum_at(offsets);
+            let mut backend = CpuBackend::new();
+            backend.allocate(256).unwrap();
+            match (backend.prepare(&program, &program.calls[0]), expected) {
+                (Ok(call), Ok(())) => backend.enqueue(call, 0).unwrap(),
+                (Err(error), Err(words)) => {
+                    assert!(error.to_string().contains(words), "{offsets:?}: {error}");
+                }
+                (got, _) => panic!("{offsets:?}: expected {expected:?}, got {got:?}"),
+            }
+        }
+    }
+}

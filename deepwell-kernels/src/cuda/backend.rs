@@ -8,6 +8,7 @@
 //!   taken the last contents out (`taken`); the compute stream moves it to the values.
 //! - Readbacks have two slots of pinned memory. The compute stream fills one (`filled`); the host
 //!   reads it after that event. A slot is used again two readbacks later.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 
@@ -431,7 +432,9 @@ impl Backend for CudaBackend {
             slot.pinned.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
             offset += bytes.len().next_multiple_of(64);
         }
-        driver.copy_from_pinned(slot.staged, &slot.pinned, 0, total, side)?;
+        // SAFETY: the slot is filled again, or freed, only once `uploaded` is done or all streams
+        // are empty.
+        unsafe { driver.copy_from_pinned(slot.staged, &slot.pinned, 0, total, side)? };
         driver.record(slot.uploaded, side)?;
         driver.wait(compute, slot.uploaded)?;
         let mut offset = 0;
@@ -460,7 +463,17 @@ impl Backend for CudaBackend {
         slot.parts.resize(ranges.len(), (0, 0));
         let mut offset = 0;
         for ((run, members), source) in runs.iter().zip(addresses) {
-            self.driver.copy_to_pinned(&slot.pinned, offset, source, run.bytes, self.compute)?;
+            // SAFETY: the slot is read only once `filled` is done, and freed when all streams are
+            // empty.
+            unsafe {
+                self.driver.copy_to_pinned(
+                    &slot.pinned,
+                    offset,
+                    source,
+                    run.bytes,
+                    self.compute,
+                )?;
+            }
             for &member in members {
                 let range = ranges[member];
                 slot.parts[member] = (offset + range.offset - run.offset, range.bytes);
@@ -520,12 +533,16 @@ impl Backend for CudaBackend {
         };
         self.driver.synchronize()?;
         let mut offset = 0;
-        for &range in ranges {
+        let copied = ranges.iter().try_for_each(|&range| -> Result<(), KernelError> {
             let source = self.address(range)?;
-            self.driver.copy_to_pinned(buffer, offset, source, range.bytes, self.copies)?;
-            offset += range.bytes;
-        }
-        Ok(self.driver.synchronize()?)
+            let (copies, bytes) = (self.copies, range.bytes);
+            // SAFETY: this function has the buffer to itself, and waits for every copy below.
+            unsafe { self.driver.copy_to_pinned(buffer, offset, source, bytes, copies)? };
+            offset += bytes;
+            Ok(())
+        });
+        self.driver.synchronize()?;
+        copied
     }
 
     fn host_view(&self, _range: ByteRange) -> Option<&[u8]> {
@@ -552,38 +569,4 @@ fn coalesce(ranges: &[ByteRange]) -> Vec<(ByteRange, Vec<usize>)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cuda::FakeDriver;
-
-    /// What the fake device takes for anything in a queue, a copy or an event.
-    const MS: f64 = 1e-3;
-
-    /// The host cannot time steps: two that are in the queue seem to take the time of one.
-    #[test]
-    fn steps_are_timed_by_the_devices_clock() {
-        let driver = Box::new(FakeDriver::h200());
-        let mut backend = CudaBackend::new(driver, None, KernelImages::empty()).unwrap();
-        backend.allocate(256).unwrap();
-        let range = ByteRange { offset: 0, bytes: 64 };
-        let mut times = Vec::new();
-        let mut before = None;
-        for _ in 0..5 {
-            backend.stage(&[(range, &[1; 64])]).unwrap();
-            let this = backend.read_later(&[range]).unwrap();
-            // As the trainer does: a step is looked at when the next one is in the queue.
-            times.extend(before.replace(this).map(|last| {
-                backend.fetch(last, &mut [&mut [0; 64]]).unwrap();
-                backend.step_time(last).unwrap()
-            }));
-        }
-        let time = |since_readback_s| Some(StepTime { since_staged_s: 2.0 * MS, since_readback_s });
-        let later = time(Some(7.0 * MS));
-        assert_eq!(times, [time(None), later, later, later]);
-
-        let error = backend.step_time(Readback(0)).unwrap_err();
-        assert!(error.to_string().contains("one of the last 2 readbacks"), "{error}");
-        let unstaged = backend.read_later(&[range]).unwrap();
-        assert_eq!(backend.step_time(unstaged).unwrap(), None);
-    }
-}
+mod tests;

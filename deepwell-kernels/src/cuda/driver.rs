@@ -273,9 +273,14 @@ pub trait Driver: Send {
 
     /// Enqueues a copy of `bytes` bytes from `source_offset` of a pinned buffer.
     ///
+    /// # Safety
+    /// Until the copy has ended, and while a graph that it is recorded in may run, nobody writes
+    /// to the buffer or drops it.
+    ///
     /// # Errors
     /// A range outside of the buffer.
-    fn copy_from_pinned(
+    #[allow(unsafe_code)]
+    unsafe fn copy_from_pinned(
         &mut self,
         target: DevicePtr,
         source: &PinnedBuffer,
@@ -286,9 +291,14 @@ pub trait Driver: Send {
 
     /// Enqueues a copy of `bytes` bytes to `target_offset` of a pinned buffer.
     ///
+    /// # Safety
+    /// Until the copy has ended, and while a graph that it is recorded in may run, nobody reads or
+    /// writes the buffer or drops it.
+    ///
     /// # Errors
     /// A range outside of the buffer.
-    fn copy_to_pinned(
+    #[allow(unsafe_code)]
+    unsafe fn copy_to_pinned(
         &mut self,
         target: &PinnedBuffer,
         target_offset: usize,

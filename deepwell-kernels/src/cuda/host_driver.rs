@@ -142,7 +142,8 @@ impl<M: Machine> Driver for HostDriver<M> {
         state.machine.read(bytes, source)
     }
 
-    fn copy_from_pinned(
+    #[allow(unsafe_code)]
+    unsafe fn copy_from_pinned(
         &mut self,
         target: DevicePtr,
         source: &PinnedBuffer,
@@ -160,7 +161,8 @@ impl<M: Machine> Driver for HostDriver<M> {
         state.put(stream, Work::FromPinned { target, source, offset: source_offset, bytes })
     }
 
-    fn copy_to_pinned(
+    #[allow(unsafe_code)]
+    unsafe fn copy_to_pinned(
         &mut self,
         target: &PinnedBuffer,
         target_offset: usize,

@@ -6,8 +6,10 @@ use std::any::Any;
 /// Host memory that the device can copy from and to without the host waiting.
 ///
 /// Given by [`allocate_pinned`](super::Driver::allocate_pinned) and given back to
-/// [`free_pinned`](super::Driver::free_pinned); one that is dropped gives itself back. Its holder
-/// keeps its hands off the bytes, and keeps it, while a copy that it enqueued is under way.
+/// [`free_pinned`](super::Driver::free_pinned); one that is dropped gives itself back. While a copy
+/// is under way nobody touches the bytes or drops the buffer: those who enqueue one, by
+/// [`copy_to_pinned`](super::Driver::copy_to_pinned) or
+/// [`copy_from_pinned`](super::Driver::copy_from_pinned), vouch for that.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pointer: *mut u8,
@@ -17,7 +19,7 @@ pub struct PinnedBuffer {
 
 // SAFETY: the buffer is plain memory with one owner; nothing in it belongs to a thread.
 unsafe impl Send for PinnedBuffer {}
-// SAFETY: a shared reference only reads.
+// SAFETY: a shared reference only reads, and copies of a device are `unsafe` to enqueue.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
@@ -56,7 +58,8 @@ impl PinnedBuffer {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the driver gave `bytes` initialized bytes at `pointer` to this one owner.
+        // SAFETY: the driver gave `bytes` initialized bytes at `pointer` to this one owner, and who
+        // enqueued a copy to them has seen to it that it has ended.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 

@@ -1,4 +1,5 @@
 //! The driver itself: memory, streams, recordings with groups, and what it refuses.
+#![allow(unsafe_code)]
 
 use deepwell_kernels::cuda::{
     Argument, CudarcDriver, DevicePtr, Driver, Function, KernelImages, Launch, Stream,
@@ -169,7 +170,9 @@ fn what_would_go_wrong_on_the_device_is_refused_before() {
     assert!(error.contains("no_such_kernel") && error.contains("CUDA_ERROR_NOT_FOUND"), "{error}");
     assert!(driver.function(module, "add_bf16", 1 << 20).is_err(), "a megabyte of shared memory");
     let pinned = driver.allocate_pinned(8).unwrap();
-    assert!(driver.copy_from_pinned(a, &pinned, 1, 8, *stream).is_err(), "past the end");
+    // SAFETY: refused; nothing is copied.
+    let outside = unsafe { driver.copy_from_pinned(a, &pinned, 1, 8, *stream) };
+    assert!(outside.is_err(), "past the end");
     assert!(driver.begin_group(*stream).is_err(), "a group outside of a recording");
     assert!(driver.end_capture(*stream).is_err(), "an end without a begin");
     driver.synchronize().unwrap();
@@ -289,7 +292,8 @@ fn events_order_streams_and_read_time_within_recordings_too() {
     driver.record(filled, main).unwrap();
     driver.wait(side, filled).unwrap();
     let pinned = driver.allocate_pinned(1).unwrap();
-    driver.copy_to_pinned(&pinned, 0, large.offset(LARGE - 1), 1, side).unwrap();
+    // SAFETY: the bytes are read when all streams are empty.
+    unsafe { driver.copy_to_pinned(&pinned, 0, large.offset(LARGE - 1), 1, side) }.unwrap();
     driver.synchronize().unwrap();
     assert_eq!(pinned.as_slice(), [3]);
     assert!(driver.is_done(filled).unwrap());
@@ -327,11 +331,13 @@ fn inputs_and_results_go_through_pinned_memory_on_another_stream() {
         let x = random(seed);
         staged.as_mut_slice()[64..].copy_from_slice(bytemuck::cast_slice(&x));
         let main = fixture.stream;
-        fixture.driver.copy_from_pinned(a, &staged, 64, BYTES, side).unwrap();
+        // SAFETY: the bytes are written again after `done`, which waits for `arrived`.
+        unsafe { fixture.driver.copy_from_pinned(a, &staged, 64, BYTES, side) }.unwrap();
         fixture.driver.record(arrived, side).unwrap();
         fixture.driver.wait(main, arrived).unwrap();
         fixture.add(a, b, out);
-        fixture.driver.copy_to_pinned(&result, 0, out, BYTES, main).unwrap();
+        // SAFETY: the bytes are read after `done`.
+        unsafe { fixture.driver.copy_to_pinned(&result, 0, out, BYTES, main) }.unwrap();
         fixture.driver.record(done, main).unwrap();
         fixture.driver.synchronize_event(done).unwrap();
         let got: Vec<bf16> = bytemuck::pod_collect_to_vec(result.as_slice());

@@ -12,32 +12,34 @@ use std::path::Path;
 use super::DataError;
 
 /// Bytes of the header.
-pub(crate) const HEADER_BYTES: u64 = 1024;
+pub const HEADER_BYTES: u64 = 1024;
 
 const MAGIC_U16: i32 = 20_240_520;
 const MAGIC_U32: i32 = 20_240_801;
 
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BinHeader {
+pub struct BinHeader {
     /// Bytes a token: 2 or 4.
-    pub(crate) width: u8,
-    pub(crate) tokens: u64,
+    pub width: u8,
+    /// Tokens behind the header.
+    pub tokens: u64,
 }
 
 /// True if a file that starts like this is a token file.
-pub(crate) fn has_magic(start: &[u8]) -> bool {
+pub fn has_magic(start: &[u8]) -> bool {
     start
         .first_chunk::<4>()
         .is_some_and(|magic| [MAGIC_U16, MAGIC_U32].contains(&i32::from_le_bytes(*magic)))
 }
 
-/// Reads and checks the header; `start` is the start of the file, `bytes_file` its length.
-pub(crate) fn parse_header(
-    path: &Path,
-    start: &[u8],
-    bytes_file: u64,
-) -> Result<BinHeader, DataError> {
+/// Reads and checks the header; `start` is the start of the file, `bytes_file` its length in bytes.
+/// `path` names it in errors.
+///
+/// # Errors
+/// [`DataError::BinHeader`], [`DataError::BinMagic`], [`DataError::BinVersion`] and
+/// [`DataError::BinLength`].
+pub fn parse_header(path: &Path, start: &[u8], bytes_file: u64) -> Result<BinHeader, DataError> {
     let path = path.to_owned();
     if start.len() < HEADER_BYTES as usize {
         return Err(DataError::BinHeader { path, found: bytes_file });
@@ -69,7 +71,7 @@ pub(crate) fn parse_header(
 }
 
 /// Tokens of a block of the body, whose length is a multiple of `width`.
-pub(crate) fn decode(block: &[u8], width: u8) -> Vec<u32> {
+pub fn decode(block: &[u8], width: u8) -> Vec<u32> {
     match width {
         2 => block
             .chunks_exact(2)

@@ -15,7 +15,7 @@ use super::map::ReadMap;
 use super::{DataError, Split};
 
 /// Names a data set: blake3 of content, tokenizer, split and format version.
-pub(crate) type Key = [u8; 32];
+pub type Key = [u8; 32];
 
 /// Both parts of a tokenized data set, read from memory-mapped files or held in memory.
 ///
@@ -91,8 +91,11 @@ impl TokenCache {
         Self { train: part(train), heldout: part(heldout) }
     }
 
-    /// Opens both files of `key` and checks every byte of them.
-    pub(crate) fn open(folder: &Path, key: &Key) -> Result<Self, Unusable> {
+    /// Opens both files of `key` in a cache folder and checks every byte of them.
+    ///
+    /// # Errors
+    /// A file that is not there, or is not as it was written.
+    pub fn open(folder: &Path, key: &Key) -> Result<Self, Unusable> {
         Ok(Self {
             train: Part::open(folder, key, Split::Train)?,
             heldout: Part::open(folder, key, Split::Heldout)?,
@@ -190,9 +193,13 @@ impl TokenCache {
 }
 
 /// Why a file of the cache cannot be used; it is then made again.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unusable {
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// There is no such file.
+    #[error("not in the cache")]
     Absent,
+    /// It is not as it was written.
+    #[error("damaged: {0}")]
     Damaged(String),
 }
 

@@ -29,7 +29,7 @@
 //! # }
 //! ```
 
-mod bin;
+pub mod bin;
 pub mod bpe;
 mod cache;
 mod cache_header;
@@ -50,8 +50,8 @@ mod summary;
 mod tokenizer;
 mod workspace;
 
-pub use cache::TokenCache;
 pub(crate) use cache::Tokens;
+pub use cache::{Key, TokenCache, Unusable};
 pub use dataset::{DataOptions, Dataset, HELDOUT_TOKENS_MIN};
 pub use error::DataError;
 pub use heldout::HeldoutWindows;

@@ -60,8 +60,8 @@ impl Tokenizer {
     /// Reads the text of a `tokenizer.json` that lies, or will lie, at `path`.
     pub(crate) fn from_bytes(path: &Path, text: &[u8]) -> Result<Self, DataError> {
         let fail = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let mut inner = tokenizers::Tokenizer::from_bytes(text)
-            .map_err(|error| fail(error.to_string().to_lowercase()))?;
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(text))
+            .map_err(|message| fail(message.to_lowercase()))?;
         inner.with_truncation(None).map_err(|error| fail(error.to_string()))?;
         inner.with_padding(None);
 
@@ -141,8 +141,7 @@ impl Tokenizer {
             Kind::HuggingFace(inner) => {
                 let fail = |message: String| DataError::Encode { name: name.to_owned(), message };
                 let text = str::from_utf8(text).map_err(|error| fail(error.to_string()))?;
-                let encoding =
-                    inner.encode_fast(text, false).map_err(|error| fail(error.to_string()))?;
+                let encoding = guarded(|| inner.encode_fast(text, false)).map_err(fail)?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -160,9 +159,8 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => self.encode("prompt", text.as_bytes()),
             Kind::HuggingFace(inner) => {
-                let encoding = inner.encode_fast(text, true).map_err(|error| {
-                    DataError::Encode { name: "prompt".to_owned(), message: error.to_string() }
-                })?;
+                let encoding = guarded(|| inner.encode_fast(text, true))
+                    .map_err(|message| DataError::Encode { name: "prompt".to_owned(), message })?;
                 let mut tokens = encoding.get_ids().to_vec();
                 // BERT-like templates close a text too; what is to go on is not closed.
                 if tokens.len() > 1 && tokens.last().copied() == self.separator {
@@ -186,11 +184,9 @@ impl Tokenizer {
     pub(crate) fn decode(&self, name: &str, tokens: &[u32]) -> Result<Vec<u8>, DataError> {
         match &self.kind {
             Kind::Bytes => Ok(tokens.iter().map(|&token| token as u8).collect()),
-            Kind::HuggingFace(inner) => {
-                inner.decode(tokens, false).map(String::into_bytes).map_err(|error| {
-                    DataError::Encode { name: name.to_owned(), message: error.to_string() }
-                })
-            }
+            Kind::HuggingFace(inner) => guarded(|| inner.decode(tokens, false))
+                .map(String::into_bytes)
+                .map_err(|message| DataError::Encode { name: name.to_owned(), message }),
         }
     }
 }
@@ -225,19 +221,18 @@ impl TextStream<'_> {
     pub fn push(&mut self, token: u32) -> Result<Vec<u8>, DataError> {
         match &self.tokenizer.kind {
             Kind::Bytes => Ok(vec![token as u8]),
-            Kind::HuggingFace(inner) => tokenizers::step_decode_stream(
-                inner,
-                vec![token],
-                true,
-                &mut self.seen,
-                &mut self.prefix,
-                &mut self.prefix_index,
-            )
+            Kind::HuggingFace(inner) => guarded(|| {
+                tokenizers::step_decode_stream(
+                    inner,
+                    vec![token],
+                    true,
+                    &mut self.seen,
+                    &mut self.prefix,
+                    &mut self.prefix_index,
+                )
+            })
             .map(|text| text.unwrap_or_default().into_bytes())
-            .map_err(|error| DataError::Encode {
-                name: format!("token {token}"),
-                message: error.to_string(),
-            }),
+            .map_err(|message| DataError::Encode { name: format!("token {token}"), message }),
         }
     }
 }
@@ -249,6 +244,15 @@ impl fmt::Debug for Tokenizer {
             .field("vocab_size", &self.vocab_size)
             .field("separator", &self.separator)
             .finish()
+    }
+}
+
+/// Runs a function of `tokenizers`, which panics on some of what a file may say.
+fn guarded<T, E: fmt::Display>(run: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    // What it leaves behind is looked at through its own functions only, and those are guarded too.
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the library that reads tokenizers has failed on it".to_owned()),
     }
 }
 
@@ -314,6 +318,19 @@ pub(crate) mod tests {
         let tokens = tokenizer.encode("x", b"let deep well water deep rust").unwrap();
         assert_eq!(tokens, [1, 3, 2, 4, 3, 0]);
         assert_eq!(tokenizer.encode("x", b"deep").unwrap(), [3]);
+    }
+
+    /// `tokenizers` 0.23 panics when it says what is wrong with a decoder whose text is not ASCII.
+    #[test]
+    fn a_file_that_the_library_panics_on_is_an_error() {
+        let decoder = "\u{fffd}".repeat(81);
+        let text = format!(
+            r#"{{"added_tokens": [], "decoder": {{"add_prefix_space": false,
+            "{decoder}trim_offsets": true, "type": [], "use_regex": true}}, "normalizer": null,
+            "model": {{"type": null, "vocab": {{"a": 0}}}}, "version": "1.0"}}"#
+        );
+        let error = Tokenizer::from_bytes(Path::new("t.json"), text.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("t.json"), "{error}");
     }
 
     #[test]

@@ -66,7 +66,21 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
         })?;
         header.tensors.push(tensor);
     }
-    header.tensors.sort_by_key(|tensor| tensor.begin);
+    header.tensors.sort_by_key(|tensor| (tensor.begin, tensor.bytes));
+    let mut end = length + 8;
+    for tensor in &header.tensors {
+        // Else a few bytes could stand for any number of tensors.
+        if tensor.begin != end {
+            let (name, begin) = (&tensor.name, tensor.begin);
+            return Err(invalid(&format!(
+                "expected tensor `{name}` to begin where the one before ends, at {end}, got {begin}"
+            )));
+        }
+        end += tensor.bytes;
+    }
+    if end != file_bytes {
+        return Err(invalid(&format!("expected {end} bytes from its header, got {file_bytes}")));
+    }
     Ok((file, header))
 }
 
@@ -222,4 +236,39 @@ pub(super) fn write_index(
     let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
     let path = folder.join(INDEX_FILE);
     fs::write(&path, format!("{index:#}\n")).map_err(QuantizeFileError::io("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tensors that share bytes would let a small file stand for a large model.
+    #[test]
+    fn tensors_lie_one_behind_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let entry = |begin: u64, end: u64| json!({ "dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end] });
+        for (entries, bytes, expected) in [
+            ([entry(0, 4), entry(4, 6)], 6, Ok(2)),
+            ([entry(2, 2), entry(0, 2)], 2, Ok(2)),
+            ([entry(0, 4), entry(0, 4)], 4, Err("one before ends")),
+            ([entry(0, 4), entry(5, 6)], 6, Err("one before ends")),
+            ([entry(0, 4), entry(4, 6)], 7, Err("from its header")),
+        ] {
+            let [a, b] = &entries;
+            let text = json!({ "a": a, "b": b }).to_string();
+            let mut file = (text.len() as u64).to_le_bytes().to_vec();
+            file.extend_from_slice(text.as_bytes());
+            file.resize(file.len() + bytes, 0);
+            fs::write(&path, file).unwrap();
+            let got = open(&path).map(|(_, header)| header.tensors.len());
+            match expected {
+                Ok(count) => assert_eq!(got.unwrap(), count),
+                Err(words) => {
+                    let error = got.unwrap_err().to_string();
+                    assert!(error.contains(words), "{error}");
+                }
+            }
+        }
+    }
 }

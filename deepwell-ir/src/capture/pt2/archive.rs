@@ -31,6 +31,10 @@ const GRAPH_BYTES_MAX: u64 = 1 << 30;
 /// Where the state of the module lies.
 const WEIGHTS: &str = "data/weights/";
 
+/// Most elements of a tensor that repeats its stored ones; positions that are the same for each
+/// sequence are stored so. Other tensors have at most as many elements as are stored.
+const REPEATED_MAX: usize = 1 << 20;
+
 /// A tensor of the archive.
 #[derive(Clone, Debug)]
 struct Stored {
@@ -140,17 +144,25 @@ impl Archive {
         };
         let width = meta.scalar.bytes();
         let count: usize = meta.shape.iter().product();
-        let steps = meta.shape.iter().zip(&meta.strides);
-        let last = meta.offset + steps.map(|(n, step)| n.saturating_sub(1) * step).sum::<usize>();
-        let needed = if count == 0 { 0 } else { (last + 1).saturating_mul(width) };
         let bytes = self.bytes(&entry, u64::MAX)?;
-        if bytes.len() < needed {
+        let stored = bytes.len() / width;
+        let needed = meta.storage_elements().unwrap_or(usize::MAX);
+        if stored < needed {
+            let needed = needed.saturating_mul(width);
             let what = format!(
                 "tensor `{name}` {:?}: expected {needed} bytes in `{entry}`, got {}",
                 meta.shape,
                 bytes.len()
             );
             return Err(self.error(what, AGAIN));
+        }
+        if count > stored.max(REPEATED_MAX) {
+            let what = format!(
+                "tensor `{name}` {:?}: expected {REPEATED_MAX} elements at most of one that \
+                 repeats the {stored} of `{entry}`, got {count}",
+                meta.shape
+            );
+            return Err(self.error(what, "make it contiguous before the export"));
         }
         let convert: fn(&[u8]) -> f32 = match meta.scalar {
             Scalar::F32 => |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]),

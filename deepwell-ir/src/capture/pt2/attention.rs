@@ -182,7 +182,7 @@ fn attention(
 /// Which scores a mask lets count; `None` for one that is none of the known.
 fn mask_of(mask: &Constant, seq: usize) -> Option<Mask> {
     let rank = mask.shape.len();
-    if rank < 2 || mask.shape[rank - 2..] != [seq, seq] {
+    if mask.count() == 0 || rank < 2 || mask.shape[rank - 2..] != [seq, seq] {
         return None;
     }
     let allowed: Vec<bool> = mask

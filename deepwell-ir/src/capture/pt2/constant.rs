@@ -4,12 +4,15 @@
 
 use std::rc::Rc;
 
-use super::layout::{axis, resolved};
+use super::layout::{axis, elements, resolved};
 
-/// Most elements of a value that is worked out: the mask of sequences of 4096.
+/// Most elements of a value that is worked out, 128 MiB: the mask of sequences of 4096.
 pub(super) const ELEMENTS_MAX: usize = 1 << 24;
 
-/// A small tensor, row-major. Integers and booleans are numbers too: positions and sizes are far
+/// Most terms of the sums of a product of matrices that is worked out: a second or so.
+const TERMS_MAX: usize = 1 << 28;
+
+/// A small tensor, row-major, of at most [`ELEMENTS_MAX`] elements. Integers and booleans are numbers too: positions and sizes are far
 /// below 2^53.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Constant {
@@ -99,9 +102,7 @@ impl Constant {
     }
 
     pub(super) fn expanded(&self, shape: &[usize]) -> Option<Constant> {
-        if shape.iter().product::<usize>() > ELEMENTS_MAX {
-            return None;
-        }
+        elements(shape, ELEMENTS_MAX)?;
         if self.shape == shape {
             return Some(self.clone());
         }
@@ -113,6 +114,7 @@ impl Constant {
 
     pub(super) fn reshaped(&self, shape: &[i64]) -> Option<Constant> {
         let shape = resolved(shape, self.count())?;
+        elements(&shape, ELEMENTS_MAX)?;
         Some(Constant { shape, ..self.clone() })
     }
 
@@ -159,7 +161,12 @@ impl Constant {
         let first = parts.first()?;
         let at = axis(at, first.shape.len())?;
         let (outer, _, inner) = first.around(at);
-        let mut values = Vec::new();
+        if parts.iter().any(|part| part.shape.len() != first.shape.len()) {
+            return None;
+        }
+        let mut shape = first.shape.clone();
+        shape[at] = parts.iter().map(|part| part.shape[at]).sum();
+        let mut values = Vec::with_capacity(elements(&shape, ELEMENTS_MAX)?);
         for block in 0..outer {
             for part in parts {
                 let (part_outer, size, part_inner) = part.around(at);
@@ -170,8 +177,6 @@ impl Constant {
                 values.extend_from_slice(&part.values[from..from + size * inner]);
             }
         }
-        let mut shape = first.shape.clone();
-        shape[at] = parts.iter().map(|part| part.shape[at]).sum();
         Some(Constant { shape, values: Rc::new(values), ..first.clone() })
     }
 
@@ -207,8 +212,15 @@ impl Constant {
         if other.shape[b - 2] != depth {
             return None;
         }
+        let mut shape = self.shape.clone();
+        shape[a - 1] = columns;
+        let count = elements(&shape, ELEMENTS_MAX)?;
+        // Graphs multiply positions by frequencies, so the depth is 1.
+        if count.checked_mul(depth).is_none_or(|terms| terms > TERMS_MAX) {
+            return None;
+        }
         let batch: usize = self.shape[..a - 2].iter().product();
-        let mut values = Vec::with_capacity(batch * rows * columns);
+        let mut values = Vec::with_capacity(count);
         for matrix in 0..batch {
             for row in 0..rows {
                 for column in 0..columns {
@@ -220,8 +232,6 @@ impl Constant {
                 }
             }
         }
-        let mut shape = self.shape.clone();
-        shape[a - 1] = columns;
         Some(Constant::new(shape, values, true))
     }
 
@@ -237,6 +247,7 @@ impl Constant {
         let wide: Vec<Constant> =
             indices.iter().map(|index| index.expanded(&shape)).collect::<Option<_>>()?;
         let mut values = Vec::new();
+        elements(&shape, ELEMENTS_MAX)?;
         for at in 0..shape.iter().product::<usize>() {
             let mut element = 0;
             for (index, &size) in wide.iter().zip(&self.shape) {

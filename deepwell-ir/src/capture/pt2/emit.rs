@@ -231,7 +231,7 @@ impl Lowering<'_> {
         let Kind::Pending { operands, .. } = expr.kind.clone() else { return Source::Tokens };
         let mut inputs = Vec::new();
         let mut constants = HashMap::new();
-        for operand in &operands {
+        for operand in operands.iter() {
             match &operand.value {
                 Value::View(view) => inputs.push(self.source_of(view)),
                 Value::Known(constant) => drop(constants.insert(&operand.name, constant)),

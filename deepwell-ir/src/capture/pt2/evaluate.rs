@@ -6,6 +6,9 @@ use super::constant::{Constant, ELEMENTS_MAX, Kind, broadcast, for_each};
 use super::exported::{Arg, AtenNode, Scalar};
 use super::layout::axis;
 
+/// Most buffers that a value remembers to be made from.
+const BUFFERS_MAX: usize = 16;
+
 fn truth(value: bool) -> f64 {
     f64::from(u8::from(value))
 }
@@ -86,6 +89,8 @@ impl Call<'_> {
         }
         buffers.sort();
         buffers.dedup();
+        // One is enough to tell the frequencies of a table; lists of many would grow with each op.
+        buffers.truncate(BUFFERS_MAX);
         Some(Constant { buffers, ..result.rounded() })
     }
 

@@ -48,13 +48,26 @@ impl Scalar {
     }
 }
 
-/// Shape, strides and element type of an exported tensor.
+/// Shape, strides and element type of an exported tensor, all in elements; one stride an axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TensorMeta {
     pub(super) scalar: Scalar,
     pub(super) shape: Vec<usize>,
     pub(super) strides: Vec<usize>,
     pub(super) offset: usize,
+}
+
+impl TensorMeta {
+    /// Elements of the storage up to the tensor's last one; `None` if they cannot be counted.
+    pub(super) fn storage_elements(&self) -> Option<usize> {
+        if self.shape.len() != self.strides.len() {
+            return None;
+        }
+        let steps = self.shape.iter().zip(&self.strides);
+        let last = steps.map(|(&size, &stride)| size.saturating_sub(1).checked_mul(stride));
+        let last = last.into_iter().try_fold(self.offset, |sum, step| sum.checked_add(step?))?;
+        last.checked_add(1)
+    }
 }
 
 /// An argument of a node.

@@ -6,6 +6,22 @@
 //! that were merged into columns are two, an expanded axis has stride 0. Lists of atoms are closed
 //! under all these ops as long as sizes divide, so that a view is never copied and never lost.
 
+/// Most elements of a tensor that is believed, far more than any model has. Sizes and offsets of
+/// views then fit their type, whatever a file says.
+const ELEMENTS_MAX: usize = 1 << 48;
+
+/// Elements of a shape, counting an empty axis as one of size 1: `None` for more than `elements_max`
+/// of them. So the sizes of any part of its axes multiply without overflow.
+pub(super) fn elements(shape: &[usize], elements_max: usize) -> Option<usize> {
+    let known = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size.max(1)));
+    known.filter(|&count| count <= elements_max)
+}
+
+/// Whether a tensor of this shape can be believed and has elements.
+pub(super) fn is_plausible(shape: &[usize]) -> bool {
+    !shape.contains(&0) && elements(shape, ELEMENTS_MAX).is_some()
+}
+
 /// A step of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Atom {
@@ -13,7 +29,8 @@ pub(super) struct Atom {
     pub(super) stride: usize,
 }
 
-/// A view of a base whose elements are counted in its own row-major order.
+/// A view of a base whose elements are counted in its own row-major order. No axis is empty, and
+/// there are at most [`ELEMENTS_MAX`] elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     axes: Vec<Vec<Atom>>,
@@ -43,14 +60,16 @@ pub(super) fn resolved(shape: &[i64], count: usize) -> Option<Vec<usize>> {
         .iter()
         .filter(|&&size| size != -1)
         .map(|&size| usize::try_from(size).ok())
-        .product::<Option<usize>>()?;
+        .try_fold(1_usize, |known, size| known.checked_mul(size?))?;
     let open = shape.iter().filter(|&&size| size == -1).count();
     let missing = match open {
         0 if known == count => 0,
         1 if known > 0 && count.is_multiple_of(known) => count / known,
         _ => return None,
     };
-    Some(shape.iter().map(|&size| if size == -1 { missing } else { size as usize }).collect())
+    let shape: Vec<usize> =
+        shape.iter().map(|&size| if size == -1 { missing } else { size as usize }).collect();
+    elements(&shape, ELEMENTS_MAX).map(|_| shape)
 }
 
 /// An axis counted from the back if negative.
@@ -60,7 +79,7 @@ pub(super) fn axis(index: i64, rank: usize) -> Option<usize> {
 }
 
 impl Layout {
-    /// All of a base of this shape.
+    /// All of a base of this shape, which [`is_plausible`].
     pub(super) fn whole(shape: &[usize]) -> Layout {
         let mut stride = 1;
         let mut axes: Vec<Vec<Atom>> = shape
@@ -167,7 +186,9 @@ impl Layout {
                 _ => return None,
             }
         }
-        Some(Layout { axes, offset: self.offset })
+        let result = Layout { axes, offset: self.offset };
+        let sizes = result.axes.iter().flatten().map(|atom| atom.size);
+        elements(&sizes.collect::<Vec<_>>(), ELEMENTS_MAX).map(|_| result)
     }
 
     pub(super) fn unsqueezed(&self, at: i64) -> Option<Layout> {
@@ -212,13 +233,10 @@ impl Layout {
     /// One element of an axis, which goes away.
     pub(super) fn selected(&self, at: i64, index: i64) -> Option<Layout> {
         let at = axis(at, self.rank())?;
-        let size = self.shape()[at] as i64;
-        let index = if index < 0 { index + size } else { index };
-        let mut result = if size == 1 && index == 0 {
-            self.clone()
-        } else {
-            self.sliced(at as i64, index, index + 1)?
-        };
+        let size = self.shape()[at];
+        let index = axis(index, size)? as i64;
+        let mut result =
+            if size == 1 { self.clone() } else { self.sliced(at as i64, index, index + 1)? };
         result.axes.remove(at);
         Some(result)
     }

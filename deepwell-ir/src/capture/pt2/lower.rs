@@ -6,7 +6,7 @@ use super::Part;
 use super::exported::{Exported, InputKind};
 use super::tags::{Piece, tags};
 use super::trace::Trace;
-use super::value::{Columns, Id, Kind, Value, Weight};
+use super::value::{Columns, Exprs, Id, Kind, Value, Weight};
 use crate::capture::CaptureError;
 use crate::op::Op;
 use crate::ops;
@@ -104,11 +104,14 @@ impl Lowering<'_> {
         demands.insert(last.base, vec![(last, "")]);
         for id in (0..exprs.all.len()).rev() {
             let Some(label) = demands.get(&id).map(|all| all[0].1) else { continue };
-            for (columns, label) in reads_of(exprs.kind(id), label) {
+            for (columns, label) in reads_of(exprs, id, label) {
                 let columns = columns.unwrap_or_else(whole);
                 let all = demands.entry(columns.base).or_default();
-                if !all.iter().any(|(known, _)| *known == columns) {
-                    all.push((columns, label));
+                match all.iter_mut().find(|(known, _)| *known == columns) {
+                    // A call that is not known reads them too, and has no name for them.
+                    Some((_, known)) if known.is_empty() => *known = label,
+                    Some(_) => {}
+                    None => all.push((columns, label)),
                 }
             }
         }
@@ -212,16 +215,29 @@ impl Lowering<'_> {
 
 /// Columns that an expression reads, or all of a base, and what as. `label` is what it is read as
 /// itself.
-fn reads_of(kind: &Kind, label: &'static str) -> Vec<(Result<Columns, Id>, &'static str)> {
-    match kind {
+fn reads_of(
+    exprs: &Exprs,
+    id: Id,
+    label: &'static str,
+) -> Vec<(Result<Columns, Id>, &'static str)> {
+    match exprs.kind(id) {
         Kind::Tokens
         | Kind::Input(_)
         | Kind::Parameter(_)
         | Kind::Buffer(_)
         | Kind::Embedding { .. }
-        | Kind::Positions { .. }
-        // What an unknown call reads is lowered where it is met: it may be a view.
-        | Kind::Pending { .. } => Vec::new(),
+        | Kind::Positions { .. } => Vec::new(),
+        Kind::Pending { operands, .. } => operands
+            .iter()
+            .filter_map(|operand| match &operand.value {
+                Value::View(view) => {
+                    let is_whole = exprs.base_of(&operand.value).is_some();
+                    let columns = exprs.columns(&operand.value).filter(|_| !is_whole);
+                    Some((columns.ok_or(view.base), ""))
+                }
+                Value::Known(_) => None,
+            })
+            .collect(),
         Kind::AddPositions { x, .. }
         | Kind::Linear { x, .. }
         | Kind::RmsNorm { x, .. }

@@ -13,6 +13,7 @@
 
 mod archive;
 mod attention;
+mod budget;
 mod constant;
 mod emit;
 mod evaluate;

@@ -100,25 +100,23 @@ fn frequencies(
     }
     let half = heads.head_dim / 2;
     // Sine and cosine of the position 0 are 0 and 1.
-    let factor = cos.values[0];
+    let factor = *cos.values.first()?;
     let stored = cos.buffers.iter().filter_map(|name| buffers.get(name));
     let mut candidates: Vec<Vec<f64>> = stored
         .filter(|buffer| buffer.count() == half)
         .map(|buffer| buffer.values.to_vec())
         .collect();
-    let position_1 = |pair: usize| {
-        let mut found = None;
+    if candidates.is_empty() {
+        let mut position_1 = vec![None; half];
         let mut element = 0;
         for_each(&cos.shape, |at| {
-            if at[seq_at] == 1 && at[dim_at] == pair && found.is_none() {
-                found = Some(sin.values[element].atan2(cos.values[element]));
+            if at[seq_at] == 1 && at[dim_at] < half {
+                let angle = sin.values[element].atan2(cos.values[element]);
+                position_1[at[dim_at]].get_or_insert(angle);
             }
             element += 1;
         });
-        found
-    };
-    if candidates.is_empty() {
-        candidates.push((0..half).map(position_1).collect::<Option<_>>()?);
+        candidates.push(position_1.into_iter().collect::<Option<_>>()?);
     }
     let found = candidates.into_iter().find(|frequencies| {
         let mut element = 0;

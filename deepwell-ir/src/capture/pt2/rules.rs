@@ -98,14 +98,14 @@ impl Call<'_> {
     }
 
     fn embedding(&self, exprs: &mut Exprs) -> Option<Value> {
-        let (table, &[_, width]) = exprs.parameter(self.named("weight")?)? else { return None };
+        let (table, &[rows, width]) = exprs.parameter(self.named("weight")?)? else { return None };
         let table = table.to_string();
         match self.named("indices")? {
             Value::Known(ids) => {
                 let seq = exprs.sizes.seq;
                 let ordered =
                     ids.values.iter().enumerate().all(|(at, &id)| id == (at % seq) as f64);
-                if ids.shape.last() != Some(&seq) || !ordered {
+                if ids.shape.last() != Some(&seq) || !ordered || rows < seq {
                     return None;
                 }
                 let id = exprs.add(Kind::Positions { table }, vec![seq, width], Some(self.index));
@@ -199,7 +199,8 @@ impl Call<'_> {
         self.both_ways()?.into_iter().find_map(|(x, gate)| {
             let operands = exprs.pending(gate, "sigmoid")?.to_vec();
             let same = exprs.columns(x)? == exprs.columns(&operands.first()?.value)?;
-            let kind = Kind::Pending { op: "silu".to_string(), operands, output: 0 };
+            let kind =
+                Kind::Pending { op: "silu".to_string(), operands: operands.into(), output: 0 };
             same.then(|| self.result(exprs, kind))
         })
     }

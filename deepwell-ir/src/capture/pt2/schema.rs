@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::exported::{Arg, AtenNode, Exported, InputKind, Scalar, TensorMeta};
+use super::layout::is_plausible;
 use crate::capture::CaptureError;
 
 /// The major version of the schema that is read: PyTorch 2.5 and later write it.
@@ -128,17 +129,20 @@ impl<'a> Reader<'a> {
             .or_else(of_hint)
     }
 
+    /// Shape and type of a tensor; `None` for a type that is not known, for a tensor without
+    /// elements, and for sizes that cannot be.
     pub(super) fn meta(&self, value: &Value) -> Option<TensorMeta> {
         let sizes = |key: &str| -> Option<Vec<usize>> {
             let list = value.get(key)?.as_array()?;
             list.iter().map(|size| usize::try_from(self.size(size)?).ok()).collect()
         };
-        Some(TensorMeta {
+        let meta = TensorMeta {
             scalar: Scalar::of(value.get("dtype")?.as_u64()?)?,
             shape: sizes("sizes")?,
             strides: sizes("strides")?,
             offset: usize::try_from(self.size(value.get("storage_offset")?)?).ok()?,
-        })
+        };
+        (is_plausible(&meta.shape) && meta.storage_elements().is_some()).then_some(meta)
     }
 
     fn signature(&mut self, signature: &Map<String, Value>) -> Result<(), CaptureError> {

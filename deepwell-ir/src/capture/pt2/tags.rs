@@ -3,6 +3,10 @@
 //! Residual sums and norms cut a transformer into blocks. A block with an attention in it is one of
 //! attention, one without is a feed-forward block; names of modules are not asked.
 
+use std::collections::HashSet;
+
+use petgraph::unionfind::UnionFind;
+
 use crate::{Op, Tag};
 
 /// A node and the nodes that it reads.
@@ -26,32 +30,30 @@ fn is_embedding(op: &Op) -> bool {
 
 /// The tag of each node.
 pub(super) fn tags(pieces: &[Piece<'_>]) -> Vec<Tag> {
-    let mut block: Vec<usize> = (0..pieces.len()).collect();
+    let mut blocks = UnionFind::new(pieces.len());
     for (index, piece) in pieces.iter().enumerate() {
         if is_norm(piece.op) || is_embedding(piece.op) {
             continue;
         }
         for &read in piece.reads.iter().filter(|&&read| !ends_block(pieces[read].op)) {
-            let (from, to) = (block[index], block[read]);
-            block.iter_mut().filter(|of| **of == from).for_each(|of| *of = to);
+            blocks.union(index, read);
         }
     }
-    let holds = |of: usize, test: fn(&Op) -> bool| {
-        pieces.iter().zip(&block).any(|(piece, &block)| block == of && test(piece.op))
-    };
+    let blocks: Vec<usize> = blocks.into_labeling();
+    let is_attention = |op: &Op| matches!(op, Op::Attention(_) | Op::WindowAttention(_));
+    let attending: HashSet<usize> =
+        pieces.iter().zip(&blocks).filter(|(p, _)| is_attention(p.op)).map(|(_, &of)| of).collect();
     let last = pieces.len().saturating_sub(1);
     pieces
         .iter()
-        .zip(&block)
+        .zip(&blocks)
         .enumerate()
         .map(|(index, (piece, &of))| match piece.op {
             op if is_embedding(op) => Tag::Embed,
             op if is_norm(op) => Tag::Norm,
             Op::HeadRmsNorm(_) => Tag::Norm,
             Op::LinearCrossEntropy(_) => Tag::Head,
-            _ if holds(of, |op| matches!(op, Op::Attention(_) | Op::WindowAttention(_))) => {
-                Tag::Attn
-            }
+            _ if attending.contains(&of) => Tag::Attn,
             // The last linear layer, where there is no loss.
             Op::Linear(_) if index == last => Tag::Head,
             _ => Tag::Mlp,

@@ -4,12 +4,14 @@
 //! and what is left is handed to the rules. A call that no rule takes stays as it is.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::archive::Archive;
+use super::budget::Budget;
 use super::constant::{Constant, ELEMENTS_MAX};
 use super::evaluate::Call;
-use super::exported::{Arg, AtenNode, Exported, InputKind};
-use super::layout::{Layout, axis};
+use super::exported::{Arg, AtenNode, Exported, InputKind, TensorMeta};
+use super::layout::{Layout, axis, elements};
 use super::rules;
 use super::value::{Exprs, Id, Kind, Operand, Sizes, Value, View};
 use crate::capture::CaptureError;
@@ -29,6 +31,7 @@ struct Tracer<'a> {
     exprs: Exprs,
     values: HashMap<&'a str, Value>,
     buffers: HashMap<String, Constant>,
+    budget: Budget,
     drops: bool,
 }
 
@@ -65,6 +68,7 @@ impl Trace {
             exprs: Exprs { all: Vec::new(), sizes },
             values: HashMap::new(),
             buffers: HashMap::new(),
+            budget: Budget::default(),
             drops: false,
         };
         tracer.inputs(name, archive)?;
@@ -117,7 +121,7 @@ fn token_input(exported: &Exported) -> Option<(&str, Sizes)> {
     exported.inputs.iter().find_map(|(name, kind)| {
         let meta = exported.tensors.get(name).filter(|_| *kind == InputKind::User)?;
         match (meta.scalar, meta.shape.as_slice()) {
-            (super::exported::Scalar::Int { .. }, &[batch, seq]) if batch * seq > 0 => {
+            (super::exported::Scalar::Int { .. }, &[batch, seq]) => {
                 Some((name.as_str(), Sizes { batch, seq }))
             }
             _ => None,
@@ -141,19 +145,10 @@ impl<'a> Tracer<'a> {
         for (name, kind) in &self.exported.inputs {
             let Some(meta) = self.exported.tensors.get(name) else { continue };
             let value = match kind {
-                InputKind::Buffer(buffer) => {
-                    let count: usize = meta.shape.iter().product();
-                    let is_stored = archive.meta(buffer).is_some_and(|meta| meta.scalar.is_float());
-                    if is_stored && meta.scalar.is_float() && count <= ELEMENTS_MAX {
-                        let values = archive.values(buffer)?.into_iter().map(f64::from).collect();
-                        let mut constant = Constant::new(meta.shape.clone(), values, true);
-                        constant.buffers.push(buffer.clone());
-                        self.buffers.insert(buffer.clone(), constant.clone());
-                        Value::Known(constant)
-                    } else {
-                        self.input(Kind::Buffer(buffer.clone()), &meta.shape)
-                    }
-                }
+                InputKind::Buffer(buffer) => match self.stored(buffer, meta, archive)? {
+                    Some(constant) => Value::Known(constant),
+                    None => self.input(Kind::Buffer(buffer.clone()), &meta.shape),
+                },
                 InputKind::Parameter(parameter) => {
                     self.input(Kind::Parameter(parameter.clone()), &meta.shape)
                 }
@@ -163,6 +158,33 @@ impl<'a> Tracer<'a> {
             self.values.insert(name, value);
         }
         Ok(())
+    }
+
+    /// The values of a stored buffer, if it is of floats and not too large.
+    fn stored(
+        &mut self,
+        buffer: &str,
+        meta: &TensorMeta,
+        archive: &mut Archive,
+    ) -> Result<Option<Constant>, CaptureError> {
+        if let Some(constant) = self.buffers.get(buffer) {
+            return Ok(Some(constant.clone()).filter(|constant| constant.shape == meta.shape));
+        }
+        let is_stored = archive
+            .meta(buffer)
+            .is_some_and(|stored| stored.scalar.is_float() && stored.shape == meta.shape);
+        let is_small = elements(&meta.shape, ELEMENTS_MAX).is_some();
+        if !is_stored || !is_small || !meta.scalar.is_float() {
+            return Ok(None);
+        }
+        let values = archive.values(buffer)?.into_iter().map(f64::from).collect();
+        let mut constant = Constant::new(meta.shape.clone(), values, true);
+        if !self.budget.admits(&constant) {
+            return Ok(None);
+        }
+        constant.buffers.push(buffer.to_string());
+        self.buffers.insert(buffer.to_string(), constant.clone());
+        Ok(Some(constant))
     }
 
     fn input(&mut self, kind: Kind, shape: &[usize]) -> Value {
@@ -178,6 +200,7 @@ impl<'a> Tracer<'a> {
         };
         if tensors_of(node).all(|name| known(name).is_some())
             && let Some(result) = (Call { node, known: &known }).evaluate()
+            && self.budget.admits(&result)
         {
             self.values.insert(first, Value::Known(result));
             return;
@@ -193,7 +216,7 @@ impl<'a> Tracer<'a> {
             }
             return;
         }
-        let operands = self.operands(node);
+        let operands: Rc<[Operand]> = self.operands(node).into();
         let shape = self.exported.tensors.get(first).map(|meta| meta.shape.clone());
         let shape = shape.unwrap_or_default();
         let buffers = &self.buffers;
@@ -204,7 +227,7 @@ impl<'a> Tracer<'a> {
         }
         for (output, name) in node.outputs.iter().enumerate() {
             let shape = self.exported.tensors.get(name).map(|meta| meta.shape.clone());
-            let operands = operands.clone();
+            let operands = Rc::clone(&operands);
             let kind = Kind::Pending { op: bare.to_string(), operands, output };
             let id: Id = self.exprs.add(kind, shape.unwrap_or_default(), Some(index));
             self.values.insert(name, self.exprs.whole(id));
@@ -334,7 +357,7 @@ fn ints(node: &AtenNode, names: &[&str]) -> Option<Vec<i64>> {
 
 /// The layouts that an op makes of one.
 fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
-    let rank = source.rank();
+    let (rank, outputs) = (source.rank(), node.outputs.len());
     let dim = |default: i64| int(node, &["dim"]).unwrap_or(default);
     let one = match op {
         "view" | "reshape" | "_unsafe_view" => source.reshaped(&ints(node, &["size", "shape"])?)?,
@@ -342,6 +365,9 @@ fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
             let first = axis(int(node, &["start_dim"]).unwrap_or(0), rank)?;
             let last = axis(int(node, &["end_dim"]).unwrap_or(-1), rank)?;
             let mut shape: Vec<i64> = source.shape().iter().map(|&size| size as i64).collect();
+            if first > last {
+                return None;
+            }
             shape.splice(first..=last, [-1]);
             source.reshaped(&shape)?
         }
@@ -377,7 +403,7 @@ fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
             let mut shape: Vec<i64> = inner.shape().iter().map(|&size| size as i64).collect();
             shape[at + 1] = times;
             let wide = inner.expanded(&shape)?;
-            shape.splice(at..=at + 1, [shape[at] * times]);
+            shape.splice(at..=at + 1, [shape[at].checked_mul(times)?]);
             wide.reshaped(&shape)?
         }
         "split" | "split_with_sizes" | "chunk" => {
@@ -385,33 +411,41 @@ fn movement(op: &str, node: &AtenNode, source: &Layout) -> Option<Vec<Layout>> {
             let size = source.shape()[axis(at, rank)?] as i64;
             let given = ints(node, &["split_size", "split_sizes", "chunks"])?;
             let parts = match (op, given.as_slice()) {
-                ("chunk", &[count]) if count > 0 => equal_parts(size, (size + count - 1) / count),
-                ("split", &[part]) if part > 0 => equal_parts(size, part),
+                ("chunk", &[count]) if count > 0 => {
+                    equal_parts(size, (size as u64).div_ceil(count as u64) as i64, outputs)?
+                }
+                ("split", &[part]) if part > 0 => equal_parts(size, part, outputs)?,
                 _ => given,
             };
-            let mut start = 0;
+            let mut start = 0_i64;
             return parts
                 .into_iter()
                 .map(|part| {
-                    let piece = source.sliced(at, start, start + part);
-                    start += part;
+                    let end = start.checked_add(part)?;
+                    let piece = source.sliced(at, start, end);
+                    start = end;
                     piece
                 })
                 .collect();
         }
         "unbind" => {
-            let size = source.shape()[axis(dim(0), rank)?] as i64;
-            return (0..size).map(|index| source.selected(dim(0), index)).collect();
+            let size = source.shape()[axis(dim(0), rank)?];
+            if size != outputs {
+                return None;
+            }
+            return (0..size as i64).map(|index| source.selected(dim(0), index)).collect();
         }
         _ => return None,
     };
     Some(vec![one])
 }
 
-fn equal_parts(size: i64, part: i64) -> Vec<i64> {
-    let mut parts = vec![part; (size / part) as usize];
-    if size % part != 0 {
-        parts.push(size % part);
+/// `size` in pieces of `part` and what is left; `None` if they are not as many as `outputs`.
+fn equal_parts(size: i64, part: i64, outputs: usize) -> Option<Vec<i64>> {
+    if (size as u64).div_ceil(part as u64) != outputs as u64 {
+        return None;
     }
-    parts
+    let mut parts = vec![part; outputs];
+    *parts.last_mut()? = size - part * (outputs as i64 - 1);
+    Some(parts)
 }

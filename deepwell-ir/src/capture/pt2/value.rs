@@ -1,5 +1,7 @@
 //! What the tensors of an exported graph are: known numbers, or views of something computed.
 
+use std::rc::Rc;
+
 use super::constant::Constant;
 use super::layout::{Atom, Layout};
 use crate::ops::AttentionHeads;
@@ -98,7 +100,7 @@ pub(super) enum Kind {
     /// A call of the exported graph as it is: the op's bare name, and which of its outputs.
     Pending {
         op: String,
-        operands: Vec<Operand>,
+        operands: Rc<[Operand]>,
         output: usize,
     },
 }

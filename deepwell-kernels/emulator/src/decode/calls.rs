@@ -74,7 +74,7 @@ impl<'m> Lowering<'m> {
                 result,
             }));
         } else {
-            self.may_enter(name)?;
+            self.may_enter(function)?;
             let skip = guard.map(|guard| {
                 let skip = self.new_label();
                 let jump = Instruction::Branch { target: skip, uniform: false };

@@ -22,6 +22,9 @@ pub struct GlobalVariable {
 /// Addresses of variables in global memory, by name.
 pub type GlobalAddresses = BTreeMap<String, u64>;
 
+/// Constant space: ten banks of 64 KiB.
+const CONSTANT_BYTES_MAX: u64 = 640 << 10;
+
 fn variables_in(module: &Module, space: Space) -> impl Iterator<Item = &Variable> {
     let inner = module.functions.iter().flat_map(|function| {
         function.body.iter().flatten().filter_map(|statement| match &statement.kind {
@@ -76,7 +79,7 @@ fn image(variable: &Variable, addresses: &GlobalAddresses) -> Result<Vec<u8>, De
         let place = bytes
             .get_mut(position * element..(position + 1) * element)
             .ok_or_else(|| error(format!("more than its {size} bytes are given")))?;
-        place.copy_from_slice(&bits.to_le_bytes()[..element]);
+        place.copy_from_slice(&u128::from(bits).to_le_bytes()[..element]);
     }
     Ok(bytes)
 }
@@ -90,6 +93,11 @@ pub(super) fn constants(
     let mut bytes = Vec::new();
     for variable in variables_in(module, Space::Constant) {
         let start = bytes.len().next_multiple_of(variable.alignment.max(1) as usize);
+        if start as u64 + variable.bytes() > CONSTANT_BYTES_MAX {
+            let name = variable.name.to_string();
+            let reason = format!("constants of a module take at most {CONSTANT_BYTES_MAX} bytes");
+            return Err(DecodeError::Variable { name, reason });
+        }
         bytes.resize(start, 0);
         bytes.extend(image(variable, globals)?);
         addresses.insert(variable.name.clone(), start as u64);
@@ -104,7 +112,8 @@ pub(super) fn parameters(function: &Function) -> (Vec<ParameterLayout>, u32) {
         .parameters
         .iter()
         .map(|parameter| {
-            offset = offset.next_multiple_of(parameter.alignment.max(1));
+            let alignment = parameter.alignment.max(1);
+            offset = offset.checked_next_multiple_of(alignment).unwrap_or(u32::MAX);
             let bytes = parameter.bytes() as u32;
             let layout = ParameterLayout {
                 name: parameter.name.to_string(),
@@ -112,7 +121,7 @@ pub(super) fn parameters(function: &Function) -> (Vec<ParameterLayout>, u32) {
                 bytes,
                 alignment: parameter.alignment,
             };
-            offset += bytes;
+            offset = offset.saturating_add(bytes);
             layout
         })
         .collect();

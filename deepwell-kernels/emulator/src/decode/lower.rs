@@ -17,8 +17,9 @@ pub(super) type Decoded = Result<Instruction, String>;
 
 /// Calls within calls that are taken for endless.
 const DEPTH_LIMIT: usize = 64;
-/// Instructions after inlining that are taken for a mistake.
-const STEP_LIMIT: usize = 20_000_000;
+/// Statements after inlining, for each one of the text, that are taken for a mistake. Functions that
+/// call others twice each would otherwise make 2^64 of a few lines.
+const STATEMENTS_PER_STATEMENT: usize = 256;
 
 /// State of the walk.
 pub(super) struct Lowering<'m> {
@@ -39,6 +40,9 @@ pub(super) struct Lowering<'m> {
     guard: Option<PredicateSource>,
     ptx_line: u32,
     source: Option<(u32, u32)>,
+    /// Statements of functions that were inlined so far, and how many may be.
+    statements_walked: usize,
+    statements_max: usize,
 }
 
 /// One function that is being walked through.
@@ -63,6 +67,8 @@ impl<'m> Lowering<'m> {
         let (shared, shared_static_bytes) = layout::shared(module, &functions)?;
         let (constants, constant_bytes) = layout::constants(module, globals)?;
         let (parameters, parameter_bytes) = layout::parameters(kernel);
+        let statements =
+            functions.iter().flat_map(|function| &function.body).map(Vec::len).sum::<usize>();
         let mut module_names = HashMap::new();
         for variable in &module.variables {
             let address = match variable.space {
@@ -94,6 +100,8 @@ impl<'m> Lowering<'m> {
             guard: None,
             ptx_line: kernel.ptx_line,
             source: None,
+            statements_walked: 0,
+            statements_max: STATEMENTS_PER_STATEMENT * statements,
         };
         let bindings = kernel.parameters.iter().zip(&parameters).map(|(parameter, place)| {
             let binding = Binding::Variable {
@@ -252,11 +260,14 @@ impl<'m> Lowering<'m> {
     }
 
     /// Whether a call of `name` may be inlined here.
-    pub(super) fn may_enter(&self, name: &str) -> Result<(), String> {
-        if self.frames.iter().any(|frame| &*frame.name == name) {
+    pub(super) fn may_enter(&self, function: &Function) -> Result<(), String> {
+        let name = &function.name;
+        if self.frames.iter().any(|frame| frame.name == *name) {
             return Err(format!("`{name}` calls itself, which is not known"));
         }
-        if self.frames.len() >= DEPTH_LIMIT || self.steps.len() >= STEP_LIMIT {
+        let body = function.body.as_ref().map_or(0, Vec::len);
+        let is_much = self.statements_walked + body >= self.statements_max;
+        if self.frames.len() >= DEPTH_LIMIT || is_much {
             return Err("too much is inlined".to_string());
         }
         Ok(())
@@ -291,6 +302,7 @@ impl<'m> Lowering<'m> {
     /// The same for functions whose variables are known.
     pub(super) fn inline(&mut self, function: &'m Function, bindings: Vec<(Name, Binding)>) {
         let body = function.body.as_deref().unwrap_or_default();
+        self.statements_walked += 1 + body.len();
         let labels = self
             .labels_of
             .entry(function.name.clone())

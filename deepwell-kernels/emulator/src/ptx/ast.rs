@@ -103,17 +103,18 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// Bytes that it takes; 0 for `name[]` that has no initializer.
+    /// Bytes that it takes; 0 for `name[]` that has no initializer. What [`parse`](super::parse)
+    /// gives takes less than 4 GiB.
     pub fn bytes(&self) -> u64 {
         let one = u64::from(self.element.bytes() * self.vector);
-        let inner: u64 = self.dimensions.iter().skip(1).product();
+        let inner = self.dimensions.iter().skip(1).fold(one, |a, &b| a.saturating_mul(b));
         match self.dimensions.first() {
             None => one,
             Some(0) => {
                 let given = self.initial.len() as u64 * u64::from(self.element.bytes());
-                given.next_multiple_of((one * inner).max(1))
+                given.checked_next_multiple_of(inner.max(1)).unwrap_or(u64::MAX)
             }
-            Some(first) => one * inner * first,
+            Some(first) => inner.saturating_mul(*first),
         }
     }
 }

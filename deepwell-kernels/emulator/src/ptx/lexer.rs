@@ -28,7 +28,13 @@ pub(super) struct Lexer<'a> {
     token: Token<'a>,
     token_line: u32,
     token_column: u32,
+    /// Parentheses, braces and signs that are open.
+    depth: u32,
 }
+
+/// Most parentheses, braces and signs around one number or operand. The parser calls itself for
+/// each, and a thread's stack is small.
+const DEPTH_MAX: u32 = 64;
 
 fn starts_word(byte: u8) -> bool {
     byte.is_ascii_alphabetic() || matches!(byte, b'_' | b'$' | b'%')
@@ -48,9 +54,25 @@ impl<'a> Lexer<'a> {
             token: Token::End,
             token_line: 1,
             token_column: 1,
+            depth: 0,
         };
         lexer.advance()?;
         Ok(lexer)
+    }
+
+    /// Counts what opens around the next token; [`Lexer::leave`] counts its end.
+    pub(super) fn enter(&mut self) -> Result<(), ParseError> {
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
+            let what = format!("expected at most {DEPTH_MAX} parentheses, braces and signs");
+            return Err(self.error(format!("{what} around each other")));
+        }
+        Ok(())
+    }
+
+    /// Counts what closes.
+    pub(super) fn leave(&mut self) {
+        self.depth -= 1;
     }
 
     /// The next token; it stays.

@@ -101,6 +101,13 @@ fn binary(lexer: &mut Lexer<'_>, level: usize) -> Result<Literal, ParseError> {
 }
 
 fn unary(lexer: &mut Lexer<'_>) -> Result<Literal, ParseError> {
+    lexer.enter()?;
+    let value = operand_of_unary(lexer)?;
+    lexer.leave();
+    Ok(value)
+}
+
+fn operand_of_unary(lexer: &mut Lexer<'_>) -> Result<Literal, ParseError> {
     let token = lexer.peek();
     match token {
         Token::Number(text) => {

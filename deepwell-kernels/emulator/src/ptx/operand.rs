@@ -51,6 +51,13 @@ impl Parser<'_> {
     }
 
     fn simple_operand(&mut self) -> Result<Operand, ParseError> {
+        self.lexer.enter()?;
+        let operand = self.bare_operand()?;
+        self.lexer.leave();
+        Ok(operand)
+    }
+
+    fn bare_operand(&mut self) -> Result<Operand, ParseError> {
         match self.lexer.peek() {
             token if literal::starts_expression(token) => {
                 Ok(match literal::expression(&mut self.lexer)? {

@@ -27,6 +27,9 @@ pub fn parse(text: &str) -> Result<Module, ParseError> {
     Ok(parser.module)
 }
 
+/// Largest alignment of a variable: a page of a GPU's memory.
+const ALIGNMENT_MAX: u64 = 2 << 20;
+
 /// The space that a directive names.
 pub(super) fn variable_space(name: &str) -> Option<Space> {
     Some(match name {
@@ -208,6 +211,7 @@ impl Parser<'_> {
             if self.lexer.take_mark(b'=')? {
                 self.initializer(&mut variable.initial)?;
             }
+            self.check_size(&variable)?;
             variables.push(variable);
             if self.lexer.take_mark(b';')? {
                 return Ok(variables);
@@ -258,7 +262,7 @@ impl Parser<'_> {
             self.lexer.take()?;
             match name {
                 "align" => {
-                    alignment = Some(literal::integer_expression(&mut self.lexer)? as u32);
+                    alignment = Some(self.alignment()?);
                 }
                 "v2" => vector = 2,
                 "v4" => vector = 4,
@@ -273,6 +277,25 @@ impl Parser<'_> {
                 },
             }
         }
+    }
+
+    fn alignment(&mut self) -> Result<u32, ParseError> {
+        let bytes = literal::integer_expression(&mut self.lexer)?;
+        let fits = bytes.is_power_of_two() && bytes <= ALIGNMENT_MAX;
+        fits.then_some(bytes as u32).ok_or_else(|| {
+            let expected = format!("expected a power of two up to {ALIGNMENT_MAX}");
+            self.lexer.error(format!("{expected} as alignment, got {bytes}"))
+        })
+    }
+
+    /// Sizes have 32 bits from here on.
+    fn check_size(&self, variable: &Variable) -> Result<(), ParseError> {
+        let bytes = variable.bytes();
+        if u32::try_from(bytes).is_ok() {
+            return Ok(());
+        }
+        let name = &variable.name;
+        Err(self.lexer.error(format!("expected less than 4 GiB of `{name}`, got {bytes} bytes")))
     }
 
     fn variable_name(&mut self, variable: &mut Variable) -> Result<(), ParseError> {
@@ -297,9 +320,11 @@ impl Parser<'_> {
                 if self.lexer.take_mark(b'}')? {
                     return Ok(());
                 }
+                self.lexer.enter()?;
                 loop {
                     self.initializer(values)?;
                     if self.lexer.take_mark(b'}')? {
+                        self.lexer.leave();
                         return Ok(());
                     }
                     self.lexer.expect_mark(b',')?;
@@ -309,7 +334,8 @@ impl Parser<'_> {
             _ => match literal::expression(&mut self.lexer)? {
                 Literal::Integer(mask) if self.lexer.peek() == Token::Mark(b'(') => {
                     self.lexer.take()?;
-                    let byte = mask.trailing_zeros() / 8;
+                    // Of an address of eight bytes.
+                    let byte = (mask.trailing_zeros() / 8).min(7);
                     self.initial_address(values, Some(byte))?;
                     self.lexer.expect_mark(b')')
                 }
@@ -344,7 +370,7 @@ impl Parser<'_> {
             self.lexer.expect_mark(b')')?;
         }
         let name = self.name(word);
-        offset += self.signed_offset()?.unwrap_or(0);
+        offset = self.signed_offset()?.unwrap_or(0).wrapping_add(offset);
         values.push(InitialValue::Address { name, offset, generic, byte });
         Ok(())
     }
@@ -416,6 +442,7 @@ impl Parser<'_> {
         loop {
             let mut variable = self.variable_head(false)?;
             self.variable_name(&mut variable)?;
+            self.check_size(&variable)?;
             parameters.push(variable);
             if self.lexer.take_mark(b')')? {
                 return Ok(parameters);

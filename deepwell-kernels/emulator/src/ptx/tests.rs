@@ -214,3 +214,30 @@ fn errors_say_where_and_what() {
         assert_eq!((error.line, error.message.as_str()), (line, message), "{text}");
     }
 }
+
+/// Text that nobody compiled: sizes that wrap around or take all memory, and a parser that calls
+/// itself until its stack is full.
+#[test]
+fn texts_beyond_any_compiler_are_refused() {
+    let nested = |open: &str, close: &str| {
+        format!(".global .b8 x[{}1{}];", open.repeat(100_000), close.repeat(100_000))
+    };
+    let operand = format!(".visible .entry k()\n{{\nmov.u32 %r1, {}", "{".repeat(100_000));
+    let negated = format!(".visible .entry k()\n{{\nmov.u32 %r1, {}", "!".repeat(100_000));
+    let values = format!(".global .b8 x[] = {}", "{".repeat(100_000));
+    for (text, expected) in [
+        (".global .b8 x[1099511627776];", "less than 4 GiB of `x`, got 1099511627776 bytes"),
+        (".global .b64 x[4294967296][4294967296];", "less than 4 GiB of `x`"),
+        (".visible .entry k(.param .b8 x[4294967296]) { ret; }", "less than 4 GiB of `x`"),
+        (".shared .align 3 .b8 x;", "expected a power of two up to 2097152 as alignment, got 3"),
+        (".shared .align 4294967296 .b8 x;", "as alignment, got 4294967296"),
+        (&nested("(", ")"), "at most 64 parentheses"),
+        (&nested("-", ""), "at most 64 parentheses"),
+        (&operand, "at most 64 parentheses"),
+        (&negated, "at most 64 parentheses"),
+        (&values, "at most 64 parentheses"),
+    ] {
+        let message = wrong(text).message;
+        assert!(message.contains(expected), "expected `{expected}` in: {message}");
+    }
+}

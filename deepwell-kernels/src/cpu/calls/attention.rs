@@ -20,7 +20,7 @@ pub(crate) fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) 
 
 pub(super) fn forward(operands: &Operands<'_>, heads: &AttentionHeads) -> Result<Run, KernelError> {
     let shape = attention_shape(heads, operands.program.batch, operands.program.seq);
-    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>());
+    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
     by_float!(operands, 0, E => {
         let (q, k, v) =
             (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
@@ -46,7 +46,7 @@ pub(super) fn backward(
     heads: &AttentionHeads,
 ) -> Result<Run, KernelError> {
     let shape = attention_shape(heads, operands.program.batch, operands.program.seq);
-    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>());
+    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
     by_float!(operands, 0, E => {
         let (dout, q) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let (k, v) = (operands.input::<E>(2)?, operands.input::<E>(3)?);

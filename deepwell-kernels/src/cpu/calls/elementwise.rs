@@ -14,7 +14,7 @@ pub(super) fn rope(operands: &Operands<'_>, op: &Rope, backward: bool) -> Result
     let shape = RopeShape { heads: op.heads, head_dim: op.head_dim, seq };
     let factor = op.attention_factor;
     let frequencies = op.inverse_frequencies.clone();
-    let tables = operands.workspace::<f32>();
+    let tables = operands.workspace::<f32>()?;
     by_float!(operands, 0, E => {
         let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(1)?);
         Ok(Box::new(move |arena| {
@@ -109,7 +109,7 @@ pub(super) fn cast(operands: &Operands<'_>) -> Result<Run, KernelError> {
 
 pub(super) fn bias_grad(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let accumulate = operands.call.accumulate;
-    let workspace = operands.workspace::<f32>();
+    let workspace = operands.workspace::<f32>()?;
     let dbias = operands.target::<f32>(1)?;
     by_float!(operands, 0, E => {
         let dy = operands.input::<E>(0)?;

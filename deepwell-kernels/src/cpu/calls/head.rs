@@ -7,7 +7,7 @@ fn prepare(operands: &Operands<'_>, with_gradients: bool) -> Result<Run, KernelE
     let tier = operands.tier()?;
     let accumulate = operands.call.accumulate;
     let hidden = operands.shape(0)[1];
-    let workspace = operands.workspace::<u8>();
+    let workspace = operands.workspace::<u8>()?;
     let (targets, loss_scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
     let loss = operands.target::<f32>(4)?;
     by_float!(operands, 0, E => {

@@ -72,7 +72,7 @@ pub(super) fn linear(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErro
     let (a, b) = (Matrix::new(operands, 0)?, Matrix::new(operands, 1)?);
     let target_index = operands.output(0);
     let target = Target::new(operands, target_index)?;
-    let workspace = operands.workspace::<u8>();
+    let workspace = operands.workspace::<u8>()?;
     let (a_rows, a_columns) = (operands.shape(0)[0], operands.shape(0)[1]);
     let b_columns = operands.shape(1)[1];
     let b_rows = operands.shape(1)[0];
@@ -105,7 +105,7 @@ pub(super) fn mx_gemm(operands: &Operands<'_>, op: &MxGemm) -> Result<Run, Kerne
     let (b, b_scales) = (operands.input::<u8>(2)?, operands.input::<u8>(3)?);
     let target_index = operands.output(0);
     let target = Target::new(operands, target_index)?;
-    let workspace = operands.workspace::<u8>();
+    let workspace = operands.workspace::<u8>()?;
     let (m, k, n) = (operands.shape(0)[0], operands.shape(0)[1], operands.shape(2)[0]);
     let add_bias = if op.bias { Some(bias(operands, 4, target_index)?) } else { None };
     Ok(Box::new(move |arena| {

@@ -20,6 +20,8 @@ pub use quantize::decode_statistics;
 pub(crate) use with_activation::workspace_bytes as with_activation_workspace_bytes;
 pub(crate) use with_quantize::Scratch;
 
+use std::cell::RefCell;
+
 use super::arena::{Arena, In, Out};
 use super::gemm::Tier;
 use super::specs::cpu_kernels;
@@ -43,13 +45,20 @@ impl CpuCall {
 pub(crate) fn prepare(program: &Program, call: &Call) -> Result<CpuCall, KernelError> {
     let values = call.operands.iter().map(|operand| program.value(operand.value)).collect();
     let (input_count, workspace) = (call.input_count, call.workspace);
-    let operands = Operands { program, call, values, input_count, workspace };
+    let operands = Operands::new(program, call, values, input_count, workspace);
     let run = run_of(&call.op, &operands)?;
     Ok(CpuCall { name: call.name.clone(), run })
 }
 
-/// The kernel of `op`, which is the call's or a part of it.
+/// The kernel of `op`, which is the call's or a part of it, with views that can live beside each
+/// other.
 fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
+    let run = kernel_of(op, operands)?;
+    operands.check_views()?;
+    Ok(run)
+}
+
+fn kernel_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
     match op {
         Op::Embedding(_) => embedding::forward(operands),
         Op::EmbeddingBackward(_) => embedding::backward(operands),
@@ -123,6 +132,8 @@ struct Operands<'a> {
     input_count: usize,
     /// Scratch.
     workspace: ByteRange,
+    /// Views that were made, each with whether it is written.
+    views: RefCell<Vec<(ByteRange, bool)>>,
 }
 
 /// The element types that stand for a [`DType`].
@@ -146,7 +157,53 @@ impl Stored for u8 {
     const DTYPES: &'static [DType] = &[DType::E4m3, DType::E8m0];
 }
 
-impl Operands<'_> {
+impl<'a> Operands<'a> {
+    fn new(
+        program: &'a Program,
+        call: &'a Call,
+        values: Vec<&'a Value>,
+        input_count: usize,
+        workspace: ByteRange,
+    ) -> Operands<'a> {
+        Operands { program, call, values, input_count, workspace, views: RefCell::default() }
+    }
+
+    /// Keeps views apart: what is written shares no byte with anything else. Those of the arena are
+    /// sound only so, and a program may be anybody's.
+    fn check_views(&self) -> Result<(), KernelError> {
+        let views = self.views.borrow();
+        for (index, (range, is_written)) in views.iter().enumerate() {
+            let mut others = views[..index].iter();
+            if others.any(|(other, other_written)| {
+                (*is_written || *other_written) && range.overlaps(other)
+            }) {
+                let (begin, end) = (range.offset, range.end());
+                return Err(self.refused(format!(
+                    "bytes {begin}..{end} of the arena overlap another operand or the workspace"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&self, what: String) -> KernelError {
+        KernelError::Run { call: self.call.name.clone(), what }
+    }
+
+    /// Remembers a view, whose range is aligned for its elements or refused.
+    fn view<V>(
+        &self,
+        range: ByteRange,
+        view: Option<V>,
+        is_written: bool,
+    ) -> Result<V, KernelError> {
+        self.views.borrow_mut().push((range, is_written));
+        let begin = range.offset;
+        view.ok_or_else(|| {
+            self.refused(format!("expected an aligned range, got one from byte {begin} on"))
+        })
+    }
+
     fn value(&self, index: usize) -> &Value {
         self.values[index]
     }
@@ -184,12 +241,14 @@ impl Operands<'_> {
 
     /// Operand `index` as something that is read.
     fn input<T: Stored>(&self, index: usize) -> Result<In<T>, KernelError> {
-        self.check::<T>(index).map(In::new)
+        let range = self.check::<T>(index)?;
+        self.view(range, In::new(range), false)
     }
 
     /// Operand `index` as something that is written or updated.
     fn target<T: Stored>(&self, index: usize) -> Result<Out<T>, KernelError> {
-        self.check::<T>(index).map(Out::new)
+        let range = self.check::<T>(index)?;
+        self.view(range, Out::new(range), true)
     }
 
     /// The matrix instructions that the chosen kernel runs on.
@@ -206,7 +265,7 @@ impl Operands<'_> {
     }
 
     /// The scratch.
-    fn workspace<T: Pod>(&self) -> Out<T> {
-        Out::new(self.workspace)
+    fn workspace<T: Pod>(&self) -> Result<Out<T>, KernelError> {
+        self.view(self.workspace, Out::new(self.workspace), true)
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn rms_norm_backward_call(
     residual: bool,
 ) -> Result<Run, KernelError> {
     let accumulate = operands.call.accumulate;
-    let workspace = operands.workspace::<f32>();
+    let workspace = operands.workspace::<f32>()?;
     by_float!(operands, 0, E => {
         let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let (weight, rstd) = (operands.input::<E>(2)?, operands.input::<f32>(3)?);
@@ -114,7 +114,7 @@ pub(super) fn layer_norm_backward_call(
     residual: bool,
 ) -> Result<Run, KernelError> {
     let accumulate = operands.call.accumulate;
-    let workspace = operands.workspace::<f32>();
+    let workspace = operands.workspace::<f32>()?;
     by_float!(operands, 0, E => {
         let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let weight = operands.input::<E>(2)?;

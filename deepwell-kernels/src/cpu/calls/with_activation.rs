@@ -59,9 +59,7 @@ pub(super) fn with_activation(
         let input_count = inputs.len();
         let values = inputs.into_iter().chain([output]).collect();
         let rest = ByteRange { offset: workspace.offset + bytes, bytes: workspace.bytes - bytes };
-        let part =
-            Operands { program: operands.program, call, values, input_count, workspace: rest };
-        run_of(op, &part)
+        run_of(op, &Operands::new(operands.program, call, values, input_count, rest))
     };
     let multiply = part(of_product.to_vec(), product, &op.product)?;
     let of_elements = [product].into_iter().chain(others.iter().copied()).collect();

@@ -2,9 +2,9 @@
 //! the call does not store in its scratch.
 
 use deepwell_ir::ops::WithQuantize;
-use deepwell_ir::{ALIGNMENT_BYTES, ByteRange, Call, MemoryKind, OpError, OperandType, Value};
+use deepwell_ir::{ALIGNMENT_BYTES, ByteRange, Call, MemoryKind, Op, OpError, OperandType, Value};
 
-use super::{KernelError, Operands, Run, quantize, run_of};
+use super::{KernelError, Operands, Run, run_of};
 
 /// Where outputs of the producer lie that the call does not store: at the start of its scratch,
 /// with the producer's own scratch behind them.
@@ -89,24 +89,15 @@ pub(super) fn with_quantize(
         .collect();
     let start = operands.workspace.offset + scratch.bytes;
     let bytes = operands.workspace.bytes - scratch.bytes;
-    let producer = Operands {
-        program: operands.program,
-        call,
-        values: inputs.iter().copied().chain(produced.iter().copied()).collect(),
-        input_count: inputs.len(),
-        workspace: ByteRange { offset: start, bytes },
-    };
+    let values = inputs.iter().copied().chain(produced.iter().copied()).collect();
+    let rest = ByteRange { offset: start, bytes };
+    let producer = Operands::new(operands.program, call, values, inputs.len(), rest);
     let mut runs = vec![run_of(&op.producer, &producer)?];
     for (index, entry) in op.quantized.iter().enumerate() {
         let copies = &stored[op.positions_of_quantized(index)];
-        let part = Operands {
-            program: operands.program,
-            call,
-            values: [produced[entry.output]].into_iter().chain(copies.iter().copied()).collect(),
-            input_count: 1,
-            workspace: ByteRange::default(),
-        };
-        runs.push(quantize::quantize(&part, &entry.quantize)?);
+        let values = [produced[entry.output]].into_iter().chain(copies.iter().copied()).collect();
+        let part = Operands::new(operands.program, call, values, 1, ByteRange::default());
+        runs.push(run_of(&Op::Quantize(entry.quantize.clone()), &part)?);
     }
     Ok(Box::new(move |arena| runs.iter().try_for_each(|run| run(arena))))
 }

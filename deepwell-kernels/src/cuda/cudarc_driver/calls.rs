@@ -157,7 +157,7 @@ impl Driver for CudarcDriver {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
     }
 
-    fn copy_from_pinned(
+    unsafe fn copy_from_pinned(
         &mut self,
         target: DevicePtr,
         source: &PinnedBuffer,
@@ -171,13 +171,13 @@ impl Driver for CudarcDriver {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: within the buffer, whose holder keeps it while the copy is under way.
+        // SAFETY: within the buffer, which the caller keeps, untouched, while the copy is under way.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(target.0, source.cast(), bytes, stream)
         })
     }
 
-    fn copy_to_pinned(
+    unsafe fn copy_to_pinned(
         &mut self,
         target: &PinnedBuffer,
         target_offset: usize,
@@ -191,7 +191,7 @@ impl Driver for CudarcDriver {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: within the buffer, whose holder keeps it while the copy is under way.
+        // SAFETY: within the buffer, which the caller keeps, untouched, while the copy is under way.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(target.cast(), source.0, bytes, stream)
         })

@@ -74,3 +74,36 @@ fn endless_calls_are_refused() {
     let error = program_of(&text, &GlobalAddresses::new()).expect_err("endless");
     assert!(error.to_string().contains("`loop_a` calls itself"), "{error}");
 }
+
+/// Each of 40 functions calls the next twice: 2^40 calls, were they all inlined.
+#[test]
+fn functions_that_multiply_are_not_all_inlined() {
+    let mut text = ".func f40()\n{\nret;\n}\n".to_string();
+    for level in (0..40).rev() {
+        let next = level + 1;
+        text += &format!(".func f{level}()\n{{\ncall f{next}, ();\ncall f{next}, ();\n}}\n");
+    }
+    text += ".visible .entry k()\n{\ncall f0, ();\nret;\n}";
+    let error = program_of(&text, &GlobalAddresses::new()).expect_err("too many");
+    assert!(error.to_string().contains("too much is inlined"), "{error}");
+}
+
+/// An initializer may have fewer bits than its element, and a mask may choose no byte.
+#[test]
+fn initial_values_of_any_width_are_laid_out() {
+    let text = ".const .b128 wide = 5;\n.global .b8 at[] = {0(wide)};\n\
+        .visible .entry k()\n{\nret;\n}";
+    let module = ptx::parse(&format!(".version 9.0\n.target sm_100a\n{text}")).expect("PTX");
+    let addresses: GlobalAddresses = [("wide".to_string(), 64)].into();
+    let images = global_images(&module, &addresses).expect("images");
+    assert_eq!(images, [("at".to_string(), vec![0])]);
+    let program = decode(&module, "k", &addresses).expect("a kernel");
+    assert_eq!(program.constants, 5u128.to_le_bytes());
+}
+
+#[test]
+fn more_constants_than_there_is_space_for_are_refused() {
+    let text = ".const .b8 a[600000];\n.const .b8 b[600000];\n.visible .entry k()\n{\nret;\n}";
+    let error = program_of(text, &GlobalAddresses::new()).expect_err("too much").to_string();
+    assert!(error.contains("take at most 655360 bytes"), "{error}");
+}

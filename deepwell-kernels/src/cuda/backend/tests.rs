@@ -1,0 +1,35 @@
+//! The CUDA backend over a driver that executes nothing.
+
+use super::*;
+use crate::cuda::FakeDriver;
+
+/// What the fake device takes for anything in a queue, a copy or an event.
+const MS: f64 = 1e-3;
+
+/// The host cannot time steps: two that are in the queue seem to take the time of one.
+#[test]
+fn steps_are_timed_by_the_devices_clock() {
+    let driver = Box::new(FakeDriver::h200());
+    let mut backend = CudaBackend::new(driver, None, KernelImages::empty()).unwrap();
+    backend.allocate(256).unwrap();
+    let range = ByteRange { offset: 0, bytes: 64 };
+    let mut times = Vec::new();
+    let mut before = None;
+    for _ in 0..5 {
+        backend.stage(&[(range, &[1; 64])]).unwrap();
+        let this = backend.read_later(&[range]).unwrap();
+        // As the trainer does: a step is looked at when the next one is in the queue.
+        times.extend(before.replace(this).map(|last| {
+            backend.fetch(last, &mut [&mut [0; 64]]).unwrap();
+            backend.step_time(last).unwrap()
+        }));
+    }
+    let time = |since_readback_s| Some(StepTime { since_staged_s: 2.0 * MS, since_readback_s });
+    let later = time(Some(7.0 * MS));
+    assert_eq!(times, [time(None), later, later, later]);
+
+    let error = backend.step_time(Readback(0)).unwrap_err();
+    assert!(error.to_string().contains("one of the last 2 readbacks"), "{error}");
+    let unstaged = backend.read_later(&[range]).unwrap();
+    assert_eq!(backend.step_time(unstaged).unwrap(), None);
+}
