@@ -183,14 +183,14 @@ fn compare(case: Case, a: &[f64], b: &[f64], before: &[f64], bias: &[f64], got: 
     let per_magnitude = if case.scaling == NO_SCALES { 2f64.powi(-20) } else { 2f64.powi(-9) };
     let rounding = if case.out == DType::Bf16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
     let (mut sums, mut bounds) = (Vec::new(), Vec::new());
-    for index in 0..got.len() {
+    for (index, &before) in before.iter().enumerate() {
         let (row, column) = (index / case.n, index % case.n);
         let row_of_a = &a[row * case.k..][..case.k];
         let row_of_b = &b[column * case.k..][..case.k];
         let product: f64 = row_of_a.iter().zip(row_of_b).map(|(x, y)| x * y).sum();
         let magnitude: f64 = row_of_a.iter().zip(row_of_b).map(|(x, y)| (x * y).abs()).sum();
-        let added = if case.accumulate { before[index] } else { 0.0 }
-            + if case.bias { bias[column] } else { 0.0 };
+        let added =
+            if case.accumulate { before } else { 0.0 } + if case.bias { bias[column] } else { 0.0 };
         let expected = product + added;
         // A product may be rounded before something is added to it.
         let rounded = expected.abs() + if added == 0.0 { 0.0 } else { product.abs() + added.abs() };
