@@ -1,5 +1,5 @@
-//! Archives that somebody has edited: none ends the process, none takes memory that its bytes do not
-//! warrant. Each row was a panic, an abort or a stack overflow once.
+//! Archives that somebody has edited: none ends the process, none takes memory that its bytes do
+//! not warrant. Each row was a panic, an abort or a stack overflow once.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -101,8 +101,8 @@ fn a_step_is_that_of_the_cpu() {
 }
 
 trial!(the_default_comparison_ends_with_a_verdict);
-/// `deepwell parity` as a new user calls it, with fewer steps and seeds: the audit of the first step
-/// once ended it with an error on every device but the CPU.
+/// `deepwell parity` as a new user calls it, with fewer steps and seeds: the audit of the first
+/// step once ended it with an error on every device but the CPU.
 fn the_default_comparison_ends_with_a_verdict() {
     need_gpu();
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -100,8 +100,8 @@ impl<T: Pod> In<T> {
     /// The elements.
     pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a [T] {
         let length = self.range.bytes / size_of::<T>();
-        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`, and no
-        // view of the running call writes this range.
+        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`,
+        // and no view of the running call writes this range.
         unsafe { std::slice::from_raw_parts(arena.pointer::<T>(self.range), length) }
     }
 }
@@ -123,8 +123,8 @@ impl<T: Pod> Out<T> {
     #[expect(clippy::mut_from_ref, reason = "the module's rules keep views apart")]
     pub(crate) fn of<'a>(&self, arena: &'a Arena) -> &'a mut [T] {
         let length = self.range.bytes / size_of::<T>();
-        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`, and this
-        // is the running call's only view of the range.
+        // SAFETY: aligned as `new` found, inside as `pointer` does, any bytes are a valid `T: Pod`,
+        // and this is the running call's only view of the range.
         unsafe { std::slice::from_raw_parts_mut(arena.pointer::<T>(self.range), length) }
     }
 }

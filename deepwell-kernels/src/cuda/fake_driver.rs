@@ -2,6 +2,7 @@
 
 mod memory;
 #[cfg(test)]
+#[allow(unsafe_code, reason = "copies of pinned memory")]
 mod tests;
 
 use std::sync::{Arc, Mutex};

@@ -4,7 +4,7 @@ use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads};
 use deepwell_ir::{DType, Op};
 use deepwell_kernels::oracle::attention::{Shape, forward};
 
-use crate::compare::assert_within;
+use crate::compare::{assert_biased_within, assert_within};
 use crate::harness::{Gpu, HostTensor, uniform};
 
 /// What the numbers look like.
@@ -166,7 +166,10 @@ pub(crate) fn check_forward(gpu: &mut Gpu, case: &Case) {
     ];
     let got = gpu.run(op, &[q.clone(), k.clone(), v], &outputs, false, case.shape.seq);
     let name = case.name();
-    assert_within(&format!("{name}: out"), &got[0].to_f64(), &expected.out, &bounds);
+    // Where scores follow from the place alone, all rows have the same few probabilities, whose
+    // rounding to BF16 they share.
+    let bias = if matches!(case.data, Data::Uniform(_)) { 0.0 } else { 2f64.powi(-9) };
+    assert_biased_within(&format!("{name}: out"), &got[0].to_f64(), &expected.out, &bounds, bias);
     // A score of D products in FP32, each partial sum at most the sum of magnitudes.
     let most = |x: &HostTensor| {
         x.to_f64().iter().filter(|x| !x.is_nan()).fold(1.0, |most: f64, x| most.max(x.abs()))

@@ -1,3 +1,5 @@
+//! Verdicts of pairs that were made up.
+
 use serde_json::json;
 
 use super::*;

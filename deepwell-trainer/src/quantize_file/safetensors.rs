@@ -247,7 +247,10 @@ mod tests {
     fn tensors_lie_one_behind_the_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
-        let entry = |begin: u64, end: u64| json!({ "dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end] });
+        let entry = |begin: u64, end: u64| {
+            let (shape, offsets) = ([end - begin], [begin, end]);
+            json!({ "dtype": "U8", "shape": shape, "data_offsets": offsets })
+        };
         for (entries, bytes, expected) in [
             ([entry(0, 4), entry(4, 6)], 6, Ok(2)),
             ([entry(2, 2), entry(0, 2)], 2, Ok(2)),

@@ -7,8 +7,6 @@ use crate::trials::note;
 
 /// Standard deviations that a gradient's size may be off.
 const Z: f64 = 6.0;
-/// The scale error that each comparison is tried with.
-const PLANTED: f64 = 1.01;
 /// Elements from which on a planted scale error has to be found: what the numbers of a matrix say
 /// together. A gradient of a norm has too few to say it.
 const ENOUGH: usize = 1 << 13;
@@ -28,6 +26,8 @@ pub(crate) struct Tolerances {
     pub(crate) loss: f64,
     pub(crate) grad_norm: f64,
     pub(crate) gradients: Limits,
+    /// The scale error that each comparison of gradients is tried with.
+    pub(crate) planted: f64,
 }
 
 /// Both sides round to BF16 at the same places and add in another order: what lies near the middle
@@ -38,12 +38,19 @@ pub(crate) const BF16: Tolerances = Tolerances {
     loss: 0.002,
     grad_norm: 0.002,
     gradients: Limits { distance: 0.0125, size: 0.001 },
+    planted: 1.01,
 };
 /// What is rounded the other way at a step of E4M3 (2^-4) moves more. Found by trying as well:
 /// losses 0.001 and norms 0.0025 apart; gradients 0.037 away on emulated devices and 0.080 on an
-/// H200 (a key projection of the last layer), their sizes 0.0016 beyond the random part.
-pub(crate) const MXFP8: Tolerances =
-    Tolerances { loss: 0.005, grad_norm: 0.005, gradients: Limits { distance: 0.12, size: 0.003 } };
+/// H200 (a key projection of the last layer), their sizes 0.0016 and 0.0034 beyond the random
+/// part. So a scale error of 1 % is for BF16 and for the kernels' own tests to find; here it has to
+/// be 2 %.
+pub(crate) const MXFP8: Tolerances = Tolerances {
+    loss: 0.005,
+    grad_norm: 0.005,
+    gradients: Limits { distance: 0.12, size: 0.007 },
+    planted: 1.02,
+};
 
 /// Compares what a step reports with the CPU's.
 pub(crate) fn assert_outcome(
@@ -84,7 +91,7 @@ pub(crate) fn assert_gradients(
     name: &str,
     got: &[(String, Vec<f32>)],
     expected: &[(String, Vec<f32>)],
-    Tolerances { gradients: limits, .. }: Tolerances,
+    Tolerances { gradients: limits, planted, .. }: Tolerances,
 ) {
     assert_eq!(got.len(), expected.len(), "{name}: parameters");
     for ((tensor, got), (same, expected)) in got.iter().zip(expected) {
@@ -94,10 +101,10 @@ pub(crate) fn assert_gradients(
         if let Some(fault) = difference.fault(limits) {
             panic!("{name}: the gradient of `{tensor}` {fault}");
         }
-        let tells = Difference::new(PLANTED, got, expected).fault(limits).is_some();
+        let tells = Difference::new(planted, got, expected).fault(limits).is_some();
         assert!(
             tells || expected.len() < ENOUGH,
-            "{name}: {PLANTED} times the gradient of `{tensor}` would pass as well"
+            "{name}: {planted} times the gradient of `{tensor}` would pass as well"
         );
     }
 }

@@ -12,8 +12,8 @@ pub(super) const ELEMENTS_MAX: usize = 1 << 24;
 /// Most terms of the sums of a product of matrices that is worked out: a second or so.
 const TERMS_MAX: usize = 1 << 28;
 
-/// A small tensor, row-major, of at most [`ELEMENTS_MAX`] elements. Integers and booleans are numbers too: positions and sizes are far
-/// below 2^53.
+/// A small tensor, row-major, of at most [`ELEMENTS_MAX`] elements. Integers and booleans are
+/// numbers too: positions and sizes are far below 2^53.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Constant {
     pub(super) shape: Vec<usize>,

@@ -10,8 +10,8 @@
 /// views then fit their type, whatever a file says.
 const ELEMENTS_MAX: usize = 1 << 48;
 
-/// Elements of a shape, counting an empty axis as one of size 1: `None` for more than `elements_max`
-/// of them. So the sizes of any part of its axes multiply without overflow.
+/// Elements of a shape, counting an empty axis as one of size 1: `None` for more than
+/// `elements_max` of them. So the sizes of any part of its axes multiply without overflow.
 pub(super) fn elements(shape: &[usize], elements_max: usize) -> Option<usize> {
     let known = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size.max(1)));
     known.filter(|&count| count <= elements_max)

@@ -17,8 +17,8 @@ pub(super) type Decoded = Result<Instruction, String>;
 
 /// Calls within calls that are taken for endless.
 const DEPTH_LIMIT: usize = 64;
-/// Statements after inlining, for each one of the text, that are taken for a mistake. Functions that
-/// call others twice each would otherwise make 2^64 of a few lines.
+/// Statements after inlining, for each one of the text, that are taken for a mistake. Functions
+/// that call others twice each would otherwise make 2^64 of a few lines.
 const STATEMENTS_PER_STATEMENT: usize = 256;
 
 /// State of the walk.

@@ -103,9 +103,9 @@ fn finding(hazard: &Hazard) -> Finding {
 /// small to come to its second phase, and what it waits for there is not watched.
 const BOTH_PARITIES: &str = "both parities of mbarrier.wait";
 
-/// Runs launches of one kernel with each of some mistakes, on all processors. A mutant is tried on the launches in their order until one notices:
-/// it fails, other values come out, or the tracker reports something. `done` is called after each
-/// mutant.
+/// Runs launches of one kernel with each of some mistakes, on all processors. A mutant is tried on
+/// the launches in their order until one notices: it fails, other values come out, or the tracker
+/// reports something. `done` is called after each mutant.
 ///
 /// # Errors
 /// The outcome of the first launch that is not right as it is.

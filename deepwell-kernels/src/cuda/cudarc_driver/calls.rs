@@ -171,7 +171,7 @@ impl Driver for CudarcDriver {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: within the buffer, which the caller keeps, untouched, while the copy is under way.
+        // SAFETY: within the buffer, which the caller keeps, untouched, while the copy runs.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(target.0, source.cast(), bytes, stream)
         })
@@ -191,7 +191,7 @@ impl Driver for CudarcDriver {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: within the buffer, which the caller keeps, untouched, while the copy is under way.
+        // SAFETY: within the buffer, which the caller keeps, untouched, while the copy runs.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(target.cast(), source.0, bytes, stream)
         })
