@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use deepwell_ir::capture::{OpaqueCall, Pt2Model};
 use deepwell_ir::{Graph, Op, Tag, differentiate};
+use zip::read::{ArchiveOffset, Config};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
@@ -211,7 +212,8 @@ fn calls_that_are_not_known_stay_by_name() {
 
 /// All entries of a fixture, without the folder that they are in.
 fn entries(name: &str) -> Vec<(String, Vec<u8>)> {
-    let mut zip = ZipArchive::new(File::open(fixture(name)).unwrap()).unwrap();
+    let config = Config { archive_offset: ArchiveOffset::Known(0) };
+    let mut zip = ZipArchive::with_config(config, File::open(fixture(name)).unwrap()).unwrap();
     (0..zip.len())
         .map(|index| {
             let mut entry = zip.by_index(index).unwrap();

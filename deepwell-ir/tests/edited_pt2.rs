@@ -50,12 +50,12 @@ fn ints(list: &[i64]) -> Value {
 fn stored_tensors_that_are_not_there_are_errors() {
     for (sizes, strides, offset, expected) in [
         ([1 << 40, 32], [0, 1], 0, "at most of one that repeats the 3072"),
-        ([1 << 32, 1 << 32], [0, 0], 0, "is in no file"),
-        ([96, 32], [1 << 62, 1], 0, "is in no file"),
+        ([1 << 32, 1 << 32], [0, 0], 0, "`table.weight`"),
+        ([96, 32], [1 << 62, 1], 0, "`table.weight`"),
         ([96, 32], [32, 1], i64::MAX, "bytes in `data/weights/weight_0`, got"),
         ([96, 32], [32, 1], 1 << 50, "bytes in `data/weights/weight_0`, got"),
-        ([0, 32], [32, 1], 0, "is in no file"),
-        ([96, -1], [32, 1], 0, "is in no file"),
+        ([0, 32], [32, 1], 0, "`table.weight`"),
+        ([96, -1], [32, 1], 0, "`table.weight`"),
     ] {
         let refused = open_edited(WEIGHTS, |table| {
             let meta = &mut table["config"]["table.weight"]["tensor_meta"];

@@ -138,7 +138,11 @@ pub fn run(
     progress.note(&format!("data\n{}", dataset.summary()));
     let folder = claimed.map_or_else(claim, Ok)?;
     let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
-    ModelFiles::of(&model, tokens)?.keep(&settings.out.join(export::KEPT))?;
+    let kept = settings.out.join(export::KEPT);
+    // A run that goes on has them; before it is known to be this run, nothing is touched.
+    if !(matches!(options.start, Start::Resume | Start::ResumeChanged) && kept.exists()) {
+        ModelFiles::of(&model, tokens)?.keep(&kept)?;
+    }
     // The pool's threads are there before the baseline is taken.
     rayon::broadcast(|_| ());
     let sampler = MemorySampler::start(settings.device);

@@ -117,6 +117,8 @@ pub(super) struct Exported {
     pub(super) outputs: Vec<String>,
     pub(super) nodes: Vec<AtenNode>,
     pub(super) tensors: HashMap<String, TensorMeta>,
+    /// Names of the tensors without elements, which have no place among those.
+    pub(super) empty: HashSet<String>,
     /// Parameters with `requires_grad = false`, by their names in the module.
     pub(super) frozen: HashSet<String>,
 }

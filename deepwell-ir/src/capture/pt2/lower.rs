@@ -78,7 +78,8 @@ pub(super) fn lower(
         exported,
         trace,
         emitted: Vec::new(),
-        names: HashSet::new(),
+        // Those of the graph's inputs: a module may be called so, too.
+        names: ["tokens", "targets", "loss_scale"].map(str::to_string).into(),
         made: HashMap::new(),
         calls: HashMap::new(),
         parameters: BTreeMap::new(),

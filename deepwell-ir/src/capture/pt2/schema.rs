@@ -112,6 +112,8 @@ impl<'a> Reader<'a> {
             // A tensor of a type that is not known only matters where something reads it.
             if let Some(meta) = self.meta(value) {
                 self.exported.tensors.insert(name.clone(), meta);
+            } else if self.is_empty(value) {
+                self.exported.empty.insert(name.clone());
             }
         }
         Ok(())
@@ -143,6 +145,12 @@ impl<'a> Reader<'a> {
             offset: usize::try_from(self.size(value.get("storage_offset")?)?).ok()?,
         };
         (is_plausible(&meta.shape) && meta.storage_elements().is_some()).then_some(meta)
+    }
+
+    /// Whether a tensor has no elements.
+    fn is_empty(&self, value: &Value) -> bool {
+        let sizes = value.get("sizes").and_then(Value::as_array);
+        sizes.is_some_and(|sizes| sizes.iter().any(|size| self.size(size) == Some(0)))
     }
 
     fn signature(&mut self, signature: &Map<String, Value>) -> Result<(), CaptureError> {
@@ -274,6 +282,8 @@ impl<'a> Reader<'a> {
             let own = format!("{prefix}{name}");
             if let Some(meta) = self.meta(value) {
                 self.exported.tensors.insert(own.clone(), meta);
+            } else if self.is_empty(value) {
+                self.exported.empty.insert(own.clone());
             }
             inner.insert(name.clone(), own);
         }

@@ -241,10 +241,7 @@ impl<'a> Tracer<'a> {
             Arg::Tensors(tensors) if op == "cat" => Some(tensors),
             _ => None,
         })?;
-        let is_empty = |name: &&str| {
-            let meta = self.exported.tensors.get(*name);
-            meta.is_some_and(|meta| meta.shape.contains(&0))
-        };
+        let is_empty = |name: &&str| self.exported.empty.contains(*name);
         let mut rest = tensors.iter().flatten().map(String::as_str).filter(|name| !is_empty(name));
         let (one, none) = (rest.next()?, rest.next());
         if none.is_some() { None } else { self.values.get(one).cloned() }

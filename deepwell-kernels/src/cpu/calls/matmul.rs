@@ -4,7 +4,7 @@ use deepwell_ir::ops::MxGemm;
 use deepwell_ir::{DType, Op, Product};
 use half::bf16;
 
-use super::{KernelError, Operands, Run, by_float};
+use super::{KernelError, Operands, Run};
 use crate::cpu::add::bias_add_forward_in_place;
 use crate::cpu::arena::{Arena, In, Out};
 use crate::cpu::gemm::{Operand, Output, gemm};
@@ -55,15 +55,32 @@ impl Target {
     }
 }
 
-/// Adds the bias to each row of the result, after the product.
-fn bias(operands: &Operands<'_>, index: usize, target: usize) -> Result<Run, KernelError> {
-    by_float!(operands, index, E => {
-        let (bias, y) = (operands.input::<E>(index)?, operands.target::<E>(target)?);
-        Ok(Box::new(move |arena| {
-            bias_add_forward_in_place(y.of(arena), bias.of(arena));
-            Ok(())
-        }))
-    })
+/// What is added to each row of the result, after the GEMM.
+enum Bias {
+    F32(In<f32>),
+    Bf16(In<bf16>),
+}
+
+impl Bias {
+    /// Of the element type of the result.
+    fn new(operands: &Operands<'_>, index: usize, target: &Target) -> Result<Bias, KernelError> {
+        Ok(match target {
+            Target::F32 { .. } => Bias::F32(operands.input(index)?),
+            Target::Bf16(_) => Bias::Bf16(operands.input(index)?),
+        })
+    }
+
+    fn add(&self, target: &Target, arena: &Arena) {
+        match (self, target) {
+            (Bias::F32(bias), Target::F32 { data, .. }) => {
+                bias_add_forward_in_place(data.of(arena), bias.of(arena));
+            }
+            (Bias::Bf16(bias), Target::Bf16(data)) => {
+                bias_add_forward_in_place(data.of(arena), bias.of(arena));
+            }
+            _ => unreachable!("the bias was made for this target"),
+        }
+    }
 }
 
 /// fprop `[T,K]·[N,K]ᵀ`, dgrad `[T,N]·[N,K]`, wgrad `[T,N]ᵀ·[T,K]`.
@@ -81,8 +98,8 @@ pub(super) fn linear(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErro
         Op::LinearWeightGrad(_) => Product::Wgrad,
         _ => Product::Fprop,
     };
-    let add_bias = match op {
-        Op::Linear(op) if op.bias => Some(bias(operands, 2, target_index)?),
+    let bias = match op {
+        Op::Linear(op) if op.bias => Some(Bias::new(operands, 2, &target)?),
         _ => None,
     };
     Ok(Box::new(move |arena| {
@@ -94,7 +111,10 @@ pub(super) fn linear(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErro
         };
         gemm(tier, m, n, k, a, b, target.output(arena), workspace.of(arena))
             .map_err(|error| error.to_string())?;
-        add_bias.as_ref().map_or(Ok(()), |add_bias| add_bias(arena))
+        if let Some(bias) = &bias {
+            bias.add(&target, arena);
+        }
+        Ok(())
     }))
 }
 
@@ -107,12 +127,15 @@ pub(super) fn mx_gemm(operands: &Operands<'_>, op: &MxGemm) -> Result<Run, Kerne
     let target = Target::new(operands, target_index)?;
     let workspace = operands.workspace::<u8>()?;
     let (m, k, n) = (operands.shape(0)[0], operands.shape(0)[1], operands.shape(2)[0]);
-    let add_bias = if op.bias { Some(bias(operands, 4, target_index)?) } else { None };
+    let bias = if op.bias { Some(Bias::new(operands, 4, &target)?) } else { None };
     Ok(Box::new(move |arena| {
         let a = Operand::rows_mx(a.of(arena), a_scales.of(arena), k);
         let b = Operand::rows_mx(b.of(arena), b_scales.of(arena), k);
         gemm(tier, m, n, k, a, b, target.output(arena), workspace.of(arena))
             .map_err(|error| error.to_string())?;
-        add_bias.as_ref().map_or(Ok(()), |add_bias| add_bias(arena))
+        if let Some(bias) = &bias {
+            bias.add(&target, arena);
+        }
+        Ok(())
     }))
 }
