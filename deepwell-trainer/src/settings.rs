@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Device, ModelSource, Schedule, TrainError, settings_check};
 
-/// Held-out tokens of an evaluation, unless someone says otherwise. A comparison wants an error by
-/// the choice of tokens below 0.05 % of the loss; on an H200 the default model had up to 0.06 % with
-/// half as many at a rate of 3e-4, and 0.096 % with these at 7e-4, where parity says so and how many
-/// would do. More would make evaluations longer than training on a CPU.
+/// Held-out tokens of an evaluation, unless someone says otherwise.
+///
+/// A comparison wants an error by the choice of tokens below 0.05 % of the loss. On an H200 the
+/// default model had up to 0.06 % with half as many at a rate of 3e-4, and 0.096 % with these at
+/// 7e-4, where parity says so and how many would do. More would make evaluations longer than
+/// training on a CPU.
 pub(crate) const EVAL_TOKENS: u64 = 131_072;
 
 /// Settings of a run. Each has a default; a run file names what differs.
