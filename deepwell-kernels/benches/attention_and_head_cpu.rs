@@ -6,10 +6,10 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use deepwell_kernels::cpu::attention::{self, AttentionShape};
 use deepwell_kernels::cpu::element::Element;
 use deepwell_kernels::cpu::gemm::Tier;
-use deepwell_kernels::cpu::linear_cross_entropy::{self as head, HeadGradients};
+use deepwell_kernels::ops::attention::cpu::{self as attention, AttentionShape};
+use deepwell_kernels::ops::linear_cross_entropy::cpu::{self as head, HeadGradients};
 use half::bf16;
 
 const ATTENTIONS: [AttentionShape; 2] = [

@@ -11,24 +11,24 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use deepwell_kernels::cpu::adamw::{AdamwTensor, StepScalars, adamw};
-use deepwell_kernels::cpu::add::{add, bias_add_backward, bias_add_forward};
-use deepwell_kernels::cpu::cast::cast;
 use deepwell_kernels::cpu::element::Element;
-use deepwell_kernels::cpu::embedding::{embedding_backward, embedding_forward};
-use deepwell_kernels::cpu::gelu::{gelu_backward, gelu_forward};
-use deepwell_kernels::cpu::grad_norm::global_norm;
-use deepwell_kernels::cpu::layer_norm::{
+use deepwell_kernels::ops::adamw::cpu::{AdamwTensor, StepScalars, adamw};
+use deepwell_kernels::ops::add::cpu::{add, bias_add_backward, bias_add_forward};
+use deepwell_kernels::ops::cast::cpu::cast;
+use deepwell_kernels::ops::embedding::cpu::{embedding_backward, embedding_forward};
+use deepwell_kernels::ops::gelu::cpu::{gelu_backward, gelu_forward};
+use deepwell_kernels::ops::grad_norm::cpu::global_norm;
+use deepwell_kernels::ops::layer_norm::cpu::{
     add_layer_norm_forward, layer_norm_backward, layer_norm_backward_workspace_bytes,
     layer_norm_forward,
 };
-use deepwell_kernels::cpu::rms_norm::{
+use deepwell_kernels::ops::rms_norm::cpu::{
     add_rms_norm_forward, rms_norm_backward, rms_norm_backward_workspace_bytes, rms_norm_forward,
 };
-use deepwell_kernels::cpu::rope::{
+use deepwell_kernels::ops::rope::cpu::{
     RopeShape, rope_backward, rope_forward, rope_forward_in_place, rope_tables,
 };
-use deepwell_kernels::cpu::swiglu::{swiglu_backward, swiglu_forward};
+use deepwell_kernels::ops::swiglu::cpu::{swiglu_backward, swiglu_forward};
 use half::bf16;
 use rayon::prelude::*;
 

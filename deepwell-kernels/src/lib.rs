@@ -4,9 +4,9 @@
 //!
 //! A [`Backend`] runs the calls of a [`deepwell_ir::Program`] over one arena; the [`Executor`]
 //! verifies a program, has its calls prepared, and runs them. [`CpuBackend`] is the backend that
-//! is always there; its kernels are plain functions on slices under [`cpu`]. [`CpuCatalog`] tells
-//! the planner which of them serve a call, with the reason for each that does not. [`oracle`]
-//! holds every op again in f64, as plain loops to compare with.
+//! is always there; its kernels are plain functions on slices, in the folders of [`ops`].
+//! [`CpuCatalog`] tells the planner which of them serve a call, with the reason for each that does
+//! not. Each op's `oracle` computes it again in f64, as plain loops to compare with.
 //!
 //! ```
 //! use deepwell_kernels::cpu::gemm::{Operand, Output, Tier, gemm};
@@ -38,7 +38,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 mod executor;
-pub mod oracle;
+pub mod ops;
 mod single_call;
 mod targets;
 

@@ -1,4 +1,4 @@
-// What the parts of impls/attention_backward.cu share: arguments, tiles and their places in shared
+// What the parts of attention_backward.cu share: arguments, tiles and their places in shared
 // memory.
 #pragma once
 

@@ -12,7 +12,7 @@ const EXPONENT_MIN: f32 = -87.0;
 /// Computed honestly they are subnormal, and each vector with a subnormal result costs x86 CPUs
 /// over a hundred cycles of microcode. NaN stays NaN.
 #[inline(always)]
-pub(super) fn exp_or_zero(x: f32) -> f32 {
+pub(crate) fn exp_or_zero(x: f32) -> f32 {
     let is_zero = x < EXPONENT_MIN;
     let value = exp(if is_zero { 0.0 } else { x });
     if is_zero { 0.0 } else { value }
@@ -20,13 +20,13 @@ pub(super) fn exp_or_zero(x: f32) -> f32 {
 
 /// The greater of two numbers; `a` where `b` is NaN.
 #[inline(always)]
-pub(super) fn greater(a: f32, b: f32) -> f32 {
+pub(crate) fn greater(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
 /// The greatest number of a row, passing over NaN; negative infinity if there is none.
 #[inline(always)]
-pub(super) fn greatest(row: &[f32]) -> f32 {
+pub(crate) fn greatest(row: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (blocks, rest) = row.as_chunks::<LANES>();
     for block in blocks {
@@ -39,7 +39,7 @@ pub(super) fn greatest(row: &[f32]) -> f32 {
 
 /// The greatest of the lanes, halving their number each time.
 #[inline(always)]
-pub(super) fn greatest_lane(mut lanes: [f32; LANES]) -> f32 {
+pub(crate) fn greatest_lane(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {

@@ -10,10 +10,12 @@ use deepwell_ir::{
 
 use half::bf16;
 
-use super::attention;
 use super::calls::{Scratch, attention_shape, with_activation_workspace_bytes};
 use super::gemm::{self, DataKind, Tier};
-use super::{add, layer_norm, linear_cross_entropy, rms_norm};
+use crate::ops::{
+    add::cpu as add, attention::cpu as attention, layer_norm::cpu as layer_norm,
+    linear_cross_entropy::cpu as linear_cross_entropy, rms_norm::cpu as rms_norm,
+};
 use crate::targets::others_that_serve;
 
 /// One kernel of the CPU backend.

@@ -17,7 +17,7 @@ use deepwell_ir::{ByteRange, Call, Program, StreamId};
 use super::blas::Blas;
 use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream};
 use super::images::KernelImages;
-use super::kernels::cuda_kernels;
+use super::launch::cuda_kernels;
 use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, Step, Tensor};
 use crate::KernelError;

@@ -5,7 +5,7 @@ use deepwell_ir::{
     Selection, Target, TensorType,
 };
 
-use super::kernels::{cuda_kernels, fused, tile_selection};
+use super::launch::{cuda_kernels, fused, tile_selection};
 use super::spec::{Architecture, CudaKernelSpec};
 use crate::targets::others_that_serve;
 

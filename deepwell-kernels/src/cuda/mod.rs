@@ -5,20 +5,20 @@
 //! [`CudaBackend`] on the streams of a [`Driver`].
 
 mod backend;
-mod blas;
-mod catalog;
+pub(crate) mod blas;
+pub(crate) mod catalog;
 #[cfg(feature = "cuda")]
 mod cudarc_driver;
-mod driver;
+pub(crate) mod driver;
 #[cfg(feature = "emulated")]
 mod emulated_driver;
 mod fake_driver;
 mod host_driver;
 mod images;
-mod kernels;
+pub(crate) mod launch;
 mod pinned;
-mod prepare;
-mod spec;
+pub(crate) mod prepare;
+pub(crate) mod spec;
 
 #[cfg(feature = "emulated")]
 pub use deepwell_emulator as emulator;
@@ -41,7 +41,7 @@ pub use emulated_driver::{
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
-pub use kernels::{cuda_kernels, tile_selection};
+pub use launch::{cuda_kernels, tile_selection};
 pub use pinned::PinnedBuffer;
 pub use prepare::{CallView, Constants, Device, RESERVED_BYTES, Step, Tensor};
 pub use spec::{

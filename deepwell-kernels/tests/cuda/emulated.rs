@@ -1,6 +1,6 @@
 //! Every kernel on the emulator, in every test run: right, and with nothing that is not ordered.
 //!
-//! A row for each file of `cuda/impls/`. It runs all kernels of the file at shapes that give each
+//! A row for each `.cu` file of `src/ops/`. It runs all of its kernels at shapes that give each
 //! of four multiprocessors, with one block each, three tiles or more, and that use every stage of a
 //! pipeline more than once; a kernel that was not launched on all four fails the row, and so does
 //! a file without one. Shapes at the edges, and hard numbers, are what the other tests are for.
@@ -8,7 +8,7 @@
 //! `DEEPWELL_TEST_DEVICE` names another architecture than the row's; rows of files that are not
 //! compiled for it are skipped. `harness.rs` lists the variables that choose other ways to run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,7 @@ const MULTIPROCESSORS: u32 = 4;
 /// Kernels whose work is that of one block, whatever the shapes.
 const OF_ONE_BLOCK: [&str; 1] = ["adamw_coefficients"];
 
-/// Rows: a file of `cuda/impls/`, the architecture that it is run for, and what runs its kernels.
+/// Rows: a `.cu` file of `src/ops/`, its architecture, and what runs its kernels.
 macro_rules! table {
     ($($file:ident on $architecture:ident: $check:expr;)*) => {
         const FILES: &[&str] = &[$(stringify!($file)),*];
@@ -234,19 +234,26 @@ fn head(gpu: &mut Gpu, products: usize, tokens: usize, hidden: usize, vocab: usi
     linear_cross_entropy::check(gpu, HEADS[products], &case);
 }
 
-/// The kernels' sources; a test that runs without them is skipped.
-fn sources() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/impls");
-    if !folder.is_dir() {
-        skip(format!("{} is not there", folder.display()));
+/// The kernels' sources by name without `.cu`; a test that runs without them is skipped.
+fn sources() -> BTreeMap<String, PathBuf> {
+    let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
+    if !ops.is_dir() {
+        skip(format!("{} is not there", ops.display()));
     }
-    folder
+    let listed = |folder: PathBuf| {
+        let files = fs::read_dir(folder).expect("a readable folder");
+        files.map(|file| file.expect("a readable folder").path())
+    };
+    let files = listed(ops).filter(|path| path.is_dir()).flat_map(listed);
+    files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .filter_map(|path| Some((path.file_stem()?.to_str()?.to_string(), path)))
+        .collect()
 }
 
 /// Whether the head of a source names an architecture.
-fn is_for(sources: &Path, file: &str, architecture: Architecture) -> bool {
-    let source = sources.join(file).with_extension("cu");
-    let text = fs::read_to_string(&source).unwrap_or_else(|error| panic!("{source:?}: {error}"));
+fn is_for(source: &Path, architecture: Architecture) -> bool {
+    let text = fs::read_to_string(source).unwrap_or_else(|error| panic!("{source:?}: {error}"));
     let named = text.lines().find_map(|line| line.strip_prefix("// architectures:"));
     named.is_some_and(|names| names.split_whitespace().any(|name| name == architecture.name()))
 }
@@ -254,7 +261,8 @@ fn is_for(sources: &Path, file: &str, architecture: Architecture) -> bool {
 fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu)) {
     let architecture = emulated_architecture().unwrap_or(preferred);
     let sources = sources();
-    if !is_for(&sources, file, architecture) {
+    let source = sources.get(file).unwrap_or_else(|| panic!("no op has a kernel {file}.cu"));
+    if !is_for(source, architecture) {
         skip(format!("{file} is not for {}", architecture.name()));
     }
     let text = ptx::of_file(file, architecture).unwrap_or_else(|reason| skip(reason));
@@ -287,13 +295,7 @@ fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu)) {
 
 trial!(every_file_has_a_row);
 fn every_file_has_a_row() {
-    let sources = sources();
-    let files = fs::read_dir(sources).expect("a readable folder");
-    let stems: BTreeSet<String> = files
-        .map(|file| file.expect("a readable folder").path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_string()))
-        .collect();
+    let stems: BTreeSet<String> = sources().into_keys().collect();
     let rows: BTreeSet<String> = FILES.iter().map(ToString::to_string).collect();
     let without: Vec<&String> = stems.difference(&rows).collect();
     assert!(without.is_empty(), "add rows to the table for {without:?}");

@@ -11,49 +11,77 @@ use std::process::ExitCode;
 #[macro_use]
 mod trials;
 
+#[path = "../../src/ops/adamw/tests/cuda.rs"]
 mod adamw;
+#[path = "../../src/ops/add/tests/cuda.rs"]
 mod add;
+#[path = "../../src/ops/add_positions/tests/cuda.rs"]
 mod add_positions;
+#[path = "../../src/ops/attention/tests/cuda.rs"]
 mod attention;
+#[path = "../../src/ops/attention/tests/cuda_backward.rs"]
 mod attention_backward;
+#[path = "../../src/ops/linear/tests/bf16_gemm.rs"]
 mod bf16_gemm;
+#[path = "../../src/ops/bias_grad/tests/cuda.rs"]
 mod bias_grad;
 mod blas;
 mod calibration;
+#[path = "../../src/ops/cast/tests/cuda.rs"]
 mod cast;
 mod compare;
 mod cublaslt;
+#[path = "../../src/ops/dequantize/tests/cuda.rs"]
 mod dequantize;
 mod device;
 mod driver;
 mod elementwise_quantize;
+#[path = "../../src/ops/embedding/tests/cuda.rs"]
 mod embedding;
+#[path = "../../src/ops/embedding/tests/cuda_backward.rs"]
 mod embedding_backward;
 #[cfg(feature = "emulated")]
 mod emulated;
+#[path = "../../src/ops/mx_gemm/tests/expand_scales.rs"]
 mod expand_scales;
 mod fused_product;
+#[path = "../../src/ops/gelu/tests/cuda.rs"]
 mod gelu;
+#[path = "../../src/ops/grad_norm/tests/cuda.rs"]
 mod grad_norm;
 mod harness;
+#[path = "../../src/ops/head_rms_norm/tests/cuda.rs"]
 mod head_rms_norm;
+#[path = "../../src/ops/layer_norm/tests/cuda.rs"]
 mod layer_norm;
+#[path = "../../src/ops/layer_norm/tests/cuda_backward.rs"]
 mod layer_norm_backward;
+#[path = "../../src/ops/linear_cross_entropy/tests/cuda.rs"]
 mod linear_cross_entropy;
 mod mx;
+#[path = "../../src/ops/mx_gemm/tests/mxfp8_gemm.rs"]
 mod mxfp8_gemm;
 mod norm_quantize;
 mod products;
 #[cfg(feature = "emulated")]
 mod ptx;
+#[path = "../../src/ops/quantize/tests/cuda.rs"]
 mod quantize;
+#[path = "../../src/ops/rms_norm/tests/cuda.rs"]
 mod rms_norm;
+#[path = "../../src/ops/rms_norm/tests/cuda_backward.rs"]
 mod rms_norm_backward;
+#[path = "../../src/ops/rope/tests/cuda.rs"]
 mod rope;
+#[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
+#[path = "../../src/ops/mx_gemm/tests/sm100_mxfp8_gemm.rs"]
 mod sm100_mxfp8_gemm;
+#[path = "../../src/ops/mx_gemm/tests/sm120_mxfp8_gemm.rs"]
 mod sm120_mxfp8_gemm;
+#[path = "../../src/ops/stochastic_round/tests/cuda.rs"]
 mod stochastic_round;
+#[path = "../../src/ops/swiglu/tests/cuda.rs"]
 mod swiglu;
 mod tcgen05;
 

@@ -1,7 +1,7 @@
 //! MXFP8 operands for tests of products.
 
 use deepwell_ir::DType;
-use deepwell_kernels::oracle::mx::{BLOCK, dequantize_rows};
+use deepwell_kernels::ops::dequantize::oracle::{BLOCK, dequantize_rows};
 use deepwell_precision::{BlockShape, MxSpec, scale_tiles};
 
 use crate::compare::{Compared, assert_biased_within};
@@ -99,7 +99,7 @@ pub(crate) fn tiled(rows: usize, depth: usize, plain: &[u8]) -> Vec<u8> {
 /// sum: `a` `[rows, depth]`, `b` `[columns, depth]`.
 pub(crate) fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
     let absolute = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
-    deepwell_kernels::oracle::linear::forward(
+    deepwell_kernels::ops::linear::oracle::forward(
         &absolute(&a.values),
         &absolute(&b.values),
         None,

@@ -3,7 +3,7 @@
 use deepwell_ir::ops::{Axis, Dequantize};
 use deepwell_ir::{Call, Product, Program};
 use deepwell_kernels::KernelError;
-use deepwell_kernels::oracle::mx::{BLOCK, decode_e4m3, decode_e8m0};
+use deepwell_kernels::ops::dequantize::oracle::{BLOCK, decode_e4m3, decode_e8m0};
 use deepwell_precision::{GemmPrecision, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;

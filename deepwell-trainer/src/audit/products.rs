@@ -23,7 +23,7 @@
 use deepwell_ir::{Call, DType, MathUnit, Op, Program};
 use deepwell_kernels::KernelError;
 use deepwell_kernels::cuda::Architecture;
-use deepwell_kernels::oracle::mx::{BLOCK, decode_e4m3, decode_e8m0};
+use deepwell_kernels::ops::dequantize::oracle::{BLOCK, decode_e4m3, decode_e8m0};
 use deepwell_precision::{Granularity, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;

@@ -12,7 +12,7 @@
 use deepwell_ir::ops::AdamW;
 use deepwell_ir::{Call, Program, ValueId};
 use deepwell_kernels::KernelError;
-use deepwell_kernels::oracle::adamw::{Settings, Updated, step};
+use deepwell_kernels::ops::adamw::oracle::{Settings, Updated, step};
 use rayon::prelude::*;
 
 use super::report::AuditReport;

@@ -24,7 +24,7 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
        cargo xtask emulate FILE.toml... [--mutate] [FLAGS]
        cargo xtask emulate --all [--arch ARCH] [FLAGS]
 
-  KERNEL       name of a file in deepwell-kernels/cuda/impls, without `.cu`: its row of
+  KERNEL       name of a `.cu` file below deepwell-kernels/src/ops, without `.cu`: its row of
                deepwell-kernels/tests/cuda/emulated.rs runs on the emulated device and is checked,
                and of each of its kernels a recorded launch runs again as FLAGS say
   FILE.toml    launch files, or folders of them: any PTX
@@ -169,7 +169,7 @@ fn recorded(
     };
     let which = Which { kernel, architecture };
     if let Some(kernel) = kernel {
-        let sources = kernels::unit::sources(&root.join(kernels::unit::CUDA_FOLDER))?;
+        let sources = kernels::unit::sources(root)?;
         let Some(source) = sources.iter().find(|source| source.stem == kernel) else {
             let names: Vec<_> = sources.iter().map(|source| &*source.stem).collect();
             bail!("no kernel `{kernel}`\nhint: there are {}", names.join(", "));

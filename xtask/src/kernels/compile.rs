@@ -12,7 +12,7 @@ use super::manifest::{Compiled, Cubin, Kernel};
 use super::resources::parse_ptxas;
 use super::sass::count_instructions;
 use super::toolchain::Toolchain;
-use super::unit::{CUDA_FOLDER, Source, feed};
+use super::unit::{CUDA_FOLDER, OPS_FOLDER, Source, feed};
 
 /// How every kernel is compiled.
 pub(crate) const NVCC_FLAGS: [&str; 5] =
@@ -121,7 +121,7 @@ impl<'a> Job<'a> {
             .arg(format!("-gencode=arch=compute_{number},code=compute_{number}"))
             .args(["-I", CUDA_FOLDER, "-o"])
             .arg(ptx)
-            .arg(format!("{CUDA_FOLDER}/impls/{}.cu", self.source.stem));
+            .arg(format!("{OPS_FOLDER}/{}/{}.cu", self.source.op, self.source.stem));
         let said = run(command)?;
         let is_warning =
             |line: &&str| line.contains("warning") && !line.trim_start().starts_with("Remark");
@@ -192,6 +192,7 @@ mod tests {
     fn source(stem: &str, text: &str) -> Source {
         Source {
             stem: stem.to_string(),
+            op: stem.to_string(),
             architectures: Ok(vec!["sm_90a"]),
             text_hash: blake3::hash(text.as_bytes()),
         }

@@ -30,7 +30,7 @@ use compile::{Job, NVCC_FLAGS, PTXAS_FLAGS};
 use manifest::{Compiled, Failed, Manifest, grouped};
 use progress::Progress;
 use toolchain::{Toolchain, below};
-use unit::{ARCHITECTURES, CUDA_FOLDER, Source};
+use unit::{ARCHITECTURES, Source};
 
 const HELP: &str = "\
 Compile the CUDA kernels into target/kernels/
@@ -138,7 +138,7 @@ pub(crate) fn folder(root: &Path) -> PathBuf {
 /// manifest on the disk has everything that is up to date, also from earlier runs.
 pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
     let begun = Instant::now();
-    let sources = unit::sources(&root.join(CUDA_FOLDER))?;
+    let sources = unit::sources(root)?;
     if let Some(name) =
         options.only.iter().find(|name| sources.iter().all(|source| source.stem != **name))
     {

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
-/// Where the layers are, below the workspace's root.
+/// Where the layers of headers are, below the workspace's root.
 pub(crate) const CUDA_FOLDER: &str = "deepwell-kernels/cuda";
+/// Where the folders of the ops are, each with the kernels of that op, below the workspace's root.
+pub(crate) const OPS_FOLDER: &str = "deepwell-kernels/src/ops";
 
 /// What kernels are compiled for, oldest first.
 pub(crate) const ARCHITECTURES: [&str; 4] = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"];
@@ -20,20 +22,42 @@ pub(crate) const ARCHITECTURES_MARK: &str = "// architectures:";
 pub(crate) struct Source {
     /// Name without `.cu`.
     pub(crate) stem: String,
+    /// The folder that it is in: its op.
+    pub(crate) op: String,
     /// What it says that it is for, or what is wrong with what it says.
     pub(crate) architectures: Result<Vec<&'static str>, String>,
     /// Hash of the file and of everything that it includes.
     pub(crate) text_hash: blake3::Hash,
 }
 
-/// The kernels below `cuda`, the folder of the layers, sorted by name.
-pub(crate) fn sources(cuda: &Path) -> Result<Vec<Source>> {
-    let impls = cuda.join("impls");
-    let entries =
-        fs::read_dir(&impls).with_context(|| format!("cannot list {}", impls.display()))?;
+/// The kernels of all ops of the workspace at `root`, sorted by name.
+pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
+    for op in listed(&root.join(OPS_FOLDER))?.iter().filter(|path| path.is_dir()) {
+        found.extend(sources_of(root, op)?);
+    }
+    found.sort_by(|a, b| a.stem.cmp(&b.stem));
+    // Compiled kernels of all ops lie in one folder, and are loaded by this name.
+    match found.windows(2).find(|pair| pair[0].stem == pair[1].stem) {
+        Some(pair) => {
+            let (stem, first, second) = (&pair[0].stem, &pair[0].op, &pair[1].op);
+            bail!("`{stem}.cu` is in {first}/ and in {second}/; give one of them another name")
+        }
+        None => Ok(found),
+    }
+}
+
+/// What is in a folder.
+fn listed(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
+}
+
+/// The kernels in the folder of an op.
+fn sources_of(root: &Path, op: &Path) -> Result<Vec<Source>> {
+    let mut found = Vec::new();
+    for path in listed(op)? {
         let (Some(stem), Some("cu")) =
             (path.file_stem(), path.extension().and_then(|extension| extension.to_str()))
         else {
@@ -43,10 +67,10 @@ pub(crate) fn sources(cuda: &Path) -> Result<Vec<Source>> {
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let architectures = architectures_in(&text);
-        let text_hash = hash_with_includes(cuda, &path);
-        found.push(Source { stem, architectures, text_hash });
+        let text_hash = hash_with_includes(root, &path);
+        let op = op.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.push(Source { stem, op, architectures, text_hash });
     }
-    found.sort_by(|a, b| a.stem.cmp(&b.stem));
     Ok(found)
 }
 
@@ -92,8 +116,9 @@ pub(crate) fn include_in(line: &str) -> Option<Include<'_>> {
 }
 
 /// Hash of `source` and of all that it includes, whether or not an `#if` stands around it. It does
-/// not depend on where the folder of the layers lies.
-pub(crate) fn hash_with_includes(cuda: &Path, source: &Path) -> blake3::Hash {
+/// not depend on where the workspace lies.
+pub(crate) fn hash_with_includes(root: &Path, source: &Path) -> blake3::Hash {
+    let cuda = root.join(CUDA_FOLDER);
     let mut texts: BTreeMap<PathBuf, Option<Vec<u8>>> = BTreeMap::new();
     let mut open = vec![source.to_path_buf()];
     while let Some(path) = open.pop() {
@@ -106,7 +131,7 @@ pub(crate) fn hash_with_includes(cuda: &Path, source: &Path) -> blake3::Hash {
         for line in included.lines() {
             if let Some(Include::Own(name)) = include_in(line) {
                 // As the compiler looks: beside the file first.
-                let beside = path.parent().unwrap_or(cuda).join(name);
+                let beside = path.parent().unwrap_or(&cuda).join(name);
                 open.push(if beside.is_file() { beside } else { cuda.join(name) });
             }
         }
@@ -114,7 +139,7 @@ pub(crate) fn hash_with_includes(cuda: &Path, source: &Path) -> blake3::Hash {
     }
     let mut hasher = blake3::Hasher::new();
     for (path, text) in texts {
-        let name = path.strip_prefix(cuda).unwrap_or(&path).to_string_lossy().into_owned();
+        let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
         feed(&mut hasher, name.as_bytes());
         hasher.update(&[u8::from(text.is_some())]);
         feed(&mut hasher, text.as_deref().unwrap_or_default());
@@ -169,11 +194,18 @@ mod tests {
         check("include \"a\"", None);
     }
 
-    /// A folder of layers with these files.
-    fn layers(files: &[(&str, &str)]) -> tempfile::TempDir {
+    const KERNEL: &str = "deepwell-kernels/src/ops/add/a.cu";
+
+    /// Where a file of a layer is, or any other.
+    fn place(root: &Path, name: &str) -> PathBuf {
+        root.join(if name.starts_with(OPS_FOLDER) { "" } else { CUDA_FOLDER }).join(name)
+    }
+
+    /// A workspace with these files.
+    fn workspace(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
-            let path = folder.path().join(name);
+            let path = place(folder.path(), name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
@@ -183,19 +215,19 @@ mod tests {
     #[test]
     fn the_hash_covers_everything_that_is_included() {
         let files = [
-            ("impls/a.cu", "#include \"mma/m.cuh\"\n"),
+            (KERNEL, "#include \"mma/m.cuh\"\n"),
             ("mma/m.cuh", "#include \"ptx/p.cuh\"\n#include \"beside.cuh\"\n"),
             ("mma/beside.cuh", "#include \"mma/m.cuh\"\n"),
             ("ptx/p.cuh", "#if 0\n#include \"common/gone.cuh\"\n#endif\n"),
             ("common/other.cuh", "int other;\n"),
         ];
-        let hash_of = |folder: &Path| hash_with_includes(folder, &folder.join("impls/a.cu"));
-        let first = layers(&files);
+        let hash_of = |folder: &Path| hash_with_includes(folder, &folder.join(KERNEL));
+        let first = workspace(&files);
         let expected = hash_of(first.path());
-        assert_eq!(hash_of(layers(&files).path()), expected, "of the place it does not depend");
+        assert_eq!(hash_of(workspace(&files).path()), expected, "of the place it does not depend");
         // File to write, its text, and whether that is another hash.
         for (name, text, differs) in [
-            ("impls/a.cu", "#include \"mma/m.cuh\"\n\n", true),
+            (KERNEL, "#include \"mma/m.cuh\"\n\n", true),
             ("mma/m.cuh", "#include \"ptx/p.cuh\"\n", true),
             ("mma/beside.cuh", "", true),
             ("ptx/p.cuh", "", true),
@@ -203,23 +235,39 @@ mod tests {
             ("common/other.cuh", "int changed;\n", false),
             ("common/new.cuh", "int unused;\n", false),
         ] {
-            let folder = layers(&files);
-            fs::write(folder.path().join(name), text).unwrap();
+            let folder = workspace(&files);
+            fs::write(place(folder.path(), name), text).unwrap();
             assert_eq!(hash_of(folder.path()) != expected, differs, "{name}");
         }
     }
 
     #[test]
-    fn sources_are_the_cu_files_of_the_last_layer() {
-        let folder = layers(&[
-            ("impls/b.cu", "// architectures: sm_90a\n"),
-            ("impls/a.cu", ""),
-            ("impls/a.cuh", ""),
-            ("mma/m.cu", ""),
-        ]);
-        let found = sources(folder.path()).unwrap();
-        let found: Vec<_> =
-            found.iter().map(|source| (&*source.stem, source.architectures.is_ok())).collect();
-        assert_eq!(found, [("a", false), ("b", true)]);
+    fn sources_are_the_cu_files_of_the_ops() {
+        let twice = "`b.cu` is in add/ and in mul/; give one of them another name";
+        for (name, expected) in [
+            ("deepwell-kernels/src/ops/mul/c.cu", Ok([("a", "add"), ("b", "add"), ("c", "mul")])),
+            ("deepwell-kernels/src/ops/mul/b.cu", Err(twice)),
+        ] {
+            let folder = workspace(&[
+                ("deepwell-kernels/src/ops/add/b.cu", "// architectures: sm_90a\n"),
+                (KERNEL, ""),
+                ("deepwell-kernels/src/ops/add/a.cuh", ""),
+                ("deepwell-kernels/src/ops/add/cuda.rs", ""),
+                ("deepwell-kernels/src/ops/add/tests/t.cu", ""),
+                ("deepwell-kernels/src/ops/m.cu", ""),
+                ("mma/m.cu", ""),
+                (name, ""),
+            ]);
+            let found = sources(folder.path());
+            let found = found.map_err(|error| error.to_string()).map(|found| {
+                assert!(found.iter().all(|one| one.architectures.is_ok() == (one.stem == "b")));
+                let names = |one: Source| (one.stem, one.op);
+                found.into_iter().map(names).collect::<Vec<_>>()
+            });
+            let expected = expected
+                .map(|names| names.map(|(stem, op)| (stem.to_string(), op.to_string())).to_vec())
+                .map_err(ToString::to_string);
+            assert_eq!(found, expected, "{name}");
+        }
     }
 }

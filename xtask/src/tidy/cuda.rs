@@ -1,23 +1,20 @@
-//! Rules about CUDA sources: layers, twins on the host, tests.
+//! Rules about CUDA sources: layers of headers, kernels in their ops, launchers, tests.
 
 use crate::kernels::unit::{
-    ARCHITECTURES_MARK, CUDA_FOLDER, Include, architectures_in, include_in,
+    ARCHITECTURES_MARK, CUDA_FOLDER, Include, OPS_FOLDER, architectures_in, include_in,
 };
 use crate::source::{is_word, split_rust};
 
 use super::Violation;
 
 /// The folders below [`CUDA_FOLDER`], lowest first.
-const LAYERS: [&str; 7] = ["common", "ptx", "layout", "mma", "scheduler", "epilogue", "impls"];
-
-/// Where the host sides of the kernels are.
-const TWINS: &str = "deepwell-kernels/src/cuda/kernels/";
+const LAYERS: [&str; 6] = ["common", "ptx", "layout", "mma", "scheduler", "epilogue"];
 
 /// Sources of the PTX that the emulator's tests run: no kernels of the product, and their PTX names
 /// their lines, so that none of the rules here is for them.
 pub(crate) const FIXTURES: &str = "deepwell-kernels/emulator/tests/fixtures/";
 
-/// Where the tests of the kernels are.
+/// Where the tests of several kernels are; those of one are in `tests/` in the folder of its op.
 const TESTS: &str = "deepwell-kernels/tests/cuda/";
 
 /// A text file: its path from the root, with forward slashes, and what is in it.
@@ -30,47 +27,49 @@ pub(crate) fn is_of_interest(path: &str) -> bool {
     }
     path.ends_with(".cu")
         || path.ends_with(".cuh")
-        || ((path.starts_with(TWINS) || path.starts_with(TESTS)) && path.ends_with(".rs"))
+        || ((path.starts_with(OPS_FOLDER) || path.starts_with(TESTS)) && path.ends_with(".rs"))
 }
 
 /// The broken rules among `texts`, which hold at least all files of interest.
 pub(crate) fn check(texts: &[Text]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (path, text) in texts {
-        let extension = path.rsplit('.').next().unwrap_or_default();
-        if !matches!(extension, "cu" | "cuh") {
-            continue;
+        let below = |folder| path.strip_prefix(folder)?.strip_prefix('/')?.split_once('/');
+        if let Some(stem) = path.strip_suffix(".cu").map(|path| path.rsplit('/').next()) {
+            violations.extend(check_includes(path, text, LAYERS.len()));
+            match (below(OPS_FOLDER), stem) {
+                (Some((op, name)), Some(stem)) if !name.contains('/') => {
+                    violations.extend(check_kernel(path, op, stem, text, texts));
+                }
+                _ => {
+                    let message = format!(
+                        "a kernel outside of the ops; move it to {OPS_FOLDER}/<op>/, or name it \
+                         `.cuh`"
+                    );
+                    violations.push(Violation::new(path, 0, message));
+                }
+            }
+        } else if path.ends_with(".cuh") {
+            violations.extend(check_header(path, text, below(CUDA_FOLDER).map(|(layer, _)| layer)));
         }
-        let below = path.strip_prefix(CUDA_FOLDER).and_then(|rest| rest.strip_prefix('/'));
-        let Some((layer, name)) = below.and_then(|rest| rest.split_once('/')) else {
-            let message = format!("CUDA code outside of the layers; move it to {CUDA_FOLDER}/");
-            violations.push(Violation::new(path, 0, message));
-            continue;
-        };
-        let Some(rank) = rank(layer) else {
-            let layers = LAYERS.join(", ");
-            let message = format!("`{layer}` is no layer; use one of {layers}");
-            violations.push(Violation::new(path, 0, message));
-            continue;
-        };
-        violations.extend(check_includes(path, text, rank));
-        if extension == "cuh" && !text.lines().any(|line| line.trim() == "#pragma once") {
-            violations.push(Violation::new(path, 1, "no `#pragma once`; add it after the comment"));
-        }
-        match (extension, layer, name.strip_suffix(".cu")) {
-            ("cu", "impls", Some(stem)) => violations.extend(check_kernel(path, stem, text, texts)),
-            ("cu", ..) => violations.push(Violation::new(
-                path,
-                0,
-                "a kernel below the top layer; move it to impls/, or name it `.cuh`",
-            )),
-            ("cuh", "impls", _) => violations.push(Violation::new(
-                path,
-                0,
-                "a header among the kernels; move it to the layer that it belongs to",
-            )),
-            _ => {}
-        }
+    }
+    violations
+}
+
+/// A header is in a layer, is included once, and includes what is not above it.
+fn check_header(path: &str, text: &str, layer: Option<&str>) -> Vec<Violation> {
+    let Some(layer) = layer else {
+        let message = format!("a header outside of the layers; move it to {CUDA_FOLDER}/");
+        return vec![Violation::new(path, 0, message)];
+    };
+    let Some(rank) = rank(layer) else {
+        let layers = LAYERS.join(", ");
+        let message = format!("`{layer}` is no layer; use one of {layers}");
+        return vec![Violation::new(path, 0, message)];
+    };
+    let mut violations = check_includes(path, text, rank);
+    if !text.lines().any(|line| line.trim() == "#pragma once") {
+        violations.push(Violation::new(path, 1, "no `#pragma once`; add it after the comment"));
     }
     violations
 }
@@ -79,7 +78,8 @@ fn rank(layer: &str) -> Option<usize> {
     LAYERS.iter().position(|known| *known == layer)
 }
 
-/// A file includes what is in its own layer or in one before it, and nothing of a toolkit.
+/// A file includes what is in its own layer or in one before it, and nothing of a toolkit; kernels
+/// come after all layers.
 fn check_includes(path: &str, text: &str, own_rank: usize) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -100,9 +100,6 @@ fn check_includes(path: &str, text: &str, own_rank: usize) -> Vec<Violation> {
                          part to a lower layer",
                         LAYERS[own_rank]
                     ),
-                    Some(rank) if LAYERS[rank] == "impls" => {
-                        format!("`{name}` is a kernel; move the shared part to a lower layer")
-                    }
                     Some(_) => continue,
                 }
             }
@@ -112,41 +109,37 @@ fn check_includes(path: &str, text: &str, own_rank: usize) -> Vec<Violation> {
     violations
 }
 
-/// A kernel says what it is for, is launched by something on the host, and is tested.
-fn check_kernel(path: &str, stem: &str, text: &str, texts: &[Text]) -> Vec<Violation> {
+/// A kernel says what it is for, is launched by something in the folder of its op, and is tested.
+fn check_kernel(path: &str, op: &str, stem: &str, text: &str, texts: &[Text]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut report = |line, message: String| violations.push(Violation::new(path, line, message));
     if let Err(message) = architectures_in(text) {
         let line = text.lines().position(|line| line.trim().starts_with(ARCHITECTURES_MARK));
         report(line.map_or(1, |index| index + 1), message);
     }
-    let in_folder = |folder: &'static str| {
-        texts.iter().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(".rs"))
+    let folder = format!("{OPS_FOLDER}/{op}/");
+    let tests = format!("{folder}tests/");
+    let rust = || texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+    let quoted = format!("\"{stem}\"");
+    let is_launcher = |(path, text): &Text| {
+        path.starts_with(&folder) && !path.starts_with(&tests) && text.contains(&quoted)
     };
-    let is_twin =
-        |(path, text): &Text| *path == format!("{TWINS}{stem}.rs") || launches(text, stem);
-    if !in_folder(TWINS).any(is_twin) {
+    if !rust().any(is_launcher) {
         report(
             0,
             format!(
-                "a kernel that nothing launches; add {TWINS}{stem}.rs, or call \
-                 `device.function(\"{stem}\", ...)` in a file there"
+                "a kernel that nothing launches; add {folder}cuda.rs, with \
+                 `device.function({quoted}, ...)`"
             ),
         );
     }
-    let is_test =
-        |(path, text): &Text| *path == format!("{TESTS}{stem}.rs") || mentions(text, stem);
-    if !in_folder(TESTS).any(is_test) {
-        report(0, format!("a kernel without a test; add {TESTS}{stem}.rs"));
+    let is_test = |(path, text): &Text| {
+        (path.starts_with(&tests) || path.starts_with(TESTS)) && mentions(text, stem)
+    };
+    if !rust().any(is_test) {
+        report(0, format!("a kernel without a test; add one that names it to {tests}"));
     }
     violations
-}
-
-/// Whether Rust text has `function("<stem>"`, perhaps with a line break in between.
-fn launches(text: &str, stem: &str) -> bool {
-    let quoted = format!("\"{stem}\"");
-    let calls = text.match_indices("function(");
-    calls.into_iter().any(|(at, call)| text[at + call.len()..].trim_start().starts_with(&quoted))
 }
 
 /// Whether the name is a word of the code: of an identifier's whole or a string's.
@@ -195,7 +188,7 @@ mod tests {
             Some("mma/ comes before epilogue/ and may not include `epilogue/store.cuh`"),
         );
         check("common/types.cuh", "\"ptx/fp8.cuh\"", Some("common/ comes before ptx/"));
-        check("ptx/fp8.cuh", "\"impls/add.cu\"", Some("ptx/ comes before impls/"));
+        check("ptx/fp8.cuh", "\"ops/add.cu\"", Some("`ops/add.cu` does not begin with a layer"));
         check("mma/tile.cuh", "\"tile.cuh\"", Some("`tile.cuh` does not begin with a layer"));
         check("mma/tile.cuh", "\"../ptx/a.cuh\"", Some("`../ptx/a.cuh` does not begin with"));
         check("mma/tile.cuh", "<cuda_bf16.h>", Some("`<cuda_bf16.h>` is of an installed"));
@@ -211,52 +204,53 @@ mod tests {
         };
         check("deepwell-kernels/cuda/ptx/a.cuh", once, None);
         check("deepwell-kernels/cuda/ptx/a.cuh", "int x;\n", Some((1, "no `#pragma once`")));
-        check("deepwell-kernels/cuda/a.cuh", once, Some((0, "CUDA code outside of the layers")));
-        check("examples/a.cu", "", Some((0, "CUDA code outside of the layers")));
+        check("deepwell-kernels/cuda/a.cuh", once, Some((0, "a header outside of the layers")));
+        check("deepwell-kernels/src/ops/add/a.cuh", once, Some((0, "a header outside of the")));
         check("deepwell-kernels/cuda/misc/a.cuh", once, Some((0, "`misc` is no layer")));
-        check("deepwell-kernels/cuda/mma/a.cu", "", Some((0, "a kernel below the top layer")));
-        check("deepwell-kernels/cuda/impls/a.cuh", once, Some((0, "a header among the kernels")));
+        for path in ["examples/a.cu", "deepwell-kernels/cuda/mma/a.cu", "deepwell-kernels/a.cu"] {
+            check(path, "", Some((0, "a kernel outside of the ops; move it to deepwell-kernels/")));
+        }
+        check("deepwell-kernels/src/ops/add/tests/a.cu", "", Some((0, "a kernel outside of the")));
     }
 
     #[test]
-    fn kernels_their_twins_and_their_tests() {
-        let kernel = "deepwell-kernels/cuda/impls/rope.cu";
-        let own_twin = ("deepwell-kernels/src/cuda/kernels/rope.rs", "//! Doc.\n");
-        let twin = |text| ("deepwell-kernels/src/cuda/kernels/other.rs", text);
-        let own_test = ("deepwell-kernels/tests/cuda/rope.rs", "//! Doc.\n");
-        let test = |text| ("deepwell-kernels/tests/cuda/other.rs", text);
+    fn kernels_their_launchers_and_their_tests() {
+        let kernel = "deepwell-kernels/src/ops/rope/rope_back.cu";
+        let of_op = |text| ("deepwell-kernels/src/ops/rope/cuda.rs", text);
+        let of_other = |text| ("deepwell-kernels/src/ops/add/cuda.rs", text);
+        let test = |text| ("deepwell-kernels/src/ops/rope/tests/cuda.rs", text);
+        let shared_test = |text| ("deepwell-kernels/tests/cuda/other.rs", text);
         let source = (kernel, KERNEL);
-        let no_twin = (kernel, 0, "a kernel that nothing launches; add deepwell-kernels/src/cuda");
-        let no_test = (kernel, 0, "a kernel without a test; add deepwell-kernels/tests/cuda/rope");
+        let no_launcher =
+            (kernel, 0, "a kernel that nothing launches; add deepwell-kernels/src/ops/rope/cuda");
+        let no_test =
+            (kernel, 0, "a kernel without a test; add one that names it to deepwell-kernels/src/");
+        let call = "device.function(\n    \"rope_back\",\n    entry)?;\n";
+        let other_call = "device.function(\"rope_back_2\", entry, 0)?;\n";
 
-        check_files(&[source], &[no_twin, no_test]);
-        check_files(&[source, own_twin], &[no_test]);
-        check_files(&[source, own_twin, own_test], &[]);
-        let call = twin("device.function(\"rope\", entry, 0)?;\n");
-        check_files(&[source, call, own_test], &[]);
-        let broken_call = twin("device.function(\n    \"rope\",\n    entry)?;\n");
-        check_files(&[source, broken_call, own_test], &[]);
-        let other_call = twin("device.function(\"rope_backward\", entry, 0)?;\n");
-        check_files(&[source, other_call, own_test], &[no_twin]);
-        check_files(&[source, own_twin, test("fn rope() {}\n")], &[]);
-        check_files(&[source, own_twin, test("run(\"rope\");\n")], &[]);
-        check_files(&[source, own_twin, test("// rope\nfn rope_2() {}\n")], &[no_test]);
-        // Elsewhere than there, a file of that name is something else.
-        let far = ("deepwell-kernels/src/oracle/rope.rs", "//! Doc.\n");
-        check_files(&[source, far, own_test], &[no_twin]);
+        check_files(&[source], &[no_launcher, no_test]);
+        check_files(&[source, of_op(call)], &[no_test]);
+        check_files(&[source, of_op(call), test("fn rope_back() {}\n")], &[]);
+        check_files(&[source, of_op(call), shared_test("run(\"rope_back\");\n")], &[]);
+        check_files(&[source, of_op(call), test("// rope_back\nfn rope() {}\n")], &[no_test]);
+        check_files(&[source, of_op(other_call), test(call)], &[no_launcher]);
+        check_files(&[source, of_other(call), test(call)], &[no_launcher]);
+        // Elsewhere than there, a test is none of CUDA kernels.
+        let far = ("deepwell-kernels/src/ops/add/tests/cuda.rs", call);
+        check_files(&[source, of_op(call), far], &[no_test]);
     }
 
     #[test]
     fn kernels_name_their_architectures() {
         let check = |text: &str, expected: &[(usize, &str)]| {
-            let kernel = "deepwell-kernels/cuda/impls/add.cu";
+            let kernel = "deepwell-kernels/src/ops/add/add.cu";
             let expected: Vec<_> =
                 expected.iter().map(|(line, message)| (kernel, *line, *message)).collect();
             check_files(
                 &[
                     (kernel, text),
-                    ("deepwell-kernels/src/cuda/kernels/add.rs", ""),
-                    ("deepwell-kernels/tests/cuda/add.rs", ""),
+                    ("deepwell-kernels/src/ops/add/cuda.rs", "launch(\"add\")"),
+                    ("deepwell-kernels/tests/cuda/add.rs", "run(\"add\")"),
                 ],
                 &expected,
             );

@@ -441,7 +441,7 @@ pub struct Redundant {
     /// The instruction as `mutate` names it, such as `fence.proxy.async`.
     pub what: String,
     /// Where: a line of the PTX (`"120"`), or the end of a source file's path with a line
-    /// (`"impls/add.cu:41"`), which also covers what is inlined there.
+    /// (`"ops/add/add.cu:41"`), which also covers what is inlined there.
     pub at: String,
     /// Why it may go.
     pub reason: String,

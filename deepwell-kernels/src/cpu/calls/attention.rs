@@ -3,7 +3,7 @@
 use deepwell_ir::ops::AttentionHeads;
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::attention::{AttentionShape, attention_backward_on, attention_forward_on};
+use crate::ops::attention::cpu::{AttentionShape, attention_backward_on, attention_forward_on};
 
 /// The kernel's shape of a call.
 pub(crate) fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) -> AttentionShape {

@@ -3,11 +3,11 @@
 use deepwell_ir::ops::Rope;
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::add::{add as add_kernel, bias_add_backward};
-use crate::cpu::cast::cast as cast_kernel;
-use crate::cpu::gelu::{gelu_backward as gelu_backward_kernel, gelu_forward};
-use crate::cpu::rope::{RopeShape, rope_backward, rope_forward, rope_tables};
-use crate::cpu::swiglu::{swiglu_backward as swiglu_backward_kernel, swiglu_forward};
+use crate::ops::add::cpu::{add as add_kernel, bias_add_backward};
+use crate::ops::cast::cpu::cast as cast_kernel;
+use crate::ops::gelu::cpu::{gelu_backward as gelu_backward_kernel, gelu_forward};
+use crate::ops::rope::cpu::{RopeShape, rope_backward, rope_forward, rope_tables};
+use crate::ops::swiglu::cpu::{swiglu_backward as swiglu_backward_kernel, swiglu_forward};
 
 pub(super) fn rope(operands: &Operands<'_>, op: &Rope, backward: bool) -> Result<Run, KernelError> {
     let seq = operands.program.seq;

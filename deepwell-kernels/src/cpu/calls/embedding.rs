@@ -1,7 +1,7 @@
 //! Token embedding.
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::embedding::{embedding_backward, embedding_forward};
+use crate::ops::embedding::cpu::{embedding_backward, embedding_forward};
 
 pub(super) fn forward(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let &[vocab, width] = operands.shape(1) else { return Err(operands.unexpected(1, "a matrix")) };

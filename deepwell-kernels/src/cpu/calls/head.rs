@@ -1,7 +1,7 @@
 //! Output head and cross-entropy.
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::linear_cross_entropy::{HeadGradients, linear_cross_entropy_on};
+use crate::ops::linear_cross_entropy::cpu::{HeadGradients, linear_cross_entropy_on};
 
 fn prepare(operands: &Operands<'_>, with_gradients: bool) -> Result<Run, KernelError> {
     let tier = operands.tier()?;

@@ -5,9 +5,9 @@ use deepwell_ir::{DType, Op, Product};
 use half::bf16;
 
 use super::{KernelError, Operands, Run};
-use crate::cpu::add::bias_add_forward_in_place;
 use crate::cpu::arena::{Arena, In, Out};
 use crate::cpu::gemm::{Operand, Output, gemm};
+use crate::ops::add::cpu::bias_add_forward_in_place;
 
 /// A high-precision matrix, row-major.
 enum Matrix {

@@ -1,8 +1,10 @@
 //! Root-mean-square and layer normalization.
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::layer_norm::{add_layer_norm_forward, layer_norm_backward, layer_norm_forward};
-use crate::cpu::rms_norm::{add_rms_norm_forward, rms_norm_backward, rms_norm_forward};
+use crate::ops::layer_norm::cpu::{
+    add_layer_norm_forward, layer_norm_backward, layer_norm_forward,
+};
+use crate::ops::rms_norm::cpu::{add_rms_norm_forward, rms_norm_backward, rms_norm_forward};
 
 pub(super) fn rms_norm(operands: &Operands<'_>, eps: f64) -> Result<Run, KernelError> {
     by_float!(operands, 0, E => {

@@ -3,9 +3,9 @@
 use deepwell_ir::ops::AdamW;
 
 use super::{KernelError, Operands, Run};
-use crate::cpu::adamw::{AdamwTensor, StepScalars, adamw as adamw_kernel};
 use crate::cpu::arena::{In, Out};
-use crate::cpu::grad_norm::sum_of_squares;
+use crate::ops::adamw::cpu::{AdamwTensor, StepScalars, adamw as adamw_kernel};
+use crate::ops::grad_norm::cpu::sum_of_squares;
 
 pub(super) fn grad_norm(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let gradients: Vec<In<f32>> =

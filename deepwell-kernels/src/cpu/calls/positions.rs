@@ -1,7 +1,9 @@
 //! Learned positions.
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::positions::{add_positions_backward, add_positions_forward, too_few_positions};
+use crate::ops::add_positions::cpu::{
+    add_positions_backward, add_positions_forward, too_few_positions,
+};
 
 /// The sequence length and the width of a position table at operand `index`, which must have a
 /// row for each token of a sequence.

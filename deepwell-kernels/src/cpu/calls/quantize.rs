@@ -7,8 +7,8 @@ use deepwell_precision::{
 };
 
 use super::{KernelError, Operands, Run, by_float};
-use crate::cpu::dequantize::{dequantize_columns, dequantize_rows};
-use crate::cpu::stochastic_round::stochastic_round as round_kernel;
+use crate::ops::dequantize::cpu::{dequantize_columns, dequantize_rows};
+use crate::ops::stochastic_round::cpu::stochastic_round as round_kernel;
 
 pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, KernelError> {
     let &[rows, columns] = operands.shape(0) else {

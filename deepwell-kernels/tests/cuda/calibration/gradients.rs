@@ -2,7 +2,8 @@
 
 use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads};
 use deepwell_ir::{DType, ops};
-use deepwell_kernels::oracle::{layer_norm, rms_norm};
+use deepwell_kernels::ops::layer_norm::oracle as layer_norm;
+use deepwell_kernels::ops::rms_norm::oracle as rms_norm;
 
 use super::bench::Bench;
 use super::kernels::Recorder;

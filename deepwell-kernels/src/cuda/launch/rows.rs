@@ -1,0 +1,216 @@
+//! What the kernels that work on whole rows share on the host: `layout/row_group.cuh` and
+//! `common/block_columns.cuh`.
+
+use deepwell_ir::KernelRequest;
+
+use super::support::all_bf16;
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::prepare::{CallView, Device, Step};
+
+/// Elements of a piece, 16 bytes of BF16.
+const PIECE: usize = 8;
+/// Pieces of a thread in a forward kernel, as in the sources.
+const FORWARD_PIECES: usize = 4;
+/// Threads of a block at least, where rows are short.
+const FORWARD_THREADS_MIN: u32 = 128;
+/// Threads of a block of a backward kernel, as in the sources.
+const BACKWARD_THREADS: u32 = 512;
+/// Threads of a block that takes a row element by element, as in the sources.
+const SCALAR_THREADS: u32 = 256;
+/// Threads of a row at most.
+const THREADS_MAX: usize = 512;
+/// Rows and columns that the kernels index.
+const EXTENT_MAX: usize = i32::MAX as usize;
+
+/// Threads that hold a row of `columns` elements in registers, `pieces` pieces each: whole warps,
+/// a power of two of them; none where the row is not made of whole pieces or too long.
+fn threads_per_row(columns: usize, pieces: usize) -> Option<u32> {
+    let threads = columns.div_ceil(pieces * PIECE).next_power_of_two().max(32);
+    let fits = columns > 0 && columns.is_multiple_of(PIECE) && threads <= THREADS_MAX;
+    fits.then_some(threads as u32)
+}
+
+/// Says which of the floats among the operands is not BF16 (statistics and gradients of
+/// parameters are FP32: `f32s` names them), or that operand 0 is too large to be indexed.
+pub(crate) fn reject(request: &KernelRequest<'_>, f32s: &[usize]) -> Option<String> {
+    let floats: Vec<usize> =
+        (0..request.operands.len()).filter(|index| !f32s.contains(index)).collect();
+    all_bf16(request, &floats).or_else(|| {
+        let shape = &request.operands[0].shape;
+        let too_large = shape.iter().any(|&extent| extent > EXTENT_MAX);
+        too_large.then(|| format!("takes at most {EXTENT_MAX} rows and columns, not {shape:?}"))
+    })
+}
+
+/// Rows and columns of operand 0.
+pub(crate) fn matrix_of(call: &CallView<'_>) -> Result<[usize; 2], KernelError> {
+    let shape = call.input(0).shape;
+    shape.as_slice().try_into().map_err(|_| call.refuse("expected a matrix"))
+}
+
+/// A normalization of a matrix's rows by `<entry>_rows` or `<entry>_scalar` of `<file>.cu`: the
+/// kernels take the call's operands in order, then rows, columns, threads of a row, and eps.
+pub(crate) fn prepare_forward(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    [rows, columns]: [usize; 2],
+    file: &'static str,
+    entry: &str,
+    eps: f64,
+) -> Result<Vec<Step>, KernelError> {
+    let (suffix, threads, per_row) = match threads_per_row(columns, FORWARD_PIECES) {
+        Some(per_row) => ("rows", per_row.max(FORWARD_THREADS_MIN), per_row),
+        None => ("scalar", SCALAR_THREADS, SCALAR_THREADS),
+    };
+    let function = device.function(file, &format!("{entry}_{suffix}"), 0)?;
+    let blocks = (rows as u32).div_ceil(threads / per_row).max(1);
+    let operands = 0..call.call.operands.len();
+    let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
+    arguments.extend([
+        Argument::U32(rows as u32),
+        Argument::U32(columns as u32),
+        Argument::U32(per_row),
+        Argument::F32(eps as f32),
+    ]);
+    Ok(vec![Device::launch(function, blocks, threads, 0, arguments)])
+}
+
+/// The backward of a normalization, by `<file>_rows` or `<file>_scalar` of `<file>.cu`.
+#[derive(Clone, Copy)]
+pub(crate) struct Backward {
+    /// The file.
+    pub(crate) file: &'static str,
+    /// Pieces of a thread, as in the source.
+    pub(crate) pieces: usize,
+    /// Gradients of parameters.
+    pub(crate) gradients: usize,
+}
+
+impl Backward {
+    /// How rows are divided among blocks.
+    fn division(&self, shape: &[usize], workers: usize) -> BlockColumns {
+        let per_row = threads_per_row(shape[1], self.pieces);
+        let rows_per_block = per_row.map_or(1, |threads| BACKWARD_THREADS / threads);
+        BlockColumns::new(shape[0], rows_per_block as usize, workers)
+    }
+
+    /// Scratch for the sums over rows.
+    pub(crate) fn workspace_bytes(&self, shape: &[usize], workers: usize) -> usize {
+        self.division(shape, workers).scratch_bytes(self.gradients * shape[1])
+    }
+
+    /// Over the rows of `matrix`. The kernels take the inputs in order, the residual last or null,
+    /// the outputs in order, then rows, columns, threads of a row, whether to accumulate, and what
+    /// sums over blocks need.
+    pub(crate) fn prepare(
+        &self,
+        call: &CallView<'_>,
+        device: &mut Device<'_>,
+        matrix: [usize; 2],
+        residual: bool,
+    ) -> Result<Vec<Step>, KernelError> {
+        let [rows, columns] = matrix;
+        // As the program was planned: its scratch is for that many blocks.
+        let division = self.division(&matrix, call.program.target.workers);
+        let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
+        let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.pieces) {
+            Some(per_row) => ("rows", BACKWARD_THREADS, per_row, shared_bytes),
+            None => ("scalar", SCALAR_THREADS, SCALAR_THREADS, 0),
+        };
+        let function =
+            device.function(self.file, &format!("{}_{suffix}", self.file), shared_bytes)?;
+        let mut arguments: Vec<_> =
+            (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
+        if !residual {
+            arguments.push(Argument::Pointer(DevicePtr(0)));
+        }
+        arguments.extend((0..=self.gradients).map(|index| call.output(index).argument()));
+        arguments.extend([
+            Argument::U32(rows as u32),
+            Argument::U32(columns as u32),
+            Argument::U32(per_row),
+            Argument::U32(u32::from(call.accumulate())),
+            Argument::Pointer(call.workspace().0),
+            Argument::Pointer(device.tickets(division.tickets())?),
+            Argument::U32(division.members as u32),
+        ]);
+        let blocks = division.blocks as u32;
+        Ok(vec![Device::launch(function, blocks, threads, shared_bytes, arguments)])
+    }
+}
+
+/// How sums over all rows are divided among blocks: a row of partial sums each, which teams of
+/// neighbours add, and the teams' rows, which the last block adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockColumns {
+    /// Blocks of the launch.
+    pub(crate) blocks: usize,
+    /// Blocks of a team.
+    pub(crate) members: usize,
+}
+
+impl BlockColumns {
+    /// One block for each of `workers` multiprocessors, as far as there are rows for
+    /// `rows_per_block` each; teams such that either level adds about as many rows.
+    pub(crate) fn new(rows: usize, rows_per_block: usize, workers: usize) -> BlockColumns {
+        let blocks = rows.div_ceil(rows_per_block.max(1)).clamp(1, workers.max(1));
+        let root = blocks.isqrt();
+        let members = if root * root == blocks { root } else { root + 1 };
+        BlockColumns { blocks, members }
+    }
+
+    /// Teams.
+    fn teams(self) -> usize {
+        self.blocks.div_ceil(self.members)
+    }
+
+    /// Counters: one for each team, and one for the teams.
+    pub(crate) fn tickets(self) -> usize {
+        self.teams() + 1
+    }
+
+    /// Scratch for `width` FP32 sums.
+    pub(crate) fn scratch_bytes(self, width: usize) -> usize {
+        (self.blocks + self.teams()) * width * size_of::<f32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_fit_their_threads() {
+        let expected = [
+            (0, None),
+            (8, Some(32)),
+            (12, None),
+            (768, Some(32)),
+            (1024, Some(32)),
+            (1032, Some(64)),
+            (4096, Some(128)),
+            (5120, Some(256)),
+            (16384, Some(512)),
+            (16392, None),
+        ];
+        for (columns, threads) in expected {
+            assert_eq!(threads_per_row(columns, 4), threads, "{columns}");
+        }
+    }
+
+    #[test]
+    fn every_block_has_a_team_and_every_team_a_block() {
+        for rows in [0, 1, 2, 3, 15, 16, 17, 130, 5000] {
+            for workers in [0, 1, 78, 132, 148] {
+                let division = BlockColumns::new(rows, 4, workers);
+                let BlockColumns { blocks, members } = division;
+                assert!(blocks >= 1 && blocks <= workers.max(1), "{division:?}");
+                assert!(members >= 1 && members * members >= blocks, "{division:?}");
+                assert!((division.teams() - 1) * members < blocks, "{division:?}");
+                let scratch = division.scratch_bytes(8);
+                assert_eq!(scratch, 32 * (blocks + division.teams()));
+            }
+        }
+    }
+}

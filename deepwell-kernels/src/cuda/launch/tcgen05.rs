@@ -1,0 +1,479 @@
+//! What the products on tcgen05 share on the host (`mma/sm100_tile.cuh`): shapes of tiles, how much
+//! memory they take, which one a product gets, and its launch.
+
+use deepwell_ir::{Target, Tile};
+
+use super::tcgen05_cost::{Cost, ResultCost};
+use crate::KernelError;
+use crate::cuda::driver::{
+    Argument, Function, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::cuda::prepare::{CallView, Step, Tensor};
+use crate::cuda::spec::TileSelection;
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Rows that a block computes, as in the source.
+pub(crate) const BLOCK_ROWS: usize = 128;
+/// Bytes of a row of an operand in a stage, as in the source: one swizzle.
+const DEPTH_BYTES: usize = 128;
+/// Rows of one scale tile, and its bytes.
+const SCALE_TILE_ROWS: usize = 128;
+const SCALE_TILE_BYTES: usize = 512;
+/// Shared memory of a block, and what of it is not for stages: room to align the stages, results on
+/// their way out, barriers.
+const SHARED_LIMIT: usize = 227 << 10;
+const SHARED_BESIDE_STAGES: usize = 1024 + 4 * 32 * 128 + 256;
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operands {
+    /// BF16.
+    Bf16,
+    /// One-byte codes with a scale for each 32 in depth.
+    Mx,
+}
+
+impl Operands {
+    /// Elements of depth in a stage.
+    fn stage_depth(self) -> usize {
+        match self {
+            Operands::Bf16 => DEPTH_BYTES / 2,
+            Operands::Mx => DEPTH_BYTES,
+        }
+    }
+
+    /// Scale tiles of a stage for a tile of `columns`.
+    fn scale_tiles(self, columns: usize) -> usize {
+        match self {
+            Operands::Bf16 => 0,
+            Operands::Mx => 1 + columns / SCALE_TILE_ROWS,
+        }
+    }
+}
+
+/// What a tile is computed by: a block, or a pair of which each has half of the rows; and what
+/// cluster of tiles shares what it reads of the operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TileShape {
+    pub(crate) operands: Operands,
+    pub(crate) blocks: usize,
+    pub(crate) columns: usize,
+    /// Tiles one below the other, which read the same rows of `b`, and side by side, which read the
+    /// same rows of `a`.
+    pub(crate) cluster: [usize; 2],
+}
+
+/// Multiprocessors that stand together and that a cluster does not go beyond: assumed, as in a full
+/// group of Hopper. Of 18, clusters of four leave two without work.
+const GROUP: usize = 18;
+
+/// Tiles of clusters of one: blocks, columns.
+const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
+/// Tiles of two pairs that share: columns, and the cluster. Each copies half of the rows that both
+/// need: of `a` where it is the larger operand. Two blocks with a tile each would read what a pair
+/// reads, which has room for more stages.
+const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
+
+/// How blocks come to their tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Schedule {
+    /// As many blocks as fit the device walk the tiles in a fixed order.
+    Walk,
+    /// The grid has all clusters, and those that run take over the work of those that
+    /// have not begun. Blocks that are slower, or come later because something else runs, take
+    /// fewer; it asks for more of the device's scheduler. Which of both is faster was not measured.
+    Claim,
+}
+
+impl Schedule {
+    /// What kernels have at the end of their names.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Schedule::Walk => "",
+            Schedule::Claim => "_claimed",
+        }
+    }
+}
+
+/// A product: rows and columns of the result, elements of depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProductSizes {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) depth: usize,
+}
+
+impl TileShape {
+    /// Those that every source has, preferred ones first among equals.
+    pub(crate) fn alone(operands: Operands) -> Vec<TileShape> {
+        let shape = |(blocks, columns)| TileShape { operands, blocks, columns, cluster: [1, 1] };
+        ALONE.map(shape).to_vec()
+    }
+
+    /// The same and those that share operands.
+    pub(crate) fn all(operands: Operands) -> Vec<TileShape> {
+        let shape = |(columns, cluster)| TileShape { operands, blocks: 2, columns, cluster };
+        let mut all = TileShape::alone(operands);
+        all.extend(SHARING.map(shape));
+        all
+    }
+
+    /// Rows of a tile.
+    pub(crate) fn rows(self) -> usize {
+        self.blocks * BLOCK_ROWS
+    }
+
+    /// Rows and columns of the tiles of a cluster.
+    pub(crate) fn cluster_extents(self) -> [usize; 2] {
+        let [down, across] = self.cluster;
+        [self.rows() * down, self.columns * across]
+    }
+
+    /// Blocks of a cluster.
+    pub(crate) fn cluster_blocks(self) -> usize {
+        self.cluster.iter().product::<usize>() * self.blocks
+    }
+
+    /// Clusters that run at the same time.
+    pub(crate) fn clusters_at_once(self, multiprocessors: usize) -> usize {
+        let blocks = self.cluster_blocks();
+        let in_groups = multiprocessors / GROUP * (GROUP / blocks);
+        (in_groups + multiprocessors % GROUP / blocks).max(1)
+    }
+
+    /// Rows of `b` that products of a block read.
+    fn b_rows(self) -> usize {
+        self.columns / self.blocks
+    }
+
+    /// Rows of `a` and of `b` that a block copies, for all that share them.
+    pub(crate) fn copied_rows(self) -> [usize; 2] {
+        let [down, across] = self.cluster;
+        [BLOCK_ROWS / across, self.b_rows() / down]
+    }
+
+    /// As kernels' names have it.
+    pub(crate) fn name(self) -> String {
+        let tile = format!("{}x{}", self.rows(), self.columns);
+        match self.cluster {
+            [1, 1] => tile,
+            [down, across] => format!("{tile}_{down}x{across}"),
+        }
+    }
+
+    /// Bytes of operands of a stage of one block.
+    fn operand_bytes(self) -> usize {
+        (BLOCK_ROWS + self.b_rows()) * DEPTH_BYTES
+    }
+
+    /// Bytes of scales of a stage of one block.
+    fn scale_bytes(self) -> usize {
+        self.operands.scale_tiles(self.columns) * SCALE_TILE_BYTES
+    }
+
+    /// Bytes of operands and scales of a stage of one block.
+    pub(crate) fn stage_bytes(self) -> usize {
+        self.operand_bytes() + self.scale_bytes()
+    }
+
+    /// Those of them that the block copies itself.
+    pub(crate) fn copied_bytes(self) -> usize {
+        self.copied_rows().iter().sum::<usize>() * DEPTH_BYTES + self.scale_bytes()
+    }
+
+    /// Dynamic shared memory: as many stages as fit.
+    pub(crate) fn shared_bytes(self) -> u32 {
+        let stage = self.stage_bytes();
+        let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / stage;
+        (SHARED_BESIDE_STAGES + stages * stage) as u32
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn element_bytes(self) -> usize {
+        DEPTH_BYTES / self.operands.stage_depth()
+    }
+
+    /// Elements of depth in a stage.
+    pub(crate) fn stage_depth(self) -> usize {
+        self.operands.stage_depth()
+    }
+
+    /// Clusters of tiles of a result; tiles of the last ones may lie beyond it.
+    pub(crate) fn clusters(self, sizes: ProductSizes) -> usize {
+        let [rows, columns] = self.cluster_extents();
+        sizes.rows.div_ceil(rows) * sizes.columns.div_ceil(columns)
+    }
+
+    /// The tile as plans have it.
+    pub(crate) fn tile(self) -> Tile {
+        let (m, n, k) = (self.rows(), self.columns, self.operands.stage_depth());
+        Tile { m, n, k, cluster: self.cluster }
+    }
+
+    /// The one of `shapes` that takes the fewest cycles, and among those computes least beyond the
+    /// edges; why not the others.
+    pub(crate) fn select(
+        shapes: Vec<TileShape>,
+        sizes: ProductSizes,
+        results: ResultCost,
+        target: &Target,
+    ) -> TileSelection {
+        let multiprocessors = target.workers as u64;
+        let rank = |shape: TileShape| {
+            let computed =
+                shape.clusters(sizes) * shape.cluster_extents().iter().product::<usize>();
+            (Cost::new(shape, sizes, results, multiprocessors).cycles, computed, shape)
+        };
+        let mut ranked: Vec<_> = shapes.into_iter().map(rank).collect();
+        ranked.sort_by_key(|&(cycles, computed, _)| (cycles, computed));
+        let (fewest, least, chosen) = ranked.remove(0);
+        let name = chosen.tile();
+        let reason = |cycles: u64, computed: usize| match (cycles > fewest, computed > least) {
+            (true, _) => {
+                format!("takes {cycles} cycles by a model, {name} takes {fewest}")
+            }
+            (_, true) => format!("computes {computed} results, {name} computes {least}"),
+            _ => format!("is as good as {name} by a model"),
+        };
+        TileSelection {
+            tile: chosen.tile(),
+            rejected: ranked
+                .into_iter()
+                .map(|(cycles, computed, shape)| (shape.tile(), reason(cycles, computed)))
+                .collect(),
+        }
+    }
+
+    /// The one of `shapes` that has a call's tile.
+    ///
+    /// # Errors
+    /// A plan with no tile or one that the kernels do not have.
+    pub(crate) fn of_call(
+        call: &CallView<'_>,
+        shapes: &[TileShape],
+    ) -> Result<TileShape, KernelError> {
+        let tile = call.call.choice.tile;
+        let found = shapes.iter().find(|shape| Some(shape.tile()) == tile);
+        found.copied().ok_or_else(|| {
+            let with_depth = |tile: Tile| format!("{tile} with {} in depth", tile.k);
+            let known: Vec<_> = shapes.iter().map(|shape| with_depth(shape.tile())).collect();
+            let known = known.join(", ");
+            let got = tile.map_or("none".to_string(), with_depth);
+            call.refuse(format!("takes a tile of {known}, not {got}; make the plan again"))
+        })
+    }
+
+    /// Blocks of the grid.
+    fn grid(self, sizes: ProductSizes, schedule: Schedule, multiprocessors: u32) -> u32 {
+        let at_once = self.clusters_at_once(multiprocessors as usize);
+        let clusters = match schedule {
+            Schedule::Walk => self.clusters(sizes).min(at_once),
+            Schedule::Claim => self.clusters(sizes),
+        };
+        (clusters * self.cluster_blocks()) as u32
+    }
+
+    /// The launch of a kernel of this shape.
+    pub(crate) fn launch(
+        self,
+        function: Function,
+        sizes: ProductSizes,
+        schedule: Schedule,
+        multiprocessors: u32,
+        arguments: Vec<Argument>,
+    ) -> Step {
+        Step::Launch(Launch {
+            function,
+            grid: [self.grid(sizes, schedule, multiprocessors), 1, 1],
+            block: [THREADS, 1, 1],
+            cluster: [self.cluster_blocks() as u32, 1, 1],
+            shared_bytes: self.shared_bytes(),
+            programmatic: false,
+            arguments,
+        })
+    }
+}
+
+/// Boxes of an operand stored by depth, `[rows, depth]`: `box_rows` rows and a stage's depth.
+pub(crate) fn boxes_by_depth(
+    tensor: &Tensor,
+    operands: Operands,
+    box_rows: usize,
+) -> TensorMapSpec {
+    boxes(tensor, operands, [operands.stage_depth(), box_rows])
+}
+
+/// Boxes of an operand stored by rows, `[depth, rows]`: as many rows as are 128 bytes, and a
+/// stage's depth.
+pub(crate) fn boxes_by_rows(tensor: &Tensor, operands: Operands) -> TensorMapSpec {
+    boxes(tensor, operands, [operands.stage_depth(); 2])
+}
+
+/// Boxes of scales, `[tiles, tiles, 512]`: each tile in two rows, as a box is 256 elements wide.
+pub(crate) fn scale_boxes(scales: &Tensor) -> TensorMapSpec {
+    const BOX: [usize; 2] = [256, SCALE_TILE_BYTES / 256];
+    let bytes: usize = scales.shape.iter().product();
+    TensorMapSpec {
+        base: scales.pointer,
+        element: TensorMapElement::U8,
+        sizes: vec![BOX[0] as u64, (bytes / BOX[0]) as u64],
+        strides_bytes: vec![BOX[0] as u64],
+        box_sizes: BOX.map(|size| size as u32).to_vec(),
+        swizzle: TensorMapSwizzle::None,
+    }
+}
+
+fn boxes(tensor: &Tensor, operands: Operands, sizes: [usize; 2]) -> TensorMapSpec {
+    let (element, bytes) = match operands {
+        Operands::Bf16 => (TensorMapElement::Bf16, 2),
+        Operands::Mx => (TensorMapElement::U8, 1),
+    };
+    let [outer, inner] = [0, 1].map(|axis| tensor.shape[axis] as u64);
+    TensorMapSpec {
+        base: tensor.pointer,
+        element,
+        sizes: vec![inner, outer],
+        strides_bytes: vec![inner * bytes],
+        box_sizes: sizes.map(|size| size as u32).to_vec(),
+        swizzle: TensorMapSwizzle::Bytes128,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::DType;
+
+    use super::*;
+    use crate::cuda::catalog::cuda_target;
+    use crate::cuda::driver::DevicePtr;
+    use crate::cuda::spec::Architecture;
+
+    const B200: usize = 148;
+
+    fn sizes((rows, columns, depth): (usize, usize, usize)) -> ProductSizes {
+        ProductSizes { rows, columns, depth }
+    }
+
+    #[test]
+    fn shapes_fill_the_device() {
+        let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::all(Operands::Mx));
+        for (shapes, product, expected) in [
+            // One tile: the smallest, if there is little to sum; a pair reads half of b each.
+            (&mx, (1, 1, 16), "128x128"),
+            (&bf16, (1, 1, 16), "128x128"),
+            // Of two pairs each reads half of a for both, though one has nothing to compute.
+            (&mx, (128, 128, 4096), "256x128 in clusters of 1x2"),
+            // Many waves: the largest asks least of the L2 cache.
+            (&mx, (16384, 16384, 4096), "256x256"),
+            (&bf16, (16384, 16384, 4096), "256x256"),
+            // Waves that are not full, of which smaller tiles waste less if the cache gives enough.
+            (&bf16, (4096, 4096, 4096), "256x128 in clusters of 1x2"),
+            // 148 tiles of 128 rows, with none beside them to share with.
+            (&mx, (128 * 148, 128, 8192), "256x128"),
+            (&bf16, (128 * 148, 128, 8192), "256x128"),
+        ] {
+            let target = cuda_target(Architecture::Sm100a, B200, &[]);
+            let plain = ResultCost::default();
+            let selection = TileShape::select(shapes.clone(), sizes(product), plain, &target);
+            assert_eq!(selection.tile.to_string(), expected, "{product:?}");
+            assert_eq!(selection.rejected.len(), shapes.len() - 1);
+        }
+    }
+
+    #[test]
+    fn other_shapes_are_rejected_with_the_reason() {
+        let target = cuda_target(Architecture::Sm100a, 4, &[]);
+        let plain = ResultCost::default();
+        let shapes = TileShape::all(Operands::Bf16);
+        let selection = TileShape::select(shapes, sizes((100, 200, 64)), plain, &target);
+        let reasons: Vec<_> =
+            selection.rejected.iter().map(|(tile, reason)| format!("{tile} {reason}")).collect();
+        assert_eq!(
+            reasons,
+            [
+                "256x128 computes 65536 results, 128x128 computes 32768",
+                "256x128 in clusters of 1x2 computes 65536 results, 128x128 computes 32768",
+                "128x256 takes 4096 cycles by a model, 128x128 takes 2048",
+                "256x256 takes 4096 cycles by a model, 128x128 takes 2048",
+                "256x256 in clusters of 2x1 takes 4096 cycles by a model, 128x128 takes 2048",
+            ]
+        );
+    }
+
+    #[test]
+    fn stages_fit_and_grids_cover() {
+        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        // The last: blocks of a grid with a cluster for each tile.
+        for (operands, index, shared_bytes, name, grid, all) in [
+            (mx, 0, 223_488, "256x256", 4, 32),
+            (mx, 1, 222_464, "256x128", 4, 64),
+            (mx, 2, 220_416, "128x256", 4, 32),
+            (mx, 3, 220_416, "128x128", 4, 64),
+            (bf16, 0, 214_272, "256x256", 4, 32),
+            (bf16, 1, 214_272, "256x128", 4, 64),
+            (bf16, 2, 214_272, "128x256", 4, 32),
+            (bf16, 3, 214_272, "128x128", 4, 64),
+            (bf16, 4, 214_272, "256x256_2x1", 4, 32),
+            (bf16, 5, 214_272, "256x128_1x2", 4, 64),
+        ] {
+            let shape = TileShape::all(operands)[index];
+            assert_eq!(shape.shared_bytes(), shared_bytes, "{shape:?}");
+            assert_eq!(shape.name(), name);
+            let (large, small) = (sizes((1000, 1000, 64)), sizes((1, 1, 64)));
+            assert_eq!(shape.grid(large, Schedule::Walk, 4), grid, "{shape:?}");
+            assert_eq!(shape.grid(large, Schedule::Claim, 4), all, "{shape:?}");
+            for schedule in [Schedule::Walk, Schedule::Claim] {
+                let cluster = shape.cluster_blocks() as u32;
+                assert_eq!(shape.grid(small, schedule, 4), cluster, "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn clusters_stay_within_groups() {
+        let all = TileShape::all(Operands::Bf16);
+        // Of 148: eight groups and four more.
+        for (index, multiprocessors, expected) in
+            [(0, 148, 74), (2, 148, 148), (4, 148, 33), (4, 4, 1), (4, 3, 1), (5, 132, 29)]
+        {
+            let found = all[index].clusters_at_once(multiprocessors);
+            assert_eq!(found, expected, "{} on {multiprocessors}", all[index].name());
+        }
+    }
+
+    #[test]
+    fn blocks_copy_what_nobody_else_does() {
+        // Rows of `a` and `b` that a block copies, in KiB of a stage.
+        let rows = TileShape::all(Operands::Bf16).into_iter().map(|shape| {
+            let [a, b] = shape.copied_rows();
+            (shape.name(), a, b, shape.copied_bytes() >> 10)
+        });
+        let expected = [
+            ("256x256", 128, 128, 32),
+            ("256x128", 128, 64, 24),
+            ("128x256", 128, 256, 48),
+            ("128x128", 128, 128, 32),
+            ("256x256_2x1", 128, 64, 24),
+            ("256x128_1x2", 64, 64, 16),
+        ];
+        assert_eq!(
+            rows.collect::<Vec<_>>(),
+            expected.map(|(name, a, b, kib)| (name.into(), a, b, kib))
+        );
+    }
+
+    #[test]
+    fn boxes_are_one_swizzle_wide() {
+        let tensor = Tensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
+        for (spec, stride, sizes) in [
+            (boxes_by_depth(&tensor, Operands::Bf16, 128), 144, [64, 128]),
+            (boxes_by_depth(&tensor, Operands::Mx, 64), 72, [128, 64]),
+            (boxes_by_rows(&tensor, Operands::Bf16), 144, [64, 64]),
+        ] {
+            assert_eq!(spec.sizes, [72, 40]);
+            assert_eq!(spec.strides_bytes, [stride]);
+            assert_eq!(spec.box_sizes, sizes);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `adamw.cu`: the update of all parameters in one launch, behind one for the coefficients.
+
+use deepwell_ir::Op;
+use deepwell_ir::ops::AdamW;
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, takes_all};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Threads of the block that makes the coefficients, one of which works.
+const COEFFICIENTS_THREADS: u32 = 32;
+/// Elements of a chunk, as in the source.
+const CHUNK_ELEMENTS: usize = 1024;
+/// Of the coefficients, as in the source.
+const COEFFICIENTS_BYTES: usize = 40;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_adamw",
+    ops: &["adamw"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject: takes_all,
+    workspace_bytes: |_, _| COEFFICIENTS_BYTES,
+    prepare,
+}];
+
+/// The table `{gradient, master, first moment, second moment, elements, first chunk, decay}`.
+fn table(call: &CallView<'_>, op: &AdamW) -> Result<TensorList, KernelError> {
+    let mut list = TensorList::new(CHUNK_ELEMENTS);
+    for (parameter, decay) in op.weight_decay.iter().enumerate() {
+        let first = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
+        let operands = (first..first + AdamW::OPERANDS_PER_PARAMETER)
+            .map(|index| f32_operand(call, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let elements = operands[0].1;
+        if let Some((_, other)) = operands.iter().find(|(_, other)| *other != elements) {
+            return Err(call.refuse(format!(
+                "parameter {parameter}: expected {elements} elements as in its gradient, \
+                 got {other}"
+            )));
+        }
+        let addresses: Vec<u64> = operands.iter().map(|(address, _)| *address).collect();
+        list.push(&addresses, elements, &[u64::from(decay.to_bits())]);
+    }
+    Ok(list)
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::AdamW(op) = &call.call.op else {
+        return Err(call.refuse("expected an AdamW update"));
+    };
+    let list = table(call, op)?;
+    let coefficients = Argument::Pointer(call.workspace().0);
+    let function = device.function("adamw", "adamw_coefficients", 0)?;
+    let arguments = vec![
+        call.operand(0).argument(),
+        call.operand(1).argument(),
+        call.operand(2).argument(),
+        Argument::F32(op.beta1),
+        Argument::F32(op.beta2),
+        Argument::F32(op.eps),
+        coefficients,
+    ];
+    let mut steps = vec![Device::launch(function, 1, COEFFICIENTS_THREADS, 0, arguments)];
+    if list.chunks() == 0 {
+        return Ok(steps);
+    }
+    let blocks = u32::try_from(list.chunks()).ok().filter(|&blocks| blocks <= i32::MAX as u32);
+    let Some(blocks) = blocks else {
+        return Err(call.refuse(format!(
+            "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
+            i32::MAX as usize * CHUNK_ELEMENTS,
+            list.chunks()
+        )));
+    };
+    let function = device.function("adamw", "adamw", 0)?;
+    let arguments = vec![
+        Argument::Pointer(device.constant(list.bytes())?),
+        Argument::U32(list.tensors() as u32),
+        coefficients,
+    ];
+    steps.push(Device::launch(function, blocks, THREADS, 0, arguments));
+    Ok(steps)
+}

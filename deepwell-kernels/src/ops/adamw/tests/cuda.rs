@@ -1,0 +1,177 @@
+//! `adamw.cu`: against the CPU's kernel, which its own tests compare with the oracle.
+
+use deepwell_ir::ops;
+use deepwell_kernels::ops::adamw::cpu::{AdamwTensor, StepScalars, adamw as cpu_adamw};
+
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
+
+const LEARNING_RATE: f32 = 3e-3;
+const LARGEST_NORM: f32 = 1.0;
+
+#[derive(Clone)]
+struct Parameter {
+    master: Vec<f32>,
+    first_moment: Vec<f32>,
+    second_moment: Vec<f32>,
+}
+
+struct State {
+    op: ops::AdamW,
+    counters: [u64; 2],
+    parameters: Vec<Parameter>,
+}
+
+impl State {
+    fn new(lengths: &[usize]) -> State {
+        let parameter = |(index, &len): (usize, &usize)| Parameter {
+            master: uniform(len, index as u64, 1.0),
+            first_moment: vec![0.0; len],
+            second_moment: vec![0.0; len],
+        };
+        let decays = [0.1, 0.0, 0.01];
+        State {
+            op: ops::AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: (0..lengths.len()).map(|index| decays[index % 3]).collect(),
+            },
+            counters: [0, 0],
+            parameters: lengths.iter().enumerate().map(parameter).collect(),
+        }
+    }
+
+    /// One step on the GPU; the gradients must be left as they are.
+    fn step_on(&mut self, gpu: &mut Gpu, gradients: &[Vec<f32>], norm: f32) {
+        let inputs =
+            [HostTensor::f32(&[1], &[norm]), HostTensor::f32(&[2], &[LEARNING_RATE, LARGEST_NORM])];
+        let vector = |values: &[f32]| HostTensor::f32(&[values.len()], values);
+        let mut updated = vec![HostTensor::u64(&[2], &self.counters)];
+        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+            updated.extend([
+                vector(gradient),
+                vector(&parameter.master),
+                vector(&parameter.first_moment),
+                vector(&parameter.second_moment),
+            ]);
+        }
+        let options = RunOptions { update: true, ..RunOptions::default() };
+        let got = gpu.run_with(self.op.clone(), &inputs, &updated, options);
+        let floats = |index: usize| -> Vec<f32> { bytemuck::pod_collect_to_vec(&got[index].bytes) };
+        let counters = got[0].to_u64();
+        self.counters = [counters[0], counters[1]];
+        for (index, parameter) in self.parameters.iter_mut().enumerate() {
+            let first = 1 + 4 * index;
+            assert_eq!(got[first].bytes, updated[first].bytes, "gradient {index} was written");
+            *parameter = Parameter {
+                master: floats(first + 1),
+                first_moment: floats(first + 2),
+                second_moment: floats(first + 3),
+            };
+        }
+    }
+
+    /// The same step by the CPU's kernel, from the same state.
+    fn step_on_cpu(&mut self, gradients: &[Vec<f32>], norm: f32) {
+        if !norm.is_finite() {
+            self.counters[1] += 1;
+            return;
+        }
+        self.counters[0] += 1;
+        let scalars = StepScalars {
+            learning_rate: LEARNING_RATE.into(),
+            beta1: self.op.beta1.into(),
+            beta2: self.op.beta2.into(),
+            eps: self.op.eps.into(),
+            max_grad_norm: LARGEST_NORM.into(),
+            step: self.counters[0],
+            grad_norm: norm,
+        };
+        let tensors = self.parameters.iter_mut().zip(gradients).zip(&self.op.weight_decay);
+        let mut tensors: Vec<AdamwTensor<'_>> = tensors
+            .map(|((parameter, grad), &decay)| AdamwTensor {
+                param: &mut parameter.master,
+                grad,
+                m: &mut parameter.first_moment,
+                v: &mut parameter.second_moment,
+                weight_decay: decay.into(),
+            })
+            .collect();
+        assert!(!cpu_adamw(&mut tensors, &scalars).skipped);
+    }
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| x.into()).collect()
+}
+
+fn compare(what: &str, gpu: &State, cpu: &State) {
+    assert_eq!(gpu.counters, cpu.counters, "{what}");
+    for (index, (a, b)) in gpu.parameters.iter().zip(&cpu.parameters).enumerate() {
+        let what = format!("{what}, tensor {index}");
+        // Every operation is rounded as on the CPU, and so are the coefficients of the moments.
+        let exact = Tolerance { absolute: 0.0, relative: 0.0 };
+        let (m, v) = (wide(&b.first_moment), wide(&b.second_moment));
+        assert_close(&format!("{what}: m"), &wide(&a.first_moment), &m, exact);
+        assert_close(&format!("{what}: v"), &wide(&a.second_moment), &v, exact);
+        // The corrections of the moments come from FP64 powers, whose last bit may differ and
+        // turn one rounding to FP32: an ulp of two coefficients on the update, at most 10 learning
+        // rates, and one of the result.
+        let absolute = 10.0 * f64::from(LEARNING_RATE) * 2f64.powi(-22);
+        let tolerance = Tolerance { absolute, relative: 2f64.powi(-23) };
+        assert_close(&format!("{what}: master"), &wide(&a.master), &wide(&b.master), tolerance);
+    }
+}
+
+trial!(several_steps_as_on_the_cpu);
+fn several_steps_as_on_the_cpu() {
+    let mut gpu = Gpu::open();
+    let tables: [&[usize]; 7] = [
+        &[],
+        &[1],
+        &[0, 3, 4, 5, 0],
+        &[1023, 1024, 1025, 1],
+        &[4095, 4096, 4097, 1],
+        &[2049, 1023, 7, 100_001, 64, 12_289],
+        // More blocks than a GPU holds.
+        &[3, 2_500_003],
+    ];
+    for lengths in tables {
+        if gpu.runs(lengths.iter().sum(), 1 << 18) {
+            check_steps(&mut gpu, lengths);
+        }
+    }
+}
+
+/// Steps of tensors of these lengths: clipped, not clipped, skipped twice, applied again.
+pub(crate) fn check_steps(gpu: &mut Gpu, lengths: &[usize]) {
+    let (mut on_gpu, mut on_cpu) = (State::new(lengths), State::new(lengths));
+    for (step, norm) in [3.0, 0.5, f32::NAN, f32::INFINITY, 1.0].into_iter().enumerate() {
+        let gradients: Vec<Vec<f32>> = lengths
+            .iter()
+            .enumerate()
+            .map(|(index, &len)| uniform(len, (100 * step + index) as u64, 0.3))
+            .collect();
+        on_gpu.step_on(gpu, &gradients, norm);
+        on_cpu.step_on_cpu(&gradients, norm);
+        compare(&format!("{} tensors, step {step}", lengths.len()), &on_gpu, &on_cpu);
+        // From here on the same again: differences do not add up.
+        on_gpu.parameters.clone_from(&on_cpu.parameters);
+    }
+    assert_eq!(on_gpu.counters, [3, 2]);
+}
+
+trial!(late_steps_and_extreme_gradients_as_on_the_cpu);
+fn late_steps_and_extreme_gradients_as_on_the_cpu() {
+    let mut gpu = Gpu::open();
+    let gradients = vec![vec![0.0, -0.0, 1e-45, -1e-38, 1e-20, 1e18, -1e18, 3e38, 1.0]];
+    for applied in [0, 1, 9, 999, 100_000, u64::from(u32::MAX) + 5] {
+        let (mut on_gpu, mut on_cpu) = (State::new(&[9]), State::new(&[9]));
+        on_gpu.counters = [applied, 7];
+        on_cpu.counters = [applied, 7];
+        on_gpu.step_on(&mut gpu, &gradients, 3e38);
+        on_cpu.step_on_cpu(&gradients, 3e38);
+        compare(&format!("after {applied} steps"), &on_gpu, &on_cpu);
+    }
+}

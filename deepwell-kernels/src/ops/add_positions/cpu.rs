@@ -1,0 +1,126 @@
+//! Learned positions: each token of a sequence adds the row of its position in a table.
+
+use rayon::prelude::*;
+
+use crate::cpu::element::Element;
+use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
+
+/// `out[t] = x[t] + table[t mod seq]`, each sum taken in `f32` and rounded to `E`; `x` and `out`
+/// are `[tokens, hidden]`, `table` is `[positions, hidden]`.
+///
+/// # Panics
+///
+/// When a size is zero, `table` has fewer than `seq` rows, or a slice's length does not fit.
+pub fn add_positions_forward<E: Element>(
+    x: &[E],
+    table: &[E],
+    seq: usize,
+    hidden: usize,
+    out: &mut [E],
+) {
+    assert!(seq > 0 && hidden > 0, "`seq` or `hidden` is zero");
+    assert!(table.len() >= seq * hidden, "`table` has fewer than `seq` rows");
+    assert_eq!(x.len(), out.len(), "`x` and `out` differ in length");
+    assert_eq!(x.len() % hidden, 0, "`x` is not [tokens, hidden]");
+    let chunk = chunk_elements(hidden);
+    out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(piece, (out, x))| {
+        let rows = out.chunks_exact_mut(hidden).zip(x.chunks_exact(hidden));
+        for (row, (out, x)) in rows.enumerate() {
+            let position = (piece * ROWS_PER_CHUNK + row) % seq;
+            let terms = x.iter().zip(&table[position * hidden..][..hidden]);
+            for (out, (x, table)) in out.iter_mut().zip(terms) {
+                *out = E::from_f32(x.to_f32() + table.to_f32());
+            }
+        }
+    });
+}
+
+/// `dtable[s] = sum of dout[t] over t mod seq = s`, added to what `dtable` `[positions, hidden]`
+/// holds when `accumulate` is set; `dout` is `[tokens, hidden]`. Rows from `seq` on get zero.
+///
+/// Each row is summed in `f32` in the order of the sequences, whatever the number of threads.
+///
+/// # Panics
+///
+/// When a size is zero, `dtable` has fewer than `seq` rows, or a slice's length does not fit.
+pub fn add_positions_backward<E: Element>(
+    dout: &[E],
+    seq: usize,
+    hidden: usize,
+    dtable: &mut [f32],
+    accumulate: bool,
+) {
+    assert!(seq > 0 && hidden > 0, "`seq` or `hidden` is zero");
+    assert!(dtable.len() >= seq * hidden, "`dtable` has fewer than `seq` rows");
+    assert_eq!(dout.len() % (seq * hidden), 0, "`dout` is not of whole sequences");
+    dtable.par_chunks_mut(hidden).enumerate().for_each(|(position, target)| {
+        if !accumulate {
+            target.fill(0.0);
+        }
+        if position >= seq {
+            return;
+        }
+        for sequence in dout.chunks_exact(seq * hidden) {
+            let row = &sequence[position * hidden..][..hidden];
+            for (sum, term) in target.iter_mut().zip(row) {
+                *sum += term.to_f32();
+            }
+        }
+    });
+}
+
+/// Why sequences of `seq` tokens do not fit a table of `positions` rows, and what to do.
+pub(crate) fn too_few_positions(positions: usize, seq: usize) -> String {
+    format!(
+        "expected sequences of 1 to {positions} tokens, got {seq}\n\
+         hint: the model has {positions} learned positions; take shorter sequences"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
+    use crate::ops::embedding::oracle;
+    use half::bf16;
+
+    fn check<E: Element>(batch: usize, seq: usize, positions: usize, hidden: usize) {
+        let mut random = Random::new(11 + (batch * seq) as u64);
+        let tokens: Vec<i32> = (0..batch * seq).map(|token| (token % seq) as i32).collect();
+        let x: Vec<E> = random.normals(tokens.len() * hidden);
+        let table: Vec<E> = random.normals(positions * hidden);
+        let before: Vec<f32> = random.normals(positions * hidden);
+        let rows = oracle::forward(&tokens, &to_f64(&table), hidden);
+        let sums: Vec<f64> = to_f64(&x).iter().zip(rows).map(|(x, row)| x + row).collect();
+        for_thread_counts(|| {
+            let mut out = poisoned::<E>(x.len());
+            add_positions_forward(&x, &table, seq, hidden, &mut out);
+            // One sum, rounded to f32 and to E: half a unit of bf16 is 2^-9.
+            assert_close("out", &out, &sums, 2f64.powi(-8), 1e-6);
+            out
+        });
+        for accumulate in [false, true] {
+            for_thread_counts(|| {
+                let mut dtable = if accumulate { before.clone() } else { poisoned(before.len()) };
+                add_positions_backward(&x, seq, hidden, &mut dtable, accumulate);
+                let mut expected = oracle::backward(&tokens, &to_f64(&x), positions, hidden);
+                if accumulate {
+                    expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
+                }
+                // At most four f32 additions of numbers below 8, each off by 2^-24 of the sum.
+                assert_close("dtable", &dtable, &expected, 0.0, 4.0 * 32.0 * 2f64.powi(-24));
+                dtable
+            });
+        }
+    }
+
+    #[test]
+    fn matches_the_oracle() {
+        for (batch, seq, positions, hidden) in
+            [(1, 1, 1, 1), (2, 3, 5, 7), (3, 33, 33, 64), (2, 96, 128, 16)]
+        {
+            check::<f32>(batch, seq, positions, hidden);
+            check::<bf16>(batch, seq, positions, hidden);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `add_positions.cu` and `add_positions_backward.cu`: learned positions.
+
+use deepwell_ir::{KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::{all_bf16, grid_of};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::ops::add_positions::cpu::too_few_positions;
+
+/// Threads of a CTA of the forward kernel, as in the source.
+const FORWARD_THREADS: u32 = 256;
+/// Units that one of them adds at a time.
+const UNITS_PER_THREAD: usize = 4;
+/// Threads of a CTA of the backward kernel, as in the source.
+const BACKWARD_THREADS: u32 = 128;
+/// BF16 of a 16-byte unit.
+const WIDTH: usize = 8;
+/// Elements of a table that the kernels index.
+const TABLE_MAX: usize = i32::MAX as usize;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_add_positions",
+        ops: &["add_positions"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: |request| all_bf16(request, &[0, 1, 2]).or_else(|| reject_table(request, 1)),
+        workspace_bytes: no_workspace,
+        prepare: prepare_forward,
+    },
+    CudaKernelSpec {
+        name: "cuda_add_positions_backward",
+        ops: &["add_positions_backward"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: |request| all_bf16(request, &[0]).or_else(|| reject_table(request, 1)),
+        workspace_bytes: no_workspace,
+        prepare: prepare_backward,
+    },
+];
+
+fn reject_table(request: &KernelRequest<'_>, table: usize) -> Option<String> {
+    let shape = &request.operands[table].shape;
+    let too_large = shape.iter().product::<usize>() > TABLE_MAX;
+    too_large.then(|| format!("takes tables of at most {TABLE_MAX} elements, not {shape:?}"))
+}
+
+/// How a call is cut, in units of 16 bytes where rows consist of whole ones.
+struct Units {
+    /// Elements of a unit: 8 or 1.
+    width: usize,
+    /// Units of all tokens.
+    tokens: usize,
+    /// Units of the table.
+    table: usize,
+    /// Units of a sequence.
+    sequence: usize,
+    /// Sequences.
+    batch: usize,
+}
+
+impl Units {
+    /// `rows` are those of the tokens, `[tokens, width]`, `table` is `[positions, width]`.
+    fn of(call: &CallView<'_>, rows: &[usize], table: &[usize]) -> Result<Units, KernelError> {
+        let seq = call.program.seq;
+        let (&[tokens, columns], &[positions, _]) = (rows, table) else {
+            return Err(call.refuse("expected two matrices"));
+        };
+        if seq == 0 || seq > positions {
+            return Err(call.refuse(too_few_positions(positions, seq)));
+        }
+        if columns == 0 || !tokens.is_multiple_of(seq) {
+            return Err(call.refuse(format!(
+                "expected whole sequences of {seq} tokens with a width of at least 1, got \
+                 {tokens} tokens and a width of {columns}"
+            )));
+        }
+        let width = if columns.is_multiple_of(WIDTH) { WIDTH } else { 1 };
+        Ok(Units {
+            width,
+            tokens: tokens * columns / width,
+            table: positions * columns / width,
+            sequence: seq * columns / width,
+            batch: tokens / seq,
+        })
+    }
+}
+
+fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    if !matches!(call.call.op, Op::AddPositions(_)) {
+        return Err(call.refuse("expected `add_positions`"));
+    }
+    let (x, table, out) = (call.input(0), call.input(1), call.output(0));
+    let units = Units::of(call, &x.shape, &table.shape)?;
+    let bytes = 2 * units.width;
+    let function = device.function("add_positions", &format!("add_positions_{bytes}_bytes"), 0)?;
+    let threads = units.tokens.div_ceil(UNITS_PER_THREAD);
+    let blocks = grid_of(threads, FORWARD_THREADS, device.multiprocessors());
+    let arguments = vec![
+        x.argument(),
+        table.argument(),
+        out.argument(),
+        Argument::U64(units.tokens as u64),
+        Argument::U32(units.sequence as u32),
+    ];
+    Ok(vec![Device::launch(function, blocks, FORWARD_THREADS, 0, arguments)])
+}
+
+fn prepare_backward(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    if !matches!(call.call.op, Op::AddPositionsBackward(_)) {
+        return Err(call.refuse("expected `add_positions_backward`"));
+    }
+    let (dout, dtable) = (call.input(0), call.output(0));
+    let units = Units::of(call, &dout.shape, &dtable.shape)?;
+    let suffix = if units.width == WIDTH { "vector" } else { "scalar" };
+    let name = format!("add_positions_backward_{suffix}");
+    let function = device.function("add_positions_backward", &name, 0)?;
+    let arguments = vec![
+        dout.argument(),
+        dtable.argument(),
+        Argument::U32(units.table as u32),
+        Argument::U32(units.sequence as u32),
+        Argument::U32(units.batch as u32),
+        Argument::U32(call.accumulate().into()),
+    ];
+    let blocks = (units.table as u32).div_ceil(BACKWARD_THREADS).max(1);
+    Ok(vec![Device::launch(function, blocks, BACKWARD_THREADS, 0, arguments)])
+}

@@ -1,0 +1,4 @@
+//! The op family `add_positions`.
+
+pub mod cpu;
+pub(crate) mod cuda;

@@ -1,0 +1,298 @@
+//! Causal or full attention with grouped query heads, by tiles of queries and keys.
+//!
+//! Forward: `out = softmax(scale q k^T) v` for each head, with the softmax computed online over
+//! tiles of keys, so that of the scores only one tile exists at a time (Dao et al.,
+//! "FlashAttention", arXiv 2205.14135, algorithm 1, and 2307.08691 for the order of loops). Kept
+//! for the backward: `lse`, the logarithm of each row's sum of exponentials. Backward: the
+//! probabilities again from q, k and lse, tile by tile.
+//!
+//! Layouts, row-major, with tokens = batch * seq:
+//!
+//! | tensor | shape |
+//! |---|---|
+//! | q, out and their gradients | `[tokens, heads * head_dim]` |
+//! | k, v and their gradients | `[tokens, kv_heads * head_dim]` |
+//! | lse | `[batch, heads, seq]`, `f32`, natural logarithm |
+//!
+//! Query head `h` reads key and value head `h / (heads / kv_heads)`.
+//!
+//! # Numerics
+//!
+//! Products sum in FP32 on the given [`Tier`] and softmax is FP32; its exponential is within two
+//! units in the last place ([`exp`](crate::cpu::vector_math::exp)), and zero below e^-87.
+//! With BF16 storage the probabilities and the gradients of the scores are rounded to BF16 before
+//! they are multiplied, as the tensor-core kernels do; with F32 storage nothing is rounded.
+//!
+//! A query that does not see a key has a weight of zero for it, which still multiplies that key's
+//! value when the two share a tile: a non-finite value reaches every query of its tile.
+//!
+//! # Threads
+//!
+//! One task per (sequence, key head) with all its query heads: it alone writes their rows of the
+//! outputs, so results have the same bits at any number of threads. Each thread that works has
+//! its slot of the workspace.
+#![allow(unsafe_code)]
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::cpu::element::Element;
+use crate::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
+pub use backward::{attention_backward, attention_backward_on, backward_workspace_bytes};
+pub use forward::{attention_forward, attention_forward_on, forward_workspace_bytes};
+
+/// Queries of a tile: with [`KEY_TILE`] keys the scores are 64 KiB, which leaves room for the
+/// operands in a second-level cache of 1 MiB.
+const QUERY_TILE: usize = 128;
+
+/// Keys of a tile.
+const KEY_TILE: usize = 128;
+
+/// Sizes and settings of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Multiplies the scores, `1 / sqrt(head_dim)` as a rule.
+    pub scale: f32,
+    /// Whether a token sees only itself and what came before in its sequence.
+    pub causal: bool,
+}
+
+impl AttentionShape {
+    /// Elements of q and out.
+    #[must_use]
+    pub fn query_len(&self) -> usize {
+        self.batch * self.seq * self.query_stride()
+    }
+
+    /// Elements of k and of v.
+    #[must_use]
+    pub fn key_len(&self) -> usize {
+        self.batch * self.seq * self.key_stride()
+    }
+
+    /// Elements of lse.
+    #[must_use]
+    pub fn lse_len(&self) -> usize {
+        self.batch * self.heads * self.seq
+    }
+
+    /// From one token to the next in q.
+    fn query_stride(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// From one token to the next in k.
+    fn key_stride(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn check(&self, tensors: &[(&'static str, usize, usize)]) -> Result<(), AttentionError> {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(AttentionError::Heads { heads: self.heads, kv_heads: self.kv_heads });
+        }
+        match tensors.iter().find(|(_, got, expected)| got != expected) {
+            Some(&(tensor, got, expected)) => Err(AttentionError::Length { tensor, expected, got }),
+            None => Ok(()),
+        }
+    }
+
+    /// How many keys, counted from the beginning of the sequence, any query of a tile sees.
+    fn keys_seen(&self, tile: Tile) -> usize {
+        if self.causal { tile.end() } else { self.seq }
+    }
+
+    /// The tiles of a range of tokens.
+    fn tiles(end: usize, width: usize) -> impl Iterator<Item = Tile> {
+        (0..end).step_by(width).map(move |first| Tile { first, count: width.min(end - first) })
+    }
+}
+
+/// Some neighbouring tokens of a sequence.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    first: usize,
+    count: usize,
+}
+
+impl Tile {
+    fn end(self) -> usize {
+        self.first + self.count
+    }
+}
+
+/// One (sequence, query head) and the key head that it reads.
+#[derive(Clone, Copy)]
+struct Head {
+    batch: usize,
+    head: usize,
+    kv_head: usize,
+}
+
+impl Head {
+    /// Where a token's vector of this head begins in q.
+    fn query_offset(self, shape: &AttentionShape, token: usize) -> usize {
+        ((self.batch * shape.seq + token) * shape.heads + self.head) * shape.head_dim
+    }
+
+    /// Where a token's vector of this head's key head begins in k.
+    fn key_offset(self, shape: &AttentionShape, token: usize) -> usize {
+        ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.head_dim
+    }
+
+    /// Where this head's tokens begin in lse.
+    fn lse_offset(self, shape: &AttentionShape) -> usize {
+        (self.batch * shape.heads + self.head) * shape.seq
+    }
+
+    /// The tile of q (or out, or a gradient of theirs) as `[count, head_dim]`.
+    fn query_rows<'a, E: Element>(
+        self,
+        shape: &AttentionShape,
+        data: &'a [E],
+        tile: Tile,
+    ) -> Operand<'a> {
+        Operand::rows(&data[self.query_offset(shape, tile.first)..], shape.query_stride())
+    }
+
+    /// The tile of k (or v) as `[count, head_dim]`.
+    fn key_rows<'a, E: Element>(
+        self,
+        shape: &AttentionShape,
+        data: &'a [E],
+        tile: Tile,
+    ) -> Operand<'a> {
+        Operand::rows(&data[self.key_offset(shape, tile.first)..], shape.key_stride())
+    }
+}
+
+/// Why an attention was refused. Nothing has been written in any of these cases.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttentionError {
+    /// The query heads cannot be shared out among the key heads.
+    #[error("attention: expected `heads` a multiple of `kv_heads`, got {heads} and {kv_heads}")]
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+    },
+    /// A tensor has another number of elements than the shape says.
+    #[error("attention: tensor `{tensor}`: expected {expected} elements, got {got}")]
+    Length {
+        /// The tensor's name.
+        tensor: &'static str,
+        /// Elements by the shape.
+        expected: usize,
+        /// Elements of the slice.
+        got: usize,
+    },
+    /// The workspace does not hold one thread's buffers.
+    #[error(
+        "attention: workspace: expected at least {needed} bytes, got {got}\n\
+         hint: size it with the workspace function for one thread or more"
+    )]
+    WorkspaceTooSmall {
+        /// Bytes for one thread.
+        needed: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// The matrix products cannot run.
+    #[error(transparent)]
+    Gemm(#[from] GemmError),
+}
+
+/// What a product of two `E` operands needs on the tier that needs most, so that a plan holds
+/// whatever the machine has.
+fn product_bytes<E: Element>(m: usize, n: usize, k: usize) -> usize {
+    let kind = DataKind::of::<E>();
+    let on_tier = |tier| gemm::workspace_bytes(tier, m, n, k, kind, kind);
+    Tier::ALL.into_iter().map(on_tier).max().unwrap_or(0)
+}
+
+/// The slots of `threads` threads, of which no more work than there are tasks.
+fn slots_bytes(shape: &AttentionShape, slot_bytes: usize, threads: usize) -> usize {
+    let tasks = shape.batch * shape.kv_heads;
+    threads.clamp(1, tasks.max(1)) * slot_bytes + ALIGNMENT
+}
+
+/// Runs `task(batch, kv_head, slot)` for every sequence and key head, on as many threads as the
+/// pool and the workspace have room for. Threads take tasks as they come.
+///
+/// The first error of any task is returned; the others still run (they would fail alike).
+fn for_each_task(
+    shape: &AttentionShape,
+    slot_bytes: usize,
+    workspace: &mut [u8],
+    task: impl Fn(usize, usize, &mut [u8]) -> Result<(), AttentionError> + Sync,
+) -> Result<(), AttentionError> {
+    use rayon::prelude::*;
+
+    let tasks = shape.batch * shape.kv_heads;
+    let threads = rayon::current_num_threads().min(tasks.max(1));
+    // Slots are whole cache lines, so that threads share none.
+    let aligned = workspace.as_ptr().align_offset(ALIGNMENT).min(workspace.len());
+    let (got, workspace) = (workspace.len(), &mut workspace[aligned..]);
+    let slots = (workspace.len() / slot_bytes).min(threads);
+    if slots == 0 {
+        return Err(AttentionError::WorkspaceTooSmall { needed: slot_bytes + ALIGNMENT, got });
+    }
+    let next = AtomicUsize::new(0);
+    workspace.par_chunks_exact_mut(slot_bytes).take(slots).try_for_each(|slot| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= tasks {
+                return Ok(());
+            }
+            task(index / shape.kv_heads, index % shape.kv_heads, slot)?;
+        }
+    })
+}
+
+/// An output of which tasks write disjoint parts that are no contiguous chunks.
+struct SharedOutput<'a, T> {
+    data: *mut T,
+    len: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a mutable slice that hands out disjoint parts, by the promise that `part` asks
+// for; threads may then hold parts as they may hold parts of a split slice.
+unsafe impl<T: Send> Sync for SharedOutput<'_, T> {}
+
+impl<'a, T> SharedOutput<'a, T> {
+    fn new(data: &'a mut [T]) -> Self {
+        Self { data: data.as_mut_ptr(), len: data.len(), owner: PhantomData }
+    }
+
+    /// The elements `first..first + count`.
+    ///
+    /// # Safety
+    ///
+    /// No other part that is still in use overlaps this one.
+    #[expect(clippy::mut_from_ref, reason = "disjoint parts of a mutable slice, as promised")]
+    unsafe fn part(&self, first: usize, count: usize) -> &mut [T] {
+        assert!(first <= self.len && count <= self.len - first);
+        // SAFETY: inside the slice by the assertion, and unaliased by the caller's promise.
+        unsafe { core::slice::from_raw_parts_mut(self.data.add(first), count) }
+    }
+}

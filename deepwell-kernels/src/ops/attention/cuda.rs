@@ -1,0 +1,193 @@
+//! `attention.cu`: softmax attention with grouped query heads, on tensor cores.
+
+use deepwell_ir::ops::AttentionHeads;
+use deepwell_ir::{KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 128;
+/// Queries of a block.
+const BLOCK_QUERIES: usize = 128;
+/// Keys of one of the two buffers.
+const STAGE_KEYS: usize = 64;
+/// Widths of a head that kernels are compiled for.
+const WIDTHS: [usize; 4] = [16, 32, 64, 128];
+/// Those of which there is a kernel for narrower heads, too.
+const WIDTHS_PADDED: [usize; 2] = [64, 128];
+/// BF16 of 16 bytes, the unit of copies.
+const UNIT: usize = 8;
+
+/// Rows of scores of a call at most.
+const ROWS_MAX: usize = i32::MAX as usize;
+/// Elements from one token to the next at most.
+const WIDTH_MAX: usize = 1 << 22;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_attention",
+    ops: &["attention"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+/// Sizes of an attention, from its heads and the shape of lse.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Tokens of a sequence.
+    pub(crate) seq: usize,
+    /// Query heads.
+    pub(crate) heads: usize,
+    /// Key and value heads.
+    pub(crate) kv_heads: usize,
+    /// Query heads of all sequences.
+    pub(crate) batch_heads: usize,
+    /// Width of a head.
+    pub(crate) head_dim: usize,
+}
+
+impl Sizes {
+    pub(crate) fn new(heads: &AttentionHeads, lse: &[usize]) -> Sizes {
+        Sizes {
+            seq: lse[2],
+            heads: heads.heads,
+            kv_heads: heads.kv_heads,
+            batch_heads: lse[0] * heads.heads,
+            head_dim: heads.head_dim,
+        }
+    }
+
+    /// Key and value heads of all sequences.
+    pub(crate) fn key_heads(&self) -> usize {
+        self.batch_heads / self.heads.max(1) * self.kv_heads
+    }
+
+    /// How many of `heads` heads are worked on side by side, so that the `streamed` tensors of
+    /// each (of `seq` rows) stay within a third of the second-level cache.
+    pub(crate) fn section(&self, heads: usize, streamed: usize, l2_bytes: u64) -> usize {
+        let bytes = (streamed * self.seq * self.head_dim * 2).max(1);
+        (l2_bytes as usize / 3 / bytes).clamp(1, heads.max(1))
+    }
+}
+
+/// The tiles that a head goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Width {
+    /// Elements of a row of a tile.
+    pub(crate) elements: usize,
+    /// Whether the head has fewer, and the rest is zeros.
+    pub(crate) padded: bool,
+}
+
+impl Width {
+    /// The least that holds heads of `head_dim` elements, if there is one.
+    pub(crate) fn of(head_dim: usize) -> Option<Width> {
+        if WIDTHS.contains(&head_dim) {
+            return Some(Width { elements: head_dim, padded: false });
+        }
+        let is_whole = head_dim > 0 && head_dim.is_multiple_of(UNIT);
+        let elements = WIDTHS_PADDED.into_iter().find(|&width| is_whole && head_dim < width)?;
+        Some(Width { elements, padded: true })
+    }
+
+    /// The end of the kernels' names.
+    pub(crate) fn name(self) -> String {
+        format!("d{}{}", self.elements, if self.padded { "_padded" } else { "" })
+    }
+}
+
+/// Why the kernels of an attention cannot serve one of such heads and rows.
+pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
+    if Width::of(heads.head_dim).is_none() {
+        let most = WIDTHS[WIDTHS.len() - 1];
+        return Some(format!(
+            "takes heads of {UNIT} to {most} elements, a multiple of {UNIT}, not of {}",
+            heads.head_dim
+        ));
+    }
+    if !(heads.scale > 0.0 && heads.scale.is_finite()) {
+        return Some(format!("takes a positive scale, not {}", heads.scale));
+    }
+    // Rows and tiles are counted in 32 bits, and so are distances within a tile of 128 tokens.
+    if lse.iter().product::<usize>() > ROWS_MAX {
+        return Some(format!("takes at most {ROWS_MAX} rows of scores, not those of {lse:?}"));
+    }
+    let width = heads.heads * heads.head_dim;
+    if width > WIDTH_MAX {
+        return Some(format!("takes at most {WIDTH_MAX} elements a token, not {width}"));
+    }
+    None
+}
+
+/// Powers of two are what the kernels take: `scale * log2(e)`.
+pub(crate) fn scale_log2(heads: &AttentionHeads) -> f32 {
+    (heads.scale * std::f64::consts::LOG2_E) as f32
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::Attention(op) = request.op else { return Some("takes `attention`".to_string()) };
+    all_bf16(request, &[0, 1, 2, 3]).or_else(|| reject_heads(&op.heads, &request.operands[4].shape))
+}
+
+/// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
+pub(crate) fn shared_bytes(width: usize) -> u32 {
+    ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * width * 2 + 16) as u32
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::Attention(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention`"));
+    };
+    let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
+    let (out, lse): (Tensor, Tensor) = (call.output(0), call.output(1));
+    let sizes = Sizes::new(&op.heads, &lse.shape);
+    let Some(width) = Width::of(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let shared = shared_bytes(width.elements);
+    let function = device.function("attention", &format!("attention_{}", width.name()), shared)?;
+    // Whole groups, which share keys and values.
+    let l2_bytes = device.driver.properties().l2_bytes;
+    let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
+    let blocks = sizes.seq.div_ceil(BLOCK_QUERIES) * sizes.batch_heads;
+    let mut arguments: Vec<Argument> = [&q, &k, &v, &out, &lse].map(Tensor::argument).into();
+    arguments.extend(
+        [sizes.seq, sizes.heads, sizes.kv_heads, sizes.batch_heads, section]
+            .map(|size| Argument::U32(size as u32)),
+    );
+    arguments.push(Argument::U32(op.heads.causal.into()));
+    arguments.push(Argument::F32(scale_log2(&op.heads)));
+    arguments.push(Argument::U32(sizes.head_dim as u32));
+    Ok(vec![Device::launch(function, blocks.max(1) as u32, THREADS, shared, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_go_through_the_least_tiles_that_hold_them() {
+        for (head_dim, expected) in [
+            (0, None),
+            (8, Some("d64_padded")),
+            (16, Some("d16")),
+            (24, Some("d64_padded")),
+            (32, Some("d32")),
+            (60, None),
+            (64, Some("d64")),
+            (72, Some("d128_padded")),
+            (96, Some("d128_padded")),
+            (128, Some("d128")),
+            (136, None),
+        ] {
+            let found = Width::of(head_dim).map(Width::name);
+            assert_eq!(found.as_deref(), expected, "{head_dim}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! `attention_backward.cu`: gradients of attention, in one launch.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::cuda::{Sizes, Width, reject_heads, scale_log2};
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 128;
+/// Queries of a tile of dq.
+const BLOCK_QUERIES: usize = 128;
+/// Queries of a buffer of the work on keys.
+const STAGE_QUERIES: usize = 64;
+/// Rows of a tile of statistics.
+const ROWS_PER_ITEM: usize = 256;
+/// lse and delta of a row, FP32.
+const STATISTICS_BYTES: usize = 8;
+/// What a block works on, in shared memory.
+const WORK_BYTES: usize = 32;
+/// Work taken, rows done, blocks done.
+const COUNTERS: usize = 3;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_attention_backward",
+    ops: &["attention_backward"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AttentionBackward(op) = request.op else {
+        return Some("takes `attention_backward`".to_string());
+    };
+    all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8])
+        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+}
+
+/// lse in powers of two and delta of each row.
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    request.operands[5].shape.iter().product::<usize>() * STATISTICS_BYTES
+}
+
+/// Keys of a tile of dk and dv.
+fn block_keys(width: usize) -> usize {
+    if width == 128 { 64 } else { 128 }
+}
+
+/// Keys of a buffer of the work on queries.
+fn stage_keys(width: usize) -> usize {
+    if width == 128 { 32 } else { 64 }
+}
+
+/// Dynamic shared memory: what the larger kind of work needs, and which work.
+fn shared_bytes(width: usize) -> u32 {
+    let row_bytes = width * 2;
+    let query_stage = 2 * STAGE_QUERIES * row_bytes + STAGE_QUERIES * STATISTICS_BYTES;
+    let key_work = 2 * block_keys(width) * row_bytes + 2 * query_stage;
+    let query_work = (2 * BLOCK_QUERIES + 2 * 2 * stage_keys(width)) * row_bytes;
+    (key_work.max(query_work) + WORK_BYTES) as u32
+}
+
+/// Pieces of work: of rows, of keys, of queries.
+fn items(sizes: &Sizes, width: usize) -> usize {
+    let key_heads = sizes.key_heads();
+    (sizes.batch_heads * sizes.seq).div_ceil(ROWS_PER_ITEM)
+        + sizes.seq.div_ceil(block_keys(width)) * key_heads
+        + sizes.seq.div_ceil(BLOCK_QUERIES) * sizes.batch_heads
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::AttentionBackward(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention_backward`"));
+    };
+    let lse = call.input(5);
+    let sizes = Sizes::new(&op.heads, &lse.shape);
+    let Some(width) = Width::of(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let shared = shared_bytes(width.elements);
+    let name = format!("attention_backward_{}", width.name());
+    let function = device.function("attention_backward", &name, shared)?;
+    // Blocks stay and take one piece of work after the other.
+    let resident = device.resident_blocks(function, THREADS, shared)?;
+    let blocks = items(&sizes, width.elements).clamp(1, resident as usize);
+    let l2_bytes = device.driver.properties().l2_bytes;
+    let group = sizes.heads / sizes.kv_heads;
+    // Work on keys streams queries and dout of a group, work on queries keys and values.
+    let key_section = sizes.section(sizes.key_heads(), 2 * group, l2_bytes);
+    let query_section = sizes.section(sizes.key_heads(), 2, l2_bytes) * group;
+
+    let mut arguments: Vec<Argument> =
+        (0..5).map(|index| call.input(index)).chain([lse]).map(|x| x.argument()).collect();
+    arguments.extend((0..3).map(|index| Tensor::argument(&call.output(index))));
+    arguments.push(Argument::Pointer(call.workspace().0));
+    arguments.push(Argument::Pointer(device.tickets(COUNTERS)?));
+    let batch = sizes.batch_heads / sizes.heads.max(1);
+    arguments.extend(
+        [sizes.seq, sizes.heads, sizes.kv_heads, batch, key_section, query_section]
+            .map(|size| Argument::U32(size as u32)),
+    );
+    arguments.push(Argument::U32(op.heads.causal.into()));
+    arguments.push(Argument::F32(op.heads.scale as f32));
+    arguments.push(Argument::F32(scale_log2(&op.heads)));
+    arguments.push(Argument::U32(sizes.head_dim as u32));
+    Ok(vec![Device::launch(function, blocks as u32, THREADS, shared, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_fits_the_smallest_gpu() {
+        // (head_dim, forward, backward), worked out from the tiles of the sources.
+        for (head_dim, forward, backward) in [
+            (16, 12_304, 17_440),
+            (32, 24_592, 33_824),
+            (64, 49_168, 66_592),
+            (128, 98_320, 99_360),
+        ] {
+            assert_eq!(crate::ops::attention::cuda::shared_bytes(head_dim), forward);
+            assert_eq!(shared_bytes(head_dim), backward);
+            // sm_120 has 99 KiB a block; the backward also has 256 bytes that are not dynamic.
+            assert!(backward.max(forward) + 256 <= 99 * 1024);
+        }
+    }
+
+    #[test]
+    fn work_is_counted_by_kind() {
+        // (seq, heads, kv_heads, batch, head_dim, rows + keys + queries)
+        for (seq, heads, kv_heads, batch, head_dim, expected) in [
+            (0, 4, 2, 1, 64, 0),
+            (1, 4, 2, 1, 64, 1 + 2 + 4),
+            (128, 4, 2, 2, 64, 4 + 4 + 8),
+            (129, 4, 2, 2, 64, 5 + 8 + 16),
+            (129, 4, 2, 2, 128, 5 + 12 + 16),
+        ] {
+            let batch_heads = batch * heads;
+            let sizes = Sizes { seq, heads, kv_heads, batch_heads, head_dim };
+            assert_eq!(items(&sizes, head_dim), expected, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn sections_keep_to_the_cache() {
+        let sizes = Sizes { seq: 1024, heads: 8, kv_heads: 8, batch_heads: 64, head_dim: 64 };
+        // 128 KiB a tensor and head, two tensors; a third of the cache.
+        for (l2_bytes, expected) in [(0, 1), (3 << 20, 4), (48 << 20, 64), (1 << 40, 64)] {
+            assert_eq!(sizes.section(64, 2, l2_bytes), expected, "{l2_bytes}");
+        }
+    }
+}

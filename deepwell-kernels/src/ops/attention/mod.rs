@@ -1,0 +1,6 @@
+//! The op family `attention`.
+
+pub mod cpu;
+pub(crate) mod cuda;
+pub(crate) mod cuda_backward;
+pub mod oracle;

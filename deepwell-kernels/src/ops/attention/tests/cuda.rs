@@ -1,0 +1,231 @@
+//! `attention.cu`, and the cases of `attention_backward.cu`.
+
+use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads};
+use deepwell_ir::{DType, Op};
+use deepwell_kernels::ops::attention::oracle::{Shape, forward};
+
+use crate::compare::{assert_biased_within, assert_within};
+use crate::harness::{Gpu, HostTensor, uniform};
+
+/// What the numbers look like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Data {
+    /// Uniform, queries of this size.
+    Uniform(f32),
+    /// All scores are equal.
+    Flat,
+    /// Every key has a greater score than those before it, by more than any margin.
+    Rising,
+    /// Every key has a smaller score than those before it.
+    Falling,
+    /// One query and one key are NaN.
+    Nan,
+}
+
+/// Sizes, by the names of the oracle, and data.
+pub(crate) struct Case {
+    pub(crate) shape: Shape,
+    pub(crate) data: Data,
+}
+
+impl Case {
+    pub(crate) fn new(sizes: [usize; 5], causal: bool, data: Data) -> Case {
+        let [batch, seq, heads, kv_heads, head_dim] = sizes;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        Case { shape: Shape { batch, seq, heads, kv_heads, head_dim, scale, causal }, data }
+    }
+
+    /// Products of elements that scores take.
+    pub(crate) fn work(&self) -> usize {
+        let Shape { batch, seq, heads, head_dim, .. } = self.shape;
+        batch * heads * seq * seq * head_dim
+    }
+
+    /// Whether gradients are larger than what they may be wrong by. With equal keys or scores far
+    /// apart they are zero but for what rounding leaves, and so is every first row.
+    pub(crate) fn has_gradients(&self) -> bool {
+        self.shape.seq >= 15 && matches!(self.data, Data::Uniform(size) if size <= 8.0)
+    }
+
+    pub(crate) fn heads(&self) -> AttentionHeads {
+        let Shape { heads, kv_heads, head_dim, scale, causal, .. } = self.shape;
+        AttentionHeads { heads, kv_heads, head_dim, scale, causal }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("{:?} {:?}", self.shape, self.data)
+    }
+
+    pub(crate) fn query_shape(&self) -> [usize; 2] {
+        [self.shape.batch * self.shape.seq, self.shape.heads * self.shape.head_dim]
+    }
+
+    pub(crate) fn key_shape(&self) -> [usize; 2] {
+        [self.shape.batch * self.shape.seq, self.shape.kv_heads * self.shape.head_dim]
+    }
+
+    pub(crate) fn lse_shape(&self) -> [usize; 3] {
+        [self.shape.batch, self.shape.heads, self.shape.seq]
+    }
+
+    /// q, k, v and dout.
+    pub(crate) fn inputs(&self) -> [HostTensor; 4] {
+        let Shape { seq, head_dim, kv_heads, heads, .. } = self.shape;
+        let (query_len, key_len) =
+            (self.query_shape().iter().product(), self.key_shape().iter().product());
+        let size = if let Data::Uniform(size) = self.data { size } else { 1.0 };
+        let mut q = uniform(query_len, 1, size);
+        let mut k = uniform(key_len, 2, 1.0);
+        let (v, dout) = (uniform(key_len, 3, 1.0), uniform(query_len, 4, 1.0));
+        let key_token = |index: usize| index / (kv_heads * head_dim) % seq;
+        match self.data {
+            Data::Uniform(_) => {}
+            Data::Flat => k.fill(0.0),
+            // With q = 1 and a scale of 1/sqrt(D): scores of 0.25 sqrt(D) a token, a step of 32.
+            Data::Rising | Data::Falling => {
+                q.fill(1.0);
+                let sign = if matches!(self.data, Data::Rising) { 1.0 } else { -1.0 };
+                for (index, k) in k.iter_mut().enumerate() {
+                    *k = sign * 0.25 * (key_token(index) as f32);
+                }
+            }
+            Data::Nan => {
+                q[(seq / 3) * heads * head_dim + 1] = f32::NAN;
+                k[(seq / 2) * kv_heads * head_dim + 2] = f32::NAN;
+            }
+        }
+        let (queries, keys) = (self.query_shape(), self.key_shape());
+        [
+            HostTensor::bf16(&queries, &q),
+            HostTensor::bf16(&keys, &k),
+            HostTensor::bf16(&keys, &v),
+            HostTensor::bf16(&queries, &dout),
+        ]
+    }
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let random = Data::Uniform(1.0);
+    // batch, seq, heads, kv_heads, head_dim
+    let mut cases = vec![
+        Case::new([1, 0, 2, 1, 64], true, random),
+        Case::new([1, 700, 4, 2, 128], true, random),
+        Case::new([1, 1025, 4, 1, 64], true, Data::Uniform(4.0)),
+        Case::new([3, 513, 6, 2, 64], false, random),
+        Case::new([2, 300, 2, 2, 128], false, Data::Uniform(8.0)),
+        // Scores far apart: one key has nearly all the weight.
+        Case::new([1, 257, 2, 1, 64], true, Data::Uniform(64.0)),
+    ];
+    for head_dim in [16, 32, 64, 128] {
+        // Around the tiles of queries (128) and keys (32, 64, 128).
+        for seq in [1, 2, 15, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 193, 257] {
+            cases.push(Case::new([2, seq, 4, 2, head_dim], true, random));
+        }
+        for seq in [1, 64, 65, 130] {
+            cases.push(Case::new([2, seq, 3, 1, head_dim], false, random));
+        }
+        for data in [Data::Flat, Data::Rising, Data::Falling, Data::Nan] {
+            cases.push(Case::new([1, 200, 2, 1, head_dim], true, data));
+            cases.push(Case::new([1, 133, 2, 1, head_dim], false, data));
+        }
+    }
+    // In tiles of 64 and 128 elements.
+    for head_dim in [8, 24, 56, 72, 80, 96, 120] {
+        for seq in [1, 65, 129, 257] {
+            cases.push(Case::new([2, seq, 4, 2, head_dim], true, random));
+        }
+        cases.push(Case::new([2, 130, 3, 1, head_dim], false, random));
+        cases.push(Case::new([1, 133, 2, 1, head_dim], true, Data::Nan));
+    }
+    cases
+}
+
+/// Largest [`Case::work`] on the emulator: a tile of queries and more, and every kind of data.
+pub(crate) const EMULATED_WORK: usize = 4 << 20;
+
+/// Half a unit in the last place of a BF16 (8 bits), relative to the least of its binade.
+pub(crate) const HALF_ULP: f64 = 1.0 / 256.0;
+/// Room for FP32: sums, exponentials and reciprocals, all far below a rounding to BF16.
+pub(crate) const SLACK: f64 = 1.25;
+
+pub(crate) fn check_forward(gpu: &mut Gpu, case: &Case) {
+    let [q, k, v, _] = case.inputs();
+    let expected = forward(&case.shape, &q.to_f64(), &k.to_f64(), &v.to_f64());
+    let magnitudes: Vec<f64> = v.to_f64().iter().map(|v| v.abs()).collect();
+    // Weights are rounded to BF16 before they are multiplied, and the result is.
+    let weighted = forward(&case.shape, &q.to_f64(), &k.to_f64(), &magnitudes).out;
+    let bounds: Vec<f64> = weighted
+        .iter()
+        .zip(&expected.out)
+        .map(|(weighted, out)| SLACK * HALF_ULP * (weighted + out.abs()))
+        .collect();
+    let op = Attention { heads: case.heads() };
+    let outputs = [
+        HostTensor::output(DType::Bf16, &case.query_shape()),
+        HostTensor::output(DType::F32, &case.lse_shape()),
+    ];
+    let got = gpu.run(op, &[q.clone(), k.clone(), v], &outputs, false, case.shape.seq);
+    let name = case.name();
+    // Where scores follow from the place alone, all rows have the same few probabilities, whose
+    // rounding to BF16 they share.
+    let bias = if matches!(case.data, Data::Uniform(_)) { 0.0 } else { 2f64.powi(-9) };
+    assert_biased_within(&format!("{name}: out"), &got[0].to_f64(), &expected.out, &bounds, bias);
+    // A score of D products in FP32, each partial sum at most the sum of magnitudes.
+    let most = |x: &HostTensor| {
+        x.to_f64().iter().filter(|x| !x.is_nan()).fold(1.0, |most: f64, x| most.max(x.abs()))
+    };
+    let scores = case.shape.scale * case.shape.head_dim as f64 * most(&q) * most(&k);
+    let lse_bound = (1.0 + scores) * 2f64.powi(-20);
+    let bounds = vec![lse_bound; expected.lse.len()];
+    assert_within(&format!("{name}: lse"), &got[1].to_f64(), &expected.lse, &bounds);
+}
+
+trial!(attention_of_any_size);
+fn attention_of_any_size() {
+    let mut gpu = Gpu::open();
+    for case in cases() {
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check_forward(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(what_the_kernels_do_not_take_is_said);
+fn what_the_kernels_do_not_take_is_said() {
+    use deepwell_ir::{KernelRequest, OperandType};
+    use deepwell_kernels::cuda::cuda_kernels;
+
+    // head_dim, scale, dtype, expected
+    let rows = [
+        (64, 0.125, DType::Bf16, None),
+        (96, 0.125, DType::Bf16, None),
+        (
+            100,
+            0.125,
+            DType::Bf16,
+            Some("takes heads of 8 to 128 elements, a multiple of 8, not of 100"),
+        ),
+        (64, -0.125, DType::Bf16, Some("takes a positive scale, not -0.125")),
+        (64, f64::NAN, DType::Bf16, Some("takes a positive scale, not NaN")),
+        (64, 0.125, DType::F32, Some("takes bf16 operands, not f32")),
+    ];
+    for (head_dim, scale, dtype, expected) in rows {
+        let heads = AttentionHeads { heads: 4, kv_heads: 2, head_dim, scale, causal: true };
+        let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+        let (query, key) = (of(dtype, &[10, 4 * head_dim]), of(dtype, &[10, 2 * head_dim]));
+        let lse = of(DType::F32, &[2, 4, 5]);
+        let forward = [&query, &key, &key, &query, &lse].map(Clone::clone);
+        let backward =
+            [&query, &query, &key, &key, &query, &lse, &query, &key, &key].map(Clone::clone);
+        let calls: [(Op, &[OperandType], usize, &str); 2] = [
+            (Attention { heads: heads.clone() }.into(), &forward, 3, "cuda_attention"),
+            (AttentionBackward { heads }.into(), &backward, 6, "cuda_attention_backward"),
+        ];
+        for (op, operands, input_count, kernel) in calls {
+            let request = KernelRequest { op: &op, operands, input_count };
+            let spec = cuda_kernels().find(|spec| spec.name == kernel);
+            let got = spec.and_then(|spec| (spec.reject)(&request));
+            assert_eq!(got.as_deref(), expected, "{kernel}");
+        }
+    }
+}

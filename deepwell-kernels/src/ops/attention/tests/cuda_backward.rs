@@ -1,0 +1,81 @@
+//! `attention_backward.cu`.
+
+use deepwell_ir::DType;
+use deepwell_ir::ops::AttentionBackward;
+use deepwell_kernels::ops::attention::oracle::{backward, forward, probabilities};
+
+use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases};
+use crate::compare::assert_within;
+use crate::harness::{Gpu, HostTensor};
+
+/// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
+/// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
+fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 4]) -> [Vec<f64>; 3] {
+    let [dout, q, k, v] = inputs;
+    let (shape, width) = (&case.shape, case.shape.head_dim);
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    for row in shape.rows() {
+        let (batch, head, token) = row;
+        let (p, _) = probabilities(shape, q, k, row);
+        let query = shape.query(batch, token, head);
+        let dout = &dout[query..][..width];
+        // delta is summed from an output that was rounded.
+        let delta: f64 = (0..width).map(|d| dout[d] * out[query + d]).sum();
+        let delta_error: f64 =
+            (0..width).map(|d| HALF_ULP * (dout[d] * out[query + d]).abs()).sum();
+        for (index, p) in p.iter().enumerate() {
+            let key = shape.key(batch, index, head);
+            let dp: f64 = (0..width).map(|d| dout[d] * v[key + d]).sum();
+            // FP32 holds p to 2^-13 as long as scores stay below 2^10.
+            let relative = HALF_ULP + 2f64.powi(-13);
+            let error = shape.scale * p * (relative * (dp - delta).abs() + delta_error);
+            for d in 0..width {
+                dq[query + d] += error * k[key + d].abs();
+                dk[key + d] += error * q[query + d].abs();
+                dv[key + d] += relative * p * dout[d].abs();
+            }
+        }
+    }
+    [dq, dk, dv]
+}
+
+pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
+    let [q, k, v, dout] = case.inputs();
+    let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
+    let result = forward(&case.shape, &q64, &k64, &v64);
+    let expected = backward(&case.shape, &dout64, &q64, &k64, &v64);
+    let bounds = backward_bounds(case, &result.out, [&dout64, &q64, &k64, &v64]);
+    let narrow = |values: &[f64]| values.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let out = HostTensor::bf16(&case.query_shape(), &narrow(&result.out));
+    let lse = HostTensor::f32(&case.lse_shape(), &narrow(&result.lse));
+    let op = AttentionBackward { heads: case.heads() };
+    let outputs = [case.query_shape(), case.key_shape(), case.key_shape()]
+        .map(|shape| HostTensor::output(DType::Bf16, &shape));
+    let got = gpu.run(op, &[dout, q, k, v, out, lse], &outputs, false, case.shape.seq);
+    let expected = [expected.dq, expected.dk, expected.dv];
+    for (index, what) in ["dq", "dk", "dv"].into_iter().enumerate() {
+        // With one key, dp - delta cancels but for the rounding of FP32 sums.
+        let bounds: Vec<f64> = bounds[index]
+            .iter()
+            .zip(&expected[index])
+            .map(|(bound, value)| SLACK * (bound + HALF_ULP * value.abs()) + 1e-5)
+            .collect();
+        let name = format!("{}: {what}", case.name());
+        let compared = assert_within(&name, &got[index].to_f64(), &expected[index], &bounds);
+        // Narrow heads have few elements a token, and bounds that add up over all keys.
+        if case.has_gradients() && case.shape.head_dim >= 64 {
+            compared.must_tell();
+        }
+    }
+}
+
+trial!(attention_backward_of_any_size);
+fn attention_backward_of_any_size() {
+    let mut gpu = Gpu::open();
+    for case in cases() {
+        // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
+        if !matches!(case.data, Data::Nan) && gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check_backward(&mut gpu, &case);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The op family `bias_grad`.
+
+pub(crate) mod cuda;

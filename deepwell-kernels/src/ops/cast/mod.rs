@@ -1,0 +1,5 @@
+//! The op family `cast`.
+
+pub mod cpu;
+pub(crate) mod cuda;
+pub mod oracle;

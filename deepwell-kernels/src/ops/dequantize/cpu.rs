@@ -1,0 +1,168 @@
+//! Quantized data and scales in tiles back to numbers.
+//!
+//! What comes out is E4M3 times a power of two, which FP32 holds exactly, or infinitely large; BF16
+//! rounds it where `deepwell_ir::ops::Dequantize` says.
+
+use deepwell_precision::{BLOCK, e4m3, e8m0, scale_tiles};
+use rayon::prelude::*;
+
+use crate::cpu::element::Element;
+use crate::cpu::parallel::chunk_elements;
+
+/// Values of all E4M3 codes.
+const VALUES: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < values.len() {
+        values[code] = e4m3::decode(code as u8);
+        code += 1;
+    }
+    values
+};
+
+/// Values of a rowwise copy: `data` and `target` `[rows, columns]`, `scales` tiles of `[rows,
+/// ceil(columns / 32)]`.
+///
+/// # Panics
+///
+/// When a slice is too short.
+pub fn dequantize_rows<E: Element>(data: &[u8], scales: &[u8], columns: usize, target: &mut [E]) {
+    assert_eq!(data.len(), target.len(), "`data` and `target` differ in length");
+    let blocks = columns.div_ceil(BLOCK);
+    let rows_of_chunk = (chunk_elements(columns) / columns.max(1)).max(1);
+    let chunks = target.par_chunks_mut(rows_of_chunk * columns.max(1));
+    chunks.enumerate().for_each(|(chunk, target)| {
+        for (row, target) in target.chunks_mut(columns).enumerate() {
+            let row = chunk * rows_of_chunk + row;
+            let data = &data[row * columns..][..columns];
+            let groups = target.chunks_mut(BLOCK).zip(data.chunks(BLOCK)).enumerate();
+            for (block, (target, data)) in groups {
+                let scale = e8m0::decode(scales[scale_tiles::offset(row, block, blocks)]);
+                for (target, &code) in target.iter_mut().zip(data) {
+                    *target = E::from_f32(VALUES[usize::from(code)] * scale);
+                }
+            }
+        }
+    });
+}
+
+/// Values of a columnwise copy, the right way round again: `data` `[columns, rows]`, `scales` tiles
+/// of `[columns, ceil(rows / 32)]`, `target` `[rows, columns]`.
+///
+/// # Panics
+///
+/// When a slice is too short.
+pub fn dequantize_columns<E: Element>(
+    data: &[u8],
+    scales: &[u8],
+    columns: usize,
+    target: &mut [E],
+) {
+    assert_eq!(data.len(), target.len(), "`data` and `target` differ in length");
+    if columns == 0 {
+        return;
+    }
+    let rows = target.len() / columns;
+    let blocks = rows.div_ceil(BLOCK);
+    target.par_chunks_mut(BLOCK * columns).enumerate().for_each(|(block, target)| {
+        for column in 0..columns {
+            let scale = e8m0::decode(scales[scale_tiles::offset(column, block, blocks)]);
+            let data = &data[column * rows + block * BLOCK..];
+            for (target, &code) in target.chunks_mut(columns).zip(data) {
+                target[column] = E::from_f32(VALUES[usize::from(code)] * scale);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::test_support::{for_thread_counts, poisoned};
+    use crate::ops::dequantize::oracle as mx;
+
+    /// Each E4M3 code, and scales that all differ between neighbours; `specials` brings in the ends
+    /// of the range.
+    fn copy(rows: usize, columns: usize, specials: bool) -> (Vec<u8>, Vec<u8>) {
+        let data = (0..rows * columns).map(|index| (index * 37 + index / 256) as u8).collect();
+        let scale = |index: usize| match (specials, index % 5) {
+            (true, 1) => 0,
+            (true, 3) => 254,
+            (true, 4) => 255,
+            _ => 100 + (index * 7 % 50) as u8,
+        };
+        (data, (0..rows * columns.div_ceil(BLOCK)).map(scale).collect())
+    }
+
+    /// A number of the oracle as `E` stores it.
+    fn stored<E: Element>(value: f64) -> E {
+        // FP32 holds each number exactly, or it is infinite there.
+        E::from_f32(value as f32)
+    }
+
+    fn check<E: Element>(rows: usize, columns: usize, specials: bool) {
+        let what = format!("{rows}x{columns} {}", E::NAME);
+        let tiles = |plain: &[u8], rows: usize, blocks: usize| {
+            let mut tiles = vec![0xEE; scale_tiles::tiled_len(rows, blocks)];
+            scale_tiles::to_tiles(plain, rows, blocks, &mut tiles).unwrap();
+            tiles
+        };
+        let assert_same = |got: &[E], expected: Vec<f64>, what: &str| {
+            for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+                let expected = stored::<E>(expected).to_f32();
+                let same = got.to_f32().to_bits() == expected.to_bits()
+                    || got.to_f32().is_nan() && expected.is_nan();
+                assert!(same, "{what} at {index}: expected {expected:e}, got {got:?}");
+            }
+        };
+        let (data, plain) = copy(rows, columns, specials);
+        let scales = tiles(&plain, rows, columns.div_ceil(BLOCK));
+        for_thread_counts(|| {
+            let mut got = poisoned::<E>(rows * columns);
+            dequantize_rows(&data, &scales, columns, &mut got);
+            let expected = mx::dequantize_rows(&data, &plain, rows, columns);
+            assert_same(&got, expected, &format!("rows of {what}"));
+            got.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>()
+        });
+        let (data, plain) = copy(columns, rows, specials);
+        let scales = tiles(&plain, columns, rows.div_ceil(BLOCK));
+        let mut got = poisoned::<E>(rows * columns);
+        dequantize_columns(&data, &scales, columns, &mut got);
+        let expected = mx::dequantize_transposed(&data, &plain, rows, columns);
+        assert_same(&got, expected, &format!("columns of {what}"));
+    }
+
+    #[test]
+    fn values_are_those_of_the_definition() {
+        for (rows, columns) in
+            [(0, 32), (3, 0), (1, 1), (31, 33), (32, 32), (33, 31), (130, 96), (257, 160)]
+        {
+            for specials in [false, true] {
+                check::<f32>(rows, columns, specials);
+                check::<bf16>(rows, columns, specials);
+            }
+        }
+    }
+
+    /// What the op's documentation says of BF16: exact but at both ends.
+    #[test]
+    fn bf16_is_exact_but_at_the_ends_of_its_range() {
+        let columns = 256;
+        let data: Vec<u8> = (0..=u8::MAX).collect();
+        for scale in 0..=254u8 {
+            let scales = vec![scale; scale_tiles::tiled_len(1, columns / BLOCK)];
+            let (mut narrow, mut wide) = (poisoned::<bf16>(columns), poisoned::<f32>(columns));
+            dequantize_rows(&data, &scales, columns, &mut narrow);
+            dequantize_rows(&data, &scales, columns, &mut wide);
+            for (narrow, wide) in narrow.iter().zip(wide).filter(|(_, wide)| !wide.is_nan()) {
+                let narrow = f64::from(narrow.to_f32());
+                let is_exact = narrow == f64::from(wide);
+                let is_small = f64::from(wide).abs() < 2f64.powi(-126) && scale < 127 - 124;
+                assert!(is_exact || is_small, "{wide:e} became {narrow:e}");
+                assert!(!narrow.is_infinite() || scale > 127 + 119, "{wide:e} under 2^{scale}");
+            }
+        }
+    }
+}

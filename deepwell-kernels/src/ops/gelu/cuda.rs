@@ -1,0 +1,47 @@
+//! `gelu.cu`: the Gaussian error linear unit and its backward, in both forms.
+
+use deepwell_ir::{KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::{all_bf16, grid_of};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Elements that a thread takes at a time.
+const WIDTH: usize = 8;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_gelu",
+    ops: &["gelu", "gelu_backward"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let operands: Vec<usize> = (0..request.operands.len()).collect();
+    all_bf16(request, &operands)
+}
+
+/// Operands in the op's order, and then the number of elements.
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let entry = match &call.call.op {
+        Op::Gelu(op) if op.tanh => "gelu_tanh_bf16",
+        Op::Gelu(_) => "gelu_bf16",
+        Op::GeluBackward(op) if op.tanh => "gelu_tanh_backward_bf16",
+        Op::GeluBackward(_) => "gelu_backward_bf16",
+        _ => return Err(call.refuse("expected a gelu")),
+    };
+    let elements = call.input(0).elements();
+    let function = device.function("gelu", entry, 0)?;
+    let blocks = grid_of(elements.div_ceil(WIDTH), THREADS, device.multiprocessors());
+    let operands = 0..call.call.operands.len();
+    let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
+    arguments.push(Argument::U64(elements as u64));
+    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+}

@@ -1,0 +1,3 @@
+//! The op family `head_rms_norm`.
+
+pub(crate) mod cuda;

@@ -1,0 +1,35 @@
+//! `layer_norm.cu`: layer normalization, with or without a sum before it.
+
+use deepwell_ir::{KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::launch::rows;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_layer_norm",
+    ops: &["layer_norm", "add_layer_norm"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let statistics: &[usize] = match request.op {
+        Op::AddLayerNorm(_) => &[6, 7],
+        _ => &[4, 5],
+    };
+    rows::reject(request, statistics)
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let (entry, eps) = match &call.call.op {
+        Op::LayerNorm(op) => ("layer_norm", op.eps),
+        Op::AddLayerNorm(op) => ("add_layer_norm", op.eps),
+        _ => return Err(call.refuse("expected a normalization")),
+    };
+    rows::prepare_forward(call, device, rows::matrix_of(call)?, "layer_norm", entry, eps)
+}

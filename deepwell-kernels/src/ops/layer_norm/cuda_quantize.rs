@@ -1,0 +1,14 @@
+//! `layer_norm_quantize.cu`: layer normalization and the block quantization of its output.
+
+use crate::cuda::launch::norm_quantize;
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_layer_norm_quantize",
+    ops: &["layer_norm_quantize", "add_layer_norm_quantize"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject: norm_quantize::reject,
+    workspace_bytes: no_workspace,
+    prepare: |call, device| norm_quantize::prepare(call, device, "layer_norm_quantize"),
+}];

@@ -1,0 +1,65 @@
+//! The three products of a linear layer by cuBLASLt.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use crate::KernelError;
+use crate::cuda::blas::{Matmul, Matrix};
+use crate::cuda::catalog::CUBLASLT;
+use crate::cuda::launch::products::{
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, not_empty,
+};
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cublaslt_linear",
+    ops: &["linear", "linear_input_grad", "linear_weight_grad"],
+    architectures: &Architecture::ALL,
+    library: Some(CUBLASLT),
+    reject,
+    workspace_bytes,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let inputs: Vec<usize> = (0..request.input_count).collect();
+    all_bf16(request, &inputs).or_else(|| not_empty(request, &inputs))
+}
+
+fn workspace_bytes(_: &KernelRequest<'_>, _: &Target) -> usize {
+    LIBRARY_SCRATCH_BYTES + LIBRARY_ALIGNMENT_BYTES
+}
+
+/// A tensor of rank 2 as a matrix.
+fn matrix(tensor: &Tensor) -> Matrix {
+    let (rows, columns) = (tensor.shape[0], tensor.shape[1]);
+    Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let op = &call.call.op;
+    let (first, second) = (call.input(0), call.input(1));
+    // x wᵀ, dy w, dyᵀ x.
+    let (a_transposed, b_transposed) = match op {
+        Op::LinearInputGrad(_) => (false, false),
+        Op::LinearWeightGrad(_) => (true, false),
+        _ => (false, true),
+    };
+    let matmul = Matmul {
+        a: matrix(&first),
+        a_transposed,
+        b: matrix(&second),
+        b_transposed,
+        out: matrix(&call.output(0)),
+        accumulate: call.accumulate(),
+        bias: match op {
+            Op::Linear(linear) if linear.bias => Some(call.input(2).pointer),
+            _ => None,
+        },
+        scales: None,
+        workspace: align_for_library(call.workspace().0),
+        workspace_bytes: LIBRARY_SCRATCH_BYTES,
+    };
+    Ok(vec![device.matmul(&matmul)?])
+}

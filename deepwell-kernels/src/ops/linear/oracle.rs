@@ -1,0 +1,71 @@
+//! The linear layer's three products.
+
+/// `y = x w^T + bias`: `x` `[rows, inputs]`, `w` `[outputs, inputs]`, `bias` `[outputs]`, `y`
+/// `[rows, outputs]`.
+pub fn forward(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec<f64> {
+    let outputs = w.len().checked_div(inputs).unwrap_or(0);
+    let mut y = Vec::new();
+    for x in x.chunks_exact(inputs.max(1)) {
+        for output in 0..outputs {
+            let w = &w[output * inputs..][..inputs];
+            let sum: f64 = x.iter().zip(w).map(|(x, w)| x * w).sum();
+            y.push(sum + bias.map_or(0.0, |bias| bias[output]));
+        }
+    }
+    y
+}
+
+/// `dx = dy w`: `dy` `[rows, outputs]`, `w` `[outputs, inputs]`, `dx` `[rows, inputs]`.
+pub fn data_gradient(dy: &[f64], w: &[f64], inputs: usize) -> Vec<f64> {
+    let outputs = w.len().checked_div(inputs).unwrap_or(0);
+    let mut dx = Vec::new();
+    for dy in dy.chunks_exact(outputs.max(1)) {
+        for input in 0..inputs {
+            dx.push((0..outputs).map(|output| dy[output] * w[output * inputs + input]).sum());
+        }
+    }
+    dx
+}
+
+/// `dw = dy^T x`: `dy` `[rows, outputs]`, `x` `[rows, inputs]`, `dw` `[outputs, inputs]`.
+///
+/// The bias's gradient is [`add::bias_backward`](crate::ops::add::oracle::bias_backward).
+pub fn weight_gradient(dy: &[f64], x: &[f64], outputs: usize, inputs: usize) -> Vec<f64> {
+    let mut dw = vec![0.0; outputs * inputs];
+    let rows = dy.chunks_exact(outputs.max(1)).zip(x.chunks_exact(inputs.max(1)));
+    for (dy, x) in rows {
+        for output in 0..outputs {
+            for input in 0..inputs {
+                dw[output * inputs + input] += dy[output] * x[input];
+            }
+        }
+    }
+    dw
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::finite_difference::{check, dot, varied};
+
+    #[test]
+    fn gradients_agree_with_finite_differences() {
+        for (rows, inputs, outputs) in [(1, 1, 1), (4, 3, 5), (2, 7, 2)] {
+            let (x, w) = (varied(rows * inputs, 1), varied(outputs * inputs, 2));
+            let (bias, dy) = (varied(outputs, 3), varied(rows * outputs, 4));
+            let dx = data_gradient(&dy, &w, inputs);
+            let dw = weight_gradient(&dy, &x, outputs, inputs);
+            let dbias = crate::ops::add::oracle::bias_backward(&dy, outputs);
+            check("dx", &x, &dx, |x| dot(&forward(x, &w, Some(&bias), inputs), &dy));
+            check("dw", &w, &dw, |w| dot(&forward(&x, w, None, inputs), &dy));
+            check("dbias", &bias, &dbias, |b| dot(&forward(&x, &w, Some(b), inputs), &dy));
+        }
+    }
+
+    #[test]
+    fn a_product_by_hand() {
+        // x = [1 2; 3 4], w = [5 6; 7 8; 9 10].
+        let y = forward(&[1., 2., 3., 4.], &[5., 6., 7., 8., 9., 10.], Some(&[0., 0., 1.]), 2);
+        assert_eq!(y, [17., 23., 30., 39., 53., 68.]);
+    }
+}

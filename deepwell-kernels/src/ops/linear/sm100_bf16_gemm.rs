@@ -1,0 +1,186 @@
+//! `sm100_bf16_gemm.cu`: the three products of a linear layer, on tcgen05.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::bf16_gemm;
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
+use crate::cuda::launch::products::{LinearSizes, not_empty};
+use crate::cuda::launch::tcgen05::{
+    Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, boxes_by_rows,
+};
+use crate::cuda::launch::tcgen05_cost::ResultCost;
+use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
+
+/// Elements by which rows of operands are apart, as tensor copies want.
+const WIDTH: usize = 8;
+
+/// Both schedules; nothing shows yet that the second is better anywhere, so the first is preferred.
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_sm100_bf16_gemm",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Walk),
+    },
+    CudaKernelSpec {
+        name: "cuda_sm100_bf16_gemm_claimed",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Claim),
+    },
+];
+
+const OPS: &[&str] = &["linear", "linear_input_grad", "linear_weight_grad"];
+pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
+
+pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let rows_are_whole = || {
+        let lengths = request.operands[..2].iter().map(|operand| operand.shape[1]);
+        let odd = lengths.into_iter().find(|length| !length.is_multiple_of(WIDTH))?;
+        Some(format!("takes operands with rows of multiples of {WIDTH}, not {odd}"))
+    };
+    bf16_gemm::reject(request).or_else(|| not_empty(request, &[0, 1])).or_else(rows_are_whole)
+}
+
+/// What a product is to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) name: &'static str,
+    pub(crate) sizes: ProductSizes,
+    /// Whether operands are stored by depth; by rows otherwise.
+    a_by_depth: bool,
+    b_by_depth: bool,
+}
+
+impl Form {
+    pub(crate) fn new(op: &Op, sizes: LinearSizes) -> Form {
+        let LinearSizes { tokens, outputs, inputs } = sizes;
+        let (name, [rows, columns, depth], [a_by_depth, b_by_depth]) = match op {
+            Op::LinearInputGrad(_) => ("input_grad", [tokens, inputs, outputs], [true, false]),
+            Op::LinearWeightGrad(_) => ("weight_grad", [outputs, inputs, tokens], [false, false]),
+            _ => ("linear", [tokens, outputs, inputs], [true, true]),
+        };
+        Form { name, sizes: ProductSizes { rows, columns, depth }, a_by_depth, b_by_depth }
+    }
+}
+
+/// One of the tiles, for both schedules.
+pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+    let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
+    let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
+    let shapes = TileShape::all(Operands::Bf16);
+    TileShape::select(shapes, form.sizes, ResultCost::default(), target)
+}
+
+/// Boxes of both operands, each stored by depth or by rows.
+pub(crate) fn operand_maps(
+    form: &Form,
+    shape: TileShape,
+    a: &Tensor,
+    b: &Tensor,
+    device: &mut Device<'_>,
+) -> Result<[TensorMap; 2], KernelError> {
+    let mut map = |tensor, by_depth, rows| {
+        let spec = match by_depth {
+            true => boxes_by_depth(tensor, Operands::Bf16, rows),
+            false => boxes_by_rows(tensor, Operands::Bf16),
+        };
+        device.tensor_map(&spec)
+    };
+    let [a_rows, b_rows] = shape.copied_rows();
+    Ok([map(a, form.a_by_depth, a_rows)?, map(b, form.b_by_depth, b_rows)?])
+}
+
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    schedule: Schedule,
+) -> Result<Vec<Step>, KernelError> {
+    let op = &call.call.op;
+    let (a, b, out) = (call.input(0), call.input(1), call.output(0));
+    let form = Form::new(op, LinearSizes::new(op, &a.shape, &b.shape));
+    let sizes = form.sizes;
+    let multiprocessors = device.multiprocessors();
+    let shape = TileShape::of_call(call, &TileShape::all(Operands::Bf16))?;
+    let name = format!("sm100_bf16_gemm_{}_{}{}", form.name, shape.name(), schedule.suffix());
+    let function = device.function("sm100_bf16_gemm", &name, shape.shared_bytes())?;
+    let [a_map, b_map] = operand_maps(&form, shape, &a, &b, device)?;
+    let bias = match op {
+        Op::Linear(linear) if linear.bias => call.input(2).pointer,
+        _ => DevicePtr(0),
+    };
+    let arguments = vec![
+        Argument::TensorMap(a_map),
+        Argument::TensorMap(b_map),
+        Argument::Pointer(bias),
+        out.argument(),
+        Argument::I32(sizes.rows as i32),
+        Argument::I32(sizes.columns as i32),
+        Argument::I32(sizes.depth as i32),
+        Argument::U32(call.accumulate().into()),
+    ];
+    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::{DType, OperandType, ops};
+
+    use super::*;
+
+    fn products() -> [Op; 3] {
+        let linear = ops::Linear { bias: false };
+        [linear.into(), ops::LinearInputGrad {}.into(), ops::LinearWeightGrad {}.into()]
+    }
+
+    #[test]
+    fn forms_of_the_three_products() {
+        let [linear, dgrad, wgrad] = products();
+        let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
+        for (op, name, product, by_depth) in [
+            (linear, "linear", [5, 3, 7], [true, true]),
+            (dgrad, "input_grad", [5, 7, 3], [true, false]),
+            (wgrad, "weight_grad", [3, 7, 5], [false, false]),
+        ] {
+            let [rows, columns, depth] = product;
+            let [a_by_depth, b_by_depth] = by_depth;
+            let sizes_of_product = ProductSizes { rows, columns, depth };
+            let expected = Form { name, sizes: sizes_of_product, a_by_depth, b_by_depth };
+            assert_eq!(Form::new(&op, sizes), expected);
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_is_taken() {
+        let [linear, dgrad, wgrad] = products();
+        let (bf16, f32) = (DType::Bf16, DType::F32);
+        let odd =
+            |length: usize| format!("takes operands with rows of multiples of 8, not {length}");
+        // The first two operands, the result's type.
+        for (op, dtype, first, second, output, expected) in [
+            (&linear, bf16, [5, 16], [7, 16], bf16, None),
+            (&linear, bf16, [5, 12], [8, 12], bf16, Some(odd(12))),
+            (&dgrad, bf16, [5, 8], [8, 16], bf16, None),
+            (&dgrad, bf16, [5, 7], [7, 16], bf16, Some(odd(7))),
+            (&dgrad, bf16, [5, 8], [8, 15], bf16, Some(odd(15))),
+            (&wgrad, bf16, [5, 8], [5, 16], f32, None),
+            (&wgrad, bf16, [5, 9], [5, 16], f32, Some(odd(9))),
+            (&wgrad, bf16, [0, 8], [0, 16], f32, Some("takes no empty matrices".to_string())),
+            (&wgrad, bf16, [5, 8], [5, 16], bf16, Some("gives f32, not bf16".to_string())),
+            (&linear, f32, [5, 16], [7, 16], f32, Some("takes bf16 operands, not f32".to_string())),
+        ] {
+            let operand = |dtype, shape: [usize; 2]| OperandType { dtype, shape: shape.to_vec() };
+            let operands = [operand(dtype, first), operand(dtype, second), operand(output, [1, 1])];
+            let request = KernelRequest { op, operands: &operands, input_count: 2 };
+            assert_eq!(reject(&request), expected, "{} {first:?} {second:?}", op.name());
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `sm100_bf16_gemm_fused.cu`: products of BF16 matrices on tcgen05 with what follows them.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::sm100_bf16_gemm::{ARCHITECTURES, Form, operand_maps, reject as reject_product};
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::launch::fused_product::{self, BF16_OPS, Parts};
+use crate::cuda::launch::products::LinearSizes;
+use crate::cuda::launch::tcgen05::{Operands, ProductSizes, Schedule, TileShape};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
+
+/// Both schedules, as of the product alone.
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_sm100_bf16_gemm_fused",
+        ops: BF16_OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Walk),
+    },
+    CudaKernelSpec {
+        name: "cuda_sm100_bf16_gemm_fused_claimed",
+        ops: BF16_OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Claim),
+    },
+];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    fused_product::reject(request, reject_product, sizes_of)
+}
+
+fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
+    let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
+    let product = request.op.leading();
+    Form::new(product, LinearSizes::new(product, first, second)).sizes
+}
+
+pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    let shapes = TileShape::alone(Operands::Bf16);
+    TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
+}
+
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    schedule: Schedule,
+) -> Result<Vec<Step>, KernelError> {
+    let Some(parts) = Parts::of(&call.call.op, call.call.input_count) else {
+        return Err(call.refuse("expected a product and what follows it"));
+    };
+    let (a, b) = (call.input(0), call.input(1));
+    let form = Form::new(parts.product, LinearSizes::new(parts.product, &a.shape, &b.shape));
+    let bias = match parts.product {
+        Op::Linear(linear) if linear.bias => call.input(2).pointer,
+        _ => DevicePtr(0),
+    };
+    let multiprocessors = device.multiprocessors();
+    let shape = TileShape::of_call(call, &TileShape::alone(Operands::Bf16))?;
+    let suffix = schedule.suffix();
+    let name = format!("sm100_bf16_gemm_fused_{}_{}{suffix}", form.name, shape.name());
+    let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
+    let mut arguments =
+        operand_maps(&form, shape, &a, &b, device)?.map(Argument::TensorMap).to_vec();
+    arguments.extend(fused_product::arguments(call, &parts, device, bias, form.sizes)?);
+    Ok(vec![shape.launch(function, form.sizes, schedule, multiprocessors, arguments)])
+}

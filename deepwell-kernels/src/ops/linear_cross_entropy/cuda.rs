@@ -1,0 +1,373 @@
+//! `cross_entropy.cu` between the three products of an output head: logits, losses and the
+//! logits' gradient, then the gradients of x and w, by chunks of tokens.
+//!
+//! The products are the library's, or those of `cross_entropy_gemm.cu`.
+
+use deepwell_ir::{DType, KernelRequest, Op, Target};
+
+use crate::KernelError;
+use crate::cuda::blas::{Matmul, Matrix};
+use crate::cuda::catalog::CUBLASLT;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::launch::products::{
+    LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
+    tile_blocks,
+};
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+
+/// Threads of a block of `cross_entropy.cu`.
+const THREADS: u32 = 512;
+/// Logits that such a block takes at a time.
+const TILE_LOGITS: usize = 4096;
+/// Tiles of a row that stay in shared memory: two blocks fit a multiprocessor of Hopper, one
+/// fits the smallest.
+const CACHED_TILES_MAX: usize = 6;
+/// Threads of a block of `cross_entropy_gemm.cu`, and its shared memory.
+const GEMM_THREADS: u32 = 128;
+const GEMM_SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
+/// Elements of a 16-byte access.
+const WIDTH: usize = 8;
+
+/// Tokens of a chunk: enough to keep the products efficient and the gradient of w, which is read
+/// and written once a chunk, cheap.
+const CHUNK_TOKENS_MAX: usize = 4096;
+/// Bytes of logits of a chunk.
+const LOGITS_BYTES_MAX: usize = 512 << 20;
+/// Chunks are a multiple of the rows of the products' tiles where they can be.
+const CHUNK_TOKENS_STEP: usize = 128;
+/// What the losses begin at a multiple of.
+const ALIGNMENT: usize = 256;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cublaslt_linear_cross_entropy",
+        ops: &["linear_cross_entropy", "linear_cross_entropy_grad"],
+        architectures: &Architecture::ALL,
+        library: Some(CUBLASLT),
+        reject,
+        workspace_bytes: |request, _| layout_of(request).with_library,
+        prepare: |call, device| prepare(call, device, Products::Library),
+    },
+    CudaKernelSpec {
+        name: "cuda_linear_cross_entropy",
+        ops: &["linear_cross_entropy", "linear_cross_entropy_grad"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject,
+        workspace_bytes: workspace_bytes_of_own,
+        prepare: |call, device| prepare(call, device, Products::Own),
+    },
+];
+
+fn workspace_bytes_of_own(request: &KernelRequest<'_>, _: &Target) -> usize {
+    layout_of(request).without_library
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let activations: &[usize] = match request.op {
+        Op::LinearCrossEntropyGrad(_) => &[0, 1, 5],
+        _ => &[0, 1],
+    };
+    all_bf16(request, activations)
+        .or_else(|| not_empty(request, &[1]))
+        .or_else(|| extents_fit(request, &[0, 1]))
+}
+
+/// Whose products are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Products {
+    Library,
+    Own,
+}
+
+/// How the tokens are cut and the workspace is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    /// Tokens of a chunk but for the last.
+    chunk_tokens: usize,
+    /// Elements from one row of logits to the next.
+    leading: usize,
+    /// Where the losses of all tokens begin, behind the logits of a chunk.
+    losses_offset: usize,
+    /// Where the library's scratch begins, and the length without it.
+    without_library: usize,
+    /// The whole length with it.
+    with_library: usize,
+}
+
+impl Layout {
+    fn new(tokens: usize, vocab: usize) -> Layout {
+        let leading = vocab.next_multiple_of(WIDTH);
+        let row_bytes = leading * size_of::<f32>();
+        let mut largest = (LOGITS_BYTES_MAX / row_bytes.max(1)).clamp(1, CHUNK_TOKENS_MAX);
+        let step = if largest < CHUNK_TOKENS_STEP { 1 } else { CHUNK_TOKENS_STEP };
+        largest -= largest % step;
+        let chunks = tokens.div_ceil(largest).max(1);
+        let even = tokens.div_ceil(chunks).next_multiple_of(step);
+        let chunk_tokens = even.min(largest).min(tokens);
+        let losses_offset = (chunk_tokens * row_bytes).next_multiple_of(ALIGNMENT);
+        let losses_bytes = tokens * size_of::<f32>();
+        let without_library = (losses_offset + losses_bytes).next_multiple_of(ALIGNMENT);
+        let with_library = without_library + LIBRARY_SCRATCH_BYTES + LIBRARY_ALIGNMENT_BYTES;
+        Layout { chunk_tokens, leading, losses_offset, without_library, with_library }
+    }
+}
+
+fn layout_of(request: &KernelRequest<'_>) -> Layout {
+    Layout::new(request.operands[0].shape[0], request.operands[1].shape[0])
+}
+
+/// The call's operands and how its chunks are worked on.
+struct Head {
+    products: Products,
+    layout: Layout,
+    workspace: DevicePtr,
+    x: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    loss_scale: Tensor,
+    loss: Tensor,
+    gradients: Option<(Tensor, Tensor)>,
+    accumulate: bool,
+    ticket: DevicePtr,
+}
+
+/// Tokens `first .. first + rows`.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    first: usize,
+    rows: usize,
+}
+
+impl Head {
+    fn hidden(&self) -> usize {
+        self.x.shape[1]
+    }
+
+    fn vocab(&self) -> usize {
+        self.w.shape[0]
+    }
+
+    fn tokens(&self) -> usize {
+        self.x.shape[0]
+    }
+
+    /// Rows of a chunk of a BF16 tensor `[tokens, hidden]`.
+    fn rows_of(&self, tensor: &Tensor, chunk: Chunk) -> Matrix {
+        let hidden = self.hidden();
+        let pointer = tensor.pointer.offset(chunk.first * hidden * tensor.dtype.size_bytes());
+        let Chunk { rows, .. } = chunk;
+        Matrix { pointer, dtype: tensor.dtype, rows, columns: hidden, leading: hidden }
+    }
+
+    /// A tensor `[vocab, hidden]`.
+    fn by_vocab(&self, tensor: &Tensor) -> Matrix {
+        let (rows, columns) = (self.vocab(), self.hidden());
+        Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
+    }
+
+    fn logits(&self, chunk: Chunk) -> Matrix {
+        Matrix {
+            pointer: self.workspace,
+            dtype: DType::F32,
+            rows: chunk.rows,
+            columns: self.vocab(),
+            leading: self.layout.leading,
+        }
+    }
+
+    /// The logits' gradient, over the first half of each row of theirs.
+    fn dlogits(&self, chunk: Chunk) -> Matrix {
+        Matrix { dtype: DType::Bf16, leading: 2 * self.layout.leading, ..self.logits(chunk) }
+    }
+
+    fn library_product(
+        &self,
+        device: &mut Device<'_>,
+        (a, a_transposed): (Matrix, bool),
+        (b, b_transposed): (Matrix, bool),
+        out: Matrix,
+        accumulate: bool,
+    ) -> Result<Step, KernelError> {
+        device.matmul(&Matmul {
+            a,
+            a_transposed,
+            b,
+            b_transposed,
+            out,
+            accumulate,
+            bias: None,
+            scales: None,
+            workspace: align_for_library(self.workspace.offset(self.layout.without_library)),
+            workspace_bytes: LIBRARY_SCRATCH_BYTES,
+        })
+    }
+
+    /// One of the kernels of `cross_entropy_gemm.cu`, `name` or its scalar sibling.
+    fn own_product(
+        &self,
+        device: &mut Device<'_>,
+        name: &str,
+        (a, b): (Matrix, Matrix),
+        out: Matrix,
+        chunk: Chunk,
+        last: Option<Argument>,
+    ) -> Result<Step, KernelError> {
+        let is_vector = self.hidden().is_multiple_of(WIDTH);
+        let name = if is_vector { name.to_string() } else { format!("{name}_scalar") };
+        let function = device.function("cross_entropy_gemm", &name, GEMM_SHARED_BYTES)?;
+        let mut arguments: Vec<_> =
+            [a, b, out].iter().map(|matrix| Argument::Pointer(matrix.pointer)).collect();
+        let sizes = [chunk.rows, self.vocab(), self.layout.leading, self.hidden()];
+        arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
+        arguments.extend(last);
+        // The padding of the logits is written too.
+        let columns = if out.dtype == DType::F32 { out.leading } else { out.columns };
+        let blocks = tile_blocks(out.rows, columns);
+        Ok(Device::launch(function, blocks, GEMM_THREADS, GEMM_SHARED_BYTES, arguments))
+    }
+
+    fn logits_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
+        let (x, w, out) =
+            (self.rows_of(&self.x, chunk), self.by_vocab(&self.w), self.logits(chunk));
+        match self.products {
+            Products::Library => self.library_product(device, (x, false), (w, true), out, false),
+            Products::Own => {
+                self.own_product(device, "cross_entropy_logits", (x, w), out, chunk, None)
+            }
+        }
+    }
+
+    fn gradient_steps(
+        &self,
+        device: &mut Device<'_>,
+        chunk: Chunk,
+        dx: &Tensor,
+        dw: &Tensor,
+    ) -> Result<[Step; 2], KernelError> {
+        let dlogits = self.dlogits(chunk);
+        let (x, w) = (self.rows_of(&self.x, chunk), self.by_vocab(&self.w));
+        let (dx, dw) = (self.rows_of(dx, chunk), self.by_vocab(dw));
+        let accumulate = self.accumulate || chunk.first > 0;
+        match self.products {
+            Products::Library => Ok([
+                self.library_product(device, (dlogits, false), (w, false), dx, false)?,
+                self.library_product(device, (dlogits, true), (x, false), dw, accumulate)?,
+            ]),
+            Products::Own => {
+                let name = "cross_entropy_input_grad";
+                let first = self.own_product(device, name, (dlogits, w), dx, chunk, None)?;
+                let name = "cross_entropy_weight_grad";
+                let last = Some(Argument::U32(accumulate.into()));
+                let second = self.own_product(device, name, (dlogits, x), dw, chunk, last)?;
+                Ok([first, second])
+            }
+        }
+    }
+
+    /// Losses and the logits' gradient; the last chunk's launch also sums the losses.
+    fn loss_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
+        let with_gradient = self.gradients.is_some();
+        let entry = if with_gradient { "cross_entropy_gradient" } else { "cross_entropy_loss" };
+        let tiles = self.vocab().div_ceil(TILE_LOGITS);
+        let cached_tiles = if with_gradient { tiles.min(CACHED_TILES_MAX) } else { 0 };
+        let shared_bytes = (cached_tiles * TILE_LOGITS * size_of::<f32>()) as u32;
+        let function = device.function("cross_entropy", entry, shared_bytes)?;
+        let losses = self.workspace.offset(self.layout.losses_offset);
+        let is_last = chunk.first + chunk.rows == self.tokens();
+        let loss = if is_last { self.loss.pointer } else { DevicePtr(0) };
+        let arguments = vec![
+            Argument::Pointer(self.workspace),
+            Argument::Pointer(self.targets.pointer.offset(chunk.first * size_of::<i32>())),
+            self.loss_scale.argument(),
+            Argument::Pointer(losses.offset(chunk.first * size_of::<f32>())),
+            Argument::U32(chunk.rows as u32),
+            Argument::U32(self.vocab() as u32),
+            Argument::U64(self.layout.leading as u64),
+            Argument::U32(cached_tiles as u32),
+            Argument::Pointer(losses),
+            Argument::U64(self.tokens() as u64),
+            Argument::Pointer(loss),
+            Argument::U32(self.accumulate.into()),
+            Argument::Pointer(self.ticket),
+        ];
+        let blocks = chunk.rows.max(1) as u32;
+        Ok(Device::launch(function, blocks, THREADS, shared_bytes, arguments))
+    }
+}
+
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    products: Products,
+) -> Result<Vec<Step>, KernelError> {
+    let (x, w) = (call.input(0), call.input(1));
+    let gradients = match &call.call.op {
+        Op::LinearCrossEntropyGrad(_) => Some((call.output(1), call.output(2))),
+        _ => None,
+    };
+    let head = Head {
+        products,
+        layout: Layout::new(x.shape[0], w.shape[0]),
+        workspace: call.workspace().0,
+        targets: call.input(2),
+        loss_scale: call.input(3),
+        loss: call.output(0),
+        gradients,
+        accumulate: call.accumulate(),
+        ticket: device.tickets(1)?,
+        x,
+        w,
+    };
+    let mut steps = Vec::new();
+    if head.tokens() == 0 {
+        steps.push(head.loss_step(device, Chunk { first: 0, rows: 0 })?);
+        if let (Some((_, dw)), false) = (&head.gradients, head.accumulate) {
+            let bytes = dw.elements() * dw.dtype.size_bytes();
+            steps.push(Step::Fill { target: dw.pointer, byte: 0, bytes });
+        }
+    }
+    for first in (0..head.tokens()).step_by(head.layout.chunk_tokens.max(1)) {
+        let rows = head.layout.chunk_tokens.min(head.tokens() - first);
+        let chunk = Chunk { first, rows };
+        steps.push(head.logits_step(device, chunk)?);
+        steps.push(head.loss_step(device, chunk)?);
+        if let Some((dx, dw)) = &head.gradients {
+            steps.extend(head.gradient_steps(device, chunk, dx, dw)?);
+        }
+    }
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_even_and_their_logits_bounded() {
+        // Tokens, vocabulary, tokens of a chunk, elements of a row.
+        for (tokens, vocab, chunk_tokens, leading) in [
+            (16_384, 32_000, 4096, 32_000),
+            (16_384, 32_768, 4096, 32_768),
+            (16_384, 50_257, 2432, 50_264),
+            (16_384, 128_256, 1024, 128_256),
+            (5000, 256, 2560, 256),
+            (4097, 8, 2176, 8),
+            (300, 7, 300, 8),
+            (1, 1, 1, 8),
+            (0, 5, 0, 8),
+            (10, 4 << 20, 10, 4 << 20),
+            (100, 4 << 20, 25, 4 << 20),
+        ] {
+            let layout = Layout::new(tokens, vocab);
+            assert_eq!((layout.chunk_tokens, layout.leading), (chunk_tokens, leading), "{vocab}");
+            let logits_bytes = layout.chunk_tokens * layout.leading * 4;
+            assert!(logits_bytes <= LOGITS_BYTES_MAX);
+            assert!(layout.losses_offset >= logits_bytes);
+            assert!(layout.without_library >= layout.losses_offset + tokens * 4);
+            assert!(layout.with_library >= layout.without_library + LIBRARY_SCRATCH_BYTES);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `expand_scales.cu`: E8M0 scales of both operands of a product to the FP32 layouts that the
+//! vendor's library reads.
+
+use deepwell_precision::{BlockShape, Granularity, MxSpec};
+
+use crate::KernelError;
+use crate::cuda::blas::BlockScales;
+use crate::cuda::driver::{Argument, DevicePtr, Launch};
+use crate::cuda::launch::products::LIBRARY_ALIGNMENT_BYTES;
+use crate::cuda::launch::support::grid_of;
+use crate::cuda::prepare::{Device, Step};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Rows of a square.
+const SQUARE: usize = 128;
+/// Groups of 128 codes to which rows of squares are padded.
+const GROUPS: usize = 4;
+/// Threads that take a tile of scales by rows.
+const WARP: usize = 32;
+
+/// The scales of an operand `[rows, depth]`, and where they go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expansion {
+    /// E8M0, in tiles.
+    pub(crate) source: DevicePtr,
+    /// [`expanded_bytes`] of space.
+    pub(crate) target: DevicePtr,
+    pub(crate) rows: usize,
+    pub(crate) spec: MxSpec,
+}
+
+impl Expansion {
+    /// The target as the library wants it described.
+    pub(crate) fn scales(&self) -> BlockScales {
+        match self.spec.block {
+            BlockShape::Square => BlockScales::Square128(self.target),
+            _ => BlockScales::Row128(self.target),
+        }
+    }
+}
+
+/// Rows of scales or of squares, and groups of 128 codes along each.
+fn extents(rows: usize, depth: usize, spec: MxSpec) -> (usize, usize) {
+    let groups = depth.div_ceil(Granularity::G128.elements());
+    match spec.block {
+        BlockShape::Square => (rows.div_ceil(SQUARE), groups.next_multiple_of(GROUPS)),
+        _ => (rows, groups),
+    }
+}
+
+/// Bytes of the FP32 scales of an operand, a multiple of the library's alignment.
+pub(crate) fn expanded_bytes(rows: usize, depth: usize, spec: MxSpec) -> usize {
+    let (rows, groups) = extents(rows, depth, spec);
+    (rows * groups * size_of::<f32>()).next_multiple_of(LIBRARY_ALIGNMENT_BYTES)
+}
+
+/// One launch for both operands.
+pub(crate) fn expand(
+    device: &mut Device<'_>,
+    [a, b]: [&Expansion; 2],
+    depth: usize,
+) -> Result<Step, KernelError> {
+    let function = device.function("expand_scales", "expand_scales", 0)?;
+    let threads = [a, b].map(|operand| {
+        let (rows, groups) = extents(operand.rows, depth, operand.spec);
+        match operand.spec.block {
+            BlockShape::Square => rows * groups,
+            _ => rows.div_ceil(SQUARE) * groups * WARP,
+        }
+    });
+    let blocks = grid_of(threads[0].max(threads[1]), THREADS, device.multiprocessors());
+    let square = |operand: &Expansion| u32::from(operand.spec.block == BlockShape::Square);
+    let arguments = vec![
+        Argument::Pointer(a.source),
+        Argument::Pointer(a.target),
+        Argument::I32(a.rows as i32),
+        Argument::Pointer(b.source),
+        Argument::Pointer(b.target),
+        Argument::I32(b.rows as i32),
+        Argument::I32(depth as i32),
+        Argument::U32(square(a) | square(b) << 1),
+    ];
+    Ok(Step::Launch(Launch {
+        function,
+        grid: [blocks, 2, 1],
+        block: [THREADS, 1, 1],
+        cluster: [1, 1, 1],
+        shared_bytes: 0,
+        programmatic: false,
+        arguments,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_the_layouts_of_the_library() {
+        let rows = MxSpec { granularity: Granularity::G128, ..MxSpec::default() };
+        let squares = MxSpec { block: BlockShape::Square, ..rows };
+        for (spec, row_count, depth, expected) in [
+            // One FP32 for each row and 128 codes.
+            (rows, 64, 128, 256),
+            (rows, 128, 129, 1024),
+            (rows, 4096, 2048, 4096 * 16 * 4),
+            // One for each square, rows of squares padded to four.
+            (squares, 128, 128, 256),
+            (squares, 4096, 2048, 32 * 16 * 4),
+            (squares, 4096, 704, 32 * 8 * 4),
+            (squares, 4097, 704, 33 * 8 * 4 + 224),
+        ] {
+            assert_eq!(expanded_bytes(row_count, depth, spec), expected, "{row_count} {depth}");
+        }
+    }
+}

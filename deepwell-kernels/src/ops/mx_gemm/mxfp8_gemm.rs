@@ -1,0 +1,133 @@
+//! `mxfp8_gemm.cu`: products of MXFP8 matrices at any granularity, on `mma.sync`.
+
+use deepwell_ir::{DType, KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::launch::products::{extents_fit, tile_blocks};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Three stages of two 16 KiB tiles and the scales of their rows.
+const SHARED_BYTES: u32 = 3 * (2 * 16 * 1024 + 1024);
+/// Codes of a 16-byte copy.
+const WIDTH: usize = 16;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_mxfp8_gemm",
+    ops: &["mx_gemm"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+/// Why the kernel, or `sm120_mxfp8_gemm`, does not take a product.
+pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let output = request.operands[request.input_count].dtype;
+    if !matches!(output, DType::Bf16 | DType::F32) {
+        return Some(format!("gives bf16 or f32, not {output}"));
+    }
+    if let Some(bias) = request.operands[4..request.input_count].first()
+        && bias.dtype != output
+    {
+        return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
+    }
+    extents_fit(request, &[0, 2])
+}
+
+/// Name of the kernel of `<stem>.cu` for a result of `output` and a contraction of `depth`.
+fn kernel(stem: &str, output: DType, depth: usize) -> String {
+    let element = if output == DType::Bf16 { "bf16" } else { "f32" };
+    let by_code = if depth.is_multiple_of(WIDTH) { "" } else { "_scalar" };
+    format!("{stem}_{element}{by_code}")
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    prepare_from("mxfp8_gemm", call, device)
+}
+
+/// The launch of a kernel of `<stem>.cu`; all that are made of `epilogue/mxfp8_gemm.cuh` have the
+/// same names behind the stem, parameters and blocks.
+pub(crate) fn prepare_from(
+    stem: &'static str,
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (rows, columns, depth) = (a.shape[0], b.shape[0], a.shape[1]);
+    let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
+    let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
+    let function = device.function(stem, &kernel(stem, out.dtype, depth), SHARED_BYTES)?;
+    let arguments = vec![
+        a.argument(),
+        call.input(1).argument(),
+        b.argument(),
+        call.input(3).argument(),
+        Argument::Pointer(bias),
+        out.argument(),
+        Argument::I32(rows as i32),
+        Argument::I32(columns as i32),
+        Argument::I32(depth as i32),
+        Argument::U32(call.accumulate().into()),
+    ];
+    let blocks = tile_blocks(rows, columns);
+    Ok(vec![Device::launch(function, blocks, THREADS, SHARED_BYTES, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::{OperandType, Product, ops};
+    use deepwell_precision::MxSpec;
+
+    use super::*;
+
+    #[test]
+    fn whole_vectors_only_where_the_contraction_allows_them() {
+        for (stem, output, depth, expected) in [
+            ("mxfp8_gemm", DType::Bf16, 0, "mxfp8_gemm_bf16"),
+            ("mxfp8_gemm", DType::Bf16, 48, "mxfp8_gemm_bf16"),
+            ("mxfp8_gemm", DType::Bf16, 40, "mxfp8_gemm_bf16_scalar"),
+            ("mxfp8_gemm", DType::F32, 32, "mxfp8_gemm_f32"),
+            ("sm120_mxfp8_gemm", DType::F32, 32, "sm120_mxfp8_gemm_f32"),
+            ("sm120_mxfp8_gemm", DType::F32, 33, "sm120_mxfp8_gemm_f32_scalar"),
+        ] {
+            assert_eq!(kernel(stem, output, depth), expected, "{output} {depth}");
+        }
+    }
+
+    #[test]
+    fn a_bias_has_the_type_of_the_result() {
+        let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+        let spec = MxSpec::default();
+        for (bias, output, expected) in [
+            (None, DType::Bf16, None),
+            (None, DType::F32, None),
+            (Some(DType::Bf16), DType::Bf16, None),
+            (Some(DType::F32), DType::F32, None),
+            (
+                Some(DType::Bf16),
+                DType::F32,
+                Some("adds a bias of the result's type, f32, not bf16"),
+            ),
+        ] {
+            let product = Product::Fprop;
+            let op: Op =
+                ops::MxGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
+            let mut operands = vec![
+                operand(DType::E4m3, &[4, 64]),
+                operand(DType::E8m0, &[1, 1, 512]),
+                operand(DType::E4m3, &[3, 64]),
+                operand(DType::E8m0, &[1, 1, 512]),
+            ];
+            operands.extend(bias.map(|dtype| operand(dtype, &[3])));
+            let input_count = operands.len();
+            operands.push(operand(output, &[4, 3]));
+            let request = KernelRequest { op: &op, operands: &operands, input_count };
+            assert_eq!(reject(&request).as_deref(), expected, "{bias:?} {output}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices of any granularity, on tcgen05.
+//!
+//! Operands are what quantizing gives: codes by rows, and scales in the tiles that tensor cores
+//! read.
+
+use deepwell_ir::{DType, KernelRequest, Op, Target};
+
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::launch::products::{extents_fit, not_empty};
+use crate::cuda::launch::tcgen05::{
+    Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, scale_boxes,
+};
+use crate::cuda::launch::tcgen05_cost::ResultCost;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
+
+/// Codes by which rows of operands are apart, as tensor copies want.
+const WIDTH: usize = 16;
+
+/// Both schedules; nothing shows yet that the second is better anywhere, so the first is preferred.
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_sm100_mxfp8_gemm",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Walk),
+    },
+    CudaKernelSpec {
+        name: "cuda_sm100_mxfp8_gemm_claimed",
+        ops: OPS,
+        architectures: ARCHITECTURES,
+        library: None,
+        reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, Schedule::Claim),
+    },
+];
+
+const OPS: &[&str] = &["mx_gemm"];
+pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
+
+pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let output = request.operands[request.input_count].dtype;
+    if !matches!(output, DType::Bf16 | DType::F32) {
+        return Some(format!("gives bf16 or f32, not {output}"));
+    }
+    if let Some(bias) = request.operands[4..request.input_count].first()
+        && bias.dtype != output
+    {
+        return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
+    }
+    let depth = request.operands[0].shape[1];
+    if !depth.is_multiple_of(WIDTH) {
+        return Some(format!("takes a contraction in multiples of {WIDTH}, not {depth}"));
+    }
+    not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
+}
+
+pub(crate) fn sizes(a: &[usize], b: &[usize]) -> ProductSizes {
+    ProductSizes { rows: a[0], columns: b[0], depth: a[1] }
+}
+
+/// Of a request whose first inputs are the product's.
+pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
+    sizes(&request.operands[0].shape, &request.operands[2].shape)
+}
+
+/// One of the tiles, for both schedules.
+pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+    let shapes = TileShape::all(Operands::Mx);
+    TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
+}
+
+/// Codes and scales of both operands, a call's first inputs, as the kernels take them.
+pub(crate) fn operand_maps(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    shape: TileShape,
+) -> Result<Vec<Argument>, KernelError> {
+    let mut maps = Vec::with_capacity(4);
+    for (index, rows) in [0, 2].into_iter().zip(shape.copied_rows()) {
+        let codes = boxes_by_depth(&call.input(index), Operands::Mx, rows);
+        for boxes in [codes, scale_boxes(&call.input(index + 1))] {
+            maps.push(Argument::TensorMap(device.tensor_map(&boxes)?));
+        }
+    }
+    Ok(maps)
+}
+
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    schedule: Schedule,
+) -> Result<Vec<Step>, KernelError> {
+    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let sizes = sizes(&a.shape, &b.shape);
+    let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
+    let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
+    let multiprocessors = device.multiprocessors();
+    let shape = TileShape::of_call(call, &TileShape::all(Operands::Mx))?;
+    let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
+    let name = format!("sm100_mxfp8_gemm_{element}_{}{}", shape.name(), schedule.suffix());
+    let function = device.function("sm100_mxfp8_gemm", &name, shape.shared_bytes())?;
+    let mut arguments = operand_maps(call, device, shape)?;
+    arguments.extend([
+        Argument::Pointer(bias),
+        out.argument(),
+        Argument::I32(sizes.rows as i32),
+        Argument::I32(sizes.columns as i32),
+        Argument::I32(sizes.depth as i32),
+        Argument::U32(call.accumulate().into()),
+    ]);
+    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::{OperandType, Product, ops};
+    use deepwell_precision::{MxSpec, scale_tiles};
+
+    use super::*;
+
+    #[test]
+    fn refusals_say_what_is_taken() {
+        let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+        let spec = MxSpec::default();
+        for (rows, depth, output, bias, expected) in [
+            (4usize, 32usize, DType::F32, None, None),
+            (4, 64, DType::Bf16, Some(DType::Bf16), None),
+            (4, 48, DType::F32, None, None),
+            (4, 40, DType::F32, None, Some("takes a contraction in multiples of 16, not 40")),
+            (0, 64, DType::F32, None, Some("takes no empty matrices")),
+            (4, 0, DType::F32, None, Some("takes no empty matrices")),
+            (
+                4,
+                64,
+                DType::F32,
+                Some(DType::Bf16),
+                Some("adds a bias of the result's type, f32, not bf16"),
+            ),
+        ] {
+            let product = Product::Fprop;
+            let op: Op =
+                ops::MxGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
+            let blocks = depth.div_ceil(32);
+            let mut operands = vec![
+                operand(DType::E4m3, &[rows, depth]),
+                operand(DType::E8m0, &scale_tiles::shape(rows, blocks)),
+                operand(DType::E4m3, &[3, depth]),
+                operand(DType::E8m0, &scale_tiles::shape(3, blocks)),
+            ];
+            operands.extend(bias.map(|dtype| operand(dtype, &[3])));
+            let input_count = operands.len();
+            operands.push(operand(output, &[rows, 3]));
+            let request = KernelRequest { op: &op, operands: &operands, input_count };
+            assert_eq!(reject(&request).as_deref(), expected, "{rows} {depth} {output}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! `sm120_mxfp8_gemm.cu`: products of MXFP8 matrices at any granularity, on tensor cores that apply
+//! scales of blocks of 32.
+//!
+//! It takes what [`super::mxfp8_gemm`] takes, and is launched the same way. Scales are one for each
+//! 32 codes of a row in memory also where 128 codes, or squares, share one.
+
+use super::mxfp8_gemm::{prepare_from, reject};
+use crate::KernelError;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm120_mxfp8_gemm",
+    ops: &["mx_gemm"],
+    architectures: &[Architecture::Sm120a],
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    prepare_from("sm120_mxfp8_gemm", call, device)
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
+    use deepwell_precision::{BlockShape, Granularity, MxSpec};
+
+    use crate::cuda::{Architecture, CudaCatalog, cuda_target};
+
+    /// Every granularity is taken, on one architecture; what is refused there is refused with a
+    /// reason.
+    #[test]
+    fn products_with_block_scales_where_tensor_cores_have_them() {
+        let square = MxSpec { block: BlockShape::Square, ..MxSpec::default() };
+        let wide = MxSpec { granularity: Granularity::G128, ..square };
+        let (kernel, portable) = ("cuda_sm120_mxfp8_gemm", "cuda_mxfp8_gemm");
+        let elsewhere = |name| Some(format!("runs on blackwell-sm120, not on {name}"));
+        let sm120 = Architecture::Sm120a;
+        for (architecture, b, depth, expected, refusal) in [
+            (sm120, MxSpec::default(), 64usize, kernel, None),
+            (sm120, square, 64, kernel, None),
+            (sm120, wide, 256, kernel, None),
+            (sm120, wide, 100, kernel, None),
+            (sm120, MxSpec::default(), 0, kernel, None),
+            (Architecture::Sm90a, wide, 256, portable, elsewhere("hopper-sm90")),
+        ] {
+            let a = MxSpec { block: BlockShape::Row, ..b };
+            let (product, output) = (Product::Fprop, DType::Bf16);
+            let op: Op = ops::MxGemm { product, output, bias: false, a, b }.into();
+            let operands = [
+                (DType::E4m3, vec![4, depth]),
+                (DType::E8m0, vec![1, depth.div_ceil(128), 512]),
+                (DType::E4m3, vec![3, depth]),
+                (DType::E8m0, vec![1, depth.div_ceil(128), 512]),
+                (DType::Bf16, vec![4, 3]),
+            ]
+            .map(|(dtype, shape)| OperandType { dtype, shape });
+            let request = KernelRequest { op: &op, operands: &operands, input_count: 4 };
+            let selection =
+                CudaCatalog.select(&request, &cuda_target(architecture, 132, &[])).unwrap();
+            assert_eq!(selection.choice.kernel, expected, "{architecture:?} {b:?} {depth}");
+            let of_ours = selection.rejected.into_iter().find(|rejected| rejected.kernel == kernel);
+            assert_eq!(of_ours.map(|rejected| rejected.reason), refusal, "{architecture:?}");
+        }
+    }
+}

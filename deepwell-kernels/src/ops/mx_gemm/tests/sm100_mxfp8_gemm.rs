@@ -1,0 +1,99 @@
+//! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices on tcgen05 against the f64 product of what
+//! they stand for.
+
+use deepwell_ir::{DType, Product, Tile, ops};
+use deepwell_kernels::ops::linear::oracle as linear;
+use deepwell_precision::MxSpec;
+
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
+use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
+use crate::tcgen05;
+
+pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
+/// Blocks take over tiles.
+pub(crate) const CLAIMED: &str = "cuda_sm100_mxfp8_gemm_claimed";
+
+/// Rows, columns, depth: single, odd, around the tiles of 128 and 256 and the stage of 128, scales
+/// that lie by single bytes, by words and by 16 bytes, more stages than the ring has, and three
+/// tiles for each of four multiprocessors.
+const SIZES: &[(usize, usize, usize)] = &[
+    (1, 1, 16),
+    (3, 5, 48),
+    (127, 128, 128),
+    (129, 127, 144),
+    (256, 257, 512),
+    (130, 136, 1152),
+    (250, 520, 1040),
+    (384, 512, 128),
+    (768, 512, 272),
+];
+
+/// Sums are cut below 2^-25 of their largest term in each step of 32 in depth; then a bias or what
+/// was there is added.
+fn share(depth: usize) -> f64 {
+    (depth.div_ceil(32) as f64 + 8.0) * 2f64.powi(-23)
+}
+
+/// The type of the result, whether there is a bias, and whether it is added to what is there.
+pub(crate) type Form = (DType, bool, bool);
+
+/// Every kind of form.
+const FORMS: [Form; 4] = [
+    (DType::Bf16, false, false),
+    (DType::Bf16, true, false),
+    (DType::F32, true, false),
+    (DType::F32, false, true),
+];
+
+/// A product by `tile`, or by the one that it gets.
+pub(crate) fn check(
+    gpu: &mut Gpu,
+    kernel: &str,
+    tile: Option<Tile>,
+    (rows, columns, depth): (usize, usize, usize),
+    forms: &[Form],
+) {
+    let spec = MxSpec::default();
+    let a = MxMatrix::new(rows, depth, spec, MxKind::Even, 1);
+    let b = MxMatrix::new(columns, depth, spec, MxKind::Even, 50);
+    let product = linear::forward(&a.values, &b.values, None, depth);
+    let magnitude = magnitudes(&a, &b, depth);
+    let biases = uniform(columns, 4, 8.0);
+    let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
+    for &(output, has_bias, accumulate) in forms {
+        let bias = HostTensor::from_f32(output, &[columns], &biases);
+        let out = match accumulate {
+            true => before.clone(),
+            false => HostTensor::output(output, &[rows, columns]),
+        };
+        let (mut expected, mut magnitude) = (product.clone(), magnitude.clone());
+        let (added, there) = (bias.to_f64(), before.to_f64());
+        for index in 0..rows * columns {
+            let bias = if has_bias { added[index % columns] } else { 0.0 };
+            let before = if accumulate { there[index] } else { 0.0 };
+            expected[index] += bias + before;
+            magnitude[index] += bias.abs() + before.abs();
+        }
+        // Accumulating is what the weights' gradients do, whatever the other results are in.
+        let (kind, stored) = match accumulate {
+            true => (Product::Wgrad, DType::Bf16),
+            false => (Product::Fprop, output),
+        };
+        let op = ops::MxGemm { product: kind, output: stored, bias: has_bias, a: spec, b: spec };
+        let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
+        inputs.extend(has_bias.then_some(bias));
+        let kernel = Some(kernel);
+        let options = RunOptions { accumulate, kernel, tile, ..RunOptions::default() };
+        let got = gpu.run_with(op, &inputs, &[out], options).remove(0).to_f64();
+        let name = format!("{rows}x{columns}x{depth} {tile:?} {output} {has_bias} {accumulate}");
+        assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share(depth), output);
+    }
+}
+
+trial!(products_of_any_size);
+fn products_of_any_size() {
+    let mut gpu = tcgen05::open();
+    for &sizes in SIZES {
+        check(&mut gpu, KERNEL, None, sizes, &FORMS);
+    }
+}

@@ -1,0 +1,115 @@
+//! `sm120_mxfp8_gemm.cu`: products of MXFP8 matrices on tensor cores that apply scales of blocks,
+//! against the f64 product of what they stand for.
+
+use deepwell_ir::{DType, Product, ops};
+use deepwell_kernels::ops::linear::oracle as linear;
+use deepwell_precision::MxSpec;
+
+use crate::harness::{Gpu, HostTensor};
+use crate::mx::{MxKind, MxMatrix};
+use crate::mxfp8_gemm::{
+    Kernel, check_ends_of_scales, check_hard_numbers, check_nan_codes, check_sizes, multiply,
+};
+use crate::trials::skip;
+
+/// A step of 32 sums 33 terms, of which the sum so far is one; each is cut below 2^-25 of the
+/// largest, and then their sum below 2^-23 of itself: 33 / 4 + 1.
+pub(crate) const KERNEL: Kernel = Kernel { name: "cuda_sm120_mxfp8_gemm", error: (9.25, 0.0) };
+
+/// The GPU, if its tensor cores apply scales in `mma.sync`; other tests are skipped.
+fn open() -> Gpu {
+    let gpu = Gpu::open();
+    if gpu.target().arch != "blackwell-sm120" {
+        skip("of sm_120");
+    }
+    gpu
+}
+
+trial!(products_of_any_size);
+fn products_of_any_size() {
+    let mut gpu = open();
+    check_sizes(&mut gpu, KERNEL);
+}
+
+trial!(products_of_hard_numbers);
+fn products_of_hard_numbers() {
+    let mut gpu = open();
+    check_hard_numbers(&mut gpu, KERNEL);
+}
+
+trial!(scales_at_the_ends_of_their_range);
+fn scales_at_the_ends_of_their_range() {
+    let mut gpu = open();
+    check_ends_of_scales(&mut gpu, KERNEL);
+}
+
+trial!(nan_codes_stay_in_their_rows);
+fn nan_codes_stay_in_their_rows() {
+    let mut gpu = open();
+    check_nan_codes(&mut gpu, KERNEL);
+}
+
+/// A product of `rows` by `columns` with these scales, of codes that give one exact sum: it tells
+/// which scale each lane gives to which row, column and step.
+fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
+    let blocks = depth / 32;
+    // Ones in one element of each block, zeros elsewhere: an element of the result is the sum over
+    // blocks of the products of their scales.
+    let matrix = |outer: usize, scale: &dyn Fn(usize, usize) -> u8| {
+        let codes: Vec<u8> =
+            (0..outer * depth).map(|index| if index % 32 == 5 { 0x38 } else { 0 }).collect();
+        let scales: Vec<u8> =
+            (0..outer * blocks).map(|index| scale(index / blocks, index % blocks)).collect();
+        MxMatrix::from_bytes(outer, depth, &codes, &scales)
+    };
+    // Scales of rows differ in the rows of a fragment and in steps, and so do those of columns; the
+    // factors of an element lie within 2^20 of each other, so that sums are exact.
+    let a = matrix(rows, &|row, block| (117 + (row * 5 + block * 3) % 11) as u8);
+    let b = matrix(columns, &|column, block| (122 + (column * 3 + block * 7) % 10) as u8);
+    let expected = linear::forward(&a.values, &b.values, None, depth);
+    let spec = MxSpec::default();
+    let (product, output) = (Product::Fprop, DType::F32);
+    let op = ops::MxGemm { product, output, bias: false, a: spec, b: spec };
+    let out = HostTensor::output(output, &[rows, columns]);
+    let got = multiply(gpu, KERNEL.name, op, (&a, &b), None, &out, false);
+    for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        let (row, column) = (index / columns, index % columns);
+        assert_eq!(got, expected, "row {row}, column {column} of {rows}x{columns}x{depth}");
+    }
+}
+
+trial!(each_row_column_and_step_has_its_own_scale);
+fn each_row_column_and_step_has_its_own_scale() {
+    let mut gpu = open();
+    for (rows, columns, depth) in [(128, 128, 128), (131, 70, 224)] {
+        check_places(&mut gpu, rows, columns, depth);
+    }
+}
+
+trial!(nan_scales_stay_in_their_rows);
+/// A scale that is NaN makes its row or column NaN, also where all codes of its block are zeros,
+/// and nothing else; so it is in every step of a stage.
+fn nan_scales_stay_in_their_rows() {
+    let mut gpu = open();
+    let (rows, columns, depth) = (70, 40, 288);
+    let (blocks, spec) = (depth / 32, MxSpec::default());
+    for block in 0..blocks {
+        let (nan_row, nan_column) = (block * 7 + 3, block * 4 + 2);
+        let change = |matrix: MxMatrix, outer: usize, at: usize| {
+            let (mut codes, mut scales) = (matrix.codes.bytes, matrix.plain_scales);
+            scales[at * blocks + block] = 0xff;
+            codes[at * depth + block * 32..][..32].fill(0);
+            MxMatrix::from_bytes(outer, depth, &codes, &scales)
+        };
+        let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, nan_row);
+        let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, nan_column);
+        let (product, output) = (Product::Dgrad, DType::F32);
+        let op = ops::MxGemm { product, output, bias: false, a: spec, b: spec };
+        let out = HostTensor::output(output, &[rows, columns]);
+        let got = multiply(&mut gpu, KERNEL.name, op, (&a, &b), None, &out, false);
+        for (index, value) in got.iter().enumerate() {
+            let expected = index / columns == nan_row || index % columns == nan_column;
+            assert_eq!(value.is_nan(), expected, "block {block}, row {}", index / columns);
+        }
+    }
+}

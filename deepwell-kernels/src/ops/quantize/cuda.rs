@@ -1,0 +1,57 @@
+//! `quantize.cu`: block quantization to MXFP8.
+
+use deepwell_ir::{DType, KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::mx;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_quantize",
+    ops: &["quantize"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::Quantize(quantize) = request.op else { return None };
+    let source = &request.operands[0];
+    if !matches!(source.dtype, DType::Bf16 | DType::F32) {
+        return Some(format!("takes bf16 or f32, not {}", source.dtype));
+    }
+    mx::reject(quantize, &source.shape)
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::Quantize(quantize) = &call.call.op else {
+        return Err(call.refuse("expected a quantization"));
+    };
+    let x = call.input(0);
+    let &[rows, columns] = x.shape.as_slice() else {
+        return Err(call.refuse("expected a matrix"));
+    };
+    let flags = mx::flags(&quantize.spec);
+    let (element, threads, shared_bytes) = match x.dtype {
+        DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::shared_bytes(rows, columns, flags)),
+        _ => ("f32", 2 * mx::BF16_TILE_THREADS, 2 * mx::BF16_TILE_BYTES),
+    };
+    let entry = format!("quantize_{element}_{}", quantize.axis.name());
+    let function = device.function("quantize", &entry, shared_bytes)?;
+    let mx::Copies { places, statistics } = mx::copies(call, quantize.axis, 0);
+    let mut arguments = vec![x.argument()];
+    arguments.extend(places);
+    arguments.extend([
+        Argument::U32(rows as u32),
+        Argument::U32(columns as u32),
+        Argument::U32(flags),
+        mx::totals(device, 1)?,
+        statistics,
+    ]);
+    let blocks = mx::blocks(rows, columns);
+    Ok(vec![Device::launch(function, blocks, threads, shared_bytes, arguments)])
+}

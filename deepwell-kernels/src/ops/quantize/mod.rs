@@ -1,0 +1,3 @@
+//! The op family `quantize`.
+
+pub(crate) mod cuda;

@@ -1,0 +1,14 @@
+//! `rms_norm_quantize.cu`: root-mean-square normalization and the block quantization of its output.
+
+use crate::cuda::launch::norm_quantize;
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_rms_norm_quantize",
+    ops: &["rms_norm_quantize", "add_rms_norm_quantize"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject: norm_quantize::reject,
+    workspace_bytes: no_workspace,
+    prepare: |call, device| norm_quantize::prepare(call, device, "rms_norm_quantize"),
+}];

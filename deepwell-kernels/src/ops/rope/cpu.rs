@@ -1,0 +1,264 @@
+//! Rotary position embedding as Hugging Face's Llama code applies it.
+//!
+//! Source: Su et al., "RoFormer", arXiv 2104.09864, eq. 34, in the arrangement where a head's
+//! element `i` is paired with element `i + head_dim / 2` (the paper pairs neighbours). Weights
+//! that were converted for one arrangement give wrong attention under the other.
+//!
+//! For a pair `(a, b)` at an angle `t`: `(a cos t - b sin t, b cos t + a sin t)`; the backward is
+//! the rotation by `-t`.
+
+use rayon::prelude::*;
+
+use crate::cpu::element::Element;
+use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
+
+/// Sizes of a `[tokens, heads * head_dim]` tensor whose token `t` has the position `t % seq`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeShape {
+    /// Heads in a row.
+    pub heads: usize,
+    /// Elements of a head, an even number.
+    pub head_dim: usize,
+    /// Tokens of a sequence; the rows are whole sequences one after another.
+    pub seq: usize,
+}
+
+/// Fills `cos` and `sin`, both `[seq, head_dim / 2]`, for the angles `position * inv_freq[i]`.
+///
+/// `inv_freq` `[head_dim / 2]` holds `base^(-2 i / head_dim)`, scaled by whatever `rope_scaling`
+/// the model has. The angle is rounded to `f32`, as models were trained with; its cosine and sine
+/// are the exact ones to the last bit or so.
+///
+/// # Panics
+///
+/// When the tables do not hold `seq * inv_freq.len()` numbers.
+pub fn rope_tables(inv_freq: &[f32], seq: usize, cos: &mut [f32], sin: &mut [f32]) {
+    let half = inv_freq.len();
+    assert_eq!(cos.len(), seq * half, "`cos` is not [seq, head_dim / 2]");
+    assert_eq!(sin.len(), seq * half, "`sin` is not [seq, head_dim / 2]");
+    if half == 0 {
+        return;
+    }
+    let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
+    for (position, (cos, sin)) in rows.enumerate() {
+        for ((cos, sin), &inv_freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
+            let angle = f64::from(position as f32 * inv_freq);
+            *cos = angle.cos() as f32;
+            *sin = angle.sin() as f32;
+        }
+    }
+}
+
+/// Rotates `x` into `y`, both `[tokens, heads * head_dim]`; the tables are [`rope_tables`]'.
+///
+/// # Panics
+///
+/// When `head_dim` is odd, a size is zero, or a slice's length does not fit the shape.
+pub fn rope_forward<E: Element>(x: &[E], shape: RopeShape, cos: &[f32], sin: &[f32], y: &mut [E]) {
+    rotate::<E, false>(x, shape, cos, sin, y);
+}
+
+/// [`rope_forward`] over its own input.
+///
+/// # Panics
+///
+/// As [`rope_forward`].
+pub fn rope_forward_in_place<E: Element>(x: &mut [E], shape: RopeShape, cos: &[f32], sin: &[f32]) {
+    rotate_in_place::<E, false>(x, shape, cos, sin);
+}
+
+/// The gradient of [`rope_forward`]: rotates `dy` back into `dx`.
+///
+/// # Panics
+///
+/// As [`rope_forward`].
+pub fn rope_backward<E: Element>(
+    dy: &[E],
+    shape: RopeShape,
+    cos: &[f32],
+    sin: &[f32],
+    dx: &mut [E],
+) {
+    rotate::<E, true>(dy, shape, cos, sin, dx);
+}
+
+/// [`rope_backward`] over its own input.
+///
+/// # Panics
+///
+/// As [`rope_forward`].
+pub fn rope_backward_in_place<E: Element>(
+    dy: &mut [E],
+    shape: RopeShape,
+    cos: &[f32],
+    sin: &[f32],
+) {
+    rotate_in_place::<E, true>(dy, shape, cos, sin);
+}
+
+/// Elements of a row, after checking the shape against the slices.
+fn row_elements(len: usize, shape: RopeShape, cos: &[f32], sin: &[f32]) -> usize {
+    let RopeShape { heads, head_dim, seq } = shape;
+    assert!(heads > 0 && head_dim > 0 && seq > 0, "a size of the shape is zero: {shape:?}");
+    assert_eq!(head_dim % 2, 0, "`head_dim` is odd");
+    assert_eq!(cos.len(), seq * head_dim / 2, "`cos` is not [seq, head_dim / 2]");
+    assert_eq!(sin.len(), cos.len(), "`sin` is not [seq, head_dim / 2]");
+    assert_eq!(len % (heads * head_dim), 0, "the tensor is not [tokens, heads * head_dim]");
+    heads * head_dim
+}
+
+/// One pair, rotated by its angle or back.
+#[inline(always)]
+fn rotate_pair<const BACK: bool>(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
+    let sin = if BACK { -sin } else { sin };
+    (a * cos - b * sin, b * cos + a * sin)
+}
+
+fn rotate<E: Element, const BACK: bool>(
+    x: &[E],
+    shape: RopeShape,
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [E],
+) {
+    assert_eq!(x.len(), y.len(), "input and output differ in length");
+    let row = row_elements(x.len(), shape, cos, sin);
+    let half = shape.head_dim / 2;
+    let chunk = chunk_elements(row);
+    y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(index, (y, x))| {
+        vectorized(
+            #[inline(always)]
+            || {
+                let first = index * ROWS_PER_CHUNK;
+                let rows = y.chunks_exact_mut(row).zip(x.chunks_exact(row)).enumerate();
+                for (token, (y, x)) in rows {
+                    let position = (first + token) % shape.seq;
+                    let cos = &cos[position * half..][..half];
+                    let sin = &sin[position * half..][..half];
+                    let heads = y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half));
+                    for (y, x) in heads {
+                        let (y_a, y_b) = y.split_at_mut(half);
+                        let (x_a, x_b) = x.split_at(half);
+                        let pairs = y_a.iter_mut().zip(y_b).zip(x_a.iter().zip(x_b));
+                        for (((y_a, y_b), (&x_a, &x_b)), (&cos, &sin)) in
+                            pairs.zip(cos.iter().zip(sin))
+                        {
+                            let (a, b) = rotate_pair::<BACK>(x_a.to_f32(), x_b.to_f32(), cos, sin);
+                            *y_a = E::from_f32(a);
+                            *y_b = E::from_f32(b);
+                        }
+                    }
+                }
+            },
+        );
+    });
+}
+
+fn rotate_in_place<E: Element, const BACK: bool>(
+    x: &mut [E],
+    shape: RopeShape,
+    cos: &[f32],
+    sin: &[f32],
+) {
+    let row = row_elements(x.len(), shape, cos, sin);
+    let half = shape.head_dim / 2;
+    x.par_chunks_mut(chunk_elements(row)).enumerate().for_each(|(index, x)| {
+        vectorized(
+            #[inline(always)]
+            || {
+                let first = index * ROWS_PER_CHUNK;
+                for (token, x) in x.chunks_exact_mut(row).enumerate() {
+                    let position = (first + token) % shape.seq;
+                    let cos = &cos[position * half..][..half];
+                    let sin = &sin[position * half..][..half];
+                    for head in x.chunks_exact_mut(2 * half) {
+                        let (x_a, x_b) = head.split_at_mut(half);
+                        let pairs = x_a.iter_mut().zip(x_b).zip(cos.iter().zip(sin));
+                        for ((x_a, x_b), (&cos, &sin)) in pairs {
+                            let (a, b) = rotate_pair::<BACK>(x_a.to_f32(), x_b.to_f32(), cos, sin);
+                            *x_a = E::from_f32(a);
+                            *x_b = E::from_f32(b);
+                        }
+                    }
+                }
+            },
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
+    use crate::ops::rope::oracle;
+    use half::bf16;
+
+    fn inv_freq(head_dim: usize, base: f64) -> Vec<f32> {
+        (0..head_dim / 2).map(|i| base.powf(-2.0 * i as f64 / head_dim as f64) as f32).collect()
+    }
+
+    fn check<E: Element>(tokens: usize, shape: RopeShape) {
+        let RopeShape { heads, head_dim, seq } = shape;
+        let inv_freq = inv_freq(head_dim, 10_000.0);
+        let mut cos = poisoned::<f32>(seq * head_dim / 2);
+        let mut sin = poisoned::<f32>(seq * head_dim / 2);
+        rope_tables(&inv_freq, seq, &mut cos, &mut sin);
+        let mut random = Random::new(tokens as u64);
+        let x: Vec<E> = random.normals(tokens * heads * head_dim);
+
+        // The tables round to f32 and their angles do, by 2^-24 of at most `seq` radians; two
+        // products of numbers below 5 and one sum round in f32.
+        let absolute = (seq as f64 + 4.0) * 2f64.powi(-24) * 10.0;
+        let relative = f64::from(E::UNIT_ROUNDOFF);
+        for back in [false, true] {
+            for_thread_counts(|| {
+                let mut y = poisoned::<E>(x.len());
+                let mut in_place = x.clone();
+                let expected = if back {
+                    rope_backward(&x, shape, &cos, &sin, &mut y);
+                    rope_backward_in_place(&mut in_place, shape, &cos, &sin);
+                    oracle::backward(&to_f64(&x), heads, head_dim, seq, &to_f64(&inv_freq))
+                } else {
+                    rope_forward(&x, shape, &cos, &sin, &mut y);
+                    rope_forward_in_place(&mut in_place, shape, &cos, &sin);
+                    oracle::forward(&to_f64(&x), heads, head_dim, seq, &to_f64(&inv_freq))
+                };
+                assert_close("rotated", &y, &expected, relative, absolute);
+                assert_eq!(y, in_place);
+                y
+            });
+        }
+    }
+
+    #[test]
+    fn matches_the_oracle() {
+        for (tokens, heads, head_dim, seq) in [
+            (0, 2, 4, 3),
+            (1, 1, 2, 1),
+            (6, 3, 6, 3),
+            (63, 1, 64, 63),
+            (65, 2, 32, 65),
+            (128, 5, 34, 64),
+            (256, 4, 64, 128),
+        ] {
+            let shape = RopeShape { heads, head_dim, seq };
+            check::<bf16>(tokens, shape);
+            check::<f32>(tokens, shape);
+        }
+    }
+
+    #[test]
+    fn pairs_elements_half_a_head_apart() {
+        // By hand: head_dim 4, the frequencies 1 and 0.01, position 1.
+        let (mut cos, mut sin) = ([0.0; 4], [0.0; 4]);
+        rope_tables(&[1.0, 0.01], 2, &mut cos, &mut sin);
+        let mut y = [0.0f32; 8];
+        let x = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 2.0];
+        rope_forward(&x, RopeShape { heads: 1, head_dim: 4, seq: 2 }, &cos, &sin, &mut y);
+        assert_eq!(y[..4], [1.0, 0.0, 0.0, 0.0]);
+        let expected = [1f32.cos(), -2.0 * 0.01f32.sin(), 1f32.sin(), 2.0 * 0.01f32.cos()];
+        for (y, expected) in y[4..].iter().zip(expected) {
+            assert!((y - expected).abs() < 1e-6, "{y} is not {expected}");
+        }
+    }
+}

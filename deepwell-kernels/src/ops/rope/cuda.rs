@@ -1,0 +1,180 @@
+//! `rope.cu`: rotary position embedding and its backward.
+
+use deepwell_ir::ops::Rope;
+use deepwell_ir::{KernelRequest, Op};
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::ops::rope::cpu::rope_tables;
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Pairs that a thread turns at a time, where a head's half divides by it.
+const WIDTH: usize = 8;
+/// Heads of a thread, as in the source.
+const HEADS: usize = 4;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_rope",
+    ops: &["rope", "rope_backward"],
+    architectures: &Architecture::ALL,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    prepare,
+}];
+
+fn rope_of(op: &Op) -> Option<(&Rope, bool)> {
+    match op {
+        Op::Rope(rope) => Some((rope, false)),
+        Op::RopeBackward(backward) => Some((&backward.forward, true)),
+        _ => None,
+    }
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let (rope, _) = rope_of(request.op)?;
+    let rows = request.operands[0].shape[0];
+    let half = rope.inverse_frequencies.len();
+    if Split::new(rows, rope.heads, half).is_none() {
+        return Some(format!(
+            "indexes its threads with 32 bits, which {rows} rows of {} heads of {} exceed",
+            rope.heads,
+            2 * half
+        ));
+    }
+    all_bf16(request, &[0, 1])
+}
+
+/// How the pairs of all rows are divided among threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Split {
+    /// Pairs that a thread turns at a time.
+    width: usize,
+    /// Threads for each unit of pairs of a row, which share the heads.
+    head_step: usize,
+    /// Threads.
+    items: u32,
+}
+
+impl Split {
+    /// None where there are too many threads, or numbers that the source holds in 32 bits.
+    fn new(rows: usize, heads: usize, half: usize) -> Option<Split> {
+        let width = if half.is_multiple_of(WIDTH) { WIDTH } else { 1 };
+        let head_step = heads.div_ceil(HEADS);
+        let items = rows.checked_mul(half / width)?.checked_mul(head_step)?;
+        u32::try_from(2 * half).ok()?;
+        Some(Split { width, head_step, items: u32::try_from(items).ok()? })
+    }
+}
+
+/// Cosines and sines of `positions` positions, `[positions, 2, half]`, the numbers that the CPU
+/// uses.
+fn table(rope: &Rope, positions: usize) -> Vec<f32> {
+    let half = rope.inverse_frequencies.len();
+    let (mut cosines, mut sines) = (vec![0.0; positions * half], vec![0.0; positions * half]);
+    rope_tables(&rope.inverse_frequencies, positions, &mut cosines, &mut sines);
+    let rows = cosines.chunks_exact(half.max(1)).zip(sines.chunks_exact(half.max(1)));
+    rows.flat_map(|(cosines, sines)| cosines.iter().chain(sines))
+        .map(|value| value * rope.attention_factor)
+        .collect()
+}
+
+/// What a table is made of, by which calls share it.
+fn table_key(rope: &Rope, positions: usize) -> Vec<u8> {
+    let mut key = b"rope".to_vec();
+    key.extend((positions as u64).to_le_bytes());
+    key.extend(rope.attention_factor.to_bits().to_le_bytes());
+    key.extend(rope.inverse_frequencies.iter().flat_map(|value| value.to_bits().to_le_bytes()));
+    key
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Some((rope, backward)) = rope_of(&call.call.op) else {
+        return Err(call.refuse("expected a rotary embedding"));
+    };
+    let (x, y) = (call.input(0), call.output(0));
+    let rows = x.shape[0];
+    let half = rope.inverse_frequencies.len();
+    let Some(split) = Split::new(rows, rope.heads, half) else {
+        return Err(call.refuse(format!("expected fewer than {rows} rows")));
+    };
+    let positions = call.program.seq.min(rows).max(1);
+    let table = device.constant_of(&table_key(rope, positions), || {
+        bytemuck::cast_slice(&table(rope, positions)).to_vec()
+    })?;
+    let entry = if split.width == WIDTH { "rope_vector" } else { "rope_scalar" };
+    let function = device.function("rope", entry, 0)?;
+    let arguments = vec![
+        x.argument(),
+        Argument::Pointer(table),
+        y.argument(),
+        Argument::U32(split.items),
+        Argument::U32(positions as u32),
+        Argument::U32(rope.heads as u32),
+        Argument::U32(half as u32),
+        Argument::U32(split.head_step as u32),
+        Argument::F32(if backward { -1.0 } else { 1.0 }),
+    ];
+    let blocks = split.items.div_ceil(THREADS).max(1);
+    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_cover_all_heads_and_pairs() {
+        for ((rows, heads, half), expected) in [
+            ((32_768, 12, 32), Some((8, 3, 32_768 * 4 * 3))),
+            ((100, 4, 64), Some((8, 1, 800))),
+            ((100, 5, 64), Some((8, 2, 1600))),
+            ((10, 1, 3), Some((1, 1, 30))),
+            ((0, 2, 8), Some((8, 1, 0))),
+            ((7, 0, 0), Some((8, 0, 0))),
+            ((1 << 30, 32, 64), None),
+            ((usize::MAX, 32, 64), None),
+        ] {
+            let split = Split::new(rows, heads, half);
+            let expected =
+                expected.map(|(width, head_step, items)| Split { width, head_step, items });
+            assert_eq!(split, expected, "{rows} rows, {heads} heads of {half} pairs");
+        }
+    }
+
+    #[test]
+    fn a_table_has_cosines_and_then_sines_of_each_position() {
+        let rope = Rope {
+            heads: 1,
+            head_dim: 4,
+            inverse_frequencies: vec![1.0, 0.25],
+            attention_factor: 2.0,
+        };
+        let expected: Vec<f32> = [0.0f64, 1.0, 2.0]
+            .iter()
+            .flat_map(|&position| {
+                let (slow, once) = (position * 0.25, position);
+                [once.cos(), slow.cos(), once.sin(), slow.sin()]
+            })
+            .map(|value| 2.0 * value as f32)
+            .collect();
+        assert_eq!(table(&rope, 3), expected);
+        assert!(table(&Rope { inverse_frequencies: Vec::new(), ..rope.clone() }, 3).is_empty());
+        let keys: Vec<Vec<u8>> = [
+            (rope.clone(), 3),
+            (rope.clone(), 4),
+            (Rope { attention_factor: 1.0, ..rope.clone() }, 3),
+            (Rope { inverse_frequencies: vec![1.0, 0.5], ..rope }, 3),
+        ]
+        .iter()
+        .map(|(rope, positions)| table_key(rope, *positions))
+        .collect();
+        for (index, key) in keys.iter().enumerate() {
+            assert_eq!(keys.iter().position(|other| other == key), Some(index));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `rope.cu`.
+
+use std::slice;
+
+use deepwell_ir::{DType, ops};
+use deepwell_kernels::ops::rope::cpu;
+use deepwell_kernels::ops::rope::oracle;
+use half::bf16;
+
+use crate::compare::{Tolerance, assert_close};
+use crate::harness::{Gpu, HostTensor, uniform};
+
+/// Frequencies of few bits: their products with positions are exact in FP32, as in the oracle.
+fn short_frequencies(half: usize) -> Vec<f32> {
+    (0..half).map(|i| [1.0, 0.75, 0.625][i % 3] * 0.5f32.powi((i / 3) as i32 % 12)).collect()
+}
+
+pub(crate) struct Case {
+    rows: usize,
+    heads: usize,
+    head_dim: usize,
+    seq: usize,
+    attention_factor: f32,
+    frequencies: Vec<f32>,
+    /// Radians by which an angle may be off.
+    angle_error: f64,
+}
+
+impl Case {
+    pub(crate) fn new(rows: usize, heads: usize, head_dim: usize, seq: usize) -> Case {
+        let frequencies = short_frequencies(head_dim / 2);
+        Case { rows, heads, head_dim, seq, attention_factor: 1.0, frequencies, angle_error: 0.0 }
+    }
+}
+
+pub(crate) fn check(gpu: &mut Gpu, case: &Case) {
+    let &Case { rows, heads, head_dim, seq, attention_factor, angle_error, .. } = case;
+    let what = format!("{rows} rows, {heads} heads of {head_dim}, seq {seq}");
+    let shape = [rows, heads * head_dim];
+    let largest = 4.0;
+    let x = HostTensor::bf16(&shape, &uniform(rows * heads * head_dim, 7, largest));
+    let rope = ops::Rope {
+        heads,
+        head_dim,
+        inverse_frequencies: case.frequencies.clone(),
+        attention_factor,
+    };
+    let wide: Vec<f64> = case.frequencies.iter().map(|&f| f64::from(f)).collect();
+    let factor = f64::from(attention_factor);
+    let scaled = |values: Vec<f64>| -> Vec<f64> { values.iter().map(|x| x * factor).collect() };
+    // Two products and a sum in FP32 with sines rounded to it, where they may cancel; what an
+    // angle is off moves the result by that much of the pair's length.
+    let length = f64::from(largest) * 1.5 * factor.abs();
+    let tolerance = Tolerance::bf16(length * (2f64.powi(-21) + angle_error));
+    let output = [HostTensor::output(DType::Bf16, &shape)];
+
+    let got = gpu.run(rope.clone(), slice::from_ref(&x), &output, false, seq);
+    let expected = scaled(oracle::forward(&x.to_f64(), heads, head_dim, seq, &wide));
+    assert_close(&format!("forward, {what}"), &got[0].to_f64(), &expected, tolerance);
+
+    let got =
+        gpu.run(ops::RopeBackward { forward: rope }, slice::from_ref(&x), &output, false, seq);
+    let expected = scaled(oracle::backward(&x.to_f64(), heads, head_dim, seq, &wide));
+    assert_close(&format!("backward, {what}"), &got[0].to_f64(), &expected, tolerance);
+}
+
+trial!(has_the_bits_of_the_cpu);
+fn has_the_bits_of_the_cpu() {
+    let mut gpu = Gpu::open();
+    // Heads that fill their threads, and not; sequences of 48; an angle that is rounded.
+    for (heads, head_dim, attention_factor) in
+        [(1, 2, 1.0), (3, 6, 1.0), (4, 64, 1.25), (5, 64, 1.0), (8, 128, 1.0), (13, 80, 0.7)]
+    {
+        let (rows, seq) = (144, 48);
+        let inverse_frequencies: Vec<f32> = (0..head_dim / 2)
+            .map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64) as f32)
+            .collect();
+        let rope = ops::Rope { heads, head_dim, inverse_frequencies, attention_factor };
+        let shape = [rows, heads * head_dim];
+        let x = HostTensor::bf16(&shape, &uniform(rows * heads * head_dim, 9, 4.0));
+        let numbers: Vec<bf16> = bytemuck::pod_collect_to_vec(&x.bytes);
+        let (mut cosines, mut sines) =
+            (vec![0.0; seq * head_dim / 2], vec![0.0; seq * head_dim / 2]);
+        cpu::rope_tables(&rope.inverse_frequencies, seq, &mut cosines, &mut sines);
+        cosines.iter_mut().chain(&mut sines).for_each(|value| *value *= attention_factor);
+        let of_rows = cpu::RopeShape { heads, head_dim, seq };
+        let output = [HostTensor::output(DType::Bf16, &shape)];
+        let mut expected = vec![bf16::ZERO; numbers.len()];
+        let what = format!("{heads} heads of {head_dim}");
+
+        cpu::rope_forward(&numbers, of_rows, &cosines, &sines, &mut expected);
+        let got = gpu.run(rope.clone(), slice::from_ref(&x), &output, false, seq);
+        assert_eq!(got[0].bytes, bytemuck::cast_slice::<_, u8>(&expected), "forward, {what}");
+
+        cpu::rope_backward(&numbers, of_rows, &cosines, &sines, &mut expected);
+        let op = ops::RopeBackward { forward: rope };
+        let got = gpu.run(op, slice::from_ref(&x), &output, false, seq);
+        assert_eq!(got[0].bytes, bytemuck::cast_slice::<_, u8>(&expected), "backward, {what}");
+    }
+}
+
+trial!(turns_as_the_oracle);
+fn turns_as_the_oracle() {
+    let mut gpu = Gpu::open();
+    for (rows, heads, head_dim, seq) in [
+        (0, 2, 16, 4),
+        (1, 1, 2, 1),
+        (5, 3, 6, 5),
+        (7, 2, 10, 7),
+        (12, 1, 16, 4),
+        (63, 4, 64, 21),
+        (65, 4, 64, 13),
+        (130, 12, 64, 65),
+        (128, 32, 128, 64),
+        (33, 8, 128, 11),
+        (9, 5, 256, 3),
+        (2, 1, 4096, 2),
+        (2, 3, 4094, 1),
+        (3000, 2, 32, 1000),
+    ] {
+        check(&mut gpu, &Case::new(rows, heads, head_dim, seq));
+    }
+}
+
+trial!(factors_scale_and_frequencies_are_those_given);
+fn factors_scale_and_frequencies_are_those_given() {
+    let mut gpu = Gpu::open();
+    check(&mut gpu, &Case { attention_factor: 1.375, ..Case::new(40, 2, 64, 20) });
+    let (head_dim, seq) = (128, 2048);
+    let frequencies = (0..head_dim / 2)
+        .map(|i| 500_000f64.powf(-2.0 * f64::from(i) / f64::from(head_dim)) as f32)
+        .collect();
+    // The angle is rounded to FP32: half a unit of the last place of the largest.
+    let angle_error = f64::from(seq) * 2f64.powi(-24);
+    let case = Case::new(seq as usize, 4, head_dim as usize, seq as usize);
+    check(&mut gpu, &Case { frequencies, angle_error, ..case });
+}
+
+trial!(late_positions_are_as_good_as_early_ones);
+fn late_positions_are_as_good_as_early_ones() {
+    let mut gpu = Gpu::open();
+    let rows = gpu.pick(1_000_000, 100_000);
+    check(&mut gpu, &Case::new(rows, 1, 2, rows));
+}
+
+trial!(what_is_not_finite_stays_with_its_pair);
+fn what_is_not_finite_stays_with_its_pair() {
+    let mut gpu = Gpu::open();
+    let rope = ops::Rope {
+        heads: 1,
+        head_dim: 16,
+        inverse_frequencies: short_frequencies(8),
+        attention_factor: 1.0,
+    };
+    let mut x = vec![1.0; 48];
+    x[16] = f32::NAN;
+    x[34] = f32::INFINITY;
+    let x = HostTensor::bf16(&[3, 16], &x);
+    let got = gpu.run(rope, &[x], &[HostTensor::output(DType::Bf16, &[3, 16])], false, 3);
+    let lost: Vec<usize> = got[0]
+        .to_f64()
+        .iter()
+        .enumerate()
+        .filter(|(_, x)| !x.is_finite())
+        .map(|(i, _)| i)
+        .collect();
+    assert_eq!(lost, [16, 24, 34, 42]);
+}

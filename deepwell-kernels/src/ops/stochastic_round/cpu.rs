@@ -1,0 +1,154 @@
+//! Elements of a quantized copy, rounded at random: see `deepwell_ir::ops::StochasticRound`.
+
+use deepwell_precision::{BLOCK, ElementFormat, Philox, e8m0, scale_tiles};
+use rayon::prelude::*;
+
+use crate::cpu::element::Element;
+use crate::cpu::parallel::vectorized;
+
+/// Rounds the elements of a copy of `x` `[rows, columns]`: `data` is `[rows, columns]`, or with
+/// `by_column` `[columns, rows]`, and `scales` are that copy's, in tiles. The word of an element is
+/// that of `philox` at its index in `data`.
+///
+/// # Panics
+///
+/// When a slice is too short.
+pub fn stochastic_round<E: Element>(
+    x: &[E],
+    columns: usize,
+    by_column: bool,
+    scales: &[u8],
+    philox: Philox,
+    data: &mut [u8],
+) {
+    assert_eq!(x.len(), data.len(), "`x` and `data` differ in length");
+    if x.is_empty() {
+        return;
+    }
+    let rows = x.len() / columns;
+    let depth = if by_column { rows } else { columns };
+    let blocks = depth.div_ceil(BLOCK);
+    // As many rows of the copy as make whole cache lines of x along a column.
+    data.par_chunks_mut(BLOCK * depth).enumerate().for_each(|(chunk, data)| {
+        vectorized(
+            #[inline(always)]
+            || {
+                let mut words = [0; BLOCK];
+                for block in 0..blocks {
+                    for (row, data) in data.chunks_mut(depth).enumerate() {
+                        let outer = chunk * BLOCK + row;
+                        let first = block * BLOCK;
+                        let end = (first + BLOCK).min(depth);
+                        philox.fill((outer * depth + first) as u64, &mut words);
+                        let scale = scales[scale_tiles::offset(outer, block, blocks)];
+                        let factor = e8m0::reciprocal(scale);
+                        for (k, (data, &word)) in
+                            (first..end).zip(data[first..].iter_mut().zip(&words))
+                        {
+                            let at =
+                                if by_column { k * columns + outer } else { outer * columns + k };
+                            let scaled = x[at].to_f32() * factor;
+                            *data = ElementFormat::E4M3.encode_stochastic(scaled, word);
+                        }
+                    }
+                }
+            },
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_precision::{MxSpec, quantize_rows, quantize_rows_stochastic, scales_len};
+    use half::bf16;
+
+    use super::*;
+    use crate::cpu::test_support::{Random, for_thread_counts};
+
+    const PHILOX: Philox = Philox { seed: 11, stream: 5 << 32 | 3 };
+
+    fn tiles(plain: &[u8], outer: usize, depth: usize) -> Vec<u8> {
+        let blocks = depth.div_ceil(BLOCK);
+        let mut tiles = vec![0; scale_tiles::tiled_len(outer, blocks)];
+        scale_tiles::to_tiles(plain, outer, blocks, &mut tiles).unwrap();
+        tiles
+    }
+
+    fn source(rows: usize, columns: usize) -> Vec<bf16> {
+        let normals = Random::new((rows * 31 + columns) as u64).normals(rows * columns);
+        let spread = |(index, x): (usize, f32)| match index % 977 {
+            500 => bf16::NAN,
+            700 => bf16::INFINITY,
+            _ => bf16::from_f32(x * 2f32.powi((index % 13) as i32 - 6)),
+        };
+        normals.into_iter().enumerate().map(spread).collect()
+    }
+
+    /// Rowwise the bytes are those of `deepwell-precision`; columnwise those of the transposed
+    /// matrix, rowwise.
+    #[test]
+    fn data_is_that_of_the_definition() {
+        for (rows, columns) in [(0, 32), (1, 1), (33, 31), (64, 96), (70, 130)] {
+            let x = source(rows, columns);
+            let spec = MxSpec::default();
+            let mut expected = vec![0; x.len()];
+            let mut plain = vec![0; scales_len(rows, columns)];
+            quantize_rows_stochastic(&x, rows, columns, &spec, PHILOX, &mut expected, &mut plain)
+                .unwrap();
+            let scales = tiles(&plain, rows, columns);
+            for_thread_counts(|| {
+                let mut data = vec![0xEE; x.len()];
+                stochastic_round(&x, columns, false, &scales, PHILOX, &mut data);
+                assert_eq!(data, expected, "rows of {rows}x{columns}");
+                let transposed: Vec<bf16> = (0..x.len())
+                    .map(|index| x[index % rows.max(1) * columns + index / rows.max(1)])
+                    .collect();
+                let (mut turned, mut of_columns) =
+                    (data.clone(), vec![0; scales_len(columns, rows)]);
+                quantize_rows_stochastic(
+                    &transposed,
+                    columns,
+                    rows,
+                    &spec,
+                    PHILOX,
+                    &mut turned,
+                    &mut of_columns,
+                )
+                .unwrap();
+                let scales = tiles(&of_columns, columns, rows);
+                stochastic_round(&x, columns, true, &scales, PHILOX, &mut data);
+                assert_eq!(data, turned, "columns of {rows}x{columns}");
+                data
+            });
+        }
+    }
+
+    /// Over many streams the mean is the value, which rounding to nearest misses; both neighbours
+    /// come up, and nothing else.
+    #[test]
+    fn the_mean_is_the_value() {
+        let (rows, columns) = (32, 64);
+        // The largest of a block is 448, so that the scale is 1 and elements are 32 apart at 300.
+        let value = |index: usize| if index.is_multiple_of(BLOCK) { 448.0 } else { 301.0 };
+        let x: Vec<f32> = (0..rows * columns).map(value).collect();
+        let (mut nearest, mut plain) = (vec![0; x.len()], vec![0; scales_len(rows, columns)]);
+        let spec = MxSpec::default();
+        quantize_rows(&x, rows, columns, &spec, &mut nearest, &mut plain).unwrap();
+        let scales = tiles(&plain, rows, columns);
+        let (mut sum, mut count) = (0.0f64, 0u32);
+        for step in 0..64 {
+            let mut data = vec![0; x.len()];
+            let philox = Philox { stream: step, ..PHILOX };
+            stochastic_round(&x, columns, false, &scales, philox, &mut data);
+            for (&x, &code) in x.iter().zip(&data).filter(|(x, _)| **x == 301.0) {
+                let got = ElementFormat::E4M3.decode(code);
+                assert!([288.0, 320.0].contains(&got), "{x} became {got}");
+                sum += f64::from(got);
+                count += 1;
+            }
+        }
+        // 126,976 draws of two values 32 apart: the mean's standard deviation is 0.045.
+        let mean = sum / f64::from(count);
+        assert!((mean - 301.0).abs() < 5.0 * 0.045, "{mean} of {count}");
+    }
+}

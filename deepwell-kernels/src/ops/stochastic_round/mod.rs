@@ -1,0 +1,4 @@
+//! The op family `stochastic_round`.
+
+pub mod cpu;
+pub(crate) mod cuda;

@@ -1,0 +1,54 @@
+//! `swiglu.cu`: the gated activation and its backward.
+
+use deepwell_ir::KernelRequest;
+
+use crate::KernelError;
+use crate::cuda::driver::Argument;
+use crate::cuda::launch::support::{all_bf16, grid_of};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+/// Elements that a thread takes at a time.
+const WIDTH: usize = 8;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_swiglu",
+        ops: &["swiglu"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: |request| all_bf16(request, &[0, 1, 2]),
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, "swiglu_bf16"),
+    },
+    CudaKernelSpec {
+        name: "cuda_swiglu_backward",
+        ops: &["swiglu_backward"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: reject_backward,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| prepare(call, device, "swiglu_backward_bf16"),
+    },
+];
+
+fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
+    all_bf16(request, &[0, 1, 2, 3, 4])
+}
+
+/// Both take their operands in the op's order, and then the number of elements.
+fn prepare(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    entry: &str,
+) -> Result<Vec<Step>, KernelError> {
+    let elements = call.input(0).elements();
+    let function = device.function("swiglu", entry, 0)?;
+    let blocks = grid_of(elements.div_ceil(WIDTH), THREADS, device.multiprocessors());
+    let operands = 0..call.call.operands.len();
+    let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
+    arguments.push(Argument::U64(elements as u64));
+    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+}

@@ -1,0 +1,30 @@
+//! `swiglu_quantize.cu`: the gated activation or its backward, and the block quantization of the
+//! results.
+
+use crate::cuda::launch::elementwise_quantize;
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_swiglu_quantize",
+        ops: &["swiglu_quantize"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: elementwise_quantize::reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| {
+            elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu")
+        },
+    },
+    CudaKernelSpec {
+        name: "cuda_swiglu_backward_quantize",
+        ops: &["swiglu_backward_quantize"],
+        architectures: &Architecture::ALL,
+        library: None,
+        reject: elementwise_quantize::reject,
+        workspace_bytes: no_workspace,
+        prepare: |call, device| {
+            elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu_backward")
+        },
+    },
+];

@@ -1,0 +1,6 @@
+//! The op family `swiglu`.
+
+pub mod cpu;
+pub(crate) mod cuda;
+pub(crate) mod cuda_quantize;
+pub mod oracle;
