@@ -40,8 +40,6 @@ mod op;
 pub mod ops;
 mod passes;
 mod program;
-mod program_text;
-mod program_verify;
 mod shape;
 mod text;
 mod verify;
@@ -59,10 +57,10 @@ pub use graph::{Graph, Init, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, 
 pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, Product, TensorType};
 pub use passes::{Recompute, TensorPrecision, apply_precision, fuse, recompute};
 pub use program::{
-    Access, Arena, ByteRange, Call, Cost, EventId, HostInterface, MemoryKind, Mode, Operand,
-    ParameterState, Program, Quantization, StreamId, Value, ValueId,
+    ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
+    HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,
+    Quantization, Schedule, Slotted, StreamId, Value, ValueId, verify_program,
 };
-pub use program_verify::{ALIGNMENT_BYTES, verify_program};
 pub use shape::{Binding, Dim, Shape};
 pub use verify::verify;
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use deepwell_ir::{ByteRange, Call, Program, StreamId};
+use deepwell_ir::{ByteRange, Call, EventId, Instance, Program, StreamId};
 
 use crate::KernelError;
 use crate::cuda::PinnedBuffer;
@@ -10,6 +10,26 @@ use crate::cuda::PinnedBuffer;
 /// A call that a [`Backend`] has prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PreparedCall(pub usize);
+
+/// A prepared call with its place among the streams of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issue {
+    /// The call.
+    pub call: PreparedCall,
+    /// Queue that it is put into; 0 is the one that computes.
+    pub stream: StreamId,
+    /// Events of the recording that it waits for.
+    pub waits: Vec<EventId>,
+    /// Event that it records afterwards.
+    pub records: Option<EventId>,
+}
+
+impl From<PreparedCall> for Issue {
+    /// On stream 0, behind what is there.
+    fn from(call: PreparedCall) -> Issue {
+        Issue { call, stream: 0, waits: Vec::new(), records: None }
+    }
+}
 
 /// Calls that a [`Backend`] runs again as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,9 +53,10 @@ pub struct CallTime {
 
 /// How long a device took for what lies before a readback, by its own clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepTime {
-    /// From where the inputs that were staged last were on the device, in seconds.
-    pub since_staged_s: f64,
+pub struct ReadbackTime {
+    /// From where the inputs that were staged last were on the device, in seconds; `None` where
+    /// none were staged since the readback before.
+    pub since_staged_s: Option<f64>,
     /// From the readback before, in seconds; `None` for the first.
     pub since_readback_s: Option<f64>,
 }
@@ -73,7 +94,7 @@ pub trait Backend: Send {
     /// [`KernelError::OutOfMemory`].
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError>;
 
-    /// Resolves a call of a program: kernel, operand addresses, constants. All that can be done
+    /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All that can be done
     /// before the first step is done here. A program that breaks a rule gives an error here, wrong
     /// numbers or a panic, never access to memory outside of the arena by the host: whoever runs
     /// programs of others verifies them first, as [`Executor::load`](crate::Executor::load) does.
@@ -81,7 +102,12 @@ pub trait Backend: Send {
     /// # Errors
     /// A kernel that the backend does not have, an operand type that it does not take, or operands
     /// that overlap.
-    fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError>;
+    fn prepare(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        instance: Instance,
+    ) -> Result<PreparedCall, KernelError>;
 
     /// Forgets every prepared call and every recording.
     ///
@@ -89,18 +115,19 @@ pub trait Backend: Send {
     /// What work that was still under way failed with.
     fn forget_prepared(&mut self) -> Result<(), KernelError>;
 
-    /// Puts a prepared call into a stream. Calls of one stream run in order.
+    /// Runs a prepared call behind all work so far.
     ///
     /// # Errors
     /// [`KernelError::Run`] when the call refuses its data; a backend that runs later may report
     /// it at [`Backend::synchronize`].
-    fn enqueue(&mut self, call: PreparedCall, stream: StreamId) -> Result<(), KernelError>;
+    fn enqueue(&mut self, call: PreparedCall) -> Result<(), KernelError>;
 
-    /// Records prepared calls, to be run in this order as one.
+    /// Records prepared calls, to be run as one: those of a stream in this order, across streams as
+    /// events say. All streams begin behind the work before and have joined at the end.
     ///
     /// # Errors
-    /// Calls that cannot be recorded.
-    fn record(&mut self, calls: &[PreparedCall]) -> Result<Recording, KernelError>;
+    /// Calls that cannot be recorded, or an event that is waited for before it is recorded.
+    fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError>;
 
     /// Puts recorded calls behind all work so far, without waiting for them.
     ///
@@ -125,13 +152,14 @@ pub trait Backend: Send {
     }
 
     /// Runs calls in order and says when each ran, by the device's own clock where it has one.
-    /// `before` runs first, so that a device which is fed by the host never waits for it.
+    /// The recordings `before` run first, so that a device which is fed by the host never waits for
+    /// it.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
     fn profile(
         &mut self,
-        before: Recording,
+        before: &[Recording],
         calls: &[PreparedCall],
     ) -> Result<Vec<CallTime>, KernelError>;
 
@@ -184,12 +212,12 @@ pub trait Backend: Send {
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
 
     /// How long the device took for what a fetched readback waited for. The host cannot tell: its
-    /// own calls block while the device's queue is full. `None` where nothing was staged before it,
-    /// and on a device that runs nothing by itself.
+    /// own calls block while the device's queue is full. `None` on a device that runs nothing by
+    /// itself.
     ///
     /// # Errors
     /// As [`Backend::fetch`].
-    fn step_time(&mut self, _readback: Readback) -> Result<Option<StepTime>, KernelError> {
+    fn time_of(&mut self, _readback: Readback) -> Result<Option<ReadbackTime>, KernelError> {
         Ok(None)
     }
 

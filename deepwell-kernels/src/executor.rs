@@ -1,15 +1,26 @@
 //! Runs programs on a backend.
 
-use deepwell_ir::{Call, Phase, Program, ValueId, verify_program};
+use std::collections::BTreeMap;
+
+use deepwell_ir::{
+    BodyId, Call, Instance, Invocation, Phase, Program, ValueId, verify_program,
+};
 
 use crate::KernelError;
-use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
+use crate::backend::{
+    Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
+};
 
-/// A program whose calls a backend has prepared.
+/// A program whose bodies a backend has prepared and recorded.
 #[derive(Debug)]
 pub struct LoadedProgram {
     program: Program,
-    prepared: Vec<PreparedCall>,
+    bodies: BTreeMap<(BodyId, Instance), LoadedBody>,
+}
+
+#[derive(Debug)]
+struct LoadedBody {
+    calls: Vec<PreparedCall>,
     recording: Recording,
 }
 
@@ -17,6 +28,16 @@ impl LoadedProgram {
     /// The program.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    fn body(&self, body: BodyId, instance: Instance) -> Result<&LoadedBody, KernelError> {
+        // Where nothing is accumulated there is one instance for all micro-batches.
+        let any = Instance { is_first: true, ..instance };
+        let found = self.bodies.get(&(body, instance)).or_else(|| self.bodies.get(&(body, any)));
+        found.ok_or_else(|| KernelError::Run {
+            call: format!("body {} in slot {}", body.0, instance.slot),
+            what: "is in no schedule of the program".to_string(),
+        })
     }
 }
 
@@ -30,7 +51,8 @@ pub trait Observer {
         &mut self,
         _program: &Program,
         _call: &Call,
-        _executor: &mut dyn Backend,
+        _instance: Instance,
+        _backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
         Ok(Verdict::Run)
     }
@@ -43,6 +65,7 @@ pub trait Observer {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError>;
 }
@@ -95,13 +118,12 @@ impl Executor {
                 has: self.arena_bytes,
             });
         }
-        let prepared = program
-            .calls
-            .iter()
-            .map(|call| self.backend.prepare(&program, call))
-            .collect::<Result<Vec<_>, _>>()?;
-        let recording = self.backend.record(&prepared)?;
-        Ok(LoadedProgram { program, prepared, recording })
+        let mut bodies = BTreeMap::new();
+        for (body, instance) in program.instances() {
+            let loaded = load_body(self.backend.as_mut(), &program, body, instance)?;
+            bodies.insert((body, instance), loaded);
+        }
+        Ok(LoadedProgram { program, bodies })
     }
 
     /// Forgets all loaded programs; they must be loaded again before they run.
@@ -112,7 +134,7 @@ impl Executor {
         self.backend.forget_prepared()
     }
 
-    /// Runs every call in order.
+    /// Runs the whole schedule.
     ///
     /// # Errors
     /// What a call refused.
@@ -121,13 +143,27 @@ impl Executor {
         self.backend.synchronize()
     }
 
-    /// Begins to run every call in order, behind all work so far. A backend whose calls run at
-    /// once has ended when this returns.
+    /// Begins to run the whole schedule, behind all work so far. A backend whose calls run at once
+    /// has ended when this returns.
     ///
     /// # Errors
     /// What a call refused.
     pub fn start(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
-        self.backend.replay(loaded.recording)
+        let schedule = &loaded.program.schedule;
+        schedule.iter().try_for_each(|invocation| self.invoke(loaded, invocation))
+    }
+
+    /// Begins to run one invocation of the schedule, behind all work so far.
+    ///
+    /// # Errors
+    /// What a call refused.
+    pub fn invoke(
+        &mut self,
+        loaded: &LoadedProgram,
+        invocation: &Invocation,
+    ) -> Result<(), KernelError> {
+        let body = loaded.body(invocation.body, invocation.instance())?;
+        self.backend.replay(body.recording)
     }
 
     /// Makes room for [`Executor::stage`] and [`Executor::read_later`] of at most so many bytes.
@@ -142,20 +178,21 @@ impl Executor {
         self.backend.reserve_host_copies(input_bytes, readback_bytes)
     }
 
-    /// Writes values from the host behind all work so far, without waiting for it.
+    /// Writes values of a slot from the host behind all work so far, without waiting for it.
     ///
     /// # Errors
     /// [`KernelError::ValueLength`].
     pub fn stage(
         &mut self,
         program: &Program,
+        slot: u32,
         values: &[(ValueId, &[u8])],
     ) -> Result<(), KernelError> {
         let copies = values
             .iter()
             .map(|&(id, bytes)| {
                 check_length(program, id, bytes.len())?;
-                Ok((program.value(id).range, bytes))
+                Ok((program.value(id).range_in(slot), bytes))
             })
             .collect::<Result<Vec<_>, KernelError>>()?;
         self.backend.stage(&copies)
@@ -190,33 +227,63 @@ impl Executor {
     ///
     /// # Errors
     /// As [`Executor::fetch`].
-    pub fn step_time(&mut self, readback: Readback) -> Result<Option<StepTime>, KernelError> {
-        self.backend.step_time(readback)
+    pub fn time_of(&mut self, readback: Readback) -> Result<Option<ReadbackTime>, KernelError> {
+        self.backend.time_of(readback)
     }
 
-    /// Runs the calls of one phase: [`Phase::Weights`] after weights were loaded.
+    /// Runs the body of one phase alone, if the program has one: [`Phase::Weights`] after weights
+    /// were loaded.
     ///
     /// # Errors
     /// What a call refused.
     pub fn run_phase(&mut self, loaded: &LoadedProgram, phase: Phase) -> Result<(), KernelError> {
-        for (call, &prepared) in loaded.program.calls.iter().zip(&loaded.prepared) {
-            if call.phase == phase {
-                self.backend.enqueue(prepared, call.stream)?;
-            }
+        if let Some(body) = loaded.program.body_of(phase) {
+            self.backend.replay(loaded.body(body, Instance::ONLY)?.recording)?;
         }
         self.backend.synchronize()
     }
 
-    /// Runs the program twice: as [`Executor::run`] does, and then call by call with the time of
-    /// each.
+    /// Runs the schedule as [`Executor::run`] does, and then each body once more, call by call with
+    /// the time of each, in the order of [`Program::calls`].
     ///
     /// # Errors
     /// What a call refused.
     pub fn profile(&mut self, loaded: &LoadedProgram) -> Result<Vec<CallTime>, KernelError> {
-        self.backend.profile(loaded.recording, &loaded.prepared)
+        let mut before = Vec::new();
+        let mut last = BTreeMap::new();
+        for invocation in &loaded.program.schedule {
+            let body = loaded.body(invocation.body, invocation.instance())?;
+            before.push(body.recording);
+            last.insert(invocation.body, &body.calls);
+        }
+        let calls: Vec<PreparedCall> = last.into_values().flatten().copied().collect();
+        self.backend.profile(&before, &calls)
     }
 
-    /// Runs every call in order, each alone, with an observer before and after it.
+    /// Runs one invocation call by call, with an observer before and after each.
+    ///
+    /// # Errors
+    /// What a call or the observer refused.
+    pub fn invoke_observed(
+        &mut self,
+        loaded: &LoadedProgram,
+        invocation: &Invocation,
+        observer: &mut dyn Observer,
+    ) -> Result<(), KernelError> {
+        let (program, instance) = (&loaded.program, invocation.instance());
+        let body = loaded.body(invocation.body, instance)?;
+        let backend = self.backend.as_mut();
+        for (call, &prepared) in program.calls_of(invocation.body).iter().zip(&body.calls) {
+            if observer.before(program, call, instance, backend)? == Verdict::Run {
+                backend.enqueue(prepared)?;
+                backend.synchronize()?;
+            }
+            observer.after(program, call, instance, backend)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the whole schedule as [`Executor::invoke_observed`] runs an invocation.
     ///
     /// # Errors
     /// What a call or the observer refused.
@@ -225,15 +292,8 @@ impl Executor {
         loaded: &LoadedProgram,
         observer: &mut dyn Observer,
     ) -> Result<(), KernelError> {
-        for (call, &prepared) in loaded.program.calls.iter().zip(&loaded.prepared) {
-            let backend = self.backend.as_mut();
-            if observer.before(&loaded.program, call, backend)? == Verdict::Run {
-                backend.enqueue(prepared, call.stream)?;
-                backend.synchronize()?;
-            }
-            observer.after(&loaded.program, call, backend)?;
-        }
-        Ok(())
+        let schedule = &loaded.program.schedule;
+        schedule.iter().try_for_each(|it| self.invoke_observed(loaded, it, observer))
     }
 
     /// Writes a value from the host; its bytes in row-major order, little endian.
@@ -298,6 +358,26 @@ impl Executor {
         check_length(program, id, bytes.len())?;
         self.backend.read(program.value(id).range, bytes)
     }
+}
+
+/// Prepares an instance of a body and records it.
+fn load_body(
+    backend: &mut dyn Backend,
+    program: &Program,
+    body: BodyId,
+    instance: Instance,
+) -> Result<LoadedBody, KernelError> {
+    let mut issues = Vec::new();
+    for call in program.calls_of(body) {
+        issues.push(Issue {
+            call: backend.prepare(program, call, instance)?,
+            stream: call.stream,
+            waits: call.waits.clone(),
+            records: call.records,
+        });
+    }
+    let recording = backend.record(&issues)?;
+    Ok(LoadedBody { calls: issues.into_iter().map(|issue| issue.call).collect(), recording })
 }
 
 fn check_length(program: &Program, id: ValueId, got: usize) -> Result<(), KernelError> {

@@ -42,7 +42,9 @@ pub mod ops;
 mod single_call;
 mod targets;
 
-pub use backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
+pub use backend::{
+    Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
+};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};

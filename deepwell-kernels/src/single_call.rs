@@ -2,8 +2,8 @@
 //! run a kernel with.
 
 use deepwell_ir::{
-    Access, Arena, ByteRange, Call, Cost, DType, HostInterface, KernelCatalog, KernelChoice,
-    KernelRequest, MemoryKind, Mode, NoKernel, Op, Operand, OperandType, Phase, Program, Tag,
+    Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
+    Invocation, KernelCatalog, KernelChoice, KernelRequest, MemoryKind, Mode, NoKernel, Op, Operand, OperandType, Phase, Program, Tag,
     Target, Value, ValueId,
 };
 
@@ -35,8 +35,8 @@ pub struct SingleCall {
     pub access: Vec<Access>,
     /// How many of the operands are inputs.
     pub input_count: usize,
-    /// Outputs that are accumulators add to what is there.
-    pub accumulate: bool,
+    /// When outputs that are accumulators add to what is there.
+    pub accumulate: Accumulate,
     /// Sequences of the program.
     pub batch: usize,
     /// Tokens per sequence of the program.
@@ -64,7 +64,7 @@ impl SingleCall {
             operands,
             access,
             input_count: inputs.len(),
-            accumulate: false,
+            accumulate: Accumulate::Never,
             batch: 1,
             seq: 1,
             gap_bytes: 0,
@@ -152,6 +152,7 @@ impl SingleCall {
                     shape: operand.shape.clone(),
                     memory: MemoryKind::Activations,
                     range: place(self.operand_bytes(index)),
+                    slot_stride_bytes: 0,
                 });
             }
         }
@@ -170,9 +171,9 @@ impl SingleCall {
                 .collect(),
             input_count: self.input_count,
             accumulate: self.accumulate,
+            accumulator_bytes: 0,
             workspace,
             phase: Phase::Forward,
-            micro_batch: 0,
             tag: Tag::Head,
             layer: None,
             recomputes: false,
@@ -191,7 +192,10 @@ impl SingleCall {
             batch: self.batch,
             seq: self.seq,
             micro_batches: 1,
+            slots: 1,
             calls: (0..copies).map(call).collect(),
+            bodies: vec![Body { phase: Phase::Forward, calls: 0..copies }],
+            schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
             values,
             arena: Arena { bytes: offset, ..Arena::default() },
             host: HostInterface::default(),

@@ -200,15 +200,15 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
 
 fn kernels_of(program: &Program) -> Vec<KernelPlan> {
     let mut kernels: Vec<KernelPlan> = Vec::new();
-    for call in &program.calls {
+    for (call, runs) in program.calls_with_runs() {
         let op = call.op.name();
         match kernels.iter_mut().find(|k| k.op == op && k.kernel == call.choice.kernel) {
-            Some(known) => known.calls += 1,
+            Some(known) => known.calls += runs,
             None => kernels.push(KernelPlan {
                 op: op.to_string(),
                 kernel: call.choice.kernel.clone(),
                 tile: call.choice.tile,
-                calls: 1,
+                calls: runs,
             }),
         }
     }

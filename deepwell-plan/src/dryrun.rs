@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use deepwell_ir::{Call, MathUnit, MemoryKind, Program, Target};
+use deepwell_ir::{Call, Cost, Instance, MathUnit, MemoryKind, Program, Target};
 use deepwell_probe::{Hardware, NumberFormat};
 use serde::{Deserialize, Serialize};
 
@@ -132,14 +132,25 @@ impl Roof {
         }
     }
 
-    fn time(&self, call: &Call) -> (f64, Bound) {
+    /// Least time of the runs of a call in a step.
+    fn step_time(&self, call: &Call, runs: usize) -> (f64, Bound) {
+        let [first, other] = [true, false]
+            .map(|is_first| self.time(call, call.cost_in(Instance { slot: 0, is_first })));
+        match runs {
+            0 => (0.0, first.1),
+            1 => first,
+            _ => (first.0 + other.0 * (runs - 1) as f64, other.1),
+        }
+    }
+
+    fn time(&self, call: &Call, cost: Cost) -> (f64, Bound) {
         let rate = match call.unit {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.mxfp8_flops_per_s,
         };
-        let compute_s = call.cost.flops as f64 / rate;
-        let memory_s = call.cost.bytes() as f64 / self.bytes_per_s;
+        let compute_s = cost.flops as f64 / rate;
+        let memory_s = cost.bytes() as f64 / self.bytes_per_s;
         if compute_s > memory_s { (compute_s, Bound::Compute) } else { (memory_s, Bound::Memory) }
     }
 }
@@ -160,25 +171,26 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     }
 }
 
-/// Least time of one call of `program` on `hardware`, in seconds, and what limits it.
+/// Least time of the first run of one call of `program` on `hardware`, in seconds, and what limits it.
 pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
-    Roof::of(hardware, &program.target).time(call)
+    Roof::of(hardware, &program.target).time(call, call.cost)
 }
 
 fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
     let roof = Roof::of(hardware, &program.target);
     let mut ops: Vec<(OpTime, f64)> = Vec::new();
-    for call in &program.calls {
-        let (time_s, bound) = roof.time(call);
+    for (call, runs) in program.calls_with_runs() {
+        let (time_s, bound) = roof.step_time(call, runs);
+        let (flops, bytes) = (call.cost.flops * runs as u64, call.bytes_in_step(runs));
         let compute_bound_s = if bound == Bound::Compute { time_s } else { 0.0 };
         let known = ops
             .iter_mut()
             .find(|(op, _)| op.op == call.op.name() && op.kernel == call.choice.kernel);
         match known {
             Some((op, compute_s)) => {
-                op.calls += 1;
-                op.flops += call.cost.flops;
-                op.bytes += call.cost.bytes();
+                op.calls += runs;
+                op.flops += flops;
+                op.bytes += bytes;
                 op.time_s += time_s;
                 *compute_s += compute_bound_s;
             }
@@ -186,9 +198,9 @@ fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
                 OpTime {
                     op: call.op.name().to_string(),
                     kernel: call.choice.kernel.clone(),
-                    calls: 1,
-                    flops: call.cost.flops,
-                    bytes: call.cost.bytes(),
+                    calls: runs,
+                    flops,
+                    bytes,
                     time_s,
                     bound,
                 },
@@ -216,7 +228,7 @@ fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
         bytes_at_peak,
         peak_call,
         flops: program.flops(),
-        bytes: program.calls.iter().map(|call| call.cost.bytes()).sum(),
+        bytes: program.bytes_moved(),
         time_s: ops.iter().map(|op| op.time_s).sum(),
         ops,
     }
@@ -237,8 +249,14 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
             activations[last + 1] -= value.range.bytes as i64;
         }
     }
+    // What lives from body to body is there once for each further micro-batch in flight.
+    let in_slots = program.values.iter().filter(|value| value.slot_stride_bytes > 0);
+    let of_slot: usize = in_slots
+        .filter(|value| !value.memory.is_persistent())
+        .map(|value| value.range.bytes)
+        .sum();
     let mut peak = (0, 0, 0);
-    let mut alive = 0;
+    let mut alive = (of_slot * (program.slots as usize).saturating_sub(1)) as i64;
     for (index, call) in program.calls.iter().enumerate() {
         alive += activations[index];
         let workspace = call.workspace.bytes as i64;

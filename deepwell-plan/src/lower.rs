@@ -1,25 +1,29 @@
 //! From a captured graph and a plan to the program of one rank.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::ops::{AdamW, GradNorm};
 use deepwell_ir::{
-    Access, Arena, Binding, ByteRange, Call, Cost, DType, Graph, HostInterface, KernelCatalog,
-    KernelRequest, MemoryKind, Mode, Node, Op, Operand, OperandType, ParameterState, Phase,
-    Program, Recompute, Tag, Target, TensorId, TensorKind, TensorPrecision, Value, ValueId,
-    apply_precision, differentiate, fuse, recompute, verify_program,
+    Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
+    Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, Op, Operand,
+    OperandType, Order, ParameterState, Phase, Program, Recompute, Schedule, Slotted, Tag, Target,
+    TensorId, TensorKind, TensorPrecision, Value, ValueId, apply_precision, differentiate, fuse,
+    recompute, verify_program,
 };
 use deepwell_precision::{Format, PrecisionPolicy};
 
-use crate::arena::{Lifetime, align, pack};
 use crate::{Plan, PlanError};
 
+mod flops;
 mod inference;
+mod place;
 
+pub use self::flops::{LinearFlops, linear_flops, mxfp8_flop_share, quantized_bytes};
 pub use self::inference::{Inference, lower_inference};
 
-/// Lowers the training step: forward and backward of each micro-batch, gradient norm, optimizer,
-/// and the compute copies of the weights for the next step.
+/// Lowers the training step: a body for forward, backward, optimizer (with the norm of the
+/// gradients) and the compute copies of the weights for the next step, and a schedule that runs
+/// forward and backward for each micro-batch.
 ///
 /// # Errors
 /// A pass that refuses the graph or the policy, or an op without a kernel on `target`.
@@ -29,18 +33,32 @@ pub fn lower(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
+    let schedule = Schedule::gradient_accumulation(plan.micro_batches);
+    lower_scheduled(graph, plan, &schedule, catalog, target)
+}
+
+/// [`lower`] with the passes of the micro-batches in another order, and activations of several
+/// micro-batches in flight. Losses do not depend on it: gradients are added up in the order of the
+/// micro-batches.
+///
+/// # Errors
+/// As [`lower`], and a schedule that does not run each micro-batch of the plan once.
+pub fn lower_scheduled(
+    graph: &Graph,
+    plan: &Plan,
+    schedule: &Schedule,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Program, PlanError> {
     let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
     let (quantized, precision) = apply_precision(&differentiated, &plan.policy)?;
     let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
-    let mut lowering = Lowering::new(&graph, plan, catalog, target, plan.micro_batches);
+    let mut lowering = Lowering::new(&graph, plan, catalog, target, schedule);
     lowering.persistent_values();
-    for micro_batch in 0..plan.micro_batches as u32 {
-        for phase in [Phase::Forward, Phase::Backward] {
-            lowering.phase(phase, micro_batch)?;
-        }
-    }
+    lowering.body(Phase::Forward)?;
+    lowering.body(Phase::Backward)?;
     lowering.optimizer(plan)?;
-    lowering.phase(Phase::Weights, 0)?;
+    lowering.body(Phase::Weights)?;
     lowering.finish(Mode::Train, precision, None)
 }
 
@@ -59,9 +77,10 @@ pub fn lower_evaluation(
 ) -> Result<Program, PlanError> {
     let (quantized, precision) = apply_precision(graph, &plan.policy)?;
     let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
-    let mut lowering = Lowering::new(&graph, plan, catalog, target, 1);
+    let once = Schedule { passes: vec![FORWARD], slots: 1 };
+    let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
     lowering.persistent_values();
-    lowering.phase(Phase::Forward, 0)?;
+    lowering.body(Phase::Forward)?;
     lowering.finish(Mode::Evaluate, precision, Some(training))
 }
 
@@ -71,16 +90,19 @@ struct Lowering<'a> {
     catalog: &'a dyn KernelCatalog,
     target: &'a Target,
     binding: Binding,
-    micro_batches: usize,
+    passes: &'a Schedule,
     values: Vec<Value>,
     calls: Vec<Call>,
+    bodies: Vec<Body>,
     host: HostInterface,
     parameters: Vec<ParameterState>,
-    /// Value of a tensor, for a micro-batch; persistent tensors stand under micro-batch 0.
-    value_of: HashMap<(TensorId, u32), ValueId>,
-    /// Accumulators that a call of this step has written.
-    written: Vec<ValueId>,
+    value_of: HashMap<TensorId, ValueId>,
+    /// Accumulators that a call has written.
+    written: HashSet<ValueId>,
 }
+
+/// The forward pass of the only micro-batch.
+const FORWARD: Slotted = Slotted { phase: Phase::Forward, micro_batch: 0, slot: 0 };
 
 impl<'a> Lowering<'a> {
     fn new(
@@ -88,7 +110,7 @@ impl<'a> Lowering<'a> {
         plan: &'a Plan,
         catalog: &'a dyn KernelCatalog,
         target: &'a Target,
-        micro_batches: usize,
+        passes: &'a Schedule,
     ) -> Lowering<'a> {
         Lowering {
             graph,
@@ -96,13 +118,14 @@ impl<'a> Lowering<'a> {
             catalog,
             target,
             binding: Binding { batch: plan.micro_batch, seq: plan.seq },
-            micro_batches,
+            passes,
             values: Vec::new(),
             calls: Vec::new(),
+            bodies: Vec::new(),
             host: HostInterface::default(),
             parameters: Vec::new(),
             value_of: HashMap::new(),
-            written: Vec::new(),
+            written: HashSet::new(),
         }
     }
 
@@ -115,7 +138,7 @@ impl<'a> Lowering<'a> {
     ) -> ValueId {
         let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         let range = ByteRange { offset: 0, bytes };
-        self.values.push(Value { name, dtype, shape, memory, range });
+        self.values.push(Value { name, dtype, shape, memory, range, slot_stride_bytes: 0 });
         ValueId(self.values.len() as u32 - 1)
     }
 
@@ -137,11 +160,11 @@ impl<'a> Lowering<'a> {
             }
         }
         for (index, (id, name, shape)) in parameters.iter().enumerate() {
-            self.value_of.insert((*id, 0), columns[0][index]);
+            self.value_of.insert(*id, columns[0][index]);
             let gradient = gradients.get(id).map(|&gradient| {
                 let name = format!("grad.{name}");
                 let value = self.add(name, DType::F32, shape.clone(), MemoryKind::Gradients);
-                self.value_of.insert((gradient, 0), value);
+                self.value_of.insert(gradient, value);
                 value
             });
             self.parameters.push(ParameterState {
@@ -160,8 +183,11 @@ impl<'a> Lowering<'a> {
             Some(self.add("grad_norm".to_string(), DType::F32, vec![1], MemoryKind::Host));
     }
 
-    /// The value that stands for a tensor in a micro-batch, made on first use.
-    fn value(&mut self, id: TensorId, micro_batch: u32) -> ValueId {
+    /// The value that stands for a tensor, made on first use.
+    fn value(&mut self, id: TensorId) -> ValueId {
+        if let Some(&value) = self.value_of.get(&id) {
+            return value;
+        }
         let tensor = self.graph.tensor(id);
         let is_statistics = tensor.kind == TensorKind::Statistic && tensor.dtype == DType::U64;
         let memory = match tensor.kind {
@@ -173,29 +199,15 @@ impl<'a> Lowering<'a> {
             TensorKind::Statistic if is_statistics => MemoryKind::Host,
             TensorKind::Activation | TensorKind::Statistic => MemoryKind::Activations,
         };
-        let is_scalar_input = tensor.kind == TensorKind::Input && tensor.shape.as_fixed().is_some();
-        let per_micro_batch = match memory {
-            MemoryKind::Activations => true,
-            MemoryKind::Host => tensor.kind != TensorKind::Loss && !is_scalar_input,
-            _ => false,
-        };
-        let slot = if per_micro_batch { micro_batch } else { 0 };
-        if let Some(&value) = self.value_of.get(&(id, slot)) {
-            return value;
-        }
-        let name = if per_micro_batch && self.micro_batches > 1 {
-            format!("{}@{slot}", tensor.name)
-        } else {
-            tensor.name.clone()
-        };
+        let name = tensor.name.clone();
         let value = self.add(name.clone(), tensor.dtype, tensor.shape.bind(&self.binding), memory);
-        self.value_of.insert((id, slot), value);
+        self.value_of.insert(id, value);
         if is_statistics {
             self.host.statistics.push((name, value));
         }
         match (&tensor.kind, tensor.name.as_str()) {
-            (TensorKind::Input, "tokens") => self.host.tokens.push(value),
-            (TensorKind::Input, "targets") => self.host.targets.push(value),
+            (TensorKind::Input, "tokens") => self.host.tokens = Some(value),
+            (TensorKind::Input, "targets") => self.host.targets = Some(value),
             (TensorKind::Input, "loss_scale") => self.host.loss_scale = Some(value),
             (TensorKind::Input, "rounding_key") => self.host.rounding_key = Some(value),
             (TensorKind::Loss, _) => self.host.loss = Some(value),
@@ -204,47 +216,53 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    fn phase(&mut self, phase: Phase, micro_batch: u32) -> Result<(), PlanError> {
-        for node in self.graph.nodes.iter().filter(|node| node.phase == phase) {
-            self.node(node, micro_batch)?;
+    /// Lowers the nodes of a phase to a body.
+    fn body(&mut self, phase: Phase) -> Result<(), PlanError> {
+        let graph = self.graph;
+        for node in graph.nodes.iter().filter(|node| node.phase == phase) {
+            self.node(node)?;
         }
+        self.end_body(phase);
         Ok(())
     }
 
-    fn node(&mut self, node: &Node, micro_batch: u32) -> Result<(), PlanError> {
+    /// Makes the calls since the last body a body of their own, if there are any.
+    fn end_body(&mut self, phase: Phase) {
+        let begin = self.bodies.last().map_or(0, |body| body.calls.end);
+        if begin < self.calls.len() {
+            self.bodies.push(Body { phase, calls: begin..self.calls.len() });
+        }
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), PlanError> {
         let mut operands: Vec<Operand> = node
             .inputs
             .iter()
-            .map(|&id| Operand { value: self.value(id, micro_batch), access: Access::Read })
+            .map(|&id| Operand { value: self.value(id), access: Access::Read })
             .collect();
-        let mut accumulate = false;
+        let (mut accumulate, mut accumulator_bytes) = (Accumulate::Never, 0);
         for &id in &node.outputs {
-            let value = self.value(id, micro_batch);
+            let value = self.value(id);
             let mut access = Access::Write;
             if self.graph.tensor(id).kind.is_accumulator() {
-                if self.written.contains(&value) {
-                    accumulate = true;
-                    access = Access::Update;
+                accumulator_bytes += self.values[value.index()].range.bytes as u64;
+                if self.written.insert(value) {
+                    accumulate = Accumulate::AfterFirst;
                 } else {
-                    self.written.push(value);
+                    accumulate = Accumulate::Always;
+                    access = Access::Update;
                 }
             }
             operands.push(Operand { value, access });
         }
-        let per_step = matches!(node.phase, Phase::Weights | Phase::Optimizer);
-        let name = if per_step || self.micro_batches == 1 {
-            node.name.clone()
-        } else {
-            format!("{}@{micro_batch}", node.name)
-        };
         self.call(NewCall {
-            name,
+            name: node.name.clone(),
             op: node.op.clone(),
             operands,
             input_count: node.inputs.len(),
             accumulate,
+            accumulator_bytes,
             phase: node.phase,
-            micro_batch,
             tag: node.tag,
             layer: node.layer,
             recomputes: node.name.ends_with(".recomputed"),
@@ -270,6 +288,7 @@ impl<'a> Lowering<'a> {
         let rule = new.op.rule();
         let workspace = ByteRange { offset: 0, bytes: selection.choice.workspace_bytes };
         self.calls.push(Call {
+            accumulator_bytes: new.accumulator_bytes,
             cost: self.cost(&new.op, &new.operands, rule.flops(&shapes)),
             unit: rule.unit(&dtypes),
             name: new.name,
@@ -280,7 +299,6 @@ impl<'a> Lowering<'a> {
             accumulate: new.accumulate,
             workspace,
             phase: new.phase,
-            micro_batch: new.micro_batch,
             tag: new.tag,
             layer: new.layer,
             recomputes: new.recomputes,
@@ -328,9 +346,9 @@ impl<'a> Lowering<'a> {
             op,
             operands,
             input_count,
-            accumulate: false,
+            accumulate: Accumulate::Never,
+            accumulator_bytes: 0,
             phase: Phase::Optimizer,
-            micro_batch: 0,
             tag: Tag::Head,
             layer: None,
             recomputes: false,
@@ -356,7 +374,23 @@ impl<'a> Lowering<'a> {
             weight_decay,
         };
         let input_count = operands.len();
-        self.call(call("adamw", op.into(), operands, input_count))
+        self.call(call("adamw", op.into(), operands, input_count))?;
+        self.end_body(Phase::Optimizer);
+        Ok(())
+    }
+
+    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step.
+    fn invocations(&self) -> Vec<Invocation> {
+        let body_of = |phase: Phase| {
+            let index = self.bodies.iter().position(|body| body.phase == phase)?;
+            Some(BodyId(index as u32))
+        };
+        let passes = self.passes.passes.iter().filter_map(|pass| {
+            let body = body_of(pass.phase)?;
+            Some(Invocation { body, micro_batch: pass.micro_batch, slot: pass.slot })
+        });
+        let last = [Phase::Optimizer, Phase::Weights].into_iter().filter_map(body_of);
+        passes.chain(last.map(|body| Invocation { body, micro_batch: 0, slot: 0 })).collect()
     }
 
     fn finish(
@@ -369,7 +403,14 @@ impl<'a> Lowering<'a> {
             None => self.place_persistent(),
             Some(training) => self.place_as_in(training)?,
         };
-        let arena = self.place_transient(transient_offset);
+        let order = Order::of(&self.calls, &self.bodies).map_err(|what| IrError::Program {
+            program: self.graph.name.clone(),
+            what,
+        })?;
+        let arena = self.place_transient(transient_offset, &order);
+        let schedule = self.invocations();
+        let forwards = self.passes.passes.iter().filter(|pass| pass.phase == Phase::Forward);
+        let micro_batches = forwards.count().max(1);
         let program = Program {
             name: self.graph.name.clone(),
             mode,
@@ -377,9 +418,12 @@ impl<'a> Lowering<'a> {
             target: self.target.clone(),
             batch: self.plan.micro_batch,
             seq: self.plan.seq,
-            micro_batches: self.micro_batches,
+            micro_batches,
+            slots: self.passes.slots,
             values: self.values,
             calls: self.calls,
+            bodies: self.bodies,
+            schedule,
             arena,
             host: self.host,
             parameters: self.parameters,
@@ -389,84 +433,6 @@ impl<'a> Lowering<'a> {
         verify_program(&program)?;
         Ok(program)
     }
-
-    fn place_persistent(&mut self) -> usize {
-        let mut offset = 0;
-        for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_persistent()) {
-            for value in self.values.iter_mut().filter(|value| value.memory == kind) {
-                value.range.offset = offset;
-                offset += align(value.range.bytes);
-            }
-        }
-        offset
-    }
-
-    /// Persistent values lie where the training program has them; what it does not have (the
-    /// counters of quantizations that only evaluation makes) goes first into the transient part.
-    fn place_as_in(&mut self, training: &Program) -> Result<usize, PlanError> {
-        let ranges: HashMap<&str, ByteRange> = training
-            .values
-            .iter()
-            .filter(|value| value.memory.is_persistent())
-            .map(|value| (value.name.as_str(), value.range))
-            .collect();
-        for value in self.values.iter_mut().filter(|value| value.memory.is_persistent()) {
-            // Micro-batch 0 of several: evaluation has only one.
-            let known = ranges
-                .get(value.name.as_str())
-                .or_else(|| ranges.get(format!("{}@0", value.name).as_str()));
-            match known {
-                Some(range) if range.bytes == value.range.bytes => value.range = *range,
-                _ if value.memory == MemoryKind::Host => value.memory = MemoryKind::Activations,
-                _ => {
-                    return Err(PlanError::Request {
-                        what: "evaluation program",
-                        expected: format!("value `{}` in the training program", value.name),
-                        got: "none of that size".to_string(),
-                    });
-                }
-            }
-        }
-        Ok(training.arena.transient_offset)
-    }
-
-    fn place_transient(&mut self, transient_offset: usize) -> Arena {
-        let mut lives: Vec<Option<(usize, usize)>> = vec![None; self.values.len()];
-        for (index, call) in self.calls.iter().enumerate() {
-            for operand in &call.operands {
-                let life = lives[operand.value.index()].get_or_insert((index, index));
-                life.1 = index;
-            }
-        }
-        let transient: Vec<usize> = (0..self.values.len())
-            .filter(|&index| !self.values[index].memory.is_persistent())
-            .collect();
-        let mut lifetimes: Vec<Lifetime> = transient
-            .iter()
-            .map(|&index| {
-                let (first, last) = lives[index].unwrap_or((0, 0));
-                Lifetime { bytes: self.values[index].range.bytes, first, last }
-            })
-            .collect();
-        lifetimes.extend(self.calls.iter().enumerate().map(|(index, call)| Lifetime {
-            bytes: call.workspace.bytes,
-            first: index,
-            last: index,
-        }));
-        let packing = pack(&lifetimes);
-        let (of_values, of_calls) = packing.offsets.split_at(transient.len());
-        for (&index, offset) in transient.iter().zip(of_values) {
-            self.values[index].range.offset = transient_offset + offset;
-        }
-        for (call, offset) in self.calls.iter_mut().zip(of_calls) {
-            call.workspace.offset = transient_offset + offset;
-        }
-        Arena {
-            bytes: transient_offset + packing.bytes,
-            transient_offset,
-            transient_lower_bound_bytes: packing.lower_bound_bytes,
-        }
-    }
 }
 
 struct NewCall {
@@ -474,9 +440,9 @@ struct NewCall {
     op: Op,
     operands: Vec<Operand>,
     input_count: usize,
-    accumulate: bool,
+    accumulate: Accumulate,
+    accumulator_bytes: u64,
     phase: Phase,
-    micro_batch: u32,
     tag: Tag,
     layer: Option<u32>,
     recomputes: bool,
@@ -503,68 +469,6 @@ pub fn arena_bytes_with_fallback(
     let persistent = program.arena.transient_offset.max(fallback.arena.transient_offset);
     let transient = program.arena.transient_bytes().max(fallback.arena.transient_bytes());
     Ok(persistent + transient)
-}
-
-/// FLOPs of the GEMMs of linear layers in one run of a program. Recomputed calls do not count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinearFlops {
-    /// Those that run in MXFP8.
-    pub mxfp8: u64,
-    /// All of the blocks.
-    pub blocks: u64,
-    /// All of the blocks and of the output head.
-    pub with_head: u64,
-}
-
-/// Adds up the GEMMs of linear layers of a program.
-pub fn linear_flops(program: &Program) -> LinearFlops {
-    let mut sums = LinearFlops::default();
-    for call in program.calls.iter().filter(|call| !call.recomputes) {
-        // Of a GEMM with what follows it, the GEMM alone.
-        let leading = call.op.leading();
-        let shapes: Vec<Vec<usize>> = call
-            .inputs()
-            .iter()
-            .map(|operand| program.value(operand.value).shape.clone())
-            .collect();
-        let flops = match leading == &call.op {
-            true => call.cost.flops,
-            false => leading.rule().flops(&shapes),
-        };
-        match leading {
-            Op::MxGemm(_) => {
-                sums.mxfp8 += flops;
-                sums.blocks += flops;
-                sums.with_head += flops;
-            }
-            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-                sums.blocks += flops;
-                sums.with_head += flops;
-            }
-            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => sums.with_head += flops,
-            _ => {}
-        }
-    }
-    sums
-}
-
-/// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all
-/// (the head included), see [`linear_flops`].
-pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
-    let LinearFlops { mxfp8, blocks, with_head } = linear_flops(program);
-    let share = |total: u64| if total == 0 { 0.0 } else { mxfp8 as f64 / total as f64 };
-    (share(blocks), share(with_head))
-}
-
-/// Bytes of codes and scales that the quantizations of one step write.
-pub fn quantized_bytes(program: &Program) -> u64 {
-    program
-        .calls
-        .iter()
-        .flat_map(|call| call.quantizations())
-        .flat_map(|quantization| quantization.outputs)
-        .map(|operand| program.value(operand.value).range.bytes as u64)
-        .sum()
 }
 
 /// The plan for one device that [`crate::autoplan`] varies.

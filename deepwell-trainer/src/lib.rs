@@ -72,7 +72,8 @@ pub mod weights;
 
 pub use device::{Catalog, Device, OpenDevice};
 pub use engine::{
-    CompileOptions, Engine, GemmCounts, PendingStep, RunCounts, StepOutcome, compile, compile_on,
+    CompileOptions, Engine, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime, compile,
+    compile_on,
     optimize,
 };
 pub use error::TrainError;

@@ -19,6 +19,7 @@ impl Observer for Seen {
         &mut self,
         _program: &Program,
         call: &Call,
+        _instance: Instance,
         _backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         if let Op::MxGemm(op) = call.op.leading() {

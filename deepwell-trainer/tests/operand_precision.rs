@@ -39,6 +39,7 @@ impl Observer for Nobody {
         &mut self,
         _program: &Program,
         _call: &Call,
+        _instance: Instance,
         _backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         Ok(())
@@ -115,6 +116,7 @@ impl Observer for ByHand {
         &mut self,
         program: &Program,
         call: &Call,
+        _instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
         let is_here = product_of(call).is_some_and(|it| it.direction() == self.class.direction());
@@ -149,6 +151,7 @@ impl Observer for ByHand {
         &mut self,
         program: &Program,
         _call: &Call,
+        _instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         let Some((id, bytes)) = self.saved.take() else { return Ok(()) };
@@ -272,9 +275,10 @@ impl Observer for LeavesOut {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
-        let verdict = self.audit.before(program, call, backend)?;
+        let verdict = self.audit.before(program, call, instance, backend)?;
         let is_here = self.left_out.is_none() && (self.op)(&call.op);
         if is_here {
             self.left_out = Some(call.name.clone());
@@ -286,9 +290,10 @@ impl Observer for LeavesOut {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
-        self.audit.after(program, call, backend)
+        self.audit.after(program, call, instance, backend)
     }
 }
 

@@ -90,6 +90,7 @@ impl Observer for HeadInput {
         &mut self,
         program: &Program,
         call: &Call,
+        _instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         if call.op.name() == "linear_cross_entropy_grad" {

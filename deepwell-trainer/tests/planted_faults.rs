@@ -74,6 +74,7 @@ impl Observer for Planted {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
         let is_here = call.name == self.at;
@@ -81,7 +82,7 @@ impl Observer for Planted {
         if let (true, Fault::Before(change)) = (is_here, self.fault) {
             change(program, call, backend);
         }
-        let verdict = self.audit.before(program, call, backend)?;
+        let verdict = self.audit.before(program, call, instance, backend)?;
         let is_skipped = is_here && matches!(self.fault, Fault::Skip);
         Ok(if is_skipped { Verdict::Skip } else { verdict })
     }
@@ -90,12 +91,13 @@ impl Observer for Planted {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         if let (true, Fault::After(change)) = (call.name == self.at, self.fault) {
             change(program, call, backend);
         }
-        self.audit.after(program, call, backend)
+        self.audit.after(program, call, instance, backend)
     }
 }
 

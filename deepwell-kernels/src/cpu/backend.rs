@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use deepwell_ir::{ByteRange, Call, Program, StreamId};
+use deepwell_ir::{ByteRange, Call, Instance, Program};
 
 use super::arena::Arena;
 use super::calls::{self, CpuCall};
 use crate::KernelError;
-use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording};
+use crate::backend::{Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, Recording};
 
 /// Runs calls on this machine's processor.
 #[derive(Default)]
@@ -52,8 +52,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError> {
-        self.calls.push(calls::prepare(program, call)?);
+    fn prepare(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        instance: Instance,
+    ) -> Result<PreparedCall, KernelError> {
+        self.calls.push(calls::prepare(program, call, instance)?);
         Ok(PreparedCall(self.calls.len() - 1))
     }
 
@@ -63,19 +68,20 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn record(&mut self, calls: &[PreparedCall]) -> Result<Recording, KernelError> {
-        self.recordings.push(calls.to_vec());
+    /// In the order given, which agrees with every stream and event.
+    fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError> {
+        self.recordings.push(calls.iter().map(|issue| issue.call).collect());
         Ok(Recording(self.recordings.len() - 1))
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), KernelError> {
         let calls = self.recordings.get(recording.0).map_or(0, Vec::len);
-        (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0][index], 0))
+        (0..calls).try_for_each(|index| self.enqueue(self.recordings[recording.0][index]))
     }
 
     fn profile(
         &mut self,
-        _before: Recording,
+        _before: &[Recording],
         calls: &[PreparedCall],
     ) -> Result<Vec<CallTime>, KernelError> {
         let start = Instant::now();
@@ -83,7 +89,7 @@ impl Backend for CpuBackend {
             .iter()
             .map(|&call| {
                 let begin_s = start.elapsed().as_secs_f64();
-                self.enqueue(call, 0)?;
+                self.enqueue(call)?;
                 Ok(CallTime { begin_s, end_s: start.elapsed().as_secs_f64(), device_share: 1.0 })
             })
             .collect()
@@ -121,7 +127,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn enqueue(&mut self, call: PreparedCall, _stream: StreamId) -> Result<(), KernelError> {
+    fn enqueue(&mut self, call: PreparedCall) -> Result<(), KernelError> {
         let (Some(arena), Some(call)) = (&self.arena, self.calls.get(call.0)) else {
             return Err(KernelError::Run {
                 call: format!("prepared call {}", call.0),
@@ -186,8 +192,8 @@ mod tests {
     use super::*;
     use deepwell_ir::ops::Add;
     use deepwell_ir::{
-        Access, Cost, DType, HostInterface, KernelChoice, MathUnit, MemoryKind, Mode, Operand,
-        Phase, Tag, Target, Value, ValueId,
+        Access, Accumulate, Body, BodyId, Cost, DType, HostInterface, Invocation, KernelChoice,
+        MathUnit, MemoryKind, Mode, Operand, Phase, Tag, Target, Value, ValueId,
     };
 
     /// `c = a + b` of 16 numbers each that begin at these bytes of an arena of 256.
@@ -198,6 +204,7 @@ mod tests {
             shape: vec![4, 4],
             memory: MemoryKind::Activations,
             range: ByteRange { offset, bytes: 64 },
+            slot_stride_bytes: 0,
         };
         let operand = |id, access| Operand { value: ValueId(id), access };
         let read = Access::Read;
@@ -207,10 +214,10 @@ mod tests {
             choice: KernelChoice { kernel: "add".to_string(), tile: None, workspace_bytes: 0 },
             input_count: 2,
             operands: vec![operand(0, read), operand(1, read), operand(2, Access::Write)],
-            accumulate: false,
+            accumulate: Accumulate::Never,
+            accumulator_bytes: 0,
             workspace: ByteRange::default(),
             phase: Phase::Forward,
-            micro_batch: 0,
             tag: Tag::Mlp,
             layer: None,
             recomputes: false,
@@ -229,6 +236,9 @@ mod tests {
             batch: 1,
             seq: 4,
             micro_batches: 1,
+            slots: 1,
+            bodies: vec![Body { phase: Phase::Forward, calls: 0..1 }],
+            schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
             values: ["a", "b", "c"].into_iter().zip(offsets).map(value).collect(),
             calls: vec![call],
             arena: deepwell_ir::Arena {
@@ -258,8 +268,8 @@ mod tests {
             let program = sum_at(offsets);
             let mut backend = CpuBackend::new();
             backend.allocate(256).unwrap();
-            match (backend.prepare(&program, &program.calls[0]), expected) {
-                (Ok(call), Ok(())) => backend.enqueue(call, 0).unwrap(),
+            match (backend.prepare(&program, &program.calls[0], Instance::ONLY), expected) {
+                (Ok(call), Ok(())) => backend.enqueue(call).unwrap(),
                 (Err(error), Err(words)) => {
                     assert!(error.to_string().contains(words), "{offsets:?}: {error}");
                 }

@@ -1,7 +1,8 @@
 //! A CUDA device as a [`Backend`].
 //!
-//! One stream computes; a second one brings the inputs of the next step while the present one
-//! runs. Who owns which buffer when:
+//! One stream computes; a second one brings the inputs of the next micro-batch while the present
+//! one runs. Recordings may use more streams, which begin and end with the one that computes. Who
+//! owns which buffer when:
 //!
 //! - Inputs have two slots. The host fills the pinned half of a slot once the copy that read it
 //!   (`uploaded`) is done; the copy stream then fills the device half once the compute stream has
@@ -12,7 +13,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{ByteRange, Call, Program, StreamId};
+use deepwell_ir::{ByteRange, Call, EventId, Instance, Program, StreamId};
 
 use super::blas::Blas;
 use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream};
@@ -21,7 +22,9 @@ use super::launch::cuda_kernels;
 use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, Step, Tensor};
 use crate::KernelError;
-use crate::backend::{Backend, CallTime, HostBuffer, PreparedCall, Readback, Recording, StepTime};
+use crate::backend::{
+    Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
+};
 
 /// Slots of inputs and of readbacks.
 const SLOTS: usize = 2;
@@ -68,6 +71,10 @@ pub struct CudaBackend {
     graphs: Vec<Graph>,
     compute: Stream,
     copies: Stream,
+    /// Streams of recordings beside the one that computes.
+    sides: HashMap<StreamId, Stream>,
+    /// Events without timing, for the edges between the streams of one recording.
+    edges: Vec<Event>,
     inputs: Vec<InputSlot>,
     inputs_staged: usize,
     readbacks: Vec<ReadbackSlot>,
@@ -107,6 +114,8 @@ impl CudaBackend {
             graphs: Vec::new(),
             compute,
             copies,
+            sides: HashMap::new(),
+            edges: Vec::new(),
             inputs: Vec::new(),
             inputs_staged: 0,
             readbacks: Vec::new(),
@@ -137,9 +146,14 @@ impl CudaBackend {
         }
     }
 
-    /// Puts the steps of a call into the compute stream; within a capture several steps of a call
-    /// become one node.
-    fn issue(&mut self, index: usize, capturing: bool) -> Result<(), KernelError> {
+    /// Puts the steps of a call into a stream; within a capture several steps of a call become one
+    /// node.
+    fn issue(
+        &mut self,
+        index: usize,
+        stream: Stream,
+        capturing: bool,
+    ) -> Result<(), KernelError> {
         let Some(prepared) = self.prepared.get(index) else {
             return Err(KernelError::Run {
                 call: format!("prepared call {index}"),
@@ -149,7 +163,7 @@ impl CudaBackend {
         // A library may launch several kernels for one product.
         let is_several = |steps: &[Step]| steps.len() > 1 || matches!(steps, [Step::Matmul(_)]);
         let grouped = capturing && is_several(&prepared.steps);
-        let (driver, stream) = (self.driver.as_mut(), self.compute);
+        let driver = self.driver.as_mut();
         let mut run = || -> Result<(), DriverError> {
             driver.expect_outputs(&prepared.outputs);
             if grouped {
@@ -179,6 +193,71 @@ impl CudaBackend {
             call: prepared.name.clone(),
             what: error.to_string(),
         })
+    }
+
+    /// The stream of a recording's calls, made when it is first asked for.
+    fn stream(&mut self, id: StreamId) -> Result<Stream, DriverError> {
+        match self.sides.get(&id) {
+            _ if id == 0 => Ok(self.compute),
+            Some(&stream) => Ok(stream),
+            None => {
+                let stream = self.driver.stream(false)?;
+                self.sides.insert(id, stream);
+                Ok(stream)
+            }
+        }
+    }
+
+    /// The event of edge `index`, made when it is first asked for.
+    fn edge(&mut self, index: usize) -> Result<Event, DriverError> {
+        while self.edges.len() <= index {
+            self.edges.push(self.driver.event(false)?);
+        }
+        Ok(self.edges[index])
+    }
+
+    /// Puts calls into their streams while the one that computes is captured: the others fork from
+    /// it first and join it last.
+    fn issue_all(&mut self, calls: &[Issue]) -> Result<(), KernelError> {
+        let mut sides: Vec<StreamId> =
+            calls.iter().map(|issue| issue.stream).filter(|&stream| stream != 0).collect();
+        sides.sort_unstable();
+        sides.dedup();
+        let (compute, mut edges) = (self.compute, 0..);
+        let mut edge = move || edges.next().unwrap_or(usize::MAX);
+        if !sides.is_empty() {
+            let fork = self.edge(edge())?;
+            self.driver.record(fork, compute)?;
+            for &side in &sides {
+                let side = self.stream(side)?;
+                self.driver.wait(side, fork)?;
+            }
+        }
+        let mut recorded: HashMap<EventId, Event> = HashMap::new();
+        for issue in calls {
+            let stream = self.stream(issue.stream)?;
+            for id in &issue.waits {
+                let Some(&event) = recorded.get(id) else {
+                    return Err(KernelError::Run {
+                        call: format!("prepared call {}", issue.call.0),
+                        what: format!("waits for event {id}, which no call before it records"),
+                    });
+                };
+                self.driver.wait(stream, event)?;
+            }
+            self.issue(issue.call.0, stream, true)?;
+            if let Some(id) = issue.records {
+                let event = self.edge(edge())?;
+                self.driver.record(event, stream)?;
+                recorded.insert(id, event);
+            }
+        }
+        for side in sides {
+            let (stream, join) = (self.stream(side)?, self.edge(edge())?);
+            self.driver.record(join, stream)?;
+            self.driver.wait(compute, join)?;
+        }
+        Ok(())
     }
 
     /// Share of the multiprocessors that the blocks of a call's largest launch can fill.
@@ -297,7 +376,12 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn prepare(&mut self, program: &Program, call: &Call) -> Result<PreparedCall, KernelError> {
+    fn prepare(
+        &mut self,
+        program: &Program,
+        call: &Call,
+        instance: Instance,
+    ) -> Result<PreparedCall, KernelError> {
         let spec =
             cuda_kernels().find(|spec| spec.name == call.choice.kernel).ok_or_else(|| {
                 KernelError::UnknownKernel {
@@ -306,14 +390,8 @@ impl Backend for CudaBackend {
                     kernel: call.choice.kernel.clone(),
                 }
             })?;
-        if call.stream != 0 || !call.waits.is_empty() {
-            return Err(KernelError::Run {
-                call: call.name.clone(),
-                what: format!("expected stream 0 and no events, got stream {}", call.stream),
-            });
-        }
         let arena = self.address(ByteRange::default())?;
-        let view = CallView { program, call, arena };
+        let view = CallView { program, call, instance, arena };
         let mut device = Device {
             driver: self.driver.as_mut(),
             blas: self.blas.as_mut().map(|blas| blas.as_mut() as &mut dyn Blas),
@@ -339,13 +417,13 @@ impl Backend for CudaBackend {
         Ok(self.constants.free(self.driver.as_mut())?)
     }
 
-    fn enqueue(&mut self, call: PreparedCall, _stream: StreamId) -> Result<(), KernelError> {
-        self.issue(call.0, false)
+    fn enqueue(&mut self, call: PreparedCall) -> Result<(), KernelError> {
+        self.issue(call.0, self.compute, false)
     }
 
-    fn record(&mut self, calls: &[PreparedCall]) -> Result<Recording, KernelError> {
+    fn record(&mut self, calls: &[Issue]) -> Result<Recording, KernelError> {
         self.driver.begin_capture(self.compute)?;
-        let issued = calls.iter().try_for_each(|call| self.issue(call.0, true));
+        let issued = self.issue_all(calls);
         let graph = self.driver.end_capture(self.compute);
         issued?;
         self.graphs.push(graph?);
@@ -375,14 +453,16 @@ impl Backend for CudaBackend {
 
     fn profile(
         &mut self,
-        before: Recording,
+        before: &[Recording],
         calls: &[PreparedCall],
     ) -> Result<Vec<CallTime>, KernelError> {
         self.reserve_marks(calls.len() + 1)?;
-        self.replay(before)?;
+        for &recording in before {
+            self.replay(recording)?;
+        }
         self.driver.record(self.marks[0], self.compute)?;
         for (index, call) in calls.iter().enumerate() {
-            self.issue(call.0, false)?;
+            self.issue(call.0, self.compute, false)?;
             self.driver.record(self.marks[index + 1], self.compute)?;
         }
         self.driver.synchronize()?;
@@ -496,18 +576,15 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn step_time(&mut self, readback: Readback) -> Result<Option<StepTime>, KernelError> {
+    fn time_of(&mut self, readback: Readback) -> Result<Option<ReadbackTime>, KernelError> {
         self.check_age(readback)?;
         let clock = self.clocks[readback.0 % CLOCKS];
-        if !clock.is_staged {
-            return Ok(None);
-        }
         let mut since = |event| -> Result<f64, DriverError> {
             Ok(f64::from(self.driver.elapsed_ms(event, clock.filled)?) * 1e-3)
         };
         let before = readback.0.checked_sub(1).map(|index| self.clocks[index % CLOCKS].filled);
-        Ok(Some(StepTime {
-            since_staged_s: since(clock.staged)?,
+        Ok(Some(ReadbackTime {
+            since_staged_s: clock.is_staged.then(|| since(clock.staged)).transpose()?,
             since_readback_s: before.map(since).transpose()?,
         }))
     }

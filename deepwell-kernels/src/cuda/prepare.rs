@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{Call, DType, Program};
+use deepwell_ir::{Call, DType, Instance, Program};
 
 use super::blas::{Blas, Matmul, MatmulPlan};
 use super::driver::{
@@ -70,6 +70,8 @@ pub struct CallView<'a> {
     pub program: &'a Program,
     /// The call.
     pub call: &'a Call,
+    /// Which run of it.
+    pub instance: Instance,
     /// Where the arena begins.
     pub arena: DevicePtr,
 }
@@ -79,7 +81,7 @@ impl CallView<'_> {
     pub fn operand(&self, index: usize) -> Tensor {
         let value = self.program.value(self.call.operands[index].value);
         Tensor {
-            pointer: self.arena.offset(value.range.offset),
+            pointer: self.arena.offset(value.range_in(self.instance.slot).offset),
             dtype: value.dtype,
             shape: value.shape.clone(),
         }
@@ -102,7 +104,7 @@ impl CallView<'_> {
 
     /// Whether accumulators add to what is there.
     pub fn accumulate(&self) -> bool {
-        self.call.accumulate
+        self.call.accumulate.adds(self.instance)
     }
 
     /// The call's scratch and its length.

@@ -259,8 +259,8 @@ impl Gpu {
         self.backend.write(everything, &image).unwrap();
 
         let call = program.calls.remove(0);
-        let prepared = self.backend.prepare(&program, &call).unwrap();
-        self.backend.enqueue(prepared, 0).unwrap();
+        let prepared = self.backend.prepare(&program, &call, Instance::ONLY).unwrap();
+        self.backend.enqueue(prepared).unwrap();
         self.backend
             .synchronize()
             .unwrap_or_else(|error| panic!("{}: {error}", call.choice.kernel));

@@ -2,10 +2,10 @@
 
 use deepwell_ir::{
     DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
-    Program, Target, TensorKind, ValueId, apply_precision, fuse,
+    Program, Schedule, Target, TensorKind, ValueId, apply_precision, fuse,
 };
 
-use super::Lowering;
+use super::{FORWARD, Lowering};
 use crate::autoplan::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
 
@@ -64,18 +64,19 @@ pub fn lower_inference(
     let loss = graph.nodes.remove(loss);
     let (rows, head) = (loss.inputs[0], loss.inputs[1]);
 
-    let mut lowering = Lowering::new(&graph, &plan, catalog, target, 1);
+    let once = Schedule { passes: vec![FORWARD], slots: 1 };
+    let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);
     lowering.masters();
     lowering.inputs();
-    lowering.phase(Phase::Weights, 0)?;
+    lowering.body(Phase::Weights)?;
     // A head that the policy leaves in FP32 is the master itself.
-    let head = lowering.value(head, 0);
+    let head = lowering.value(head);
     let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?;
 
-    let mut lowering = Lowering::new(&graph, &plan, catalog, target, 1);
+    let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);
     lowering.masters();
-    lowering.phase(Phase::Forward, 0)?;
-    let rows = lowering.value(rows, 0);
+    lowering.body(Phase::Forward)?;
+    let rows = lowering.value(rows);
     let forward = lowering.finish(Mode::Evaluate, precision, Some(&weights))?;
     Ok(Inference { weights, forward, rows, head })
 }
@@ -87,7 +88,7 @@ impl Lowering<'_> {
         for (id, tensor) in graph.parameters() {
             let shape = tensor.shape.bind(&self.binding);
             let master = self.add(tensor.name.clone(), DType::F32, shape, MemoryKind::Optimizer);
-            self.value_of.insert((id, 0), master);
+            self.value_of.insert(id, master);
             self.parameters.push(ParameterState {
                 name: tensor.name.clone(),
                 master,
@@ -103,7 +104,7 @@ impl Lowering<'_> {
         let graph = self.graph;
         for (id, tensor) in graph.tensors_with_ids() {
             if tensor.kind == TensorKind::Input {
-                self.value(id, 0);
+                self.value(id);
             }
         }
     }

@@ -57,7 +57,7 @@ mod view;
 
 use std::collections::HashMap;
 
-use deepwell_ir::{Call, Op, Phase, Program, ValueId};
+use deepwell_ir::{ByteRange, Call, Instance, Op, Phase, Program};
 use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
 
 pub use report::{AuditReport, FINDINGS_KEPT, Finding};
@@ -81,8 +81,8 @@ pub struct Audit {
     report: AuditReport,
     tables: MxTables,
     pending: Option<Pending>,
-    /// Fingerprints of codes and scales as their quantization left them.
-    written: HashMap<ValueId, u64>,
+    /// Fingerprints of codes and scales as their quantization left them, by where they lie.
+    written: HashMap<ByteRange, u64>,
 }
 
 impl Audit {
@@ -107,7 +107,7 @@ impl Audit {
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         for call in program.calls.iter().filter(|call| call.phase == Phase::Weights) {
-            let memory = Memory::of_call(program, call, backend)?;
+            let memory = Memory::of_call(program, call, Instance::ONLY, backend)?;
             self.check_copy(program, call, &memory, "at the start of the step, ")?;
         }
         Ok(())
@@ -129,7 +129,7 @@ impl Audit {
             copies::check_quantize(report, program, call, &quantization, memory, moment)?;
             for operand in quantization.copies() {
                 let bytes = view(program, operand.value, memory)?.bytes;
-                self.written.insert(operand.value, fingerprint(bytes));
+                self.written.insert(memory.range(program, operand.value), fingerprint(bytes));
             }
         }
         Ok(())
@@ -143,7 +143,8 @@ impl Audit {
         memory: &Memory<'_>,
     ) -> Result<(), KernelError> {
         for operand in call.inputs() {
-            let Some(&written) = self.written.get(&operand.value) else { continue };
+            let range = memory.range(program, operand.value);
+            let Some(&written) = self.written.get(&range) else { continue };
             let operand = view(program, operand.value, memory)?;
             if fingerprint(operand.bytes) != written {
                 let what = format!("`{}` changed after it was quantized", operand.name);
@@ -159,21 +160,23 @@ impl Observer for Audit {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
-        if program.calls.first().is_some_and(|first| first.name == call.name) {
+        let first = program.calls.first().filter(|_| instance.is_first);
+        if first.is_some_and(|first| first.name == call.name) {
             self.start_of_step(program, backend)?;
         }
         self.pending = None;
         if let Op::AdamW(op) = &call.op {
-            let memory = Memory::of_call(program, call, backend)?;
+            let memory = Memory::of_call(program, call, instance, backend)?;
             let before = BeforeUpdate::read(program, call, op, &memory)?;
             self.pending = Some(Pending::Update(before));
         }
         let reads_quantized = matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_));
-        let adds = products::is_product(&call.op) && call.accumulate;
+        let adds = products::is_product(&call.op) && call.accumulate.adds(instance);
         if reads_quantized || adds {
-            let memory = Memory::of_call(program, call, backend)?;
+            let memory = Memory::of_call(program, call, instance, backend)?;
             if adds {
                 let sampled = products::sampled_output(program, call, &memory)?;
                 self.pending = Some(Pending::Accumulator(sampled));
@@ -189,6 +192,7 @@ impl Observer for Audit {
         &mut self,
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
@@ -200,7 +204,7 @@ impl Observer for Audit {
         if !(makes_copies || is_other || products::is_product(&call.op)) {
             return Ok(());
         }
-        let memory = Memory::of_call(program, call, backend)?;
+        let memory = Memory::of_call(program, call, instance, backend)?;
         if makes_copies {
             self.check_copy(program, call, &memory, "")?;
         }
@@ -212,7 +216,7 @@ impl Observer for Audit {
             }
             (Op::StochasticRound(op), _) => {
                 let data = stochastic::check(report, program, call, op, &memory)?;
-                self.written.insert(data.0, data.1);
+                self.written.insert(memory.range(program, data.0), data.1);
                 Ok(())
             }
             (Op::AdamW(op), Some(Pending::Update(before))) => {

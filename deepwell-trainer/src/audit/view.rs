@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{Call, DType, Program, ValueId};
+use deepwell_ir::{ByteRange, Call, DType, Instance, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError};
 
 /// Outputs of a product, and elements of a parameter, that are compared; of smaller tensors all.
@@ -25,6 +25,7 @@ pub(super) struct View<'a> {
 /// backend whose memory the host sees; else copies of the operands of that call.
 pub(super) struct Memory<'a> {
     backend: &'a dyn Backend,
+    slot: u32,
     copies: HashMap<ValueId, Vec<u8>>,
 }
 
@@ -36,18 +37,24 @@ impl<'a> Memory<'a> {
     pub(super) fn of_call(
         program: &Program,
         call: &Call,
+        instance: Instance,
         backend: &'a mut dyn Backend,
     ) -> Result<Memory<'a>, KernelError> {
         let mut copies = HashMap::new();
         for id in call.operands.iter().map(|operand| operand.value) {
-            let range = program.value(id).range;
+            let range = program.value(id).range_in(instance.slot);
             if backend.host_view(range).is_none() && !copies.contains_key(&id) {
                 let mut bytes = vec![0; range.bytes];
                 backend.read(range, &mut bytes)?;
                 copies.insert(id, bytes);
             }
         }
-        Ok(Memory { backend, copies })
+        Ok(Memory { backend, slot: instance.slot, copies })
+    }
+
+    /// Where a value lies while the call runs.
+    pub(super) fn range(&self, program: &Program, id: ValueId) -> ByteRange {
+        program.value(id).range_in(self.slot)
     }
 }
 
@@ -63,7 +70,7 @@ pub(super) fn view<'a>(
 ) -> Result<View<'a>, KernelError> {
     let value = program.value(id);
     let copied = memory.copies.get(&id).map(Vec::as_slice);
-    let bytes = copied.or_else(|| memory.backend.host_view(value.range)).ok_or_else(|| {
+    let bytes = copied.or_else(|| memory.backend.host_view(memory.range(program, id))).ok_or_else(|| {
         KernelError::Run {
             call: "audit".to_string(),
             what: format!("expected an operand of the checked call, got `{}`", value.name),

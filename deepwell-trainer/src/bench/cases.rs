@@ -2,7 +2,7 @@
 //! of the model's step.
 
 use deepwell_ir::ops::{self, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
-use deepwell_ir::{Access, DType, Op, PrecisionPolicy, Product, Program};
+use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, Product, Program};
 use deepwell_kernels::SingleCall;
 use deepwell_precision::{BLOCK, BlockShape, MxSpec, scale_tiles};
 use deepwell_probe::Hardware;
@@ -361,7 +361,7 @@ fn lengths(call: &SingleCall) -> Vec<usize> {
 
 fn shape_text(call: &SingleCall) -> String {
     if let Some((_, m, n, k)) = product_of(call) {
-        let adds = if call.accumulate { " +=" } else { "" };
+        let adds = if call.accumulate.adds(Instance::ONLY) { " +=" } else { "" };
         return format!("{m},{n},{k}{adds}");
     }
     match &call.op {

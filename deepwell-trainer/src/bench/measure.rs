@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use deepwell_ir::{DType, Product, ops};
+use deepwell_ir::{DType, Instance, Product, ops};
 use deepwell_kernels::{KernelError, SingleCall};
 use deepwell_precision::{MxSpec, PrecisionPolicy};
 use deepwell_probe::{Hardware, NumberFormat, measure_memory_bandwidth, measure_triad};
@@ -201,17 +201,17 @@ fn launches(timer: &mut Timer<'_>) -> Result<LaunchTimes, String> {
     let backend = timer.device.backend.as_mut();
     let mut times = || -> Result<(f64, f64), KernelError> {
         backend.allocate(program.arena.bytes)?;
-        let prepared = backend.prepare(&program, &program.calls[0])?;
+        let prepared = backend.prepare(&program, &program.calls[0], Instance::ONLY)?;
         let mut round_trips = Vec::with_capacity(LAUNCHES);
         for _ in 0..LAUNCHES {
             let begin = Instant::now();
-            backend.enqueue(prepared, 0)?;
+            backend.enqueue(prepared)?;
             backend.synchronize()?;
             round_trips.push(begin.elapsed().as_secs_f64());
         }
         let begin = Instant::now();
         for _ in 0..LAUNCHES {
-            backend.enqueue(prepared, 0)?;
+            backend.enqueue(prepared)?;
         }
         backend.synchronize()?;
         let in_stream = begin.elapsed().as_secs_f64() / LAUNCHES as f64;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use deepwell_ir::{ByteRange, DType, Program};
-use deepwell_kernels::{KernelError, PreparedCall, SingleCall};
+use deepwell_ir::{ByteRange, DType, Instance, Program};
+use deepwell_kernels::{Issue, KernelError, PreparedCall, SingleCall};
 use deepwell_plan::{Bound, roofline};
 use deepwell_probe::Hardware;
 
@@ -138,14 +138,14 @@ impl<'a> Timer<'a> {
         let prepared = program
             .calls
             .iter()
-            .map(|call| backend.prepare(program, call))
+            .map(|call| backend.prepare(program, call, Instance::ONLY))
             .collect::<Result<Vec<PreparedCall>, KernelError>>()?;
         // Twice outside of a recording: what a kernel refuses is told best there, and the second
         // tells how long a call takes.
         let mut call_s = 0.0;
         for _ in 0..2 {
             let begin = Instant::now();
-            backend.enqueue(prepared[0], 0)?;
+            backend.enqueue(prepared[0])?;
             backend.synchronize()?;
             call_s = begin.elapsed().as_secs_f64();
         }
@@ -153,8 +153,8 @@ impl<'a> Timer<'a> {
             return self.sample_calls(&prepared);
         }
         let rounds = calls_recorded(call_s).div_ceil(prepared.len());
-        let rotated: Vec<PreparedCall> =
-            (0..rounds).flat_map(|_| prepared.iter().copied()).collect();
+        let rotated: Vec<Issue> =
+            (0..rounds).flat_map(|_| prepared.iter().map(|&call| call.into())).collect();
         let recording = backend.record(&rotated)?;
         let begin = Instant::now();
         let mut once_s = backend.time_replays(recording, 1)?;
@@ -183,9 +183,9 @@ impl<'a> Timer<'a> {
             self.device.backend.allocate(program.arena.bytes)?;
             self.fill(call, &program)?;
             let backend = self.device.backend.as_mut();
-            let prepared = backend.prepare(&program, &program.calls[0])?;
-            let before = backend.record(&[prepared])?;
-            let times = backend.profile(before, &vec![prepared; WARM_UP_CALLS + self.samples])?;
+            let prepared = backend.prepare(&program, &program.calls[0], Instance::ONLY)?;
+            let before = backend.record(&[prepared.into()])?;
+            let times = backend.profile(&[before], &vec![prepared; WARM_UP_CALLS + self.samples])?;
             Ok(times[WARM_UP_CALLS..].iter().map(|time| time.end_s - time.begin_s).collect())
         };
         let times = times();
@@ -203,7 +203,7 @@ impl<'a> Timer<'a> {
         let mut run = |calls: usize| -> Result<f64, KernelError> {
             let begin = Instant::now();
             for call in next.by_ref().take(calls) {
-                backend.enqueue(call, 0)?;
+                backend.enqueue(call)?;
             }
             Ok(begin.elapsed().as_secs_f64() / calls as f64)
         };

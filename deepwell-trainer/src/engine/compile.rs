@@ -1,7 +1,9 @@
 //! From a graph to an engine.
 
+use std::collections::HashMap;
+
 use deepwell_ir::capture::ModelConfig;
-use deepwell_ir::{Graph, Op, PrecisionPolicy, Program, Recompute, ValueId};
+use deepwell_ir::{Call, Graph, Op, PrecisionPolicy, Program, Recompute, ValueId};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
     OptimizerSpec, Plan, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, dryrun, lower,
@@ -10,9 +12,11 @@ use deepwell_plan::{
 use deepwell_precision::Format;
 use deepwell_probe::Hardware;
 
+use super::step::{Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::TrainError;
 use crate::device::{Device, OpenDevice};
+
 /// What to compile for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
@@ -99,7 +103,7 @@ pub fn compile_on(
         prediction.expected_speedup_over_bf16 = Some(speed / prediction.time_s);
     }
     let mut executor = Executor::new(backend, arena_bytes)?;
-    let statistics = layers_of_statistics(&program).into();
+    let statistics = layers_of_statistics(&program);
     let (inputs, outputs) = host_copy_bytes(&program);
     executor.reserve_host_copies(inputs, outputs)?;
     let per_step = RunCounts::of_step(&program);
@@ -120,8 +124,7 @@ pub fn compile_on(
         training,
         evaluation,
         statistics,
-        counted: Vec::new(),
-        step_time: None,
+        steps: Steps::default(),
         skipped_steps: 0,
         steps_begun: 0,
         rounding_seed: 0,
@@ -132,41 +135,43 @@ pub fn compile_on(
     })
 }
 
-/// Counters of each quantization with the layer that reads its data, in MXFP8 or dequantized: that
-/// is the layer which falls back when they look bad, whoever made the tensor.
-pub(super) fn layers_of_statistics(program: &Program) -> Vec<(ValueId, usize)> {
-    let reader_of = |codes: ValueId| {
-        program
-            .calls
-            .iter()
-            .filter(|call| matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_)))
-            .find(|call| call.inputs().iter().any(|operand| operand.value == codes))
+/// Counters of the quantizations of each body, with the layer that reads their data, in MXFP8 or
+/// dequantized: that is the layer which falls back when they look bad, whoever made the tensor.
+pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
+    let mut readers: HashMap<ValueId, &Call> = HashMap::new();
+    for call in &program.calls {
+        if matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_)) {
+            for operand in call.inputs() {
+                readers.entry(operand.value).or_insert(call);
+            }
+        }
+    }
+    let of_call = |call: &Call| -> Vec<(ValueId, usize)> {
+        call.quantizations()
+            .into_iter()
+            .filter_map(|quantization| {
+                let copies = quantization.copies().iter();
+                let reader = copies.filter_map(|copy| readers.get(&copy.value)).next()?;
+                Some((quantization.statistics()?, reader.layer? as usize))
+            })
+            .collect()
     };
     program
-        .calls
+        .bodies
         .iter()
-        .flat_map(|call| call.quantizations())
-        .filter_map(|quantization| {
-            let reader = quantization.copies().iter().find_map(|copy| reader_of(copy.value))?;
-            Some((quantization.statistics()?, reader.layer? as usize))
-        })
+        .map(|body| program.calls[body.calls.clone()].iter().flat_map(of_call).collect())
         .collect()
 }
 
-/// Bytes that the host writes before a step and reads after it, each value in whole 64 bytes.
+/// Bytes that the host writes before a micro-batch and reads after a body at most, each value in
+/// whole 64 bytes.
 fn host_copy_bytes(program: &Program) -> (usize, usize) {
     let host = &program.host;
     let sum = |ids: &mut dyn Iterator<Item = ValueId>| {
         ids.map(|id| program.value(id).range.bytes.next_multiple_of(64)).sum()
     };
-    let inputs = sum(&mut host
-        .tokens
-        .iter()
-        .chain(&host.targets)
-        .copied()
-        .chain(host.loss_scale)
-        .chain(host.schedule)
-        .chain(host.rounding_key));
+    let inputs = [host.tokens, host.targets, host.loss_scale, host.schedule, host.rounding_key];
+    let inputs = sum(&mut inputs.into_iter().flatten());
     let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
     (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
 }

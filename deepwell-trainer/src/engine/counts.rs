@@ -68,13 +68,13 @@ impl RunCounts {
     /// What one evaluation adds: GEMMs and bytes.
     pub(super) fn of_evaluation(program: &Program) -> RunCounts {
         let mut counts = RunCounts::default();
-        for call in &program.calls {
+        for (call, runs) in program.calls_with_runs() {
             let Op::MxGemm(op) = call.op.leading() else { continue };
             let operands = call.operands[..4].iter();
             let bytes: usize =
                 operands.map(|operand| program.value(operand.value).range.bytes).sum();
-            *counts.mxfp8_gemms.of(op.product) += 1;
-            *counts.quantized_bytes.of(op.product) += bytes as u64;
+            *counts.mxfp8_gemms.of(op.product) += runs as u64;
+            *counts.quantized_bytes.of(op.product) += (bytes * runs) as u64;
         }
         counts
     }

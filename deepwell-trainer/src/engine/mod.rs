@@ -2,48 +2,26 @@
 
 mod compile;
 mod counts;
+mod step;
 
-use std::sync::Arc;
+use std::collections::HashMap;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::ops::Quantize;
-use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
-use deepwell_kernels::{
-    CallTime, Executor, HostBuffer, KernelError, LoadedProgram, Observer, Readback, StepTime,
-    decode_statistics,
+use deepwell_ir::{
+    Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorId, TensorKind, ValueId,
 };
+use deepwell_kernels::{CallTime, Executor, HostBuffer, KernelError, LoadedProgram};
 use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
-use deepwell_precision::QuantStats;
 use deepwell_probe::Hardware;
-use serde::{Deserialize, Serialize};
 
 use self::compile::layers_of_statistics;
+use self::step::{Statistics, Steps, loss_scale};
+pub use self::step::{PendingStep, StepOutcome, StepTime};
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
 pub use self::counts::{GemmCounts, RunCounts};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
 use crate::init;
-
-/// What a step gave.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepOutcome {
-    /// Mean loss over the tokens of the step, nats.
-    pub loss: f32,
-    /// Global norm of the gradients before clipping.
-    pub grad_norm: f32,
-    /// Whether the update was left out because the norm was not finite.
-    pub skipped: bool,
-}
-
-/// A step that is under way.
-#[derive(Debug)]
-pub struct PendingStep {
-    readback: Readback,
-    /// Counters that were asked for, with their layers.
-    statistics: Arc<[(ValueId, usize)]>,
-    /// What the step computes, by the program that was loaded when it began.
-    counts: RunCounts,
-}
 
 /// A model that is ready to train.
 pub struct Engine {
@@ -59,11 +37,9 @@ pub struct Engine {
     executor: Executor,
     training: LoadedProgram,
     evaluation: LoadedProgram,
-    /// Counters of each quantization with the layer it belongs to.
-    statistics: Arc<[(ValueId, usize)]>,
-    /// What the quantizations of the last finished step counted, by layer.
-    counted: Vec<(usize, QuantStats)>,
-    step_time: Option<StepTime>,
+    /// Counters of the quantizations of each body, with the layers that they belong to.
+    statistics: Vec<Statistics>,
+    steps: Steps,
     skipped_steps: u64,
     /// Steps that were begun, and the seed, for what is rounded at random.
     steps_begun: u64,
@@ -278,64 +254,6 @@ impl Engine {
         self.executor.host_view(self.training.program(), id)
     }
 
-    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major.
-    ///
-    /// # Errors
-    /// Batches of the wrong size, or data that a call refuses.
-    pub fn step(
-        &mut self,
-        inputs: &[i32],
-        targets: &[i32],
-        learning_rate: f64,
-        max_grad_norm: f64,
-    ) -> Result<StepOutcome, TrainError> {
-        let pending = self.start_step(inputs, targets, learning_rate, max_grad_norm)?;
-        self.finish_step(pending)
-    }
-
-    /// Begins a step as [`Engine::step`] does, without waiting for it where the device can go on
-    /// by itself. Two steps may be under way: the one before is finished next.
-    ///
-    /// # Errors
-    /// As [`Engine::step`].
-    pub fn start_step(
-        &mut self,
-        inputs: &[i32],
-        targets: &[i32],
-        learning_rate: f64,
-        max_grad_norm: f64,
-    ) -> Result<PendingStep, TrainError> {
-        self.write_step_inputs(inputs, targets, learning_rate, max_grad_norm)?;
-        self.executor.start(&self.training)?;
-        self.pending()
-    }
-
-    /// Waits for a step and says what it gave. The counters of its quantizations are there for
-    /// [`Engine::statistics`] then.
-    ///
-    /// # Errors
-    /// What the device failed with.
-    pub fn finish_step(&mut self, pending: PendingStep) -> Result<StepOutcome, TrainError> {
-        let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
-        let mut counters = vec![[0u64; Quantize::STATISTICS]; pending.statistics.len()];
-        let mut parts: Vec<&mut [u8]> = vec![
-            cast_slice_mut(&mut scalars.0),
-            cast_slice_mut(&mut scalars.1),
-            cast_slice_mut(&mut scalars.2),
-        ];
-        parts.extend(counters.iter_mut().map(|words| cast_slice_mut(words)));
-        self.executor.fetch(pending.readback, &mut parts)?;
-        self.step_time = self.executor.step_time(pending.readback)?;
-        self.counted.clear();
-        let layers = pending.statistics.iter().map(|&(_, layer)| layer);
-        self.counted.extend(layers.zip(counters.iter().map(|words| decode_statistics(words))));
-        let (loss, grad_norm, [_, skipped]) = scalars;
-        let was_skipped = skipped != self.skipped_steps;
-        self.skipped_steps = skipped;
-        self.counts.add(&pending.counts);
-        Ok(StepOutcome { loss: loss[0], grad_norm: grad_norm[0], skipped: was_skipped })
-    }
-
     /// Runs a step on the data of the last one, whole and then call by call, and says when each
     /// call ran.
     ///
@@ -343,18 +261,6 @@ impl Engine {
     /// What the device failed with.
     pub fn profile_step(&mut self) -> Result<Vec<CallTime>, TrainError> {
         Ok(self.executor.profile(&self.training)?)
-    }
-
-    /// The counters of the quantizations of the step that was finished last, with the layer of
-    /// each.
-    pub fn statistics(&self) -> &[(usize, QuantStats)] {
-        &self.counted
-    }
-
-    /// How long the device took for the step that was finished last, by its own clock; `None` on a
-    /// device that runs in the host's time.
-    pub fn step_time(&self) -> Option<StepTime> {
-        self.step_time
     }
 
     /// Whether the device goes on by itself once a step is started.
@@ -367,77 +273,6 @@ impl Engine {
         self.device
     }
 
-    /// [`Engine::step`] with an observer around each call.
-    ///
-    /// # Errors
-    /// As [`Engine::step`], and what the observer refuses.
-    pub fn step_observed(
-        &mut self,
-        inputs: &[i32],
-        targets: &[i32],
-        learning_rate: f64,
-        max_grad_norm: f64,
-        observer: &mut dyn Observer,
-    ) -> Result<StepOutcome, TrainError> {
-        self.write_step_inputs(inputs, targets, learning_rate, max_grad_norm)?;
-        self.executor.run_observed(&self.training, observer)?;
-        let pending = self.pending()?;
-        self.finish_step(pending)
-    }
-
-    fn write_step_inputs(
-        &mut self,
-        inputs: &[i32],
-        targets: &[i32],
-        learning_rate: f64,
-        max_grad_norm: f64,
-    ) -> Result<(), TrainError> {
-        let program = self.training.program();
-        let tokens_per_step = program.tokens_per_step();
-        if inputs.len() != tokens_per_step || targets.len() != tokens_per_step {
-            return Err(TrainError::Setting {
-                setting: "batch",
-                expected: format!("{tokens_per_step} inputs and targets"),
-                got: format!("{} and {}", inputs.len(), targets.len()),
-                hint: None,
-            });
-        }
-        let host = &program.host;
-        let per_micro_batch = program.batch * program.seq;
-        let (scale, schedule) =
-            ([loss_scale(targets)], [learning_rate as f32, max_grad_norm as f32]);
-        let key = [self.rounding_seed, self.steps_begun];
-        let mut values: Vec<(ValueId, &[u8])> = Vec::new();
-        for (index, (&tokens, &target)) in host.tokens.iter().zip(&host.targets).enumerate() {
-            let range = index * per_micro_batch..(index + 1) * per_micro_batch;
-            values.push((tokens, cast_slice(&inputs[range.clone()])));
-            values.push((target, cast_slice(&targets[range])));
-        }
-        values.extend(host.loss_scale.map(|id| (id, cast_slice(&scale))));
-        values.extend(host.schedule.map(|id| (id, cast_slice(&schedule))));
-        values.extend(host.rounding_key.map(|id| (id, cast_slice(&key))));
-        self.executor.stage(program, &values)?;
-        self.steps_begun += 1;
-        Ok(())
-    }
-
-    /// Asks for what the step that was put last into the device's queue gives.
-    fn pending(&mut self) -> Result<PendingStep, TrainError> {
-        let program = self.training.program();
-        let host = &program.host;
-        let (Some(loss), Some(grad_norm), Some(counters)) =
-            (host.loss, host.grad_norm, host.counters)
-        else {
-            let what = "the program has no loss, norm or counters to read".to_string();
-            return Err(KernelError::Run { call: program.name.clone(), what }.into());
-        };
-        let mut values = vec![loss, grad_norm, counters];
-        values.extend(self.statistics.iter().map(|&(id, _)| id));
-        let readback = self.executor.read_later(program, &values)?;
-        let statistics = Arc::clone(&self.statistics);
-        Ok(PendingStep { readback, statistics, counts: self.per_step })
-    }
-
     /// Mean loss on one micro-batch without training; batches as in [`Engine::step`], but of
     /// [`Engine::evaluation_rows`] sequences.
     ///
@@ -446,12 +281,9 @@ impl Engine {
     pub fn evaluate(&mut self, inputs: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
         let program = self.evaluation.program();
         let host = program.host.clone();
-        let writes = [
-            (host.tokens.first(), cast_slice(inputs)),
-            (host.targets.first(), cast_slice(targets)),
-        ];
+        let writes = [(host.tokens, cast_slice(inputs)), (host.targets, cast_slice(targets))];
         for (id, bytes) in writes {
-            if let Some(&id) = id {
+            if let Some(id) = id {
                 self.executor.write(program, id, bytes)?;
             }
         }
@@ -479,13 +311,14 @@ impl Engine {
     /// Whatever stops the lowering.
     pub fn fall_back(&mut self, layers: &[usize], reason: &str) -> Result<(), TrainError> {
         let mut forced: Vec<(String, String)> = Vec::new();
-        for (_, tensor) in self.graph.parameters() {
-            let layer = self
-                .graph
-                .nodes
-                .iter()
-                .find(|node| node.inputs.iter().any(|&id| self.graph.tensor(id) == tensor))
-                .and_then(|node| node.layer);
+        let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
+        for node in &self.graph.nodes {
+            for &input in &node.inputs {
+                layer_of.entry(input).or_insert(node.layer);
+            }
+        }
+        for (id, tensor) in self.graph.parameters() {
+            let layer = layer_of.get(&id).copied().flatten();
             let is_matrix = tensor.shape.rank() == 2;
             if is_matrix && layer.is_some_and(|layer| layers.contains(&(layer as usize))) {
                 forced.push((tensor.name.clone(), reason.to_string()));
@@ -498,7 +331,7 @@ impl Engine {
             lower_evaluation(&self.graph, &plan, &program, self.catalog.as_ref(), &self.target)?;
         self.check_state_stays(&program)?;
         self.executor.unload_all()?;
-        self.statistics = layers_of_statistics(&program).into();
+        self.statistics = layers_of_statistics(&program);
         self.per_step = RunCounts::of_step(&program);
         self.per_evaluation = RunCounts::of_evaluation(&evaluation);
         self.plan = Plan { precision: program.precision.clone(), ..plan };
@@ -520,11 +353,4 @@ impl Engine {
             what: "the optimizer state would move".to_string(),
         })
     }
-}
-
-/// One over the targets that count.
-fn loss_scale(targets: &[i32]) -> f32 {
-    let ignored = deepwell_ir::ops::IGNORED_TARGET;
-    let counted = targets.iter().filter(|&&target| target != ignored).count();
-    1.0 / counted.max(1) as f32
 }

@@ -108,7 +108,7 @@ pub(super) fn cast(operands: &Operands<'_>) -> Result<Run, KernelError> {
 }
 
 pub(super) fn bias_grad(operands: &Operands<'_>) -> Result<Run, KernelError> {
-    let accumulate = operands.call.accumulate;
+    let accumulate = operands.adds();
     let workspace = operands.workspace::<f32>()?;
     let dbias = operands.target::<f32>(1)?;
     by_float!(operands, 0, E => {

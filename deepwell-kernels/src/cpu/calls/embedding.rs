@@ -17,7 +17,7 @@ pub(super) fn forward(operands: &Operands<'_>) -> Result<Run, KernelError> {
 
 pub(super) fn backward(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let &[vocab, width] = operands.shape(2) else { return Err(operands.unexpected(2, "a matrix")) };
-    let accumulate = operands.call.accumulate;
+    let accumulate = operands.adds();
     let (tokens, dtable) = (operands.input::<i32>(0)?, operands.target::<f32>(2)?);
     by_float!(operands, 1, E => {
         let dout = operands.input::<E>(1)?;

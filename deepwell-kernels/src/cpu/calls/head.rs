@@ -5,7 +5,7 @@ use crate::ops::linear_cross_entropy::cpu::{HeadGradients, linear_cross_entropy_
 
 fn prepare(operands: &Operands<'_>, with_gradients: bool) -> Result<Run, KernelError> {
     let tier = operands.tier()?;
-    let accumulate = operands.call.accumulate;
+    let accumulate = operands.adds();
     let hidden = operands.shape(0)[1];
     let workspace = operands.workspace::<u8>()?;
     let (targets, loss_scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);

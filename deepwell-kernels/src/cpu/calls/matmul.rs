@@ -38,7 +38,7 @@ enum Target {
 
 impl Target {
     fn new(operands: &Operands<'_>, index: usize) -> Result<Target, KernelError> {
-        let accumulate = operands.call.accumulate;
+        let accumulate = operands.adds();
         match operands.dtype(index) {
             DType::Bf16 => operands.target(index).map(Target::Bf16),
             _ => operands.target(index).map(|data| Target::F32 { data, accumulate }),

@@ -15,7 +15,7 @@ mod with_quantize;
 
 pub(crate) use attention::attention_shape;
 use bytemuck::Pod;
-use deepwell_ir::{ByteRange, Call, DType, Op, Program, Value};
+use deepwell_ir::{ByteRange, Call, DType, Instance, Op, Program, Value};
 pub use quantize::decode_statistics;
 pub(crate) use with_activation::workspace_bytes as with_activation_workspace_bytes;
 pub(crate) use with_quantize::Scratch;
@@ -42,10 +42,14 @@ impl CpuCall {
 }
 
 /// Resolves a call.
-pub(crate) fn prepare(program: &Program, call: &Call) -> Result<CpuCall, KernelError> {
+pub(crate) fn prepare(
+    program: &Program,
+    call: &Call,
+    instance: Instance,
+) -> Result<CpuCall, KernelError> {
     let values = call.operands.iter().map(|operand| program.value(operand.value)).collect();
     let (input_count, workspace) = (call.input_count, call.workspace);
-    let operands = Operands::new(program, call, values, input_count, workspace);
+    let operands = Operands::new((program, call, instance), values, input_count, workspace);
     let run = run_of(&call.op, &operands)?;
     Ok(CpuCall { name: call.name.clone(), run })
 }
@@ -127,6 +131,7 @@ use by_float;
 struct Operands<'a> {
     program: &'a Program,
     call: &'a Call,
+    instance: Instance,
     /// Inputs, then outputs.
     values: Vec<&'a Value>,
     input_count: usize,
@@ -159,13 +164,23 @@ impl Stored for u8 {
 
 impl<'a> Operands<'a> {
     fn new(
-        program: &'a Program,
-        call: &'a Call,
+        (program, call, instance): (&'a Program, &'a Call, Instance),
         values: Vec<&'a Value>,
         input_count: usize,
         workspace: ByteRange,
     ) -> Operands<'a> {
-        Operands { program, call, values, input_count, workspace, views: RefCell::default() }
+        let views = RefCell::default();
+        Operands { program, call, instance, values, input_count, workspace, views }
+    }
+
+    /// The call, for a part of it.
+    fn site(&self) -> (&'a Program, &'a Call, Instance) {
+        (self.program, self.call, self.instance)
+    }
+
+    /// Whether accumulators add to what is there.
+    fn adds(&self) -> bool {
+        self.call.accumulate.adds(self.instance)
     }
 
     /// Keeps views apart: what is written shares no byte with anything else. Those of the arena are
@@ -233,7 +248,7 @@ impl<'a> Operands<'a> {
     fn check<T: Stored>(&self, index: usize) -> Result<ByteRange, KernelError> {
         let value = self.value(index);
         if T::DTYPES.contains(&value.dtype) {
-            Ok(value.range)
+            Ok(value.range_in(self.instance.slot))
         } else {
             Err(self.unexpected(index, T::DTYPES[0].name()))
         }

@@ -43,7 +43,7 @@ pub(super) fn rms_norm_backward_call(
     operands: &Operands<'_>,
     residual: bool,
 ) -> Result<Run, KernelError> {
-    let accumulate = operands.call.accumulate;
+    let accumulate = operands.adds();
     let workspace = operands.workspace::<f32>()?;
     by_float!(operands, 0, E => {
         let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
@@ -115,7 +115,7 @@ pub(super) fn layer_norm_backward_call(
     operands: &Operands<'_>,
     residual: bool,
 ) -> Result<Run, KernelError> {
-    let accumulate = operands.call.accumulate;
+    let accumulate = operands.adds();
     let workspace = operands.workspace::<f32>()?;
     by_float!(operands, 0, E => {
         let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);

@@ -33,7 +33,7 @@ pub(super) fn forward(operands: &Operands<'_>) -> Result<Run, KernelError> {
 
 pub(super) fn backward(operands: &Operands<'_>) -> Result<Run, KernelError> {
     let (seq, width) = sizes(operands, 1)?;
-    let accumulate = operands.call.accumulate;
+    let accumulate = operands.adds();
     let dtable = operands.target::<f32>(1)?;
     by_float!(operands, 0, E => {
         let dout = operands.input::<E>(0)?;

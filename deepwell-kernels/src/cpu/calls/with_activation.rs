@@ -51,6 +51,7 @@ pub(super) fn with_activation(
     let in_scratch = Value {
         memory: MemoryKind::Workspace,
         range: ByteRange { offset: workspace.offset, bytes: result.range.bytes },
+        slot_stride_bytes: 0,
         ..result.clone()
     };
     let product = if op.keep { outputs[0] } else { &in_scratch };
@@ -59,7 +60,7 @@ pub(super) fn with_activation(
         let input_count = inputs.len();
         let values = inputs.into_iter().chain([output]).collect();
         let rest = ByteRange { offset: workspace.offset + bytes, bytes: workspace.bytes - bytes };
-        run_of(op, &Operands::new(operands.program, call, values, input_count, rest))
+        run_of(op, &Operands::new(operands.site(), values, input_count, rest))
     };
     let multiply = part(of_product.to_vec(), product, &op.product)?;
     let of_elements = [product].into_iter().chain(others.iter().copied()).collect();

@@ -48,6 +48,7 @@ impl Scratch {
                 shape: output.shape.clone(),
                 memory: MemoryKind::Workspace,
                 range: ByteRange { offset: call.workspace.offset + offset, bytes },
+                slot_stride_bytes: 0,
             })
         };
         self.outputs.iter().zip(&self.ranges).map(value).collect()
@@ -91,12 +92,12 @@ pub(super) fn with_quantize(
     let bytes = operands.workspace.bytes - scratch.bytes;
     let values = inputs.iter().copied().chain(produced.iter().copied()).collect();
     let rest = ByteRange { offset: start, bytes };
-    let producer = Operands::new(operands.program, call, values, inputs.len(), rest);
+    let producer = Operands::new(operands.site(), values, inputs.len(), rest);
     let mut runs = vec![run_of(&op.producer, &producer)?];
     for (index, entry) in op.quantized.iter().enumerate() {
         let copies = &stored[op.positions_of_quantized(index)];
         let values = [produced[entry.output]].into_iter().chain(copies.iter().copied()).collect();
-        let part = Operands::new(operands.program, call, values, 1, ByteRange::default());
+        let part = Operands::new(operands.site(), values, 1, ByteRange::default());
         runs.push(run_of(&Op::Quantize(entry.quantize.clone()), &part)?);
     }
     Ok(Box::new(move |arena| runs.iter().try_for_each(|run| run(arena))))

@@ -1,8 +1,13 @@
 //! Rules of a program, checked where one is made, read or run.
 
+mod data_flow;
+mod races;
+mod schedule;
+
 use std::collections::HashSet;
 
-use crate::{Access, ByteRange, Call, IrError, Phase, Program, Value, ValueId};
+use super::{Access, ByteRange, Call, Order, Program, Value, ValueId};
+use crate::IrError;
 
 /// Every value and workspace starts on such a boundary: a cache line, and what vector loads and
 /// bulk copies want.
@@ -14,7 +19,10 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// - persistent values share no byte with anything else;
 /// - operands of one call and its workspace share no byte, unless both are only read;
 /// - every transient operand that is read has been written and not been overwritten since;
-/// - events are recorded before they are waited for.
+/// - bodies cover all calls, events are recorded before they are waited for, and of two calls that
+///   use the same bytes, unless both only read them, one is over before the other begins;
+/// - the schedule runs each micro-batch forward and then backward in one slot, and what lives from
+///   the one to the other has a place in each slot.
 ///
 /// # Errors
 /// [`IrError::Program`] naming the first offender.
@@ -24,7 +32,12 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
         .values()
         .and_then(|()| check.interface())
         .and_then(|()| check.calls())
-        .and_then(|()| check.data_flow())
+        .and_then(|()| {
+            let order = Order::of(&program.calls, &program.bodies)?;
+            data_flow::check(program)?;
+            races::check(program, &order)?;
+            schedule::check(program)
+        })
         .map_err(|what| IrError::Program { program: program.name.clone(), what })
 }
 
@@ -51,6 +64,7 @@ impl Check<'_> {
                 ));
             }
             self.range(&value.range, &value.name)?;
+            self.slots(value)?;
             let in_transient = value.range.offset >= self.program.arena.transient_offset;
             if value.range.bytes > 0 && in_transient == value.memory.is_persistent() {
                 return Err(format!(
@@ -64,7 +78,9 @@ impl Check<'_> {
         let mut persistent: Vec<&Value> =
             self.program.values.iter().filter(|v| v.memory.is_persistent()).collect();
         persistent.sort_by_key(|value| value.range.offset);
-        if let Some(value) = persistent.iter().find(|value| value.range.end() > transient_offset) {
+        let last_slot = self.program.slots.saturating_sub(1);
+        let end = |value: &Value| value.range_in(last_slot).end();
+        if let Some(value) = persistent.iter().find(|value| end(value) > transient_offset) {
             return Err(format!(
                 "value `{}` ({}) reaches into the transient part of the arena",
                 value.name,
@@ -72,7 +88,8 @@ impl Check<'_> {
             ));
         }
         for pair in persistent.windows(2) {
-            if pair[0].range.overlaps(&pair[1].range) {
+            let bytes = end(pair[0]) - pair[0].range.offset;
+            if (ByteRange { bytes, ..pair[0].range }).overlaps(&pair[1].range) {
                 return Err(format!("`{}` and `{}` overlap", pair[0].name, pair[1].name));
             }
         }
@@ -89,6 +106,23 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// The places of a value in all slots lie apart, in the arena.
+    fn slots(&self, value: &Value) -> Result<(), String> {
+        let (stride, slots) = (value.slot_stride_bytes, self.program.slots as usize);
+        if stride == 0 || slots < 2 {
+            return Ok(());
+        }
+        let apart = stride >= value.range.bytes && stride.is_multiple_of(ALIGNMENT_BYTES);
+        let end = (slots - 1).checked_mul(stride).and_then(|at| at.checked_add(value.range.end()));
+        if !apart || end.is_none_or(|end| end > self.program.arena.bytes) {
+            return Err(format!(
+                "`{}` of {} bytes has slots of {stride} bytes, which overlap or leave the arena",
+                value.name, value.range.bytes
+            ));
+        }
+        Ok(())
+    }
+
     fn ids(&self, who: &str, ids: impl IntoIterator<Item = ValueId>) -> Result<(), String> {
         let count = self.program.values.len();
         match ids.into_iter().find(|id| id.index() >= count) {
@@ -99,13 +133,12 @@ impl Check<'_> {
 
     fn interface(&self) -> Result<(), String> {
         let host = &self.program.host;
-        let lists = host.tokens.iter().chain(&host.targets);
         let statistics = host.statistics.iter().map(|(_, id)| id);
-        let scalars = [&host.loss_scale, &host.schedule, &host.counters, &host.loss]
+        let others = [&host.tokens, &host.targets, &host.loss_scale, &host.schedule]
             .into_iter()
-            .chain([&host.grad_norm, &host.rounding_key])
+            .chain([&host.counters, &host.loss, &host.grad_norm, &host.rounding_key])
             .flatten();
-        self.ids("the host interface", lists.chain(statistics).chain(scalars).copied())?;
+        self.ids("the host interface", statistics.chain(others).copied())?;
         for state in &self.program.parameters {
             let kept = [state.first_moment, state.second_moment, state.gradient];
             let ids = [Some(state.master)].into_iter().chain(kept).flatten();
@@ -116,7 +149,6 @@ impl Check<'_> {
 
     fn calls(&self) -> Result<(), String> {
         let mut names = HashSet::new();
-        let mut recorded = HashSet::new();
         for call in &self.program.calls {
             if !names.insert(call.name.as_str()) {
                 return Err(format!("two calls are named `{}`", call.name));
@@ -141,12 +173,6 @@ impl Check<'_> {
             let ids = call.operands.iter().map(|operand| operand.value);
             self.ids(&format!("call `{}`", call.name), ids)?;
             self.overlaps(call)?;
-            for event in &call.waits {
-                if !recorded.contains(event) {
-                    return Err(format!("call `{}` waits for event {event}", call.name));
-                }
-            }
-            recorded.extend(call.records);
         }
         Ok(())
     }
@@ -169,42 +195,6 @@ impl Check<'_> {
                         call.name, value.name, other_value.name
                     ));
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// Follows what lies in the transient part of the arena, in issue order.
-    fn data_flow(&self) -> Result<(), String> {
-        let program = self.program;
-        // Values whose bytes are whole, by offset.
-        let mut alive: Vec<usize> = Vec::new();
-        for call in program.calls.iter().filter(|call| call.phase != Phase::Weights) {
-            for operand in &call.operands {
-                let value = program.value(operand.value);
-                if value.memory.is_persistent() || operand.access == Access::Write {
-                    continue;
-                }
-                if value.range.bytes > 0 && !alive.contains(&operand.value.index()) {
-                    return Err(format!(
-                        "call `{}` reads `{}`, which is not there (any more)",
-                        call.name, value.name
-                    ));
-                }
-            }
-            let written: Vec<ByteRange> = call
-                .operands
-                .iter()
-                .filter(|operand| operand.access != Access::Read)
-                .map(|operand| program.value(operand.value).range)
-                .chain([call.workspace])
-                .collect();
-            alive.retain(|&index| {
-                let range = &program.values[index].range;
-                !written.iter().any(|other| other.overlaps(range))
-            });
-            for operand in call.operands.iter().filter(|op| op.access != Access::Read) {
-                alive.push(operand.value.index());
             }
         }
         Ok(())

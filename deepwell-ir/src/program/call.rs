@@ -1,0 +1,202 @@
+//! One kernel call: what is computed, by which kernel, on which values, and when.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ByteRange, Instance, Program, ValueId};
+use crate::ops::Quantize;
+use crate::{KernelChoice, MathUnit, Op, Phase, Rejected, Tag};
+
+/// How a call touches an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Every byte written, nothing read.
+    Write,
+    /// Read and written: accumulators, in-place updates.
+    Update,
+}
+
+/// When a call adds to its accumulators (the loss, gradients of parameters) and when it overwrites
+/// them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accumulate {
+    /// It overwrites, or has none.
+    #[default]
+    Never,
+    /// It overwrites in the first micro-batch of a step and adds in the others.
+    AfterFirst,
+    /// It adds: a call before it in the same body has written.
+    Always,
+}
+
+impl Accumulate {
+    /// Whether it adds in an instance.
+    pub fn adds(self, instance: Instance) -> bool {
+        match self {
+            Accumulate::Never => false,
+            Accumulate::AfterFirst => !instance.is_first,
+            Accumulate::Always => true,
+        }
+    }
+}
+
+/// A value and what the call does with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operand {
+    /// Which value.
+    pub value: ValueId,
+    /// What for.
+    pub access: Access,
+}
+
+/// What a call costs at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Floating-point operations, a multiply-add counted as two.
+    pub flops: u64,
+    /// Bytes read from memory, each operand once.
+    pub bytes_read: u64,
+    /// Bytes written to memory.
+    pub bytes_written: u64,
+}
+
+impl Cost {
+    /// Bytes moved.
+    pub fn bytes(&self) -> u64 {
+        self.bytes_read + self.bytes_written
+    }
+}
+
+/// Queue that a call is issued on. Stream 0 computes.
+pub type StreamId = u32;
+/// A point in a stream that another stream can wait for.
+pub type EventId = u32;
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// Unique name: the node's.
+    pub name: String,
+    /// What is computed.
+    pub op: Op,
+    /// Which kernel computes it.
+    pub choice: KernelChoice,
+    /// Inputs, then outputs, in the op's order.
+    pub operands: Vec<Operand>,
+    /// How many of the operands are inputs.
+    pub input_count: usize,
+    /// When outputs that are accumulators add to what is there.
+    pub accumulate: Accumulate,
+    /// Scratch, `choice.workspace_bytes` long.
+    pub workspace: ByteRange,
+    /// When it runs.
+    pub phase: Phase,
+    /// Part of the model.
+    pub tag: Tag,
+    /// Transformer layer.
+    pub layer: Option<u32>,
+    /// Whether it repeats a forward call.
+    pub recomputes: bool,
+    /// Unit that does the arithmetic.
+    pub unit: MathUnit,
+    /// Lower bound of the work of one run, the first of a step.
+    pub cost: Cost,
+    /// Bytes of accumulators that runs which add to them read beside.
+    #[serde(default)]
+    pub accumulator_bytes: u64,
+    /// Queue.
+    pub stream: StreamId,
+    /// Events to wait for first.
+    pub waits: Vec<EventId>,
+    /// Event to record afterwards.
+    pub records: Option<EventId>,
+    /// Kernels that would have been preferred or cannot serve, and why.
+    pub rejected: Vec<Rejected>,
+}
+
+impl Call {
+    /// Lower bound of the work of one run.
+    pub fn cost_in(&self, instance: Instance) -> Cost {
+        let adds = self.accumulate == Accumulate::AfterFirst && !instance.is_first;
+        let bytes = if adds { self.accumulator_bytes } else { 0 };
+        Cost { bytes_read: self.cost.bytes_read + bytes, ..self.cost }
+    }
+
+    /// Bytes that so many runs in a step move.
+    pub fn bytes_in_step(&self, runs: usize) -> u64 {
+        let bytes = |is_first| self.cost_in(Instance { slot: 0, is_first }).bytes();
+        match runs {
+            0 => 0,
+            _ => bytes(true) + bytes(false) * (runs as u64 - 1),
+        }
+    }
+
+    /// The inputs.
+    pub fn inputs(&self) -> &[Operand] {
+        &self.operands[..self.input_count]
+    }
+
+    /// The outputs.
+    pub fn outputs(&self) -> &[Operand] {
+        &self.operands[self.input_count..]
+    }
+
+    /// The block quantizations that the call does, be it one itself or with its producer.
+    pub fn quantizations(&self) -> Vec<Quantization<'_>> {
+        let outputs = self.outputs();
+        match &self.op {
+            Op::Quantize(quantize) => {
+                let source = self.operands.first().map(|operand| operand.value);
+                vec![Quantization { quantize, source, outputs }]
+            }
+            Op::WithQuantize(op) => (0..op.quantized.len())
+                .filter_map(|index| {
+                    let entry = &op.quantized[index];
+                    let source = op.position_of_output(entry.output);
+                    Some(Quantization {
+                        quantize: &entry.quantize,
+                        source: source.and_then(|at| outputs.get(at)).map(|source| source.value),
+                        outputs: outputs.get(op.positions_of_quantized(index))?,
+                    })
+                })
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// One block quantization of a [`Call`].
+#[derive(Clone, Copy, Debug)]
+pub struct Quantization<'a> {
+    /// How.
+    pub quantize: &'a Quantize,
+    /// What is quantized; none when the call does not store it.
+    pub source: Option<ValueId>,
+    /// Row codes and scales, column codes and scales, counters: those that there are.
+    pub outputs: &'a [Operand],
+}
+
+impl Quantization<'_> {
+    /// Codes and scales.
+    pub fn copies(&self) -> &[Operand] {
+        self.outputs.split_last().map_or(&[], |(_, copies)| copies)
+    }
+
+    /// The counters.
+    pub fn statistics(&self) -> Option<ValueId> {
+        self.outputs.last().map(|operand| operand.value)
+    }
+
+    /// Name of what is quantized: of its value, or where it is not stored the name that its
+    /// copies are named after (`x` of codes `x.mx.row`).
+    pub fn source_name(&self, program: &Program) -> String {
+        if let Some(source) = self.source {
+            return program.value(source).name.clone();
+        }
+        let codes = self.outputs.first().map_or("", |operand| &program.value(operand.value).name);
+        codes[..codes.rfind(".mx").unwrap_or(codes.len())].to_string()
+    }
+}

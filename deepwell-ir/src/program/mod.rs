@@ -1,0 +1,214 @@
+//! The lowered step of one rank: bodies of kernel calls over byte ranges of one arena, and the
+//! schedule that invokes them.
+//!
+//! A [`Program`] is plain data. It is made by `deepwell-plan`, read by `dryrun`, and run by the
+//! `Executor` of `deepwell-kernels`: what is predicted is what is run. A body (the forward pass,
+//! the backward pass, the optimizer, the weights' compute copies) stands once, however often the
+//! schedule invokes it: the cost of a program does not grow with its micro-batches.
+
+mod call;
+mod memory;
+mod order;
+mod schedule;
+mod text;
+mod verify;
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::call::{
+    Access, Accumulate, Call, Cost, EventId, Operand, Quantization, StreamId,
+};
+pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
+pub use self::order::Order;
+pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
+pub use self::verify::{ALIGNMENT_BYTES, verify_program};
+use crate::{Phase, Target, TensorPrecision};
+
+/// What a program is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Forward, backward and optimizer.
+    Train,
+    /// Forward and loss.
+    Evaluate,
+}
+
+/// Values that the host writes and reads, by what they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostInterface {
+    /// Token ids i32 `[B·S]` of a micro-batch.
+    pub tokens: Option<ValueId>,
+    /// Targets i32 `[B·S]` of a micro-batch.
+    pub targets: Option<ValueId>,
+    /// f32 `[1]`: one over the tokens of the step that count.
+    pub loss_scale: Option<ValueId>,
+    /// f32 `[2]`: learning rate and largest gradient norm.
+    pub schedule: Option<ValueId>,
+    /// u64 `[2]`: seed and number of the step, for rounding at random; none where nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding_key: Option<ValueId>,
+    /// u64 `[2]`: applied and skipped steps.
+    pub counters: Option<ValueId>,
+    /// f32 `[1]`.
+    pub loss: Option<ValueId>,
+    /// f32 `[1]`, before clipping.
+    pub grad_norm: Option<ValueId>,
+    /// Counters of each quantization: name of the quantized tensor and its u64 values.
+    pub statistics: Vec<(String, ValueId)>,
+}
+
+/// A parameter with everything that training keeps for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterState {
+    /// Name of the parameter in the source model.
+    pub name: String,
+    /// FP32 master weight.
+    pub master: ValueId,
+    /// First moment; none in a program that only evaluates.
+    pub first_moment: Option<ValueId>,
+    /// Second moment.
+    pub second_moment: Option<ValueId>,
+    /// FP32 gradient.
+    pub gradient: Option<ValueId>,
+}
+
+/// The step of one rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Name of the model.
+    pub name: String,
+    /// What it is for.
+    pub mode: Mode,
+    /// Rank it is for.
+    pub rank: u32,
+    /// What it runs on.
+    pub target: Target,
+    /// Sequences per micro-batch.
+    pub batch: usize,
+    /// Tokens per sequence.
+    pub seq: usize,
+    /// Micro-batches per step.
+    pub micro_batches: usize,
+    /// Tensors with their places.
+    pub values: Vec<Value>,
+    /// Micro-batches whose activations are in flight at a time.
+    pub slots: u32,
+    /// Kernel calls, body after body, each in issue order.
+    pub calls: Vec<Call>,
+    /// Ranges of calls that run together, at most one of each phase, which cover all calls in
+    /// order. That of [`Phase::Weights`] makes the compute copies for the next step, and is also
+    /// run alone after weights are loaded.
+    pub bodies: Vec<Body>,
+    /// What a step runs, in order.
+    pub schedule: Vec<Invocation>,
+    /// The arena.
+    pub arena: Arena,
+    /// What the host writes and reads.
+    pub host: HostInterface,
+    /// Parameters in canonical order.
+    pub parameters: Vec<ParameterState>,
+    /// What each parameter got from the policy.
+    pub precision: Vec<TensorPrecision>,
+    /// Bytes that the backend holds beside the arena.
+    pub fixed_overhead_bytes: usize,
+}
+
+impl Program {
+    /// The value behind an id.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// Finds a value by its name.
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        self.values.iter().position(|value| value.name == name).map(|i| ValueId(i as u32))
+    }
+
+    /// Tokens per step.
+    pub fn tokens_per_step(&self) -> usize {
+        self.batch * self.seq * self.micro_batches
+    }
+
+    /// The calls of a body.
+    pub fn calls_of(&self, body: BodyId) -> &[Call] {
+        &self.calls[self.bodies[body.index()].calls.clone()]
+    }
+
+    /// The body of a phase.
+    pub fn body_of(&self, phase: Phase) -> Option<BodyId> {
+        self.bodies.iter().position(|body| body.phase == phase).map(|i| BodyId(i as u32))
+    }
+
+    /// The instance of a body that stands for `instance`: where nothing is accumulated, a micro-batch
+    /// like any other is as good as the first.
+    pub fn instance_of(&self, body: BodyId, instance: Instance) -> Instance {
+        let mut calls = self.calls_of(body).iter();
+        let differs = calls.any(|call| call.accumulate == Accumulate::AfterFirst);
+        Instance { is_first: instance.is_first || !differs, ..instance }
+    }
+
+    /// The instances of bodies that a step runs, and those that run alone.
+    pub fn instances(&self) -> BTreeSet<(BodyId, Instance)> {
+        let of_schedule = self.schedule.iter().map(|it| (it.body, it.instance()));
+        let alone = self.body_of(Phase::Weights).map(|body| (body, Instance::ONLY));
+        of_schedule
+            .chain(alone)
+            .map(|(body, instance)| (body, self.instance_of(body, instance)))
+            .collect()
+    }
+
+    /// How often a step runs the calls of each body.
+    pub fn runs_per_step(&self) -> Vec<usize> {
+        let mut runs = vec![0; self.bodies.len()];
+        for invocation in &self.schedule {
+            runs[invocation.body.index()] += 1;
+        }
+        runs
+    }
+
+    /// Each call, with how often a step runs it.
+    pub fn calls_with_runs(&self) -> impl Iterator<Item = (&Call, usize)> {
+        let runs = self.runs_per_step();
+        let of_body = move |(body, runs): (&Body, usize)| (body.calls.clone(), runs);
+        self.bodies
+            .iter()
+            .zip(runs)
+            .map(of_body)
+            .flat_map(move |(calls, runs)| self.calls[calls].iter().map(move |call| (call, runs)))
+    }
+
+    /// FLOPs of a step.
+    pub fn flops(&self) -> u64 {
+        self.calls_with_runs().map(|(call, runs)| call.cost.flops * runs as u64).sum()
+    }
+
+    /// Bytes that the calls of a step move.
+    pub fn bytes_moved(&self) -> u64 {
+        self.calls_with_runs().map(|(call, runs)| call.bytes_in_step(runs)).sum()
+    }
+
+    /// The values whose memory is spent on `kind`.
+    pub fn values_of(&self, kind: MemoryKind) -> impl Iterator<Item = &Value> {
+        self.values.iter().filter(move |value| value.memory == kind)
+    }
+
+    /// The program as JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a program holds only plain data")
+    }
+
+    /// Reads [`Program::to_json`] back, verified.
+    ///
+    /// # Errors
+    /// Text that is no program, or a program that breaks a rule of
+    /// [`crate::verify_program`].
+    pub fn from_json(text: &str) -> Result<Program, crate::IrError> {
+        let program: Program = serde_json::from_str(text)
+            .map_err(|source| crate::IrError::Json { what: "program", source })?;
+        crate::verify_program(&program)?;
+        Ok(program)
+    }
+}

@@ -1,0 +1,91 @@
+//! Of two calls that use the same bytes, one is over before the other begins.
+
+use std::collections::BTreeMap;
+
+use crate::{Access, ByteRange, Order, Program};
+
+/// Who used some bytes last.
+#[derive(Clone, Debug, Default)]
+struct Users {
+    writer: Option<usize>,
+    /// The last reader on each stream since.
+    readers: BTreeMap<usize, usize>,
+}
+
+/// The arena in stretches whose bytes were used alike, by where they begin; each ends where the
+/// next begins.
+struct Stretches {
+    by_offset: BTreeMap<usize, Users>,
+}
+
+impl Stretches {
+    /// Makes a stretch begin at `offset`.
+    fn split(&mut self, offset: usize) {
+        let before = self.by_offset.range(..=offset).next_back();
+        let users = before.map(|(_, users)| users.clone()).unwrap_or_default();
+        self.by_offset.entry(offset).or_insert(users);
+    }
+
+    fn within(&mut self, range: ByteRange) -> impl Iterator<Item = &mut Users> {
+        self.split(range.offset);
+        self.split(range.end());
+        self.by_offset.range_mut(range.offset..range.end()).map(|(_, users)| users)
+    }
+
+    fn write(&mut self, range: ByteRange, call: usize) {
+        self.split(range.offset);
+        self.split(range.end());
+        let inside: Vec<usize> =
+            self.by_offset.range(range.offset..range.end()).map(|(&offset, _)| offset).collect();
+        for offset in inside {
+            self.by_offset.remove(&offset);
+        }
+        let users = Users { writer: Some(call), readers: BTreeMap::new() };
+        self.by_offset.insert(range.offset, users);
+    }
+}
+
+/// Walks the calls in issue order and compares each access with the last ones of the same bytes.
+/// On one stream there is nothing to find.
+pub(super) fn check(program: &Program, order: &Order) -> Result<(), String> {
+    if order.streams() < 2 {
+        return Ok(());
+    }
+    let mut stretches = Stretches { by_offset: BTreeMap::new() };
+    for (index, call) in program.calls.iter().enumerate() {
+        let operands = call
+            .operands
+            .iter()
+            .map(|operand| (program.value(operand.value).range, operand.access == Access::Read));
+        let used: Vec<(ByteRange, bool)> = operands
+            .chain([(call.workspace, false)])
+            .filter(|(range, _)| range.bytes > 0)
+            .collect();
+        for &(range, only_reads) in &used {
+            for users in stretches.within(range) {
+                let readers = users.readers.values().filter(|_| !only_reads);
+                let beside = users
+                    .writer
+                    .iter()
+                    .chain(readers)
+                    .find(|&&other| other != index && !order.is_before(other, index));
+                if let Some(&other) = beside {
+                    return Err(format!(
+                        "calls `{}` and `{}` use bytes {}..{} and no event orders them",
+                        program.calls[other].name,
+                        call.name,
+                        range.offset,
+                        range.end()
+                    ));
+                }
+                if only_reads {
+                    users.readers.insert(order.stream(index), index);
+                }
+            }
+        }
+        for (range, _) in used.into_iter().filter(|(_, only_reads)| !only_reads) {
+            stretches.write(range, index);
+        }
+    }
+    Ok(())
+}

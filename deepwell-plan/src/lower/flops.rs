@@ -1,0 +1,67 @@
+//! What a program computes in its linear layers.
+
+use deepwell_ir::{Call, Op, Program};
+
+/// FLOPs of the GEMMs of linear layers in a step. Recomputed calls do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinearFlops {
+    /// Those that run in MXFP8.
+    pub mxfp8: u64,
+    /// All of the blocks.
+    pub blocks: u64,
+    /// All of the blocks and of the output head.
+    pub with_head: u64,
+}
+
+/// Adds up the GEMMs of linear layers of a program.
+pub fn linear_flops(program: &Program) -> LinearFlops {
+    let mut sums = LinearFlops::default();
+    for (call, runs) in program.calls_with_runs().filter(|(call, _)| !call.recomputes) {
+        // Of a GEMM with what follows it, the GEMM alone.
+        let leading = call.op.leading();
+        let shapes: Vec<Vec<usize>> = call
+            .inputs()
+            .iter()
+            .map(|operand| program.value(operand.value).shape.clone())
+            .collect();
+        let flops_per_run = match leading == &call.op {
+            true => call.cost.flops,
+            false => leading.rule().flops(&shapes),
+        };
+        let flops = flops_per_run * runs as u64;
+        match leading {
+            Op::MxGemm(_) => {
+                sums.mxfp8 += flops;
+                sums.blocks += flops;
+                sums.with_head += flops;
+            }
+            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+                sums.blocks += flops;
+                sums.with_head += flops;
+            }
+            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => sums.with_head += flops,
+            _ => {}
+        }
+    }
+    sums
+}
+
+/// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all
+/// (the head included), see [`linear_flops`].
+pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
+    let LinearFlops { mxfp8, blocks, with_head } = linear_flops(program);
+    let share = |total: u64| if total == 0 { 0.0 } else { mxfp8 as f64 / total as f64 };
+    (share(blocks), share(with_head))
+}
+
+/// Bytes of codes and scales that the quantizations of one step write.
+pub fn quantized_bytes(program: &Program) -> u64 {
+    let bytes_of = |call: &Call| -> u64 {
+        call.quantizations()
+            .into_iter()
+            .flat_map(|quantization| quantization.outputs)
+            .map(|operand| program.value(operand.value).range.bytes as u64)
+            .sum()
+    };
+    program.calls_with_runs().map(|(call, runs)| bytes_of(call) * runs as u64).sum()
+}

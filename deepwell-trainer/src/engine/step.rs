@@ -1,0 +1,320 @@
+//! Steps under way: inputs go in and results come out while the device runs.
+//!
+//! Each body with quantizations is followed by a readback of their counters, the last body of a step
+//! by one of its loss, norm and counters. Two readbacks can be under way; before a third is asked
+//! for, the oldest is fetched, so that the host is never further ahead than that.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use deepwell_ir::ops::Quantize;
+use deepwell_ir::{Invocation, Phase, ValueId};
+use deepwell_kernels::{KernelError, Observer, Readback, decode_statistics};
+use deepwell_precision::QuantStats;
+use serde::{Deserialize, Serialize};
+
+use super::{Engine, RunCounts};
+use crate::TrainError;
+
+/// What a step gave.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepOutcome {
+    /// Mean loss over the tokens of the step, nats.
+    pub loss: f32,
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f32,
+    /// Whether the update was left out because the norm was not finite.
+    pub skipped: bool,
+}
+
+/// A step that is under way.
+#[derive(Debug)]
+pub struct PendingStep {
+    number: u64,
+}
+
+/// How long a device took for a step, by its own clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTime {
+    /// From where its first inputs were on the device, in seconds.
+    pub since_staged_s: f64,
+    /// From the end of the step before, in seconds; `None` for the first.
+    pub since_readback_s: Option<f64>,
+}
+
+/// Counters of quantizations with the layer of each.
+pub(super) type Statistics = Arc<[(ValueId, usize)]>;
+
+/// Readbacks that a backend keeps.
+const READBACKS: usize = 2;
+
+/// A readback that was asked for.
+#[derive(Debug)]
+struct Part {
+    step: u64,
+    readback: Readback,
+    statistics: Statistics,
+    /// Whether it ends with loss, norm and counters of the step.
+    is_last: bool,
+}
+
+/// What is known of a step.
+#[derive(Debug, Default)]
+struct Known {
+    number: u64,
+    /// What it computes, by the program that was loaded when it began.
+    per_step: RunCounts,
+    counted: Vec<(usize, QuantStats)>,
+    since_staged_s: Option<f64>,
+    since_readback_s: Option<f64>,
+    has_gap: bool,
+    /// Loss, norm of the gradients, skipped steps; there when all else is.
+    scalars: Option<(f32, f32, u64)>,
+}
+
+/// Steps that were begun and not finished, and the last one that was.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    begun: u64,
+    parts: VecDeque<Part>,
+    known: VecDeque<Known>,
+    finished: Known,
+}
+
+/// A batch and the scalars of a step.
+struct StepInputs<'a> {
+    tokens: &'a [i32],
+    targets: &'a [i32],
+    scale: [f32; 1],
+    schedule: [f32; 2],
+    key: [u64; 2],
+}
+
+impl Engine {
+    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major.
+    ///
+    /// # Errors
+    /// Batches of the wrong size, or data that a call refuses.
+    pub fn step(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<StepOutcome, TrainError> {
+        let pending = self.start_step(inputs, targets, learning_rate, max_grad_norm)?;
+        self.finish_step(pending)
+    }
+
+    /// Begins a step as [`Engine::step`] does, without waiting for it where the device can go on
+    /// by itself. Two steps may be under way: the one before is finished next.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn start_step(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<PendingStep, TrainError> {
+        self.run_schedule(inputs, targets, [learning_rate, max_grad_norm], None)
+    }
+
+    /// [`Engine::step`] with an observer around each call.
+    ///
+    /// # Errors
+    /// As [`Engine::step`], and what the observer refuses.
+    pub fn step_observed(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        learning_rate: f64,
+        max_grad_norm: f64,
+        observer: &mut dyn Observer,
+    ) -> Result<StepOutcome, TrainError> {
+        let schedule = [learning_rate, max_grad_norm];
+        let pending = self.run_schedule(inputs, targets, schedule, Some(observer))?;
+        self.finish_step(pending)
+    }
+
+    /// Waits for a step and says what it gave. The counters of its quantizations are there for
+    /// [`Engine::statistics`] then.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn finish_step(&mut self, pending: PendingStep) -> Result<StepOutcome, TrainError> {
+        loop {
+            match self.steps.known.front() {
+                Some(known) if known.number < pending.number => {
+                    self.steps.known.pop_front();
+                }
+                Some(known) if known.number == pending.number && known.scalars.is_some() => break,
+                Some(_) if !self.steps.parts.is_empty() => self.fetch_oldest()?,
+                _ => {
+                    let what = "was finished before, or another after it".to_string();
+                    return Err(KernelError::Run { call: "step".to_string(), what }.into());
+                }
+            }
+        }
+        self.steps.finished = self.steps.known.pop_front().unwrap_or_default();
+        let finished = &self.steps.finished;
+        let (loss, grad_norm, skipped) = finished.scalars.unwrap_or_default();
+        let was_skipped = skipped != self.skipped_steps;
+        self.skipped_steps = skipped;
+        self.counts.add(&finished.per_step);
+        Ok(StepOutcome { loss, grad_norm, skipped: was_skipped })
+    }
+
+    /// The counters of the quantizations of the step that was finished last, with the layer of
+    /// each.
+    pub fn statistics(&self) -> &[(usize, QuantStats)] {
+        &self.steps.finished.counted
+    }
+
+    /// How long the device took for the step that was finished last, by its own clock; `None` on a
+    /// device that runs in the host's time.
+    pub fn step_time(&self) -> Option<StepTime> {
+        let finished = &self.steps.finished;
+        let since_readback_s = finished.since_readback_s.filter(|_| !finished.has_gap);
+        Some(StepTime { since_staged_s: finished.since_staged_s?, since_readback_s })
+    }
+
+    /// Puts the whole schedule into the device's queue, with inputs and readbacks.
+    fn run_schedule(
+        &mut self,
+        inputs: &[i32],
+        targets: &[i32],
+        schedule: [f64; 2],
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<PendingStep, TrainError> {
+        let tokens_per_step = self.program().tokens_per_step();
+        if inputs.len() != tokens_per_step || targets.len() != tokens_per_step {
+            return Err(TrainError::Setting {
+                setting: "batch",
+                expected: format!("{tokens_per_step} inputs and targets"),
+                got: format!("{} and {}", inputs.len(), targets.len()),
+                hint: None,
+            });
+        }
+        let inputs = StepInputs {
+            tokens: inputs,
+            targets,
+            scale: [loss_scale(targets)],
+            schedule: schedule.map(|value| value as f32),
+            key: [self.rounding_seed, self.steps_begun],
+        };
+        self.steps.begun += 1;
+        self.steps_begun += 1;
+        let number = self.steps.begun;
+        let per_step = self.per_step;
+        self.steps.known.push_back(Known { number, per_step, ..Known::default() });
+        let invocations = self.program().schedule.len();
+        for index in 0..invocations {
+            let invocation = self.program().schedule[index];
+            if self.program().bodies[invocation.body.index()].phase == Phase::Forward {
+                self.stage(&invocation, &inputs)?;
+            }
+            match observer.as_deref_mut() {
+                None => self.executor.invoke(&self.training, &invocation)?,
+                Some(observer) => {
+                    self.executor.invoke_observed(&self.training, &invocation, observer)?;
+                }
+            }
+            self.read_later(&invocation, index + 1 == invocations)?;
+        }
+        Ok(PendingStep { number })
+    }
+
+    /// Brings a micro-batch into its slot, and before the first one the scalars of the step.
+    fn stage(
+        &mut self,
+        invocation: &Invocation,
+        inputs: &StepInputs<'_>,
+    ) -> Result<(), TrainError> {
+        let program = self.training.program();
+        let host = &program.host;
+        let tokens = program.batch * program.seq;
+        let range = invocation.micro_batch as usize * tokens..;
+        let mut values: Vec<(ValueId, &[u8])> = Vec::new();
+        for (id, all) in [(host.tokens, inputs.tokens), (host.targets, inputs.targets)] {
+            values.extend(id.map(|id| (id, cast_slice(&all[range.clone()][..tokens]))));
+        }
+        if invocation.micro_batch == 0 {
+            values.extend(host.loss_scale.map(|id| (id, cast_slice(&inputs.scale))));
+            values.extend(host.schedule.map(|id| (id, cast_slice(&inputs.schedule))));
+            values.extend(host.rounding_key.map(|id| (id, cast_slice(&inputs.key))));
+        }
+        Ok(self.executor.stage(program, invocation.slot, &values)?)
+    }
+
+    /// Asks for what an invocation gives, if it gives anything.
+    fn read_later(&mut self, invocation: &Invocation, is_last: bool) -> Result<(), TrainError> {
+        let statistics = Arc::clone(&self.statistics[invocation.body.index()]);
+        if statistics.is_empty() && !is_last {
+            return Ok(());
+        }
+        while self.steps.parts.len() >= READBACKS {
+            self.fetch_oldest()?;
+        }
+        let program = self.training.program();
+        let mut values: Vec<ValueId> = statistics.iter().map(|&(id, _)| id).collect();
+        if is_last {
+            let host = &program.host;
+            let (Some(loss), Some(grad_norm), Some(counters)) =
+                (host.loss, host.grad_norm, host.counters)
+            else {
+                let what = "the program has no loss, norm or counters to read".to_string();
+                return Err(KernelError::Run { call: program.name.clone(), what }.into());
+            };
+            values.extend([loss, grad_norm, counters]);
+        }
+        let readback = self.executor.read_later(program, &values)?;
+        self.steps.parts.push_back(Part { step: self.steps.begun, readback, statistics, is_last });
+        Ok(())
+    }
+
+    /// Waits for the readback that was asked for first and adds it to its step.
+    fn fetch_oldest(&mut self) -> Result<(), TrainError> {
+        let Some(part) = self.steps.parts.pop_front() else { return Ok(()) };
+        let mut counters = vec![[0u64; Quantize::STATISTICS]; part.statistics.len()];
+        let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
+        let mut bytes: Vec<&mut [u8]> =
+            counters.iter_mut().map(|words| cast_slice_mut(words.as_mut_slice())).collect();
+        if part.is_last {
+            bytes.push(cast_slice_mut(&mut scalars.0));
+            bytes.push(cast_slice_mut(&mut scalars.1));
+            bytes.push(cast_slice_mut(&mut scalars.2));
+        }
+        self.executor.fetch(part.readback, &mut bytes)?;
+        let time = self.executor.time_of(part.readback)?;
+        let Some(known) = self.steps.known.iter_mut().find(|known| known.number == part.step)
+        else {
+            return Ok(());
+        };
+        let layers = part.statistics.iter().map(|&(_, layer)| layer);
+        known.counted.extend(layers.zip(counters.iter().map(|words| decode_statistics(words))));
+        if let Some(time) = time {
+            let own_s = time.since_readback_s.unwrap_or_default();
+            known.since_staged_s = match known.since_staged_s {
+                None => time.since_staged_s,
+                Some(before_s) => Some(before_s + own_s),
+            };
+            known.since_readback_s = Some(known.since_readback_s.unwrap_or_default() + own_s);
+            known.has_gap |= time.since_readback_s.is_none();
+        }
+        if part.is_last {
+            let (loss, grad_norm, [_, skipped]) = scalars;
+            known.scalars = Some((loss[0], grad_norm[0], skipped));
+        }
+        Ok(())
+    }
+}
+
+/// One over the targets that count.
+pub(super) fn loss_scale(targets: &[i32]) -> f32 {
+    let ignored = deepwell_ir::ops::IGNORED_TARGET;
+    let counted = targets.iter().filter(|&&target| target != ignored).count();
+    1.0 / counted.max(1) as f32
+}
