@@ -2,13 +2,21 @@
 
 use deepwell_ir::ops::{Add, Cast};
 use deepwell_ir::{
-    Access, Arena, ByteRange, Call, Cost, DType, HostInterface, KernelChoice, MathUnit, MemoryKind,
-    Mode, Op, Operand, ParameterState, Phase, Program, Tag, Target, Value, ValueId, verify_program,
+    Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
+    Invocation, KernelChoice, MathUnit, MemoryKind, Mode, Op, Operand, ParameterState, Phase,
+    Program, Tag, Target, Value, ValueId, verify_program,
 };
 
 fn value(name: &str, memory: MemoryKind, offset: usize) -> Value {
     let range = ByteRange { offset, bytes: 64 };
-    Value { name: name.to_string(), dtype: DType::F32, shape: vec![4, 4], memory, range }
+    Value {
+        name: name.to_string(),
+        dtype: DType::F32,
+        shape: vec![4, 4],
+        memory,
+        range,
+        slot_stride_bytes: 0,
+    }
 }
 
 fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: usize) -> Call {
@@ -25,10 +33,10 @@ fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: u
         },
         input_count: inputs.len(),
         operands,
-        accumulate: false,
+        accumulate: Accumulate::Never,
+        accumulator_bytes: 0,
         workspace: ByteRange { offset: 320, bytes: workspace },
         phase: Phase::Forward,
-        micro_batch: 0,
         tag: Tag::Mlp,
         layer: Some(0),
         recomputes: false,
@@ -58,6 +66,9 @@ fn program() -> Program {
         batch: 1,
         seq: 4,
         micro_batches: 1,
+        slots: 1,
+        bodies: vec![Body { phase: Phase::Forward, calls: 0..4 }],
+        schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
         values: vec![
             value("w", MemoryKind::Optimizer, 0),
             value("grad", MemoryKind::Gradients, 64),
@@ -123,7 +134,7 @@ fn names_and_ids() {
         check(|p| p.calls[0].operands[operand].value = ValueId(9), "call `first` names value 9");
     }
     check(|p| p.host.loss = Some(ValueId(9)), "the host interface names value 9");
-    check(|p| p.host.tokens = vec![ValueId(9)], "the host interface names value 9");
+    check(|p| p.host.tokens = Some(ValueId(9)), "the host interface names value 9");
     check(
         |p| p.host.statistics = vec![("a".to_string(), ValueId(9))],
         "the host interface names value 9",
@@ -180,6 +191,7 @@ fn transient_values_are_read_while_they_are_there() {
     check(
         |p| {
             p.calls.remove(1);
+            p.bodies[0].calls.end = 3;
         },
         "call `third` reads `b`, which is not there (any more)",
     );
@@ -188,6 +200,7 @@ fn transient_values_are_read_while_they_are_there() {
         |p| {
             p.values.push(value("d", MemoryKind::Activations, 128));
             p.calls.insert(2, call("between", Cast { to: DType::F32 }, &[B], 5, 0));
+            p.bodies[0].calls.end = 5;
         },
         "call `third` reads `a`, which is not there (any more)",
     );
@@ -217,4 +230,146 @@ fn events_are_recorded_before_they_are_waited_for() {
         },
         "call `second` waits for event 1",
     );
+    // An event of one body orders nothing in another: streams join between them.
+    check(
+        |p| {
+            p.calls[0].records = Some(1);
+            p.calls[2].waits = vec![1];
+            p.bodies = [(Phase::Forward, 0..2), (Phase::Optimizer, 2..4)]
+                .map(|(phase, calls)| Body { phase, calls })
+                .to_vec();
+        },
+        "call `third` waits for event 1",
+    );
+}
+
+/// Runs `second` and `third` beside each other on two streams.
+fn on_two_streams(p: &mut Program) {
+    p.calls[1].operands[0].value = ValueId(W);
+    p.calls[2].operands[0].value = ValueId(A);
+    p.calls[0].records = Some(0);
+    p.calls[2].stream = 1;
+    p.calls[2].waits = vec![0];
+    p.calls[2].records = Some(1);
+    p.calls[3].waits = vec![1];
+}
+
+#[test]
+fn calls_on_two_streams_are_ordered_where_they_share_bytes() {
+    let mut sound = program();
+    on_two_streams(&mut sound);
+    verify_program(&sound).unwrap();
+    let check = |change: fn(&mut Program), expected: &str| {
+        check(
+            |p| {
+                on_two_streams(p);
+                change(p);
+            },
+            expected,
+        );
+    };
+    // What is read has been written.
+    check(|p| p.calls[2].waits.clear(), "calls `first` and `third` use bytes 128..192");
+    check(|p| p.calls[3].waits.clear(), "calls `third` and `fourth` use bytes 256..320");
+    // What is written is not read any more: the scratch of `third` is what `second` writes.
+    check(
+        |p| {
+            p.calls[2].choice.workspace_bytes = 128;
+            p.calls[2].workspace = ByteRange { offset: 320, bytes: 128 };
+            p.calls[1].choice.workspace_bytes = 64;
+            p.calls[1].workspace = ByteRange { offset: 384, bytes: 64 };
+            p.arena.bytes = 448;
+        },
+        "calls `second` and `third` use bytes 320..448",
+    );
+    // Persistent values too.
+    check(
+        |p| {
+            p.calls[1].operands[2].value = ValueId(GRAD);
+            p.calls[2].operands[1].value = ValueId(GRAD);
+        },
+        "calls `second` and `third` use bytes 64..128",
+    );
+}
+
+#[test]
+fn bodies_cover_all_calls() {
+    check(|p| p.bodies[0].calls.end = 3, "call `fourth` is in no body");
+    check(|p| p.bodies[0].calls.end = 5, "has calls 0..5, expected them to begin at 0");
+    check(|p| p.bodies[0].calls.start = 1, "has calls 1..4, expected them to begin at 0");
+    check(
+        |p| {
+            let body = |calls| Body { phase: Phase::Forward, calls };
+            p.bodies = vec![body(0..2), body(2..4)];
+        },
+        "two bodies are of forward",
+    );
+}
+
+/// Forward and backward of four micro-batches in two slots: `a` lives from the one to the other.
+fn in_two_slots(p: &mut Program) {
+    p.slots = 2;
+    p.micro_batches = 2;
+    p.calls[2].operands[0].value = ValueId(W);
+    p.bodies = [(Phase::Forward, 0..2), (Phase::Backward, 2..4)]
+        .map(|(phase, calls)| Body { phase, calls })
+        .to_vec();
+    p.schedule = [(0, 0), (0, 1), (1, 0), (1, 1)]
+        .map(|(body, slot)| Invocation { body: BodyId(body), micro_batch: slot, slot })
+        .to_vec();
+    p.values[2].slot_stride_bytes = 64;
+    // Behind the two slots of `a`: `b`, `c` and the scratch.
+    p.values[3].range = at(256);
+    p.values[4].range = at(320);
+    for call in &mut p.calls {
+        call.workspace.offset = 384;
+    }
+    p.arena.bytes = 448;
+}
+
+#[test]
+fn schedules_run_each_micro_batch_forward_and_backward_in_one_slot() {
+    let mut sound = program();
+    in_two_slots(&mut sound);
+    verify_program(&sound).unwrap();
+    let check = |change: fn(&mut Program), expected: &str| {
+        check(
+            |p| {
+                in_two_slots(p);
+                change(p);
+            },
+            expected,
+        );
+    };
+    check(|p| p.schedule[0].body = BodyId(7), "the schedule names body 7, there are 2");
+    check(|p| p.schedule[1].slot = 2, "the schedule names slot 2, there are 2");
+    check(
+        |p| p.schedule[1].slot = 0,
+        "forward of micro-batch 1 finds micro-batch 0 in slot 0, expected none",
+    );
+    check(
+        |p| p.schedule[2].slot = 1,
+        "backward of micro-batch 0 finds micro-batch 1 in slot 1, expected micro-batch 0",
+    );
+    check(|p| p.schedule.swap(0, 1), "forward of micro-batch 1, expected 0");
+    check(|p| p.schedule.swap(2, 3), "backward of micro-batch 1, expected 0");
+    check(|p| p.micro_batches = 3, "runs 2 forward and 2 backward passes, expected 3");
+    check(
+        |p| {
+            p.bodies[1].calls.end = 3;
+            p.bodies.push(Body { phase: Phase::Optimizer, calls: 3..4 });
+            let optimizer = Invocation { body: BodyId(2), micro_batch: 0, slot: 0 };
+            p.values[4].slot_stride_bytes = 64;
+            p.schedule.insert(2, optimizer);
+        },
+        "optimizer runs while micro-batch 0 is under way",
+    );
+    check(|p| p.values[2].slot_stride_bytes = 0, "`a` lives from forward to backward");
+    check(|p| p.values[2].slot_stride_bytes = 32, "has slots of 32 bytes, which overlap");
+    check(
+        |p| p.values[2].slot_stride_bytes = 512,
+        "has slots of 512 bytes, which overlap or leave",
+    );
+    check(|p| p.values[3].range = at(192), "`b` lies in the slots of the activations");
+    check(|p| p.calls[0].workspace.offset = 192, "`first` lies in the slots of the activations");
 }

@@ -54,8 +54,8 @@ pub struct CallTime {
 /// How long a device took for what lies before a readback, by its own clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadbackTime {
-    /// From where the inputs that were staged last were on the device, in seconds; `None` where
-    /// none were staged since the readback before.
+    /// From where the first inputs that were staged since the readback before were on the device, in
+    /// seconds; `None` where none were.
     pub since_staged_s: Option<f64>,
     /// From the readback before, in seconds; `None` for the first.
     pub since_readback_s: Option<f64>,

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use deepwell_ir::{
-    BodyId, Call, Instance, Invocation, Phase, Program, ValueId, verify_program,
-};
+use deepwell_ir::{BodyId, Call, Instance, Invocation, Phase, Program, ValueId, verify_program};
 
 use crate::KernelError;
 use crate::backend::{

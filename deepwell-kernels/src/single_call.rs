@@ -3,8 +3,8 @@
 
 use deepwell_ir::{
     Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
-    Invocation, KernelCatalog, KernelChoice, KernelRequest, MemoryKind, Mode, NoKernel, Op, Operand, OperandType, Phase, Program, Tag,
-    Target, Value, ValueId,
+    Invocation, KernelCatalog, KernelChoice, KernelRequest, MemoryKind, Mode, NoKernel, Op,
+    Operand, OperandType, Phase, Program, Tag, Target, Value, ValueId,
 };
 
 /// Where operands begin: as in the arena of a lowered program.

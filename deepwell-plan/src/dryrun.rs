@@ -251,10 +251,8 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
     }
     // What lives from body to body is there once for each further micro-batch in flight.
     let in_slots = program.values.iter().filter(|value| value.slot_stride_bytes > 0);
-    let of_slot: usize = in_slots
-        .filter(|value| !value.memory.is_persistent())
-        .map(|value| value.range.bytes)
-        .sum();
+    let of_slot: usize =
+        in_slots.filter(|value| !value.memory.is_persistent()).map(|value| value.range.bytes).sum();
     let mut peak = (0, 0, 0);
     let mut alive = (of_slot * (program.slots as usize).saturating_sub(1)) as i64;
     for (index, call) in program.calls.iter().enumerate() {

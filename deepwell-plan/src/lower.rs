@@ -403,10 +403,8 @@ impl<'a> Lowering<'a> {
             None => self.place_persistent(),
             Some(training) => self.place_as_in(training)?,
         };
-        let order = Order::of(&self.calls, &self.bodies).map_err(|what| IrError::Program {
-            program: self.graph.name.clone(),
-            what,
-        })?;
+        let order = Order::of(&self.calls, &self.bodies)
+            .map_err(|what| IrError::Program { program: self.graph.name.clone(), what })?;
         let arena = self.place_transient(transient_offset, &order);
         let schedule = self.invocations();
         let forwards = self.passes.passes.iter().filter(|pass| pass.phase == Phase::Forward);

@@ -3,7 +3,7 @@
 mod common;
 
 use deepwell_ir::capture::LlamaConfig;
-use deepwell_ir::{Call, MemoryKind, Op, Phase, PrecisionPolicy, Program, Recompute};
+use deepwell_ir::{Accumulate, Call, MemoryKind, Op, Phase, PrecisionPolicy, Program, Recompute};
 use deepwell_plan::{mxfp8_flop_share, quantized_bytes};
 
 use common::{OVERHEAD_BYTES, SCRATCH_BYTES, planned};
@@ -163,10 +163,13 @@ fn quantized_bytes_are_codes_and_scales_of_every_copy() {
 fn micro_batches_share_work_and_memory() {
     let whole = planned("parity-3m", PrecisionPolicy::bf16(), 128, 8, 8, Recompute::None);
     let halves = planned("parity-3m", PrecisionPolicy::bf16(), 128, 8, 4, Recompute::None);
-    let flops = |program: &Program| model_calls(program).map(|c| c.cost.flops).sum::<u64>();
-    assert_eq!(flops(&whole.program), flops(&halves.program));
-    let count = |program: &Program| model_calls(program).count();
-    assert_eq!(2 * count(&whole.program), count(&halves.program));
+    let flops = |program: &Program, runs: u64| {
+        runs * model_calls(program).map(|call| call.cost.flops).sum::<u64>()
+    };
+    assert_eq!(flops(&whole.program, 1), flops(&halves.program, 2));
+    let runs = |program: &Program| program.runs_per_step();
+    assert_eq!((runs(&whole.program), runs(&halves.program)), (vec![1; 4], vec![2, 2, 1, 1]));
+    assert_eq!(whole.program.calls.len(), halves.program.calls.len());
     let (whole, halves) = (&whole.program.arena, &halves.program.arena);
     assert!(halves.transient_bytes() < whole.transient_bytes() * 6 / 10);
 }
@@ -177,10 +180,10 @@ fn accumulators_are_overwritten_first_and_added_to_after() {
     let program = &planned.program;
     for state in &program.parameters {
         let gradient = state.gradient.unwrap();
-        let writes: Vec<bool> = model_calls(program)
+        let writes: Vec<Accumulate> = model_calls(program)
             .filter(|call| call.outputs().iter().any(|operand| operand.value == gradient))
             .map(|call| call.accumulate)
             .collect();
-        assert_eq!(writes, [false, true], "`{}`", state.name);
+        assert_eq!(writes, [Accumulate::AfterFirst], "`{}`", state.name);
     }
 }

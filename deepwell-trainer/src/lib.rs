@@ -73,8 +73,7 @@ pub mod weights;
 pub use device::{Catalog, Device, OpenDevice};
 pub use engine::{
     CompileOptions, Engine, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime, compile,
-    compile_on,
-    optimize,
+    compile_on, optimize,
 };
 pub use error::TrainError;
 pub use run_folder::{RunChange, RunFolder, RunRecord, Start};

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{Engine, TrainError};
 
-/// One call of a step.
+/// One call, as it ran for one micro-batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CallProfile {
     /// Its name.
@@ -31,7 +31,7 @@ pub struct CallProfile {
     pub begin_s: f64,
     /// How long it took.
     pub time_s: f64,
-    /// Least time by the roofline.
+    /// Least time of a run by the roofline.
     pub roofline_s: f64,
     /// Floating-point operations.
     pub flops: u64,
@@ -39,6 +39,15 @@ pub struct CallProfile {
     pub bytes: u64,
     /// Share of the device's multiprocessors that it had work for.
     pub device_share: f64,
+    /// How often a step runs it.
+    pub runs: usize,
+}
+
+impl CallProfile {
+    /// Sum of a quantity over the runs of a step.
+    fn in_step(&self, of_run: f64) -> f64 {
+        of_run * self.runs as f64
+    }
 }
 
 /// All calls of one op and kernel.
@@ -71,7 +80,7 @@ pub struct Profile {
     pub device: String,
     /// Tokens of the step.
     pub tokens: usize,
-    /// Sum over the calls.
+    /// Sum over the calls of a step, each with the time of its one measured run.
     pub time_s: f64,
     /// By op and kernel, longest first.
     pub ops: Vec<OpProfile>,
@@ -99,10 +108,10 @@ impl Profile {
         times: &[CallTime],
     ) -> Profile {
         let calls: Vec<CallProfile> = program
-            .calls
-            .iter()
+            .calls_with_runs()
             .zip(times)
-            .map(|(call, time)| CallProfile {
+            .map(|((call, runs), time)| CallProfile {
+                runs,
                 name: call.name.clone(),
                 op: call.op.name().to_string(),
                 kernel: call.choice.kernel.clone(),
@@ -117,7 +126,7 @@ impl Profile {
                 device_share: time.device_share,
             })
             .collect();
-        let time_s: f64 = calls.iter().map(|call| call.time_s).sum();
+        let time_s: f64 = calls.iter().map(|call| call.in_step(call.time_s)).sum();
         Profile { device, tokens: program.tokens_per_step(), time_s, ops: by_op(&calls), calls }
     }
 
@@ -184,7 +193,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
 }
 
 fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {
-    let total_s: f64 = calls.iter().map(|call| call.time_s).sum();
+    let total_s: f64 = calls.iter().map(|call| call.in_step(call.time_s)).sum();
     let mut names: Vec<(&str, &str)> =
         calls.iter().map(|call| (call.op.as_str(), call.kernel.as_str())).collect();
     names.sort_unstable();
@@ -193,12 +202,14 @@ fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {
         .into_iter()
         .map(|(op, kernel)| {
             let of_op = || calls.iter().filter(move |call| call.op == op && call.kernel == kernel);
-            let sum = |value: fn(&CallProfile) -> f64| of_op().map(value).sum::<f64>();
+            let sum = |value: fn(&CallProfile) -> f64| -> f64 {
+                of_op().map(|call| call.in_step(value(call))).sum()
+            };
             let time_s = sum(|call| call.time_s);
             OpProfile {
                 op: op.to_string(),
                 kernel: kernel.to_string(),
-                calls: of_op().count(),
+                calls: of_op().map(|call| call.runs).sum(),
                 time_s,
                 share: ratio(time_s, total_s),
                 tflops: ratio(sum(|call| call.flops as f64), time_s) / 1e12,
@@ -220,7 +231,7 @@ impl fmt::Display for Profile {
             self.tokens,
             self.device,
             self.time_s * 1e3,
-            self.calls.len()
+            self.calls.iter().map(|call| call.runs).sum::<usize>()
         )?;
         writeln!(
             f,

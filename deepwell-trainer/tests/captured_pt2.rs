@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{Gpt2Config, Pt2Model};
-use deepwell_ir::{Call, Graph, Program};
+use deepwell_ir::{Call, Graph, Instance, Program};
 use deepwell_kernels::{Backend, KernelError, Observer};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};

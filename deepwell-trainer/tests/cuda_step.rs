@@ -1,5 +1,6 @@
 //! What a training step asks of a CUDA driver, counted on one that runs nothing: no GPU is needed.
 
+use deepwell_ir::BodyId;
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CudaBackend, CudaCatalog, FakeCounts, FakeDriver, FakeNode,
@@ -43,16 +44,22 @@ fn engine(policy: PrecisionPolicy, micro_batch: usize, with_library: bool) -> (E
 }
 
 #[test]
-fn a_step_is_one_graph_and_the_copies_of_its_inputs() {
+fn a_step_is_a_graph_for_each_pass_and_the_copies_of_its_inputs() {
     let g128 = PrecisionPolicy::preset("mxfp8-128").unwrap();
     for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8(), g128] {
         for (micro_batch, with_library) in [(BATCH, true), (BATCH / 2, true), (BATCH, false)] {
             let name = format!("{:?} {micro_batch} {with_library}", policy.format());
             let (mut engine, counts) = engine(policy.clone(), micro_batch, with_library);
-            let calls = engine.program().calls.len();
             let graphs = counts.read().graphs;
             let nodes: Vec<usize> = graphs.iter().map(Vec::len).collect();
-            assert_eq!(nodes, [calls, engine.evaluation_program().calls.len()], "{name}");
+            let of_training = engine.program().instances();
+            let calls = |(body, _): &(BodyId, _)| engine.program().calls_of(*body).len();
+            let expected = of_training.iter().map(calls);
+            let of_evaluation = [engine.evaluation_program().calls.len()];
+            assert_eq!(nodes, expected.chain(of_evaluation).collect::<Vec<_>>(), "{name}");
+            // Backward passes overwrite the gradients and add to them, forward passes the loss.
+            let micro_batches = engine.program().micro_batches;
+            assert_eq!(of_training.len(), if micro_batches > 1 { 6 } else { 4 }, "{name}");
             let is_kernel = |node: &FakeNode| {
                 matches!(node, FakeNode::Launch(_) | FakeNode::Group(_) | FakeNode::Copy)
             };
@@ -67,23 +74,24 @@ fn a_step_is_one_graph_and_the_copies_of_its_inputs() {
                 let next = step(&mut engine).unwrap();
                 engine.finish_step(std::mem::replace(&mut pending, next)).unwrap();
                 let step = counts.read();
-                assert_eq!(step.graph_launches, 1, "{name}");
+                assert_eq!(step.graph_launches, 2 * micro_batches + 2, "{name}");
                 assert_eq!((step.launches, step.matmuls, step.fills), (0, 0, 0), "{name}");
-                // Tokens, targets, the loss scale, and the schedule: one way over the bus, then
-                // to the values' places.
-                let values = 2 * engine.program().micro_batches + 2;
-                assert_eq!((step.copies_from_pinned, step.copies), (1, values), "{name}");
-                // Loss, norm, counters; the counters of quantizations lie together for each
-                // micro-batch.
-                let readbacks_max = 2 + 2 * engine.program().micro_batches;
+                // Tokens and targets of each micro-batch, once the loss scale and the schedule: one
+                // way over the bus, then to the values' places.
+                let values = 2 * micro_batches + 2;
+                let copies = (step.copies_from_pinned, step.copies);
+                assert_eq!(copies, (micro_batches, values), "{name}");
+                // Loss, norm, counters; the counters of quantizations lie together for each pass.
+                let readbacks_max = 2 + 2 * micro_batches + 2;
                 assert!((1..=readbacks_max).contains(&step.copies_to_pinned), "{name}: {step:?}");
                 assert_eq!((step.uploads, step.downloads), (0, 0), "{name}");
                 let taken = (step.allocations, step.pinned_allocations, step.frees, step.modules);
                 assert_eq!(taken, (0, 0, 0, 0), "{name}");
-                // The host waits for the step before (and for an input slot that is long free),
-                // never for the device to be idle.
+                // The host waits for readbacks (and for input slots that are long free), never for
+                // the device to be idle.
                 assert_eq!(step.synchronizations, 0, "{name}");
-                assert!(step.event_synchronizations <= 2, "{name}");
+                let readbacks = 2 * micro_batches + 1;
+                assert!(step.event_synchronizations <= readbacks + micro_batches, "{name}");
             }
         }
     }

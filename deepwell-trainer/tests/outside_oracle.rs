@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::ops::IGNORED_TARGET;
-use deepwell_ir::{Call, Program};
+use deepwell_ir::{Call, Instance, Program};
 use deepwell_kernels::{Backend, KernelError, Observer};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};

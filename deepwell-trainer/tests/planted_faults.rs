@@ -7,7 +7,7 @@
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::ops::{LinearInputGrad, MxGemm};
 use deepwell_ir::{
-    Access, Call, Op, Operand, PrecisionPolicy, Product, Program, Recompute, ValueId,
+    Access, Call, Instance, Op, Operand, PrecisionPolicy, Product, Program, Recompute, ValueId,
 };
 use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, Verdict, cpu_target};
 use deepwell_plan::{Plan, lower};
@@ -61,12 +61,18 @@ enum Fault {
     After(Change),
 }
 
-/// Plants `fault` at the call `at`, once, and passes everything on to the audit.
+/// Plants `fault` at the run `number` of the call `at`, and passes everything on to the audit.
 struct Planted {
     audit: Audit,
-    at: &'static str,
+    at: (&'static str, usize),
     fault: Fault,
     times: usize,
+}
+
+impl Planted {
+    fn is_at(&self, call: &Call) -> bool {
+        (call.name.as_str(), self.times) == (self.at.0, self.at.1 + 1)
+    }
 }
 
 impl Observer for Planted {
@@ -77,8 +83,8 @@ impl Observer for Planted {
         instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
-        let is_here = call.name == self.at;
-        self.times += usize::from(is_here);
+        self.times += usize::from(call.name == self.at.0);
+        let is_here = self.is_at(call);
         if let (true, Fault::Before(change)) = (is_here, self.fault) {
             change(program, call, backend);
         }
@@ -94,18 +100,19 @@ impl Observer for Planted {
         instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
-        if let (true, Fault::After(change)) = (call.name == self.at, self.fault) {
+        if let (true, Fault::After(change)) = (self.is_at(call), self.fault) {
             change(program, call, backend);
         }
         self.audit.after(program, call, instance, backend)
     }
 }
 
-fn run_with_fault(engine: &mut Engine, at: &'static str, fault: Fault) -> AuditReport {
+/// `at` is a call, and which of its runs in the step counted from 0.
+fn run_with_fault(engine: &mut Engine, at: (&'static str, usize), fault: Fault) -> AuditReport {
     let audit = Audit::new(engine.program());
     let mut planted = Planted { audit, at, fault, times: 0 };
     step(engine, 1, &mut planted);
-    assert_eq!(planted.times, 1, "the program has no call `{at}`");
+    assert!(planted.times > at.1, "the step runs `{}` {} times", at.0, planted.times);
     planted.audit.finish()
 }
 
@@ -263,11 +270,11 @@ fn a_clean_step_of_odd_sizes_has_no_findings() {
 
 #[test]
 fn planted_faults_are_found_where_they_are() {
-    let weight = "model.layers.1.self_attn.q_proj.weight.mx";
-    let activation = "layers.1.input_layernorm.mx@0";
-    let gradient = "layers.1.mlp.gate_proj.wgrad@1";
-    // What is done, at which call, and words that a finding must have.
-    let rows: &[(&str, Fault, &str, &[&str])] = &[
+    let weight = ("model.layers.1.self_attn.q_proj.weight.mx", 0);
+    let activation = ("layers.1.input_layernorm.mx", 0);
+    let gradient = ("layers.1.mlp.gate_proj.wgrad", 1);
+    // What is done, at which run of which call, and words that a finding must have.
+    let rows: &[(&str, Fault, (&str, usize), &[&str])] = &[
         (
             "a scale byte one too high in a block of 32",
             Fault::After(raise_a_row_scale),
@@ -290,8 +297,8 @@ fn planted_faults_are_found_where_they_are() {
             "a code flipped between quantization and product",
             Fault::Before(flip_a_code_of_the_first_operand),
             // The last reader of the row copy: each reader after the change has a finding.
-            "layers.1.self_attn.v_proj@0",
-            &["layers.1.input_layernorm.mx.row@0", "changed after it was quantized"],
+            ("layers.1.self_attn.v_proj", 0),
+            &["layers.1.input_layernorm.mx.row", "changed after it was quantized"],
         ),
         (
             "row and column copy of a square weight swapped",
@@ -302,40 +309,45 @@ fn planted_faults_are_found_where_they_are() {
         (
             "master weights rounded to BF16",
             Fault::After(round_masters_to_bf16),
-            "adamw",
+            ("adamw", 0),
             &["sampled elements are not AdamW's", "all sampled elements are BF16 numbers"],
         ),
         (
             "a moment halved",
             Fault::After(halve_first_moment),
-            "adamw",
+            ("adamw", 0),
             &["`moment1.", "sampled elements are not AdamW's"],
         ),
-        ("no update", Fault::Skip, "adamw", &["applied and skipped steps", "not AdamW's"]),
+        ("no update", Fault::Skip, ("adamw", 0), &["applied and skipped steps", "not AdamW's"]),
         ("a stale weight copy", Fault::Skip, weight, &["row-copy codes", "present master weight"]),
         (
             "a stale BF16 weight copy",
             Fault::Skip,
-            "model.layers.0.self_attn.q_proj.weight.bf16",
+            ("model.layers.0.self_attn.q_proj.weight.bf16", 0),
             &["bf16 elements differ", "present master weight"],
         ),
         (
             "an activation that is not quantized again",
             Fault::Skip,
-            "layers.1.post_attention_layernorm.mx@1",
-            &["row-copy codes differ from those of `layers.1.post_attention_layernorm@1`"],
+            ("layers.1.post_attention_layernorm.mx", 1),
+            &["row-copy codes differ from those of `layers.1.post_attention_layernorm`"],
         ),
-        ("a wrong norm", Fault::After(double_the_norm), "grad_norm", &["expected a gradient norm"]),
+        (
+            "a wrong norm",
+            Fault::After(double_the_norm),
+            ("grad_norm", 0),
+            &["expected a gradient norm"],
+        ),
         (
             "a product of zeros",
             Fault::After(zero_the_output),
-            "layers.0.mlp.up_proj@0",
+            ("layers.0.mlp.up_proj", 0),
             &["of 64 sampled outputs are not the dot product", "got 0e0"],
         ),
         (
             "one wrong output of a dgrad in BF16",
             Fault::After(change_the_last_element),
-            "layers.1.mlp.down_proj.dgrad@1",
+            ("layers.1.mlp.down_proj.dgrad", 1),
             &["1 of 64 sampled outputs", "first at [31, 159]"],
         ),
         (
@@ -358,7 +370,7 @@ fn planted_faults_are_found_where_they_are() {
         if report.is_clean() {
             problem("nothing found".to_string());
         }
-        if findings.iter().any(|finding| finding.call != at) {
+        if findings.iter().any(|finding| finding.call != at.0) {
             problem("found elsewhere".to_string());
         }
         for word in words {
@@ -375,7 +387,7 @@ fn planted_faults_are_found_where_they_are() {
 fn a_copy_that_was_stale_before_the_step_is_found() {
     let mut engine = micro_engine("mxfp8", 2);
     let at = "model.layers.0.mlp.up_proj.weight.mx";
-    let report = run_with_fault(&mut engine, at, Fault::Skip);
+    let report = run_with_fault(&mut engine, (at, 0), Fault::Skip);
     assert!(!report.is_clean());
     let mut audit = Audit::new(engine.program());
     step(&mut engine, 2, &mut audit);

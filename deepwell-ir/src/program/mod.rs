@@ -17,9 +17,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::call::{
-    Access, Accumulate, Call, Cost, EventId, Operand, Quantization, StreamId,
-};
+pub use self::call::{Access, Accumulate, Call, Cost, EventId, Operand, Quantization, StreamId};
 pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
 pub use self::order::Order;
 pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};

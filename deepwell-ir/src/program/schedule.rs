@@ -111,13 +111,10 @@ impl Schedule {
     ///      forward 2 in 0, backward 1 in 1, backward 2 in 0"
     /// );
     /// ```
-    pub fn one_forward_one_backward(
-        micro_batches: usize,
-        stages: usize,
-        stage: usize,
-    ) -> Schedule {
+    pub fn one_forward_one_backward(micro_batches: usize, stages: usize, stage: usize) -> Schedule {
         let slots = stages.saturating_sub(stage).min(micro_batches).max(1) as u32;
-        let pass = |phase, micro_batch: u32| Slotted { phase, micro_batch, slot: micro_batch % slots };
+        let pass =
+            |phase, micro_batch: u32| Slotted { phase, micro_batch, slot: micro_batch % slots };
         let mut passes = Vec::with_capacity(2 * micro_batches);
         for micro_batch in 0..micro_batches as u32 {
             passes.push(pass(Phase::Forward, micro_batch));

@@ -148,12 +148,7 @@ impl CudaBackend {
 
     /// Puts the steps of a call into a stream; within a capture several steps of a call become one
     /// node.
-    fn issue(
-        &mut self,
-        index: usize,
-        stream: Stream,
-        capturing: bool,
-    ) -> Result<(), KernelError> {
+    fn issue(&mut self, index: usize, stream: Stream, capturing: bool) -> Result<(), KernelError> {
         let Some(prepared) = self.prepared.get(index) else {
             return Err(KernelError::Run {
                 call: format!("prepared call {index}"),
@@ -525,7 +520,9 @@ impl Backend for CudaBackend {
         driver.record(slot.taken, compute)?;
         self.inputs_staged += 1;
         let clock = &mut self.clocks[self.readbacks_made % CLOCKS];
-        driver.record(clock.staged, compute)?;
+        if !clock.is_staged {
+            driver.record(clock.staged, compute)?;
+        }
         clock.is_staged = true;
         Ok(())
     }

@@ -16,7 +16,9 @@
 //! | `DEEPWELL_EMULATOR_LOG` | a file: a line of JSON for each launch is added |
 //! | `DEEPWELL_EMULATOR_RECORD` | a folder: each launch is written there as a file |
 
-use deepwell_ir::{Access, ByteRange, DType, KernelCatalog, Op, Program, Target, Tile};
+use deepwell_ir::{
+    Access, Accumulate, ByteRange, DType, Instance, KernelCatalog, Op, Program, Target, Tile,
+};
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, Driver, KernelImages,
     cuda_target,
@@ -298,7 +300,9 @@ impl Gpu {
             tensors.iter().map(|tensor| (tensor.dtype, tensor.shape.clone())).collect()
         };
         let mut single = SingleCall::new(op.clone(), &types(inputs), &types(outputs));
-        single.accumulate = options.accumulate;
+        if options.accumulate {
+            single.accumulate = Accumulate::Always;
+        }
         single.seq = options.seq;
         single.gap_bytes = GUARD_BYTES;
         if options.accumulate || options.update {

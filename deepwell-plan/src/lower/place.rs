@@ -64,9 +64,8 @@ impl Lowering<'_> {
     pub(super) fn place_transient(&mut self, transient_offset: usize, order: &Order) -> Arena {
         let lives = self.lives(order);
         let slots = self.passes.slots as usize;
-        let (crossing, local): (Vec<Place>, Vec<Place>) = lives
-            .into_iter()
-            .partition(|place| slots > 1 && place.bodies.0 != place.bodies.1);
+        let (crossing, local): (Vec<Place>, Vec<Place>) =
+            lives.into_iter().partition(|place| slots > 1 && place.bodies.0 != place.bodies.1);
         let in_slot = pack_places(&crossing);
         let shared = pack_places(&local);
         let stride = if crossing.is_empty() { 0 } else { in_slot.bytes };

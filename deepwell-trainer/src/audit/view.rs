@@ -70,12 +70,12 @@ pub(super) fn view<'a>(
 ) -> Result<View<'a>, KernelError> {
     let value = program.value(id);
     let copied = memory.copies.get(&id).map(Vec::as_slice);
-    let bytes = copied.or_else(|| memory.backend.host_view(memory.range(program, id))).ok_or_else(|| {
-        KernelError::Run {
+    let bytes = copied.or_else(|| memory.backend.host_view(memory.range(program, id))).ok_or_else(
+        || KernelError::Run {
             call: "audit".to_string(),
             what: format!("expected an operand of the checked call, got `{}`", value.name),
-        }
-    })?;
+        },
+    )?;
     Ok(View { name: &value.name, shape: &value.shape, dtype: value.dtype, bytes })
 }
 

@@ -127,7 +127,10 @@ impl ModelRun<'_> {
         let spread_s = (percentile(&timing.steps_s, 0.1), percentile(&timing.steps_s, 0.9));
         let floor_s = engine.prediction().time_s;
         let mut row = Row {
-            kernel: format!("{} calls", program.calls.len()),
+            kernel: format!(
+                "{} calls",
+                program.calls_with_runs().map(|(_, runs)| runs).sum::<usize>()
+            ),
             time_s: Some(time_s),
             spread_s: Some(spread_s),
             rate: Some(tokens / time_s),
@@ -195,11 +198,12 @@ impl ModelRun<'_> {
                 .with_detail("share of the step", format!("{:.1} %", op.share * 100.0))
             })
             .collect();
-        let floor_s: f64 = profile.calls.iter().map(|call| call.roofline_s).sum();
+        let floor_s: f64 =
+            profile.calls.iter().map(|call| call.roofline_s * call.runs as f64).sum();
         rows.insert(
             0,
             Row {
-                kernel: format!("{} calls", profile.calls.len()),
+                kernel: format!("{} calls", profile.ops.iter().map(|op| op.calls).sum::<usize>()),
                 time_s: Some(profile.time_s),
                 rate: Some(profile.tokens as f64 / profile.time_s),
                 rate_unit: "tokens/s".to_string(),

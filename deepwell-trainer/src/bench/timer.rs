@@ -185,7 +185,8 @@ impl<'a> Timer<'a> {
             let backend = self.device.backend.as_mut();
             let prepared = backend.prepare(&program, &program.calls[0], Instance::ONLY)?;
             let before = backend.record(&[prepared.into()])?;
-            let times = backend.profile(&[before], &vec![prepared; WARM_UP_CALLS + self.samples])?;
+            let times =
+                backend.profile(&[before], &vec![prepared; WARM_UP_CALLS + self.samples])?;
             Ok(times[WARM_UP_CALLS..].iter().map(|time| time.end_s - time.begin_s).collect())
         };
         let times = times();

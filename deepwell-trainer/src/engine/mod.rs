@@ -15,10 +15,10 @@ use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
 use deepwell_probe::Hardware;
 
 use self::compile::layers_of_statistics;
-use self::step::{Statistics, Steps, loss_scale};
-pub use self::step::{PendingStep, StepOutcome, StepTime};
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
 pub use self::counts::{GemmCounts, RunCounts};
+pub use self::step::{PendingStep, StepOutcome, StepTime};
+use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
 use crate::init;

@@ -100,7 +100,7 @@ impl Forward {
             *input = token as i32;
         }
         let program = self.forward.program();
-        for &id in &program.host.tokens {
+        if let Some(id) = program.host.tokens {
             self.executor.write(program, id, cast_slice(&inputs))?;
         }
         self.executor.run(&self.forward)?;

@@ -21,15 +21,16 @@ fn steps_are_timed_by_the_devices_clock() {
         // As the trainer does: a step is looked at when the next one is in the queue.
         times.extend(before.replace(this).map(|last| {
             backend.fetch(last, &mut [&mut [0; 64]]).unwrap();
-            backend.step_time(last).unwrap()
+            backend.time_of(last).unwrap()
         }));
     }
-    let time = |since_readback_s| Some(StepTime { since_staged_s: 2.0 * MS, since_readback_s });
+    let time =
+        |since_readback_s| Some(ReadbackTime { since_staged_s: Some(2.0 * MS), since_readback_s });
     let later = time(Some(7.0 * MS));
     assert_eq!(times, [time(None), later, later, later]);
 
-    let error = backend.step_time(Readback(0)).unwrap_err();
+    let error = backend.time_of(Readback(0)).unwrap_err();
     assert!(error.to_string().contains("one of the last 2 readbacks"), "{error}");
     let unstaged = backend.read_later(&[range]).unwrap();
-    assert_eq!(backend.step_time(unstaged).unwrap(), None);
+    assert_eq!(backend.time_of(unstaged).unwrap().unwrap().since_staged_s, None);
 }

@@ -83,18 +83,18 @@ struct KernelChoices {
 /// Calls of one op with one kernel and one list of rejections together, in order of first use.
 fn kernel_choices(program: &Program) -> Vec<KernelChoices> {
     let mut kinds: Vec<KernelChoices> = Vec::new();
-    for call in &program.calls {
+    for (call, runs) in program.calls_with_runs() {
         let known = kinds.iter_mut().find(|kind| {
             kind.op == call.op.name()
                 && kind.kernel == call.choice.kernel
                 && kind.rejected == call.rejected
         });
         match known {
-            Some(kind) => kind.calls += 1,
+            Some(kind) => kind.calls += runs,
             None => kinds.push(KernelChoices {
                 op: call.op.name().to_string(),
                 kernel: call.choice.kernel.clone(),
-                calls: 1,
+                calls: runs,
                 rejected: call.rejected.clone(),
             }),
         }
