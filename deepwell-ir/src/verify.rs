@@ -183,10 +183,8 @@ fn verify_gradients(graph: &Graph) -> Result<(), String> {
     }
     let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
     let written: HashSet<_> = graph.nodes.iter().flat_map(|node| &node.outputs).collect();
-    for (id, parameter) in graph.parameters() {
-        if !graph.nodes.iter().any(|node| node.inputs.contains(&id)) {
-            continue;
-        }
+    let read: HashSet<_> = graph.nodes.iter().flat_map(|node| &node.inputs).collect();
+    for (id, parameter) in graph.parameters().filter(|(id, _)| read.contains(id)) {
         match gradients.get(&id) {
             Some(gradient) if written.contains(gradient) => {}
             _ => return Err(format!("parameter `{}` has no gradient", parameter.name)),

@@ -12,7 +12,7 @@
 //! Gradients that are rounded at random are quantized as others are; behind all quantizations of
 //! their producer the elements are then rounded once more from the high-precision tensor.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use deepwell_precision::{
     Assignment, BLOCK, Direction, ElementRounding, Format, MxSpec, OperandClass,
@@ -85,14 +85,7 @@ fn assign(
     graph: &Graph,
     policy: &PrecisionPolicy,
 ) -> Result<(HashMap<TensorId, Assignment>, Vec<TensorPrecision>), IrError> {
-    let mut order: Vec<(TensorId, Role)> = Vec::new();
-    for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
-        collect_parameters(graph, node, &mut order);
-    }
-    // The loss op stands in the backward of a differentiated graph; its head comes last.
-    for node in graph.nodes.iter().filter(|node| node.phase == Phase::Backward) {
-        collect_parameters(graph, node, &mut order);
-    }
+    let order = parameters_in_order(graph);
     let uses: Vec<TensorUse<'_>> =
         order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
     let assigned = policy.assign(&uses)?;
@@ -146,16 +139,24 @@ fn assign(
     Ok((assignments, report))
 }
 
-fn collect_parameters(graph: &Graph, node: &Node, order: &mut Vec<(TensorId, Role)>) {
-    for &id in &node.inputs {
-        let tensor = graph.tensor(id);
-        let TensorKind::Parameter { role, .. } = tensor.kind else { continue };
-        // A bias follows the activations: it has no matrix product of its own.
-        let is_bias = role == Role::Linear && tensor.shape.rank() == 1;
-        if !is_bias && !order.iter().any(|&(known, _)| known == id) {
-            order.push((id, role));
+/// Parameters by their first use in the forward. The loss op stands in the backward of a
+/// differentiated graph; its head comes last.
+fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
+    let of_phase = |phase| graph.nodes.iter().filter(move |node| node.phase == phase);
+    let mut known = HashSet::new();
+    let mut order = Vec::new();
+    for node in of_phase(Phase::Forward).chain(of_phase(Phase::Backward)) {
+        for &id in &node.inputs {
+            let tensor = graph.tensor(id);
+            let TensorKind::Parameter { role, .. } = tensor.kind else { continue };
+            // A bias follows the activations: it has no GEMM of its own.
+            let is_bias = role == Role::Linear && tensor.shape.rank() == 1;
+            if !is_bias && known.insert(id) {
+                order.push((id, role));
+            }
         }
     }
+    order
 }
 
 fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
@@ -176,13 +177,15 @@ fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
     }
 }
 
-/// A tensor, how it is quantized, along which axes, and along which of them at random.
+/// How a tensor is quantized, along which axes, and along which of them at random.
 struct Need {
-    tensor: TensorId,
     spec: MxSpec,
     axis: Axis,
     stochastic: Option<Axis>,
 }
+
+/// The needs of each tensor that is quantized, in order of use.
+type Needs = HashMap<TensorId, Vec<Need>>;
 
 /// A high-precision tensor and how it is quantized.
 type Key = (TensorId, OperandQuantization);
@@ -247,9 +250,9 @@ impl Rewrite<'_> {
         Some(Gemm { product, operands, is_mxfp8: assignment.gemm(direction).is_mxfp8 })
     }
 
-    /// Every tensor that is quantized, with the axes that its readers want, in order of use.
-    fn needs(&self) -> Vec<Need> {
-        let mut needs: Vec<Need> = Vec::new();
+    /// Every tensor that is quantized, with the axes that its readers want.
+    fn needs(&self) -> Needs {
+        let mut needs = Needs::new();
         for gemm in self.source.nodes.iter().filter_map(|node| self.gemm(node)) {
             for operand in gemm.operands {
                 let Reading::Quantized((tensor, OperandQuantization { spec, rounding }), axis) =
@@ -257,13 +260,13 @@ impl Rewrite<'_> {
                 else {
                     continue;
                 };
-                let known =
-                    needs.iter().position(|need| (need.tensor, need.spec) == (tensor, spec));
+                let of_tensor = needs.entry(tensor).or_default();
+                let known = of_tensor.iter().position(|need| need.spec == spec);
                 let index = known.unwrap_or_else(|| {
-                    needs.push(Need { tensor, spec, axis, stochastic: None });
-                    needs.len() - 1
+                    of_tensor.push(Need { spec, axis, stochastic: None });
+                    of_tensor.len() - 1
                 });
-                let need = &mut needs[index];
+                let need = &mut of_tensor[index];
                 need.axis = need.axis.union(axis);
                 if rounding == ElementRounding::Stochastic {
                     let known = need.stochastic;
@@ -275,13 +278,19 @@ impl Rewrite<'_> {
     }
 
     /// Casts and quantizations of parameters, in [`Phase::Weights`].
-    fn weights(&mut self, needs: &[Need]) -> Result<(), IrError> {
-        for (id, parameter) in self.source.parameters() {
-            let reader = self.source.nodes.iter().find(|node| node.inputs.contains(&id));
-            let Some(reader) = reader.cloned() else { continue };
-            let in_high_precision =
-                self.source.nodes.iter().any(|node| self.reads_in_high_precision(node, id));
-            if in_high_precision && self.activation != DType::F32 {
+    fn weights(&mut self, needs: &Needs) -> Result<(), IrError> {
+        let source = self.source;
+        let mut readers: HashMap<TensorId, &Node> = HashMap::new();
+        for node in &source.nodes {
+            for &input in &node.inputs {
+                readers.entry(input).or_insert(node);
+            }
+        }
+        let in_high_precision = self.read_in_high_precision();
+        let dequantized = self.dequantized_uses();
+        for (id, parameter) in source.parameters() {
+            let Some(&reader) = readers.get(&id) else { continue };
+            if in_high_precision.contains(&id) && self.activation != DType::F32 {
                 let name = format!("{}.{}", parameter.name, self.activation);
                 let copy = self.result.add_tensor(Tensor {
                     name: name.clone(),
@@ -301,43 +310,45 @@ impl Rewrite<'_> {
                 self.high_precision.insert(id, copy);
             }
             self.quantize_as(id, needs, reader.tag, reader.layer, Phase::Weights)?;
-            let place = Node { phase: Phase::Weights, ..reader };
-            for (key, axis) in self.dequantized_uses(id) {
+            let place = Node { phase: Phase::Weights, ..reader.clone() };
+            for &(key, axis) in dequantized.get(&id).into_iter().flatten() {
                 self.dequantize(key, axis, &place);
             }
         }
         Ok(())
     }
 
-    /// The copies of parameter `id` that GEMMs read dequantized.
-    fn dequantized_uses(&self, id: TensorId) -> Vec<(Key, Axis)> {
+    /// The quantized copies of each tensor that GEMMs read dequantized.
+    fn dequantized_uses(&self) -> HashMap<TensorId, Vec<(Key, Axis)>> {
+        let mut uses: HashMap<TensorId, Vec<(Key, Axis)>> = HashMap::new();
         let gemms = self.source.nodes.iter().filter_map(|node| self.gemm(node));
-        gemms
-            .filter(|gemm| !gemm.is_mxfp8)
-            .flat_map(|gemm| gemm.operands)
-            .filter_map(|operand| match operand {
-                Reading::Quantized(key, axis) if key.0 == id => Some((key, axis)),
-                _ => None,
-            })
-            .collect()
+        for operand in gemms.filter(|gemm| !gemm.is_mxfp8).flat_map(|gemm| gemm.operands) {
+            if let Reading::Quantized(key, axis) = operand {
+                uses.entry(key.0).or_default().push((key, axis));
+            }
+        }
+        uses
     }
 
-    /// Whether `node` reads parameter `id` as it is.
-    fn reads_in_high_precision(&self, node: &Node, id: TensorId) -> bool {
-        let is_quantized = |index: usize| {
+    /// The tensors that some node reads as they are.
+    fn read_in_high_precision(&self) -> HashSet<TensorId> {
+        let mut read = HashSet::new();
+        for node in &self.source.nodes {
             let gemm = self.gemm(node);
-            gemm.is_some_and(|gemm| {
-                matches!(gemm.operands.get(index), Some(Reading::Quantized(..)))
-            })
-        };
-        let mut inputs = node.inputs.iter().enumerate();
-        inputs.any(|(index, &input)| input == id && !is_quantized(index))
+            let is_quantized = |index: usize| {
+                let operand = gemm.as_ref().and_then(|gemm| gemm.operands.get(index));
+                matches!(operand, Some(Reading::Quantized(..)))
+            };
+            let inputs = node.inputs.iter().enumerate();
+            read.extend(inputs.filter(|(index, _)| !is_quantized(*index)).map(|(_, &id)| id));
+        }
+        read
     }
 
     fn quantize(
         &mut self,
         tensor: TensorId,
-        needs: &[Need],
+        needs: &Needs,
         producer: &Node,
     ) -> Result<(), IrError> {
         self.quantize_as(tensor, needs, producer.tag, producer.layer, producer.phase)
@@ -346,12 +357,12 @@ impl Rewrite<'_> {
     fn quantize_as(
         &mut self,
         tensor: TensorId,
-        needs: &[Need],
+        needs: &Needs,
         tag: Tag,
         layer: Option<u32>,
         phase: Phase,
     ) -> Result<(), IrError> {
-        let wanted = needs.iter().filter(|need| need.tensor == tensor);
+        let wanted = needs.get(&tensor).into_iter().flatten();
         for (count, &Need { spec, axis, .. }) in wanted.enumerate() {
             let source_name = &self.result.tensor(tensor).name;
             // A copy that is quantized in another way needs another name.
@@ -400,8 +411,8 @@ impl Rewrite<'_> {
     }
 
     /// Rounds elements of the copies of `tensor` at random, behind its quantizations.
-    fn round(&mut self, tensor: TensorId, needs: &[Need], producer: &Node) {
-        for need in needs.iter().filter(|need| need.tensor == tensor) {
+    fn round(&mut self, tensor: TensorId, needs: &Needs, producer: &Node) {
+        for need in needs.get(&tensor).into_iter().flatten() {
             for axis in [Axis::Row, Axis::Column] {
                 if ![Some(axis), Some(Axis::Both)].contains(&need.stochastic) {
                     continue;

@@ -1,7 +1,7 @@
 //! Trades memory for time: marked forward nodes run again in the backward instead of keeping
 //! their outputs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -60,8 +60,14 @@ pub fn recompute(graph: &Graph, rule: Recompute) -> Result<Graph, IrError> {
         });
     }
     let mut result = Graph { stage: Stage::Recomputed, nodes: Vec::new(), ..graph.clone() };
-    let marked: Vec<bool> = graph.nodes.iter().map(|node| is_marked(graph, node, rule)).collect();
-    let mut second_run = SecondRun { graph, marked: &marked, made: HashMap::new() };
+    let crossing = crossing_layers(graph);
+    let marked: Vec<bool> =
+        graph.nodes.iter().map(|node| is_marked(node, rule, &crossing)).collect();
+    let writers = graph.nodes.iter().zip(&marked).filter(|(_, mark)| **mark);
+    let writers = writers
+        .flat_map(|(node, _)| node.outputs.iter().map(move |&output| (output, node)))
+        .collect();
+    let mut second_run = SecondRun { graph, writers, made: HashMap::new() };
     for (node, &mark) in graph.nodes.iter().zip(&marked) {
         let mut node = node.clone();
         node.recompute = mark;
@@ -76,37 +82,42 @@ pub fn recompute(graph: &Graph, rule: Recompute) -> Result<Graph, IrError> {
     Ok(result)
 }
 
-fn is_marked(graph: &Graph, node: &Node, rule: Recompute) -> bool {
-    if node.phase != Phase::Forward {
+/// Tensors that a forward node of another layer, or the loss, reads. The loss node is replaced by
+/// its backward: what that reads crosses too.
+fn crossing_layers(graph: &Graph) -> HashSet<TensorId> {
+    let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
+    for node in graph.nodes.iter().filter(|node| node.phase == Phase::Forward) {
+        layer_of.extend(node.outputs.iter().map(|&output| (output, node.layer)));
+    }
+    let crosses = |reader: &Node, id: &TensorId| match layer_of.get(id) {
+        Some(layer) if reader.phase == Phase::Forward => *layer != reader.layer,
+        _ => matches!(reader.op, Op::LinearCrossEntropyGrad(_)),
+    };
+    let of_reader = |reader| -> Vec<TensorId> {
+        let Node { inputs, .. } = reader;
+        inputs.iter().filter(|id| crosses(reader, id)).copied().collect()
+    };
+    graph.nodes.iter().flat_map(of_reader).collect()
+}
+
+fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool {
+    if node.phase != Phase::Forward || node.layer.is_none() {
         return false;
     }
     match rule {
         Recompute::None => false,
         // The final norm's output is read by the very next node: nothing is won there.
         Recompute::Selective => {
-            let is_cheap =
-                matches!(node.op, Op::RmsNorm(_) | Op::LayerNorm(_) | Op::SwiGlu(_) | Op::Gelu(_));
-            node.layer.is_some() && is_cheap
+            matches!(node.op, Op::RmsNorm(_) | Op::LayerNorm(_) | Op::SwiGlu(_) | Op::Gelu(_))
         }
-        Recompute::Full => {
-            let crosses_layers = graph.nodes.iter().any(|reader| {
-                reader.phase == Phase::Forward
-                    && reader.layer != node.layer
-                    && reader.inputs.iter().any(|id| node.outputs.contains(id))
-            });
-            // The loss node is replaced by its backward: what it reads counts as crossing too.
-            let read_by_loss = graph.nodes.iter().any(|reader| {
-                matches!(reader.op, Op::LinearCrossEntropyGrad(_))
-                    && reader.inputs.iter().any(|id| node.outputs.contains(id))
-            });
-            node.layer.is_some() && !crosses_layers && !read_by_loss
-        }
+        Recompute::Full => !node.outputs.iter().any(|output| crossing.contains(output)),
     }
 }
 
 struct SecondRun<'a> {
     graph: &'a Graph,
-    marked: &'a [bool],
+    /// The marked node that writes a tensor.
+    writers: HashMap<TensorId, &'a Node>,
     /// First-run tensor to second-run tensor.
     made: HashMap<TensorId, TensorId>,
 }
@@ -117,13 +128,7 @@ impl SecondRun<'_> {
         if let Some(&made) = self.made.get(&tensor) {
             return made;
         }
-        let writer = self
-            .graph
-            .nodes
-            .iter()
-            .zip(self.marked)
-            .find(|(node, mark)| **mark && node.outputs.contains(&tensor));
-        let Some((writer, _)) = writer else { return tensor };
+        let Some(&writer) = self.writers.get(&tensor) else { return tensor };
         let inputs = writer.inputs.iter().map(|&id| self.of(id, result)).collect();
         let outputs = writer
             .outputs

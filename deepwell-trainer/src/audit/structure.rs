@@ -403,7 +403,7 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
             let got = counts.get(&(index, product)).copied().unwrap_or(0);
             if got != 1 {
                 let (name, product) = (&state.name, product.name());
-                let what = format!("`{name}`: expected one {product} in mxfp8, got {got}");
+                let what = format!("`{name}`: expected 1 {product} in mxfp8, got {got}");
                 add("program", what);
             }
         }
