@@ -45,15 +45,16 @@ pub fn pack(lifetimes: &[Lifetime]) -> Packing {
         |life| (std::cmp::Reverse(life.last - life.first), life.first),
         |life| (std::cmp::Reverse(align(life.bytes) * (life.last - life.first + 1)), life.first),
     ];
-    let mut best = stack(lifetimes);
     let count = lifetimes.iter().filter(|life| life.bytes > 0).count();
-    for order in orders.iter().filter(|_| count <= FEW) {
-        let other = place(lifetimes, *order);
-        if other.1 <= best.1 {
-            best = other;
+    let greedy = orders.iter().filter(|_| count <= FEW).map(|order| place(lifetimes, *order));
+    let mut best: Option<(Vec<usize>, usize)> = None;
+    for packed in greedy.chain(std::iter::once_with(|| stack(lifetimes))) {
+        if best.as_ref().is_none_or(|(_, bytes)| packed.1 < *bytes) {
+            best = Some(packed);
         }
     }
-    Packing { offsets: best.0, bytes: best.1, lower_bound_bytes: lower_bound(lifetimes) }
+    let (offsets, bytes) = best.unwrap_or_default();
+    Packing { offsets, bytes, lower_bound_bytes: lower_bound(lifetimes) }
 }
 
 /// Puts what is alive at the fullest call one above the other in the order of birth, and all else

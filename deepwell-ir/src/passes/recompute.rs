@@ -93,11 +93,11 @@ fn crossing_layers(graph: &Graph) -> HashSet<TensorId> {
         Some(layer) if reader.phase == Phase::Forward => *layer != reader.layer,
         _ => matches!(reader.op, Op::LinearCrossEntropyGrad(_)),
     };
-    let of_reader = |reader| -> Vec<TensorId> {
-        let Node { inputs, .. } = reader;
-        inputs.iter().filter(|id| crosses(reader, id)).copied().collect()
-    };
-    graph.nodes.iter().flat_map(of_reader).collect()
+    let mut crossing = HashSet::new();
+    for reader in &graph.nodes {
+        crossing.extend(reader.inputs.iter().filter(|id| crosses(reader, id)));
+    }
+    crossing
 }
 
 fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool {
