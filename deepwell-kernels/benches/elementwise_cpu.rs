@@ -13,7 +13,8 @@ use std::time::Instant;
 
 use deepwell_kernels::cpu::element::Element;
 use deepwell_kernels::ops::adamw::cpu::{AdamwTensor, StepScalars, adamw};
-use deepwell_kernels::ops::add::cpu::{add, bias_add_backward, bias_add_forward};
+use deepwell_kernels::ops::add::cpu::add;
+use deepwell_kernels::ops::bias_grad::cpu::{bias_add_backward, bias_add_forward};
 use deepwell_kernels::ops::cast::cpu::cast;
 use deepwell_kernels::ops::embedding::cpu::{embedding_backward, embedding_forward};
 use deepwell_kernels::ops::gelu::cpu::{gelu_backward, gelu_forward};

@@ -45,7 +45,8 @@ mod targets;
 pub use backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
 };
-pub use cpu::{CpuBackend, CpuCatalog, cpu_target, decode_statistics};
+pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};
+pub use ops::quantize::cpu::decode_statistics;
 pub use single_call::SingleCall;

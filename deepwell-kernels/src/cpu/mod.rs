@@ -2,7 +2,7 @@
 
 pub(crate) mod arena;
 mod backend;
-mod calls;
+pub(crate) mod calls;
 pub mod element;
 pub mod gemm;
 pub(crate) mod parallel;
@@ -13,6 +13,5 @@ pub(crate) mod test_support;
 pub mod vector_math;
 
 pub use backend::CpuBackend;
-pub use calls::decode_statistics;
-pub(crate) use specs::serves;
 pub use specs::{CpuCatalog, CpuKernelSpec, cpu_kernels, cpu_target, tier_feature};
+pub(crate) use specs::{CpuKernel, serves};

@@ -8,15 +8,56 @@ use deepwell_ir::{
     DType, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Rejected, Selection, Target,
 };
 
-use half::bf16;
-
-use super::calls::{Scratch, attention_shape, with_activation_workspace_bytes};
-use super::gemm::{self, DataKind, Tier};
-use crate::ops::{
-    add::cpu as add, attention::cpu as attention, layer_norm::cpu as layer_norm,
-    linear_cross_entropy::cpu as linear_cross_entropy, rms_norm::cpu as rms_norm,
-};
+use super::calls::{Operands, Run, with_activation, with_quantize};
+use super::gemm::Tier;
+use crate::KernelError;
+use crate::ops::OPS;
 use crate::targets::others_that_serve;
+
+/// A kernel as the folder of its op registers it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuKernel {
+    /// The op that it computes.
+    op: &'static str,
+    /// Whether it multiplies matrices, so that there is one for each [`Tier`].
+    is_tiered: bool,
+    workspace_bytes: WorkspaceBytes,
+    prepare: Prepare,
+}
+
+/// Scratch for a request, in bytes, on a number of threads.
+type WorkspaceBytes = fn(&KernelRequest<'_>, Tier, usize) -> usize;
+
+/// Turns operands into what a call does; the op is the call's or a part of it.
+type Prepare = for<'a> fn(&Operands<'a>, &Op) -> Result<Run, KernelError>;
+
+impl CpuKernel {
+    /// One that runs the same everywhere, without scratch.
+    pub(crate) const fn new(op: &'static str, prepare: Prepare) -> CpuKernel {
+        CpuKernel { op, is_tiered: false, workspace_bytes: |_, _, _| 0, prepare }
+    }
+
+    /// With scratch.
+    pub(crate) const fn scratch(self, workspace_bytes: WorkspaceBytes) -> CpuKernel {
+        CpuKernel { workspace_bytes, ..self }
+    }
+
+    /// On matrix instructions.
+    pub(crate) const fn tiered(self) -> CpuKernel {
+        CpuKernel { is_tiered: true, ..self }
+    }
+
+    /// All that are made of it, preferred ones first.
+    fn specs(self) -> Vec<CpuKernelSpec> {
+        let CpuKernel { op, is_tiered, workspace_bytes, prepare } = self;
+        let spec = |name, tier| CpuKernelSpec { name, op, tier, workspace_bytes, prepare };
+        if !is_tiered {
+            return vec![spec(format!("cpu_{op}"), None)];
+        }
+        let tiers = Tier::ALL.into_iter().rev();
+        tiers.map(|tier| spec(format!("cpu_{op}_{}", tier_suffix(tier)), Some(tier))).collect()
+    }
+}
 
 /// One kernel of the CPU backend.
 #[derive(Clone, Debug)]
@@ -27,8 +68,8 @@ pub struct CpuKernelSpec {
     pub op: &'static str,
     /// The matrix instructions that it runs on, for kernels that multiply matrices.
     pub tier: Option<Tier>,
-    /// Scratch for a request, in bytes, on a number of threads.
-    workspace_bytes: fn(&KernelRequest<'_>, Tier, usize) -> usize,
+    workspace_bytes: WorkspaceBytes,
+    pub(super) prepare: Prepare,
 }
 
 /// The feature name under which a target has a matrix tier.
@@ -62,135 +103,56 @@ pub fn cpu_target(threads: usize) -> Target {
 /// Every kernel of the CPU backend, preferred ones first within an op.
 pub fn cpu_kernels() -> &'static [CpuKernelSpec] {
     static KERNELS: LazyLock<Vec<CpuKernelSpec>> = LazyLock::new(|| {
-        let tiered = TIERED.iter().flat_map(|&(op, workspace_bytes)| {
-            Tier::ALL.into_iter().rev().map(move |tier| CpuKernelSpec {
-                name: format!("cpu_{op}_{}", tier_suffix(tier)),
-                op,
-                tier: Some(tier),
-                workspace_bytes,
-            })
-        });
-        let plain = PLAIN.iter().map(|&(op, workspace_bytes)| CpuKernelSpec {
-            name: format!("cpu_{op}"),
-            op,
-            tier: None,
-            workspace_bytes,
-        });
-        tiered.chain(plain).collect()
+        let of_ops = OPS.iter().flat_map(|op| op.cpu);
+        of_ops.chain(COMPOSITES).flat_map(|kernel| kernel.specs()).collect()
     });
     &KERNELS
 }
 
-type WorkspaceBytes = fn(&KernelRequest<'_>, Tier, usize) -> usize;
+const fn activated(op: &'static str) -> CpuKernel {
+    CpuKernel::new(op, with_activation::prepare).scratch(with_activation).tiered()
+}
 
-/// Ops that multiply matrices: one kernel per tier.
-const TIERED: [(&str, WorkspaceBytes); 19] = [
-    ("linear", matrix),
-    ("linear_input_grad", matrix),
-    ("linear_weight_grad", matrix),
-    ("mx_gemm", matrix),
-    ("linear_gelu", with_activation),
-    ("linear_input_grad_gelu_backward", with_activation),
-    ("mx_gemm_gelu", with_activation),
-    ("mx_gemm_gelu_backward", with_activation),
-    ("linear_quantize", with_quantize),
-    ("linear_input_grad_quantize", with_quantize),
-    ("mx_gemm_quantize", with_quantize),
-    ("linear_gelu_quantize", with_quantize),
-    ("linear_input_grad_gelu_backward_quantize", with_quantize),
-    ("mx_gemm_gelu_quantize", with_quantize),
-    ("mx_gemm_gelu_backward_quantize", with_quantize),
-    ("attention", attention_forward),
-    ("attention_backward", attention_backward),
-    ("linear_cross_entropy", head),
-    ("linear_cross_entropy_grad", head),
+const fn quantized(op: &'static str) -> CpuKernel {
+    CpuKernel::new(op, with_quantize::prepare).scratch(with_quantize)
+}
+
+/// Several ops in one call.
+const COMPOSITES: &[CpuKernel] = &[
+    activated("linear_gelu"),
+    activated("linear_input_grad_gelu_backward"),
+    activated("mx_gemm_gelu"),
+    activated("mx_gemm_gelu_backward"),
+    quantized("linear_quantize").tiered(),
+    quantized("linear_input_grad_quantize").tiered(),
+    quantized("mx_gemm_quantize").tiered(),
+    quantized("linear_gelu_quantize").tiered(),
+    quantized("linear_input_grad_gelu_backward_quantize").tiered(),
+    quantized("mx_gemm_gelu_quantize").tiered(),
+    quantized("mx_gemm_gelu_backward_quantize").tiered(),
+    quantized("rms_norm_quantize"),
+    quantized("add_rms_norm_quantize"),
+    quantized("rms_norm_backward_quantize"),
+    quantized("layer_norm_quantize"),
+    quantized("add_layer_norm_quantize"),
+    quantized("layer_norm_backward_quantize"),
+    quantized("rope_backward_quantize"),
+    quantized("swiglu_quantize"),
+    quantized("swiglu_backward_quantize"),
+    quantized("gelu_quantize"),
+    quantized("gelu_backward_quantize"),
 ];
 
-/// Ops with one kernel.
-const PLAIN: [(&str, WorkspaceBytes); 37] = [
-    ("embedding", none),
-    ("embedding_backward", none),
-    ("add_positions", none),
-    ("add_positions_backward", none),
-    ("bias_grad", bias_grad),
-    ("rms_norm", none),
-    ("add_rms_norm", none),
-    ("rms_norm_backward", rms_norm_backward),
-    ("head_rms_norm", none),
-    ("head_rms_norm_backward", head_rms_norm_backward),
-    ("layer_norm", none),
-    ("add_layer_norm", none),
-    ("layer_norm_backward", layer_norm_backward),
-    ("rope", rope_tables),
-    ("rope_backward", rope_tables),
-    ("swiglu", none),
-    ("swiglu_backward", none),
-    ("gelu", none),
-    ("gelu_backward", none),
-    ("add", none),
-    ("cast", none),
-    ("quantize", none),
-    ("dequantize", none),
-    ("stochastic_round", none),
-    ("grad_norm", none),
-    ("adamw", none),
-    ("rms_norm_quantize", with_quantize),
-    ("add_rms_norm_quantize", with_quantize),
-    ("rms_norm_backward_quantize", with_quantize),
-    ("layer_norm_quantize", with_quantize),
-    ("add_layer_norm_quantize", with_quantize),
-    ("layer_norm_backward_quantize", with_quantize),
-    ("rope_backward_quantize", with_quantize),
-    ("swiglu_quantize", with_quantize),
-    ("swiglu_backward_quantize", with_quantize),
-    ("gelu_quantize", with_quantize),
-    ("gelu_backward_quantize", with_quantize),
-];
-
-fn none(_: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    0
-}
-
-fn data_kind(dtype: DType) -> DataKind {
-    match dtype {
-        DType::Bf16 => DataKind::Bf16,
-        DType::E4m3 => DataKind::Mx,
-        _ => DataKind::F32,
-    }
-}
-
-fn matrix(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
-    let operands = request.operands;
-    let second = if matches!(request.op, Op::MxGemm(_)) { 2 } else { 1 };
-    let (a, b) = (&operands[0].shape, &operands[second].shape);
-    let (m, n, k) = match request.op {
-        Op::LinearInputGrad(_) => (a[0], b[1], a[1]),
-        Op::LinearWeightGrad(_) => (a[1], b[1], a[0]),
-        _ => (a[0], b[0], a[1]),
-    };
-    let kinds = (data_kind(operands[0].dtype), data_kind(operands[second].dtype));
-    gemm::workspace_bytes(tier, m, n, k, kinds.0, kinds.1)
-}
-
-fn rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    let x = &request.operands[1].shape;
-    rms_norm::rms_norm_backward_workspace_bytes(x[0], x[1])
-}
-
-fn head_rms_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    let (head_dim, rows) = (request.operands[2].shape[0], request.operands[3].shape[0]);
-    rms_norm::rms_norm_backward_workspace_bytes(rows, head_dim)
-}
-
-fn layer_norm_backward(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    let x = &request.operands[1].shape;
-    layer_norm::layer_norm_backward_workspace_bytes(x[0], x[1])
+/// Scratch of the kernel of a request's op.
+fn workspace_of(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+    let spec = cpu_kernels().iter().find(|spec| spec.op == request.op.name());
+    spec.map_or(0, |spec| (spec.workspace_bytes)(request, tier, threads))
 }
 
 /// What the product wants, and room for it where it is not stored.
 fn with_activation(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
     let Op::WithActivation(op) = request.op else { return 0 };
-    with_activation_workspace_bytes(request, op, |product| matrix(product, tier, threads))
+    with_activation::workspace_bytes(request, op, |product| workspace_of(product, tier, threads))
 }
 
 /// What the producer wants, and room for those of its outputs that are not stored.
@@ -198,60 +160,11 @@ fn with_quantize(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usi
     let Op::WithQuantize(op) = request.op else { return 0 };
     let inputs = &request.operands[..request.input_count];
     // Operands that the op does not take are refused when the call is prepared.
-    let Ok(scratch) = Scratch::new(op, inputs) else { return 0 };
-    let name = op.producer.name();
-    let Some(spec) = cpu_kernels().iter().find(|spec| spec.op == name) else { return 0 };
+    let Ok(scratch) = with_quantize::Scratch::new(op, inputs) else { return 0 };
     let operands = [inputs, &scratch.outputs].concat();
     let producer =
         KernelRequest { op: &op.producer, operands: &operands, input_count: inputs.len() };
-    scratch.bytes + (spec.workspace_bytes)(&producer, tier, threads)
-}
-
-fn bias_grad(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    let dy = &request.operands[0].shape;
-    add::bias_add_backward_workspace_bytes(dy[0], dy[1])
-}
-
-/// Cosines and sines of every position: positions never exceed the tokens of a micro-batch.
-fn rope_tables(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    let rope = match request.op {
-        Op::Rope(rope) => rope,
-        Op::RopeBackward(backward) => &backward.forward,
-        _ => return 0,
-    };
-    2 * request.operands[0].shape[0] * rope.inverse_frequencies.len() * size_of::<f32>()
-}
-
-fn attention_forward(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
-    let Op::Attention(op) = request.op else { return 0 };
-    let lse = &request.operands[4].shape;
-    let shape = attention_shape(&op.heads, lse[0], lse[2]);
-    match request.operands[0].dtype {
-        DType::Bf16 => attention::forward_workspace_bytes::<bf16>(&shape, threads),
-        _ => attention::forward_workspace_bytes::<f32>(&shape, threads),
-    }
-}
-
-fn attention_backward(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
-    let Op::AttentionBackward(op) = request.op else { return 0 };
-    let lse = &request.operands[5].shape;
-    let shape = attention_shape(&op.heads, lse[0], lse[2]);
-    match request.operands[0].dtype {
-        DType::Bf16 => attention::backward_workspace_bytes::<bf16>(&shape, threads),
-        _ => attention::backward_workspace_bytes::<f32>(&shape, threads),
-    }
-}
-
-fn head(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
-    let (x, w) = (&request.operands[0].shape, &request.operands[1].shape);
-    let (tokens, hidden, vocab) = (x[0], x[1], w[0]);
-    let gradients = matches!(request.op, Op::LinearCrossEntropyGrad(_));
-    match request.operands[0].dtype {
-        DType::Bf16 => {
-            linear_cross_entropy::workspace_bytes::<bf16>(tokens, hidden, vocab, gradients)
-        }
-        _ => linear_cross_entropy::workspace_bytes::<f32>(tokens, hidden, vocab, gradients),
-    }
+    scratch.bytes + workspace_of(&producer, tier, threads)
 }
 
 /// The CPU kernels as a catalog.

@@ -16,9 +16,9 @@ use std::collections::HashMap;
 use deepwell_ir::{ByteRange, Call, EventId, Instance, Program, StreamId};
 
 use super::blas::Blas;
+use super::catalog::cuda_kernels;
 use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream};
 use super::images::KernelImages;
-use super::launch::cuda_kernels;
 use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, Step, Tensor};
 use crate::KernelError;

@@ -5,8 +5,9 @@ use deepwell_ir::{
     Selection, Target, TensorType,
 };
 
-use super::launch::{cuda_kernels, fused, tile_selection};
+use super::launch::fused;
 use super::spec::{Architecture, CudaKernelSpec};
+use crate::ops::OPS;
 use crate::targets::others_that_serve;
 
 /// The library of matrix products as [`Target::libraries`] names it.
@@ -15,6 +16,11 @@ pub const CUBLASLT: &str = "cublaslt";
 /// The CUDA kernels as a catalog.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaCatalog;
+
+/// Every kernel, preferred ones first within an op.
+pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
+    OPS.iter().flat_map(|op| op.cuda).copied().flatten()
+}
 
 /// A GPU as a target: the machine's first.
 pub fn cuda_target(
@@ -46,7 +52,7 @@ impl KernelCatalog for CudaCatalog {
                     rejected.push(Rejected { kernel: spec.name.to_string(), reason });
                 }
                 None => {
-                    let selection = tile_selection(spec.name).map(|select| select(request, target));
+                    let selection = spec.select_tile.map(|select| select(request, target));
                     let tile = selection.as_ref().map(|selection| selection.tile);
                     for (tile, reason) in selection.into_iter().flat_map(|found| found.rejected) {
                         let kernel = format!("{} with {tile}", spec.name);

@@ -25,7 +25,7 @@ pub use deepwell_emulator as emulator;
 
 pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
-pub use catalog::{CUBLASLT, CudaCatalog, cuda_target};
+pub use catalog::{CUBLASLT, CudaCatalog, cuda_kernels, cuda_target};
 #[cfg(feature = "cuda")]
 pub use cudarc_driver::{AllReduce, CublasLt, CudarcDriver, DeviceGroup, PeerCopy};
 pub use driver::{
@@ -41,7 +41,6 @@ pub use emulated_driver::{
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
-pub use launch::{cuda_kernels, tile_selection};
 pub use pinned::PinnedBuffer;
 pub use prepare::{CallView, Constants, Device, RESERVED_BYTES, Step, Tensor};
 pub use spec::{

@@ -1,7 +1,7 @@
 //! What a CUDA kernel says of itself, as plain data.
 //!
-//! Each file under `kernels/` holds the specs of one `.cu` file (or of one library call) and the
-//! function that turns a call into launches. Selection reads only the specs, so it works for a
+//! A launcher, in the folder of its op, holds the specs of one `.cu` file (or of one library call) and
+//! the function that turns a call into launches. Selection reads only the specs, so it works for a
 //! GPU that is not here.
 
 use deepwell_ir::{KernelRequest, Target, Tile};
@@ -24,6 +24,8 @@ pub struct CudaKernelSpec {
     pub reject: fn(&KernelRequest<'_>) -> Option<String>,
     /// Scratch in bytes.
     pub workspace_bytes: fn(&KernelRequest<'_>, &Target) -> usize,
+    /// Selects its tile, if it has several.
+    pub select_tile: Option<SelectTile>,
     /// Turns a call into launches.
     pub prepare: Prepare,
 }

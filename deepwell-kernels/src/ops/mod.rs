@@ -30,3 +30,38 @@ pub mod rms_norm;
 pub mod rope;
 pub mod stochastic_round;
 pub mod swiglu;
+
+use crate::cpu::CpuKernel;
+use crate::cuda::CudaKernelSpec;
+
+/// What the folder of an op registers.
+pub(crate) struct OpKernels {
+    /// Kernels of the CPU backend.
+    pub(crate) cpu: &'static [CpuKernel],
+    /// Kernels of the CUDA backend by launcher, preferred ones first.
+    pub(crate) cuda: &'static [&'static [CudaKernelSpec]],
+}
+
+/// Every op: all lists of kernels are made of this one.
+pub(crate) const OPS: &[OpKernels] = &[
+    adamw::KERNELS,
+    add::KERNELS,
+    add_positions::KERNELS,
+    attention::KERNELS,
+    bias_grad::KERNELS,
+    cast::KERNELS,
+    dequantize::KERNELS,
+    embedding::KERNELS,
+    gelu::KERNELS,
+    grad_norm::KERNELS,
+    head_rms_norm::KERNELS,
+    layer_norm::KERNELS,
+    linear::KERNELS,
+    linear_cross_entropy::KERNELS,
+    mx_gemm::KERNELS,
+    quantize::KERNELS,
+    rms_norm::KERNELS,
+    rope::KERNELS,
+    stochastic_round::KERNELS,
+    swiglu::KERNELS,
+];

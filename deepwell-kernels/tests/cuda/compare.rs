@@ -56,6 +56,9 @@ pub(crate) struct Tolerance {
     pub(crate) relative: f64,
 }
 
+/// For sums of integers.
+pub(crate) const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
+
 impl Tolerance {
     /// One rounding to BF16 (2^-9 of the value), and `absolute` for what cancels.
     pub(crate) fn bf16(absolute: f64) -> Tolerance {

@@ -320,7 +320,8 @@ impl Gpu {
                 .unwrap_or_else(|| panic!("no kernel {kernel}"));
             assert_eq!((spec.reject)(&request), None, "{kernel} does not take this");
             choice.kernel = kernel.to_string();
-            choice.tile = deepwell_kernels::cuda::tile_selection(kernel)
+            choice.tile = spec
+                .select_tile
                 .map(|select| options.tile.unwrap_or(select(&request, &target).tile));
             choice.workspace_bytes = (spec.workspace_bytes)(&request, &target);
         }

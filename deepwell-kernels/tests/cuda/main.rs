@@ -11,6 +11,24 @@ use std::process::ExitCode;
 #[macro_use]
 mod trials;
 
+/// Makes a row of `emulated.rs`: `emulated! { add on Sm100a: |gpu| check(gpu, 401, 1000) }` runs the
+/// kernels of `add.cu` on that architecture, unless another is asked for.
+macro_rules! emulated {
+    ($file:ident on $architecture:ident: $check:expr) => {
+        #[cfg(feature = "emulated")]
+        const _: () = {
+            fn $file() {
+                let architecture = deepwell_kernels::cuda::Architecture::$architecture;
+                $crate::emulated::run(stringify!($file), architecture, $check);
+            }
+            ::inventory::submit! {
+                $crate::trials::Test::new("cuda::emulated", stringify!($file), $file)
+            }
+            ::inventory::submit! { $crate::emulated::Row(stringify!($file)) }
+        };
+    };
+}
+
 #[path = "../../src/ops/adamw/tests/cuda.rs"]
 mod adamw;
 #[path = "../../src/ops/add/tests/cuda.rs"]

@@ -1,24 +1,12 @@
 //! From a call of a program to a kernel on slices: operands become typed views, attributes
-//! become arguments. One file per family of ops.
+//! become arguments. Each op's own `prepare` is in its folder.
 
-mod attention;
-mod elementwise;
-mod embedding;
-mod head;
-mod matmul;
-mod norm;
-mod optimizer;
-mod positions;
-mod quantize;
-mod with_activation;
-mod with_quantize;
+pub(crate) mod gemm_output;
+pub(crate) mod with_activation;
+pub(crate) mod with_quantize;
 
-pub(crate) use attention::attention_shape;
 use bytemuck::Pod;
 use deepwell_ir::{ByteRange, Call, DType, Instance, Op, Program, Value};
-pub use quantize::decode_statistics;
-pub(crate) use with_activation::workspace_bytes as with_activation_workspace_bytes;
-pub(crate) use with_quantize::Scratch;
 
 use std::cell::RefCell;
 
@@ -27,7 +15,8 @@ use super::gemm::Tier;
 use super::specs::cpu_kernels;
 use crate::KernelError;
 
-type Run = Box<dyn Fn(&Arena) -> Result<(), String> + Send>;
+/// What a prepared call does.
+pub(crate) type Run = Box<dyn Fn(&Arena) -> Result<(), String> + Send>;
 
 /// A kernel with its operands.
 pub(crate) struct CpuCall {
@@ -63,50 +52,8 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
 }
 
 fn kernel_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
-    match op {
-        Op::Embedding(_) => embedding::forward(operands),
-        Op::EmbeddingBackward(_) => embedding::backward(operands),
-        Op::AddPositions(_) => positions::forward(operands),
-        Op::AddPositionsBackward(_) => positions::backward(operands),
-        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-            matmul::linear(operands, op)
-        }
-        Op::MxGemm(op) => matmul::mx_gemm(operands, op),
-        Op::BiasGrad(_) => elementwise::bias_grad(operands),
-        Op::RmsNorm(op) => norm::rms_norm(operands, op.eps),
-        Op::AddRmsNorm(op) => norm::add_rms_norm(operands, op.eps),
-        Op::RmsNormBackward(op) => norm::rms_norm_backward_call(operands, op.residual),
-        // A head is a row of the gain's width: rows are told by the lengths alone.
-        Op::HeadRmsNorm(op) => norm::rms_norm(operands, op.eps),
-        Op::HeadRmsNormBackward(_) => norm::rms_norm_backward_call(operands, false),
-        Op::LayerNorm(op) => norm::layer_norm(operands, op.eps),
-        Op::AddLayerNorm(op) => norm::add_layer_norm(operands, op.eps),
-        Op::LayerNormBackward(op) => norm::layer_norm_backward_call(operands, op.residual),
-        Op::Rope(op) => elementwise::rope(operands, op, false),
-        Op::RopeBackward(op) => elementwise::rope(operands, &op.forward, true),
-        Op::SwiGlu(_) => elementwise::swiglu(operands),
-        Op::SwiGluBackward(_) => elementwise::swiglu_backward(operands),
-        Op::Gelu(op) => elementwise::gelu(operands, op.tanh),
-        Op::GeluBackward(op) => elementwise::gelu_backward(operands, op.tanh),
-        Op::Add(_) => elementwise::add(operands),
-        Op::Cast(_) => elementwise::cast(operands),
-        Op::Attention(op) => attention::forward(operands, &op.heads),
-        Op::AttentionBackward(op) => attention::backward(operands, &op.heads),
-        Op::LinearCrossEntropy(_) => head::forward(operands),
-        Op::LinearCrossEntropyGrad(_) => head::with_gradients(operands),
-        Op::Quantize(op) => quantize::quantize(operands, op),
-        Op::Dequantize(op) => quantize::dequantize(operands, op),
-        Op::StochasticRound(op) => quantize::stochastic_round(operands, op),
-        Op::WithActivation(op) => with_activation::with_activation(operands, op),
-        Op::WithQuantize(op) => with_quantize::with_quantize(operands, op),
-        Op::GradNorm(_) => optimizer::grad_norm(operands),
-        Op::AdamW(op) => optimizer::adamw(operands, op),
-        _ => Err(KernelError::UnknownKernel {
-            call: operands.call.name.clone(),
-            backend: "cpu",
-            kernel: operands.call.choice.kernel.clone(),
-        }),
-    }
+    let spec = cpu_kernels().iter().find(|spec| spec.op == op.name());
+    (spec.ok_or_else(|| operands.unknown_kernel())?.prepare)(operands, op)
 }
 
 /// Runs `$body` with `$float` as the element type that `$dtype` names.
@@ -125,24 +72,24 @@ macro_rules! by_float {
         }
     };
 }
-use by_float;
+pub(crate) use by_float;
 
 /// Operands of the call at hand, or of one of the ops that it is made of.
-struct Operands<'a> {
-    program: &'a Program,
-    call: &'a Call,
+pub(crate) struct Operands<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) call: &'a Call,
     instance: Instance,
     /// Inputs, then outputs.
-    values: Vec<&'a Value>,
-    input_count: usize,
+    pub(crate) values: Vec<&'a Value>,
+    pub(crate) input_count: usize,
     /// Scratch.
-    workspace: ByteRange,
+    pub(crate) workspace: ByteRange,
     /// Views that were made, each with whether it is written.
     views: RefCell<Vec<(ByteRange, bool)>>,
 }
 
 /// The element types that stand for a [`DType`].
-trait Stored: Pod {
+pub(crate) trait Stored: Pod {
     const DTYPES: &'static [DType];
 }
 
@@ -179,7 +126,7 @@ impl<'a> Operands<'a> {
     }
 
     /// Whether accumulators add to what is there.
-    fn adds(&self) -> bool {
+    pub(crate) fn adds(&self) -> bool {
         self.call.accumulate.adds(self.instance)
     }
 
@@ -201,7 +148,7 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    fn refused(&self, what: String) -> KernelError {
+    pub(crate) fn refused(&self, what: String) -> KernelError {
         KernelError::Run { call: self.call.name.clone(), what }
     }
 
@@ -219,24 +166,24 @@ impl<'a> Operands<'a> {
         })
     }
 
-    fn value(&self, index: usize) -> &Value {
+    pub(crate) fn value(&self, index: usize) -> &Value {
         self.values[index]
     }
 
-    fn dtype(&self, index: usize) -> DType {
+    pub(crate) fn dtype(&self, index: usize) -> DType {
         self.value(index).dtype
     }
 
-    fn shape(&self, index: usize) -> &[usize] {
+    pub(crate) fn shape(&self, index: usize) -> &[usize] {
         &self.value(index).shape
     }
 
     /// Position of output `index` among the operands.
-    fn output(&self, index: usize) -> usize {
+    pub(crate) fn output(&self, index: usize) -> usize {
         self.input_count + index
     }
 
-    fn unexpected(&self, index: usize, expected: &str) -> KernelError {
+    pub(crate) fn unexpected(&self, index: usize, expected: &str) -> KernelError {
         KernelError::OperandType {
             call: self.call.name.clone(),
             operand: index,
@@ -255,32 +202,37 @@ impl<'a> Operands<'a> {
     }
 
     /// Operand `index` as something that is read.
-    fn input<T: Stored>(&self, index: usize) -> Result<In<T>, KernelError> {
+    pub(crate) fn input<T: Stored>(&self, index: usize) -> Result<In<T>, KernelError> {
         let range = self.check::<T>(index)?;
         self.view(range, In::new(range), false)
     }
 
     /// Operand `index` as something that is written or updated.
-    fn target<T: Stored>(&self, index: usize) -> Result<Out<T>, KernelError> {
+    pub(crate) fn target<T: Stored>(&self, index: usize) -> Result<Out<T>, KernelError> {
         let range = self.check::<T>(index)?;
         self.view(range, Out::new(range), true)
     }
 
     /// The matrix instructions that the chosen kernel runs on.
-    fn tier(&self) -> Result<Tier, KernelError> {
+    pub(crate) fn tier(&self) -> Result<Tier, KernelError> {
         let kernel = &self.call.choice.kernel;
         let spec = cpu_kernels().iter().find(|spec| spec.name == *kernel);
-        spec.and_then(|spec| spec.tier).filter(|tier| tier.is_available()).ok_or_else(|| {
-            KernelError::UnknownKernel {
-                call: self.call.name.clone(),
-                backend: "cpu",
-                kernel: kernel.clone(),
-            }
-        })
+        spec.and_then(|spec| spec.tier)
+            .filter(|tier| tier.is_available())
+            .ok_or_else(|| self.unknown_kernel())
+    }
+
+    /// The call names a kernel that is not there, or not for its op.
+    pub(crate) fn unknown_kernel(&self) -> KernelError {
+        KernelError::UnknownKernel {
+            call: self.call.name.clone(),
+            backend: "cpu",
+            kernel: self.call.choice.kernel.clone(),
+        }
     }
 
     /// The scratch.
-    fn workspace<T: Pod>(&self) -> Result<Out<T>, KernelError> {
+    pub(crate) fn workspace<T: Pod>(&self) -> Result<Out<T>, KernelError> {
         self.view(self.workspace, Out::new(self.workspace), true)
     }
 }

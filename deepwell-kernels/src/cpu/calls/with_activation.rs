@@ -2,7 +2,7 @@
 //! product that the call does not store at the start of its scratch.
 
 use deepwell_ir::ops::WithActivation;
-use deepwell_ir::{ALIGNMENT_BYTES, ByteRange, KernelRequest, MemoryKind, OperandType, Value};
+use deepwell_ir::{ALIGNMENT_BYTES, ByteRange, KernelRequest, MemoryKind, Op, OperandType, Value};
 
 use super::{KernelError, Operands, Run, run_of};
 
@@ -27,10 +27,8 @@ pub(crate) fn workspace_bytes(
     scratch_bytes(op, result) + of_product(&product)
 }
 
-pub(super) fn with_activation(
-    operands: &Operands<'_>,
-    op: &WithActivation,
-) -> Result<Run, KernelError> {
+pub(crate) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::WithActivation(op) = op else { return Err(operands.unknown_kernel()) };
     let call = operands.call;
     let refused = |what: String| KernelError::Run { call: call.name.clone(), what };
     let (inputs, outputs) = operands.values.split_at(operands.input_count);

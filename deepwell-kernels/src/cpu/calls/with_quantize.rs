@@ -55,10 +55,8 @@ impl Scratch {
     }
 }
 
-pub(super) fn with_quantize(
-    operands: &Operands<'_>,
-    op: &WithQuantize,
-) -> Result<Run, KernelError> {
+pub(crate) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::WithQuantize(op) = op else { return Err(operands.unknown_kernel()) };
     let call = operands.call;
     let refused = |what: String| KernelError::Run { call: call.name.clone(), what };
     let (inputs, stored) = operands.values.split_at(operands.input_count);

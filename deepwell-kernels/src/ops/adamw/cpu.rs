@@ -5,8 +5,13 @@
 //! `eps` is added after the bias correction), with the clip factor of
 //! `torch.nn.utils.clip_grad_norm_`.
 
+use deepwell_ir::Op;
+use deepwell_ir::ops::AdamW;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::arena::{In, Out};
+use crate::cpu::calls::{Operands, Run};
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
 /// One parameter tensor with its gradient and moments, all of the same length.
@@ -145,6 +150,67 @@ fn update(param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32], c: Coef
         *v = v_new;
         *param = *param * c.decay - c.step_size * (m_new / denominator);
     }
+}
+
+struct Parameter {
+    gradient: In<f32>,
+    master: Out<f32>,
+    first_moment: Out<f32>,
+    second_moment: Out<f32>,
+    weight_decay: f64,
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::AdamW(op) = op else { return Err(operands.unknown_kernel()) };
+    let (norm, schedule) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
+    let counters = operands.target::<u64>(2)?;
+    let parameters = op
+        .weight_decay
+        .iter()
+        .enumerate()
+        .map(|(index, &weight_decay)| {
+            let at = AdamW::LEADING_OPERANDS + index * AdamW::OPERANDS_PER_PARAMETER;
+            Ok(Parameter {
+                gradient: operands.input(at)?,
+                master: operands.target(at + 1)?,
+                first_moment: operands.target(at + 2)?,
+                second_moment: operands.target(at + 3)?,
+                weight_decay: f64::from(weight_decay),
+            })
+        })
+        .collect::<Result<Vec<_>, KernelError>>()?;
+    let (beta1, beta2, eps) = (f64::from(op.beta1), f64::from(op.beta2), f64::from(op.eps));
+    Ok(Box::new(move |arena| {
+        let grad_norm = norm.of(arena)[0];
+        let counters = counters.of(arena);
+        if !grad_norm.is_finite() {
+            counters[1] += 1;
+            return Ok(());
+        }
+        counters[0] += 1;
+        let schedule = schedule.of(arena);
+        let scalars = StepScalars {
+            learning_rate: f64::from(schedule[0]),
+            beta1,
+            beta2,
+            eps,
+            max_grad_norm: f64::from(schedule[1]),
+            step: counters[0],
+            grad_norm,
+        };
+        for parameter in &parameters {
+            let tensor = AdamwTensor {
+                param: parameter.master.of(arena),
+                grad: parameter.gradient.of(arena),
+                m: parameter.first_moment.of(arena),
+                v: parameter.second_moment.of(arena),
+                weight_decay: parameter.weight_decay,
+            };
+            // The norm is finite, so nothing is skipped: the step has been counted above.
+            let _ = adamw(&mut [tensor], &scalars);
+        }
+        Ok(())
+    }))
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject: takes_all,
     workspace_bytes: |_, _| COEFFICIENTS_BYTES,
+    select_tile: None,
     prepare,
 }];
 

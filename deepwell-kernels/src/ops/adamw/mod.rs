@@ -1,5 +1,11 @@
-//! The op family `adamw`.
+//! The optimizer step of all parameters.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("adamw", cpu::prepare)], cuda: &[cuda::SPECS] };

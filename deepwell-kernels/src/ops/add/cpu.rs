@@ -1,11 +1,12 @@
-//! Sums: of two tensors, and of a tensor's rows with a bias; the bias's backward.
+//! Sums of two tensors.
 
+use deepwell_ir::Op;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
-use crate::cpu::parallel::{
-    ELEMENTS_PER_CHUNK, ROWS_PER_CHUNK, chunk_elements, sum_partial_rows, vectorized,
-};
+use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
 /// `out = a + b`, each sum taken in `f32` and rounded to `E`; equally long, of any shape.
 ///
@@ -53,97 +54,15 @@ pub fn add_in_place<E: Element>(target: &mut [E], source: &[E]) {
     );
 }
 
-/// `y[r] = x[r] + bias` for `x` and `y` `[rows, columns]` and `bias` `[columns]`.
-///
-/// # Panics
-///
-/// When `bias` is empty or a slice's length does not fit the shapes.
-pub fn bias_add_forward<E: Element>(x: &[E], bias: &[E], y: &mut [E]) {
-    let columns = bias.len();
-    assert!(columns > 0, "`bias` is empty");
-    assert_eq!(x.len() % columns, 0, "`x` is not [rows, columns]");
-    assert_eq!(x.len(), y.len(), "`x` and `y` differ in length");
-    let chunk = chunk_elements(columns);
-    y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| {
-        vectorized(
-            #[inline(always)]
-            || {
-                for (y, x) in y.chunks_exact_mut(columns).zip(x.chunks_exact(columns)) {
-                    for ((y, &x), &bias) in y.iter_mut().zip(x).zip(bias) {
-                        *y = E::from_f32(x.to_f32() + bias.to_f32());
-                    }
-                }
-            },
-        );
-    });
-}
-
-/// [`bias_add_forward`] over its own input.
-///
-/// # Panics
-///
-/// As [`bias_add_forward`].
-pub fn bias_add_forward_in_place<E: Element>(x: &mut [E], bias: &[E]) {
-    let columns = bias.len();
-    assert!(columns > 0, "`bias` is empty");
-    assert_eq!(x.len() % columns, 0, "`x` is not [rows, columns]");
-    x.par_chunks_mut(chunk_elements(columns)).for_each(|x| {
-        vectorized(
-            #[inline(always)]
-            || {
-                for x in x.chunks_exact_mut(columns) {
-                    for (x, &bias) in x.iter_mut().zip(bias) {
-                        *x = E::from_f32(x.to_f32() + bias.to_f32());
-                    }
-                }
-            },
-        );
-    });
-}
-
-/// Bytes of workspace that [`bias_add_backward`] needs: one `f32` row of `columns` for every 64
-/// rows begun.
-pub fn bias_add_backward_workspace_bytes(rows: usize, columns: usize) -> usize {
-    rows.div_ceil(ROWS_PER_CHUNK) * columns * size_of::<f32>()
-}
-
-/// `dbias = sum over rows of dy`, added to what `dbias` holds when `accumulate` is set; `dy` is
-/// `[rows, columns]`, `dbias` `[columns]`. (The gradient of `x` is `dy` itself.)
-///
-/// `workspace` holds [`bias_add_backward_workspace_bytes`]` / 4` numbers of any value. Rows are
-/// added in runs of 64 and then run by run, so the result does not depend on the threads.
-///
-/// # Panics
-///
-/// When `dbias` is empty or a slice's length does not fit the shapes.
-pub fn bias_add_backward<E: Element>(
-    dy: &[E],
-    dbias: &mut [f32],
-    accumulate: bool,
-    workspace: &mut [f32],
-) {
-    let columns = dbias.len();
-    assert!(columns > 0, "`dbias` is empty");
-    assert_eq!(dy.len() % columns, 0, "`dy` is not [rows, columns]");
-    let parts = (dy.len() / columns).div_ceil(ROWS_PER_CHUNK);
-    assert!(workspace.len() >= parts * columns, "`workspace` is too small");
-    let partial = &mut workspace[..parts * columns];
-    partial.par_chunks_mut(columns).zip(dy.par_chunks(chunk_elements(columns))).for_each(
-        |(partial, dy)| {
-            vectorized(
-                #[inline(always)]
-                || {
-                    partial.fill(0.0);
-                    for dy in dy.chunks_exact(columns) {
-                        for (sum, &dy) in partial.iter_mut().zip(dy) {
-                            *sum += dy.to_f32();
-                        }
-                    }
-                },
-            );
-        },
-    );
-    sum_partial_rows(partial, dbias, accumulate);
+pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    by_float!(operands, 0, E => {
+        let (a, b) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let out = operands.target::<E>(2)?;
+        Ok(Box::new(move |arena| {
+            add(a.of(arena), b.of(arena), out.of(arena));
+            Ok(())
+        }))
+    })
 }
 
 #[cfg(test)]
@@ -170,56 +89,11 @@ mod tests {
         });
     }
 
-    fn check_bias<E: Element>(rows: usize, columns: usize) {
-        let mut random = Random::new((rows * columns) as u64);
-        let x: Vec<E> = random.normals(rows * columns);
-        let bias: Vec<E> = random.normals(columns);
-        let before: Vec<f32> = random.normals(columns);
-        for_thread_counts(|| {
-            let mut y = poisoned::<E>(x.len());
-            bias_add_forward(&x, &bias, &mut y);
-            let expected = oracle::bias_forward(&to_f64(&x), &to_f64(&bias));
-            let relative = f64::from(E::UNIT_ROUNDOFF) + 2f64.powi(-24);
-            assert_close("y", &y, &expected, relative, 0.0);
-            let mut in_place = x.clone();
-            bias_add_forward_in_place(&mut in_place, &bias);
-            assert_eq!(y, in_place);
-            y
-        });
-        for accumulate in [false, true] {
-            for_thread_counts(|| {
-                let mut dbias = if accumulate { before.clone() } else { poisoned(columns) };
-                let bytes = bias_add_backward_workspace_bytes(rows, columns);
-                let mut workspace = poisoned::<f32>(bytes / 4);
-                bias_add_backward(&x, &mut dbias, accumulate, &mut workspace);
-                let mut expected = oracle::bias_backward(&to_f64(&x), columns);
-                if accumulate {
-                    expected.iter_mut().zip(&before).for_each(|(e, &b)| *e += f64::from(b));
-                }
-                // One f32 addition a row, off by 2^-24 of a partial sum of normal numbers.
-                let n = rows as f64 + 1.0;
-                let absolute = n * 2f64.powi(-24) * (4.0 * n.sqrt() + 4.0);
-                assert_close("dbias", &dbias, &expected, 0.0, absolute);
-                dbias
-            });
-        }
-    }
-
     #[test]
     fn sums_match_the_oracle() {
         for len in [0, 1, 31, 32, 33, 16 * 1024 - 1, 16 * 1024, 16 * 1024 + 1, 70_000] {
             check_add::<bf16>(len);
             check_add::<f32>(len);
-        }
-    }
-
-    #[test]
-    fn biases_match_the_oracle() {
-        for (rows, columns) in
-            [(0, 3), (1, 1), (5, 31), (63, 64), (64, 33), (65, 300), (257, 704), (1000, 17)]
-        {
-            check_bias::<bf16>(rows, columns);
-            check_bias::<f32>(rows, columns);
         }
     }
 

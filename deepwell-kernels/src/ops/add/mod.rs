@@ -1,5 +1,11 @@
-//! The op family `add`.
+//! Sum of two tensors.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("add", cpu::prepare)], cuda: &[cuda::SPECS] };

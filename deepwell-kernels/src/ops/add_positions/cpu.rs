@@ -1,7 +1,10 @@
 //! Learned positions: each token of a sequence adds the row of its position in a table.
 
+use deepwell_ir::Op;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 
@@ -75,6 +78,45 @@ pub(crate) fn too_few_positions(positions: usize, seq: usize) -> String {
         "expected sequences of 1 to {positions} tokens, got {seq}\n\
          hint: the model has {positions} learned positions; take shorter sequences"
     )
+}
+
+/// The sequence length and the width of a position table at operand `index`, which must have a
+/// row for each token of a sequence.
+fn sizes(operands: &Operands<'_>, index: usize) -> Result<(usize, usize), KernelError> {
+    let seq = operands.program.seq;
+    match *operands.shape(index) {
+        [positions, width] if positions >= seq && width > 0 && seq > 0 => Ok((seq, width)),
+        [positions, _] => Err(KernelError::Run {
+            call: operands.call.name.clone(),
+            what: too_few_positions(positions, seq),
+        }),
+        _ => Err(operands.unexpected(index, "a matrix")),
+    }
+}
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let (seq, width) = sizes(operands, 1)?;
+    by_float!(operands, 0, E => {
+        let (x, table) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let out = operands.target::<E>(2)?;
+        Ok(Box::new(move |arena| {
+            add_positions_forward(x.of(arena), table.of(arena), seq, width, out.of(arena));
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let (seq, width) = sizes(operands, 1)?;
+    let accumulate = operands.adds();
+    let dtable = operands.target::<f32>(1)?;
+    by_float!(operands, 0, E => {
+        let dout = operands.input::<E>(0)?;
+        Ok(Box::new(move |arena| {
+            add_positions_backward(dout.of(arena), seq, width, dtable.of(arena), accumulate);
+            Ok(())
+        }))
+    })
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: |request| all_bf16(request, &[0, 1, 2]).or_else(|| reject_table(request, 1)),
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: prepare_forward,
     },
     CudaKernelSpec {
@@ -37,6 +38,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: |request| all_bf16(request, &[0]).or_else(|| reject_table(request, 1)),
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: prepare_backward,
     },
 ];

@@ -1,4 +1,15 @@
-//! The op family `add_positions`.
+//! Learned positions added to each token, and the gradient of their table.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("add_positions", cpu::prepare_forward),
+        CpuKernel::new("add_positions_backward", cpu::prepare_backward),
+    ],
+    cuda: &[cuda::SPECS],
+};

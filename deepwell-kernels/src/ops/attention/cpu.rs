@@ -41,6 +41,12 @@ mod tests;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use deepwell_ir::ops::AttentionHeads;
+use deepwell_ir::{DType, KernelRequest, Op};
+use half::bf16;
+
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
 pub use backward::{attention_backward, attention_backward_on, backward_workspace_bytes};
@@ -294,5 +300,92 @@ impl<'a, T> SharedOutput<'a, T> {
         assert!(first <= self.len && count <= self.len - first);
         // SAFETY: inside the slice by the assertion, and unaliased by the caller's promise.
         unsafe { core::slice::from_raw_parts_mut(self.data.add(first), count) }
+    }
+}
+
+/// The kernel's shape of a call.
+fn attention_shape(heads: &AttentionHeads, batch: usize, seq: usize) -> AttentionShape {
+    AttentionShape {
+        batch,
+        seq,
+        heads: heads.heads,
+        kv_heads: heads.kv_heads,
+        head_dim: heads.head_dim,
+        scale: heads.scale as f32,
+        causal: heads.causal,
+    }
+}
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::Attention(op) = op else { return Err(operands.unknown_kernel()) };
+    let shape = attention_shape(&op.heads, operands.program.batch, operands.program.seq);
+    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
+    by_float!(operands, 0, E => {
+        let (q, k, v) =
+            (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
+        let (out, lse) = (operands.target::<E>(3)?, operands.target::<f32>(4)?);
+        Ok(Box::new(move |arena| {
+            attention_forward_on(
+                tier,
+                &shape,
+                q.of(arena),
+                k.of(arena),
+                v.of(arena),
+                out.of(arena),
+                lse.of(arena),
+                workspace.of(arena),
+            )
+            .map_err(|error| error.to_string())
+        }))
+    })
+}
+
+pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::AttentionBackward(op) = op else { return Err(operands.unknown_kernel()) };
+    let shape = attention_shape(&op.heads, operands.program.batch, operands.program.seq);
+    let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
+    by_float!(operands, 0, E => {
+        let (dout, q) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let (k, v) = (operands.input::<E>(2)?, operands.input::<E>(3)?);
+        let (out, lse) = (operands.input::<E>(4)?, operands.input::<f32>(5)?);
+        let (dq, dk) = (operands.target::<E>(6)?, operands.target::<E>(7)?);
+        let dv = operands.target::<E>(8)?;
+        Ok(Box::new(move |arena| {
+            attention_backward_on(
+                tier,
+                &shape,
+                dout.of(arena),
+                q.of(arena),
+                k.of(arena),
+                v.of(arena),
+                out.of(arena),
+                lse.of(arena),
+                dq.of(arena),
+                dk.of(arena),
+                dv.of(arena),
+                workspace.of(arena),
+            )
+            .map_err(|error| error.to_string())
+        }))
+    })
+}
+
+pub(super) fn forward_workspace(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
+    let Op::Attention(op) = request.op else { return 0 };
+    let lse = &request.operands[4].shape;
+    let shape = attention_shape(&op.heads, lse[0], lse[2]);
+    match request.operands[0].dtype {
+        DType::Bf16 => forward_workspace_bytes::<bf16>(&shape, threads),
+        _ => forward_workspace_bytes::<f32>(&shape, threads),
+    }
+}
+
+pub(super) fn backward_workspace(request: &KernelRequest<'_>, _: Tier, threads: usize) -> usize {
+    let Op::AttentionBackward(op) = request.op else { return 0 };
+    let lse = &request.operands[5].shape;
+    let shape = attention_shape(&op.heads, lse[0], lse[2]);
+    match request.operands[0].dtype {
+        DType::Bf16 => backward_workspace_bytes::<bf16>(&shape, threads),
+        _ => backward_workspace_bytes::<f32>(&shape, threads),
     }
 }

@@ -1,6 +1,19 @@
-//! The op family `attention`.
+//! Causal attention with grouped query heads, and its backward.
 
 pub mod cpu;
-pub(crate) mod cuda;
-pub(crate) mod cuda_backward;
+mod cuda;
+mod cuda_backward;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("attention", cpu::prepare_forward).scratch(cpu::forward_workspace).tiered(),
+        CpuKernel::new("attention_backward", cpu::prepare_backward)
+            .scratch(cpu::backward_workspace)
+            .tiered(),
+    ],
+    cuda: &[cuda::SPECS, cuda_backward::SPECS],
+};

@@ -29,6 +29,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject,
     workspace_bytes,
+    select_tile: None,
     prepare,
 }];
 

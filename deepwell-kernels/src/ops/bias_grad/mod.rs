@@ -1,3 +1,13 @@
-//! The op family `bias_grad`.
+//! Gradient of a bias: the sum of rows.
 
-pub(crate) mod cuda;
+pub mod cpu;
+mod cuda;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[CpuKernel::new("bias_grad", cpu::prepare).scratch(cpu::workspace_bytes)],
+    cuda: &[cuda::SPECS],
+};

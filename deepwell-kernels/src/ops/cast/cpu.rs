@@ -1,7 +1,10 @@
 //! Conversion of a whole tensor between element types.
 
+use deepwell_ir::Op;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
@@ -35,6 +38,16 @@ pub fn cast<S: Element, T: Element>(source: &[S], target: &mut [T]) {
             );
         },
     );
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    by_float!(operands, 0, Source => by_float!(operands, 1, Target => {
+        let (x, y) = (operands.input::<Source>(0)?, operands.target::<Target>(1)?);
+        Ok(Box::new(move |arena| {
+            cast(x.of(arena), y.of(arena));
+            Ok(())
+        }))
+    }))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject: takes_all,
     workspace_bytes: no_workspace,
+    select_tile: None,
     prepare,
 }];
 

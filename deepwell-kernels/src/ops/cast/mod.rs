@@ -1,5 +1,11 @@
-//! The op family `cast`.
+//! Change of storage type.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("cast", cpu::prepare)], cuda: &[cuda::SPECS] };

@@ -3,9 +3,13 @@
 //! What comes out is E4M3 times a power of two, which FP32 holds exactly, or infinitely large; BF16
 //! rounds it where `deepwell_ir::ops::Dequantize` says.
 
+use deepwell_ir::Op;
+use deepwell_ir::ops::Axis;
 use deepwell_precision::{BLOCK, e4m3, e8m0, scale_tiles};
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::chunk_elements;
 
@@ -73,6 +77,27 @@ pub fn dequantize_columns<E: Element>(
             }
         }
     });
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::Dequantize(op) = op else { return Err(operands.unknown_kernel()) };
+    let target_index = operands.output(0);
+    let &[_, columns] = operands.shape(target_index) else {
+        return Err(operands.unexpected(target_index, "a matrix"));
+    };
+    let (data, scales) = (operands.input::<u8>(0)?, operands.input::<u8>(1)?);
+    let axis = op.axis;
+    by_float!(operands, target_index, E => {
+        let target = operands.target::<E>(target_index)?;
+        Ok(Box::new(move |arena| {
+            let (data, scales) = (data.of(arena), scales.of(arena));
+            match axis {
+                Axis::Column => dequantize_columns(data, scales, columns, target.of(arena)),
+                _ => dequantize_rows(data, scales, columns, target.of(arena)),
+            }
+            Ok(())
+        }))
+    })
 }
 
 #[cfg(test)]

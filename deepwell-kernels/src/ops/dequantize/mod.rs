@@ -1,5 +1,11 @@
-//! The op family `dequantize`.
+//! Quantized data and scales back to high precision.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("dequantize", cpu::prepare)], cuda: &[cuda::SPECS] };

@@ -1,7 +1,10 @@
 //! Embedding: each token takes its row of a table; backward adds the gradients of a row up.
 
+use deepwell_ir::Op;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 
@@ -121,6 +124,38 @@ pub fn embedding_backward<E: Element>(
         );
     });
     Ok(())
+}
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let &[vocab, width] = operands.shape(1) else { return Err(operands.unexpected(1, "a matrix")) };
+    let tokens = operands.input::<i32>(0)?;
+    by_float!(operands, 1, E => {
+        let (table, out) = (operands.input::<E>(1)?, operands.target::<E>(2)?);
+        Ok(Box::new(move |arena| {
+            embedding_forward(tokens.of(arena), table.of(arena), vocab, width, out.of(arena))
+                .map_err(|error| error.to_string())
+        }))
+    })
+}
+
+pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let &[vocab, width] = operands.shape(2) else { return Err(operands.unexpected(2, "a matrix")) };
+    let accumulate = operands.adds();
+    let (tokens, dtable) = (operands.input::<i32>(0)?, operands.target::<f32>(2)?);
+    by_float!(operands, 1, E => {
+        let dout = operands.input::<E>(1)?;
+        Ok(Box::new(move |arena| {
+            embedding_backward(
+                tokens.of(arena),
+                dout.of(arena),
+                vocab,
+                width,
+                dtable.of(arena),
+                accumulate,
+            )
+            .map_err(|error| error.to_string())
+        }))
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,17 @@
-//! The op family `embedding`.
+//! Rows of a table by token, and the gradient of the table.
 
 pub mod cpu;
-pub(crate) mod cuda;
-pub(crate) mod cuda_backward;
+mod cuda;
+mod cuda_backward;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("embedding", cpu::prepare_forward),
+        CpuKernel::new("embedding_backward", cpu::prepare_backward),
+    ],
+    cuda: &[cuda::SPECS, cuda_backward::SPECS],
+};

@@ -3,8 +3,11 @@
 //! Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv 1606.08415, section 2, which
 //! also gives the form with a hyperbolic tangent in place of the distribution function.
 
+use deepwell_ir::Op;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 use crate::cpu::vector_math::{normal_cdf, sigmoid_pair};
@@ -101,6 +104,31 @@ pub fn gelu_backward<E: Element>(dy: &[E], x: &[E], tanh: bool, dx: &mut [E]) {
     assert_eq!(dy.len(), x.len(), "`dy` and `x` differ in length");
     assert_eq!(x.len(), dx.len(), "`x` and `dx` differ in length");
     if tanh { backward::<E, true>(dy, x, dx) } else { backward::<E, false>(dy, x, dx) }
+}
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::Gelu(op) = op else { return Err(operands.unknown_kernel()) };
+    let tanh = op.tanh;
+    by_float!(operands, 0, E => {
+        let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(1)?);
+        Ok(Box::new(move |arena| {
+            gelu_forward(x.of(arena), tanh, y.of(arena));
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::GeluBackward(op) = op else { return Err(operands.unknown_kernel()) };
+    let tanh = op.tanh;
+    by_float!(operands, 0, E => {
+        let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let dx = operands.target::<E>(2)?;
+        Ok(Box::new(move |arena| {
+            gelu_backward(dy.of(arena), x.of(arena), tanh, dx.of(arena));
+            Ok(())
+        }))
+    })
 }
 
 #[cfg(test)]

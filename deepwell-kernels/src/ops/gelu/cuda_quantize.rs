@@ -15,6 +15,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject: elementwise_quantize::reject,
     workspace_bytes: no_workspace,
+    select_tile: None,
     prepare,
 }];
 

@@ -1,6 +1,17 @@
-//! The op family `gelu`.
+//! Gaussian error linear unit, and its backward.
 
 pub mod cpu;
-pub(crate) mod cuda;
-pub(crate) mod cuda_quantize;
+mod cuda;
+mod cuda_quantize;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("gelu", cpu::prepare_forward),
+        CpuKernel::new("gelu_backward", cpu::prepare_backward),
+    ],
+    cuda: &[cuda::SPECS, cuda_quantize::SPECS],
+};

@@ -3,6 +3,11 @@
 //! Squares are exact in `f64` and cannot overflow there, so the norm is finite exactly when every
 //! gradient is (and the norm itself fits `f32`). Sums follow one tree over fixed blocks.
 
+use deepwell_ir::Op;
+
+use crate::KernelError;
+use crate::cpu::arena::In;
+use crate::cpu::calls::{Operands, Run};
 use crate::cpu::parallel::{LANES, padded_block, vectorized};
 
 /// Numbers that one leaf of the summation tree covers.
@@ -81,6 +86,18 @@ pub fn sum_of_squares_of_all(tensors: &[&[f32]]) -> f64 {
 /// ```
 pub fn global_norm(tensors: &[&[f32]]) -> f32 {
     sum_of_squares_of_all(tensors).sqrt() as f32
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let gradients: Vec<In<f32>> =
+        (0..operands.input_count).map(|i| operands.input(i)).collect::<Result<_, _>>()?;
+    let norm = operands.target::<f32>(operands.output(0))?;
+    Ok(Box::new(move |arena| {
+        // In operand order, so that the sum is the same at any thread count.
+        let total: f64 = gradients.iter().map(|g| sum_of_squares(g.of(arena))).sum();
+        norm.of(arena)[0] = total.sqrt() as f32;
+        Ok(())
+    }))
 }
 
 #[cfg(test)]

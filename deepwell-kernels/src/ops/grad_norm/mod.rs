@@ -1,5 +1,11 @@
-//! The op family `grad_norm`.
+//! Global norm of all gradients.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("grad_norm", cpu::prepare)], cuda: &[cuda::SPECS] };

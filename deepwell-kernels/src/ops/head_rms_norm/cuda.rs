@@ -33,6 +33,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: |request| support::all_bf16(request, &[0, 1, 2]).or_else(|| reject(request, 0, 1)),
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: prepare_forward,
     },
     CudaKernelSpec {
@@ -44,6 +45,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
             support::all_bf16(request, &[0, 1, 2, 4]).or_else(|| reject(request, 1, 2))
         },
         workspace_bytes: backward_workspace_bytes,
+        select_tile: None,
         prepare: prepare_backward,
     },
 ];

@@ -5,9 +5,13 @@
 //! is the mean of `(x - mean)^2`. All arithmetic is `f32` and rounds to the element type once, at
 //! the end.
 
+use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
+use crate::cpu::gemm::Tier;
 use crate::cpu::parallel::{
     LANES, ROWS_PER_CHUNK, chunk_elements, sum_lanes, sum_partial_rows, vectorized,
 };
@@ -314,3 +318,86 @@ impl<E: Element> Row<'_, E> {
 
 #[cfg(test)]
 mod tests;
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::LayerNorm(op) = op else { return Err(operands.unknown_kernel()) };
+    let eps = op.eps;
+    by_float!(operands, 0, E => {
+        let (x, weight) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let (bias, y) = (operands.input::<E>(2)?, operands.target::<E>(3)?);
+        let (mean, rstd) = (operands.target::<f32>(4)?, operands.target::<f32>(5)?);
+        Ok(Box::new(move |arena| {
+            layer_norm_forward(
+                x.of(arena),
+                weight.of(arena),
+                bias.of(arena),
+                eps as f32,
+                y.of(arena),
+                mean.of(arena),
+                rstd.of(arena),
+            );
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn prepare_add(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::AddLayerNorm(op) = op else { return Err(operands.unknown_kernel()) };
+    let eps = op.eps;
+    by_float!(operands, 0, E => {
+        let (x, delta) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let (weight, bias) = (operands.input::<E>(2)?, operands.input::<E>(3)?);
+        let (sum, y) = (operands.target::<E>(4)?, operands.target::<E>(5)?);
+        let (mean, rstd) = (operands.target::<f32>(6)?, operands.target::<f32>(7)?);
+        Ok(Box::new(move |arena| {
+            add_layer_norm_forward(
+                x.of(arena),
+                delta.of(arena),
+                weight.of(arena),
+                bias.of(arena),
+                eps as f32,
+                sum.of(arena),
+                y.of(arena),
+                mean.of(arena),
+                rstd.of(arena),
+            );
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let residual = matches!(op, Op::LayerNormBackward(op) if op.residual);
+    let accumulate = operands.adds();
+    let workspace = operands.workspace::<f32>()?;
+    by_float!(operands, 0, E => {
+        let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let weight = operands.input::<E>(2)?;
+        let (mean, rstd) = (operands.input::<f32>(3)?, operands.input::<f32>(4)?);
+        let dresidual = if residual { Some(operands.input::<E>(5)?) } else { None };
+        let dx = operands.target::<E>(operands.output(0))?;
+        let dweight = operands.target::<f32>(operands.output(1))?;
+        let dbias = operands.target::<f32>(operands.output(2))?;
+        Ok(Box::new(move |arena| {
+            layer_norm_backward(
+                dy.of(arena),
+                x.of(arena),
+                weight.of(arena),
+                mean.of(arena),
+                rstd.of(arena),
+                dresidual.as_ref().map(|dresidual| dresidual.of(arena)),
+                dx.of(arena),
+                dweight.of(arena),
+                dbias.of(arena),
+                accumulate,
+                workspace.of(arena),
+            );
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn backward_workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let x = &request.operands[1].shape;
+    layer_norm_backward_workspace_bytes(x[0], x[1])
+}

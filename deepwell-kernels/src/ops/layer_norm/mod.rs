@@ -1,7 +1,20 @@
-//! The op family `layer_norm`.
+//! Normalization by mean and variance, with a residual or without, and its backward.
 
 pub mod cpu;
-pub(crate) mod cuda;
-pub(crate) mod cuda_backward;
-pub(crate) mod cuda_quantize;
+mod cuda;
+mod cuda_backward;
+mod cuda_quantize;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("layer_norm", cpu::prepare_forward),
+        CpuKernel::new("add_layer_norm", cpu::prepare_add),
+        CpuKernel::new("layer_norm_backward", cpu::prepare_backward)
+            .scratch(cpu::backward_workspace_bytes),
+    ],
+    cuda: &[cuda::SPECS, cuda_backward::SPECS, cuda_quantize::SPECS],
+};

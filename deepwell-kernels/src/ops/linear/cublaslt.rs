@@ -19,6 +19,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: Some(CUBLASLT),
     reject,
     workspace_bytes,
+    select_tile: None,
     prepare,
 }];
 

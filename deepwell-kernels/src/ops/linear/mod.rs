@@ -1,7 +1,25 @@
-//! The op family `linear`.
+//! The three GEMMs of a linear layer.
 
-pub(crate) mod bf16_gemm;
-pub(crate) mod cublaslt;
+mod bf16_gemm;
+mod cpu;
+mod cublaslt;
 pub mod oracle;
-pub(crate) mod sm100_bf16_gemm;
-pub(crate) mod sm100_bf16_gemm_fused;
+mod sm100_bf16_gemm;
+mod sm100_bf16_gemm_fused;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("linear", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
+        CpuKernel::new("linear_input_grad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
+        CpuKernel::new("linear_weight_grad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
+    ],
+    cuda: &[
+        cublaslt::SPECS,
+        sm100_bf16_gemm::SPECS,
+        sm100_bf16_gemm_fused::SPECS,
+        bf16_gemm::SPECS,
+    ],
+};

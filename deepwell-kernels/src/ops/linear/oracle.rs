@@ -29,7 +29,7 @@ pub fn data_gradient(dy: &[f64], w: &[f64], inputs: usize) -> Vec<f64> {
 
 /// `dw = dy^T x`: `dy` `[rows, outputs]`, `x` `[rows, inputs]`, `dw` `[outputs, inputs]`.
 ///
-/// The bias's gradient is [`add::bias_backward`](crate::ops::add::oracle::bias_backward).
+/// The bias's gradient is [`bias_grad`](crate::ops::bias_grad::oracle::backward).
 pub fn weight_gradient(dy: &[f64], x: &[f64], outputs: usize, inputs: usize) -> Vec<f64> {
     let mut dw = vec![0.0; outputs * inputs];
     let rows = dy.chunks_exact(outputs.max(1)).zip(x.chunks_exact(inputs.max(1)));
@@ -55,7 +55,7 @@ mod tests {
             let (bias, dy) = (varied(outputs, 3), varied(rows * outputs, 4));
             let dx = data_gradient(&dy, &w, inputs);
             let dw = weight_gradient(&dy, &x, outputs, inputs);
-            let dbias = crate::ops::add::oracle::bias_backward(&dy, outputs);
+            let dbias = crate::ops::bias_grad::oracle::backward(&dy, outputs);
             check("dx", &x, &dx, |x| dot(&forward(x, &w, Some(&bias), inputs), &dy));
             check("dw", &w, &dw, |w| dot(&forward(&x, w, None, inputs), &dy));
             check("dbias", &bias, &dbias, |b| dot(&forward(&x, &w, Some(b), inputs), &dy));

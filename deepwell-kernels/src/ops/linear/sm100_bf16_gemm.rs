@@ -25,6 +25,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Walk),
     },
     CudaKernelSpec {
@@ -34,6 +35,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Claim),
     },
 ];
@@ -73,7 +75,7 @@ impl Form {
 }
 
 /// One of the tiles, for both schedules.
-pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
     let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
     let shapes = TileShape::all(Operands::Bf16);

@@ -20,6 +20,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Walk),
     },
     CudaKernelSpec {
@@ -29,6 +30,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Claim),
     },
 ];
@@ -43,7 +45,7 @@ fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
     Form::new(product, LinearSizes::new(product, first, second)).sizes
 }
 
-pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
     let shapes = TileShape::alone(Operands::Bf16);
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)

@@ -20,8 +20,12 @@
 #[cfg(test)]
 mod tests;
 
+use deepwell_ir::{DType, KernelRequest, Op};
+use half::bf16;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{
     self, ALIGNMENT, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes,
@@ -329,4 +333,50 @@ fn differentiate_row<E: Element>(
     }
     let target = target as usize;
     dlogits[target] = E::from_f32(loss_scale * (exponentials[target] * scale - 1.0));
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let with_gradients = matches!(op, Op::LinearCrossEntropyGrad(_));
+    let tier = operands.tier()?;
+    let accumulate = operands.adds();
+    let hidden = operands.shape(0)[1];
+    let workspace = operands.workspace::<u8>()?;
+    let (targets, loss_scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
+    let loss = operands.target::<f32>(4)?;
+    by_float!(operands, 0, E => {
+        let (x, w) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let gradients = if with_gradients {
+            Some((operands.target::<E>(5)?, operands.target::<f32>(6)?))
+        } else {
+            None
+        };
+        Ok(Box::new(move |arena| {
+            let gradients = gradients
+                .as_ref()
+                .map(|(dx, dw)| HeadGradients { dx: dx.of(arena), dw: dw.of(arena) });
+            linear_cross_entropy_on(
+                tier,
+                x.of(arena),
+                w.of(arena),
+                targets.of(arena),
+                hidden,
+                loss_scale.of(arena)[0],
+                &mut loss.of(arena)[0],
+                gradients,
+                accumulate,
+                workspace.of(arena),
+            )
+            .map_err(|error| error.to_string())
+        }))
+    })
+}
+
+pub(super) fn workspace(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let (x, w) = (&request.operands[0].shape, &request.operands[1].shape);
+    let (tokens, hidden, vocab) = (x[0], x[1], w[0]);
+    let gradients = matches!(request.op, Op::LinearCrossEntropyGrad(_));
+    match request.operands[0].dtype {
+        DType::Bf16 => workspace_bytes::<bf16>(tokens, hidden, vocab, gradients),
+        _ => workspace_bytes::<f32>(tokens, hidden, vocab, gradients),
+    }
 }

@@ -48,6 +48,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: Some(CUBLASLT),
         reject,
         workspace_bytes: |request, _| layout_of(request).with_library,
+        select_tile: None,
         prepare: |call, device| prepare(call, device, Products::Library),
     },
     CudaKernelSpec {
@@ -57,6 +58,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: workspace_bytes_of_own,
+        select_tile: None,
         prepare: |call, device| prepare(call, device, Products::Own),
     },
 ];

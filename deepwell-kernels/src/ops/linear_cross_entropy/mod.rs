@@ -1,5 +1,16 @@
-//! The op family `linear_cross_entropy`.
+//! Output head and cross-entropy, with gradients or without.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("linear_cross_entropy", cpu::prepare).scratch(cpu::workspace).tiered(),
+        CpuKernel::new("linear_cross_entropy_grad", cpu::prepare).scratch(cpu::workspace).tiered(),
+    ],
+    cuda: &[cuda::SPECS],
+};

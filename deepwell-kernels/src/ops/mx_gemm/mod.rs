@@ -1,8 +1,23 @@
-//! The op family `mx_gemm`.
+//! GEMM of block-quantized operands.
 
-pub(crate) mod cublaslt;
-pub(crate) mod expand_scales;
-pub(crate) mod mxfp8_gemm;
-pub(crate) mod sm100_mxfp8_gemm;
-pub(crate) mod sm100_mxfp8_gemm_fused;
-pub(crate) mod sm120_mxfp8_gemm;
+mod cpu;
+mod cublaslt;
+mod expand_scales;
+mod mxfp8_gemm;
+mod sm100_mxfp8_gemm;
+mod sm100_mxfp8_gemm_fused;
+mod sm120_mxfp8_gemm;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[CpuKernel::new("mx_gemm", cpu::prepare).scratch(cpu::workspace_bytes).tiered()],
+    cuda: &[
+        cublaslt::SPECS,
+        sm100_mxfp8_gemm::SPECS,
+        sm100_mxfp8_gemm_fused::SPECS,
+        sm120_mxfp8_gemm::SPECS,
+        mxfp8_gemm::SPECS,
+    ],
+};

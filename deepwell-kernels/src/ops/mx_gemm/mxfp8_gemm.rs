@@ -22,6 +22,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject,
     workspace_bytes: no_workspace,
+    select_tile: None,
     prepare,
 }];
 

@@ -27,6 +27,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Walk),
     },
     CudaKernelSpec {
@@ -36,6 +37,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Claim),
     },
 ];
@@ -70,7 +72,7 @@ pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
 }
 
 /// One of the tiles, for both schedules.
-pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let shapes = TileShape::all(Operands::Mx);
     TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
 }

@@ -19,6 +19,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Walk),
     },
     CudaKernelSpec {
@@ -28,6 +29,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject,
         workspace_bytes: no_workspace,
+        select_tile: Some(select_tile),
         prepare: |call, device| prepare(call, device, Schedule::Claim),
     },
 ];
@@ -36,7 +38,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     fused_product::reject(request, reject_product, sizes_of)
 }
 
-pub(crate) fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
     let shapes = TileShape::alone(Operands::Mx);
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)

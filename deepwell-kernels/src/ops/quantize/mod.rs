@@ -1,3 +1,10 @@
-//! The op family `quantize`.
+//! Block quantization along one or both axes.
 
-pub(crate) mod cuda;
+pub mod cpu;
+mod cuda;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("quantize", cpu::prepare)], cuda: &[cuda::SPECS] };

@@ -10,5 +10,6 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject: norm_quantize::reject,
     workspace_bytes: no_workspace,
+    select_tile: None,
     prepare: |call, device| norm_quantize::prepare(call, device, "rms_norm_quantize"),
 }];

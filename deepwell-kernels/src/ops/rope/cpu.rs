@@ -7,9 +7,13 @@
 //! For a pair `(a, b)` at an angle `t`: `(a cos t - b sin t, b cos t + a sin t)`; the backward is
 //! the rotation by `-t`.
 
+use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
+use crate::cpu::gemm::Tier;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 
 /// Sizes of a `[tokens, heads * head_dim]` tensor whose token `t` has the position `t % seq`.
@@ -184,6 +188,48 @@ fn rotate_in_place<E: Element, const BACK: bool>(
             },
         );
     });
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let (op, backward) = match op {
+        Op::Rope(op) => (op, false),
+        Op::RopeBackward(op) => (&op.forward, true),
+        _ => return Err(operands.unknown_kernel()),
+    };
+    let seq = operands.program.seq;
+    let shape = RopeShape { heads: op.heads, head_dim: op.head_dim, seq };
+    let factor = op.attention_factor;
+    let frequencies = op.inverse_frequencies.clone();
+    let tables = operands.workspace::<f32>()?;
+    by_float!(operands, 0, E => {
+        let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(1)?);
+        Ok(Box::new(move |arena| {
+            // A few thousand sines: less work than a pass over one head's queries.
+            // The workspace is as long as a micro-batch, the tables only as one sequence.
+            let numbers = seq * frequencies.len();
+            let (cos, sin) = tables.of(arena)[..2 * numbers].split_at_mut(numbers);
+            rope_tables(&frequencies, seq, cos, sin);
+            if factor != 1.0 {
+                cos.iter_mut().chain(sin.iter_mut()).for_each(|value| *value *= factor);
+            }
+            if backward {
+                rope_backward(x.of(arena), shape, cos, sin, y.of(arena));
+            } else {
+                rope_forward(x.of(arena), shape, cos, sin, y.of(arena));
+            }
+            Ok(())
+        }))
+    })
+}
+
+/// Cosines and sines of every position: positions never exceed the tokens of a micro-batch.
+pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let rope = match request.op {
+        Op::Rope(rope) => rope,
+        Op::RopeBackward(backward) => &backward.forward,
+        _ => return 0,
+    };
+    2 * request.operands[0].shape[0] * rope.inverse_frequencies.len() * size_of::<f32>()
 }
 
 #[cfg(test)]

@@ -1,5 +1,16 @@
-//! The op family `rope`.
+//! Rotary position embedding, and the rotation back.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("rope", cpu::prepare).scratch(cpu::workspace_bytes),
+        CpuKernel::new("rope_backward", cpu::prepare).scratch(cpu::workspace_bytes),
+    ],
+    cuda: &[cuda::SPECS],
+};

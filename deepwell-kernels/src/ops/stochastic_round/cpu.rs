@@ -1,8 +1,12 @@
 //! Elements of a quantized copy, rounded at random: see `deepwell_ir::ops::StochasticRound`.
 
+use deepwell_ir::Op;
+use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_precision::{BLOCK, ElementFormat, Philox, e8m0, scale_tiles};
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::vectorized;
 
@@ -55,6 +59,27 @@ pub fn stochastic_round<E: Element>(
             },
         );
     });
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::StochasticRound(op) = op else { return Err(operands.unknown_kernel()) };
+    let &[_, columns] = operands.shape(0) else {
+        return Err(operands.unexpected(0, "a matrix"));
+    };
+    let (scales, key) = (operands.input::<u8>(1)?, operands.input::<u64>(2)?);
+    let data = operands.target::<u8>(operands.output(0))?;
+    let by_column = op.axis == Axis::Column;
+    let stream = StochasticRound::stream(&operands.call.name);
+    by_float!(operands, 0, E => {
+        let x = operands.input::<E>(0)?;
+        Ok(Box::new(move |arena| {
+            let key = key.of(arena);
+            let philox = Philox { seed: key[0], stream: stream | u64::from(key[1] as u32) };
+            let (x, scales) = (x.of(arena), scales.of(arena));
+            stochastic_round(x, columns, by_column, scales, philox, data.of(arena));
+            Ok(())
+        }))
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,10 @@
-//! The op family `stochastic_round`.
+//! Elements of a quantized operand, rounded at random.
 
 pub mod cpu;
-pub(crate) mod cuda;
+mod cuda;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("stochastic_round", cpu::prepare)], cuda: &[cuda::SPECS] };

@@ -3,8 +3,11 @@
 //! Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202, eq. 6, without the
 //! linear layers around it.
 
+use deepwell_ir::Op;
 use rayon::prelude::*;
 
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 use crate::cpu::vector_math::sigmoid;
@@ -70,6 +73,35 @@ pub fn swiglu_backward<E: Element>(
                 },
             );
         });
+}
+
+pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    by_float!(operands, 0, E => {
+        let (gate, up) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let out = operands.target::<E>(2)?;
+        Ok(Box::new(move |arena| {
+            swiglu_forward(gate.of(arena), up.of(arena), out.of(arena));
+            Ok(())
+        }))
+    })
+}
+
+pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    by_float!(operands, 0, E => {
+        let dout = operands.input::<E>(0)?;
+        let (gate, up) = (operands.input::<E>(1)?, operands.input::<E>(2)?);
+        let (dgate, dup) = (operands.target::<E>(3)?, operands.target::<E>(4)?);
+        Ok(Box::new(move |arena| {
+            swiglu_backward(
+                dout.of(arena),
+                gate.of(arena),
+                up.of(arena),
+                dgate.of(arena),
+                dup.of(arena),
+            );
+            Ok(())
+        }))
+    })
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: |request| all_bf16(request, &[0, 1, 2]),
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: |call, device| prepare(call, device, "swiglu_bf16"),
     },
     CudaKernelSpec {
@@ -30,6 +31,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: reject_backward,
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: |call, device| prepare(call, device, "swiglu_backward_bf16"),
     },
 ];

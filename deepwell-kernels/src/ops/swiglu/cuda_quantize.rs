@@ -12,6 +12,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: elementwise_quantize::reject,
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: |call, device| {
             elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu")
         },
@@ -23,6 +24,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         library: None,
         reject: elementwise_quantize::reject,
         workspace_bytes: no_workspace,
+        select_tile: None,
         prepare: |call, device| {
             elementwise_quantize::prepare(call, device, "swiglu_quantize", "swiglu_backward")
         },

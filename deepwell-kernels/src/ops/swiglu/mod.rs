@@ -1,6 +1,17 @@
-//! The op family `swiglu`.
+//! `silu(gate) · up`, and its backward.
 
 pub mod cpu;
-pub(crate) mod cuda;
-pub(crate) mod cuda_quantize;
+mod cuda;
+mod cuda_quantize;
 pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("swiglu", cpu::prepare_forward),
+        CpuKernel::new("swiglu_backward", cpu::prepare_backward),
+    ],
+    cuda: &[cuda::SPECS, cuda_quantize::SPECS],
+};

@@ -175,3 +175,7 @@ fn late_steps_and_extreme_gradients_as_on_the_cpu() {
         compare(&format!("after {applied} steps"), &on_gpu, &on_cpu);
     }
 }
+
+emulated! {
+    adamw on Sm100a: |gpu| check_steps(gpu, &[5, 36 * 1024 + 7])
+}

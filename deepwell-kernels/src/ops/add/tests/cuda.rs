@@ -28,3 +28,7 @@ fn sums_of_any_length() {
         check(&mut gpu, rows, columns);
     }
 }
+
+emulated! {
+    add on Sm100a: |gpu| check(gpu, 401, 1000)
+}

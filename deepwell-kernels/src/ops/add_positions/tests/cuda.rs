@@ -129,3 +129,21 @@ fn what_is_not_finite_stays_in_its_place() {
         }
     }
 }
+
+emulated! {
+    add_positions on Sm100a: |gpu| {
+        check_forward(gpu, (3, 130, 140, 256));
+        check_forward(gpu, (3, 67, 70, 63));
+    }
+}
+
+emulated! {
+    add_positions_backward on Sm100a: |gpu| {
+        for sizes in [(9, 20, 25, 512), (9, 25, 26, 63)] {
+            let count = elements(sizes);
+            let values: Vec<f32> =
+                uniform(count, 3, 8.0).iter().map(|value| value.trunc()).collect();
+            check_backward(gpu, sizes, &values, crate::compare::EXACT);
+        }
+    }
+}

@@ -79,3 +79,9 @@ fn attention_backward_of_any_size() {
         }
     }
 }
+
+emulated! {
+    attention_backward on Sm100a: |gpu| {
+        crate::attention::heads().for_each(|case| check_backward(gpu, &case));
+    }
+}

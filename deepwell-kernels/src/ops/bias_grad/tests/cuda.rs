@@ -3,7 +3,7 @@
 use std::slice;
 
 use deepwell_ir::{DType, ops};
-use deepwell_kernels::ops::add::oracle;
+use deepwell_kernels::ops::bias_grad::oracle;
 
 use crate::compare::{Tolerance, assert_close};
 use crate::harness::{Gpu, HostTensor, uniform};
@@ -18,7 +18,7 @@ pub(crate) fn check(
     let dy = HostTensor::bf16(&[rows, columns], values);
     let before: Vec<f32> = (0..columns).map(|column| (column % 17) as f32 - 8.0).collect();
     let before = HostTensor::f32(&[columns], &before);
-    let sums = oracle::bias_backward(&dy.to_f64(), columns);
+    let sums = oracle::backward(&dy.to_f64(), columns);
     for accumulate in [false, true] {
         let output = [before.clone()];
         let got = gpu.run(ops::BiasGrad {}, slice::from_ref(&dy), &output, accumulate, 1);
@@ -88,6 +88,16 @@ fn a_column_that_is_not_finite_is_alone() {
             2 => assert_eq!(sum, f64::INFINITY),
             4 => assert!(sum.is_nan()),
             _ => assert_eq!(sum, 100.0),
+        }
+    }
+}
+
+emulated! {
+    bias_grad on Sm100a: |gpu| {
+        for (rows, columns) in [(400, 512), (400, 255)] {
+            let values = uniform(rows * columns, 3, 8.0);
+            let values: Vec<f32> = values.iter().map(|value| value.trunc()).collect();
+            check(gpu, rows, columns, &values, crate::compare::EXACT);
         }
     }
 }

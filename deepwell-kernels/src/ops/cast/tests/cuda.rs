@@ -46,3 +46,7 @@ fn keeps_every_code_and_rounds_between_them() {
         check(&mut gpu, &format!("codes and {lower_half:#x}"), &between);
     }
 }
+
+emulated! {
+    cast on Sm100a: |gpu| check(gpu, "tiles", &uniform(800_003, 1, 100.0))
+}

@@ -78,3 +78,7 @@ fn every_number_at_every_size() {
         }
     }
 }
+
+emulated! {
+    dequantize on Sm100a: |gpu| check(gpu, 200, 260)
+}

@@ -56,3 +56,10 @@ fn a_token_outside_of_the_table_is_nan() {
         }
     }
 }
+
+emulated! {
+    embedding on Sm100a: |gpu| {
+        check(gpu, 400, 50, 4096);
+        check(gpu, 50, 10, 4097);
+    }
+}

@@ -162,3 +162,13 @@ fn tokens_outside_of_the_table_count_nowhere() {
         assert_eq!(got, expected);
     }
 }
+
+emulated! {
+    embedding_backward on Sm100a: |gpu| {
+        for size in [(1000, 300, 257), (2048, 257, 64)] {
+            let values: Vec<f32> =
+                uniform(size.0 * size.2, 3, 8.0).iter().map(|value| value.trunc()).collect();
+            check(gpu, size, Tokens::Skewed, &values, crate::compare::EXACT);
+        }
+    }
+}

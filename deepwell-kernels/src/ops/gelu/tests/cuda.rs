@@ -85,3 +85,13 @@ fn what_is_not_finite_shows() {
         assert!(got[0].is_nan() && got[2].is_nan(), "{got:?}");
     }
 }
+
+emulated! {
+    gelu on Sm100a: |gpu| check(gpu, "tiles", [401, 1000], &uniform(401_000, 1, 6.0))
+}
+
+emulated! {
+    gelu_quantize on Sm100a: |gpu| {
+        crate::elementwise_quantize::check_file(gpu, "gelu_quantize");
+    }
+}

@@ -73,3 +73,7 @@ fn what_is_not_finite_shows_wherever_it_is() {
         }
     }
 }
+
+emulated! {
+    grad_norm on Sm100a: |gpu| check(gpu, &[5, 110_003])
+}

@@ -153,3 +153,19 @@ fn what_is_not_finite_stays_in_its_head() {
         assert_eq!(not_finite, if value.is_nan() { head_dim } else { 1 }, "dweight with {value}");
     }
 }
+
+/// Tokens, heads and their widths: three turns of four CTAs and more, for groups of 16 lanes, of
+/// which some have nothing, and of four.
+const HEADS_OF_TILES: [(usize, usize, usize); 3] = [(320, 5, 128), (320, 5, 96), (1600, 4, 32)];
+
+emulated! {
+    head_rms_norm on Sm100a: |gpu| {
+        HEADS_OF_TILES.into_iter().for_each(|sizes| check_forward(gpu, sizes));
+    }
+}
+
+emulated! {
+    head_rms_norm_backward on Sm100a: |gpu| {
+        HEADS_OF_TILES.into_iter().for_each(|sizes| check_backward(gpu, sizes, true));
+    }
+}

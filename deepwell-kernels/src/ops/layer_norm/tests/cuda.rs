@@ -96,3 +96,18 @@ fn a_sum_before_it_is_rounded_and_then_normalized() {
         check_add(&mut gpu, rows, columns);
     }
 }
+
+emulated! {
+    layer_norm on Sm100a: |gpu| {
+        for (rows, columns) in crate::rms_norm::ROWS_OF_TILES {
+            check(gpu, rows, columns);
+            check_add(gpu, rows, columns);
+        }
+    }
+}
+
+emulated! {
+    layer_norm_quantize on Sm100a: |gpu| {
+        crate::norm_quantize::check_file(gpu, "layer_norm_quantize");
+    }
+}

@@ -76,3 +76,11 @@ fn many_rows_for_each_group() {
         check(&mut gpu, rows, columns, true, true);
     }
 }
+
+emulated! {
+    layer_norm_backward on Sm100a: |gpu| {
+        for (rows, columns) in crate::rms_norm::ROWS_OF_TILES {
+            check(gpu, rows, columns, true, true);
+        }
+    }
+}

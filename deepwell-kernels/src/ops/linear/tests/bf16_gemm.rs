@@ -145,3 +145,11 @@ pub(crate) fn check_not_finite(gpu: &mut Gpu, options: RunOptions<'_>, inputs: u
     let tolerance = product_tolerance(DType::Bf16, inputs, Kind::Uniform, 0.0);
     assert_close(&format!("inputs {inputs}"), &got, &expected, tolerance);
 }
+
+emulated! {
+    bf16_gemm on Sm100a: |gpu| {
+        for sizes in [(390, 264, 264), (130, 131, 265)] {
+            check(gpu, "cuda_bf16_gemm", sizes, Kind::Uniform);
+        }
+    }
+}

@@ -87,3 +87,14 @@ fn products_of_hard_numbers() {
         check_not_finite(&mut gpu, options(KERNEL, tile), 72);
     }
 }
+
+emulated! {
+    sm100_bf16_gemm on Sm100a: check_several_tiles
+}
+
+emulated! {
+    sm100_bf16_gemm_fused on Sm100a: |gpu| {
+        let operands = crate::fused_product::Operands::Bf16(Kind::Uniform);
+        crate::fused_product::check_several_tiles(gpu, operands);
+    }
+}

@@ -225,3 +225,21 @@ fn a_target_outside_of_the_vocabulary_or_a_nan_shows() {
         }
     }
 }
+
+fn check_head(gpu: &mut Gpu, kernel: Kernel, tokens: usize, hidden: usize, vocab: usize) {
+    let targets = Targets::EveryThirdIgnored;
+    check(gpu, kernel, &Case { tokens, hidden, vocab, scale: 1.0, targets });
+}
+
+// Rows of seven tiles, of which shared memory keeps six.
+emulated! {
+    cross_entropy on Sm100a: |gpu| check_head(gpu, KERNELS[0], 13, 8, 7 * 4096 - 3)
+}
+
+emulated! {
+    cross_entropy_gemm on Sm100a: |gpu| {
+        check_head(gpu, KERNELS[1], 390, 136, 264);
+        // Four tiles in depth: the last is where the first was, and the result passes there.
+        check_head(gpu, KERNELS[1], 150, 131, 201);
+    }
+}

@@ -102,3 +102,9 @@ fn fp8_products_with_scales_for_128() {
         }
     }
 }
+
+emulated! {
+    expand_scales on Sm90a: |gpu| {
+        check(gpu, (1040, 72, 272), [ROWS, SQUARES], MxKind::Even);
+    }
+}

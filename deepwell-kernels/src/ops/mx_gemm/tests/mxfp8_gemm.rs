@@ -245,3 +245,11 @@ fn nan_codes_stay_in_their_rows() {
     let mut gpu = Gpu::open();
     check_nan_codes(&mut gpu, KERNEL);
 }
+
+emulated! {
+    mxfp8_gemm on Sm100a: |gpu| {
+        for sizes in [(390, 264, 288), (140, 140, 150)] {
+            check(gpu, KERNEL, sizes, MxSpec::default(), MxKind::Even);
+        }
+    }
+}

@@ -97,3 +97,34 @@ fn products_of_any_size() {
         check(&mut gpu, KERNEL, None, sizes, &FORMS);
     }
 }
+
+// The stages of a ring are used again in the second tile, if not in the first, and each of the
+// four pieces of depth whose scales are read at a time is there.
+emulated! {
+    sm100_mxfp8_gemm on Sm100a: |gpu| {
+        for ((m, n), cluster, sizes) in [
+            ((128, 128), [1, 1], (390, 376, 400)),
+            ((128, 256), [1, 1], (390, 760, 400)),
+            ((256, 128), [1, 1], (760, 256, 400)),
+            // Depths that do not end where the ring does: waits after the last stage see both
+            // parities.
+            ((256, 256), [1, 1], (760, 264, 528)),
+            // The second tile of some clusters is beyond the result.
+            ((256, 128), [1, 2], (264, 264, 528)),
+            ((256, 256), [2, 1], (520, 264, 400)),
+        ] {
+            let tile = Tile { cluster, ..Tile::new(m, n, 128) };
+            let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
+            for kernel in [KERNEL, CLAIMED] {
+                check(gpu, kernel, Some(tile), sizes, &forms);
+            }
+        }
+    }
+}
+
+emulated! {
+    sm100_mxfp8_gemm_fused on Sm100a: |gpu| {
+        let operands = crate::fused_product::Operands::Mx(MxKind::Even);
+        crate::fused_product::check_several_tiles(gpu, operands);
+    }
+}

@@ -113,3 +113,11 @@ fn nan_scales_stay_in_their_rows() {
         }
     }
 }
+
+emulated! {
+    sm120_mxfp8_gemm on Sm120a: |gpu| {
+        for sizes in [(390, 264, 416), (140, 140, 150)] {
+            crate::mxfp8_gemm::check(gpu, KERNEL, sizes, MxSpec::default(), MxKind::Even);
+        }
+    }
+}

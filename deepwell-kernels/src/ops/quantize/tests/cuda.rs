@@ -233,3 +233,16 @@ fn every_bf16() {
         assert_same("all of bf16", &got, &reference(&values, rows, columns, &quantize));
     }
 }
+
+emulated! {
+    quantize on Sm100a: |gpu| {
+        for axis in [Axis::Row, Axis::Column, Axis::Both] {
+            for granularity in [Granularity::G32, Granularity::G128] {
+                let spec = MxSpec { granularity, ..MxSpec::default() };
+                // Four by three tiles of 128, whole ones and the rest.
+                let (rows, columns) = (390, 264);
+                check(gpu, rows, columns, "wide", &Quantize { spec, axis });
+            }
+        }
+    }
+}

@@ -124,3 +124,21 @@ fn what_is_not_finite_stays_in_its_row() {
         assert!(y[2 * columns..].iter().filter(|y| **y == 0.0).count() == columns - 1);
     }
 }
+
+/// Rows of several tiles: for blocks of 16 rows, and for those that take a row element by element.
+pub(crate) const ROWS_OF_TILES: [(usize, usize); 2] = [(200, 768), (40, 33)];
+
+emulated! {
+    rms_norm on Sm100a: |gpu| {
+        for (rows, columns) in ROWS_OF_TILES {
+            check(gpu, rows, columns);
+            check_add(gpu, rows, columns);
+        }
+    }
+}
+
+emulated! {
+    rms_norm_quantize on Sm100a: |gpu| {
+        crate::norm_quantize::check_file(gpu, "rms_norm_quantize");
+    }
+}

@@ -166,3 +166,10 @@ fn what_is_not_finite_stays_with_its_pair() {
         .collect();
     assert_eq!(lost, [16, 24, 34, 42]);
 }
+
+emulated! {
+    rope on Sm100a: |gpu| {
+        check(gpu, &Case::new(600, 5, 64, 48));
+        check(gpu, &Case::new(400, 3, 6, 48));
+    }
+}

@@ -68,3 +68,7 @@ fn every_byte_at_every_size() {
         }
     }
 }
+
+emulated! {
+    stochastic_round on Sm100a: |gpu| check(gpu, 200, 260, "wide")
+}

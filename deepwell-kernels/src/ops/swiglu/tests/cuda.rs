@@ -86,3 +86,13 @@ fn what_is_not_finite_shows() {
     assert_eq!(got[2..4], [f64::INFINITY; 2]);
     assert!(got[4].is_finite());
 }
+
+emulated! {
+    swiglu on Sm100a: |gpu| check(gpu, 401, 1000, false)
+}
+
+emulated! {
+    swiglu_quantize on Sm100a: |gpu| {
+        crate::elementwise_quantize::check_file(gpu, "swiglu_quantize");
+    }
+}

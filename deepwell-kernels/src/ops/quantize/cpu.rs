@@ -1,16 +1,17 @@
-//! Block quantization and back.
+//! Block quantization, by deepwell-precision.
 
-use deepwell_ir::ops::{Axis, Dequantize, Quantize, StochasticRound};
+use deepwell_ir::Op;
+use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_precision::{
-    BLOCK, Philox, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows,
-    scale_tiles, scales_len,
+    BLOCK, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows, scale_tiles,
+    scales_len,
 };
 
-use super::{KernelError, Operands, Run, by_float};
-use crate::ops::dequantize::cpu::{dequantize_columns, dequantize_rows};
-use crate::ops::stochastic_round::cpu::stochastic_round as round_kernel;
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run, by_float};
 
-pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, KernelError> {
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::Quantize(op) = op else { return Err(operands.unknown_kernel()) };
     let &[rows, columns] = operands.shape(0) else {
         return Err(operands.unexpected(0, "a matrix"));
     };
@@ -44,49 +45,6 @@ pub(super) fn quantize(operands: &Operands<'_>, op: &Quantize) -> Result<Run, Ke
                 .and_then(|stats| tile(scales, outer, depth).map(|()| stats))
                 .map_err(|error| error.to_string())?;
             statistics.of(arena).copy_from_slice(&encode(&stats));
-            Ok(())
-        }))
-    })
-}
-
-pub(super) fn dequantize(operands: &Operands<'_>, op: &Dequantize) -> Result<Run, KernelError> {
-    let target_index = operands.output(0);
-    let &[_, columns] = operands.shape(target_index) else {
-        return Err(operands.unexpected(target_index, "a matrix"));
-    };
-    let (data, scales) = (operands.input::<u8>(0)?, operands.input::<u8>(1)?);
-    let axis = op.axis;
-    by_float!(operands, target_index, E => {
-        let target = operands.target::<E>(target_index)?;
-        Ok(Box::new(move |arena| {
-            let (data, scales) = (data.of(arena), scales.of(arena));
-            match axis {
-                Axis::Column => dequantize_columns(data, scales, columns, target.of(arena)),
-                _ => dequantize_rows(data, scales, columns, target.of(arena)),
-            }
-            Ok(())
-        }))
-    })
-}
-
-pub(super) fn stochastic_round(
-    operands: &Operands<'_>,
-    op: &StochasticRound,
-) -> Result<Run, KernelError> {
-    let &[_, columns] = operands.shape(0) else {
-        return Err(operands.unexpected(0, "a matrix"));
-    };
-    let (scales, key) = (operands.input::<u8>(1)?, operands.input::<u64>(2)?);
-    let data = operands.target::<u8>(operands.output(0))?;
-    let by_column = op.axis == Axis::Column;
-    let stream = StochasticRound::stream(&operands.call.name);
-    by_float!(operands, 0, E => {
-        let x = operands.input::<E>(0)?;
-        Ok(Box::new(move |arena| {
-            let key = key.of(arena);
-            let philox = Philox { seed: key[0], stream: stream | u64::from(key[1] as u32) };
-            let (x, scales) = (x.of(arena), scales.of(arena));
-            round_kernel(x, columns, by_column, scales, philox, data.of(arena));
             Ok(())
         }))
     })

@@ -1,0 +1,81 @@
+//! What GEMM calls share: where the result goes, what is added to it, and the scratch.
+
+use deepwell_ir::{DType, KernelRequest};
+use half::bf16;
+
+use super::{KernelError, Operands};
+use crate::cpu::arena::{Arena, In, Out};
+use crate::cpu::gemm::{self, DataKind, Output, Tier};
+use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
+
+/// The result.
+pub(crate) enum Target {
+    F32 { data: Out<f32>, accumulate: bool },
+    Bf16(Out<bf16>),
+}
+
+impl Target {
+    pub(crate) fn new(operands: &Operands<'_>, index: usize) -> Result<Target, KernelError> {
+        let accumulate = operands.adds();
+        match operands.dtype(index) {
+            DType::Bf16 => operands.target(index).map(Target::Bf16),
+            _ => operands.target(index).map(|data| Target::F32 { data, accumulate }),
+        }
+    }
+
+    pub(crate) fn output<'a>(&self, arena: &'a Arena) -> Output<'a> {
+        match self {
+            Target::F32 { data, accumulate } => {
+                Output::F32 { data: data.of(arena), accumulate: *accumulate }
+            }
+            Target::Bf16(data) => Output::Bf16 { data: data.of(arena) },
+        }
+    }
+}
+
+/// What is added to each row of the result, after the GEMM.
+pub(crate) enum Bias {
+    F32(In<f32>),
+    Bf16(In<bf16>),
+}
+
+impl Bias {
+    /// Of the element type of the result.
+    pub(crate) fn new(
+        operands: &Operands<'_>,
+        index: usize,
+        target: &Target,
+    ) -> Result<Bias, KernelError> {
+        Ok(match target {
+            Target::F32 { .. } => Bias::F32(operands.input(index)?),
+            Target::Bf16(_) => Bias::Bf16(operands.input(index)?),
+        })
+    }
+
+    pub(crate) fn add(&self, target: &Target, arena: &Arena) {
+        match (self, target) {
+            (Bias::F32(bias), Target::F32 { data, .. }) => {
+                bias_add_forward_in_place(data.of(arena), bias.of(arena));
+            }
+            (Bias::Bf16(bias), Target::Bf16(data)) => {
+                bias_add_forward_in_place(data.of(arena), bias.of(arena));
+            }
+            _ => unreachable!("the bias was made for this target"),
+        }
+    }
+}
+
+/// Scratch of the GEMM of two operands of a request, for `[m, n, k]`.
+pub(crate) fn workspace_bytes(
+    request: &KernelRequest<'_>,
+    operands: [usize; 2],
+    [m, n, k]: [usize; 3],
+    tier: Tier,
+) -> usize {
+    let [a, b] = operands.map(|index| match request.operands[index].dtype {
+        DType::Bf16 => DataKind::Bf16,
+        DType::E4m3 => DataKind::Mx,
+        _ => DataKind::F32,
+    });
+    gemm::workspace_bytes(tier, m, n, k, a, b)
+}
