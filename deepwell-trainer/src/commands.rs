@@ -11,7 +11,7 @@ use crate::console::{Console, print_json};
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::run::{RunOptions, run, stop_with_parent};
-use crate::settings::EVAL_TOKENS;
+use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
 use crate::{Device, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
@@ -212,8 +212,8 @@ pub struct ParityArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of an evaluation, at least
-    #[arg(long, default_value_t = EVAL_TOKENS)]
+    /// Held-out tokens of the last evaluation, at least; those before read an eighth
+    #[arg(long, default_value_t = PARITY_EVAL_TOKENS)]
     pub eval_tokens: u64,
     /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
     #[arg(long)]
@@ -291,6 +291,7 @@ pub fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Tra
         micro_batch: args.micro_batch,
         recompute: args.recompute,
         eval_tokens: args.eval_tokens,
+        interim_eval_tokens: Some((args.eval_tokens / PARITY_INTERIM_PART).max(1)),
         checkpoint_every: args.checkpoint_every,
         seed: args.seed,
         learning_rate: args.learning_rate,

@@ -65,8 +65,10 @@ pub struct Fingerprint {
     pub optimizer: OptimizerSpec,
     /// Steps between two evaluations.
     pub eval_every: u64,
-    /// Held-out tokens of an evaluation, at least.
+    /// Held-out tokens of the last evaluation, at least.
     pub eval_tokens: u64,
+    /// The same of each evaluation before.
+    pub interim_eval_tokens: u64,
 }
 
 /// What a run is made from that neither its engine nor its settings tell.
@@ -116,6 +118,7 @@ impl Fingerprint {
             optimizer: settings.optimizer.clone(),
             eval_every: settings.eval_interval(),
             eval_tokens: settings.eval_tokens,
+            interim_eval_tokens: settings.interim_eval_tokens(),
         }
     }
 

@@ -49,6 +49,7 @@ mod engine;
 mod error;
 pub mod export;
 pub mod fingerprint;
+mod fit;
 pub mod generate;
 pub mod init;
 pub mod lock;

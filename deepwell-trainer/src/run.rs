@@ -82,7 +82,10 @@ pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dat
         inputs: settings.data.clone(),
         tokenizer,
         cache_dir: settings.cache_dir.clone(),
-        heldout_tokens_min: settings.eval_tokens + settings.eval_tokens / 2,
+        heldout_tokens_min: {
+            let largest = settings.eval_tokens.max(settings.interim_eval_tokens());
+            largest + largest / 2
+        },
         ..DataOptions::default()
     };
     let mut told = false;

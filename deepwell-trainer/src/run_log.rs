@@ -73,9 +73,19 @@ impl Log {
         Ok(self.events.scalars(line.step, &scalars)?)
     }
 
-    pub(crate) fn evaluation(&mut self, step: u64, val_loss: f64) -> Result<(), TrainError> {
-        let val_ppl = Some(val_loss.exp());
-        self.jsonl.write(&Record { val_loss: Some(val_loss), val_ppl, ..Record::at(step) })?;
+    /// An evaluation that predicted `tokens` held-out tokens.
+    pub(crate) fn evaluation(
+        &mut self,
+        step: u64,
+        val_loss: f64,
+        tokens: u64,
+    ) -> Result<(), TrainError> {
+        self.jsonl.write(&Record {
+            val_loss: Some(val_loss),
+            val_ppl: Some(val_loss.exp()),
+            val_tokens: Some(tokens),
+            ..Record::at(step)
+        })?;
         Ok(self.events.scalars(step, &[("val/loss", val_loss as f32)])?)
     }
 
@@ -142,7 +152,7 @@ mod tests {
         let mut log = Log::open(out, 0, &mut notes).unwrap();
         for step in 1..=written {
             log.step(&line(step), 0.1, false).unwrap();
-            log.evaluation(step, f64::NAN).unwrap();
+            log.evaluation(step, f64::NAN, 8).unwrap();
         }
         log.sync().unwrap();
         drop(log);
@@ -152,7 +162,7 @@ mod tests {
         let mut log = Log::open(out, resumed_after, &mut notes).unwrap();
         for step in resumed_after + 1..=9 {
             log.step(&line(step), 0.1, false).unwrap();
-            log.evaluation(step, f64::NAN).unwrap();
+            log.evaluation(step, f64::NAN, 8).unwrap();
         }
         log.sync().unwrap();
         let text = std::fs::read_to_string(&path).unwrap();

@@ -64,6 +64,12 @@ fn counts(settings: &Settings) -> Vec<Row> {
         ("micro_batch", settings.micro_batch.and_then(size), BeAtLeastOne, None),
         ("keep_last", size(settings.keep_last), BeAtLeastOne, None),
         ("eval_tokens", count(settings.eval_tokens), BeAtLeastOne, None),
+        (
+            "interim_eval_tokens",
+            settings.interim_eval_tokens.and_then(count),
+            BeAtLeastOne,
+            Some("without it every evaluation reads `eval_tokens`"),
+        ),
         ("eval_every", settings.eval_every.and_then(count), BeAtLeastOne, None),
         ("checkpoint_every", settings.checkpoint_every.and_then(count), BeAtLeastOne, None),
         (
@@ -196,6 +202,7 @@ mod tests {
             ("max_grad_norm = inf", "a positive number, got inf"),
             ("steps = 0", "at least 1, got 0\nhint: `--steps 1000`"),
             ("eval_every = 0", "at least 1, got 0"),
+            ("interim_eval_tokens = 0", "at least 1, got 0"),
             ("checkpoint_every = 0", "at least 1, got 0"),
             ("guards.strikes_max = 0", "at least 1, got 0"),
             (

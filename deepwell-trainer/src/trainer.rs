@@ -1,22 +1,20 @@
-//! The training loop: batches, steps, guards, evaluation, metrics, checkpoints.
+//! A trainer: an engine, tokens and settings, and what a run of them writes and reports.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
 
-use deepwell_precision::{GuardEvent, GuardEventKind, Guards};
+use deepwell_precision::GuardEvent;
 use serde::{Deserialize, Serialize};
 
-use crate::audit::{Audit, AuditReport};
-use crate::checkpoint::{self, Position};
-use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
+use crate::audit::AuditReport;
+use crate::data::TokenCache;
 use crate::fingerprint::{Fingerprint, Sources};
+use crate::fit::Fit;
 use crate::metrics::StepLine;
 use crate::metrics::nonfinite::option as number;
 use crate::run_folder::{Opened, RunFolder, Start};
-use crate::run_log::Log;
-use crate::{Engine, PendingStep, Settings, StepOutcome, TrainError};
+use crate::{Engine, Settings, TrainError};
 
 /// One line of `metrics.jsonl`. A number that is `None` was not taken; one that was taken and is
 /// not finite is there, as the string `"NaN"`, `"inf"` or `"-inf"`.
@@ -45,6 +43,9 @@ pub struct Record {
     /// `exp(val_loss)`.
     #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub val_ppl: Option<f64>,
+    /// Held-out tokens that were predicted for it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub val_tokens: Option<u64>,
     /// What a guard did after the step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub guard: Option<GuardEvent>,
@@ -65,6 +66,7 @@ impl Record {
             speed_of_light: None,
             val_loss: None,
             val_ppl: None,
+            val_tokens: None,
             guard: None,
             skipped: false,
         }
@@ -88,7 +90,8 @@ pub struct FitReport {
     pub checkpoint_stalls_s: Vec<f64>,
     /// What the audit of the first step found, when it was asked for.
     pub audit: Option<AuditReport>,
-    /// Held-out losses of the last evaluation, batch by batch; empty if one is not finite.
+    /// Held-out losses after the last step, batch by batch; empty if one is not finite, and of a
+    /// run that has not come to its end.
     #[serde(default)]
     pub heldout_losses: Vec<f64>,
 }
@@ -190,157 +193,9 @@ impl Trainer {
     /// Data, disk or guards that stop the run; a folder that belongs to another run. Checkpoints
     /// written so far stay.
     pub fn fit(&mut self, progress: &mut dyn Progress) -> Result<FitReport, TrainError> {
-        let settings = self.settings.clone();
-        let out = &settings.out;
         let opened = self.begin(progress)?;
-        let layers = (0..self.engine.layer_count()).map(|layer| format!("layers.{layer}"));
-        let policy_fallback = self.engine.plan().policy.fallback();
-        let mut position = Position {
-            step: 0,
-            guards: Guards::new(settings.guards.clone(), layers.collect(), policy_fallback),
-            next_batch: 0,
-            audit: None,
-        };
-        let mut resumed_after = None;
-        if let Some(entry) = &opened.from {
-            position = checkpoint::load(entry, &mut self.engine)?;
-            resumed_after = Some(position.step);
-            progress.note(&format!("resumed after step {}", position.step));
-        }
-        let mut log = Log::open(out, position.step, progress)?;
-        let mut loader = Loader::new(
-            Arc::clone(&self.tokens),
-            Split::Train,
-            settings.batch_size,
-            settings.seq_len,
-            settings.data_seed.unwrap_or(settings.seed),
-        )?;
-        loader.start_at(position.next_batch);
-        let heldout = HeldoutWindows::new(
-            Arc::clone(&self.tokens),
-            self.engine.evaluation_rows(),
-            settings.seq_len,
-            Some(settings.eval_tokens),
-        )?;
-        let schedule = settings.schedule();
-        let mut speeds: Vec<f64> = Vec::new();
-        let mut heldout_losses = Vec::new();
-        let mut interrupted = false;
-        if position.step == 0 {
-            self.evaluate(&heldout, 0, &mut log, progress)?;
-        }
-        // While the device runs a step, the one before is looked at: one step is in flight.
-        let mut in_flight: Option<InFlight> = None;
-        let mut writer = checkpoint::Writer::default();
-        writer.reserve(&mut self.engine)?;
-        let mut checkpoint_stalls_s: Vec<f64> = Vec::new();
-        let mut last_end = Instant::now();
-        let mut started_steps = position.step;
-        while position.step < settings.steps {
-            let step = started_steps + 1;
-            let learning_rate = schedule.at(step);
-            let batch = loader.next_batch()?;
-            let is_audited = settings.audit && step == 1;
-            let clip = settings.max_grad_norm;
-            let is_first = in_flight.is_none();
-            if is_first {
-                last_end = Instant::now();
-            }
-            let started = if is_audited {
-                let mut audit = Audit::new(self.engine.program());
-                let outcome = self.engine.step_observed(
-                    &batch.inputs,
-                    &batch.targets,
-                    learning_rate,
-                    clip,
-                    &mut audit,
-                )?;
-                position.audit = Some(audit.finish());
-                Begun::Audited(outcome)
-            } else {
-                let inputs = (&batch.inputs, &batch.targets);
-                Begun::Pending(self.engine.start_step(inputs.0, inputs.1, learning_rate, clip)?)
-            };
-            started_steps = step;
-            let before = in_flight.replace(InFlight {
-                step,
-                next_batch: batch.index + 1,
-                learning_rate,
-                tokens: batch.inputs.len(),
-                is_first,
-                begun: started,
-            });
-            let last = step == settings.steps;
-            let evaluates = last || step.is_multiple_of(settings.eval_interval());
-            interrupted = !last && self.stop.load(Ordering::Relaxed);
-            let saves = last || interrupted || step.is_multiple_of(settings.checkpoint_interval());
-            // Whoever looks at the state after this step waits for it.
-            let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
-            let ended = before.into_iter().chain(waits.then(|| in_flight.take()).flatten());
-            for flight in ended {
-                let outcome = match flight.begun {
-                    Begun::Audited(outcome) => outcome,
-                    Begun::Pending(pending) => self.engine.finish_step(pending)?,
-                };
-                let by_device = self.engine.step_time().and_then(|time| {
-                    if flight.is_first { Some(time.since_staged_s) } else { time.since_readback_s }
-                });
-                let elapsed_s = by_device.unwrap_or(last_end.elapsed().as_secs_f64());
-                last_end = Instant::now();
-                let tokens_per_s = flight.tokens as f64 / elapsed_s;
-                if !is_audited {
-                    speeds.push(tokens_per_s);
-                }
-                position.step = flight.step;
-                position.next_batch = flight.next_batch;
-                let line = StepLine {
-                    step: flight.step,
-                    steps_total: settings.steps,
-                    loss: f64::from(outcome.loss),
-                    grad_norm: f64::from(outcome.grad_norm),
-                    tokens_per_s,
-                    speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
-                };
-                log.step(&line, flight.learning_rate, outcome.skipped)?;
-                progress.step(&line);
-                self.guard(&mut position, &outcome, &mut log, progress)?;
-            }
-            if evaluates {
-                heldout_losses = self.evaluate(&heldout, step, &mut log, progress)?;
-            }
-            if saves {
-                // The checkpoint is what a resumed run trusts: metrics up to it must be there.
-                log.sync()?;
-                let root = Trainer::checkpoints_path(out);
-                let begun = Instant::now();
-                let identity = &opened.identity;
-                writer.save(&root, &mut self.engine, &position, &settings, identity)?;
-                checkpoint_stalls_s.push(begun.elapsed().as_secs_f64());
-            }
-            if interrupted {
-                progress.note(&format!("stopped after step {step}; `--resume` goes on"));
-                break;
-            }
-        }
-        writer.finish(&mut self.engine)?;
-        log.sync()?;
-        if heldout_losses.is_empty() && !interrupted {
-            // Resumed after the last evaluation, whose line has the mean alone.
-            heldout_losses = self.heldout_losses(&heldout)?;
-        }
-        speeds.sort_by(f64::total_cmp);
-        Ok(FitReport {
-            step: position.step,
-            interrupted,
-            resumed_after,
-            tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
-            checkpoint_stalls_s,
-            audit: position.audit,
-            heldout_losses: match heldout_losses.iter().all(|loss: &f64| loss.is_finite()) {
-                true => heldout_losses,
-                false => Vec::new(),
-            },
-        })
+        let run = Fit::begin(&mut self.engine, &self.settings, &self.tokens, opened, progress)?;
+        run.to_its_end(&self.stop)
     }
 
     /// Takes the output folder, and finds where the run goes on.
@@ -354,81 +209,4 @@ impl Trainer {
         // It stays taken for as long as there is a trainer.
         self.folder.insert(folder).begin(&fingerprint, progress)
     }
-
-    /// Shows the step to the guards and does what they decide.
-    fn guard(
-        &mut self,
-        position: &mut Position,
-        outcome: &StepOutcome,
-        log: &mut Log,
-        progress: &mut dyn Progress,
-    ) -> Result<(), TrainError> {
-        let step = position.step;
-        let guards = &mut position.guards;
-        for (layer, stats) in self.engine.statistics() {
-            guards.observe_tensor(step, *layer, stats);
-        }
-        guards.observe_loss(step, outcome.loss, outcome.grad_norm);
-        let events = guards.decide(step)?;
-        let switches = events.iter().any(|event| {
-            matches!(event.kind, GuardEventKind::ToBf16 { .. } | GuardEventKind::BackToLow { .. })
-        });
-        for event in &events {
-            progress.note(&format!(
-                "guard at step {step}: {:?} {}: {}",
-                event.kind, event.layer, event.reason
-            ));
-            log.guard(event)?;
-        }
-        if switches {
-            let reason = events.last().map_or("", |event| event.reason.as_str());
-            self.engine.fall_back(&guards.in_fallback(), reason)?;
-        }
-        Ok(())
-    }
-
-    /// Held-out losses, batch by batch.
-    fn heldout_losses(&mut self, heldout: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
-        let mut batch = heldout.buffer();
-        let mut losses = Vec::with_capacity(heldout.len() as usize);
-        for index in 0..heldout.len() {
-            heldout.fill(index, &mut batch);
-            losses.push(f64::from(self.engine.evaluate(&batch.inputs, &batch.targets)?));
-        }
-        Ok(losses)
-    }
-
-    /// Evaluates and logs; gives the losses batch by batch.
-    fn evaluate(
-        &mut self,
-        heldout: &HeldoutWindows,
-        step: u64,
-        log: &mut Log,
-        progress: &mut dyn Progress,
-    ) -> Result<Vec<f64>, TrainError> {
-        let losses = self.heldout_losses(heldout)?;
-        let val_loss = losses.iter().sum::<f64>() / heldout.len() as f64;
-        log.evaluation(step, val_loss)?;
-        progress.evaluation(step, val_loss);
-        Ok(losses)
-    }
-}
-
-/// A step that was started and not looked at yet.
-struct InFlight {
-    step: u64,
-    /// Number of the batch behind its own.
-    next_batch: u64,
-    learning_rate: f64,
-    tokens: usize,
-    /// The device had nothing to do before it.
-    is_first: bool,
-    begun: Begun,
-}
-
-enum Begun {
-    /// It ran call by call, and has ended.
-    Audited(StepOutcome),
-    /// The device runs it.
-    Pending(PendingStep),
 }

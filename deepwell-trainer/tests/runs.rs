@@ -15,7 +15,7 @@ use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, RunSummary, run};
 use deepwell_trainer::weights::MasterWeights;
 use deepwell_trainer::{
-    CompileOptions, Progress, RunRecord, Settings, Start, TrainError, Trainer, compile,
+    CompileOptions, Progress, Record, RunRecord, Settings, Start, TrainError, Trainer, compile,
 };
 
 /// A temporary folder with a text and a run of the smallest model on it.
@@ -112,6 +112,33 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         }
     }
     found
+}
+
+#[test]
+fn the_last_evaluation_reads_the_most() {
+    let place = Place::new();
+    let settings = Settings { eval_tokens: 512, ..place.settings() };
+    let read = |settings: &Settings| -> (Vec<(u64, u64)>, Vec<f64>) {
+        let summary = go(settings, Start::New).expect("a run");
+        let text = fs::read_to_string(Trainer::metrics_path(&settings.out)).expect("metrics");
+        let records =
+            text.lines().map(|line| serde_json::from_str::<Record>(line).expect("a line"));
+        let evaluations =
+            records.filter_map(|r| Some((r.step, r.val_loss.and(r.val_tokens)?))).collect();
+        (evaluations, summary.fit.heldout_losses)
+    };
+    let (all, losses_of_all) = read(&settings);
+    assert_eq!(all, [(0, 512), (3, 512), (6, 512)]);
+    let out = place.path("interim");
+    let (some, losses) = read(&Settings { interim_eval_tokens: Some(65), out, ..settings.clone() });
+    // Whole batches of 2 x 32 tokens.
+    assert_eq!(some, [(0, 128), (3, 128), (6, 512)]);
+    assert_eq!(losses, losses_of_all, "what the end says does not depend on evaluations before");
+    assert_eq!(losses.len(), 8);
+
+    let out = place.path("stopped");
+    let stopped = go_until(&Settings { interim_eval_tokens: Some(65), out, ..settings }, 4);
+    assert!(stopped.fit.heldout_losses.is_empty(), "those of step 3 are of fewer tokens");
 }
 
 #[test]

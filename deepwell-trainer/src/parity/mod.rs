@@ -64,7 +64,7 @@ pub struct ParityOptions {
 pub struct RunReport {
     /// Mean training loss over the last tenth of the steps, nats per token.
     pub train_loss: f64,
-    /// Mean of the last three evaluations.
+    /// Held-out loss after the last step.
     pub val_loss: f64,
     /// `exp(val_loss)`.
     pub val_ppl: f64,
@@ -93,7 +93,7 @@ pub struct PairReport {
     pub mxfp8: Option<RunReport>,
     /// BF16 from perturbed weights.
     pub control: Option<RunReport>,
-    /// Mean over the last three evaluations of `(mxfp8 - bf16) / bf16`.
+    /// `(mxfp8 - bf16) / bf16` of the held-out losses after the last step.
     pub gap_rel: Option<f64>,
     /// The same of the control.
     pub control_gap_rel: Option<f64>,
@@ -116,6 +116,10 @@ pub struct ParityReport {
     pub control_gap_rel: Option<Estimate>,
     /// Error of a pair's gap that the evaluation set is to blame for, at most.
     pub evaluation_error_rel: Option<f64>,
+    /// Held-out tokens that the evaluation after the last step predicted.
+    pub eval_tokens: u64,
+    /// The same of each evaluation before.
+    pub interim_eval_tokens: u64,
     /// Pairs that would settle an open verdict, if mean and deviation stay as they are.
     pub pairs_that_tell: Option<u64>,
     /// Each pair.
@@ -332,6 +336,7 @@ fn report(
         runs.iter().filter_map(|run| run.mxfp8.as_ref()).map(share).fold(f64::INFINITY, f64::min)
     };
     let summary = &runs[0].mxfp8.as_ref().unwrap_or(&runs[0].bf16).summary;
+    let [interim_eval_tokens, last_eval_tokens] = runs[0].bf16.eval_tokens();
     let (gap_rel, judged): (_, Option<Judgement>) =
         (judged.as_ref().map(|judged| judged.gap), judged);
     let of_judged = judged.as_ref();
@@ -343,6 +348,8 @@ fn report(
         gap_rel_by_step: of_judged.map_or_else(Vec::new, |judged| judged.gap_by_step.clone()),
         control_gap_rel: of_judged.and_then(|judged| judged.control_gap),
         evaluation_error_rel: of_judged.and_then(|judged| judged.evaluation_error_rel),
+        eval_tokens: last_eval_tokens,
+        interim_eval_tokens,
         pairs_that_tell: of_judged.and_then(|judged| judged.pairs_that_tell),
         pairs: runs.iter().map(SeedRuns::report).collect(),
         steps: options.settings.steps,

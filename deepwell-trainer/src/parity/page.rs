@@ -2,7 +2,7 @@
 
 use deepwell_plan::format_bytes;
 
-use super::text::{control, headline, status};
+use super::text::{control, evaluations, headline, status};
 use super::verdict::{gaps, in_percent};
 use super::{Curve, FinishedRun, ParityOptions, ParityReport, SeedRuns, Verdict};
 use crate::report::{
@@ -105,9 +105,10 @@ fn summary(report: &ParityReport) -> Block {
             .row("largest learning rate", learning_rate)
             .row("device", report.device.clone())
             .row(
-                "gap at the end, mean of the last three evaluations",
+                "gap at the end, of the last evaluation",
                 report.gap_rel.as_ref().map_or_else(|| "none yet".to_string(), in_percent),
             )
+            .row("evaluations", evaluations(report))
             .row(
                 "MXFP8 share of linear FLOPs",
                 format!(
@@ -173,7 +174,7 @@ fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
         .collect();
     let columns = ["seed", "BF16 held-out", "MXFP8 held-out", "gap", "gap of the control"];
     let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
-    vec![Block::Chart(chart), Block::Table(table)]
+    vec![Block::Chart(chart), Block::Text(evaluations(report)), Block::Table(table)]
 }
 
 fn losses(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {

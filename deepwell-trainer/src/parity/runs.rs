@@ -48,6 +48,12 @@ impl FinishedRun {
         self.records.iter().filter_map(|r| Some((r.step, r.val_loss?))).collect()
     }
 
+    /// Tokens that an evaluation before the last one predicted, and that the last one did.
+    pub(super) fn eval_tokens(&self) -> [u64; 2] {
+        let tokens = || self.records.iter().filter_map(|record| record.val_tokens);
+        [tokens().next().unwrap_or(0), tokens().next_back().unwrap_or(0)]
+    }
+
     /// Training losses by step.
     pub(crate) fn losses(&self) -> Curve {
         self.records.iter().filter_map(|r| Some((r.step, r.loss?))).collect()
@@ -73,7 +79,7 @@ impl FinishedRun {
     pub(super) fn report(&self) -> RunReport {
         let losses = self.losses();
         let tail = &losses[losses.len() - (losses.len() / 10).max(1).min(losses.len())..];
-        let val_loss = mean_of_last_three(&self.evaluations());
+        let val_loss = at_end(&self.evaluations());
         RunReport {
             train_loss: mean(tail),
             val_loss,
@@ -92,9 +98,9 @@ fn mean(curve: &[(u64, f64)]) -> f64 {
     curve.iter().map(|&(_, value)| value).sum::<f64>() / curve.len() as f64
 }
 
-/// Mean over the last three points of a curve, or over all of a shorter one; NaN of none.
-pub(super) fn mean_of_last_three(curve: &Curve) -> f64 {
-    mean(&curve[curve.len().saturating_sub(3)..])
+/// The last point of a curve; NaN of none. Evaluations before it read fewer tokens.
+pub(super) fn at_end(curve: &Curve) -> f64 {
+    curve.last().map_or(f64::NAN, |&(_, value)| value)
 }
 
 /// The running program, also when its file has been replaced meanwhile by a new build.

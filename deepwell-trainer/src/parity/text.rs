@@ -55,6 +55,22 @@ fn run_line(seed: u64, name: &str, run: &RunReport, gap: Option<f64>) -> String 
     )
 }
 
+/// What evaluations read, where it is not the same for all.
+pub(super) fn evaluations(report: &ParityReport) -> String {
+    let (last, interim) = (report.eval_tokens, report.interim_eval_tokens);
+    if last == interim {
+        return format!("{last} held-out tokens in each evaluation");
+    }
+    let mut text =
+        format!("{last} held-out tokens in the last evaluation, {interim} in each before");
+    // The error falls with the root of the number of tokens.
+    if let Some(error) = report.evaluation_error_rel {
+        let interim_error = 100.0 * error * (last as f64 / interim as f64).sqrt();
+        let _ = write!(text, ", whose gaps have an error of about {interim_error:.3} % by it");
+    }
+    text
+}
+
 /// The report in lines.
 pub(super) fn text(report: &ParityReport) -> String {
     let mut text = String::new();
@@ -74,6 +90,7 @@ pub(super) fn text(report: &ParityReport) -> String {
         "  unigram {:.4}, bigram {:.4} nats per token",
         report.unigram_entropy, report.bigram_entropy
     );
+    let _ = writeln!(text, "  {}", evaluations(report));
     if let Some(control) = control(report) {
         let _ = writeln!(text, "  {control}");
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Curve;
-use super::runs::mean_of_last_three;
+use super::runs::at_end;
 use super::statistics::{Estimate, evaluation_error_rel};
 use crate::Settings;
 use crate::audit::AuditReport;
@@ -101,7 +101,7 @@ pub(crate) struct Pair {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Judgement {
     pub(crate) verdict: Verdict,
-    /// Gap at the end: of the last three evaluations.
+    /// Gap at the end: of the last evaluation, which reads the most tokens.
     pub(crate) gap: Estimate,
     /// Gap of every evaluation.
     pub(crate) gap_by_step: Vec<(u64, Estimate)>,
@@ -124,7 +124,7 @@ pub(super) fn gaps(base: &Curve, other: &Curve) -> Curve {
 
 /// Gap of one pair at the end.
 pub(super) fn gap_at_end(base: &RunFacts, other: &RunFacts) -> f64 {
-    mean_of_last_three(&gaps(&base.evaluations, &other.evaluations))
+    at_end(&gaps(&base.evaluations, &other.evaluations))
 }
 
 pub(super) fn percent(value: f64) -> String {

@@ -70,6 +70,23 @@ fn the_interval_decides() {
     }
 }
 
+#[test]
+fn the_end_is_the_last_evaluation_alone() {
+    // Those before read fewer tokens: a gap of 5 % that they see is no gap at the end.
+    let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
+    for pair in &mut pairs {
+        for (_, loss) in pair.mxfp8.evaluations.iter_mut().rev().skip(1) {
+            *loss *= 1.05;
+        }
+    }
+    let judgement = verdict_of(&pairs);
+    assert_eq!(judgement.verdict, Verdict::Holds, "{:?}", judgement.checks);
+    assert!((judgement.gap.mean - 0.0011).abs() < 1e-12, "{:?}", judgement.gap);
+    let by_step: Vec<f64> = judgement.gap_by_step.iter().map(|(_, gap)| gap.mean).collect();
+    assert!(by_step[..4].iter().all(|&gap| gap > 0.05), "{by_step:?}");
+    assert_eq!(by_step[4], judgement.gap.mean);
+}
+
 /// What passed once although it must not, each with a word of its reason.
 #[test]
 fn comparisons_that_are_none() {

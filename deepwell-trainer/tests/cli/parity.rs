@@ -74,6 +74,9 @@ fn verdicts_with_their_exit_codes() {
         let (got_status, got_detail) = check_of(&report, check);
         assert_eq!(got_status, status, "{options:?}: {got_detail}");
         assert!(got_detail.contains(detail), "{options:?}: {got_detail}");
+        // An eighth of 512 tokens is less than a batch, which is 4 x 32.
+        let read = [&report["interim_eval_tokens"], &report["eval_tokens"]];
+        assert_eq!(read, [128, 512], "{options:?}");
         for file in ["report.html", "report.json", "metrics.jsonl", "seed-0/bf16/summary.json"] {
             assert!(fs::metadata(folder.path("out").to_string() + "/" + file).is_ok(), "{file}");
         }

@@ -1,0 +1,320 @@
+//! The training loop: batches, steps, guards, evaluation, metrics, checkpoints.
+//!
+//! While the device runs a step, the one before is looked at: one step is in flight.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use deepwell_precision::{GuardEventKind, Guards};
+
+use crate::audit::Audit;
+use crate::checkpoint::{self, Position};
+use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
+use crate::metrics::StepLine;
+use crate::run_folder::{Opened, RunIdentity};
+use crate::run_log::Log;
+use crate::trainer::{FitReport, Progress, Trainer};
+use crate::{Engine, PendingStep, Schedule, Settings, StepOutcome, TrainError};
+
+/// A run under way.
+pub(crate) struct Fit<'r> {
+    engine: &'r mut Engine,
+    settings: &'r Settings,
+    progress: &'r mut dyn Progress,
+    identity: RunIdentity,
+    resumed_after: Option<u64>,
+    schedule: Schedule,
+    loader: Loader,
+    /// Of the evaluation after the last step.
+    heldout: HeldoutWindows,
+    /// Of those before.
+    interim: HeldoutWindows,
+    log: Log,
+    writer: checkpoint::Writer,
+    /// After the last step that was looked at.
+    position: Position,
+    in_flight: Option<InFlight>,
+    /// When the last step was looked at.
+    last_end: Instant,
+    /// Tokens per second of each step, the audited one left out.
+    speeds: Vec<f64>,
+    checkpoint_stalls_s: Vec<f64>,
+    /// After the last step, batch by batch.
+    heldout_losses: Vec<f64>,
+}
+
+/// A step that was started and not looked at yet.
+struct InFlight {
+    step: u64,
+    /// Number of the batch behind its own.
+    next_batch: u64,
+    learning_rate: f64,
+    tokens: usize,
+    /// The device had nothing to do before it.
+    is_first: bool,
+    begun: Begun,
+}
+
+enum Begun {
+    /// It ran call by call, and has ended.
+    Audited(StepOutcome),
+    /// The device runs it.
+    Pending(PendingStep),
+}
+
+/// What comes behind a step.
+struct Behind {
+    evaluates: bool,
+    interrupts: bool,
+    saves: bool,
+    /// Whoever looks at the state after the step waits for it.
+    waits: bool,
+}
+
+impl<'r> Fit<'r> {
+    /// A run at its first step, or after the checkpoint that it goes on from.
+    pub(crate) fn begin(
+        engine: &'r mut Engine,
+        settings: &'r Settings,
+        tokens: &Arc<TokenCache>,
+        opened: Opened,
+        progress: &'r mut dyn Progress,
+    ) -> Result<Fit<'r>, TrainError> {
+        let layers = (0..engine.layer_count()).map(|layer| format!("layers.{layer}"));
+        let policy_fallback = engine.plan().policy.fallback();
+        let mut position = Position {
+            step: 0,
+            guards: Guards::new(settings.guards.clone(), layers.collect(), policy_fallback),
+            next_batch: 0,
+            audit: None,
+        };
+        let mut resumed_after = None;
+        if let Some(entry) = &opened.from {
+            position = checkpoint::load(entry, engine)?;
+            resumed_after = Some(position.step);
+            progress.note(&format!("resumed after step {}", position.step));
+        }
+        let log = Log::open(&settings.out, position.step, progress)?;
+        let mut loader = Loader::new(
+            Arc::clone(tokens),
+            Split::Train,
+            settings.batch_size,
+            settings.seq_len,
+            settings.data_seed.unwrap_or(settings.seed),
+        )?;
+        loader.start_at(position.next_batch);
+        let (rows, seq) = (engine.evaluation_rows(), settings.seq_len);
+        let windows = |least| HeldoutWindows::new(Arc::clone(tokens), rows, seq, Some(least));
+        let heldout = windows(settings.eval_tokens)?;
+        let interim = windows(settings.interim_eval_tokens())?;
+        Ok(Fit {
+            engine,
+            settings,
+            progress,
+            identity: opened.identity,
+            resumed_after,
+            schedule: settings.schedule(),
+            loader,
+            heldout,
+            interim,
+            log,
+            writer: checkpoint::Writer::default(),
+            position,
+            in_flight: None,
+            last_end: Instant::now(),
+            speeds: Vec::new(),
+            checkpoint_stalls_s: Vec::new(),
+            heldout_losses: Vec::new(),
+        })
+    }
+
+    /// Trains to the last step, or until `stop` becomes true.
+    pub(crate) fn to_its_end(mut self, stop: &AtomicBool) -> Result<FitReport, TrainError> {
+        if self.position.step == 0 {
+            self.evaluate(0)?;
+        }
+        self.writer.reserve(self.engine)?;
+        let mut interrupted = false;
+        for step in self.position.step + 1..=self.settings.steps {
+            let before = self.start(step)?;
+            let behind = self.behind(step, stop);
+            if let Some(before) = before {
+                self.look_at(before)?;
+            }
+            if behind.waits
+                && let Some(flight) = self.in_flight.take()
+            {
+                self.look_at(flight)?;
+            }
+            if behind.evaluates {
+                self.evaluate(step)?;
+            }
+            if behind.saves {
+                self.save()?;
+            }
+            interrupted = behind.interrupts;
+            if interrupted {
+                self.progress.note(&format!("stopped after step {step}; `--resume` goes on"));
+                break;
+            }
+        }
+        self.report(interrupted)
+    }
+
+    /// Starts a step; gives the one that was in flight.
+    fn start(&mut self, step: u64) -> Result<Option<InFlight>, TrainError> {
+        let learning_rate = self.schedule.at(step);
+        let clip = self.settings.max_grad_norm;
+        let batch = self.loader.next_batch()?;
+        let (inputs, targets) = (&batch.inputs, &batch.targets);
+        let is_first = self.in_flight.is_none();
+        if is_first {
+            self.last_end = Instant::now();
+        }
+        let begun = if self.settings.audit && step == 1 {
+            let mut audit = Audit::new(self.engine.program());
+            let observed =
+                self.engine.step_observed(inputs, targets, learning_rate, clip, &mut audit);
+            let outcome = observed?;
+            self.position.audit = Some(audit.finish());
+            Begun::Audited(outcome)
+        } else {
+            Begun::Pending(self.engine.start_step(inputs, targets, learning_rate, clip)?)
+        };
+        Ok(self.in_flight.replace(InFlight {
+            step,
+            next_batch: batch.index + 1,
+            learning_rate,
+            tokens: inputs.len(),
+            is_first,
+            begun,
+        }))
+    }
+
+    /// What comes behind a step that was just started.
+    fn behind(&self, step: u64, stop: &AtomicBool) -> Behind {
+        let last = step == self.settings.steps;
+        let evaluates = last || step.is_multiple_of(self.settings.eval_interval());
+        let interrupts = !last && stop.load(Ordering::Relaxed);
+        let saves = last || interrupts || step.is_multiple_of(self.settings.checkpoint_interval());
+        let is_audited = matches!(&self.in_flight, Some(InFlight { begun: Begun::Audited(_), .. }));
+        let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
+        Behind { evaluates, interrupts, saves, waits }
+    }
+
+    /// Waits for a step, logs it and shows it to the guards.
+    fn look_at(&mut self, flight: InFlight) -> Result<(), TrainError> {
+        let is_audited = matches!(flight.begun, Begun::Audited(_));
+        let outcome = match flight.begun {
+            Begun::Audited(outcome) => outcome,
+            Begun::Pending(pending) => self.engine.finish_step(pending)?,
+        };
+        let by_device = self.engine.step_time().and_then(|time| {
+            if flight.is_first { Some(time.since_staged_s) } else { time.since_readback_s }
+        });
+        let elapsed_s = by_device.unwrap_or(self.last_end.elapsed().as_secs_f64());
+        self.last_end = Instant::now();
+        let tokens_per_s = flight.tokens as f64 / elapsed_s;
+        if !is_audited {
+            self.speeds.push(tokens_per_s);
+        }
+        self.position.step = flight.step;
+        self.position.next_batch = flight.next_batch;
+        let line = StepLine {
+            step: flight.step,
+            steps_total: self.settings.steps,
+            loss: f64::from(outcome.loss),
+            grad_norm: f64::from(outcome.grad_norm),
+            tokens_per_s,
+            speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
+        };
+        self.log.step(&line, flight.learning_rate, outcome.skipped)?;
+        self.progress.step(&line);
+        self.guard(&outcome)
+    }
+
+    /// Shows the step to the guards and does what they decide.
+    fn guard(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
+        let step = self.position.step;
+        let guards = &mut self.position.guards;
+        for (layer, stats) in self.engine.statistics() {
+            guards.observe_tensor(step, *layer, stats);
+        }
+        guards.observe_loss(step, outcome.loss, outcome.grad_norm);
+        let events = guards.decide(step)?;
+        let switches = events.iter().any(|event| {
+            matches!(event.kind, GuardEventKind::ToBf16 { .. } | GuardEventKind::BackToLow { .. })
+        });
+        for event in &events {
+            self.progress.note(&format!(
+                "guard at step {step}: {:?} {}: {}",
+                event.kind, event.layer, event.reason
+            ));
+            self.log.guard(event)?;
+        }
+        if switches {
+            let reason = events.last().map_or("", |event| event.reason.as_str());
+            self.engine.fall_back(&guards.in_fallback(), reason)?;
+        }
+        Ok(())
+    }
+
+    /// Evaluates and logs, after the last step on all windows.
+    fn evaluate(&mut self, step: u64) -> Result<(), TrainError> {
+        let last = step == self.settings.steps;
+        let windows = if last { &self.heldout } else { &self.interim };
+        let losses = losses_on(self.engine, windows)?;
+        let val_loss = losses.iter().sum::<f64>() / losses.len() as f64;
+        self.log.evaluation(step, val_loss, windows.tokens())?;
+        self.progress.evaluation(step, val_loss);
+        if last {
+            self.heldout_losses = losses;
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint, or begins to.
+    fn save(&mut self) -> Result<(), TrainError> {
+        // The checkpoint is what a resumed run trusts: metrics up to it must be there.
+        self.log.sync()?;
+        let root = Trainer::checkpoints_path(&self.settings.out);
+        let begun = Instant::now();
+        let (settings, identity) = (self.settings, &self.identity);
+        self.writer.save(&root, self.engine, &self.position, settings, identity)?;
+        self.checkpoint_stalls_s.push(begun.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// Waits for the last checkpoint, and says how the run ended.
+    fn report(mut self, interrupted: bool) -> Result<FitReport, TrainError> {
+        self.writer.finish(self.engine)?;
+        self.log.sync()?;
+        if self.heldout_losses.is_empty() && !interrupted {
+            // Resumed after the last evaluation, whose line has the mean alone.
+            self.heldout_losses = losses_on(self.engine, &self.heldout)?;
+        }
+        self.speeds.sort_by(f64::total_cmp);
+        let are_finite = self.heldout_losses.iter().all(|loss| loss.is_finite());
+        Ok(FitReport {
+            step: self.position.step,
+            interrupted,
+            resumed_after: self.resumed_after,
+            tokens_per_s: self.speeds.get(self.speeds.len() / 2).copied().unwrap_or(0.0),
+            checkpoint_stalls_s: self.checkpoint_stalls_s,
+            audit: self.position.audit,
+            heldout_losses: if are_finite { self.heldout_losses } else { Vec::new() },
+        })
+    }
+}
+
+/// Losses on held-out windows, batch by batch.
+fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
+    let mut batch = windows.buffer();
+    let mut losses = Vec::with_capacity(windows.len() as usize);
+    for index in 0..windows.len() {
+        windows.fill(index, &mut batch);
+        losses.push(f64::from(engine.evaluate(&batch.inputs, &batch.targets)?));
+    }
+    Ok(losses)
+}
