@@ -32,8 +32,8 @@ pub use autoplan::{PlanRequest, Planned, autoplan};
 pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
 pub use error::PlanError;
 pub use lower::{
-    Inference, LinearFlops, arena_bytes_with_fallback, linear_flops, lower, lower_evaluation,
-    lower_inference, lower_scheduled, mxfp8_flop_share, quantized_bytes,
+    Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
+    lower_evaluation, lower_inference, lower_scheduled, mxfp8_flop_share, quantized_bytes,
 };
 pub use plan::{Degrees, KernelPlan, OptimizerSpec, Placement, Plan, StagePlan};
 

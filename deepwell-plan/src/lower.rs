@@ -6,9 +6,9 @@ use deepwell_ir::ops::{AdamW, GradNorm};
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
     Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, Op, Operand,
-    OperandType, Order, ParameterState, Phase, Program, Recompute, Schedule, Slotted, Tag, Target,
-    TensorId, TensorKind, TensorPrecision, Value, ValueId, apply_precision, differentiate, fuse,
-    recompute, verify_program,
+    OperandType, Order, ParameterState, Phase, Program, Recompute, Schedule, Slotted, StreamId,
+    Tag, Target, TensorId, TensorKind, TensorPrecision, Value, ValueId, apply_precision,
+    differentiate, fuse, recompute, verify_program,
 };
 use deepwell_precision::{Format, PrecisionPolicy};
 
@@ -17,6 +17,7 @@ use crate::{Plan, PlanError};
 mod flops;
 mod inference;
 mod place;
+mod streams;
 
 pub use self::flops::{LinearFlops, linear_flops, mxfp8_flop_share, quantized_bytes};
 pub use self::inference::{Inference, lower_inference};
@@ -33,32 +34,50 @@ pub fn lower(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let schedule = Schedule::gradient_accumulation(plan.micro_batches);
-    lower_scheduled(graph, plan, &schedule, catalog, target)
+    lower_scheduled(graph, plan, &Scheduling::of(plan), catalog, target)
 }
 
-/// [`lower`] with the passes of the micro-batches in another order, and activations of several
-/// micro-batches in flight. Losses do not depend on it: gradients are added up in the order of the
-/// micro-batches.
+/// In which order a step runs, and what runs beside what.
+pub struct Scheduling<'a> {
+    /// Forward and backward passes of the micro-batches.
+    pub passes: Schedule,
+    /// The stream of each call; 0 is the one that computes.
+    pub stream_of: &'a dyn Fn(&Call) -> StreamId,
+}
+
+impl Scheduling<'_> {
+    /// Each micro-batch whole, all calls on one stream.
+    pub fn of(plan: &Plan) -> Scheduling<'static> {
+        Scheduling {
+            passes: Schedule::gradient_accumulation(plan.micro_batches),
+            stream_of: &|_| 0,
+        }
+    }
+}
+
+/// [`lower`] with the passes of the micro-batches in another order, activations of several
+/// micro-batches in flight, or calls on several streams. Losses do not depend on it: gradients are
+/// added up in the order of the micro-batches.
 ///
 /// # Errors
 /// As [`lower`], and a schedule that does not run each micro-batch of the plan once.
 pub fn lower_scheduled(
     graph: &Graph,
     plan: &Plan,
-    schedule: &Schedule,
+    scheduling: &Scheduling<'_>,
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
     let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
     let (quantized, precision) = apply_precision(&differentiated, &plan.policy)?;
     let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
-    let mut lowering = Lowering::new(&graph, plan, catalog, target, schedule);
+    let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     lowering.persistent_values();
     lowering.body(Phase::Forward)?;
     lowering.body(Phase::Backward)?;
     lowering.optimizer(plan)?;
     lowering.body(Phase::Weights)?;
+    streams::assign(&mut lowering.calls, &lowering.bodies, scheduling.stream_of);
     lowering.finish(Mode::Train, precision, None)
 }
 
