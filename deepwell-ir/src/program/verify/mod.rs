@@ -177,26 +177,41 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// Operands that share a byte are both only read; the workspace shares none. In the order of
+    /// their offsets each needs to be compared with the one before that reaches furthest: a call of
+    /// the optimizer has thousands.
     fn overlaps(&self, call: &Call) -> Result<(), String> {
-        for (index, operand) in call.operands.iter().enumerate() {
-            let value = self.program.value(operand.value);
-            if value.range.overlaps(&call.workspace) {
-                return Err(format!(
-                    "call `{}`: workspace overlaps operand `{}`",
-                    call.name, value.name
-                ));
+        let operands = call
+            .operands
+            .iter()
+            .map(|it| (self.program.value(it.value).range, it.access == Access::Read));
+        let mut used: Vec<(ByteRange, bool, usize)> = operands
+            .chain([(call.workspace, false)])
+            .enumerate()
+            .map(|(index, (range, only_reads))| (range, only_reads, index))
+            .filter(|(range, ..)| range.bytes > 0)
+            .collect();
+        used.sort_unstable_by_key(|(range, _, index)| (range.offset, *index));
+        // Ends and indices of those that reach furthest: of all, and of those that are written.
+        let mut furthest = [(0, 0); 2];
+        for (range, only_reads, index) in used {
+            let (end, other) = furthest[usize::from(only_reads)];
+            if range.offset < end {
+                return Err(self.overlap(call, index.min(other), index.max(other)));
             }
-            for other in &call.operands[index + 1..] {
-                let both_read = operand.access == Access::Read && other.access == Access::Read;
-                let other_value = self.program.value(other.value);
-                if !both_read && value.range.overlaps(&other_value.range) {
-                    return Err(format!(
-                        "call `{}`: operands `{}` and `{}` overlap",
-                        call.name, value.name, other_value.name
-                    ));
-                }
+            for of_kind in &mut furthest[..if only_reads { 1 } else { 2 }] {
+                *of_kind = (range.end(), index).max(*of_kind);
             }
         }
         Ok(())
+    }
+
+    fn overlap(&self, call: &Call, first: usize, second: usize) -> String {
+        let name = |index: usize| &self.program.value(call.operands[index].value).name;
+        if second == call.operands.len() {
+            return format!("call `{}`: workspace overlaps operand `{}`", call.name, name(first));
+        }
+        let (first, second) = (name(first), name(second));
+        format!("call `{}`: operands `{first}` and `{second}` overlap", call.name)
     }
 }
