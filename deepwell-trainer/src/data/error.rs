@@ -63,6 +63,15 @@ pub enum DataError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// A file of an exported corpus cannot be written.
+    #[error("cannot write `{}`: {source}", path.display())]
+    WriteCorpus {
+        /// The file.
+        path: PathBuf,
+        /// The system's message.
+        #[source]
+        source: std::io::Error,
+    },
     /// No input holds any text or tokens.
     #[error("no text in {inputs}: {skipped}\nhint: give a file or folder of UTF-8 text")]
     Empty {

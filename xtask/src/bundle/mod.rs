@@ -126,7 +126,7 @@ fn fill(
     eprintln!("packing the corpus");
     // Also fetches the locked packages, which the corpus consists of.
     let binary = deepwell::build(shell, root)?;
-    let packed = corpus::pack(shell, stage, &bundle.join("corpus.tar.gz"))?;
+    let packed = corpus::pack(shell, root, &binary, stage, &bundle.join("corpus.tar.gz"))?;
     strip(&binary, &bundle.join("deepwell"))?;
     // Packed, they take a third; they are unpacked where they run.
     let tests = stage.join("tests");

@@ -11,6 +11,7 @@ mod checkpoint_path;
 mod ckpt;
 mod cluster;
 mod completions;
+mod corpus;
 mod dryrun;
 mod export;
 mod failure;
@@ -102,6 +103,7 @@ enum Command {
     Export(export::ExportArgs),
     Quantize(quantize::QuantizeArgs),
     Tokenizer(tokenizer::TokenizerArgs),
+    Corpus(corpus::CorpusArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -161,6 +163,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Export(args) => export::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
+        Command::Corpus(args) => corpus::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }
