@@ -1,17 +1,25 @@
-//! Finite differences and numbers to try them on.
+//! Finite differences, numbers to try them on, and a router's settings.
+
+use deepwell_ir::ops::{Route, RouteScore};
+use deepwell_precision::random::SplitMix64;
+
+/// A plain router: no normalization, no groups, no bias.
+pub(crate) fn settings(experts: usize, top_k: usize, score: RouteScore) -> Route {
+    Route {
+        experts,
+        top_k,
+        score,
+        normalize: false,
+        scaling: 1.0,
+        groups: None,
+        selection_bias: false,
+    }
+}
 
 /// `len` numbers in `-1..1` without a pattern that a test could agree with by accident.
 pub(crate) fn varied(len: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        })
-        .collect()
+    let mut random = SplitMix64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d);
+    (0..len).map(|_| (random.draw() >> 11) as f64 / (1u64 << 52) as f64 - 1.0).collect()
 }
 
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -123,6 +123,7 @@ mod operand;
 #[cfg(feature = "policy")]
 pub mod policy;
 pub mod quantize;
+pub mod random;
 mod rounding;
 mod simd;
 mod source;

@@ -1,18 +1,11 @@
 //! Initial weights: a pure function of seed, parameter name and index.
 
 use deepwell_ir::Init;
+use deepwell_precision::random::split_mix64 as mix;
 use rayon::prelude::*;
 
 /// Values that one thread makes at a time: whole pairs.
 const PART: usize = 1 << 16;
-
-/// SplitMix64 (Steele, Lea, Flood 2014) as a counter-based generator: any index at once.
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
 
 /// A uniform number in the open interval (0, 1).
 fn uniform(bits: u64) -> f64 {

@@ -1,21 +1,19 @@
 //! What the kernel tests share: random tensors, comparison with an oracle, thread counts.
 
+use deepwell_precision::random::SplitMix64;
+
 use super::element::Element;
 
-/// A small seeded generator (splitmix64), so that tests need no dependency and repeat.
-pub(crate) struct Random(u64);
+/// Random numbers that repeat.
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1))
+        Random(SplitMix64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1)))
     }
 
     pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// Uniform in `0..1`.

@@ -1,5 +1,7 @@
 //! Central finite differences: the check on every backward oracle.
 
+use deepwell_precision::random::XorShift64;
+
 /// The gradient of `loss` at `x`, one central difference per element.
 ///
 /// The step is 6e-6 of each element's size (at least of 1): the cube root of the rounding unit of
@@ -49,15 +51,8 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// `len` numbers in `-1..1` without a pattern that a test could agree with by accident.
 pub fn varied(len: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        })
-        .collect()
+    let mut random = XorShift64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d);
+    (0..len).map(|_| (random.draw() >> 11) as f64 / (1u64 << 52) as f64 - 1.0).collect()
 }
 
 #[cfg(test)]

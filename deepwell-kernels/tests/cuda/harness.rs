@@ -24,6 +24,7 @@ use deepwell_kernels::cuda::{
     cuda_target,
 };
 use deepwell_kernels::{Backend, SingleCall};
+use deepwell_precision::random::XorShift64;
 use half::bf16;
 
 use crate::device::{emulated_architecture, find_driver, find_emulated};
@@ -109,15 +110,8 @@ impl HostTensor {
 
 /// Uniform numbers in `[-scale, scale)`, the same for the same seed.
 pub(crate) fn uniform(len: usize, seed: u64, scale: f32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale
-        })
-        .collect()
+    let mut random = XorShift64(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03);
+    (0..len).map(|_| ((random.draw() >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * scale).collect()
 }
 
 /// How a call is run.

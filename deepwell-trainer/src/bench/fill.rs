@@ -2,6 +2,7 @@
 
 use deepwell_ir::{Access, DType, Op, ops};
 use deepwell_kernels::SingleCall;
+use deepwell_precision::random::XorShift64;
 use deepwell_precision::{Overflow, Rounding, e4m3};
 use half::bf16;
 
@@ -73,16 +74,8 @@ pub(super) struct Pool {
 impl Pool {
     /// The same words for the same seed.
     pub(super) fn new(seed: u64) -> Pool {
-        let mut state = seed ^ 0xD1B5_4A32_D192_ED03;
-        let words = (0..POOL)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state
-            })
-            .collect();
-        Pool { words }
+        let mut random = XorShift64(seed ^ 0xD1B5_4A32_D192_ED03);
+        Pool { words: (0..POOL).map(|_| random.draw()).collect() }
     }
 
     /// The bytes of one period of an operand; an operand repeats them.

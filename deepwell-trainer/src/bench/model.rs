@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use deepwell_ir::PrecisionPolicy;
 use deepwell_ir::capture::{ModelConfig, ModelFamily};
+use deepwell_precision::random::XorShift64;
 use deepwell_probe::Hardware;
 
 use super::peers::PeerTask;
@@ -239,15 +240,8 @@ impl Batch {
 }
 
 fn random_tokens(count: usize, vocab: usize) -> Vec<i32> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 33) % vocab.max(1) as u64) as i32
-        })
-        .collect()
+    let mut random = XorShift64(0x9E37_79B9_7F4A_7C15);
+    (0..count).map(|_| ((random.draw() >> 33) % vocab.max(1) as u64) as i32).collect()
 }
 
 struct StepTiming {

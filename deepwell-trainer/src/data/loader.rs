@@ -23,7 +23,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use super::permute::{Permutation, mix};
+use deepwell_precision::random::split_mix64 as mix;
+
+use super::permute::Permutation;
 use super::{DataError, Split, TokenCache};
 
 /// One batch: `rows` windows of `seq` tokens.

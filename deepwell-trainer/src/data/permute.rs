@@ -1,13 +1,6 @@
 //! Pseudo-random numbers and permutations as functions of a seed and a counter, without state.
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits in which every
-/// input bit moves about half of the output bits.
-pub(crate) fn mix(mut value: u64) -> u64 {
-    value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
+use deepwell_precision::random::split_mix64 as mix;
 
 /// A permutation of `0..count`.
 ///
