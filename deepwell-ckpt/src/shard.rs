@@ -4,22 +4,17 @@
 //! | u64 LE: n | n bytes of JSON, padded with spaces to 8 | tensor | tensor | ... |
 //! ```
 //!
-//! The header is built and parsed by the `safetensors` crate; the tensors are streamed here, since
+//! The header is built by the `safetensors` crate; the tensors are streamed here, since
 //! the crate wants either all of them in memory or none of our checksums.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
+use deepwell_ir::SafetensorsHeader;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::io::read_full;
 use crate::tensor::CkptDtype;
-
-/// Bytes of the length in front of the header.
-pub(crate) const LENGTH_BYTES: u64 = 8;
-/// The largest header that the safetensors crate accepts.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// One tensor of a file that is to be written.
 pub(crate) struct HeaderTensor<'a> {
@@ -59,39 +54,8 @@ pub(crate) fn header_bytes(tensors: &[HeaderTensor<'_>]) -> Result<Vec<u8>, Stri
     Ok(bytes)
 }
 
-/// A parsed header.
-pub(crate) struct Header {
-    pub(crate) metadata: Metadata,
-    /// Offset in the file of the first tensor's first byte.
-    pub(crate) data_begin: u64,
-}
-
-/// Reads and checks the header of a file: that it is well-formed, that its tensors lie side by
-/// side, and that they end where the file ends.
-pub(crate) fn read_header(path: &Path) -> Result<Header, String> {
-    let text = |error: std::io::Error| error.to_string();
-    let mut file = File::open(path).map_err(text)?;
-    let file_bytes = file.metadata().map_err(text)?.len();
-    let mut length = [0; LENGTH_BYTES as usize];
-    if read_full(&mut file, &mut length).map_err(text)? < length.len() {
-        return Err(format!("expected at least 8 bytes, got {file_bytes}"));
-    }
-    let header_bytes = u64::from_le_bytes(length);
-    if header_bytes > HEADER_BYTES_MAX || header_bytes + LENGTH_BYTES > file_bytes {
-        return Err(format!(
-            "the header should have {header_bytes} bytes, the file has {file_bytes}"
-        ));
-    }
-    let mut json = vec![0; header_bytes as usize];
-    if read_full(&mut file, &mut json).map_err(text)? < json.len() {
-        return Err("the file ends within its header".to_string());
-    }
-    let metadata: Metadata =
-        serde_json::from_slice(&json).map_err(|error| format!("bad header: {error}"))?;
-    let data_begin = LENGTH_BYTES + header_bytes;
-    let expected_bytes = data_begin + metadata.data_len() as u64;
-    if expected_bytes != file_bytes {
-        return Err(format!("expected {expected_bytes} bytes, got {file_bytes}: truncated?"));
-    }
-    Ok(Header { metadata, data_begin })
+/// Reads and checks the header of a file, see [`SafetensorsHeader::read`].
+pub(crate) fn read_header(path: &Path) -> Result<SafetensorsHeader, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    SafetensorsHeader::read(&file).map_err(|error| error.to_string())
 }

@@ -147,17 +147,17 @@ fn files_that_are_not_safetensors() {
         let error = open_model_folder(folder.path()).unwrap_err().to_string();
         assert!(error.contains(expected), "expected `{expected}` in `{error}`");
     };
-    check(b"", "expected at least 8 bytes, got 0");
-    check(&good[..7], "expected at least 8 bytes, got 7");
-    check(&good[..20], "the header should have");
-    check(&good[..good.len() - 1], "truncated?");
-    check(&[&good[..], b"x"].concat(), "truncated?");
-    check(&[0xFF; 64], "the header should have 18446744073709551615 bytes");
-    check(&[&8u64.to_le_bytes()[..], b"not json"].concat(), "bad header");
+    check(b"", "expected a safetensors file, got 0 bytes");
+    check(&good[..7], "expected a safetensors file, got 7 bytes");
+    check(&good[..20], "expected a safetensors header, got a length of");
+    check(&good[..good.len() - 1], "bytes from its header, got");
+    check(&[&good[..], b"x"].concat(), "bytes from its header, got");
+    check(&[0xFF; 64], "got a length of 18446744073709551615 bytes");
+    check(&[&8u64.to_le_bytes()[..], b"not json"].concat(), "broken safetensors header");
     let tensor = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
     let overlapping = format!(r#"{{"a":{tensor},"b":{tensor}}}"#).into_bytes();
     let length = (overlapping.len() as u64).to_le_bytes();
-    check(&[&length[..], &overlapping, &[0; 4]].concat(), "bad header");
+    check(&[&length[..], &overlapping, &[0; 4]].concat(), "broken safetensors header");
 }
 
 #[test]

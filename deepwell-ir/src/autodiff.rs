@@ -4,11 +4,14 @@
 //! outputs into gradients of its inputs. Gradients that meet at a tensor are summed in the order
 //! in which they arrive, except where an op adds in its own pass (see
 //! [`BackwardContext::take_gradient`]).
+//!
+//! No gradient is lost without a word: one that has arrived at an output is asked for by the op's
+//! rule, and goes on to every input that can have one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::builder::output_name;
-use crate::op::{OutputKind, input_types};
+use crate::builder::{kind_of_output, output_name};
+use crate::op::input_types;
 use crate::{
     DType, Graph, IrError, Node, Op, Phase, Shape, Stage, Tensor, TensorId, TensorKind, ops,
 };
@@ -37,6 +40,7 @@ pub fn differentiate(graph: &Graph) -> Result<Graph, IrError> {
         graph: Graph { stage: Stage::Differentiated, nodes: Vec::new(), ..graph.clone() },
         gradients: HashMap::new(),
         parameter_gradients: HashMap::new(),
+        asked: HashSet::new(),
         current: &forward[0],
         replaced: false,
     };
@@ -44,7 +48,9 @@ pub fn differentiate(graph: &Graph) -> Result<Graph, IrError> {
     for (index, node) in forward.iter().enumerate().rev() {
         context.current = node;
         context.replaced = false;
+        let arrived: Vec<TensorId> = context.arrived();
         node.op.rule().backward(node, &mut context)?;
+        context.check_passed_on(&arrived)?;
         kept[index] = !context.replaced;
     }
     let mut result = context.graph;
@@ -66,24 +72,69 @@ pub struct BackwardContext<'a> {
     /// Gradient that has arrived so far at each activation.
     gradients: HashMap<TensorId, TensorId>,
     parameter_gradients: HashMap<TensorId, TensorId>,
+    /// Outputs of the current node whose gradient its rule asked for.
+    asked: HashSet<TensorId>,
     current: &'a Node,
     replaced: bool,
 }
 
 impl BackwardContext<'_> {
-    /// The gradient of an activation, if any path from the loss reaches it.
-    pub fn gradient_of(&self, tensor: TensorId) -> Option<TensorId> {
+    /// The outputs of the current node that a gradient has arrived at.
+    fn arrived(&mut self) -> Vec<TensorId> {
+        self.asked.clear();
+        let outputs = self.current.outputs.iter();
+        outputs.copied().filter(|output| self.gradients.contains_key(output)).collect()
+    }
+
+    /// Whether the rule of the current node asked for what had `arrived` and passed it on.
+    fn check_passed_on(&self, arrived: &[TensorId]) -> Result<(), IrError> {
+        let lost = |tensor: TensorId, what: &str| IrError::LostGradient {
+            node: self.current.name.clone(),
+            op: self.current.op.name(),
+            tensor: self.graph.tensor(tensor).name.clone(),
+            what: what.to_string(),
+        };
+        if let Some(&output) = arrived.iter().find(|output| !self.asked.contains(output)) {
+            return Err(lost(output, "its rule does not ask for that gradient"));
+        }
+        let is_without = |input: &&TensorId| {
+            self.takes_gradient(**input) && !self.gradients.contains_key(*input)
+        };
+        match self.current.inputs.iter().find(is_without) {
+            Some(&input) if !arrived.is_empty() => {
+                Err(lost(input, "its rule gives that input none"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a tensor is computed by a forward node in numbers that have gradients.
+    fn takes_gradient(&self, tensor: TensorId) -> bool {
+        let tensor = self.graph.tensor(tensor);
+        let is_computed = matches!(tensor.kind, TensorKind::Activation | TensorKind::Statistic);
+        is_computed && tensor.dtype.is_high_precision()
+    }
+
+    /// The gradient of a tensor, if any path from the loss reaches it.
+    pub fn gradient_of(&mut self, tensor: TensorId) -> Option<TensorId> {
+        self.asked.insert(tensor);
         self.gradients.get(&tensor).copied()
     }
 
     /// Takes the gradient that has arrived so far: the caller's op adds it in its own pass.
     pub fn take_gradient(&mut self, tensor: TensorId) -> Option<TensorId> {
+        self.asked.insert(tensor);
         self.gradients.remove(&tensor)
     }
 
     /// Shape of a tensor.
     pub fn shape(&self, tensor: TensorId) -> &Shape {
         &self.graph.tensor(tensor).shape
+    }
+
+    /// Element type of a tensor.
+    pub fn dtype(&self, tensor: TensorId) -> DType {
+        self.graph.tensor(tensor).dtype
     }
 
     /// The FP32 accumulator of a parameter's gradient, made on first use.
@@ -143,9 +194,22 @@ impl BackwardContext<'_> {
     }
 
     /// Adds a gradient of `tensor` to what has arrived there. Inputs of the graph take none.
+    ///
+    /// # Errors
+    /// A tensor that has no gradient, or whose gradient is an accumulator: a parameter's is from
+    /// [`BackwardContext::parameter_gradient`].
     pub fn contribute(&mut self, tensor: TensorId, gradient: TensorId) -> Result<(), IrError> {
-        if !matches!(self.graph.tensor(tensor).kind, TensorKind::Activation) {
+        if self.graph.tensor(tensor).kind == TensorKind::Input {
             return Ok(());
+        }
+        if !self.takes_gradient(tensor) {
+            let tensor = self.graph.tensor(tensor);
+            return Err(IrError::LostGradient {
+                node: self.current.name.clone(),
+                op: self.current.op.name(),
+                tensor: tensor.name.clone(),
+                what: format!("{:?} in {} takes no gradient there", tensor.kind, tensor.dtype),
+            });
         }
         let total = match self.gradients.get(&tensor) {
             None => gradient,
@@ -175,10 +239,7 @@ impl BackwardContext<'_> {
             .map(|(index, output)| match given.get(index).copied().flatten() {
                 Some(id) => id,
                 None => {
-                    let kind = match output.kind {
-                        OutputKind::Activation => TensorKind::Activation,
-                        _ => TensorKind::Statistic,
-                    };
+                    let kind = kind_of_output(&self.graph, output.kind, inputs);
                     self.graph.add_tensor(Tensor {
                         name: output_name(&name, output.suffix),
                         shape: output.shape,
@@ -199,5 +260,87 @@ impl BackwardContext<'_> {
             recompute: false,
         });
         Ok(outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Add, Route, RouteScore};
+    use crate::{Dim, GraphBuilder, Shape, Tag};
+
+    /// `logits = x + x; gates, experts = route(logits)`, and where its tensors are.
+    fn graph() -> (Graph, [TensorId; 3]) {
+        let mut b = GraphBuilder::new("router");
+        let x = b.input("x", Shape(vec![Dim::TOKENS, Dim::fixed(4)]), DType::F32);
+        b.scope(Tag::Router, Some(0));
+        let logits = b.op("logits", Add {}, &[x, x]).unwrap()[0];
+        let route = Route {
+            experts: 4,
+            top_k: 2,
+            score: RouteScore::Softmax,
+            normalize: false,
+            scaling: 1.0,
+            groups: None,
+            selection_bias: false,
+        };
+        let routed = b.op("route", route, &[logits]).unwrap();
+        (b.finish().unwrap(), [logits, routed[0], routed[1]])
+    }
+
+    fn context<'a>(graph: &Graph, current: &'a Node) -> BackwardContext<'a> {
+        BackwardContext {
+            graph: Graph { nodes: Vec::new(), ..graph.clone() },
+            gradients: HashMap::new(),
+            parameter_gradients: HashMap::new(),
+            asked: HashSet::new(),
+            current,
+            replaced: false,
+        }
+    }
+
+    /// Rules that stop a gradient, in place of the router's own.
+    #[test]
+    fn a_gradient_that_goes_no_further_is_an_error() {
+        let (graph, [logits, gates, _]) = graph();
+        let node = &graph.nodes[1];
+        type Rule = fn(&mut BackwardContext<'_>, TensorId, TensorId);
+        let rows: [(Rule, Option<&str>); 3] = [
+            (|_, _, _| {}, Some("loses the gradient of `route.gates`: its rule does not ask")),
+            (
+                |context, gates, _| _ = context.gradient_of(gates),
+                Some("loses the gradient of `logits`: its rule gives that input none"),
+            ),
+            (
+                |context, gates, logits| {
+                    let dgates = context.gradient_of(gates).unwrap();
+                    context.contribute(logits, dgates).unwrap();
+                },
+                None,
+            ),
+        ];
+        for (rule, expected) in rows {
+            let mut context = context(&graph, node);
+            context.gradients.insert(gates, gates);
+            let arrived = context.arrived();
+            rule(&mut context, gates, logits);
+            match (context.check_passed_on(&arrived), expected) {
+                (Ok(()), None) => {}
+                (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{error}"),
+                (got, expected) => panic!("expected {expected:?}, got {got:?}"),
+            }
+        }
+        // Nothing arrived: nothing is lost.
+        let mut context = context(&graph, node);
+        let arrived = context.arrived();
+        context.check_passed_on(&arrived).unwrap();
+    }
+
+    #[test]
+    fn choices_take_no_gradient() {
+        let (graph, [logits, _, experts]) = graph();
+        let mut context = context(&graph, &graph.nodes[1]);
+        let error = context.contribute(experts, logits).unwrap_err().to_string();
+        assert!(error.contains("Statistic in i32 takes no gradient there"), "{error}");
     }
 }

@@ -79,9 +79,8 @@ impl GraphBuilder {
         let mut outputs = Vec::with_capacity(types.len());
         for output in types {
             let kind = match output.kind {
-                OutputKind::Activation => TensorKind::Activation,
-                OutputKind::Statistic | OutputKind::Copy => TensorKind::Statistic,
                 OutputKind::Accumulator => TensorKind::Loss,
+                kind => kind_of_output(&self.graph, kind, inputs),
             };
             let is_loss = kind == TensorKind::Loss;
             let id = self.graph.add_tensor(Tensor {
@@ -115,6 +114,19 @@ impl GraphBuilder {
     pub fn finish(self) -> Result<Graph, IrError> {
         crate::verify(&self.graph)?;
         Ok(self.graph)
+    }
+}
+
+/// What a fresh output of a kind is that is no accumulator.
+pub(crate) fn kind_of_output(graph: &Graph, kind: OutputKind, inputs: &[TensorId]) -> TensorKind {
+    let of_input = || inputs.first().map(|&input| graph.tensor(input).kind.clone());
+    match kind {
+        OutputKind::Activation => TensorKind::Activation,
+        OutputKind::SameAsInput => match of_input() {
+            None | Some(TensorKind::Activation) => TensorKind::Activation,
+            Some(_) => TensorKind::Statistic,
+        },
+        OutputKind::Statistic | OutputKind::Copy | OutputKind::Accumulator => TensorKind::Statistic,
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Op, TensorType};
+use crate::{DType, Op, Ranks, TensorType};
 
 /// What the program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,12 +22,27 @@ pub struct Target {
     /// the processor's, also for a GPU that the processor emulates.
     #[serde(default)]
     pub gpu: Option<usize>,
+    /// The rank that the program is for; left out where there is one rank alone.
+    #[serde(default, skip_serializing_if = "Ranks::is_single")]
+    pub ranks: Ranks,
 }
 
 impl Target {
     /// This machine's CPU with `workers` threads.
     pub fn cpu(workers: usize, features: Vec<String>) -> Target {
-        Target { arch: "cpu".to_string(), features, libraries: Vec::new(), workers, gpu: None }
+        Target {
+            arch: "cpu".to_string(),
+            features,
+            libraries: Vec::new(),
+            workers,
+            gpu: None,
+            ranks: Ranks::default(),
+        }
+    }
+
+    /// The same device as a rank among several.
+    pub fn as_rank(self, ranks: Ranks) -> Target {
+        Target { ranks, ..self }
     }
 }
 

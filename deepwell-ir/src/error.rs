@@ -60,6 +60,18 @@ pub enum IrError {
         /// Its op; of a call that is not known, the name that its framework has for it.
         op: String,
     },
+    /// A gradient would end where it must go on, and what it is of would not train.
+    #[error("node `{node}`: op `{op}` loses the gradient of `{tensor}`: {what}")]
+    LostGradient {
+        /// The node.
+        node: String,
+        /// Its op.
+        op: &'static str,
+        /// What the gradient is of.
+        tensor: String,
+        /// Where it ends.
+        what: String,
+    },
     /// The precision policy cannot be applied.
     #[error(transparent)]
     Policy(#[from] deepwell_precision::PolicyError),

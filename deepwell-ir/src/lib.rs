@@ -40,6 +40,8 @@ mod op;
 pub mod ops;
 mod passes;
 mod program;
+mod ranks;
+mod safetensors_header;
 mod shape;
 mod text;
 mod verify;
@@ -61,6 +63,8 @@ pub use program::{
     HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,
     Quantization, Schedule, Slotted, StreamId, Value, ValueId, verify_program,
 };
+pub use ranks::{GroupId, ProcessGroup, Ranks};
+pub use safetensors_header::{SafetensorsError, SafetensorsHeader};
 pub use shape::{Binding, Dim, Shape};
 pub use verify::verify;
 

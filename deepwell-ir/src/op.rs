@@ -30,6 +30,8 @@ pub enum OutputKind {
     Statistic,
     /// A compute copy of a parameter when the input is one, else like a statistic.
     Copy,
+    /// An activation when the first input is one or there is none, else like a statistic.
+    SameAsInput,
     /// Added to: the loss or a parameter gradient. Made once per graph, not per node.
     Accumulator,
 }
@@ -132,6 +134,12 @@ pub trait OpRule {
     /// inputs, then of the outputs.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64;
 
+    /// Bytes that pass through the link to other ranks, in its busier direction. `operands` are the
+    /// inputs, then the outputs.
+    fn bytes_on_link(&self, _operands: &[OperandType]) -> u64 {
+        0
+    }
+
     /// The unit that does the arithmetic when operands are stored in `operands` (inputs first).
     fn unit(&self, _operands: &[DType]) -> MathUnit {
         MathUnit::F32
@@ -226,6 +234,8 @@ ops! {
     GeluBackward,
     /// The experts of each token, and their gates.
     Route,
+    /// Gradient of [`Op::Route`].
+    RouteBackward,
     /// The feed-forward blocks of a mixture.
     Experts,
     /// A matrix in two parts.
@@ -252,6 +262,8 @@ ops! {
     WithQuantize,
     /// Product of two quantized matrices.
     MxGemm,
+    /// An exchange between ranks.
+    Collective,
     /// Global norm of all gradients.
     GradNorm,
     /// Optimizer update of all parameters.

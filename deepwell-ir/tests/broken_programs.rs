@@ -41,7 +41,7 @@ fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: u
         layer: Some(0),
         recomputes: false,
         unit: MathUnit::F32,
-        cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64 },
+        cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64, ..Cost::default() },
         stream: 0,
         waits: Vec::new(),
         records: None,

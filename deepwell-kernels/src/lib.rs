@@ -6,7 +6,8 @@
 //! verifies a program, has its calls prepared, and runs them. [`CpuBackend`] is the backend that
 //! is always there; its kernels are plain functions on slices, in the folders of [`ops`].
 //! [`CpuCatalog`] tells the planner which of them serve a call, with the reason for each that does
-//! not. Each op's `oracle` computes it again in f64, as plain loops to compare with.
+//! not. Each op's `oracle` computes it again in f64, as plain loops to compare with. Ranks
+//! exchange data through a [`Comm`] that their backends are given.
 //!
 //! ```
 //! use deepwell_kernels::cpu::gemm::{Operand, Output, Tier, gemm};
@@ -34,6 +35,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod comm;
 pub mod cpu;
 pub mod cuda;
 mod error;
@@ -45,6 +47,7 @@ mod targets;
 pub use backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
 };
+pub use comm::{Comm, CommError, Exchange, InProcess};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};

@@ -121,7 +121,12 @@ impl SingleCall {
     pub fn cost(&self) -> Cost {
         let shapes: Vec<Vec<usize>> =
             self.operands.iter().map(|operand| operand.shape.clone()).collect();
-        let mut cost = Cost { flops: self.op.rule().flops(&shapes), ..Cost::default() };
+        let rule = self.op.rule();
+        let mut cost = Cost {
+            flops: rule.flops(&shapes),
+            bytes_on_link: rule.bytes_on_link(&self.operands),
+            ..Cost::default()
+        };
         for (index, access) in self.access.iter().enumerate() {
             let bytes = self.operand_bytes(index) as u64;
             if *access != Access::Write {
@@ -187,7 +192,7 @@ impl SingleCall {
         Program {
             name: self.op.name().to_string(),
             mode: Mode::Train,
-            rank: 0,
+            rank: target.ranks.rank,
             target,
             batch: self.batch,
             seq: self.seq,

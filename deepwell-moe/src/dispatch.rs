@@ -134,7 +134,7 @@ impl Dispatch {
     ///
     /// A bad capacity factor, or more pairs than a `u32` can number.
     pub fn of_routing<T: Real>(routing: &Routing<T>, capacity: Capacity) -> Result<Self, MoeError> {
-        let config = routing.config();
+        let config = routing.settings();
         Dispatch::new(routing.experts(), config.top_k, config.experts, capacity)
     }
 

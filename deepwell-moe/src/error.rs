@@ -23,6 +23,20 @@ pub enum MoeError {
         experts: usize,
     },
 
+    /// Settings of a router that do not fit each other.
+    #[error(transparent)]
+    Router(#[from] deepwell_ir::OpError),
+
+    /// A selection bias that the settings do not have, or none where they have one.
+    #[error(
+        "expected {} selection bias, as the router's settings say",
+        if *expected { "a" } else { "no" }
+    )]
+    SelectionBias {
+        /// Whether there should be one.
+        expected: bool,
+    },
+
     /// A slice whose length does not fit the others.
     #[error("`{name}`: expected {expected} numbers ({layout}), got {got}")]
     Length {

@@ -7,9 +7,9 @@
 //! slices of `f32` or `f64`; the expert networks themselves are not here.
 //!
 //! - [`route`] turns router logits into a [`Routing`]: for each token the `top_k` experts of
-//!   highest score (softmax or sigmoid, see [`RouterConfig`]) and the gate weights that their
-//!   outputs are multiplied with. [`Routing::backward`] takes the gradient of the gate weights
-//!   back to the logits.
+//!   highest score and the gate weights that their outputs are multiplied with, as the op
+//!   [`Route`](deepwell_ir::ops::Route) says. [`Routing::backward`] takes the gradient of the gate
+//!   weights back to the logits. [`TokenRouter`] is the same token by token, for kernels.
 //! - [`Dispatch`] sorts the chosen (token, expert) pairs by expert: counts, offsets and the
 //!   permutation both ways, with every pair kept or with a [`Capacity`] beyond which pairs drop.
 //! - [`load_balancing_loss`] and [`z_loss`] are the two auxiliary losses that keep a router
@@ -22,21 +22,22 @@
 //! # Example
 //!
 //! ```
-//! use deepwell_moe::{
-//!     Capacity, Dispatch, RouterConfig, ScoreFunction, load_balancing_loss, route, z_loss,
-//! };
+//! use deepwell_ir::ops::{Route, RouteScore};
+//! use deepwell_moe::{Capacity, Dispatch, load_balancing_loss, route, z_loss};
 //!
 //! # fn main() -> Result<(), deepwell_moe::MoeError> {
-//! let config = RouterConfig {
+//! let router = Route {
 //!     experts: 4,
 //!     top_k: 2,
-//!     score: ScoreFunction::Softmax,
-//!     renormalize: true,
+//!     score: RouteScore::Softmax,
+//!     normalize: true,
 //!     scaling: 1.0,
+//!     groups: None,
+//!     selection_bias: false,
 //! };
 //! // Three tokens, four experts.
 //! let logits: [f32; 12] = [2.0, 1.0, 0.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 5.0];
-//! let routing = route(&config, &logits, None)?;
+//! let routing = route(&router, &logits, None)?;
 //! assert_eq!(routing.experts(), [0, 1, 0, 2, 3, 0]);
 //!
 //! // Room for ceil(1.0 * 3 * 2 / 4) = 2 tokens an expert: the third that wants expert 0 drops.
@@ -49,7 +50,7 @@
 //! dispatch.zero_dropped(&mut dgates)?;
 //! let through_gates = routing.backward(&dgates)?;
 //! let balance = load_balancing_loss(&routing, 1e-2);
-//! let z = z_loss(&logits, config.experts, 1e-3)?;
+//! let z = z_loss(&logits, router.experts, 1e-3)?;
 //! let dlogits: Vec<f32> =
 //!     (0..12).map(|i| through_gates[i] + balance.dlogits[i] + z.dlogits[i]).collect();
 //! assert!(dlogits.iter().all(|gradient| gradient.is_finite()));
@@ -68,7 +69,7 @@ pub use dispatch::{Capacity, DROPPED, Dispatch};
 pub use error::MoeError;
 pub use losses::{LossAndGradient, load_balancing_loss, z_loss};
 pub use real::Real;
-pub use route::{RouterConfig, Routing, ScoreFunction, route};
+pub use route::{Routing, TokenRouter, route};
 pub use selection_bias::update_selection_bias;
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! The two auxiliary losses of a router, each with the gradient of the logits.
 
+use deepwell_ir::ops::RouteScore;
+
 use crate::error::{check_expert_count, check_rows};
-use crate::route::{SUM_FLOOR, push_logit_gradients, softmax};
-use crate::{MoeError, Real, Routing, ScoreFunction};
+use crate::route::{SUM_FLOOR, logit_gradients, softmax};
+use crate::{MoeError, Real, Routing};
 
 /// A loss and its gradient.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +28,7 @@ pub struct LossAndGradient<T> {
 ///
 /// No tokens have the loss 0.
 pub fn load_balancing_loss<T: Real>(routing: &Routing<T>, coefficient: f64) -> LossAndGradient<T> {
-    let config = routing.config();
+    let config = routing.settings();
     let (experts, tokens) = (config.experts, routing.token_count());
     if tokens == 0 {
         return LossAndGradient { loss: 0.0, dlogits: Vec::new() };
@@ -38,22 +40,23 @@ pub fn load_balancing_loss<T: Real>(routing: &Routing<T>, coefficient: f64) -> L
 
     let mut loss = 0.0;
     let mut dlogits = Vec::with_capacity(routing.scores().len());
-    let mut dscores = vec![0.0; experts];
+    let (mut dscores, mut row) = (vec![0.0; experts], vec![0.0; experts]);
     for scores in routing.scores().chunks_exact(experts) {
         let sum = match config.score {
-            ScoreFunction::Softmax => 1.0,
-            ScoreFunction::Sigmoid => scores.iter().map(|s| s.to_f64()).sum::<f64>() + SUM_FLOOR,
+            RouteScore::Softmax => 1.0,
+            RouteScore::Sigmoid => scores.iter().map(|s| s.to_f64()).sum::<f64>() + SUM_FLOOR,
         };
         let weighted = scores.iter().zip(&weights).map(|(s, w)| s.to_f64() / sum * w).sum::<f64>();
         loss += weighted;
         for (dscore, weight) in dscores.iter_mut().zip(&weights) {
             *dscore = match config.score {
-                ScoreFunction::Softmax => *weight,
+                RouteScore::Softmax => *weight,
                 // Through the division by the sum of the scores.
-                ScoreFunction::Sigmoid => (weight - weighted) / sum,
+                RouteScore::Sigmoid => (weight - weighted) / sum,
             };
         }
-        push_logit_gradients(config.score, scores, &dscores, &mut dlogits);
+        logit_gradients(config.score, scores, &dscores, &mut row);
+        dlogits.extend(row.iter().map(|&dlogit| T::from_f64(dlogit)));
     }
     LossAndGradient { loss, dlogits }
 }
@@ -90,20 +93,16 @@ pub fn z_loss<T: Real>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::{check_gradient, varied};
-    use crate::{RouterConfig, route};
-
-    fn config(experts: usize, top_k: usize, score: ScoreFunction) -> RouterConfig {
-        RouterConfig { experts, top_k, score, renormalize: false, scaling: 1.0 }
-    }
+    use crate::route;
+    use crate::test_support::{check_gradient, settings, varied};
 
     #[test]
     fn balance_by_hand() {
         // Two experts, two tokens, both choose expert 0 with probability 3/4: f = [1, 0],
         // P = [3/4, 1/4], loss = 2 * 3/4.
-        let settings = config(2, 1, ScoreFunction::Softmax);
+        let router = settings(2, 1, RouteScore::Softmax);
         let logits = [3f64.ln(), 0.0, 3f64.ln(), 0.0];
-        let routing = route(&settings, &logits, None).unwrap();
+        let routing = route(&router, &logits, None).unwrap();
         let result = load_balancing_loss(&routing, 1.0);
         assert!((result.loss - 1.5).abs() < 1e-14, "{}", result.loss);
         // dloss/dp0 = 2 / 2 per token; through the softmax: p0 (1 - p0) = 3/16.
@@ -115,11 +114,11 @@ mod tests {
     #[test]
     fn balanced_routing_costs_the_coefficient() {
         // Token t prefers the experts t, t+1, ... around the circle.
-        for score in [ScoreFunction::Softmax, ScoreFunction::Sigmoid] {
+        for score in [RouteScore::Softmax, RouteScore::Sigmoid] {
             for top_k in 1..=4 {
                 let logits: Vec<f64> =
                     (0..16).map(|i| -(((i % 4 + 4 - i / 4) % 4) as f64)).collect();
-                let routing = route(&config(4, top_k, score), &logits, None).unwrap();
+                let routing = route(&settings(4, top_k, score), &logits, None).unwrap();
                 let loss = load_balancing_loss(&routing, 0.01).loss;
                 assert!((loss - 0.01).abs() < 1e-14, "{score:?} {top_k}: {loss}");
             }
@@ -129,21 +128,21 @@ mod tests {
     #[test]
     fn collapsed_routing_costs_as_many_times_more_as_there_are_experts() {
         let logits = [100.0, 0.0, 0.0, 0.0].repeat(8);
-        let routing = route(&config(4, 1, ScoreFunction::Softmax), &logits, None).unwrap();
+        let routing = route(&settings(4, 1, RouteScore::Softmax), &logits, None).unwrap();
         assert!((load_balancing_loss(&routing, 1.0).loss - 4.0).abs() < 1e-12);
     }
 
     #[test]
     fn balance_gradient_agrees_with_finite_differences() {
-        for score in [ScoreFunction::Softmax, ScoreFunction::Sigmoid] {
+        for score in [RouteScore::Softmax, RouteScore::Sigmoid] {
             for (tokens, experts, top_k) in [(1, 1, 1), (5, 4, 1), (7, 6, 2), (3, 3, 3)] {
-                let settings = config(experts, top_k, score);
+                let router = settings(experts, top_k, score);
                 let logits: Vec<f64> =
                     varied(tokens * experts, 11).iter().map(|x| 2.0 * x).collect();
-                let routing = route(&settings, &logits, None).unwrap();
+                let routing = route(&router, &logits, None).unwrap();
                 let dlogits = load_balancing_loss(&routing, 0.7).dlogits;
                 check_gradient("dlogits", &logits, &dlogits, |logits| {
-                    let moved = route(&settings, logits, None).unwrap();
+                    let moved = route(&router, logits, None).unwrap();
                     assert_eq!(moved.experts(), routing.experts(), "the step chose anew");
                     load_balancing_loss(&moved, 0.7).loss
                 });
@@ -183,7 +182,7 @@ mod tests {
 
     #[test]
     fn no_tokens_cost_nothing() {
-        let routing = route::<f32>(&config(3, 2, ScoreFunction::Sigmoid), &[], None).unwrap();
+        let routing = route::<f32>(&settings(3, 2, RouteScore::Sigmoid), &[], None).unwrap();
         let empty = LossAndGradient { loss: 0.0, dlogits: vec![] };
         assert_eq!(load_balancing_loss(&routing, 1.0), empty);
         assert_eq!(z_loss::<f32>(&[], 3, 1.0).unwrap(), empty);

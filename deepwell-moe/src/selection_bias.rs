@@ -54,9 +54,11 @@ pub fn update_selection_bias<T: Real>(
 
 #[cfg(test)]
 mod tests {
+    use deepwell_ir::ops::{Route, RouteScore};
+
     use super::*;
-    use crate::test_support::varied;
-    use crate::{RouterConfig, ScoreFunction, route};
+    use crate::route;
+    use crate::test_support::{settings, varied};
 
     #[test]
     fn evens_out_a_skewed_router() {
@@ -67,16 +69,14 @@ mod tests {
             .enumerate()
             .map(|(i, x)| x - 0.3 * (i % experts) as f64)
             .collect();
-        let config = RouterConfig {
-            experts,
-            top_k,
-            score: ScoreFunction::Sigmoid,
-            renormalize: true,
-            scaling: 1.0,
+        let router = Route {
+            normalize: true,
+            selection_bias: true,
+            ..settings(experts, top_k, RouteScore::Sigmoid)
         };
         let mut bias = vec![0.0; experts];
         let spread = |bias: &[f64]| {
-            let counts = route(&config, &logits, Some(bias)).unwrap().expert_counts();
+            let counts = route(&router, &logits, Some(bias)).unwrap().expert_counts();
             (counts.iter().max().unwrap() - counts.iter().min().unwrap(), counts)
         };
         let (before, _) = spread(&bias);

@@ -308,7 +308,10 @@ impl<'a> Lowering<'a> {
         let workspace = ByteRange { offset: 0, bytes: selection.choice.workspace_bytes };
         self.calls.push(Call {
             accumulator_bytes: new.accumulator_bytes,
-            cost: self.cost(&new.op, &new.operands, rule.flops(&shapes)),
+            cost: Cost {
+                bytes_on_link: rule.bytes_on_link(&types),
+                ..self.cost(&new.op, &new.operands, rule.flops(&shapes))
+            },
             unit: rule.unit(&dtypes),
             name: new.name,
             op: new.op,
@@ -431,7 +434,7 @@ impl<'a> Lowering<'a> {
         let program = Program {
             name: self.graph.name.clone(),
             mode,
-            rank: 0,
+            rank: self.target.ranks.rank,
             target: self.target.clone(),
             batch: self.plan.micro_batch,
             seq: self.plan.seq,

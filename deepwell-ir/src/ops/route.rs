@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Check, product};
+use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
-use crate::{DType, Dim, OpError, Shape};
+use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
 /// How router logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +32,8 @@ pub struct RouteGroups {
 /// logits `[T, E]` (, selection bias `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`, best
 /// first, ties to the lower index.
 ///
-/// The choice is by the score plus the bias; the gates are the scores without it. No kernel
-/// computes it yet, nor has it a derivative: it holds a model's structure and counts.
+/// The choice is by the score plus the bias; the gates are the scores without it, and have a
+/// gradient. The choice has none, nor has the bias: it is moved by counts of tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Route {
     /// Experts to choose from, `E`.
@@ -52,8 +53,19 @@ pub struct Route {
 }
 
 impl Route {
+    /// Checks that the settings fit each other.
+    ///
+    /// # Errors
+    /// What was expected, and what is there.
+    pub fn check(&self) -> Result<(), OpError> {
+        match self.misfit() {
+            Some((expected, got)) => Err(OpError { op: self.name(), expected, got }),
+            None => Ok(()),
+        }
+    }
+
     /// What does not fit among the settings, if anything: expected and got.
-    pub(crate) fn misfit(&self) -> Option<(String, String)> {
+    fn misfit(&self) -> Option<(String, String)> {
         if self.experts == 0 || self.top_k == 0 || self.top_k > self.experts {
             let expected = format!("1 to {} experts for each token", self.experts);
             return Some((expected, self.top_k.to_string()));
@@ -105,9 +117,7 @@ impl OpRule for Route {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         let names: &[&str] = if self.selection_bias { &["logits", "bias"] } else { &["logits"] };
         let check = Check::count(self.name(), inputs, names)?;
-        if let Some((expected, got)) = self.misfit() {
-            return Err(check.error(expected, got));
-        }
+        self.check()?;
         check.same_float(&[0])?;
         let tokens = check.rank(0, 2)?[0];
         check.shape(0, &Shape(vec![tokens, Dim::fixed(self.experts)]))?;
@@ -125,5 +135,50 @@ impl OpRule for Route {
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         // The score of each expert, and the sum and division.
         5 * product(&shapes[0])
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let (logits, experts) = (node.inputs[0], node.outputs[1]);
+        let Some(dgates) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let op = RouteBackward { forward: self.clone() };
+        let dlogits = context.emit_fresh(op, "", &[dgates, logits, experts])?[0];
+        context.contribute(logits, dlogits)
+    }
+}
+
+/// dgates f32 `[T, K]`, logits `[T, E]`, experts i32 `[T, K]` → dlogits `[T, E]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouteBackward {
+    /// The router.
+    pub forward: Route,
+}
+
+impl OpRule for RouteBackward {
+    fn name(&self) -> &'static str {
+        "route_backward"
+    }
+
+    fn attributes(&self) -> String {
+        self.forward.attributes()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["dgates", "logits", "experts"])?;
+        self.forward.check()?;
+        let Route { experts, top_k, .. } = self.forward;
+        check.dtype(0, DType::F32)?;
+        check.dtype(2, DType::I32)?;
+        let dtype = check.same_float(&[1])?;
+        let tokens = check.rank(1, 2)?[0];
+        let rows = |columns| Shape(vec![tokens, Dim::fixed(columns)]);
+        check.shape(0, &rows(top_k))?;
+        check.shape(1, &rows(experts))?;
+        check.shape(2, &rows(top_k))?;
+        Ok(vec![OutputType::activation("dlogits", rows(experts), dtype)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        // The score of each expert again, and its gradient.
+        9 * product(&shapes[1])
     }
 }

@@ -22,7 +22,7 @@ use deepwell_precision::{
 use super::TensorPrecision;
 use crate::builder::output_name;
 use crate::op::input_types;
-use crate::ops::{Axis, Dequantize, MxGemm, Quantize, StochasticRound};
+use crate::ops::{Axis, Collective, CollectiveKind, Dequantize, MxGemm, Quantize, StochasticRound};
 use crate::{
     DType, Graph, IrError, Node, Op, Phase, Product, Shape, Stage, Tag, Tensor, TensorId,
     TensorKind, ops,
@@ -88,14 +88,20 @@ fn assign(
     let order = parameters_in_order(graph);
     let uses: Vec<TensorUse<'_>> =
         order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
-    let assigned = policy.assign(&uses)?;
+    let mut assigned = policy.assign(&uses)?;
+    let readers = readers_without_gemm(graph);
+    for (&(id, role), assignment) in order.iter().zip(&mut assigned) {
+        if let Some(reader) = readers.get(&id).filter(|_| is_quantizable(role)) {
+            keep_without_gemm(reader, assignment);
+        }
+    }
     let report = uses
         .iter()
         .zip(&assigned)
         .map(|(tensor, assignment)| TensorPrecision::new(tensor.name, assignment))
         .collect();
     for (&(id, role), assignment) in order.iter().zip(&assigned) {
-        if assignment.format == Format::Mxfp8 && !matches!(role, Role::Linear | Role::Expert) {
+        if assignment.format == Format::Mxfp8 && !is_quantizable(role) {
             return Err(IrError::Precision {
                 tensor: graph.tensor(id).name.clone(),
                 what: format!(
@@ -137,6 +143,39 @@ fn assign(
     }
     let assignments = order.into_iter().map(|(id, _)| id).zip(assigned).collect();
     Ok((assignments, report))
+}
+
+/// Whether a tensor of a role may be an operand of a GEMM of quantized operands.
+fn is_quantizable(role: Role) -> bool {
+    matches!(role, Role::Linear | Role::Expert)
+}
+
+/// For each tensor that an op reads otherwise than as the weight of a linear GEMM, that op.
+fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
+    let mut readers = HashMap::new();
+    for node in &graph.nodes {
+        let has_gemm = matches!(node.op, Op::Linear(_) | Op::LinearInputGrad(_));
+        for (index, &input) in node.inputs.iter().enumerate() {
+            if !(has_gemm && index == 1) {
+                readers.entry(input).or_insert(node.op.name());
+            }
+        }
+    }
+    readers
+}
+
+/// Leaves a weight in BF16 that the policy would quantize, but that `reader` reads, which has no
+/// GEMM of quantized operands: the report must not claim what nobody computes.
+fn keep_without_gemm(reader: &str, assignment: &mut Assignment) {
+    if assignment.format == Format::Mxfp8 {
+        assignment.format = Format::Bf16;
+        assignment.operands = Default::default();
+        assignment.reason = format!(
+            "`{reader}` has no GEMM of quantized operands (asked for {} by: {})",
+            Format::Mxfp8,
+            assignment.reason
+        );
+    }
 }
 
 /// Parameters by their first use in the forward. The loss op stands in the backward of a
@@ -499,6 +538,13 @@ impl Rewrite<'_> {
             None => {
                 for input in &mut node.inputs {
                     *input = self.high_precision(*input);
+                }
+                // What another rank sends is stored as its activations are.
+                if let Op::Collective(Collective {
+                    kind: CollectiveKind::Recv { dtype, .. }, ..
+                }) = &mut node.op
+                {
+                    *dtype = self.result.tensor(node.outputs[0]).dtype;
                 }
             }
             Some(Gemm {

@@ -61,6 +61,13 @@ pub struct Cost {
     pub bytes_read: u64,
     /// Bytes written to memory.
     pub bytes_written: u64,
+    /// Bytes through the link to other ranks, in its busier direction.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_on_link: u64,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Cost {

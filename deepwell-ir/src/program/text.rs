@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Access, Call, MemoryKind, Operand, Program};
+use crate::{Access, Call, MemoryKind, Op, OpRule, Operand, Program};
 
 impl fmt::Display for Program {
     /// Header, arena, then each body with how often a step runs it, and one line for each call:
@@ -26,6 +26,14 @@ impl fmt::Display for Program {
             "  arena {} bytes, transient from {} (lower bound {} bytes)",
             self.arena.bytes, self.arena.transient_offset, self.arena.transient_lower_bound_bytes
         )?;
+        let ranks = &self.target.ranks;
+        if !ranks.is_single() {
+            write!(f, "  rank {} of {}", ranks.rank, ranks.world_size)?;
+            for (id, group) in ranks.groups.iter().enumerate() {
+                write!(f, "; group {id} `{}`: {:?}", group.name, group.ranks)?;
+            }
+            writeln!(f)?;
+        }
         for kind in MemoryKind::ALL {
             let values = self.values_of(kind).count();
             if values > 0 {
@@ -66,6 +74,9 @@ impl Program {
             call.cost.flops,
             call.cost.bytes(),
         )?;
+        if let Op::Collective(collective) = &call.op {
+            write!(f, " on_link={}  {}", call.cost.bytes_on_link, collective.attributes())?;
+        }
         if call.workspace.bytes > 0 {
             write!(f, " workspace={}@{}", call.workspace.bytes, call.workspace.offset)?;
         }

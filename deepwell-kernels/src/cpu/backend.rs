@@ -1,18 +1,20 @@
 //! The CPU as a [`Backend`]: calls run at once, on rayon's global pool.
 
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use deepwell_ir::{ByteRange, Call, Instance, Program};
 
 use super::arena::Arena;
-use super::calls::{self, CpuCall};
-use crate::KernelError;
+use super::calls::{self, CpuCall, SharedComm};
 use crate::backend::{Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, Recording};
+use crate::{Comm, KernelError};
 
 /// Runs calls on this machine's processor.
 #[derive(Default)]
 pub struct CpuBackend {
     arena: Option<Arena>,
+    comm: Option<SharedComm>,
     calls: Vec<CpuCall>,
     recordings: Vec<Vec<PreparedCall>>,
     /// The two latest readbacks, by number.
@@ -24,6 +26,11 @@ impl CpuBackend {
     /// A backend without an arena yet.
     pub fn new() -> CpuBackend {
         CpuBackend::default()
+    }
+
+    /// The same as one rank of several.
+    pub fn with_comm(self, comm: Box<dyn Comm>) -> CpuBackend {
+        CpuBackend { comm: Some(Arc::new(Mutex::new(comm))), ..self }
     }
 
     fn outside(range: ByteRange) -> KernelError {
@@ -58,7 +65,7 @@ impl Backend for CpuBackend {
         call: &Call,
         instance: Instance,
     ) -> Result<PreparedCall, KernelError> {
-        self.calls.push(calls::prepare(program, call, instance)?);
+        self.calls.push(calls::prepare(program, call, instance, self.comm.as_ref())?);
         Ok(PreparedCall(self.calls.len() - 1))
     }
 
@@ -222,7 +229,7 @@ mod tests {
             layer: None,
             recomputes: false,
             unit: MathUnit::F32,
-            cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64 },
+            cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64, ..Cost::default() },
             stream: 0,
             waits: Vec::new(),
             records: None,

@@ -212,6 +212,10 @@ fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target)
     if target.arch != "cpu" {
         return Some(format!("runs on a cpu, not on {}", target.arch));
     }
+    if let Op::Collective(op) = request.op {
+        let (inputs, outputs) = request.operands.split_at(request.input_count);
+        return op.check(inputs, outputs).err().map(|error| error.to_string());
+    }
     let tier = spec.tier?;
     match tier_feature(tier) {
         Some(feature) if !target.features.iter().any(|known| known == feature) => {

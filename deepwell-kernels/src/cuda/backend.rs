@@ -17,6 +17,7 @@ use deepwell_ir::{ByteRange, Call, EventId, Instance, Program, StreamId};
 
 use super::blas::Blas;
 use super::catalog::cuda_kernels;
+use super::comm::DeviceComm;
 use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream};
 use super::images::KernelImages;
 use super::pinned::PinnedBuffer;
@@ -63,6 +64,7 @@ struct Prepared {
 /// Runs calls on one CUDA device.
 pub struct CudaBackend {
     blas: Option<Box<dyn Blas>>,
+    comm: Option<Box<dyn DeviceComm>>,
     images: KernelImages,
     modules: HashMap<&'static str, Module>,
     constants: Constants,
@@ -106,6 +108,7 @@ impl CudaBackend {
         }
         Ok(CudaBackend {
             blas,
+            comm: None,
             images,
             modules: HashMap::new(),
             constants: Constants::default(),
@@ -124,6 +127,12 @@ impl CudaBackend {
             marks: Vec::new(),
             driver,
         })
+    }
+
+    /// The same as one rank of several.
+    pub fn with_comm(mut self, comm: Box<dyn DeviceComm>) -> CudaBackend {
+        self.comm = Some(comm);
+        self
     }
 
     /// The driver.
@@ -155,8 +164,10 @@ impl CudaBackend {
                 what: "there is no such call".to_string(),
             });
         };
-        // A library may launch several kernels for one product.
-        let is_several = |steps: &[Step]| steps.len() > 1 || matches!(steps, [Step::Matmul(_)]);
+        // A library may launch several kernels for one GEMM or exchange.
+        let is_several = |steps: &[Step]| {
+            steps.len() > 1 || matches!(steps, [Step::Matmul(_) | Step::Exchange(_)])
+        };
         let grouped = capturing && is_several(&prepared.steps);
         let driver = self.driver.as_mut();
         let mut run = || -> Result<(), DriverError> {
@@ -170,6 +181,10 @@ impl CudaBackend {
                     Step::Matmul(plan) => match &mut self.blas {
                         Some(blas) => blas.run(*plan, stream)?,
                         None => return Err(DriverError::new("cublasLt", "no library")),
+                    },
+                    Step::Exchange(plan) => match &mut self.comm {
+                        Some(comm) => comm.run(*plan, stream)?,
+                        None => return Err(DriverError::new("exchange", "no other ranks")),
                     },
                     Step::Copy { target, source, bytes } => {
                         driver.copy(*target, *source, *bytes, stream)?;
@@ -390,6 +405,7 @@ impl Backend for CudaBackend {
         let mut device = Device {
             driver: self.driver.as_mut(),
             blas: self.blas.as_mut().map(|blas| blas.as_mut() as &mut dyn Blas),
+            comm: self.comm.as_mut().map(|comm| comm.as_mut() as &mut dyn DeviceComm),
             images: &self.images,
             modules: &mut self.modules,
             constants: &mut self.constants,
@@ -408,6 +424,9 @@ impl Backend for CudaBackend {
         self.prepared.clear();
         if let Some(blas) = &mut self.blas {
             blas.forget_plans();
+        }
+        if let Some(comm) = &mut self.comm {
+            comm.forget_plans();
         }
         Ok(self.constants.free(self.driver.as_mut())?)
     }

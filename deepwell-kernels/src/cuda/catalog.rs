@@ -1,8 +1,8 @@
 //! Which CUDA kernels there are, for the planner.
 
 use deepwell_ir::{
-    Binding, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, OperandType, Rejected,
-    Selection, Target, TensorType,
+    Binding, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, OperandType, Ranks,
+    Rejected, Selection, Target, TensorType,
 };
 
 use super::launch::fused;
@@ -12,6 +12,10 @@ use crate::targets::others_that_serve;
 
 /// The library of matrix products as [`Target::libraries`] names it.
 pub const CUBLASLT: &str = "cublaslt";
+
+/// What exchanges data with other ranks, as [`Target::libraries`] names it: a
+/// [`DeviceComm`](super::DeviceComm).
+pub const COLLECTIVES: &str = "collectives";
 
 /// The CUDA kernels as a catalog.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +38,7 @@ pub fn cuda_target(
         libraries: libraries.iter().map(|&library| library.to_string()).collect(),
         workers: multiprocessors,
         gpu: Some(0),
+        ranks: Ranks::default(),
     }
 }
 

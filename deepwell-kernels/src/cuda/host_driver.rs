@@ -1,6 +1,7 @@
 //! A driver whose streams are run by the host.
 
 mod counts;
+mod exchange;
 mod machine;
 mod pinned;
 mod product;
@@ -18,6 +19,7 @@ use super::pinned::PinnedBuffer;
 use super::prepare::Tensor;
 
 pub use self::counts::{Counts, FakeCounts, FakeNode};
+pub use self::exchange::HostComm;
 pub use self::machine::Machine;
 pub use self::product::HostBlas;
 pub(super) use self::state::{State, Work, no_such};
@@ -51,6 +53,11 @@ impl<M: Machine> HostDriver<M> {
     /// A handle to the counts of what this driver was asked.
     pub fn counts(&self) -> FakeCounts {
         self.state().counts.clone()
+    }
+
+    /// Exchanges with other ranks through `comm`, in this driver's streams.
+    pub fn comm(&self, comm: Box<dyn crate::Comm>) -> HostComm<M> {
+        HostComm::new(Arc::clone(&self.shared), comm)
     }
 
     /// What work is put into by others than the driver.

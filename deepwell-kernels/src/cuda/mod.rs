@@ -7,6 +7,7 @@
 mod backend;
 pub(crate) mod blas;
 pub(crate) mod catalog;
+pub(crate) mod comm;
 #[cfg(feature = "cuda")]
 mod cudarc_driver;
 pub(crate) mod driver;
@@ -25,7 +26,8 @@ pub use deepwell_emulator as emulator;
 
 pub use backend::CudaBackend;
 pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
-pub use catalog::{CUBLASLT, CudaCatalog, cuda_kernels, cuda_target};
+pub use catalog::{COLLECTIVES, CUBLASLT, CudaCatalog, cuda_kernels, cuda_target};
+pub use comm::{DeviceComm, DeviceExchange, ExchangePlan};
 #[cfg(feature = "cuda")]
 pub use cudarc_driver::{AllReduce, CublasLt, CudarcDriver, DeviceGroup, PeerCopy};
 pub use driver::{
@@ -39,7 +41,7 @@ pub use emulated_driver::{
     emulator_settings,
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
-pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostDriver, Machine};
+pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostComm, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
 pub use pinned::PinnedBuffer;
 pub use prepare::{CallView, Constants, Device, RESERVED_BYTES, Step, Tensor};

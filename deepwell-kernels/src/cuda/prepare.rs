@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use deepwell_ir::{Call, DType, Instance, Program};
 
 use super::blas::{Blas, Matmul, MatmulPlan};
+use super::comm::{DeviceComm, DeviceExchange, ExchangePlan};
 use super::driver::{
     Argument, DevicePtr, Driver, DriverError, Function, Launch, Module, TensorMap, TensorMapSpec,
 };
@@ -20,6 +21,8 @@ pub enum Step {
     Launch(Launch),
     /// A product by the vendor's library.
     Matmul(MatmulPlan),
+    /// An exchange with other ranks.
+    Exchange(ExchangePlan),
     /// A copy within the device.
     Copy {
         /// To where.
@@ -159,6 +162,8 @@ pub struct Device<'a> {
     pub driver: &'a mut dyn Driver,
     /// The vendor's matrix products, where they are there.
     pub blas: Option<&'a mut dyn Blas>,
+    /// What exchanges data with other ranks, where there are some.
+    pub comm: Option<&'a mut dyn DeviceComm>,
     /// Compiled kernels.
     pub images: &'a KernelImages,
     /// Modules loaded so far, by the name of their `.cu` file.
@@ -334,6 +339,34 @@ impl Device<'_> {
             )
             .into()),
         }
+    }
+
+    /// An exchange of `rank` of a world of `world_size`.
+    ///
+    /// # Errors
+    /// Nothing that exchanges data, or something for another rank.
+    pub fn exchange(
+        &mut self,
+        exchange: &DeviceExchange,
+        (rank, world_size): (u32, u32),
+    ) -> Result<Step, KernelError> {
+        let Some(comm) = &mut self.comm else {
+            return Err(DriverError::new(
+                "exchange",
+                "expected a backend that exchanges data with other ranks, got one alone\n\
+                 hint: give it a `DeviceComm` by `CudaBackend::with_comm`",
+            )
+            .into());
+        };
+        let own = (comm.rank(), comm.world_size());
+        if own != (rank, world_size) {
+            let reason = format!(
+                "the program is for rank {rank} of {world_size}, the backend is rank {} of {}",
+                own.0, own.1
+            );
+            return Err(DriverError::new("exchange", reason).into());
+        }
+        Ok(Step::Exchange(comm.plan(exchange)?))
     }
 
     /// Encodes a tensor map.

@@ -15,6 +15,7 @@ pub mod add_positions;
 pub mod attention;
 pub mod bias_grad;
 pub mod cast;
+pub mod collective;
 pub mod dequantize;
 pub mod embedding;
 pub mod finite_difference;
@@ -28,6 +29,7 @@ pub mod mx_gemm;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
+pub mod route;
 pub mod stochastic_round;
 pub mod swiglu;
 
@@ -50,6 +52,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     attention::KERNELS,
     bias_grad::KERNELS,
     cast::KERNELS,
+    collective::KERNELS,
     dequantize::KERNELS,
     embedding::KERNELS,
     gelu::KERNELS,
@@ -62,6 +65,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     quantize::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
+    route::KERNELS,
     stochastic_round::KERNELS,
     swiglu::KERNELS,
 ];

@@ -35,7 +35,8 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
-            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+            // Of experts the GEMMs are nearly all.
+            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::Experts(_) => {
                 sums.blocks += flops;
                 sums.with_head += flops;
             }

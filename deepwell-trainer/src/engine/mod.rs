@@ -2,14 +2,11 @@
 
 mod compile;
 mod counts;
+mod fallback;
 mod step;
 
-use std::collections::HashMap;
-
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::{
-    Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorId, TensorKind, ValueId,
-};
+use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
 use deepwell_kernels::{CallTime, Executor, HostBuffer, KernelError, LoadedProgram};
 use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
 use deepwell_probe::Hardware;
@@ -17,6 +14,7 @@ use deepwell_probe::Hardware;
 use self::compile::layers_of_statistics;
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
 pub use self::counts::{GemmCounts, RunCounts};
+use self::fallback::tensors_of_layers;
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
@@ -310,20 +308,9 @@ impl Engine {
     /// # Errors
     /// Whatever stops the lowering.
     pub fn fall_back(&mut self, layers: &[usize], reason: &str) -> Result<(), TrainError> {
-        let mut forced: Vec<(String, String)> = Vec::new();
-        let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
-        for node in &self.graph.nodes {
-            for &input in &node.inputs {
-                layer_of.entry(input).or_insert(node.layer);
-            }
-        }
-        for (id, tensor) in self.graph.parameters() {
-            let layer = layer_of.get(&id).copied().flatten();
-            let is_matrix = tensor.shape.rank() == 2;
-            if is_matrix && layer.is_some_and(|layer| layers.contains(&(layer as usize))) {
-                forced.push((tensor.name.clone(), reason.to_string()));
-            }
-        }
+        let tensors = tensors_of_layers(&self.graph, layers);
+        let forced = tensors.into_iter().map(|name| (name.to_string(), reason.to_string()));
+        let forced: Vec<(String, String)> = forced.collect();
         let policy = self.policy.clone().without_forced().force_bf16(forced);
         let plan = Plan { policy, ..self.plan.clone() };
         let program = lower(&self.graph, &plan, self.catalog.as_ref(), &self.target)?;

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use ::safetensors::tensor::TensorInfo;
+use deepwell_ir::{SafetensorsError, SafetensorsHeader};
 use serde_json::{Map, Value, json};
 
 use super::QuantizeFileError;
@@ -13,8 +14,6 @@ use super::QuantizeFileError;
 pub(super) const SINGLE_FILE: &str = "model.safetensors";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 const METADATA: &str = "__metadata__";
-/// What the reference implementation reads at most.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,69 +36,25 @@ pub(super) struct Header {
 
 /// Opens a file and reads its header.
 pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
-    let invalid = |detail: &str| QuantizeFileError::invalid(path, detail);
     let file = File::open(path).map_err(QuantizeFileError::io("open", path))?;
-    let file_bytes = file.metadata().map_err(QuantizeFileError::io("read", path))?.len();
-    let mut length = [0; 8];
-    file.read_exact_at(&mut length, 0)
-        .map_err(|_| invalid("expected a safetensors file, got less than 8 bytes"))?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
-        return Err(invalid("expected a safetensors header: it would be longer than the file"));
-    }
-    let mut text = vec![0; length as usize];
-    file.read_exact_at(&mut text, 8).map_err(QuantizeFileError::io("read", path))?;
-    let object: Map<String, Value> = serde_json::from_slice(&text)
-        .map_err(|error| invalid(&format!("its header is not JSON: {error}")))?;
-    let mut header = Header::default();
-    for (name, value) in object {
-        if name == METADATA {
-            header.metadata = serde_json::from_value(value)
-                .map_err(|error| invalid(&format!("`{METADATA}`: {error}")))?;
-            continue;
+    let header = SafetensorsHeader::read(&file).map_err(|error| match error {
+        SafetensorsError::Io(source) => QuantizeFileError::io("read", path)(source),
+        error => QuantizeFileError::invalid(path, &error.to_string()),
+    })?;
+    let tensor = |(name, info): (String, &TensorInfo)| {
+        let (begin, end) = info.data_offsets;
+        Tensor {
+            name,
+            dtype: info.dtype.to_string(),
+            shape: info.shape.clone(),
+            begin: header.data_begin + begin as u64,
+            bytes: (end - begin) as u64,
         }
-        let tensor = tensor_of(name.clone(), &value, length + 8, file_bytes).ok_or_else(|| {
-            invalid(&format!(
-                "the entry of tensor `{name}` is not one of a file \
-                                             that is whole: {value}"
-            ))
-        })?;
-        header.tensors.push(tensor);
-    }
-    header.tensors.sort_by_key(|tensor| (tensor.begin, tensor.bytes));
-    let mut end = length + 8;
-    for tensor in &header.tensors {
-        // Else a few bytes could stand for any number of tensors.
-        if tensor.begin != end {
-            let (name, begin) = (&tensor.name, tensor.begin);
-            return Err(invalid(&format!(
-                "expected tensor `{name}` to begin where the one before ends, at {end}, got {begin}"
-            )));
-        }
-        end += tensor.bytes;
-    }
-    if end != file_bytes {
-        return Err(invalid(&format!("expected {end} bytes from its header, got {file_bytes}")));
-    }
-    Ok((file, header))
-}
-
-/// One entry of a header, if it is well-formed and its bytes lie in the file.
-fn tensor_of(name: String, value: &Value, data: u64, file_bytes: u64) -> Option<Tensor> {
-    let dtype = value.get("dtype")?.as_str()?.to_owned();
-    let shape: Vec<usize> = serde_json::from_value(value.get("shape")?.clone()).ok()?;
-    let [begin, end]: [u64; 2] = serde_json::from_value(value.get("data_offsets")?.clone()).ok()?;
-    let bytes = end.checked_sub(begin)?;
-    if data.checked_add(end)? > file_bytes {
-        return None;
-    }
-    if let Some(size) = dtype_bytes(&dtype) {
-        let elements = shape.iter().try_fold(1_u64, |a, &b| a.checked_mul(b as u64))?;
-        if elements.checked_mul(size)? != bytes {
-            return None;
-        }
-    }
-    Some(Tensor { name, dtype, shape, begin: data + begin, bytes })
+    };
+    let mut tensors: Vec<Tensor> = header.metadata.tensors().into_iter().map(tensor).collect();
+    tensors.sort_by(|a, b| (a.begin, a.bytes, &a.name).cmp(&(b.begin, b.bytes, &b.name)));
+    let metadata = header.metadata.metadata().clone().unwrap_or_default().into_iter().collect();
+    Ok((file, Header { tensors, metadata }))
 }
 
 /// Bytes of an element, of the types that this module looks into.
@@ -236,42 +191,4 @@ pub(super) fn write_index(
     let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
     let path = folder.join(INDEX_FILE);
     fs::write(&path, format!("{index:#}\n")).map_err(QuantizeFileError::io("write", path))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Tensors that share bytes would let a small file stand for a large model.
-    #[test]
-    fn tensors_lie_one_behind_the_other() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.safetensors");
-        let entry = |begin: u64, end: u64| {
-            let (shape, offsets) = ([end - begin], [begin, end]);
-            json!({ "dtype": "U8", "shape": shape, "data_offsets": offsets })
-        };
-        for (entries, bytes, expected) in [
-            ([entry(0, 4), entry(4, 6)], 6, Ok(2)),
-            ([entry(2, 2), entry(0, 2)], 2, Ok(2)),
-            ([entry(0, 4), entry(0, 4)], 4, Err("one before ends")),
-            ([entry(0, 4), entry(5, 6)], 6, Err("one before ends")),
-            ([entry(0, 4), entry(4, 6)], 7, Err("from its header")),
-        ] {
-            let [a, b] = &entries;
-            let text = json!({ "a": a, "b": b }).to_string();
-            let mut file = (text.len() as u64).to_le_bytes().to_vec();
-            file.extend_from_slice(text.as_bytes());
-            file.resize(file.len() + bytes, 0);
-            fs::write(&path, file).unwrap();
-            let got = open(&path).map(|(_, header)| header.tensors.len());
-            match expected {
-                Ok(count) => assert_eq!(got.unwrap(), count),
-                Err(words) => {
-                    let error = got.unwrap_err().to_string();
-                    assert!(error.contains(words), "{error}");
-                }
-            }
-        }
-    }
 }

@@ -7,17 +7,17 @@ use anyhow::Result;
 use super::Violation;
 use crate::source::{Package, packages, read};
 
-/// The floors of the house: a crate depends on crates of lower floors only.
-const FLOORS: [(&str, usize); 9] = [
+/// The layers of crates: a crate depends on crates of lower layers only.
+const LAYERS: [(&str, usize); 9] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
     ("deepwell-probe", 2),
     ("deepwell-ir", 2),
-    ("deepwell-plan", 3),
-    ("deepwell-kernels", 3),
-    ("deepwell-moe", 4),
-    ("deepwell-ckpt", 4),
-    ("deepwell-trainer", 5),
+    ("deepwell-moe", 3),
+    ("deepwell-plan", 4),
+    ("deepwell-kernels", 4),
+    ("deepwell-ckpt", 5),
+    ("deepwell-trainer", 6),
 ];
 
 /// External crates that one crate alone may use, with the way for the others.
@@ -77,27 +77,27 @@ fn check_package(package: &Package, folder: &str) -> Vec<Violation> {
     let path = format!("{folder}/Cargo.toml");
     let mut violations = Vec::new();
     let mut report = |line, message: String| violations.push(Violation::new(&path, line, message));
-    let floor_of =
-        |name: &str| FLOORS.iter().find(|(known, _)| *known == name).map(|entry| entry.1);
+    let layer_of =
+        |name: &str| LAYERS.iter().find(|(known, _)| *known == name).map(|entry| entry.1);
 
     let is_xtask = package.name == "xtask";
-    let floor = floor_of(&package.name);
-    if floor.is_none() && !is_xtask {
-        report(0, "a crate on no floor; give it one in xtask/src/tidy/manifests.rs".to_string());
+    let layer = layer_of(&package.name);
+    if layer.is_none() && !is_xtask {
+        report(0, "a crate in no layer; give it one in xtask/src/tidy/manifests.rs".to_string());
     }
     for dependency in &package.dependencies {
         let name = &dependency.name;
         if name.starts_with("deepwell") && is_xtask {
             let message = format!("xtask uses `{name}`; run the `deepwell` binary instead");
             report(dependency.line, message);
-        } else if let (Some(own), Some(other)) = (floor, floor_of(name))
+        } else if let (Some(own), Some(other)) = (layer, layer_of(name))
             && other >= own
         {
             report(
                 dependency.line,
                 format!(
-                    "`{}` on floor {own} uses `{name}` on floor {other}; move the shared part to \
-                     a lower floor",
+                    "`{}` in layer {own} uses `{name}` in layer {other}; move the shared part to \
+                     a lower layer",
                     package.name
                 ),
             );
@@ -184,20 +184,20 @@ mod tests {
         check(
             "deepwell-ir",
             &dependency("deepwell-probe"),
-            &["f/Cargo.toml:10: `deepwell-ir` on floor 2 uses `deepwell-probe` on floor 2"],
+            &["f/Cargo.toml:10: `deepwell-ir` in layer 2 uses `deepwell-probe` in layer 2"],
         );
         check("deepwell-plan", &dependency("deepwell-trainer"), &["uses `deepwell-trainer`"]);
         check(
             "deepwell-plan",
             "[dev-dependencies]\ndeepwell-kernels = { path = \"x\" }\n",
-            &["uses `deepwell-kernels` on floor 3"],
+            &["uses `deepwell-kernels` in layer 4"],
         );
         check("deepwell-kernels", &dependency("cudarc"), &[]);
         check("deepwell-ir", &dependency("cudarc"), &["only `deepwell-kernels` may use `cudarc`"]);
         check("deepwell-plan", &dependency("nvml-wrapper"), &["only `deepwell-probe`"]);
         check("xtask", &dependency("anyhow"), &[]);
         check("xtask", &dependency("deepwell-ir"), &["xtask uses `deepwell-ir`"]);
-        check("deepwell-new", "", &["a crate on no floor"]);
+        check("deepwell-new", "", &["a crate in no layer"]);
     }
 
     #[test]

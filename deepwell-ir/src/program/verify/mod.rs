@@ -6,8 +6,9 @@ mod schedule;
 
 use std::collections::HashSet;
 
-use super::{Access, ByteRange, Call, Order, Program, Value, ValueId};
-use crate::IrError;
+use super::{Access, ByteRange, Call, Operand, Order, Program, Value, ValueId};
+use crate::ops::{Collective, CollectiveKind};
+use crate::{Binding, IrError, Op, OperandType};
 
 /// Every value and workspace starts on such a boundary: a cache line, and what vector loads and
 /// bulk copies want.
@@ -22,14 +23,17 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// - bodies cover all calls, events are recorded before they are waited for, and of two calls that
 ///   use the same bytes, unless both only read them, one is over before the other begins;
 /// - the schedule runs each micro-batch forward and then backward in one slot, and what lives from
-///   the one to the other has a place in each slot.
+///   the one to the other has a place in each slot;
+/// - the target's groups are of the program's rank, and a collective is among all ranks of one of
+///   them, with operands of the sizes that it makes.
 ///
 /// # Errors
 /// [`IrError::Program`] naming the first offender.
 pub fn verify_program(program: &Program) -> Result<(), IrError> {
     let check = Check { program };
     check
-        .values()
+        .ranks()
+        .and_then(|()| check.values())
         .and_then(|()| check.interface())
         .and_then(|()| check.calls())
         .and_then(|()| {
@@ -46,6 +50,45 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
+    fn ranks(&self) -> Result<(), String> {
+        let Program { rank, target, .. } = self.program;
+        target.ranks.check()?;
+        if *rank != target.ranks.rank {
+            return Err(format!("it is for rank {rank}, its target is rank {}", target.ranks.rank));
+        }
+        Ok(())
+    }
+
+    fn collective(&self, call: &Call, collective: &Collective) -> Result<(), String> {
+        let refuse = |what: String| Err(format!("call `{}`: {what}", call.name));
+        let ranks = &self.program.target.ranks;
+        let Some(group) = ranks.group(collective.group) else {
+            let (id, count) = (collective.group.0, ranks.groups.len());
+            return refuse(format!("it is among group {id}, its target has {count} groups"));
+        };
+        if group.ranks.len() != collective.ranks as usize {
+            let (name, size) = (&group.name, group.ranks.len());
+            let ranks = collective.ranks;
+            return refuse(format!("it is among {ranks} ranks, group `{name}` has {size}"));
+        }
+        let types = |operands: &[Operand]| -> Vec<OperandType> {
+            let values = operands.iter().map(|operand| self.program.value(operand.value));
+            values.map(|v| OperandType { dtype: v.dtype, shape: v.shape.clone() }).collect()
+        };
+        let (inputs, outputs) = (types(call.inputs()), types(call.outputs()));
+        if let Err(error) = collective.check(&inputs, &outputs) {
+            return refuse(error.to_string());
+        }
+        if let CollectiveKind::Recv { shape, .. } = &collective.kind {
+            let binding = Binding { batch: self.program.batch, seq: self.program.seq };
+            let (expected, got) = (shape.bind(&binding), &outputs[0].shape);
+            if expected != *got {
+                return refuse(format!("it receives {expected:?} into {got:?}"));
+            }
+        }
+        Ok(())
+    }
+
     fn values(&self) -> Result<(), String> {
         let mut names = HashSet::new();
         for value in &self.program.values {
@@ -173,6 +216,9 @@ impl Check<'_> {
             let ids = call.operands.iter().map(|operand| operand.value);
             self.ids(&format!("call `{}`", call.name), ids)?;
             self.overlaps(call)?;
+            if let Op::Collective(collective) = &call.op {
+                self.collective(call, collective)?;
+            }
         }
         Ok(())
     }

@@ -9,11 +9,15 @@ use bytemuck::Pod;
 use deepwell_ir::{ByteRange, Call, DType, Instance, Op, Program, Value};
 
 use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
 
 use super::arena::{Arena, In, Out};
 use super::gemm::Tier;
 use super::specs::cpu_kernels;
-use crate::KernelError;
+use crate::{Comm, KernelError};
+
+/// One rank's exchanges, which the calls of a backend share.
+pub(crate) type SharedComm = Arc<Mutex<Box<dyn Comm>>>;
 
 /// What a prepared call does.
 pub(crate) type Run = Box<dyn Fn(&Arena) -> Result<(), String> + Send>;
@@ -35,10 +39,12 @@ pub(crate) fn prepare(
     program: &Program,
     call: &Call,
     instance: Instance,
+    comm: Option<&SharedComm>,
 ) -> Result<CpuCall, KernelError> {
     let values = call.operands.iter().map(|operand| program.value(operand.value)).collect();
     let (input_count, workspace) = (call.input_count, call.workspace);
-    let operands = Operands::new((program, call, instance), values, input_count, workspace);
+    let mut operands = Operands::new((program, call, instance), values, input_count, workspace);
+    operands.comm = comm;
     let run = run_of(&call.op, &operands)?;
     Ok(CpuCall { name: call.name.clone(), run })
 }
@@ -84,6 +90,8 @@ pub(crate) struct Operands<'a> {
     pub(crate) input_count: usize,
     /// Scratch.
     pub(crate) workspace: ByteRange,
+    /// What exchanges data with other ranks.
+    pub(crate) comm: Option<&'a SharedComm>,
     /// Views that were made, each with whether it is written.
     views: RefCell<Vec<(ByteRange, bool)>>,
 }
@@ -116,8 +124,8 @@ impl<'a> Operands<'a> {
         input_count: usize,
         workspace: ByteRange,
     ) -> Operands<'a> {
-        let views = RefCell::default();
-        Operands { program, call, instance, values, input_count, workspace, views }
+        let (comm, views) = (None, RefCell::default());
+        Operands { program, call, instance, values, input_count, workspace, comm, views }
     }
 
     /// The call, for a part of it.
@@ -210,6 +218,18 @@ impl<'a> Operands<'a> {
     /// Operand `index` as something that is written or updated.
     pub(crate) fn target<T: Stored>(&self, index: usize) -> Result<Out<T>, KernelError> {
         let range = self.check::<T>(index)?;
+        self.view(range, Out::new(range), true)
+    }
+
+    /// The bytes of operand `index`, of whatever type, which are read.
+    pub(crate) fn input_bytes(&self, index: usize) -> Result<In<u8>, KernelError> {
+        let range = self.value(index).range_in(self.instance.slot);
+        self.view(range, In::new(range), false)
+    }
+
+    /// The bytes of operand `index`, of whatever type, which are written.
+    pub(crate) fn target_bytes(&self, index: usize) -> Result<Out<u8>, KernelError> {
+        let range = self.value(index).range_in(self.instance.slot);
         self.view(range, Out::new(range), true)
     }
 

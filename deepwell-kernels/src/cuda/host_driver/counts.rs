@@ -34,6 +34,8 @@ pub struct Counts {
     pub launches: usize,
     /// Products of a [`FakeBlas`](crate::cuda::FakeBlas) enqueued.
     pub matmuls: usize,
+    /// Exchanges with other ranks enqueued.
+    pub exchanges: usize,
     /// Graphs enqueued.
     pub graph_launches: usize,
     /// Events put into streams.
@@ -55,6 +57,8 @@ pub enum FakeNode {
     Launch(String),
     /// A product of a [`FakeBlas`](crate::cuda::FakeBlas).
     Matmul,
+    /// An exchange with other ranks.
+    Exchange,
     /// A copy within the device.
     Copy,
     /// A fill.

@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use super::counts::{FakeCounts, FakeNode};
+use super::exchange::{SharedComm, exchange};
 use super::machine::Machine;
 use super::pinned::HostPinned;
 use super::product::multiply;
 use crate::cuda::blas::Matmul;
+use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
 
 /// Something that was put into a stream. `Matmul` is a product that computes nothing.
@@ -16,6 +18,7 @@ pub(in crate::cuda) enum Work {
     Launch { kernel: String, launch: Arc<Launch> },
     Matmul,
     Product(Matmul),
+    Exchange { exchange: Arc<DeviceExchange>, comm: SharedComm },
     Copy { target: DevicePtr, source: DevicePtr, bytes: usize },
     Fill { target: DevicePtr, byte: u8, bytes: usize },
     FromPinned { target: DevicePtr, source: Arc<HostPinned>, offset: usize, bytes: usize },
@@ -30,6 +33,7 @@ impl Work {
         match self {
             Work::Launch { kernel, .. } => FakeNode::Launch(kernel.clone()),
             Work::Matmul | Work::Product(_) => FakeNode::Matmul,
+            Work::Exchange { .. } => FakeNode::Exchange,
             Work::Copy { .. } => FakeNode::Copy,
             Work::Fill { .. } => FakeNode::Fill,
             Work::FromPinned { .. } | Work::ToPinned { .. } => FakeNode::PinnedCopy,
@@ -118,6 +122,7 @@ impl<M: Machine> State<M> {
         self.counts.change(|counts| match work {
             Work::Launch { .. } => counts.launches += 1,
             Work::Matmul | Work::Product(_) => counts.matmuls += 1,
+            Work::Exchange { .. } => counts.exchanges += 1,
             Work::Copy { .. } => counts.copies += 1,
             Work::Fill { .. } => counts.fills += 1,
             Work::FromPinned { .. } => counts.copies_from_pinned += 1,
@@ -135,6 +140,7 @@ impl<M: Machine> State<M> {
             Work::Launch { launch, .. } => self.machine.launch(launch),
             Work::Matmul => Ok(()),
             Work::Product(matmul) => multiply(&mut self.machine, matmul),
+            Work::Exchange { exchange: of, comm } => exchange(&mut self.machine, of, comm),
             Work::Copy { target, source, bytes } => self.machine.copy(*target, *source, *bytes),
             Work::Fill { target, byte, bytes } => self.machine.fill(*target, *byte, *bytes),
             Work::FromPinned { target, source, offset, bytes } => {

@@ -1,0 +1,312 @@
+//! Exchanges between the ranks of a process group.
+//!
+//! What a link carries is counted for ring algorithms, as NVIDIA's nccl-tests define "bus
+//! bandwidth" (doc/PERFORMANCE.md there): of an all-reduce of `S` bytes among `n` ranks
+//! `2 (n-1)/n · S`, of a reduce-scatter or an all-gather `(n-1)/n` of the whole tensor, of an
+//! all-to-all `(n-1)/n · S`, of a broadcast, send or receive `S`. The first two are the least that
+//! any algorithm can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+//!
+//! Derivatives are those of the sum over all ranks of each rank's own loss. So the gradient of an
+//! all-reduced sum is the all-reduced sum of the gradients; whoever computes the same loss on
+//! several ranks counts it as often.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Check, product};
+use crate::autodiff::BackwardContext;
+use crate::op::{OpRule, OutputKind, OutputType, TensorType};
+use crate::{DType, Dim, GroupId, IrError, Node, OpError, OperandType, Shape};
+
+/// How numbers of several ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduction {
+    /// Their sum, in the order of the ranks, accumulated in FP32 where they are floats.
+    Sum,
+    /// The largest; NaN where any is.
+    Max,
+}
+
+impl Reduction {
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reduction::Sum => "sum",
+            Reduction::Max => "max",
+        }
+    }
+}
+
+/// What is exchanged. Places are those in the group, not numbers of ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// x → x reduced over the ranks, on each of them.
+    AllReduce {
+        /// How.
+        reduction: Reduction,
+    },
+    /// x `[n·m, ..]` → `[m, ..]`: of x reduced over the `n` ranks, place `p` gets slice `p`.
+    ReduceScatter {
+        /// How.
+        reduction: Reduction,
+    },
+    /// x `[m, ..]` → `[n·m, ..]`: every rank's x, in the order of the ranks.
+    AllGather,
+    /// x `[n·m, ..]` → `[n·m, ..]`: slice `q` of place `p` becomes slice `p` of place `q`.
+    AllToAll,
+    /// x → the x of one of them, on each.
+    Broadcast {
+        /// Whose.
+        root: u32,
+    },
+    /// x → nothing here; another rank receives it.
+    Send {
+        /// Who.
+        to: u32,
+    },
+    /// Nothing → what another rank sends.
+    Recv {
+        /// Who.
+        from: u32,
+        /// Shape of what comes.
+        shape: Shape,
+        /// Its element type.
+        dtype: DType,
+    },
+}
+
+/// An exchange between the ranks of a group, along the first dimension where a tensor is cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Collective {
+    /// What is exchanged.
+    pub kind: CollectiveKind,
+    /// Which of the rank's groups it is among.
+    pub group: GroupId,
+    /// How many ranks the group has.
+    pub ranks: u32,
+}
+
+impl Collective {
+    /// The names of all kinds; kernels are registered under them.
+    pub const NAMES: [&str; 7] =
+        ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", "recv"];
+
+    /// Another kind among the same ranks.
+    fn with(&self, kind: CollectiveKind) -> Collective {
+        Collective { kind, ..self.clone() }
+    }
+
+    /// How the numbers are reduced, if they are.
+    pub fn reduction(&self) -> Option<Reduction> {
+        match self.kind {
+            CollectiveKind::AllReduce { reduction }
+            | CollectiveKind::ReduceScatter { reduction } => Some(reduction),
+            _ => None,
+        }
+    }
+
+    /// The one other rank that it is about, by its place.
+    fn peer(&self) -> Option<u32> {
+        match self.kind {
+            CollectiveKind::Broadcast { root } => Some(root),
+            CollectiveKind::Send { to } => Some(to),
+            CollectiveKind::Recv { from, .. } => Some(from),
+            _ => None,
+        }
+    }
+
+    /// Checks the operands of a call, whose sizes are known: that slices are whole, and that what
+    /// comes out is as long as the exchange makes it.
+    ///
+    /// # Errors
+    /// What was expected, and what is there.
+    pub fn check(&self, inputs: &[OperandType], outputs: &[OperandType]) -> Result<(), OpError> {
+        if let CollectiveKind::Recv { dtype, .. } = self.kind {
+            // Its sizes are given by whoever made the call of a shape that depends on them.
+            let fits = inputs.is_empty() && outputs.len() == 1 && outputs[0].dtype == dtype;
+            let expected = format!("no operand and one result in {dtype}");
+            let got = format!("{} and {outputs:?}", inputs.len());
+            return if fits { self.check_places() } else { Err(self.error(expected, got)) };
+        }
+        let types: Vec<TensorType> = inputs
+            .iter()
+            .map(|input| TensorType {
+                shape: Shape::new(input.shape.iter().copied()),
+                dtype: input.dtype,
+            })
+            .collect();
+        let expected: Vec<OperandType> = self
+            .infer(&types)?
+            .into_iter()
+            .map(|output| OperandType {
+                dtype: output.dtype,
+                // Nothing but sizes went in.
+                shape: output.shape.as_fixed().unwrap_or_default(),
+            })
+            .collect();
+        if expected != outputs {
+            return Err(self.error(format!("results {expected:?}"), format!("{outputs:?}")));
+        }
+        Ok(())
+    }
+
+    fn error(&self, expected: impl Into<String>, got: impl Into<String>) -> OpError {
+        OpError { op: self.name(), expected: expected.into(), got: got.into() }
+    }
+
+    fn check_places(&self) -> Result<(), OpError> {
+        if self.ranks == 0 {
+            return Err(self.error("a group of at least 1 rank", "0"));
+        }
+        match self.peer() {
+            Some(peer) if peer >= self.ranks => {
+                Err(self.error(format!("a place in a group of {}", self.ranks), peer.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One slice of the first dimension, which has one for each rank. What depends on the batch is
+    /// checked once that is known, see [`Collective::check`].
+    fn slice(&self, whole: Dim) -> Result<Dim, OpError> {
+        whole.part_of(self.ranks as usize).ok_or_else(|| {
+            let expected = format!("a first dimension divisible by {} ranks", self.ranks);
+            let hint = "round it up, see `Dim::round_up_to`, or cut among fewer ranks";
+            self.error(expected, format!("{whole}\nhint: {hint}"))
+        })
+    }
+
+    /// Bytes that pass through this rank's link in its busier direction.
+    fn link_bytes(&self, operands: &[OperandType]) -> u64 {
+        let bytes =
+            |operand: &OperandType| product(&operand.shape) * operand.dtype.size_bytes() as u64;
+        let largest = operands.iter().map(bytes).max().unwrap_or(0);
+        let ranks = u64::from(self.ranks).max(1);
+        let others = largest * (ranks - 1) / ranks;
+        match self.kind {
+            CollectiveKind::AllReduce { .. } => 2 * largest * (ranks - 1) / ranks,
+            CollectiveKind::ReduceScatter { .. }
+            | CollectiveKind::AllGather
+            | CollectiveKind::AllToAll => others,
+            CollectiveKind::Broadcast { .. } if ranks == 1 => 0,
+            CollectiveKind::Broadcast { .. }
+            | CollectiveKind::Send { .. }
+            | CollectiveKind::Recv { .. } => largest,
+        }
+    }
+}
+
+impl OpRule for Collective {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            CollectiveKind::AllReduce { .. } => "all_reduce",
+            CollectiveKind::ReduceScatter { .. } => "reduce_scatter",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Broadcast { .. } => "broadcast",
+            CollectiveKind::Send { .. } => "send",
+            CollectiveKind::Recv { .. } => "recv",
+        }
+    }
+
+    fn attributes(&self) -> String {
+        let mut text = format!("group={} ranks={}", self.group.0, self.ranks);
+        match &self.kind {
+            CollectiveKind::AllReduce { reduction }
+            | CollectiveKind::ReduceScatter { reduction } => {
+                text = format!("{} {text}", reduction.name());
+            }
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => {}
+            CollectiveKind::Broadcast { root } => text.push_str(&format!(" root={root}")),
+            CollectiveKind::Send { to } => text.push_str(&format!(" to={to}")),
+            CollectiveKind::Recv { from, shape, dtype } => {
+                text.push_str(&format!(" from={from} {dtype}{shape}"));
+            }
+        }
+        text
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let is_recv = matches!(self.kind, CollectiveKind::Recv { .. });
+        let names: &[&str] = if is_recv { &[] } else { &["x"] };
+        let check = Check::count(self.name(), inputs, names)?;
+        self.check_places()?;
+        let output = |shape: Shape, dtype| {
+            let kind = OutputKind::SameAsInput;
+            Ok(vec![OutputType { suffix: "".into(), shape, dtype, kind }])
+        };
+        if let CollectiveKind::Recv { shape, dtype, .. } = &self.kind {
+            return output(shape.clone(), *dtype);
+        }
+        let TensorType { shape, dtype } = inputs[0].clone();
+        let sums = [DType::F32, DType::Bf16, DType::I32, DType::U64];
+        if self.reduction().is_some() && !sums.contains(&dtype) {
+            return Err(check.error("f32, bf16, i32 or u64, which can be reduced", dtype.name()));
+        }
+        let with_first = |first: &dyn Fn(Dim) -> Result<Dim, OpError>| {
+            let Some((&whole, rest)) = shape.0.split_first() else {
+                return Err(check.error("a tensor of at least one dimension", "a scalar"));
+            };
+            Ok(Shape([&[first(whole)?], rest].concat()))
+        };
+        match self.kind {
+            CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => {
+                output(shape, dtype)
+            }
+            CollectiveKind::ReduceScatter { .. } => {
+                output(with_first(&|whole| self.slice(whole))?, dtype)
+            }
+            CollectiveKind::AllGather => {
+                output(with_first(&|slice| Ok(slice.times(self.ranks as usize)))?, dtype)
+            }
+            CollectiveKind::AllToAll => {
+                with_first(&|whole| self.slice(whole))?;
+                output(shape, dtype)
+            }
+            CollectiveKind::Send { .. } | CollectiveKind::Recv { .. } => Ok(Vec::new()),
+        }
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        let ranks = u64::from(self.ranks).max(1);
+        match self.reduction() {
+            Some(_) => product(&shapes[0]) * (ranks - 1) / ranks,
+            None => 0,
+        }
+    }
+
+    fn bytes_on_link(&self, operands: &[OperandType]) -> u64 {
+        self.link_bytes(operands)
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let sum = Reduction::Sum;
+        let reversed = match &self.kind {
+            CollectiveKind::AllReduce { reduction: Reduction::Sum } => self.kind.clone(),
+            CollectiveKind::ReduceScatter { reduction: Reduction::Sum } => {
+                CollectiveKind::AllGather
+            }
+            CollectiveKind::AllGather => CollectiveKind::ReduceScatter { reduction: sum },
+            CollectiveKind::AllToAll => CollectiveKind::AllToAll,
+            CollectiveKind::Recv { from, .. } => CollectiveKind::Send { to: *from },
+            CollectiveKind::Send { to } => {
+                let x = node.inputs[0];
+                let (shape, dtype) = (context.shape(x).clone(), context.dtype(x));
+                let recv = self.with(CollectiveKind::Recv { from: *to, shape, dtype });
+                let dx = context.emit_fresh(recv, "", &[])?[0];
+                return context.contribute(x, dx);
+            }
+            _ => {
+                let (node, op) = (node.name.clone(), self.name().to_string());
+                return Err(IrError::NotDifferentiable { node, op });
+            }
+        };
+        let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let dx = context.emit_fresh(self.with(reversed), "", &[dy])?;
+        match (node.inputs.first(), dx.first()) {
+            (Some(&x), Some(&dx)) => context.contribute(x, dx),
+            _ => Ok(()),
+        }
+    }
+}

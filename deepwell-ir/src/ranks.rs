@@ -1,0 +1,131 @@
+//! Which of several ranks a program is for, and the groups of ranks that it exchanges data with.
+
+use serde::{Deserialize, Serialize};
+
+/// Index of a process group in its [`Ranks`].
+///
+/// Ranks may give the same index to different groups: each data-parallel group of a mesh is
+/// "group 0" to its own members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct GroupId(pub u32);
+
+impl GroupId {
+    /// As an index into [`Ranks::groups`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Ranks that take part in collectives together.
+///
+/// Two groups may have the same ranks: each is a communicator of its own, and only the order
+/// within one group is common to its ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProcessGroup {
+    /// Unique among the groups of a rank, `data` for example; the same on all its members.
+    pub name: String,
+    /// Its ranks in the order that sums, slices and positions go by.
+    pub ranks: Vec<u32>,
+}
+
+impl ProcessGroup {
+    /// The place of a rank in the group.
+    pub fn position_of(&self, rank: u32) -> Option<usize> {
+        self.ranks.iter().position(|&member| member == rank)
+    }
+}
+
+/// One rank of a world of several; by default the only one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ranks {
+    /// Which one, counted from 0.
+    pub rank: u32,
+    /// How many there are.
+    pub world_size: u32,
+    /// The groups that this rank is in.
+    pub groups: Vec<ProcessGroup>,
+}
+
+impl Default for Ranks {
+    fn default() -> Ranks {
+        Ranks { rank: 0, world_size: 1, groups: Vec::new() }
+    }
+}
+
+impl Ranks {
+    /// Whether there is one rank and no group.
+    pub fn is_single(&self) -> bool {
+        *self == Ranks::default()
+    }
+
+    /// The group behind an id.
+    pub fn group(&self, id: GroupId) -> Option<&ProcessGroup> {
+        self.groups.get(id.index())
+    }
+
+    /// Checks that the rank is one of the world's, and that each group has a name of its own and
+    /// distinct ranks of the world, this one among them.
+    ///
+    /// # Errors
+    /// What was expected, and what is there.
+    pub fn check(&self) -> Result<(), String> {
+        let Ranks { rank, world_size, groups } = self;
+        if rank >= world_size {
+            return Err(format!("expected a rank below the world's size {world_size}, got {rank}"));
+        }
+        for (index, group) in groups.iter().enumerate() {
+            let name = &group.name;
+            if groups[..index].iter().any(|other| other.name == *name) {
+                return Err(format!("expected groups of different names, got two `{name}`"));
+            }
+            if group.position_of(*rank).is_none() {
+                return Err(format!(
+                    "expected rank {rank} in its group `{name}`, got {:?}",
+                    group.ranks
+                ));
+            }
+            for (place, member) in group.ranks.iter().enumerate() {
+                if member >= world_size || group.ranks[..place].contains(member) {
+                    return Err(format!(
+                        "expected different ranks below {world_size} in group `{name}`, got {:?}",
+                        group.ranks
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_worlds_are_named() {
+        let group = |name: &str, ranks: &[u32]| ProcessGroup {
+            name: name.to_string(),
+            ranks: ranks.to_vec(),
+        };
+        let ranks = |rank, groups| Ranks { rank, world_size: 4, groups };
+        assert!(Ranks::default().is_single() && Ranks::default().check().is_ok());
+        for (ranks, expected) in [
+            (ranks(3, vec![group("data", &[1, 3]), group("model", &[3, 2])]), None),
+            (ranks(4, vec![]), Some("expected a rank below the world's size 4, got 4")),
+            (ranks(0, vec![group("data", &[1, 2])]), Some("expected rank 0 in its group `data`")),
+            (ranks(0, vec![group("data", &[0, 4])]), Some("expected different ranks below 4")),
+            (ranks(0, vec![group("data", &[0, 1, 1])]), Some("expected different ranks below 4")),
+            (
+                ranks(0, vec![group("data", &[0]), group("data", &[0, 1])]),
+                Some("expected groups of different names, got two `data`"),
+            ),
+        ] {
+            match (ranks.check(), expected) {
+                (Ok(()), None) => {}
+                (Err(got), Some(expected)) => assert!(got.starts_with(expected), "{got}"),
+                (got, expected) => panic!("{ranks:?}: expected {expected:?}, got {got:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Ranks that are threads of one process.
+//!
+//! A rank that comes to a collective leaves a copy of its input and waits for the others; once all
+//! are there, each makes its own output from the copies, in the order of the group. So results do
+//! not depend on who came when. A send leaves its bytes and goes on, as one on a stream of its own
+//! would.
+
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deepwell_ir::ops::{CollectiveKind, Reduction};
+
+use self::world::{Message, Parts, Want, World};
+use super::{Comm, CommError, Exchange, reduce};
+
+/// One rank of a world of threads.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use deepwell_ir::ops::{CollectiveKind, Reduction};
+/// use deepwell_ir::{DType, ProcessGroup};
+/// use deepwell_kernels::{Comm, Exchange, InProcess};
+///
+/// let all = Exchange {
+///     kind: CollectiveKind::AllReduce { reduction: Reduction::Sum },
+///     group: ProcessGroup { name: "data".to_string(), ranks: vec![0, 1] },
+///     dtype: DType::I32,
+/// };
+/// let sums = std::thread::scope(|scope| {
+///     let ranks = InProcess::world(2, Duration::from_secs(10));
+///     let threads: Vec<_> = ranks
+///         .into_iter()
+///         .map(|mut comm| {
+///             let all = &all;
+///             scope.spawn(move || {
+///                 let (own, mut sum) = (40 + 2 * comm.rank() as i32, [0; 4]);
+///                 comm.exchange(all, &own.to_le_bytes(), &mut sum)?;
+///                 Ok::<_, deepwell_kernels::CommError>(i32::from_le_bytes(sum))
+///             })
+///         })
+///         .collect();
+///     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>, _>>()
+/// });
+/// assert_eq!(sums.unwrap(), [82, 82]);
+/// ```
+#[derive(Debug)]
+pub struct InProcess {
+    world: Arc<World>,
+    rank: u32,
+}
+
+impl InProcess {
+    /// The ranks of a new world, each for one thread. Whoever waits longer than `timeout` for
+    /// another rank gives up.
+    pub fn world(size: u32, timeout: Duration) -> Vec<InProcess> {
+        let world = Arc::new(World::new(size, timeout));
+        (0..size).map(|rank| InProcess { world: Arc::clone(&world), rank }).collect()
+    }
+
+    /// What this rank wants, if it can be had.
+    fn want(&self, exchange: &Exchange, input: usize, output: usize) -> Result<Want, CommError> {
+        let Exchange { kind, group, dtype } = exchange;
+        let want = Want {
+            kind: kind.clone(),
+            group: group.clone(),
+            dtype: *dtype,
+            bytes: if input == 0 { output } else { input },
+        };
+        let refuse = |reason| Err(CommError::Request { what: want.to_string(), reason });
+        let Some(place) = group.position_of(self.rank) else {
+            return refuse(format!("expected a group with rank {}", self.rank));
+        };
+        if let Some(rank) = group.ranks.iter().find(|&&rank| rank >= self.world_size()) {
+            return refuse(format!("expected ranks below {}, got {rank}", self.world_size()));
+        }
+        let ranks = group.ranks.len();
+        let peer = match *kind {
+            CollectiveKind::Send { to } => Some(to as usize),
+            CollectiveKind::Recv { from, .. } => Some(from as usize),
+            CollectiveKind::Broadcast { root } if root as usize >= ranks => Some(root as usize),
+            _ => None,
+        };
+        if let Some(peer) = peer.filter(|&peer| peer >= ranks || peer == place) {
+            return refuse(format!("expected another place among {ranks}, got {peer}"));
+        }
+        let expected = match kind {
+            CollectiveKind::AllReduce { .. } | CollectiveKind::Broadcast { .. } => input,
+            CollectiveKind::ReduceScatter { .. } => input / ranks,
+            CollectiveKind::AllGather => input * ranks,
+            CollectiveKind::AllToAll => input,
+            CollectiveKind::Send { .. } => 0,
+            CollectiveKind::Recv { .. } => output,
+        };
+        if output != expected {
+            return refuse(format!("expected {expected} bytes of results, got {output}"));
+        }
+        let element = dtype.size_bytes();
+        let is_cut =
+            matches!(kind, CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll);
+        let unit = if is_cut { ranks * element } else { element };
+        if !want.bytes.is_multiple_of(unit) {
+            return refuse(format!("expected bytes in units of {unit}"));
+        }
+        Ok(want)
+    }
+}
+
+impl Comm for InProcess {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world.size()
+    }
+
+    fn exchange(
+        &mut self,
+        exchange: &Exchange,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let (world, rank) = (&self.world, self.rank);
+        let fail = |error: CommError| world.fail(rank, error);
+        let want = self.want(exchange, input.len(), output.len()).map_err(fail)?;
+        let member = |place: u32| exchange.group.ranks[place as usize];
+        match exchange.kind {
+            CollectiveKind::Send { to } => {
+                world.send(rank, member(to), Message { want, bytes: input.into() })
+            }
+            CollectiveKind::Recv { from, .. } => {
+                let bytes = world.receive(rank, member(from), &want)?;
+                output.copy_from_slice(&bytes);
+                Ok(())
+            }
+            _ => {
+                let parts = world.meet(rank, &want, input)?;
+                let place = exchange.group.position_of(rank).unwrap_or(0);
+                let made = make_output(exchange, &parts, place, output);
+                made.map_err(|reason| fail(CommError::Request { what: want.to_string(), reason }))
+            }
+        }
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.world.abort(self.rank, reason);
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.world.abort(self.rank, "its thread panicked");
+        }
+        self.world.leave(self.rank);
+    }
+}
+
+/// Makes the output of one place from the inputs of all.
+fn make_output(
+    exchange: &Exchange,
+    parts: &Parts,
+    place: usize,
+    output: &mut [u8],
+) -> Result<(), String> {
+    let inputs: Vec<&[u8]> = parts.inputs.iter().map(|input| &**input).collect();
+    let dtype = exchange.dtype;
+    // Slice `place` of a tensor of one slice for each rank.
+    let slice = |input: &[u8], place: usize| {
+        let bytes = input.len() / inputs.len();
+        place * bytes..(place + 1) * bytes
+    };
+    match exchange.kind {
+        CollectiveKind::AllReduce { reduction } => {
+            // Every rank wants the same numbers: one of them makes them for all.
+            let made = |reduction: Reduction| {
+                let mut whole = vec![0; output.len()];
+                reduce(reduction, dtype, &inputs, &mut whole).map(|()| whole)
+            };
+            let whole = parts.reduced.get_or_init(|| made(reduction)).as_ref();
+            output.copy_from_slice(whole.map_err(String::clone)?);
+        }
+        CollectiveKind::ReduceScatter { reduction } => {
+            let slices: Vec<&[u8]> =
+                inputs.iter().map(|input| &input[slice(input, place)]).collect();
+            reduce(reduction, dtype, &slices, output)?;
+        }
+        CollectiveKind::AllGather => output.copy_from_slice(&inputs.concat()),
+        CollectiveKind::AllToAll => {
+            for (from, input) in inputs.iter().enumerate() {
+                let target = slice(output, from);
+                output[target].copy_from_slice(&input[slice(input, place)]);
+            }
+        }
+        CollectiveKind::Broadcast { root } => output.copy_from_slice(inputs[root as usize]),
+        CollectiveKind::Send { .. } | CollectiveKind::Recv { .. } => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! What the ranks of a process share: who is where, what they left for each other, and the first
+//! failure, which becomes everybody's.
+//!
+//! Everything is under one lock. A rank that waits is woken by whoever changes something, and
+//! looks again: whether what it waits for is there, whether somebody failed, whether somebody that
+//! it waits for has ended, or waits for it in turn. Those are the only ways out but the timeout.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use deepwell_ir::ops::CollectiveKind;
+use deepwell_ir::{DType, ProcessGroup};
+
+use crate::comm::CommError;
+
+/// What a rank came for. Ranks that meet want the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Want {
+    pub(super) kind: CollectiveKind,
+    pub(super) group: ProcessGroup,
+    pub(super) dtype: DType,
+    /// Of a rank's input; of its output where it has none.
+    pub(super) bytes: usize,
+}
+
+impl fmt::Display for Want {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            CollectiveKind::AllReduce { reduction } => format!("all_reduce {}", reduction.name()),
+            CollectiveKind::ReduceScatter { reduction } => {
+                format!("reduce_scatter {}", reduction.name())
+            }
+            CollectiveKind::AllGather => "all_gather".to_string(),
+            CollectiveKind::AllToAll => "all_to_all".to_string(),
+            CollectiveKind::Broadcast { root } => format!("broadcast from place {root}"),
+            CollectiveKind::Send { to } => format!("send to place {to}"),
+            CollectiveKind::Recv { from, .. } => format!("recv from place {from}"),
+        };
+        let elements = self.bytes / self.dtype.size_bytes();
+        write!(f, "{kind} of {elements} {} in group `{}`", self.dtype, self.group.name)
+    }
+}
+
+/// The inputs of all ranks of a group, in its order.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) inputs: Vec<Box<[u8]>>,
+    /// Their sum or maximum, once somebody has made it.
+    pub(super) reduced: OnceLock<Result<Vec<u8>, String>>,
+}
+
+/// What one rank sent to another.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) want: Want,
+    pub(super) bytes: Box<[u8]>,
+}
+
+/// Where ranks meet: a group, and how many collectives of it came before.
+type Place = (ProcessGroup, u64);
+
+/// Sender, receiver and group.
+type Way = (u32, u32, ProcessGroup);
+
+#[derive(Debug)]
+struct Round {
+    want: Want,
+    /// Who came first.
+    first: u32,
+    inputs: Vec<Option<Box<[u8]>>>,
+    parts: Option<Arc<Parts>>,
+    taken: usize,
+}
+
+impl Round {
+    fn missing(&self) -> Vec<u32> {
+        let members = self.want.group.ranks.iter().zip(&self.inputs);
+        let absent = members.filter(|(_, input)| self.parts.is_none() && input.is_none());
+        absent.map(|(&rank, _)| rank).collect()
+    }
+}
+
+/// What a waiting rank waits for.
+#[derive(Clone, Debug)]
+enum Waiting {
+    Round(Place),
+    Message(Way),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    failure: Option<(u32, CommError)>,
+    rounds: HashMap<Place, Round>,
+    /// Collectives that a rank has come to in a group.
+    counts: HashMap<(u32, ProcessGroup), u64>,
+    mail: HashMap<Way, VecDeque<Message>>,
+    waiting: HashMap<u32, (Waiting, String)>,
+    ended: Vec<u32>,
+}
+
+impl State {
+    /// Whom a rank waits for.
+    fn missing(&self, rank: u32) -> Vec<u32> {
+        match self.waiting.get(&rank) {
+            None => Vec::new(),
+            Some((Waiting::Round(place), _)) => {
+                self.rounds.get(place).map_or_else(Vec::new, Round::missing)
+            }
+            Some((Waiting::Message(way), _)) => match self.mail.get(way).map(VecDeque::len) {
+                None | Some(0) => vec![way.0],
+                Some(_) => Vec::new(),
+            },
+        }
+    }
+
+    /// The ranks from `rank` to one that waits for `rank`, if they wait in a circle.
+    fn circle(&self, rank: u32) -> Option<Vec<u32>> {
+        let mut paths = vec![vec![rank]];
+        let mut seen = vec![rank];
+        while let Some(path) = paths.pop() {
+            for next in path.last().map_or_else(Vec::new, |&last| self.missing(last)) {
+                if next == rank {
+                    return Some(path);
+                }
+                if !seen.contains(&next) {
+                    seen.push(next);
+                    paths.push([path.as_slice(), &[next]].concat());
+                }
+            }
+        }
+        None
+    }
+
+    /// Why `rank`, which waits, will wait in vain.
+    fn dead_end(&self, rank: u32) -> Option<CommError> {
+        let what = |rank: u32| self.waiting.get(&rank).map_or("", |(_, what)| what).to_string();
+        let missing = self.missing(rank);
+        if let Some(&ended) = missing.iter().find(|rank| self.ended.contains(rank)) {
+            return Some(CommError::Ended { what: what(rank), rank: ended });
+        }
+        let circle = self.circle(rank)?;
+        let nexts = circle.iter().cycle().skip(1);
+        let chain = circle
+            .iter()
+            .zip(nexts)
+            .map(|(&rank, next)| format!("rank {rank} in {} for rank {next}", what(rank)));
+        Some(CommError::Deadlock { chain: chain.collect() })
+    }
+
+    fn check(&self) -> Result<(), CommError> {
+        match &self.failure {
+            None => Ok(()),
+            Some((rank, error)) => {
+                Err(CommError::Failed { rank: *rank, reason: error.to_string() })
+            }
+        }
+    }
+}
+
+/// The ranks of a process.
+#[derive(Debug)]
+pub(super) struct World {
+    size: u32,
+    timeout: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl World {
+    pub(super) fn new(size: u32, timeout: Duration) -> World {
+        World { size, timeout, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is whole between statements that change it: a panic leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes an error of `rank` everybody's, and gives it back.
+    pub(super) fn fail(&self, rank: u32, error: CommError) -> CommError {
+        self.fail_in(&mut self.lock(), rank, error)
+    }
+
+    fn fail_in(&self, state: &mut State, rank: u32, error: CommError) -> CommError {
+        state.failure.get_or_insert_with(|| (rank, error.clone()));
+        self.changed.notify_all();
+        error
+    }
+
+    pub(super) fn abort(&self, rank: u32, reason: &str) {
+        let what = format!("rank {rank}");
+        self.fail(rank, CommError::Request { what, reason: reason.to_string() });
+    }
+
+    pub(super) fn leave(&self, rank: u32) {
+        self.lock().ended.push(rank);
+        self.changed.notify_all();
+    }
+
+    /// Leaves `input` where the group meets, and waits for those of all.
+    pub(super) fn meet(
+        &self,
+        rank: u32,
+        want: &Want,
+        input: &[u8],
+    ) -> Result<Arc<Parts>, CommError> {
+        let mut state = self.lock();
+        state.check()?;
+        let group = &want.group;
+        let count = state.counts.entry((rank, group.clone())).or_default();
+        let place = (group.clone(), *count);
+        *count += 1;
+        let round = state.rounds.entry(place.clone()).or_insert_with(|| Round {
+            want: want.clone(),
+            first: rank,
+            inputs: vec![None; group.ranks.len()],
+            parts: None,
+            taken: 0,
+        });
+        if round.want != *want {
+            let error = CommError::Mismatch {
+                rank,
+                got: want.to_string(),
+                other: round.first,
+                expected: round.want.to_string(),
+            };
+            return Err(self.fail_in(&mut state, rank, error));
+        }
+        let own = group.position_of(rank).unwrap_or(0);
+        round.inputs[own] = Some(input.into());
+        if round.inputs.iter().all(Option::is_some) {
+            let inputs = round.inputs.iter_mut().filter_map(Option::take).collect();
+            round.parts = Some(Arc::new(Parts { inputs, reduced: OnceLock::new() }));
+            self.changed.notify_all();
+        }
+        let waiting = (Waiting::Round(place.clone()), want.to_string());
+        self.wait(state, rank, waiting, |state| {
+            let round = state.rounds.get_mut(&place)?;
+            let parts = round.parts.clone()?;
+            round.taken += 1;
+            if round.taken == round.inputs.len() {
+                state.rounds.remove(&place);
+            }
+            Some(parts)
+        })
+    }
+
+    pub(super) fn send(&self, rank: u32, to: u32, message: Message) -> Result<(), CommError> {
+        let mut state = self.lock();
+        state.check()?;
+        if state.ended.contains(&to) {
+            let error = CommError::Ended { what: message.want.to_string(), rank: to };
+            return Err(self.fail_in(&mut state, rank, error));
+        }
+        let way = (rank, to, message.want.group.clone());
+        state.mail.entry(way).or_default().push_back(message);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    pub(super) fn receive(
+        &self,
+        rank: u32,
+        from: u32,
+        want: &Want,
+    ) -> Result<Box<[u8]>, CommError> {
+        let state = self.lock();
+        state.check()?;
+        let way = (from, rank, want.group.clone());
+        let waiting = (Waiting::Message(way.clone()), want.to_string());
+        let message = self.wait(state, rank, waiting, |state| {
+            state.mail.get_mut(&way).and_then(VecDeque::pop_front)
+        })?;
+        if (message.want.dtype, message.want.bytes) != (want.dtype, want.bytes) {
+            let (got, expected) = (want.to_string(), message.want.to_string());
+            let error = CommError::Mismatch { rank, got, other: from, expected };
+            return Err(self.fail(rank, error));
+        }
+        Ok(message.bytes)
+    }
+
+    /// Waits until `take` gives something, for as long as that can still happen.
+    fn wait<T>(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        rank: u32,
+        waiting: (Waiting, String),
+        mut take: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, CommError> {
+        let begin = Instant::now();
+        let what = waiting.1.clone();
+        state.waiting.insert(rank, waiting);
+        let result = loop {
+            // What is there is taken, whatever happened meanwhile.
+            if let Some(taken) = take(&mut state) {
+                break Ok(taken);
+            }
+            if let Err(error) = state.check() {
+                break Err(error);
+            }
+            if let Some(error) = state.dead_end(rank) {
+                break Err(self.fail_in(&mut state, rank, error));
+            }
+            let waited = begin.elapsed();
+            let Some(rest) = self.timeout.checked_sub(waited).filter(|rest| !rest.is_zero()) else {
+                let missing = state.missing(rank);
+                let waited = self.timeout;
+                let error = CommError::Timeout { what, waited, missing };
+                break Err(self.fail_in(&mut state, rank, error));
+            };
+            let woken = self.changed.wait_timeout(state, rest);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        state.waiting.remove(&rank);
+        result
+    }
+}

@@ -1,0 +1,81 @@
+//! Exchanges between ranks: every rank's numbers in, every rank's numbers out.
+
+use deepwell_ir::ops::{CollectiveKind, Reduction};
+
+/// What each rank has after a collective, given what each had before, in the order of the group.
+/// After a send or a receive the other rank has the numbers; nobody has any here.
+///
+/// # Panics
+///
+/// When slices are not whole, or a place is not in the group.
+pub fn exchange(kind: &CollectiveKind, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let ranks = inputs.len();
+    let slice = |whole: &[f64], place: usize| {
+        let elements = whole.len() / ranks;
+        whole[place * elements..(place + 1) * elements].to_vec()
+    };
+    let of_each = |make: &dyn Fn(usize) -> Vec<f64>| (0..ranks).map(make).collect();
+    match *kind {
+        CollectiveKind::AllReduce { reduction } => {
+            let whole = reduce(reduction, inputs);
+            of_each(&|_| whole.clone())
+        }
+        CollectiveKind::ReduceScatter { reduction } => {
+            let whole = reduce(reduction, inputs);
+            of_each(&|place| slice(&whole, place))
+        }
+        CollectiveKind::AllGather => of_each(&|_| inputs.concat()),
+        CollectiveKind::AllToAll => {
+            of_each(&|place| inputs.iter().flat_map(|input| slice(input, place)).collect())
+        }
+        CollectiveKind::Broadcast { root } => of_each(&|_| inputs[root as usize].clone()),
+        CollectiveKind::Send { .. } | CollectiveKind::Recv { .. } => of_each(&|_| Vec::new()),
+    }
+}
+
+fn reduce(reduction: Reduction, inputs: &[Vec<f64>]) -> Vec<f64> {
+    let join = |numbers: Vec<f64>| match reduction {
+        Reduction::Sum => numbers.iter().sum(),
+        Reduction::Max if numbers.iter().any(|number| number.is_nan()) => f64::NAN,
+        Reduction::Max => numbers.into_iter().fold(f64::NEG_INFINITY, f64::max),
+    };
+    let elements = inputs.first().map_or(0, Vec::len);
+    (0..elements).map(|index| join(inputs.iter().map(|input| input[index]).collect())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::finite_difference::{check, dot, varied};
+
+    /// The op's derivative is that of the sum of all ranks' losses.
+    #[test]
+    fn the_reverse_of_a_collective_is_its_gradient() {
+        let sum = Reduction::Sum;
+        let (all_reduce, all_gather) =
+            (CollectiveKind::AllReduce { reduction: sum }, CollectiveKind::AllGather);
+        let reduce_scatter = CollectiveKind::ReduceScatter { reduction: sum };
+        for (kind, reverse) in [
+            (&all_reduce, &all_reduce),
+            (&reduce_scatter, &all_gather),
+            (&all_gather, &reduce_scatter),
+            (&CollectiveKind::AllToAll, &CollectiveKind::AllToAll),
+        ] {
+            for ranks in [1, 2, 3] {
+                let x = varied(ranks * 6, 1);
+                let parts = |x: &[f64]| -> Vec<Vec<f64>> {
+                    x.chunks_exact(6).map(<[f64]>::to_vec).collect()
+                };
+                let outputs = exchange(kind, &parts(&x));
+                let douts: Vec<Vec<f64>> = (outputs.iter().enumerate())
+                    .map(|(rank, output)| varied(output.len(), 2 + rank as u64))
+                    .collect();
+                let dx = exchange(reverse, &douts).concat();
+                check("dx", &x, &dx, |x| {
+                    let outputs = exchange(kind, &parts(x));
+                    outputs.iter().zip(&douts).map(|(out, dout)| dot(out, dout)).sum()
+                });
+            }
+        }
+    }
+}

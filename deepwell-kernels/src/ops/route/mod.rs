@@ -1,0 +1,15 @@
+//! The router of a mixture of experts and its backward.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("route", cpu::prepare_forward),
+        CpuKernel::new("route_backward", cpu::prepare_backward),
+    ],
+    cuda: &[],
+};
