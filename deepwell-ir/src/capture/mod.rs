@@ -41,52 +41,21 @@
 //! ```
 
 mod blocks;
-mod config;
-mod config_check;
-mod config_json;
 mod error;
-mod experts_config;
-mod family;
 mod folder;
 mod gpt2;
-mod gpt2_folder;
-mod gpt2_graph;
-mod gpt2_parameters;
-mod keys;
-mod known_keys;
-mod latent_config;
+mod json;
 mod llama;
-mod mixture;
 mod model_config;
-mod packing;
-mod parameters;
-mod presets;
 mod pt2;
-mod rope;
-mod rope_json;
-mod stored;
-mod stored_part;
 
-pub use config::{CaptureNotes, HiddenAct, LlamaConfig, StoredDType};
 pub use error::CaptureError;
-pub use experts_config::ExpertsConfig;
-pub use family::ModelFamily;
-pub use folder::{ModelFolder, StoredTensor};
-pub use gpt2::Gpt2Config;
-pub use gpt2_graph::capture_gpt2;
-pub use latent_config::LatentConfig;
-pub use llama::{capture, capture_for_sequence};
+pub use folder::{ModelFolder, StoredPart, StoredTensor};
+pub use gpt2::{Gpt2Config, capture_gpt2};
+pub use llama::{
+    CaptureNotes, ExpertsConfig, HiddenAct, LatentConfig, LlamaConfig, ModelFamily, ParameterRole,
+    ParameterSpec, Rope, RopeScaling, StoredDType, StoredElement, StoredSpec, WeightPacking,
+    YarnScaling, capture, capture_for_sequence,
+};
 pub use model_config::ModelConfig;
-pub use packing::WeightPacking;
-pub use parameters::{ParameterRole, ParameterSpec};
 pub use pt2::{ArchiveTensor, OpaqueCall, Pt2Model};
-pub use rope::{Rope, RopeScaling, YarnScaling};
-pub use stored::{StoredElement, StoredSpec};
-pub use stored_part::StoredPart;
-
-/// The model types that are read, as a hint shows them.
-fn supported_types() -> String {
-    let names: Vec<String> =
-        ModelFamily::ALL.iter().map(|family| format!("`{}`", family.model_type())).collect();
-    names.join(", ")
-}

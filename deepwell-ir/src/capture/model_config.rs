@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::config::{parse_object, read_text};
+use super::json::{parse_object, read_text};
 use super::{
     CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ModelFolder, ParameterRole,
     ParameterSpec, StoredPart, capture, capture_for_sequence, capture_gpt2,

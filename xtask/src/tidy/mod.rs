@@ -6,6 +6,7 @@ mod cuda;
 mod docs;
 mod manifests;
 mod texts;
+mod trees;
 
 use std::ffi::OsString;
 use std::fmt;

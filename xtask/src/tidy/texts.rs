@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Violation, cuda, docs};
+use super::{Violation, cuda, docs, trees};
 use crate::source::{RustLines, committable_files, is_word, split_rust};
 
 const COLUMNS_MAX: usize = 100;
@@ -70,6 +70,7 @@ fn check_text(path: &str, text: &str) -> Vec<Violation> {
         violations.extend(check_module_doc(path, &lines));
         violations.extend(check_banned(path, &lines));
         violations.extend(check_unsafe(path, &lines));
+        violations.extend(trees::check(path, &lines));
     }
     violations
 }

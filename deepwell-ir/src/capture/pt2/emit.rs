@@ -6,9 +6,8 @@ use super::Part;
 use super::exported::{Arg, InputKind, Scalar};
 use super::lower::{Emitted, Lowering, Parameter, Source};
 use super::value::{Columns, Id, Kind, Value, View, Weight};
-use crate::op::Op;
 use crate::ops;
-use crate::{DType, Dim, Init, Role, Shape};
+use crate::{DType, Dim, Init, Op, Role, Shape};
 
 /// Standard deviation of weights that are made anew: that of most published models.
 const STD: f64 = 0.02;

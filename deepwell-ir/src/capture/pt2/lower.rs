@@ -8,9 +8,8 @@ use super::tags::{Piece, tags};
 use super::trace::Trace;
 use super::value::{Columns, Exprs, Id, Kind, Value, Weight};
 use crate::capture::CaptureError;
-use crate::op::Op;
 use crate::ops;
-use crate::{DType, Dim, Graph, GraphBuilder, Init, Role, Shape, Tag, TensorId};
+use crate::{DType, Dim, Graph, GraphBuilder, Init, Op, Role, Shape, Tag, TensorId};
 
 /// Where an operand comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::config::{parse_object, read_dtype, read_text};
-use super::keys::Keys;
-use super::{CaptureError, CaptureNotes, StoredDType};
+use crate::capture::json::{Keys, parse_object, read_text};
+use crate::capture::llama::read_dtype;
+use crate::capture::{CaptureError, CaptureNotes, StoredDType};
 
 /// Largest size that is believed, as with llama.
 const SIZE_MAX: usize = 1 << 22;
@@ -48,7 +48,7 @@ impl Gpt2Config {
     /// stated. Dropout is left out, with a remark.
     ///
     /// # Errors
-    /// As [`LlamaConfig::from_json`](super::LlamaConfig::from_json).
+    /// As [`LlamaConfig::from_json`](crate::capture::LlamaConfig::from_json).
     pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
         let object = parse_object(text, place)?;
         let mut notes = CaptureNotes::default();

@@ -2,8 +2,8 @@
 //! one: experts stored one by one or two projections in one, and packed weights.
 
 use super::parameters::ParameterSpec;
-use super::{LlamaConfig, ModelFamily, ParameterRole, StoredDType, WeightPacking};
 use crate::Role;
+use crate::capture::{LlamaConfig, ModelFamily, ParameterRole, StoredDType, WeightPacking};
 
 /// Values that share an MXFP4 scale.
 pub(super) const MXFP4_BLOCK: usize = 32;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::CaptureError;
-use super::keys::Keys;
+use crate::capture::CaptureError;
+use crate::capture::json::Keys;
 
 /// Longest window of the attention of Mistral if its `config.json` does not state one.
 const MISTRAL_WINDOW: usize = 4096;
@@ -204,7 +204,7 @@ impl ModelFamily {
 
     /// Reads `model_type`.
     pub(super) fn read(keys: &mut Keys<'_>) -> Result<ModelFamily, CaptureError> {
-        let supported = format!("supported: {}", super::supported_types());
+        let supported = format!("supported: {}", supported_types());
         let Some(name) = keys.string("model_type")? else {
             return Err(keys.missing("model_type", &supported));
         };
@@ -326,4 +326,11 @@ impl ModelFamily {
         }
         Ok(full)
     }
+}
+
+/// The model types that are read, as a hint shows them.
+fn supported_types() -> String {
+    let names: Vec<String> =
+        ModelFamily::ALL.iter().map(|family| format!("`{}`", family.model_type())).collect();
+    names.join(", ")
 }

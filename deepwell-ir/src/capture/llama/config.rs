@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
-use super::config_check::LAYERS_MAX;
-use super::keys::{Keys, kind, shown};
-use super::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
+use super::check::LAYERS_MAX;
+use crate::capture::json::{Keys, parse_object, read_text, shown};
+use crate::capture::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
 
 /// Activation of the gated feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,7 +61,7 @@ impl StoredDType {
 /// A llama model, or one of a family that differs from it as [`ModelFamily`] says.
 ///
 /// Fields are plain: change them freely and call [`LlamaConfig::check`], which
-/// [`capture`](super::capture) does again.
+/// [`capture`](crate::capture::capture) does again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// Which family (`model_type`).
@@ -262,7 +262,8 @@ impl LlamaConfig {
     }
 
     /// Radians per position of the `head_dim / 2` pairs of a head, for sequences of `seq_len`
-    /// tokens. The length matters with [`RopeScaling::Dynamic`](super::RopeScaling::Dynamic) only.
+    /// tokens. The length matters with
+    /// [`RopeScaling::Dynamic`](crate::capture::RopeScaling::Dynamic) only.
     pub fn inverse_frequencies(&self, seq_len: usize) -> Vec<f32> {
         self.rope.inverse_frequencies(self.head_dim, self.max_position_embeddings, seq_len)
     }
@@ -277,46 +278,10 @@ fn note_default(notes: &mut CaptureNotes, key: &str, value: &str) {
     notes.remarks.push(format!("`{key}` is not stated: {value}, the default of transformers"));
 }
 
-/// The text of a `config.json`, or that of a model folder, and how messages name it.
-pub(super) fn read_text(path: &Path) -> Result<(String, String), CaptureError> {
-    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    let bytes = std::fs::read(&file).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => CaptureError::NotFound {
-            path: file.clone(),
-            expected: "a config.json".to_string(),
-            hint: "give a Hugging Face model folder or its config.json".to_string(),
-        },
-        _ => CaptureError::Io { path: file.clone(), source },
-    })?;
-    let place = file.display().to_string();
-    let text = String::from_utf8(bytes).map_err(|_| CaptureError::Form {
-        place: place.clone(),
-        expected: "UTF-8 text",
-        got: "other bytes".to_string(),
-    })?;
-    Ok((text, place))
-}
-
-/// The JSON object that `text` is.
-pub(super) fn parse_object(text: &str, place: &str) -> Result<Map<String, Value>, CaptureError> {
-    let value: Value = serde_json::from_str(text).map_err(|error| CaptureError::Json {
-        place: place.to_string(),
-        line: error.line(),
-        column: error.column(),
-        message: strip_position(&error.to_string()),
-    })?;
-    match value {
-        Value::Object(object) => Ok(object),
-        other => Err(CaptureError::Form {
-            place: place.to_string(),
-            expected: "a JSON object",
-            got: kind(&other).to_string(),
-        }),
-    }
-}
-
 /// `dtype` and its older name `torch_dtype`.
-pub(super) fn read_dtype(keys: &mut Keys<'_>) -> Result<Option<StoredDType>, CaptureError> {
+pub(in crate::capture) fn read_dtype(
+    keys: &mut Keys<'_>,
+) -> Result<Option<StoredDType>, CaptureError> {
     let mut found: Option<StoredDType> = None;
     for key in ["dtype", "torch_dtype"] {
         let Some(name) = keys.string(key)? else { continue };
@@ -331,12 +296,4 @@ pub(super) fn read_dtype(keys: &mut Keys<'_>) -> Result<Option<StoredDType>, Cap
         found = Some(dtype);
     }
     Ok(found)
-}
-
-/// The parser's message without the position, which the error states itself.
-fn strip_position(message: &str) -> String {
-    match message.rfind(" at line ") {
-        Some(end) => message[..end].to_string(),
-        None => message.to_string(),
-    }
 }

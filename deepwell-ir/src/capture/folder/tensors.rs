@@ -3,18 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::Dtype;
 use serde_json::Value;
 
-use super::{CaptureError, CaptureNotes, LlamaConfig, ModelFamily, StoredDType, StoredElement};
-
-/// Longest header that is read, bytes: the limit that the safetensors format sets itself.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// A header is preceded by its length as a 64-bit number.
-const LENGTH_BYTES: u64 = 8;
+use crate::capture::{
+    CaptureError, CaptureNotes, LlamaConfig, ModelFamily, StoredDType, StoredElement,
+};
+use crate::{SafetensorsError, SafetensorsHeader};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -22,8 +19,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// A tensor as it lies in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name in the file; that of a [`ParameterSpec`](super::ParameterSpec) or
-    /// [`StoredPart`](super::StoredPart), save for a `transformer.` before the latter.
+    /// Name in the file; that of a [`ParameterSpec`](crate::capture::ParameterSpec) or
+    /// [`StoredPart`](crate::capture::StoredPart), save for a `transformer.` before the latter.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -53,8 +50,8 @@ pub struct ModelFolder<C = LlamaConfig> {
 }
 
 /// A header entry and the file it is from.
-pub(super) struct Found {
-    pub(super) path: PathBuf,
+pub(in crate::capture) struct Found {
+    pub(in crate::capture) path: PathBuf,
     dtype: Dtype,
     shape: Vec<usize>,
     offset_bytes: u64,
@@ -122,7 +119,11 @@ fn layer_of(name: &str) -> usize {
 }
 
 impl Found {
-    pub(super) fn check(self, name: &str, shape: &[usize]) -> Result<StoredTensor, CaptureError> {
+    pub(in crate::capture) fn check(
+        self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<StoredTensor, CaptureError> {
         self.check_as(name, shape, StoredElement::Float)
     }
 
@@ -184,7 +185,7 @@ impl Found {
 }
 
 /// All header entries of a folder by name.
-pub(super) fn find_tensors(
+pub(in crate::capture) fn find_tensors(
     folder: &Path,
     notes: &mut CaptureNotes,
 ) -> Result<BTreeMap<String, Found>, CaptureError> {
@@ -267,43 +268,23 @@ fn read_shards(folder: &Path, index: &Path) -> Result<BTreeMap<String, Found>, C
 
 /// The entries of one safetensors file, whose length must fit them.
 fn read_header(path: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
-    let broken = |problem: String| CaptureError::WeightFile {
-        path: path.to_path_buf(),
-        problem,
-        hint: "download or save the file again".to_string(),
-    };
-    let mut file = File::open(path).map_err(|source| io_error(path, source))?;
-    let file_bytes = file.metadata().map_err(|source| io_error(path, source))?.len();
-    if file_bytes < LENGTH_BYTES {
-        return Err(broken(format!("expected a safetensors file, got {file_bytes} bytes")));
-    }
-    let mut length = [0u8; LENGTH_BYTES as usize];
-    file.read_exact(&mut length).map_err(|source| io_error(path, source))?;
-    let header_bytes = u64::from_le_bytes(length);
-    if header_bytes > HEADER_BYTES_MAX || header_bytes > file_bytes - LENGTH_BYTES {
-        return Err(broken(format!(
-            "expected a safetensors header, got a length of {header_bytes} bytes in a file of \
-             {file_bytes}"
-        )));
-    }
-    let mut header = vec![0u8; header_bytes as usize];
-    file.read_exact(&mut header).map_err(|source| io_error(path, source))?;
-    let metadata: Metadata = serde_json::from_slice(&header)
-        .map_err(|error| broken(format!("broken safetensors header: {error}")))?;
-    let data_start = LENGTH_BYTES + header_bytes;
-    let expected_bytes = data_start + metadata.data_len() as u64;
-    if expected_bytes != file_bytes {
-        return Err(broken(format!(
-            "expected {expected_bytes} bytes from its header, got {file_bytes}"
-        )));
-    }
+    let file = File::open(path).map_err(|source| io_error(path, source))?;
+    let SafetensorsHeader { metadata, data_begin } =
+        SafetensorsHeader::read(&file).map_err(|error| match error {
+            SafetensorsError::Io(source) => io_error(path, source),
+            error => CaptureError::WeightFile {
+                path: path.to_path_buf(),
+                problem: error.to_string(),
+                hint: "download or save the file again".to_string(),
+            },
+        })?;
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         let (start, end) = info.data_offsets;
         let stored = Found {
             path: path.to_path_buf(),
             dtype: info.dtype,
             shape: info.shape.clone(),
-            offset_bytes: data_start + start as u64,
+            offset_bytes: data_begin + start as u64,
             size_bytes: (end - start) as u64,
         };
         (name, stored)
@@ -311,7 +292,7 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, Found>, CaptureError> {
     Ok(metadata.tensors().into_iter().map(entry).collect())
 }
 
-pub(super) fn note_dtypes(
+pub(in crate::capture) fn note_dtypes(
     torch_dtype: Option<StoredDType>,
     tensors: &[StoredTensor],
     notes: &mut CaptureNotes,
@@ -338,7 +319,7 @@ fn io_error(path: &Path, source: std::io::Error) -> CaptureError {
     CaptureError::Io { path: path.to_path_buf(), source }
 }
 
-pub(super) fn missing_tensor(
+pub(in crate::capture) fn missing_tensor(
     folder: &Path,
     name: &str,
     shape: &[usize],
@@ -362,7 +343,7 @@ pub(super) fn missing_tensor(
     }
 }
 
-pub(super) fn unexpected_tensor(name: String, path: PathBuf) -> CaptureError {
+pub(in crate::capture) fn unexpected_tensor(name: String, path: PathBuf) -> CaptureError {
     let hint = if name.ends_with(".bias") {
         "set `attention_bias` or `mlp_bias` in config.json if the model has biases"
     } else {

@@ -3,9 +3,8 @@
 //! Weight files hold projections as `[inputs, outputs]` and the three of attention side by side;
 //! the graph has them apart and the other way round, as every other linear layer.
 
-use super::parameters::{ParameterRole, ParameterSpec};
-use super::{Gpt2Config, ParameterRole as R, StoredPart};
 use crate::Init;
+use crate::capture::{Gpt2Config, ParameterRole, ParameterRole as R, ParameterSpec, StoredPart};
 
 /// One line of the list of a layer's projections.
 struct Projection {

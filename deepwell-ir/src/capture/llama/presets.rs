@@ -1,6 +1,6 @@
 //! Configurations known by name.
 
-use super::{HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType};
+use crate::capture::{HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType};
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.

@@ -1,12 +1,12 @@
 //! Builds the forward graph of a GPT-2 model.
 
-use super::blocks::Blocks;
-use super::{CaptureError, Gpt2Config, ParameterRole as R};
+use crate::capture::blocks::Blocks;
+use crate::capture::{CaptureError, Gpt2Config, ParameterRole as R};
 use crate::ops;
 use crate::{Graph, Tag, TensorId};
 
 /// The forward pass of a GPT-2 model as a [`Graph`] over open batch and sequence sizes, with the
-/// inputs and the loss of [`capture`](super::capture).
+/// inputs and the loss of [`capture`](crate::capture::capture).
 ///
 /// Parameters stand in the order and under the names of [`Gpt2Config::parameters`]. A sequence
 /// longer than `n_positions` is refused when the program is made ready to run.

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::Keys;
-use super::{CaptureError, ModelFamily, Rope, RopeScaling};
+use crate::capture::json::Keys;
+use crate::capture::{CaptureError, ModelFamily, Rope, RopeScaling};
 
 /// Widths of multi-head latent attention, see [`LatentAttention`](crate::ops::LatentAttention).
 ///
-/// The rotated part of a head is [`LlamaConfig::head_dim`](super::LlamaConfig::head_dim) wide.
+/// The rotated part of a head is
+/// [`LlamaConfig::head_dim`](crate::capture::LlamaConfig::head_dim) wide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatentConfig {
     /// Width of the latent of queries (`q_lora_rank`); queries are projected at once if `None`.

@@ -1,7 +1,7 @@
 //! How the fields of a configuration fit each other.
 
 use super::stored::MXFP4_BLOCK;
-use super::{CaptureError, LlamaConfig, RopeScaling, WeightPacking};
+use crate::capture::{CaptureError, LlamaConfig, RopeScaling, WeightPacking};
 
 /// Largest width, head count or layer count that is believed; larger is taken for a mistake. It
 /// also keeps the parameter count of any accepted model within 64 bits.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::folder::{find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
-use super::{CaptureError, Gpt2Config, ModelFolder, StoredTensor};
+use crate::capture::folder::{find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
+use crate::capture::{CaptureError, Gpt2Config, ModelFolder, StoredTensor};
 
 /// What `save_pretrained` puts before the names; the files first published are without it.
 const PREFIX: &str = "transformer.";

@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::Keys;
-use super::{CaptureError, ModelFamily};
+use crate::OpError;
+use crate::capture::json::Keys;
+use crate::capture::{CaptureError, ModelFamily};
 use crate::ops::{ExpertActivation, Route, RouteGroups, RouteScore};
 
 /// `swiglu_alpha` of gpt-oss if its `config.json` does not state one.
@@ -129,7 +130,7 @@ impl ExpertsConfig {
             let expected = format!("at most {size_max} columns over all shared experts");
             return Some(("n_shared_experts", expected, shared.to_string()));
         }
-        if let Some((expected, got)) = self.route(family).misfit() {
+        if let Err(OpError { expected, got, .. }) = self.route(family).check() {
             return Some(("num_experts_per_tok", expected, got));
         }
         let ascending = self.dense_layers.windows(2).all(|pair| pair[0] < pair[1]);

@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{Keys, kind};
-use super::{CaptureError, CaptureNotes, Rope, RopeScaling, YarnScaling};
+use crate::capture::json::{Keys, kind};
+use crate::capture::{CaptureError, CaptureNotes, Rope, RopeScaling, YarnScaling};
 
 const SUPPORTED: &str = "supported: `default`, `linear`, `dynamic`, `llama3`, `yarn`";
 

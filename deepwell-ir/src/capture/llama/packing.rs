@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::Keys;
-use super::{CaptureError, CaptureNotes, ModelFamily};
+use crate::capture::json::Keys;
+use crate::capture::{CaptureError, CaptureNotes, ModelFamily};
 
 /// A packing of stored weights. It changes which tensors a folder holds, not the model: parameters
 /// are counted as if each value were stored by itself.

@@ -1,6 +1,6 @@
 //! The tensors that a configuration asks for, in the names of Hugging Face.
 
-use super::{ExpertsConfig, LatentConfig, LlamaConfig};
+use crate::capture::{ExpertsConfig, LatentConfig, LlamaConfig};
 use crate::{Init, Role};
 
 /// What a parameter does in the model.

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::CaptureError;
 use super::known_keys::{RESTRICTED, WITHOUT_EFFECT};
+use crate::capture::CaptureError;
 
 /// A value as JSON, short enough for a message.
-pub(super) fn shown(value: &Value) -> String {
+pub(in crate::capture) fn shown(value: &Value) -> String {
     const CHARS_MAX: usize = 60;
     let text = match value {
         Value::String(text) => text.clone(),
@@ -21,7 +21,7 @@ pub(super) fn shown(value: &Value) -> String {
 }
 
 /// What a JSON value is, in words.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(in crate::capture) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -38,7 +38,7 @@ fn quotes_hint(value: &Value) -> &'static str {
 }
 
 /// Takes keys out of one object and remembers which were asked for.
-pub(super) struct Keys<'a> {
+pub(in crate::capture) struct Keys<'a> {
     place: &'a str,
     prefix: String,
     object: &'a Map<String, Value>,
@@ -46,7 +46,11 @@ pub(super) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn new(place: &'a str, prefix: &str, object: &'a Map<String, Value>) -> Keys<'a> {
+    pub(in crate::capture) fn new(
+        place: &'a str,
+        prefix: &str,
+        object: &'a Map<String, Value>,
+    ) -> Keys<'a> {
         Keys { place, prefix: prefix.to_string(), object, known: BTreeSet::new() }
     }
 
@@ -56,18 +60,18 @@ impl<'a> Keys<'a> {
     }
 
     /// The value of a key; `null` counts as absent.
-    pub(super) fn get(&mut self, key: &'static str) -> Option<&'a Value> {
+    pub(in crate::capture) fn get(&mut self, key: &'static str) -> Option<&'a Value> {
         self.known.insert(key);
         self.object.get(key).filter(|value| !value.is_null())
     }
 
     /// Whether the key is there, `null` or not.
-    pub(super) fn holds(&self, key: &str) -> bool {
+    pub(in crate::capture) fn holds(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
 
     /// The error for a value that a key may not have.
-    pub(super) fn wrong(
+    pub(in crate::capture) fn wrong(
         &self,
         key: &str,
         expected: &str,
@@ -84,7 +88,12 @@ impl<'a> Keys<'a> {
     }
 
     /// The error for a value that would need mathematics that is not there.
-    pub(super) fn unsupported(&self, key: &str, value: &Value, hint: &str) -> CaptureError {
+    pub(in crate::capture) fn unsupported(
+        &self,
+        key: &str,
+        value: &Value,
+        hint: &str,
+    ) -> CaptureError {
         CaptureError::Unsupported {
             place: self.place.to_string(),
             key: self.full(key),
@@ -93,7 +102,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn missing(&self, key: &str, hint: &str) -> CaptureError {
+    pub(in crate::capture) fn missing(&self, key: &str, hint: &str) -> CaptureError {
         CaptureError::MissingKey {
             place: self.place.to_string(),
             key: self.full(key),
@@ -102,7 +111,10 @@ impl<'a> Keys<'a> {
     }
 
     /// A whole number from 1.
-    pub(super) fn size(&mut self, key: &'static str) -> Result<Option<usize>, CaptureError> {
+    pub(in crate::capture) fn size(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<usize>, CaptureError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
             Some(size) if size > 0 => Ok(Some(size)),
@@ -118,7 +130,10 @@ impl<'a> Keys<'a> {
     }
 
     /// A whole number from 0.
-    pub(super) fn count(&mut self, key: &'static str) -> Result<Option<usize>, CaptureError> {
+    pub(in crate::capture) fn count(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<usize>, CaptureError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
             Some(count) => Ok(Some(count)),
@@ -126,19 +141,25 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn required_size(&mut self, key: &'static str) -> Result<usize, CaptureError> {
+    pub(in crate::capture) fn required_size(
+        &mut self,
+        key: &'static str,
+    ) -> Result<usize, CaptureError> {
         let hint = "transformers would take the size of Llama-2-7B in its place; state it";
         self.size(key)?.ok_or_else(|| self.missing(key, hint))
     }
 
-    pub(super) fn boolean(&mut self, key: &'static str) -> Result<Option<bool>, CaptureError> {
+    pub(in crate::capture) fn boolean(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<bool>, CaptureError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let wrong = || self.wrong(key, "`true` or `false`", value, quotes_hint(value));
         value.as_bool().ok_or_else(wrong).map(Some)
     }
 
     /// A number over `least`, or from it when `inclusive`.
-    pub(super) fn number(
+    pub(in crate::capture) fn number(
         &mut self,
         key: &'static str,
         least: f64,
@@ -159,7 +180,10 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn string(&mut self, key: &'static str) -> Result<Option<&'a str>, CaptureError> {
+    pub(in crate::capture) fn string(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<&'a str>, CaptureError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let wrong = || self.wrong(key, "a string", value, "");
         value.as_str().ok_or_else(wrong).map(Some)
@@ -168,7 +192,10 @@ impl<'a> Keys<'a> {
     /// Accounts for the keys of a `config.json` that nobody asked for. Gives those without effect,
     /// sorted. `architecture` is the class that `architectures` may name. `null` means absent, so
     /// that any key may have it: transformers 5 writes `null` for whatever is not set.
-    pub(super) fn finish_config(self, architecture: &str) -> Result<Vec<String>, CaptureError> {
+    pub(in crate::capture) fn finish_config(
+        self,
+        architecture: &str,
+    ) -> Result<Vec<String>, CaptureError> {
         let mut without_effect = Vec::new();
         for (key, value) in self.object {
             if self.known.contains(key.as_str()) {
@@ -195,7 +222,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Refuses keys that nobody asked for. `owner` says who takes none of them.
-    pub(super) fn finish_nested(self, owner: &str) -> Result<(), CaptureError> {
+    pub(in crate::capture) fn finish_nested(self, owner: &str) -> Result<(), CaptureError> {
         let is_unknown = |&(key, value): &(&String, &Value)| {
             !self.known.contains(key.as_str()) && !value.is_null()
         };

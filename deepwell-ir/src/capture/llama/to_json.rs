@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::LlamaConfig;
+use crate::capture::LlamaConfig;
 
 impl LlamaConfig {
     /// The configuration as a `config.json` in the keys of transformers 4, which 5 takes as well;

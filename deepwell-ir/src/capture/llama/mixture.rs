@@ -1,7 +1,7 @@
 //! Blocks of mixtures: latent attention, experts and shared experts.
 
-use super::llama::LlamaBuilder;
-use super::{CaptureError, ExpertsConfig, LatentConfig, ParameterRole as R};
+use super::graph::LlamaBuilder;
+use crate::capture::{CaptureError, ExpertsConfig, LatentConfig, ParameterRole as R};
 use crate::ops;
 use crate::{Tag, TensorId};
 

@@ -1,7 +1,7 @@
 //! Builds the forward graph of a llama-like model.
 
-use super::blocks::Blocks;
-use super::{CaptureError, LlamaConfig, ParameterRole, RopeScaling};
+use crate::capture::blocks::Blocks;
+use crate::capture::{CaptureError, LlamaConfig, ParameterRole, RopeScaling};
 use crate::ops;
 use crate::{Graph, Tag, TensorId};
 

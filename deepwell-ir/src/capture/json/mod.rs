@@ -1,0 +1,8 @@
+//! A JSON object of which every key is consumed, known to be without effect, or refused.
+
+mod keys;
+mod known_keys;
+mod text;
+
+pub(super) use keys::{Keys, kind, shown};
+pub(super) use text::{parse_object, read_text};

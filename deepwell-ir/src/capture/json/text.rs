@@ -1,0 +1,57 @@
+//! The text of a configuration, and the JSON object that it is.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::kind;
+use crate::capture::CaptureError;
+
+/// The text of a `config.json`, or that of a model folder, and how messages name it.
+pub(in crate::capture) fn read_text(path: &Path) -> Result<(String, String), CaptureError> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let bytes = std::fs::read(&file).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => CaptureError::NotFound {
+            path: file.clone(),
+            expected: "a config.json".to_string(),
+            hint: "give a Hugging Face model folder or its config.json".to_string(),
+        },
+        _ => CaptureError::Io { path: file.clone(), source },
+    })?;
+    let place = file.display().to_string();
+    let text = String::from_utf8(bytes).map_err(|_| CaptureError::Form {
+        place: place.clone(),
+        expected: "UTF-8 text",
+        got: "other bytes".to_string(),
+    })?;
+    Ok((text, place))
+}
+
+/// The JSON object that `text` is.
+pub(in crate::capture) fn parse_object(
+    text: &str,
+    place: &str,
+) -> Result<Map<String, Value>, CaptureError> {
+    let value: Value = serde_json::from_str(text).map_err(|error| CaptureError::Json {
+        place: place.to_string(),
+        line: error.line(),
+        column: error.column(),
+        message: strip_position(&error.to_string()),
+    })?;
+    match value {
+        Value::Object(object) => Ok(object),
+        other => Err(CaptureError::Form {
+            place: place.to_string(),
+            expected: "a JSON object",
+            got: kind(&other).to_string(),
+        }),
+    }
+}
+
+/// The parser's message without the position, which the error states itself.
+fn strip_position(message: &str) -> String {
+    match message.rfind(" at line ") {
+        Some(end) => message[..end].to_string(),
+        None => message.to_string(),
+    }
+}
