@@ -12,8 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "fuzz" / "corpus"
-# Calls of an exported graph that go into one input: a layer has more, but long inputs are slow.
-WINDOW = 14
+# Calls of an exported graph that go into one input, and after how many the next begins. Long inputs
+# are slow: most are short, and the others hold whole patterns, attention and norms.
+WINDOWS = [(3, 2), (14, 14)]
 
 
 def write(target, name, data):
@@ -162,21 +163,55 @@ def window(graph, signature, nodes):
                for name in [*read, *made, *[next(iter(spec.values()))["arg"].get("as_tensor", {}).get("name")
                                             for spec in specs]]
                if name in graph["tensor_values"]}
-    for tensor in tensors.values():
-        for key in ["device", "layout", "requires_grad"]:
-            tensor.pop(key, None)
-    for node in nodes:
-        node["metadata"] = {}
+    symbols = {name: value for name, value in graph.get("sym_int_values", {}).items()
+               if f'"{name}"' in json.dumps(nodes)}
     output_specs = [{"user_output": {"arg": {"as_tensor": {"name": name}}}} for name in outputs[:1]]
     return {
-        "schema_version": {"major": 8, "minor": 1},
-        "torch_version": "2.9",
+        "schema_version": {"major": 8},
         "graph_module": {
-            "graph": {"nodes": nodes, "tensor_values": tensors,
-                      "sym_int_values": graph.get("sym_int_values", {})},
+            "graph": {"nodes": nodes, "tensor_values": tensors, "sym_int_values": symbols},
             "signature": {"input_specs": specs, "output_specs": output_specs},
         },
     }
+
+
+# What nothing reads, or what stands for the same when it is not there.
+UNREAD = {"device", "layout", "requires_grad", "metadata", "kind", "is_hop_single_tensor_return",
+          "expr_str", "range_constraints"}
+
+
+def shorter(value):
+    """The same graph in fewer bytes: sizes as plain numbers, without what is not read."""
+    if isinstance(value, list):
+        return [shorter(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    size = value.get("as_expr", {}).get("hint", {}).get("as_int") if set(value) == {"as_expr"} else None
+    if size is not None:
+        return {"as_int": size}
+    is_node = "target" in value
+    return {key: shorter(item) for key, item in value.items()
+            if key not in UNREAD and not (is_node and key == "name")}
+
+
+def short_names(model):
+    """With `a`, `b` and so on for the names of tensors."""
+    graph = model["graph_module"]["graph"]
+    given = {name: chr(97 + at % 26) + (str(at // 26) if at > 25 else "")
+             for at, name in enumerate(graph["tensor_values"])}
+
+    def renamed(value):
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {key: given.get(item, item) if key == "name" and isinstance(item, str) else renamed(item)
+                for key, item in value.items()}
+
+    model = renamed(model)
+    graph = model["graph_module"]["graph"]
+    graph["tensor_values"] = {given[name]: item for name, item in graph["tensor_values"].items()}
+    return model
 
 
 def pt2():
@@ -184,29 +219,30 @@ def pt2():
         archive = zipfile.ZipFile(path)
         root = path.stem
         model = json.loads(archive.read(f"{root}/models/model.json"))
-        tables = {name: json.loads(archive.read(name)) for name in archive.namelist()
-                  if name.endswith("_config.json")}
-        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-        if root == "sine":
-            write("pt2", "archive", path.read_bytes())
+        tables = {name.removeprefix(f"{root}/"): json.loads(archive.read(name))
+                  for name in archive.namelist() if name.endswith("_config.json")}
+        sizes = {entry.filename.removeprefix(f"{root}/"): entry.file_size
+                 for entry in archive.infolist()}
         graph, signature = model["graph_module"]["graph"], model["graph_module"]["signature"]
         nodes = graph["nodes"]
-        for start in range(0, len(nodes), WINDOW // 2):
-            part = json.loads(json.dumps(nodes[start:start + WINDOW]))
-            small = window(json.loads(json.dumps(graph)), signature, part)
+        windows = [(start, length) for length, step in WINDOWS
+                   for start in range(0, len(nodes), step)]
+        for start, length in windows:
+            small = window(graph, signature, nodes[start:start + length])
+            # One of each archive as PyTorch writes it.
+            small = short_names(shorter(small)) if start else small
             text = json.dumps(small)
-            entries = {f"{root}/archive_format": "pt2", f"{root}/byteorder": "little",
-                       f"{root}/models/model.json": small}
+            entries = {"m/archive_format": "pt2", "m/byteorder": "little",
+                       "m/models/model.json": small}
             for name, table in tables.items():
                 # Only what the window reads, with small files.
-                kept = {key: item for key, item in table["config"].items() if f'"{key}"' in text}
+                kept = {key: shorter(item) for key, item in table["config"].items()
+                        if f'"{key}"' in text}
                 for item in kept.values():
                     file = name.rsplit("/", 1)[0] + "/" + item["path_name"]
-                    entries[file] = sizes[file]
-                    for key in ["device", "layout", "requires_grad"]:
-                        item["tensor_meta"].pop(key, None)
-                entries[name] = {"config": kept}
-            write("pt2", f"{root}-{start}", json.dumps(entries, separators=(",", ":")))
+                    entries[f"m/{file}"] = sizes[file]
+                entries[f"m/{name}"] = {"config": kept}
+            write("pt2", f"{root}-{length}-{start}", json.dumps(entries, separators=(",", ":")))
 
 
 def tokenizers():
