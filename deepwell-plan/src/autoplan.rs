@@ -8,7 +8,7 @@ use deepwell_probe::{Gpu, Hardware};
 use crate::lower::with_batches;
 use crate::{
     Degrees, DryRun, KernelPlan, OptimizerSpec, Placement, Plan, PlanError, StagePlan,
-    arena_bytes_with_fallback, dryrun, format_bytes, lower,
+    arena_bytes_with_fallback, dryrun, format_bytes, lower, lower_fallback,
 };
 
 /// What the user wants trained.
@@ -37,6 +37,8 @@ pub struct Planned {
     pub plan: Plan,
     /// Its program.
     pub program: Program,
+    /// What its layers fall back to, all in BF16; none where nothing is quantized.
+    pub fallback: Option<Program>,
     /// Its prediction.
     pub prediction: DryRun,
     /// Candidates that were not taken, with reasons.
@@ -83,11 +85,8 @@ pub fn autoplan(
             let candidate = with_batches(&base, micro_batch, count, rule);
             let program = lower(graph, &candidate, catalog, target)?;
             let mut prediction = dryrun(std::slice::from_ref(&program), hardware);
-            if target.arch != "cpu" {
-                let bytes =
-                    arena_bytes_with_fallback(graph, &candidate, &program, catalog, target)?;
-                prediction.reserve(bytes, target);
-            }
+            let fallback = lower_fallback(graph, &candidate, &program, catalog, target)?;
+            prediction.reserve(arena_bytes_with_fallback(&program, fallback.as_ref()), target);
             let name = format!("micro-batch {micro_batch} x {count}, recompute {rule}");
             let peak_bytes = prediction.ranks[0].peak_bytes;
             if peak_bytes > limit_bytes {
@@ -98,7 +97,12 @@ pub fn autoplan(
                 ));
                 continue;
             }
-            best = Some(Planned { plan: candidate, program, prediction, rejected: Vec::new() });
+            if let Some(fallback) = &fallback {
+                let in_bf16 = dryrun(std::slice::from_ref(fallback), hardware);
+                prediction.expected_speedup_over_bf16 = Some(in_bf16.time_s / prediction.time_s);
+            }
+            let plan = candidate;
+            best = Some(Planned { plan, program, fallback, prediction, rejected: Vec::new() });
             // Smaller micro-batches read the same weights more often and save nothing else.
             let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
             rejected

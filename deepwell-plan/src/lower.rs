@@ -468,27 +468,32 @@ struct NewCall {
     recomputes: bool,
 }
 
-/// Size of an arena in which `program`, lowered from `plan`, can be lowered again after some of its
-/// layers have fallen back to BF16: its persistent part is largest with every copy in MXFP8, its
-/// transient part with every activation in BF16. The program's own size where nothing is in MXFP8.
+/// Lowers `plan` all in BF16: what layers of `program` fall back to. None where it has nothing to
+/// fall back from.
 ///
 /// # Errors
 /// As [`lower`].
-pub fn arena_bytes_with_fallback(
+pub fn lower_fallback(
     graph: &Graph,
     plan: &Plan,
     program: &Program,
     catalog: &dyn KernelCatalog,
     target: &Target,
-) -> Result<usize, PlanError> {
+) -> Result<Option<Program>, PlanError> {
     if program.precision.iter().all(|tensor| tensor.format != Format::Mxfp8) {
-        return Ok(program.arena.bytes);
+        return Ok(None);
     }
     let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
-    let fallback = lower(graph, &in_bf16, catalog, target)?;
-    let persistent = program.arena.transient_offset.max(fallback.arena.transient_offset);
-    let transient = program.arena.transient_bytes().max(fallback.arena.transient_bytes());
-    Ok(persistent + transient)
+    lower(graph, &in_bf16, catalog, target).map(Some)
+}
+
+/// Size of an arena in which `program` can be lowered again after some of its layers have fallen
+/// back: its persistent part is largest with every copy quantized, its transient part with every
+/// activation in BF16, as in `fallback`.
+pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) -> usize {
+    let arenas = || [program].into_iter().chain(fallback).map(|program| &program.arena);
+    let persistent = arenas().map(|arena| arena.transient_offset).max().unwrap_or(0);
+    persistent + arenas().map(|arena| arena.transient_bytes()).max().unwrap_or(0)
 }
 
 /// The plan for one device that [`crate::autoplan`] varies.

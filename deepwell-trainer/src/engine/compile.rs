@@ -6,10 +6,8 @@ use deepwell_ir::capture::ModelConfig;
 use deepwell_ir::{Call, Graph, Op, PrecisionPolicy, Program, Recompute, ValueId};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
-    OptimizerSpec, Plan, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, dryrun, lower,
-    lower_evaluation,
+    OptimizerSpec, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, lower_evaluation,
 };
-use deepwell_precision::Format;
 use deepwell_probe::Hardware;
 
 use super::step::{Statistics, Steps};
@@ -89,19 +87,13 @@ pub fn compile_on(
         micro_batch: options.micro_batch,
         recompute: options.recompute,
     };
-    let Planned { plan, program, mut prediction, rejected } =
+    let Planned { plan, program, fallback, mut prediction, rejected } =
         autoplan(&graph, &hardware, &request, kernels, &target)?;
     let evaluation = lower_evaluation(&graph, &plan, &program, kernels, &target)?;
     // A layer that falls back to BF16 is compiled again into the same arena.
-    let with_fallback = arena_bytes_with_fallback(&graph, &plan, &program, kernels, &target)?;
-    let arena_bytes = with_fallback.max(program.arena.bytes).max(evaluation.arena.bytes);
+    let with_fallback = arena_bytes_with_fallback(&program, fallback.as_ref());
+    let arena_bytes = with_fallback.max(evaluation.arena.bytes);
     prediction.reserve(arena_bytes, &target);
-    if options.policy.format() == Format::Mxfp8 {
-        let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };
-        let fallback = lower(&graph, &in_bf16, kernels, &target)?;
-        let speed = dryrun(std::slice::from_ref(&fallback), &hardware).time_s;
-        prediction.expected_speedup_over_bf16 = Some(speed / prediction.time_s);
-    }
     let mut executor = Executor::new(backend, arena_bytes)?;
     let statistics = layers_of_statistics(&program);
     let (inputs, outputs) = host_copy_bytes(&program);

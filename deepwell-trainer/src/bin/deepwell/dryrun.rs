@@ -4,9 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
-use deepwell_ir::PrecisionPolicy;
-use deepwell_plan::{DryRun, Plan, dryrun, format_bytes, lower, mxfp8_flop_share};
-use deepwell_precision::Format;
+use deepwell_plan::{DryRun, dryrun, format_bytes, mxfp8_flop_share};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -37,18 +35,9 @@ pub(crate) struct DryrunCommand {
 }
 
 pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
-    let Planning { graph, hardware, target, catalog, planned } = args.planning.plan()?;
-    let mut prediction = planned.prediction;
-    let is_mxfp8 = planned.plan.policy.format() == Format::Mxfp8;
-    let in_bf16 = if is_mxfp8 {
-        let plan = Plan { policy: PrecisionPolicy::bf16(), ..planned.plan.clone() };
-        let program = lower(&graph, &plan, catalog.as_ref(), &target)?;
-        let in_bf16 = dryrun(&[program], &hardware);
-        prediction.expected_speedup_over_bf16 = Some(in_bf16.time_s / prediction.time_s);
-        Some(in_bf16)
-    } else {
-        None
-    };
+    let Planning { hardware, planned, .. } = args.planning.plan()?;
+    let prediction = planned.prediction;
+    let in_bf16 = planned.fallback.map(|program| dryrun(&[program], &hardware));
     let (blocks, all) = mxfp8_flop_share(&planned.program);
     let predicted = Predicted {
         micro_batch: planned.plan.micro_batch,

@@ -53,16 +53,10 @@ pub(crate) struct PlanningArgs {
     device: Device,
 }
 
-/// A plan with everything that it was made from.
+/// A plan and the machine that it is for.
 pub(crate) struct Planning {
-    /// The forward graph.
-    pub(crate) graph: Graph,
     /// The machine.
     pub(crate) hardware: Hardware,
-    /// What the program runs on.
-    pub(crate) target: Target,
-    /// Its kernels.
-    pub(crate) catalog: Catalog,
     /// The plan, its program and its prediction.
     pub(crate) planned: Planned,
 }
@@ -98,7 +92,7 @@ impl PlanningArgs {
         };
         let catalog = self.device.catalog();
         let planned = autoplan(&graph, &hardware, &request, catalog.as_ref(), &target)?;
-        Ok(Planning { graph, hardware, target, catalog, planned })
+        Ok(Planning { hardware, planned })
     }
 
     fn check_sizes(&self) -> Result<()> {
