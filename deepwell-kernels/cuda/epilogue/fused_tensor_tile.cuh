@@ -365,25 +365,19 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
     }
 }
 
-// What the epilogue warps count: of copies, and the tiles.
-struct FusedCounters {
-    MxCounters copies;
-    uint32 tiles = 0;
-};
-
 // The epilogue warps: what follows tile after tile.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared,
                                                   uint32 tensor_base, Tiles tiles,
                                                   const FusedResult& result,
-                                                  FusedCounters& counters) {
+                                                  MxCounters& counters) {
     constexpr int kPieces = S::kTileN / kFusedPiece;
-    counters.tiles = take_tensor_tiles(
+    take_tensor_tiles(
         shared, tensor_base, tiles,
         [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
             auto release) {
             store_fused_tile<S::kTileN, kReleasedPieces<S, kPieces>>(
-                result, row, column, address, backwards, staged, counters.copies, release);
+                result, row, column, address, backwards, staged, counters, release);
         });
 }
 
@@ -407,17 +401,13 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
             activation, flags                                                                    \
     }
 
-// All threads of all blocks, last of all: the counters of the copies, if there are any. A block
-// that `kClaimsTiles` did the work of as many blocks of the grid as it had tiles.
-template <bool kClaimsTiles>
+// All threads of all blocks, last of all: the counters of the copies, if there are any.
 __device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
-                                                       const FusedCounters& counters,
+                                                       const MxCounters& counters,
                                                        MxTotals* totals, uint64* statistics) {
     const uint64 copies = (result.copies.codes != nullptr) + (result.copies.codes_t != nullptr);
     if (copies > 0) {
         const uint64 elements = copies * result.copies.rows * result.copies.columns;
-        mx_write_statistics<32 * sm100::kFirstEpilogueWarp>(
-            counters.copies, kClaimsTiles ? counters.tiles : 1, gridDim.x, totals, elements,
-            statistics);
+        mx_write_statistics(counters, gridDim.x, totals, elements, statistics);
     }
 }

@@ -6,23 +6,24 @@
 #include "common/types.cuh"
 #include "mma/sm100_bf16_tile.cuh"
 #include "ptx/elect.cuh"
+#include "scheduler/tile_walk.cuh"
 
 // a b [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue warps
 // do. `memory` is all of the dynamic shared memory.
-template <template <typename, bool...> class Tiles, typename S, typename Store>
+template <typename S, typename Store>
 __device__ __forceinline__ void bf16_product(const TensorMap& a, const TensorMap& b, int32 rows,
                                              int32 columns, int32 depth, uint8* memory,
                                              Store store) {
     using namespace sm100_bf16;
     const Shared<S> shared(memory);
-    const uint32 tensor_base = begin<Tiles<S>>(shared);
+    const uint32 tensor_base = begin(shared);
     const uint32 warp = threadIdx.x / 32;
     const int32 pieces = (depth + kBlockK - 1) / kBlockK;
-    const Tiles<S> tiles(shared, rows, columns);
+    const TileWalk<S> tiles(rows, columns);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_elements(shared, a, b, tiles.asking(), pieces);
+            copy_elements(shared, a, b, tiles, pieces);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank_in_pair<S>() == 0 && elect_one()) {

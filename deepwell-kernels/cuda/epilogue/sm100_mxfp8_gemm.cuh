@@ -6,24 +6,25 @@
 #include "common/types.cuh"
 #include "mma/sm100_mxfp8_tile.cuh"
 #include "ptx/elect.cuh"
+#include "scheduler/tile_walk.cuh"
 
 // a b^T [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue
 // warps do. `memory` is all of the dynamic shared memory.
-template <template <typename, bool...> class Tiles, typename S, typename Store>
+template <typename S, typename Store>
 __device__ __forceinline__ void mxfp8_product(const sm100_mxfp8::Operand& a,
                                               const sm100_mxfp8::Operand& b, int32 depth,
                                               uint8* memory, Store store) {
     using namespace sm100_mxfp8;
     const Shared<S> shared(memory);
-    const uint32 tensor_base = begin<Tiles<S>>(shared);
+    const uint32 tensor_base = begin(shared);
     const uint32 warp = threadIdx.x / 32;
     const uint32 rank = rank_in_pair<S>();
     const int32 pieces = (depth + kDepthBytes - 1) / kDepthBytes;
-    const Tiles<S> tiles(shared, a.rows, b.rows);
+    const TileWalk<S> tiles(a.rows, b.rows);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_codes(shared, a, b, tiles.asking(), pieces);
+            copy_codes(shared, a, b, tiles, pieces);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank == 0 && elect_one()) {

@@ -146,19 +146,17 @@ template <typename S, int kPieces>
 constexpr int kReleasedPieces = S::kShares ? 1 : kPieces;
 
 // The epilogue warps: `store(row, column, address, backwards, staged, release)` takes the 32 rows
-// of a warp of tile after tile, as store_tensor_tile does. Returns the number of tiles.
+// of a warp of tile after tile, as store_tensor_tile does.
 template <typename S, typename Tiles, typename Store>
-__device__ __forceinline__ uint32 take_tensor_tiles(const sm100::Shared<S>& shared,
-                                                    uint32 tensor_base, Tiles tiles,
-                                                    Store store) {
+__device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared,
+                                                  uint32 tensor_base, Tiles tiles, Store store) {
     const uint32 quarter = threadIdx.x / 32 - sm100::kFirstEpilogueWarp;
     const uint32 own_row = sm100::rank_in_pair<S>() * sm100::kBlockM + quarter * 32;
     const uint32 lanes = quarter * 32 << 16;
     uint8* staged = shared.staged + quarter * (32 * 128);
     sm100::Ring<sm100::kAccumulators> ring;
     sm100::Ring<S::kDrained> drained;
-    uint32 count = 0;
-    for (TilePlace place; tiles.next(place); ++count) {
+    for (TilePlace place; tiles.next(place);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         sm100::wait<S>(shared.done + ring.index, ring.phase);
         tcgen05_fence_after_barrier();
@@ -175,7 +173,6 @@ __device__ __forceinline__ uint32 take_tensor_tiles(const sm100::Shared<S>& shar
         ring.advance();
         drained.advance();
     }
-    return count;
 }
 
 // The epilogue warps: writes tile after tile.

@@ -55,8 +55,8 @@ struct MxTally {
         }
     }
 
-    // By all threads behind that barrier, after the work of so many blocks.
-    __device__ __forceinline__ void give(uint32 blocks = 1) {
+    // By all threads behind that barrier, after the work of the block.
+    __device__ __forceinline__ void give() {
         if (threadIdx.x >= 32) {
             return;
         }
@@ -82,7 +82,7 @@ struct MxTally {
                     atomicAdd(&totals->counts[i], counts[i]);
                 }
             }
-            blocks_done = add_acquire_release(&totals->blocks, blocks) + blocks;
+            blocks_done = add_acquire_release(&totals->blocks, 1u) + 1;
         }
     }
 
@@ -102,20 +102,14 @@ struct MxTally {
     }
 };
 
-// Ends a kernel with a grid of `blocks` blocks which tallies last of all. The calling one did the
-// work of `own_blocks` of them, as thread `kTeller` knows.
-template <int kTeller>
-__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 own_blocks,
-                                                    uint32 blocks, MxTotals* totals,
-                                                    uint64 elements, uint64* statistics) {
+// Ends a kernel with a grid of `blocks` blocks which tallies last of all.
+__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 blocks,
+                                                    MxTotals* totals, uint64 elements,
+                                                    uint64* statistics) {
     __shared__ MxTallyShared shared;
-    __shared__ uint32 told;
     MxTally tally(shared, totals);
     tally.leave(counters);
-    if (threadIdx.x == kTeller) {
-        told = own_blocks;
-    }
     __syncthreads();
-    tally.give(told);
+    tally.give();
     tally.finish(blocks, elements, statistics);
 }

@@ -15,7 +15,7 @@
 //   multiply       one thread (of the first block) multiplies;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
 // Each walks the same tiles in the same order: `tiles.next(place)` gives the first element of the
-// next one (scheduler/tile_walk.cuh). The thread that copies operands walks `tiles.asking()`.
+// next one (scheduler/tile_walk.cuh).
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -34,7 +34,6 @@ constexpr int kStepBytes = 32;    // of a row, in one product
 constexpr int kSteps = kDepthBytes / kStepBytes;
 constexpr int kTensorColumns = 512;
 constexpr int kAccumulators = 2;
-constexpr int kClaims = 2;  // of tiles, see ClaimedTiles in scheduler/tile_walk.cuh
 constexpr int kSharedLimit = 227 * 1024;
 constexpr int kBarrierBytes = 256;
 constexpr int kAlignment = 1024;
@@ -83,10 +82,7 @@ struct TileShape {
                   "accumulators and what stands beside them fit tensor memory");
     static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
-    // Threads that walk tiles: one copies, one of a tile multiplies, and the other warps.
-    static constexpr int kWalkers = kTiles * (kBlocks * (1 + 32 * kEpilogueWarps) + 1);
-    static_assert(kClaims * 32 + (2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes,
-                  "barriers");
+    static_assert((2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes, "barriers");
 };
 
 // Shared memory from a 1024-byte boundary on, in the same places in all blocks of a cluster.
@@ -95,9 +91,6 @@ struct Shared {
     uint8* operands;     // [kStages][kBlockM + kBlockN][128], swizzled
     uint8* side;         // [kStages][kSideBytes]
     uint8* staged;       // [kEpilogueWarps][32][128]
-    uint4* answers;      // [kClaims] tiles that were asked for
-    uint64* answered;    // [kClaims] the answer is there
-    uint64* taken;       // [kClaims] all have read it; of the first block of a cluster
     uint64* full;        // [kStages] operands and the rest are there; of the first block of a pair
     uint64* empty;       // [kStages] the stage is read, by all tiles of the cluster
     uint64* done;        // [kAccumulators] the accumulator is complete
@@ -109,10 +102,7 @@ struct Shared {
         operands = memory + (-address & (kAlignment - 1));
         side = operands + S::kStages * S::kOperandBytes;
         staged = side + S::kStages * S::kSideBytes;
-        answers = reinterpret_cast<uint4*>(staged + kStagedBytes);
-        answered = reinterpret_cast<uint64*>(answers + kClaims);
-        taken = answered + kClaims;
-        full = taken + kClaims;
+        full = reinterpret_cast<uint64*>(staged + kStagedBytes);
         empty = full + S::kStages;
         done = empty + S::kStages;
         drained = done + kAccumulators;
@@ -120,14 +110,7 @@ struct Shared {
     }
 
     // By one thread of each block.
-    template <bool kClaimsTiles>
     __device__ __forceinline__ void init_barriers() const {
-        if constexpr (kClaimsTiles) {
-            for (int i = 0; i < kClaims; ++i) {
-                mbarrier_set(answered + i);
-                mbarrier_set(taken + i, S::kWalkers);
-            }
-        }
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(full + i);
             mbarrier_set(empty + i, S::kTiles);
@@ -259,11 +242,11 @@ __device__ __forceinline__ void synchronize_all() {
 
 // All threads, first of all: barriers and tensor memory, whose address this gives. That it has been
 // allocated is known by the address: fences of tcgen05 are for what is asynchronous.
-template <typename Tiles, typename S>
+template <typename S>
 __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
     const uint32 warp = threadIdx.x / 32;
     if (warp == kCopyWarp && elect_one()) {
-        shared.template init_barriers<Tiles::kClaimsTiles>();
+        shared.init_barriers();
     }
     if (warp == kMultiplyWarp) {
         tcgen05_allocate_all<S::kBlocks>(shared.tensor_base);

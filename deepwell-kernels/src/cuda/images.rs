@@ -1,7 +1,7 @@
 //! Where compiled kernels come from.
 //!
-//! In this order: cubins that were embedded when the crate was built, the folder that
-//! `DEEPWELL_KERNELS_DIR` names, `target/kernels` under the working directory and its parents.
+//! In this order: the folder that `DEEPWELL_KERNELS_DIR` names, `target/kernels` under the working
+//! directory and its parents.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

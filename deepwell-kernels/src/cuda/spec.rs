@@ -1,8 +1,8 @@
 //! What a CUDA kernel says of itself, as plain data.
 //!
-//! A launcher, in the folder of its op, holds the specs of one `.cu` file (or of one library call) and
-//! the function that turns a call into launches. Selection reads only the specs, so it works for a
-//! GPU that is not here.
+//! A launcher, in the folder of its op, holds the specs of one `.cu` file (or of one library call)
+//! and the function that turns a call into launches. Selection reads only the specs, so it works
+//! for a GPU that is not here.
 
 use deepwell_ir::{KernelRequest, Target, Tile};
 

@@ -8,6 +8,7 @@
 //!
 //! `cpu.rs` is the CPU kernel, a `.cu` file a CUDA kernel, `cuda*.rs` or one of the kernel's name
 //! its launcher, `tests/` what runs on a GPU or the emulator (`tests/cuda/main.rs` includes it).
+//! `mod.rs` says `KERNELS`: the CPU's with their scratch, and the specs of the launchers.
 
 pub mod adamw;
 pub mod add;

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 #[macro_use]
 mod trials;
 
-/// Makes a row of `emulated.rs`: `emulated! { add on Sm100a: |gpu| check(gpu, 401, 1000) }` runs the
-/// kernels of `add.cu` on that architecture, unless another is asked for.
+/// Makes a row of `emulated.rs`: `emulated! { add on Sm100a: |gpu| check(gpu, 401, 1000) }` runs
+/// the kernels of `add.cu` on that architecture, unless another is asked for.
 macro_rules! emulated {
     ($file:ident on $architecture:ident: $check:expr) => {
         #[cfg(feature = "emulated")]

@@ -75,27 +75,6 @@ const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
 /// reads, which has room for more stages.
 const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
 
-/// How blocks come to their tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Schedule {
-    /// As many blocks as fit the device walk the tiles in a fixed order.
-    Walk,
-    /// The grid has all clusters, and those that run take over the work of those that
-    /// have not begun. Blocks that are slower, or come later because something else runs, take
-    /// fewer; it asks for more of the device's scheduler. Which of both is faster was not measured.
-    Claim,
-}
-
-impl Schedule {
-    /// What kernels have at the end of their names.
-    pub(crate) fn suffix(self) -> &'static str {
-        match self {
-            Schedule::Walk => "",
-            Schedule::Claim => "_claimed",
-        }
-    }
-}
-
 /// A product: rows and columns of the result, elements of depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProductSizes {
@@ -265,12 +244,9 @@ impl TileShape {
     }
 
     /// Blocks of the grid.
-    fn grid(self, sizes: ProductSizes, schedule: Schedule, multiprocessors: u32) -> u32 {
+    fn grid(self, sizes: ProductSizes, multiprocessors: u32) -> u32 {
         let at_once = self.clusters_at_once(multiprocessors as usize);
-        let clusters = match schedule {
-            Schedule::Walk => self.clusters(sizes).min(at_once),
-            Schedule::Claim => self.clusters(sizes),
-        };
+        let clusters = self.clusters(sizes).min(at_once);
         (clusters * self.cluster_blocks()) as u32
     }
 
@@ -279,13 +255,12 @@ impl TileShape {
         self,
         function: Function,
         sizes: ProductSizes,
-        schedule: Schedule,
         multiprocessors: u32,
         arguments: Vec<Argument>,
     ) -> Step {
         Step::Launch(Launch {
             function,
-            grid: [self.grid(sizes, schedule, multiprocessors), 1, 1],
+            grid: [self.grid(sizes, multiprocessors), 1, 1],
             block: [THREADS, 1, 1],
             cluster: [self.cluster_blocks() as u32, 1, 1],
             shared_bytes: self.shared_bytes(),
@@ -404,29 +379,24 @@ mod tests {
     #[test]
     fn stages_fit_and_grids_cover() {
         let (bf16, mx) = (Operands::Bf16, Operands::Mx);
-        // The last: blocks of a grid with a cluster for each tile.
-        for (operands, index, shared_bytes, name, grid, all) in [
-            (mx, 0, 223_488, "256x256", 4, 32),
-            (mx, 1, 222_464, "256x128", 4, 64),
-            (mx, 2, 220_416, "128x256", 4, 32),
-            (mx, 3, 220_416, "128x128", 4, 64),
-            (bf16, 0, 214_272, "256x256", 4, 32),
-            (bf16, 1, 214_272, "256x128", 4, 64),
-            (bf16, 2, 214_272, "128x256", 4, 32),
-            (bf16, 3, 214_272, "128x128", 4, 64),
-            (bf16, 4, 214_272, "256x256_2x1", 4, 32),
-            (bf16, 5, 214_272, "256x128_1x2", 4, 64),
+        for (operands, index, shared_bytes, name, grid) in [
+            (mx, 0, 223_488, "256x256", 4),
+            (mx, 1, 222_464, "256x128", 4),
+            (mx, 2, 220_416, "128x256", 4),
+            (mx, 3, 220_416, "128x128", 4),
+            (bf16, 0, 214_272, "256x256", 4),
+            (bf16, 1, 214_272, "256x128", 4),
+            (bf16, 2, 214_272, "128x256", 4),
+            (bf16, 3, 214_272, "128x128", 4),
+            (bf16, 4, 214_272, "256x256_2x1", 4),
+            (bf16, 5, 214_272, "256x128_1x2", 4),
         ] {
             let shape = TileShape::all(operands)[index];
             assert_eq!(shape.shared_bytes(), shared_bytes, "{shape:?}");
             assert_eq!(shape.name(), name);
             let (large, small) = (sizes((1000, 1000, 64)), sizes((1, 1, 64)));
-            assert_eq!(shape.grid(large, Schedule::Walk, 4), grid, "{shape:?}");
-            assert_eq!(shape.grid(large, Schedule::Claim, 4), all, "{shape:?}");
-            for schedule in [Schedule::Walk, Schedule::Claim] {
-                let cluster = shape.cluster_blocks() as u32;
-                assert_eq!(shape.grid(small, schedule, 4), cluster, "{shape:?}");
-            }
+            assert_eq!(shape.grid(large, 4), grid, "{shape:?}");
+            assert_eq!(shape.grid(small, 4), shape.cluster_blocks() as u32, "{shape:?}");
         }
     }
 

@@ -14,20 +14,19 @@
 #include "common/types.cuh"
 #include "epilogue/sm100_bf16_gemm.cuh"
 #include "epilogue/store_tensor_tile.cuh"
-#include "scheduler/tile_walk.cuh"
 
 using namespace sm100_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
 // result = a b, `depth` deep.
-template <template <typename, bool...> class Tiles, typename S, typename Element>
+template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                                      const TileResult<Element>& result, int32 depth) {
-    bf16_product<Tiles, S>(a, b, result.rows, result.columns, depth, memory,
-                           [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
-                               store_tensor_tiles(shared, tensor_base, tiles, result);
-                           });
+    bf16_product<S>(a, b, result.rows, result.columns, depth, memory,
+                    [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
+                        store_tensor_tiles(shared, tensor_base, tiles, result);
+                    });
 }
 
 // a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes: by
@@ -35,34 +34,26 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 // 64 in depth. Of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster share, boxes
 // by depth have that part. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32
 // result. A pair is a cluster of two, if no tiles share.
-#define BF16_GEMM(name, Tiles, blocks, tile_n, down, across, a_by_depth, b_by_depth, Element)    \
+#define BF16_GEMM(name, blocks, tile_n, down, across, a_by_depth, b_by_depth, Element)           \
     extern "C" __global__ void __cluster_dims__((blocks) * (down) * (across), 1, 1)              \
         __launch_bounds__(kThreads, 1)                                                           \
             name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,       \
                  const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,  \
                  int32 k, uint32 accumulate) {                                                   \
-        gemm<Tiles, Shape<blocks, tile_n, down, across, a_by_depth, b_by_depth>>(                \
+        gemm<Shape<blocks, tile_n, down, across, a_by_depth, b_by_depth>>(                       \
             a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
     }
 
-#define LINEAR_PRODUCTS(tile, Tiles, ...)                                                        \
-    BF16_GEMM(sm100_bf16_gemm_linear_##tile, Tiles, __VA_ARGS__, true, true, bf16)               \
-    BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, Tiles, __VA_ARGS__, true, false, bf16)          \
-    BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, Tiles, __VA_ARGS__, false, false, float)
+#define LINEAR_PRODUCTS(tile, ...)                                                               \
+    BF16_GEMM(sm100_bf16_gemm_linear_##tile, __VA_ARGS__, true, true, bf16)                      \
+    BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, __VA_ARGS__, true, false, bf16)                 \
+    BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, __VA_ARGS__, false, false, float)
 
-LINEAR_PRODUCTS(128x128, TileWalk, 1, 128, 1, 1)
-LINEAR_PRODUCTS(128x256, TileWalk, 1, 256, 1, 1)
-LINEAR_PRODUCTS(256x128, TileWalk, 2, 128, 1, 1)
-LINEAR_PRODUCTS(256x256, TileWalk, 2, 256, 1, 1)
+LINEAR_PRODUCTS(128x128, 1, 128, 1, 1)
+LINEAR_PRODUCTS(128x256, 1, 256, 1, 1)
+LINEAR_PRODUCTS(256x128, 2, 128, 1, 1)
+LINEAR_PRODUCTS(256x256, 2, 256, 1, 1)
 
 // Two pairs that share rows of a, or of b.
-LINEAR_PRODUCTS(256x128_1x2, TileWalk, 2, 128, 1, 2)
-LINEAR_PRODUCTS(256x256_2x1, TileWalk, 2, 256, 2, 1)
-
-// The grid has all clusters.
-LINEAR_PRODUCTS(128x128_claimed, ClaimedTiles, 1, 128, 1, 1)
-LINEAR_PRODUCTS(128x256_claimed, ClaimedTiles, 1, 256, 1, 1)
-LINEAR_PRODUCTS(256x128_claimed, ClaimedTiles, 2, 128, 1, 1)
-LINEAR_PRODUCTS(256x256_claimed, ClaimedTiles, 2, 256, 1, 1)
-LINEAR_PRODUCTS(256x128_1x2_claimed, ClaimedTiles, 2, 128, 1, 2)
-LINEAR_PRODUCTS(256x256_2x1_claimed, ClaimedTiles, 2, 256, 2, 1)
+LINEAR_PRODUCTS(256x128_1x2, 2, 128, 1, 2)
+LINEAR_PRODUCTS(256x256_2x1, 2, 256, 2, 1)

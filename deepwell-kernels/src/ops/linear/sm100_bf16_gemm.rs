@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
 use crate::cuda::launch::products::{LinearSizes, not_empty};
 use crate::cuda::launch::tcgen05::{
-    Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, boxes_by_rows,
+    Operands, ProductSizes, TileShape, boxes_by_depth, boxes_by_rows,
 };
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
@@ -16,29 +16,16 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspac
 /// Elements by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 8;
 
-/// Both schedules; nothing shows yet that the second is better anywhere, so the first is preferred.
-pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_sm100_bf16_gemm",
-        ops: OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Walk),
-    },
-    CudaKernelSpec {
-        name: "cuda_sm100_bf16_gemm_claimed",
-        ops: OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Claim),
-    },
-];
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm100_bf16_gemm",
+    ops: OPS,
+    architectures: ARCHITECTURES,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    select_tile: Some(select_tile),
+    prepare,
+}];
 
 const OPS: &[&str] = &["linear", "linear_input_grad", "linear_weight_grad"];
 pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
@@ -74,7 +61,6 @@ impl Form {
     }
 }
 
-/// One of the tiles, for both schedules.
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
     let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
@@ -101,18 +87,14 @@ pub(crate) fn operand_maps(
     Ok([map(a, form.a_by_depth, a_rows)?, map(b, form.b_by_depth, b_rows)?])
 }
 
-fn prepare(
-    call: &CallView<'_>,
-    device: &mut Device<'_>,
-    schedule: Schedule,
-) -> Result<Vec<Step>, KernelError> {
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
     let (a, b, out) = (call.input(0), call.input(1), call.output(0));
     let form = Form::new(op, LinearSizes::new(op, &a.shape, &b.shape));
     let sizes = form.sizes;
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::all(Operands::Bf16))?;
-    let name = format!("sm100_bf16_gemm_{}_{}{}", form.name, shape.name(), schedule.suffix());
+    let name = format!("sm100_bf16_gemm_{}_{}", form.name, shape.name());
     let function = device.function("sm100_bf16_gemm", &name, shape.shared_bytes())?;
     let [a_map, b_map] = operand_maps(&form, shape, &a, &b, device)?;
     let bias = match op {
@@ -129,7 +111,7 @@ fn prepare(
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
     ];
-    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
 }
 
 #[cfg(test)]

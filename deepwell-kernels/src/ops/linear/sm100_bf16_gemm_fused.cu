@@ -6,39 +6,32 @@
 #include "common/types.cuh"
 #include "epilogue/fused_tensor_tile.cuh"
 #include "epilogue/sm100_bf16_gemm.cuh"
-#include "scheduler/tile_walk.cuh"
 
 using namespace sm100_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
 // Operands as in sm100_bf16_gemm.cu.
-#define BF16_GEMM_FUSED(name, Tiles, blocks, tile_n, b_by_depth)                                 \
+#define BF16_GEMM_FUSED(name, blocks, tile_n, b_by_depth)                                        \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              FUSED_ARGUMENTS) {                                                                  \
         using S = Shape<blocks, tile_n, 1, 1, true, b_by_depth>;                                 \
         const FusedResult result = FUSED_RESULT;                                                 \
-        FusedCounters counters;                                                                  \
-        bf16_product<Tiles, S>(                                                                  \
+        MxCounters counters;                                                                     \
+        bf16_product<S>(                                                                         \
             a, b, m, n, k, memory,                                                               \
             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
             });                                                                                  \
-        write_fused_statistics<Tiles<S>::kClaimsTiles>(result, counters, totals, statistics);    \
+        write_fused_statistics(result, counters, totals, statistics);                            \
     }
 
-#define FUSED_PRODUCTS(tile, Tiles, blocks, tile_n)                                              \
-    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, Tiles, blocks, tile_n, true)            \
-    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, Tiles, blocks, tile_n, false)
+#define FUSED_PRODUCTS(tile, blocks, tile_n)                                                     \
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, blocks, tile_n, true)                   \
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, blocks, tile_n, false)
 
-FUSED_PRODUCTS(128x128, TileWalk, 1, 128)
-FUSED_PRODUCTS(128x256, TileWalk, 1, 256)
-FUSED_PRODUCTS(256x128, TileWalk, 2, 128)
-FUSED_PRODUCTS(256x256, TileWalk, 2, 256)
-
-// The grid has all clusters.
-FUSED_PRODUCTS(128x128_claimed, ClaimedTiles, 1, 128)
-FUSED_PRODUCTS(128x256_claimed, ClaimedTiles, 1, 256)
-FUSED_PRODUCTS(256x128_claimed, ClaimedTiles, 2, 128)
-FUSED_PRODUCTS(256x256_claimed, ClaimedTiles, 2, 256)
+FUSED_PRODUCTS(128x128, 1, 128)
+FUSED_PRODUCTS(128x256, 1, 256)
+FUSED_PRODUCTS(256x128, 2, 128)
+FUSED_PRODUCTS(256x256, 2, 256)

@@ -7,33 +7,20 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::fused_product::{self, BF16_OPS, Parts};
 use crate::cuda::launch::products::LinearSizes;
-use crate::cuda::launch::tcgen05::{Operands, ProductSizes, Schedule, TileShape};
+use crate::cuda::launch::tcgen05::{Operands, ProductSizes, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 
-/// Both schedules, as of the product alone.
-pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_sm100_bf16_gemm_fused",
-        ops: BF16_OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Walk),
-    },
-    CudaKernelSpec {
-        name: "cuda_sm100_bf16_gemm_fused_claimed",
-        ops: BF16_OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Claim),
-    },
-];
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm100_bf16_gemm_fused",
+    ops: BF16_OPS,
+    architectures: ARCHITECTURES,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    select_tile: Some(select_tile),
+    prepare,
+}];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     fused_product::reject(request, reject_product, sizes_of)
@@ -51,11 +38,7 @@ fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
-fn prepare(
-    call: &CallView<'_>,
-    device: &mut Device<'_>,
-    schedule: Schedule,
-) -> Result<Vec<Step>, KernelError> {
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Some(parts) = Parts::of(&call.call.op, call.call.input_count) else {
         return Err(call.refuse("expected a product and what follows it"));
     };
@@ -67,11 +50,10 @@ fn prepare(
     };
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Bf16))?;
-    let suffix = schedule.suffix();
-    let name = format!("sm100_bf16_gemm_fused_{}_{}{suffix}", form.name, shape.name());
+    let name = format!("sm100_bf16_gemm_fused_{}_{}", form.name, shape.name());
     let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments =
         operand_maps(&form, shape, &a, &b, device)?.map(Argument::TensorMap).to_vec();
     arguments.extend(fused_product::arguments(call, &parts, device, bias, form.sizes)?);
-    Ok(vec![shape.launch(function, form.sizes, schedule, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, form.sizes, multiprocessors, arguments)])
 }

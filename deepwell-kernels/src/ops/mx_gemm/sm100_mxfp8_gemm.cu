@@ -11,19 +11,18 @@
 #include "common/types.cuh"
 #include "epilogue/sm100_mxfp8_gemm.cuh"
 #include "epilogue/store_tensor_tile.cuh"
-#include "scheduler/tile_walk.cuh"
 
 using namespace sm100_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <template <typename, bool...> class Tiles, typename S, typename Element>
+template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
                                      const TileResult<Element>& result, int32 depth) {
-    mxfp8_product<Tiles, S>(a, b, depth, memory,
-                            [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
-                                store_tensor_tiles(shared, tensor_base, tiles, result);
-                            });
+    mxfp8_product<S>(a, b, depth, memory,
+                     [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
+                         store_tensor_tiles(shared, tensor_base, tiles, result);
+                     });
 }
 
 // a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / blocks rows, both of 128 columns and
@@ -31,35 +30,27 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
 // share, boxes have that part. Their scales in boxes of a tile (layout/scale_tile.cuh), bias [n] or
 // null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is a cluster of two, if
 // no tiles share.
-#define MXFP8_GEMM(name, Tiles, blocks, tile_n, down, across, Element)                           \
+#define MXFP8_GEMM(name, blocks, tile_n, down, across, Element)                                  \
     extern "C" __global__ void __cluster_dims__((blocks) * (down) * (across), 1, 1)              \
         __launch_bounds__(kThreads, 1)                                                           \
             name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales, \
                  const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales, \
                  const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,  \
                  int32 k, uint32 accumulate) {                                                   \
-        gemm<Tiles, Shape<blocks, tile_n, down, across>>(                                        \
+        gemm<Shape<blocks, tile_n, down, across>>(                                               \
             Operand{a, a_scales, m}, Operand{b, b_scales, n},                                    \
             TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                           \
     }
 
-#define PRODUCTS(tile, Tiles, ...)                                                               \
-    MXFP8_GEMM(sm100_mxfp8_gemm_bf16_##tile, Tiles, __VA_ARGS__, bf16)                           \
-    MXFP8_GEMM(sm100_mxfp8_gemm_f32_##tile, Tiles, __VA_ARGS__, float)
+#define PRODUCTS(tile, ...)                                                                      \
+    MXFP8_GEMM(sm100_mxfp8_gemm_bf16_##tile, __VA_ARGS__, bf16)                                  \
+    MXFP8_GEMM(sm100_mxfp8_gemm_f32_##tile, __VA_ARGS__, float)
 
-PRODUCTS(128x128, TileWalk, 1, 128, 1, 1)
-PRODUCTS(128x256, TileWalk, 1, 256, 1, 1)
-PRODUCTS(256x128, TileWalk, 2, 128, 1, 1)
-PRODUCTS(256x256, TileWalk, 2, 256, 1, 1)
+PRODUCTS(128x128, 1, 128, 1, 1)
+PRODUCTS(128x256, 1, 256, 1, 1)
+PRODUCTS(256x128, 2, 128, 1, 1)
+PRODUCTS(256x256, 2, 256, 1, 1)
 
 // Two pairs that share rows of a, or of b.
-PRODUCTS(256x128_1x2, TileWalk, 2, 128, 1, 2)
-PRODUCTS(256x256_2x1, TileWalk, 2, 256, 2, 1)
-
-// The grid has all clusters.
-PRODUCTS(128x128_claimed, ClaimedTiles, 1, 128, 1, 1)
-PRODUCTS(128x256_claimed, ClaimedTiles, 1, 256, 1, 1)
-PRODUCTS(256x128_claimed, ClaimedTiles, 2, 128, 1, 1)
-PRODUCTS(256x256_claimed, ClaimedTiles, 2, 256, 1, 1)
-PRODUCTS(256x128_1x2_claimed, ClaimedTiles, 2, 128, 1, 2)
-PRODUCTS(256x256_2x1_claimed, ClaimedTiles, 2, 256, 2, 1)
+PRODUCTS(256x128_1x2, 2, 128, 1, 2)
+PRODUCTS(256x256_2x1, 2, 256, 2, 1)

@@ -9,7 +9,7 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::products::{extents_fit, not_empty};
 use crate::cuda::launch::tcgen05::{
-    Operands, ProductSizes, Schedule, TileShape, boxes_by_depth, scale_boxes,
+    Operands, ProductSizes, TileShape, boxes_by_depth, scale_boxes,
 };
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -18,29 +18,16 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspac
 /// Codes by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 16;
 
-/// Both schedules; nothing shows yet that the second is better anywhere, so the first is preferred.
-pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_sm100_mxfp8_gemm",
-        ops: OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Walk),
-    },
-    CudaKernelSpec {
-        name: "cuda_sm100_mxfp8_gemm_claimed",
-        ops: OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Claim),
-    },
-];
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm100_mxfp8_gemm",
+    ops: OPS,
+    architectures: ARCHITECTURES,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    select_tile: Some(select_tile),
+    prepare,
+}];
 
 const OPS: &[&str] = &["mx_gemm"];
 pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
@@ -71,7 +58,6 @@ pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
     sizes(&request.operands[0].shape, &request.operands[2].shape)
 }
 
-/// One of the tiles, for both schedules.
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let shapes = TileShape::all(Operands::Mx);
     TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
@@ -93,11 +79,7 @@ pub(crate) fn operand_maps(
     Ok(maps)
 }
 
-fn prepare(
-    call: &CallView<'_>,
-    device: &mut Device<'_>,
-    schedule: Schedule,
-) -> Result<Vec<Step>, KernelError> {
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let sizes = sizes(&a.shape, &b.shape);
     let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
@@ -105,7 +87,7 @@ fn prepare(
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::all(Operands::Mx))?;
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
-    let name = format!("sm100_mxfp8_gemm_{element}_{}{}", shape.name(), schedule.suffix());
+    let name = format!("sm100_mxfp8_gemm_{element}_{}", shape.name());
     let function = device.function("sm100_mxfp8_gemm", &name, shape.shared_bytes())?;
     let mut arguments = operand_maps(call, device, shape)?;
     arguments.extend([
@@ -116,7 +98,7 @@ fn prepare(
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
     ]);
-    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
 }
 
 #[cfg(test)]

@@ -6,14 +6,13 @@
 #include "common/types.cuh"
 #include "epilogue/fused_tensor_tile.cuh"
 #include "epilogue/sm100_mxfp8_gemm.cuh"
-#include "scheduler/tile_walk.cuh"
 
 using namespace sm100_mxfp8;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
 // Operands as in sm100_mxfp8_gemm.cu.
-#define MXFP8_GEMM_FUSED(tile, Tiles, blocks, tile_n)                                            \
+#define MXFP8_GEMM_FUSED(tile, blocks, tile_n)                                                   \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         sm100_mxfp8_gemm_fused_##tile(                                                           \
             const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,     \
@@ -21,22 +20,16 @@ extern __shared__ __align__(1024) uint8 memory[];
             FUSED_ARGUMENTS) {                                                                   \
         using S = Shape<blocks, tile_n>;                                                         \
         const FusedResult result = FUSED_RESULT;                                                 \
-        FusedCounters counters;                                                                  \
-        mxfp8_product<Tiles, S>(                                                                 \
+        MxCounters counters;                                                                     \
+        mxfp8_product<S>(                                                                        \
             Operand{a, a_scales, m}, Operand{b, b_scales, n}, k, memory,                         \
             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
             });                                                                                  \
-        write_fused_statistics<Tiles<S>::kClaimsTiles>(result, counters, totals, statistics);    \
+        write_fused_statistics(result, counters, totals, statistics);                            \
     }
 
-MXFP8_GEMM_FUSED(128x128, TileWalk, 1, 128)
-MXFP8_GEMM_FUSED(128x256, TileWalk, 1, 256)
-MXFP8_GEMM_FUSED(256x128, TileWalk, 2, 128)
-MXFP8_GEMM_FUSED(256x256, TileWalk, 2, 256)
-
-// The grid has all clusters.
-MXFP8_GEMM_FUSED(128x128_claimed, ClaimedTiles, 1, 128)
-MXFP8_GEMM_FUSED(128x256_claimed, ClaimedTiles, 1, 256)
-MXFP8_GEMM_FUSED(256x128_claimed, ClaimedTiles, 2, 128)
-MXFP8_GEMM_FUSED(256x256_claimed, ClaimedTiles, 2, 256)
+MXFP8_GEMM_FUSED(128x128, 1, 128)
+MXFP8_GEMM_FUSED(128x256, 1, 256)
+MXFP8_GEMM_FUSED(256x128, 2, 128)
+MXFP8_GEMM_FUSED(256x256, 2, 256)

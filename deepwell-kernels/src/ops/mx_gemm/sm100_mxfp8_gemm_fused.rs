@@ -6,33 +6,20 @@ use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_prod
 use crate::KernelError;
 use crate::cuda::driver::DevicePtr;
 use crate::cuda::launch::fused_product::{self, MX_OPS, Parts};
-use crate::cuda::launch::tcgen05::{Operands, Schedule, TileShape};
+use crate::cuda::launch::tcgen05::{Operands, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 
-/// Both schedules, as of the product alone.
-pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_sm100_mxfp8_gemm_fused",
-        ops: MX_OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Walk),
-    },
-    CudaKernelSpec {
-        name: "cuda_sm100_mxfp8_gemm_fused_claimed",
-        ops: MX_OPS,
-        architectures: ARCHITECTURES,
-        library: None,
-        reject,
-        workspace_bytes: no_workspace,
-        select_tile: Some(select_tile),
-        prepare: |call, device| prepare(call, device, Schedule::Claim),
-    },
-];
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm100_mxfp8_gemm_fused",
+    ops: MX_OPS,
+    architectures: ARCHITECTURES,
+    library: None,
+    reject,
+    workspace_bytes: no_workspace,
+    select_tile: Some(select_tile),
+    prepare,
+}];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     fused_product::reject(request, reject_product, sizes_of)
@@ -44,11 +31,7 @@ fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
-fn prepare(
-    call: &CallView<'_>,
-    device: &mut Device<'_>,
-    schedule: Schedule,
-) -> Result<Vec<Step>, KernelError> {
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
     let Some(parts) = Parts::of(op, call.call.input_count) else {
         return Err(call.refuse("expected a product and what follows it"));
@@ -59,9 +42,9 @@ fn prepare(
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
-    let name = format!("sm100_mxfp8_gemm_fused_{}{}", shape.name(), schedule.suffix());
+    let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments = operand_maps(call, device, shape)?;
     arguments.extend(fused_product::arguments(call, &parts, device, bias, sizes)?);
-    Ok(vec![shape.launch(function, sizes, schedule, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
 }

@@ -20,8 +20,6 @@ const TILES: [Tile; 6] = [
 ];
 
 const KERNEL: &str = "cuda_sm100_bf16_gemm";
-/// Blocks take over tiles.
-const CLAIMED: &str = "cuda_sm100_bf16_gemm_claimed";
 
 fn options(kernel: &'static str, tile: Tile) -> RunOptions<'static> {
     RunOptions { kernel: Some(kernel), tile: Some(tile), ..RunOptions::default() }
@@ -72,9 +70,7 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu) {
         (584, 264, 776),
     ];
     for (tile, sizes) in TILES.into_iter().zip(sizes) {
-        for kernel in [KERNEL, CLAIMED] {
-            check_with(gpu, options(kernel, tile), sizes, Kind::Uniform);
-        }
+        check_with(gpu, options(KERNEL, tile), sizes, Kind::Uniform);
     }
 }
 

@@ -10,8 +10,6 @@ use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 use crate::tcgen05;
 
 pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
-/// Blocks take over tiles.
-pub(crate) const CLAIMED: &str = "cuda_sm100_mxfp8_gemm_claimed";
 
 /// Rows, columns, depth: single, odd, around the tiles of 128 and 256 and the stage of 128, scales
 /// that lie by single bytes, by words and by 16 bytes, more stages than the ring has, and three
@@ -115,9 +113,7 @@ emulated! {
         ] {
             let tile = Tile { cluster, ..Tile::new(m, n, 128) };
             let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
-            for kernel in [KERNEL, CLAIMED] {
-                check(gpu, kernel, Some(tile), sizes, &forms);
-            }
+            check(gpu, KERNEL, Some(tile), sizes, &forms);
         }
     }
 }
