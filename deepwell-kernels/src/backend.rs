@@ -54,8 +54,8 @@ pub struct CallTime {
 /// How long a device took for what lies before a readback, by its own clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadbackTime {
-    /// From where the first inputs that were staged since the readback before were on the device, in
-    /// seconds; `None` where none were.
+    /// From where the first inputs that were staged since the readback before were on the device,
+    /// in seconds; `None` where none were.
     pub since_staged_s: Option<f64>,
     /// From the readback before, in seconds; `None` for the first.
     pub since_readback_s: Option<f64>,
@@ -94,8 +94,8 @@ pub trait Backend: Send {
     /// [`KernelError::OutOfMemory`].
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError>;
 
-    /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All that can be done
-    /// before the first step is done here. A program that breaks a rule gives an error here, wrong
+    /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All that
+    /// can be done before the first step is done here. A program that breaks a rule gives an error here, wrong
     /// numbers or a panic, never access to memory outside of the arena by the host: whoever runs
     /// programs of others verifies them first, as [`Executor::load`](crate::Executor::load) does.
     ///

@@ -171,7 +171,8 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     }
 }
 
-/// Least time of the first run of one call of `program` on `hardware`, in seconds, and what limits it.
+/// Least time of the first run of one call of `program` on `hardware`, in seconds, and what limits
+/// it.
 pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
     Roof::of(hardware, &program.target).time(call, call.cost)
 }

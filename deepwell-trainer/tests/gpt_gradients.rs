@@ -59,7 +59,8 @@ impl Model {
         self.executor.write(self.loaded.program(), id, cast_slice(values)).unwrap();
     }
 
-    /// Inputs that stay, the same for each micro-batch, and a learning rate of zero: a step changes no weight.
+    /// Inputs that stay, the same for each micro-batch, and a learning rate of zero: a step changes
+    /// no weight.
     fn feed(&mut self) {
         let host = self.loaded.program().host.clone();
         let token = |at: usize| ((at * at * 31 + at * 7) % gpt::VOCABULARY) as i32;

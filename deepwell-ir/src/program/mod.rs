@@ -140,8 +140,8 @@ impl Program {
         self.bodies.iter().position(|body| body.phase == phase).map(|i| BodyId(i as u32))
     }
 
-    /// The instance of a body that stands for `instance`: where nothing is accumulated, a micro-batch
-    /// like any other is as good as the first.
+    /// The instance of a body that stands for `instance`: where nothing is accumulated, all
+    /// micro-batches run alike.
     pub fn instance_of(&self, body: BodyId, instance: Instance) -> Instance {
         let mut calls = self.calls_of(body).iter();
         let differs = calls.any(|call| call.accumulate == Accumulate::AfterFirst);

@@ -11,9 +11,11 @@
 //!   reads it after that event. A slot is used again two readbacks later.
 #![allow(unsafe_code)]
 
+mod issue;
+
 use std::collections::HashMap;
 
-use deepwell_ir::{ByteRange, Call, EventId, Instance, Program, StreamId};
+use deepwell_ir::{ByteRange, Call, Instance, Program, StreamId};
 
 use super::blas::Blas;
 use super::catalog::cuda_kernels;
@@ -153,121 +155,6 @@ impl CudaBackend {
                 what: format!("bytes {}..{} lie outside of the arena", range.offset, range.end()),
             }),
         }
-    }
-
-    /// Puts the steps of a call into a stream; within a capture several steps of a call become one
-    /// node.
-    fn issue(&mut self, index: usize, stream: Stream, capturing: bool) -> Result<(), KernelError> {
-        let Some(prepared) = self.prepared.get(index) else {
-            return Err(KernelError::Run {
-                call: format!("prepared call {index}"),
-                what: "there is no such call".to_string(),
-            });
-        };
-        // A library may launch several kernels for one GEMM or exchange.
-        let is_several = |steps: &[Step]| {
-            steps.len() > 1 || matches!(steps, [Step::Matmul(_) | Step::Exchange(_)])
-        };
-        let grouped = capturing && is_several(&prepared.steps);
-        let driver = self.driver.as_mut();
-        let mut run = || -> Result<(), DriverError> {
-            driver.expect_outputs(&prepared.outputs);
-            if grouped {
-                driver.begin_group(stream)?;
-            }
-            for step in &prepared.steps {
-                match step {
-                    Step::Launch(launch) => driver.launch(launch, stream)?,
-                    Step::Matmul(plan) => match &mut self.blas {
-                        Some(blas) => blas.run(*plan, stream)?,
-                        None => return Err(DriverError::new("cublasLt", "no library")),
-                    },
-                    Step::Exchange(plan) => match &mut self.comm {
-                        Some(comm) => comm.run(*plan, stream)?,
-                        None => return Err(DriverError::new("exchange", "no other ranks")),
-                    },
-                    Step::Copy { target, source, bytes } => {
-                        driver.copy(*target, *source, *bytes, stream)?;
-                    }
-                    Step::Fill { target, byte, bytes } => {
-                        driver.fill(*target, *byte, *bytes, stream)?;
-                    }
-                }
-            }
-            if grouped {
-                driver.end_group(stream)?;
-            }
-            Ok(())
-        };
-        run().map_err(|error| KernelError::Run {
-            call: prepared.name.clone(),
-            what: error.to_string(),
-        })
-    }
-
-    /// The stream of a recording's calls, made when it is first asked for.
-    fn stream(&mut self, id: StreamId) -> Result<Stream, DriverError> {
-        match self.sides.get(&id) {
-            _ if id == 0 => Ok(self.compute),
-            Some(&stream) => Ok(stream),
-            None => {
-                let stream = self.driver.stream(false)?;
-                self.sides.insert(id, stream);
-                Ok(stream)
-            }
-        }
-    }
-
-    /// The event of edge `index`, made when it is first asked for.
-    fn edge(&mut self, index: usize) -> Result<Event, DriverError> {
-        while self.edges.len() <= index {
-            self.edges.push(self.driver.event(false)?);
-        }
-        Ok(self.edges[index])
-    }
-
-    /// Puts calls into their streams while the one that computes is captured: the others fork from
-    /// it first and join it last.
-    fn issue_all(&mut self, calls: &[Issue]) -> Result<(), KernelError> {
-        let mut sides: Vec<StreamId> =
-            calls.iter().map(|issue| issue.stream).filter(|&stream| stream != 0).collect();
-        sides.sort_unstable();
-        sides.dedup();
-        let (compute, mut edges) = (self.compute, 0..);
-        let mut edge = move || edges.next().unwrap_or(usize::MAX);
-        if !sides.is_empty() {
-            let fork = self.edge(edge())?;
-            self.driver.record(fork, compute)?;
-            for &side in &sides {
-                let side = self.stream(side)?;
-                self.driver.wait(side, fork)?;
-            }
-        }
-        let mut recorded: HashMap<EventId, Event> = HashMap::new();
-        for issue in calls {
-            let stream = self.stream(issue.stream)?;
-            for id in &issue.waits {
-                let Some(&event) = recorded.get(id) else {
-                    return Err(KernelError::Run {
-                        call: format!("prepared call {}", issue.call.0),
-                        what: format!("waits for event {id}, which no call before it records"),
-                    });
-                };
-                self.driver.wait(stream, event)?;
-            }
-            self.issue(issue.call.0, stream, true)?;
-            if let Some(id) = issue.records {
-                let event = self.edge(edge())?;
-                self.driver.record(event, stream)?;
-                recorded.insert(id, event);
-            }
-        }
-        for side in sides {
-            let (stream, join) = (self.stream(side)?, self.edge(edge())?);
-            self.driver.record(join, stream)?;
-            self.driver.wait(compute, join)?;
-        }
-        Ok(())
     }
 
     /// Share of the multiprocessors that the blocks of a call's largest launch can fill.

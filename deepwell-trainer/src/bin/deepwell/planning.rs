@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
+use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan};
 use deepwell_precision::PRESETS;
 use deepwell_probe::Hardware;
-use deepwell_trainer::{Catalog, Device, ModelSource};
+use deepwell_trainer::{Device, ModelSource};
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
