@@ -95,9 +95,10 @@ pub trait Backend: Send {
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError>;
 
     /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All that
-    /// can be done before the first step is done here. A program that breaks a rule gives an error here, wrong
-    /// numbers or a panic, never access to memory outside of the arena by the host: whoever runs
-    /// programs of others verifies them first, as [`Executor::load`](crate::Executor::load) does.
+    /// can be done before the first step is done here. A program that breaks a rule gives an error
+    /// here, wrong numbers or a panic, never access to memory outside of the arena by the host:
+    /// whoever runs programs of others verifies them first, as
+    /// [`Executor::load`](crate::Executor::load) does.
     ///
     /// # Errors
     /// A kernel that the backend does not have, an operand type that it does not take, or operands

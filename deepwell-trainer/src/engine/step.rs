@@ -1,8 +1,8 @@
 //! Steps under way: inputs go in and results come out while the device runs.
 //!
 //! Each body with quantizations is followed by a readback of their counters, the last body of a
-//! step by one of its loss, norm and counters. Two readbacks can be under way; before a third is asked
-//! for, the oldest is fetched, so that the host is never further ahead than that.
+//! step by one of its loss, norm and counters. Two readbacks can be under way; before a third is
+//! asked for, the oldest is fetched, so that the host is never further ahead than that.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
