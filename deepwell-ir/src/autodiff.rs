@@ -90,7 +90,7 @@ impl BackwardContext<'_> {
     fn check_passed_on(&self, arrived: &[TensorId]) -> Result<(), IrError> {
         let lost = |tensor: TensorId, what: &str| IrError::LostGradient {
             node: self.current.name.clone(),
-            op: self.current.op.name(),
+            op: self.current.op.rule().name(),
             tensor: self.graph.tensor(tensor).name.clone(),
             what: what.to_string(),
         };
@@ -206,7 +206,7 @@ impl BackwardContext<'_> {
             let tensor = self.graph.tensor(tensor);
             return Err(IrError::LostGradient {
                 node: self.current.name.clone(),
-                op: self.current.op.name(),
+                op: self.current.op.rule().name(),
                 tensor: tensor.name.clone(),
                 what: format!("{:?} in {} takes no gradient there", tensor.kind, tensor.dtype),
             });

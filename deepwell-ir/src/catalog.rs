@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Op, Ranks, TensorType};
+use crate::{DType, Op, Ranks};
 
 /// What the program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +120,7 @@ pub struct KernelChoice {
 pub struct Rejected {
     /// The kernel.
     pub kernel: String,
-    /// Why it does not serve here.
+    /// Why it does not serve here, or how much slower it is predicted to be.
     pub reason: String,
 }
 
@@ -135,7 +135,7 @@ impl fmt::Display for Rejected {
 pub struct Selection {
     /// The kernel to run.
     pub choice: KernelChoice,
-    /// Those that would have been preferred, and those that cannot serve.
+    /// All others of the op: those that cannot serve, and those that would be slower.
     pub rejected: Vec<Rejected>,
 }
 
@@ -144,7 +144,7 @@ pub struct Selection {
 #[error("no kernel for `{op}` on `{arch}`{}", reasons(self))]
 pub struct NoKernel {
     /// Name of the op.
-    pub op: &'static str,
+    pub op: String,
     /// Architecture of the target.
     pub arch: String,
     /// Every kernel that was looked at.
@@ -168,22 +168,17 @@ fn reasons(missing: &NoKernel) -> String {
 
 /// Knows which kernels there are. Plain data: it answers for hardware that is not here.
 pub trait KernelCatalog {
-    /// The kernel for a request on a target.
+    /// The kernel for a request on a target: of those that take it the one with the least
+    /// predicted time. Every other one is among the rejected, with what it lacks or how much slower
+    /// it is predicted to be.
     ///
     /// # Errors
     /// [`NoKernel`] with the reason of each rejection.
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel>;
 
-    /// Whether the catalog has one kernel for the fused op `op` that is better than the kernels
-    /// of its parts one after the other: then the fusion is made. Asked of ops that are made by
-    /// merging a product with a function of its elements ([`crate::ops::WithActivation`]) and an op
-    /// with the quantization of its outputs ([`crate::ops::WithQuantize`]), with its inputs, whose
-    /// numbers of tokens are not known yet.
-    ///
-    /// No, unless a catalog says otherwise.
-    fn fuses(&self, _op: &Op, _inputs: &[TensorType], _target: &Target) -> bool {
-        false
-    }
+    /// What the kernel for a request is predicted to take on a target, in seconds; none where there
+    /// is no kernel. Fusions are made where the fused op takes less than its parts.
+    fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64>;
 
     /// Bytes that the backend holds on a target beside the program's arena: thread stacks,
     /// library handles.

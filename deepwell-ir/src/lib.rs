@@ -22,7 +22,7 @@
 //! assert_eq!(forward.parameter_count(), 3_082_496);
 //! let training = recompute(&differentiate(&forward)?, Recompute::None)?;
 //! let (quantized, precision) = apply_precision(&training, &PrecisionPolicy::mxfp8())?;
-//! let fused = fuse(&quantized, &|_, _| false)?;
+//! let fused = fuse(&quantized, &|_, _, _| None)?;
 //! assert!(fused.to_string().contains("mx_gemm"));
 //! assert_eq!(precision[0].tensor, "model.embed_tokens.weight");
 //! # Ok(())
@@ -57,7 +57,7 @@ pub use dtype::DType;
 pub use error::{IrError, OpError};
 pub use graph::{Graph, Init, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind};
 pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, Product, TensorType};
-pub use passes::{Recompute, TensorPrecision, apply_precision, fuse, recompute};
+pub use passes::{Predict, Recompute, TensorPrecision, apply_precision, fuse, recompute};
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
     HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,

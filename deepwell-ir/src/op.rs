@@ -10,6 +10,7 @@ use deepwell_precision::Direction;
 use serde::{Deserialize, Serialize};
 
 use crate::autodiff::BackwardContext;
+use crate::ops::Epilogue;
 use crate::{DType, Graph, IrError, Node, OpError, OperandType, Shape, TensorId};
 
 /// Shape and element type of an operand.
@@ -129,6 +130,12 @@ pub trait OpRule {
     /// # Errors
     /// Operands that the op does not take: how many, which shape, which type.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError>;
+
+    /// How many outputs there are, whatever the operands; an op that gives more than one says so
+    /// here to be the core of a [`crate::ops::Fused`].
+    fn result_count(&self) -> usize {
+        1
+    }
 
     /// Floating-point operations, a multiply-add counted as two. `shapes` are those of the
     /// inputs, then of the outputs.
@@ -256,10 +263,12 @@ ops! {
     Dequantize,
     /// Elements of a quantized copy, rounded at random.
     StochasticRound,
-    /// A product and a function of its elements, in one kernel.
-    WithActivation,
-    /// An op and the block quantization of its outputs, in one kernel.
-    WithQuantize,
+    /// An op and what is made of its results, in one kernel.
+    Fused,
+    /// Two GEMMs of one matrix.
+    DualGemm,
+    /// A GEMM for each group of rows.
+    GroupedGemm,
     /// Product of two quantized matrices.
     MxGemm,
     /// An exchange between ranks.
@@ -271,17 +280,27 @@ ops! {
 }
 
 impl Op {
-    /// Lower-case name; kernels are registered under it.
-    pub fn name(&self) -> &'static str {
-        self.rule().name()
+    /// Lower-case name; of a fused op the names of all that it does.
+    pub fn name(&self) -> Cow<'static, str> {
+        match self {
+            Op::Fused(op) => op.full_name().into(),
+            op => op.rule().name().into(),
+        }
     }
 
-    /// The op that a fused one begins with: it has the call's first inputs. Any other op itself.
+    /// The core of a fused op, which has the call's first inputs; any other op itself.
     pub fn leading(&self) -> &Op {
         match self {
-            Op::WithActivation(op) => op.product.leading(),
-            Op::WithQuantize(op) => op.producer.leading(),
+            Op::Fused(op) => &op.core,
             op => op,
+        }
+    }
+
+    /// What follows the core of a fused op; nothing for any other.
+    pub fn epilogue(&self) -> &[Epilogue] {
+        match self {
+            Op::Fused(op) => &op.epilogue,
+            _ => &[],
         }
     }
 

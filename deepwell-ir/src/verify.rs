@@ -100,10 +100,10 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
             Op::Quantize(quantize) => {
                 specs.extend(node.outputs.iter().map(|&id| (id, quantize.spec)));
             }
-            Op::WithQuantize(fused) => {
-                for (index, entry) in fused.quantized.iter().enumerate() {
-                    let outputs = &node.outputs[fused.positions_of_quantized(index)];
-                    specs.extend(outputs.iter().map(|&id| (id, entry.quantize.spec)));
+            Op::Fused(fused) => {
+                for step in fused.quantizations() {
+                    let outputs = &node.outputs[step.positions];
+                    specs.extend(outputs.iter().map(|&id| (id, step.quantize.spec)));
                 }
             }
             _ => {}

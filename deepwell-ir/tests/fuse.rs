@@ -1,5 +1,5 @@
 //! A block in the manner of GPT-2 (layer normalization with biases, GELU) through all passes,
-//! and the fusion of producers with the quantization of their outputs.
+//! and the fusion of ops with what follows them.
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
@@ -71,12 +71,25 @@ fn quantized(graph: &Graph, rule: Recompute) -> Graph {
     apply_precision(&graph, &all_mxfp8()).unwrap().0
 }
 
+/// A prediction by which fused ops that `fuses` wants take no time, and all others the same.
+fn wanting<'a>(
+    fuses: impl Fn(&Op, &[TensorType]) -> bool + 'a,
+) -> impl Fn(&Op, &[TensorType], &[TensorType]) -> Option<f64> + 'a {
+    move |op, inputs, _| match op {
+        Op::Fused(_) => fuses(op, inputs).then_some(0.0),
+        _ => Some(1.0),
+    }
+}
+
 #[test]
 fn gpt_block_as_text() {
     let graph = gpt(2).unwrap();
     insta::assert_snapshot!("gpt_differentiated", differentiate(&graph).unwrap().to_string());
     let quantized = quantized(&graph, Recompute::Selective);
-    insta::assert_snapshot!("gpt_fused", fuse(&quantized, &|_, _| true).unwrap().to_string());
+    insta::assert_snapshot!(
+        "gpt_fused",
+        fuse(&quantized, &wanting(|_, _| true)).unwrap().to_string()
+    );
 }
 
 fn llama() -> Graph {
@@ -88,18 +101,17 @@ fn fused_graphs_compute_the_same_tensors() {
     for graph in [gpt(2).unwrap(), llama()] {
         for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
             let quantized = quantized(&graph, rule);
-            let apart = fuse(&quantized, &|_, _| false).unwrap();
-            let fused = fuse(&quantized, &|_, _| true).unwrap();
+            let apart = fuse(&quantized, &wanting(|_, _| false)).unwrap();
+            let fused = fuse(&quantized, &wanting(|_, _| true)).unwrap();
             assert_eq!(Graph::from_json(&fused.to_json()).unwrap(), fused);
-            // A quantization without a producer of its own kind stays: attention, weights.
+            // A quantization without anything before it stays: weights.
             for node in &fused.nodes {
                 let before = apart.nodes.iter().find(|other| other.name == node.name).unwrap();
                 assert_eq!(*node.op.leading(), before.op);
                 assert!(node.inputs.starts_with(&before.inputs), "`{}`", node.name);
-                let Op::WithQuantize(op) = &node.op else { continue };
-                for entry in &op.quantized {
-                    assert_eq!(op.position_of_output(entry.output).is_some(), entry.keep);
-                }
+                let Op::Fused(op) = &node.op else { continue };
+                let stored = (0..op.result_count()).filter(|&result| op.is_stored(result));
+                assert_eq!(stored.count(), node.outputs.len());
             }
             // What is not written any more was read only by what is merged with its producer.
             let written = |graph: &Graph| -> Vec<TensorId> {
@@ -112,7 +124,14 @@ fn fused_graphs_compute_the_same_tensors() {
             let readers =
                 apart.nodes.iter().filter(|node| node.inputs.iter().any(|id| gone.contains(id)));
             for node in readers {
-                let merged = matches!(node.op, Op::Quantize(_) | Op::Gelu(_) | Op::GeluBackward(_));
+                let merged = matches!(
+                    node.op,
+                    Op::Quantize(_)
+                        | Op::Gelu(_)
+                        | Op::GeluBackward(_)
+                        | Op::SwiGlu(_)
+                        | Op::Add(_)
+                );
                 assert!(merged, "`{}`", node.name);
                 assert!(!fused.nodes.iter().any(|other| other.name == node.name));
             }
@@ -126,24 +145,26 @@ fn fused_graphs_compute_the_same_tensors() {
 #[test]
 fn only_what_the_catalog_has_is_fused() {
     let quantized = quantized(&llama(), Recompute::None);
-    let names = |fuses: &dyn Fn(&Op, &[TensorType]) -> bool| -> Vec<&'static str> {
-        let graph = fuse(&quantized, fuses).unwrap();
+    let names = |fuses: &dyn Fn(&Op, &[TensorType]) -> bool| -> Vec<String> {
+        let graph = fuse(&quantized, &wanting(fuses)).unwrap();
         let mut names: Vec<_> = graph
             .nodes
             .iter()
-            .filter(|node| matches!(node.op, Op::WithQuantize(_)))
-            .map(|node| node.op.name())
+            .filter(|node| matches!(node.op, Op::Fused(_)))
+            .map(|node| node.op.name().to_string())
             .collect();
         names.sort_unstable();
         names.dedup();
         names
     };
-    assert_eq!(names(&|_, _| false), Vec::<&str>::new());
+    assert_eq!(names(&|_, _| false), Vec::<String>::new());
     assert_eq!(names(&|op, _| op.name() == "swiglu_quantize"), ["swiglu_quantize"]);
     assert_eq!(
         names(&|_, _| true),
         [
             "add_rms_norm_quantize",
+            "attention_backward_quantize",
+            "attention_quantize",
             "rms_norm_backward_quantize",
             "rms_norm_quantize",
             "rope_backward_quantize",
@@ -158,11 +179,11 @@ fn a_high_precision_output_stays_where_it_is_read() {
     let policy =
         all_mxfp8().with_rule("model.layers.1.self_attn.q_proj.weight", Format::Bf16).unwrap();
     let graph = recompute(&differentiate(&llama()).unwrap(), Recompute::None).unwrap();
-    let graph = fuse(&apply_precision(&graph, &policy).unwrap().0, &|_, _| true).unwrap();
+    let graph = fuse(&apply_precision(&graph, &policy).unwrap().0, &wanting(|_, _| true)).unwrap();
     let fused = |name: &str| {
         let node = graph.nodes.iter().find(|node| node.name == name).unwrap();
-        let Op::WithQuantize(op) = &node.op else { panic!("`{name}` is `{}`", node.op.name()) };
-        op.quantized.iter().map(|entry| (entry.output, entry.keep)).collect::<Vec<_>>()
+        let Op::Fused(op) = &node.op else { panic!("`{name}` is `{}`", node.op.name()) };
+        op.quantizations().map(|step| (step.of, op.is_stored(step.of))).collect::<Vec<_>>()
     };
     assert_eq!(fused("layers.0.mlp.swiglu"), [(0, false)]);
     assert_eq!(fused("layers.0.mlp.swiglu.backward"), [(0, false), (1, false)]);
@@ -180,11 +201,10 @@ fn a_high_precision_output_stays_where_it_is_read() {
 fn activations_are_fused_with_their_products() {
     let graph = gpt(2).unwrap();
     let names = |fuses: &dyn Fn(&Op, &[TensorType]) -> bool| -> Vec<String> {
-        let graph = fuse(&quantized(&graph, Recompute::None), fuses).unwrap();
+        let graph = fuse(&quantized(&graph, Recompute::None), &wanting(fuses)).unwrap();
         let name = |node: &deepwell_ir::Node| {
             let of_layer = node.name.starts_with("layers.1.") && node.op.name().contains("gelu");
-            let kept = matches!(&node.op, Op::WithActivation(op) if op.keep);
-            of_layer.then(|| format!("{}{}", node.op.name(), if kept { " kept" } else { "" }))
+            of_layer.then(|| node.op.name().to_string())
         };
         graph.nodes.iter().filter_map(name).collect()
     };
@@ -205,15 +225,61 @@ fn activations_are_fused_with_their_products() {
     // In BF16 nothing is quantized.
     let differentiated = recompute(&differentiate(&graph).unwrap(), Recompute::None).unwrap();
     let in_bf16 = apply_precision(&differentiated, &PrecisionPolicy::bf16()).unwrap().0;
-    let fused = fuse(&in_bf16, &|_, _| true).unwrap();
-    let found: Vec<&Op> = fused
-        .nodes
-        .iter()
-        .map(|node| &node.op)
-        .filter(|op| matches!(op, Op::WithActivation(_)))
-        .collect();
+    let fused = fuse(&in_bf16, &wanting(|op, _| op.name().contains("gelu"))).unwrap();
+    let found: Vec<&Op> =
+        fused.nodes.iter().map(|node| &node.op).filter(|op| matches!(op, Op::Fused(_))).collect();
     assert_eq!(found.len(), 4);
-    let keeps = |op: &&Op| matches!(op, Op::WithActivation(op) if op.keep);
+    let keeps = |op: &&Op| matches!(op, Op::Fused(op) if op.skipped.is_empty());
     assert_eq!(found.iter().filter(|op| keeps(op)).count(), 2);
     assert!(found[2..].iter().all(|op| op.name() == "linear_input_grad_gelu_backward"));
+}
+
+/// Of two ways to cut the same nodes the faster one is taken, though it does not begin with the
+/// longest fused op; and a fused op that is no faster than its parts is not made.
+#[test]
+fn the_fastest_cut_is_taken() {
+    let quantized = quantized(&gpt(2).unwrap(), Recompute::None);
+    let up = |times: &dyn Fn(&str) -> f64| -> Vec<String> {
+        let graph = fuse(&quantized, &|op, _, _| match op {
+            Op::Fused(_) => Some(times(&op.name())),
+            _ => Some(1.0),
+        })
+        .unwrap();
+        let of_up = graph.nodes.iter().filter(|node| {
+            ["layers.1.up", "layers.1.gelu"].contains(&node.name.as_str())
+                || node.name.starts_with("layers.1.gelu.mx")
+                || node.name.starts_with("layers.1.gelu.quantize")
+        });
+        of_up.map(|node| node.op.name().to_string()).collect()
+    };
+    let parts = ["mx_gemm", "gelu", "quantize"];
+    let times = |whole: f64, front: f64, back: f64| {
+        move |name: &str| match name {
+            "mx_gemm_gelu_quantize" => whole,
+            "mx_gemm_gelu" => front,
+            "gelu_quantize" => back,
+            _ => f64::INFINITY,
+        }
+    };
+    assert_eq!(up(&times(3.0, 2.0, 2.0)), parts);
+    assert_eq!(up(&times(2.9, 2.0, 2.0)), ["mx_gemm_gelu_quantize"]);
+    assert_eq!(up(&times(2.9, 1.5, 2.0)), ["mx_gemm_gelu", "quantize"]);
+    assert_eq!(up(&times(2.9, 1.5, 1.4)), ["mx_gemm", "gelu_quantize"]);
+}
+
+/// The number of questions grows with the layers, not with their square.
+#[test]
+fn as_many_questions_for_each_layer() {
+    let questions = |layers| {
+        let quantized = quantized(&gpt(layers).unwrap(), Recompute::None);
+        let asked = std::cell::Cell::new(0);
+        let count = |_: &Op, _: &[TensorType], _: &[TensorType]| {
+            asked.set(asked.get() + 1);
+            Some(1.0)
+        };
+        fuse(&quantized, &count).unwrap();
+        asked.get()
+    };
+    let of = [2, 4, 8].map(questions);
+    assert_eq!(of[2] - of[1], 2 * (of[1] - of[0]), "{of:?}");
 }

@@ -163,7 +163,7 @@ fn a_catalog_without_a_kernel_says_so() {
             reason: (*reason).to_string(),
         });
         let error = NoKernel {
-            op: "route",
+            op: "route".to_string(),
             arch: "cpu".to_string(),
             rejected: rejected.collect(),
             others: others.iter().map(ToString::to_string).collect(),

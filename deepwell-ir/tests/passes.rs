@@ -23,7 +23,7 @@ fn all_mxfp8() -> PrecisionPolicy {
 /// The graph through all passes.
 fn fused(config: &LlamaConfig, rule: Recompute, policy: &PrecisionPolicy) -> Graph {
     let graph = recompute(&differentiated(config), rule).unwrap();
-    fuse(&apply_precision(&graph, policy).unwrap().0, &|_, _| false).unwrap()
+    fuse(&apply_precision(&graph, policy).unwrap().0, &|_, _, _| None).unwrap()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn each_stage_as_text() {
         insta::assert_snapshot!(name, recompute(&gradient, rule).unwrap().to_string());
     }
     insta::assert_snapshot!("mxfp8", mxfp8.to_string());
-    insta::assert_snapshot!("fused", fuse(&mxfp8, &|_, _| false).unwrap().to_string());
+    insta::assert_snapshot!("fused", fuse(&mxfp8, &|_, _, _| None).unwrap().to_string());
     let lines: Vec<String> = precision
         .iter()
         .map(|tensor| format!("{}: {} ({})", tensor.tensor, tensor.format, tensor.reason))
@@ -295,7 +295,7 @@ fn passes_refuse_graphs_of_the_wrong_stage() {
         Stage::Recomputed,
         Stage::Quantized,
     );
-    check(fuse(&gradient, &|_, _| false), "fuse", Stage::Quantized, Stage::Differentiated);
+    check(fuse(&gradient, &|_, _, _| None), "fuse", Stage::Quantized, Stage::Differentiated);
 }
 
 #[test]

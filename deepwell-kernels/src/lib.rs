@@ -38,9 +38,12 @@ mod backend;
 mod comm;
 pub mod cpu;
 pub mod cuda;
+mod epilogue;
 mod error;
 mod executor;
 pub mod ops;
+mod predict;
+mod selection;
 mod single_call;
 mod targets;
 
@@ -49,7 +52,9 @@ pub use backend::{
 };
 pub use comm::{Comm, CommError, Exchange, InProcess};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
+pub use epilogue::{EpilogueSet, no_epilogue};
 pub use error::KernelError;
 pub use executor::{Executor, LoadedProgram, Observer, Verdict};
 pub use ops::quantize::cpu::decode_statistics;
+pub use predict::Predict;
 pub use single_call::SingleCall;

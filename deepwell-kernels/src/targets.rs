@@ -7,12 +7,13 @@ use crate::cuda::{Architecture, cuda_kernels};
 
 /// Architectures other than that of `target` with a kernel of ours that takes the request.
 pub(crate) fn others_that_serve(request: &KernelRequest<'_>, target: &Target) -> Vec<String> {
-    let op = request.op.name();
+    let core = request.op.leading().rule().name();
     let on_gpu = |architecture: &Architecture| {
         cuda_kernels().any(|spec| {
-            spec.ops.contains(&op)
+            spec.ops.contains(&core)
                 && spec.library.is_none()
                 && spec.architectures.contains(architecture)
+                && (spec.epilogue)(request.op.leading()).reject(request.op).is_none()
                 && (spec.reject)(request).is_none()
         })
     };

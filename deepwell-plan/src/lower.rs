@@ -7,8 +7,8 @@ use deepwell_ir::{
     Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
     Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, Op, Operand,
     OperandType, Order, ParameterState, Phase, Program, Recompute, Schedule, Slotted, StreamId,
-    Tag, Target, TensorId, TensorKind, TensorPrecision, Value, ValueId, apply_precision,
-    differentiate, fuse, recompute, verify_program,
+    Tag, Target, TensorId, TensorKind, TensorPrecision, TensorType, Value, ValueId,
+    apply_precision, differentiate, fuse, recompute, verify_program,
 };
 use deepwell_precision::{Format, PrecisionPolicy};
 
@@ -70,7 +70,7 @@ pub fn lower_scheduled(
 ) -> Result<Program, PlanError> {
     let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
     let (quantized, precision) = apply_precision(&differentiated, &plan.policy)?;
-    let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
+    let graph = fuse_for(&quantized, plan, catalog, target)?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     lowering.persistent_values();
     lowering.body(Phase::Forward)?;
@@ -95,12 +95,29 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let (quantized, precision) = apply_precision(graph, &plan.policy)?;
-    let graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
+    let graph = fuse_for(&quantized, plan, catalog, target)?;
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
     lowering.persistent_values();
     lowering.body(Phase::Forward)?;
     lowering.finish(Mode::Evaluate, precision, Some(training))
+}
+
+/// Fuses where the catalog predicts less time for the sizes of a plan.
+fn fuse_for(
+    graph: &Graph,
+    plan: &Plan,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Graph, IrError> {
+    let binding = Binding { batch: plan.micro_batch, seq: plan.seq };
+    fuse(graph, &|op, inputs, outputs| {
+        let bind =
+            |of: &TensorType| OperandType { dtype: of.dtype, shape: of.shape.bind(&binding) };
+        let operands: Vec<OperandType> = inputs.iter().chain(outputs).map(bind).collect();
+        let request = KernelRequest { op, operands: &operands, input_count: inputs.len() };
+        catalog.predicted_s(&request, target)
+    })
 }
 
 struct Lowering<'a> {

@@ -9,7 +9,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
     Graph, KernelCatalog, KernelRequest, NoKernel, Op, Phase, Program, Recompute, Selection,
-    Target, TensorKind, TensorType, ValueId,
+    Target, TensorKind, ValueId,
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_target};
 use deepwell_plan::{
@@ -32,8 +32,9 @@ impl KernelCatalog for Fusing {
         CpuCatalog.select(request, target)
     }
 
-    fn fuses(&self, _op: &Op, _inputs: &[TensorType], _target: &Target) -> bool {
-        true
+    fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
+        let is_fused = matches!(request.op, Op::Fused(_));
+        CpuCatalog.predicted_s(request, target).map(|_| if is_fused { 0.0 } else { 1.0 })
     }
 
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
@@ -155,14 +156,14 @@ fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
         assert!(!one.statistics.is_empty());
         assert_eq!(one.statistics, other.statistics, "{case}");
         same_accounts(&apart.program, &fused.program, &case);
-        let is_fused = |op: &Op| matches!(op, Op::WithQuantize(_));
+        let is_fused = |op: &Op| matches!(op, Op::Fused(_));
         assert!(!apart.program.calls.iter().any(|call| is_fused(&call.op)), "{case}");
         let calls = fused.program.calls.iter().filter(|call| is_fused(&call.op));
-        let found: BTreeSet<&str> = calls.map(|call| call.op.name()).collect();
+        let found: BTreeSet<String> = calls.map(|call| call.op.name().to_string()).collect();
         // An activation that alone runs again finds its product there.
         let is_again = rule == Recompute::Selective && names.contains(&"mx_gemm_gelu_quantize");
         let expected = names.iter().copied().chain(is_again.then_some("gelu_quantize"));
-        assert_eq!(found, expected.collect(), "{case}");
+        assert_eq!(found, expected.map(str::to_string).collect(), "{case}");
         // Of what nobody else reads nothing but codes are there.
         let found =
             |program: &Program, suffix: &str| program.find(&format!("{unread}{suffix}")).is_some();
@@ -181,6 +182,7 @@ fn fused_programs_give_the_same_bits() {
             preset,
             &[
                 "add_rms_norm_quantize",
+                "attention_quantize",
                 "rms_norm_backward_quantize",
                 "rms_norm_quantize",
                 "rope_backward_quantize",
@@ -218,7 +220,7 @@ fn fused_programs_of_single_operands_give_the_same_bits() {
         assert!(apart.outcome == fused.outcome, "{}", policy.to_toml());
         same_accounts(&apart.program, &fused.program, &policy.to_toml());
         assert_eq!(mxfp8_flop_share(&fused.program), (0.0, 0.0), "{}", policy.to_toml());
-        let is_fused = |op: &Op| matches!(op, Op::WithQuantize(_));
+        let is_fused = |op: &Op| matches!(op, Op::Fused(_));
         assert!(fused.program.calls.iter().any(|call| is_fused(&call.op)));
     }
 }

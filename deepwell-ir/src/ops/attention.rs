@@ -96,6 +96,10 @@ impl OpRule for Attention {
         ])
     }
 
+    fn result_count(&self) -> usize {
+        2
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         2 * self.heads.product_flops(&shapes[4])
     }
@@ -191,6 +195,10 @@ impl OpRule for AttentionBackward {
             OutputType::activation("dk", inputs[2].shape.clone(), dtype),
             OutputType::activation("dv", inputs[3].shape.clone(), dtype),
         ])
+    }
+
+    fn result_count(&self) -> usize {
+        3
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

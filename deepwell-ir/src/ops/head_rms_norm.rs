@@ -46,6 +46,10 @@ impl OpRule for HeadRmsNorm {
         ])
     }
 
+    fn result_count(&self) -> usize {
+        2
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         4 * product(&shapes[0])
     }
@@ -80,6 +84,10 @@ impl OpRule for HeadRmsNormBackward {
             OutputType::activation("", inputs[1].shape.clone(), dtype),
             OutputType::accumulator("dw", inputs[2].shape.clone()),
         ])
+    }
+
+    fn result_count(&self) -> usize {
+        2
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

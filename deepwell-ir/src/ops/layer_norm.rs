@@ -41,6 +41,10 @@ impl OpRule for LayerNorm {
         Ok(vec![OutputType::activation("", Shape(x.to_vec()), dtype), mean, rstd])
     }
 
+    fn result_count(&self) -> usize {
+        3
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         // Mean 1, variance 3, normalization 4.
         8 * product(&shapes[0])
@@ -92,6 +96,10 @@ impl OpRule for AddLayerNorm {
         ])
     }
 
+    fn result_count(&self) -> usize {
+        4
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         9 * product(&shapes[0])
     }
@@ -136,6 +144,10 @@ impl OpRule for LayerNormBackward {
             OutputType::accumulator("dw", Shape(vec![x[1]])),
             OutputType::accumulator("db", Shape(vec![x[1]])),
         ])
+    }
+
+    fn result_count(&self) -> usize {
+        3
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

@@ -61,11 +61,6 @@ impl Quantize {
     /// Counters that a quantization leaves: bits of amax as f32, elements, underflows,
     /// saturations, scale clamps, non-finite values.
     pub const STATISTICS: usize = 6;
-
-    /// How many outputs there are: codes and scales of each copy, and the counters.
-    pub fn output_count(&self) -> usize {
-        if self.axis == Axis::Both { 5 } else { 3 }
-    }
 }
 
 impl OpRule for Quantize {
@@ -109,6 +104,11 @@ impl OpRule for Quantize {
         }
         outputs.push(output("stats", vec![Self::STATISTICS.into()], DType::U64));
         Ok(outputs)
+    }
+
+    /// Codes and scales of each copy, and the counters.
+    fn result_count(&self) -> usize {
+        if self.axis == Axis::Both { 5 } else { 3 }
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

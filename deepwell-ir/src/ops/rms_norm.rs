@@ -35,6 +35,10 @@ impl OpRule for RmsNorm {
         ])
     }
 
+    fn result_count(&self) -> usize {
+        2
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         4 * product(&shapes[0])
     }
@@ -82,6 +86,10 @@ impl OpRule for AddRmsNorm {
         ])
     }
 
+    fn result_count(&self) -> usize {
+        3
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         5 * product(&shapes[0])
     }
@@ -123,6 +131,10 @@ impl OpRule for RmsNormBackward {
             OutputType::activation("", Shape(x.to_vec()), dtype),
             OutputType::accumulator("dw", Shape(vec![x[1]])),
         ])
+    }
+
+    fn result_count(&self) -> usize {
+        2
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

@@ -58,6 +58,10 @@ impl OpRule for SwiGluBackward {
         ])
     }
 
+    fn result_count(&self) -> usize {
+        2
+    }
+
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         9 * product(&shapes[0])
     }

@@ -1,18 +1,32 @@
 //! Merges neighbours that read the same memory.
 
-use crate::op::input_types;
-use crate::ops::{QuantizedOutput, WithActivation, WithQuantize};
+use std::ops::Range;
+
+use crate::ops::{Epilogue, Fused};
 use crate::{Graph, IrError, Node, Op, Stage, TensorId, TensorType, ops};
 
+/// What an op takes on the target, in seconds: `predict(op, inputs, outputs)`. None where no kernel
+/// serves it.
+pub type Predict<'a> = &'a dyn Fn(&Op, &[TensorType], &[TensorType]) -> Option<f64>;
+
+/// Steps that may follow a core: a GEMM's bias, activation, residual and its quantization along two
+/// axes are fewer.
+const MAX_STEPS: usize = 6;
+
+/// What sums of the same times in another order may differ by, relative to them.
+const ROUNDING: f64 = 1e-12;
+
 /// A residual add followed at once by the norm of its sum becomes one op: one read of each
-/// operand instead of two. Then a product followed by a function of its elements becomes one
-/// [`WithActivation`], and an op, that one too, followed by the quantization of its outputs one
-/// [`WithQuantize`], where there is such an op and `fuses` says yes to it and its inputs (see
-/// [`crate::KernelCatalog::fuses`]); a high-precision output stays where another node reads it.
+/// operand instead of two. Then an op and the functions, sums and quantizations of its results
+/// right behind it become one [`Fused`] where that takes less time as `predict` has it; a result
+/// stays an output where another node reads it.
+///
+/// Of all ways to cut the nodes into fused ones and single ones it takes one of the least time. The
+/// pass is linear in the number of nodes.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Quantized`].
-pub fn fuse(graph: &Graph, fuses: &dyn Fn(&Op, &[TensorType]) -> bool) -> Result<Graph, IrError> {
+pub fn fuse(graph: &Graph, predict: Predict<'_>) -> Result<Graph, IrError> {
     if graph.stage != Stage::Quantized {
         return Err(IrError::Stage { pass: "fuse", wants: Stage::Quantized, got: graph.stage });
     }
@@ -25,7 +39,7 @@ pub fn fuse(graph: &Graph, fuses: &dyn Fn(&Op, &[TensorType]) -> bool) -> Result
         }
         result.nodes.push(fused.unwrap_or_else(|| node.clone()));
     }
-    result.nodes = with_what_follows(&result, fuses);
+    result.nodes = Cuts::new(&result, predict).nodes();
     crate::verify(&result)?;
     Ok(result)
 }
@@ -49,105 +63,120 @@ fn add_and_norm(add: &Node, norm: &Node) -> Option<Node> {
     })
 }
 
-/// The nodes with each producer and the activation and quantizations right behind it merged.
-fn with_what_follows(graph: &Graph, fuses: &dyn Fn(&Op, &[TensorType]) -> bool) -> Vec<Node> {
-    let mut readers = vec![0usize; graph.tensors.len()];
-    for id in graph.nodes.iter().flat_map(|node| &node.inputs) {
-        readers[id.index()] += 1;
+/// The search for the best way to cut a list of nodes.
+struct Cuts<'a> {
+    graph: &'a Graph,
+    predict: Predict<'a>,
+    /// How many operands of nodes each tensor is.
+    readers: Vec<usize>,
+}
+
+impl<'a> Cuts<'a> {
+    fn new(graph: &'a Graph, predict: Predict<'a>) -> Cuts<'a> {
+        let mut readers = vec![0usize; graph.tensors.len()];
+        for id in graph.nodes.iter().flat_map(|node| &node.inputs) {
+            readers[id.index()] += 1;
+        }
+        Cuts { graph, predict, readers }
     }
-    let fuses = |node: &Node| fuses(&node.op, &input_types(graph, &node.inputs));
-    let mut merged = Vec::with_capacity(graph.nodes.len());
-    let mut rest = graph.nodes.as_slice();
-    while let Some((producer, after)) = rest.split_first() {
-        let product = after.split_first().and_then(|(activation, after)| {
-            let both = with_activation(producer, activation, &readers)?;
-            with_all_quantizations(&both, after, &readers, &fuses)
-        });
-        let found = match product {
-            Some(found) => Some(found),
-            None => with_all_quantizations(producer, after, &readers, &fuses),
+
+    /// From the last node on: the least time of what follows is known when a node is looked at.
+    fn nodes(&self) -> Vec<Node> {
+        let nodes = &self.graph.nodes;
+        let reach: Vec<usize> = (0..nodes.len()).map(|core| self.steps_behind(core)).collect();
+        // Only nodes that something could be merged with are asked for.
+        let mut touched = vec![false; nodes.len()];
+        for (core, &steps) in reach.iter().enumerate().filter(|(_, steps)| **steps > 0) {
+            touched[core..=core + steps].fill(true);
+        }
+        let mut time_from = vec![0.0; nodes.len() + 1];
+        let mut chosen: Vec<Option<Node>> = vec![None; nodes.len()];
+        let mut length = vec![1; nodes.len()];
+        for core in (0..nodes.len()).rev() {
+            if !touched[core] {
+                time_from[core] = time_from[core + 1];
+                continue;
+            }
+            time_from[core] = self.time(&nodes[core]) + time_from[core + 1];
+            // Of equally fast ones the one that merges least.
+            for count in 1..=reach[core] {
+                let fused = self.merge(core..core + 1 + count);
+                let time = self.time(&fused) + time_from[core + 1 + count];
+                if time < time_from[core] * (1.0 - ROUNDING) {
+                    (time_from[core], chosen[core], length[core]) = (time, Some(fused), 1 + count);
+                }
+            }
+        }
+        let mut merged = Vec::with_capacity(nodes.len());
+        let mut next = 0;
+        while next < nodes.len() {
+            merged.push(chosen[next].take().unwrap_or_else(|| nodes[next].clone()));
+            next += length[next];
+        }
+        merged
+    }
+
+    /// Infinite where nothing does it, or it cannot be fused at all.
+    fn time(&self, node: &Node) -> f64 {
+        let types = |ids: &[TensorId]| crate::op::input_types(self.graph, ids);
+        let (inputs, outputs) = (types(&node.inputs), types(&node.outputs));
+        let is_op = node.op.epilogue().is_empty() || node.op.rule().infer(&inputs).is_ok();
+        let time = is_op.then(|| (self.predict)(&node.op, &inputs, &outputs)).flatten();
+        time.unwrap_or(f64::INFINITY)
+    }
+
+    /// How many of the nodes behind `core` can be steps of its epilogue.
+    fn steps_behind(&self, core: usize) -> usize {
+        let (first, behind) = (&self.graph.nodes[core], &self.graph.nodes[core + 1..]);
+        if first.outputs.len() != first.op.rule().result_count() {
+            return 0;
+        }
+        let mut results = first.outputs.clone();
+        let of_phase = behind.iter().take(MAX_STEPS).take_while(|node| node.phase == first.phase);
+        let mut count = 0;
+        for node in of_phase {
+            if step_of(node, &results).is_none() {
+                break;
+            }
+            results.extend(&node.outputs);
+            count += 1;
+        }
+        count
+    }
+
+    /// A core and the steps behind it as one node.
+    fn merge(&self, nodes: Range<usize>) -> Node {
+        let (core, steps) = self.graph.nodes[nodes].split_first().expect("a core");
+        let mut results = core.outputs.clone();
+        let mut inputs = core.inputs.clone();
+        let mut epilogue = Vec::with_capacity(steps.len());
+        let mut read_here: Vec<TensorId> = Vec::new();
+        for node in steps {
+            let Some(step) = step_of(node, &results) else { continue };
+            let (read, own) = node.inputs.split_at(step.reads().len());
+            read_here.extend(read);
+            inputs.extend(own);
+            results.extend(&node.outputs);
+            epilogue.push(step);
+        }
+        let is_skipped = |id: &TensorId| {
+            let here = read_here.iter().filter(|read| *read == id).count();
+            here > 0 && self.readers[id.index()] == here
         };
-        let (node, after) = found.unwrap_or_else(|| (producer.clone(), after));
-        merged.push(node);
-        rest = after;
+        let skipped: Vec<usize> =
+            (0..results.len()).filter(|&result| is_skipped(&results[result])).collect();
+        let outputs = results.iter().filter(|id| !is_skipped(id)).copied().collect();
+        let op = Fused { core: Box::new(core.op.clone()), epilogue, skipped };
+        Node { op: op.into(), inputs, outputs, ..core.clone() }
     }
-    merged
 }
 
-/// A node with all quantizations right behind it, and what comes after them; a fused one without
-/// any stays as it is. None where the catalog does not want it.
-fn with_all_quantizations<'a>(
-    producer: &Node,
-    after: &'a [Node],
-    readers: &[usize],
-    fuses: &dyn Fn(&Node) -> bool,
-) -> Option<(Node, &'a [Node])> {
-    let count = after.iter().take_while(|node| quantizes(node, producer)).count();
-    let (quantizations, after) = after.split_at(count);
-    let node = match (quantizations, &producer.op) {
-        ([], Op::WithActivation(_)) => producer.clone(),
-        _ => with_quantize(producer, quantizations, readers)?,
-    };
-    fuses(&node).then_some((node, after))
-}
-
-/// A product and the function of its elements that follows. `readers` says of each tensor how many
-/// operands of nodes it is.
-fn with_activation(product: &Node, activation: &Node, readers: &[usize]) -> Option<Node> {
-    let result = *product.outputs.first()?;
-    let (first, others) = activation.inputs.split_first()?;
-    let is_next =
-        *first == result && !others.contains(&result) && activation.phase == product.phase;
-    if !is_next || !WithActivation::is_pair(&product.op, &activation.op) {
-        return None;
-    }
-    let keep = readers[result.index()] > 1;
-    let op = WithActivation {
-        product: Box::new(product.op.clone()),
-        activation: Box::new(activation.op.clone()),
-        keep,
-    };
-    Some(Node {
-        op: op.into(),
-        inputs: product.inputs.iter().chain(others).copied().collect(),
-        outputs: keep.then_some(result).into_iter().chain(activation.outputs.clone()).collect(),
-        ..product.clone()
-    })
-}
-
-fn quantizes(node: &Node, producer: &Node) -> bool {
-    matches!(node.op, Op::Quantize(_))
-        && node.phase == producer.phase
-        && producer.outputs.contains(&node.inputs[0])
-}
-
-/// `readers` says of each tensor how many operands of nodes it is.
-fn with_quantize(producer: &Node, quantizations: &[Node], readers: &[usize]) -> Option<Node> {
-    if quantizations.is_empty() || !WithQuantize::is_producer(&producer.op) {
-        return None;
-    }
-    let source = |node: &Node| node.inputs[0];
-    let is_kept = |id: TensorId| {
-        let here = quantizations.iter().filter(|node| source(node) == id).count();
-        readers[id.index()] > here
-    };
-    let quantized: Vec<QuantizedOutput> = quantizations
-        .iter()
-        .filter_map(|node| {
-            let Op::Quantize(quantize) = &node.op else { return None };
-            let output = producer.outputs.iter().position(|&id| id == source(node))?;
-            let keep = is_kept(source(node));
-            Some(QuantizedOutput { output, quantize: quantize.clone(), keep })
-        })
-        .collect();
-    let op = WithQuantize { producer: Box::new(producer.op.clone()), quantized };
-    let outputs = producer
-        .outputs
-        .iter()
-        .enumerate()
-        .filter(|&(output, _)| op.keeps(output))
-        .map(|(_, &id)| id)
-        .chain(quantizations.iter().flat_map(|node| node.outputs.iter().copied()))
-        .collect();
-    Some(Node { op: op.into(), outputs, ..producer.clone() })
+/// The step that a node is behind an op with these results: it reads them first, and nothing else
+/// of them.
+fn step_of(node: &Node, results: &[TensorId]) -> Option<Epilogue> {
+    let of = results.iter().position(|id| Some(id) == node.inputs.first())?;
+    let step = Epilogue::of_op(&node.op, of)?;
+    let (read, own) = node.inputs.split_at_checked(step.reads().len())?;
+    let reads_them = results.get(step.reads()) == Some(read);
+    (reads_them && !own.iter().any(|id| results.contains(id))).then_some(step)
 }

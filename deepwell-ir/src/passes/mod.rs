@@ -5,7 +5,7 @@ mod precision;
 mod recompute;
 mod tensor_precision;
 
-pub use fuse::fuse;
+pub use fuse::{Predict, fuse};
 pub use precision::apply_precision;
 pub use recompute::{Recompute, recompute};
 pub use tensor_precision::TensorPrecision;

@@ -157,7 +157,7 @@ fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
         let has_gemm = matches!(node.op, Op::Linear(_) | Op::LinearInputGrad(_));
         for (index, &input) in node.inputs.iter().enumerate() {
             if !(has_gemm && index == 1) {
-                readers.entry(input).or_insert(node.op.name());
+                readers.entry(input).or_insert(node.op.rule().name());
             }
         }
     }

@@ -151,7 +151,7 @@ impl Call {
         &self.operands[self.input_count..]
     }
 
-    /// The block quantizations that the call does, be it one itself or with its producer.
+    /// The block quantizations that the call does, be it one itself or in its epilogue.
     pub fn quantizations(&self) -> Vec<Quantization<'_>> {
         let outputs = self.outputs();
         match &self.op {
@@ -159,14 +159,14 @@ impl Call {
                 let source = self.operands.first().map(|operand| operand.value);
                 vec![Quantization { quantize, source, outputs }]
             }
-            Op::WithQuantize(op) => (0..op.quantized.len())
-                .filter_map(|index| {
-                    let entry = &op.quantized[index];
-                    let source = op.position_of_output(entry.output);
+            Op::Fused(op) => op
+                .quantizations()
+                .filter_map(|step| {
+                    let source = op.position(step.of).and_then(|at| outputs.get(at));
                     Some(Quantization {
-                        quantize: &entry.quantize,
-                        source: source.and_then(|at| outputs.get(at)).map(|source| source.value),
-                        outputs: outputs.get(op.positions_of_quantized(index))?,
+                        quantize: step.quantize,
+                        source: source.map(|operand| operand.value),
+                        outputs: outputs.get(step.positions)?,
                     })
                 })
                 .collect(),

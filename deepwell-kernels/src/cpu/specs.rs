@@ -4,14 +4,15 @@
 
 use std::sync::LazyLock;
 
-use deepwell_ir::{
-    DType, KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Rejected, Selection, Target,
-};
+use deepwell_ir::{DType, KernelCatalog, KernelRequest, NoKernel, Op, Selection, Target};
 
-use super::calls::{Operands, Run, with_activation, with_quantize};
+use super::calls::fused::Parts;
+use super::calls::{Operands, Run};
 use super::gemm::Tier;
 use crate::KernelError;
 use crate::ops::OPS;
+use crate::predict::Rates;
+use crate::selection::{self, Candidate, Offer};
 use crate::targets::others_that_serve;
 
 /// A kernel as the folder of its op registers it.
@@ -104,67 +105,15 @@ pub fn cpu_target(threads: usize) -> Target {
 pub fn cpu_kernels() -> &'static [CpuKernelSpec] {
     static KERNELS: LazyLock<Vec<CpuKernelSpec>> = LazyLock::new(|| {
         let of_ops = OPS.iter().flat_map(|op| op.cpu);
-        of_ops.chain(COMPOSITES).flat_map(|kernel| kernel.specs()).collect()
+        of_ops.flat_map(|kernel| kernel.specs()).collect()
     });
     &KERNELS
 }
 
-const fn activated(op: &'static str) -> CpuKernel {
-    CpuKernel::new(op, with_activation::prepare).scratch(with_activation).tiered()
-}
-
-const fn quantized(op: &'static str) -> CpuKernel {
-    CpuKernel::new(op, with_quantize::prepare).scratch(with_quantize)
-}
-
-/// Several ops in one call.
-const COMPOSITES: &[CpuKernel] = &[
-    activated("linear_gelu"),
-    activated("linear_input_grad_gelu_backward"),
-    activated("mx_gemm_gelu"),
-    activated("mx_gemm_gelu_backward"),
-    quantized("linear_quantize").tiered(),
-    quantized("linear_input_grad_quantize").tiered(),
-    quantized("mx_gemm_quantize").tiered(),
-    quantized("linear_gelu_quantize").tiered(),
-    quantized("linear_input_grad_gelu_backward_quantize").tiered(),
-    quantized("mx_gemm_gelu_quantize").tiered(),
-    quantized("mx_gemm_gelu_backward_quantize").tiered(),
-    quantized("rms_norm_quantize"),
-    quantized("add_rms_norm_quantize"),
-    quantized("rms_norm_backward_quantize"),
-    quantized("layer_norm_quantize"),
-    quantized("add_layer_norm_quantize"),
-    quantized("layer_norm_backward_quantize"),
-    quantized("rope_backward_quantize"),
-    quantized("swiglu_quantize"),
-    quantized("swiglu_backward_quantize"),
-    quantized("gelu_quantize"),
-    quantized("gelu_backward_quantize"),
-];
-
 /// Scratch of the kernel of a request's op.
-fn workspace_of(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
-    let spec = cpu_kernels().iter().find(|spec| spec.op == request.op.name());
+pub(super) fn workspace_of(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
+    let spec = kernels_of(request.op).next();
     spec.map_or(0, |spec| (spec.workspace_bytes)(request, tier, threads))
-}
-
-/// What the product wants, and room for it where it is not stored.
-fn with_activation(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
-    let Op::WithActivation(op) = request.op else { return 0 };
-    with_activation::workspace_bytes(request, op, |product| workspace_of(product, tier, threads))
-}
-
-/// What the producer wants, and room for those of its outputs that are not stored.
-fn with_quantize(request: &KernelRequest<'_>, tier: Tier, threads: usize) -> usize {
-    let Op::WithQuantize(op) = request.op else { return 0 };
-    let inputs = &request.operands[..request.input_count];
-    // Operands that the op does not take are refused when the call is prepared.
-    let Ok(scratch) = with_quantize::Scratch::new(op, inputs) else { return 0 };
-    let operands = [inputs, &scratch.outputs].concat();
-    let producer =
-        KernelRequest { op: &op.producer, operands: &operands, input_count: inputs.len() };
-    scratch.bytes + workspace_of(&producer, tier, threads)
 }
 
 /// The CPU kernels as a catalog.
@@ -176,24 +125,17 @@ const BYTES_PER_WORKER: usize = 128 * 1024;
 
 impl KernelCatalog for CpuCatalog {
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
-        let op = request.op.name();
-        let mut rejected = Vec::new();
-        for spec in cpu_kernels().iter().filter(|spec| spec.op == op) {
-            match rejection(spec, request, target) {
-                Some(reason) => rejected.push(Rejected { kernel: spec.name.clone(), reason }),
-                None => {
-                    let tier = spec.tier.unwrap_or(Tier::F32);
-                    let choice = KernelChoice {
-                        kernel: spec.name.clone(),
-                        tile: None,
-                        workspace_bytes: (spec.workspace_bytes)(request, tier, target.workers),
-                    };
-                    return Ok(Selection { choice, rejected });
-                }
-            }
-        }
-        let others = others_that_serve(request, target);
-        Err(NoKernel { op, arch: target.arch.clone(), rejected, others })
+        let candidates = candidates(request, target);
+        selection::fastest(candidates).map_err(|rejected| NoKernel {
+            op: request.op.name().to_string(),
+            arch: target.arch.clone(),
+            rejected,
+            others: others_that_serve(request, target),
+        })
+    }
+
+    fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {
+        selection::least_s(&candidates(request, target))
     }
 
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
@@ -201,11 +143,61 @@ impl KernelCatalog for CpuCatalog {
     }
 }
 
+/// The kernels of an op, with what each takes or why it does not serve. A fused op's are those of
+/// its core: the steps behind it are done by their own kernels, so fusing gains nothing here.
+fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    let Op::Fused(op) = request.op else {
+        for spec in kernels_of(request.op) {
+            let offer = offer(spec, request, target);
+            found.push(Candidate { kernel: spec.name.clone(), tiles: Vec::new(), offer });
+        }
+        return found;
+    };
+    let (inputs, outputs) = request.operands.split_at(request.input_count);
+    let parts = Parts::new(op, inputs, outputs).map_err(|error| error.to_string());
+    for spec in kernels_of(&op.core) {
+        let offer = parts.clone().and_then(|parts| {
+            let core = offer(spec, &parts.core.request(), target)?;
+            let mut predicted_s = core.predicted_s;
+            for step in &parts.steps {
+                predicted_s += CpuCatalog
+                    .predicted_s(&step.request(), target)
+                    .ok_or_else(|| format!("there is no kernel of `{}`", step.op.name()))?;
+            }
+            let workspace_bytes = parts.bytes + core.workspace_bytes;
+            Ok(Offer { predicted_s, workspace_bytes, ..core })
+        });
+        found.push(Candidate { kernel: spec.name.clone(), tiles: Vec::new(), offer });
+    }
+    found
+}
+
+fn kernels_of(op: &Op) -> impl Iterator<Item = &'static CpuKernelSpec> {
+    let name = op.rule().name();
+    cpu_kernels().iter().filter(move |spec| spec.op == name)
+}
+
+fn offer(
+    spec: &CpuKernelSpec,
+    request: &KernelRequest<'_>,
+    target: &Target,
+) -> Result<Offer, String> {
+    if let Some(reason) = rejection(spec, request, target) {
+        return Err(reason);
+    }
+    let tier = spec.tier.unwrap_or(Tier::F32);
+    let workspace_bytes = (spec.workspace_bytes)(request, tier, target.workers);
+    let rates = Rates::of_cpu(target, tier);
+    // Scratch holds operands as the instructions take them: written once and read once.
+    let predicted_s = rates.roofline_s(request, 1.0) + rates.bytes_s(2.0 * workspace_bytes as f64);
+    Ok(Offer { predicted_s, tile: None, workspace_bytes })
+}
+
 /// Whether a kernel takes the request on every processor.
 pub(crate) fn serves(request: &KernelRequest<'_>) -> bool {
     let plain = Target::cpu(1, Vec::new());
-    let op = request.op.name();
-    cpu_kernels().iter().any(|spec| spec.op == op && rejection(spec, request, &plain).is_none())
+    candidates(request, &plain).iter().any(|candidate| candidate.offer.is_ok())
 }
 
 fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target) -> Option<String> {

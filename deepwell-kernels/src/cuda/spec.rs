@@ -4,24 +4,30 @@
 //! and the function that turns a call into launches. Selection reads only the specs, so it works
 //! for a GPU that is not here.
 
-use deepwell_ir::{KernelRequest, Target, Tile};
+use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
 use super::prepare::{CallView, Device, Step};
 use crate::KernelError;
+use crate::epilogue::EpilogueSet;
+use crate::predict::Predict;
 
 /// One kernel of the CUDA backend.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaKernelSpec {
     /// Unique name, `cuda_rms_norm` or `cublaslt_bf16_linear` for example.
     pub name: &'static str,
-    /// Names of the ops that it computes.
+    /// Names of the ops that it computes, or that are the core of what it computes.
     pub ops: &'static [&'static str],
+    /// What it takes behind one of them.
+    pub epilogue: fn(&Op) -> EpilogueSet,
     /// Architectures that it is compiled for.
     pub architectures: &'static [Architecture],
     /// The vendor's library that it calls, as [`Target::libraries`] names it.
     pub library: Option<&'static str>,
-    /// Why it cannot serve a request, `None` when it can.
+    /// Why it cannot serve a request whose op it has, `None` when it can.
     pub reject: fn(&KernelRequest<'_>) -> Option<String>,
+    /// What it is predicted to take for a request that it serves.
+    pub predict: Predict,
     /// Scratch in bytes.
     pub workspace_bytes: fn(&KernelRequest<'_>, &Target) -> usize,
     /// Selects its tile, if it has several.

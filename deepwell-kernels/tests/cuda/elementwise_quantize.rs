@@ -1,7 +1,7 @@
 //! `swiglu_quantize.cu` and `gelu_quantize.cu`: the bits of the activation alone, and of the CPU's
 //! quantization of what it stores.
 
-use deepwell_ir::ops::{Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::ops::{Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{DType, Op, ops};
 use deepwell_precision::{Granularity, MxSpec, ScaleRule};
 use half::bf16;
@@ -57,38 +57,35 @@ fn check_one(
     let inputs = inputs(producer.inputs, rows, columns, kind);
     let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
     let alone = gpu.run(op.clone(), &inputs, &vec![empty.clone(); output_count], false, 1);
-    // Both kept, one of two kept, none kept; entries in either order.
+    // Both kept, one of two kept, none kept; quantized in either order.
     for kept in 0..1usize << output_count {
         let is_kept = |output: usize| kept >> output & 1 == 1;
-        let mut quantized: Vec<QuantizedOutput> = (0..output_count)
-            .map(|output| QuantizedOutput {
-                output,
-                quantize: entries[output].clone(),
-                keep: is_kept(output),
-            })
-            .collect();
+        let mut order: Vec<usize> = (0..output_count).collect();
         if kept == 0 {
-            quantized.reverse();
+            order.reverse();
         }
+        let step = |&of: &usize| Epilogue::Quantize { of, quantize: entries[of].clone() };
+        let epilogue = order.iter().map(step).collect();
         let what = format!("{} {rows}x{columns} {kind} kept={kept} {entries:?}", op.name());
         let mut targets: Vec<HostTensor> =
             (0..output_count).filter(|&output| is_kept(output)).map(|_| empty.clone()).collect();
-        for entry in &quantized {
-            targets.extend(outputs(entry.quantize.axis, rows, columns));
+        for &output in &order {
+            targets.extend(outputs(entries[output].axis, rows, columns));
         }
-        let fused = WithQuantize { producer: Box::new(op.clone()), quantized };
+        let skipped = (0..output_count).filter(|&output| !is_kept(output)).collect();
+        let fused = Fused { core: Box::new(op.clone()), epilogue, skipped };
         assert_eq!(Op::from(fused.clone()).name(), producer.fused);
         let got = gpu.run(fused.clone(), &inputs, &targets, false, 1);
         for (output, alone) in alone.iter().enumerate() {
-            if let Some(position) = fused.position_of_output(output) {
+            if let Some(position) = fused.position(output) {
                 assert!(got[position] == *alone, "{what}: output {output} differs from its own");
             }
         }
-        for (index, entry) in fused.quantized.iter().enumerate() {
-            let y: Vec<bf16> = bytemuck::pod_collect_to_vec(&alone[entry.output].bytes);
-            let expected = reference(&y, rows, columns, &entry.quantize);
-            let what = format!("{what}: copies of output {}", entry.output);
-            assert_same(&what, &got[fused.positions_of_quantized(index)], &expected);
+        for step in fused.quantizations() {
+            let y: Vec<bf16> = bytemuck::pod_collect_to_vec(&alone[step.of].bytes);
+            let expected = reference(&y, rows, columns, step.quantize);
+            let what = format!("{what}: copies of output {}", step.of);
+            assert_same(&what, &got[step.positions], &expected);
         }
     }
 }

@@ -2,8 +2,7 @@
 //! of the activation alone, and of the CPU's quantization of what that stores.
 
 use deepwell_ir::ops::{
-    Axis, Gelu, GeluBackward, Linear, LinearInputGrad, MxGemm, Quantize, QuantizedOutput,
-    WithActivation, WithQuantize,
+    Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearInputGrad, MxGemm, Quantize,
 };
 use deepwell_ir::{DType, Op, Product, Tile};
 use deepwell_precision::{MxSpec, ScaleRule};
@@ -142,7 +141,7 @@ pub(crate) fn check(
     let multiplied = one_by_one(gpu, product.op.clone(), &product.inputs);
     let forward = HostTensor::bf16(&[rows, columns], &uniform(rows * columns, 7, 6.0));
     let mut inputs = product.inputs.clone();
-    let mut producer = product.op.clone();
+    let (mut epilogue, mut skipped) = (Vec::new(), Vec::new());
     let mut last = multiplied.clone();
     let [keep_product, keep_last] = follows.keep;
     if let Some(tanh) = follows.tanh {
@@ -156,12 +155,8 @@ pub(crate) fn check(
             inputs.push(forward);
         }
         last = one_by_one(gpu, activation.clone(), &of_activation);
-        producer = WithActivation {
-            product: Box::new(product.op.clone()),
-            activation: Box::new(activation),
-            keep: keep_product,
-        }
-        .into();
+        epilogue.extend(Epilogue::of_op(&activation, 0));
+        skipped.extend((!keep_product).then_some(0));
     }
     let mut expected = Vec::new();
     if follows.tanh.is_some() && keep_product {
@@ -173,13 +168,13 @@ pub(crate) fn check(
 
     // All at once.
     let mut targets = vec![empty.clone(); expected.len()];
-    let mut op = producer.clone();
     if let Some(quantize) = &follows.quantize {
-        let output = usize::from(follows.tanh.is_some() && keep_product);
-        let entry = QuantizedOutput { output, quantize: quantize.clone(), keep: keep_last };
+        let of = epilogue.len();
+        epilogue.push(Epilogue::Quantize { of, quantize: quantize.clone() });
+        skipped.extend((!keep_last).then_some(of));
         targets.extend(outputs(quantize.axis, rows, columns));
-        op = WithQuantize { producer: Box::new(producer), quantized: vec![entry] }.into();
     }
+    let op: Op = Fused { core: Box::new(product.op.clone()), epilogue, skipped }.into();
     let got = gpu.run_with(op, &inputs, &targets, options(product.fused));
     for (index, expected) in expected.iter().enumerate() {
         assert!(got[index] == *expected, "{what}: output {index} differs from its own");

@@ -1,7 +1,7 @@
 //! `rms_norm_quantize.cu` and `layer_norm_quantize.cu`: the bits of the normalization alone, and of
 //! the CPU's quantization of what it stores.
 
-use deepwell_ir::ops::{Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::ops::{Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{DType, Op, ops};
 use deepwell_precision::{Granularity, MxSpec};
 use half::bf16;
@@ -93,9 +93,10 @@ fn check_some(
         let y: Vec<bf16> = alone[norm.y].to_f64().iter().map(|&y| bf16::from_f64(y)).collect();
         let expected = reference(&y, rows, columns, quantize);
 
-        let fused = WithQuantize {
-            producer: Box::new(norm.op),
-            quantized: vec![QuantizedOutput { output: norm.y, quantize: quantize.clone(), keep }],
+        let fused = Fused {
+            core: Box::new(norm.op),
+            epilogue: vec![Epilogue::Quantize { of: norm.y, quantize: quantize.clone() }],
+            skipped: (!keep).then_some(norm.y).into_iter().collect(),
         };
         assert_eq!(Op::from(fused.clone()).name(), name);
         let is_kept = |index: usize| keep || index != norm.y;

@@ -2,10 +2,10 @@
 
 use deepwell_ir::{
     DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
-    Program, Schedule, Target, TensorKind, ValueId, apply_precision, fuse,
+    Program, Schedule, Target, TensorKind, ValueId, apply_precision,
 };
 
-use super::{FORWARD, Lowering};
+use super::{FORWARD, Lowering, fuse_for};
 use crate::autoplan::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
 
@@ -51,7 +51,7 @@ pub fn lower_inference(
     };
     let plan = base_plan(graph, &request, target);
     let (quantized, precision) = apply_precision(graph, policy)?;
-    let mut graph = fuse(&quantized, &|op, inputs| catalog.fuses(op, inputs, target))?;
+    let mut graph = fuse_for(&quantized, &plan, catalog, target)?;
     // The loss is dropped only now: the head has its compute copy already.
     let is_loss = |op: &Op| matches!(op, Op::LinearCrossEntropy(_));
     let Some(loss) = graph.nodes.iter().position(|node| is_loss(&node.op)) else {

@@ -19,7 +19,7 @@ pub(crate) const SCRATCH_BYTES: usize = 4096;
 
 impl KernelCatalog for Kernels {
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
-        let op = request.op.name();
+        let op = request.op.name().to_string();
         let kernel = format!("plain_{op}");
         if target.arch != "cpu" {
             let reason = format!("runs on a cpu, not on {}", target.arch);
@@ -31,6 +31,11 @@ impl KernelCatalog for Kernels {
         let workspace_bytes = if wants_scratch { SCRATCH_BYTES } else { 0 };
         let choice = KernelChoice { kernel, tile: None, workspace_bytes };
         Ok(Selection { choice, rejected: Vec::new() })
+    }
+
+    /// The same of every op but fused ones, which there are none of.
+    fn predicted_s(&self, request: &KernelRequest<'_>, _target: &Target) -> Option<f64> {
+        request.op.epilogue().is_empty().then_some(1.0)
     }
 
     fn fixed_overhead_bytes(&self, _target: &Target) -> usize {

@@ -196,7 +196,7 @@ impl Observer for Audit {
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
-        let makes_copies = matches!(call.op, Op::Cast(_) | Op::Quantize(_) | Op::WithQuantize(_));
+        let makes_copies = matches!(call.op, Op::Cast(_)) || !call.quantizations().is_empty();
         let is_other = matches!(
             call.op,
             Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_) | Op::StochasticRound(_)

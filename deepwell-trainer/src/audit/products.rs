@@ -60,8 +60,7 @@ impl MxTables {
 pub(super) fn is_product(op: &Op) -> bool {
     match op {
         Op::MxGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => true,
-        Op::WithActivation(op) => op.keep,
-        Op::WithQuantize(op) => op.keeps(0) && is_product(&op.producer),
+        Op::Fused(op) => op.is_stored(0) && is_product(&op.core),
         _ => false,
     }
 }

@@ -1,7 +1,7 @@
 //! Which calls the sections of kernels time: those of the tables of sizes, and every distinct call
 //! of the model's step.
 
-use deepwell_ir::ops::{self, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::ops::{self, AttentionHeads, Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, Product, Program};
 use deepwell_kernels::SingleCall;
 use deepwell_precision::{BLOCK, BlockShape, MxSpec, scale_tiles};
@@ -281,18 +281,14 @@ fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
         for (op, inputs, outputs, of) in producers(rows, columns) {
             calls.push(SingleCall::new(op.clone(), &inputs, &outputs));
             let quantize = Quantize { spec: policy.activation_spec(), axis: Axis::Both };
-            let entry = |&output: &usize| QuantizedOutput {
-                output,
-                quantize: quantize.clone(),
-                keep: false,
-            };
+            let step = |&of: &usize| Epilogue::Quantize { of, quantize: quantize.clone() };
+            let epilogue = of.iter().map(step).collect();
             let kept = outputs.iter().enumerate().filter(|(index, _)| !of.contains(index));
             let mut given: Vec<Operand> = kept.map(|(_, output)| output.clone()).collect();
             for _ in &of {
                 given.extend(quantized(&quantize, rows, columns));
             }
-            let fused =
-                WithQuantize { producer: Box::new(op), quantized: of.iter().map(entry).collect() };
+            let fused = Fused { core: Box::new(op), epilogue, skipped: of };
             calls.push(SingleCall::new(fused, &inputs, &given));
         }
     }
@@ -303,11 +299,11 @@ fn what_text(op: &Op) -> String {
     match op {
         Op::MxGemm(op) => format!("mx_gemm {}", op.product.name()),
         Op::Quantize(op) => format!("quantize {}", op.axis.name()),
-        Op::WithQuantize(fused) => {
+        Op::Fused(fused) => {
             let mut axes: Vec<&str> =
-                fused.quantized.iter().map(|entry| entry.quantize.axis.name()).collect();
+                fused.quantizations().map(|step| step.quantize.axis.name()).collect();
             axes.dedup();
-            format!("{} {}", op.name(), axes.join("+"))
+            format!("{} {}", op.name(), axes.join("+")).trim_end().to_string()
         }
         op => op.name().to_string(),
     }
@@ -327,10 +323,12 @@ fn dtype_text(call: &SingleCall) -> String {
     }
     match &call.op {
         Op::Quantize(op) => format!("{} to mxfp8 {}", call.operands[0].dtype, blocks(op.spec)),
-        Op::WithQuantize(op) => {
-            let spec = op.quantized.first().map(|entry| blocks(entry.quantize.spec));
-            format!("{} to mxfp8 {}", call.operands[0].dtype, spec.unwrap_or_default())
-        }
+        Op::Fused(op) => match op.quantizations().next() {
+            Some(step) => {
+                format!("{} to mxfp8 {}", call.operands[0].dtype, blocks(step.quantize.spec))
+            }
+            None => call.operands[0].dtype.to_string(),
+        },
         _ => call.operands.first().map_or(String::new(), |operand| operand.dtype.to_string()),
     }
 }
@@ -435,11 +433,11 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
             causal: heads.causal,
             backward: matches!(call.op, Op::AttentionBackward(_)),
         }),
-        Op::WithQuantize(op) => {
-            let entry =
-                |entry: &QuantizedOutput| (entry.output, entry.quantize.axis.name().to_string());
-            let block = op.quantized.first()?.quantize.spec.granularity.elements();
-            pointwise(&op.producer, op.quantized.iter().map(entry).collect(), block)
+        Op::Fused(op) => {
+            let steps = || op.quantizations();
+            let quantized = steps().map(|step| (step.of, step.quantize.axis.name().to_string()));
+            let block = steps().next()?.quantize.spec.granularity.elements();
+            pointwise(&op.core, quantized.collect(), block)
         }
         Op::AdamW(_) => Some(PeerTask::AdamW { lengths: lengths(call) }),
         Op::GradNorm(_) => Some(PeerTask::GradNorm { lengths: lengths(call) }),

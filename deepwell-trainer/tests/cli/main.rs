@@ -445,7 +445,7 @@ fn explanations_name_what_was_not_taken() {
         "kernels not taken",
         "taken: cpu_linear_f32",
         "cpu_linear_avx512: ",
-        "got their first choice",
+        "kinds of calls have no other kernel",
     ] {
         assert!(explained.contains(part), "expected `{part}` in: {explained}");
     }

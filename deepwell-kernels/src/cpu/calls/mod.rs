@@ -1,9 +1,8 @@
 //! From a call of a program to a kernel on slices: operands become typed views, attributes
 //! become arguments. Each op's own `prepare` is in its folder.
 
+pub(crate) mod fused;
 pub(crate) mod gemm_output;
-pub(crate) mod with_activation;
-pub(crate) mod with_quantize;
 
 use bytemuck::Pod;
 use deepwell_ir::{ByteRange, Call, DType, Instance, Op, Program, Value};
@@ -58,7 +57,11 @@ fn run_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
 }
 
 fn kernel_of(op: &Op, operands: &Operands<'_>) -> Result<Run, KernelError> {
-    let spec = cpu_kernels().iter().find(|spec| spec.op == op.name());
+    if let Op::Fused(op) = op {
+        return fused::fused(operands, op);
+    }
+    let name = op.rule().name();
+    let spec = cpu_kernels().iter().find(|spec| spec.op == name);
     (spec.ok_or_else(|| operands.unknown_kernel())?.prepare)(operands, op)
 }
 

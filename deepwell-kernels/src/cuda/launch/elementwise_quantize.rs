@@ -1,46 +1,55 @@
 //! What the functions of elements that quantize their results share on the host:
 //! `layout/elementwise_quantize.cuh`.
 
-use deepwell_ir::ops::WithQuantize;
+use deepwell_ir::ops::{Fused, QuantizeStep};
 use deepwell_ir::{KernelRequest, Op};
 
+use super::mx;
 use super::support::all_bf16;
-use super::{fused, mx};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
+use crate::epilogue::EpilogueSet;
 
 /// Elements of a piece, 16 bytes of BF16.
 const PIECE: usize = 8;
 
-fn fused_op(op: &Op) -> Option<&WithQuantize> {
-    match op {
-        Op::WithQuantize(op) => Some(op),
-        _ => None,
+/// Quantizes all results.
+pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
+    match core {
+        Op::SwiGluBackward(_) => EpilogueSet::quantizing(&[0, 1]),
+        _ => EpilogueSet::quantizing(&[0]),
     }
 }
 
-/// Why a request cannot be served.
+/// The op, and its quantizations in the order of the results.
+fn parts(op: &Op) -> Option<(&Fused, Vec<QuantizeStep<'_>>)> {
+    let Op::Fused(op) = op else { return None };
+    let mut steps: Vec<QuantizeStep<'_>> = op.quantizations().collect();
+    steps.sort_by_key(|step| step.of);
+    Some((op, steps))
+}
+
+/// Why a request that [`epilogue`] lets pass cannot be served.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let op = fused_op(request.op)?;
-    if let Some(reason) = fused::reject(op) {
-        return Some(reason);
-    }
+    let Some((op, steps)) = parts(request.op) else {
+        return Some("quantizes its results".to_string());
+    };
     let shape = &request.operands[0].shape;
     if let &[_, columns] = shape.as_slice()
         && !columns.is_multiple_of(PIECE)
     {
         return Some(format!("takes rows of whole pieces of {PIECE} elements, not {columns}"));
     }
-    let kept = (0..op.producer_output_count()).filter_map(|output| op.position_of_output(output));
+    let kept = steps.iter().filter_map(|step| op.position(step.of));
     let kept = kept.map(|position| request.input_count + position);
     let floats: Vec<usize> = (0..request.input_count).chain(kept).collect();
-    let of_entries = || op.quantized.iter().find_map(|entry| mx::reject(&entry.quantize, shape));
-    all_bf16(request, &floats).or_else(of_entries)
+    let of_steps = || steps.iter().find_map(|step| mx::reject(step.quantize, shape));
+    all_bf16(request, &floats).or_else(of_steps)
 }
 
 /// Prepares a call for kernel `<entry>_quantize_<axis>` of `<file>.cu`. It takes the inputs; the
-/// producer's outputs, or null; four copies of each of them; the extents; flags of each;
+/// core's results, or null; four copies of each of them; the extents; flags of each;
 /// totals; statistics of each.
 pub(crate) fn prepare(
     call: &CallView<'_>,
@@ -48,48 +57,38 @@ pub(crate) fn prepare(
     file: &'static str,
     entry: &str,
 ) -> Result<Vec<Step>, KernelError> {
-    let Some(op) = fused_op(&call.call.op) else {
+    let Some((op, steps)) = parts(&call.call.op) else {
         return Err(call.refuse("expected a function of elements and its quantization"));
     };
     let &[rows, columns] = call.input(0).shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
-    let outputs = op.producer_output_count();
-    let mut entries = Vec::with_capacity(outputs);
-    for output in 0..outputs {
-        match op.quantized.iter().position(|entry| entry.output == output) {
-            Some(index) => entries.push(index),
-            None => return Err(call.refuse(format!("expected output {output} quantized"))),
-        }
+    let results = op.core.rule().result_count();
+    if !steps.iter().map(|step| step.of).eq(0..results) {
+        return Err(call.refuse(format!("expected all {results} results quantized once")));
     }
-    let Some(&first) = entries.first() else {
-        return Err(call.refuse("expected a quantized output"));
-    };
-    let axis = op.quantized[first].quantize.axis;
+    let axis = steps[0].quantize.axis;
     let kernel = format!("{entry}_quantize_{}", axis.name());
-    let flags: Vec<u32> =
-        entries.iter().map(|&index| mx::flags(&op.quantized[index].quantize.spec)).collect();
+    let flags: Vec<u32> = steps.iter().map(|step| mx::flags(&step.quantize.spec)).collect();
     let shared_bytes = match flags.as_slice() {
         &[flags] => mx::shared_bytes(rows, columns, flags),
         // The tiles of all results lie there.
-        _ => outputs as u32 * mx::BF16_TILE_BYTES,
+        _ => results as u32 * mx::BF16_TILE_BYTES,
     };
     let function = device.function(file, &kernel, shared_bytes)?;
 
-    let copies = entries.iter().map(|&index| {
-        mx::copies(call, op.quantized[index].quantize.axis, op.positions_of_quantized(index).start)
-    });
+    let copies = steps.iter().map(|step| mx::copies(call, axis, step.positions.start));
     let copies: Vec<mx::Copies> = copies.collect();
     let mut arguments: Vec<Argument> =
         (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
-    arguments.extend((0..outputs).map(|output| match op.position_of_output(output) {
+    arguments.extend((0..results).map(|result| match op.position(result) {
         Some(position) => call.output(position).argument(),
         None => Argument::Pointer(DevicePtr(0)),
     }));
     arguments.extend(copies.iter().flat_map(|copies| copies.places));
     arguments.extend([Argument::U32(rows as u32), Argument::U32(columns as u32)]);
     arguments.extend(flags.into_iter().map(Argument::U32));
-    arguments.push(mx::totals(device, outputs)?);
+    arguments.push(mx::totals(device, results)?);
     arguments.extend(copies.iter().map(|copies| copies.statistics));
     let blocks = mx::blocks(rows, columns);
     Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
@@ -97,20 +96,21 @@ pub(crate) fn prepare(
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::ops::{Axis, Gelu, Quantize, QuantizedOutput, SwiGlu, SwiGluBackward};
+    use deepwell_ir::ops::{Axis, Epilogue, Gelu, Quantize, SwiGlu, SwiGluBackward};
     use deepwell_ir::{DType, OperandType};
     use deepwell_precision::MxSpec;
 
     use super::*;
 
-    fn fused(producer: impl Into<Op>, outputs: &[(usize, Axis)]) -> Op {
-        let entry = |&(output, axis): &(usize, Axis)| QuantizedOutput {
-            output,
+    /// All but the second result are skipped.
+    fn fused(core: impl Into<Op>, results: &[(usize, Axis)]) -> Op {
+        let step = |&(of, axis): &(usize, Axis)| Epilogue::Quantize {
+            of,
             quantize: Quantize { spec: MxSpec::default(), axis },
-            keep: output == 1,
         };
-        let quantized = outputs.iter().map(entry).collect();
-        WithQuantize { producer: Box::new(producer.into()), quantized }.into()
+        let epilogue = results.iter().map(step).collect();
+        let skipped = results.iter().map(|&(of, _)| of).filter(|&of| of != 1).collect();
+        Fused { core: Box::new(core.into()), epilogue, skipped }.into()
     }
 
     #[test]
@@ -123,7 +123,8 @@ mod tests {
                 operands.extend(op.outputs_of(&inputs).unwrap());
                 let request =
                     KernelRequest { op: &op, operands: &operands, input_count: inputs.len() };
-                let reason = reject(&request);
+                let set = epilogue(op.leading());
+                let reason = set.reject(&op).or_else(|| reject(&request));
                 match expected {
                     None => assert_eq!(reason, None),
                     Some(part) => {

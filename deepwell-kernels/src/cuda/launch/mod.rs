@@ -1,8 +1,7 @@
 //! What several launchers share; each launcher is in the folder of its op.
 
 pub(crate) mod elementwise_quantize;
-pub(crate) mod fused;
-pub(crate) mod fused_product;
+pub(crate) mod fused_gemm;
 pub(crate) mod mx;
 pub(crate) mod norm_quantize;
 pub(crate) mod products;

@@ -1,14 +1,15 @@
 //! What the normalizations that quantize their output share on the host:
 //! `layout/norm_quantize.cuh`.
 
-use deepwell_ir::ops::{QuantizedOutput, WithQuantize};
+use deepwell_ir::ops::{Fused, QuantizeStep};
 use deepwell_ir::{KernelRequest, Op};
 
+use super::mx;
 use super::support::all_bf16;
-use super::{fused, mx};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
+use crate::epilogue::EpilogueSet;
 
 /// Elements of a piece, 16 bytes of BF16.
 const PIECE: usize = 8;
@@ -25,7 +26,7 @@ fn lead(strips: usize, columns: usize, resident: usize, adds: bool, layer: bool)
     (resident.div_ceil(of_strip) + more).min(strips)
 }
 
-/// A normalization that is a producer.
+/// A normalization that is a core.
 struct Norm {
     /// Name of the op.
     entry: &'static str,
@@ -37,9 +38,9 @@ struct Norm {
 }
 
 impl Norm {
-    fn of(producer: &Op) -> Option<Norm> {
+    fn of(core: &Op) -> Option<Norm> {
         let norm = |entry, eps, adds, layer| Some(Norm { entry, eps, adds, layer });
-        match producer {
+        match core {
             Op::RmsNorm(op) => norm("rms_norm", op.eps, false, false),
             Op::AddRmsNorm(op) => norm("add_rms_norm", op.eps, true, false),
             Op::LayerNorm(op) => norm("layer_norm", op.eps, false, true),
@@ -48,45 +49,48 @@ impl Norm {
         }
     }
 
-    /// Which of the producer's outputs is the normalized one.
+    /// Which of the core's results is the normalized one.
     fn y(&self) -> usize {
         usize::from(self.adds)
     }
 
-    /// Inputs of the producer.
+    /// Inputs of the core.
     fn inputs(&self) -> usize {
         2 + usize::from(self.adds) + usize::from(self.layer)
     }
 }
 
-/// The fused op, its producer, and the one quantization that the kernels make.
-fn parts(op: &Op) -> Option<(&WithQuantize, Norm, &QuantizedOutput)> {
-    let Op::WithQuantize(op) = op else { return None };
-    match op.quantized.as_slice() {
-        [entry] => Some((op, Norm::of(&op.producer)?, entry)),
-        _ => None,
+/// Quantizes the normalized rows; no GEMM reads the sum before them.
+pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
+    match core {
+        Op::AddRmsNorm(_) | Op::AddLayerNorm(_) => EpilogueSet::quantizing(&[1]),
+        _ => EpilogueSet::quantizing(&[0]),
     }
 }
 
-/// Why a request cannot be served.
+/// The fused op, its core, and the one quantization that the kernels make.
+fn parts(op: &Op) -> Option<(&Fused, Norm, QuantizeStep<'_>)> {
+    let Op::Fused(op) = op else { return None };
+    let norm = Norm::of(&op.core)?;
+    op.quantizations().next().map(|step| (op, norm, step))
+}
+
+/// Why a request that [`epilogue`] lets pass cannot be served.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let Some((op, norm, entry)) = parts(request.op) else {
+    let Some((op, norm, step)) = parts(request.op) else {
         return Some("makes one quantization, of the normalized rows".to_string());
     };
-    if let Some(reason) = fused::reject(op) {
-        return Some(reason);
-    }
     let shape = &request.operands[0].shape;
     if let &[_, columns] = shape.as_slice()
         && (columns == 0 || !columns.is_multiple_of(PIECE))
     {
         return Some(format!("takes rows of whole pieces of {PIECE} elements, not {columns}"));
     }
-    let kept = (0..=norm.y()).filter_map(|output| op.position_of_output(output));
+    let kept = (0..=norm.y()).filter_map(|result| op.position(result));
     let inputs = 0..norm.inputs();
     let floats: Vec<usize> =
         inputs.chain(kept.map(|position| request.input_count + position)).collect();
-    all_bf16(request, &floats).or_else(|| mx::reject(&entry.quantize, shape))
+    all_bf16(request, &floats).or_else(|| mx::reject(step.quantize, shape))
 }
 
 /// Prepares a call for a kernel of `<file>.cu`.
@@ -95,21 +99,21 @@ pub(crate) fn prepare(
     device: &mut Device<'_>,
     file: &'static str,
 ) -> Result<Vec<Step>, KernelError> {
-    let Some((op, norm, entry)) = parts(&call.call.op) else {
+    let Some((op, norm, step)) = parts(&call.call.op) else {
         return Err(call.refuse("expected a normalization and one quantization of its output"));
     };
     let &[rows, columns] = call.input(0).shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
-    let kernel = format!("{}_quantize_{}", norm.entry, entry.quantize.axis.name());
-    let flags = mx::flags(&entry.quantize.spec);
+    let kernel = format!("{}_quantize_{}", norm.entry, step.quantize.axis.name());
+    let flags = mx::flags(&step.quantize.spec);
     let shared_bytes = mx::shared_bytes(rows, columns, flags);
     let function = device.function(file, &kernel, shared_bytes)?;
     let resident = device.resident_blocks(function, mx::BF16_TILE_THREADS, shared_bytes)? as usize;
     let strips = rows.div_ceil(mx::TILE);
 
     let none = Argument::Pointer(DevicePtr(0));
-    let kept = |output| match op.position_of_output(output) {
+    let kept = |result| match op.position(result) {
         Some(position) => call.output(position).argument(),
         None => none,
     };
@@ -123,8 +127,8 @@ pub(crate) fn prepare(
     arguments.extend([sum, kept(norm.y())]);
     let statistics_of_rows = 1 + usize::from(norm.layer);
     arguments.extend((0..statistics_of_rows).map(|index| kept(norm.y() + 1 + index)));
-    let first = op.positions_of_quantized(0).start;
-    let mx::Copies { places, statistics } = mx::copies(call, entry.quantize.axis, first);
+    let mx::Copies { places, statistics } =
+        mx::copies(call, step.quantize.axis, step.positions.start);
     arguments.extend(places);
     arguments.extend([
         Argument::U32(rows as u32),

@@ -1,7 +1,7 @@
 //! What the products on tcgen05 share on the host (`mma/sm100_tile.cuh`): shapes of tiles, how much
 //! memory they take, which one a product gets, and its launch.
 
-use deepwell_ir::{Target, Tile};
+use deepwell_ir::{KernelRequest, Target, Tile};
 
 use super::tcgen05_cost::{Cost, ResultCost};
 use crate::KernelError;
@@ -10,6 +10,7 @@ use crate::cuda::driver::{
 };
 use crate::cuda::prepare::{CallView, Step, Tensor};
 use crate::cuda::spec::TileSelection;
+use crate::predict::Rates;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -222,6 +223,24 @@ impl TileShape {
                 .map(|(cycles, computed, shape)| (shape.tile(), reason(cycles, computed)))
                 .collect(),
         }
+    }
+
+    /// What the one that [`TileShape::select`] takes is predicted to need for `request`, in seconds:
+    /// not less than its bytes do.
+    pub(crate) fn predicted_s(
+        shapes: Vec<TileShape>,
+        sizes: ProductSizes,
+        results: ResultCost,
+        request: &KernelRequest<'_>,
+        target: &Target,
+    ) -> f64 {
+        let tile = TileShape::select(shapes.clone(), sizes, results, target).tile;
+        let costs = shapes.into_iter().filter(|shape| shape.tile() == tile);
+        let rates = Rates::of(target);
+        let seconds = costs
+            .map(|shape| Cost::new(shape, sizes, results, target.workers as u64).predicted_s())
+            .fold(0.0, f64::max);
+        rates.roofline_s(request, 1.0).max(seconds + rates.launch_s())
     }
 
     /// The one of `shapes` that has a call's tile.

@@ -64,6 +64,14 @@ impl ResultCost {
     }
 }
 
+/// Cycles that the sums of a tile are taken to need for each of the model's, where a time is
+/// compared with that of other kernels. No kernel on tcgen05 has been timed; of ours on Hopper those
+/// that multiply most reach 39 % of the roofline (`benchmarks/bench_h200_2026-11-21.md`, attention),
+/// so nothing that has been timed gives way to the model's word alone.
+const UNTIMED: u64 = 2;
+/// Clock at which multiply-adds of all SMs make the peak, see [`BF16_PRODUCTS_PER_CYCLE`].
+const CLOCK_HZ: f64 = 1.855e9;
+
 /// Cost of a product with tiles of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
@@ -142,6 +150,17 @@ impl Cost {
             cycles,
             peak_thousandths: 1000 * ideal_cycles / cycles.max(1),
         }
+    }
+}
+
+impl Cost {
+    /// Seconds to compare with those of other kernels: sums of a tile are made while the results of
+    /// the one before are written, and what is shorter of both shows once.
+    pub(crate) fn predicted_s(&self) -> f64 {
+        let (sums, results) = (UNTIMED * self.tile_cycles, self.result_cycles);
+        let device_cycles = self.device_bytes / DEVICE_BYTES_PER_CYCLE;
+        let cycles = self.waves * sums.max(results) + sums.min(results);
+        cycles.max(device_cycles) as f64 / CLOCK_HZ
     }
 }
 

@@ -8,6 +8,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, takes_all};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -21,9 +23,11 @@ const COEFFICIENTS_BYTES: usize = 40;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_adamw",
     ops: &["adamw"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject: takes_all,
+    predict: roofline,
     workspace_bytes: |_, _| COEFFICIENTS_BYTES,
     select_tile: None,
     prepare,

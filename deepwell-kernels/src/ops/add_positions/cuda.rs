@@ -7,7 +7,9 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::{all_bf16, grid_of};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
 use crate::ops::add_positions::cpu::too_few_positions;
+use crate::predict::roofline;
 
 /// Threads of a CTA of the forward kernel, as in the source.
 const FORWARD_THREADS: u32 = 256;
@@ -24,9 +26,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_add_positions",
         ops: &["add_positions"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| all_bf16(request, &[0, 1, 2]).or_else(|| reject_table(request, 1)),
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: prepare_forward,
@@ -34,9 +38,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_add_positions_backward",
         ops: &["add_positions_backward"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| all_bf16(request, &[0]).or_else(|| reject_table(request, 1)),
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: prepare_backward,

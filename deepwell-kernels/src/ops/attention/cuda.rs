@@ -8,6 +8,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 128;
@@ -30,9 +32,11 @@ const WIDTH_MAX: usize = 1 << 22;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_attention",
     ops: &["attention"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -8,6 +8,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 128;
@@ -27,9 +29,11 @@ const COUNTERS: usize = 3;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_attention_backward",
     ops: &["attention_backward"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes,
     select_tile: None,
     prepare,

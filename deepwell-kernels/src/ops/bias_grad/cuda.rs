@@ -7,6 +7,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -25,9 +27,11 @@ const ROWS_PER_SPLIT_MIN: usize = 32;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_bias_grad",
     ops: &["bias_grad"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes,
     select_tile: None,
     prepare,

@@ -9,13 +9,17 @@ use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::DevicePtr;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_collective",
     ops: &Collective::NAMES,
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: Some(COLLECTIVES),
     reject,
+    predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -6,6 +6,8 @@ use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace, takes_all};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -15,9 +17,11 @@ const TILE: usize = 64;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_dequantize",
     ops: &["dequantize"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject: takes_all,
+    predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -7,6 +7,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block of each kernel, as in the source.
 const SORT_THREADS: u32 = 1024;
@@ -28,9 +30,11 @@ const ALIGNMENT: usize = 64;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_embedding_backward",
     ops: &["embedding_backward"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes,
     select_tile: None,
     prepare,

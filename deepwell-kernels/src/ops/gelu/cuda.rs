@@ -7,6 +7,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::{all_bf16, grid_of};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -16,9 +18,11 @@ const WIDTH: usize = 8;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_gelu",
     ops: &["gelu", "gelu_backward"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -7,6 +7,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -18,9 +20,11 @@ const BLOCKS_MAX: usize = 1024;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_grad_norm",
     ops: &["grad_norm"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes,
     select_tile: None,
     prepare,

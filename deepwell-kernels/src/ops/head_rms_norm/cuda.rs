@@ -11,7 +11,9 @@ use crate::cuda::launch::rows::{self, BlockColumns};
 use crate::cuda::launch::support;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
 use crate::ops::rms_norm::cuda_backward as rms_norm_backward;
+use crate::predict::roofline;
 
 /// Threads of a CTA of each kernel, as in the sources.
 const FORWARD_THREADS: u32 = 256;
@@ -29,9 +31,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_head_rms_norm",
         ops: &["head_rms_norm"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| support::all_bf16(request, &[0, 1, 2]).or_else(|| reject(request, 0, 1)),
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: prepare_forward,
@@ -39,11 +43,13 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_head_rms_norm_backward",
         ops: &["head_rms_norm_backward"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| {
             support::all_bf16(request, &[0, 1, 2, 4]).or_else(|| reject(request, 1, 2))
         },
+        predict: roofline,
         workspace_bytes: backward_workspace_bytes,
         select_tile: None,
         prepare: prepare_backward,

@@ -8,6 +8,8 @@ use crate::cuda::launch::products::{LinearSizes, extents_fit, tile_blocks};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::{MMA_SYNC_BF16, mma_sync_gemm};
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 128;
@@ -19,9 +21,11 @@ const WIDTH: usize = 8;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_bf16_gemm",
     ops: &["linear", "linear_input_grad", "linear_weight_grad"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: |request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16),
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -11,13 +11,17 @@ use crate::cuda::launch::products::{
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::{CUBLASLT_BF16, Rates};
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cublaslt_linear",
     ops: &["linear", "linear_input_grad", "linear_weight_grad"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: Some(CUBLASLT),
     reject,
+    predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16),
     workspace_bytes,
     select_tile: None,
     prepare,

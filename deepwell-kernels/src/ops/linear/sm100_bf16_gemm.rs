@@ -12,6 +12,7 @@ use crate::cuda::launch::tcgen05::{
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
+use crate::epilogue::no_epilogue;
 
 /// Elements by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 8;
@@ -19,9 +20,11 @@ const WIDTH: usize = 8;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm100_bf16_gemm",
     ops: OPS,
+    epilogue: no_epilogue,
     architectures: ARCHITECTURES,
     library: None,
     reject,
+    predict,
     workspace_bytes: no_workspace,
     select_tile: Some(select_tile),
     prepare,
@@ -66,6 +69,13 @@ fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
     let shapes = TileShape::all(Operands::Bf16);
     TileShape::select(shapes, form.sizes, ResultCost::default(), target)
+}
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
+    let form = Form::new(request.op, LinearSizes::new(request.op, first, second));
+    let shapes = TileShape::all(Operands::Bf16);
+    TileShape::predicted_s(shapes, form.sizes, ResultCost::default(), request, target)
 }
 
 /// Boxes of both operands, each stored by depth or by rows.

@@ -5,7 +5,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use super::sm100_bf16_gemm::{ARCHITECTURES, Form, operand_maps, reject as reject_product};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::fused_product::{self, BF16_OPS, Parts};
+use crate::cuda::launch::fused_gemm::{self, BF16_OPS, Parts};
 use crate::cuda::launch::products::LinearSizes;
 use crate::cuda::launch::tcgen05::{Operands, ProductSizes, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -14,16 +14,18 @@ use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm100_bf16_gemm_fused",
     ops: BF16_OPS,
+    epilogue: fused_gemm::epilogue,
     architectures: ARCHITECTURES,
     library: None,
     reject,
+    predict,
     workspace_bytes: no_workspace,
     select_tile: Some(select_tile),
     prepare,
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    fused_product::reject(request, reject_product, sizes_of)
+    fused_gemm::reject(request, reject_product, sizes_of)
 }
 
 fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
@@ -38,13 +40,19 @@ fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    let (shapes, sizes) = (TileShape::alone(Operands::Bf16), sizes_of(request));
+    TileShape::predicted_s(shapes, sizes, cost.unwrap_or_default(), request, target)
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Some(parts) = Parts::of(&call.call.op, call.call.input_count) else {
-        return Err(call.refuse("expected a product and what follows it"));
+        return Err(call.refuse("expected a GEMM and what follows it"));
     };
     let (a, b) = (call.input(0), call.input(1));
-    let form = Form::new(parts.product, LinearSizes::new(parts.product, &a.shape, &b.shape));
-    let bias = match parts.product {
+    let form = Form::new(parts.core, LinearSizes::new(parts.core, &a.shape, &b.shape));
+    let bias = match parts.core {
         Op::Linear(linear) if linear.bias => call.input(2).pointer,
         _ => DevicePtr(0),
     };
@@ -54,6 +62,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments =
         operand_maps(&form, shape, &a, &b, device)?.map(Argument::TensorMap).to_vec();
-    arguments.extend(fused_product::arguments(call, &parts, device, bias, form.sizes)?);
+    arguments.extend(fused_gemm::arguments(call, &parts, device, bias, form.sizes)?);
     Ok(vec![shape.launch(function, form.sizes, multiprocessors, arguments)])
 }

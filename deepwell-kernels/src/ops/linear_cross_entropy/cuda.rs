@@ -16,6 +16,8 @@ use crate::cuda::launch::products::{
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
 
 /// Threads of a block of `cross_entropy.cu`.
 const THREADS: u32 = 512;
@@ -44,9 +46,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cublaslt_linear_cross_entropy",
         ops: &["linear_cross_entropy", "linear_cross_entropy_grad"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: Some(CUBLASLT),
         reject,
+        predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16),
         workspace_bytes: |request, _| layout_of(request).with_library,
         select_tile: None,
         prepare: |call, device| prepare(call, device, Products::Library),
@@ -54,9 +58,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_linear_cross_entropy",
         ops: &["linear_cross_entropy", "linear_cross_entropy_grad"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject,
+        predict: |request, target| Rates::of(target).roofline_s(request, MMA_SYNC_BF16),
         workspace_bytes: workspace_bytes_of_own,
         select_tile: None,
         prepare: |call, device| prepare(call, device, Products::Own),

@@ -20,6 +20,8 @@ use crate::cuda::launch::products::{
 };
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::{CUBLASLT_FP8, Rates};
 
 /// Rows of FP8 begin at multiples of 16 bytes.
 const DEPTH_MULTIPLE: usize = 16;
@@ -30,9 +32,11 @@ const SIDE_MULTIPLE: usize = 8;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cublaslt_mx_gemm",
     ops: &["mx_gemm"],
+    epilogue: no_epilogue,
     architectures: &[Architecture::Sm90a],
     library: Some(CUBLASLT),
     reject,
+    predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_FP8),
     workspace_bytes,
     select_tile: None,
     prepare,

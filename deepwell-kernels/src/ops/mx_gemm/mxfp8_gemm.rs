@@ -7,6 +7,8 @@ use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::products::{extents_fit, tile_blocks};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -18,9 +20,11 @@ const WIDTH: usize = 16;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_mxfp8_gemm",
     ops: &["mx_gemm"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: |request, target| mma_sync_gemm(request, target, MMA_SYNC_MXFP8),
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -14,6 +14,7 @@ use crate::cuda::launch::tcgen05::{
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
+use crate::epilogue::no_epilogue;
 
 /// Codes by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 16;
@@ -21,9 +22,11 @@ const WIDTH: usize = 16;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm100_mxfp8_gemm",
     ops: OPS,
+    epilogue: no_epilogue,
     architectures: ARCHITECTURES,
     library: None,
     reject,
+    predict,
     workspace_bytes: no_workspace,
     select_tile: Some(select_tile),
     prepare,
@@ -61,6 +64,11 @@ pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     let shapes = TileShape::all(Operands::Mx);
     TileShape::select(shapes, sizes_of(request), ResultCost::default(), target)
+}
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    let shapes = TileShape::all(Operands::Mx);
+    TileShape::predicted_s(shapes, sizes_of(request), ResultCost::default(), request, target)
 }
 
 /// Codes and scales of both operands, a call's first inputs, as the kernels take them.

@@ -5,7 +5,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_product, sizes_of};
 use crate::KernelError;
 use crate::cuda::driver::DevicePtr;
-use crate::cuda::launch::fused_product::{self, MX_OPS, Parts};
+use crate::cuda::launch::fused_gemm::{self, MX_OPS, Parts};
 use crate::cuda::launch::tcgen05::{Operands, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
@@ -13,16 +13,18 @@ use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm100_mxfp8_gemm_fused",
     ops: MX_OPS,
+    epilogue: fused_gemm::epilogue,
     architectures: ARCHITECTURES,
     library: None,
     reject,
+    predict,
     workspace_bytes: no_workspace,
     select_tile: Some(select_tile),
     prepare,
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    fused_product::reject(request, reject_product, sizes_of)
+    fused_gemm::reject(request, reject_product, sizes_of)
 }
 
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
@@ -31,20 +33,26 @@ fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    let (shapes, sizes) = (TileShape::alone(Operands::Mx), sizes_of(request));
+    TileShape::predicted_s(shapes, sizes, cost.unwrap_or_default(), request, target)
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
     let Some(parts) = Parts::of(op, call.call.input_count) else {
-        return Err(call.refuse("expected a product and what follows it"));
+        return Err(call.refuse("expected a GEMM and what follows it"));
     };
     let (a, b) = (call.input(0), call.input(2));
     let sizes = super::sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
-    let has_bias = matches!(parts.product, Op::MxGemm(op) if op.bias);
+    let has_bias = matches!(parts.core, Op::MxGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments = operand_maps(call, device, shape)?;
-    arguments.extend(fused_product::arguments(call, &parts, device, bias, sizes)?);
+    arguments.extend(fused_gemm::arguments(call, &parts, device, bias, sizes)?);
     Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
 }

@@ -8,13 +8,17 @@ use super::mxfp8_gemm::{prepare_from, reject};
 use crate::KernelError;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::{SM120_MXFP8, mma_sync_gemm};
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm120_mxfp8_gemm",
     ops: &["mx_gemm"],
+    epilogue: no_epilogue,
     architectures: &[Architecture::Sm120a],
     library: None,
     reject,
+    predict: |request, target| mma_sync_gemm(request, target, SM120_MXFP8),
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

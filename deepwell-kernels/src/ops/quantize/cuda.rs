@@ -7,13 +7,17 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::mx;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_quantize",
     ops: &["quantize"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

@@ -6,15 +6,19 @@ use crate::KernelError;
 use crate::cuda::launch::rows::{self, Backward};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 pub(crate) const KERNEL: Backward = Backward { file: "rms_norm_backward", pieces: 4, gradients: 1 };
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rms_norm_backward",
     ops: &["rms_norm_backward"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes,
     select_tile: None,
     prepare,

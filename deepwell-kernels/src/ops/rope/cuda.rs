@@ -8,7 +8,9 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
 use crate::ops::rope::cpu::rope_tables;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -20,9 +22,11 @@ const HEADS: usize = 4;
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rope",
     ops: &["rope", "rope_backward"],
+    epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
     reject,
+    predict: roofline,
     workspace_bytes: no_workspace,
     select_tile: None,
     prepare,

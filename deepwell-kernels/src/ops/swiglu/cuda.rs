@@ -7,6 +7,8 @@ use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::{all_bf16, grid_of};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
@@ -17,9 +19,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_swiglu",
         ops: &["swiglu"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: |request| all_bf16(request, &[0, 1, 2]),
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: |call, device| prepare(call, device, "swiglu_bf16"),
@@ -27,9 +31,11 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_swiglu_backward",
         ops: &["swiglu_backward"],
+        epilogue: no_epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: reject_backward,
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: |call, device| prepare(call, device, "swiglu_backward_bf16"),

@@ -3,14 +3,17 @@
 
 use crate::cuda::launch::elementwise_quantize;
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::predict::roofline;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     CudaKernelSpec {
         name: "cuda_swiglu_quantize",
-        ops: &["swiglu_quantize"],
+        ops: &["swiglu"],
+        epilogue: elementwise_quantize::epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: elementwise_quantize::reject,
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: |call, device| {
@@ -19,10 +22,12 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
     },
     CudaKernelSpec {
         name: "cuda_swiglu_backward_quantize",
-        ops: &["swiglu_backward_quantize"],
+        ops: &["swiglu_backward"],
+        epilogue: elementwise_quantize::epilogue,
         architectures: &Architecture::ALL,
         library: None,
         reject: elementwise_quantize::reject,
+        predict: roofline,
         workspace_bytes: no_workspace,
         select_tile: None,
         prepare: |call, device| {

@@ -1,7 +1,7 @@
 //! Our own kernels on small inputs. That they are right is what their own tests say; here the
 //! emulator has to give a GPU's bits.
 
-use deepwell_ir::ops::{Attention, AttentionHeads, Axis, Quantize, QuantizedOutput, WithQuantize};
+use deepwell_ir::ops::{Attention, AttentionHeads, Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{DType, Op, Product, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_precision::{BlockShape, Granularity, MxSpec, ScaleRule};
@@ -135,8 +135,8 @@ impl Recorder {
     fn fused(&mut self, name: &str, producer: Op, inputs: &[HostTensor], more: &[HostTensor]) {
         let (rows, columns) = (inputs[0].shape[0], inputs[0].shape[1]);
         let quantize = Quantize { spec: MxSpec::default(), axis: Axis::Both };
-        let quantized = vec![QuantizedOutput { output: 0, quantize, keep: true }];
-        let op = WithQuantize { producer: Box::new(producer), quantized };
+        let epilogue = vec![Epilogue::Quantize { of: 0, quantize }];
+        let op = Fused { core: Box::new(producer), epilogue, skipped: Vec::new() };
         let mut empty = vec![HostTensor::output(DType::Bf16, &[rows, columns])];
         empty.extend_from_slice(more);
         empty.extend(outputs(Axis::Both, rows, columns));

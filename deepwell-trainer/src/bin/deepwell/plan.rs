@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
-use deepwell_ir::{Program, Rejected};
+use deepwell_ir::{Call, Program, Rejected};
 use deepwell_plan::Plan;
 use serde::Serialize;
 
@@ -80,14 +80,18 @@ struct KernelChoices {
     rejected: Vec<Rejected>,
 }
 
-/// Calls of one op with one kernel and one list of rejections together, in order of first use.
+/// Calls of one op with one kernel and the same other kernels together, in order of first use: why
+/// not the others, and how much slower they would be, is said of the first call.
 fn kernel_choices(program: &Program) -> Vec<KernelChoices> {
     let mut kinds: Vec<KernelChoices> = Vec::new();
+    let others = |call: &Call| -> Vec<String> {
+        call.rejected.iter().map(|rejected| rejected.kernel.clone()).collect()
+    };
     for (call, runs) in program.calls_with_runs() {
         let known = kinds.iter_mut().find(|kind| {
             kind.op == call.op.name()
                 && kind.kernel == call.choice.kernel
-                && kind.rejected == call.rejected
+                && kind.rejected.iter().map(|other| &other.kernel).eq(&others(call))
         });
         match known {
             Some(kind) => kind.calls += runs,
@@ -113,10 +117,10 @@ impl fmt::Display for Explained {
             f.write_str("  none: there was one candidate\n")?;
         }
         f.write_str("\nkernels not taken\n")?;
-        let mut first_choices = 0;
+        let mut without_others = 0;
         for kind in &self.kernels {
             if kind.rejected.is_empty() {
-                first_choices += 1;
+                without_others += 1;
                 continue;
             }
             writeln!(f, "  {} ({} calls), taken: {}", kind.op, kind.calls, kind.kernel)?;
@@ -126,7 +130,7 @@ impl fmt::Display for Explained {
         }
         writeln!(
             f,
-            "  {first_choices} of {} kinds of calls got their first choice",
+            "  {without_others} of {} kinds of calls have no other kernel",
             self.kernels.len()
         )?;
         Ok(())

@@ -1,0 +1,197 @@
+//! A core and its epilogue as one call, and two GEMMs as one: one kernel after the other. Results
+//! that the call does not store lie in its scratch.
+//!
+//! Any core takes any epilogue here, whose steps the kernels of the same ops do.
+
+use deepwell_ir::ops::{Epilogue, Fused};
+use deepwell_ir::{
+    ALIGNMENT_BYTES, ByteRange, Call, KernelRequest, MemoryKind, Op, OpError, OperandType, Value,
+};
+
+use super::{KernelError, Operands, Run, by_float, run_of};
+use crate::cpu::gemm::Tier;
+use crate::cpu::specs::workspace_of;
+use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
+
+/// A request with its op by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) op: Op,
+    operands: Vec<OperandType>,
+    input_count: usize,
+}
+
+impl Part {
+    pub(crate) fn request(&self) -> KernelRequest<'_> {
+        KernelRequest { op: &self.op, operands: &self.operands, input_count: self.input_count }
+    }
+}
+
+/// A fused request taken apart.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) core: Part,
+    /// The steps that are ops of their own.
+    pub(crate) steps: Vec<Part>,
+    /// All results.
+    results: Vec<OperandType>,
+    /// Place of each of them in the scratch; none for those that the call stores.
+    ranges: Vec<Option<ByteRange>>,
+    /// Where the core's own scratch begins.
+    pub(crate) bytes: usize,
+}
+
+impl Parts {
+    pub(crate) fn new(
+        op: &Fused,
+        inputs: &[OperandType],
+        outputs: &[OperandType],
+    ) -> Result<Parts, OpError> {
+        let results = op.result_types(inputs, outputs)?;
+        let mut bytes = 0;
+        let ranges = results
+            .iter()
+            .enumerate()
+            .map(|(index, result)| {
+                if op.is_stored(index) {
+                    return None;
+                }
+                let elements: usize = result.shape.iter().product();
+                let range =
+                    ByteRange { offset: bytes, bytes: elements * result.dtype.size_bytes() };
+                bytes += range.bytes.next_multiple_of(ALIGNMENT_BYTES);
+                Some(range)
+            })
+            .collect();
+        let core_inputs = op.core_input_count(inputs.len());
+        let of_core = &results[..op.results_of(0).start];
+        let core = Part {
+            op: (*op.core).clone(),
+            operands: [&inputs[..core_inputs], of_core].concat(),
+            input_count: core_inputs,
+        };
+        let step = |(index, step): (usize, &Epilogue)| {
+            let own = &inputs[op.inputs_of(index, inputs.len())];
+            let read = &results[step.reads()];
+            let operands = [read, own, &results[op.results_of(index)]].concat();
+            Some(Part { op: step.to_op()?, operands, input_count: read.len() + own.len() })
+        };
+        let steps = op.epilogue.iter().enumerate().filter_map(step).collect();
+        Ok(Parts { core, steps, results, ranges, bytes })
+    }
+
+    /// The results that the call does not store, as values in its scratch.
+    fn values(&self, call: &Call) -> Vec<Option<Value>> {
+        let value = |(result, range): (&OperandType, &Option<ByteRange>)| {
+            let ByteRange { offset, bytes } = (*range)?;
+            Some(Value {
+                name: call.name.clone(),
+                dtype: result.dtype,
+                shape: result.shape.clone(),
+                memory: MemoryKind::Workspace,
+                range: ByteRange { offset: call.workspace.offset + offset, bytes },
+                slot_stride_bytes: 0,
+            })
+        };
+        self.results.iter().zip(&self.ranges).map(value).collect()
+    }
+}
+
+fn types(values: &[&Value]) -> Vec<OperandType> {
+    values
+        .iter()
+        .map(|value| OperandType { dtype: value.dtype, shape: value.shape.clone() })
+        .collect()
+}
+
+pub(super) fn fused(operands: &Operands<'_>, op: &Fused) -> Result<Run, KernelError> {
+    let call = operands.call;
+    let (inputs, stored) = operands.values.split_at(operands.input_count);
+    let parts = Parts::new(op, &types(inputs), &types(stored))
+        .map_err(|error| operands.refused(error.to_string()))?;
+    let workspace = operands.workspace;
+    if workspace.bytes < parts.bytes {
+        return Err(operands.refused(format!(
+            "expected a workspace of at least {} bytes, got {}",
+            parts.bytes, workspace.bytes
+        )));
+    }
+    let unstored = parts.values(call);
+    let results: Vec<&Value> = unstored
+        .iter()
+        .enumerate()
+        .filter_map(|(result, value)| {
+            value.as_ref().or_else(|| op.position(result).map(|at| stored[at]))
+        })
+        .collect();
+    let rest =
+        ByteRange { offset: workspace.offset + parts.bytes, bytes: workspace.bytes - parts.bytes };
+    let core_inputs = op.core_input_count(inputs.len());
+    let of_core = [&inputs[..core_inputs], &results[..op.results_of(0).start]].concat();
+    let of_core = Operands::new(operands.site(), of_core, core_inputs, rest);
+    let mut runs = vec![run_of(&op.core, &of_core)?];
+    for (index, step) in op.epilogue.iter().enumerate() {
+        let own = &inputs[op.inputs_of(index, inputs.len())];
+        let read = &results[step.reads()];
+        let of_step = [read, own, &results[op.results_of(index)]].concat();
+        let of_step = Operands::new(operands.site(), of_step, read.len() + own.len(), rest);
+        runs.push(match step.to_op() {
+            Some(op) => run_of(&op, &of_step)?,
+            None => {
+                let run = add_bias(&of_step)?;
+                of_step.check_views()?;
+                run
+            }
+        });
+    }
+    Ok(Box::new(move |arena| runs.iter().try_for_each(|run| run(arena))))
+}
+
+/// x, bias → x with the bias added to each row.
+fn add_bias(operands: &Operands<'_>) -> Result<Run, KernelError> {
+    by_float!(operands, 0, E => {
+        let (x, bias) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let y = operands.target::<E>(2)?;
+        Ok(Box::new(move |arena| {
+            let y = y.of(arena);
+            y.copy_from_slice(x.of(arena));
+            bias_add_forward_in_place(y, bias.of(arena));
+            Ok(())
+        }))
+    })
+}
+
+/// Of a [`deepwell_ir::ops::DualGemm`].
+pub(crate) fn dual_gemm(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::DualGemm(op) = op else { return Err(operands.unknown_kernel()) };
+    let (inputs, outputs) = operands.values.split_at(operands.input_count);
+    let (Some(of), &[first, second]) = (op.operands(inputs.len()), outputs) else {
+        return Err(operands.refused("expected the operands of two GEMMs".to_string()));
+    };
+    let mut runs = Vec::with_capacity(2);
+    for (indices, output) in of.into_iter().zip([first, second]) {
+        let values: Vec<&Value> =
+            indices.iter().map(|&index| inputs[index]).chain([output]).collect();
+        let gemm = Operands::new(operands.site(), values, indices.len(), operands.workspace);
+        runs.push(run_of(&op.gemm, &gemm)?);
+    }
+    Ok(Box::new(move |arena| runs.iter().try_for_each(|run| run(arena))))
+}
+
+/// What each of the two GEMMs wants, one after the other.
+pub(crate) fn dual_gemm_workspace_bytes(
+    request: &KernelRequest<'_>,
+    tier: Tier,
+    threads: usize,
+) -> usize {
+    let Op::DualGemm(op) = request.op else { return 0 };
+    let Some(of) = op.operands(request.input_count) else { return 0 };
+    let output = request.operands.get(request.input_count);
+    let bytes = of.map(|inputs| {
+        let operands = inputs.iter().map(|&index| &request.operands[index]);
+        let operands: Vec<OperandType> = operands.chain(output).cloned().collect();
+        let gemm = KernelRequest { op: &op.gemm, operands: &operands, input_count: inputs.len() };
+        workspace_of(&gemm, tier, threads)
+    });
+    bytes[0].max(bytes[1])
+}

@@ -1,0 +1,213 @@
+use deepwell_ir::ops::{
+    Activation, AddRmsNorm, Axis, Epilogue, Fused, Gelu, GeluBackward, LayerNorm, Linear,
+    LinearInputGrad, MxGemm, Quantize, RmsNorm, SwiGlu, SwiGluBackward,
+};
+use deepwell_ir::{DType, OperandType, Product};
+use deepwell_precision::{BlockShape, Granularity, MxSpec};
+
+use super::*;
+
+fn quantize(of: usize, axis: Axis) -> Epilogue {
+    Epilogue::Quantize { of, quantize: Quantize { spec: MxSpec::default(), axis } }
+}
+
+fn quantize_as(of: usize, spec: MxSpec) -> Epilogue {
+    Epilogue::Quantize { of, quantize: Quantize { spec, axis: Axis::Both } }
+}
+
+fn gelu(tanh: bool) -> Epilogue {
+    Epilogue::Activation { of: 0, function: Activation::Gelu(Gelu { tanh }) }
+}
+
+fn gelu_backward(tanh: bool) -> Epilogue {
+    Epilogue::Activation { of: 0, function: Activation::GeluBackward(GeluBackward { tanh }) }
+}
+
+fn fused(core: impl Into<Op>, epilogue: &[Epilogue], skipped: &[usize]) -> Op {
+    let core = Box::new(core.into());
+    Fused { core, epilogue: epilogue.to_vec(), skipped: skipped.to_vec() }.into()
+}
+
+fn operand(dtype: DType, shape: &[usize]) -> OperandType {
+    OperandType { dtype, shape: shape.to_vec() }
+}
+
+/// Which kernel is chosen of an op with these inputs.
+fn chosen(op: &Op, inputs: &[OperandType], target: &Target) -> Result<String, NoKernel> {
+    let mut operands = inputs.to_vec();
+    operands.extend(op.outputs_of(inputs).expect("operands of the op"));
+    let request = KernelRequest { op, operands: &operands, input_count: inputs.len() };
+    let selection = CudaCatalog.select(&request, target);
+    assert_eq!(selection.is_ok(), CudaCatalog.predicted_s(&request, target).is_some());
+    selection.map(|selection| selection.choice.kernel)
+}
+
+#[test]
+fn epilogues_of_norms_and_activations_have_a_kernel() {
+    let (norm, add) = (|| RmsNorm { eps: 1e-5 }, || AddRmsNorm { eps: 1e-5 });
+    let matrix = || operand(DType::Bf16, &[40, 96]);
+    let vector = || operand(DType::Bf16, &[96]);
+    let check = |op: Op, expected: Option<&str>| {
+        let inputs = match op.leading() {
+            Op::RmsNorm(_) => vec![matrix(), vector()],
+            Op::LayerNorm(_) => vec![matrix(), vector(), vector()],
+            Op::AddRmsNorm(_) => vec![matrix(), matrix(), vector()],
+            Op::Gelu(_) => vec![matrix()],
+            Op::SwiGluBackward(_) => vec![matrix(), matrix(), matrix()],
+            _ => vec![matrix(), matrix()],
+        };
+        for architecture in Architecture::ALL {
+            let target = cuda_target(architecture, 132, &[]);
+            let what = format!("{} {} on {}", op.name(), op.rule().attributes(), target.arch);
+            assert_eq!(chosen(&op, &inputs, &target).ok().as_deref(), expected, "{what}");
+        }
+    };
+    let of_rms = Some("cuda_rms_norm_quantize");
+    for axis in [Axis::Row, Axis::Column, Axis::Both] {
+        check(fused(norm(), &[quantize(0, axis)], &[0]), of_rms);
+        check(fused(add(), &[quantize(1, axis)], &[1]), of_rms);
+        check(fused(LayerNorm { eps: 1e-5 }, &[quantize(0, axis)], &[]), {
+            Some("cuda_layer_norm_quantize")
+        });
+        check(fused(SwiGlu {}, &[quantize(0, axis)], &[0]), Some("cuda_swiglu_quantize"));
+        for core in [Op::from(Gelu { tanh: false }), GeluBackward { tanh: true }.into()] {
+            check(fused(core, &[quantize(0, axis)], &[0]), Some("cuda_gelu_quantize"));
+        }
+        let both = [quantize(1, axis), quantize(0, axis)];
+        let expected = Some("cuda_swiglu_backward_quantize");
+        check(fused(SwiGluBackward {}, &both, &[0, 1]), expected);
+    }
+    // One gradient alone, or each along another axis.
+    check(fused(SwiGluBackward {}, &[quantize(1, Axis::Both)], &[1]), None);
+    let differ = [quantize(0, Axis::Row), quantize(1, Axis::Column)];
+    check(fused(SwiGluBackward {}, &differ, &[0, 1]), None);
+    // The sum before a norm; two copies of one result; a function of a norm's elements.
+    check(fused(add(), &[quantize(0, Axis::Row)], &[]), None);
+    check(fused(add(), &[quantize(0, Axis::Row), quantize(1, Axis::Row)], &[]), None);
+    check(fused(norm(), &[quantize(0, Axis::Row), quantize(0, Axis::Column)], &[0]), None);
+    check(fused(norm(), &[gelu(true)], &[0]), None);
+    // Nothing behind them: other kernels.
+    check(norm().into(), Some("cuda_rms_norm"));
+    check(SwiGlu {}.into(), Some("cuda_swiglu"));
+}
+
+/// A GEMM with what follows it: where there is tcgen05, and for widths that the kernels take.
+#[test]
+fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
+    let spec = MxSpec::default();
+    let mx = |product, output| MxGemm { product, output, bias: false, a: spec, b: spec };
+    let fprop = || mx(Product::Fprop, DType::Bf16);
+    let check = |op: &Op, (columns, depth): (usize, usize), expected: Option<&str>| {
+        let tokens = 40;
+        let scales =
+            |rows: usize| operand(DType::E8m0, &[rows.div_ceil(128), depth.div_ceil(128), 512]);
+        let mut inputs = match op.leading() {
+            Op::MxGemm(_) => vec![
+                operand(DType::E4m3, &[tokens, depth]),
+                scales(tokens),
+                operand(DType::E4m3, &[columns, depth]),
+                scales(columns),
+            ],
+            Op::Linear(_) => {
+                [tokens, columns].map(|rows| operand(DType::Bf16, &[rows, depth])).to_vec()
+            }
+            _ => {
+                let shapes = [[tokens, depth], [depth, columns]];
+                shapes.map(|shape| operand(DType::Bf16, &shape)).to_vec()
+            }
+        };
+        let more: usize = op.epilogue().iter().map(Epilogue::input_count).sum();
+        inputs.extend(vec![operand(DType::Bf16, &[tokens, columns]); more]);
+        for architecture in Architecture::ALL {
+            let here = [Architecture::Sm100a, Architecture::Sm103a].contains(&architecture);
+            let target = cuda_target(architecture, 4, &[]);
+            let what = format!("{} {columns} of {depth} on {target:?}", op.name());
+            let found = chosen(op, &inputs, &target).ok();
+            assert_eq!(found.as_deref(), expected.filter(|_| here), "{what}");
+        }
+    };
+    let both = quantize(1, Axis::Both);
+    let mx_gelu = |skipped: &[usize]| fused(fprop(), &[gelu(true)], skipped);
+    let (of_mx, of_bf16) =
+        (Some("cuda_sm100_mxfp8_gemm_fused"), Some("cuda_sm100_bf16_gemm_fused"));
+    check(&mx_gelu(&[]), (96, 64), of_mx);
+    check(&mx_gelu(&[0]), (72, 48), of_mx);
+    // Rows in pieces of 16 bytes, of operands and of results; in groups where there are copies.
+    check(&mx_gelu(&[0]), (100, 64), None);
+    check(&mx_gelu(&[0]), (96, 40), None);
+    let gradient = |more: &[Epilogue], skipped: &[usize]| {
+        fused(LinearInputGrad {}, &[&[gelu_backward(false)], more].concat(), skipped)
+    };
+    check(&gradient(&[], &[0]), (96, 64), of_bf16);
+    check(&gradient(&[], &[0]), (96, 60), None);
+    check(&gradient(std::slice::from_ref(&both), &[0, 1]), (96, 64), of_bf16);
+    check(&fused(Linear { bias: false }, &[gelu(true)], &[]), (96, 64), of_bf16);
+    let quantized = |spec| fused(fprop(), &[gelu(true), quantize_as(1, spec)], &[0, 1]);
+    check(&fused(fprop(), &[gelu(true), both], &[1]), (96, 64), of_mx);
+    check(&quantized(spec), (96, 64), of_mx);
+    check(&quantized(spec), (72, 64), None);
+    check(&fused(fprop(), &[quantize(0, Axis::Both)], &[]), (96, 64), of_mx);
+    // The GEMM's own result is no operand of another one here, nor is its gradient's function.
+    check(&fused(fprop(), &[gelu(true), quantize(0, Axis::Both)], &[]), (96, 64), None);
+    check(&fused(fprop(), &[gelu_backward(true)], &[0]), (96, 64), None);
+    check(&fused(mx(Product::Dgrad, DType::Bf16), &[gelu_backward(true)], &[0]), (96, 64), of_mx);
+    check(&quantized(MxSpec { granularity: Granularity::G128, ..spec }), (256, 64), None);
+    check(&quantized(MxSpec { block: BlockShape::Square, ..spec }), (256, 64), None);
+    check(&fused(mx(Product::Fprop, DType::F32), &[gelu(true)], &[]), (96, 64), None);
+}
+
+/// The least predicted time, which measured shares of peaks and assumed ones make.
+#[test]
+fn the_fastest_gemm_is_taken() {
+    let linear = || Op::from(Linear { bias: false });
+    let fine = MxSpec::default();
+    let wide = MxSpec { granularity: Granularity::G128, ..fine };
+    let mx = |spec| -> Op {
+        let (product, output) = (Product::Fprop, DType::Bf16);
+        let b = MxSpec { block: BlockShape::Square, ..spec };
+        MxGemm { product, output, bias: false, a: spec, b }.into()
+    };
+    let library = &[CUBLASLT][..];
+    let [hopper, blackwell, consumer] =
+        [Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a];
+    for (op, architecture, libraries, expected) in [
+        (linear(), hopper, library, "cublaslt_linear"),
+        (linear(), hopper, &[], "cuda_bf16_gemm"),
+        (linear(), blackwell, library, "cublaslt_linear"),
+        (linear(), blackwell, &[], "cuda_sm100_bf16_gemm"),
+        (linear(), consumer, &[], "cuda_bf16_gemm"),
+        (mx(wide), hopper, library, "cublaslt_mx_gemm"),
+        (mx(wide), hopper, &[], "cuda_mxfp8_gemm"),
+        (mx(fine), hopper, library, "cuda_mxfp8_gemm"),
+        (mx(fine), blackwell, library, "cuda_sm100_mxfp8_gemm"),
+        (mx(fine), consumer, &[], "cuda_sm120_mxfp8_gemm"),
+    ] {
+        // Whole models, and what tests on the emulator are.
+        for (m, n, k, sms) in [(16384, 2048, 5632, 132), (1024, 256, 256, 148), (64, 96, 64, 4)] {
+            let inputs = match op {
+                Op::Linear(_) => [m, n].map(|rows| operand(DType::Bf16, &[rows, k])).to_vec(),
+                _ => [m, n]
+                    .into_iter()
+                    .flat_map(|rows: usize| {
+                        let scales = [rows.div_ceil(128), usize::div_ceil(k, 128), 512];
+                        [operand(DType::E4m3, &[rows, k]), operand(DType::E8m0, &scales)]
+                    })
+                    .collect(),
+            };
+            let target = cuda_target(architecture, sms, libraries);
+            let what = format!("{} {m},{n},{k} on {target:?}", op.name());
+            assert_eq!(chosen(&op, &inputs, &target).unwrap(), expected, "{what}");
+        }
+    }
+}
+
+/// Rows of whole groups of 32 have a kernel, however many there are.
+#[test]
+fn rows_of_whole_groups_have_a_kernel() {
+    let norm = fused(RmsNorm { eps: 1e-5 }, &[quantize(0, Axis::Both)], &[0]);
+    let target = cuda_target(Architecture::Sm90a, 132, &[]);
+    for (rows, columns) in [(0, 32), (1, 32), (31, 96), (4096, 4096), (1 << 20, 16384)] {
+        let inputs = [operand(DType::Bf16, &[rows, columns]), operand(DType::Bf16, &[columns])];
+        assert_eq!(chosen(&norm, &inputs, &target).unwrap(), "cuda_rms_norm_quantize");
+    }
+}

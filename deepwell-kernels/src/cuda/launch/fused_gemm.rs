@@ -1,0 +1,190 @@
+//! What GEMMs on tcgen05 with an epilogue share (`epilogue/fused_tensor_tile.cuh`): a function of
+//! the result's elements, and the quantized data of what comes last.
+
+use deepwell_ir::ops::{Activation, Axis, Epilogue, QuantizeStep};
+use deepwell_ir::{DType, KernelRequest, Op, OperandType, Product};
+use deepwell_precision::{BlockShape, Granularity};
+
+use super::mx;
+use super::tcgen05::ProductSizes;
+use super::tcgen05_cost::ResultCost;
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr};
+use crate::cuda::prepare::{CallView, Device};
+use crate::epilogue::EpilogueSet;
+
+/// Elements of a row in 16 bytes, and of a group with one scale: rows of results are whole ones.
+const PIECE: usize = 8;
+const BLOCK: usize = 32;
+
+/// GEMMs in BF16 that there are kernels with an epilogue for.
+pub(crate) const BF16_OPS: &[&str] = &["linear", "linear_input_grad"];
+/// The same in MXFP8.
+pub(crate) const MX_OPS: &[&str] = &["mx_gemm"];
+
+/// GELU behind fprop, its gradient behind dgrad; what comes last is quantized. What wgrad gives is
+/// no activation.
+pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
+    let product = match core {
+        Op::Linear(_) => Product::Fprop,
+        Op::LinearInputGrad(_) => Product::Dgrad,
+        Op::MxGemm(op) => op.product,
+        _ => Product::Wgrad,
+    };
+    match product {
+        Product::Fprop => EpilogueSet { activations: &["gelu"], quantizes: &[0] },
+        Product::Dgrad => EpilogueSet { activations: &["gelu_backward"], quantizes: &[0] },
+        Product::Wgrad => EpilogueSet { activations: &[], quantizes: &[0] },
+    }
+}
+
+/// A fused op taken apart.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts<'a> {
+    /// The GEMM.
+    pub(crate) core: &'a Op,
+    /// The GEMM's own inputs; the one behind them, if any, is what a gradient reads.
+    core_inputs: usize,
+    activation: Option<&'a Activation>,
+    /// Which outputs of the call the GEMM and the activation are, where they are stored.
+    core_at: Option<usize>,
+    activated_at: Option<usize>,
+    /// The quantization of the last of both.
+    quantize: Option<QuantizeStep<'a>>,
+}
+
+impl<'a> Parts<'a> {
+    /// Of an op with `inputs` operands; none of another op.
+    pub(crate) fn of(op: &'a Op, inputs: usize) -> Option<Parts<'a>> {
+        let Op::Fused(op) = op else { return None };
+        let activation = match op.epilogue.first() {
+            Some(Epilogue::Activation { function, .. }) => Some(function),
+            _ => None,
+        };
+        Some(Parts {
+            core: &op.core,
+            core_inputs: op.core_input_count(inputs),
+            activation,
+            core_at: op.position(0),
+            activated_at: activation.and_then(|_| op.position(1)),
+            quantize: op.quantizations().next(),
+        })
+    }
+
+    /// How the kernel names the function of the elements.
+    fn activation_code(&self) -> Option<u32> {
+        Some(match self.activation {
+            None => 0,
+            Some(Activation::Gelu(op)) => 1 + u32::from(op.tanh),
+            Some(Activation::GeluBackward(op)) => 3 + u32::from(op.tanh),
+            Some(Activation::SwiGlu(_)) => return None,
+        })
+    }
+
+    /// What writing the results takes.
+    pub(crate) fn cost(&self) -> ResultCost {
+        let activation = match self.activation {
+            Some(Activation::Gelu(op)) => Some((false, op.tanh)),
+            Some(Activation::GeluBackward(op)) => Some((true, op.tanh)),
+            _ => None,
+        };
+        let stored = [self.core_at, self.activated_at].into_iter().flatten().count();
+        let copies = self.quantize.as_ref().map_or(0, |step| match step.quantize.axis {
+            Axis::Both => 2,
+            Axis::Row | Axis::Column => 1,
+        });
+        ResultCost::fused(activation, stored as u64, copies)
+    }
+}
+
+/// The GEMM of a fused request by itself, with a BF16 result.
+fn with_core<R>(
+    request: &KernelRequest<'_>,
+    parts: &Parts<'_>,
+    shape: Vec<usize>,
+    use_it: impl FnOnce(&KernelRequest<'_>) -> R,
+) -> R {
+    let count = parts.core_inputs.min(request.input_count);
+    let mut operands = request.operands[..count].to_vec();
+    operands.push(OperandType { dtype: DType::Bf16, shape });
+    use_it(&KernelRequest { op: parts.core, operands: &operands, input_count: count })
+}
+
+/// Why a request that [`epilogue`] lets pass cannot be served, given what the kernel of the GEMM
+/// alone says of it, and its sizes.
+pub(crate) fn reject(
+    request: &KernelRequest<'_>,
+    reject_core: impl FnOnce(&KernelRequest<'_>) -> Option<String>,
+    sizes: impl FnOnce(&KernelRequest<'_>) -> ProductSizes,
+) -> Option<String> {
+    let Some(parts) = Parts::of(request.op, request.input_count) else {
+        return Some(format!("takes a GEMM and what follows it, not `{}`", request.op.name()));
+    };
+    let sizes = with_core(request, &parts, Vec::new(), sizes);
+    let shape = vec![sizes.rows, sizes.columns];
+    if let Some(reason) = with_core(request, &parts, shape.clone(), reject_core) {
+        return Some(reason);
+    }
+    let of_outputs = [parts.core_at, parts.activated_at].into_iter().flatten();
+    let floats = (parts.core_inputs..request.input_count)
+        .chain(of_outputs.map(|position| request.input_count + position));
+    for index in floats {
+        let dtype = request.operands[index].dtype;
+        if dtype != DType::Bf16 {
+            return Some(format!("takes and gives bf16, not {dtype}"));
+        }
+    }
+    let columns = sizes.columns;
+    let Some(step) = &parts.quantize else {
+        let odd = !columns.is_multiple_of(PIECE);
+        return odd.then(|| format!("gives rows of multiples of {PIECE}, not {columns}"));
+    };
+    if !columns.is_multiple_of(BLOCK) {
+        return Some(format!("quantizes rows of multiples of {BLOCK}, not {columns}"));
+    }
+    let spec = step.quantize.spec;
+    if spec.block == BlockShape::Square {
+        return Some("quantizes groups of a row or a column, not squares".to_string());
+    }
+    if spec.granularity != Granularity::G32 {
+        let elements = spec.granularity.elements();
+        return Some(format!("quantizes groups of {BLOCK}, not of {elements}"));
+    }
+    mx::reject(step.quantize, &shape)
+}
+
+/// What the kernels take behind their operands, as `FUSED_ARGUMENTS` has it.
+pub(crate) fn arguments(
+    call: &CallView<'_>,
+    parts: &Parts<'_>,
+    device: &mut Device<'_>,
+    bias: DevicePtr,
+    sizes: ProductSizes,
+) -> Result<Vec<Argument>, KernelError> {
+    let none = Argument::Pointer(DevicePtr(0));
+    let Some(activation) = parts.activation_code() else {
+        return Err(call.refuse("expected gelu or its backward behind the GEMM"));
+    };
+    let output = |at: Option<usize>| at.map_or(none, |position| call.output(position).argument());
+    let forward = match parts.core_inputs < call.call.input_count {
+        true => call.input(parts.core_inputs).argument(),
+        false => none,
+    };
+    let mut arguments =
+        vec![Argument::Pointer(bias), output(parts.core_at), forward, output(parts.activated_at)];
+    let extents = [sizes.rows, sizes.columns, sizes.depth].map(|size| Argument::I32(size as i32));
+    let (copies, flags, counts) = match &parts.quantize {
+        Some(step) => {
+            let mx::Copies { places, statistics } =
+                mx::copies(call, step.quantize.axis, step.positions.start);
+            let counts = [mx::totals(device, 1)?, statistics];
+            (places, mx::flags(&step.quantize.spec), counts)
+        }
+        None => ([none; 4], 0, [none; 2]),
+    };
+    arguments.extend(copies);
+    arguments.extend(extents);
+    arguments.extend([Argument::U32(activation), Argument::U32(flags)]);
+    arguments.extend(counts);
+    Ok(arguments)
+}
