@@ -148,6 +148,7 @@ impl BackwardContext<'_> {
             shape: source.shape.clone(),
             dtype: DType::F32,
             kind: TensorKind::ParameterGradient { parameter },
+            link: None,
         };
         let id = self.graph.add_tensor(tensor);
         self.parameter_gradients.insert(parameter, id);
@@ -199,7 +200,7 @@ impl BackwardContext<'_> {
     /// A tensor that has no gradient, or whose gradient is an accumulator: a parameter's is from
     /// [`BackwardContext::parameter_gradient`].
     pub fn contribute(&mut self, tensor: TensorId, gradient: TensorId) -> Result<(), IrError> {
-        if self.graph.tensor(tensor).kind == TensorKind::Input {
+        if matches!(self.graph.tensor(tensor).kind, TensorKind::Input { .. }) {
             return Ok(());
         }
         if !self.takes_gradient(tensor) {
@@ -245,6 +246,7 @@ impl BackwardContext<'_> {
                         shape: output.shape,
                         dtype: output.dtype,
                         kind,
+                        link: None,
                     })
                 }
             })
@@ -258,6 +260,8 @@ impl BackwardContext<'_> {
             layer: self.current.layer,
             phase: Phase::Backward,
             recompute: false,
+            source: self.current.source,
+            repeats: false,
         });
         Ok(outputs)
     }

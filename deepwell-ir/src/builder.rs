@@ -4,7 +4,8 @@ use deepwell_precision::Role;
 
 use crate::op::{OutputKind, input_types};
 use crate::{
-    DType, Graph, Init, IrError, Node, Op, Phase, Shape, Stage, Tag, Tensor, TensorId, TensorKind,
+    DType, Graph, Init, InputRole, IrError, Node, NodeId, Op, Phase, Shape, Stage, Tag, Tensor,
+    TensorId, TensorKind,
 };
 
 /// Builds a [`Graph`] in execution order.
@@ -49,16 +50,32 @@ impl GraphBuilder {
         self.layer = layer;
     }
 
-    /// A tensor that the host writes.
+    /// A tensor that the caller writes, and that training does not know.
     pub fn input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
-        let kind = TensorKind::Input;
-        self.graph.add_tensor(Tensor { name: name.to_string(), shape, dtype, kind })
+        let kind = TensorKind::Input { role: InputRole::Other };
+        self.graph.add_tensor(Tensor { name: name.to_string(), shape, dtype, kind, link: None })
+    }
+
+    /// Token ids, i32 `[B·S]`.
+    pub fn tokens(&mut self) -> TensorId {
+        self.graph.host_input(InputRole::Tokens)
+    }
+
+    /// Targets, i32 `[B·S]`.
+    pub fn targets(&mut self) -> TensorId {
+        self.graph.host_input(InputRole::Targets)
+    }
+
+    /// One over the tokens that count, f32 `[1]`.
+    pub fn loss_scale(&mut self) -> TensorId {
+        self.graph.host_input(InputRole::LossScale)
     }
 
     /// A trained FP32 tensor.
     pub fn parameter(&mut self, name: &str, shape: Shape, init: Init, role: Role) -> TensorId {
         let kind = TensorKind::Parameter { init, role };
-        self.graph.add_tensor(Tensor { name: name.to_string(), shape, dtype: DType::F32, kind })
+        let (name, dtype) = (name.to_string(), DType::F32);
+        self.graph.add_tensor(Tensor { name, shape, dtype, kind, link: None })
     }
 
     /// Applies an op; fresh output tensors are named after the node.
@@ -88,12 +105,14 @@ impl GraphBuilder {
                 shape: output.shape,
                 dtype: output.dtype,
                 kind,
+                link: None,
             });
             if is_loss {
                 self.graph.loss = Some(id);
             }
             outputs.push(id);
         }
+        let source = NodeId(self.graph.nodes.len() as u32);
         self.graph.nodes.push(Node {
             name: name.to_string(),
             op,
@@ -103,6 +122,8 @@ impl GraphBuilder {
             layer: self.layer,
             phase: Phase::Forward,
             recompute: false,
+            source,
+            repeats: false,
         });
         Ok(outputs)
     }

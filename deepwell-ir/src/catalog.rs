@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Op, Ranks};
+use crate::{DType, Op, Ranks, storage_bytes};
 
 /// What the program will run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,13 @@ pub struct OperandType {
     pub dtype: DType,
     /// Row-major shape.
     pub shape: Vec<usize>,
+}
+
+impl OperandType {
+    /// Bytes that it takes; none where that is more than an address can count.
+    pub fn storage_bytes(&self) -> Option<usize> {
+        storage_bytes(self.dtype, &self.shape)
+    }
 }
 
 /// A call that wants a kernel: inputs of the op, then its outputs.
@@ -179,6 +187,15 @@ pub trait KernelCatalog {
     /// What the kernel for a request is predicted to take on a target, in seconds; none where there
     /// is no kernel. Fusions are made where the fused op takes less than its parts.
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64>;
+
+    /// Whether there are kernels that make, multiply and dequantize operands of a format, and if
+    /// not, why. Tensors of a format that is not served are computed in BF16.
+    ///
+    /// # Errors
+    /// The reason, for a report.
+    fn serves(&self, _format: &QuantFormat, _target: &Target) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Bytes that the backend holds on a target beside the program's arena: thread stacks,
     /// library handles.

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// How one element of a tensor is stored.
 ///
-/// A quantized matrix is two tensors: its codes ([`DType::E4m3`]) and its block scales
-/// ([`DType::E8m0`]).
+/// A quantized matrix is several tensors: see [`crate::Storage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -28,16 +27,21 @@ pub enum DType {
     E4m3,
     /// OCP E8M0 block scales.
     E8m0,
+    /// OCP E2M1 codes, two to a byte.
+    E2m1,
+    /// Block scales of four exponent and three fraction bits without a sign.
+    Ue4m3,
 }
 
 impl DType {
-    /// Bytes per element.
-    pub const fn size_bytes(self) -> usize {
+    /// Bits per element. How many bytes a tensor takes, [`crate::storage_bytes`] says.
+    pub const fn bits(self) -> u32 {
         match self {
-            DType::F32 | DType::I32 => 4,
-            DType::Bf16 => 2,
-            DType::I64 | DType::U64 => 8,
-            DType::Bool | DType::E4m3 | DType::E8m0 => 1,
+            DType::I64 | DType::U64 => 64,
+            DType::F32 | DType::I32 => 32,
+            DType::Bf16 => 16,
+            DType::Bool | DType::E4m3 | DType::E8m0 | DType::Ue4m3 => 8,
+            DType::E2m1 => 4,
         }
     }
 
@@ -52,6 +56,8 @@ impl DType {
             DType::Bool => "bool",
             DType::E4m3 => "e4m3",
             DType::E8m0 => "e8m0",
+            DType::E2m1 => "e2m1",
+            DType::Ue4m3 => "ue4m3",
         }
     }
 

@@ -10,13 +10,13 @@ use std::fmt;
 use deepwell_precision::Role;
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Op, Shape};
+use crate::{DType, Dim, Link, Op, Shape};
 
 /// Index of a tensor in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TensorId(pub u32);
 
-/// Index of a node in its graph.
+/// Index of a node in the captured graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
@@ -101,12 +101,62 @@ pub enum Init {
     Zeros,
 }
 
+/// What the host writes into an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InputRole {
+    /// Token ids, i32 `[B·S]`, of each micro-batch.
+    Tokens,
+    /// The token ids that should follow, i32 `[B·S]`, of each micro-batch.
+    Targets,
+    /// One over the tokens of a step that count, f32 `[1]`.
+    LossScale,
+    /// Seed and number of a step, u64 `[2]`.
+    RoundingKey,
+    /// Something that only the caller knows.
+    Other,
+}
+
+impl InputRole {
+    /// Name of the input, for those that training knows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            InputRole::Tokens => "tokens",
+            InputRole::Targets => "targets",
+            InputRole::LossScale => "loss_scale",
+            InputRole::RoundingKey => "rounding_key",
+            InputRole::Other => "other",
+        }
+    }
+
+    /// Whether the host writes it once for a step and not for each micro-batch.
+    pub const fn is_per_step(self) -> bool {
+        matches!(self, InputRole::LossScale | InputRole::RoundingKey)
+    }
+
+    /// The input as a tensor; none for [`InputRole::Other`], of which nothing is known.
+    pub fn tensor(self) -> Option<Tensor> {
+        let (dtype, size) = match self {
+            InputRole::Tokens | InputRole::Targets => (DType::I32, Dim::TOKENS),
+            InputRole::LossScale => (DType::F32, Dim::fixed(1)),
+            InputRole::RoundingKey => (DType::U64, Dim::fixed(2)),
+            InputRole::Other => return None,
+        };
+        let kind = TensorKind::Input { role: self };
+        let (name, shape) = (self.name().to_string(), Shape(vec![size]));
+        Some(Tensor { name, shape, dtype, kind, link: None })
+    }
+}
+
 /// What a tensor is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorKind {
-    /// Written by the host before each micro-batch.
-    Input,
+    /// Written by the host before each micro-batch, or each step.
+    Input {
+        /// What it is.
+        role: InputRole,
+    },
     /// A trained tensor: the FP32 master copy.
     Parameter {
         /// How it starts.
@@ -148,6 +198,9 @@ pub struct Tensor {
     pub dtype: DType,
     /// What it is.
     pub kind: TensorKind,
+    /// Which tensor it holds something of, if any: plane of a quantization, cast, second run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
 }
 
 /// One op applied to tensors.
@@ -169,6 +222,10 @@ pub struct Node {
     pub phase: Phase,
     /// A forward node whose outputs the backward makes again rather than keeps.
     pub recompute: bool,
+    /// The node of the captured graph that it computes, differentiates, repeats or serves.
+    pub source: NodeId,
+    /// Whether it is the second run of a forward node, in the backward.
+    pub repeats: bool,
 }
 
 /// What the passes have made of the graph so far.
@@ -245,6 +302,16 @@ impl Graph {
     pub fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
         self.tensors.push(tensor);
         TensorId(self.tensors.len() as u32 - 1)
+    }
+
+    /// The input of a role that training knows, made on first use.
+    pub(crate) fn host_input(&mut self, role: InputRole) -> TensorId {
+        let kind = TensorKind::Input { role };
+        if let Some((id, _)) = self.tensors_with_ids().find(|(_, tensor)| tensor.kind == kind) {
+            return id;
+        }
+        let tensor = role.tensor().expect("a role that training knows");
+        self.add_tensor(tensor)
     }
 
     /// The graph as JSON.

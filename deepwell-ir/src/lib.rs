@@ -23,7 +23,7 @@
 //! let training = recompute(&differentiate(&forward)?, Recompute::None)?;
 //! let (quantized, precision) = apply_precision(&training, &PrecisionPolicy::mxfp8())?;
 //! let fused = fuse(&quantized, &|_, _, _| None)?;
-//! assert!(fused.to_string().contains("mx_gemm"));
+//! assert!(fused.to_string().contains("scaled_gemm"));
 //! assert_eq!(precision[0].tensor, "model.embed_tokens.weight");
 //! # Ok(())
 //! # }
@@ -36,6 +36,7 @@ mod catalog;
 mod dtype;
 mod error;
 mod graph;
+mod link;
 mod op;
 pub mod ops;
 mod passes;
@@ -43,6 +44,7 @@ mod program;
 mod ranks;
 mod safetensors_header;
 mod shape;
+mod storage;
 mod text;
 mod verify;
 
@@ -55,17 +57,23 @@ pub use catalog::{
 pub use deepwell_precision::{PrecisionPolicy, Role};
 pub use dtype::DType;
 pub use error::{IrError, OpError};
-pub use graph::{Graph, Init, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind};
+pub use graph::{
+    Graph, Init, InputRole, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind,
+};
+pub use link::{Link, Part};
 pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, Product, TensorType};
-pub use passes::{Predict, Recompute, TensorPrecision, apply_precision, fuse, recompute};
+pub use passes::{
+    Predict, Recompute, TensorPrecision, apply_precision, apply_served_precision, fuse, recompute,
+};
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
     HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,
-    Quantization, Schedule, Slotted, StreamId, Value, ValueId, verify_program,
+    Quantization, Schedule, Slotted, StreamId, Unstored, Value, ValueId, verify_program,
 };
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};
 pub use shape::{Binding, Dim, Shape};
+pub use storage::{Plane, PlaneType, Storage, storage_bytes};
 pub use verify::verify;
 
 /// Runs the README's examples with the documentation tests.

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use deepwell_precision::Direction;
+use deepwell_precision::{Direction, QuantFormat};
 use serde::{Deserialize, Serialize};
 
 use crate::autodiff::BackwardContext;
@@ -113,6 +113,8 @@ pub enum MathUnit {
     Bf16,
     /// MXFP8 matrix units, FP32 accumulation.
     Mxfp8,
+    /// NVFP4 matrix units, FP32 accumulation.
+    Nvfp4,
 }
 
 /// What every op says of itself.
@@ -269,8 +271,8 @@ ops! {
     DualGemm,
     /// A GEMM for each group of rows.
     GroupedGemm,
-    /// Product of two quantized matrices.
-    MxGemm,
+    /// GEMM of two quantized matrices with their scales.
+    ScaledGemm,
     /// An exchange between ranks.
     Collective,
     /// Global norm of all gradients.
@@ -301,6 +303,21 @@ impl Op {
         match self {
             Op::Fused(op) => &op.epilogue,
             _ => &[],
+        }
+    }
+
+    /// The formats of quantized operands that the op reads or makes.
+    pub fn formats(&self) -> Vec<QuantFormat> {
+        match self {
+            Op::Quantize(op) => vec![op.format],
+            Op::Dequantize(op) => vec![op.format],
+            Op::StochasticRound(op) => vec![op.format],
+            Op::ScaledGemm(op) => vec![op.a, op.b],
+            Op::Fused(op) => {
+                let made = op.quantizations().map(|step| step.quantize.format);
+                op.core.formats().into_iter().chain(made).collect()
+            }
+            _ => Vec::new(),
         }
     }
 

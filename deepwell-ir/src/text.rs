@@ -27,7 +27,7 @@ impl fmt::Display for Graph {
         )?;
         for tensor in &self.tensors {
             match &tensor.kind {
-                TensorKind::Input => {
+                TensorKind::Input { .. } => {
                     writeln!(f, "  input {}: {}{}", tensor.name, tensor.dtype, tensor.shape)?;
                 }
                 TensorKind::Parameter { role, .. } => writeln!(

@@ -77,7 +77,8 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
         }
         for &id in &node.inputs {
             let tensor = graph.tensor(id);
-            let given = matches!(tensor.kind, TensorKind::Input | TensorKind::Parameter { .. });
+            let given =
+                matches!(tensor.kind, TensorKind::Input { .. } | TensorKind::Parameter { .. });
             if !given && !written[id.index()] {
                 return Err(invalid(format!(
                     "node `{}` reads `{}` before it is written",
@@ -98,28 +99,25 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
     for node in &graph.nodes {
         match &node.op {
             Op::Quantize(quantize) => {
-                specs.extend(node.outputs.iter().map(|&id| (id, quantize.spec)));
+                specs.extend(node.outputs.iter().map(|&id| (id, quantize.format)));
             }
             Op::Fused(fused) => {
                 for step in fused.quantizations() {
                     let outputs = &node.outputs[step.positions];
-                    specs.extend(outputs.iter().map(|&id| (id, step.quantize.spec)));
+                    specs.extend(outputs.iter().map(|&id| (id, step.quantize.format)));
                 }
             }
             _ => {}
         }
-        // What is rounded at random is the data of the copy whose scales it reads.
-        if let Op::StochasticRound(_) = &node.op
-            && let Some(&spec) = specs.get(&node.inputs[1])
-        {
-            specs.extend(node.outputs.iter().map(|&id| (id, spec)));
+        if let Op::StochasticRound(op) = &node.op {
+            specs.extend(node.outputs.iter().map(|&id| (id, op.format)));
         }
-        let Op::MxGemm(product) = node.op.leading() else { continue };
-        for (index, said) in [(0, product.a), (2, product.b)] {
+        let Op::ScaledGemm(product) = node.op.leading() else { continue };
+        for (index, said) in [(0, product.a), (product.b_input(), product.b)] {
             let id = node.inputs[index];
             if let Some(spec) = specs.get(&id).filter(|&&spec| spec != said) {
                 return Err(format!(
-                    "node `{}` reads `{}` as {said:?}, it was quantized as {spec:?}",
+                    "node `{}` reads `{}` as {said}, it was quantized as {spec}",
                     node.name,
                     graph.tensor(id).name
                 ));
@@ -147,7 +145,7 @@ fn verify_outputs(graph: &Graph, node: &crate::Node, written: &mut [bool]) -> Re
     }
     for (&id, output) in node.outputs.iter().zip(&types) {
         let tensor = graph.tensor(id);
-        if matches!(tensor.kind, TensorKind::Input | TensorKind::Parameter { .. }) {
+        if matches!(tensor.kind, TensorKind::Input { .. } | TensorKind::Parameter { .. }) {
             return Err(invalid(format!(
                 "node `{}` writes `{}`, which is given",
                 node.name, tensor.name

@@ -131,8 +131,8 @@ fn products_say_how_their_operands_were_quantized() {
     let (mut graph, _) = apply_precision(&graph(), &policy).unwrap();
     verify(&graph).unwrap();
     let name = "layers.0.mlp.up_proj.dgrad";
-    let Op::MxGemm(product) = &mut node(&mut graph, name).op else { panic!("no mx_gemm") };
-    product.b.granularity = Granularity::G32;
+    let Op::ScaledGemm(product) = &mut node(&mut graph, name).op else { panic!("no scaled_gemm") };
+    product.b = product.b.with_granularity(Granularity::G32);
     let message = verify(&graph).unwrap_err().to_string();
     let expected = format!("node `{name}` reads `model.layers.0.mlp.up_proj.weight.mx.col` as ");
     assert!(message.contains(&expected), "{message}");

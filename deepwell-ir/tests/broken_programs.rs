@@ -3,20 +3,13 @@
 use deepwell_ir::ops::{Add, Cast};
 use deepwell_ir::{
     Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
-    Invocation, KernelChoice, MathUnit, MemoryKind, Mode, Op, Operand, ParameterState, Phase,
-    Program, Tag, Target, Value, ValueId, verify_program,
+    Invocation, KernelChoice, MathUnit, MemoryKind, Mode, NodeId, Op, Operand, ParameterState,
+    Phase, Program, Tag, Target, Value, ValueId, verify_program,
 };
 
 fn value(name: &str, memory: MemoryKind, offset: usize) -> Value {
     let range = ByteRange { offset, bytes: 64 };
-    Value {
-        name: name.to_string(),
-        dtype: DType::F32,
-        shape: vec![4, 4],
-        memory,
-        range,
-        slot_stride_bytes: 0,
-    }
+    Value::new(name, DType::F32, vec![4, 4], memory, range)
 }
 
 fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: usize) -> Call {
@@ -39,6 +32,7 @@ fn call(name: &str, op: impl Into<Op>, inputs: &[u32], output: u32, workspace: u
         phase: Phase::Forward,
         tag: Tag::Mlp,
         layer: Some(0),
+        source: NodeId(0),
         recomputes: false,
         unit: MathUnit::F32,
         cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64, ..Cost::default() },
@@ -92,6 +86,7 @@ fn program() -> Program {
             gradient: Some(ValueId(GRAD)),
         }],
         precision: Vec::new(),
+        unstored: Vec::new(),
         fixed_overhead_bytes: 0,
     }
 }

@@ -189,6 +189,8 @@ fn program() -> Program {
         memory: MemoryKind::Gradients,
         range: ByteRange { offset, bytes: rows * 16 },
         slot_stride_bytes: 0,
+        tensor: None,
+        link: None,
     };
     let operand = |id, access| Operand { value: ValueId(id), access };
     let ranks = Ranks {
@@ -221,6 +223,7 @@ fn program() -> Program {
             tag: Tag::Mlp,
             layer: None,
             recomputes: false,
+            source: deepwell_ir::NodeId(0),
             unit: MathUnit::F32,
             cost: Cost { bytes_on_link: 32, ..Cost::default() },
             stream: 0,
@@ -232,6 +235,7 @@ fn program() -> Program {
         host: HostInterface::default(),
         parameters: Vec::new(),
         precision: Vec::new(),
+        unstored: Vec::new(),
         fixed_overhead_bytes: 0,
     }
 }

@@ -3,8 +3,8 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    DType, Dim, Graph, GraphBuilder, Init, IrError, Op, PrecisionPolicy, Recompute, Role, Shape,
-    Tag, TensorId, TensorType, apply_precision, differentiate, fuse, ops, recompute,
+    Graph, GraphBuilder, Init, IrError, Op, PrecisionPolicy, Recompute, Role, Shape, Tag, TensorId,
+    TensorType, apply_precision, differentiate, fuse, ops, recompute,
 };
 use deepwell_precision::Format;
 
@@ -38,9 +38,9 @@ fn norm(b: &mut GraphBuilder, name: &str, x: TensorId) -> Result<TensorId, IrErr
 /// Embedding, `layers` feed-forward blocks with residual adds, final norm, head.
 fn gpt(layers: u32) -> Result<Graph, IrError> {
     let mut b = GraphBuilder::new("gpt");
-    let tokens = b.input("tokens", Shape(vec![Dim::TOKENS]), DType::I32);
-    let targets = b.input("targets", Shape(vec![Dim::TOKENS]), DType::I32);
-    let scale = b.input("loss_scale", Shape::new([1usize]), DType::F32);
+    let tokens = b.tokens();
+    let targets = b.targets();
+    let scale = b.loss_scale();
     let init = Init::Normal { std: 0.02 };
     let table = b.parameter("table", Shape::new([96, WIDTH]), init, Role::Embedding);
     let head = b.parameter("head", Shape::new([96, WIDTH]), init, Role::Head);
@@ -63,7 +63,7 @@ fn gpt(layers: u32) -> Result<Graph, IrError> {
 }
 
 fn all_mxfp8() -> PrecisionPolicy {
-    PrecisionPolicy::mxfp8().with_rule("*_proj.weight", Format::Mxfp8).unwrap()
+    PrecisionPolicy::mxfp8().with_rule("*_proj.weight", Format::MXFP8).unwrap()
 }
 
 fn quantized(graph: &Graph, rule: Recompute) -> Graph {
@@ -208,13 +208,13 @@ fn activations_are_fused_with_their_products() {
         };
         graph.nodes.iter().filter_map(name).collect()
     };
-    let whole = ["mx_gemm_gelu_quantize", "mx_gemm_gelu_backward_quantize"];
+    let whole = ["scaled_gemm_gelu_quantize", "scaled_gemm_gelu_backward_quantize"];
     assert_eq!(names(&|_, _| true), whole);
     let apart = ["gelu", "gelu_backward"];
     assert_eq!(names(&|_, _| false), apart);
     // No product with a quantization: then an activation has its own.
     let of_elements = ["gelu_quantize", "gelu_backward_quantize"];
-    assert_eq!(names(&|op, _| !op.name().starts_with("mx_gemm")), of_elements);
+    assert_eq!(names(&|op, _| !op.name().starts_with("scaled_gemm")), of_elements);
     // Widths are known, numbers of tokens are not.
     let wide = |_: &Op, inputs: &[TensorType]| {
         let sizes = |tensor: &TensorType| tensor.shape.as_fixed();
@@ -252,19 +252,19 @@ fn the_fastest_cut_is_taken() {
         });
         of_up.map(|node| node.op.name().to_string()).collect()
     };
-    let parts = ["mx_gemm", "gelu", "quantize"];
+    let parts = ["scaled_gemm", "gelu", "quantize"];
     let times = |whole: f64, front: f64, back: f64| {
         move |name: &str| match name {
-            "mx_gemm_gelu_quantize" => whole,
-            "mx_gemm_gelu" => front,
+            "scaled_gemm_gelu_quantize" => whole,
+            "scaled_gemm_gelu" => front,
             "gelu_quantize" => back,
             _ => f64::INFINITY,
         }
     };
     assert_eq!(up(&times(3.0, 2.0, 2.0)), parts);
-    assert_eq!(up(&times(2.9, 2.0, 2.0)), ["mx_gemm_gelu_quantize"]);
-    assert_eq!(up(&times(2.9, 1.5, 2.0)), ["mx_gemm_gelu", "quantize"]);
-    assert_eq!(up(&times(2.9, 1.5, 1.4)), ["mx_gemm", "gelu_quantize"]);
+    assert_eq!(up(&times(2.9, 2.0, 2.0)), ["scaled_gemm_gelu_quantize"]);
+    assert_eq!(up(&times(2.9, 1.5, 2.0)), ["scaled_gemm_gelu", "quantize"]);
+    assert_eq!(up(&times(2.9, 1.5, 1.4)), ["scaled_gemm", "gelu_quantize"]);
 }
 
 /// The number of questions grows with the layers, not with their square.

@@ -17,7 +17,7 @@ fn differentiated(config: &LlamaConfig) -> Graph {
 
 /// MXFP8 for the first and the last linear tensor too.
 fn all_mxfp8() -> PrecisionPolicy {
-    PrecisionPolicy::mxfp8().with_rule("*_proj.weight", Format::Mxfp8).unwrap()
+    PrecisionPolicy::mxfp8().with_rule("*_proj.weight", Format::MXFP8).unwrap()
 }
 
 /// The graph through all passes.
@@ -125,10 +125,10 @@ fn recompute_repeats_what_its_rule_says() {
     let graph = differentiated(&LlamaConfig { num_layers: 2, ..micro() });
     let repeated = |rule| {
         let graph = recompute(&graph, rule).unwrap();
-        let is_repeated = |node: &Node| node.name.ends_with(".recomputed");
-        for name in names(&graph, is_repeated) {
-            let first = name.strip_suffix(".recomputed").unwrap();
-            assert_eq!(names(&graph, |node| node.recompute && node.name == first), [first]);
+        let is_repeated = |node: &Node| node.repeats;
+        for again in graph.nodes.iter().filter(|node| is_repeated(node)) {
+            let is_first = |node: &Node| node.recompute && node.source == again.source;
+            assert_eq!(names(&graph, is_first).len(), 1, "{}", again.name);
         }
         names(&graph, is_repeated).len()
     };
@@ -166,7 +166,7 @@ fn tied_table_has_one_gradient_that_both_uses_add_to() {
 #[test]
 fn mxfp8_products_read_codes_only() {
     let graph = fused(&micro(), Recompute::None, &all_mxfp8());
-    let products = names(&graph, |node| matches!(node.op, Op::MxGemm(_)));
+    let products = names(&graph, |node| matches!(node.op, Op::ScaledGemm(_)));
     // Seven linear layers, three products each.
     assert_eq!(products.len(), 21);
     let left = |node: &Node| {
@@ -197,11 +197,15 @@ fn products_carry_the_blocks_of_the_policy() {
                 "wgrad blocks=1x128*1x128",
             ],
         ),
+        (
+            "nvfp4",
+            ["fprop nvfp4 blocks=1x16*16x16", "dgrad nvfp4 blocks=1x16*16x16", "wgrad nvfp4"],
+        ),
     ] {
         let policy = PrecisionPolicy::preset(preset).unwrap();
         let graph = fused(&micro(), Recompute::None, &policy);
         for node in &graph.nodes {
-            let Op::MxGemm(op) = &node.op else { continue };
+            let Op::ScaledGemm(op) = &node.op else { continue };
             let expected = match op.product {
                 Product::Fprop => fprop,
                 Product::Dgrad => dgrad,
@@ -303,11 +307,11 @@ fn a_rule_that_puts_the_head_in_mxfp8_was_accepted_and_ignored() {
     let config = LlamaConfig::preset("llama-micro").expect("a preset");
     let graph = capture(&config).expect("it captures");
     let policy =
-        PrecisionPolicy::mxfp8().with_rule("lm_head*", Format::Mxfp8).expect("a valid glob");
+        PrecisionPolicy::mxfp8().with_rule("lm_head*", Format::MXFP8).expect("a valid glob");
     let error = apply_precision(&graph, &policy).expect_err("the head has no such product");
     assert_eq!(
         error.to_string(),
         "tensor `lm_head.weight`: expected f32 or bf16 for a tensor of role Head, got mxfp8\n\
-         hint: only linear and expert tensors have mxfp8 products; narrow the rule"
+         hint: only linear and expert tensors have mxfp8 GEMMs; narrow the rule"
     );
 }

@@ -85,12 +85,12 @@ mod tests {
     use deepwell_ir::ops::{
         Activation, AddRmsNorm, Axis, Gelu, Linear, Quantize, SwiGlu, SwiGluBackward,
     };
-    use deepwell_precision::MxSpec;
+    use deepwell_precision::QuantFormat;
 
     use super::*;
 
     fn quantize(of: usize, axis: Axis) -> Epilogue {
-        Epilogue::Quantize { of, quantize: Quantize { spec: MxSpec::default(), axis } }
+        Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }
     }
 
     fn gelu(of: usize) -> Epilogue {

@@ -82,6 +82,8 @@ impl Rates {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.fp8_flops_per_s,
+            // Operands are dequantized, which the CPU alone does.
+            MathUnit::Nvfp4 => self.bf16_flops_per_s,
         }
     }
 
@@ -109,10 +111,8 @@ impl Rates {
 
 /// Bytes of all operands, each once.
 fn bytes(request: &KernelRequest<'_>) -> f64 {
-    let of = |operand: &deepwell_ir::OperandType| {
-        operand.shape.iter().product::<usize>() * operand.dtype.size_bytes()
-    };
-    request.operands.iter().map(of).sum::<usize>() as f64
+    let of = |operand: &deepwell_ir::OperandType| operand.storage_bytes().unwrap_or(usize::MAX);
+    request.operands.iter().map(|operand| of(operand) as f64).sum()
 }
 
 /// The GPU of a datasheet for an architecture, and its multiprocessors.
@@ -180,7 +180,7 @@ fn result_of_gemm(request: &KernelRequest<'_>) -> Option<[usize; 2]> {
         Op::Linear(_) => [shape(0)[0], shape(1)[0]],
         Op::LinearInputGrad(_) => [shape(0)[0], shape(1)[1]],
         Op::LinearWeightGrad(_) => [shape(0)[1], shape(1)[1]],
-        Op::MxGemm(_) => [shape(0)[0], shape(2)[0]],
+        Op::ScaledGemm(_) => [shape(0)[0], shape(2)[0]],
         _ => return None,
     })
 }

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{
     Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
-    Invocation, KernelCatalog, KernelChoice, KernelRequest, MemoryKind, Mode, NoKernel, Op,
+    Invocation, KernelCatalog, KernelChoice, KernelRequest, MemoryKind, Mode, NoKernel, NodeId, Op,
     Operand, OperandType, Phase, Program, Tag, Target, Value, ValueId,
 };
 
@@ -108,8 +108,7 @@ impl SingleCall {
 
     /// Bytes of operand `index`.
     pub fn operand_bytes(&self, index: usize) -> usize {
-        let operand = &self.operands[index];
-        operand.shape.iter().product::<usize>() * operand.dtype.size_bytes()
+        self.operands[index].storage_bytes().unwrap_or(usize::MAX)
     }
 
     /// Bytes of all operands.
@@ -151,14 +150,10 @@ impl SingleCall {
         let mut values = Vec::with_capacity(copies * self.operands.len());
         for _ in 0..copies {
             for (index, operand) in self.operands.iter().enumerate() {
-                values.push(Value {
-                    name: format!("v{}", values.len()),
-                    dtype: operand.dtype,
-                    shape: operand.shape.clone(),
-                    memory: MemoryKind::Activations,
-                    range: place(self.operand_bytes(index)),
-                    slot_stride_bytes: 0,
-                });
+                let (name, shape) = (format!("v{}", values.len()), operand.shape.clone());
+                let range = place(self.operand_bytes(index));
+                let memory = MemoryKind::Activations;
+                values.push(Value::new(name, operand.dtype, shape, memory, range));
             }
         }
         let workspace = place(choice.workspace_bytes);
@@ -181,6 +176,7 @@ impl SingleCall {
             phase: Phase::Forward,
             tag: Tag::Head,
             layer: None,
+            source: NodeId(0),
             recomputes: false,
             unit,
             cost,
@@ -206,6 +202,7 @@ impl SingleCall {
             host: HostInterface::default(),
             parameters: Vec::new(),
             precision: Vec::new(),
+            unstored: Vec::new(),
             fixed_overhead_bytes: 0,
         }
     }

@@ -102,6 +102,7 @@ struct Roof {
     f32_flops_per_s: f64,
     bf16_flops_per_s: f64,
     mxfp8_flops_per_s: f64,
+    nvfp4_flops_per_s: f64,
     bytes_per_s: f64,
 }
 
@@ -117,6 +118,7 @@ impl Roof {
                     f32_flops_per_s: f32_rate * 1e12,
                     bf16_flops_per_s: bf16 * 1e12,
                     mxfp8_flops_per_s: mxfp8.unwrap_or(bf16) * 1e12,
+                    nvfp4_flops_per_s: tflops(NumberFormat::Nvfp4).unwrap_or(bf16) * 1e12,
                     bytes_per_s: gpu.hbw_gbps * 1e9,
                 }
             }
@@ -126,6 +128,7 @@ impl Roof {
                     f32_flops_per_s: cpu.peak_gflops(NumberFormat::Fp32) * 1e9,
                     bf16_flops_per_s: cpu.peak_gflops(NumberFormat::Bf16) * 1e9,
                     mxfp8_flops_per_s: cpu.peak_gflops(NumberFormat::Mxfp8) * 1e9,
+                    nvfp4_flops_per_s: cpu.peak_gflops(NumberFormat::Nvfp4) * 1e9,
                     bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
                 }
             }
@@ -148,6 +151,7 @@ impl Roof {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.mxfp8_flops_per_s,
+            MathUnit::Nvfp4 => self.nvfp4_flops_per_s,
         };
         let compute_s = cost.flops as f64 / rate;
         let memory_s = cost.bytes() as f64 / self.bytes_per_s;

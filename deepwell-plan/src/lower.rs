@@ -5,12 +5,13 @@ use std::collections::{HashMap, HashSet};
 use deepwell_ir::ops::{AdamW, GradNorm};
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
-    Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, Op, Operand,
-    OperandType, Order, ParameterState, Phase, Program, Recompute, Schedule, Slotted, StreamId,
-    Tag, Target, TensorId, TensorKind, TensorPrecision, TensorType, Value, ValueId,
-    apply_precision, differentiate, fuse, recompute, verify_program,
+    InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
+    Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule,
+    Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType,
+    Unstored, Value, ValueId, apply_served_precision, differentiate, fuse, recompute,
+    storage_bytes, verify_program,
 };
-use deepwell_precision::{Format, PrecisionPolicy};
+use deepwell_precision::{PrecisionPolicy, QuantFormat};
 
 use crate::{Plan, PlanError};
 
@@ -69,7 +70,8 @@ pub fn lower_scheduled(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
-    let (quantized, precision) = apply_precision(&differentiated, &plan.policy)?;
+    let serves = |format: &QuantFormat| catalog.serves(format, target);
+    let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
     lowering.persistent_values();
@@ -94,7 +96,8 @@ pub fn lower_evaluation(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let (quantized, precision) = apply_precision(graph, &plan.policy)?;
+    let serves = |format: &QuantFormat| catalog.serves(format, target);
+    let (quantized, precision) = apply_served_precision(graph, &plan.policy, &serves)?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
@@ -172,9 +175,10 @@ impl<'a> Lowering<'a> {
         shape: Vec<usize>,
         memory: MemoryKind,
     ) -> ValueId {
-        let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        // What no address can count, the verifier refuses.
+        let bytes = storage_bytes(dtype, &shape).unwrap_or(usize::MAX);
         let range = ByteRange { offset: 0, bytes };
-        self.values.push(Value { name, dtype, shape, memory, range, slot_stride_bytes: 0 });
+        self.values.push(Value::new(name, dtype, shape, memory, range));
         ValueId(self.values.len() as u32 - 1)
     }
 
@@ -197,10 +201,12 @@ impl<'a> Lowering<'a> {
         }
         for (index, (id, name, shape)) in parameters.iter().enumerate() {
             self.value_of.insert(*id, columns[0][index]);
+            self.values[columns[0][index].index()].tensor = Some(*id);
             let gradient = gradients.get(id).map(|&gradient| {
                 let name = format!("grad.{name}");
                 let value = self.add(name, DType::F32, shape.clone(), MemoryKind::Gradients);
                 self.value_of.insert(gradient, value);
+                self.values[value.index()].tensor = Some(gradient);
                 value
             });
             self.parameters.push(ParameterState {
@@ -225,28 +231,32 @@ impl<'a> Lowering<'a> {
             return value;
         }
         let tensor = self.graph.tensor(id);
-        let is_statistics = tensor.kind == TensorKind::Statistic && tensor.dtype == DType::U64;
+        let is_statistics = tensor.link.and_then(|link| link.plane()) == Some(Plane::Counters);
         let memory = match tensor.kind {
             TensorKind::Parameter { .. } | TensorKind::ParameterGradient { .. } => {
                 MemoryKind::Optimizer
             }
             TensorKind::WeightCopy => MemoryKind::Weights,
-            TensorKind::Input | TensorKind::Loss => MemoryKind::Host,
+            TensorKind::Input { .. } | TensorKind::Loss => MemoryKind::Host,
             TensorKind::Statistic if is_statistics => MemoryKind::Host,
             TensorKind::Activation | TensorKind::Statistic => MemoryKind::Activations,
         };
         let name = tensor.name.clone();
         let value = self.add(name.clone(), tensor.dtype, tensor.shape.bind(&self.binding), memory);
+        let added = &mut self.values[value.index()];
+        (added.tensor, added.link) = (Some(id), tensor.link);
         self.value_of.insert(id, value);
         if is_statistics {
             self.host.statistics.push((name, value));
         }
-        match (&tensor.kind, tensor.name.as_str()) {
-            (TensorKind::Input, "tokens") => self.host.tokens = Some(value),
-            (TensorKind::Input, "targets") => self.host.targets = Some(value),
-            (TensorKind::Input, "loss_scale") => self.host.loss_scale = Some(value),
-            (TensorKind::Input, "rounding_key") => self.host.rounding_key = Some(value),
-            (TensorKind::Loss, _) => self.host.loss = Some(value),
+        match tensor.kind {
+            TensorKind::Input { role: InputRole::Tokens } => self.host.tokens = Some(value),
+            TensorKind::Input { role: InputRole::Targets } => self.host.targets = Some(value),
+            TensorKind::Input { role: InputRole::LossScale } => self.host.loss_scale = Some(value),
+            TensorKind::Input { role: InputRole::RoundingKey } => {
+                self.host.rounding_key = Some(value);
+            }
+            TensorKind::Loss => self.host.loss = Some(value),
             _ => {}
         }
         value
@@ -301,7 +311,8 @@ impl<'a> Lowering<'a> {
             phase: node.phase,
             tag: node.tag,
             layer: node.layer,
-            recomputes: node.name.ends_with(".recomputed"),
+            source: node.source,
+            recomputes: node.repeats,
         })
     }
 
@@ -340,6 +351,7 @@ impl<'a> Lowering<'a> {
             phase: new.phase,
             tag: new.tag,
             layer: new.layer,
+            source: new.source,
             recomputes: new.recomputes,
             stream: 0,
             waits: Vec::new(),
@@ -390,6 +402,7 @@ impl<'a> Lowering<'a> {
             phase: Phase::Optimizer,
             tag: Tag::Head,
             layer: None,
+            source: NodeId(self.graph.nodes.len() as u32),
             recomputes: false,
         };
         self.call(call("grad_norm", GradNorm {}.into(), operands, input_count))?;
@@ -448,6 +461,7 @@ impl<'a> Lowering<'a> {
         let schedule = self.invocations();
         let forwards = self.passes.passes.iter().filter(|pass| pass.phase == Phase::Forward);
         let micro_batches = forwards.count().max(1);
+        let unstored = self.unstored();
         let program = Program {
             name: self.graph.name.clone(),
             mode,
@@ -465,10 +479,25 @@ impl<'a> Lowering<'a> {
             host: self.host,
             parameters: self.parameters,
             precision,
+            unstored,
             fixed_overhead_bytes: self.catalog.fixed_overhead_bytes(self.target),
         };
         verify_program(&program)?;
         Ok(program)
+    }
+
+    /// What links lead to without a value.
+    fn unstored(&self) -> Vec<Unstored> {
+        let links = self.values.iter().filter_map(|value| value.link);
+        let mut ids: Vec<TensorId> =
+            links.map(|link| link.of).filter(|id| !self.value_of.contains_key(id)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let unstored = |tensor: TensorId| {
+            let Tensor { name, link, .. } = self.graph.tensor(tensor).clone();
+            Unstored { tensor, name, link }
+        };
+        ids.into_iter().map(unstored).collect()
     }
 }
 
@@ -482,6 +511,7 @@ struct NewCall {
     phase: Phase,
     tag: Tag,
     layer: Option<u32>,
+    source: NodeId,
     recomputes: bool,
 }
 
@@ -497,7 +527,7 @@ pub fn lower_fallback(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Option<Program>, PlanError> {
-    if program.precision.iter().all(|tensor| tensor.format != Format::Mxfp8) {
+    if program.precision.iter().all(|tensor| !tensor.format.is_quantized()) {
         return Ok(None);
     }
     let in_bf16 = Plan { policy: PrecisionPolicy::bf16(), ..plan.clone() };

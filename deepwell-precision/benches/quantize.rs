@@ -11,9 +11,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use deepwell_precision::{
-    BlockShape, BlockStatistics, ElementFormat, Granularity, Hadamard16, MxSpec, Nvfp4Spec, Philox,
-    ScaleRule, Source, dequantize_rows, nvfp4, packed, quantize_both, quantize_columns,
-    quantize_rows, quantize_rows_stochastic, scale_tiles, scales_len,
+    BlockStatistics, ElementFormat, ElementRounding, Hadamard16, Philox, QuantFormat, ScaleRule,
+    Source, dequantize_rows, nvfp4, packed, quantize_both, quantize_columns, quantize_rows,
+    quantize_rows_stochastic, scale_tiles, scales_len,
 };
 use half::bf16;
 
@@ -72,27 +72,26 @@ impl Bench {
 
     fn run(mut self) {
         let (wide, narrow) = (std::mem::take(&mut self.wide), std::mem::take(&mut self.narrow));
-        let default = MxSpec::default();
+        let default = QuantFormat::MXFP8;
         for &element in ElementFormat::ALL {
-            let spec = MxSpec { element, ..default };
+            let spec = QuantFormat::mx(element);
             self.quantize_mx(&format!("f32  mx {element} rceil 32"), &wide, spec);
             self.quantize_mx(&format!("bf16 mx {element} rceil 32"), &narrow, spec);
             self.dequantize_mx(element);
         }
         for (name, spec) in [
-            ("floor 32", MxSpec { scale_rule: ScaleRule::OcpFloor, ..default }),
-            ("rceil 128", MxSpec { granularity: Granularity::G128, ..default }),
-            ("rceil 32x32", MxSpec { block: BlockShape::Square, ..default }),
+            ("floor 32", default.with_scale_rule(ScaleRule::OcpFloor)),
+            ("rceil 128", QuantFormat::MXFP8_128),
+            ("rceil 32x32", default.square()),
         ] {
             self.quantize_mx(&format!("f32  mx e4m3 {name}"), &wide, spec);
             self.quantize_mx(&format!("bf16 mx e4m3 {name}"), &narrow, spec);
         }
-        let nvfp4 = Nvfp4Spec::default();
-        let stochastic = Some(Philox { seed: 1, stream: 2 });
+        let nvfp4 = QuantFormat::NVFP4;
         for (name, spec) in [
             ("1x16", nvfp4),
-            ("16x16", Nvfp4Spec { block: BlockShape::Square, ..nvfp4 }),
-            ("1x16 stochastic", Nvfp4Spec { stochastic, ..nvfp4 }),
+            ("16x16", nvfp4.square()),
+            ("1x16 stochastic", nvfp4.with_rounding(ElementRounding::Stochastic)),
         ] {
             self.quantize_nvfp4(&format!("f32  nvfp4 {name}"), &wide, spec);
             self.quantize_nvfp4(&format!("bf16 nvfp4 {name}"), &narrow, spec);
@@ -102,7 +101,7 @@ impl Bench {
     }
 
     /// All three directions of one source.
-    fn quantize_mx<S: Source>(&self, name: &str, src: &[S], spec: MxSpec) {
+    fn quantize_mx<S: Source>(&self, name: &str, src: &[S], spec: QuantFormat) {
         let (rows, cols) = (self.rows, self.cols);
         let (mut data, mut data_t) = (vec![0; src.len()], vec![0; src.len()]);
         let mut scales = vec![0; scales_len(rows, cols)];
@@ -122,7 +121,7 @@ impl Bench {
     }
 
     fn dequantize_mx(&self, element: ElementFormat) {
-        let (rows, cols) = (self.rows, self.cols);
+        let (rows, cols, format) = (self.rows, self.cols, QuantFormat::mx(element));
         // All codes that are numbers, whatever they stand for.
         let limit = if element.bits() == 8 { 0x78 } else { 1 << element.bits() };
         let data: Vec<u8> = (0..rows * cols).map(|i| (i % limit) as u8).collect();
@@ -130,28 +129,29 @@ impl Bench {
         let read = data.len() + scales.len();
         let (mut wide, mut narrow) = (vec![0.0_f32; data.len()], vec![bf16::ZERO; data.len()]);
         self.report(&format!("dequantize mx {element} to f32"), read, 4 * data.len(), || {
-            dequantize_rows(&data, &scales, rows, cols, element, &mut wide).expect("fits");
+            dequantize_rows(&data, &scales, rows, cols, &format, &mut wide).expect("fits");
         });
         self.report(&format!("dequantize mx {element} to bf16"), read, 2 * data.len(), || {
-            dequantize_rows(&data, &scales, rows, cols, element, &mut narrow).expect("fits");
+            dequantize_rows(&data, &scales, rows, cols, &format, &mut narrow).expect("fits");
         });
     }
 
     /// Both directions, without the search for the largest magnitude.
-    fn quantize_nvfp4<S: Source>(&self, name: &str, src: &[S], spec: Nvfp4Spec) {
+    fn quantize_nvfp4<S: Source>(&self, name: &str, src: &[S], spec: QuantFormat) {
         let (rows, cols) = (self.rows, self.cols);
-        let amax = nvfp4::amax(src);
+        let philox = spec.is_stochastic().then_some(Philox { seed: 1, stream: 2 });
+        let common = nvfp4::Common { amax: nvfp4::amax(src), philox };
         let mut bytes = vec![0; packed::fp4_len(rows, cols)];
         let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
         let (read, written) = (size_of_val(src), bytes.len() + scales.len());
         self.report(&format!("{name} rows"), read, written, || {
-            nvfp4::quantize_rows(src, rows, cols, amax, &spec, &mut bytes, &mut scales)
+            nvfp4::quantize_rows(src, rows, cols, &spec, &common, &mut bytes, &mut scales)
                 .expect("fits")
         });
         let mut bytes = vec![0; packed::fp4_len(cols, rows)];
         let mut scales = vec![0; nvfp4::scales_len(cols, rows)];
         self.report(&format!("{name} columns"), read, written, || {
-            nvfp4::quantize_columns(src, rows, cols, amax, &spec, &mut bytes, &mut scales)
+            nvfp4::quantize_columns(src, rows, cols, &spec, &common, &mut bytes, &mut scales)
                 .expect("fits")
         });
     }
@@ -160,9 +160,9 @@ impl Bench {
         let (rows, cols) = (self.rows, self.cols);
         let mut bytes = vec![0; packed::fp4_len(rows, cols)];
         let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
-        let (amax, spec) = (nvfp4::amax(src), Nvfp4Spec::default());
+        let (spec, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(nvfp4::amax(src)));
         let (scale, _) =
-            nvfp4::quantize_rows(src, rows, cols, amax, &spec, &mut bytes, &mut scales)
+            nvfp4::quantize_rows(src, rows, cols, &spec, &common, &mut bytes, &mut scales)
                 .expect("fits");
         let read = bytes.len() + scales.len();
         let (mut wide, mut narrow) = (vec![0.0_f32; src.len()], vec![bf16::ZERO; src.len()]);
@@ -179,7 +179,7 @@ impl Bench {
         let (rows, cols) = (self.rows, self.cols);
         self.report("f32  amax", size_of_val(wide), 0, || nvfp4::amax(wide));
         self.report("bf16 amax", size_of_val(narrow), 0, || nvfp4::amax(narrow));
-        let spec = MxSpec { element: ElementFormat::E2M1, ..MxSpec::default() };
+        let spec = QuantFormat::mx(ElementFormat::E2M1);
         let (mut codes, mut scales) = (vec![0; wide.len()], vec![0; scales_len(rows, cols)]);
         let philox = Philox { seed: 1, stream: 2 };
         let written = codes.len() + scales.len();
@@ -189,7 +189,7 @@ impl Bench {
         });
         let read = size_of_val(narrow) + codes.len() + scales.len();
         self.report("bf16 mx e2m1 statistics", read, 0, || {
-            BlockStatistics::of_mx(narrow, &codes, &scales, rows, cols, spec.element).expect("fits")
+            BlockStatistics::of_mx(narrow, &codes, &scales, rows, cols, &spec).expect("fits")
         });
         let mut fp4 = vec![0; packed::fp4_len(rows, cols)];
         let mut fp6 = vec![0; packed::fp6_len(rows, cols)];

@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::io::{self, Read, Write};
 
-use deepwell_precision::{MxSpec, Nvfp4Spec, nvfp4, packed, quantize_rows, scales_len};
+use deepwell_precision::{QuantFormat, ScaleFormat, nvfp4, packed, quantize_rows, scales_len};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -24,25 +24,29 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut out = io::stdout().lock();
     match rest {
         [name, block, bound] if name == "nvfp4" => {
-            let spec = Nvfp4Spec { block: block.parse()?, bound: bound.parse()?, stochastic: None };
+            let scale = ScaleFormat::Ue4m3(bound.parse()?);
+            let format = QuantFormat { scale, ..QuantFormat::NVFP4 }.with_shape(block.parse()?);
             let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
             let mut codes = vec![0; packed::fp4_len(rows, cols)];
-            let amax = nvfp4::amax(&numbers);
-            let (scale, _) =
-                nvfp4::quantize_rows(&numbers, rows, cols, amax, &spec, &mut codes, &mut scales)?;
+            let common = nvfp4::Common::nearest(nvfp4::amax(&numbers));
+            let (scale, _) = nvfp4::quantize_rows(
+                &numbers,
+                rows,
+                cols,
+                &format,
+                &common,
+                &mut codes,
+                &mut scales,
+            )?;
             out.write_all(&scale.to_le_bytes())?;
             out.write_all(&scales)?;
             out.write_all(&codes)?;
         }
         [element, rule] => {
-            let spec = MxSpec {
-                element: element.parse()?,
-                scale_rule: rule.parse()?,
-                ..MxSpec::default()
-            };
+            let format = QuantFormat::mx(element.parse()?).with_scale_rule(rule.parse()?);
             let mut scales = vec![0; scales_len(rows, cols)];
             let mut codes = vec![0; numbers.len()];
-            quantize_rows(&numbers, rows, cols, &spec, &mut codes, &mut scales)?;
+            quantize_rows(&numbers, rows, cols, &format, &mut codes, &mut scales)?;
             out.write_all(&scales)?;
             out.write_all(&codes)?;
         }

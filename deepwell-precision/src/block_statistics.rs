@@ -14,7 +14,7 @@ pub use self::sums::BlockSums;
 use crate::error::{QuantizeError, Shape};
 use crate::simd::Level;
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{ElementFormat, Source, nvfp4};
+use crate::{QuantFormat, Source, nvfp4};
 
 mod copied;
 mod sums;
@@ -26,13 +26,12 @@ mod tests;
 /// shape, at any number of threads.
 ///
 /// ```
-/// use deepwell_precision::{BlockStatistics, MxSpec, quantize_rows, scales_len};
+/// use deepwell_precision::{BlockStatistics, QuantFormat, quantize_rows, scales_len};
 /// let source: Vec<f32> = (0..64).map(|i| i as f32).collect();
 /// let (mut data, mut scales) = (vec![0; 64], vec![0; scales_len(1, 64)]);
-/// let spec = MxSpec::default();
-/// quantize_rows(&source, 1, 64, &spec, &mut data, &mut scales)?;
-/// let statistics =
-///     BlockStatistics::of_mx(&source, &data, &scales, 1, 64, spec.element)?;
+/// let format = QuantFormat::MXFP8;
+/// quantize_rows(&source, 1, 64, &format, &mut data, &mut scales)?;
+/// let statistics = BlockStatistics::of_mx(&source, &data, &scales, 1, 64, &format)?;
 /// assert_eq!(statistics.total().blocks, 2);
 /// // The block that ends with 31 has the scale 2^-3 (31 / 448 rounded up), the other 2^-2.
 /// let scales: Vec<u8> = statistics.by_scale().map(|(code, _)| code).collect();
@@ -90,13 +89,13 @@ impl BlockStatistics {
         scales: &[u8],
         rows: usize,
         cols: usize,
-        element: ElementFormat,
+        format: &QuantFormat,
     ) -> Result<Self, QuantizeError> {
         let shape = Shape::new(rows, cols)?;
         shape.expect("src", rows * cols, src.len())?;
         shape.expect("data", rows * cols, data.len())?;
         shape.expect("scales", crate::scales_len(rows, cols), scales.len())?;
-        Self::of(Copied { src, codes: data, scales, cols, storage: Mx(element) }, (0, rows))
+        Self::of(Copied { src, codes: data, scales, cols, storage: Mx(*format) }, (0, rows))
     }
 
     /// Of a row-major [rows, cols] matrix and its copy as [`nvfp4::quantize_rows`] makes it.

@@ -4,7 +4,7 @@ use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
 use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{BLOCK, ElementFormat, Target, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
+use crate::{BLOCK, ElementFormat, QuantFormat, Target, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
 
 /// Writes the values of a quantized matrix: `out[r, c] = decode(data[r, c]) * 2^(scale - 127)`.
 ///
@@ -18,13 +18,14 @@ use crate::{BLOCK, ElementFormat, Target, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
+/// what is no MX format.
 pub fn dequantize_rows<T: Target>(
     data: &[u8],
     scales: &[u8],
     rows: usize,
     cols: usize,
-    element: ElementFormat,
+    format: &QuantFormat,
     out: &mut [T],
 ) -> Result<(), QuantizeError> {
     let shape = Shape::new(rows, cols)?;
@@ -32,7 +33,7 @@ pub fn dequantize_rows<T: Target>(
     shape.expect("scales", scales_len(rows, cols), scales.len())?;
     shape.expect("out", rows * cols, out.len())?;
     if !out.is_empty() {
-        Task { data, scales, cols, element, out }.run();
+        Task { data, scales, cols, element: format.mx_spec()?.element, out }.run();
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{BlockShape, Granularity};
+use crate::QuantFormat;
 
 /// A slice does not have the length that the shape asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -30,16 +30,13 @@ pub enum QuantizeError {
         /// Columns of the matrix.
         cols: usize,
     },
-    /// The kind of blocks is not one that this function makes.
-    #[error(
-        "expected blocks of shape `row` and granularity `32` for stochastic rounding, got \
-         `{block}` and `{granularity}`"
-    )]
-    Blocks {
-        /// Shape that was asked for.
-        block: BlockShape,
-        /// Granularity that was asked for.
-        granularity: Granularity,
+    /// The format is not one that this function makes.
+    #[error("expected {expected}, got `{got}`")]
+    Format {
+        /// What it makes.
+        expected: &'static str,
+        /// What was asked for.
+        got: QuantFormat,
     },
     /// The width is not a multiple of what is transformed together.
     #[error("expected rows of a multiple of {multiple} elements, got {cols}")]

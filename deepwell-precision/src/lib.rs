@@ -5,14 +5,17 @@
 //!
 //! Parts that are usable without one another:
 //!
-//! **Formats.** [`e4m3`], [`e5m2`], [`e3m2`], [`e2m3`], [`e2m1`] and, for scales, [`e8m0`] and
+//! **Numbers.** [`e4m3`], [`e5m2`], [`e3m2`], [`e2m3`], [`e2m1`] and, for scales, [`e8m0`] and
 //! [`ue4m3`] turn one number into one code and back, with explicit [`Rounding`] and [`Overflow`],
 //! or stochastically with bits from [`Philox`], which counts: the same seed and index give the same
 //! bits everywhere.
 //!
-//! **MX blocks.** An [`MxSpec`] says how a tensor is quantized: element format, how the
-//! scale of a block follows from its largest magnitude ([`ScaleRule`]), how many elements share an
-//! exponent ([`Granularity`]) and whether blocks are rows or squares ([`BlockShape`]).
+//! **Formats.** A [`QuantFormat`] says how a matrix is quantized: the format of its elements, the
+//! [`Block`] of them that shares a scale, how scales are stored and follow from magnitudes
+//! ([`ScaleFormat`]), whether the tensor has a scale of its own, and how elements are rounded.
+//! [`QuantFormat::MXFP8`], [`QuantFormat::MXFP8_128`] and [`QuantFormat::NVFP4`] are presets.
+//!
+//! **MX blocks.** Of an MX format,
 //! [`quantize_rows`], [`quantize_columns`] and [`quantize_both`] write codes and scales from `f32`
 //! or `bf16` and return [`QuantStats`]; [`dequantize_rows`] goes back. A matrix product needs each
 //! operand quantized along its contraction, so a tensor that is used in two products has two
@@ -40,7 +43,7 @@
 //! # Example
 //!
 //! ```
-//! use deepwell_precision::{MxSpec, dequantize_rows, quantize_both, scales_len};
+//! use deepwell_precision::{QuantFormat, dequantize_rows, quantize_both, scales_len};
 //!
 //! // A weight of 64 outputs x 96 inputs: along its rows for the forward product, along its
 //! // columns (stored transposed) for the gradient of the input.
@@ -49,14 +52,14 @@
 //! let (mut data, mut data_t) = (vec![0; rows * cols], vec![0; rows * cols]);
 //! let mut scales = vec![0; scales_len(rows, cols)];
 //! let mut scales_t = vec![0; scales_len(cols, rows)];
-//! let spec = MxSpec::default();
+//! let format = QuantFormat::MXFP8;
 //! let by_row = (&mut data[..], &mut scales[..]);
 //! let by_column = (&mut data_t[..], &mut scales_t[..]);
-//! let stats = quantize_both(&weight, rows, cols, &spec, by_row, by_column)?;
+//! let stats = quantize_both(&weight, rows, cols, &format, by_row, by_column)?;
 //! assert_eq!(stats.nonfinite, 0);
 //!
 //! let mut back = vec![0.0_f32; rows * cols];
-//! dequantize_rows(&data, &scales, rows, cols, spec.element, &mut back)?;
+//! dequantize_rows(&data, &scales, rows, cols, &format, &mut back)?;
 //! for (&exact, &approximate) in weight.iter().zip(&back) {
 //!     // Three stored fraction bits: half a unit in the last place is one part in 16.
 //!     assert!((exact - approximate).abs() <= exact.abs() / 16.0);
@@ -67,16 +70,16 @@
 //! In four bits, with a tensor scale:
 //!
 //! ```
-//! use deepwell_precision::{BlockStatistics, Nvfp4Spec, nvfp4, packed};
+//! use deepwell_precision::{BlockStatistics, QuantFormat, nvfp4, packed};
 //!
 //! let (rows, cols) = (64, 96);
 //! let weight: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
 //! let mut codes = vec![0; packed::fp4_len(rows, cols)];
 //! let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
-//! let amax = nvfp4::amax(&weight);
-//! let spec = Nvfp4Spec::default();
+//! let common = nvfp4::Common::nearest(nvfp4::amax(&weight));
+//! let format = QuantFormat::NVFP4.square();
 //! let (scale, _) =
-//!     nvfp4::quantize_rows(&weight, rows, cols, amax, &spec, &mut codes, &mut scales)?;
+//!     nvfp4::quantize_rows(&weight, rows, cols, &format, &common, &mut codes, &mut scales)?;
 //! let statistics = BlockStatistics::of_nvfp4(&weight, &codes, &scales, scale, rows, cols)?;
 //! assert!(statistics.total().signal_to_noise() > 50.0); // 17 dB
 //! # Ok::<(), deepwell_precision::QuantizeError>(())
@@ -94,7 +97,7 @@
 //!
 //! # What has its place but is not here yet
 //!
-//! Six and four bits in a policy: [`Format`] is `non_exhaustive`, and names MXFP8 only.
+//! Six bits in a policy: [`Format`] is `non_exhaustive`, and names MXFP8 and NVFP4.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -122,6 +125,7 @@ mod narrow;
 mod operand;
 #[cfg(feature = "policy")]
 pub mod policy;
+mod quant_format;
 pub mod quantize;
 pub mod random;
 mod rounding;
@@ -139,20 +143,17 @@ pub use guards::{GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, La
 pub use hadamard::Hadamard16;
 pub use names::UnknownName;
 pub use narrow::{e2m1, e2m3, e3m2};
-pub use nvfp4::Nvfp4Spec;
-pub use operand::{
-    Direction, ElementRounding, GemmMode, GemmPrecision, OperandClass, OperandFormat,
-    OperandQuantization,
-};
+pub use operand::{Direction, ElementRounding, GemmMode, GemmPrecision, OperandClass};
 pub use philox::Philox;
 #[cfg(feature = "policy")]
 pub use policy::{OperandSetting, PRESETS, PolicyError, PrecisionPolicy};
+pub use quant_format::{Block, QuantFormat, ScaleFormat, TensorScale};
 pub use quantize::{
     quantize_both, quantize_columns, quantize_rows, quantize_rows_stochastic, scales_len,
 };
 pub use rounding::{Overflow, Rounding};
 pub use source::{Source, Target};
-pub use spec::{BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, ScaleRule};
+pub use spec::{BLOCK, BlockShape, ElementFormat, Granularity, ScaleRule};
 pub use stats::QuantStats;
 
 /// The examples of the README, run as tests.

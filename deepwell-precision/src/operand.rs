@@ -6,7 +6,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::MxSpec;
 use crate::names::named_enum;
 
 named_enum! {
@@ -78,17 +77,6 @@ impl OperandClass {
 }
 
 named_enum! {
-    /// In what format a GEMM reads an operand.
-    #[non_exhaustive]
-    pub enum OperandFormat ("operand format") {
-        /// Quantized in blocks of eight-bit elements.
-        Mxfp8 = "mxfp8",
-        /// Not quantized.
-        Bf16 = "bf16",
-    }
-}
-
-named_enum! {
     /// How a scaled value becomes an element.
     #[derive(Default)]
     #[non_exhaustive]
@@ -106,7 +94,7 @@ named_enum! {
     #[derive(Default)]
     #[non_exhaustive]
     pub enum GemmMode ("gemm") {
-        /// MXFP8 tensor cores, or what stands for them.
+        /// Tensor cores that take scales, or what stands for them.
         #[default]
         Native = "native",
         /// A BF16 GEMM on the dequantized operands. It has the error of quantization and not that
@@ -115,61 +103,52 @@ named_enum! {
     }
 }
 
-/// How one operand is quantized.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OperandQuantization {
-    /// Elements, scales and blocks.
-    pub spec: MxSpec,
-    /// How elements are rounded.
-    pub rounding: ElementRounding,
-}
-
 /// How one GEMM of a tensor is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmPrecision {
     /// Which of its operands are quantized, in the order of [`OperandClass::of`].
     pub quantized: [bool; 2],
-    /// Whether it is an MXFP8 GEMM. Otherwise quantized operands are dequantized, and it is a BF16
-    /// GEMM.
-    pub is_mxfp8: bool,
+    /// Whether it multiplies quantized data with scales. Otherwise quantized operands are
+    /// dequantized, and it is a BF16 GEMM.
+    #[serde(alias = "is_mxfp8")]
+    pub is_scaled: bool,
 }
 
 impl GemmPrecision {
-    /// An MXFP8 GEMM.
-    pub const MXFP8: Self = Self { quantized: [true, true], is_mxfp8: true };
+    /// A GEMM of quantized data with scales.
+    pub const SCALED: Self = Self { quantized: [true, true], is_scaled: true };
     /// A GEMM without quantized operands.
-    pub const PLAIN: Self = Self { quantized: [false, false], is_mxfp8: false };
+    pub const PLAIN: Self = Self { quantized: [false, false], is_scaled: false };
 
     /// Whether quantized operands are dequantized for it.
     #[must_use]
     pub fn is_emulated(self) -> bool {
-        !self.is_mxfp8 && self.quantized != [false, false]
+        !self.is_scaled && self.quantized != [false, false]
     }
 
-    /// What differs from an MXFP8 GEMM in words for a report, with `direction` named first; none
-    /// for an MXFP8 GEMM.
+    /// What differs from a GEMM with scales in words for a report, with `direction` named first;
+    /// none for such a GEMM. `format` is the name of the format of the quantized operands.
     ///
     /// ```
     /// use deepwell_precision::{Direction, GemmPrecision};
-    /// let gemm = GemmPrecision { quantized: [false, true], is_mxfp8: false };
+    /// let gemm = GemmPrecision { quantized: [false, true], is_scaled: false };
     /// assert_eq!(
-    ///     gemm.describe(Direction::Dgrad).unwrap(),
+    ///     gemm.describe(Direction::Dgrad, "MXFP8").unwrap(),
     ///     "dgrad emulated: weight in MXFP8, GEMM in BF16"
     /// );
-    /// assert_eq!(GemmPrecision::MXFP8.describe(Direction::Dgrad), None);
+    /// assert_eq!(GemmPrecision::SCALED.describe(Direction::Dgrad, "MXFP8"), None);
     /// ```
     #[must_use]
-    pub fn describe(self, direction: Direction) -> Option<alloc::string::String> {
+    pub fn describe(self, direction: Direction, format: &str) -> Option<alloc::string::String> {
         let [first, second] = OperandClass::of(direction).map(OperandClass::operand);
         let operands = match self.quantized {
-            _ if self.is_mxfp8 => return None,
+            _ if self.is_scaled => return None,
             [false, false] => return Some(alloc::format!("{direction} in BF16")),
             [true, true] => "both operands",
             [true, false] => first,
             [false, true] => second,
         };
-        Some(alloc::format!("{direction} emulated: {operands} in MXFP8, GEMM in BF16"))
+        Some(alloc::format!("{direction} emulated: {operands} in {format}, GEMM in BF16"))
     }
 }

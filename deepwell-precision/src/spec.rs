@@ -1,6 +1,4 @@
-//! What a block-scaled tensor looks like: element format, scale rule, granularity, block shape.
-
-use serde::{Deserialize, Serialize};
+//! What formats are made of, and what policies say about them: elements, scale rules, blocks.
 
 use crate::names::named_enum;
 use crate::{Overflow, Rounding, e2m1, e2m3, e3m2, e4m3, e5m2, minifloat};
@@ -120,7 +118,6 @@ named_enum! {
     /// How many neighbouring elements along the contraction share one exponent. Storage does not
     /// depend on it: there is one scale byte for each [`BLOCK`] elements.
     #[derive(Default)]
-    #[non_exhaustive]
     pub enum Granularity ("granularity") {
         /// Each block has its own exponent.
         #[default]
@@ -142,29 +139,14 @@ impl Granularity {
 }
 
 named_enum! {
-    /// Extent of a block.
+    /// Extent of a block; how long it is along the contraction, the format says.
     #[derive(Default)]
-    #[non_exhaustive]
     pub enum BlockShape ("block shape") {
-        /// 1 x 32 (1 x 128 with [`Granularity::G128`]), long along the contraction.
+        /// One row: 1 x 32, 1 x 128, 1 x 16.
         #[default]
         Row = "row",
-        /// 32 x 32 (128 x 128 with [`Granularity::G128`]): the row and the column copy of a matrix
-        /// then hold the same values. For weights.
+        /// As many rows as elements along the contraction, 32 x 32, 128 x 128 or 16 x 16: quantized
+        /// rowwise and columnwise, a matrix then holds the same values. For weights.
         Square = "square",
     }
-}
-
-/// How one tensor is quantized. The default is E4M3, RCEIL, one exponent per 1 x 32 block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MxSpec {
-    /// Format of the elements.
-    pub element: ElementFormat,
-    /// How scales follow from magnitudes.
-    pub scale_rule: ScaleRule,
-    /// How many elements share an exponent.
-    pub granularity: Granularity,
-    /// Extent of a block.
-    pub block: BlockShape,
 }

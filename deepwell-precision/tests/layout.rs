@@ -2,8 +2,8 @@
 
 use deepwell_precision::scale_tiles::{from_tiles, offset, tiled_len, to_tiles};
 use deepwell_precision::{
-    ElementFormat, MxSpec, Nvfp4Spec, dequantize_rows, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0, nvfp4,
-    packed, quantize_rows, scales_len,
+    ElementFormat, QuantFormat, dequantize_rows, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0, nvfp4, packed,
+    quantize_rows, scales_len,
 };
 use half::bf16;
 use proptest::prelude::*;
@@ -57,11 +57,11 @@ fn tiles_of_both_vector_sizes() {
     let src: Vec<f32> = (0..rows * cols).map(|i| (i as f32).sin() * (i % 90 + 1) as f32).collect();
     let mut codes = vec![0; rows * cols];
     let mut by_32 = vec![0; scales_len(rows, cols)];
-    quantize_rows(&src, rows, cols, &MxSpec::default(), &mut codes, &mut by_32).unwrap();
+    quantize_rows(&src, rows, cols, &QuantFormat::MXFP8, &mut codes, &mut by_32).unwrap();
     let mut bytes = vec![0; packed::fp4_len(rows, cols)];
     let mut by_16 = vec![0; nvfp4::scales_len(rows, cols)];
-    let (amax, spec) = (nvfp4::amax(&src), Nvfp4Spec::default());
-    nvfp4::quantize_rows(&src, rows, cols, amax, &spec, &mut bytes, &mut by_16).unwrap();
+    let (format, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(nvfp4::amax(&src)));
+    nvfp4::quantize_rows(&src, rows, cols, &format, &common, &mut bytes, &mut by_16).unwrap();
     for (plain, vector) in [(by_32, 32), (by_16, 16)] {
         let blocks = cols.div_ceil(vector);
         let mut tiles = vec![0xEE; tiled_len(rows, blocks)];
@@ -112,11 +112,12 @@ fn dequantization_is_the_product() {
         (ElementFormat::E2M1, e2m1::decode as fn(u8) -> f32, 0),
     ];
     for (element, decode, exact_from) in decoders {
+        let format = QuantFormat::mx(element);
         for scale in 0..=u8::MAX {
             let scales = [scale; 8];
             let (mut wide, mut narrow) = ([0.0_f32; 256], [bf16::ZERO; 256]);
-            dequantize_rows(&codes, &scales, 1, 256, element, &mut wide).unwrap();
-            dequantize_rows(&codes, &scales, 1, 256, element, &mut narrow).unwrap();
+            dequantize_rows(&codes, &scales, 1, 256, &format, &mut wide).unwrap();
+            dequantize_rows(&codes, &scales, 1, 256, &format, &mut narrow).unwrap();
             for (&code, (&wide, &narrow)) in codes.iter().zip(wide.iter().zip(&narrow)) {
                 let product = f64::from(decode(code)) * f64::from(e8m0::decode(scale));
                 let what = format!("{element} {code:#04x} * 2^({scale} - 127)");
@@ -144,17 +145,17 @@ fn ragged_rows_dequantize() {
     let data = [e4m3::encode(1.5, Default::default(), Default::default()); 140];
     let scales = [127, 128, 129, 130, 131, 132];
     let mut out = [0.0_f32; 140];
-    dequantize_rows(&data, &scales, 2, 70, ElementFormat::E4M3, &mut out).unwrap();
+    dequantize_rows(&data, &scales, 2, 70, &QuantFormat::MXFP8, &mut out).unwrap();
     for (i, &value) in out.iter().enumerate() {
         let block = i / 70 * 3 + i % 70 / 32;
         assert_eq!(value, 1.5 * 2.0_f32.powi(block as i32), "{i}");
     }
-    let error = dequantize_rows(&data, &scales, 2, 70, ElementFormat::E4M3, &mut out[1..]);
+    let error = dequantize_rows(&data, &scales, 2, 70, &QuantFormat::MXFP8, &mut out[1..]);
     assert_eq!(
         error.unwrap_err().to_string(),
         "`out` of a 2 x 70 matrix: expected 140 elements, got 139"
     );
     let empty: &mut [f32] = &mut [];
-    dequantize_rows(&[], &[], 0, 70, ElementFormat::E4M3, empty).unwrap();
-    dequantize_rows(&[], &[], 3, 0, ElementFormat::E4M3, empty).unwrap();
+    dequantize_rows(&[], &[], 0, 70, &QuantFormat::MXFP8, empty).unwrap();
+    dequantize_rows(&[], &[], 3, 0, &QuantFormat::MXFP8, empty).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use deepwell_precision::packed::{fp4_len, fp6_len, pack_fp4, pack_fp6, unpack_fp4, unpack_fp6};
 use deepwell_precision::{
-    ElementFormat, MxSpec, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len,
+    ElementFormat, QuantFormat, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len,
 };
 use proptest::prelude::*;
 
@@ -96,13 +96,13 @@ proptest! {
                 _ => (1, 0),
             };
             for &scale_rule in ScaleRule::ALL {
-                let spec = MxSpec { element, scale_rule, ..MxSpec::default() };
+                let spec = QuantFormat::mx(element).with_scale_rule(scale_rule);
                 let quantize = |source: &[f32]| {
                     let mut data = vec![0; 2 * cols];
                     let mut scales = vec![0; scales_len(2, cols)];
                     quantize_rows(source, 2, cols, &spec, &mut data, &mut scales).unwrap();
                     let mut out = vec![0.0_f32; 2 * cols];
-                    dequantize_rows(&data, &scales, 2, cols, element, &mut out).unwrap();
+                    dequantize_rows(&data, &scales, 2, cols, &spec, &mut out).unwrap();
                     (data, scales, out)
                 };
                 let (data, scales, once) = quantize(&source);

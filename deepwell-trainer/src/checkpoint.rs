@@ -7,10 +7,10 @@ use std::thread::JoinHandle;
 use deepwell_ckpt::{
     CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
-use deepwell_ir::{DType, MemoryKind, Program, ValueId};
+use deepwell_ir::{DType, Link, MemoryKind, Part, Plane, Program, Value as IrValue, ValueId};
 use deepwell_kernels::HostBuffer;
 use deepwell_plan::Plan;
-use deepwell_precision::{BLOCK, Format, Guards, scale_tiles};
+use deepwell_precision::{Format, Guards, scale_tiles};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -31,16 +31,23 @@ pub struct Position {
     pub audit: Option<AuditReport>,
 }
 
-/// The stored element type of a value.
-fn stored(dtype: DType) -> CkptDtype {
-    match dtype {
+/// Type and shape of a value in a file. Elements of four bits stand in bytes, two in each.
+fn stored(value: &IrValue) -> (CkptDtype, Vec<usize>) {
+    let dtype = match value.dtype {
+        DType::F32 => CkptDtype::F32,
         DType::Bf16 => CkptDtype::Bf16,
         DType::I32 => CkptDtype::I32,
         DType::U64 => CkptDtype::U64,
-        DType::E4m3 => CkptDtype::E4M3,
+        // Scales without a sign are numbers of the format with one.
+        DType::E4m3 | DType::Ue4m3 => CkptDtype::E4M3,
         DType::E8m0 => CkptDtype::E8M0,
-        _ => CkptDtype::F32,
+        _ => CkptDtype::U8,
+    };
+    let mut shape = value.shape.clone();
+    if let (CkptDtype::U8, Some(last)) = (dtype, shape.last_mut()) {
+        *last = (*last * value.dtype.bits() as usize).div_ceil(8);
     }
+    (dtype, shape)
 }
 
 /// Values that a checkpoint holds, with their sections: master weights, moments, and the compute
@@ -55,10 +62,10 @@ fn sections(engine: &Engine) -> Vec<(ValueId, Section)> {
     }
     for (index, value) in program.values.iter().enumerate() {
         if value.memory == MemoryKind::Weights {
-            let section = match value.dtype {
-                DType::E4m3 => Section::Quantized,
-                DType::E8m0 => Section::Scales,
-                _ => Section::Weights,
+            let section = match value.link.and_then(|link| link.plane()) {
+                Some(Plane::Data) => Section::Quantized,
+                Some(_) => Section::Scales,
+                None => Section::Weights,
             };
             sections.push((ValueId(index as u32), section));
         }
@@ -193,12 +200,16 @@ impl Described {
     }
 }
 
-/// Rows and scales of a row, of scales by name: the codes beside them tell.
-fn plain_shape(program: &Program, scales: &str) -> Option<Vec<usize>> {
-    let name = scales.strip_suffix(".scale")?;
-    let codes = program.values.iter().find(|value| value.name == name)?;
-    let &[rows, columns] = &codes.shape[..] else { return None };
-    Some(vec![rows, columns.div_ceil(BLOCK)])
+/// Rows and scales of a row, of a plane of scales: the data beside it tells.
+fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
+    let Part::Plane { quantization, axis, plane: Plane::Scales, format } = scales.part else {
+        return None;
+    };
+    let part = Part::Plane { quantization, axis, plane: Plane::Data, format };
+    let data = Link { part, ..scales };
+    let data = program.values.iter().find(|value| value.link == Some(data))?;
+    let &[m, k] = &data.shape[..] else { return None };
+    Some(vec![m, k.div_ceil(format.scale.stored_every())])
 }
 
 /// Everything of a checkpoint but the bytes of its tensors.
@@ -225,15 +236,16 @@ impl State {
         let described = |(id, section): (ValueId, Section)| {
             let value = program.value(id);
             let plain = match section {
-                Section::Scales => plain_shape(program, &value.name),
+                Section::Scales => value.link.and_then(|link| plain_shape(program, link)),
                 _ => None,
             };
+            let (dtype, shape) = stored(value);
             Described {
                 id,
                 name: value.name.clone(),
-                dtype: stored(value.dtype),
+                dtype,
                 in_tiles: plain.is_some(),
-                shape: plain.unwrap_or_else(|| value.shape.clone()),
+                shape: plain.unwrap_or(shape),
                 section,
                 bytes: value.range.bytes,
             }
@@ -322,7 +334,8 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
             continue;
         }
         let value = engine.program().value(id).clone();
-        checkpoint.expect(section, &value.name, stored(value.dtype), &value.shape)?;
+        let (dtype, shape) = stored(&value);
+        checkpoint.expect(section, &value.name, dtype, &shape)?;
         buffer.clear();
         buffer.resize(value.range.bytes, 0);
         checkpoint.read_into(section, &value.name, &mut buffer)?;

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use deepwell_ir::TensorPrecision;
 use deepwell_plan::format_bytes;
-use deepwell_precision::Format;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
@@ -239,7 +238,7 @@ fn pinned_bytes(engine: &Engine) -> u64 {
 fn memory_table(engine: &Engine) -> String {
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
-    let in_mxfp8 = program.precision.iter().filter(|t| t.format == Format::Mxfp8).count();
+    let in_mxfp8 = program.precision.iter().filter(|t| t.format.is_quantized()).count();
     let mut text = format!(
         "model {}: {} parameters, {} of {} tensors in MXFP8\n\
          plan: {} micro-batches of {} x {} tokens, recompute {}\nmemory\n",

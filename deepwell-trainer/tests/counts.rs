@@ -22,7 +22,7 @@ impl Observer for Seen {
         _instance: Instance,
         _backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
-        if let Op::MxGemm(op) = call.op.leading() {
+        if let Op::ScaledGemm(op) = call.op.leading() {
             match op.product {
                 Product::Fprop => self.0.fprop += 1,
                 Product::Dgrad => self.0.dgrad += 1,

@@ -120,7 +120,7 @@ fn check(architecture: Architecture, capability: (u32, u32), product: &str) {
     need_kernels(capability);
     // As on a GPU: both round activations to BF16 at the same places and sum in another order.
     let rows = [(PrecisionPolicy::bf16(), BF16), (PrecisionPolicy::mxfp8(), MXFP8)];
-    let product = format!("{product} mx_gemm");
+    let product = format!("{product} scaled_gemm");
     for (policy, tolerances) in rows {
         let kernels = compare(&model(llama()), &policy, architecture, tolerances);
         let is_scaled = policy.format() != PrecisionPolicy::bf16().format();
@@ -191,9 +191,9 @@ fn gpt2_trains_as_on_the_cpu() {
             "cuda_add_positions add_positions",
             "cuda_add_positions_backward add_positions_backward",
             "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward_quantize",
-            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu",
-            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_backward_quantize",
-            "cuda_sm100_mxfp8_gemm_fused mx_gemm_gelu_quantize",
+            "cuda_sm100_mxfp8_gemm_fused scaled_gemm_gelu",
+            "cuda_sm100_mxfp8_gemm_fused scaled_gemm_gelu_backward_quantize",
+            "cuda_sm100_mxfp8_gemm_fused scaled_gemm_gelu_quantize",
         ]
     );
 }

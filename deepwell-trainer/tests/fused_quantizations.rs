@@ -142,7 +142,7 @@ fn run(
 /// Both ways of lowering, compared; `names` are the fused ops that there must be.
 fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
     let policy =
-        PrecisionPolicy::preset(preset).unwrap().with_rule("*_proj.weight", Format::Mxfp8).unwrap();
+        PrecisionPolicy::preset(preset).unwrap().with_rule("*_proj.weight", Format::MXFP8).unwrap();
     for rule in [Recompute::None, Recompute::Selective, Recompute::Full] {
         let apart = run(graph, &policy, rule, &CpuCatalog);
         let fused = run(graph, &policy, rule, &Fusing);
@@ -161,7 +161,7 @@ fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
         let calls = fused.program.calls.iter().filter(|call| is_fused(&call.op));
         let found: BTreeSet<String> = calls.map(|call| call.op.name().to_string()).collect();
         // An activation that alone runs again finds its product there.
-        let is_again = rule == Recompute::Selective && names.contains(&"mx_gemm_gelu_quantize");
+        let is_again = rule == Recompute::Selective && names.contains(&"scaled_gemm_gelu_quantize");
         let expected = names.iter().copied().chain(is_again.then_some("gelu_quantize"));
         assert_eq!(found, expected.map(str::to_string).collect(), "{case}");
         // Of what nobody else reads nothing but codes are there.
@@ -199,8 +199,8 @@ fn fused_programs_give_the_same_bits() {
             "add_layer_norm_quantize",
             "layer_norm_backward_quantize",
             "layer_norm_quantize",
-            "mx_gemm_gelu_backward_quantize",
-            "mx_gemm_gelu_quantize",
+            "scaled_gemm_gelu_backward_quantize",
+            "scaled_gemm_gelu_quantize",
         ],
         "layers.1.gelu",
     );
@@ -234,9 +234,9 @@ fn same_accounts(apart: &Program, fused: &Program, case: &str) {
     assert_eq!(quantized_bytes(apart), quantized_bytes(fused), "{case}");
     assert_eq!(mxfp8_flop_share(apart), mxfp8_flop_share(fused), "{case}");
     assert_eq!(apart.flops(), fused.flops(), "{case}");
-    let sources = |program: &Program| -> BTreeSet<String> {
+    let sources = |program: &Program| -> BTreeSet<_> {
         let quantizations = program.calls.iter().flat_map(|call| call.quantizations());
-        quantizations.map(|quantization| quantization.source_name(program)).collect()
+        quantizations.map(|quantization| quantization.tensor(program)).collect()
     };
     assert_eq!(sources(apart), sources(fused), "{case}");
 }

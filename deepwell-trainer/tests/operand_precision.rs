@@ -5,8 +5,8 @@ use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::{Call, Instance, Op, PrecisionPolicy, Product, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
 use deepwell_precision::{
-    BLOCK, ElementRounding, GemmMode, MxSpec, OperandClass, OperandSetting, Source, e4m3, e8m0,
-    quantize_columns, quantize_rows, scales_len,
+    BLOCK, ElementRounding, GemmMode, OperandClass, OperandSetting, QuantFormat, Source, e4m3,
+    e8m0, quantize_columns, quantize_rows, scales_len,
 };
 use deepwell_trainer::audit::{Audit, audit_counts, audit_provenance};
 use deepwell_trainer::{CompileOptions, Engine, compile};
@@ -69,7 +69,7 @@ fn evaluated(engine: &mut Engine) -> u32 {
 
 /// Quantized along a row or down a column, and back, as BF16 holds it.
 fn there_and_back<S: Source>(x: &[S], rows: usize, columns: usize, by_column: bool) -> Vec<bf16> {
-    let spec = MxSpec::default();
+    let spec = QuantFormat::MXFP8;
     let (outer, depth) = if by_column { (columns, rows) } else { (rows, columns) };
     let mut data = vec![0; x.len()];
     let mut scales = vec![0; scales_len(outer, depth)];
@@ -190,7 +190,7 @@ fn emulated_gemms_give_the_bits_of_native_ones_on_the_cpu() {
         assert_eq!(run(native, &mut Nobody), run(emulated, &mut Nobody));
         assert_eq!(evaluated(native), evaluated(emulated));
         let is_mx = |engine: &Engine| {
-            engine.program().calls.iter().any(|call| matches!(call.op.leading(), Op::MxGemm(_)))
+            engine.program().calls.iter().any(|call| matches!(call.op.leading(), Op::ScaledGemm(_)))
         };
         assert!(is_mx(native) && !is_mx(emulated));
     }
@@ -236,8 +236,9 @@ fn the_audit_finds_wrong_operands_of_emulated_gemms() {
     // A GEMM that reads what was not quantized, and one that reads another's operand dequantized.
     let mut program = clean.clone();
     let made = program.calls[one].outputs()[0].value;
-    let name = program.value(made).name.strip_suffix(".mx.row.bf16").unwrap().to_string();
-    let plain = program.find(&name).unwrap();
+    let source = program.value(made).link.unwrap().of;
+    let plain = program.values.iter().position(|value| value.tensor == Some(source)).unwrap();
+    let plain = ValueId(plain as u32);
     let reads = |call: &Call| call.inputs().iter().any(|operand| operand.value == made);
     let reader = program.calls.iter().position(reads).unwrap();
     program.calls[reader].operands[0].value = plain;

@@ -5,7 +5,7 @@
 //! nowhere else: what comes later is right for the bytes that it reads.
 
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
-use deepwell_ir::ops::{LinearInputGrad, MxGemm};
+use deepwell_ir::ops::{LinearInputGrad, ScaledGemm};
 use deepwell_ir::{
     Access, Call, Instance, Op, Operand, PrecisionPolicy, Product, Program, Recompute, ValueId,
 };
@@ -436,7 +436,7 @@ fn all_products_in_bf16(program: &mut Program) {
     let config = LlamaConfig::preset("llama-micro").unwrap();
     let policy = PrecisionPolicy::mxfp8().with_rule(name, Format::Bf16).unwrap();
     *program = engine_of(&config, policy, 2).program().clone();
-    program.precision.iter_mut().find(|entry| entry.tensor == name).unwrap().format = Format::Mxfp8;
+    program.precision.iter_mut().find(|entry| entry.tensor == name).unwrap().format = Format::MXFP8;
 }
 
 fn row_copy_in_dgrad(program: &mut Program) {
@@ -538,7 +538,7 @@ fn the_program_of_the_test_has_what_the_tests_speak_of() {
     let program = engine.program();
     let count = |wanted: Product| {
         let product = |call: &Call| match call.op {
-            Op::MxGemm(MxGemm { product, .. }) => Some(product),
+            Op::ScaledGemm(ScaledGemm { product, .. }) => Some(product),
             _ => None,
         };
         program.calls.iter().filter(|call| product(call) == Some(wanted)).count()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{CaptureError, ParameterRole, ParameterSpec};
 use crate::ops;
-use crate::{DType, Dim, Graph, GraphBuilder, Shape, Tag, TensorId};
+use crate::{Graph, GraphBuilder, Shape, Tag, TensorId};
 
 /// A graph that is being built, and where its inputs and parameters are.
 pub(super) struct Blocks {
@@ -20,9 +20,8 @@ impl Blocks {
     /// A graph with inputs and parameters, but no node yet.
     pub(super) fn new(name: &str, specs: Vec<ParameterSpec>) -> Blocks {
         let mut graph = GraphBuilder::new(name);
-        let tokens = graph.input("tokens", Shape(vec![Dim::TOKENS]), DType::I32);
-        let targets = graph.input("targets", Shape(vec![Dim::TOKENS]), DType::I32);
-        let loss_scale = graph.input("loss_scale", Shape(vec![Dim::fixed(1)]), DType::F32);
+        let (tokens, targets) = (graph.tokens(), graph.targets());
+        let loss_scale = graph.loss_scale();
         let mut parameters = HashMap::new();
         for ParameterSpec { name, shape, init, role, layer } in specs {
             let id = graph.parameter(&name, Shape::new(shape), init, role.precision_role());

@@ -179,8 +179,7 @@ impl Collective {
 
     /// Bytes that pass through this rank's link in its busier direction.
     fn link_bytes(&self, operands: &[OperandType]) -> u64 {
-        let bytes =
-            |operand: &OperandType| product(&operand.shape) * operand.dtype.size_bytes() as u64;
+        let bytes = |operand: &OperandType| operand.storage_bytes().unwrap_or(usize::MAX) as u64;
         let largest = operands.iter().map(bytes).max().unwrap_or(0);
         let ranks = u64::from(self.ranks).max(1);
         let others = largest * (ranks - 1) / ranks;

@@ -212,7 +212,7 @@ pub struct QuantizeStep<'a> {
 }
 
 impl Fused {
-    /// Names of the core and of the steps, `mx_gemm_gelu_quantize` for example; several
+    /// Names of the core and of the steps, `scaled_gemm_gelu_quantize` for example; several
     /// quantizations are named once.
     pub fn full_name(&self) -> String {
         let mut names = vec![self.core.rule().name()];

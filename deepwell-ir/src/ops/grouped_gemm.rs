@@ -13,7 +13,7 @@ use crate::{DType, Op, OpError, Shape};
 /// results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DualGemm {
-    /// Each of both: a [`super::Linear`] or a [`super::MxGemm`].
+    /// Each of both: a [`super::Linear`] or a [`super::ScaledGemm`].
     pub gemm: Box<Op>,
 }
 
@@ -22,7 +22,7 @@ impl DualGemm {
     fn shared_inputs(&self) -> Option<usize> {
         match &*self.gemm {
             Op::Linear(_) => Some(1),
-            Op::MxGemm(_) => Some(2),
+            Op::ScaledGemm(_) => Some(2),
             _ => None,
         }
     }

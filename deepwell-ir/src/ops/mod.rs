@@ -17,12 +17,12 @@ mod latent_attention;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
-mod mx_gemm;
 mod opaque;
 mod quantize;
 mod rms_norm;
 mod rope;
 mod route;
+mod scaled_gemm;
 mod sink_attention;
 mod split_columns;
 mod stochastic_round;
@@ -45,19 +45,19 @@ pub use latent_attention::LatentAttention;
 pub use layer_norm::{AddLayerNorm, LayerNorm, LayerNormBackward};
 pub use linear::{BiasGrad, Linear, LinearInputGrad, LinearWeightGrad};
 pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEntropyGrad};
-pub use mx_gemm::MxGemm;
 pub use opaque::{Opaque, OpaqueOutput};
 pub use quantize::{Axis, Quantize};
 pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use route::{Route, RouteBackward, RouteGroups, RouteScore};
+pub use scaled_gemm::ScaledGemm;
 pub use sink_attention::SinkAttention;
 pub use split_columns::SplitColumns;
 pub use stochastic_round::StochasticRound;
 pub use swiglu::{SwiGlu, SwiGluBackward};
 
 use crate::op::TensorType;
-use crate::{DType, Dim, OpError, Shape};
+use crate::{DType, Dim, OpError, PlaneType, Shape};
 
 /// Checks of operands that most ops share; every failure names the op.
 pub(crate) struct Check<'a> {
@@ -112,6 +112,15 @@ impl<'a> Check<'a> {
         let got = self.inputs[index].dtype;
         if got != dtype {
             return Err(self.error(format!("operand {index} as {dtype}"), got.name()));
+        }
+        Ok(())
+    }
+
+    /// Wants the inputs from `first` on to be these planes.
+    pub(crate) fn planes(&self, first: usize, planes: &[PlaneType]) -> Result<(), OpError> {
+        for (index, plane) in (first..).zip(planes) {
+            self.dtype(index, plane.dtype)?;
+            self.shape(index, &plane.shape)?;
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Block quantization: the point where high precision becomes codes and scales.
 
-use deepwell_precision::{BLOCK, ElementFormat, MxSpec, scale_tiles};
+use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
 use super::{Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
-use crate::{DType, Dim, OpError, Shape};
+use crate::{DType, Dim, OpError, Plane, PlaneType, Shape, Storage};
 
 /// Along which axis of a `[rows, columns]` matrix the blocks lie: the contraction of the product
 /// that reads the copy.
@@ -36,31 +36,58 @@ impl Axis {
     }
 }
 
-/// The shape of the scales of codes `[rows, contraction]`: tiles of 128 rows by the scales of 128
-/// codes, `[rows/128, contraction/128, 512]`, see [`deepwell_precision::scale_tiles`].
-pub(super) fn scales_shape(rows: Dim, contraction: Dim) -> Vec<Dim> {
-    let elements = scale_tiles::TILE_BLOCKS * BLOCK;
-    vec![
-        rows.blocks_of(scale_tiles::TILE_ROWS),
-        contraction.blocks_of(elements),
-        scale_tiles::TILE_BYTES.into(),
-    ]
+/// The planes of a matrix `[rows, columns]` along one axis, as an op's operands.
+pub(super) fn planes_of(
+    check: &Check<'_>,
+    format: QuantFormat,
+    axis: Axis,
+    shape: [Dim; 2],
+) -> Result<Vec<PlaneType>, OpError> {
+    Storage::Planes { format, axis, shape }.planes().ok_or_else(|| {
+        check.error(
+            "a format that a tensor stores, along one axis",
+            format!("{format} {}", axis.name()),
+        )
+    })
 }
 
-/// x `[R, C]` → row codes `[R, C]` and scales `[R/128, C/128, 512]`, and/or column codes `[C, R]`
-/// and scales `[C/128, R/128, 512]`; always last the counters `[STATISTICS]` as u64.
+/// x `[R, C]` → the planes of x quantized rowwise, `[R, C]`, and/or columnwise, `[C, R]`, as
+/// [`Storage::planes`] has them; always last the counters `[STATISTICS]` as u64.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
-    /// Element format, scale rule, granularity, block.
-    pub spec: MxSpec,
-    /// Which copies.
+    /// How; elements are rounded to nearest.
+    pub format: QuantFormat,
+    /// Along which axes.
     pub axis: Axis,
 }
 
 impl Quantize {
     /// Counters that a quantization leaves: bits of amax as f32, elements, underflows,
     /// saturations, scale clamps, non-finite values.
-    pub const STATISTICS: usize = 6;
+    pub const STATISTICS: usize = Storage::COUNTERS;
+
+    /// Each single axis that it quantizes along.
+    pub fn axes(&self) -> &'static [Axis] {
+        match self.axis {
+            Axis::Row => &[Axis::Row],
+            Axis::Column => &[Axis::Column],
+            Axis::Both => &[Axis::Row, Axis::Column],
+        }
+    }
+
+    /// Which plane each output is and along which axis, in the order of the outputs.
+    pub fn planes(&self) -> Vec<(Axis, Plane)> {
+        let of_operand = [Plane::Data, Plane::Scales, Plane::TensorScale];
+        let of_operand = &of_operand[..Storage::plane_count(&self.format)];
+        let axes = self.axes().iter();
+        let operands = axes.flat_map(|&axis| of_operand.iter().map(move |&plane| (axis, plane)));
+        operands.chain([(self.axis, Plane::Counters)]).collect()
+    }
+
+    /// How many outputs there are.
+    pub fn output_count(&self) -> usize {
+        self.axes().len() * Storage::plane_count(&self.format) + 1
+    }
 }
 
 impl OpRule for Quantize {
@@ -69,40 +96,32 @@ impl OpRule for Quantize {
     }
 
     fn attributes(&self) -> String {
-        format!(
-            "axis={} {:?} {:?} {:?} {:?}",
-            self.axis.name(),
-            self.spec.element,
-            self.spec.scale_rule,
-            self.spec.granularity,
-            self.spec.block
-        )
-        .to_lowercase()
+        format!("axis={} {}", self.axis.name(), self.format)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         let check = Check::count(self.name(), inputs, &["x"])?;
         check.same_float(&[0])?;
         let x = check.rank(0, 2)?;
-        if self.spec.element != ElementFormat::E4M3 {
-            return Err(check.error("element format E4M3", format!("{:?}", self.spec.element)));
+        if self.format.is_stochastic() {
+            return Err(check.error("rounding to nearest", self.format.to_string()));
         }
-        let output = |suffix: &'static str, shape: Vec<_>, dtype| OutputType {
-            suffix: suffix.into(),
-            shape: Shape(shape),
-            dtype,
+        let mut outputs = Vec::with_capacity(self.output_count());
+        for &axis in self.axes() {
+            let prefix = if axis == Axis::Column { "col" } else { "row" };
+            for PlaneType { plane, dtype, shape } in
+                planes_of(&check, self.format, axis, [x[0], x[1]])?
+            {
+                let suffix = format!("{prefix}{}", plane.suffix()).into();
+                outputs.push(OutputType { suffix, shape, dtype, kind: OutputKind::Copy });
+            }
+        }
+        outputs.push(OutputType {
+            suffix: "stats".into(),
+            shape: Shape(vec![Self::STATISTICS.into()]),
+            dtype: DType::U64,
             kind: OutputKind::Copy,
-        };
-        let mut outputs = Vec::with_capacity(5);
-        if self.axis != Axis::Column {
-            outputs.push(output("row", vec![x[0], x[1]], DType::E4m3));
-            outputs.push(output("row.scale", scales_shape(x[0], x[1]), DType::E8m0));
-        }
-        if self.axis != Axis::Row {
-            outputs.push(output("col", vec![x[1], x[0]], DType::E4m3));
-            outputs.push(output("col.scale", scales_shape(x[1], x[0]), DType::E8m0));
-        }
-        outputs.push(output("stats", vec![Self::STATISTICS.into()], DType::U64));
+        });
         Ok(outputs)
     }
 
@@ -113,7 +132,6 @@ impl OpRule for Quantize {
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         // Largest magnitude, scaling and rounding of each element and copy.
-        let copies = if self.axis == Axis::Both { 2 } else { 1 };
-        3 * copies * product(&shapes[0])
+        3 * self.axes().len() as u64 * product(&shapes[0])
     }
 }

@@ -1,13 +1,15 @@
 //! The elements of a quantized copy once more, rounded at random.
 
+use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
-use super::quantize::scales_shape;
+use super::quantize::planes_of;
 use super::{Axis, Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
-use crate::{DType, OpError, Shape};
+use crate::{DType, OpError, PlaneType, Shape, Storage};
 
-/// x `[R, C]`, the scales of a copy of x, key u64 `[2]` → data of that copy, `[R, C]` rowwise and
+/// x `[R, C]`, the scales of x quantized along an axis (and the tensor scale, where the format has
+/// one), key u64 `[2]` → the data, `[R, C]` rowwise and
 /// `[C, R]` columnwise, each element rounded away from zero with a probability that makes its
 /// expectation the scaled value.
 ///
@@ -20,11 +22,18 @@ use crate::{DType, OpError, Shape};
 /// number of threads and when a run is resumed, and no two copies share theirs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StochasticRound {
-    /// Which copy, [`Axis::Row`] or [`Axis::Column`].
+    /// How; elements are rounded at random.
+    pub format: QuantFormat,
+    /// Along which axis, [`Axis::Row`] or [`Axis::Column`].
     pub axis: Axis,
 }
 
 impl StochasticRound {
+    /// Which input the key is: the last.
+    pub fn key_input(&self) -> usize {
+        Storage::plane_count(&self.format)
+    }
+
     /// The stream of a call without its step: a hash of the call's name in the upper 32 bits.
     pub fn stream(call: &str) -> u64 {
         // FNV-1a.
@@ -41,28 +50,26 @@ impl OpRule for StochasticRound {
     }
 
     fn attributes(&self) -> String {
-        format!("axis={}", self.axis.name())
+        format!("axis={} {}", self.axis.name(), self.format)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["x", "scales", "key"])?;
+        let mut names = vec!["x", "scales", "key"];
+        if self.key_input() == 3 {
+            names.insert(2, "tensor_scale");
+        }
+        let check = Check::count(self.name(), inputs, &names)?;
         check.same_float(&[0])?;
-        check.dtype(1, DType::E8m0)?;
-        check.dtype(2, DType::U64)?;
-        check.shape(2, &Shape::new([2]))?;
+        check.dtype(self.key_input(), DType::U64)?;
+        check.shape(self.key_input(), &Shape::new([2]))?;
         let x = check.rank(0, 2)?;
-        let (outer, depth) = match self.axis {
-            Axis::Row => (x[0], x[1]),
-            Axis::Column => (x[1], x[0]),
-            Axis::Both => return Err(check.error("axis row or column", "both")),
-        };
-        check.shape(1, &Shape(scales_shape(outer, depth)))?;
-        Ok(vec![OutputType {
-            suffix: "".into(),
-            shape: Shape(vec![outer, depth]),
-            dtype: DType::E4m3,
-            kind: OutputKind::Copy,
-        }])
+        if !self.format.is_stochastic() {
+            return Err(check.error("stochastic rounding", self.format.to_string()));
+        }
+        let mut planes = planes_of(&check, self.format, self.axis, [x[0], x[1]])?;
+        let PlaneType { dtype, shape, .. } = planes.remove(0);
+        check.planes(1, &planes)?;
+        Ok(vec![OutputType { suffix: "".into(), shape, dtype, kind: OutputKind::Copy }])
     }
 
     /// A multiplication, a comparison and an addition for each element; the random bits are no

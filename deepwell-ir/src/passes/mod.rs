@@ -6,6 +6,6 @@ mod recompute;
 mod tensor_precision;
 
 pub use fuse::{Predict, fuse};
-pub use precision::apply_precision;
+pub use precision::{apply_precision, apply_served_precision};
 pub use recompute::{Recompute, recompute};
 pub use tensor_precision::TensorPrecision;

@@ -15,17 +15,19 @@
 use std::collections::{HashMap, HashSet};
 
 use deepwell_precision::{
-    Assignment, BLOCK, Direction, ElementRounding, Format, MxSpec, OperandClass,
-    OperandQuantization, PrecisionPolicy, Role, TensorUse,
+    Assignment, Direction, ElementRounding, Format, OperandClass, PrecisionPolicy, QuantFormat,
+    Role, TensorUse,
 };
 
 use super::TensorPrecision;
 use crate::builder::output_name;
 use crate::op::input_types;
-use crate::ops::{Axis, Collective, CollectiveKind, Dequantize, MxGemm, Quantize, StochasticRound};
+use crate::ops::{
+    Axis, Collective, CollectiveKind, Dequantize, Quantize, ScaledGemm, StochasticRound,
+};
 use crate::{
-    DType, Graph, IrError, Node, Op, Phase, Product, Shape, Stage, Tag, Tensor, TensorId,
-    TensorKind, ops,
+    DType, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, Product, Stage, Storage,
+    Tensor, TensorId, TensorKind, ops,
 };
 
 /// Rewrites the graph under `policy`, and says what each parameter got, in execution order.
@@ -40,6 +42,19 @@ pub fn apply_precision(
     graph: &Graph,
     policy: &PrecisionPolicy,
 ) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
+    apply_served_precision(graph, policy, &|_| Ok(()))
+}
+
+/// [`apply_precision`] for a target that may not serve every format: `serves` says why not. Tensors
+/// of such a format become BF16, and their reason says so.
+///
+/// # Errors
+/// As [`apply_precision`].
+pub fn apply_served_precision(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
     if graph.stage >= Stage::Quantized {
         return Err(IrError::Stage {
             pass: "precision",
@@ -47,7 +62,7 @@ pub fn apply_precision(
             got: graph.stage,
         });
     }
-    let (assignments, report) = assign(graph, policy)?;
+    let (assignments, report) = assign(graph, policy, serves)?;
     let activation = activation_dtype(&report)?;
     let mut result = Graph { stage: Stage::Quantized, nodes: Vec::new(), ..graph.clone() };
     for tensor in &mut result.tensors {
@@ -63,7 +78,6 @@ pub fn apply_precision(
         high_precision: HashMap::new(),
         quantized: HashMap::new(),
         dequantized: HashMap::new(),
-        rounding_key: None,
     };
     let needs = rewrite.needs();
     rewrite.weights(&needs)?;
@@ -84,6 +98,7 @@ pub fn apply_precision(
 fn assign(
     graph: &Graph,
     policy: &PrecisionPolicy,
+    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
 ) -> Result<(HashMap<TensorId, Assignment>, Vec<TensorPrecision>), IrError> {
     let order = parameters_in_order(graph);
     let uses: Vec<TensorUse<'_>> =
@@ -95,32 +110,40 @@ fn assign(
             keep_without_gemm(reader, assignment);
         }
     }
+    let asked: Vec<Option<Format>> =
+        assigned.iter_mut().map(|assignment| without_unserved(assignment, serves)).collect();
     let report = uses
         .iter()
-        .zip(&assigned)
-        .map(|(tensor, assignment)| TensorPrecision::new(tensor.name, assignment))
+        .zip(assigned.iter().zip(asked))
+        .map(|(tensor, (assignment, asked))| TensorPrecision {
+            asked,
+            ..TensorPrecision::new(tensor.name, assignment)
+        })
         .collect();
     for (&(id, role), assignment) in order.iter().zip(&assigned) {
-        if assignment.format == Format::Mxfp8 && !is_quantizable(role) {
+        if assignment.format.is_quantized() && !is_quantizable(role) {
             return Err(IrError::Precision {
                 tensor: graph.tensor(id).name.clone(),
                 what: format!(
-                    "expected f32 or bf16 for a tensor of role {role:?}, got mxfp8\n\
-                     hint: only linear and expert tensors have mxfp8 products; narrow the rule"
+                    "expected f32 or bf16 for a tensor of role {role:?}, got {format}\n\
+                     hint: only linear and expert tensors have {format} GEMMs; narrow the rule",
+                    format = assignment.format
                 ),
             });
         }
     }
     for (&(id, _), assignment) in order.iter().zip(&assigned) {
         let tensor = graph.tensor(id);
-        let is_whole = |size: &usize| size.is_multiple_of(BLOCK);
+        let Some(format) = assignment.format.quantized() else { continue };
+        let block = format.scale.stored_every();
         let sizes = tensor.shape.as_fixed().unwrap_or_default();
-        if assignment.format == Format::Mxfp8 && !sizes.iter().all(is_whole) {
+        if !sizes.iter().all(|size| size.is_multiple_of(block)) {
             return Err(IrError::Precision {
                 tensor: tensor.name.clone(),
                 what: format!(
-                    "expected sizes divisible by {BLOCK} for mxfp8, got {}\n\
+                    "expected sizes divisible by {block} for {}, got {}\n\
                      hint: choose such sizes, or keep it in bf16 by a rule of the policy",
+                    format.name(),
                     tensor.shape
                 ),
             });
@@ -167,15 +190,29 @@ fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
 /// Leaves a weight in BF16 that the policy would quantize, but that `reader` reads, which has no
 /// GEMM of quantized operands: the report must not claim what nobody computes.
 fn keep_without_gemm(reader: &str, assignment: &mut Assignment) {
-    if assignment.format == Format::Mxfp8 {
-        assignment.format = Format::Bf16;
-        assignment.operands = Default::default();
+    if assignment.format.is_quantized() {
         assignment.reason = format!(
             "`{reader}` has no GEMM of quantized operands (asked for {} by: {})",
-            Format::Mxfp8,
-            assignment.reason
+            assignment.format, assignment.reason
         );
+        assignment.format = Format::Bf16;
+        assignment.operands = Default::default();
     }
+}
+
+/// Takes quantization from what a target does not serve. Gives the format that was asked for where
+/// it does.
+fn without_unserved(
+    assignment: &mut Assignment,
+    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+) -> Option<Format> {
+    let mut operands = assignment.operands.iter().flatten();
+    let why = operands.find_map(|format| serves(format).err())?;
+    let reason = format!("{why}; asked for by: {}", assignment.reason);
+    let asked = assignment.format;
+    *assignment =
+        Assignment { format: Format::Bf16, operands: [None; 6], gemm: assignment.gemm, reason };
+    Some(asked)
 }
 
 /// Parameters by their first use in the forward. The loss op stands in the backward of a
@@ -218,7 +255,8 @@ fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
 
 /// How a tensor is quantized, along which axes, and along which of them at random.
 struct Need {
-    spec: MxSpec,
+    /// How, to nearest.
+    format: QuantFormat,
     axis: Axis,
     stochastic: Option<Axis>,
 }
@@ -227,7 +265,7 @@ struct Need {
 type Needs = HashMap<TensorId, Vec<Need>>;
 
 /// A high-precision tensor and how it is quantized.
-type Key = (TensorId, OperandQuantization);
+type Key = (TensorId, QuantFormat);
 
 /// How a GEMM reads one of its operands.
 #[derive(Clone, Copy)]
@@ -242,7 +280,7 @@ enum Reading {
 struct Gemm {
     product: Product,
     operands: [Reading; 2],
-    is_mxfp8: bool,
+    is_scaled: bool,
 }
 
 struct Rewrite<'a> {
@@ -252,12 +290,10 @@ struct Rewrite<'a> {
     result: Graph,
     /// The compute copies of parameters that are read in high precision.
     high_precision: HashMap<TensorId, TensorId>,
-    /// Data and scales of each copy made.
-    quantized: HashMap<(Key, Axis), (TensorId, TensorId)>,
+    /// The planes of each quantized operand made, data first.
+    quantized: HashMap<(Key, Axis), Vec<TensorId>>,
     /// Copies that were dequantized, for the nodes of a phase.
     dequantized: HashMap<(Key, Axis, Phase), TensorId>,
-    /// Seed and step, once something is rounded at random.
-    rounding_key: Option<TensorId>,
 }
 
 impl Rewrite<'_> {
@@ -286,7 +322,7 @@ impl Rewrite<'_> {
                 None => Reading::Plain,
             }
         });
-        Some(Gemm { product, operands, is_mxfp8: assignment.gemm(direction).is_mxfp8 })
+        Some(Gemm { product, operands, is_scaled: assignment.gemm(direction).is_scaled })
     }
 
     /// Every tensor that is quantized, with the axes that its readers want.
@@ -294,20 +330,17 @@ impl Rewrite<'_> {
         let mut needs = Needs::new();
         for gemm in self.source.nodes.iter().filter_map(|node| self.gemm(node)) {
             for operand in gemm.operands {
-                let Reading::Quantized((tensor, OperandQuantization { spec, rounding }), axis) =
-                    operand
-                else {
-                    continue;
-                };
+                let Reading::Quantized((tensor, format), axis) = operand else { continue };
+                let nearest = format.with_rounding(ElementRounding::Nearest);
                 let of_tensor = needs.entry(tensor).or_default();
-                let known = of_tensor.iter().position(|need| need.spec == spec);
+                let known = of_tensor.iter().position(|need| need.format == nearest);
                 let index = known.unwrap_or_else(|| {
-                    of_tensor.push(Need { spec, axis, stochastic: None });
+                    of_tensor.push(Need { format: nearest, axis, stochastic: None });
                     of_tensor.len() - 1
                 });
                 let need = &mut of_tensor[index];
                 need.axis = need.axis.union(axis);
-                if rounding == ElementRounding::Stochastic {
+                if format.is_stochastic() {
                     let known = need.stochastic;
                     need.stochastic = Some(known.map_or(axis, |known| known.union(axis)));
                 }
@@ -336,6 +369,7 @@ impl Rewrite<'_> {
                     shape: parameter.shape.clone(),
                     dtype: self.activation,
                     kind: TensorKind::WeightCopy,
+                    link: Some(Link { of: id, part: Part::Cast }),
                 });
                 self.result.nodes.push(Node {
                     name,
@@ -348,8 +382,8 @@ impl Rewrite<'_> {
                 });
                 self.high_precision.insert(id, copy);
             }
-            self.quantize_as(id, needs, reader.tag, reader.layer, Phase::Weights)?;
             let place = Node { phase: Phase::Weights, ..reader.clone() };
+            self.quantize(id, needs, &place)?;
             for &(key, axis) in dequantized.get(&id).into_iter().flatten() {
                 self.dequantize(key, axis, &place);
             }
@@ -361,7 +395,7 @@ impl Rewrite<'_> {
     fn dequantized_uses(&self) -> HashMap<TensorId, Vec<(Key, Axis)>> {
         let mut uses: HashMap<TensorId, Vec<(Key, Axis)>> = HashMap::new();
         let gemms = self.source.nodes.iter().filter_map(|node| self.gemm(node));
-        for operand in gemms.filter(|gemm| !gemm.is_mxfp8).flat_map(|gemm| gemm.operands) {
+        for operand in gemms.filter(|gemm| !gemm.is_scaled).flat_map(|gemm| gemm.operands) {
             if let Reading::Quantized(key, axis) = operand {
                 uses.entry(key.0).or_default().push((key, axis));
             }
@@ -390,60 +424,46 @@ impl Rewrite<'_> {
         needs: &Needs,
         producer: &Node,
     ) -> Result<(), IrError> {
-        self.quantize_as(tensor, needs, producer.tag, producer.layer, producer.phase)
-    }
-
-    fn quantize_as(
-        &mut self,
-        tensor: TensorId,
-        needs: &Needs,
-        tag: Tag,
-        layer: Option<u32>,
-        phase: Phase,
-    ) -> Result<(), IrError> {
         let wanted = needs.get(&tensor).into_iter().flatten();
-        for (count, &Need { spec, axis, .. }) in wanted.enumerate() {
+        for (count, &Need { format, axis, .. }) in wanted.enumerate() {
             let source_name = &self.result.tensor(tensor).name;
             // A copy that is quantized in another way needs another name.
             let number = if count == 0 { String::new() } else { count.to_string() };
             let name = format!("{source_name}.mx{number}");
-            let op = Quantize { spec, axis };
+            let op = Quantize { format, axis };
             let types = crate::OpRule::infer(&op, &input_types(&self.result, &[tensor]))
                 .map_err(|source| IrError::Operands { node: name.clone(), source })?;
-            let is_weight = phase == Phase::Weights;
+            let is_weight = producer.phase == Phase::Weights;
             let outputs: Vec<TensorId> = types
                 .into_iter()
-                .map(|output| {
-                    let is_statistics = output.dtype == DType::U64;
+                .zip(op.planes())
+                .map(|(output, (axis, plane))| {
+                    let part = Part::Plane { quantization: count as u32, axis, plane, format };
                     self.result.add_tensor(Tensor {
                         name: output_name(&name, output.suffix),
                         shape: output.shape,
                         dtype: output.dtype,
-                        kind: if is_weight && !is_statistics {
+                        kind: if is_weight && plane != Plane::Counters {
                             TensorKind::WeightCopy
                         } else {
                             TensorKind::Statistic
                         },
+                        link: Some(Link { of: tensor, part }),
                     })
                 })
                 .collect();
-            let key = (tensor, OperandQuantization { spec, rounding: ElementRounding::Nearest });
-            if axis != Axis::Column {
-                self.quantized.insert((key, Axis::Row), (outputs[0], outputs[1]));
-            }
-            if axis != Axis::Row {
-                let at = if axis == Axis::Both { 2 } else { 0 };
-                self.quantized.insert((key, Axis::Column), (outputs[at], outputs[at + 1]));
+            let planes = outputs.chunks_exact(Storage::plane_count(&format));
+            for (&axis, planes) in op.axes().iter().zip(planes) {
+                self.quantized.insert(((tensor, format), axis), planes.to_vec());
             }
             self.result.nodes.push(Node {
                 name,
                 op: op.into(),
                 inputs: vec![tensor],
                 outputs,
-                tag,
-                layer,
-                phase,
                 recompute: false,
+                repeats: false,
+                ..producer.clone()
             });
         }
         Ok(())
@@ -456,40 +476,26 @@ impl Rewrite<'_> {
                 if ![Some(axis), Some(Axis::Both)].contains(&need.stochastic) {
                     continue;
                 }
-                let of = |rounding| (tensor, OperandQuantization { spec: need.spec, rounding });
-                let nearest = (of(ElementRounding::Nearest), axis);
-                let (data, scales) = self.quantized[&nearest];
-                let key = self.rounding_key();
+                let mut planes = self.quantized[&((tensor, need.format), axis)].clone();
+                let data = planes[0];
+                let key = self.result.host_input(InputRole::RoundingKey);
+                let format = need.format.with_rounding(ElementRounding::Stochastic);
                 let name = format!("{}.stochastic", self.result.tensor(data).name);
                 let rounded = Tensor { name: name.clone(), ..self.result.tensor(data).clone() };
                 let rounded = self.result.add_tensor(rounded);
                 self.result.nodes.push(Node {
                     name,
-                    op: StochasticRound { axis }.into(),
-                    inputs: vec![tensor, scales, key],
+                    op: StochasticRound { format, axis }.into(),
+                    inputs: [&[tensor], &planes[1..], &[key]].concat(),
                     outputs: vec![rounded],
                     recompute: false,
+                    repeats: false,
                     ..producer.clone()
                 });
-                let at_random = (of(ElementRounding::Stochastic), axis);
-                self.quantized.insert(at_random, (rounded, scales));
+                planes[0] = rounded;
+                self.quantized.insert(((tensor, format), axis), planes);
             }
         }
-    }
-
-    /// The tensor with seed and step.
-    fn rounding_key(&mut self) -> TensorId {
-        if let Some(key) = self.rounding_key {
-            return key;
-        }
-        let key = self.result.add_tensor(Tensor {
-            name: "rounding_key".to_string(),
-            shape: Shape::new([2]),
-            dtype: DType::U64,
-            kind: TensorKind::Input,
-        });
-        self.rounding_key = Some(key);
-        key
     }
 
     /// The high-precision tensor that a node reads in place of `id`.
@@ -504,11 +510,11 @@ impl Rewrite<'_> {
         if let Some(&made) = made {
             return made;
         }
-        let (data, scales) = self.quantized[&(key, axis)];
+        let planes = self.quantized[&(key, axis)].clone();
         let source = self.result.tensor(key.0);
         let is_weight = matches!(source.kind, TensorKind::Parameter { .. });
         let shape = source.shape.clone();
-        let data_name = &self.result.tensor(data).name;
+        let data_name = &self.result.tensor(planes[0]).name;
         // What the forward dequantized is not kept: the backward does it again.
         let in_forward = self.dequantized.contains_key(&(key, axis, Phase::Forward));
         let again = if in_forward { ".backward" } else { "" };
@@ -518,13 +524,15 @@ impl Rewrite<'_> {
             shape,
             dtype: self.activation,
             kind: if is_weight { TensorKind::WeightCopy } else { TensorKind::Activation },
+            link: Some(Link { of: key.0, part: Part::Dequantized { axis } }),
         });
         self.result.nodes.push(Node {
             name,
-            op: Dequantize { axis, to: self.activation }.into(),
-            inputs: vec![data, scales],
+            op: Dequantize { format: key.1, axis, to: self.activation }.into(),
+            inputs: planes,
             outputs: vec![made],
             recompute: false,
+            repeats: false,
             ..reader.clone()
         });
         self.dequantized.insert((key, axis, reader.phase), made);
@@ -550,19 +558,16 @@ impl Rewrite<'_> {
             Some(Gemm {
                 product,
                 operands: [Reading::Quantized(a, a_axis), Reading::Quantized(b, b_axis)],
-                is_mxfp8: true,
+                is_scaled: true,
             }) => {
-                let mut inputs = Vec::with_capacity(5);
-                for operand in [(a, a_axis), (b, b_axis)] {
-                    let (data, scales) = self.quantized[&operand];
-                    inputs.extend([data, scales]);
-                }
+                let operands = [(a, a_axis), (b, b_axis)];
+                let mut inputs = operands.map(|operand| self.quantized[&operand].clone()).concat();
                 let bias = matches!(&node.op, Op::Linear(linear) if linear.bias);
                 if bias {
                     inputs.push(self.high_precision(node.inputs[2]));
                 }
-                let (a, b) = (a.1.spec, b.1.spec);
-                node.op = MxGemm { product, output: self.activation, bias, a, b }.into();
+                let (a, b) = (a.1, b.1);
+                node.op = ScaledGemm { product, output: self.activation, bias, a, b }.into();
                 node.inputs = inputs;
                 // Its operands are kept for the backward as codes; nothing is left to recompute.
             }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Graph, IrError, Node, Op, Phase, Stage, Tensor, TensorId, TensorKind};
+use crate::{Graph, IrError, Link, Node, Op, Part, Phase, Stage, Tensor, TensorId, TensorKind};
 
 /// What the backward makes again.
 #[derive(
@@ -138,6 +138,7 @@ impl SecondRun<'_> {
                 debug_assert!(!matches!(first.kind, TensorKind::Loss));
                 let made = result.add_tensor(Tensor {
                     name: format!("{}.recomputed", first.name),
+                    link: Some(Link { of: id, part: Part::Recomputed }),
                     ..first.clone()
                 });
                 self.made.insert(id, made);
@@ -150,6 +151,7 @@ impl SecondRun<'_> {
             outputs,
             phase: Phase::Backward,
             recompute: false,
+            repeats: true,
             ..writer.clone()
         });
         self.made[&tensor]

@@ -10,11 +10,14 @@ use crate::Product;
 pub struct TensorPrecision {
     /// Name of the parameter.
     pub tensor: String,
-    /// The format of its GEMMs; [`Format::Mxfp8`] where any operand of them is quantized.
+    /// The format of its GEMMs; quantized where any operand of them is.
     pub format: Format,
     /// How fprop, dgrad and wgrad are computed, where that is not all in `format`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gemms: Option<[GemmPrecision; 3]>,
+    /// The format that the policy asks for and the target does not serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<Format>,
     /// Which rule said so.
     pub reason: String,
 }
@@ -22,11 +25,12 @@ pub struct TensorPrecision {
 impl TensorPrecision {
     pub(super) fn new(tensor: &str, assignment: &Assignment) -> TensorPrecision {
         let gemms = Product::ALL.map(|product| assignment.gemm(product.direction()));
-        let differs = assignment.format == Format::Mxfp8 && gemms != [GemmPrecision::MXFP8; 3];
+        let differs = assignment.format.is_quantized() && gemms != [GemmPrecision::SCALED; 3];
         TensorPrecision {
             tensor: tensor.to_string(),
             format: assignment.format,
             gemms: differs.then_some(gemms),
+            asked: None,
             reason: assignment.reason.clone(),
         }
     }
@@ -35,7 +39,7 @@ impl TensorPrecision {
     pub fn gemm(&self, product: Product) -> GemmPrecision {
         match (self.gemms, self.format) {
             (Some(gemms), _) => gemms[product as usize],
-            (None, Format::Mxfp8) => GemmPrecision::MXFP8,
+            (None, Format::Quantized(_)) => GemmPrecision::SCALED,
             (None, _) => GemmPrecision::PLAIN,
         }
     }
@@ -46,8 +50,11 @@ impl TensorPrecision {
         if let Some(gemms) = self.gemms {
             let directions = Product::ALL.map(Product::direction);
             let of_each = directions.into_iter().zip(gemms);
+            let format = self.format.quantized().unwrap_or_default().title();
             parts.extend(
-                of_each.filter_map(|(direction, gemm): (Direction, _)| gemm.describe(direction)),
+                of_each.filter_map(|(direction, gemm): (Direction, _)| {
+                    gemm.describe(direction, &format)
+                }),
             );
         }
         parts.join("; ")

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ByteRange, Instance, Program, ValueId};
 use crate::ops::Quantize;
-use crate::{KernelChoice, MathUnit, Op, Phase, Rejected, Tag};
+use crate::{KernelChoice, MathUnit, NodeId, Op, Phase, Rejected, Tag, TensorId};
 
 /// How a call touches an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,6 +107,8 @@ pub struct Call {
     pub layer: Option<u32>,
     /// Whether it repeats a forward call.
     pub recomputes: bool,
+    /// The node of the captured graph that it computes, differentiates, repeats or serves.
+    pub source: NodeId,
     /// Unit that does the arithmetic.
     pub unit: MathUnit,
     /// Lower bound of the work of one run, the first of a step.
@@ -197,13 +199,17 @@ impl Quantization<'_> {
         self.outputs.last().map(|operand| operand.value)
     }
 
-    /// Name of what is quantized: of its value, or where it is not stored the name that its
-    /// copies are named after (`x` of codes `x.mx.row`).
-    pub fn source_name(&self, program: &Program) -> String {
-        if let Some(source) = self.source {
-            return program.value(source).name.clone();
+    /// The tensor that is quantized, by the link of what is made of it.
+    pub fn tensor(&self, program: &Program) -> Option<TensorId> {
+        let data = self.outputs.first()?;
+        program.value(data.value).link.map(|link| link.of)
+    }
+
+    /// Name of what is quantized, stored or not.
+    pub fn source_name<'p>(&self, program: &'p Program) -> &'p str {
+        match self.source {
+            Some(source) => &program.value(source).name,
+            None => self.tensor(program).and_then(|id| program.tensor_name(id)).unwrap_or("?"),
         }
-        let codes = self.outputs.first().map_or("", |operand| &program.value(operand.value).name);
-        codes[..codes.rfind(".mx").unwrap_or(codes.len())].to_string()
     }
 }

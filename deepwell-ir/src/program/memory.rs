@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::DType;
+use crate::{DType, Link, TensorId, storage_bytes};
 
 /// Index of a value in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -100,6 +100,12 @@ pub struct Value {
     /// From its place in one slot to that in the next; 0 where all slots share one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub slot_stride_bytes: usize,
+    /// The tensor of the graph that it is; none for what lowering adds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<TensorId>,
+    /// What it holds of another tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
 }
 
 fn is_zero(bytes: &usize) -> bool {
@@ -107,6 +113,23 @@ fn is_zero(bytes: &usize) -> bool {
 }
 
 impl Value {
+    /// A value that stands for no tensor of a graph, at one place for all slots.
+    pub fn new(
+        name: impl Into<String>,
+        dtype: DType,
+        shape: Vec<usize>,
+        memory: MemoryKind,
+        range: ByteRange,
+    ) -> Value {
+        let (name, tensor, link) = (name.into(), None, None);
+        Value { name, dtype, shape, memory, range, slot_stride_bytes: 0, tensor, link }
+    }
+
+    /// Bytes that its type and shape take; none where that is more than an address can count.
+    pub fn storage_bytes(&self) -> Option<usize> {
+        storage_bytes(self.dtype, &self.shape)
+    }
+
     /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()

@@ -22,7 +22,7 @@ pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
 pub use self::order::Order;
 pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
 pub use self::verify::{ALIGNMENT_BYTES, verify_program};
-use crate::{Phase, Target, TensorPrecision};
+use crate::{Link, Part, Phase, Target, TensorId, TensorPrecision};
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -73,6 +73,18 @@ pub struct ParameterState {
     pub gradient: Option<ValueId>,
 }
 
+/// A tensor that calls quantize without storing it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unstored {
+    /// Which one.
+    pub tensor: TensorId,
+    /// Its name.
+    pub name: String,
+    /// What it holds of another tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+}
+
 /// The step of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
@@ -110,6 +122,9 @@ pub struct Program {
     pub parameters: Vec<ParameterState>,
     /// What each parameter got from the policy.
     pub precision: Vec<TensorPrecision>,
+    /// Tensors that links lead to and that have no value.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unstored: Vec<Unstored>,
     /// Bytes that the backend holds beside the arena.
     pub fixed_overhead_bytes: usize,
 }
@@ -123,6 +138,24 @@ impl Program {
     /// Finds a value by its name.
     pub fn find(&self, name: &str) -> Option<ValueId> {
         self.values.iter().position(|value| value.name == name).map(|i| ValueId(i as u32))
+    }
+
+    /// Name of a tensor: that of its value, or its own where it is not stored.
+    pub fn tensor_name(&self, id: TensorId) -> Option<&str> {
+        let value = self.values.iter().find(|value| value.tensor == Some(id));
+        let unstored = || self.unstored.iter().find(|unstored| unstored.tensor == id);
+        value.map(|value| &*value.name).or_else(|| unstored().map(|unstored| &*unstored.name))
+    }
+
+    /// The tensor that the forward made, of one that the backward may have made again.
+    pub fn first_run(&self, id: TensorId) -> TensorId {
+        let value = self.values.iter().find(|value| value.tensor == Some(id));
+        let unstored = || self.unstored.iter().find(|unstored| unstored.tensor == id);
+        let link = value.map_or_else(|| unstored().and_then(|it| it.link), |value| value.link);
+        match link {
+            Some(Link { of, part: Part::Recomputed }) => of,
+            _ => id,
+        }
     }
 
     /// Tokens per step.

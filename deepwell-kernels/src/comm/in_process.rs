@@ -100,7 +100,7 @@ impl InProcess {
         if output != expected {
             return refuse(format!("expected {expected} bytes of results, got {output}"));
         }
-        let element = dtype.size_bytes();
+        let element = dtype.bits() as usize / 8;
         let is_cut =
             matches!(kind, CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll);
         let unit = if is_cut { ranks * element } else { element };

@@ -200,18 +200,14 @@ mod tests {
     use deepwell_ir::ops::Add;
     use deepwell_ir::{
         Access, Accumulate, Body, BodyId, Cost, DType, HostInterface, Invocation, KernelChoice,
-        MathUnit, MemoryKind, Mode, Operand, Phase, Tag, Target, Value, ValueId,
+        MathUnit, MemoryKind, Mode, NodeId, Operand, Phase, Tag, Target, Value, ValueId,
     };
 
     /// `c = a + b` of 16 numbers each that begin at these bytes of an arena of 256.
     fn sum_at(offsets: [usize; 3]) -> Program {
-        let value = |(name, offset): (&str, usize)| Value {
-            name: name.to_string(),
-            dtype: DType::F32,
-            shape: vec![4, 4],
-            memory: MemoryKind::Activations,
-            range: ByteRange { offset, bytes: 64 },
-            slot_stride_bytes: 0,
+        let value = |(name, offset): (&str, usize)| {
+            let range = ByteRange { offset, bytes: 64 };
+            Value::new(name, DType::F32, vec![4, 4], MemoryKind::Activations, range)
         };
         let operand = |id, access| Operand { value: ValueId(id), access };
         let read = Access::Read;
@@ -227,6 +223,7 @@ mod tests {
             phase: Phase::Forward,
             tag: Tag::Mlp,
             layer: None,
+            source: NodeId(0),
             recomputes: false,
             unit: MathUnit::F32,
             cost: Cost { flops: 16, bytes_read: 128, bytes_written: 64, ..Cost::default() },
@@ -256,6 +253,7 @@ mod tests {
             host: HostInterface::default(),
             parameters: Vec::new(),
             precision: Vec::new(),
+            unstored: Vec::new(),
             fixed_overhead_bytes: 0,
         }
     }

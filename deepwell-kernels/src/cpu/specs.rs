@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 
 use deepwell_ir::{DType, KernelCatalog, KernelRequest, NoKernel, Op, Selection, Target};
 
+use deepwell_precision::QuantFormat;
+
 use super::calls::fused::Parts;
 use super::calls::{Operands, Run};
 use super::gemm::Tier;
@@ -138,6 +140,10 @@ impl KernelCatalog for CpuCatalog {
         selection::least_s(&candidates(request, target))
     }
 
+    fn serves(&self, format: &QuantFormat, _target: &Target) -> Result<(), String> {
+        unserved(format)
+    }
+
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
         target.workers * BYTES_PER_WORKER
     }
@@ -200,9 +206,21 @@ pub(crate) fn serves(request: &KernelRequest<'_>) -> bool {
     candidates(request, &plain).iter().any(|candidate| candidate.offer.is_ok())
 }
 
+/// Why no kernel takes operands of a format.
+fn unserved(format: &QuantFormat) -> Result<(), String> {
+    if QuantFormat::FAMILIES.iter().any(|family| format.is_of_family(family)) {
+        return Ok(());
+    }
+    let known: Vec<&str> = QuantFormat::FAMILIES.iter().map(QuantFormat::name).collect();
+    Err(format!("CPU kernels take {}, not {}", known.join(" and "), format.name()))
+}
+
 fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target) -> Option<String> {
     if target.arch != "cpu" {
         return Some(format!("runs on a cpu, not on {}", target.arch));
+    }
+    if let Some(why) = request.op.formats().iter().find_map(|format| unserved(format).err()) {
+        return Some(why);
     }
     if let Op::Collective(op) = request.op {
         let (inputs, outputs) = request.operands.split_at(request.input_count);

@@ -2,6 +2,8 @@
 
 use deepwell_ir::{KernelCatalog, KernelRequest, NoKernel, Op, Ranks, Selection, Target};
 
+use deepwell_precision::QuantFormat;
+
 use super::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::EpilogueSet;
 use crate::ops::OPS;
@@ -61,6 +63,10 @@ impl KernelCatalog for CudaCatalog {
         serving.map(|spec| (spec.predict)(request, target)).min_by(f64::total_cmp)
     }
 
+    fn serves(&self, format: &QuantFormat, _target: &Target) -> Result<(), String> {
+        unserved(format)
+    }
+
     fn fixed_overhead_bytes(&self, target: &Target) -> usize {
         target.gpu.map_or(0, |_| CONTEXT_BYTES) + super::prepare::RESERVED_BYTES
     }
@@ -113,7 +119,16 @@ fn rejection(
 ) -> Option<String> {
     absence(spec, target)
         .or_else(|| (spec.epilogue)(request.op.leading()).reject(request.op))
+        .or_else(|| request.op.formats().iter().find_map(|format| unserved(format).err()))
         .or_else(|| (spec.reject)(request))
+}
+
+/// Why no kernel takes operands of a format.
+fn unserved(format: &QuantFormat) -> Result<(), String> {
+    if format.is_of_family(&QuantFormat::MXFP8) {
+        return Ok(());
+    }
+    Err(format!("CUDA kernels take {}, not {}", QuantFormat::MXFP8.name(), format.name()))
 }
 
 #[cfg(test)]

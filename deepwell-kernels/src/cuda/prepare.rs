@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{Call, DType, Instance, Program};
+use deepwell_ir::{Call, DType, Instance, Program, storage_bytes};
 
 use super::blas::{Blas, Matmul, MatmulPlan};
 use super::comm::{DeviceComm, DeviceExchange, ExchangePlan};
@@ -58,6 +58,12 @@ impl Tensor {
     /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        // The arena holds it, or the program's verifier had refused it.
+        storage_bytes(self.dtype, &self.shape).unwrap_or(usize::MAX)
     }
 
     /// The address as an argument.

@@ -26,11 +26,11 @@ pub mod head_rms_norm;
 pub mod layer_norm;
 pub mod linear;
 pub mod linear_cross_entropy;
-pub mod mx_gemm;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
+pub mod scaled_gemm;
 pub mod stochastic_round;
 pub mod swiglu;
 
@@ -62,7 +62,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     layer_norm::KERNELS,
     linear::KERNELS,
     linear_cross_entropy::KERNELS,
-    mx_gemm::KERNELS,
+    scaled_gemm::KERNELS,
     quantize::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,

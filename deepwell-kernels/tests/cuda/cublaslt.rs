@@ -2,19 +2,14 @@
 
 use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
 use deepwell_kernels::cuda::{Architecture, CUBLASLT, CudaCatalog, cuda_target};
-use deepwell_precision::{BlockShape, Granularity, MxSpec, scale_tiles};
+use deepwell_precision::{BlockShape, QuantFormat, scale_tiles};
 
 use crate::bf16_gemm;
 use crate::harness::Gpu;
 use crate::products::Kind;
 
-pub(crate) const ROWS: MxSpec = MxSpec {
-    element: deepwell_precision::ElementFormat::E4M3,
-    scale_rule: deepwell_precision::ScaleRule::Rceil,
-    granularity: Granularity::G128,
-    block: BlockShape::Row,
-};
-pub(crate) const SQUARES: MxSpec = MxSpec { block: BlockShape::Square, ..ROWS };
+pub(crate) const ROWS: QuantFormat = QuantFormat::MXFP8_128;
+pub(crate) const SQUARES: QuantFormat = ROWS.square();
 
 trial!(bf16_products_of_any_size);
 fn bf16_products_of_any_size() {
@@ -56,10 +51,9 @@ fn the_library_is_preferred_where_it_may_and_can() {
         scales(n, k),
         operand(DType::Bf16, [m, n]),
     ];
-    let mx_op = |b| -> Op {
+    let mx_op = |b: QuantFormat| -> Op {
         let (product, output) = (Product::Fprop, DType::Bf16);
-        ops::MxGemm { product, output, bias: false, a: MxSpec { block: BlockShape::Row, ..b }, b }
-            .into()
+        ops::ScaledGemm { product, output, bias: false, a: b.with_shape(BlockShape::Row), b }.into()
     };
     let linear_op: Op = ops::Linear { bias: false }.into();
     let (hopper, blackwell) = (Architecture::Sm90a, Architecture::Sm100a);
@@ -72,7 +66,7 @@ fn the_library_is_preferred_where_it_may_and_can() {
         (&mx_op(SQUARES), &mx[..], hopper, &[], "cuda_mxfp8_gemm"),
         (&mx_op(SQUARES), &mx[..], blackwell, &[CUBLASLT], "cuda_sm100_mxfp8_gemm"),
         (&mx_op(SQUARES), &mx[..], Architecture::Sm120a, &[CUBLASLT], "cuda_sm120_mxfp8_gemm"),
-        (&mx_op(MxSpec::default()), &mx[..], hopper, &[CUBLASLT], "cuda_mxfp8_gemm"),
+        (&mx_op(QuantFormat::MXFP8), &mx[..], hopper, &[CUBLASLT], "cuda_mxfp8_gemm"),
     ] {
         let request = KernelRequest { op, operands, input_count: operands.len() - 1 };
         let target = cuda_target(architecture, 132, libraries);

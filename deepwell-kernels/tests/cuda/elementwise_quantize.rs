@@ -3,7 +3,7 @@
 
 use deepwell_ir::ops::{Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{DType, Op, ops};
-use deepwell_precision::{Granularity, MxSpec, ScaleRule};
+use deepwell_precision::{Granularity, QuantFormat, ScaleRule};
 use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, uniform};
@@ -103,7 +103,7 @@ pub(crate) fn check_file(gpu: &mut Gpu, file: &str) {
     let of_file = |producer: &&Producer| producer.fused.starts_with(activation);
     for producer in producers().iter().filter(of_file) {
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
-            let quantize = Quantize { spec: MxSpec::default(), axis };
+            let quantize = Quantize { format: QuantFormat::MXFP8, axis };
             check_one(gpu, producer, (390, 264), "wide", &[quantize.clone(), quantize]);
         }
     }
@@ -117,7 +117,7 @@ fn every_way_to_quantize() {
         // The second of two gradients is quantized in another way than the first.
         let other = specs[(index + 3) % specs.len()];
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
-            let entries = [Quantize { spec, axis }, Quantize { spec: other, axis }];
+            let entries = [Quantize { format: spec, axis }, Quantize { format: other, axis }];
             for kind in ["wide", "special"] {
                 let size = gpu.pick((160, 264), (34, 40));
                 check(&mut gpu, size, kind, &entries);
@@ -137,8 +137,8 @@ fn every_size() {
             continue;
         }
         for granularity in [Granularity::G32, Granularity::G128] {
-            let spec = MxSpec { granularity, ..MxSpec::default() };
-            let quantize = Quantize { spec, axis: Axis::Both };
+            let spec = QuantFormat::MXFP8.with_granularity(granularity);
+            let quantize = Quantize { format: spec, axis: Axis::Both };
             check(&mut gpu, size, "random", &[quantize.clone(), quantize]);
         }
     }
@@ -147,8 +147,8 @@ fn every_size() {
 trial!(more_tiles_than_the_device_holds);
 fn more_tiles_than_the_device_holds() {
     let mut gpu = Gpu::open();
-    let rule = |scale_rule| MxSpec { scale_rule, ..MxSpec::default() };
-    let entry = |scale_rule| Quantize { spec: rule(scale_rule), axis: Axis::Both };
+    let rule = |scale_rule| QuantFormat::MXFP8.with_scale_rule(scale_rule);
+    let entry = |scale_rule| Quantize { format: rule(scale_rule), axis: Axis::Both };
     // An emulated device holds 20 or so.
     let size = gpu.pick((4100, 4096), (516, 776));
     check(&mut gpu, size, "random", &[entry(ScaleRule::Rceil), entry(ScaleRule::OcpFloor)]);

@@ -2,10 +2,10 @@
 //! of the activation alone, and of the CPU's quantization of what that stores.
 
 use deepwell_ir::ops::{
-    Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearInputGrad, MxGemm, Quantize,
+    Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearInputGrad, Quantize, ScaledGemm,
 };
 use deepwell_ir::{DType, Op, Product, Tile};
-use deepwell_precision::{MxSpec, ScaleRule};
+use deepwell_precision::{QuantFormat, ScaleRule};
 use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
@@ -62,7 +62,7 @@ fn multiplied(
             tile: Tile::new(m, n, 64),
         };
     }
-    let spec = MxSpec::default();
+    let spec = QuantFormat::MXFP8;
     let kind = if let Operands::Mx(kind) = operands { kind } else { MxKind::Even };
     let mut a = MxMatrix::new(rows, depth, spec, kind, 1);
     let b = MxMatrix::new(columns, depth, spec, kind, 50);
@@ -75,7 +75,7 @@ fn multiplied(
         a = MxMatrix::from_bytes(rows, depth, &codes, &scales);
     }
     let product = if backward { Product::Dgrad } else { Product::Fprop };
-    let op = MxGemm { product, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
+    let op = ScaledGemm { product, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
     let mut inputs = vec![a.codes, a.scales, b.codes, b.scales];
     inputs.extend((!backward).then_some(bias));
     Multiplied {
@@ -106,13 +106,7 @@ const ALL: Follows =
 const BOTH: Quantize = quantize(Axis::Both, ScaleRule::Rceil);
 
 const fn quantize(axis: Axis, scale_rule: ScaleRule) -> Quantize {
-    let spec = MxSpec {
-        element: deepwell_precision::ElementFormat::E4M3,
-        scale_rule,
-        granularity: deepwell_precision::Granularity::G32,
-        block: deepwell_precision::BlockShape::Row,
-    };
-    Quantize { spec, axis }
+    Quantize { format: QuantFormat::MXFP8.with_scale_rule(scale_rule), axis }
 }
 
 pub(crate) fn check(

@@ -18,6 +18,7 @@
 
 use deepwell_ir::{
     Access, Accumulate, ByteRange, DType, Instance, KernelCatalog, Op, Program, Target, Tile,
+    storage_bytes,
 };
 use deepwell_kernels::cuda::{
     Architecture, Blas, CUBLASLT, CublasLt, CudaBackend, CudaCatalog, Driver, KernelImages,
@@ -82,8 +83,7 @@ impl HostTensor {
 
     /// A tensor to be written: what it holds before is poison.
     pub(crate) fn output(dtype: DType, shape: &[usize]) -> HostTensor {
-        let elements: usize = shape.iter().product();
-        let bytes = vec![0; elements * dtype.size_bytes()];
+        let bytes = vec![0; storage_bytes(dtype, shape).expect("a shape that fits")];
         HostTensor { dtype, shape: shape.to_vec(), bytes }
     }
 

@@ -60,7 +60,7 @@ mod embedding;
 mod embedding_backward;
 #[cfg(feature = "emulated")]
 mod emulated;
-#[path = "../../src/ops/mx_gemm/tests/expand_scales.rs"]
+#[path = "../../src/ops/scaled_gemm/tests/expand_scales.rs"]
 mod expand_scales;
 mod fused_product;
 #[path = "../../src/ops/gelu/tests/cuda.rs"]
@@ -77,7 +77,7 @@ mod layer_norm_backward;
 #[path = "../../src/ops/linear_cross_entropy/tests/cuda.rs"]
 mod linear_cross_entropy;
 mod mx;
-#[path = "../../src/ops/mx_gemm/tests/mxfp8_gemm.rs"]
+#[path = "../../src/ops/scaled_gemm/tests/mxfp8_gemm.rs"]
 mod mxfp8_gemm;
 mod norm_quantize;
 mod products;
@@ -93,9 +93,9 @@ mod rms_norm_backward;
 mod rope;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
-#[path = "../../src/ops/mx_gemm/tests/sm100_mxfp8_gemm.rs"]
+#[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]
 mod sm100_mxfp8_gemm;
-#[path = "../../src/ops/mx_gemm/tests/sm120_mxfp8_gemm.rs"]
+#[path = "../../src/ops/scaled_gemm/tests/sm120_mxfp8_gemm.rs"]
 mod sm120_mxfp8_gemm;
 #[path = "../../src/ops/stochastic_round/tests/cuda.rs"]
 mod stochastic_round;

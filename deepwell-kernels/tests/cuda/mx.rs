@@ -2,7 +2,7 @@
 
 use deepwell_ir::DType;
 use deepwell_kernels::ops::dequantize::oracle::{BLOCK, dequantize_rows};
-use deepwell_precision::{BlockShape, MxSpec, scale_tiles};
+use deepwell_precision::{QuantFormat, scale_tiles};
 
 use crate::compare::{Compared, assert_biased_within};
 use crate::harness::{HostTensor, uniform};
@@ -39,7 +39,7 @@ impl MxMatrix {
     pub(crate) fn new(
         rows: usize,
         depth: usize,
-        spec: MxSpec,
+        spec: QuantFormat,
         kind: MxKind,
         seed: u64,
     ) -> MxMatrix {
@@ -50,8 +50,8 @@ impl MxMatrix {
         };
         let blocks = depth.div_ceil(BLOCK);
         let of_group = draws(rows * blocks, seed, count);
-        let along = spec.granularity.elements() / BLOCK;
-        let across = if spec.block == BlockShape::Square { spec.granularity.elements() } else { 1 };
+        let along = usize::from(spec.block.k) / BLOCK;
+        let across = if spec.block.is_square() { usize::from(spec.block.k) } else { 1 };
         let scale_of = |index: usize| {
             let (row, block) = (index / blocks, index % blocks);
             lowest + of_group[row / across * across * blocks + block / along * along]

@@ -3,7 +3,7 @@
 
 use deepwell_ir::ops::{Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{DType, Op, ops};
-use deepwell_precision::{Granularity, MxSpec};
+use deepwell_precision::{Granularity, QuantFormat};
 use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, uniform};
@@ -74,7 +74,7 @@ fn check(gpu: &mut Gpu, rows: usize, columns: usize, quantize: &Quantize, keep: 
 /// blocks, which take four strips of 128.
 pub(crate) fn check_file(gpu: &mut Gpu, file: &str) {
     for (axis, keep) in [(Axis::Row, true), (Axis::Column, false), (Axis::Both, true)] {
-        let quantize = Quantize { spec: MxSpec::default(), axis };
+        let quantize = Quantize { format: QuantFormat::MXFP8, axis };
         check_some(gpu, |name| name.ends_with(file), (390, 392), &quantize, keep);
     }
 }
@@ -117,7 +117,7 @@ fn every_way_to_quantize() {
     for (index, spec) in specs().into_iter().enumerate() {
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
             let (rows, columns) = gpu.pick((160, 768), (36, 136));
-            check(&mut gpu, rows, columns, &Quantize { spec, axis }, index % 2 == 0);
+            check(&mut gpu, rows, columns, &Quantize { format: spec, axis }, index % 2 == 0);
         }
     }
 }
@@ -145,9 +145,9 @@ fn every_size() {
             continue;
         }
         for granularity in [Granularity::G32, Granularity::G128] {
-            let spec = MxSpec { granularity, ..MxSpec::default() };
+            let spec = QuantFormat::MXFP8.with_granularity(granularity);
             let keep = granularity == Granularity::G32;
-            check(&mut gpu, rows, columns, &Quantize { spec, axis: Axis::Both }, keep);
+            check(&mut gpu, rows, columns, &Quantize { format: spec, axis: Axis::Both }, keep);
         }
     }
 }
@@ -155,7 +155,7 @@ fn every_size() {
 trial!(more_strips_than_the_device_holds);
 fn more_strips_than_the_device_holds() {
     let mut gpu = Gpu::open();
-    let quantize = Quantize { spec: MxSpec::default(), axis: Axis::Both };
+    let quantize = Quantize { format: QuantFormat::MXFP8, axis: Axis::Both };
     let (rows, columns) = gpu.pick((16 * 1024 + 1, 2048), (1281, 264));
     check(&mut gpu, rows, columns, &quantize, true);
 }

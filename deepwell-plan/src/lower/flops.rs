@@ -30,7 +30,7 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
         };
         let flops = flops_per_run * runs as u64;
         match leading {
-            Op::MxGemm(_) => {
+            Op::ScaledGemm(_) => {
                 sums.mxfp8 += flops;
                 sums.blocks += flops;
                 sums.with_head += flops;

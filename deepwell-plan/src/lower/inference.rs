@@ -2,8 +2,9 @@
 
 use deepwell_ir::{
     DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
-    Program, Schedule, Target, TensorKind, ValueId, apply_precision,
+    Program, Schedule, Target, TensorKind, ValueId, apply_served_precision,
 };
+use deepwell_precision::QuantFormat;
 
 use super::{FORWARD, Lowering, fuse_for};
 use crate::autoplan::base_plan;
@@ -50,7 +51,8 @@ pub fn lower_inference(
         recompute: None,
     };
     let plan = base_plan(graph, &request, target);
-    let (quantized, precision) = apply_precision(graph, policy)?;
+    let serves = |format: &QuantFormat| catalog.serves(format, target);
+    let (quantized, precision) = apply_served_precision(graph, policy, &serves)?;
     let mut graph = fuse_for(&quantized, &plan, catalog, target)?;
     // The loss is dropped only now: the head has its compute copy already.
     let is_loss = |op: &Op| matches!(op, Op::LinearCrossEntropy(_));
@@ -89,6 +91,7 @@ impl Lowering<'_> {
             let shape = tensor.shape.bind(&self.binding);
             let master = self.add(tensor.name.clone(), DType::F32, shape, MemoryKind::Optimizer);
             self.value_of.insert(id, master);
+            self.values[master.index()].tensor = Some(id);
             self.parameters.push(ParameterState {
                 name: tensor.name.clone(),
                 master,
@@ -103,7 +106,7 @@ impl Lowering<'_> {
     fn inputs(&mut self) {
         let graph = self.graph;
         for (id, tensor) in graph.tensors_with_ids() {
-            if tensor.kind == TensorKind::Input {
+            if matches!(tensor.kind, TensorKind::Input { .. }) {
                 self.value(id);
             }
         }

@@ -27,7 +27,7 @@ impl KernelCatalog for Kernels {
             let others = Vec::new();
             return Err(NoKernel { op, arch: target.arch.clone(), rejected, others });
         }
-        let wants_scratch = op.starts_with("linear") || op == "mx_gemm";
+        let wants_scratch = op.starts_with("linear") || op == "scaled_gemm";
         let workspace_bytes = if wants_scratch { SCRATCH_BYTES } else { 0 };
         let choice = KernelChoice { kernel, tile: None, workspace_bytes };
         Ok(Selection { choice, rejected: Vec::new() })

@@ -3,7 +3,7 @@
 use super::sums::{BlockSums, add_block};
 use crate::error::QuantizeError;
 use crate::simd::Kernel;
-use crate::{ElementFormat, Source, dequantize_rows, e2m1, e8m0, nvfp4, ue4m3};
+use crate::{QuantFormat, Source, dequantize_rows, e2m1, e8m0, nvfp4, ue4m3};
 
 /// How a copy stores codes and scales.
 pub(super) trait Storage: Copy + Sync {
@@ -25,7 +25,7 @@ pub(super) trait Storage: Copy + Sync {
 
 /// Elements with one code to a byte, blocks of 32 with a power of two.
 #[derive(Clone, Copy)]
-pub(super) struct Mx(pub(super) ElementFormat);
+pub(super) struct Mx(pub(super) QuantFormat);
 
 impl Storage for Mx {
     const BLOCK: usize = crate::BLOCK;
@@ -36,7 +36,7 @@ impl Storage for Mx {
 
     #[inline(always)]
     fn largest(self, scale: u8) -> f32 {
-        self.0.max() * e8m0::decode(scale)
+        self.0.element.max() * e8m0::decode(scale)
     }
 
     fn dequantize(
@@ -45,7 +45,7 @@ impl Storage for Mx {
         scales: &[u8],
         values: &mut [f32],
     ) -> Result<(), QuantizeError> {
-        dequantize_rows(codes, scales, 1, values.len(), self.0, values)
+        dequantize_rows(codes, scales, 1, values.len(), &self.0, values)
     }
 }
 

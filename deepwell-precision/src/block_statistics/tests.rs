@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    MxSpec, QuantStats, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len, ue4m3,
+    ElementFormat, QuantStats, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len, ue4m3,
 };
 
 fn matrix(elements: usize) -> Vec<f32> {
@@ -54,14 +54,13 @@ fn statistics_are_the_sums() {
         let src = matrix(rows * cols);
         for &element in ElementFormat::ALL {
             for &scale_rule in ScaleRule::ALL {
-                let spec = MxSpec { element, scale_rule, ..MxSpec::default() };
+                let spec = QuantFormat::mx(element).with_scale_rule(scale_rule);
                 let mut data = vec![0; rows * cols];
                 let mut scales = vec![0; scales_len(rows, cols)];
                 let mut back = vec![0.0; rows * cols];
                 let stats = quantize_rows(&src, rows, cols, &spec, &mut data, &mut scales).unwrap();
-                dequantize_rows(&data, &scales, rows, cols, element, &mut back).unwrap();
-                let got =
-                    BlockStatistics::of_mx(&src, &data, &scales, rows, cols, element).unwrap();
+                dequantize_rows(&data, &scales, rows, cols, &spec, &mut back).unwrap();
+                let got = BlockStatistics::of_mx(&src, &data, &scales, rows, cols, &spec).unwrap();
                 let largest: Vec<f32> =
                     scales.iter().map(|&code| element.max() * e8m0::decode(code)).collect();
                 let expected = by_hand(&src, &back, 32, cols.max(1), &largest);
@@ -81,9 +80,10 @@ fn statistics_are_the_sums() {
         let mut bytes = vec![0; crate::packed::fp4_len(rows, cols)];
         let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
         let mut back = vec![0.0; rows * cols];
-        let spec = nvfp4::Nvfp4Spec::default();
+        let (format, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(amax));
         let (scale, _) =
-            nvfp4::quantize_rows(&src, rows, cols, amax, &spec, &mut bytes, &mut scales).unwrap();
+            nvfp4::quantize_rows(&src, rows, cols, &format, &common, &mut bytes, &mut scales)
+                .unwrap();
         nvfp4::dequantize_rows(&bytes, &scales, scale, rows, cols, &mut back).unwrap();
         let got = BlockStatistics::of_nvfp4(&src, &bytes, &scales, scale, rows, cols).unwrap();
         let largest: Vec<f32> =
@@ -99,10 +99,9 @@ fn statistics_are_the_sums() {
 fn decibels() {
     let src: Vec<f32> = (0..1 << 16).map(|i| 1.0 + i as f32 / (1 << 16) as f32 * 0.749).collect();
     let (mut data, mut scales) = (vec![0; 1 << 16], vec![0; 1 << 11]);
-    let spec = MxSpec::default();
+    let spec = QuantFormat::MXFP8;
     quantize_rows(&src, 1, 1 << 16, &spec, &mut data, &mut scales).unwrap();
-    let total =
-        BlockStatistics::of_mx(&src, &data, &scales, 1, 1 << 16, spec.element).unwrap().total();
+    let total = BlockStatistics::of_mx(&src, &data, &scales, 1, 1 << 16, &spec).unwrap().total();
     let signal = src.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 65536.0;
     let expected = 10.0 * (signal / ((1.0 / 8.0_f64).powi(2) / 12.0)).log10();
     assert!((total.snr_db() - expected).abs() < 0.05, "{} {expected}", total.snr_db());
@@ -115,13 +114,11 @@ fn decibels() {
 fn no_bit_depends_on_the_number_of_threads() {
     let src = matrix(700 * 300);
     let (mut data, mut scales) = (vec![0; src.len()], vec![0; scales_len(700, 300)]);
-    let spec = MxSpec::default();
+    let spec = QuantFormat::MXFP8;
     quantize_rows(&src, 700, 300, &spec, &mut data, &mut scales).unwrap();
     let of = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| {
-            BlockStatistics::of_mx(&src, &data, &scales, 700, 300, spec.element).unwrap()
-        })
+        pool.install(|| BlockStatistics::of_mx(&src, &data, &scales, 700, 300, &spec).unwrap())
     };
     assert_eq!(of(1), of(3));
 }
@@ -130,7 +127,7 @@ fn no_bit_depends_on_the_number_of_threads() {
 fn they_serialize() {
     let (data, scales) = ([0x38; 32], [127]);
     let statistics =
-        BlockStatistics::of_mx(&[1.0_f32; 32], &data, &scales, 1, 32, ElementFormat::E4M3).unwrap();
+        BlockStatistics::of_mx(&[1.0_f32; 32], &data, &scales, 1, 32, &QuantFormat::MXFP8).unwrap();
     let json = serde_json::to_string(&statistics).unwrap();
     assert_eq!(serde_json::from_str::<BlockStatistics>(&json).unwrap(), statistics);
     let error = serde_json::from_str::<BlockStatistics>("[]").unwrap_err().to_string();

@@ -29,7 +29,10 @@ use crate::error::{QuantizeError, Shape};
 use crate::names::named_enum;
 use crate::packed::fp4_len;
 use crate::simd::Level;
-use crate::{BlockShape, Philox, QuantStats, Source, e2m1, ue4m3};
+use crate::{
+    BlockShape, ElementFormat, Philox, QuantFormat, QuantStats, ScaleFormat, Source, TensorScale,
+    e2m1, ue4m3,
+};
 
 mod amax;
 mod columns;
@@ -70,16 +73,50 @@ impl ScaleBound {
     }
 }
 
-/// How a tensor is quantized. The default is 1 x 16 blocks, nearest even, bound 448.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Nvfp4Spec {
+/// What is the same for the whole of a tensor, shards included.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Common {
+    /// The largest finite magnitude, as [`amax()`] finds it.
+    pub amax: f32,
+    /// Where the words come from with which elements are rounded at random, at their row-major
+    /// indices in what is written; for a format that rounds so, and for no other.
+    pub philox: Option<Philox>,
+}
+
+impl Common {
+    /// For a format that rounds to nearest.
+    #[must_use]
+    pub const fn nearest(amax: f32) -> Self {
+        Self { amax, philox: None }
+    }
+}
+
+/// A [`QuantFormat`] as the kernels take it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Nvfp4Spec {
     /// 1 x 16 (`Row`), or 16 x 16 (`Square`), whose scale is stored for each of its rows.
-    pub block: BlockShape,
-    /// The largest block scale.
-    pub bound: ScaleBound,
-    /// Rounds elements stochastically with the words at their row-major indices in the copy that is
-    /// written; nearest even without.
-    pub stochastic: Option<Philox>,
+    block: BlockShape,
+    bound: ScaleBound,
+    stochastic: Option<Philox>,
+}
+
+impl Nvfp4Spec {
+    fn new(format: &QuantFormat, common: &Common) -> Result<Self, QuantizeError> {
+        let QuantFormat { element, block, scale, tensor_scale, .. } = *format;
+        let (ElementFormat::E2M1, TensorScale::F32, ScaleFormat::Ue4m3(bound)) =
+            (element, tensor_scale, scale)
+        else {
+            return Err(format.refused("NVFP4"));
+        };
+        if usize::from(block.k) != BLOCK || !(block.is_square() || block.rows == 1) {
+            return Err(format.refused("NVFP4 with blocks of 1x16 or 16x16"));
+        }
+        match (format.is_stochastic(), common.philox) {
+            (true, None) => Err(format.refused("rounding to nearest where no words are given")),
+            (false, Some(_)) => Err(format.refused("stochastic rounding where words are given")),
+            (_, stochastic) => Ok(Self { block: block.shape(), bound, stochastic }),
+        }
+    }
 }
 
 /// Factor from values to what block scales and elements represent; see the module documentation.
@@ -103,8 +140,7 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 
 /// Quantizes a matrix with blocks along its rows and returns its tensor scale.
 ///
-/// `src` is row-major [rows, cols] and `amax` the largest finite magnitude of the whole tensor, as
-/// [`amax()`] finds it. `bytes` receives [`crate::packed`] codes, two to a byte ([`fp4_len`]),
+/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] codes, two to a byte ([`fp4_len`]),
 /// `scales` the [`crate::ue4m3`] scales, row-major [rows, ceil(cols / 16)]; the last block of a row
 /// may be shorter. Large matrices are split over the threads of the current rayon pool. Does not
 /// allocate.
@@ -113,13 +149,13 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 /// block whose scale became zero.
 ///
 /// ```
-/// use deepwell_precision::nvfp4::{self, Nvfp4Spec};
+/// use deepwell_precision::{QuantFormat, nvfp4};
 /// let source = [6.0_f32, -3.0, 0.5];
-/// let amax = nvfp4::amax(&source);
+/// let common = nvfp4::Common::nearest(nvfp4::amax(&source));
 /// let (mut bytes, mut scales) = ([0; 2], [0; 1]);
-/// let spec = Nvfp4Spec::default();
+/// let format = QuantFormat::NVFP4;
 /// let (tensor_scale, stats) =
-///     nvfp4::quantize_rows(&source, 1, 3, amax, &spec, &mut bytes, &mut scales)?;
+///     nvfp4::quantize_rows(&source, 1, 3, &format, &common, &mut bytes, &mut scales)?;
 /// assert_eq!((bytes, scales, stats.amax), ([0xD7, 0x01], [0x7E], 6.0));
 /// let mut back = [0.0_f32; 3];
 /// nvfp4::dequantize_rows(&bytes, &scales, tensor_scale, 1, 3, &mut back)?;
@@ -129,19 +165,21 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for what
+/// is not NVFP4; nothing is written then.
 pub fn quantize_rows<S: Source>(
     src: &[S],
     rows: usize,
     cols: usize,
-    amax: f32,
-    spec: &Nvfp4Spec,
+    format: &QuantFormat,
+    common: &Common,
     bytes: &mut [u8],
     scales: &mut [u8],
 ) -> Result<(f32, QuantStats), QuantizeError> {
     check("src", src.len(), rows, cols, bytes.len(), scales.len())?;
-    let encode_scale = encode_scale(amax, spec.bound);
-    let stats = rows_at(Level::Native, src, cols, encode_scale, *spec, bytes, scales);
+    let spec = Nvfp4Spec::new(format, common)?;
+    let encode_scale = encode_scale(common.amax, spec.bound);
+    let stats = rows_at(Level::Native, src, cols, encode_scale, spec, bytes, scales);
     Ok((1.0 / encode_scale, stats))
 }
 
@@ -153,11 +191,11 @@ pub fn quantize_rows<S: Source>(
 /// for the [cols, rows] transpose, byte for byte. Otherwise as [`quantize_rows`].
 ///
 /// ```
-/// use deepwell_precision::{nvfp4, packed::fp4_len};
+/// use deepwell_precision::{QuantFormat, nvfp4, packed::fp4_len};
 /// let source: Vec<f32> = (0..6).map(|i| i as f32).collect(); // 3 rows of 2
 /// let (mut bytes_t, mut scales_t) = ([0; fp4_len(2, 3)], [0; nvfp4::scales_len(2, 3)]);
-/// let spec = nvfp4::Nvfp4Spec::default();
-/// nvfp4::quantize_columns(&source, 3, 2, 5.0, &spec, &mut bytes_t, &mut scales_t)?;
+/// let (format, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(5.0));
+/// nvfp4::quantize_columns(&source, 3, 2, &format, &common, &mut bytes_t, &mut scales_t)?;
 /// // Column 0 is 0, 2, 4 in the first two bytes; its largest element is the code 7.
 /// assert_eq!(bytes_t[0] & 0x0F, 0);
 /// assert_eq!(bytes_t[1], 0x07);
@@ -166,13 +204,14 @@ pub fn quantize_rows<S: Source>(
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for what
+/// is not NVFP4; nothing is written then.
 pub fn quantize_columns<S: Source>(
     src: &[S],
     rows: usize,
     cols: usize,
-    amax: f32,
-    spec: &Nvfp4Spec,
+    format: &QuantFormat,
+    common: &Common,
     bytes_t: &mut [u8],
     scales_t: &mut [u8],
 ) -> Result<(f32, QuantStats), QuantizeError> {
@@ -180,8 +219,9 @@ pub fn quantize_columns<S: Source>(
     shape.expect("src", rows * cols, src.len())?;
     shape.expect("bytes_t", fp4_len(cols, rows), bytes_t.len())?;
     shape.expect("scales_t", scales_len(cols, rows), scales_t.len())?;
-    let encode_scale = encode_scale(amax, spec.bound);
-    let stats = columns_at(Level::Native, src, cols, encode_scale, *spec, bytes_t, scales_t);
+    let spec = Nvfp4Spec::new(format, common)?;
+    let encode_scale = encode_scale(common.amax, spec.bound);
+    let stats = columns_at(Level::Native, src, cols, encode_scale, spec, bytes_t, scales_t);
     Ok((1.0 / encode_scale, stats))
 }
 

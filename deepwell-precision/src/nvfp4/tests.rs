@@ -220,9 +220,9 @@ fn what_is_not_finite_comes_back_as_nan() {
         let mut src = [1.0_f32; 48];
         src[20] = bad;
         let (mut bytes, mut scales, mut back) = ([0; 24], [0; 3], [0.0_f32; 48]);
-        let spec = Nvfp4Spec::default();
+        let (format, common) = (QuantFormat::NVFP4, Common::nearest(1.0));
         let (scale, stats) =
-            quantize_rows(&src, 1, 48, 1.0, &spec, &mut bytes, &mut scales).unwrap();
+            quantize_rows(&src, 1, 48, &format, &common, &mut bytes, &mut scales).unwrap();
         dequantize_rows(&bytes, &scales, scale, 1, 48, &mut back).unwrap();
         assert_eq!(stats.nonfinite, 1);
         for (i, y) in back.iter().enumerate() {
@@ -257,18 +257,46 @@ fn dequantization_is_the_product() {
 
 #[test]
 fn wrong_lengths() {
-    let spec = Nvfp4Spec::default();
-    let error = quantize_rows(&[0.0_f32; 40], 2, 20, 1.0, &spec, &mut [0; 19], &mut [0; 4]);
+    let (format, common) = (QuantFormat::NVFP4, Common::nearest(1.0));
+    let error = quantize_rows(&[0.0_f32; 40], 2, 20, &format, &common, &mut [0; 19], &mut [0; 4]);
     assert_eq!(
         error.unwrap_err().to_string(),
         "`bytes` of a 2 x 20 matrix: expected 20 elements, got 19"
     );
-    let error = quantize_columns(&[0.0_f32; 40], 2, 20, 1.0, &spec, &mut [0; 20], &mut [0; 4]);
+    let error =
+        quantize_columns(&[0.0_f32; 40], 2, 20, &format, &common, &mut [0; 20], &mut [0; 4]);
     assert_eq!(
         error.unwrap_err().to_string(),
         "`scales_t` of a 2 x 20 matrix: expected 20 elements, got 4"
     );
-    assert!(quantize_rows::<f32>(&[], usize::MAX, 2, 0.0, &spec, &mut [], &mut []).is_err());
+    assert!(quantize_rows::<f32>(&[], usize::MAX, 2, &format, &common, &mut [], &mut []).is_err());
+}
+
+#[test]
+fn other_formats_are_refused() {
+    let stochastic = QuantFormat::NVFP4.with_rounding(crate::ElementRounding::Stochastic);
+    let words = Common { philox: Some(Philox::default()), ..Common::default() };
+    for (format, common, expected) in [
+        (QuantFormat::MXFP8, Common::default(), "expected NVFP4, got `mxfp8 1x32`"),
+        (
+            QuantFormat { block: crate::Block::row(32), ..QuantFormat::NVFP4 },
+            Common::default(),
+            "expected NVFP4 with blocks of 1x16 or 16x16, got `nvfp4 1x32`",
+        ),
+        (
+            stochastic,
+            Common::default(),
+            "expected rounding to nearest where no words are given, got `nvfp4 1x16 stochastic`",
+        ),
+        (
+            QuantFormat::NVFP4,
+            words,
+            "expected stochastic rounding where words are given, got `nvfp4 1x16`",
+        ),
+    ] {
+        let error = quantize_rows(&[0.0_f32; 2], 1, 2, &format, &common, &mut [0], &mut [0]);
+        assert_eq!(error.unwrap_err().to_string(), expected);
+    }
 }
 
 proptest! {
@@ -296,8 +324,11 @@ proptest! {
         let quantize = |src: &[f32]| {
             let mut bytes = vec![0; fp4_len(rows, cols)];
             let mut scales = vec![0; scales_len(rows, cols)];
+            let common = Common::nearest(amax);
+            let format = QuantFormat { scale: ScaleFormat::Ue4m3(spec.bound), ..QuantFormat::NVFP4 };
+            let format = format.with_shape(spec.block);
             let (scale, _) =
-                quantize_rows(src, rows, cols, amax, &spec, &mut bytes, &mut scales).unwrap();
+                quantize_rows(src, rows, cols, &format, &common, &mut bytes, &mut scales).unwrap();
             let mut back = vec![0.0_f32; rows * cols];
             dequantize_rows(&bytes, &scales, scale, rows, cols, &mut back).unwrap();
             (bytes, scales, scale, back)

@@ -5,7 +5,7 @@
 //! optional:
 //!
 //! ```toml
-//! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d
+//! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d | nvfp4
 //! scale_rule = "rceil"          # rceil | floor
 //! granularity = 32              # 32 | 128
 //! weight_block = "row"          # row | square
@@ -14,14 +14,14 @@
 //!
 //! gemm = "native"               # native | emulated: BF16 GEMMs on dequantized operands
 //!
-//! [wgrad]                       # operands of one GEMM, of every MXFP8 tensor
+//! [wgrad]                       # operands of one GEMM, of every quantized tensor
 //! gradient = { block = "row", scale_rule = "floor" }
 //!
 //! [[rule]]                      # later rules win over earlier ones, rules over defaults
 //! tensors = "*.mlp.down_proj.*"
 //! format = "bf16"
 //!
-//! [[rule]]                      # without a format: refines tensors that are MXFP8
+//! [[rule]]                      # without a format: refines tensors that are quantized
 //! tensors = "*.self_attn.v_proj.*"
 //! dgrad.weight = "bf16"         # this operand in BF16
 //! wgrad = "bf16"                # both operands in BF16
@@ -29,7 +29,7 @@
 //!
 //! The three GEMMs of a linear tensor are `fprop` (of `activation` and `weight`), `dgrad` (of
 //! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is `"mxfp8"`,
-//! `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`, `granularity`,
+//! `"nvfp4"`, `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`, `granularity`,
 //! `block` and `rounding` (`nearest`, `stochastic`). A GEMM with one quantized operand is a BF16
 //! GEMM on that operand dequantized, which shows what its quantization does to the loss and saves
 //! no time. A rule with a format decides about its tensors anew, from the defaults on.
@@ -41,8 +41,8 @@ use globset::{Glob, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Assignment, BlockShape, Fallback, Format, GemmMode, Granularity, MxSpec, Role, ScaleRule,
-    TensorUse,
+    Assignment, BlockShape, ElementRounding, Fallback, Format, GemmMode, Granularity, OperandClass,
+    QuantFormat, Role, ScaleRule, TensorUse,
 };
 
 mod error;
@@ -56,7 +56,8 @@ pub use operands::OperandSetting;
 use operands::{OperandSettings, overlay};
 
 /// Names that [`PrecisionPolicy::preset`] knows.
-pub const PRESETS: &[&str] = &["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d"];
+pub const PRESETS: &[&str] =
+    &["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d", "nvfp4"];
 
 /// Formats by role, by place and by glob. See the module documentation for its TOML form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,7 +116,7 @@ impl PrecisionPolicy {
     #[must_use]
     pub fn mxfp8() -> Self {
         Self {
-            format: Format::Mxfp8,
+            format: Format::MXFP8,
             scale_rule: ScaleRule::Rceil,
             granularity: Granularity::G32,
             weight_block: BlockShape::Row,
@@ -140,9 +141,20 @@ impl PrecisionPolicy {
         Self { format: Format::F32, ..Self::mxfp8() }
     }
 
+    /// As [`PrecisionPolicy::mxfp8`] in NVFP4: weights in blocks of 16 x 16, gradients rounded at
+    /// random.
+    #[must_use]
+    pub fn nvfp4() -> Self {
+        let gradients = [OperandClass::DgradGradient, OperandClass::WgradGradient];
+        let at_random = OperandSetting::of_rounding(ElementRounding::Stochastic);
+        let format = Format::NVFP4;
+        Self { format, weight_block: BlockShape::Square, ..Self::mxfp8() }
+            .with_operands(&gradients, &at_random)
+    }
+
     /// The policy of one of [`PRESETS`]: `f32`, `bf16`, `mxfp8`; `mxfp8-floor` with the OCP floor
     /// scale rule; `mxfp8-128` with one exponent per 128 elements and 128 x 128 weight blocks;
-    /// `mxfp8-2d` with 32 x 32 weight blocks.
+    /// `mxfp8-2d` with 32 x 32 weight blocks; `nvfp4`.
     ///
     /// # Errors
     ///
@@ -158,6 +170,7 @@ impl PrecisionPolicy {
                 Self { granularity: Granularity::G128, weight_block: BlockShape::Square, ..mxfp8 }
             }
             "mxfp8-2d" => Self { weight_block: BlockShape::Square, ..mxfp8 },
+            "nvfp4" => Self::nvfp4(),
             _ => return Err(PolicyError::UnknownPreset { got: name.to_owned() }),
         })
     }
@@ -188,15 +201,23 @@ impl PrecisionPolicy {
 
     /// How weights are quantized unless something is said about one of their GEMMs.
     #[must_use]
-    pub fn weight_spec(&self) -> MxSpec {
-        MxSpec { block: self.weight_block, ..self.activation_spec() }
+    pub fn weight_format(&self) -> QuantFormat {
+        self.of_weights(self.format.quantized().unwrap_or_default())
     }
 
     /// How activations and gradients are quantized unless something is said about one of their
     /// GEMMs.
     #[must_use]
-    pub fn activation_spec(&self) -> MxSpec {
-        MxSpec { scale_rule: self.scale_rule, granularity: self.granularity, ..MxSpec::default() }
+    pub fn activation_format(&self) -> QuantFormat {
+        self.of_activations(self.format.quantized().unwrap_or_default())
+    }
+
+    fn of_weights(&self, format: QuantFormat) -> QuantFormat {
+        self.of_activations(format).with_shape(self.weight_block)
+    }
+
+    fn of_activations(&self, format: QuantFormat) -> QuantFormat {
+        format.with_scale_rule(self.scale_rule).with_granularity(self.granularity)
     }
 
     /// The same policy with one more rule, which wins over those before it.
@@ -279,7 +300,7 @@ impl PrecisionPolicy {
             for (tensor, decision) in tensors.iter().zip(&mut decisions) {
                 if tensor.name == forced.tensor {
                     matched = true;
-                    if decision.format == Format::Mxfp8 {
+                    if decision.format.is_quantized() {
                         decision.format = Format::Bf16;
                         decision.reason.clone_from(&forced.reason);
                     }
@@ -298,10 +319,10 @@ impl PrecisionPolicy {
 
     fn assignment(&self, Decision { format, operands, reason }: Decision) -> Assignment {
         let (format, operands) = match format {
-            Format::Mxfp8 => (format, self.resolve(&operands)),
+            Format::Quantized(quantized) => (format, self.resolve(quantized, &operands)),
             _ => (format, [None; 6]),
         };
-        let is_plain = format == Format::Mxfp8 && operands == [None; 6];
+        let is_plain = format.is_quantized() && operands == [None; 6];
         let format = if is_plain { Format::Bf16 } else { format };
         Assignment { format, operands, gemm: self.gemm, reason }
     }
@@ -354,7 +375,7 @@ impl Rule {
         if let Some(format) = self.format {
             let reason = format!("rule `{}`", self.tensors);
             *decision = Decision { format, operands: defaults.clone(), reason };
-        } else if decision.format == Format::Mxfp8 {
+        } else if decision.format.is_quantized() {
             decision.reason += &format!(", operands by rule `{}`", self.tensors);
         }
         overlay(&mut decision.operands, &self.operands);

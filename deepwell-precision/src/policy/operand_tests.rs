@@ -1,9 +1,7 @@
 //! What policies say about the operands of GEMMs.
 
 use super::*;
-use crate::{
-    Direction, ElementRounding, GemmPrecision, OperandClass, OperandFormat, OperandQuantization,
-};
+use crate::{Direction, GemmPrecision};
 
 /// Linear tensors, of which the first and the last stay BF16.
 const NAMES: [&str; 4] = ["layers.0.q", "layers.0.v", "layers.1.v", "layers.1.down"];
@@ -27,7 +25,7 @@ fn letters(policy: &PrecisionPolicy) -> String {
             }
         };
         let is_quantized = assignment.operands != [None; 6];
-        assert_eq!(is_quantized, assignment.format == Format::Mxfp8);
+        assert_eq!(is_quantized, assignment.format.is_quantized());
         OperandClass::ALL.iter().map(letter).collect::<String>()
     });
     words.collect::<Vec<_>>().join(" ")
@@ -109,21 +107,18 @@ fn specs_follow_the_nearest_word() {
                 [[rule]]\ntensors = 'layers.1.v'\nwgrad.gradient = { rounding = 'nearest' }";
     let policy = from_toml(text).only(&[OperandClass::WgradGradient, OperandClass::DgradWeight]);
     let assigned = policy.assign(&tensors()).unwrap();
-    let floor = MxSpec { scale_rule: ScaleRule::OcpFloor, ..MxSpec::default() };
-    let gradient = MxSpec { granularity: Granularity::G128, ..MxSpec::default() };
-    let nearest = |spec| Some(OperandQuantization { spec, rounding: ElementRounding::Nearest });
+    let floor = QuantFormat::MXFP8.with_scale_rule(ScaleRule::OcpFloor);
     for (tensor, rounding) in [(1, ElementRounding::Stochastic), (2, ElementRounding::Nearest)] {
         let of = |class| assigned[tensor].operand(class);
-        let expected = OperandQuantization { spec: gradient, rounding };
+        let expected = QuantFormat::MXFP8_128.with_rounding(rounding);
         assert_eq!(of(OperandClass::WgradGradient), Some(expected));
-        assert_eq!(of(OperandClass::DgradWeight), nearest(floor));
+        assert_eq!(of(OperandClass::DgradWeight), Some(floor));
         assert_eq!(of(OperandClass::FpropWeight), None);
     }
     let all = from_toml(text).assign(&tensors()).unwrap();
-    let square = MxSpec { block: BlockShape::Square, ..floor };
-    assert_eq!(all[1].operand(OperandClass::FpropWeight), nearest(square));
-    assert_eq!(all[1].operand(OperandClass::FpropActivation), nearest(floor));
-    let setting = OperandSetting::of_format(OperandFormat::Bf16);
+    assert_eq!(all[1].operand(OperandClass::FpropWeight), Some(floor.square()));
+    assert_eq!(all[1].operand(OperandClass::FpropActivation), Some(floor));
+    let setting = OperandSetting::of_format(Format::Bf16);
     let fewer = from_toml(text).with_operands(&[OperandClass::FpropWeight], &setting);
     assert_eq!(fewer.assign(&tensors()).unwrap()[1].operand(OperandClass::FpropWeight), None);
 }
@@ -136,9 +131,9 @@ fn example_of_the_documentation() {
         ["layers.0.q_proj.weight", "layers.0.v_proj.weight", "layers.0.up_proj.weight", "x"];
     let tensors = names.map(|name| TensorUse { name, role: Role::Linear });
     let assigned = policy.assign(&tensors).unwrap();
-    let emulated = GemmPrecision { quantized: [true, false], is_mxfp8: false };
+    let emulated = GemmPrecision { quantized: [true, false], is_scaled: false };
     let of_v = Direction::ALL.iter().map(|&way| assigned[1].gemm(way));
-    assert_eq!(of_v.collect::<Vec<_>>(), [GemmPrecision::MXFP8, emulated, GemmPrecision::PLAIN]);
+    assert_eq!(of_v.collect::<Vec<_>>(), [GemmPrecision::SCALED, emulated, GemmPrecision::PLAIN]);
     let gradient = assigned[2].operand(OperandClass::WgradGradient).unwrap();
     assert_eq!(gradient.rounding, ElementRounding::Stochastic);
 }
@@ -149,14 +144,14 @@ fn gemms_that_follow() {
         let assigned = from_toml(text).assign(&tensors()).unwrap();
         Direction::ALL.iter().map(|&way| assigned[1].gemm(way)).collect::<Vec<_>>()
     };
-    let emulated = |quantized| GemmPrecision { quantized, is_mxfp8: false };
+    let emulated = |quantized| GemmPrecision { quantized, is_scaled: false };
     for (text, expected) in [
-        ("", [GemmPrecision::MXFP8; 3]),
+        ("", [GemmPrecision::SCALED; 3]),
         ("precision = 'bf16'", [GemmPrecision::PLAIN; 3]),
         ("gemm = 'emulated'", [emulated([true, true]); 3]),
         (
             "dgrad.weight = 'bf16'\nwgrad = 'bf16'",
-            [GemmPrecision::MXFP8, emulated([true, false]), GemmPrecision::PLAIN],
+            [GemmPrecision::SCALED, emulated([true, false]), GemmPrecision::PLAIN],
         ),
     ] {
         assert_eq!(gemms(text), expected, "{text}");
@@ -196,7 +191,7 @@ fn refused_operands() {
     for (text, expected) in [
         (
             "wgrad = 'fp8'",
-            "p.toml:1:9: expected one of `mxfp8`, `bf16` as operand format, got `fp8`",
+            "p.toml:1:9: expected one of `f32`, `bf16`, `mxfp8`, `nvfp4` as format, got `fp8`",
         ),
         (
             "[fprop]\ngradient = 'bf16'",
@@ -227,7 +222,7 @@ fn refused_operands() {
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'bf16'\nwgrad = 'mxfp8'",
-            "p.toml:2:11: expected format `mxfp8`, or none, in a rule about operands, got `bf16`",
+            "p.toml:2:11: expected a quantized format, or none, in a rule about operands, got `bf16`",
         ),
         ("gemm = 'fp8'", "p.toml:1:8: expected one of `native`, `emulated` as gemm, got `fp8`"),
     ] {

@@ -6,20 +6,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{PolicyError, PrecisionPolicy, Rule};
 use crate::{
-    BlockShape, ElementFormat, ElementRounding, GemmMode, Granularity, MxSpec, OperandClass,
-    OperandFormat, OperandQuantization, ScaleRule,
+    BlockShape, ElementFormat, ElementRounding, Format, GemmMode, Granularity, OperandClass,
+    QuantFormat, ScaleRule,
 };
 
 /// What a policy or a rule says about one operand; what it leaves out stays as it was. In a file
 /// it is a table, or the name of the format where it says nothing else.
 ///
-/// Other recipes than MXFP8 get their place here: NVFP4 as a further [`OperandFormat`], and a key
-/// for the Hadamard transform that it wants before the operands of wgrad.
+/// A key for the Hadamard transform that NVFP4 wants before the operands of wgrad gets its place
+/// here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperandSetting {
-    /// Whether it is quantized.
-    pub format: Option<OperandFormat>,
+    /// Whether it is quantized, and to what kind of elements and scales.
+    pub format: Option<Format>,
     /// Format of the elements.
     pub element: Option<ElementFormat>,
     /// How scales follow from magnitudes.
@@ -38,7 +38,7 @@ pub(super) type OperandSettings = BTreeMap<OperandClass, OperandSetting>;
 impl OperandSetting {
     /// Sets the format alone.
     #[must_use]
-    pub fn of_format(format: OperandFormat) -> Self {
+    pub fn of_format(format: Format) -> Self {
         Self { format: Some(format), ..Self::default() }
     }
 
@@ -64,18 +64,26 @@ impl OperandSetting {
         self.rounding = newer.rounding.or(self.rounding);
     }
 
-    /// How an operand is quantized whose spec is `base` where nothing is said; none if it is not.
-    fn resolve(&self, base: MxSpec) -> Option<OperandQuantization> {
-        if self.format == Some(OperandFormat::Bf16) {
-            return None;
-        }
-        let spec = MxSpec {
-            element: self.element.unwrap_or(base.element),
-            scale_rule: self.scale_rule.unwrap_or(base.scale_rule),
-            granularity: self.granularity.unwrap_or(base.granularity),
-            block: self.block.unwrap_or(base.block),
+    /// How an operand is quantized that is `base` where nothing is said; none if it is not.
+    fn resolve(&self, base: QuantFormat) -> Option<QuantFormat> {
+        let mut format = match self.format {
+            Some(Format::Quantized(format)) if !format.is_of_family(&base) => {
+                format.with_shape(base.block.shape())
+            }
+            Some(Format::Quantized(_)) | None => base,
+            Some(_) => return None,
         };
-        Some(OperandQuantization { spec, rounding: self.rounding.unwrap_or_default() })
+        format.element = self.element.unwrap_or(format.element);
+        if let Some(rule) = self.scale_rule {
+            format = format.with_scale_rule(rule);
+        }
+        if let Some(granularity) = self.granularity {
+            format = format.with_granularity(granularity);
+        }
+        if let Some(shape) = self.block {
+            format = format.with_shape(shape);
+        }
+        Some(format.with_rounding(self.rounding.unwrap_or_default()))
     }
 }
 
@@ -87,13 +95,17 @@ pub(super) fn overlay(settings: &mut OperandSettings, newer: &OperandSettings) {
 }
 
 impl PrecisionPolicy {
-    /// How each operand of an MXFP8 tensor with these settings is quantized.
-    pub(super) fn resolve(&self, settings: &OperandSettings) -> [Option<OperandQuantization>; 6] {
+    /// How each operand of a tensor in `format` with these settings is quantized.
+    pub(super) fn resolve(
+        &self,
+        format: QuantFormat,
+        settings: &OperandSettings,
+    ) -> [Option<QuantFormat>; 6] {
         std::array::from_fn(|index| {
             let class = OperandClass::ALL[index];
-            let base = match class.operand() {
-                "weight" => self.weight_spec(),
-                _ => self.activation_spec(),
+            let base = match class {
+                OperandClass::FpropWeight | OperandClass::DgradWeight => self.of_weights(format),
+                _ => self.of_activations(format),
             };
             settings.get(&class).unwrap_or(&OperandSetting::default()).resolve(base)
         })
@@ -111,14 +123,14 @@ impl PrecisionPolicy {
         Self { gemm, ..self }
     }
 
-    /// The same policy with operands of every MXFP8 tensor set by default; rules win.
+    /// The same policy with operands of every quantized tensor set by default; rules win.
     #[must_use]
     pub fn with_operands(mut self, classes: &[OperandClass], setting: &OperandSetting) -> Self {
         overlay(&mut self.operands, &settings_of(classes, setting));
         self
     }
 
-    /// The same policy with operands of those MXFP8 tensors set that `tensors`, a glob, matches.
+    /// The same policy with operands of those quantized tensors set that `tensors`, a glob, matches.
     /// Wins over everything said before.
     ///
     /// # Errors
@@ -137,8 +149,7 @@ impl PrecisionPolicy {
         Ok(self)
     }
 
-    /// The same policy with nothing quantized but `classes`, of all the tensors that it has in
-    /// MXFP8. Wins over everything said before about formats; how the rest is quantized stays.
+    /// The same policy with nothing quantized but `classes`, of all the tensors that it quantizes. Wins over everything said before about formats; how the rest is quantized stays.
     ///
     /// ```
     /// use deepwell_precision::{OperandClass, PrecisionPolicy, Role, TensorUse};
@@ -163,7 +174,7 @@ impl PrecisionPolicy {
     /// before.
     #[must_use]
     pub fn without(mut self, classes: &[OperandClass]) -> Self {
-        let operands = settings_of(classes, &OperandSetting::of_format(OperandFormat::Bf16));
+        let operands = settings_of(classes, &OperandSetting::of_format(Format::Bf16));
         self.rules.push(Rule { tensors: "*".to_owned(), format: None, operands, place: None });
         self
     }
@@ -175,7 +186,8 @@ impl PrecisionPolicy {
     ///
     /// [`PolicyError::Glob`] when the pattern is malformed.
     pub fn only_in(self, tensors: &str, classes: &[OperandClass]) -> Result<Self, PolicyError> {
-        let quantized = OperandSetting::of_format(OperandFormat::Mxfp8);
+        let format = self.format.quantized().map_or(Format::MXFP8, Format::Quantized);
+        let quantized = OperandSetting::of_format(format);
         self.without(OperandClass::ALL).with_operands_in(tensors, classes, &quantized)
     }
 
@@ -185,7 +197,7 @@ impl PrecisionPolicy {
     ///
     /// [`PolicyError::Glob`] when the pattern is malformed.
     pub fn without_in(self, tensors: &str, classes: &[OperandClass]) -> Result<Self, PolicyError> {
-        self.with_operands_in(tensors, classes, &OperandSetting::of_format(OperandFormat::Bf16))
+        self.with_operands_in(tensors, classes, &OperandSetting::of_format(Format::Bf16))
     }
 }
 
@@ -198,7 +210,7 @@ fn settings_of(classes: &[OperandClass], setting: &OperandSetting) -> OperandSet
 #[serde(deny_unknown_fields)]
 struct SettingTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    format: Option<OperandFormat>,
+    format: Option<Format>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     element: Option<ElementFormat>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
 //! Policies: who gets what, and the words of errors.
 
 use super::*;
-use crate::{OperandClass, OperandQuantization};
+use crate::OperandClass;
 
 /// Two blocks of a small model, in execution order.
 fn tensors() -> Vec<TensorUse<'static>> {
@@ -85,7 +85,7 @@ fn forced_tensors_go_up_to_bf16_never_down() {
     let forced = |policy: PrecisionPolicy| formats(&policy.force_bf16([(name, "why")]));
     assert_eq!(forced(PrecisionPolicy::f32()), "f32 f32 f32 f32 f32 f32 f32 f32");
     assert_eq!(forced(PrecisionPolicy::mxfp8()), "bf16 bf16 bf16 mxfp8 bf16 bf16 bf16 bf16");
-    let ruled = PrecisionPolicy::mxfp8().with_rule(name, Format::Mxfp8).unwrap();
+    let ruled = PrecisionPolicy::mxfp8().with_rule(name, Format::MXFP8).unwrap();
     assert_eq!(forced(ruled.clone()), "bf16 bf16 bf16 mxfp8 bf16 bf16 bf16 bf16");
     let released = ruled.force_bf16([(name, "why")]).without_forced();
     assert_eq!(formats(&released), "bf16 bf16 bf16 mxfp8 bf16 mxfp8 bf16 bf16");
@@ -103,17 +103,21 @@ fn presets_and_specs() {
         ("mxfp8-floor", OcpFloor, G32, Row),
         ("mxfp8-128", Rceil, G128, Square),
         ("mxfp8-2d", Rceil, G32, Square),
+        ("nvfp4", Rceil, G32, Square),
     ] {
         let policy = PrecisionPolicy::preset(name).unwrap();
-        let spec = MxSpec { scale_rule: rule, granularity, ..MxSpec::default() };
-        assert_eq!(policy.weight_spec(), MxSpec { block: weight_block, ..spec }, "{name}");
-        assert_eq!(policy.activation_spec(), spec, "{name}");
+        let format = policy.format().quantized().unwrap_or_default();
+        let format = format.with_scale_rule(rule).with_granularity(granularity);
+        assert_eq!(policy.weight_format(), format.with_shape(weight_block), "{name}");
+        assert_eq!(policy.activation_format(), format, "{name}");
         for assignment in policy.assign(&tensors()).unwrap() {
             for &class in OperandClass::ALL {
                 let block = if class.operand() == "weight" { weight_block } else { Row };
-                let spec = MxSpec { block, ..spec };
-                let quantization = OperandQuantization { spec, ..Default::default() };
-                let expected = (assignment.format == Format::Mxfp8).then_some(quantization);
+                let is_random = name == "nvfp4" && class.operand() == "gradient";
+                let rounding =
+                    if is_random { ElementRounding::Stochastic } else { ElementRounding::Nearest };
+                let format = format.with_shape(block).with_rounding(rounding);
+                let expected = assignment.format.is_quantized().then_some(format);
                 assert_eq!(assignment.operand(class), expected, "{name} {class}");
             }
         }
@@ -123,7 +127,7 @@ fn presets_and_specs() {
         let json = serde_json::to_string(&policy).unwrap();
         assert_eq!(serde_json::from_str::<PrecisionPolicy>(&json).unwrap(), policy, "{name}");
     }
-    assert_eq!(PRESETS.len(), 6);
+    assert_eq!(PRESETS.len(), 7);
 }
 
 #[test]
@@ -147,7 +151,7 @@ fn refused_text() {
         (
             "precision = \"fp8\"",
             "p.toml:1:13: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-floor`, `mxfp8-128`, \
-             `mxfp8-2d` as precision, got `fp8`",
+             `mxfp8-2d`, `nvfp4` as precision, got `fp8`",
         ),
         (
             "# a comment\n\nscale_rule = 'up'",

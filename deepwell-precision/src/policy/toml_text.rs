@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use toml::Spanned;
 
 use super::error::{PolicyError, unknown_key_hint};
-use super::operands::{OperandSetting, OperandSettings};
+use super::operands::{OperandSetting, OperandSettings, overlay};
 use super::{PRESETS, PrecisionPolicy, Rule, name_or_table};
 use crate::{
     BlockShape, Direction, Fallback, Format, GemmMode, Granularity, OperandClass, ScaleRule,
@@ -196,7 +196,7 @@ impl PrecisionPolicy {
         policy.keep_first_last_bf16 =
             file.keep_first_last_bf16.unwrap_or(policy.keep_first_last_bf16);
         policy.gemm = file.gemm.unwrap_or(policy.gemm);
-        policy.operands = settings(file.fprop, file.dgrad, file.wgrad);
+        overlay(&mut policy.operands, &settings(file.fprop, file.dgrad, file.wgrad));
         for rule in file.rule {
             let start = rule.tensors.span().start;
             let (line, column) = at(start);
@@ -207,9 +207,10 @@ impl PrecisionPolicy {
                                    `tensors` alone";
                     return Err(refuse(start, message.to_owned(), ""));
                 }
-                Some(format) if format != Format::Mxfp8 && !operands.is_empty() => {
+                Some(format) if !format.is_quantized() && !operands.is_empty() => {
                     let message = format!(
-                        "expected format `mxfp8`, or none, in a rule about operands, got `{format}`"
+                        "expected a quantized format, or none, in a rule about operands, got \
+                         `{format}`"
                     );
                     return Err(refuse(start, message, ""));
                 }
@@ -257,7 +258,7 @@ impl PrecisionPolicy {
     }
 }
 
-const _: () = assert!(PRESETS.len() == 6, "the module documentation lists the presets");
+const _: () = assert!(PRESETS.len() == 7, "the module documentation lists the presets");
 
 /// Line and column, both from 1, of a byte offset; columns count characters.
 fn line_and_column(text: &str, offset: usize) -> (usize, usize) {

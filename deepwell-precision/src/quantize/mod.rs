@@ -15,7 +15,9 @@ use crate::error::{QuantizeError, Shape};
 use crate::simd::Level;
 use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join, threads};
-use crate::{BLOCK, BlockShape, MxSpec, QuantStats, Source};
+use crate::{
+    BLOCK, BlockShape, ElementFormat, Granularity, QuantFormat, QuantStats, ScaleRule, Source,
+};
 
 pub(crate) mod lanes;
 #[cfg(test)]
@@ -38,6 +40,25 @@ const BAND_COLS: usize = 1024;
 
 const _: () = assert!(BAND_COLS.is_multiple_of(TILE_COLS));
 
+/// A [`QuantFormat`] as the kernels of MX formats take it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MxSpec {
+    pub(crate) element: ElementFormat,
+    pub(crate) scale_rule: ScaleRule,
+    pub(crate) granularity: Granularity,
+    pub(crate) block: BlockShape,
+}
+
+#[cfg(test)]
+impl MxSpec {
+    pub(crate) fn format(&self) -> QuantFormat {
+        QuantFormat::mx(self.element)
+            .with_scale_rule(self.scale_rule)
+            .with_granularity(self.granularity)
+            .with_shape(self.block)
+    }
+}
+
 /// Bytes of the scales of a `rows` x `cols` matrix with blocks along its rows: plain row-major
 /// [rows, ceil(cols / 32)].
 #[must_use]
@@ -53,30 +74,32 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 /// pool. Does not allocate; square blocks take some 100 KiB of stack.
 ///
 /// ```
-/// use deepwell_precision::{ElementFormat, MxSpec, dequantize_rows, quantize_rows};
+/// use deepwell_precision::{QuantFormat, dequantize_rows, quantize_rows};
 /// let source = [0.0_f32, 1.0, -2.5, 448.0];
 /// let (mut data, mut scales) = ([0; 4], [0; 1]);
-/// let stats = quantize_rows(&source, 1, 4, &MxSpec::default(), &mut data, &mut scales)?;
+/// let format = QuantFormat::MXFP8;
+/// let stats = quantize_rows(&source, 1, 4, &format, &mut data, &mut scales)?;
 /// assert_eq!((stats.amax, scales), (448.0, [127]));
 /// let mut back = [0.0_f32; 4];
-/// dequantize_rows(&data, &scales, 1, 4, ElementFormat::E4M3, &mut back)?;
+/// dequantize_rows(&data, &scales, 1, 4, &format, &mut back)?;
 /// assert_eq!(back, source);
 /// # Ok::<(), deepwell_precision::QuantizeError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
+/// what is no MX format; nothing is written then.
 pub fn quantize_rows<S: Source>(
     src: &[S],
     rows: usize,
     cols: usize,
-    spec: &MxSpec,
+    format: &QuantFormat,
     data: &mut [u8],
     scales: &mut [u8],
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
-    Ok(rows_of(S::values(src), rows, cols, *spec, data, scales))
+    Ok(rows_of(S::values(src), rows, cols, format.mx_spec()?, data, scales))
 }
 
 /// Quantizes a matrix with blocks along its columns, for a product that contracts over rows.
@@ -87,17 +110,18 @@ pub fn quantize_rows<S: Source>(
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
+/// what is no MX format; nothing is written then.
 pub fn quantize_columns<S: Source>(
     src: &[S],
     rows: usize,
     cols: usize,
-    spec: &MxSpec,
+    format: &QuantFormat,
     data_t: &mut [u8],
     scales_t: &mut [u8],
 ) -> Result<QuantStats, QuantizeError> {
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
-    Ok(columns_of(S::values(src), rows, cols, *spec, data_t, scales_t))
+    Ok(columns_of(S::values(src), rows, cols, format.mx_spec()?, data_t, scales_t))
 }
 
 /// Both copies in one pass over the source: (data, scales) as [`quantize_rows`] writes them and
@@ -105,32 +129,33 @@ pub fn quantize_columns<S: Source>(
 /// two calls merged. With [`BlockShape::Square`] both copies hold the same values.
 ///
 /// ```
-/// use deepwell_precision::{MxSpec, quantize_both, scales_len};
+/// use deepwell_precision::{QuantFormat, quantize_both, scales_len};
 /// let source = vec![1.0_f32; 2 * 40];
 /// let (mut data, mut scales) = (vec![0; 80], vec![0; scales_len(2, 40)]);
 /// let (mut data_t, mut scales_t) = (vec![0; 80], vec![0; scales_len(40, 2)]);
 /// let by_row = (&mut data[..], &mut scales[..]);
 /// let by_column = (&mut data_t[..], &mut scales_t[..]);
-/// let stats = quantize_both(&source, 2, 40, &MxSpec::default(), by_row, by_column)?;
+/// let stats = quantize_both(&source, 2, 40, &QuantFormat::MXFP8, by_row, by_column)?;
 /// assert_eq!(stats.elements, 160);
 /// # Ok::<(), deepwell_precision::QuantizeError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
+/// what is no MX format; nothing is written then.
 pub fn quantize_both<S: Source>(
     src: &[S],
     rows: usize,
     cols: usize,
-    spec: &MxSpec,
+    format: &QuantFormat,
     (data, scales): (&mut [u8], &mut [u8]),
     (data_t, scales_t): (&mut [u8], &mut [u8]),
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
     let column_out = ColumnOut { data_t, scales_t };
-    let stats = both_of(S::values(src), rows, cols, *spec, (data, scales), column_out);
+    let stats = both_of(S::values(src), rows, cols, format.mx_spec()?, (data, scales), column_out);
     Ok(QuantStats { elements: 2 * src.len() as u64, ..stats })
 }
 

@@ -1,7 +1,8 @@
 //! Quantization as its definition reads, one element at a time: what the vector kernels are
 //! tested against.
 
-use crate::{BlockShape, ElementFormat, MxSpec, Overflow, QuantStats, Rounding, ScaleRule};
+use crate::quantize::MxSpec;
+use crate::{BlockShape, ElementFormat, Overflow, QuantStats, Rounding, ScaleRule};
 use crate::{e4m3, e5m2, e8m0};
 
 /// Quantizes the `outer` x `contraction` matrix whose element (o, k) is `at(o, k)`.

@@ -5,9 +5,10 @@ use super::lanes::{
     encode_block, survey_any,
 };
 use crate::e8m0::{self, finite_scale};
+use crate::quantize::MxSpec;
 use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{BLOCK, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source};
+use crate::{BLOCK, ElementFormat, Granularity, QuantStats, ScaleRule, Source};
 
 /// Blocks whose scales are computed together, in one AVX-512 register.
 const SEGMENT_BLOCKS: usize = 16;

@@ -5,12 +5,10 @@ use super::lanes::{
 };
 use crate::e8m0::{self, finite_scale};
 use crate::error::{QuantizeError, Shape};
-use crate::quantize::scales_len;
+use crate::quantize::{MxSpec, scales_len};
 use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{
-    BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, Philox, QuantStats, ScaleRule, Source,
-};
+use crate::{BLOCK, Block, ElementFormat, Philox, QuantFormat, QuantStats, ScaleRule, Source};
 
 /// [`ElementFormat::encode_stochastic`] of one lane of finite `x` after multiplication.
 ///
@@ -52,26 +50,26 @@ pub(crate) fn encode_stochastic_lane<E: Element>(
 /// Scales follow from magnitudes as in [`crate::quantize_rows`], without chance.
 ///
 /// ```
-/// use deepwell_precision::{ElementFormat, MxSpec, Philox, quantize_rows_stochastic};
-/// let spec = MxSpec { element: ElementFormat::E2M1, ..MxSpec::default() };
+/// use deepwell_precision::{ElementFormat, Philox, QuantFormat, quantize_rows_stochastic};
+/// let format = QuantFormat { element: ElementFormat::E2M1, ..QuantFormat::MXFP8 };
 /// let mut source = [2.25_f32; 4096];
 /// source[0] = 6.0; // the first block has the scale 1, between whose values 2 and 3 lies 2.25
 /// let (mut codes, mut scales) = ([0; 4096], [0; 128]);
 /// let philox = Philox { seed: 7, stream: 0 };
-/// quantize_rows_stochastic(&source, 1, 4096, &spec, philox, &mut codes, &mut scales)?;
+/// quantize_rows_stochastic(&source, 1, 4096, &format, philox, &mut codes, &mut scales)?;
 /// assert!(codes[1..32].iter().all(|code| [0x4, 0x5].contains(code)));
 /// # Ok::<(), deepwell_precision::QuantizeError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Blocks`] unless
-/// `spec` asks for 1 x 32 blocks; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] unless
+/// it is an MX format with 1 x 32 blocks; nothing is written then.
 pub fn quantize_rows_stochastic<S: Source>(
     src: &[S],
     rows: usize,
     cols: usize,
-    spec: &MxSpec,
+    format: &QuantFormat,
     philox: Philox,
     data: &mut [u8],
     scales: &mut [u8],
@@ -80,14 +78,15 @@ pub fn quantize_rows_stochastic<S: Source>(
     shape.expect("src", rows * cols, src.len())?;
     shape.expect("data", rows * cols, data.len())?;
     shape.expect("scales", scales_len(rows, cols), scales.len())?;
-    if spec.block != BlockShape::Row || spec.granularity != Granularity::G32 {
-        return Err(QuantizeError::Blocks { block: spec.block, granularity: spec.granularity });
+    let spec = format.mx_spec()?;
+    if format.block != Block::row(BLOCK as u16) {
+        return Err(format.refused("blocks of 1x32 for stochastic rounding"));
     }
     let elements = src.len() as u64;
     if src.is_empty() {
         return Ok(QuantStats::default());
     }
-    let task = StochasticTask { src, cols, first: 0, spec: *spec, philox, data, scales };
+    let task = StochasticTask { src, cols, first: 0, spec, philox, data, scales };
     Ok(QuantStats { elements, ..task.run() })
 }
 
@@ -266,7 +265,7 @@ mod tests {
                 })
                 .collect();
             for &element in ElementFormat::ALL {
-                let spec = MxSpec { element, ..MxSpec::default() };
+                let spec = QuantFormat { element, ..QuantFormat::MXFP8 };
                 let (mut data, mut scales) =
                     (vec![0xEE; rows * cols], vec![0xEE; scales_len(rows, cols)]);
                 let (mut nearest, mut expected_scales) = (data.clone(), scales.clone());
@@ -301,13 +300,12 @@ mod tests {
 
     #[test]
     fn square_blocks_are_refused() {
-        let spec = MxSpec { block: BlockShape::Square, ..MxSpec::default() };
+        let spec = QuantFormat::MXFP8.square();
         let philox = Philox::default();
         let error = quantize_rows_stochastic(&[0.0_f32], 1, 1, &spec, philox, &mut [0], &mut [0]);
         assert_eq!(
             error.unwrap_err().to_string(),
-            "expected blocks of shape `row` and granularity `32` for stochastic rounding, got \
-             `square` and `32`"
+            "expected blocks of 1x32 for stochastic rounding, got `mxfp8 32x32`"
         );
     }
 }

@@ -264,7 +264,7 @@ fn statistics_by_hand() {
         ),
     ] {
         let (mut data, mut scales) = ([0; 4], [0; 1]);
-        let stats = quantize_rows(&src, 1, 4, &spec, &mut data, &mut scales).unwrap();
+        let stats = quantize_rows(&src, 1, 4, &spec.format(), &mut data, &mut scales).unwrap();
         assert_eq!(stats, expected, "{src:?} {}", spec.scale_rule);
     }
 }
@@ -279,8 +279,8 @@ fn non_finite_values_come_back() {
     ] {
         for spec in all_specs() {
             let (mut data, mut scales, mut back) = ([0; 2], [0; 1], [0.0_f32; 2]);
-            quantize_rows(&src, 1, 2, &spec, &mut data, &mut scales).unwrap();
-            crate::dequantize_rows(&data, &scales, 1, 2, spec.element, &mut back).unwrap();
+            quantize_rows(&src, 1, 2, &spec.format(), &mut data, &mut scales).unwrap();
+            crate::dequantize_rows(&data, &scales, 1, 2, &spec.format(), &mut back).unwrap();
             assert_eq!(scales, [scale], "{src:?}");
             assert_eq!(format!("{back:?}"), format!("{expected:?}"), "{src:?} {spec:?}");
         }
@@ -336,7 +336,7 @@ fn square_blocks_give_both_copies_the_same_values() {
         let mut copy_t = Copied::empty(cols, rows);
         let by_row = (&mut copy.data[..], &mut copy.scales[..]);
         let by_column = (&mut copy_t.data[..], &mut copy_t.scales[..]);
-        quantize_both(&src, rows, cols, &spec, by_row, by_column).unwrap();
+        quantize_both(&src, rows, cols, &spec.format(), by_row, by_column).unwrap();
         for r in 0..rows {
             for c in 0..cols {
                 assert_eq!(copy.data[r * cols + c], copy_t.data[c * rows + r]);
@@ -356,7 +356,7 @@ fn wrong_lengths() {
         (80, 3, "`scales` of a 2 x 40 matrix: expected 4 elements, got 3"),
     ] {
         let (mut data, mut scales) = (vec![0; data], vec![0; scales]);
-        let error = quantize_rows(&src, 2, 40, &spec, &mut data, &mut scales).unwrap_err();
+        let error = quantize_rows(&src, 2, 40, &spec.format(), &mut data, &mut scales).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
     for (data, scales, expected) in [
@@ -364,7 +364,8 @@ fn wrong_lengths() {
         (80, 41, "`scales_t` of a 2 x 40 matrix: expected 40 elements, got 41"),
     ] {
         let (mut data, mut scales) = (vec![0; data], vec![0; scales]);
-        let error = quantize_columns(&src, 2, 40, &spec, &mut data, &mut scales).unwrap_err();
+        let error =
+            quantize_columns(&src, 2, 40, &spec.format(), &mut data, &mut scales).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
     for (rows, cols, expected) in [
@@ -375,7 +376,7 @@ fn wrong_lengths() {
             "a 18446744073709551615 x 2 matrix has more elements than this machine can address",
         ),
     ] {
-        let error = quantize_rows(&src, rows, cols, &spec, &mut [], &mut []).unwrap_err();
+        let error = quantize_rows(&src, rows, cols, &spec.format(), &mut [], &mut []).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
 }
@@ -398,10 +399,10 @@ proptest! {
         src.iter_mut().for_each(|x| *x *= factor);
         let mut copy = Copied::empty(rows, cols);
         copy.stats =
-            quantize_rows(&src, rows, cols, &spec, &mut copy.data, &mut copy.scales).unwrap();
+            quantize_rows(&src, rows, cols, &spec.format(), &mut copy.data, &mut copy.scales).unwrap();
         let mut back = vec![0.0_f32; rows * cols];
         let (data, scales) = (&copy.data, &copy.scales);
-        crate::dequantize_rows(data, scales, rows, cols, spec.element, &mut back).unwrap();
+        crate::dequantize_rows(data, scales, rows, cols, &spec.format(), &mut back).unwrap();
         // Half a unit of the last place of the fraction; half of the smallest subnormal; and under
         // the floor rule what is clipped: amax / max - 1 <= 511.99 / 448 - 1.
         let (relative, tiny) = match spec.element {
@@ -421,10 +422,10 @@ proptest! {
         // A quantized matrix is its own quantization under the same rule, unless the exponent
         // fell: a group whose amax rounded down to a value that fits the next smaller scale.
         let mut again = Copied::empty(rows, cols);
-        quantize_rows(&back, rows, cols, &spec, &mut again.data, &mut again.scales).unwrap();
+        quantize_rows(&back, rows, cols, &spec.format(), &mut again.data, &mut again.scales).unwrap();
         let mut twice = vec![0.0_f32; rows * cols];
         let (data, scales) = (&again.data, &again.scales);
-        crate::dequantize_rows(data, scales, rows, cols, spec.element, &mut twice).unwrap();
+        crate::dequantize_rows(data, scales, rows, cols, &spec.format(), &mut twice).unwrap();
         prop_assert_eq!(twice, back);
     }
 }

@@ -18,8 +18,9 @@ use super::lanes::{
 };
 use super::scales::{any_scales, finite_scales};
 use super::transpose::{Words, transpose_8_rows};
+use crate::quantize::MxSpec;
 use crate::simd::Kernel;
-use crate::{BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source};
+use crate::{BLOCK, BlockShape, ElementFormat, Granularity, QuantStats, ScaleRule, Source};
 
 /// Columns of a tile.
 pub(super) const TILE_COLS: usize = 128;

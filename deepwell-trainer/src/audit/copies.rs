@@ -3,15 +3,17 @@
 //! A copy of a matrix with its contraction along `k` is made in groups: 1 x 32 or 1 x 128
 //! elements (32 x 32 or 128 x 128 for square blocks), shorter at the edges. Of each group:
 //! the largest magnitude, its scale, and every element times the inverse of the scale, rounded to
-//! nearest even, saturating. A scale byte stands for 32 elements whatever the group.
+//! nearest even, saturating. A scale byte stands for 32 elements whatever the group. NVFP4 has
+//! groups of 1 x 16 or 16 x 16 and a scale for the tensor.
 
 use deepwell_ir::ops::{Axis, Quantize};
-use deepwell_ir::{Call, DType, Phase, Program, Quantization};
+use deepwell_ir::{Call, DType, Phase, Program, Quantization, Storage};
 use deepwell_kernels::KernelError;
-use deepwell_precision::{BLOCK, BlockShape, MxSpec, Overflow, Rounding, e4m3, e8m0, scale_tiles};
+use deepwell_precision::{QuantFormat, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;
 
+use super::planes::{Encoder, code_at};
 use super::report::AuditReport;
 use super::view::{Memory, View, view};
 
@@ -69,7 +71,8 @@ struct MxCopy<'a> {
     /// Rows of the copy.
     outer: usize,
     contraction: usize,
-    spec: MxSpec,
+    format: QuantFormat,
+    encoder: Encoder,
     codes: View<'a>,
     scales: View<'a>,
 }
@@ -78,20 +81,21 @@ impl<'a> MxCopy<'a> {
     fn new(
         source: View<'a>,
         is_column: bool,
-        spec: MxSpec,
+        encoder: Encoder,
+        format: QuantFormat,
         codes: View<'a>,
         scales: View<'a>,
     ) -> MxCopy<'a> {
         let (rows, columns) = (source.shape[0], source.shape[1]);
         let (outer, contraction, strides) =
             if is_column { (columns, rows, (1, columns)) } else { (rows, columns, (columns, 1)) };
-        MxCopy { source, strides, outer, contraction, spec, codes, scales }
+        MxCopy { source, strides, outer, contraction, format, encoder, codes, scales }
     }
 
     fn has_the_right_size(&self) -> bool {
-        self.codes.bytes.len() == self.outer * self.contraction
-            && self.scales.bytes.len()
-                == scale_tiles::tiled_len(self.outer, self.contraction.div_ceil(BLOCK))
+        let blocks = self.contraction.div_ceil(self.format.scale.stored_every());
+        self.codes.shape == [self.outer, self.contraction]
+            && self.scales.bytes.len() == scale_tiles::tiled_len(self.outer, blocks)
     }
 
     fn at(&self, outer: usize, k: usize) -> f32 {
@@ -99,8 +103,7 @@ impl<'a> MxCopy<'a> {
     }
 
     fn differences(&self) -> CopyDifferences {
-        let is_square = self.spec.block == BlockShape::Square;
-        let group_rows = if is_square { self.spec.granularity.elements() } else { 1 };
+        let group_rows = usize::from(self.format.block.rows);
         (0..self.outer.div_ceil(group_rows))
             .into_par_iter()
             .map(|group| {
@@ -113,8 +116,9 @@ impl<'a> MxCopy<'a> {
     /// Rows that share their groups.
     fn differences_of_rows(&self, start: usize, end: usize) -> CopyDifferences {
         let mut differences = CopyDifferences::default();
-        let blocks = self.contraction.div_ceil(BLOCK);
-        let group = self.spec.granularity.elements();
+        let every = self.format.scale.stored_every();
+        let blocks = self.contraction.div_ceil(every);
+        let group = usize::from(self.format.block.k);
         for k_start in (0..self.contraction).step_by(group) {
             let k_end = (k_start + group).min(self.contraction);
             // Magnitudes as bits: NaN stands above infinity, infinity above all else.
@@ -125,18 +129,17 @@ impl<'a> MxCopy<'a> {
                 }
             }
             let amax = f32::from_bits(amax_bits);
-            let scale = e8m0::from_amax_for(amax, self.spec.element, self.spec.scale_rule);
-            let inverse = e8m0::reciprocal(scale);
+            let scale = self.encoder.scale(amax);
+            let factor = self.encoder.factor(scale);
             for outer in start..end {
-                for block in k_start / BLOCK..k_end.div_ceil(BLOCK) {
+                for block in k_start / every..k_end.div_ceil(every) {
                     let got = self.scales.bytes[scale_tiles::offset(outer, block, blocks)];
                     differences.scales.note(outer * blocks + block, scale.into(), got.into());
                 }
                 for k in k_start..k_end {
-                    let scaled = self.at(outer, k) * inverse;
-                    let code = e4m3::encode(scaled, Rounding::NearestEven, Overflow::Saturate);
+                    let code = self.encoder.code(self.at(outer, k), factor);
                     let index = outer * self.contraction + k;
-                    let got = self.codes.bytes[index];
+                    let got = code_at(&self.format, &self.codes, outer, k);
                     differences.codes.note(index, code.into(), got.into());
                 }
             }
@@ -158,7 +161,7 @@ fn phrases(source: &View<'_>, call: &Call, moment: &str) -> (String, String) {
 
 fn describe(kind: &str, of: &str, target: &View<'_>, differences: Differences) -> Option<String> {
     let (index, expected, got) = differences.first?;
-    let hex = 2 + 2 * target.dtype.size_bytes();
+    let hex = 2 + target.dtype.bits() as usize / 4;
     Some(format!(
         "`{}`: {} of {} {kind} differ from those of {of}, first at {}: \
          expected {expected:#0hex$x}, got {got:#0hex$x}",
@@ -184,16 +187,24 @@ pub(super) fn check_quantize(
     let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
     let output = |index: usize| view(program, quantization.outputs[index].value, memory);
-    let Quantize { spec, axis } = *quantization.quantize;
-    let columns: &[bool] = match axis {
-        Axis::Row => &[false],
-        Axis::Column => &[true],
-        Axis::Both => &[false, true],
-    };
+    let quantize @ &Quantize { format, .. } = quantization.quantize;
+    let planes = Storage::plane_count(&format);
+    let amax = if planes == 3 { source.amax() } else { 0.0 };
+    let encoder = Encoder::new(format, amax);
     let mut wrong = Vec::new();
-    for (index, &is_column) in columns.iter().enumerate() {
-        let (codes, scales) = (output(2 * index)?, output(2 * index + 1)?);
-        let copy = MxCopy::new(source, is_column, spec, codes, scales);
+    for (index, &axis) in quantize.axes().iter().enumerate() {
+        let is_column = axis == Axis::Column;
+        let (codes, scales) = (output(planes * index)?, output(planes * index + 1)?);
+        let copy = MxCopy::new(source, is_column, encoder, format, codes, scales);
+        if planes == 3 {
+            let scale = output(planes * index + 2)?;
+            let (expected, got) = (encoder.tensor_scale(), scale.float(0));
+            if expected.to_bits() != got.to_bits() {
+                let name = scale.name;
+                let what = format!("{moment}`{name}`: expected {expected:e}, got {got:e}");
+                report.add(&call.name, what);
+            }
+        }
         let name = if is_column { "column" } else { "row" };
         if !copy.has_the_right_size() {
             let what =
@@ -205,7 +216,7 @@ pub(super) fn check_quantize(
         report.count_tensor(scales.len());
         let differences = copy.differences();
         // Told by rows, however they lie.
-        let by_rows = [copy.outer, copy.contraction.div_ceil(BLOCK)];
+        let by_rows = [copy.outer, copy.contraction.div_ceil(format.scale.stored_every())];
         let scales = View { shape: &by_rows, ..scales };
         for (kind, target, differences) in
             [("scales", &scales, differences.scales), ("codes", &codes, differences.codes)]

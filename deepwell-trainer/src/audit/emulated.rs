@@ -1,13 +1,13 @@
 //! GEMMs that read dequantized operands: which copies those are, and what is in them.
 
 use deepwell_ir::ops::{Axis, Dequantize};
-use deepwell_ir::{Call, Product, Program};
+use deepwell_ir::{Call, DType, Product, Program};
 use deepwell_kernels::KernelError;
-use deepwell_kernels::ops::dequantize::oracle::{BLOCK, decode_e4m3, decode_e8m0};
-use deepwell_precision::{GemmPrecision, scale_tiles};
+use deepwell_precision::GemmPrecision;
 use half::bf16;
 use rayon::prelude::*;
 
+use super::planes::{Planes, Tables};
 use super::report::AuditReport;
 use super::structure::{Origins, wanted_axes};
 use super::view::{Memory, view};
@@ -49,21 +49,22 @@ pub(super) fn check_dequantize(
     call: &Call,
     op: &Dequantize,
     memory: &Memory<'_>,
+    tables: &Tables,
 ) -> Result<(), KernelError> {
     let operand = |index: usize| view(program, call.operands[index].value, memory);
-    let (data, scales, target) = (operand(0)?, operand(1)?, operand(2)?);
+    let (data, scales, target) = (operand(0)?, operand(1)?, operand(call.input_count)?);
+    let tensor_scale = if call.input_count == 3 { Some(operand(2)?) } else { None };
+    let planes = Planes { format: op.format, data, scales, tensor_scale };
     report.calls_checked += 1;
     report.count_tensor(target.len());
-    let (columns, contraction) = (target.shape[1], data.shape[1]);
+    let columns = target.shape[1];
     let expected = |index: usize| {
         let (row, column) = (index / columns, index % columns);
         let (outer, k) = if op.axis == Axis::Column { (column, row) } else { (row, column) };
-        let place = scale_tiles::offset(outer, k / BLOCK, contraction.div_ceil(BLOCK));
-        let value =
-            decode_e4m3(data.bytes[outer * contraction + k]) * decode_e8m0(scales.bytes[place]);
-        match target.dtype.size_bytes() {
-            2 => bf16::from_f64(value).to_f32(),
-            _ => value as f32,
+        let value = planes.at(tables, outer, k) as f32;
+        match target.dtype {
+            DType::Bf16 => bf16::from_f32(value).to_f32(),
+            _ => value,
         }
     };
     let wrong = |&index: &usize| {

@@ -48,6 +48,7 @@
 
 mod copies;
 mod emulated;
+mod planes;
 mod products;
 mod report;
 mod stochastic;
@@ -64,7 +65,7 @@ pub use report::{AuditReport, FINDINGS_KEPT, Finding};
 pub use structure::{audit_counts, audit_provenance};
 pub use view::SAMPLES;
 
-use products::MxTables;
+use planes::Tables;
 use update::BeforeUpdate;
 use view::{Memory, fingerprint, view};
 
@@ -79,7 +80,7 @@ enum Pending {
 /// Observes steps and collects what is wrong with them, see the module documentation.
 pub struct Audit {
     report: AuditReport,
-    tables: MxTables,
+    tables: Tables,
     pending: Option<Pending>,
     /// Fingerprints of codes and scales as their quantization left them, by where they lie.
     written: HashMap<ByteRange, u64>,
@@ -92,7 +93,7 @@ impl Audit {
         for finding in audit_counts(program).into_iter().chain(audit_provenance(program)) {
             report.add(&finding.call, finding.what);
         }
-        Audit { report, tables: MxTables::new(), pending: None, written: HashMap::new() }
+        Audit { report, tables: Tables::new(), pending: None, written: HashMap::new() }
     }
 
     /// What was checked and found.
@@ -173,7 +174,7 @@ impl Observer for Audit {
             let before = BeforeUpdate::read(program, call, op, &memory)?;
             self.pending = Some(Pending::Update(before));
         }
-        let reads_quantized = matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_));
+        let reads_quantized = matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_));
         let adds = products::is_product(&call.op) && call.accumulate.adds(instance);
         if reads_quantized || adds {
             let memory = Memory::of_call(program, call, instance, backend)?;
@@ -212,7 +213,7 @@ impl Observer for Audit {
         match (&call.op, pending) {
             (Op::GradNorm(_), _) => update::check_norm(report, program, call, &memory),
             (Op::Dequantize(op), _) => {
-                emulated::check_dequantize(report, program, call, op, &memory)
+                emulated::check_dequantize(report, program, call, op, &memory, &self.tables)
             }
             (Op::StochasticRound(op), _) => {
                 let data = stochastic::check(report, program, call, op, &memory)?;

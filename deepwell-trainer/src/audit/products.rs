@@ -20,14 +20,14 @@
 //! in it, each rounded up to a power of two. That finds a wrong operand, scale or sum, not the
 //! loss of a bit.
 
-use deepwell_ir::{Call, DType, MathUnit, Op, Program};
+use deepwell_ir::{Call, DType, MathUnit, Op, Program, Storage};
 use deepwell_kernels::KernelError;
 use deepwell_kernels::cuda::Architecture;
-use deepwell_kernels::ops::dequantize::oracle::{BLOCK, decode_e4m3, decode_e8m0};
-use deepwell_precision::{Granularity, scale_tiles};
+use deepwell_precision::QuantFormat;
 use half::bf16;
 use rayon::prelude::*;
 
+use super::planes::{Planes, Tables};
 use super::report::AuditReport;
 use super::view::{Memory, View, sample_indices, view};
 
@@ -40,26 +40,13 @@ const PROMOTED_EVERY: usize = 128;
 /// What four instructions of 32 lose, of the power of two above the largest term.
 const FP8_SPAN_LOSS: f64 = 4.0 * 33.0 / (1 << 13) as f64;
 
-/// Values of all codes and scales.
-pub(super) struct MxTables {
-    codes: [f64; 256],
-    scales: [f64; 256],
-}
-
-impl MxTables {
-    pub(super) fn new() -> MxTables {
-        MxTables {
-            codes: std::array::from_fn(|code| decode_e4m3(code as u8)),
-            scales: std::array::from_fn(|code| decode_e8m0(code as u8)),
-        }
-    }
-}
-
 /// Whether the op is a matrix product of a linear layer, or one with what follows it whose first
 /// output is the product.
 pub(super) fn is_product(op: &Op) -> bool {
     match op {
-        Op::MxGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => true,
+        Op::ScaledGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+            true
+        }
         Op::Fused(op) => op.is_stored(0) && is_product(&op.core),
         _ => false,
     }
@@ -68,8 +55,8 @@ pub(super) fn is_product(op: &Op) -> bool {
 /// An operand as a matrix `[outer, k]`.
 struct Factor<'a> {
     data: View<'a>,
-    /// Scales and tables, for codes.
-    mx: Option<(View<'a>, &'a MxTables)>,
+    /// All planes and tables, of quantized data.
+    planes: Option<(Planes<'a>, &'a Tables)>,
     is_transposed: bool,
 }
 
@@ -81,14 +68,9 @@ impl Factor<'_> {
     fn at(&self, outer: usize, k: usize) -> f64 {
         let columns = self.data.shape[1];
         let index = if self.is_transposed { k * columns + outer } else { outer * columns + k };
-        match &self.mx {
+        match &self.planes {
             None => f64::from(self.data.float(index)),
-            Some((scales, tables)) => {
-                let place = scale_tiles::offset(outer, k / BLOCK, columns.div_ceil(BLOCK));
-                let scale = scales.bytes[place];
-                let code = self.data.bytes[index];
-                tables.codes[usize::from(code)] * tables.scales[usize::from(scale)]
-            }
+            Some((planes, tables)) => planes.at(tables, outer, k),
         }
     }
 }
@@ -115,18 +97,26 @@ impl<'a> Product<'a> {
         program: &'a Program,
         call: &Call,
         memory: &'a Memory<'_>,
-        tables: &'a MxTables,
+        tables: &'a Tables,
     ) -> Result<Product<'a>, KernelError> {
         let operand = |index: usize| view(program, call.operands[index].value, memory);
         let plain = |index: usize, is_transposed: bool| -> Result<Factor<'a>, KernelError> {
-            Ok(Factor { data: operand(index)?, mx: None, is_transposed })
+            Ok(Factor { data: operand(index)?, planes: None, is_transposed })
         };
-        let codes = |index: usize| -> Result<Factor<'a>, KernelError> {
-            let mx = Some((operand(index + 1)?, tables));
-            Ok(Factor { data: operand(index)?, mx, is_transposed: false })
+        let scaled = |index: usize, format: QuantFormat| -> Result<Factor<'a>, KernelError> {
+            let (data, scales) = (operand(index)?, operand(index + 1)?);
+            let tensor_scale = match Storage::plane_count(&format) {
+                3 => Some(operand(index + 2)?),
+                _ => None,
+            };
+            let planes = Some((Planes { format, data, scales, tensor_scale }, tables));
+            Ok(Factor { data, planes, is_transposed: false })
         };
         let (a, b, bias) = match call.op.leading() {
-            Op::MxGemm(op) => (codes(0)?, codes(2)?, op.bias.then_some(4)),
+            Op::ScaledGemm(op) => {
+                let bias = op.bias.then_some(op.plane_inputs());
+                (scaled(0, op.a)?, scaled(op.b_input(), op.b)?, bias)
+            }
             Op::LinearInputGrad(_) => (plain(0, false)?, plain(1, true)?, None),
             Op::LinearWeightGrad(_) => (plain(0, true)?, plain(1, true)?, None),
             Op::Linear(op) => (plain(0, false)?, plain(1, false)?, op.bias.then_some(2)),
@@ -139,7 +129,7 @@ impl<'a> Product<'a> {
         };
         let output = view(program, call.outputs()[0].value, memory)?;
         let is_coarse = match call.op.leading() {
-            Op::MxGemm(op) => [op.a, op.b].iter().all(|spec| spec.granularity == Granularity::G128),
+            Op::ScaledGemm(op) => [op.a, op.b].iter().all(|spec| spec.block.k == 128),
             _ => false,
         };
         let has_short_accumulator = is_coarse
@@ -231,7 +221,7 @@ pub(super) fn check(
     program: &Program,
     call: &Call,
     memory: &Memory<'_>,
-    tables: &MxTables,
+    tables: &Tables,
     previous: &[f32],
 ) -> Result<(), KernelError> {
     let product = Product::new(program, call, memory, tables)?;

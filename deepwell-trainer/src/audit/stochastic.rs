@@ -3,9 +3,10 @@
 use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_ir::{Call, Program, ValueId};
 use deepwell_kernels::KernelError;
-use deepwell_precision::{BLOCK, ElementFormat, Philox, e8m0, scale_tiles};
+use deepwell_precision::{Philox, scale_tiles};
 use rayon::prelude::*;
 
+use super::planes::{Encoder, code_at};
 use super::report::AuditReport;
 use super::view::{Memory, fingerprint, view};
 
@@ -18,20 +19,24 @@ pub(super) fn check(
     memory: &Memory<'_>,
 ) -> Result<(ValueId, u64), KernelError> {
     let operand = |index: usize| view(program, call.operands[index].value, memory);
-    let (x, scales, key, data) = (operand(0)?, operand(1)?, operand(2)?, operand(3)?);
+    let (x, scales) = (operand(0)?, operand(1)?);
+    let (key, data) = (operand(op.key_input())?, operand(call.input_count)?);
     report.calls_checked += 1;
     report.count_tensor(data.len());
     let (columns, depth) = (x.shape[1], data.shape[1]);
     let stream = StochasticRound::stream(&call.name) | u64::from(key.counter(1) as u32);
     let philox = Philox { seed: key.counter(0), stream };
+    let every = op.format.scale.stored_every();
+    let encoder = Encoder::new(op.format, x.amax());
     let expected = |index: usize| {
         let (outer, k) = (index / depth, index % depth);
         let at = if op.axis == Axis::Column { k * columns + outer } else { index };
-        let scale = scales.bytes[scale_tiles::offset(outer, k / BLOCK, depth.div_ceil(BLOCK))];
-        let scaled = x.float(at) * e8m0::reciprocal(scale);
-        ElementFormat::E4M3.encode_stochastic(scaled, philox.word(index as u64))
+        let scale = scales.bytes[scale_tiles::offset(outer, k / every, depth.div_ceil(every))];
+        let scaled = x.float(at) * encoder.factor(scale);
+        op.format.element.encode_stochastic(scaled, philox.word(index as u64))
     };
-    let wrong = |&index: &usize| expected(index) != data.bytes[index];
+    let got = |index: usize| code_at(&op.format, &data, index / depth, index % depth);
+    let wrong = |&index: &usize| expected(index) != got(index);
     let indices = 0..data.len();
     let count = indices.clone().into_par_iter().filter(wrong).count();
     if let Some(first) = indices.into_par_iter().find_first(wrong) {
@@ -43,7 +48,7 @@ pub(super) fn check(
             x.name,
             data.coordinate(first),
             expected(first),
-            data.bytes[first],
+            got(first),
         );
         report.add(&call.name, what);
     }

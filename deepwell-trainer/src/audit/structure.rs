@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::ops::{Axis, MxGemm};
+use deepwell_ir::ops::{Axis, ScaledGemm};
 use deepwell_ir::{
-    Call, MemoryKind, Mode, Op, Operand, ParameterState, Phase, Product, Program, TensorPrecision,
-    ValueId,
+    Call, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase, Plane, Product,
+    Program, Storage, TensorId, TensorPrecision, ValueId,
 };
+use deepwell_precision::QuantFormat;
 
 use super::emulated;
 use super::report::Finding;
@@ -18,11 +19,13 @@ struct Origin {
     quantization: String,
     /// Name of the tensor that was quantized.
     tensor: String,
+    /// The tensor itself, of a second run that of the first.
+    source: Option<TensorId>,
     /// Index of the parameter, when that is one.
     parameter: Option<usize>,
     /// [`Axis::Row`] or [`Axis::Column`].
     axis: Axis,
-    is_scale: bool,
+    plane: Plane,
 }
 
 impl Origin {
@@ -53,10 +56,10 @@ impl<'a> Origins<'a> {
             origins.parameters.insert(state.master, index);
             origins.parameters.extend(state.gradient.map(|gradient| (gradient, index)));
         }
-        // An evaluation has weight copies that the training program makes: their names say which.
+        // An evaluation has weight copies that the training program makes.
         for (index, value) in program.values.iter().enumerate() {
-            if value.memory == MemoryKind::Weights {
-                origins.by_name(ValueId(index as u32), &value.name);
+            if let (MemoryKind::Weights, Some(link)) = (value.memory, value.link) {
+                origins.by_link(ValueId(index as u32), link);
             }
         }
         for call in &program.calls {
@@ -74,40 +77,30 @@ impl<'a> Origins<'a> {
         self.dequantized.get(&value).copied()
     }
 
-    /// `<parameter>.mx<number>.<row or col>[.scale]`, `<parameter>.mx<number>.<row or col>.<dtype>`
-    /// where it is dequantized, or `<parameter>.<dtype>`.
-    fn by_name(&mut self, id: ValueId, name: &str) {
-        let states = self.program.parameters.iter().enumerate();
-        let parameter = states
-            .filter(|(_, state)| {
-                name.strip_prefix(&state.name).is_some_and(|rest| rest.starts_with('.'))
-            })
-            .max_by_key(|(_, state)| state.name.len());
-        let Some((index, state)) = parameter else { return };
-        let is_scale = name.ends_with(".scale");
-        let copy = name.strip_suffix(".scale").unwrap_or(name);
-        let axis = if copy.ends_with(".row") { Axis::Row } else { Axis::Column };
-        let quantization = copy.strip_suffix(".row").or_else(|| copy.strip_suffix(".col"));
-        match quantization {
-            None => {
-                self.parameters.insert(id, index);
-                let numbers = copy.rsplit_once('.').map_or(copy, |(copy, _dtype)| copy);
-                let is_of_copy = numbers.ends_with(".row") || numbers.ends_with(".col");
-                if is_of_copy {
-                    let is_row = numbers.ends_with(".row");
-                    let axis = if is_row { Axis::Row } else { Axis::Column };
-                    self.dequantized.insert(id, axis);
-                }
-            }
-            Some(quantization) => {
+    /// What a weight copy is linked to: a master that is quantized, cast or dequantized.
+    fn by_link(&mut self, id: ValueId, link: Link) {
+        let states = &self.program.parameters;
+        let is_master =
+            |state: &ParameterState| self.program.value(state.master).tensor == Some(link.of);
+        let Some(index) = states.iter().position(is_master) else { return };
+        match link.part {
+            Part::Plane { quantization, axis, plane, .. } => {
                 let origin = Origin {
-                    quantization: quantization.to_string(),
-                    tensor: state.name.clone(),
+                    quantization: format!("{} of tensor {}", quantization, link.of.0),
+                    tensor: states[index].name.clone(),
+                    source: Some(link.of),
                     parameter: Some(index),
                     axis,
-                    is_scale,
+                    plane,
                 };
                 self.quantized.insert(id, origin);
+            }
+            Part::Dequantized { axis } => {
+                self.parameters.insert(id, index);
+                self.dequantized.insert(id, axis);
+            }
+            Part::Cast | Part::Recomputed => {
+                self.parameters.insert(id, index);
             }
         }
     }
@@ -124,7 +117,7 @@ impl<'a> Origins<'a> {
                 let scales = call.operands.get(1).and_then(|it| self.quantized.get(&it.value));
                 if let Some(origin) = scales.cloned() {
                     let of_data = |output: &Operand| {
-                        (output.value, Origin { is_scale: false, ..origin.clone() })
+                        (output.value, Origin { plane: Plane::Data, ..origin.clone() })
                     };
                     self.quantized.extend(call.outputs().iter().map(of_data));
                 }
@@ -140,22 +133,20 @@ impl<'a> Origins<'a> {
             _ => {}
         }
         for (index, quantization) in call.quantizations().into_iter().enumerate() {
-            let axes: &[Axis] = match quantization.quantize.axis {
-                Axis::Row => &[Axis::Row],
-                Axis::Column => &[Axis::Column],
-                Axis::Both => &[Axis::Row, Axis::Column],
-            };
             let states = &self.program.parameters;
             let is_source = |state: &ParameterState| quantization.source == Some(state.master);
             let parameter = states.iter().position(is_source);
-            let outputs = axes.iter().flat_map(|&axis| [(axis, false), (axis, true)]);
-            for (operand, (axis, is_scale)) in quantization.copies().iter().zip(outputs) {
+            let stored = quantization.source.and_then(|id| self.program.value(id).tensor);
+            let source = stored.or_else(|| quantization.tensor(self.program));
+            let outputs = quantization.quantize.planes();
+            for (operand, (axis, plane)) in quantization.copies().iter().zip(outputs) {
                 let origin = Origin {
                     quantization: format!("{}[{index}]", call.name),
-                    tensor: quantization.source_name(self.program),
+                    tensor: quantization.source_name(self.program).to_string(),
+                    source: source.map(|id| self.program.first_run(id)),
                     parameter,
                     axis,
-                    is_scale,
+                    plane,
                 };
                 self.quantized.insert(operand.value, origin);
             }
@@ -178,11 +169,11 @@ impl<'a> Origins<'a> {
             Op::Linear(_) => (Product::Fprop, weight(1).and_then(of_value)),
             Op::LinearInputGrad(_) => (Product::Dgrad, weight(1).and_then(of_value)),
             Op::LinearWeightGrad(_) => (Product::Wgrad, output.and_then(of_value)),
-            Op::MxGemm(op) if op.product == Product::Wgrad => {
+            Op::ScaledGemm(op) if op.product == Product::Wgrad => {
                 (Product::Wgrad, output.and_then(of_value))
             }
-            Op::MxGemm(op) => {
-                let origin = weight(2).and_then(|value| self.quantized.get(&value));
+            Op::ScaledGemm(op) => {
+                let origin = weight(op.b_input()).and_then(|value| self.quantized.get(&value));
                 (op.product, origin.and_then(|origin| origin.parameter))
             }
             _ => return None,
@@ -203,40 +194,34 @@ pub(super) fn wanted_axes(product: Product) -> [Axis; 2] {
 #[derive(Default)]
 struct LayerUse {
     parameter: Option<usize>,
-    input: Option<String>,
-    output_gradient: Option<String>,
+    input: Option<Origin>,
+    output_gradient: Option<Origin>,
 }
 
-/// A name without what recomputation and the kind of product append.
-fn layer_name(call: &str) -> &str {
-    let name = call.strip_suffix(".recomputed").unwrap_or(call);
-    name.strip_suffix(".dgrad").or_else(|| name.strip_suffix(".wgrad")).unwrap_or(name)
-}
-
-/// Checks that each [`MxGemm`] of `program` reads what its product wants:
+/// Checks that each [`ScaledGemm`] of `program` reads what its product wants:
 /// - codes and scales that a quantization wrote, both of the same copy, and so each dequantization;
 /// - fprop row copies of activation and weight, dgrad the row copy of the gradient and the column
 ///   copy of the weight, wgrad column copies of gradient and activation;
 /// - the three products of a layer one and the same parameter (of wgrad its gradient), one and
-///   the same input and gradient of the output. Which products belong to a layer, names say.
+///   the same input and gradient of the output. Products of a layer come from one node.
 pub fn audit_provenance(program: &Program) -> Vec<Finding> {
     let origins = Origins::new(program);
     let mut findings = Vec::new();
-    let mut layers: HashMap<&str, LayerUse> = HashMap::new();
+    let mut layers: HashMap<NodeId, LayerUse> = HashMap::new();
     for call in &program.calls {
         let mut add = |what: String| {
             findings.push(Finding { call: call.name.clone(), what });
         };
         if let Op::Dequantize(op) = &call.op {
-            let copy = copy_at(&origins, call, 0, &mut add);
+            let copy = copy_at(&origins, call, 0, &op.format, &mut add);
             if let Some(copy) = copy.filter(|copy| copy.axis != op.axis) {
                 add(format!("takes the {} for a {} copy", copy.describe(), op.axis.name()));
             }
         }
-        if let Op::MxGemm(op) = call.op.leading() {
+        if let Op::ScaledGemm(op) = call.op.leading() {
             let [Some(a), Some(b)] = operands(&origins, call, op, &mut add) else { continue };
             roles(&origins, call, op, a, b, &mut add);
-            let layer = layers.entry(layer_name(&call.name)).or_default();
+            let layer = layers.entry(call.source).or_default();
             same_layer(&origins, call, op, [a, b], layer, &mut add);
         }
     }
@@ -247,12 +232,13 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
 fn operands<'a>(
     origins: &'a Origins<'_>,
     call: &Call,
-    op: &MxGemm,
+    op: &ScaledGemm,
     add: &mut dyn FnMut(String),
 ) -> [Option<&'a Origin>; 2] {
     let wanted = wanted_axes(op.product);
     std::array::from_fn(|side| {
-        let codes = copy_at(origins, call, 2 * side, add)?;
+        let (first, format) = [(0, &op.a), (op.b_input(), &op.b)][side];
+        let codes = copy_at(origins, call, first, format, add)?;
         if codes.axis != wanted[side] {
             let wanted = wanted[side].name();
             let product = op.product.name();
@@ -263,39 +249,45 @@ fn operands<'a>(
     })
 }
 
-/// The origin of the copy whose data is operand `first` and whose scales are the next one, if both
-/// are of one copy.
+/// The origin of the quantized operand whose data is operand `first` and whose other planes follow,
+/// if all of them are of one.
 fn copy_at<'a>(
     origins: &'a Origins<'_>,
     call: &Call,
     first: usize,
+    format: &QuantFormat,
     add: &mut dyn FnMut(String),
 ) -> Option<&'a Origin> {
-    let mut found = [None; 2];
-    for (part, slot) in found.iter_mut().enumerate() {
-        let id = call.operands[first + part].value;
+    let planes = [(Plane::Data, "codes"), (Plane::Scales, "scales"), (Plane::TensorScale, "scale")];
+    let mut found: Vec<Option<&Origin>> = Vec::with_capacity(planes.len());
+    for (index, &(plane, kind)) in planes[..Storage::plane_count(format)].iter().enumerate() {
+        let id = call.operands[first + index].value;
         let name = &origins.program.value(id).name;
-        let kind = if part == 1 { "scales" } else { "codes" };
-        match origins.quantized.get(&id) {
-            Some(origin) if origin.is_scale == (part == 1) => *slot = Some(origin),
+        let origin = origins.quantized.get(&id);
+        match origin {
+            Some(origin) if origin.plane == plane => {}
             Some(_) => add(format!("reads `{name}` as {kind}")),
             None => add(format!("reads `{name}` as {kind}, which no quantization wrote")),
         }
+        found.push(origin.filter(|origin| origin.plane == plane));
     }
-    let [codes, scales] = [found[0]?, found[1]?];
-    if (&codes.quantization, codes.axis) != (&scales.quantization, scales.axis) {
-        let (codes, scales) = (codes.describe(), scales.describe());
-        add(format!("reads codes of the {codes} with scales of the {scales}"));
-        return None;
+    let found: Vec<&Origin> = found.into_iter().collect::<Option<_>>()?;
+    let (data, others) = found.split_first()?;
+    for other in others {
+        if (&data.quantization, data.axis) != (&other.quantization, other.axis) {
+            let (data, other) = (data.describe(), other.describe());
+            add(format!("reads codes of the {data} with scales of the {other}"));
+            return None;
+        }
     }
-    Some(codes)
+    Some(data)
 }
 
 /// Whether a weight stands where the product wants one.
 fn roles(
     origins: &Origins<'_>,
     call: &Call,
-    op: &MxGemm,
+    op: &ScaledGemm,
     a: &Origin,
     b: &Origin,
     add: &mut dyn FnMut(String),
@@ -317,7 +309,7 @@ fn roles(
 fn same_layer(
     origins: &Origins<'_>,
     call: &Call,
-    op: &MxGemm,
+    op: &ScaledGemm,
     [a, b]: [&Origin; 2],
     layer: &mut LayerUse,
     add: &mut dyn FnMut(String),
@@ -329,11 +321,10 @@ fn same_layer(
             (origins.parameter_name(parameter), origins.parameter_name(Some(known)));
         add(format!("belongs to {got}, other products of the layer to {expected}"));
     }
-    let first_run = |origin: &Origin| origin.tensor.replace(".recomputed", "");
-    let mut same = |slot: &mut Option<String>, origin: &Origin, role: &str| {
-        let got = first_run(origin);
-        let expected = slot.get_or_insert_with(|| got.clone());
-        if *expected != got {
+    let mut same = |slot: &mut Option<Origin>, origin: &Origin, role: &str| {
+        let expected = slot.get_or_insert_with(|| origin.clone());
+        if expected.source != origin.source {
+            let (got, expected) = (&origin.tensor, &expected.tensor);
             add(format!("reads `{got}` as {role}, other products of the layer `{expected}`"));
         }
     };
@@ -347,8 +338,8 @@ fn same_layer(
     }
 }
 
-/// Checks that precisely the GEMMs that `program.precision` has in MXFP8 are [`MxGemm`]s: of each
-/// parameter one fprop, in a training program also one dgrad and one wgrad
+/// Checks that precisely the GEMMs that `program.precision` has quantized are [`ScaledGemm`]s: of
+/// each parameter one fprop, in a training program also one dgrad and one wgrad
 /// (recomputed calls apart). The other GEMMs of linear layers must read dequantized operands where
 /// the policy wants them emulated, and nowhere else.
 pub fn audit_counts(program: &Program) -> Vec<Finding> {
@@ -365,26 +356,30 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
     let gemm_of = |index: usize, product: Product| {
         precision[index].map(|entry| entry.gemm(product)).unwrap_or_default()
     };
+    let format_of = |index: usize| precision[index].map_or("bf16", |entry| entry.format.name());
     let mut counts: HashMap<(usize, Product), usize> = HashMap::new();
     for call in &program.calls {
         let Some((product, parameter)) = origins.parameter_of(call) else { continue };
-        let is_mx_call = matches!(call.op.leading(), Op::MxGemm(_));
+        let is_scaled_call = matches!(call.op.leading(), Op::ScaledGemm(_));
         let Some(index) = parameter else {
             add(&call.name, format!("{} of no known parameter", product.name()));
             continue;
         };
         let name = &program.parameters[index].name;
         let gemm = gemm_of(index, product);
-        match (gemm.is_mxfp8, is_mx_call) {
+        match (gemm.is_scaled, is_scaled_call) {
             (true, false) => {
                 let dtype = program.value(call.operands[0].value).dtype;
                 let product = product.name();
-                let what = format!("{product} of `{name}` in {dtype}, expected mxfp8");
+                let format = format_of(index);
+                let what = format!("{product} of `{name}` in {dtype}, expected {format}");
                 add(&call.name, what);
             }
             (false, true) => {
                 let product = product.name();
-                add(&call.name, format!("{product} of `{name}` in mxfp8, which the policy is not"));
+                let format = call.op.formats().first().map_or("no format", QuantFormat::name);
+                let what = format!("{product} of `{name}` in {format}, which the policy is not");
+                add(&call.name, what);
             }
             (false, false) => {
                 let mut add = |what| add(&call.name, what);
@@ -399,11 +394,12 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
         Mode::Evaluate => &[Product::Fprop],
     };
     for (index, state) in program.parameters.iter().enumerate() {
-        for &product in products.iter().filter(|&&product| gemm_of(index, product).is_mxfp8) {
+        for &product in products.iter().filter(|&&product| gemm_of(index, product).is_scaled) {
             let got = counts.get(&(index, product)).copied().unwrap_or(0);
             if got != 1 {
                 let (name, product) = (&state.name, product.name());
-                let what = format!("`{name}`: expected 1 {product} in mxfp8, got {got}");
+                let format = format_of(index);
+                let what = format!("`{name}`: expected 1 {product} in {format}, got {got}");
                 add("program", what);
             }
         }

@@ -82,7 +82,13 @@ pub(super) fn view<'a>(
 impl View<'_> {
     /// Number of elements.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size_bytes()
+        self.shape.iter().product()
+    }
+
+    /// The largest finite magnitude of an F32 or BF16 value.
+    pub(super) fn amax(&self) -> f32 {
+        let magnitudes = (0..self.len()).map(|index| self.float(index).abs());
+        magnitudes.filter(|x| x.is_finite()).fold(0.0, f32::max)
     }
 
     /// Element `index` of an F32 or BF16 value.

@@ -2,9 +2,9 @@
 //! of the model's step.
 
 use deepwell_ir::ops::{self, AttentionHeads, Axis, Epilogue, Fused, Quantize};
-use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, Product, Program};
+use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, Product, Program, Storage};
 use deepwell_kernels::SingleCall;
-use deepwell_precision::{BLOCK, BlockShape, MxSpec, scale_tiles};
+use deepwell_precision::QuantFormat;
 use deepwell_probe::Hardware;
 
 use super::peers::PeerTask;
@@ -100,7 +100,7 @@ fn programs(settings: &Settings, hardware: &Hardware) -> Result<Vec<Program>, Tr
 /// Which section times an op; none for those that only whole steps show.
 fn section_of(op: &Op) -> Option<Section> {
     Some(match op.leading() {
-        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::MxGemm(_) => {
+        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::ScaledGemm(_) => {
             Section::Gemm
         }
         Op::Quantize(_) => Section::Quantize,
@@ -141,9 +141,11 @@ fn f32(shape: &[usize]) -> Operand {
     (DType::F32, shape.to_vec())
 }
 
-/// Of the scales of codes `[rows, depth]`.
-pub(super) fn scales_shape(rows: usize, depth: usize) -> Vec<usize> {
-    scale_tiles::shape(rows, depth.div_ceil(BLOCK)).to_vec()
+/// The planes of a matrix quantized along one axis.
+pub(super) fn planes(format: QuantFormat, axis: Axis, rows: usize, columns: usize) -> Vec<Operand> {
+    let storage = Storage::Planes { format, axis, shape: [rows.into(), columns.into()] };
+    let planes = storage.planes().unwrap_or_default().into_iter();
+    planes.map(|plane| (plane.dtype, plane.shape.as_fixed().unwrap_or_default())).collect()
 }
 
 fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
@@ -153,12 +155,11 @@ fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
         let operands = [bf16(&[m, k]), bf16(&[n, k])];
         calls.push(SingleCall::new(ops::Linear { bias: false }, &operands, &[bf16(&[m, n])]));
         for policy in [policy, &fine] {
-            let (a, b) = (policy.activation_spec(), policy.weight_spec());
+            let (a, b) = (policy.activation_format(), policy.weight_format());
             let product = Product::Fprop;
-            let op = ops::MxGemm { product, output: DType::Bf16, bias: false, a, b };
-            let side =
-                |rows: usize| [(DType::E4m3, vec![rows, k]), (DType::E8m0, scales_shape(rows, k))];
-            let call = SingleCall::new(op, &[side(m), side(n)].concat(), &[bf16(&[m, n])]);
+            let op = ops::ScaledGemm { product, output: DType::Bf16, bias: false, a, b };
+            let inputs = [planes(a, Axis::Row, m, k), planes(b, Axis::Row, n, k)].concat();
+            let call = SingleCall::new(op, &inputs, &[bf16(&[m, n])]);
             if !calls.contains(&call) {
                 calls.push(call);
             }
@@ -169,16 +170,9 @@ fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
 
 /// What a quantization writes of a matrix.
 fn quantized(quantize: &Quantize, rows: usize, columns: usize) -> Vec<Operand> {
-    let copy = |rows: usize, columns: usize| {
-        [(DType::E4m3, vec![rows, columns]), (DType::E8m0, scales_shape(rows, columns))]
-    };
-    let mut outputs = Vec::new();
-    if quantize.axis != Axis::Column {
-        outputs.extend(copy(rows, columns));
-    }
-    if quantize.axis != Axis::Row {
-        outputs.extend(copy(columns, rows));
-    }
+    let axes = quantize.axes().iter();
+    let mut outputs: Vec<Operand> =
+        axes.flat_map(|&axis| planes(quantize.format, axis, rows, columns)).collect();
     outputs.push((DType::U64, vec![Quantize::STATISTICS]));
     outputs
 }
@@ -186,9 +180,10 @@ fn quantized(quantize: &Quantize, rows: usize, columns: usize) -> Vec<Operand> {
 fn quantizations(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
     let mut calls = Vec::new();
     for &(rows, columns) in shapes::quantizations(is_gpu) {
-        for spec in specs(&[policy.activation_spec(), policy.weight_spec(), MxSpec::default()]) {
+        for spec in specs(&[policy.activation_format(), policy.weight_format(), QuantFormat::MXFP8])
+        {
             for axis in [Axis::Row, Axis::Column, Axis::Both] {
-                let quantize = Quantize { spec, axis };
+                let quantize = Quantize { format: spec, axis };
                 let outputs = quantized(&quantize, rows, columns);
                 calls.push(SingleCall::new(quantize, &[bf16(&[rows, columns])], &outputs));
             }
@@ -198,8 +193,8 @@ fn quantizations(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
 }
 
 /// Each once.
-fn specs(all: &[MxSpec]) -> Vec<MxSpec> {
-    let mut once: Vec<MxSpec> = Vec::new();
+fn specs(all: &[QuantFormat]) -> Vec<QuantFormat> {
+    let mut once: Vec<QuantFormat> = Vec::new();
     for spec in all {
         if !once.contains(spec) {
             once.push(*spec);
@@ -280,7 +275,7 @@ fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
     for &(rows, columns) in shapes::pointwise(is_gpu) {
         for (op, inputs, outputs, of) in producers(rows, columns) {
             calls.push(SingleCall::new(op.clone(), &inputs, &outputs));
-            let quantize = Quantize { spec: policy.activation_spec(), axis: Axis::Both };
+            let quantize = Quantize { format: policy.activation_format(), axis: Axis::Both };
             let step = |&of: &usize| Epilogue::Quantize { of, quantize: quantize.clone() };
             let epilogue = of.iter().map(step).collect();
             let kept = outputs.iter().enumerate().filter(|(index, _)| !of.contains(index));
@@ -297,7 +292,7 @@ fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
 
 fn what_text(op: &Op) -> String {
     match op {
-        Op::MxGemm(op) => format!("mx_gemm {}", op.product.name()),
+        Op::ScaledGemm(op) => format!("scaled_gemm {}", op.product.name()),
         Op::Quantize(op) => format!("quantize {}", op.axis.name()),
         Op::Fused(fused) => {
             let mut axes: Vec<&str> =
@@ -309,23 +304,22 @@ fn what_text(op: &Op) -> String {
     }
 }
 
-fn blocks(spec: MxSpec) -> String {
-    let elements = spec.granularity.elements();
-    match spec.block {
-        BlockShape::Square => format!("{elements}x{elements}"),
-        _ => format!("1x{elements}"),
-    }
+fn blocks(spec: QuantFormat) -> String {
+    spec.block.to_string()
 }
 
 fn dtype_text(call: &SingleCall) -> String {
-    if let Op::MxGemm(op) = call.op.leading() {
-        return format!("mxfp8 {}*{}", blocks(op.a), blocks(op.b));
+    if let Op::ScaledGemm(op) = call.op.leading() {
+        return format!("{} {}*{}", op.a.name(), blocks(op.a), blocks(op.b));
     }
     match &call.op {
-        Op::Quantize(op) => format!("{} to mxfp8 {}", call.operands[0].dtype, blocks(op.spec)),
+        Op::Quantize(op) => {
+            format!("{} to {} {}", call.operands[0].dtype, op.format.name(), blocks(op.format))
+        }
         Op::Fused(op) => match op.quantizations().next() {
             Some(step) => {
-                format!("{} to mxfp8 {}", call.operands[0].dtype, blocks(step.quantize.spec))
+                let format = step.quantize.format;
+                format!("{} to {} {}", call.operands[0].dtype, format.name(), blocks(format))
             }
             None => call.operands[0].dtype.to_string(),
         },
@@ -340,7 +334,7 @@ fn product_of(call: &SingleCall) -> Option<(Product, usize, usize, usize)> {
         Op::Linear(_) => (Product::Fprop, shape(0)[0], shape(1)[0], shape(0)[1]),
         Op::LinearInputGrad(_) => (Product::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
         Op::LinearWeightGrad(_) => (Product::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
-        Op::MxGemm(op) => (op.product, shape(0)[0], shape(2)[0], shape(0)[1]),
+        Op::ScaledGemm(op) => (op.product, shape(0)[0], shape(op.b_input())[0], shape(0)[1]),
         _ => return None,
     })
 }
@@ -399,7 +393,7 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
         if call.op.leading() != &call.op {
             return None;
         }
-        let fp8 = matches!(call.op, Op::MxGemm(_));
+        let fp8 = matches!(call.op, Op::ScaledGemm(_));
         return Some(PeerTask::Gemm { product: product.name().to_string(), m, n, k, fp8 });
     }
     let matrix = |index: usize| match call.operands[index].shape.as_slice() {
@@ -419,8 +413,8 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
                 columns,
                 dtype: call.operands[0].dtype.to_string(),
                 axis: op.axis.name().to_string(),
-                block: op.spec.granularity.elements(),
-                square: op.spec.block == BlockShape::Square,
+                block: usize::from(op.format.block.k),
+                square: op.format.block.is_square(),
             })
         }
         Op::Attention(ops::Attention { heads })
@@ -436,7 +430,7 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
         Op::Fused(op) => {
             let steps = || op.quantizations();
             let quantized = steps().map(|step| (step.of, step.quantize.axis.name().to_string()));
-            let block = steps().next()?.quantize.spec.granularity.elements();
+            let block = usize::from(steps().next()?.quantize.format.block.k);
             pointwise(&op.core, quantized.collect(), block)
         }
         Op::AdamW(_) => Some(PeerTask::AdamW { lengths: lengths(call) }),

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use deepwell_ir::ops::Axis;
 use deepwell_ir::{DType, Instance, Product, ops};
 use deepwell_kernels::{KernelError, SingleCall};
-use deepwell_precision::{MxSpec, PrecisionPolicy};
+use deepwell_precision::{PrecisionPolicy, QuantFormat};
 use deepwell_probe::{Hardware, NumberFormat, measure_memory_bandwidth, measure_triad};
 use serde::{Deserialize, Serialize};
 
-use super::cases::scales_shape;
+use super::cases::planes;
 use super::device_copy::{FLOATS, copied_gbps};
 use super::timer::{Timer, percentile};
 use crate::{Device, OpenDevice, TrainError};
@@ -148,12 +149,12 @@ fn measure_open(
         Err(error) => measured.failures.push(format!("launches: {error}")),
     }
     // One scale for 128 elements is what units without block scales take: their plain FP8.
-    let of_blocks = |policy: &PrecisionPolicy| (policy.activation_spec(), policy.weight_spec());
+    let of_blocks = |policy: &PrecisionPolicy| (policy.activation_format(), policy.weight_format());
     let coarse = PrecisionPolicy::preset("mxfp8-128").map(|policy| of_blocks(&policy));
     let fine = of_blocks(&PrecisionPolicy::mxfp8());
     let mut calls = vec![(NumberFormat::Bf16, linear(DType::Bf16, size))];
-    calls.extend(coarse.ok().map(|specs| (NumberFormat::Fp8, mx_gemm(specs, size))));
-    calls.push((NumberFormat::Mxfp8, mx_gemm(fine, size)));
+    calls.extend(coarse.ok().map(|specs| (NumberFormat::Fp8, scaled_gemm(specs, size))));
+    calls.push((NumberFormat::Mxfp8, scaled_gemm(fine, size)));
     for (format, call) in calls {
         let peak = gpu.and_then(|gpu| gpu.peak_tflops(format));
         match rate(&mut timer, format, size, &call, peak) {
@@ -169,11 +170,9 @@ fn linear(dtype: DType, size: usize) -> SingleCall {
     SingleCall::new(ops::Linear { bias: false }, &[matrix(), matrix()], &[matrix()])
 }
 
-fn mx_gemm((a, b): (MxSpec, MxSpec), size: usize) -> SingleCall {
-    let op = ops::MxGemm { product: Product::Fprop, output: DType::Bf16, bias: false, a, b };
-    let codes = || (DType::E4m3, vec![size, size]);
-    let scales = || (DType::E8m0, scales_shape(size, size));
-    let inputs = [codes(), scales(), codes(), scales()];
+fn scaled_gemm((a, b): (QuantFormat, QuantFormat), size: usize) -> SingleCall {
+    let op = ops::ScaledGemm { product: Product::Fprop, output: DType::Bf16, bias: false, a, b };
+    let inputs = [planes(a, Axis::Row, size, size), planes(b, Axis::Row, size, size)].concat();
     SingleCall::new(op, &inputs, &[(DType::Bf16, vec![size, size])])
 }
 

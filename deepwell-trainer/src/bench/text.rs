@@ -269,7 +269,7 @@ mod tests {
         };
         measured.add_peer("torch eager", Some(4e-6), None);
         measured.add_peer("torch.compile", None, Some("no compiler".to_string()));
-        vec![measured, Row::failed(Section::Gemm, "mx_gemm", "no kernel\n  why")]
+        vec![measured, Row::failed(Section::Gemm, "scaled_gemm", "no kernel\n  why")]
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(words[2..8], ["cpu_linear", "2.00", "0.500", "TFLOP/s", "1.00", "50.0%"]);
         assert_eq!(words[8..], ["2.00x", "failed"]);
         assert_eq!(lines[4], "  linear 64,96,32: torch.compile: failed: no compiler");
-        assert_eq!(lines[5], "  mx_gemm: failed: no kernel;   why");
+        assert_eq!(lines[5], "  scaled_gemm: failed: no kernel;   why");
     }
 
     #[test]

@@ -132,7 +132,7 @@ pub fn compile_on(
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();
     for call in &program.calls {
-        if matches!(call.op.leading(), Op::MxGemm(_) | Op::Dequantize(_)) {
+        if matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_)) {
             for operand in call.inputs() {
                 readers.entry(operand.value).or_insert(call);
             }

@@ -69,8 +69,8 @@ impl RunCounts {
     pub(super) fn of_evaluation(program: &Program) -> RunCounts {
         let mut counts = RunCounts::default();
         for (call, runs) in program.calls_with_runs() {
-            let Op::MxGemm(op) = call.op.leading() else { continue };
-            let operands = call.operands[..4].iter();
+            let Op::ScaledGemm(op) = call.op.leading() else { continue };
+            let operands = call.operands[..op.plane_inputs()].iter();
             let bytes: usize =
                 operands.map(|operand| program.value(operand.value).range.bytes).sum();
             *counts.mxfp8_gemms.of(op.product) += runs as u64;

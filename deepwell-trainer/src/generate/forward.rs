@@ -118,7 +118,7 @@ impl Forward {
             self.executor.read(program, self.rows, &mut self.buffer)?;
         }
         let bytes = self.executor.host_view(program, self.rows).unwrap_or(&self.buffer);
-        let row_bytes = hidden * value.dtype.size_bytes();
+        let row_bytes = bytes.len() / value.shape[0];
         let row = to_f32(value.dtype, &bytes[row * row_bytes..][..row_bytes]);
         let head = &self.head_values;
         self.logits

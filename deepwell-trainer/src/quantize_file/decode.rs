@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
-use deepwell_precision::{dequantize_rows, nvfp4, packed, scale_tiles};
+use deepwell_precision::{ScaleRule, dequantize_rows, nvfp4, packed, scale_tiles};
 use half::{bf16, f16};
 
 use super::metadata::{KEY, Original, Quantized};
@@ -276,7 +276,8 @@ impl Input<'_> {
         if self.stored.format == FileFormat::Nvfp4 {
             nvfp4::dequantize_rows(codes, scales, parts.tensor_scale, rows, cols, out)?;
         } else {
-            dequantize_rows(codes, scales, rows, cols, self.stored.format.element(), out)?;
+            let format = self.stored.format.quant_format(ScaleRule::default());
+            dequantize_rows(codes, scales, rows, cols, &format, out)?;
         }
         Ok(())
     }

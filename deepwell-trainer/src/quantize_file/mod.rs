@@ -29,7 +29,7 @@
 
 use std::path::PathBuf;
 
-use deepwell_precision::{ElementFormat, PrecisionPolicy, ScaleRule};
+use deepwell_precision::{ElementFormat, PrecisionPolicy, QuantFormat, ScaleRule};
 use serde::{Deserialize, Serialize};
 
 mod decode;
@@ -76,11 +76,13 @@ impl FileFormat {
         }
     }
 
-    const fn element(self) -> ElementFormat {
+    /// How tensors are quantized, scales by `rule` where they are exponents.
+    const fn quant_format(self, rule: ScaleRule) -> QuantFormat {
         match self {
-            Self::Mxfp8 => ElementFormat::E4M3,
-            Self::Mxfp6 => ElementFormat::E2M3,
-            Self::Mxfp4 | Self::Nvfp4 => ElementFormat::E2M1,
+            Self::Mxfp8 => QuantFormat::MXFP8.with_scale_rule(rule),
+            Self::Mxfp6 => QuantFormat::mx(ElementFormat::E2M3).with_scale_rule(rule),
+            Self::Mxfp4 => QuantFormat::mx(ElementFormat::E2M1).with_scale_rule(rule),
+            Self::Nvfp4 => QuantFormat::NVFP4,
         }
     }
 }

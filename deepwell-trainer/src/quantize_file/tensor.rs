@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use deepwell_precision::{
-    BlockStatistics, BlockSums, MxSpec, Nvfp4Spec, QuantizeError, Source, nvfp4, packed,
-    quantize_rows, scale_tiles,
+    BlockStatistics, BlockSums, QuantizeError, ScaleFormat, Source, nvfp4, packed, quantize_rows,
+    scale_tiles,
 };
 use half::{bf16, f16};
 
@@ -123,7 +123,10 @@ impl Work<'_> {
             }
         };
         if let Some(begin) = self.places.tensor_scale {
-            let scale = 1.0 / nvfp4::encode_scale(amax, Nvfp4Spec::default().bound);
+            let scale = match self.stored.format.quant_format(self.options.scale_rule).scale {
+                ScaleFormat::Ue4m3(bound) => 1.0 / nvfp4::encode_scale(amax, bound),
+                _ => 1.0,
+            };
             self.files.write(&scale.to_le_bytes(), begin)?;
         }
         let sums = for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
@@ -179,18 +182,17 @@ impl Work<'_> {
         let blocks = self.stored.blocks(cols);
         scales.resize(rows * blocks, 0);
         dense.resize(rows * self.stored.codes_len(cols), 0);
-        let statistics = if self.stored.format == FileFormat::Nvfp4 {
-            let spec = Nvfp4Spec::default();
-            let (scale, _) = nvfp4::quantize_rows(src, rows, cols, amax, &spec, dense, scales)?;
+        let format = self.stored.format.quant_format(self.options.scale_rule);
+        let statistics = if let ScaleFormat::Ue4m3(_) = format.scale {
+            let common = nvfp4::Common::nearest(amax);
+            let (scale, _) =
+                nvfp4::quantize_rows(src, rows, cols, &format, &common, dense, scales)?;
             BlockStatistics::of_nvfp4(src, dense, scales, scale, rows, cols)?
         } else {
-            let element = self.stored.format.element();
-            let scale_rule = self.options.scale_rule;
-            let spec = MxSpec { element, scale_rule, ..MxSpec::default() };
             codes.resize(src.len(), 0);
-            quantize_rows(src, rows, cols, &spec, codes, scales)?;
+            quantize_rows(src, rows, cols, &format, codes, scales)?;
             pack(self.stored.format, codes, rows, cols, dense)?;
-            BlockStatistics::of_mx(src, codes, scales, rows, cols, element)?
+            BlockStatistics::of_mx(src, codes, scales, rows, cols, &format)?
         };
         let codes = if self.stored.format == FileFormat::Mxfp8 { codes } else { dense };
         let begin = self.places.codes + piece.codes_begin(self.matrices, self.stored);

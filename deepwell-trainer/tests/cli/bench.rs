@@ -29,7 +29,7 @@ fn every_section_is_measured() {
     let rows = report["rows"].as_array().unwrap();
     for (section, op) in [
         ("gemm", "linear_weight_grad"),
-        ("gemm", "mx_gemm dgrad"),
+        ("gemm", "scaled_gemm dgrad"),
         ("quantize", "quantize column"),
         ("attention", "attention_backward"),
         ("norms", "swiglu_backward"),

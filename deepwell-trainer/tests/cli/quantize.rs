@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
-use deepwell_precision::{Nvfp4Spec, nvfp4, packed, scale_tiles};
+use deepwell_precision::{QuantFormat, nvfp4, packed, scale_tiles};
 use half::{bf16, f16};
 use safetensors::{SafeTensors, tensor::TensorView as Tensor};
 
@@ -118,9 +118,9 @@ fn bytes_are_those_of_the_library() {
     let [count, rows, cols] = EXPERTS;
     let mut codes = vec![0; packed::fp4_len(count * rows, cols)];
     let mut scales = vec![0; nvfp4::scales_len(count * rows, cols)];
-    let (amax, spec) = (nvfp4::amax(&src), Nvfp4Spec::default());
+    let (format, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(nvfp4::amax(&src)));
     let (scale, _) =
-        nvfp4::quantize_rows(&src, count * rows, cols, amax, &spec, &mut codes, &mut scales)
+        nvfp4::quantize_rows(&src, count * rows, cols, &format, &common, &mut codes, &mut scales)
             .expect("fits");
     let mut tiles = vec![0; count * scale_tiles::tiled_len(rows, 5)];
     let of_experts = scales.chunks(rows * 5).zip(tiles.chunks_mut(scale_tiles::tiled_len(rows, 5)));

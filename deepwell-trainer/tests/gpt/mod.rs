@@ -1,9 +1,7 @@
 //! A model in the manner of GPT-2 (layer normalization and biases, GELU in both forms), without
 //! attention, built by hand.
 
-use deepwell_ir::{
-    DType, Dim, Graph, GraphBuilder, Init, IrError, Role, Shape, Tag, TensorId, ops,
-};
+use deepwell_ir::{Graph, GraphBuilder, Init, IrError, Role, Shape, Tag, TensorId, ops};
 
 /// Width of the residual stream.
 pub(crate) const WIDTH: usize = 64;
@@ -34,9 +32,9 @@ fn norm(b: &mut GraphBuilder, name: &str, x: TensorId) -> Result<TensorId, IrErr
 /// Embedding, two feed-forward blocks with residual adds, final norm, head.
 pub(crate) fn gpt() -> Result<Graph, IrError> {
     let mut b = GraphBuilder::new("gpt");
-    let tokens = b.input("tokens", Shape(vec![Dim::TOKENS]), DType::I32);
-    let targets = b.input("targets", Shape(vec![Dim::TOKENS]), DType::I32);
-    let scale = b.input("loss_scale", Shape::new([1usize]), DType::F32);
+    let tokens = b.tokens();
+    let targets = b.targets();
+    let scale = b.loss_scale();
     let sizes = Shape::new([VOCABULARY, WIDTH]);
     let table = b.parameter("table", sizes.clone(), INIT, Role::Embedding);
     let mut x = b.op("embed", ops::Embedding {}, &[tokens, table])?[0];

@@ -9,7 +9,7 @@ use super::trace::Trace;
 use super::value::{Columns, Exprs, Id, Kind, Value, Weight};
 use crate::capture::CaptureError;
 use crate::ops;
-use crate::{DType, Dim, Graph, GraphBuilder, Init, Op, Role, Shape, Tag, TensorId};
+use crate::{DType, Graph, GraphBuilder, Init, Op, Role, Shape, Tag, TensorId};
 
 /// Where an operand comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -152,12 +152,10 @@ impl Lowering<'_> {
     fn finish(self, name: &str, has_loss: bool) -> Result<Lowered, CaptureError> {
         let mut graph = GraphBuilder::new(name);
         let mut ids: HashMap<Source, TensorId> = HashMap::new();
-        let rows = Shape(vec![Dim::TOKENS]);
-        ids.insert(Source::Tokens, graph.input("tokens", rows.clone(), DType::I32));
+        ids.insert(Source::Tokens, graph.tokens());
         if has_loss {
-            ids.insert(Source::Targets, graph.input("targets", rows, DType::I32));
-            let scale = graph.input("loss_scale", Shape(vec![Dim::fixed(1)]), DType::F32);
-            ids.insert(Source::LossScale, scale);
+            ids.insert(Source::Targets, graph.targets());
+            ids.insert(Source::LossScale, graph.loss_scale());
         }
         for (name, (shape, dtype)) in self.inputs {
             let id = graph.input(&name, shape, dtype);

@@ -1,14 +1,14 @@
-use deepwell_precision::MxSpec;
+use deepwell_precision::QuantFormat;
 
 use super::*;
 use crate::ops::{
-    AddRmsNorm, DualGemm, GroupedGemm, LayerNorm, Linear, LinearInputGrad, MxGemm, RmsNorm,
+    AddRmsNorm, DualGemm, GroupedGemm, LayerNorm, Linear, LinearInputGrad, RmsNorm, ScaledGemm,
     SwiGluBackward,
 };
 use crate::{Dim, Product};
 
 fn quantize(of: usize, axis: Axis) -> Epilogue {
-    Epilogue::Quantize { of, quantize: Quantize { spec: MxSpec::default(), axis } }
+    Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }
 }
 
 fn gelu(of: usize) -> Epilogue {
@@ -157,12 +157,12 @@ fn work_is_that_of_all_parts() {
 
 #[test]
 fn attributes_say_what_reads_what() {
-    let mx = MxGemm {
+    let mx = ScaledGemm {
         product: Product::Fprop,
         output: DType::Bf16,
         bias: true,
-        a: MxSpec::default(),
-        b: MxSpec::default(),
+        a: QuantFormat::MXFP8,
+        b: QuantFormat::MXFP8,
     };
     let op = fused(mx, &[gelu(0), quantize(1, Axis::Both)], &[1]);
     assert_eq!(

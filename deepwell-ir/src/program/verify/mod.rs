@@ -95,9 +95,7 @@ impl Check<'_> {
             if !names.insert(value.name.as_str()) {
                 return Err(format!("two values are named `{}`", value.name));
             }
-            let element_bytes = value.dtype.size_bytes();
-            let mut sizes = value.shape.iter().copied().chain([element_bytes]);
-            let bytes = sizes.try_fold(1, usize::checked_mul).ok_or_else(|| {
+            let bytes = value.storage_bytes().ok_or_else(|| {
                 format!("value `{}` has more elements than memory has bytes", value.name)
             })?;
             if value.range.bytes != bytes {

@@ -69,7 +69,7 @@ fn stored(dtype: DType, numbers: &[f64]) -> Vec<u8> {
 }
 
 fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    let parts = bytes.chunks_exact(dtype.size_bytes());
+    let parts = bytes.chunks_exact(dtype.bits() as usize / 8);
     let number = |part: &[u8]| match dtype {
         DType::Bf16 => bf16::from_le_bytes([part[0], part[1]]).to_f64(),
         DType::F32 => f32::from_le_bytes([part[0], part[1], part[2], part[3]]).into(),

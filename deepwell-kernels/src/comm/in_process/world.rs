@@ -38,7 +38,7 @@ impl fmt::Display for Want {
             CollectiveKind::Send { to } => format!("send to place {to}"),
             CollectiveKind::Recv { from, .. } => format!("recv from place {from}"),
         };
-        let elements = self.bytes / self.dtype.size_bytes();
+        let elements = self.bytes * 8 / self.dtype.bits() as usize;
         write!(f, "{kind} of {elements} {} in group `{}`", self.dtype, self.group.name)
     }
 }

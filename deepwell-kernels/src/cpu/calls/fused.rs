@@ -56,9 +56,8 @@ impl Parts {
                 if op.is_stored(index) {
                     return None;
                 }
-                let elements: usize = result.shape.iter().product();
-                let range =
-                    ByteRange { offset: bytes, bytes: elements * result.dtype.size_bytes() };
+                let of_result = result.storage_bytes().unwrap_or(usize::MAX);
+                let range = ByteRange { offset: bytes, bytes: of_result };
                 bytes += range.bytes.next_multiple_of(ALIGNMENT_BYTES);
                 Some(range)
             })
@@ -84,14 +83,9 @@ impl Parts {
     fn values(&self, call: &Call) -> Vec<Option<Value>> {
         let value = |(result, range): (&OperandType, &Option<ByteRange>)| {
             let ByteRange { offset, bytes } = (*range)?;
-            Some(Value {
-                name: call.name.clone(),
-                dtype: result.dtype,
-                shape: result.shape.clone(),
-                memory: MemoryKind::Workspace,
-                range: ByteRange { offset: call.workspace.offset + offset, bytes },
-                slot_stride_bytes: 0,
-            })
+            let range = ByteRange { offset: call.workspace.offset + offset, bytes };
+            let (name, shape) = (call.name.clone(), result.shape.clone());
+            Some(Value::new(name, result.dtype, shape, MemoryKind::Workspace, range))
         };
         self.results.iter().zip(&self.ranges).map(value).collect()
     }

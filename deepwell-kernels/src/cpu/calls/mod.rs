@@ -117,7 +117,7 @@ impl Stored for u64 {
     const DTYPES: &'static [DType] = &[DType::U64];
 }
 impl Stored for u8 {
-    const DTYPES: &'static [DType] = &[DType::E4m3, DType::E8m0];
+    const DTYPES: &'static [DType] = &[DType::E4m3, DType::E8m0, DType::E2m1, DType::Ue4m3];
 }
 
 impl<'a> Operands<'a> {

@@ -180,7 +180,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    pub(super) fn validate(&self, m: usize, n: usize) -> Result<(), GemmError> {
+    pub(crate) fn validate(&self, m: usize, n: usize) -> Result<(), GemmError> {
         let got = match self {
             Output::F32 { data, .. } => data.len(),
             Output::Bf16 { data } => data.len(),

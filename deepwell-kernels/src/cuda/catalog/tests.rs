@@ -1,18 +1,18 @@
 use deepwell_ir::ops::{
     Activation, AddRmsNorm, Axis, Epilogue, Fused, Gelu, GeluBackward, LayerNorm, Linear,
-    LinearInputGrad, MxGemm, Quantize, RmsNorm, SwiGlu, SwiGluBackward,
+    LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, OperandType, Product};
-use deepwell_precision::{BlockShape, Granularity, MxSpec};
+use deepwell_precision::{Granularity, QuantFormat};
 
 use super::*;
 
 fn quantize(of: usize, axis: Axis) -> Epilogue {
-    Epilogue::Quantize { of, quantize: Quantize { spec: MxSpec::default(), axis } }
+    Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }
 }
 
-fn quantize_as(of: usize, spec: MxSpec) -> Epilogue {
-    Epilogue::Quantize { of, quantize: Quantize { spec, axis: Axis::Both } }
+fn quantize_as(of: usize, format: QuantFormat) -> Epilogue {
+    Epilogue::Quantize { of, quantize: Quantize { format, axis: Axis::Both } }
 }
 
 fn gelu(tanh: bool) -> Epilogue {
@@ -94,15 +94,15 @@ fn epilogues_of_norms_and_activations_have_a_kernel() {
 /// A GEMM with what follows it: where there is tcgen05, and for widths that the kernels take.
 #[test]
 fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
-    let spec = MxSpec::default();
-    let mx = |product, output| MxGemm { product, output, bias: false, a: spec, b: spec };
+    let spec = QuantFormat::MXFP8;
+    let mx = |product, output| ScaledGemm { product, output, bias: false, a: spec, b: spec };
     let fprop = || mx(Product::Fprop, DType::Bf16);
     let check = |op: &Op, (columns, depth): (usize, usize), expected: Option<&str>| {
         let tokens = 40;
         let scales =
             |rows: usize| operand(DType::E8m0, &[rows.div_ceil(128), depth.div_ceil(128), 512]);
         let mut inputs = match op.leading() {
-            Op::MxGemm(_) => vec![
+            Op::ScaledGemm(_) => vec![
                 operand(DType::E4m3, &[tokens, depth]),
                 scales(tokens),
                 operand(DType::E4m3, &[columns, depth]),
@@ -151,8 +151,8 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
     check(&fused(fprop(), &[gelu(true), quantize(0, Axis::Both)], &[]), (96, 64), None);
     check(&fused(fprop(), &[gelu_backward(true)], &[0]), (96, 64), None);
     check(&fused(mx(Product::Dgrad, DType::Bf16), &[gelu_backward(true)], &[0]), (96, 64), of_mx);
-    check(&quantized(MxSpec { granularity: Granularity::G128, ..spec }), (256, 64), None);
-    check(&quantized(MxSpec { block: BlockShape::Square, ..spec }), (256, 64), None);
+    check(&quantized(spec.with_granularity(Granularity::G128)), (256, 64), None);
+    check(&quantized(spec.square()), (256, 64), None);
     check(&fused(mx(Product::Fprop, DType::F32), &[gelu(true)], &[]), (96, 64), None);
 }
 
@@ -160,12 +160,12 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
 #[test]
 fn the_fastest_gemm_is_taken() {
     let linear = || Op::from(Linear { bias: false });
-    let fine = MxSpec::default();
-    let wide = MxSpec { granularity: Granularity::G128, ..fine };
-    let mx = |spec| -> Op {
+    let fine = QuantFormat::MXFP8;
+    let wide = fine.with_granularity(Granularity::G128);
+    let mx = |spec: QuantFormat| -> Op {
         let (product, output) = (Product::Fprop, DType::Bf16);
-        let b = MxSpec { block: BlockShape::Square, ..spec };
-        MxGemm { product, output, bias: false, a: spec, b }.into()
+        let b = spec.square();
+        ScaledGemm { product, output, bias: false, a: spec, b }.into()
     };
     let library = &[CUBLASLT][..];
     let [hopper, blackwell, consumer] =

@@ -169,7 +169,7 @@ impl Recorder {
         let written = emulator.written_before();
         let mut found = Vec::new();
         for (index, output) in self.outputs.iter().enumerate() {
-            let bytes = output.elements() * output.dtype.size_bytes();
+            let bytes = output.bytes();
             let range = output.pointer.0..output.pointer.0 + bytes as u64;
             let touched = |part: &Range<u64>| part.start < range.end && range.start < part.end;
             let holds = |(at, held): &(&u64, &Vec<u8>)| {

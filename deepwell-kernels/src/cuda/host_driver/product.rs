@@ -71,7 +71,7 @@ pub(super) fn multiply(machine: &mut impl Machine, matmul: &Matmul) -> DriverRes
     };
     let mut bytes = stored(machine, &out)?;
     let before = if matmul.accumulate { numbers(&bytes, out.dtype)? } else { Vec::new() };
-    let width = out.dtype.size_bytes();
+    let width = width(out.dtype);
     for row in 0..m {
         let left = &a[row * k..(row + 1) * k];
         for column in 0..n {
@@ -94,10 +94,15 @@ fn unknown(dtype: DType) -> DriverError {
     DriverError::new("matmul", format!("expected bf16, f32 or e4m3, got {dtype}"))
 }
 
+/// Bytes of an element of a type that [`numbers`] takes.
+fn width(dtype: DType) -> usize {
+    dtype.bits() as usize / 8
+}
+
 /// The bytes from the first element of a matrix to its last.
 fn stored(machine: &mut impl Machine, matrix: &Matrix) -> DriverResult<Vec<u8>> {
     let elements = (matrix.rows - 1) * matrix.leading + matrix.columns;
-    let mut bytes = vec![0; elements * matrix.dtype.size_bytes()];
+    let mut bytes = vec![0; elements * width(matrix.dtype)];
     machine.read(&mut bytes, matrix.pointer)?;
     Ok(bytes)
 }

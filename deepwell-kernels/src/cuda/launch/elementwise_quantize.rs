@@ -69,7 +69,7 @@ pub(crate) fn prepare(
     }
     let axis = steps[0].quantize.axis;
     let kernel = format!("{entry}_quantize_{}", axis.name());
-    let flags: Vec<u32> = steps.iter().map(|step| mx::flags(&step.quantize.spec)).collect();
+    let flags: Vec<u32> = steps.iter().map(|step| mx::flags(&step.quantize.format)).collect();
     let shared_bytes = match flags.as_slice() {
         &[flags] => mx::shared_bytes(rows, columns, flags),
         // The tiles of all results lie there.
@@ -98,7 +98,7 @@ pub(crate) fn prepare(
 mod tests {
     use deepwell_ir::ops::{Axis, Epilogue, Gelu, Quantize, SwiGlu, SwiGluBackward};
     use deepwell_ir::{DType, OperandType};
-    use deepwell_precision::MxSpec;
+    use deepwell_precision::QuantFormat;
 
     use super::*;
 
@@ -106,7 +106,7 @@ mod tests {
     fn fused(core: impl Into<Op>, results: &[(usize, Axis)]) -> Op {
         let step = |&(of, axis): &(usize, Axis)| Epilogue::Quantize {
             of,
-            quantize: Quantize { spec: MxSpec::default(), axis },
+            quantize: Quantize { format: QuantFormat::MXFP8, axis },
         };
         let epilogue = results.iter().map(step).collect();
         let skipped = results.iter().map(|&(of, _)| of).filter(|&of| of != 1).collect();

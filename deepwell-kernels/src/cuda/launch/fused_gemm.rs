@@ -3,7 +3,6 @@
 
 use deepwell_ir::ops::{Activation, Axis, Epilogue, QuantizeStep};
 use deepwell_ir::{DType, KernelRequest, Op, OperandType, Product};
-use deepwell_precision::{BlockShape, Granularity};
 
 use super::mx;
 use super::tcgen05::ProductSizes;
@@ -20,7 +19,7 @@ const BLOCK: usize = 32;
 /// GEMMs in BF16 that there are kernels with an epilogue for.
 pub(crate) const BF16_OPS: &[&str] = &["linear", "linear_input_grad"];
 /// The same in MXFP8.
-pub(crate) const MX_OPS: &[&str] = &["mx_gemm"];
+pub(crate) const MX_OPS: &[&str] = &["scaled_gemm"];
 
 /// GELU behind fprop, its gradient behind dgrad; what comes last is quantized. What wgrad gives is
 /// no activation.
@@ -28,7 +27,7 @@ pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     let product = match core {
         Op::Linear(_) => Product::Fprop,
         Op::LinearInputGrad(_) => Product::Dgrad,
-        Op::MxGemm(op) => op.product,
+        Op::ScaledGemm(op) => op.product,
         _ => Product::Wgrad,
     };
     match product {
@@ -142,12 +141,12 @@ pub(crate) fn reject(
     if !columns.is_multiple_of(BLOCK) {
         return Some(format!("quantizes rows of multiples of {BLOCK}, not {columns}"));
     }
-    let spec = step.quantize.spec;
-    if spec.block == BlockShape::Square {
+    let spec = step.quantize.format;
+    if spec.block.is_square() {
         return Some("quantizes groups of a row or a column, not squares".to_string());
     }
-    if spec.granularity != Granularity::G32 {
-        let elements = spec.granularity.elements();
+    if spec.block.k != 32 {
+        let elements = usize::from(spec.block.k);
         return Some(format!("quantizes groups of {BLOCK}, not of {elements}"));
     }
     mx::reject(step.quantize, &shape)
@@ -178,7 +177,7 @@ pub(crate) fn arguments(
             let mx::Copies { places, statistics } =
                 mx::copies(call, step.quantize.axis, step.positions.start);
             let counts = [mx::totals(device, 1)?, statistics];
-            (places, mx::flags(&step.quantize.spec), counts)
+            (places, mx::flags(&step.quantize.format), counts)
         }
         None => ([none; 4], 0, [none; 2]),
     };

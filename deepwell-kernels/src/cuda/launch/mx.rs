@@ -2,7 +2,7 @@
 //! `layout/mx_statistics.cuh`.
 
 use deepwell_ir::ops::{Axis, Quantize};
-use deepwell_precision::{BlockShape, ElementFormat, Granularity, MxSpec, ScaleRule};
+use deepwell_precision::{ElementFormat, QuantFormat, ScaleFormat, ScaleRule};
 
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
@@ -34,10 +34,10 @@ pub(crate) fn blocks(rows: usize, columns: usize) -> u32 {
 }
 
 /// How elements share exponents, as the kernels read it.
-pub(crate) fn flags(spec: &MxSpec) -> u32 {
-    u32::from(spec.scale_rule == ScaleRule::OcpFloor)
-        | u32::from(spec.granularity == Granularity::G128) << 1
-        | u32::from(spec.block == BlockShape::Square) << 2
+pub(crate) fn flags(spec: &QuantFormat) -> u32 {
+    u32::from(spec.scale == ScaleFormat::E8m0(ScaleRule::OcpFloor))
+        | u32::from(spec.block.k == 128) << 1
+        | u32::from(spec.block.is_square()) << 2
 }
 
 /// Dynamic shared memory of a block that quantizes a tile of BF16: a stage for the matrices that
@@ -50,8 +50,8 @@ pub(crate) fn shared_bytes(rows: usize, columns: usize, flags: u32) -> u32 {
 
 /// Why the kernels cannot quantize a matrix of this shape in this way.
 pub(crate) fn reject(quantize: &Quantize, shape: &[usize]) -> Option<String> {
-    if quantize.spec.element != ElementFormat::E4M3 {
-        return Some(format!("quantizes to e4m3, not {}", quantize.spec.element));
+    if quantize.format.element != ElementFormat::E4M3 {
+        return Some(format!("quantizes to e4m3, not {}", quantize.format.element));
     }
     let limit = u32::MAX as usize - TILE;
     let &[rows, columns] = shape else {

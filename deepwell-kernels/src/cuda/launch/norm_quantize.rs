@@ -106,7 +106,7 @@ pub(crate) fn prepare(
         return Err(call.refuse("expected a matrix"));
     };
     let kernel = format!("{}_quantize_{}", norm.entry, step.quantize.axis.name());
-    let flags = mx::flags(&step.quantize.spec);
+    let flags = mx::flags(&step.quantize.format);
     let shared_bytes = mx::shared_bytes(rows, columns, flags);
     let function = device.function(file, &kernel, shared_bytes)?;
     let resident = device.resident_blocks(function, mx::BF16_TILE_THREADS, shared_bytes)? as usize;

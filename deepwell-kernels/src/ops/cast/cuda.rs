@@ -34,7 +34,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         (DType::F32, DType::Bf16) => "cast_f32_to_bf16",
         (DType::Bf16, DType::F32) => "cast_bf16_to_f32",
         (from, to) if from == to => {
-            let bytes = x.elements() * x.dtype.size_bytes();
+            let bytes = x.bytes();
             return Ok(vec![Step::Copy { target: y.pointer, source: x.pointer, bytes }]);
         }
         (from, to) => {

@@ -42,9 +42,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let exchange = crate::Exchange::of(op, ranks, dtype);
     let exchange = exchange.map_err(|error| call.refuse(error.to_string()))?;
     let place = |tensor: Option<Tensor>| {
-        tensor.map_or((DevicePtr(0), 0), |tensor| {
-            (tensor.pointer, tensor.elements() * tensor.dtype.size_bytes())
-        })
+        tensor.map_or((DevicePtr(0), 0), |tensor| (tensor.pointer, tensor.bytes()))
     };
     let (input, input_bytes) = place((call.call.input_count > 0).then(|| call.input(0)));
     let (output, output_bytes) = place((call.output_count() > 0).then(|| call.output(0)));

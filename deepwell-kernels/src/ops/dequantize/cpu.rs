@@ -3,15 +3,17 @@
 //! What comes out is E4M3 times a power of two, which FP32 holds exactly, or infinitely large; BF16
 //! rounds it where `deepwell_ir::ops::Dequantize` says.
 
-use deepwell_ir::Op;
 use deepwell_ir::ops::Axis;
+use deepwell_ir::{Op, Storage};
 use deepwell_precision::{BLOCK, e4m3, e8m0, scale_tiles};
 use rayon::prelude::*;
 
 use crate::KernelError;
+use crate::cpu::arena::In;
 use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::chunk_elements;
+use crate::ops::scaled_gemm::nvfp4::Planes;
 
 /// Values of all E4M3 codes.
 const VALUES: [f32; 256] = {
@@ -86,14 +88,25 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         return Err(operands.unexpected(target_index, "a matrix"));
     };
     let (data, scales) = (operands.input::<u8>(0)?, operands.input::<u8>(1)?);
-    let axis = op.axis;
+    let tensor_scale: Option<In<f32>> = match Storage::plane_count(&op.format) {
+        3 => Some(operands.input(2)?),
+        _ => None,
+    };
+    let (axis, k) = (op.axis, operands.shape(0)[1]);
     by_float!(operands, target_index, E => {
         let target = operands.target::<E>(target_index)?;
         Ok(Box::new(move |arena| {
-            let (data, scales) = (data.of(arena), scales.of(arena));
-            match axis {
-                Axis::Column => dequantize_columns(data, scales, columns, target.of(arena)),
-                _ => dequantize_rows(data, scales, columns, target.of(arena)),
+            let (data, scales, target) = (data.of(arena), scales.of(arena), target.of(arena));
+            match (&tensor_scale, axis) {
+                (Some(scale), axis) => {
+                    let planes = Planes { data, scales, tensor_scale: scale.of(arena)[0], k };
+                    match axis {
+                        Axis::Column => planes.dequantize_columns(columns, target),
+                        _ => planes.dequantize_rows(target),
+                    }
+                }
+                (None, Axis::Column) => dequantize_columns(data, scales, columns, target),
+                (None, _) => dequantize_rows(data, scales, columns, target),
             }
             Ok(())
         }))

@@ -165,7 +165,8 @@ impl Head {
     /// Rows of a chunk of a BF16 tensor `[tokens, hidden]`.
     fn rows_of(&self, tensor: &Tensor, chunk: Chunk) -> Matrix {
         let hidden = self.hidden();
-        let pointer = tensor.pointer.offset(chunk.first * hidden * tensor.dtype.size_bytes());
+        let before = Tensor { shape: vec![chunk.first, hidden], ..tensor.clone() };
+        let pointer = tensor.pointer.offset(before.bytes());
         let Chunk { rows, .. } = chunk;
         Matrix { pointer, dtype: tensor.dtype, rows, columns: hidden, leading: hidden }
     }
@@ -333,7 +334,7 @@ fn prepare(
     if head.tokens() == 0 {
         steps.push(head.loss_step(device, Chunk { first: 0, rows: 0 })?);
         if let (Some((_, dw)), false) = (&head.gradients, head.accumulate) {
-            let bytes = dw.elements() * dw.dtype.size_bytes();
+            let bytes = dw.bytes();
             steps.push(Step::Fill { target: dw.pointer, byte: 0, bytes });
         }
     }

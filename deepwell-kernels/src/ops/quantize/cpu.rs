@@ -1,58 +1,146 @@
 //! Block quantization, by deepwell-precision.
 
-use deepwell_ir::Op;
 use deepwell_ir::ops::{Axis, Quantize};
+use deepwell_ir::{Op, Storage};
+use deepwell_precision::nvfp4::{self, Common};
 use deepwell_precision::{
-    BLOCK, QuantStats, QuantizeError, quantize_both, quantize_columns, quantize_rows, scale_tiles,
-    scales_len,
+    QuantFormat, QuantStats, QuantizeError, ScaleFormat, Source, quantize_both, quantize_columns,
+    quantize_rows, scale_tiles, scales_len,
 };
 
 use crate::KernelError;
+use crate::cpu::arena::{Arena, Out};
 use crate::cpu::calls::{Operands, Run, by_float};
+
+/// Where the planes of one axis go.
+struct PlanesOut {
+    data: Out<u8>,
+    scales: Out<u8>,
+    tensor_scale: Option<Out<f32>>,
+    axis: Axis,
+}
+
+impl PlanesOut {
+    /// Those from operand `first` on.
+    fn new(
+        operands: &Operands<'_>,
+        format: &QuantFormat,
+        axis: Axis,
+        first: usize,
+    ) -> Result<PlanesOut, KernelError> {
+        let tensor_scale = match Storage::plane_count(format) {
+            3 => Some(operands.target(first + 2)?),
+            _ => None,
+        };
+        let (data, scales) = (operands.target(first)?, operands.target(first + 1)?);
+        Ok(PlanesOut { data, scales, tensor_scale, axis })
+    }
+}
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::Quantize(op) = op else { return Err(operands.unknown_kernel()) };
     let &[rows, columns] = operands.shape(0) else {
         return Err(operands.unexpected(0, "a matrix"));
     };
-    let Quantize { spec, axis } = *op;
+    let Quantize { format, axis: _ } = *op;
     let statistics = operands.target::<u64>(operands.values.len() - 1)?;
-    let (codes, scales) = (operands.target::<u8>(1)?, operands.target::<u8>(2)?);
-    let second = match axis {
-        Axis::Both => Some((operands.target::<u8>(3)?, operands.target::<u8>(4)?)),
-        _ => None,
-    };
+    let count = Storage::plane_count(&format);
+    let axes = op.axes().iter().enumerate();
+    let planes = axes.map(|(i, &axis)| PlanesOut::new(operands, &format, axis, 1 + i * count));
+    let planes = planes.collect::<Result<Vec<_>, _>>()?;
     by_float!(operands, 0, E => {
         let x = operands.input::<E>(0)?;
         Ok(Box::new(move |arena| {
-            let (x, codes, scales) = (x.of(arena), codes.of(arena), scales.of(arena));
-            // Rows of the first copy and its contraction.
-            let (outer, depth) =
-                if axis == Axis::Column { (columns, rows) } else { (rows, columns) };
-            let plain = &mut scales[..scales_len(outer, depth)];
-            let stats = match (&second, axis) {
-                (Some((codes_t, scales_t)), _) => {
-                    let scales_t = scales_t.of(arena);
-                    let plain_t = &mut scales_t[..scales_len(columns, rows)];
-                    let by_column = (codes_t.of(arena), plain_t);
-                    quantize_both(x, rows, columns, &spec, (codes, plain), by_column)
-                        .and_then(|stats| tile(scales_t, columns, rows).map(|()| stats))
-                }
-                (None, Axis::Column) => quantize_columns(x, rows, columns, &spec, codes, plain),
-                (None, _) => quantize_rows(x, rows, columns, &spec, codes, plain),
+            let (x, shape) = (x.of(arena), [rows, columns]);
+            let stats = match format.scale {
+                ScaleFormat::Ue4m3(_) => quantize_nvfp4(x, shape, &format, &planes, arena),
+                _ => quantize_mx(x, shape, &format, &planes, arena),
             };
-            let stats = stats
-                .and_then(|stats| tile(scales, outer, depth).map(|()| stats))
-                .map_err(|error| error.to_string())?;
+            let stats = stats.map_err(|error| error.to_string())?;
             statistics.of(arena).copy_from_slice(&encode(&stats));
             Ok(())
         }))
     })
 }
 
-/// Scales of codes `[rows, depth]`, from plain ones to tiles.
-fn tile(scales: &mut [u8], rows: usize, depth: usize) -> Result<(), QuantizeError> {
-    scale_tiles::tile_in_place(scales, rows, depth.div_ceil(BLOCK))
+fn quantize_mx<S: Source>(
+    x: &[S],
+    [rows, columns]: [usize; 2],
+    format: &QuantFormat,
+    planes: &[PlanesOut],
+    arena: &Arena,
+) -> Result<QuantStats, QuantizeError> {
+    let stats = match planes {
+        [row, column] => {
+            let by_row =
+                (row.data.of(arena), &mut row.scales.of(arena)[..scales_len(rows, columns)]);
+            let by_column =
+                (column.data.of(arena), &mut column.scales.of(arena)[..scales_len(columns, rows)]);
+            quantize_both(x, rows, columns, format, by_row, by_column)?
+        }
+        _ => {
+            let mut stats = QuantStats::default();
+            for PlanesOut { data, scales, axis, .. } in planes {
+                let (outer, k) = outer_and_k(*axis, rows, columns);
+                let plain = &mut scales.of(arena)[..scales_len(outer, k)];
+                let of_axis = match axis {
+                    Axis::Column => {
+                        quantize_columns(x, rows, columns, format, data.of(arena), plain)
+                    }
+                    _ => quantize_rows(x, rows, columns, format, data.of(arena), plain),
+                };
+                stats.merge(&of_axis?);
+            }
+            stats
+        }
+    };
+    tile_all(planes, [rows, columns], format, arena)?;
+    Ok(stats)
+}
+
+fn quantize_nvfp4<S: Source>(
+    x: &[S],
+    [rows, columns]: [usize; 2],
+    format: &QuantFormat,
+    planes: &[PlanesOut],
+    arena: &Arena,
+) -> Result<QuantStats, QuantizeError> {
+    let common = Common::nearest(nvfp4::amax(x));
+    let mut stats = QuantStats::default();
+    for PlanesOut { data, scales, tensor_scale, axis } in planes {
+        let (outer, k) = outer_and_k(*axis, rows, columns);
+        let plain = &mut scales.of(arena)[..nvfp4::scales_len(outer, k)];
+        let data = data.of(arena);
+        let (scale, of_axis) = match axis {
+            Axis::Column => nvfp4::quantize_columns(x, rows, columns, format, &common, data, plain),
+            _ => nvfp4::quantize_rows(x, rows, columns, format, &common, data, plain),
+        }?;
+        if let Some(tensor_scale) = tensor_scale {
+            tensor_scale.of(arena).fill(scale);
+        }
+        stats.merge(&of_axis);
+    }
+    tile_all(planes, [rows, columns], format, arena)?;
+    Ok(stats)
+}
+
+/// Rows of an operand and its contraction.
+fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
+    if axis == Axis::Column { (columns, rows) } else { (rows, columns) }
+}
+
+/// Scales, from plain ones to tiles.
+fn tile_all(
+    planes: &[PlanesOut],
+    [rows, columns]: [usize; 2],
+    format: &QuantFormat,
+    arena: &Arena,
+) -> Result<(), QuantizeError> {
+    planes.iter().try_for_each(|planes| {
+        let (outer, k) = outer_and_k(planes.axis, rows, columns);
+        let blocks = k.div_ceil(format.scale.stored_every());
+        scale_tiles::tile_in_place(planes.scales.of(arena), outer, blocks)
+    })
 }
 
 /// The counters as [`Quantize::STATISTICS`] words.

@@ -40,7 +40,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let &[rows, columns] = x.shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
-    let flags = mx::flags(&quantize.spec);
+    let flags = mx::flags(&quantize.format);
     let (element, threads, shared_bytes) = match x.dtype {
         DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::shared_bytes(rows, columns, flags)),
         _ => ("f32", 2 * mx::BF16_TILE_THREADS, 2 * mx::BF16_TILE_BYTES),

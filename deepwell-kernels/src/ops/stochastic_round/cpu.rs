@@ -1,13 +1,15 @@
 //! Elements of a quantized copy, rounded at random: see `deepwell_ir::ops::StochasticRound`.
 
-use deepwell_ir::Op;
 use deepwell_ir::ops::{Axis, StochasticRound};
-use deepwell_precision::{BLOCK, ElementFormat, Philox, e8m0, scale_tiles};
+use deepwell_ir::{ALIGNMENT_BYTES, KernelRequest, Op};
+use deepwell_precision::nvfp4::{self, Common};
+use deepwell_precision::{BLOCK, ElementFormat, Philox, ScaleFormat, e8m0, scale_tiles};
 use rayon::prelude::*;
 
 use crate::KernelError;
 use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
+use crate::cpu::gemm::{Carver, Tier};
 use crate::cpu::parallel::vectorized;
 
 /// Rounds the elements of a copy of `x` `[rows, columns]`: `data` is `[rows, columns]`, or with
@@ -63,28 +65,52 @@ pub fn stochastic_round<E: Element>(
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::StochasticRound(op) = op else { return Err(operands.unknown_kernel()) };
-    let &[_, columns] = operands.shape(0) else {
+    let &[rows, columns] = operands.shape(0) else {
         return Err(operands.unexpected(0, "a matrix"));
     };
-    let (scales, key) = (operands.input::<u8>(1)?, operands.input::<u64>(2)?);
+    let (scales, key) = (operands.input::<u8>(1)?, operands.input::<u64>(op.key_input())?);
     let data = operands.target::<u8>(operands.output(0))?;
-    let by_column = op.axis == Axis::Column;
+    let workspace = operands.workspace::<u8>()?;
+    let (axis, format) = (op.axis, op.format);
     let stream = StochasticRound::stream(&operands.call.name);
     by_float!(operands, 0, E => {
         let x = operands.input::<E>(0)?;
         Ok(Box::new(move |arena| {
             let key = key.of(arena);
             let philox = Philox { seed: key[0], stream: stream | u64::from(key[1] as u32) };
-            let (x, scales) = (x.of(arena), scales.of(arena));
-            stochastic_round(x, columns, by_column, scales, philox, data.of(arena));
-            Ok(())
+            let (x, data) = (x.of(arena), data.of(arena));
+            if let ScaleFormat::E8m0(_) = format.scale {
+                let by_column = axis == Axis::Column;
+                stochastic_round(x, columns, by_column, scales.of(arena), philox, data);
+                return Ok(());
+            }
+            // The scales come out once more, the same.
+            let (outer, k) = if axis == Axis::Column { (columns, rows) } else { (rows, columns) };
+            let plain = Carver::new(workspace.of(arena)).take::<u8>(nvfp4::scales_len(outer, k));
+            let common = Common { amax: nvfp4::amax(x), philox: Some(philox) };
+            let rounded = match axis {
+                Axis::Column => {
+                    nvfp4::quantize_columns(x, rows, columns, &format, &common, data, plain)
+                }
+                _ => nvfp4::quantize_rows(x, rows, columns, &format, &common, data, plain),
+            };
+            rounded.map(drop).map_err(|error| error.to_string())
         }))
     })
 }
 
+/// Scales once more, where the kernel makes them beside the elements.
+pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
+    let Op::StochasticRound(op) = request.op else { return 0 };
+    match op.format.scale {
+        ScaleFormat::E8m0(_) => 0,
+        _ => request.operands[1].storage_bytes().unwrap_or(usize::MAX / 2) + 2 * ALIGNMENT_BYTES,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use deepwell_precision::{MxSpec, quantize_rows, quantize_rows_stochastic, scales_len};
+    use deepwell_precision::{QuantFormat, quantize_rows, quantize_rows_stochastic, scales_len};
     use half::bf16;
 
     use super::*;
@@ -115,7 +141,7 @@ mod tests {
     fn data_is_that_of_the_definition() {
         for (rows, columns) in [(0, 32), (1, 1), (33, 31), (64, 96), (70, 130)] {
             let x = source(rows, columns);
-            let spec = MxSpec::default();
+            let spec = QuantFormat::MXFP8;
             let mut expected = vec![0; x.len()];
             let mut plain = vec![0; scales_len(rows, columns)];
             quantize_rows_stochastic(&x, rows, columns, &spec, PHILOX, &mut expected, &mut plain)
@@ -157,7 +183,7 @@ mod tests {
         let value = |index: usize| if index.is_multiple_of(BLOCK) { 448.0 } else { 301.0 };
         let x: Vec<f32> = (0..rows * columns).map(value).collect();
         let (mut nearest, mut plain) = (vec![0; x.len()], vec![0; scales_len(rows, columns)]);
-        let spec = MxSpec::default();
+        let spec = QuantFormat::MXFP8;
         quantize_rows(&x, rows, columns, &spec, &mut nearest, &mut plain).unwrap();
         let scales = tiles(&plain, rows, columns);
         let (mut sum, mut count) = (0.0f64, 0u32);

@@ -6,5 +6,7 @@ mod cuda;
 use super::OpKernels;
 use crate::cpu::CpuKernel;
 
-pub(super) const KERNELS: OpKernels =
-    OpKernels { cpu: &[CpuKernel::new("stochastic_round", cpu::prepare)], cuda: &[cuda::SPECS] };
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[CpuKernel::new("stochastic_round", cpu::prepare).scratch(cpu::workspace_bytes)],
+    cuda: &[cuda::SPECS],
+};

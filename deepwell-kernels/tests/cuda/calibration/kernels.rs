@@ -4,7 +4,7 @@
 use deepwell_ir::ops::{Attention, AttentionHeads, Axis, Epilogue, Fused, Quantize};
 use deepwell_ir::{DType, Op, Product, ops};
 use deepwell_kernels::cuda::Architecture;
-use deepwell_precision::{BlockShape, Granularity, MxSpec, ScaleRule};
+use deepwell_precision::{BlockShape, Granularity, QuantFormat, ScaleRule};
 
 use super::bench::Bench;
 use super::golden::Group;
@@ -85,18 +85,18 @@ impl Recorder {
 
     fn mx_products(&mut self) {
         let options = RunOptions { kernel: Some("cuda_mxfp8_gemm"), ..RunOptions::default() };
-        let square = MxSpec { block: BlockShape::Square, ..MxSpec::default() };
+        let square = QuantFormat::MXFP8.square();
         for kind in [MxKind::Even, MxKind::Spread] {
             for (rows, columns, depth) in [(130, 136, 288), (65, 67, 100)] {
-                let a = MxMatrix::new(rows, depth, MxSpec::default(), kind, 1);
+                let a = MxMatrix::new(rows, depth, QuantFormat::MXFP8, kind, 1);
                 let b = MxMatrix::new(columns, depth, square, kind, 50);
                 let given = [a.codes, a.scales, b.codes, b.scales];
                 for output in [DType::Bf16, DType::F32] {
-                    let op = ops::MxGemm {
+                    let op = ops::ScaledGemm {
                         product: Product::Fprop,
                         output,
                         bias: false,
-                        a: MxSpec::default(),
+                        a: QuantFormat::MXFP8,
                         b: square,
                     };
                     let out = [HostTensor::output(output, &[rows, columns])];
@@ -114,10 +114,13 @@ impl Recorder {
             (Granularity::G32, BlockShape::Square, ScaleRule::OcpFloor),
             (Granularity::G128, BlockShape::Square, ScaleRule::Rceil),
         ] {
-            let spec = MxSpec { granularity, block, scale_rule, ..MxSpec::default() };
+            let spec = QuantFormat::MXFP8
+                .with_granularity(granularity)
+                .with_shape(block)
+                .with_scale_rule(scale_rule);
             for kind in ["wide", "edges", "tiny", "special"] {
                 let values = numbers(kind, rows, columns);
-                let quantize = Quantize { spec, axis: Axis::Both };
+                let quantize = Quantize { format: spec, axis: Axis::Both };
                 let empty = outputs(Axis::Both, rows, columns);
                 for dtype in [DType::F32, DType::Bf16] {
                     let x = [HostTensor::from_f32(dtype, &[rows, columns], &values)];
@@ -134,7 +137,7 @@ impl Recorder {
     /// A producer with the quantization of its first output.
     fn fused(&mut self, name: &str, producer: Op, inputs: &[HostTensor], more: &[HostTensor]) {
         let (rows, columns) = (inputs[0].shape[0], inputs[0].shape[1]);
-        let quantize = Quantize { spec: MxSpec::default(), axis: Axis::Both };
+        let quantize = Quantize { format: QuantFormat::MXFP8, axis: Axis::Both };
         let epilogue = vec![Epilogue::Quantize { of: 0, quantize }];
         let op = Fused { core: Box::new(producer), epilogue, skipped: Vec::new() };
         let mut empty = vec![HostTensor::output(DType::Bf16, &[rows, columns])];

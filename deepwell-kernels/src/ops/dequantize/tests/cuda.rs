@@ -3,7 +3,7 @@
 use deepwell_ir::DType;
 use deepwell_ir::ops::{Axis, Dequantize};
 use deepwell_kernels::ops::dequantize::oracle as mx;
-use deepwell_precision::{BLOCK, scale_tiles};
+use deepwell_precision::{BLOCK, QuantFormat, scale_tiles};
 
 use crate::harness::{Gpu, HostTensor};
 use crate::mx::tiled;
@@ -50,7 +50,13 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
             ),
         ];
         let output = HostTensor::output(to, &[rows, columns]);
-        let got = gpu.run(Dequantize { axis, to }, &inputs, &[output], false, 1);
+        let got = gpu.run(
+            Dequantize { format: QuantFormat::MXFP8, axis, to },
+            &inputs,
+            &[output],
+            false,
+            1,
+        );
         let got = got[0].to_f64();
         let same = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let wrong = got.iter().zip(&expected).position(|pair| !same(pair));

@@ -4,8 +4,8 @@
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{DType, ops};
 use deepwell_precision::{
-    BLOCK, BlockShape, ElementFormat, Granularity, MxSpec, QuantStats, ScaleRule, Source,
-    quantize_both, quantize_columns, quantize_rows, scale_tiles, scales_len,
+    BLOCK, BlockShape, Granularity, QuantFormat, QuantStats, ScaleRule, Source, quantize_both,
+    quantize_columns, quantize_rows, scale_tiles, scales_len,
 };
 use half::bf16;
 
@@ -13,12 +13,13 @@ use crate::harness::{Gpu, HostTensor, uniform};
 use crate::mx::tiled;
 
 /// Every way to share exponents.
-pub(crate) fn specs() -> Vec<MxSpec> {
+pub(crate) fn specs() -> Vec<QuantFormat> {
     let mut specs = Vec::new();
     for scale_rule in [ScaleRule::Rceil, ScaleRule::OcpFloor] {
         for granularity in [Granularity::G32, Granularity::G128] {
             for block in [BlockShape::Row, BlockShape::Square] {
-                specs.push(MxSpec { element: ElementFormat::E4M3, scale_rule, granularity, block });
+                let format = QuantFormat::MXFP8.with_scale_rule(scale_rule);
+                specs.push(format.with_granularity(granularity).with_shape(block));
             }
         }
     }
@@ -52,7 +53,7 @@ pub(crate) fn reference<S: Source>(
     columns: usize,
     quantize: &Quantize,
 ) -> Vec<Vec<u8>> {
-    let Quantize { spec, axis } = quantize;
+    let Quantize { format: spec, axis } = quantize;
     let len = rows * columns;
     let (mut codes, mut scales) = (vec![0; len], vec![0; scales_len(rows, columns)]);
     let (mut codes_t, mut scales_t) = (vec![0; len], vec![0; scales_len(columns, rows)]);
@@ -161,7 +162,7 @@ fn every_kind_of_number_in_every_way() {
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
             for kind in KINDS {
                 let (rows, columns) = gpu.pick((256, 384), (64, 96));
-                check(&mut gpu, rows, columns, kind, &ops::Quantize { spec, axis });
+                check(&mut gpu, rows, columns, kind, &ops::Quantize { format: spec, axis });
             }
         }
     }
@@ -196,7 +197,7 @@ fn every_size() {
         for spec in specs() {
             for axis in [Axis::Row, Axis::Column, Axis::Both] {
                 for kind in ["wide", "special"] {
-                    check(&mut gpu, rows, columns, kind, &ops::Quantize { spec, axis });
+                    check(&mut gpu, rows, columns, kind, &ops::Quantize { format: spec, axis });
                 }
             }
         }
@@ -207,10 +208,10 @@ trial!(more_tiles_than_the_device_holds);
 fn more_tiles_than_the_device_holds() {
     let mut gpu = Gpu::open();
     for granularity in [Granularity::G32, Granularity::G128] {
-        let spec = MxSpec { granularity, ..MxSpec::default() };
+        let spec = QuantFormat::MXFP8.with_granularity(granularity);
         // An emulated device holds 20 or so.
         let (rows, columns) = gpu.pick((4096, 4096), (512, 1024));
-        check(&mut gpu, rows, columns, "wide", &ops::Quantize { spec, axis: Axis::Both });
+        check(&mut gpu, rows, columns, "wide", &ops::Quantize { format: spec, axis: Axis::Both });
     }
 }
 
@@ -224,8 +225,8 @@ fn every_bf16() {
         .collect();
     let (rows, columns) = (1 << 13, 256);
     for scale_rule in [ScaleRule::Rceil, ScaleRule::OcpFloor] {
-        let spec = MxSpec { scale_rule, ..MxSpec::default() };
-        let quantize = ops::Quantize { spec, axis: Axis::Both };
+        let spec = QuantFormat::MXFP8.with_scale_rule(scale_rule);
+        let quantize = ops::Quantize { format: spec, axis: Axis::Both };
         let source = HostTensor::bf16(&[rows, columns], &x);
         let values: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
         let got =
@@ -238,10 +239,10 @@ emulated! {
     quantize on Sm100a: |gpu| {
         for axis in [Axis::Row, Axis::Column, Axis::Both] {
             for granularity in [Granularity::G32, Granularity::G128] {
-                let spec = MxSpec { granularity, ..MxSpec::default() };
+                let spec = QuantFormat::MXFP8.with_granularity(granularity);
                 // Four by three tiles of 128, whole ones and the rest.
                 let (rows, columns) = (390, 264);
-                check(gpu, rows, columns, "wide", &Quantize { spec, axis });
+                check(gpu, rows, columns, "wide", &Quantize { format: spec, axis });
             }
         }
     }

@@ -3,8 +3,8 @@
 use deepwell_ir::DType;
 use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_precision::{
-    BLOCK, ElementFormat, MxSpec, Philox, e8m0, quantize_columns, quantize_rows, scale_tiles,
-    scales_len,
+    BLOCK, ElementFormat, ElementRounding, Philox, QuantFormat, e8m0, quantize_columns,
+    quantize_rows, scale_tiles, scales_len,
 };
 
 use crate::harness::{Gpu, HostTensor};
@@ -29,7 +29,7 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str) {
         let (outer, depth) = if by_column { (columns, rows) } else { (rows, columns) };
         let (mut data, mut plain) = (vec![0; x.len()], vec![0; scales_len(outer, depth)]);
         let quantize = if by_column { quantize_columns::<f32> } else { quantize_rows::<f32> };
-        quantize(&x, rows, columns, &MxSpec::default(), &mut data, &mut plain).unwrap();
+        quantize(&x, rows, columns, &QuantFormat::MXFP8, &mut data, &mut plain).unwrap();
         let stream = StochasticRound::stream("stochastic_round") | u64::from(KEY[1] as u32);
         let philox = Philox { seed: KEY[0], stream };
         let expected = |index: usize| {
@@ -48,7 +48,8 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str) {
             HostTensor::u64(&[2], &KEY),
         ];
         let output = HostTensor::output(DType::E4m3, &[outer, depth]);
-        let got = gpu.run(StochasticRound { axis }, &inputs, &[output], false, 1);
+        let format = QuantFormat::MXFP8.with_rounding(ElementRounding::Stochastic);
+        let got = gpu.run(StochasticRound { format, axis }, &inputs, &[output], false, 1);
         let wrong = (0..x.len()).find(|&index| got[0].bytes[index] != expected(index));
         let wrong = wrong.map(|index| (index, got[0].bytes[index], expected(index)));
         assert_eq!(wrong, None, "{what}: index, got, expected");

@@ -46,7 +46,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let (a, b) = (call.input(0), call.input(2));
     let sizes = super::sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
-    let has_bias = matches!(parts.core, Op::MxGemm(op) if op.bias);
+    let has_bias = matches!(parts.core, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;

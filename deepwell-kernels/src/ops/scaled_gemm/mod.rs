@@ -4,6 +4,8 @@ mod cpu;
 mod cublaslt;
 mod expand_scales;
 mod mxfp8_gemm;
+pub mod nvfp4;
+pub mod nvfp4_oracle;
 mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
 mod sm120_mxfp8_gemm;
@@ -12,7 +14,7 @@ use super::OpKernels;
 use crate::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
-    cpu: &[CpuKernel::new("mx_gemm", cpu::prepare).scratch(cpu::workspace_bytes).tiered()],
+    cpu: &[CpuKernel::new("scaled_gemm", cpu::prepare).scratch(cpu::workspace_bytes).tiered()],
     cuda: &[
         cublaslt::SPECS,
         sm100_mxfp8_gemm::SPECS,

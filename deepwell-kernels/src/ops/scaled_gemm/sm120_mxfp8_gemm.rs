@@ -13,7 +13,7 @@ use crate::predict::{SM120_MXFP8, mma_sync_gemm};
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_sm120_mxfp8_gemm",
-    ops: &["mx_gemm"],
+    ops: &["scaled_gemm"],
     epilogue: no_epilogue,
     architectures: &[Architecture::Sm120a],
     library: None,
@@ -31,7 +31,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 #[cfg(test)]
 mod tests {
     use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
-    use deepwell_precision::{BlockShape, Granularity, MxSpec};
+    use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
     use crate::cuda::{Architecture, CudaCatalog, cuda_target};
 
@@ -39,22 +39,22 @@ mod tests {
     /// reason.
     #[test]
     fn products_with_block_scales_where_tensor_cores_have_them() {
-        let square = MxSpec { block: BlockShape::Square, ..MxSpec::default() };
-        let wide = MxSpec { granularity: Granularity::G128, ..square };
+        let square = QuantFormat::MXFP8.square();
+        let wide = square.with_granularity(Granularity::G128);
         let (kernel, portable) = ("cuda_sm120_mxfp8_gemm", "cuda_mxfp8_gemm");
         let elsewhere = |name| Some(format!("runs on blackwell-sm120, not on {name}"));
         let sm120 = Architecture::Sm120a;
         for (architecture, b, depth, expected, refusal) in [
-            (sm120, MxSpec::default(), 64usize, kernel, None),
+            (sm120, QuantFormat::MXFP8, 64usize, kernel, None),
             (sm120, square, 64, kernel, None),
             (sm120, wide, 256, kernel, None),
             (sm120, wide, 100, kernel, None),
-            (sm120, MxSpec::default(), 0, kernel, None),
+            (sm120, QuantFormat::MXFP8, 0, kernel, None),
             (Architecture::Sm90a, wide, 256, portable, elsewhere("hopper-sm90")),
         ] {
-            let a = MxSpec { block: BlockShape::Row, ..b };
+            let a = b.with_shape(BlockShape::Row);
             let (product, output) = (Product::Fprop, DType::Bf16);
-            let op: Op = ops::MxGemm { product, output, bias: false, a, b }.into();
+            let op: Op = ops::ScaledGemm { product, output, bias: false, a, b }.into();
             let operands = [
                 (DType::E4m3, vec![4, depth]),
                 (DType::E8m0, vec![1, depth.div_ceil(128), 512]),

@@ -1,7 +1,7 @@
 //! `expand_scales.cu`: E8M0 scales of both operands of a product to the FP32 layouts that the
 //! vendor's library reads.
 
-use deepwell_precision::{BlockShape, Granularity, MxSpec};
+use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
 use crate::KernelError;
 use crate::cuda::blas::BlockScales;
@@ -27,13 +27,13 @@ pub(crate) struct Expansion {
     /// [`expanded_bytes`] of space.
     pub(crate) target: DevicePtr,
     pub(crate) rows: usize,
-    pub(crate) spec: MxSpec,
+    pub(crate) spec: QuantFormat,
 }
 
 impl Expansion {
     /// The target as the library wants it described.
     pub(crate) fn scales(&self) -> BlockScales {
-        match self.spec.block {
+        match self.spec.block.shape() {
             BlockShape::Square => BlockScales::Square128(self.target),
             _ => BlockScales::Row128(self.target),
         }
@@ -41,16 +41,16 @@ impl Expansion {
 }
 
 /// Rows of scales or of squares, and groups of 128 codes along each.
-fn extents(rows: usize, depth: usize, spec: MxSpec) -> (usize, usize) {
+fn extents(rows: usize, depth: usize, spec: QuantFormat) -> (usize, usize) {
     let groups = depth.div_ceil(Granularity::G128.elements());
-    match spec.block {
+    match spec.block.shape() {
         BlockShape::Square => (rows.div_ceil(SQUARE), groups.next_multiple_of(GROUPS)),
         _ => (rows, groups),
     }
 }
 
 /// Bytes of the FP32 scales of an operand, a multiple of the library's alignment.
-pub(crate) fn expanded_bytes(rows: usize, depth: usize, spec: MxSpec) -> usize {
+pub(crate) fn expanded_bytes(rows: usize, depth: usize, spec: QuantFormat) -> usize {
     let (rows, groups) = extents(rows, depth, spec);
     (rows * groups * size_of::<f32>()).next_multiple_of(LIBRARY_ALIGNMENT_BYTES)
 }
@@ -64,13 +64,13 @@ pub(crate) fn expand(
     let function = device.function("expand_scales", "expand_scales", 0)?;
     let threads = [a, b].map(|operand| {
         let (rows, groups) = extents(operand.rows, depth, operand.spec);
-        match operand.spec.block {
+        match operand.spec.block.shape() {
             BlockShape::Square => rows * groups,
             _ => rows.div_ceil(SQUARE) * groups * WARP,
         }
     });
     let blocks = grid_of(threads[0].max(threads[1]), THREADS, device.multiprocessors());
-    let square = |operand: &Expansion| u32::from(operand.spec.block == BlockShape::Square);
+    let square = |operand: &Expansion| u32::from(operand.spec.block.is_square());
     let arguments = vec![
         Argument::Pointer(a.source),
         Argument::Pointer(a.target),
@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn room_for_the_layouts_of_the_library() {
-        let rows = MxSpec { granularity: Granularity::G128, ..MxSpec::default() };
-        let squares = MxSpec { block: BlockShape::Square, ..rows };
+        let rows = QuantFormat::MXFP8_128;
+        let squares = rows.square();
         for (spec, row_count, depth, expected) in [
             // One FP32 for each row and 128 codes.
             (rows, 64, 128, 256),

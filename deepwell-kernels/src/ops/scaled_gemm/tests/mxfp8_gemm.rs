@@ -3,7 +3,7 @@
 
 use deepwell_ir::{DType, Product, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
-use deepwell_precision::{BlockShape, Granularity, MxSpec};
+use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
 use crate::bf16_gemm::EMULATED_WORK;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
@@ -45,7 +45,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 pub(crate) fn multiply(
     gpu: &mut Gpu,
     kernel: &str,
-    op: ops::MxGemm,
+    op: ops::ScaledGemm,
     (a, b): (&MxMatrix, &MxMatrix),
     bias: Option<&HostTensor>,
     out: &HostTensor,
@@ -72,11 +72,11 @@ pub(crate) fn check(
     gpu: &mut Gpu,
     kernel: Kernel,
     sizes: (usize, usize, usize),
-    spec: MxSpec,
+    spec: QuantFormat,
     kind: MxKind,
 ) {
     let (rows, columns, depth) = sizes;
-    let by_rows = MxSpec { block: BlockShape::Row, ..spec };
+    let by_rows = spec.with_shape(BlockShape::Row);
     let a = MxMatrix::new(rows, depth, by_rows, kind, 1);
     let b = MxMatrix::new(columns, depth, spec, kind, 50);
     let mut product = linear::forward(&a.values, &b.values, None, depth);
@@ -87,7 +87,7 @@ pub(crate) fn check(
         magnitude = product.clone();
     }
     let share = kernel.share(depth, kind);
-    let op = |product, output, bias| ops::MxGemm { product, output, bias, a: by_rows, b: spec };
+    let op = |product, output, bias| ops::ScaledGemm { product, output, bias, a: by_rows, b: spec };
     let name = |what: &str| format!("{} {what} {sizes:?} {kind:?} {spec:?}", kernel.name);
 
     for output in [DType::Bf16, DType::F32] {
@@ -135,14 +135,14 @@ pub(crate) fn check_sizes(gpu: &mut Gpu, kernel: Kernel) {
         if !gpu.runs(sizes.0 * sizes.1 * sizes.2, EMULATED_WORK) {
             continue;
         }
-        check(gpu, kernel, sizes, MxSpec::default(), MxKind::Even);
+        check(gpu, kernel, sizes, QuantFormat::MXFP8, MxKind::Even);
     }
 }
 
 pub(crate) fn check_hard_numbers(gpu: &mut Gpu, kernel: Kernel) {
-    let square = MxSpec { block: BlockShape::Square, ..MxSpec::default() };
-    let wide = MxSpec { granularity: Granularity::G128, ..square };
-    for spec in [MxSpec::default(), square, wide] {
+    let square = QuantFormat::MXFP8.square();
+    let wide = square.with_granularity(Granularity::G128);
+    for spec in [QuantFormat::MXFP8, square, wide] {
         for kind in [MxKind::Spread, MxKind::Exact] {
             for sizes in [gpu.pick((130, 136, 288), (70, 40, 288)), (65, 67, 100)] {
                 check(gpu, kernel, sizes, spec, kind);
@@ -178,9 +178,14 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
     let expected: Vec<f64> = exact.iter().map(|&x| f64::from(x as f32)).collect();
     let (infinite, nan) = (f64::is_infinite, f64::is_nan);
     assert!(expected.iter().any(|&x| infinite(x)) && expected.iter().any(|&x| nan(x)));
-    let spec = MxSpec::default();
-    let op =
-        ops::MxGemm { product: Product::Fprop, output: DType::F32, bias: false, a: spec, b: spec };
+    let spec = QuantFormat::MXFP8;
+    let op = ops::ScaledGemm {
+        product: Product::Fprop,
+        output: DType::F32,
+        bias: false,
+        a: spec,
+        b: spec,
+    };
     let out = HostTensor::output(DType::F32, &[ends.len(), ends.len()]);
     let got = multiply(gpu, kernel.name, op, (&a, &b), None, &out, false);
     for (index, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
@@ -198,7 +203,7 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
 pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
     let (rows, columns) = (140, 130);
     for depth in [96, 100] {
-        let spec = MxSpec::default();
+        let spec = QuantFormat::MXFP8;
         let change = |matrix: MxMatrix, rows: usize, at: usize| {
             let mut codes = matrix.codes.bytes.clone();
             codes[at] = 0x7f;
@@ -206,7 +211,7 @@ pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
         };
         let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, 131 * depth + 95);
         let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, 2 * depth);
-        let op = ops::MxGemm {
+        let op = ops::ScaledGemm {
             product: Product::Dgrad,
             output: DType::F32,
             bias: false,
@@ -249,7 +254,7 @@ fn nan_codes_stay_in_their_rows() {
 emulated! {
     mxfp8_gemm on Sm100a: |gpu| {
         for sizes in [(390, 264, 288), (140, 140, 150)] {
-            check(gpu, KERNEL, sizes, MxSpec::default(), MxKind::Even);
+            check(gpu, KERNEL, sizes, QuantFormat::MXFP8, MxKind::Even);
         }
     }
 }

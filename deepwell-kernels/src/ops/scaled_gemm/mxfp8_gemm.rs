@@ -19,7 +19,7 @@ const WIDTH: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_mxfp8_gemm",
-    ops: &["mx_gemm"],
+    ops: &["scaled_gemm"],
     epilogue: no_epilogue,
     architectures: &Architecture::ALL,
     library: None,
@@ -64,7 +64,7 @@ pub(crate) fn prepare_from(
 ) -> Result<Vec<Step>, KernelError> {
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let (rows, columns, depth) = (a.shape[0], b.shape[0], a.shape[1]);
-    let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
+    let has_bias = matches!(&call.call.op, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let function = device.function(stem, &kernel(stem, out.dtype, depth), SHARED_BYTES)?;
     let arguments = vec![
@@ -86,7 +86,7 @@ pub(crate) fn prepare_from(
 #[cfg(test)]
 mod tests {
     use deepwell_ir::{OperandType, Product, ops};
-    use deepwell_precision::MxSpec;
+    use deepwell_precision::QuantFormat;
 
     use super::*;
 
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_bias_has_the_type_of_the_result() {
         let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
-        let spec = MxSpec::default();
+        let spec = QuantFormat::MXFP8;
         for (bias, output, expected) in [
             (None, DType::Bf16, None),
             (None, DType::F32, None),
@@ -121,7 +121,7 @@ mod tests {
         ] {
             let product = Product::Fprop;
             let op: Op =
-                ops::MxGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
+                ops::ScaledGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
             let mut operands = vec![
                 operand(DType::E4m3, &[4, 64]),
                 operand(DType::E8m0, &[1, 1, 512]),

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{DType, Product, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
-use deepwell_precision::MxSpec;
+use deepwell_precision::QuantFormat;
 
 use crate::harness::{Gpu, HostTensor};
 use crate::mx::{MxKind, MxMatrix};
@@ -67,9 +67,9 @@ fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
     let a = matrix(rows, &|row, block| (117 + (row * 5 + block * 3) % 11) as u8);
     let b = matrix(columns, &|column, block| (122 + (column * 3 + block * 7) % 10) as u8);
     let expected = linear::forward(&a.values, &b.values, None, depth);
-    let spec = MxSpec::default();
+    let spec = QuantFormat::MXFP8;
     let (product, output) = (Product::Fprop, DType::F32);
-    let op = ops::MxGemm { product, output, bias: false, a: spec, b: spec };
+    let op = ops::ScaledGemm { product, output, bias: false, a: spec, b: spec };
     let out = HostTensor::output(output, &[rows, columns]);
     let got = multiply(gpu, KERNEL.name, op, (&a, &b), None, &out, false);
     for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
@@ -92,7 +92,7 @@ trial!(nan_scales_stay_in_their_rows);
 fn nan_scales_stay_in_their_rows() {
     let mut gpu = open();
     let (rows, columns, depth) = (70, 40, 288);
-    let (blocks, spec) = (depth / 32, MxSpec::default());
+    let (blocks, spec) = (depth / 32, QuantFormat::MXFP8);
     for block in 0..blocks {
         let (nan_row, nan_column) = (block * 7 + 3, block * 4 + 2);
         let change = |matrix: MxMatrix, outer: usize, at: usize| {
@@ -104,7 +104,7 @@ fn nan_scales_stay_in_their_rows() {
         let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, nan_row);
         let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, nan_column);
         let (product, output) = (Product::Dgrad, DType::F32);
-        let op = ops::MxGemm { product, output, bias: false, a: spec, b: spec };
+        let op = ops::ScaledGemm { product, output, bias: false, a: spec, b: spec };
         let out = HostTensor::output(output, &[rows, columns]);
         let got = multiply(&mut gpu, KERNEL.name, op, (&a, &b), None, &out, false);
         for (index, value) in got.iter().enumerate() {
@@ -117,7 +117,7 @@ fn nan_scales_stay_in_their_rows() {
 emulated! {
     sm120_mxfp8_gemm on Sm120a: |gpu| {
         for sizes in [(390, 264, 416), (140, 140, 150)] {
-            crate::mxfp8_gemm::check(gpu, KERNEL, sizes, MxSpec::default(), MxKind::Even);
+            crate::mxfp8_gemm::check(gpu, KERNEL, sizes, QuantFormat::MXFP8, MxKind::Even);
         }
     }
 }

@@ -3,7 +3,7 @@
 use deepwell_ir::{DType, Product, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::ops::linear::oracle as linear;
-use deepwell_precision::MxSpec;
+use deepwell_precision::QuantFormat;
 
 use crate::cublaslt::{ROWS, SQUARES};
 use crate::harness::{Gpu, HostTensor, uniform};
@@ -34,7 +34,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 pub(crate) fn check(
     gpu: &mut Gpu,
     (rows, columns, depth): (usize, usize, usize),
-    specs: [MxSpec; 2],
+    specs: [QuantFormat; 2],
     kind: MxKind,
 ) {
     let a = MxMatrix::new(rows, depth, specs[0], kind, 1);
@@ -44,7 +44,7 @@ pub(crate) fn check(
     let share = if kind == MxKind::Exact { 0.0 } else { SHARE };
     let op = |product, output, bias| {
         let [a, b] = specs;
-        ops::MxGemm { product, output, bias, a, b }
+        ops::ScaledGemm { product, output, bias, a, b }
     };
     let name = |what: &str| format!("{what} {rows} {columns} {depth} {kind:?} {specs:?}");
 

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{DType, Product, Tile, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
-use deepwell_precision::MxSpec;
+use deepwell_precision::QuantFormat;
 
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
@@ -51,7 +51,7 @@ pub(crate) fn check(
     (rows, columns, depth): (usize, usize, usize),
     forms: &[Form],
 ) {
-    let spec = MxSpec::default();
+    let spec = QuantFormat::MXFP8;
     let a = MxMatrix::new(rows, depth, spec, MxKind::Even, 1);
     let b = MxMatrix::new(columns, depth, spec, MxKind::Even, 50);
     let product = linear::forward(&a.values, &b.values, None, depth);
@@ -77,7 +77,8 @@ pub(crate) fn check(
             true => (Product::Wgrad, DType::Bf16),
             false => (Product::Fprop, output),
         };
-        let op = ops::MxGemm { product: kind, output: stored, bias: has_bias, a: spec, b: spec };
+        let op =
+            ops::ScaledGemm { product: kind, output: stored, bias: has_bias, a: spec, b: spec };
         let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
         inputs.extend(has_bias.then_some(bias));
         let kernel = Some(kernel);

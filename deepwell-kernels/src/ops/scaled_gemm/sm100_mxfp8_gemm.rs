@@ -32,7 +32,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-const OPS: &[&str] = &["mx_gemm"];
+const OPS: &[&str] = &["scaled_gemm"];
 pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
 
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
@@ -90,7 +90,7 @@ pub(crate) fn operand_maps(
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let sizes = sizes(&a.shape, &b.shape);
-    let has_bias = matches!(&call.call.op, Op::MxGemm(op) if op.bias);
+    let has_bias = matches!(&call.call.op, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let multiprocessors = device.multiprocessors();
     let shape = TileShape::of_call(call, &TileShape::all(Operands::Mx))?;
@@ -112,14 +112,14 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 #[cfg(test)]
 mod tests {
     use deepwell_ir::{OperandType, Product, ops};
-    use deepwell_precision::{MxSpec, scale_tiles};
+    use deepwell_precision::{QuantFormat, scale_tiles};
 
     use super::*;
 
     #[test]
     fn refusals_say_what_is_taken() {
         let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
-        let spec = MxSpec::default();
+        let spec = QuantFormat::MXFP8;
         for (rows, depth, output, bias, expected) in [
             (4usize, 32usize, DType::F32, None, None),
             (4, 64, DType::Bf16, Some(DType::Bf16), None),
@@ -137,7 +137,7 @@ mod tests {
         ] {
             let product = Product::Fprop;
             let op: Op =
-                ops::MxGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
+                ops::ScaledGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
             let blocks = depth.div_ceil(32);
             let mut operands = vec![
                 operand(DType::E4m3, &[rows, depth]),

@@ -7,9 +7,9 @@
 //! Source of the limits: NVIDIA's cuBLAS documentation, "Tensor Core Usage", "128-element 1D and
 //! 128x128 2D Block Scaling For FP8 Data Types" and "cublasLtMatmul()".
 
-use deepwell_ir::ops::MxGemm;
+use deepwell_ir::ops::ScaledGemm;
 use deepwell_ir::{DType, KernelRequest, Op, Target};
-use deepwell_precision::{BlockShape, Granularity, MxSpec};
+use deepwell_precision::QuantFormat;
 
 use super::expand_scales::{Expansion, expand, expanded_bytes};
 use crate::KernelError;
@@ -31,7 +31,7 @@ const SIDE_MULTIPLE: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cublaslt_mx_gemm",
-    ops: &["mx_gemm"],
+    ops: &["scaled_gemm"],
     epilogue: no_epilogue,
     architectures: &[Architecture::Sm90a],
     library: Some(CUBLASLT),
@@ -42,9 +42,9 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-fn specs(op: &Op) -> Option<[MxSpec; 2]> {
+fn specs(op: &Op) -> Option<[QuantFormat; 2]> {
     match op {
-        Op::MxGemm(MxGemm { a, b, .. }) => Some([*a, *b]),
+        Op::ScaledGemm(ScaledGemm { a, b, .. }) => Some([*a, *b]),
         _ => None,
     }
 }
@@ -54,14 +54,14 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let (a, b) = (&request.operands[0].shape, &request.operands[2].shape);
     let output = request.operands[request.input_count].dtype;
     for (name, spec) in ["a", "b"].into_iter().zip(specs) {
-        if spec.granularity != Granularity::G128 {
-            let elements = spec.granularity.elements();
+        if spec.block.k != 128 {
+            let elements = usize::from(spec.block.k);
             return Some(format!(
                 "takes one scale for 128 elements, `{name}` has one for {elements}"
             ));
         }
     }
-    if specs.iter().all(|spec| spec.block == BlockShape::Square) {
+    if specs.iter().all(|spec| spec.block.is_square()) {
         return Some("takes scales per square on one side only".to_string());
     }
     if !matches!(output, DType::Bf16 | DType::F32) {
@@ -93,8 +93,8 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Op::MxGemm(op) = &call.call.op else {
-        return Err(call.refuse(format!("expected mx_gemm, got {}", call.call.op.name())));
+    let Op::ScaledGemm(op) = &call.call.op else {
+        return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
     };
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
     let (rows, columns, depth) = (a.shape[0], b.shape[0], a.shape[1]);
@@ -134,18 +134,13 @@ mod tests {
 
     use super::*;
 
-    const ROWS: MxSpec = MxSpec {
-        element: deepwell_precision::ElementFormat::E4M3,
-        scale_rule: deepwell_precision::ScaleRule::Rceil,
-        granularity: Granularity::G128,
-        block: BlockShape::Row,
-    };
-    const SQUARES: MxSpec = MxSpec { block: BlockShape::Square, ..ROWS };
-    const FINE: MxSpec = MxSpec { granularity: Granularity::G32, ..ROWS };
+    const ROWS: QuantFormat = QuantFormat::MXFP8_128;
+    const SQUARES: QuantFormat = ROWS.square();
+    const FINE: QuantFormat = QuantFormat::MXFP8;
 
     struct Case {
         sizes: (usize, usize, usize),
-        specs: [MxSpec; 2],
+        specs: [QuantFormat; 2],
         output: DType,
         bias: Option<DType>,
     }
@@ -156,7 +151,7 @@ mod tests {
     fn with_request<R>(case: &Case, read: impl FnOnce(&KernelRequest<'_>) -> R) -> R {
         let (m, n, k) = case.sizes;
         let [a, b] = case.specs;
-        let op: Op = MxGemm {
+        let op: Op = ScaledGemm {
             product: Product::Fprop,
             output: case.output,
             bias: case.bias.is_some(),

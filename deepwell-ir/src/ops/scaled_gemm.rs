@@ -1,0 +1,107 @@
+//! The GEMM of two quantized matrices with their scales.
+
+use deepwell_precision::{Block, ElementFormat, QuantFormat, ScaleFormat};
+use serde::{Deserialize, Serialize};
+
+use super::quantize::planes_of;
+use super::{Axis, Check, product};
+use crate::op::{MathUnit, OpRule, OutputType, Product, TensorType};
+use crate::{DType, OpError, Shape, Storage};
+
+/// `out[M, N] = a[M, K] · b[N, K]ᵀ (+ bias)` with FP32 accumulation: the planes of a, those of b,
+/// each quantized along K (, bias `[N]`) → `[M, N]`. Planes are as [`Storage::planes`] has them.
+///
+/// All three GEMMs of a linear layer have this form once each operand is quantized along its own
+/// contraction. Wgrad accumulates into FP32; the others write the activation type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScaledGemm {
+    /// Which GEMM of the layer.
+    pub product: Product,
+    /// Storage of the result of fprop and dgrad.
+    pub output: DType,
+    /// Whether a last operand is added to each row.
+    pub bias: bool,
+    /// How `a` was quantized. Kernels that scale by larger blocks than the stored ones ask for it.
+    pub a: QuantFormat,
+    /// How `b` was quantized.
+    pub b: QuantFormat,
+}
+
+impl ScaledGemm {
+    /// Which input the data of `b` is; the scales follow.
+    pub fn b_input(&self) -> usize {
+        Storage::plane_count(&self.a)
+    }
+
+    /// How many inputs are planes of operands. The bias, if there is one, is the next.
+    pub fn plane_inputs(&self) -> usize {
+        self.b_input() + Storage::plane_count(&self.b)
+    }
+}
+
+impl OpRule for ScaledGemm {
+    fn name(&self) -> &'static str {
+        "scaled_gemm"
+    }
+
+    fn attributes(&self) -> String {
+        let mut text = self.product.name().to_string();
+        if self.bias {
+            text += " bias";
+        }
+        // MXFP8 and the blocks of the format itself go without saying.
+        let is_mxfp8 = self.a.is_of_family(&QuantFormat::MXFP8);
+        if !is_mxfp8 {
+            text += &format!(" {}", self.a.name());
+        }
+        let [a, b] = [self.a.block, self.b.block];
+        if [a, b].iter().any(|&block| block != Block::row(self.a.scale.stored_every() as u16)) {
+            text += &format!(" blocks={a}*{b}");
+        }
+        text
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let planes = ["", "_scale", "_tensor_scale"];
+        let names = |operand: &str, count: usize| -> Vec<String> {
+            planes[..count].iter().map(|plane| format!("{operand}{plane}")).collect()
+        };
+        let mut names =
+            [names("a", Storage::plane_count(&self.a)), names("b", Storage::plane_count(&self.b))]
+                .concat();
+        if self.bias {
+            names.push("bias".to_string());
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let check = Check::count(self.name(), inputs, &names)?;
+        if !self.a.is_of_family(&self.b) {
+            let (a, b) = (self.a.name(), self.b.name());
+            return Err(check.error("operands of one format", format!("{a} and {b}")));
+        }
+        let (a, b) = (check.rank(0, 2)?, check.rank(self.b_input(), 2)?);
+        for (first, format, data) in [(0, self.a, a), (self.b_input(), self.b, b)] {
+            check.planes(first, &planes_of(&check, format, Axis::Row, [data[0], data[1]])?)?;
+        }
+        check.shape(self.b_input(), &Shape(vec![b[0], a[1]]))?;
+        if self.bias {
+            check.shape(self.plane_inputs(), &Shape(vec![b[0]]))?;
+            check.dtype(self.plane_inputs(), self.output)?;
+        }
+        let shape = Shape(vec![a[0], b[0]]);
+        Ok(vec![match self.product {
+            Product::Wgrad => OutputType::accumulator("dw", shape),
+            _ => OutputType::activation("", shape, self.output),
+        }])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        2 * product(&shapes[0]) * shapes[self.b_input()][0] as u64
+    }
+
+    fn unit(&self, _operands: &[DType]) -> MathUnit {
+        match (self.a.element, self.a.scale) {
+            (ElementFormat::E2M1, ScaleFormat::Ue4m3(_)) => MathUnit::Nvfp4,
+            _ => MathUnit::Mxfp8,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! GEMM of block-quantized operands.
+
+use deepwell_ir::{DType, KernelRequest, Op, Storage};
+use deepwell_precision::QuantFormat;
+
+use super::nvfp4;
+use crate::KernelError;
+use crate::cpu::arena::{Arena, In};
+use crate::cpu::calls::gemm_output::{self, Bias, Target};
+use crate::cpu::calls::{Operands, Run};
+use crate::cpu::gemm::{Operand, Output, Tier, gemm};
+
+/// An operand's planes.
+struct PlanesIn {
+    data: In<u8>,
+    scales: In<u8>,
+    tensor_scale: Option<In<f32>>,
+    k: usize,
+}
+
+impl PlanesIn {
+    /// Those from operand `first` on.
+    fn new(
+        operands: &Operands<'_>,
+        format: &QuantFormat,
+        first: usize,
+    ) -> Result<PlanesIn, KernelError> {
+        let tensor_scale = match Storage::plane_count(format) {
+            3 => Some(operands.input(first + 2)?),
+            _ => None,
+        };
+        let (data, scales) = (operands.input(first)?, operands.input(first + 1)?);
+        Ok(PlanesIn { data, scales, tensor_scale, k: operands.shape(first)[1] })
+    }
+}
+
+/// Which GEMM of planes.
+fn multiply(
+    tier: Tier,
+    [m, n]: [usize; 2],
+    [a, b]: [&PlanesIn; 2],
+    arena: &Arena,
+    out: Output<'_>,
+    workspace: &mut [u8],
+) -> Result<(), String> {
+    if let (Some(a_scale), Some(b_scale)) = (&a.tensor_scale, &b.tensor_scale) {
+        let planes = |operand: &PlanesIn, scale: &In<f32>| nvfp4::Planes {
+            data: operand.data.of(arena),
+            scales: operand.scales.of(arena),
+            tensor_scale: scale.of(arena)[0],
+            k: operand.k,
+        };
+        let (a, b) = (planes(a, a_scale), planes(b, b_scale));
+        return nvfp4::scaled_gemm(tier, [m, n], a, b, out, workspace)
+            .map_err(|error| error.to_string());
+    }
+    let mx = |operand: &PlanesIn| {
+        Operand::rows_mx(operand.data.of(arena), operand.scales.of(arena), operand.k)
+    };
+    gemm(tier, m, n, a.k, mx(a), mx(b), out, workspace).map_err(|error| error.to_string())
+}
+
+/// `[M,K]·[N,K]ᵀ` of quantized data and scales.
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::ScaledGemm(op) = op else { return Err(operands.unknown_kernel()) };
+    let tier = operands.tier()?;
+    let a = PlanesIn::new(operands, &op.a, 0)?;
+    let b = PlanesIn::new(operands, &op.b, op.b_input())?;
+    let target_index = operands.output(0);
+    let target = Target::new(operands, target_index)?;
+    let workspace = operands.workspace::<u8>()?;
+    let sizes = [operands.shape(0)[0], operands.shape(op.b_input())[0]];
+    let bias = match op.bias {
+        true => Some(Bias::new(operands, op.plane_inputs(), &target)?),
+        false => None,
+    };
+    Ok(Box::new(move |arena| {
+        let out = target.output(arena);
+        multiply(tier, sizes, [&a, &b], arena, out, workspace.of(arena))?;
+        if let Some(bias) = &bias {
+            bias.add(&target, arena);
+        }
+        Ok(())
+    }))
+}
+
+/// Scratch of the GEMM.
+pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
+    let Op::ScaledGemm(op) = request.op else { return 0 };
+    let b_input = op.b_input();
+    let (a, b) = (&request.operands[0].shape, &request.operands[b_input].shape);
+    if request.operands[0].dtype == DType::E2m1 {
+        return nvfp4::workspace_bytes(tier, a[0], b[0], a[1]);
+    }
+    gemm_output::workspace_bytes(request, [0, b_input], [a[0], b[0], a[1]], tier)
+}

@@ -1,0 +1,248 @@
+//! NVFP4 operands, scales in tiles, back to numbers, and their GEMM.
+//!
+//! The product of an element and its block scale has six significant bits at most, so BF16 holds
+//! it; the GEMM multiplies those on the BF16 tiers and applies both tensor scales to the FP32 sums,
+//! as tensor cores do.
+
+use deepwell_precision::nvfp4::BLOCK;
+use deepwell_precision::{e2m1, scale_tiles, ue4m3};
+use half::bf16;
+use rayon::prelude::*;
+
+use crate::cpu::element::Element;
+use crate::cpu::gemm::{self, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes};
+use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, chunk_elements};
+
+/// Values of all E2M1 codes.
+const VALUES: [f32; 16] = {
+    let mut values = [0.0; 16];
+    let mut code = 0;
+    while code < values.len() {
+        values[code] = e2m1::decode(code as u8);
+        code += 1;
+    }
+    values
+};
+
+/// The planes of an operand quantized along K.
+#[derive(Clone, Copy, Debug)]
+pub struct Planes<'a> {
+    /// Two E2M1 codes to a byte, `[outer, K]`, each row from a byte of its own.
+    pub data: &'a [u8],
+    /// UE4M3 codes of `[outer, ceil(K / 16)]` blocks, in tiles.
+    pub scales: &'a [u8],
+    /// What all values are multiplied by.
+    pub tensor_scale: f32,
+    /// Elements of a row.
+    pub k: usize,
+}
+
+impl Planes<'_> {
+    /// Element times block scale, without the tensor scale.
+    #[inline(always)]
+    fn scaled(&self, outer: usize, k: usize) -> f32 {
+        let byte = self.data[outer * self.k.div_ceil(2) + k / 2];
+        let code = byte >> (k % 2 * 4) & 0xF;
+        let place = scale_tiles::offset(outer, k / BLOCK, self.k.div_ceil(BLOCK));
+        VALUES[usize::from(code)] * ue4m3::decode(self.scales[place])
+    }
+
+    /// [`Planes::scaled`] of every element, `[outer, K]`.
+    fn expand(&self, target: &mut [bf16]) {
+        let k = self.k.max(1);
+        target.par_chunks_mut(k).enumerate().for_each(|(outer, row)| {
+            for (block, row) in row.chunks_mut(BLOCK).enumerate() {
+                for (i, target) in row.iter_mut().enumerate() {
+                    *target = Element::from_f32(self.scaled(outer, block * BLOCK + i));
+                }
+            }
+        });
+    }
+
+    /// The numbers of a rowwise operand, `[outer, K]`.
+    ///
+    /// # Panics
+    ///
+    /// When a plane is too short.
+    pub fn dequantize_rows<E: Element>(&self, target: &mut [E]) {
+        let k = self.k.max(1);
+        let rows_of_chunk = (chunk_elements(k) / k).max(1);
+        target.par_chunks_mut(rows_of_chunk * k).enumerate().for_each(|(chunk, target)| {
+            for (row, target) in target.chunks_mut(k).enumerate() {
+                for (i, target) in target.iter_mut().enumerate() {
+                    let scaled = self.scaled(chunk * rows_of_chunk + row, i);
+                    *target = E::from_f32(scaled * self.tensor_scale);
+                }
+            }
+        });
+    }
+
+    /// The numbers of a columnwise operand, `[columns, K]`, the right way round again:
+    /// `[K, columns]`.
+    ///
+    /// # Panics
+    ///
+    /// When a plane is too short.
+    pub fn dequantize_columns<E: Element>(&self, columns: usize, target: &mut [E]) {
+        if columns == 0 {
+            return;
+        }
+        target.par_chunks_mut(BLOCK * columns).enumerate().for_each(|(block, target)| {
+            for column in 0..columns {
+                for (i, target) in target.chunks_mut(columns).enumerate() {
+                    let scaled = self.scaled(column, block * BLOCK + i);
+                    target[column] = E::from_f32(scaled * self.tensor_scale);
+                }
+            }
+        });
+    }
+}
+
+/// Scratch of [`scaled_gemm`].
+#[must_use]
+pub fn workspace_bytes(tier: Tier, m: usize, n: usize, k: usize) -> usize {
+    // Each of four buffers may begin a cache line later than the workspace.
+    4 * 64
+        + carved_bytes::<bf16>(m * k)
+        + carved_bytes::<bf16>(n * k)
+        + carved_bytes::<f32>(m * n)
+        + gemm::workspace_bytes(tier, m, n, k, DataKind::Bf16, DataKind::Bf16)
+}
+
+/// Writes `a[m, k] · b[n, k]ᵀ` to `out`, `[m, n]`: FP32 sums of exact products, then both tensor
+/// scales.
+///
+/// # Errors
+///
+/// [`GemmError`] as [`gemm::gemm`], where a plane, the output or the workspace is too short.
+pub fn scaled_gemm(
+    tier: Tier,
+    [m, n]: [usize; 2],
+    a: Planes<'_>,
+    b: Planes<'_>,
+    out: Output<'_>,
+    workspace: &mut [u8],
+) -> Result<(), GemmError> {
+    let k = a.k;
+    let (needed, got) = (workspace_bytes(tier, m, n, k), workspace.len());
+    if got < needed {
+        return Err(GemmError::WorkspaceTooSmall { needed, got });
+    }
+    out.validate(m, n)?;
+    let mut carver = Carver::new(workspace);
+    let (a_values, b_values) = (carver.take::<bf16>(m * k), carver.take::<bf16>(n * k));
+    let sums = carver.take::<f32>(m * n);
+    a.expand(a_values);
+    b.expand(b_values);
+    let (left, right) = (Operand::rows_bf16(a_values, k), Operand::rows_bf16(b_values, k));
+    let of_sums = Output::F32 { data: &mut *sums, accumulate: false };
+    gemm::gemm(tier, m, n, k, left, right, of_sums, carver.rest())?;
+    let scale = a.tensor_scale * b.tensor_scale;
+    match out {
+        Output::F32 { data, accumulate } => {
+            each(data, sums, |out, sum| *out = if accumulate { *out } else { 0.0 } + sum * scale);
+        }
+        Output::Bf16 { data } => each(data, sums, |out, sum| *out = Element::from_f32(sum * scale)),
+    }
+    Ok(())
+}
+
+fn each<T: Send>(out: &mut [T], sums: &[f32], write: impl Fn(&mut T, f32) + Sync) {
+    let chunks = out.par_chunks_mut(ELEMENTS_PER_CHUNK).zip(sums.par_chunks(ELEMENTS_PER_CHUNK));
+    chunks.for_each(|(out, sums)| {
+        for (out, &sum) in out.iter_mut().zip(sums) {
+            write(out, sum);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_precision::nvfp4::{self, Common};
+    use deepwell_precision::{QuantFormat, packed};
+
+    use super::*;
+    use crate::cpu::gemm::best_tier;
+    use crate::cpu::test_support::{Random, for_thread_counts, poisoned};
+    use crate::ops::scaled_gemm::nvfp4_oracle as oracle;
+
+    /// A quantized matrix as `deepwell-precision` makes it.
+    struct Quantized {
+        data: Vec<u8>,
+        plain: Vec<u8>,
+        scales: Vec<u8>,
+        tensor_scale: f32,
+        outer: usize,
+        k: usize,
+    }
+
+    impl Quantized {
+        fn new(outer: usize, k: usize, seed: u64) -> Quantized {
+            let x: Vec<f32> = Random::new(seed).normals(outer * k);
+            let mut data = vec![0; packed::fp4_len(outer, k)];
+            let mut plain = vec![0; nvfp4::scales_len(outer, k)];
+            let common = Common::nearest(nvfp4::amax(&x));
+            let format = QuantFormat::NVFP4;
+            let (tensor_scale, _) =
+                nvfp4::quantize_rows(&x, outer, k, &format, &common, &mut data, &mut plain)
+                    .unwrap();
+            let blocks = k.div_ceil(BLOCK);
+            let mut scales = vec![0xEE; scale_tiles::tiled_len(outer, blocks)];
+            scale_tiles::to_tiles(&plain, outer, blocks, &mut scales).unwrap();
+            Quantized { data, plain, scales, tensor_scale, outer, k }
+        }
+
+        fn planes(&self) -> Planes<'_> {
+            let Quantized { data, scales, tensor_scale, k, .. } = self;
+            Planes { data, scales, tensor_scale: *tensor_scale, k: *k }
+        }
+
+        /// By definition, in f64.
+        fn numbers(&self) -> Vec<f64> {
+            let Quantized { data, plain, tensor_scale, outer, k, .. } = self;
+            oracle::dequantize_rows(data, plain, f64::from(*tensor_scale), *outer, *k)
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_definition() {
+        for (outer, k) in [(0, 16), (1, 1), (3, 33), (130, 96), (257, 31)] {
+            let quantized = Quantized::new(outer, k, 5);
+            let expected = quantized.numbers();
+            for_thread_counts(|| {
+                let mut rows = poisoned::<f32>(outer * k);
+                quantized.planes().dequantize_rows(&mut rows);
+                let mut columns = poisoned::<f32>(outer * k);
+                quantized.planes().dequantize_columns(outer, &mut columns);
+                for (i, &expected) in expected.iter().enumerate() {
+                    assert_eq!(rows[i], expected as f32, "{outer} x {k} at {i}");
+                    assert_eq!(columns[i % k * outer + i / k], expected as f32);
+                }
+                rows.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            });
+        }
+    }
+
+    #[test]
+    fn sums_are_those_of_the_numbers() {
+        for (m, n, k) in [(1, 1, 16), (33, 17, 48), (64, 96, 160), (5, 7, 31)] {
+            let (a, b) = (Quantized::new(m, k, 1), Quantized::new(n, k, 2));
+            let (left, right) = (a.numbers(), b.numbers());
+            for accumulate in [false, true] {
+                let before = 0.5_f32;
+                let mut out = vec![before; m * n];
+                let tier = best_tier();
+                let mut workspace = vec![0xEE; workspace_bytes(tier, m, n, k)];
+                let output = Output::F32 { data: &mut out, accumulate };
+                scaled_gemm(tier, [m, n], a.planes(), b.planes(), output, &mut workspace).unwrap();
+                for (i, &got) in out.iter().enumerate() {
+                    let pairs = (0..k).map(|at| left[i / n * k + at] * right[i % n * k + at]);
+                    let size: f64 = pairs.clone().map(f64::abs).sum();
+                    let expected = pairs.sum::<f64>() + f64::from(before) * f64::from(accumulate);
+                    let tolerance = (k as f64 + 6.0) * 2f64.powi(-24) * (size + 1.0);
+                    assert!((f64::from(got) - expected).abs() <= tolerance, "{m} {n} {k} {i}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! How a matrix is quantized, as one value: elements, blocks, scales, rounding.
+
+use core::fmt;
+
+use alloc::string::String;
+use serde::{Deserialize, Serialize};
+
+use crate::names::named_enum;
+use crate::nvfp4::{self, ScaleBound};
+use crate::quantize::MxSpec;
+use crate::{
+    BLOCK, BlockShape, ElementFormat, ElementRounding, Granularity, QuantizeError, ScaleRule,
+};
+
+/// A rectangle of elements that share one scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// Rows of the operand, across the contraction.
+    pub rows: u16,
+    /// Elements along the contraction, K.
+    pub k: u16,
+}
+
+impl Block {
+    /// One row of `k` elements.
+    #[must_use]
+    pub const fn row(k: u16) -> Self {
+        Self { rows: 1, k }
+    }
+
+    /// As many rows as elements along K: quantized rowwise and columnwise, a matrix then holds the
+    /// same values. For weights.
+    #[must_use]
+    pub const fn square(k: u16) -> Self {
+        Self { rows: k, k }
+    }
+
+    /// Whether it has as many rows as elements along K.
+    #[must_use]
+    pub const fn is_square(self) -> bool {
+        self.rows == self.k
+    }
+
+    /// The elements, row or square.
+    #[must_use]
+    pub const fn shape(self) -> BlockShape {
+        if self.is_square() { BlockShape::Square } else { BlockShape::Row }
+    }
+}
+
+impl fmt::Display for Block {
+    /// `1x32`, for example.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.rows, self.k)
+    }
+}
+
+/// In what the scales of blocks are stored, and how they follow from magnitudes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum ScaleFormat {
+    /// A power of two, one byte for each 32 elements along K, whatever the block: [`crate::e8m0`].
+    E8m0(ScaleRule),
+    /// A number of four exponent and three fraction bits without a sign, one byte for each 16
+    /// elements along K: [`crate::ue4m3`].
+    Ue4m3(ScaleBound),
+}
+
+impl ScaleFormat {
+    /// Elements along K for which one scale is stored. A larger block stores its scale several
+    /// times.
+    #[must_use]
+    pub const fn stored_every(self) -> usize {
+        match self {
+            Self::E8m0(_) => BLOCK,
+            Self::Ue4m3(_) => nvfp4::BLOCK,
+        }
+    }
+
+    /// Lower-case name of the type alone.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::E8m0(_) => "e8m0",
+            Self::Ue4m3(_) => "ue4m3",
+        }
+    }
+}
+
+named_enum! {
+    /// A scale for the tensor as a whole, beside those of its blocks.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum TensorScale ("tensor scale") {
+        /// There is none.
+        #[default]
+        None = "none",
+        /// IEEE 754 binary32, from the largest magnitude of the tensor.
+        F32 = "f32",
+    }
+}
+
+/// How a matrix is quantized. Plain data: what quantizes, dequantizes, plans, stores or multiplies
+/// reads it from here.
+///
+/// ```
+/// use deepwell_precision::{Block, QuantFormat};
+/// let weights = QuantFormat::NVFP4.square();
+/// assert_eq!((weights.name(), weights.block), ("nvfp4", Block::square(16)));
+/// assert_eq!(QuantFormat::MXFP8_128.block.to_string(), "1x128");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuantFormat {
+    /// Format of the elements.
+    pub element: ElementFormat,
+    /// Elements that share a scale.
+    pub block: Block,
+    /// Format of the scales.
+    pub scale: ScaleFormat,
+    /// Whether the tensor has a scale of its own.
+    pub tensor_scale: TensorScale,
+    /// How elements are rounded.
+    pub rounding: ElementRounding,
+}
+
+impl Default for QuantFormat {
+    fn default() -> Self {
+        Self::MXFP8
+    }
+}
+
+impl QuantFormat {
+    /// E4M3 elements with an E8M0 scale for each 32: OCP MXFP8, scales by RCEIL.
+    pub const MXFP8: Self = Self {
+        element: ElementFormat::E4M3,
+        block: Block::row(32),
+        scale: ScaleFormat::E8m0(ScaleRule::Rceil),
+        tensor_scale: TensorScale::None,
+        rounding: ElementRounding::Nearest,
+    };
+    /// MXFP8 with one exponent for each 128 elements.
+    pub const MXFP8_128: Self = Self { block: Block::row(128), ..Self::MXFP8 };
+    /// E2M1 elements with a UE4M3 scale for each 16, and an FP32 scale for the tensor.
+    pub const NVFP4: Self = Self {
+        element: ElementFormat::E2M1,
+        block: Block::row(16),
+        scale: ScaleFormat::Ue4m3(ScaleBound::Max448),
+        tensor_scale: TensorScale::F32,
+        rounding: ElementRounding::Nearest,
+    };
+    /// Formats that a policy can name: each stands for its family.
+    pub const FAMILIES: &'static [Self] = &[Self::MXFP8, Self::NVFP4];
+
+    /// The MX format of these elements: blocks of 1x32, scales by RCEIL.
+    #[must_use]
+    pub const fn mx(element: ElementFormat) -> Self {
+        Self { element, ..Self::MXFP8 }
+    }
+
+    /// Name of the family: elements and scales, whatever the blocks and the rounding.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match (self.element, self.scale) {
+            (ElementFormat::E4M3, ScaleFormat::E8m0(_)) => "mxfp8",
+            (ElementFormat::E5M2, ScaleFormat::E8m0(_)) => "mxfp8-e5m2",
+            (ElementFormat::E3M2, ScaleFormat::E8m0(_)) => "mxfp6-e3m2",
+            (ElementFormat::E2M3, ScaleFormat::E8m0(_)) => "mxfp6-e2m3",
+            (ElementFormat::E2M1, ScaleFormat::E8m0(_)) => "mxfp4",
+            (ElementFormat::E2M1, ScaleFormat::Ue4m3(_)) => "nvfp4",
+            (_, ScaleFormat::Ue4m3(_)) => "scaled by ue4m3",
+        }
+    }
+
+    /// The family of a name, as [`QuantFormat::FAMILIES`] has it.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::FAMILIES.iter().copied().find(|format| format.name() == name)
+    }
+
+    /// Whether both are elements and scales of the same kind: what one GEMM takes.
+    #[must_use]
+    pub fn is_of_family(&self, other: &Self) -> bool {
+        let same_scale =
+            self.scale.name() == other.scale.name() && self.tensor_scale == other.tensor_scale;
+        self.element == other.element && same_scale
+    }
+
+    /// Name of the family in the capitals in which it is written in a sentence.
+    #[must_use]
+    pub fn title(&self) -> String {
+        self.name().to_ascii_uppercase()
+    }
+
+    /// The same with square blocks.
+    #[must_use]
+    pub const fn square(self) -> Self {
+        Self { block: Block::square(self.block.k), ..self }
+    }
+
+    /// The same with blocks of this shape.
+    #[must_use]
+    pub const fn with_shape(self, shape: BlockShape) -> Self {
+        match shape {
+            BlockShape::Row => Self { block: Block::row(self.block.k), ..self },
+            BlockShape::Square => self.square(),
+        }
+    }
+
+    /// The same with one exponent for so many elements; as it is where scales are no exponents.
+    #[must_use]
+    pub const fn with_granularity(self, granularity: Granularity) -> Self {
+        let ScaleFormat::E8m0(_) = self.scale else { return self };
+        let k = granularity.elements() as u16;
+        let shape = self.block.shape();
+        Self { block: Block::row(k), ..self }.with_shape(shape)
+    }
+
+    /// The same with another rule for exponents; as it is where scales are no exponents.
+    #[must_use]
+    pub const fn with_scale_rule(self, rule: ScaleRule) -> Self {
+        match self.scale {
+            ScaleFormat::E8m0(_) => Self { scale: ScaleFormat::E8m0(rule), ..self },
+            ScaleFormat::Ue4m3(_) => self,
+        }
+    }
+
+    /// The same with another rounding.
+    #[must_use]
+    pub const fn with_rounding(self, rounding: ElementRounding) -> Self {
+        Self { rounding, ..self }
+    }
+
+    /// Whether elements are rounded at random.
+    #[must_use]
+    pub fn is_stochastic(&self) -> bool {
+        self.rounding == ElementRounding::Stochastic
+    }
+
+    /// The refusal of a function that does not make this format.
+    pub(crate) fn refused(&self, expected: &'static str) -> QuantizeError {
+        QuantizeError::Format { expected, got: *self }
+    }
+
+    /// As the kernels of MX formats take it.
+    pub(crate) fn mx_spec(&self) -> Result<MxSpec, QuantizeError> {
+        const EXPECTED: &str = "an MX format with blocks of 1x32, 32x32, 1x128 or 128x128";
+        let (ScaleFormat::E8m0(scale_rule), TensorScale::None) = (self.scale, self.tensor_scale)
+        else {
+            return Err(self.refused(EXPECTED));
+        };
+        let granularity = match self.block.k {
+            32 => Granularity::G32,
+            128 => Granularity::G128,
+            _ => return Err(self.refused(EXPECTED)),
+        };
+        if !self.block.is_square() && self.block.rows != 1 {
+            return Err(self.refused(EXPECTED));
+        }
+        let block = self.block.shape();
+        Ok(MxSpec { element: self.element, scale_rule, granularity, block })
+    }
+}
+
+impl fmt::Display for QuantFormat {
+    /// `mxfp8 1x32`, and the rounding where it is not to nearest.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name(), self.block)?;
+        match self.rounding {
+            ElementRounding::Nearest => Ok(()),
+            rounding => write!(f, " {rounding}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_and_their_blocks() {
+        let mx = QuantFormat::MXFP8;
+        for (format, text, stored_every) in [
+            (mx, "mxfp8 1x32", 32),
+            (mx.square(), "mxfp8 32x32", 32),
+            (QuantFormat::MXFP8_128, "mxfp8 1x128", 32),
+            (mx.square().with_granularity(Granularity::G128), "mxfp8 128x128", 32),
+            (QuantFormat::MXFP8_128.square().with_shape(BlockShape::Row), "mxfp8 1x128", 32),
+            (QuantFormat::NVFP4, "nvfp4 1x16", 16),
+            (QuantFormat::NVFP4.square().with_granularity(Granularity::G128), "nvfp4 16x16", 16),
+            (
+                QuantFormat::NVFP4.with_rounding(ElementRounding::Stochastic),
+                "nvfp4 1x16 stochastic",
+                16,
+            ),
+        ] {
+            assert_eq!(alloc::format!("{format}"), text);
+            assert_eq!(format.scale.stored_every(), stored_every, "{text}");
+            let json = serde_json::to_string(&format).unwrap();
+            assert_eq!(serde_json::from_str::<QuantFormat>(&json).unwrap(), format, "{json}");
+            assert!(format.is_of_family(&QuantFormat::named(format.name()).unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn kernels_refuse_formats_that_they_do_not_make() {
+        let odd = QuantFormat { block: Block { rows: 2, k: 32 }, ..QuantFormat::MXFP8 };
+        let wide = QuantFormat { block: Block::row(64), ..QuantFormat::MXFP8 };
+        for format in [odd, wide, QuantFormat::NVFP4] {
+            let error = format.mx_spec().unwrap_err().to_string();
+            assert!(error.starts_with("expected an MX format with blocks of 1x32"), "{error}");
+            assert!(error.ends_with(&alloc::format!("got `{format}`")), "{error}");
+        }
+    }
+}
