@@ -13,10 +13,11 @@ use crate::{DType, OpError, Shape, Storage};
 /// Columnwise data lies transposed, `[C, R]`; the result has the layout of x again, so every op
 /// that reads x reads the result in its place.
 ///
-/// An element of MXFP8 is an E4M3 number times a power of two. It has four significant bits, so BF16 holds
-/// it exactly, with two exceptions: what needs bits below 2^-133, BF16's smallest number, is
-/// rounded to nearest even (a scale below 2^-124 and a small element), and from 2^128 on it is
-/// infinite (a scale above 2^119 and a large element). A block whose scale is NaN becomes NaN.
+/// An element of MXFP8 is an E4M3 number times a power of two. It has four significant bits, so
+/// BF16 holds it exactly, with two exceptions: what needs bits below 2^-133, BF16's smallest
+/// number, is rounded to nearest even (a scale below 2^-124 and a small element), and from 2^128 on
+/// it is infinite (a scale above 2^119 and a large element). A block whose scale is NaN becomes
+/// NaN.
 ///
 /// One of NVFP4 is the product of E2M1 and UE4M3, exact, times the tensor scale, rounded to FP32
 /// and then to the storage of the result.

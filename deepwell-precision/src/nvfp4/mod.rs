@@ -140,10 +140,10 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 
 /// Quantizes a matrix with blocks along its rows and returns its tensor scale.
 ///
-/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] codes, two to a byte ([`fp4_len`]),
-/// `scales` the [`crate::ue4m3`] scales, row-major [rows, ceil(cols / 16)]; the last block of a row
-/// may be shorter. Large matrices are split over the threads of the current rayon pool. Does not
-/// allocate.
+/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] codes, two to a byte
+/// ([`fp4_len`]), `scales` the [`crate::ue4m3`] scales, row-major [rows, ceil(cols / 16)]; the last
+/// block of a row may be shorter. Large matrices are split over the threads of the current rayon
+/// pool. Does not allocate.
 ///
 /// In the statistics a saturation is a finite element beyond 6 after scaling and a clamp a non-zero
 /// block whose scale became zero.
@@ -165,8 +165,8 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for what
-/// is not NVFP4; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
+/// what is not NVFP4; nothing is written then.
 pub fn quantize_rows<S: Source>(
     src: &[S],
     rows: usize,
@@ -204,8 +204,8 @@ pub fn quantize_rows<S: Source>(
 ///
 /// # Errors
 ///
-/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for what
-/// is not NVFP4; nothing is written then.
+/// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
+/// what is not NVFP4; nothing is written then.
 pub fn quantize_columns<S: Source>(
     src: &[S],
     rows: usize,

@@ -325,7 +325,8 @@ proptest! {
             let mut bytes = vec![0; fp4_len(rows, cols)];
             let mut scales = vec![0; scales_len(rows, cols)];
             let common = Common::nearest(amax);
-            let format = QuantFormat { scale: ScaleFormat::Ue4m3(spec.bound), ..QuantFormat::NVFP4 };
+            let scale = ScaleFormat::Ue4m3(spec.bound);
+            let format = QuantFormat { scale, ..QuantFormat::NVFP4 };
             let format = format.with_shape(spec.block);
             let (scale, _) =
                 quantize_rows(src, rows, cols, &format, &common, &mut bytes, &mut scales).unwrap();

@@ -29,10 +29,11 @@
 //!
 //! The three GEMMs of a linear tensor are `fprop` (of `activation` and `weight`), `dgrad` (of
 //! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is `"mxfp8"`,
-//! `"nvfp4"`, `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`, `granularity`,
-//! `block` and `rounding` (`nearest`, `stochastic`). A GEMM with one quantized operand is a BF16
-//! GEMM on that operand dequantized, which shows what its quantization does to the loss and saves
-//! no time. A rule with a format decides about its tensors anew, from the defaults on.
+//! `"nvfp4"`, `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`,
+//! `granularity`, `block` and `rounding` (`nearest`, `stochastic`). A GEMM with one quantized
+//! operand is a BF16 GEMM on that operand dequantized, which shows what its quantization does to
+//! the loss and saves no time. A rule with a format decides about its tensors anew, from the
+//! defaults on.
 //!
 //! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
 //! set and `{a,b}` one of several words.

@@ -222,7 +222,8 @@ fn refused_operands() {
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'bf16'\nwgrad = 'mxfp8'",
-            "p.toml:2:11: expected a quantized format, or none, in a rule about operands, got `bf16`",
+            "p.toml:2:11: expected a quantized format, or none, in a rule about operands, \
+             got `bf16`",
         ),
         ("gemm = 'fp8'", "p.toml:1:8: expected one of `native`, `emulated` as gemm, got `fp8`"),
     ] {

@@ -130,8 +130,8 @@ impl PrecisionPolicy {
         self
     }
 
-    /// The same policy with operands of those quantized tensors set that `tensors`, a glob, matches.
-    /// Wins over everything said before.
+    /// The same policy with operands of those quantized tensors set that `tensors`, a glob,
+    /// matches. Wins over everything said before.
     ///
     /// # Errors
     ///
@@ -149,7 +149,8 @@ impl PrecisionPolicy {
         Ok(self)
     }
 
-    /// The same policy with nothing quantized but `classes`, of all the tensors that it quantizes. Wins over everything said before about formats; how the rest is quantized stays.
+    /// The same policy with nothing quantized but `classes`, of all the tensors that it quantizes.
+    /// Wins over everything said before about formats; how the rest is quantized stays.
     ///
     /// ```
     /// use deepwell_precision::{OperandClass, PrecisionPolicy, Role, TensorUse};

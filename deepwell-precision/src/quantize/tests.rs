@@ -398,8 +398,8 @@ proptest! {
         let mut src = matrix(Fill::Smooth, rows * cols, seed % 1_000_003);
         src.iter_mut().for_each(|x| *x *= factor);
         let mut copy = Copied::empty(rows, cols);
-        copy.stats =
-            quantize_rows(&src, rows, cols, &spec.format(), &mut copy.data, &mut copy.scales).unwrap();
+        let (format, data, scales) = (spec.format(), &mut copy.data, &mut copy.scales);
+        copy.stats = quantize_rows(&src, rows, cols, &format, data, scales).unwrap();
         let mut back = vec![0.0_f32; rows * cols];
         let (data, scales) = (&copy.data, &copy.scales);
         crate::dequantize_rows(data, scales, rows, cols, &spec.format(), &mut back).unwrap();
@@ -422,7 +422,8 @@ proptest! {
         // A quantized matrix is its own quantization under the same rule, unless the exponent
         // fell: a group whose amax rounded down to a value that fits the next smaller scale.
         let mut again = Copied::empty(rows, cols);
-        quantize_rows(&back, rows, cols, &spec.format(), &mut again.data, &mut again.scales).unwrap();
+        let (format, data, scales) = (spec.format(), &mut again.data, &mut again.scales);
+        quantize_rows(&back, rows, cols, &format, data, scales).unwrap();
         let mut twice = vec![0.0_f32; rows * cols];
         let (data, scales) = (&again.data, &again.scales);
         crate::dequantize_rows(data, scales, rows, cols, &spec.format(), &mut twice).unwrap();

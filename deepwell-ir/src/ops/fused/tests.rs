@@ -1,3 +1,5 @@
+//! Fused ops built by hand: their types, names, FLOPs, and what they refuse.
+
 use deepwell_precision::QuantFormat;
 
 use super::*;

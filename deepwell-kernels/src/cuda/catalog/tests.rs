@@ -1,3 +1,5 @@
+//! Which fusions are made and which kernels are taken, on each architecture.
+
 use deepwell_ir::ops::{
     Activation, AddRmsNorm, Axis, Epilogue, Fused, Gelu, GeluBackward, LayerNorm, Linear,
     LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,

@@ -225,8 +225,8 @@ impl TileShape {
         }
     }
 
-    /// What the one that [`TileShape::select`] takes is predicted to need for `request`, in seconds:
-    /// not less than its bytes do.
+    /// What the one that [`TileShape::select`] takes is predicted to need for `request`, in
+    /// seconds: not less than its bytes do.
     pub(crate) fn predicted_s(
         shapes: Vec<TileShape>,
         sizes: ProductSizes,

@@ -65,9 +65,9 @@ impl ResultCost {
 }
 
 /// Cycles that the sums of a tile are taken to need for each of the model's, where a time is
-/// compared with that of other kernels. No kernel on tcgen05 has been timed; of ours on Hopper those
-/// that multiply most reach 39 % of the roofline (`benchmarks/bench_h200_2026-11-21.md`, attention),
-/// so nothing that has been timed gives way to the model's word alone.
+/// compared with that of other kernels. No kernel on tcgen05 has been timed; of ours on Hopper
+/// those that multiply most reach 39 % of the roofline (`benchmarks/bench_h200_2026-11-21.md`,
+/// attention), so nothing that has been timed gives way to the model's word alone.
 const UNTIMED: u64 = 2;
 /// Clock at which multiply-adds of all SMs make the peak, see [`BF16_PRODUCTS_PER_CYCLE`].
 const CLOCK_HZ: f64 = 1.855e9;
