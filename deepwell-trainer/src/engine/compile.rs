@@ -8,9 +8,10 @@ use deepwell_kernels::Executor;
 use deepwell_plan::{
     OptimizerSpec, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, lower_evaluation,
 };
+use deepwell_precision::ScaleFormat;
 use deepwell_probe::Hardware;
 
-use super::step::{Statistics, Steps};
+use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::TrainError;
 use crate::device::{Device, OpenDevice};
@@ -138,13 +139,18 @@ pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
             }
         }
     }
-    let of_call = |call: &Call| -> Vec<(ValueId, usize)> {
+    let of_call = |call: &Call| -> Vec<Counters> {
         call.quantizations()
             .into_iter()
             .filter_map(|quantization| {
                 let copies = quantization.copies().iter();
                 let reader = copies.filter_map(|copy| readers.get(&copy.value)).next()?;
-                Some((quantization.statistics()?, reader.layer? as usize))
+                let scale = quantization.quantize.format.scale;
+                Some(Counters {
+                    id: quantization.statistics()?,
+                    layer: reader.layer? as usize,
+                    clips_by_design: matches!(scale, ScaleFormat::Ue4m3(_)),
+                })
             })
             .collect()
     };

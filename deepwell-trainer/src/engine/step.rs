@@ -43,8 +43,27 @@ pub struct StepTime {
     pub since_readback_s: Option<f64>,
 }
 
-/// Counters of quantizations with the layer of each.
-pub(super) type Statistics = Arc<[(ValueId, usize)]>;
+/// The counters of a quantization, and whom they are for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counters {
+    pub(super) id: ValueId,
+    /// The layer that reads the quantized data.
+    pub(super) layer: usize,
+    /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales to
+    /// the nearest, so that about half of them are too small. Guards do not watch that.
+    pub(super) clips_by_design: bool,
+}
+
+impl Counters {
+    fn decode(&self, words: &[u64]) -> (usize, QuantStats) {
+        let counted = decode_statistics(words);
+        let saturations = if self.clips_by_design { 0 } else { counted.saturations };
+        (self.layer, QuantStats { saturations, ..counted })
+    }
+}
+
+/// The counters of one body.
+pub(super) type Statistics = Arc<[Counters]>;
 
 /// Readbacks that a backend keeps.
 const READBACKS: usize = 2;
@@ -168,7 +187,7 @@ impl Engine {
     }
 
     /// The counters of the quantizations of the step that was finished last, with the layer of
-    /// each.
+    /// each; saturations that are part of a format are left out.
     pub fn statistics(&self) -> &[(usize, QuantStats)] {
         &self.steps.finished.counted
     }
@@ -259,7 +278,7 @@ impl Engine {
             self.fetch_oldest()?;
         }
         let program = self.training.program();
-        let mut values: Vec<ValueId> = statistics.iter().map(|&(id, _)| id).collect();
+        let mut values: Vec<ValueId> = statistics.iter().map(|counters| counters.id).collect();
         if is_last {
             let host = &program.host;
             let (Some(loss), Some(grad_norm), Some(counters)) =
@@ -293,8 +312,8 @@ impl Engine {
         else {
             return Ok(());
         };
-        let layers = part.statistics.iter().map(|&(_, layer)| layer);
-        known.counted.extend(layers.zip(counters.iter().map(|words| decode_statistics(words))));
+        let counted = part.statistics.iter().zip(&counters);
+        known.counted.extend(counted.map(|(of, words)| of.decode(words)));
         if let Some(time) = time {
             let own_s = time.since_readback_s.unwrap_or_default();
             known.since_staged_s = match known.since_staged_s {
@@ -317,4 +336,23 @@ pub(super) fn loss_scale(targets: &[i32]) -> f32 {
     let ignored = deepwell_ir::ops::IGNORED_TARGET;
     let counted = targets.iter().filter(|&&target| target != ignored).count();
     1.0 / counted.max(1) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Saturations that belong to the format put no layer in BF16; all else counts.
+    #[test]
+    fn guards_do_not_see_what_a_format_clips_by_design() {
+        // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.
+        let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
+        for (clips_by_design, saturations) in [(true, 0), (false, 40)] {
+            let counters = Counters { id: ValueId(0), layer: 7, clips_by_design };
+            let (layer, stats) = counters.decode(&words);
+            assert_eq!((layer, stats.saturations), (7, saturations));
+            assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
+            assert_eq!((stats.scale_clamps, stats.nonfinite), (5, 6));
+        }
+    }
 }
