@@ -202,7 +202,10 @@ mod tests {
             ("max_grad_norm = inf", "a positive number, got inf"),
             ("steps = 0", "at least 1, got 0\nhint: `--steps 1000`"),
             ("eval_every = 0", "at least 1, got 0"),
-            ("interim_eval_tokens = 0", "at least 1, got 0"),
+            (
+                "interim_eval_tokens = 0",
+                "at least 1, got 0\nhint: without it every evaluation reads `eval_tokens`",
+            ),
             ("checkpoint_every = 0", "at least 1, got 0"),
             ("guards.strikes_max = 0", "at least 1, got 0"),
             (

@@ -1,6 +1,6 @@
 //! What a program computes in its linear layers.
 
-use deepwell_ir::{Call, Op, Program};
+use deepwell_ir::{Call, Op, Operand, Program};
 
 /// FLOPs of the GEMMs of linear layers in a step. Recomputed calls do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,34 +17,35 @@ pub struct LinearFlops {
 pub fn linear_flops(program: &Program) -> LinearFlops {
     let mut sums = LinearFlops::default();
     for (call, runs) in program.calls_with_runs().filter(|(call, _)| !call.recomputes) {
-        // Of a GEMM with what follows it, the GEMM alone.
-        let leading = call.op.leading();
-        let shapes: Vec<Vec<usize>> = call
-            .inputs()
-            .iter()
-            .map(|operand| program.value(operand.value).shape.clone())
-            .collect();
-        let flops_per_run = match leading == &call.op {
-            true => call.cost.flops,
-            false => leading.rule().flops(&shapes),
-        };
-        let flops = flops_per_run * runs as u64;
-        match leading {
+        let flops = || gemm_flops(program, call) * runs as u64;
+        match call.op.leading() {
             Op::ScaledGemm(_) => {
+                let flops = flops();
                 sums.mxfp8 += flops;
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
             // Of experts the GEMMs are nearly all.
             Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::Experts(_) => {
+                let flops = flops();
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
-            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => sums.with_head += flops,
+            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => sums.with_head += flops(),
             _ => {}
         }
     }
     sums
+}
+
+/// Of a GEMM with an epilogue, the GEMM alone, whose inputs are the call's first.
+fn gemm_flops(program: &Program, call: &Call) -> u64 {
+    let core = call.op.leading();
+    if core == &call.op {
+        return call.cost.flops;
+    }
+    let shape = |operand: &Operand| program.value(operand.value).shape.clone();
+    core.rule().flops(&call.inputs().iter().map(shape).collect::<Vec<_>>())
 }
 
 /// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all

@@ -175,7 +175,7 @@ fn refused_text() {
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'fp4'",
-            "p.toml:3:10: expected one of `f32`, `bf16`, `mxfp8` as format, got `fp4`",
+            "p.toml:3:10: expected one of `f32`, `bf16`, `mxfp8`, `nvfp4` as format, got `fp4`",
         ),
         (
             "[[rule]]\ntensors = '*'",

@@ -40,7 +40,7 @@ fn bash_completes_words() {
         assert_eq!(got, expected, "{words:?}: {}", text(&output.stderr));
     };
     check(&["deepwell", "gen"], &["generate"]);
-    check(&["deepwell", "c"], &["capture", "ckpt", "completions"]);
+    check(&["deepwell", "c"], &["capture", "ckpt", "corpus", "completions"]);
     check(&["deepwell", "ckpt", "d"], &["diff"]);
     check(&["deepwell", "generate", "--top"], &["--top-k", "--top-p"]);
     check(&["deepwell", "completions", "z"], &["zsh"]);

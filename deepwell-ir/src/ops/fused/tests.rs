@@ -169,7 +169,7 @@ fn attributes_say_what_reads_what() {
     let op = fused(mx, &[gelu(0), quantize(1, Axis::Both)], &[1]);
     assert_eq!(
         op.attributes(),
-        "fprop bias; gelu of 0: tanh; quantize of 1: axis=both e4m3 rceil g32 row; skips 1"
+        "fprop bias; gelu of 0: tanh; quantize of 1: axis=both mxfp8 1x32; skips 1"
     );
     let op = Op::from(fused(RmsNorm { eps: 0.5 }, &[quantize(0, Axis::Row)], &[0]));
     assert_eq!(op.name(), "rms_norm_quantize");
