@@ -130,7 +130,7 @@ impl<'r> Fit<'r> {
     }
 
     /// Trains to the last step, or until `stop` becomes true.
-    pub(crate) fn to_its_end(mut self, stop: &AtomicBool) -> Result<FitReport, TrainError> {
+    pub(crate) fn run_to_end(mut self, stop: &AtomicBool) -> Result<FitReport, TrainError> {
         if self.position.step == 0 {
             self.evaluate(0)?;
         }

@@ -195,7 +195,7 @@ impl Trainer {
     pub fn fit(&mut self, progress: &mut dyn Progress) -> Result<FitReport, TrainError> {
         let opened = self.begin(progress)?;
         let run = Fit::begin(&mut self.engine, &self.settings, &self.tokens, opened, progress)?;
-        run.to_its_end(&self.stop)
+        run.run_to_end(&self.stop)
     }
 
     /// Takes the output folder, and finds where the run goes on.

@@ -61,10 +61,13 @@ enum Fault {
     After(Change),
 }
 
-/// Plants `fault` at the run `number` of the call `at`, and passes everything on to the audit.
+/// A call, and which of its runs in a step, counted from 0.
+type Place = (&'static str, usize);
+
+/// Plants `fault` at one run of a call, and passes everything on to the audit.
 struct Planted {
     audit: Audit,
-    at: (&'static str, usize),
+    at: Place,
     fault: Fault,
     times: usize,
 }
@@ -107,8 +110,7 @@ impl Observer for Planted {
     }
 }
 
-/// `at` is a call, and which of its runs in the step counted from 0.
-fn run_with_fault(engine: &mut Engine, at: (&'static str, usize), fault: Fault) -> AuditReport {
+fn run_with_fault(engine: &mut Engine, at: Place, fault: Fault) -> AuditReport {
     let audit = Audit::new(engine.program());
     let mut planted = Planted { audit, at, fault, times: 0 };
     step(engine, 1, &mut planted);
@@ -274,7 +276,7 @@ fn planted_faults_are_found_where_they_are() {
     let activation = ("layers.1.input_layernorm.mx", 0);
     let gradient = ("layers.1.mlp.gate_proj.wgrad", 1);
     // What is done, at which run of which call, and words that a finding must have.
-    let rows: &[(&str, Fault, (&str, usize), &[&str])] = &[
+    let rows: &[(&str, Fault, Place, &[&str])] = &[
         (
             "a scale byte one too high in a block of 32",
             Fault::After(raise_a_row_scale),

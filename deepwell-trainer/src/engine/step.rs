@@ -49,8 +49,8 @@ pub(super) struct Counters {
     pub(super) id: ValueId,
     /// The layer that reads the quantized data.
     pub(super) layer: usize,
-    /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales to
-    /// the nearest, so that about half of them are too small. Guards do not watch that.
+    /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
+    /// to the nearest, so that about half of them are too small. Guards do not watch that.
     pub(super) clips_by_design: bool,
 }
 

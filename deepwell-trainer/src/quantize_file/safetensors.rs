@@ -39,7 +39,7 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
     let file = File::open(path).map_err(QuantizeFileError::io("open", path))?;
     let header = SafetensorsHeader::read(&file).map_err(|error| match error {
         SafetensorsError::Io(source) => QuantizeFileError::io("read", path)(source),
-        error => QuantizeFileError::invalid(path, &error.to_string()),
+        error => QuantizeFileError::invalid(path, error.to_string()),
     })?;
     let tensor = |(name, info): (String, &TensorInfo)| {
         let (begin, end) = info.data_offsets;

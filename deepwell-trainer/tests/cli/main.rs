@@ -492,7 +492,7 @@ fn a_plan_as_a_table() {
           rms_norm                      1 x cpu_rms_norm
           quantize                     31 x cpu_quantize
           linear                        2 x cpu_linear_[tier]
-          scaled_gemm                      36 x cpu_scaled_gemm_[tier]
+          scaled_gemm                  36 x cpu_scaled_gemm_[tier]
           rope                          4 x cpu_rope
           attention                     2 x cpu_attention_[tier]
           add_rms_norm                  4 x cpu_add_rms_norm
