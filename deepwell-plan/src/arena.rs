@@ -35,7 +35,7 @@ const FEW: usize = 2000;
 /// Packs lifetimes: several ways are tried, the smallest result is kept. The problem is NP-hard
 /// (dynamic storage allocation), so the bound is given beside the result.
 ///
-/// - As a stack (see [`stack`]), which costs little for any number of lifetimes.
+/// - As a stack, which costs little for any number of lifetimes.
 /// - Of few lifetimes also each in turn at the lowest offset where no range with a meeting life is.
 ///   Largest first is the usual winner; the other orders help where sizes are alike.
 pub fn pack(lifetimes: &[Lifetime]) -> Packing {
