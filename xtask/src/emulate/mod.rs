@@ -44,7 +44,7 @@ Examples:
   cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
-  cargo xtask emulate --all                                 what CI runs
+  cargo xtask emulate --all --mutations deletions           what CI runs
   cargo xtask emulate --all --mutate=none                   the same without mistakes
   cargo xtask emulate --all --mutations full                the same with all mistakes
 
