@@ -184,6 +184,12 @@ pub trait KernelCatalog {
     /// [`NoKernel`] with the reason of each rejection.
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel>;
 
+    /// Every kernel that takes a request, with each of its tiles, the selected one first: what a
+    /// benchmark compares.
+    fn choices(&self, request: &KernelRequest<'_>, target: &Target) -> Vec<KernelChoice> {
+        self.select(request, target).into_iter().map(|selection| selection.choice).collect()
+    }
+
     /// What the kernel for a request is predicted to take on a target, in seconds; none where there
     /// is no kernel. Fusions are made where the fused op takes less than its parts.
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64>;

@@ -8,3 +8,8 @@
 __device__ __forceinline__ void barrier_sync(uint32 index, uint32 threads) {
     asm volatile("barrier.sync.aligned %0, %1;" : : "r"(index), "r"(threads) : "memory");
 }
+
+// The same for a thread that comes to the barrier and does not wait.
+__device__ __forceinline__ void barrier_arrive(uint32 index, uint32 threads) {
+    asm volatile("barrier.arrive.aligned %0, %1;" : : "r"(index), "r"(threads) : "memory");
+}

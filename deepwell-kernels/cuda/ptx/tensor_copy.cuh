@@ -28,6 +28,20 @@ __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& ma
     tensor_copy_2d(target, map, column, row, mbarrier_address(barrier));
 }
 
+// The same to the same place in all `ctas` of the cluster, a bit for each rank; the bytes are counted
+// by the barrier that lies there as `barrier` does here.
+__device__ __forceinline__ void tensor_copy_2d_multicast(void* target, const TensorMap& map,
+                                                         uint32 column, uint32 row,
+                                                         uint64* barrier, uint16 ctas) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
+        :
+        : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(&map), "r"(column),
+          "r"(row), "r"(mbarrier_address(barrier)), "h"(ctas)
+        : "memory");
+}
+
 // The same for a block of a pair: `barrier` is an address in the cluster and may be the peer's.
 __device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMap& map,
                                                     uint32 column, uint32 row, uint32 barrier) {

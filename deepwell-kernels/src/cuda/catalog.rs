@@ -1,6 +1,8 @@
 //! Which CUDA kernels there are, for the planner.
 
-use deepwell_ir::{KernelCatalog, KernelRequest, NoKernel, Op, Ranks, Selection, Target};
+use deepwell_ir::{
+    KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Ranks, Selection, Target,
+};
 
 use deepwell_precision::QuantFormat;
 
@@ -55,6 +57,23 @@ impl KernelCatalog for CudaCatalog {
             rejected,
             others: others_that_serve(request, target),
         })
+    }
+
+    fn choices(&self, request: &KernelRequest<'_>, target: &Target) -> Vec<KernelChoice> {
+        let mut choices = Vec::new();
+        for Candidate { kernel, tiles, offer } in candidates(request, target) {
+            let Ok(Offer { tile, workspace_bytes, .. }) = offer else { continue };
+            let tiles = tiles.into_iter().map(|(tile, _)| Some(tile));
+            choices.extend([tile].into_iter().chain(tiles).map(|tile| KernelChoice {
+                kernel: kernel.clone(),
+                tile,
+                workspace_bytes,
+            }));
+        }
+        if let Ok(Selection { choice, .. }) = self.select(request, target) {
+            choices.sort_by_key(|known| *known != choice);
+        }
+        choices
     }
 
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64> {

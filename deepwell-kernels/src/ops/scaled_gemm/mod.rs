@@ -9,6 +9,7 @@ pub mod nvfp4_oracle;
 mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
 mod sm120_mxfp8_gemm;
+mod sm90_mxfp8_gemm;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -20,6 +21,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         sm100_mxfp8_gemm::SPECS,
         sm100_mxfp8_gemm_fused::SPECS,
         sm120_mxfp8_gemm::SPECS,
+        sm90_mxfp8_gemm::SPECS,
         mxfp8_gemm::SPECS,
     ],
 };

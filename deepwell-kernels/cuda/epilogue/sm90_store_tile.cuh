@@ -1,0 +1,97 @@
+// From sums of wgmma in registers to the result in device memory: bias, rounding, accumulation.
+//
+// Each warp has 16 rows of 128 columns. They pass in pieces of 128 bytes of a row through 2 KiB of
+// shared memory, so that a warp writes four whole pieces at a time.
+#pragma once
+
+#include "common/types.cuh"
+#include "epilogue/store_tile.cuh"
+
+// Puts the two neighbors of a lane, columns `column` and the next of a piece, into its staged row.
+template <typename Element>
+__device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 column, float low,
+                                           float high) {
+    const uint32 at = column * sizeof(Element);
+    uint8* target = staged + row * 128 + ((at / 16) ^ (row & 7)) * 16 + at % 16;
+    put_pair(reinterpret_cast<Element*>(target), low, high);
+}
+
+// Writes 16 pieces of rows from (row, column) on; `staged` holds them with the 16-byte units of a
+// row exchanged by its number modulo eight.
+template <typename Element>
+__device__ __forceinline__ void write_staged(const TileResult<Element>& result, int32 row,
+                                             int32 column, const uint8* staged) {
+    constexpr int kElements = 16 / sizeof(Element);
+    const int32 lane = threadIdx.x % 32;
+    Element* first = result.data + static_cast<int64>(row) * result.columns + column;
+    if (result.columns % kElements == 0) {
+        const int32 unit = lane % 8;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int32 r = i * 4 + lane / 8;
+            if (row + r < result.rows && column + unit * kElements < result.columns) {
+                uint4 value =
+                    *reinterpret_cast<const uint4*>(staged + r * 128 + (unit ^ (r & 7)) * 16);
+                auto* target = reinterpret_cast<uint4*>(
+                    first + static_cast<int64>(r) * result.columns + unit * kElements);
+                if constexpr (sizeof(Element) == 4) {
+                    if (result.accumulate) {
+                        value = add_f32x4(*target, value);
+                    }
+                }
+                *target = value;
+            }
+        }
+    } else {
+        constexpr int kPiece = 128 / sizeof(Element);
+        for (int32 i = lane; i < 16 * kPiece; i += 32) {
+            const int32 r = i / kPiece;
+            const int32 c = i % kPiece;
+            if (row + r < result.rows && column + c < result.columns) {
+                const uint8* unit = staged + r * 128 + ((c / kElements) ^ (r & 7)) * 16;
+                Element value = reinterpret_cast<const Element*>(unit)[c % kElements];
+                Element* target = first + static_cast<int64>(r) * result.columns + c;
+                if constexpr (sizeof(Element) == 4) {
+                    if (result.accumulate) {
+                        value = *target + value;
+                    }
+                }
+                *target = value;
+            }
+        }
+    }
+}
+
+// The bias of column `column`, zero where there is none.
+template <typename Element>
+__device__ __forceinline__ float bias_of(const TileResult<Element>& result, int32 column) {
+    return result.bias != nullptr && column < result.columns ? to_f32(result.bias[column]) : 0.0f;
+}
+
+// The calling warp's 16 rows, from (row, column) of the result on; `sums` as ptx/wgmma.cuh has
+// them. `staged` has 2 KiB for this warp alone.
+template <typename Element>
+__device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& result, int32 row,
+                                                 int32 column, const float (&sums)[64],
+                                                 uint8* staged) {
+    constexpr int kPiece = 128 / sizeof(Element);  // columns
+    const uint32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int piece = 0; piece < 128 / kPiece; ++piece) {
+        __syncwarp();
+#pragma unroll
+        for (int eight = 0; eight < kPiece / 8; ++eight) {
+            const uint32 at = eight * 8 + lane % 4 * 2;
+            const int32 first = column + piece * kPiece + at;
+            const float bias[2] = {bias_of(result, first), bias_of(result, first + 1)};
+            const float* values = sums + (piece * kPiece / 8 + eight) * 4;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                stage_pair<Element>(staged, half * 8 + lane / 4, at,
+                                    values[half * 2] + bias[0], values[half * 2 + 1] + bias[1]);
+            }
+        }
+        __syncwarp();
+        write_staged(result, row, column + piece * kPiece, staged);
+    }
+}

@@ -1,0 +1,35 @@
+// The static persistent tile scheduler: which tiles of a result a CTA computes, one after the other.
+#pragma once
+
+#include "common/tile_place.cuh"
+#include "common/types.cuh"
+#include "scheduler/tile_order.cuh"
+
+// Tiles of kTileM x kTileN of a result, kAcross of them side by side for the CTAs of a cluster.
+// Clusters take every so many-th one, in an order that goes down groups of 2048 rows: which tiles a
+// CTA has follows from the grid alone.
+template <int kTileM, int kTileN, int kAcross>
+class PersistentTiles {
+    static constexpr uint32 kColumns = kAcross * kTileN;  // of a cluster
+
+    uint32 rows_;     // of clusters
+    uint32 columns_;  // of clusters
+    uint32 cluster_ = blockIdx.x / kAcross;
+
+  public:
+    __device__ __forceinline__ PersistentTiles(uint32 rows, uint32 columns)
+        : rows_((rows + kTileM - 1) / kTileM),
+          columns_((columns + kColumns - 1) / kColumns) {}
+
+    // The first element of the next tile; false after the last. It may lie beyond the result where
+    // those of other CTAs of the cluster do not.
+    __device__ __forceinline__ bool next(TilePlace& place) {
+        if (cluster_ >= rows_ * columns_) {
+            return false;
+        }
+        const TilePlace at = grouped_tile<2048 / kTileM>(cluster_, rows_, columns_);
+        place = TilePlace{at.row * kTileM, at.column * kColumns + blockIdx.x % kAcross * kTileN};
+        cluster_ += gridDim.x / kAcross;
+        return true;
+    }
+};

@@ -1,0 +1,255 @@
+//! `sm90_mxfp8_gemm.cu`: GEMMs of MXFP8 matrices at granularity 128, on wgmma.
+//!
+//! Operands are what quantizing gives: elements by rows, and scales in tiles of 128 rows by 128
+//! elements. One scale for 128 elements along K is what sums in FP32 need: wgmma knows none.
+
+use deepwell_ir::{KernelRequest, Op, Target, Tile};
+
+use super::sm100_mxfp8_gemm;
+use crate::KernelError;
+use crate::cuda::driver::{Argument, DevicePtr, Launch};
+use crate::cuda::launch::tcgen05::{Operands, ProductSizes, boxes_by_depth, scale_boxes};
+use crate::cuda::prepare::{CallView, Device, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
+
+/// Threads of a CTA, as in the source.
+const THREADS: u32 = 384;
+/// Elements along K of a stage, which share a scale.
+const STAGE_DEPTH: usize = 128;
+/// Columns of every tile.
+const TILE_COLUMNS: usize = 128;
+const SCALE_TILE_ROWS: usize = 128;
+const SCALE_TILE_BYTES: usize = 512;
+/// Shared memory of a CTA, and what of it is not for stages: room to align them, results on their
+/// way out, barriers.
+const SHARED_LIMIT: usize = 227 << 10;
+const SHARED_BESIDE_STAGES: usize = 1024 + 8 * 16 * 128 + 256;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm90_mxfp8_gemm",
+    ops: &["scaled_gemm"],
+    epilogue: no_epilogue,
+    architectures: &[Architecture::Sm90a],
+    library: None,
+    reject,
+    predict,
+    workspace_bytes: no_workspace,
+    select_tile: Some(select_tile),
+    prepare,
+}];
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    if let Op::ScaledGemm(op) = request.op {
+        for (name, format) in [("a", op.a), ("b", op.b)] {
+            let elements = usize::from(format.block.k);
+            if elements != STAGE_DEPTH {
+                return Some(format!(
+                    "takes one scale for {STAGE_DEPTH} elements, `{name}` has one for {elements}"
+                ));
+            }
+        }
+    }
+    sm100_mxfp8_gemm::reject(request)
+}
+
+/// No GPU has timed it. Until one has, it is said to take twice what the slowest kernel takes that
+/// has been timed and takes all that it takes: nothing that has been timed gives way to a model.
+const UNTIMED: f64 = 2.0;
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    UNTIMED * mma_sync_gemm(request, target, MMA_SYNC_MXFP8)
+}
+
+/// Bytes that an SM reads of shared memory, or writes there, in a cycle.
+const SHARED_BYTES_PER_CYCLE: usize = 128;
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed.
+const L2_BYTES_PER_CYCLE: usize = 32;
+/// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
+const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_DEPTH / 8192;
+/// Cycles in which 64 rows of 128 results are written: assumed.
+const RESULT_CYCLES: usize = 500;
+
+/// A tile and the cluster of which each CTA has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TileShape {
+    /// 64 rows for each of two consumers.
+    waves: usize,
+    /// CTAs side by side, which share rows of `a`.
+    across: usize,
+}
+
+/// Preferred ones first among equals.
+const SHAPES: [TileShape; 4] = [
+    TileShape { waves: 2, across: 2 },
+    TileShape { waves: 2, across: 1 },
+    TileShape { waves: 1, across: 2 },
+    TileShape { waves: 1, across: 1 },
+];
+
+impl TileShape {
+    fn rows(self) -> usize {
+        self.waves * 128
+    }
+
+    /// Rows of `a` that a CTA copies for all that share them.
+    fn copied_rows(self) -> usize {
+        self.rows() / self.across
+    }
+
+    fn tile(self) -> Tile {
+        let tile = Tile::new(self.rows(), TILE_COLUMNS, STAGE_DEPTH);
+        Tile { cluster: [1, self.across], ..tile }
+    }
+
+    /// As kernels' names have it.
+    fn name(self) -> String {
+        let tile = format!("{}x{TILE_COLUMNS}", self.rows());
+        if self.across == 1 { tile } else { format!("{tile}_1x{}", self.across) }
+    }
+
+    fn scale_bytes(self) -> usize {
+        (self.rows() / SCALE_TILE_ROWS + 1) * SCALE_TILE_BYTES
+    }
+
+    fn stage_bytes(self) -> usize {
+        (self.rows() + TILE_COLUMNS) * STAGE_DEPTH + self.scale_bytes()
+    }
+
+    /// Dynamic shared memory: as many stages as fit.
+    fn shared_bytes(self) -> u32 {
+        let stages = (SHARED_LIMIT - SHARED_BESIDE_STAGES) / self.stage_bytes();
+        (SHARED_BESIDE_STAGES + stages * self.stage_bytes()) as u32
+    }
+
+    fn clusters(self, sizes: ProductSizes) -> usize {
+        sizes.rows.div_ceil(self.rows()) * sizes.columns.div_ceil(self.across * TILE_COLUMNS)
+    }
+
+    /// Clusters that run at the same time.
+    fn clusters_at_once(self, sms: usize) -> usize {
+        (sms / self.across).max(1)
+    }
+
+    /// Cycles of a GEMM, by a model: of a stage those of the slowest of tensor cores, shared memory
+    /// and the L2 cache; tile after tile, each of which is then written.
+    fn cycles(self, sizes: ProductSizes, sms: usize) -> usize {
+        // 64 rows for each of two consumers: wgmma reads both operands of each.
+        let waves = 2 * self.waves;
+        let read_bytes = waves * (64 + TILE_COLUMNS) * STAGE_DEPTH;
+        let copied_bytes = (self.copied_rows() + TILE_COLUMNS) * STAGE_DEPTH + self.scale_bytes();
+        let stage_cycles = (waves * WAVE_CYCLES)
+            .max((read_bytes + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
+            .max(copied_bytes / L2_BYTES_PER_CYCLE);
+        let tile_cycles =
+            sizes.depth.div_ceil(STAGE_DEPTH) * stage_cycles + self.waves * RESULT_CYCLES;
+        self.clusters(sizes).div_ceil(self.clusters_at_once(sms)) * tile_cycles
+    }
+}
+
+fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
+    let sizes = sm100_mxfp8_gemm::sizes_of(request);
+    let mut ranked = SHAPES.map(|shape| (shape.cycles(sizes, target.workers), shape));
+    ranked.sort_by_key(|&(cycles, _)| cycles);
+    let [(fewest, chosen), others @ ..] = ranked;
+    let name = chosen.tile();
+    let reason = |cycles: usize| match cycles > fewest {
+        true => format!("takes {cycles} cycles by a model, {name} takes {fewest}"),
+        false => format!("is as good as {name} by a model"),
+    };
+    let rejected = others.map(|(cycles, shape)| (shape.tile(), reason(cycles)));
+    TileSelection { tile: name, rejected: rejected.to_vec() }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::ScaledGemm(op) = &call.call.op else {
+        return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
+    };
+    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let sizes = sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
+    let tile = call.call.choice.tile;
+    let Some(shape) = SHAPES.into_iter().find(|shape| Some(shape.tile()) == tile) else {
+        let known = SHAPES.map(|shape| shape.tile().to_string()).join(", ");
+        let got = tile.map_or("none".to_string(), |tile| tile.to_string());
+        return Err(call.refuse(format!("takes a tile of {known}, not {got}; plan again")));
+    };
+    let element = if out.dtype == deepwell_ir::DType::Bf16 { "bf16" } else { "f32" };
+    let scales = if op.b.block.is_square() { "squares" } else { "rows" };
+    let name = format!("sm90_mxfp8_gemm_{element}_{scales}_{}", shape.name());
+    let function = device.function("sm90_mxfp8_gemm", &name, shape.shared_bytes())?;
+    let boxes = [
+        boxes_by_depth(&a, Operands::Mx, shape.copied_rows()),
+        scale_boxes(&call.input(1)),
+        boxes_by_depth(&b, Operands::Mx, TILE_COLUMNS),
+        scale_boxes(&call.input(3)),
+    ];
+    let mut arguments = Vec::with_capacity(10);
+    for boxes in boxes {
+        arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
+    }
+    let bias = if op.bias { call.input(4).pointer } else { DevicePtr(0) };
+    arguments.extend([
+        Argument::Pointer(bias),
+        out.argument(),
+        Argument::I32(sizes.rows as i32),
+        Argument::I32(sizes.columns as i32),
+        Argument::I32(sizes.depth as i32),
+        Argument::U32(call.accumulate().into()),
+    ]);
+    let at_once = shape.clusters_at_once(device.multiprocessors() as usize);
+    let ctas = shape.clusters(sizes).min(at_once) * shape.across;
+    Ok(vec![Step::Launch(Launch {
+        function,
+        grid: [ctas as u32, 1, 1],
+        block: [THREADS, 1, 1],
+        cluster: [shape.across as u32, 1, 1],
+        shared_bytes: shape.shared_bytes(),
+        programmatic: false,
+        arguments,
+    })])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: usize = 132;
+
+    fn sizes((rows, columns, depth): (usize, usize, usize)) -> ProductSizes {
+        ProductSizes { rows, columns, depth }
+    }
+
+    #[test]
+    fn stages_fit_and_names_are_those_of_the_source() {
+        let source = include_str!("sm90_mxfp8_gemm.cu");
+        for (shape, name, shared_bytes, copied_rows) in [
+            (SHAPES[0], "256x128_1x2", 220_416, 128),
+            (SHAPES[1], "256x128", 220_416, 256),
+            (SHAPES[2], "128x128_1x2", 220_416, 64),
+            (SHAPES[3], "128x128", 220_416, 128),
+        ] {
+            assert_eq!(shape.name(), name);
+            assert_eq!(shape.shared_bytes(), shared_bytes, "{name}");
+            assert_eq!(shape.copied_rows(), copied_rows, "{name}");
+            let line = format!("GEMMS({name}, {}, {})", shape.waves, shape.across);
+            assert!(source.contains(&line), "{line}");
+        }
+    }
+
+    #[test]
+    fn tiles_fill_the_device() {
+        for (product, expected) in [
+            ((16384, 2048, 2048), "256x128_1x2"),
+            ((4096, 4096, 4096), "256x128_1x2"),
+            // Waves that larger tiles would not fill.
+            ((1024, 2048, 2048), "128x128_1x2"),
+            // One tile.
+            ((1, 1, 128), "128x128"),
+        ] {
+            let mut shapes = SHAPES;
+            shapes.sort_by_key(|shape| shape.cycles(sizes(product), H200));
+            assert_eq!(shapes[0].name(), expected, "{product:?}");
+        }
+    }
+}
