@@ -125,6 +125,7 @@ mod tests {
                 seq_len: 64,
                 iterations: 3,
                 copy_gbps: None,
+                kernels: Vec::new(),
             },
             machine: Machine::default(),
             rows: vec![row, Row::failed(Section::Norms, "swiglu", "no kernel")],

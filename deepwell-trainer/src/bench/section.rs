@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::cases::{Case, cases_of};
 use super::model;
 use super::row::{Row, RowEvent};
-use super::timer::Timer;
+use super::timer::{Timer, Timing};
 use super::{Settings, device_copy};
 use crate::TrainError;
 
@@ -105,23 +105,46 @@ pub fn run_sections(
                 case.shape,
                 case.dtype
             )));
-            on_event(RowEvent::Row(Box::new(measure(&mut timer, section, case))));
+            for row in measure(&mut timer, section, &case, &settings.kernels) {
+                on_event(RowEvent::Row(Box::new(row)));
+            }
         }
     }
     Ok(())
 }
 
-fn measure(timer: &mut Timer<'_>, section: Section, case: Case) -> Row {
-    let mut row = Row {
-        shape: case.shape,
-        dtype: case.dtype,
-        peer_tasks: case.peers,
-        ..Row::new(section, case.what)
+/// The row of a case; with `kernels` one for each of those and each of its tiles that takes it. The
+/// first has the peers.
+fn measure(timer: &mut Timer<'_>, section: Section, case: &Case, kernels: &[String]) -> Vec<Row> {
+    let row = Row {
+        shape: case.shape.clone(),
+        dtype: case.dtype.clone(),
+        ..Row::new(section, case.what.clone())
     };
-    let timing = match timer.time(&case.call) {
-        Ok(timing) => timing,
-        Err(failure) => return Row { failure: Some(failure), ..row },
+    let choices = match timer.choice(&case.call) {
+        Ok(choice) if kernels.is_empty() => vec![choice],
+        Ok(_) => timer.choices(&case.call),
+        Err(failure) => return vec![Row { failure: Some(failure), ..row }],
     };
+    let is_named = |name: &str| kernels.iter().any(|part| name.contains(part.as_str()));
+    let mut rows: Vec<Row> = choices
+        .into_iter()
+        .filter(|choice| kernels.is_empty() || is_named(&choice.kernel))
+        .map(|choice| {
+            let row = Row { kernel: choice.kernel.clone(), ..row.clone() };
+            match timer.time_with(&case.call, choice) {
+                Ok(timing) => timed(row, case, timing),
+                Err(failure) => Row { failure: Some(failure), ..row },
+            }
+        })
+        .collect();
+    if let Some(first) = rows.first_mut() {
+        first.peer_tasks = case.peers.clone();
+    }
+    rows
+}
+
+fn timed(mut row: Row, case: &Case, timing: Timing) -> Row {
     let cost = case.call.cost();
     let (work, unit) = match case.is_matrix {
         true => (cost.flops as f64 / 1e12, "TFLOP/s"),
@@ -146,6 +169,7 @@ fn measure(timer: &mut Timer<'_>, section: Section, case: Case) -> Row {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use deepwell_kernels::cuda::{CudaBackend, FakeDriver, KernelImages};
@@ -159,6 +183,7 @@ mod tests {
     fn every_case_can_be_recorded_on_a_gpu() {
         let hardware = Hardware::preset("h200-x2").unwrap();
         let device = Device::Cuda(0);
+        let mut kernels = BTreeSet::new();
         for precision in ["mxfp8", "mxfp8-128"] {
             let settings = Settings {
                 device,
@@ -169,6 +194,7 @@ mod tests {
                 seq_len: 256,
                 iterations: 1,
                 copy_gbps: None,
+                kernels: Vec::new(),
             };
             let driver = FakeDriver::h200();
             let blas: Box<dyn deepwell_kernels::cuda::Blas> = Box::new(driver.blas());
@@ -185,11 +211,23 @@ mod tests {
                 cases.retain(|case| case.call.bytes() < 64 << 20);
                 assert!(!cases.is_empty(), "{}", section.name());
                 for case in cases {
-                    let row = measure(&mut timer, section, case);
-                    assert_eq!(row.failure, None, "{} {} {}", row.what, row.shape, row.dtype);
-                    assert!(row.floor_share.is_some_and(|share| share > 0.0), "{row:?}");
+                    let chosen = timer.choice(&case.call).unwrap();
+                    let of = |timer: &mut _, kernels: &[&str]| {
+                        let kernels: Vec<String> = kernels.iter().map(|&k| k.into()).collect();
+                        measure(timer, section, &case, &kernels)
+                    };
+                    let rows = of(&mut timer, &[]);
+                    assert!(rows.len() == 1 && rows[0].kernel.starts_with(&chosen.kernel));
+                    for row in [rows, of(&mut timer, &["cublaslt_mx", "sm90"])].concat() {
+                        assert_eq!(row.failure, None, "{} {} {}", row.what, row.shape, row.dtype);
+                        assert!(row.floor_share.is_some_and(|share| share > 0.0), "{row:?}");
+                        kernels.insert(row.kernel);
+                    }
                 }
             }
+        }
+        for kernel in ["cublaslt_mx_gemm", "cuda_sm90_mxfp8_gemm 256x128 in clusters of 1x2"] {
+            assert!(kernels.contains(kernel), "{kernels:?}");
         }
     }
 }

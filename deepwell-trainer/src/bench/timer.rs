@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use deepwell_ir::{ByteRange, DType, Instance, Program};
+use deepwell_ir::{ByteRange, DType, Instance, KernelChoice, Program};
 use deepwell_kernels::{Issue, KernelError, PreparedCall, SingleCall};
 use deepwell_plan::{Bound, roofline};
 use deepwell_probe::Hardware;
@@ -29,7 +29,7 @@ const CACHE_BYTES_ASSUMED: u64 = 64 << 20;
 /// Times of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Timing {
-    /// Kernel that was chosen.
+    /// The kernel, and its tile if it has several.
     pub(super) kernel: String,
     /// Median, seconds.
     pub(super) time_s: f64,
@@ -102,12 +102,39 @@ impl<'a> Timer<'a> {
     /// # Errors
     /// No kernel, no memory, or what the device failed with; as text.
     pub(super) fn time(&mut self, call: &SingleCall) -> Result<Timing, String> {
-        let selection = call
-            .select(self.device.catalog.as_ref(), &self.device.target)
-            .map_err(|error| error.to_string())?;
-        let kernel = selection.choice.kernel.clone();
+        let choice = self.choice(call)?;
+        self.time_with(call, choice)
+    }
+
+    /// The kernel that the catalog chooses.
+    ///
+    /// # Errors
+    /// No kernel, as text.
+    pub(super) fn choice(&self, call: &SingleCall) -> Result<KernelChoice, String> {
+        let selection = call.select(self.device.catalog.as_ref(), &self.device.target);
+        Ok(selection.map_err(|error| error.to_string())?.choice)
+    }
+
+    /// Every kernel that takes a call, with each of its tiles, the chosen one first.
+    pub(super) fn choices(&self, call: &SingleCall) -> Vec<KernelChoice> {
+        self.device.catalog.choices(&call.request(), &self.device.target)
+    }
+
+    /// Times `call` with a kernel.
+    ///
+    /// # Errors
+    /// No memory, or what the device failed with; as text.
+    pub(super) fn time_with(
+        &mut self,
+        call: &SingleCall,
+        choice: KernelChoice,
+    ) -> Result<Timing, String> {
+        let kernel = match choice.tile {
+            Some(tile) => format!("{} {tile}", choice.kernel),
+            None => choice.kernel.clone(),
+        };
         let copies = self.copies(call.bytes());
-        let program = call.program(selection.choice, self.device.target.clone(), copies);
+        let program = call.program(choice, self.device.target.clone(), copies);
         let result = self.time_program(call, &program);
         // What one call left behind is not the next one's business, also after a failure.
         let forgotten = self.device.backend.forget_prepared();
@@ -175,10 +202,8 @@ impl<'a> Timer<'a> {
     /// # Errors
     /// No kernel, no memory, or what the device failed with; as text.
     pub(super) fn time_plainly(&mut self, call: &SingleCall) -> Result<Vec<f64>, String> {
-        let selection = call
-            .select(self.device.catalog.as_ref(), &self.device.target)
-            .map_err(|error| error.to_string())?;
-        let program = call.program(selection.choice, self.device.target.clone(), 1);
+        let choice = self.choice(call)?;
+        let program = call.program(choice, self.device.target.clone(), 1);
         let mut times = || -> Result<Vec<f64>, KernelError> {
             self.device.backend.allocate(program.arena.bytes)?;
             self.fill(call, &program)?;

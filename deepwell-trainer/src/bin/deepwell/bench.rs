@@ -45,6 +45,7 @@ Examples:
   deepwell bench                                all, on the GPU if there is one
   deepwell bench gemm quantize --peers          beside PyTorch, where python3 has it
   deepwell bench train --model llama-134m --batch-size 32 --seq-len 1024 --peers
+  deepwell bench gemm --kernels sm90,cublaslt   kernels side by side, each with all its tiles
   deepwell bench --device cpu --iterations 3    the processor
   deepwell bench --peers --record               and keep it as a file in benchmarks/
 
@@ -80,6 +81,10 @@ pub(crate) struct BenchArgs {
     /// Measure PyTorch on the same shapes, eager and compiled, where python3 has it
     #[arg(long)]
     peers: bool,
+    /// Time the kernels whose names have one of these parts, each with all its tiles, in place of
+    /// the one that is chosen
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    kernels: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -219,6 +224,7 @@ impl BenchArgs {
             seq_len: self.seq_len.unwrap_or(seq),
             iterations: self.iterations.unwrap_or(iterations),
             copy_gbps: self.copy_gbps,
+            kernels: self.kernels.clone(),
         };
         for (flag, size) in [
             ("--batch-size", settings.batch_size),
@@ -275,6 +281,9 @@ fn run_part(
     command.args(["--iterations", &settings.iterations.to_string()]);
     if !settings.beside_bf16 {
         command.arg("--alone");
+    }
+    if !settings.kernels.is_empty() {
+        command.args(["--kernels", &settings.kernels.join(",")]);
     }
     if let Some(gbps) = settings.copy_gbps {
         command.args(["--copy-gbps", &gbps.to_string()]);
