@@ -68,10 +68,10 @@ impl OutputType {
     }
 }
 
-/// Which of the three matrix products of a linear layer.
+/// Which of the three GEMMs of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Product {
+pub enum GemmKind {
     /// `y = x · wᵀ`.
     Fprop,
     /// `dx = dy · w`.
@@ -80,25 +80,25 @@ pub enum Product {
     Wgrad,
 }
 
-impl Product {
+impl GemmKind {
     /// All three, in the order they run.
-    pub const ALL: [Product; 3] = [Product::Fprop, Product::Dgrad, Product::Wgrad];
+    pub const ALL: [GemmKind; 3] = [GemmKind::Fprop, GemmKind::Dgrad, GemmKind::Wgrad];
 
     /// The same for a precision policy.
     pub const fn direction(self) -> Direction {
         match self {
-            Product::Fprop => Direction::Fprop,
-            Product::Dgrad => Direction::Dgrad,
-            Product::Wgrad => Direction::Wgrad,
+            GemmKind::Fprop => Direction::Fprop,
+            GemmKind::Dgrad => Direction::Dgrad,
+            GemmKind::Wgrad => Direction::Wgrad,
         }
     }
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
-            Product::Fprop => "fprop",
-            Product::Dgrad => "dgrad",
-            Product::Wgrad => "wgrad",
+            GemmKind::Fprop => "fprop",
+            GemmKind::Dgrad => "dgrad",
+            GemmKind::Wgrad => "wgrad",
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{Graph, IrError, Op, Phase, Stage, TensorKind};
 /// - a tensor is written before it is read, and by one node unless it is an accumulator; inputs
 ///   and parameters are not written;
 /// - every node's inputs and outputs have the types its op says;
-/// - a product of quantized matrices says of both how they were quantized;
+/// - a GEMM of quantized matrices states how each operand was quantized;
 /// - phases stand in order, and recompute marks are on forward nodes only;
 /// - the loss is a loss; a gradient is that of a parameter and has its shape;
 /// - from differentiation on every parameter that a node reads has a gradient, if the graph has a
@@ -93,7 +93,7 @@ pub fn verify(graph: &Graph) -> Result<(), IrError> {
 }
 
 /// A kernel may take one scale for 128 elements where the spec says that four stored ones are
-/// equal, so a product that misstates a spec would be computed with wrong scales.
+/// equal, so a GEMM that misstates a spec would be computed with wrong scales.
 fn verify_specs(graph: &Graph) -> Result<(), String> {
     let mut specs = HashMap::new();
     for node in &graph.nodes {
@@ -112,8 +112,8 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
         if let Op::StochasticRound(op) = &node.op {
             specs.extend(node.outputs.iter().map(|&id| (id, op.format)));
         }
-        let Op::ScaledGemm(product) = node.op.leading() else { continue };
-        for (index, said) in [(0, product.a), (product.b_input(), product.b)] {
+        let Op::ScaledGemm(gemm) = node.op.leading() else { continue };
+        for (index, said) in [(0, gemm.a), (gemm.b_input(), gemm.b)] {
             let id = node.inputs[index];
             if let Some(spec) = specs.get(&id).filter(|&&spec| spec != said) {
                 return Err(format!(

@@ -126,13 +126,13 @@ fn operands_have_the_types_that_ops_say() {
 }
 
 #[test]
-fn products_say_how_their_operands_were_quantized() {
+fn gemms_say_how_their_operands_were_quantized() {
     let policy = PrecisionPolicy::preset("mxfp8-128").unwrap();
     let (mut graph, _) = apply_precision(&graph(), &policy).unwrap();
     verify(&graph).unwrap();
     let name = "layers.0.mlp.up_proj.dgrad";
-    let Op::ScaledGemm(product) = &mut node(&mut graph, name).op else { panic!("no scaled_gemm") };
-    product.b = product.b.with_granularity(Granularity::G32);
+    let Op::ScaledGemm(gemm) = &mut node(&mut graph, name).op else { panic!("no scaled_gemm") };
+    gemm.b = gemm.b.with_granularity(Granularity::G32);
     let message = verify(&graph).unwrap_err().to_string();
     let expected = format!("node `{name}` reads `model.layers.0.mlp.up_proj.weight.mx.col` as ");
     assert!(message.contains(&expected), "{message}");

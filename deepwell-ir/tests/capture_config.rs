@@ -343,7 +343,7 @@ fn bad_values_are_refused_in_these_words() {
         (
             json!({"pretraining_tp": 2}),
             "c: key `pretraining_tp`: value `2` is not supported\n\
-             hint: supported: 1; other values only split the products in another way, so that 1 \
+             hint: supported: 1; other values only split the GEMMs in another way, so that 1 \
              trains the same model up to rounding",
         ),
         (

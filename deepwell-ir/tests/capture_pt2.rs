@@ -66,8 +66,8 @@ fn exported_models_are_graphs_of_known_ops() {
 }
 
 /// Phi-3 stores the projections of attention, and gate and up, in one tensor each; `maskfill` has
-/// attention as products around a masked softmax, and `maskcore` is the same in Core ATen. Sizes
-/// are those of the test above.
+/// attention as GEMMs around a masked softmax, and `maskcore` is the same in Core ATen. Sizes are
+/// those of the test above.
 #[test]
 fn fused_projections_and_masked_softmax_are_found_and_counted_once() {
     let phi3 = 2 * 96 * 32 + 32 + 64 * 32 + 32 * 32 + 96 * 32 + 48 * 32 + 2 * 32;

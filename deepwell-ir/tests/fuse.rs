@@ -194,11 +194,10 @@ fn a_high_precision_output_stays_where_it_is_read() {
     assert_eq!(fused("layers.1.input_layernorm"), [(1, true)]);
 }
 
-/// A product, the activation behind it and the quantization of that become one op, and the product
-/// stays where the backward pass reads it; where the catalog lacks the whole, its parts are asked
-/// for.
+/// A GEMM, the activation behind it and the quantization of that become one op, and the GEMM stays
+/// where the backward pass reads it; where the catalog lacks the whole, its parts are asked for.
 #[test]
-fn activations_are_fused_with_their_products() {
+fn activations_are_fused_with_their_gemms() {
     let graph = gpt(2).unwrap();
     let names = |fuses: &dyn Fn(&Op, &[TensorType]) -> bool| -> Vec<String> {
         let graph = fuse(&quantized(&graph, Recompute::None), &wanting(fuses)).unwrap();
@@ -212,7 +211,7 @@ fn activations_are_fused_with_their_products() {
     assert_eq!(names(&|_, _| true), whole);
     let apart = ["gelu", "gelu_backward"];
     assert_eq!(names(&|_, _| false), apart);
-    // No product with a quantization: then an activation has its own.
+    // No GEMM with a quantization: then an activation has its own.
     let of_elements = ["gelu_quantize", "gelu_backward_quantize"];
     assert_eq!(names(&|op, _| !op.name().starts_with("scaled_gemm")), of_elements);
     // Widths are known, numbers of tokens are not.

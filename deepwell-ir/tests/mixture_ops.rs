@@ -67,7 +67,7 @@ fn outputs_and_costs() {
             ops::Experts { activation: SWIGLU, bias: false }.into(),
             expert_operands(false),
             &[&[10, 64]],
-            // 30 pairs of token and expert, three products of 64 by 32 each.
+            // 30 pairs of token and expert, three GEMMs of 64 by 32 each.
             30 * (3 * 2 * 64 * 32 + 5 * 32),
         ),
         (

@@ -67,7 +67,7 @@ fn four_models_count_exactly() {
             GPT2,
             124_439_808,
             // Two tables, of which the first is the head too, final norm (gain and bias), and per
-            // layer two norms, four products of 12 width² together, and 9 width biases.
+            // layer two norms, four GEMMs of 12 width² together, and 9 width biases.
             (50_257 + 1024) * 768 + 2 * 768 + 12 * (12 * 768 * 768 + 13 * 768),
             "transformers",
         ),

@@ -2,7 +2,7 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, Product, Recompute, Stage,
+    Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, GemmKind, Recompute, Stage,
     TensorKind, apply_precision, differentiate, fuse, recompute,
 };
 use deepwell_precision::Format;
@@ -164,11 +164,11 @@ fn tied_table_has_one_gradient_that_both_uses_add_to() {
 }
 
 #[test]
-fn mxfp8_products_read_codes_only() {
+fn mxfp8_gemms_read_codes_only() {
     let graph = fused(&micro(), Recompute::None, &all_mxfp8());
-    let products = names(&graph, |node| matches!(node.op, Op::ScaledGemm(_)));
-    // Seven linear layers, three products each.
-    assert_eq!(products.len(), 21);
+    let gemms = names(&graph, |node| matches!(node.op, Op::ScaledGemm(_)));
+    // Seven linear layers, three GEMMs each.
+    assert_eq!(gemms.len(), 21);
     let left = |node: &Node| {
         matches!(node.op, Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_))
     };
@@ -184,7 +184,7 @@ fn mxfp8_products_read_codes_only() {
 }
 
 #[test]
-fn products_carry_the_blocks_of_the_policy() {
+fn gemms_carry_the_blocks_of_the_policy() {
     for (preset, [fprop, dgrad, wgrad]) in [
         ("mxfp8", ["fprop", "dgrad", "wgrad"]),
         ("mxfp8-floor", ["fprop", "dgrad", "wgrad"]),
@@ -206,10 +206,10 @@ fn products_carry_the_blocks_of_the_policy() {
         let graph = fused(&micro(), Recompute::None, &policy);
         for node in &graph.nodes {
             let Op::ScaledGemm(op) = &node.op else { continue };
-            let expected = match op.product {
-                Product::Fprop => fprop,
-                Product::Dgrad => dgrad,
-                Product::Wgrad => wgrad,
+            let expected = match op.kind {
+                GemmKind::Fprop => fprop,
+                GemmKind::Dgrad => dgrad,
+                GemmKind::Wgrad => wgrad,
             };
             assert_eq!(op.attributes(), expected, "{preset}: {}", node.name);
         }
@@ -308,7 +308,7 @@ fn a_rule_that_puts_the_head_in_mxfp8_was_accepted_and_ignored() {
     let graph = capture(&config).expect("it captures");
     let policy =
         PrecisionPolicy::mxfp8().with_rule("lm_head*", Format::MXFP8).expect("a valid glob");
-    let error = apply_precision(&graph, &policy).expect_err("the head has no such product");
+    let error = apply_precision(&graph, &policy).expect_err("the head has no such kind");
     assert_eq!(
         error.to_string(),
         "tensor `lm_head.weight`: expected f32 or bf16 for a tensor of role Head, got mxfp8\n\

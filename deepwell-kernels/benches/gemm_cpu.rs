@@ -1,10 +1,9 @@
-//! Speed of the CPU's matrix products on the shapes of the default model.
+//! Speed of the CPU's GEMMs on the shapes of the default model.
 //!
 //! `cargo bench -p deepwell-kernels --bench gemm_cpu [-- FILTER]`, where `FILTER` is part of a
-//! tier's name. Each line is one product: the least of its timed runs and the GFLOP/s of that.
-//! The sums at the end weigh the shapes by how often a training step of the default model has
-//! them (4 layers; hidden 256, ffn 704, 2 of 4 heads for keys and values, vocabulary 256; 1024
-//! tokens).
+//! tier's name. Each line is one GEMM: the least of its timed runs and the GFLOP/s of that. The
+//! sums at the end weigh the shapes by how often a training step of the default model has them (4
+//! layers; hidden 256, ffn 704, 2 of 4 heads for keys and values, vocabulary 256; 1024 tokens).
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -23,9 +22,9 @@ const LINEARS: [(&str, usize, usize, usize); 5] = [
     ("head", 256, 256, 1),
 ];
 
-/// The products of a linear layer as (m, n, k) and which operands are transposed in memory.
+/// The GEMMs of a linear layer as (m, n, k) and which operands are transposed in memory.
 #[derive(Clone, Copy)]
-struct Product {
+struct Gemm {
     name: &'static str,
     m: usize,
     n: usize,
@@ -35,8 +34,8 @@ struct Product {
     accumulate: bool,
 }
 
-fn products(outputs: usize, inputs: usize) -> [Product; 3] {
-    let product = |name, m, n, k, a_transposed, b_transposed, accumulate| Product {
+fn gemms(outputs: usize, inputs: usize) -> [Gemm; 3] {
+    let gemm = |name, m, n, k, a_transposed, b_transposed, accumulate| Gemm {
         name,
         m,
         n,
@@ -46,9 +45,9 @@ fn products(outputs: usize, inputs: usize) -> [Product; 3] {
         accumulate,
     };
     [
-        product("fprop", TOKENS, outputs, inputs, false, false, false),
-        product("dgrad", TOKENS, inputs, outputs, false, true, false),
-        product("wgrad", outputs, inputs, TOKENS, true, true, true),
+        gemm("fprop", TOKENS, outputs, inputs, false, false, false),
+        gemm("dgrad", TOKENS, inputs, outputs, false, true, false),
+        gemm("wgrad", outputs, inputs, TOKENS, true, true, true),
     ]
 }
 
@@ -69,8 +68,8 @@ fn least_time(mut run: impl FnMut()) -> Duration {
     least
 }
 
-fn time(tier: Tier, kind: DataKind, product: Product) -> Duration {
-    let Product { m, n, k, .. } = product;
+fn time(tier: Tier, kind: DataKind, gemm: Gemm) -> Duration {
+    let Gemm { m, n, k, .. } = gemm;
     let (a_numbers, b_numbers) = (bf16_numbers(m * k), bf16_numbers(n * k));
     let codes = |count: usize| -> Vec<u8> { (0..count).map(|i| (i * 37 % 127) as u8).collect() };
     let (a_codes, b_codes) = (codes(m * k), codes(n * k));
@@ -89,20 +88,20 @@ fn time(tier: Tier, kind: DataKind, product: Product) -> Duration {
             (Operand::rows_mx(&a_codes, &a_scales, k), Operand::rows_mx(&b_codes, &b_scales, k))
         }
         _ => (
-            operand(&a_numbers, m, product.a_transposed),
-            operand(&b_numbers, n, product.b_transposed),
+            operand(&a_numbers, m, gemm.a_transposed),
+            operand(&b_numbers, n, gemm.b_transposed),
         ),
     };
     let mut workspace = vec![0u8; gemm::workspace_bytes(tier, m, n, k, kind, kind)];
     let mut result_f32 = vec![0.0f32; m * n];
     let mut result_bf16 = vec![bf16::ZERO; m * n];
     least_time(|| {
-        let out = if product.accumulate {
+        let out = if gemm.accumulate {
             Output::F32 { data: &mut result_f32, accumulate: true }
         } else {
             Output::Bf16 { data: &mut result_bf16 }
         };
-        gemm::gemm(tier, m, n, k, a, b, out, black_box(&mut workspace)).expect("a valid product");
+        gemm::gemm(tier, m, n, k, a, b, out, black_box(&mut workspace)).expect("a valid gemm");
     })
 }
 
@@ -121,12 +120,12 @@ fn main() {
                 let (mut step, mut flops) = (Duration::ZERO, 0.0);
                 for (name, outputs, inputs, count) in LINEARS {
                     let mut line = format!("  {name:<9}");
-                    for product in products(outputs, inputs) {
-                        let least = pool.install(|| time(tier, kind, product));
-                        let work = 2.0 * (product.m * product.n * product.k) as f64;
+                    for gemm in gemms(outputs, inputs) {
+                        let least = pool.install(|| time(tier, kind, gemm));
+                        let work = 2.0 * (gemm.m * gemm.n * gemm.k) as f64;
                         line += &format!(
                             " | {} {:>7.1} us {:>7.1} GFLOP/s",
-                            product.name,
+                            gemm.name,
                             least.as_secs_f64() * 1e6,
                             work / least.as_secs_f64() / 1e9
                         );

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Degrees {
-    /// Devices that split each matrix product (TP).
+    /// Devices that split each GEMM (TP).
     pub tensor: usize,
     /// Devices that split the experts (EP).
     pub expert: usize,

@@ -14,10 +14,10 @@ fn model_calls(program: &Program) -> impl Iterator<Item = &Call> {
     program.calls.iter().filter(move |call| phases.contains(&call.phase))
 }
 
-/// Products of matrices of one step by the usual count, on paper: forward, and twice that in the
-/// backward; attention has two products in its forward and five in its backward, of which a
-/// causal mask leaves half.
-fn products_by_formula(config: &LlamaConfig, tokens: u64, seq: u64) -> u64 {
+/// GEMMs of one step by the usual count, on paper: forward, and twice that in the backward;
+/// attention has two GEMMs in its forward and five in its backward, of which a causal mask leaves
+/// half.
+fn gemm_flops_by_formula(config: &LlamaConfig, tokens: u64, seq: u64) -> u64 {
     let (hidden, ffn) = (config.hidden_size as u64, config.intermediate_size as u64);
     let (q, kv) = (
         (config.num_heads * config.head_dim) as u64,
@@ -25,30 +25,30 @@ fn products_by_formula(config: &LlamaConfig, tokens: u64, seq: u64) -> u64 {
     );
     let linear = 2 * q * hidden + 2 * kv * hidden + 3 * ffn * hidden;
     let head = config.vocab_size as u64 * hidden;
-    let attention_per_product = q * seq;
+    let attention_per_gemm = q * seq;
     let layers = config.num_layers as u64;
-    6 * tokens * (layers * linear + head) + tokens * layers * 7 * attention_per_product
+    6 * tokens * (layers * linear + head) + tokens * layers * 7 * attention_per_gemm
 }
 
 #[test]
 fn flops_of_the_parity_model() {
     let planned = planned("parity-3m", PrecisionPolicy::bf16(), 128, 8, 8, Recompute::None);
     let config = LlamaConfig::preset("parity-3m").unwrap();
-    let is_product = |call: &&Call| {
+    let is_gemm = |call: &&Call| {
         let name = call.op.name();
         name.starts_with("linear") || name.starts_with("attention")
     };
     let all: u64 = model_calls(&planned.program).map(|call| call.cost.flops).sum();
-    let products: u64 =
-        model_calls(&planned.program).filter(is_product).map(|call| call.cost.flops).sum();
-    let by_formula = products_by_formula(&config, 1024, 128);
-    println!("products {products}, by formula {by_formula}, with element-wise ops {all}");
+    let gemms: u64 =
+        model_calls(&planned.program).filter(is_gemm).map(|call| call.cost.flops).sum();
+    let by_formula = gemm_flops_by_formula(&config, 1024, 128);
+    println!("gemms {gemms}, by formula {by_formula}, with element-wise ops {all}");
     // 6 FLOP per weight and token, and attention without the scores that its backward makes
     // again, are 19.3 GFLOP; the program counts those scores too.
-    assert!((products as f64 / 19.3e9 - 1.0).abs() <= 0.01, "{products}");
+    assert!((gemms as f64 / 19.3e9 - 1.0).abs() <= 0.01, "{gemms}");
     // The diagonal of the causal mask is the whole difference: S + 1 in place of S.
-    assert!((products as f64 / by_formula as f64 - 1.0).abs() <= 1e-3, "{products} {by_formula}");
-    assert!(all > products && all < products / 100 * 101, "{all} {products}");
+    assert!((gemms as f64 / by_formula as f64 - 1.0).abs() <= 1e-3, "{gemms} {by_formula}");
+    assert!(all > gemms && all < gemms / 100 * 101, "{all} {gemms}");
 }
 
 #[test]

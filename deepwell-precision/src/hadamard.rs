@@ -1,8 +1,8 @@
 //! The 16-point random Hadamard transform: signs, then an orthogonal butterfly.
 //!
 //! `y = H (s * x) / 4` with the Walsh-Hadamard matrix H of natural order and a sign per place. Both
-//! operands of a product that contracts over the transformed axis get the same signs, and the
-//! product is what it was; outliers are spread over their group of 16 before quantization. NVFP4
+//! operands of a GEMM that contracts over the transformed axis get the same signs, and the its
+//! result is what it was; outliers are spread over their group of 16 before quantization. NVFP4
 //! training does so with the two operands of the weight gradient.
 //!
 //! Additions run in one fixed order (distance 1, 2, 4, 8) and the division by 4 is exact, unless it

@@ -17,9 +17,9 @@
 //!
 //! **MX blocks.** Of an MX format,
 //! [`quantize_rows`], [`quantize_columns`] and [`quantize_both`] write codes and scales from `f32`
-//! or `bf16` and return [`QuantStats`]; [`dequantize_rows`] goes back. A matrix product needs each
-//! operand quantized along its contraction, so a tensor that is used in two products has two
-//! copies, each made from the source.
+//! or `bf16` and return [`QuantStats`]; [`dequantize_rows`] goes back. A GEMM needs each operand
+//! quantized along its contraction, so a tensor that is used in two GEMMs has two copies, each made
+//! from the source.
 //!
 //! **NVFP4.** [`nvfp4`] does the same with two levels of scales, in blocks of 16, and writes
 //! packed codes.
@@ -45,7 +45,7 @@
 //! ```
 //! use deepwell_precision::{QuantFormat, dequantize_rows, quantize_both, scales_len};
 //!
-//! // A weight of 64 outputs x 96 inputs: along its rows for the forward product, along its
+//! // A weight of 64 outputs x 96 inputs: along its rows for fprop, along its
 //! // columns (stored transposed) for the gradient of the input.
 //! let (rows, cols) = (64, 96);
 //! let weight: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();

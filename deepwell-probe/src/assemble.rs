@@ -246,7 +246,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
     }
 }
 
-/// The peaks of a product and where they are from.
+/// The peaks of a SKU and where they are from.
 fn peaks(
     name: &str,
     capability: (u32, u32),
@@ -294,7 +294,7 @@ fn memory_bandwidth(
         (Some(bits), Some(mhz), sheet_gbps) => {
             let gbps = f64::from(bits) / 8.0 * f64::from(mhz) * 2.0 / 1000.0;
             let gbps = (gbps * 10.0).round() / 10.0;
-            // Clocks and sheets of one product differ by a few per cent.
+            // Clocks and sheets of one SKU differ by a few per cent.
             if let Some(sheet_gbps) = sheet_gbps
                 && !(0.85..1.15).contains(&(gbps / sheet_gbps))
             {

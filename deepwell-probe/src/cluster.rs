@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::products::{Host, RACK_TRAYS, product};
+use crate::skus::{Host, RACK_TRAYS, sku};
 use crate::{Hardware, ProbeError};
 
 /// Machines of one kind or several, and what joins them.
@@ -164,7 +164,7 @@ impl Cluster {
     /// A cluster by name: `gb200-nvl72` or `gb300-nvl72` (18 compute trays of four GPUs in one
     /// NVLink domain), or a board, `hgx-h100`, `hgx-h200`, `hgx-b200`, `hgx-b300`; each with `-x16`
     /// or any other number after it for so many of them. NICs are those that NVIDIA's own systems
-    /// of these products have, one rail for each.
+    /// of these SKUs have, one rail for each.
     ///
     /// ```
     /// use deepwell_probe::Cluster;
@@ -189,17 +189,17 @@ impl Cluster {
             None => (name, 1),
             Some((one, count)) => (one, count.parse::<u32>().map_err(|_| unknown())?),
         };
-        let rack = one.strip_suffix("-nvl72").and_then(product);
-        let board = one.strip_prefix("hgx-").and_then(product);
-        let rack = rack.filter(|product| product.host == Host::Grace);
-        let board = board.filter(|product| product.host != Host::Grace);
-        let found = rack.map(|product| (product, RACK_TRAYS)).or(board.map(|board| (board, 1)));
-        let Some((product, trays)) = found.filter(|_| (1..=COUNT_MAX / 100).contains(&count))
+        let rack = one.strip_suffix("-nvl72").and_then(sku);
+        let board = one.strip_prefix("hgx-").and_then(sku);
+        let rack = rack.filter(|sku| sku.host == Host::Grace);
+        let board = board.filter(|sku| sku.host != Host::Grace);
+        let found = rack.map(|sku| (sku, RACK_TRAYS)).or(board.map(|board| (board, 1)));
+        let Some((sku, trays)) = found.filter(|_| (1..=COUNT_MAX / 100).contains(&count))
         else {
             return Err(unknown());
         };
-        let (nics, nic_gbit_per_s) = product.nics.ok_or_else(unknown)?;
-        let preset = format!("{}-x{}", product.preset, product.gpus_max);
+        let (nics, nic_gbit_per_s) = sku.nics.ok_or_else(unknown)?;
+        let preset = format!("{}-x{}", sku.preset, sku.gpus_max);
         let nodes = Nodes {
             count: count * trays,
             hardware: Hardware::preset(&preset)?,

@@ -1,6 +1,6 @@
 //! Dense peaks and memory bandwidths of GPUs, from their datasheets.
 //!
-//! Datasheets print figures "with sparsity", twice what a dense product can reach; every figure
+//! Datasheets print figures "with sparsity", twice what a dense GEMM can reach; every figure
 //! here is the dense one. The racks' and boards' sheets print totals, which are divided here by
 //! their 72 or 8 GPUs, and one figure each for "FP8/FP6" and for "FP4", which stands here for every
 //! format of that width. Those of the Blackwell Ultra sheets that are printed without sparsity too
@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 
 use crate::NumberFormat::{self, *};
 
-/// The figures of one product.
+/// The figures of one SKU.
 pub(crate) struct Sheet {
-    /// Words that the product name must have, whole.
+    /// Words that the SKU's name must have, whole.
     words: &'static [&'static str],
     /// Where the figures are from.
     pub(crate) source: &'static str,
@@ -26,9 +26,9 @@ pub(crate) struct Sheet {
     pub(crate) peaks: &'static [(NumberFormat, f64)],
 }
 
-/// Words that mark another product under a known product's name: a laptop part or an export
-/// version runs at other rates.
-const OTHER_PRODUCT: [&str; 4] = ["Laptop", "D", "Max", "vGPU"];
+/// Words that mark another SKU under a known SKU's name: a laptop part or an export version runs at
+/// other rates.
+const OTHER_SKU: [&str; 4] = ["Laptop", "D", "Max", "vGPU"];
 
 const HOPPER_SXM: &[(NumberFormat, f64)] = &[
     (Fp64, 67.0),
@@ -297,17 +297,17 @@ const SHEETS: [Sheet; 20] = [
     },
 ];
 
-/// The sheet of a product by the name that the driver gives it.
+/// The sheet of a SKU by the name that the driver gives it.
 pub(crate) fn sheet(name: &str) -> Option<&'static Sheet> {
     let words: Vec<&str> = name.split([' ', '-', '_']).collect();
     let has = |word: &&str| words.contains(word);
-    if OTHER_PRODUCT.iter().any(has) {
+    if OTHER_SKU.iter().any(has) {
         return None;
     }
     SHEETS.iter().find(|sheet| sheet.words.iter().all(has))
 }
 
-/// Whether a product comes on boards or in racks where an NVSwitch joins all GPUs, so that links
+/// Whether a SKU comes on boards or in racks where an NVSwitch joins all GPUs, so that links
 /// that are down are a fault and not a bridge that nobody bought.
 pub(crate) fn is_switched(name: &str) -> bool {
     let words = sheet(name).map(|sheet| sheet.words);
@@ -318,14 +318,14 @@ pub(crate) fn is_switched(name: &str) -> bool {
 /// Dense FLOP that one multiprocessor of a capability starts in one cycle, by format; empty for a
 /// capability that nobody has counted here.
 ///
-/// Workstation and GeForce products share capabilities 8.6, 8.9 and 12.0, but GeForce accumulates
-/// 16-bit and 8-bit floating-point products in FP32 at half rate.
+/// Workstation and GeForce SKUs share capabilities 8.6, 8.9 and 12.0, but GeForce accumulates
+/// 16-bit and 8-bit floating-point MMAs in FP32 at half rate.
 pub(crate) fn flops_per_cycle(
     capability: (u32, u32),
     is_geforce: bool,
 ) -> BTreeMap<NumberFormat, f64> {
     let halved = if is_geforce { 0.5 } else { 1.0 };
-    // Rate of 16-bit products as the matrix unit is built, what FP32 accumulation leaves of it,
+    // Rate of 16-bit MMAs as the matrix unit is built, what FP32 accumulation leaves of it,
     // then FP32 and FP64 of the cores (or the FP64 matrix unit).
     let (built, left, fp32, fp64) = match capability {
         (7, 0) => (1024.0, 1.0, 128.0, 64.0),
@@ -366,7 +366,7 @@ pub(crate) fn cores_per_multiprocessor(capability: (u32, u32)) -> Option<u32> {
 /// version, for drivers that do not tell the speed.
 ///
 /// Codes of `nvml.h`: 1 is NVLink 1.0, 2 is 2.0, 3 is 2.2, 4 is 3.0, 5 is 3.1, 6 is 4.0, 7 is 5.0.
-/// Speeds: 20, 25, 25, 25, 25 GB/s of the products' papers; for 4.0 the 26.562 GB/s that the
+/// Speeds: 20, 25, 25, 25, 25 GB/s of the architectures' papers; for 4.0 the 26.562 GB/s that the
 /// driver reports on H200; for 5.0 the 50 GB/s of 1.8 TB/s over 18 links and both directions.
 pub(crate) fn nvlink_gbps(version_code: u32) -> Option<f64> {
     match version_code {
@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn product_names_find_their_sheet() {
+    fn sku_names_find_their_sheet() {
         let rows = [
             ("NVIDIA H200", Some("H200 SXM")),
             ("NVIDIA H200 NVL", Some("H200 NVL")),
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn no_sparse_figure_is_in_the_table() {
-        // Multiprocessors and boost clock of each product; its sheet must be within 12 % of what
+        // Multiprocessors and boost clock of each SKU; its sheet must be within 12 % of what
         // its architecture can do (sheets round, and quote the boost clock of their day). A sparse
         // figure would be 100 % off.
         let rows = [

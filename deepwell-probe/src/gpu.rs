@@ -14,7 +14,7 @@ pub struct Gpu {
     /// The number that the management library gives it. `CUDA_VISIBLE_DEVICES` does not change
     /// this number; use `uuid` to find the device in CUDA.
     pub index: u32,
-    /// The product name.
+    /// The SKU as the driver names it.
     pub name: String,
     /// The name that does not change with the order of devices, `GPU-...`.
     pub uuid: String,
@@ -57,7 +57,7 @@ pub struct Gpu {
     /// Formats that its matrix units (or, for FP32 and FP64, its cores) take, block scales
     /// included where the format has them.
     pub precisions: Vec<NumberFormat>,
-    /// Peak of dense (never sparse) products in TFLOP/s by operand format. MXFP8 is there only if
+    /// Peak of dense (never sparse) GEMMs in TFLOP/s by operand format. MXFP8 is there only if
     /// matrix units apply the block scales; a kernel that applies them itself, as on Hopper, is
     /// bounded by the FP8 figure.
     pub peak_tflops_dense: BTreeMap<NumberFormat, f64>,

@@ -36,7 +36,7 @@
 //! stay loaded. No call changes a setting.
 //!
 //! Bandwidth is arithmetic on what the hardware says, except that of the processor's memory, which
-//! [`measure_memory_bandwidth`] and [`measure_triad`] measure when they are called. Products and
+//! [`measure_memory_bandwidth`] and [`measure_triad`] measure when they are called. GEMMs and
 //! GPUs are measured by `deepwell probe --measure`, which has kernels to do it with.
 
 mod arch;
@@ -56,7 +56,7 @@ mod link;
 mod memory;
 mod nvml;
 mod preset;
-mod products;
+mod skus;
 mod record;
 mod refusal;
 mod software;

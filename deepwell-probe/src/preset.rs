@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::products::{
-    GRACE_CORES, GRACE_HZ, GRACE_LINK_GBPS, GRACE_MEMORY_BYTES, Host, PRODUCTS, Product,
-    RACK_TRAYS, product,
+use crate::skus::{
+    GRACE_CORES, GRACE_HZ, GRACE_LINK_GBPS, GRACE_MEMORY_BYTES, Host, SKUS, Sku,
+    RACK_TRAYS, sku,
 };
 use crate::{
     Arch, Clocks, Cpu, Endpoint, Gpu, Hardware, Link, LinkKind, NumaNode, NvLinkDomain, Pcie,
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Hardware {
-    /// A machine by name: `cpu`, or a product (`h100`, `h200`, `b200`, `b300`, `gb200`, `gb300`,
+    /// A machine by name: `cpu`, or a SKU (`h100`, `h200`, `b200`, `b300`, `gb200`, `gb300`,
     /// `rtx5090`, `rtxpro6000`) with `-x2` to `-x8` after it for several of them. `hgx-h100` is the
     /// board of eight, as `h100-x8`.
     ///
@@ -43,40 +43,40 @@ impl Hardware {
         if name == "cpu" {
             return Ok(Hardware::cpu_only(server(1, 16)));
         }
-        if let Some(product) = name.strip_suffix("-nvl72").and_then(product) {
-            return match product.host {
-                Host::Grace => Ok(machine(product, RACK_TRAYS * product.gpus_max)),
+        if let Some(sku) = name.strip_suffix("-nvl72").and_then(sku) {
+            return match sku.host {
+                Host::Grace => Ok(machine(sku, RACK_TRAYS * sku.gpus_max)),
                 Host::Server { .. } => Err(unknown()),
             };
         }
-        if let Some(product) = name.strip_prefix("hgx-").and_then(product) {
-            let is_board = product.nvlink.is_some() && product.host != Host::Grace;
-            return if is_board { Ok(machine(product, product.gpus_max)) } else { Err(unknown()) };
+        if let Some(sku) = name.strip_prefix("hgx-").and_then(sku) {
+            let is_board = sku.nvlink.is_some() && sku.host != Host::Grace;
+            return if is_board { Ok(machine(sku, sku.gpus_max)) } else { Err(unknown()) };
         }
-        let (product_name, count) = match name.rsplit_once("-x") {
+        let (sku_name, count) = match name.rsplit_once("-x") {
             None => (name, 1),
-            Some((product_name, count)) => (product_name, count.parse().map_err(|_| unknown())?),
+            Some((sku_name, count)) => (sku_name, count.parse().map_err(|_| unknown())?),
         };
-        let product = product(product_name);
-        let product = product.filter(|product| (1..=product.gpus_max).contains(&count));
-        Ok(machine(product.ok_or_else(unknown)?, count))
+        let sku = sku(sku_name);
+        let sku = sku.filter(|sku| (1..=sku.gpus_max).contains(&count));
+        Ok(machine(sku.ok_or_else(unknown)?, count))
     }
 
     /// One name of each kind that [`Hardware::preset`] knows.
     pub fn preset_names() -> Vec<String> {
-        let products = PRODUCTS.iter().flat_map(|product| {
-            let name = product.preset;
-            let mut names = vec![name.to_owned(), format!("{name}-x2..x{}", product.gpus_max)];
-            match product.host {
+        let skus = SKUS.iter().flat_map(|sku| {
+            let name = sku.preset;
+            let mut names = vec![name.to_owned(), format!("{name}-x2..x{}", sku.gpus_max)];
+            match sku.host {
                 Host::Grace => names.push(format!("{name}-nvl72")),
-                Host::Server { .. } if product.nvlink.is_some() => {
+                Host::Server { .. } if sku.nvlink.is_some() => {
                     names.push(format!("hgx-{name}"));
                 }
                 Host::Server { .. } => {}
             }
             names
         });
-        std::iter::once("cpu".to_owned()).chain(products).collect()
+        std::iter::once("cpu".to_owned()).chain(skus).collect()
     }
 }
 
@@ -147,7 +147,7 @@ fn graces(count: u32) -> Cpu {
     cpu
 }
 
-impl Product {
+impl Sku {
     /// The memory node of a GPU.
     fn node_of(&self, index: u32) -> u32 {
         match self.host {
@@ -171,34 +171,34 @@ impl Product {
     }
 }
 
-fn machine(product: &Product, count: u32) -> Hardware {
-    let nodes = product.node_of(count - 1) + 1;
-    let cpu = match product.host {
+fn machine(sku: &Sku, count: u32) -> Hardware {
+    let nodes = sku.node_of(count - 1) + 1;
+    let cpu = match sku.host {
         Host::Server { .. } => server(nodes, 48),
         Host::Grace => graces(nodes),
     };
     let mut links = assemble::numa_links(&cpu);
     let gpus: Vec<Gpu> = (0..count)
-        .map(|index| Gpu { nvlink_domain: product.domain(count), ..device(product, index) })
+        .map(|index| Gpu { nvlink_domain: sku.domain(count), ..device(sku, index) })
         .collect();
     for index in 0..count {
-        let (a, b) = (Endpoint::Gpu(index), Endpoint::Numa(product.node_of(index)));
-        links.push(match product.pcie() {
+        let (a, b) = (Endpoint::Gpu(index), Endpoint::Numa(sku.node_of(index)));
+        links.push(match sku.pcie() {
             Some(pcie) => Link::pcie((a, b), pcie, PcieMeet::HostBridge),
             None => Link { a, b, kind: LinkKind::ChipToChip, gbps: Some(GRACE_LINK_GBPS) },
         });
     }
     let nvlink =
-        product.nvlink.and_then(|(count, version)| Some((count, datasheet::nvlink_gbps(version)?)));
+        sku.nvlink.and_then(|(count, version)| Some((count, datasheet::nvlink_gbps(version)?)));
     for a in 0..count {
         for b in a + 1..count {
             let ends = (Endpoint::Gpu(a), Endpoint::Gpu(b));
-            match (nvlink, product.pcie()) {
+            match (nvlink, sku.pcie()) {
                 (Some((links_each, gbps_each_way)), _) => {
                     links.push(Link::nvlink(ends, links_each, gbps_each_way, true));
                 }
                 (None, Some(pcie)) => {
-                    let is_near = product.node_of(a) == product.node_of(b);
+                    let is_near = sku.node_of(a) == sku.node_of(b);
                     let meet = if is_near { PcieMeet::Node } else { PcieMeet::System };
                     links.push(Link::pcie(ends, pcie, meet));
                 }
@@ -209,36 +209,36 @@ fn machine(product: &Product, count: u32) -> Hardware {
     Hardware { cpu, gpus, gpus_absent: None, links, software: Software::none() }
 }
 
-fn device(product: &Product, index: u32) -> Gpu {
-    let sheet = datasheet::sheet(product.name);
+fn device(sku: &Sku, index: u32) -> Gpu {
+    let sheet = datasheet::sheet(sku.name);
     let peaks: BTreeMap<_, _> =
         sheet.map(|sheet| sheet.peaks.iter().copied().collect()).unwrap_or_default();
-    let is_geforce = product.name.contains("GeForce");
+    let is_geforce = sku.name.contains("GeForce");
     Gpu {
         index,
-        name: product.name.to_owned(),
-        uuid: format!("preset-{}-{index}", product.preset),
+        name: sku.name.to_owned(),
+        uuid: format!("preset-{}-{index}", sku.preset),
         pci_bus_id: format!("00000000:{:02X}:00.0", index + 1),
-        compute_capability: product.capability,
-        arch: Arch::from_compute_capability(product.capability),
-        multiprocessors: Some(product.multiprocessors),
-        memory_bytes: product.memory_bytes,
-        memory_free_bytes: product.memory_bytes,
-        hbw_gbps: product.hbw_gbps,
-        l2_bytes: Some(product.l2_bytes),
+        compute_capability: sku.capability,
+        arch: Arch::from_compute_capability(sku.capability),
+        multiprocessors: Some(sku.multiprocessors),
+        memory_bytes: sku.memory_bytes,
+        memory_free_bytes: sku.memory_bytes,
+        hbw_gbps: sku.hbw_gbps,
+        l2_bytes: Some(sku.l2_bytes),
         clocks: Clocks {
-            multiprocessor_mhz_max: product.multiprocessor_mhz_max,
+            multiprocessor_mhz_max: sku.multiprocessor_mhz_max,
             memory_mhz_max: None,
         },
-        power_cap_w: Some(product.power_cap_w),
-        power_cap_default_w: Some(product.power_cap_w),
+        power_cap_w: Some(sku.power_cap_w),
+        power_cap_default_w: Some(sku.power_cap_w),
         mig: (!is_geforce).then_some(false),
         ecc: (!is_geforce).then_some(true),
-        numa_node: Some(product.node_of(index)),
-        pcie: product.pcie(),
-        nvlinks_active: product.nvlink.map_or(0, |(links, _)| links),
+        numa_node: Some(sku.node_of(index)),
+        pcie: sku.pcie(),
+        nvlinks_active: sku.nvlink.map_or(0, |(links, _)| links),
         nvlink_domain: None,
-        precisions: gpu::precisions(product.capability),
+        precisions: gpu::precisions(sku.capability),
         peak_tflops_dense: peaks,
         peak_source: sheet.map(|sheet| sheet.source.to_owned()).unwrap_or_default(),
         faults: Vec::new(),
@@ -252,9 +252,9 @@ mod tests {
 
     #[test]
     fn every_preset_is_whole() {
-        for product in &PRODUCTS {
-            for count in 1..=product.gpus_max {
-                let hardware = Hardware::preset(&format!("{}-x{count}", product.preset)).unwrap();
+        for sku in &SKUS {
+            for count in 1..=sku.gpus_max {
+                let hardware = Hardware::preset(&format!("{}-x{count}", sku.preset)).unwrap();
                 assert_eq!(hardware.gpus.len(), count as usize);
                 assert_eq!(Hardware::from_json(&hardware.to_json()).unwrap(), hardware);
                 for gpu in &hardware.gpus {
@@ -266,7 +266,7 @@ mod tests {
                 }
                 // Every GPU reaches every other and its host.
                 let fabric = hardware.fabric();
-                assert_eq!(petgraph::algo::connected_components(&fabric), 1, "{}", product.name);
+                assert_eq!(petgraph::algo::connected_components(&fabric), 1, "{}", sku.name);
             }
         }
         assert!(Hardware::preset("cpu").unwrap().gpus.is_empty());

@@ -15,7 +15,7 @@ pub struct Software {
     pub cuda_runtime: Library,
     /// Collectives (`libnccl`).
     pub nccl: Library,
-    /// Matrix products (`libcublasLt`).
+    /// GEMMs (`libcublasLt`).
     pub cublaslt: Library,
     /// The run-time compiler (`libnvrtc`).
     pub nvrtc: Library,
@@ -113,7 +113,7 @@ pub(crate) const NCCL: Requirement = Requirement {
            plain name `libnccl.so`)",
 };
 
-/// Matrix products. Block scales of 32 elements came with 12.8, of 128 elements with 12.9.
+/// GEMMs. Block scales of 32 elements came with 12.8, of 128 elements with 12.9.
 pub(crate) const CUBLASLT: Requirement = Requirement {
     name: "cuBLASLt",
     minimum: (12, 9),
@@ -121,11 +121,11 @@ pub(crate) const CUBLASLT: Requirement = Requirement {
     hint: "install cuBLAS of CUDA 13 (`libcublas-13-0`) or the CUDA toolkit",
 };
 
-/// The run-time compiler. `.block32` of block-scaled products needs PTX ISA 8.8, of CUDA 12.9.
+/// The run-time compiler. `.block32` of block-scaled MMAs needs PTX ISA 8.8, of CUDA 12.9.
 pub(crate) const NVRTC: Requirement = Requirement {
     name: "NVRTC",
     minimum: (12, 9),
-    reason: "block-scaled products need PTX ISA 8.8 of CUDA 12.9",
+    reason: "block-scaled MMAs need PTX ISA 8.8 of CUDA 12.9",
     hint: "needed only where no prebuilt kernels are: install `cuda-nvrtc-13-0` or the CUDA \
            toolkit",
 };

@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
-use deepwell_ir::{Call, Instance, Op, Product, Program};
+use deepwell_ir::{Call, Instance, Op, GemmKind, Program};
 use deepwell_kernels::{Backend, KernelError, Observer};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Engine, GemmCounts, compile};
@@ -23,10 +23,10 @@ impl Observer for Seen {
         _backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         if let Op::ScaledGemm(op) = call.op.leading() {
-            match op.product {
-                Product::Fprop => self.0.fprop += 1,
-                Product::Dgrad => self.0.dgrad += 1,
-                Product::Wgrad => self.0.wgrad += 1,
+            match op.kind {
+                GemmKind::Fprop => self.0.fprop += 1,
+                GemmKind::Dgrad => self.0.dgrad += 1,
+                GemmKind::Wgrad => self.0.wgrad += 1,
             }
         }
         Ok(())

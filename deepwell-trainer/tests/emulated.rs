@@ -115,16 +115,16 @@ fn compare(
     device.kernels
 }
 
-/// Compares an architecture with the CPU; `product` is the kernel that MXFP8 products get there.
-fn check(architecture: Architecture, capability: (u32, u32), product: &str) {
+/// Compares an architecture with the CPU; `gemm` is the kernel of MXFP8 GEMMs there.
+fn check(architecture: Architecture, capability: (u32, u32), gemm: &str) {
     need_kernels(capability);
     // As on a GPU: both round activations to BF16 at the same places and sum in another order.
     let rows = [(PrecisionPolicy::bf16(), BF16), (PrecisionPolicy::mxfp8(), MXFP8)];
-    let product = format!("{product} scaled_gemm");
+    let gemm = format!("{gemm} scaled_gemm");
     for (policy, tolerances) in rows {
         let kernels = compare(&model(llama()), &policy, architecture, tolerances);
         let is_scaled = policy.format() != PrecisionPolicy::bf16().format();
-        assert_eq!(kernels.contains(&product), is_scaled, "{kernels:?}");
+        assert_eq!(kernels.contains(&gemm), is_scaled, "{kernels:?}");
     }
 }
 

@@ -160,7 +160,7 @@ fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
         assert!(!apart.program.calls.iter().any(|call| is_fused(&call.op)), "{case}");
         let calls = fused.program.calls.iter().filter(|call| is_fused(&call.op));
         let found: BTreeSet<String> = calls.map(|call| call.op.name().to_string()).collect();
-        // An activation that alone runs again finds its product there.
+        // An activation that alone runs again finds its input there.
         let is_again = rule == Recompute::Selective && names.contains(&"scaled_gemm_gelu_quantize");
         let expected = names.iter().copied().chain(is_again.then_some("gelu_quantize"));
         assert_eq!(found, expected.map(str::to_string).collect(), "{case}");

@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
-use deepwell_ir::{Call, Instance, Op, PrecisionPolicy, Product, Program, ValueId};
+use deepwell_ir::{Call, Instance, Op, PrecisionPolicy, GemmKind, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
 use deepwell_precision::{
     BLOCK, ElementRounding, GemmMode, OperandClass, OperandSetting, QuantFormat, Source, e4m3,
@@ -95,11 +95,11 @@ struct ByHand {
 }
 
 /// Which GEMM of a linear layer a call is.
-fn product_of(call: &Call) -> Option<Product> {
+fn gemm_of(call: &Call) -> Option<GemmKind> {
     match call.op.leading() {
-        Op::Linear(_) => Some(Product::Fprop),
-        Op::LinearInputGrad(_) => Some(Product::Dgrad),
-        Op::LinearWeightGrad(_) => Some(Product::Wgrad),
+        Op::Linear(_) => Some(GemmKind::Fprop),
+        Op::LinearInputGrad(_) => Some(GemmKind::Dgrad),
+        Op::LinearWeightGrad(_) => Some(GemmKind::Wgrad),
         _ => None,
     }
 }
@@ -119,7 +119,7 @@ impl Observer for ByHand {
         _instance: Instance,
         backend: &mut dyn Backend,
     ) -> Result<Verdict, KernelError> {
-        let is_here = product_of(call).is_some_and(|it| it.direction() == self.class.direction());
+        let is_here = gemm_of(call).is_some_and(|it| it.direction() == self.class.direction());
         if !is_here || !call.name.contains(self.layers) {
             return Ok(Verdict::Run);
         }

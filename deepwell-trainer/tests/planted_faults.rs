@@ -7,7 +7,7 @@
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::ops::{LinearInputGrad, ScaledGemm};
 use deepwell_ir::{
-    Access, Call, Instance, Op, Operand, PrecisionPolicy, Product, Program, Recompute, ValueId,
+    Access, Call, Instance, Op, Operand, PrecisionPolicy, GemmKind, Program, Recompute, ValueId,
 };
 use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, Verdict, cpu_target};
 use deepwell_plan::{Plan, lower};
@@ -217,10 +217,10 @@ fn a_clean_step_has_no_findings() {
             }
             let report = audit.finish();
             assert!(report.is_clean(), "{precision}, micro-batches of {micro_batch}: {report}");
-            // 14 linear layers, three products each, three steps; each of 64 samples at least.
-            let products = 3 * 3 * 14 * (BATCH / micro_batch) as u64;
-            assert!(report.calls_checked > products, "{report}");
-            assert!(report.elements_checked > 64 * products, "{report}");
+            // 14 linear layers, three GEMMs each, three steps; each of 64 samples at least.
+            let gemms = 3 * 3 * 14 * (BATCH / micro_batch) as u64;
+            assert!(report.calls_checked > gemms, "{report}");
+            assert!(report.elements_checked > 64 * gemms, "{report}");
             let evaluation = engine.evaluation_program();
             assert_eq!(audit_counts(evaluation), [], "{precision}");
             assert_eq!(audit_provenance(evaluation), [], "{precision}");
@@ -296,7 +296,7 @@ fn planted_faults_are_found_where_they_are() {
             &["1 of 2048 row-copy codes differ", "first at [1, 5]"],
         ),
         (
-            "a code flipped between quantization and product",
+            "a code flipped between quantization and kind",
             Fault::Before(flip_a_code_of_the_first_operand),
             // The last reader of the row copy: each reader after the change has a finding.
             ("layers.1.self_attn.v_proj", 0),
@@ -341,10 +341,10 @@ fn planted_faults_are_found_where_they_are() {
             &["expected a gradient norm"],
         ),
         (
-            "a product of zeros",
+            "a kind of zeros",
             Fault::After(zero_the_output),
             ("layers.0.mlp.up_proj", 0),
-            &["of 64 sampled outputs are not the dot product", "got 0e0"],
+            &["of 64 sampled outputs are not the dot kind", "got 0e0"],
         ),
         (
             "one wrong output of a dgrad in BF16",
@@ -356,7 +356,7 @@ fn planted_faults_are_found_where_they_are() {
             "a gradient that leaves out a micro-batch",
             Fault::Skip,
             gradient,
-            &["sampled outputs are not the dot product", "added to what was there"],
+            &["sampled outputs are not the dot kind", "added to what was there"],
         ),
     ];
     let mut engine = micro_engine("mxfp8", 1);
@@ -415,7 +415,7 @@ fn call_mut<'a>(program: &'a mut Program, name: &str) -> &'a mut Call {
     program.calls.iter_mut().find(|call| call.name == name).unwrap()
 }
 
-/// A product of the gradient before its quantization and of the master weight.
+/// A GEMM of the gradient before its quantization and of the master weight.
 fn dgrad_in_bf16(program: &mut Program) {
     let dgrad = "layers.0.mlp.gate_proj.dgrad";
     let parameters = &program.parameters;
@@ -433,7 +433,7 @@ fn dgrad_in_bf16(program: &mut Program) {
 }
 
 /// Lowered with a tensor in BF16 of which the report says MXFP8.
-fn all_products_in_bf16(program: &mut Program) {
+fn all_gemms_in_bf16(program: &mut Program) {
     let name = "model.layers.0.mlp.gate_proj.weight";
     let config = LlamaConfig::preset("llama-micro").unwrap();
     let policy = PrecisionPolicy::mxfp8().with_rule(name, Format::Bf16).unwrap();
@@ -491,7 +491,7 @@ fn programs_that_do_not_do_what_the_policy_says() {
             ],
         ),
         (
-            all_products_in_bf16,
+            all_gemms_in_bf16,
             &[
                 "`layers.0.mlp.gate_proj`: fprop of `model.layers.0.mlp.gate_proj.weight` in bf16",
                 "expected 1 fprop in mxfp8, got 0",
@@ -512,7 +512,7 @@ fn programs_that_do_not_do_what_the_policy_says() {
         (
             weight_of_another_layer,
             &["`layers.0.mlp.up_proj.dgrad`: belongs to parameter \
-                 `model.layers.1.mlp.up_proj.weight`, other products of the layer to parameter \
+                 `model.layers.1.mlp.up_proj.weight`, other GEMMs of the layer to parameter \
                  `model.layers.0.mlp.up_proj.weight`"],
         ),
         (gradient_of_another_layer, &["`layers.0.mlp.up_proj.wgrad`: belongs to parameter"]),
@@ -538,18 +538,18 @@ fn programs_that_do_not_do_what_the_policy_says() {
 fn the_program_of_the_test_has_what_the_tests_speak_of() {
     let engine = micro_engine("mxfp8", 2);
     let program = engine.program();
-    let count = |wanted: Product| {
-        let product = |call: &Call| match call.op {
-            Op::ScaledGemm(ScaledGemm { product, .. }) => Some(product),
+    let count = |wanted: GemmKind| {
+        let kind = |call: &Call| match call.op {
+            Op::ScaledGemm(ScaledGemm { kind, .. }) => Some(kind),
             _ => None,
         };
-        program.calls.iter().filter(|call| product(call) == Some(wanted)).count()
+        program.calls.iter().filter(|call| kind(call) == Some(wanted)).count()
     };
     // 14 linear layers, the first and the last in BF16.
-    assert_eq!(Product::ALL.map(count), [12; 3]);
+    assert_eq!(GemmKind::ALL.map(count), [12; 3]);
 }
 
-/// What the backward runs again is quantized again, under other names; the products stay as many.
+/// What the backward runs again is quantized again, under other names; the GEMMs stay as many.
 #[test]
 fn programs_that_recompute_are_clean() {
     let engine = micro_engine("mxfp8", 1);

@@ -53,8 +53,8 @@ impl AttentionHeads {
         check.shape(v, &kv_shape)
     }
 
-    /// Multiply-adds of one `[S, S] x D` product over all heads, from the shape of lse.
-    fn product_flops(&self, lse: &[usize]) -> u64 {
+    /// Multiply-adds of one `[S, S] x D` GEMM over all heads, from the shape of lse.
+    fn gemm_flops(&self, lse: &[usize]) -> u64 {
         let (batch, heads, seq) = (lse[0] as u64, lse[1] as u64, lse[2] as u64);
         let scores = if self.causal { causal_scores(seq, None) } else { seq * seq };
         2 * batch * heads * scores * self.head_dim as u64
@@ -101,7 +101,7 @@ impl OpRule for Attention {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        2 * self.heads.product_flops(&shapes[4])
+        2 * self.heads.gemm_flops(&shapes[4])
     }
 
     fn unit(&self, operands: &[DType]) -> MathUnit {
@@ -202,8 +202,8 @@ impl OpRule for AttentionBackward {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Five products: the scores again, dP, dQ, dK, dV.
-        5 * self.heads.product_flops(&shapes[5])
+        // Five GEMMs: the scores again, dP, dQ, dK, dV.
+        5 * self.heads.gemm_flops(&shapes[5])
     }
 
     fn unit(&self, operands: &[DType]) -> MathUnit {

@@ -87,7 +87,7 @@ impl OpRule for Experts {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Three products for each pair of token and expert, and the activation.
+        // Three GEMMs for each pair of token and expert, and the activation.
         let (pairs, width) = (product(&shapes[1]), shapes[3][1] as u64);
         pairs * width * (6 * shapes[0][1] as u64 + 5)
     }

@@ -7,8 +7,8 @@ use super::{Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, Dim, OpError, Plane, PlaneType, Shape, Storage};
 
-/// Along which axis of a `[rows, columns]` matrix the blocks lie: the contraction of the product
-/// that reads the copy.
+/// Along which axis of a `[rows, columns]` matrix the blocks lie: the contraction of the GEMM that
+/// reads the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {

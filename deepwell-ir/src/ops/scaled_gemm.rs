@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::quantize::planes_of;
 use super::{Axis, Check, product};
-use crate::op::{MathUnit, OpRule, OutputType, Product, TensorType};
+use crate::op::{MathUnit, OpRule, OutputType, GemmKind, TensorType};
 use crate::{DType, OpError, Shape, Storage};
 
 /// `out[M, N] = a[M, K] · b[N, K]ᵀ (+ bias)` with FP32 accumulation: the planes of a, those of b,
@@ -16,7 +16,7 @@ use crate::{DType, OpError, Shape, Storage};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScaledGemm {
     /// Which GEMM of the layer.
-    pub product: Product,
+    pub kind: GemmKind,
     /// Storage of the result of fprop and dgrad.
     pub output: DType,
     /// Whether a last operand is added to each row.
@@ -45,7 +45,7 @@ impl OpRule for ScaledGemm {
     }
 
     fn attributes(&self) -> String {
-        let mut text = self.product.name().to_string();
+        let mut text = self.kind.name().to_string();
         if self.bias {
             text += " bias";
         }
@@ -88,8 +88,8 @@ impl OpRule for ScaledGemm {
             check.dtype(self.plane_inputs(), self.output)?;
         }
         let shape = Shape(vec![a[0], b[0]]);
-        Ok(vec![match self.product {
-            Product::Wgrad => OutputType::accumulator("dw", shape),
+        Ok(vec![match self.kind {
+            GemmKind::Wgrad => OutputType::accumulator("dw", shape),
             _ => OutputType::activation("", shape, self.output),
         }])
     }

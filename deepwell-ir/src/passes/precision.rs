@@ -26,7 +26,7 @@ use crate::ops::{
     Axis, Collective, CollectiveKind, Dequantize, Quantize, ScaledGemm, StochasticRound,
 };
 use crate::{
-    DType, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, Product, Stage, Storage,
+    DType, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, GemmKind, Stage, Storage,
     Tensor, TensorId, TensorKind, ops,
 };
 
@@ -278,7 +278,7 @@ enum Reading {
 
 /// A GEMM of a linear layer under the policy.
 struct Gemm {
-    product: Product,
+    kind: GemmKind,
     operands: [Reading; 2],
     is_scaled: bool,
 }
@@ -299,17 +299,17 @@ struct Rewrite<'a> {
 impl Rewrite<'_> {
     /// What the policy makes of a node, when it has the node's tensor in MXFP8.
     fn gemm(&self, node: &Node) -> Option<Gemm> {
-        let (product, parameter) = match &node.op {
-            Op::Linear(_) => (Product::Fprop, node.inputs[1]),
-            Op::LinearInputGrad(_) => (Product::Dgrad, node.inputs[1]),
+        let (kind, parameter) = match &node.op {
+            Op::Linear(_) => (GemmKind::Fprop, node.inputs[1]),
+            Op::LinearInputGrad(_) => (GemmKind::Dgrad, node.inputs[1]),
             Op::LinearWeightGrad(_) => match self.source.tensor(node.outputs[0]).kind {
-                TensorKind::ParameterGradient { parameter } => (Product::Wgrad, parameter),
+                TensorKind::ParameterGradient { parameter } => (GemmKind::Wgrad, parameter),
                 _ => return None,
             },
             _ => return None,
         };
         let assignment = self.assignments.get(&parameter)?;
-        let direction = product.direction();
+        let direction = kind.direction();
         let axes = match direction {
             Direction::Fprop => [Axis::Row, Axis::Row],
             Direction::Dgrad => [Axis::Row, Axis::Column],
@@ -322,7 +322,7 @@ impl Rewrite<'_> {
                 None => Reading::Plain,
             }
         });
-        Some(Gemm { product, operands, is_scaled: assignment.gemm(direction).is_scaled })
+        Some(Gemm { kind, operands, is_scaled: assignment.gemm(direction).is_scaled })
     }
 
     /// Every tensor that is quantized, with the axes that its readers want.
@@ -556,7 +556,7 @@ impl Rewrite<'_> {
                 }
             }
             Some(Gemm {
-                product,
+                kind,
                 operands: [Reading::Quantized(a, a_axis), Reading::Quantized(b, b_axis)],
                 is_scaled: true,
             }) => {
@@ -567,7 +567,7 @@ impl Rewrite<'_> {
                     inputs.push(self.high_precision(node.inputs[2]));
                 }
                 let (a, b) = (a.1, b.1);
-                node.op = ScaledGemm { product, output: self.activation, bias, a, b }.into();
+                node.op = ScaledGemm { kind, output: self.activation, bias, a, b }.into();
                 node.inputs = inputs;
                 // Its operands are kept for the backward as codes; nothing is left to recompute.
             }

@@ -3,7 +3,7 @@
 use deepwell_precision::{Assignment, Direction, Format, GemmPrecision};
 use serde::{Deserialize, Serialize};
 
-use crate::Product;
+use crate::GemmKind;
 
 /// What one parameter got.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct TensorPrecision {
 
 impl TensorPrecision {
     pub(super) fn new(tensor: &str, assignment: &Assignment) -> TensorPrecision {
-        let gemms = Product::ALL.map(|product| assignment.gemm(product.direction()));
+        let gemms = GemmKind::ALL.map(|kind| assignment.gemm(kind.direction()));
         let differs = assignment.format.is_quantized() && gemms != [GemmPrecision::SCALED; 3];
         TensorPrecision {
             tensor: tensor.to_string(),
@@ -36,9 +36,9 @@ impl TensorPrecision {
     }
 
     /// How one of its GEMMs is computed.
-    pub fn gemm(&self, product: Product) -> GemmPrecision {
+    pub fn gemm(&self, kind: GemmKind) -> GemmPrecision {
         match (self.gemms, self.format) {
-            (Some(gemms), _) => gemms[product as usize],
+            (Some(gemms), _) => gemms[kind as usize],
             (None, Format::Quantized(_)) => GemmPrecision::SCALED,
             (None, _) => GemmPrecision::PLAIN,
         }
@@ -48,7 +48,7 @@ impl TensorPrecision {
     pub fn explanation(&self) -> String {
         let mut parts = vec![self.reason.clone()];
         if let Some(gemms) = self.gemms {
-            let directions = Product::ALL.map(Product::direction);
+            let directions = GemmKind::ALL.map(GemmKind::direction);
             let of_each = directions.into_iter().zip(gemms);
             let format = self.format.quantized().unwrap_or_default().title();
             parts.extend(

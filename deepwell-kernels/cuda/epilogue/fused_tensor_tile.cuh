@@ -1,11 +1,11 @@
-// From accumulators in tensor memory to what follows a product: its result where somebody reads
-// it, a function of the elements of that, and the MXFP8 copies of what comes last, along rows, down
+// From accumulators in tensor memory to what follows a GEMM: its output where somebody reads it, a
+// function of the elements of that, and the MXFP8 copies of what comes last, along rows, down
 // columns, or both. Every one has the bits that kernels one after the other give: each step takes
 // what the one before would have stored, so rounded to BF16.
 //
 // As in epilogue/store_tensor_tile.cuh each of four warps takes 32 rows, in pieces of 128 bytes (64
 // elements) of each, through 4 KiB of shared memory. There
-//   a lane puts its row's products;
+//   a lane puts its row's sums;
 //   eight lanes a row take 16 bytes each, write them, and put the function of them in their place;
 //   a lane takes two columns, each of whose 32 elements share a scale, and writes their codes;
 //   a lane takes its row, two groups of 32, and puts the codes in the place of the elements;
@@ -34,10 +34,10 @@ constexpr uint32 kGeluTanh = 2;
 constexpr uint32 kGeluBackward = 3;
 constexpr uint32 kGeluTanhBackward = 4;
 
-// What is made of a product [rows, columns]; null where nobody wants it.
+// Epilogue outputs, each [rows, columns]; null = skip.
 struct FusedResult {
-    TileResult<bf16> product;
-    const bf16* forward;  // what the forward pass had where the product is now, for a gradient
+    TileResult<bf16> gemm;
+    const bf16* forward;  // what the forward pass had where the sums are now, for a gradient
     bf16* activated;
     MxTarget copies;
     uint32 activation;
@@ -95,22 +95,22 @@ __device__ __forceinline__ uint4 activate(const uint4& piece, const FusedResult&
                        [](float dy, float x) { return dy * gelu_tanh_slope(x); });
 }
 
-// Writes 32 rows of products from (row, column) on, and leaves what comes of them in their place.
+// Writes 32 rows of sums from (row, column) on, and leaves what comes of them in their place.
 __device__ __forceinline__ void activate_pieces(const FusedResult& result, int32 row,
                                                 int32 column, uint8* staged) {
     const int32 lane = threadIdx.x % 32;
     const int32 unit = lane % 8;
-    const int32 columns = result.product.columns;
+    const int32 columns = result.gemm.columns;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
         const int32 r = i * 4 + lane / 8;
         uint4& place = fused_unit(staged, r, unit);
         uint4 value = make_uint4(0, 0, 0, 0);
-        if (row + r < result.product.rows && column + unit * 8 < columns) {
+        if (row + r < result.gemm.rows && column + unit * 8 < columns) {
             const uint64 at = static_cast<uint64>(row + r) * columns + column + unit * 8;
             value = place;
-            if (result.product.data != nullptr) {
-                *reinterpret_cast<uint4*>(result.product.data + at) = value;
+            if (result.gemm.data != nullptr) {
+                *reinterpret_cast<uint4*>(result.gemm.data + at) = value;
             }
             if (result.activation != kNoActivation) {
                 value = activate(value, result, at);
@@ -331,7 +331,7 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
     for (int32 i = 0; i < kPieces; ++i) {
         const int32 at = (backwards ? kPieces - 1 - i : i) * kFusedPiece;
         uint4 piece[8];
-        take_piece(piece, address + at, result.product, column + at);
+        take_piece(piece, address + at, result.gemm, column + at);
         if (i + 1 == kReleased) {
             release();
         }
@@ -381,13 +381,13 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
         });
 }
 
-// What the fused kernels take behind their operands: bias [n] or null; the product [m, n] where it
-// is kept, or null; of a gradient what the forward pass had in its place [m, n]; the function of
+// What the fused kernels take behind their operands: bias [n] or null; the GEMM output [m, n] where
+// it is kept, or null; of a gradient what the forward pass had in its place [m, n]; the function of
 // the elements [m, n] where it is kept; copies as in `MxTarget`, null for those that are not made;
 // extents; the function and flags of the copies; totals and statistics [6] where there
 // are copies.
 #define FUSED_ARGUMENTS                                                                          \
-    const bf16 *__restrict__ bias, bf16 *__restrict__ product, const bf16 *__restrict__ forward, \
+    const bf16 *__restrict__ bias, bf16 *__restrict__ gemm, const bf16 *__restrict__ forward, \
         bf16 *__restrict__ activated, uint8 *__restrict__ codes, uint8 *__restrict__ scales,     \
         uint8 *__restrict__ codes_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,    \
         uint32 activation, uint32 flags, MxTotals *totals, uint64 *statistics
@@ -395,7 +395,7 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 // The same as a value.
 #define FUSED_RESULT                                                                             \
     FusedResult {                                                                                \
-        TileResult<bf16>{product, bias, m, n, false}, forward, activated,                        \
+        TileResult<bf16>{gemm, bias, m, n, false}, forward, activated,                           \
             MxTarget{codes,  scales, codes_t, scales_t, static_cast<uint32>(m),                  \
                      static_cast<uint32>(n)},                                                    \
             activation, flags                                                                    \

@@ -12,7 +12,7 @@ static_assert(kStagedBytes<float> <= mxfp8_tile::kSharedBytes,
               "the result goes through the stages");
 
 // What a block does. Blocks beyond the last tile do nothing. `Steps` and `kVector` as in
-// mxfp8_tile::product.
+// mxfp8_tile::mainloop.
 template <typename Steps, bool kVector, typename Element>
 __device__ __forceinline__ void mxfp8_gemm_block(const mxfp8_tile::Operand& a,
                                                  const mxfp8_tile::Operand& b,
@@ -27,7 +27,7 @@ __device__ __forceinline__ void mxfp8_gemm_block(const mxfp8_tile::Operand& a,
     const int32 row = place.row * mxfp8_tile::kBlockM;
     const int32 column = place.column * mxfp8_tile::kBlockN;
     mxfp8_tile::Accumulators accumulators;
-    mxfp8_tile::product<Steps, kVector>(accumulators, a, b, row, column, shared);
+    mxfp8_tile::mainloop<Steps, kVector>(accumulators, a, b, row, column, shared);
     store_tile<Element, mxfp8_tile::kThreads>(result, row, column, mxfp8_tile::warp_row(),
                                               mxfp8_tile::warp_column(), accumulators, shared);
 }

@@ -1,5 +1,5 @@
-// The roles of a block of a product of BF16 matrices on tcgen05, whatever becomes of its results:
-// see mma/sm100_tile.cuh.
+// The roles of a block of a BF16 GEMM on tcgen05, whatever becomes of its results: see
+// mma/sm100_tile.cuh.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -11,7 +11,7 @@
 // a b [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue warps
 // do. `memory` is all of the dynamic shared memory.
 template <typename S, typename Store>
-__device__ __forceinline__ void bf16_product(const TensorMap& a, const TensorMap& b, int32 rows,
+__device__ __forceinline__ void bf16_gemm(const TensorMap& a, const TensorMap& b, int32 rows,
                                              int32 columns, int32 depth, uint8* memory,
                                              Store store) {
     using namespace sm100_bf16;

@@ -1,5 +1,5 @@
-// The roles of a block of a product of MXFP8 matrices on tcgen05, whatever becomes of its results:
-// see mma/sm100_tile.cuh.
+// The roles of a block of an MXFP8 GEMM on tcgen05, whatever becomes of its results: see
+// mma/sm100_tile.cuh.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -11,7 +11,7 @@
 // a b^T [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue
 // warps do. `memory` is all of the dynamic shared memory.
 template <typename S, typename Store>
-__device__ __forceinline__ void mxfp8_product(const sm100_mxfp8::Operand& a,
+__device__ __forceinline__ void mxfp8_gemm(const sm100_mxfp8::Operand& a,
                                               const sm100_mxfp8::Operand& b, int32 depth,
                                               uint8* memory, Store store) {
     using namespace sm100_mxfp8;

@@ -1,7 +1,7 @@
 // A matrix operand's tile in shared memory: how it comes there, and how fragments leave it.
 //
-// An operand of a product has an outer axis (rows of the left, columns of the right operand) and
-// the depth, along which products are summed. It is stored by rows of one or the other:
+// An operand of a GEMM has an outer axis (rows of the left, columns of the right operand) and K,
+// along which products are summed. It is stored by rows of one or the other:
 //   by depth: element (outer, depth) at data[outer * leading + depth], tile rows of 128 bytes;
 //   by outer: element (outer, depth) at data[depth * leading + outer], tile rows of 256 bytes.
 // A tile is 128 outer by 128 bytes of depth, 16 KiB. Within each of its rows the 16-byte chunks are

@@ -36,15 +36,15 @@ __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
     return tcgen05_matrix(address, 128, 128, 0);
 }
 
-// A product of E4M3 codes with E8M0 scales, both operands stored by depth, of `rows` (128 or 256)
-// by `columns`; `step` of the four scales of a row is taken.
+// An MMA of E4M3 codes with E8M0 scales, both operands stored by depth, of `rows` (128 or 256) by
+// `columns`; `step` of the four scales of a row is taken.
 __host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint32 columns,
                                                               uint32 step) {
     return step << 4 | columns >> 3 << 17 | 1u << 23 | rows >> 7 << 27 | step << 29;
 }
 
-// A product of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are stored by depth or
-// by rows.
+// An MMA of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are stored by depth or by
+// rows.
 __host__ __device__ constexpr uint32 tcgen05_bf16_instruction(uint32 rows, uint32 columns,
                                                               bool a_by_depth, bool b_by_depth) {
     return 1u << 4 | 1u << 7 | 1u << 10 | (a_by_depth ? 0u : 1u << 15) |

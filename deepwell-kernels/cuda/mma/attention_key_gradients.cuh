@@ -8,7 +8,7 @@
 #include "common/types.cuh"
 #include "layout/attention_gradients.cuh"
 #include "layout/head_tile.cuh"
-#include "mma/head_product.cuh"
+#include "mma/head_mma.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/exp2.cuh"
 

@@ -1,4 +1,4 @@
-// One 128 x 128 tile of a product of two BF16 matrices, accumulated in FP32 by 128 threads.
+// One 128 x 128 tile of a BF16 GEMM, accumulated in FP32 by 128 threads.
 //
 // Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled
 // two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
@@ -76,7 +76,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, const Fragm
 // accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
 // aligned, and is free again when this returns. a.depth == b.depth.
 template <bool kAByDepth, bool kBByDepth, bool kVector>
-__device__ __forceinline__ void product(Accumulators& accumulators, const TileOperand<bf16>& a,
+__device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileOperand<bf16>& a,
                                         const TileOperand<bf16>& b, int32 row, int32 column,
                                         unsigned char* shared) {
     const TileCopy<bf16, kAByDepth, kVector, kThreads> copy_a(a, row);

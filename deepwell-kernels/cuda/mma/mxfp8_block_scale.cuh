@@ -1,5 +1,5 @@
-// Steps of an MXFP8 product (mma/mxfp8_tile.cuh) on tensor cores of sm_120a, which apply the scales
-// of blocks of 32: one product in depth is one block, and is added to the accumulators at once.
+// Steps of an MXFP8 GEMM (mma/mxfp8_tile.cuh) on tensor cores of sm_120a, which apply the scales of
+// blocks of 32: one MMA along K is one block, and is added to the accumulators at once.
 #pragma once
 
 #include "common/types.cuh"

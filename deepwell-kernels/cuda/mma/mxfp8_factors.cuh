@@ -1,7 +1,7 @@
-// Steps of an MXFP8 product (mma/mxfp8_tile.cuh) on tensor cores that know no scales.
+// Steps of an MXFP8 GEMM (mma/mxfp8_tile.cuh) on tensor cores that know no scales.
 //
-// Each step of 32 in depth is one product into accumulators that start at zero, which is then
-// multiplied by 2^(sa + sb), the scales of its row and its column, and added in FP32.
+// Each step of 32 along K is one MMA into accumulators that start at zero, which is then multiplied
+// by 2^(sa + sb), the scales of its row and its column, and added in FP32.
 //
 // The factor of an element, 2^(sa + sb), need not be an FP32 even where the scaled product is one.
 // While all scales of a tile lie within 2^-63 and 2^63 it is, and one multiplication per element

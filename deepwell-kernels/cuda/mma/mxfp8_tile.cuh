@@ -1,4 +1,4 @@
-// One 128 x 128 tile of a product of two MXFP8 matrices, both stored by depth, by 256 threads.
+// One 128 x 128 tile of an MXFP8 GEMM, both operands stored by depth, by 256 threads.
 //
 // Tiles of 128 in depth pass through a ring of three stages, each with two 16 KiB tiles of codes,
 // copied by cp.async two steps ahead, and the scales of their rows, which threads fetch while a
@@ -84,9 +84,9 @@ class ScaleFetch {
 // `Steps` has, for the stage of a number from 0 to kStages - 1:
 //   put_scales(stage, number, word): keeps the four scales of the calling thread's row;
 //   meet(number): waits for all threads, after which the stage is there;
-//   multiply(accumulators, stage): adds the product of the stage that was met last.
+//   multiply(accumulators, stage): adds the stage that was met last.
 template <typename Steps, bool kVector>
-__device__ __forceinline__ void product(Accumulators& accumulators, const Operand& a,
+__device__ __forceinline__ void mainloop(Accumulators& accumulators, const Operand& a,
                                         const Operand& b, int32 row, int32 column,
                                         unsigned char* shared) {
     using Copy = TileCopy<uint8, true, kVector, kThreads>;

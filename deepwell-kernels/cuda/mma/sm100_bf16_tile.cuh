@@ -1,5 +1,5 @@
-// Tiles of a product of two BF16 matrices on tcgen05, each stored by depth or by rows: tensor cores
-// read both ways, so that nothing is transposed. See mma/sm100_tile.cuh for the frame.
+// Tiles of a BF16 GEMM on tcgen05, each operand stored by depth or by rows: tensor cores read both
+// ways, so that nothing is transposed. See mma/sm100_tile.cuh for the frame.
 //
 // A stage has 64 elements of depth. Of an operand stored by depth, rows of 128 bytes lie one after
 // the other; of one stored by rows, boxes of 64 rows, each with 64 lines of 128 bytes in depth.
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint64 operand_at(uint32 address, int step) {
     }
 }
 
-// The products, by one thread (of the first block of a pair).
+// The MMAs, by one thread (of the first block of a pair).
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint32 tensor_base,
                                                   Tiles tiles, int32 pieces) {

@@ -1,9 +1,9 @@
-// Tiles of a product of two MXFP8 matrices, both stored by depth, on tcgen05: beside the operands,
-// which are codes, stand their scales. See mma/sm100_tile.cuh for the frame.
+// Tiles of an MXFP8 GEMM, both operands stored by depth, on tcgen05: beside the operands, which are
+// codes, stand their scales. See mma/sm100_tile.cuh for the frame.
 //
 // Scales lie in memory as the tiles of 512 bytes that tcgen05.cp takes (layout/scale_tile.cuh), and
-// come with the codes. Copies of scales to tensor memory and products of one thread run in the
-// order in which it asks for them, so that one place in tensor memory serves all stages.
+// come with the codes. Copies of scales to tensor memory and MMAs of one thread run in the order in
+// which it asks for them, so that one place in tensor memory serves all stages.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -88,8 +88,8 @@ __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operan
                   });
 }
 
-// The products, by one thread (of the first block of a pair). Scales come after the
-// accumulators in tensor memory.
+// The MMAs, by one thread (of the first block of a pair). Scales come after the accumulators in
+// tensor memory.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 tensor_base,
                                                Tiles tiles, int32 pieces) {

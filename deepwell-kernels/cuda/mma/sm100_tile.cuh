@@ -1,5 +1,5 @@
-// What products on tcgen05 share, whatever their operands: the shape of a tile, how shared and
-// tensor memory are divided, the roles of warps, and the rings of barriers between them.
+// What GEMMs on tcgen05 share, whatever their operands: the shape of a tile, how shared and tensor
+// memory are divided, the roles of warps, and the rings of barriers between them.
 //
 // One block computes 128 x kTileN, or a pair of blocks 256 x kTileN of which each holds 128 rows;
 // then each copies its rows of a and half of the rows of b, and the first multiplies for both.
@@ -30,7 +30,7 @@ namespace sm100 {
 
 constexpr int kBlockM = 128;
 constexpr int kDepthBytes = 128;  // of a row, in a stage
-constexpr int kStepBytes = 32;    // of a row, in one product
+constexpr int kStepBytes = 32;    // of a row, in one MMA
 constexpr int kSteps = kDepthBytes / kStepBytes;
 constexpr int kTensorColumns = 512;
 constexpr int kAccumulators = 2;
@@ -47,7 +47,7 @@ constexpr int kStagedBytes = kEpilogueWarps * 32 * 128;  // results on their way
 static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of its number modulo four");
 
 // Beside operands, `kSideBytesOfStage` of a stage are copied by each block, and beside accumulators
-// products need `kSideColumnsOfAll` columns of tensor memory.
+// MMAs need `kSideColumnsOfAll` columns of tensor memory.
 template <int kBlocksOfPair, int kTileColumns, int kSideBytesOfStage = 0,
           int kSideColumnsOfAll = 0, int kTilesDown = 1, int kTilesAcross = 1>
 struct TileShape {
@@ -255,7 +255,7 @@ __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
     return *shared.tensor_base;
 }
 
-// All threads, last of all. Products are complete for the epilogue warps and loads for those who
+// All threads, last of all. MMAs are complete for the epilogue warps and loads for those who
 // loaded, so that a barrier is enough before tensor memory is given back.
 template <typename S>
 __device__ __forceinline__ void end(uint32 tensor_base) {
@@ -307,7 +307,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
         }
     }
     // No block ends while arrivals of others are on their way. A block alone waits for its last
-    // product, after which it commits nothing.
+    // MMA, after which it commits nothing.
     if constexpr (S::kClusterBlocks > 1) {
         for (int i = 0; i < S::kStages; ++i) {
             // redundant acquire of mbarrier.wait, scope of mbarrier.wait: nothing is read after it
@@ -318,7 +318,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
 }
 
 // `barrier` of the calling block, or of each of `blocks` of the cluster, gets an arrival when the
-// products that this thread asked for are there.
+// MMAs that this thread issued are there.
 template <typename S>
 __device__ __forceinline__ void commit(uint64* barrier, uint32 blocks) {
     if constexpr (S::kBlocks == 1) {
@@ -328,13 +328,13 @@ __device__ __forceinline__ void commit(uint64* barrier, uint32 blocks) {
     }
 }
 
-// One thread (of the first block of a pair): `product(target, piece, stage)` asks for the products
-// of a piece of depth, onto the accumulator at `target`. Accumulator i begins at column
-// i * kAccumulatorStride of tensor memory. A tile waits until the one before the last is read or,
-// where accumulators share columns, until those of the last one are.
-template <typename S, typename Tiles, typename Product>
+// One thread (of the first block of a pair): `mma(target, piece, stage)` issues the MMAs of a piece
+// of depth, onto the accumulator at `target`. Accumulator i begins at column i * kAccumulatorStride
+// of tensor memory. A tile waits until the one before the last is read or, where accumulators share
+// columns, until those of the last one are.
+template <typename S, typename Tiles, typename Mma>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
-                                         int32 pieces, Product product) {
+                                         int32 pieces, Mma mma) {
     constexpr uint32 kPair = kRanks<S::kBlocks, 1>;
     constexpr uint32 kAll = kRanks<S::kClusterBlocks, 1>;
     Ring<S::kStages> ring;
@@ -349,7 +349,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
         for (int32 piece = 0; piece < pieces; ++piece) {
             // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
             wait<S>(shared.full + ring.index, ring.phase);
-            product(target, piece, ring.index);
+            mma(target, piece, ring.index);
             commit<S>(shared.empty + ring.index, kAll);
             ring.advance();
         }

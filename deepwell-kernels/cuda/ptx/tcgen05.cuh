@@ -1,6 +1,6 @@
 // tcgen05: the tensor cores of sm_100 and sm_103, and their memory of 128 lanes and 512 columns of
 // 32 bits. An address there has the lane in its upper half and the column in its lower. `kBlocks`
-// is 1, or 2 where a pair of blocks computes one product together.
+// is 1, or 2 where a pair of blocks computes one MMA together.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,4 +1,4 @@
-//! How long an MXFP8 product of 1024 x 1024 x 1024 takes on the kernels of Deepwell's
+//! How long an MXFP8 GEMM of 1024 x 1024 x 1024 takes on the kernels of Deepwell's
 //! `sm100_mxfp8_gemm`, with the hazard tracker and without: by the clock, and of all processors
 //! together.
 //!

@@ -11,9 +11,9 @@ use deepwell_emulator::numerics::ResultMode;
 use deepwell_emulator::place::{Memory, Place};
 use deepwell_emulator::warp_mma::fragment::gather_accumulator;
 use deepwell_emulator::warp_mma::{
-    LANES, MatrixAccess, Row, WarpProduct, load_matrix, store_matrix, transpose_matrix,
+    LANES, MatrixAccess, Row, WarpMmaForm, load_matrix, store_matrix, transpose_matrix,
 };
-use deepwell_emulator::wgmma::{Descriptor, GroupProduct, MatrixA, Swizzle, WarpFragments};
+use deepwell_emulator::wgmma::{Descriptor, WgmmaForm, MatrixA, Swizzle, WarpFragments};
 
 /// Shared memory of one block.
 struct Shared(Vec<u8>);
@@ -137,7 +137,7 @@ fn check_wgmma(line: &str) {
     let number = |index: usize| fields[index].parse::<u64>().expect("a number");
     let bits = |index: usize| u64::from_str_radix(fields[index], 16).expect("a descriptor");
     let negated = number(6);
-    let product = GroupProduct {
+    let form = WgmmaForm {
         shape: MmaShape { m: 64, n: number(2) as u32, k: 32 / a.bytes() },
         a,
         b,
@@ -154,7 +154,7 @@ fn check_wgmma(line: &str) {
     if a != b {
         fill(&mut memory.0[..16384], a, seed + 50_000);
     }
-    let (a_registers, d_registers) = product.registers();
+    let (a_registers, d_registers) = form.registers();
     let a_bytes = filled(2048, a, seed + 60_000);
     let d_bytes = filled(128 * d_registers * 4, d, seed + 70_000);
     let mut warps: Vec<WarpFragments> = (0..4)
@@ -165,10 +165,10 @@ fn check_wgmma(line: &str) {
         })
         .collect();
     let a_place =
-        if product.a_in_registers { MatrixA::Registers } else { MatrixA::Shared(bits(7)) };
+        if form.a_in_registers { MatrixA::Registers } else { MatrixA::Shared(bits(7)) };
     let accumulate = number(9) == 1;
     let mode = ResultMode::Hardware;
-    product
+    form
         .run(mode, 0, a_place, bits(8), accumulate, &mut warps, &mut memory)
         .unwrap_or_else(|fault| panic!("{line}: {fault}"));
     let came = hash(warps.iter().flat_map(|warp| words(&warp.d, d_registers)));
@@ -186,7 +186,7 @@ fn check_mma(fields: &[&str]) {
     let k = fields[1].strip_prefix("m16n8k").expect("a shape").parse().expect("a number");
     let (d, a, b) = (name(fields[2]), name(fields[3]), name(fields[4]));
     let seed: u64 = fields[5].parse().expect("a seed");
-    let product = WarpProduct {
+    let form = WarpMmaForm {
         shape: MmaShape { m: 16, n: 8, k },
         a,
         b,
@@ -195,11 +195,11 @@ fn check_mma(fields: &[&str]) {
         saturate: false,
         scales: None,
     };
-    let (a_registers, b_registers, d_registers) = product.registers();
+    let (a_registers, b_registers, d_registers) = form.registers();
     let a_rows = rows(&filled(512, a, seed), 0, 4, a_registers);
     let b_rows = rows(&filled(256, b, seed + 60_000), 0, 2, b_registers);
     let c_rows = rows(&filled(512, d, seed + 70_000), 0, 4, d_registers);
-    let d_rows = product
+    let d_rows = form
         .run(90, ResultMode::Hardware, &a_rows, &b_rows, &c_rows, None)
         .unwrap_or_else(|fault| panic!("{fields:?}: {fault}"));
     assert_eq!(format!("{:016x}", hash(words(&d_rows, 4))), fields[7], "{fields:?}");
@@ -264,7 +264,7 @@ fn swizzled(rows: &[u8]) -> Vec<u8> {
 
 /// Four chained instructions over 128 bytes of K, the descriptors moving on by 32 bytes each.
 fn check_chain(element: Type, [a, b, d]: [&[u8]; 3]) {
-    let product = GroupProduct {
+    let form = WgmmaForm {
         shape: MmaShape { m: 64, n: 64, k: 32 / element.bytes() },
         a: element,
         b: element,
@@ -286,9 +286,9 @@ fn check_chain(element: Type, [a, b, d]: [&[u8]; 3]) {
     for step in 0..4 {
         let (a, b) = (descriptor(32 * step), descriptor(8192 + 32 * step));
         let mode = ResultMode::Hardware;
-        product
+        form
             .run(mode, 0, MatrixA::Shared(a), b, step > 0, &mut warps, &mut memory)
-            .expect("a legal product");
+            .expect("a legal form");
     }
     let sums = warps.iter().flat_map(|warp| gather_accumulator(&warp.d, 32, 64));
     for (index, sum) in sums.enumerate() {
@@ -297,7 +297,7 @@ fn check_chain(element: Type, [a, b, d]: [&[u8]; 3]) {
 }
 
 #[test]
-fn chains_of_products_give_the_bits_of_the_h200() {
+fn chains_of_mmas_give_the_bits_of_the_h200() {
     macro_rules! golden {
         ($kind:literal, $inputs:literal) => {
             [

@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// A product with its operands as the kernel takes them and as numbers.
+/// An MMA with its operands as the kernel takes them and as numbers.
 struct Case {
     ptx: &'static str,
     kernel: &'static str,
@@ -176,7 +176,7 @@ fn completions() -> [Completion; 5] {
 }
 
 #[test]
-fn products_are_right_in_every_mode() {
+fn mmas_are_right_in_every_mode() {
     for case in cases() {
         for completion in completions() {
             for results in [ResultMode::Hardware, ResultMode::Exact, ResultMode::Fuzz(7)] {

@@ -92,7 +92,7 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// A backend on a driver, with the vendor's matrix products where they are there.
+    /// A backend on a driver, with the vendor's GEMMs where they are there.
     ///
     /// # Errors
     /// Streams that the driver refuses.

@@ -1,4 +1,4 @@
-//! Matrix products by a vendor's library: an optional capability beside [`super::Driver`].
+//! GEMMs by a vendor's library: an optional capability beside [`super::Driver`].
 
 use deepwell_ir::DType;
 
@@ -33,11 +33,11 @@ pub enum BlockScales {
 pub struct Matmul {
     /// Left operand as stored.
     pub a: Matrix,
-    /// Whether the product reads `aᵀ`.
+    /// Whether the GEMM reads `aᵀ`.
     pub a_transposed: bool,
     /// Right operand as stored.
     pub b: Matrix,
-    /// Whether the product reads `bᵀ`.
+    /// Whether the GEMM reads `bᵀ`.
     pub b_transposed: bool,
     /// Result.
     pub out: Matrix,
@@ -104,11 +104,11 @@ impl Matmul {
     }
 }
 
-/// A product with its algorithm chosen.
+/// A GEMM with its algorithm chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatmulPlan(pub usize);
 
-/// A library of matrix products.
+/// A library of GEMMs.
 pub trait Blas: Send {
     /// Its name and version.
     fn version(&self) -> String;
@@ -120,7 +120,7 @@ pub trait Blas: Send {
     /// Sizes, types or alignments that the library does not take.
     fn plan(&mut self, matmul: &Matmul) -> DriverResult<MatmulPlan>;
 
-    /// Enqueues a product.
+    /// Enqueues a GEMM.
     ///
     /// # Errors
     /// What the library refuses.

@@ -12,7 +12,7 @@ use crate::ops::OPS;
 use crate::selection::{self, Candidate, Offer};
 use crate::targets::others_that_serve;
 
-/// The library of matrix products as [`Target::libraries`] names it.
+/// The library of GEMMs as [`Target::libraries`] names it.
 pub const CUBLASLT: &str = "cublaslt";
 
 /// What exchanges data with other ranks, as [`Target::libraries`] names it: a

@@ -43,8 +43,8 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 ///
 /// Memory, streams and recordings are the host's, and a launch runs to its end when it is
 /// enqueued or when its graph is launched. What a kernel does wrong, and accesses that nothing
-/// orders, fail the launch with the emulator's report. Products of a vendor's library are the
-/// host's, if they are asked for ([`EmulatedDriver::blas`]).
+/// orders, fail the launch with the emulator's report. GEMMs of a vendor's library are the host's,
+/// if they are asked for ([`EmulatedDriver::blas`]).
 ///
 /// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
 /// registers are not known, so the blocks that a multiprocessor holds follow from threads, shared
@@ -117,8 +117,8 @@ impl EmulatedDriver {
         machine.recorder.record_to(&folder.join(machine.architecture.name()));
     }
 
-    /// Products of matrices that take the place of a library's. They are not those of its bits:
-    /// each is summed exactly enough and rounded once.
+    /// GEMMs that take the place of a library's. They do not give its bits: each is summed exactly
+    /// enough and rounded once.
     pub fn blas(&self) -> HostBlas<EmulatedMachine> {
         HostBlas::new(Arc::clone(self.shared()))
     }

@@ -18,8 +18,8 @@ use super::host_driver::{HostDriver, Machine, State, Work, lock, no_such};
 /// Threads that a multiprocessor holds.
 const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 
-/// A driver without a GPU, for tests and for planning: memory is the host's, copies and fills
-/// work, kernels and products are counted and compute nothing.
+/// A driver without a GPU, for tests and for planning: memory is the host's, copies and fills work,
+/// kernels and GEMMs are counted and compute nothing.
 ///
 /// Memory takes room on the host only where it was written to; what was not holds `0xFF`. All work
 /// is done when it is enqueued, or when the graph is launched that it was recorded into. Modules
@@ -64,7 +64,7 @@ impl FakeDriver {
         })
     }
 
-    /// Matrix products that go into this driver's streams.
+    /// GEMMs that go into this driver's streams.
     pub fn blas(&self) -> FakeBlas {
         FakeBlas { plans: Vec::new(), shared: Arc::clone(self.shared()) }
     }
@@ -148,7 +148,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// Matrix products that are checked and counted and compute nothing; made by [`FakeDriver::blas`].
+/// GEMMs that are checked and counted and compute nothing; made by [`FakeDriver::blas`].
 pub struct FakeBlas {
     plans: Vec<Matmul>,
     shared: Arc<Mutex<State<FakeMachine>>>,

@@ -4,7 +4,7 @@ mod counts;
 mod exchange;
 mod machine;
 mod pinned;
-mod product;
+mod host_blas;
 mod state;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use super::prepare::Tensor;
 pub use self::counts::{Counts, FakeCounts, FakeNode};
 pub use self::exchange::HostComm;
 pub use self::machine::Machine;
-pub use self::product::HostBlas;
+pub use self::host_blas::HostBlas;
 pub(super) use self::state::{State, Work, no_such};
 
 /// Numbers drivers, so that a buffer is known as its driver's.

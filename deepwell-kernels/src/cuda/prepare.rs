@@ -19,7 +19,7 @@ use crate::KernelError;
 pub enum Step {
     /// A kernel of ours.
     Launch(Launch),
-    /// A product by the vendor's library.
+    /// A GEMM by the vendor's library.
     Matmul(MatmulPlan),
     /// An exchange with other ranks.
     Exchange(ExchangePlan),
@@ -166,7 +166,7 @@ impl Constants {
 pub struct Device<'a> {
     /// The driver.
     pub driver: &'a mut dyn Driver,
-    /// The vendor's matrix products, where they are there.
+    /// The vendor's GEMMs, where they are there.
     pub blas: Option<&'a mut dyn Blas>,
     /// What exchanges data with other ranks, where there are some.
     pub comm: Option<&'a mut dyn DeviceComm>,
@@ -331,10 +331,10 @@ impl Device<'_> {
         Ok(pointer)
     }
 
-    /// A product by the vendor's library.
+    /// A GEMM by the vendor's library.
     ///
     /// # Errors
-    /// No library, or a product that it does not take.
+    /// No library, or a GEMM that it does not take.
     pub fn matmul(&mut self, matmul: &Matmul) -> Result<Step, KernelError> {
         match &mut self.blas {
             Some(blas) => Ok(Step::Matmul(blas.plan(matmul)?)),

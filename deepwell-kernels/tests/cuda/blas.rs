@@ -1,4 +1,4 @@
-//! Products of cuBLASLt against plain loops in f64 on the numbers that it was given.
+//! GEMMs of cuBLASLt against plain loops in f64 on the numbers that it was given.
 
 use deepwell_ir::DType;
 use deepwell_kernels::cuda::{
@@ -118,7 +118,7 @@ impl Library {
         (operand, Matrix { pointer, dtype, rows, columns, leading: columns }, scales)
     }
 
-    /// Runs a case twice, directly and from a graph with another product before it in one group.
+    /// Runs a case twice, directly and from a graph with another GEMM before it in one group.
     fn check(&mut self, case: Case) {
         let (a, a_matrix, a_scales) = self.operand(case, 0);
         let (b, b_matrix, b_scales) = self.operand(case, 1);
@@ -212,8 +212,8 @@ const PLAIN: Case = Case {
     scaling: NO_SCALES,
 };
 
-trial!(bf16_products_of_all_orientations);
-fn bf16_products_of_all_orientations() {
+trial!(bf16_gemms_of_all_orientations);
+fn bf16_gemms_of_all_orientations() {
     let mut library = Library::open();
     for transposed in [(false, false), (false, true), (true, false), (true, true)] {
         for (m, n, k) in [(8, 16, 24), (128, 256, 64), (120, 136, 264), (264, 72, 1032)] {
@@ -227,8 +227,8 @@ fn bf16_products_of_all_orientations() {
     library.blas.forget_plans();
 }
 
-trial!(bf16_products_of_any_size);
-fn bf16_products_of_any_size() {
+trial!(bf16_gemms_of_any_size);
+fn bf16_gemms_of_any_size() {
     let mut library = Library::open();
     for (m, n, k) in [(1, 1, 1), (1, 8, 5), (3, 5, 7), (17, 33, 65), (257, 1, 129), (31, 1000, 2)] {
         for out in [DType::Bf16, DType::F32] {
@@ -245,8 +245,8 @@ fn a_bias_is_added_to_each_row() {
     }
 }
 
-trial!(fp8_products_with_scales_per_128);
-fn fp8_products_with_scales_per_128() {
+trial!(fp8_gemms_with_scales_per_128);
+fn fp8_gemms_with_scales_per_128() {
     let mut library = Library::open();
     if library.driver.properties().capability != (9, 0) {
         skip("scales per 128 elements are Hopper's");

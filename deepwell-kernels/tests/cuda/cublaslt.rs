@@ -1,18 +1,18 @@
-//! Products by cuBLASLt: the operands' orientations and sizes, and when they are chosen.
+//! GEMMs by cuBLASLt: the operands' orientations and sizes, and when they are chosen.
 
-use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
+use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, GemmKind, ops};
 use deepwell_kernels::cuda::{Architecture, CUBLASLT, CudaCatalog, cuda_target};
 use deepwell_precision::{BlockShape, QuantFormat, scale_tiles};
 
 use crate::bf16_gemm;
 use crate::harness::Gpu;
-use crate::products::Kind;
+use crate::gemm_operands::Kind;
 
 pub(crate) const ROWS: QuantFormat = QuantFormat::MXFP8_128;
 pub(crate) const SQUARES: QuantFormat = ROWS.square();
 
-trial!(bf16_products_of_any_size);
-fn bf16_products_of_any_size() {
+trial!(bf16_gemms_of_any_size);
+fn bf16_gemms_of_any_size() {
     let mut gpu = Gpu::open();
     for sizes in [
         (1, 1, 1),
@@ -34,7 +34,7 @@ fn bf16_products_of_any_size() {
 }
 
 trial!(the_library_is_preferred_where_it_may_and_can);
-/// Needs no GPU: which kernel a product gets.
+/// Needs no GPU: which kernel a GEMM gets.
 fn the_library_is_preferred_where_it_may_and_can() {
     let operand = |dtype, shape: [usize; 2]| OperandType { dtype, shape: shape.to_vec() };
     let scales = |rows: usize, depth: usize| OperandType {
@@ -52,8 +52,8 @@ fn the_library_is_preferred_where_it_may_and_can() {
         operand(DType::Bf16, [m, n]),
     ];
     let mx_op = |b: QuantFormat| -> Op {
-        let (product, output) = (Product::Fprop, DType::Bf16);
-        ops::ScaledGemm { product, output, bias: false, a: b.with_shape(BlockShape::Row), b }.into()
+        let (kind, output) = (GemmKind::Fprop, DType::Bf16);
+        ops::ScaledGemm { kind, output, bias: false, a: b.with_shape(BlockShape::Row), b }.into()
     };
     let linear_op: Op = ops::Linear { bias: false }.into();
     let (hopper, blackwell) = (Architecture::Sm90a, Architecture::Sm100a);

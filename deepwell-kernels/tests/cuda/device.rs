@@ -109,7 +109,7 @@ mod present {
     }
 
     /// Kernels are chosen as though there were no library; those that call one get the host's
-    /// products.
+    /// GEMMs.
     pub(crate) fn emulate(architecture: Architecture, blocks_per_sm: u32) -> Emulated {
         let driver = typed_driver(architecture, blocks_per_sm);
         let launches = driver.launches();

@@ -62,7 +62,7 @@ mod embedding_backward;
 mod emulated;
 #[path = "../../src/ops/scaled_gemm/tests/expand_scales.rs"]
 mod expand_scales;
-mod fused_product;
+mod fused_gemm;
 #[path = "../../src/ops/gelu/tests/cuda.rs"]
 mod gelu;
 #[path = "../../src/ops/grad_norm/tests/cuda.rs"]
@@ -80,7 +80,7 @@ mod mx;
 #[path = "../../src/ops/scaled_gemm/tests/mxfp8_gemm.rs"]
 mod mxfp8_gemm;
 mod norm_quantize;
-mod products;
+mod gemm_operands;
 #[cfg(feature = "emulated")]
 mod ptx;
 #[path = "../../src/ops/quantize/tests/cuda.rs"]

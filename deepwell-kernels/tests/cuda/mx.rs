@@ -1,4 +1,4 @@
-//! MXFP8 operands for tests of products.
+//! MXFP8 operands for tests of GEMMs.
 
 use deepwell_ir::DType;
 use deepwell_kernels::ops::dequantize::oracle::{BLOCK, dequantize_rows};

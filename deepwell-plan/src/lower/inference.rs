@@ -12,8 +12,8 @@ use crate::{OptimizerSpec, PlanError, PlanRequest};
 
 /// A model that only computes: one sequence at a time, without loss, gradients or optimizer.
 ///
-/// Both programs share one arena. The product with the output head is left to the caller, who
-/// wants it for one row of many.
+/// Both programs share one arena. The GEMM with the output head is left to the caller, who wants it
+/// for one row of many.
 #[derive(Clone, Debug)]
 pub struct Inference {
     /// Makes the compute copies of the weights from the FP32 masters; runs once, after those are

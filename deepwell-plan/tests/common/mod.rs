@@ -11,10 +11,10 @@ use deepwell_probe::{Cpu, Hardware};
 /// What [`Kernels`] holds beside the arena.
 pub(crate) const OVERHEAD_BYTES: usize = 1 << 16;
 
-/// One kernel per op, `plain_` and the op's name; products of matrices want scratch.
+/// One kernel per op, `plain_` and the op's name; GEMMs want scratch.
 pub(crate) struct Kernels;
 
-/// Scratch of a product of matrices.
+/// Scratch of a GEMM.
 pub(crate) const SCRATCH_BYTES: usize = 4096;
 
 impl KernelCatalog for Kernels {

@@ -183,7 +183,7 @@ pub fn quantize_rows<S: Source>(
     Ok((1.0 / encode_scale, stats))
 }
 
-/// Quantizes a matrix with blocks along its columns, for a product that contracts over rows, and
+/// Quantizes a matrix with blocks along its columns, for a GEMM that contracts over rows, and
 /// returns its tensor scale.
 ///
 /// `src` is row-major [rows, cols]. The copy is stored transposed, since the tensor cores read FP4

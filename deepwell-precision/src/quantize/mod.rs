@@ -66,7 +66,7 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
     rows * cols.div_ceil(BLOCK)
 }
 
-/// Quantizes a matrix with blocks along its rows, for a product that contracts over columns.
+/// Quantizes a matrix with blocks along its rows, for a GEMM that contracts over columns.
 ///
 /// `src` is row-major [rows, cols]; `data` receives codes in the same shape and `scales` their
 /// [`crate::e8m0`] scales, row-major [rows, ceil(cols / 32)]. A row that is not a multiple of 32
@@ -102,7 +102,7 @@ pub fn quantize_rows<S: Source>(
     Ok(rows_of(S::values(src), rows, cols, format.mx_spec()?, data, scales))
 }
 
-/// Quantizes a matrix with blocks along its columns, for a product that contracts over rows.
+/// Quantizes a matrix with blocks along its columns, for a GEMM that contracts over rows.
 ///
 /// `src` is row-major [rows, cols]. The copy is stored transposed, the contraction contiguous:
 /// `data_t` receives codes as row-major [cols, rows] and `scales_t` scales as [cols,

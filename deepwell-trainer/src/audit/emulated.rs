@@ -1,7 +1,7 @@
 //! GEMMs that read dequantized operands: which copies those are, and what is in them.
 
 use deepwell_ir::ops::{Axis, Dequantize};
-use deepwell_ir::{Call, DType, Product, Program};
+use deepwell_ir::{Call, DType, GemmKind, Program};
 use deepwell_kernels::KernelError;
 use deepwell_precision::GemmPrecision;
 use half::bf16;
@@ -17,12 +17,12 @@ use super::view::{Memory, view};
 pub(super) fn check_operands(
     origins: &Origins<'_>,
     call: &Call,
-    product: Product,
+    kind: GemmKind,
     gemm: GemmPrecision,
     add: &mut dyn FnMut(String),
 ) {
-    let wanted = wanted_axes(product);
-    let kind = product.name();
+    let wanted = wanted_axes(kind);
+    let kind = kind.name();
     for (side, operand) in call.operands.iter().take(2).enumerate() {
         let name = &origins.program().value(operand.value).name;
         let axis = wanted[side].name();

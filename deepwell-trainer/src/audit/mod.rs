@@ -9,17 +9,16 @@
 //! |---|---|
 //! | quantization, of activations, gradients and weights | every code and every scale byte |
 //! | cast of a weight, dequantization, rounding at random | every element |
-//! | matrix product of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
+//! | GEMM of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
 //! | gradient norm | the number |
 //! | AdamW | [`SAMPLES`] elements of every parameter and of both its moments, and the counters |
 //!
 //! Weight copies are compared with the master weights of the moment, those that the step starts
-//! from too, so that a copy that was not made again is found. A matrix product must read
-//! quantized operands that nobody has changed since their quantization wrote them. Beside the
-//! numbers, [`Audit::new`] checks the program as such: [`audit_provenance`] and [`audit_counts`].
-//! Attention, norms, rotations, embedding and loss have no checks here; nor have codes that a
-//! kernel makes together with a high-precision tensor that it does not store, beyond that they
-//! are left as they were.
+//! from too, so that a copy that was not made again is found. A GEMM must read quantized operands
+//! that nobody has changed since their quantization wrote them. Beside the numbers, [`Audit::new`]
+//! checks the program as such: [`audit_provenance`] and [`audit_counts`]. Attention, norms,
+//! rotations, embedding and loss have no checks here; nor have codes that a kernel makes together
+//! with a high-precision tensor that it does not store, beyond that they are left as they were.
 //!
 //! On the CPU nothing is copied but the samples; tensors are read where they lie, so the audit does
 //! not raise the peak of memory that it is often run together with. On a device whose memory the
@@ -49,7 +48,7 @@
 mod copies;
 mod emulated;
 mod planes;
-mod products;
+mod gemms;
 mod report;
 mod stochastic;
 mod structure;
@@ -71,7 +70,7 @@ use view::{Memory, fingerprint, view};
 
 /// What was read before a call for use after it.
 enum Pending {
-    /// Sampled outputs of a product that adds to them.
+    /// Sampled outputs of a GEMM that adds to them.
     Accumulator(Vec<f32>),
     /// Sampled parameters, moments and gradients.
     Update(BeforeUpdate),
@@ -175,11 +174,11 @@ impl Observer for Audit {
             self.pending = Some(Pending::Update(before));
         }
         let reads_quantized = matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_));
-        let adds = products::is_product(&call.op) && call.accumulate.adds(instance);
+        let adds = gemms::is_gemm(&call.op) && call.accumulate.adds(instance);
         if reads_quantized || adds {
             let memory = Memory::of_call(program, call, instance, backend)?;
             if adds {
-                let sampled = products::sampled_output(program, call, &memory)?;
+                let sampled = gemms::sampled_output(program, call, &memory)?;
                 self.pending = Some(Pending::Accumulator(sampled));
             }
             if reads_quantized {
@@ -202,7 +201,7 @@ impl Observer for Audit {
             call.op,
             Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_) | Op::StochasticRound(_)
         );
-        if !(makes_copies || is_other || products::is_product(&call.op)) {
+        if !(makes_copies || is_other || gemms::is_gemm(&call.op)) {
             return Ok(());
         }
         let memory = Memory::of_call(program, call, instance, backend)?;
@@ -223,12 +222,12 @@ impl Observer for Audit {
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, &memory)
             }
-            (op, pending) if products::is_product(op) => {
+            (op, pending) if gemms::is_gemm(op) => {
                 let previous = match pending {
                     Some(Pending::Accumulator(previous)) => previous,
                     _ => Vec::new(),
                 };
-                products::check(report, program, call, &memory, &self.tables, &previous)
+                gemms::check(report, program, call, &memory, &self.tables, &previous)
             }
             _ => Ok(()),
         }

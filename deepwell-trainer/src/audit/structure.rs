@@ -1,10 +1,10 @@
-//! Programs as such: which copies the products read, and how many there are.
+//! Programs as such: which operands the GEMMs read, and how many there are.
 
 use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, ScaledGemm};
 use deepwell_ir::{
-    Call, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase, Plane, Product,
+    Call, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase, Plane, GemmKind,
     Program, Storage, TensorId, TensorPrecision, ValueId,
 };
 use deepwell_precision::QuantFormat;
@@ -160,21 +160,21 @@ impl<'a> Origins<'a> {
         }
     }
 
-    /// The parameter of a matrix product's layer.
-    fn parameter_of(&self, call: &Call) -> Option<(Product, Option<usize>)> {
+    /// The parameter of a GEMM's layer.
+    fn parameter_of(&self, call: &Call) -> Option<(GemmKind, Option<usize>)> {
         let of_value = |value: ValueId| self.parameters.get(&value).copied();
         let output = call.outputs().first().map(|operand| operand.value);
         let weight = |index: usize| call.operands.get(index).map(|operand| operand.value);
         Some(match call.op.leading() {
-            Op::Linear(_) => (Product::Fprop, weight(1).and_then(of_value)),
-            Op::LinearInputGrad(_) => (Product::Dgrad, weight(1).and_then(of_value)),
-            Op::LinearWeightGrad(_) => (Product::Wgrad, output.and_then(of_value)),
-            Op::ScaledGemm(op) if op.product == Product::Wgrad => {
-                (Product::Wgrad, output.and_then(of_value))
+            Op::Linear(_) => (GemmKind::Fprop, weight(1).and_then(of_value)),
+            Op::LinearInputGrad(_) => (GemmKind::Dgrad, weight(1).and_then(of_value)),
+            Op::LinearWeightGrad(_) => (GemmKind::Wgrad, output.and_then(of_value)),
+            Op::ScaledGemm(op) if op.kind == GemmKind::Wgrad => {
+                (GemmKind::Wgrad, output.and_then(of_value))
             }
             Op::ScaledGemm(op) => {
                 let origin = weight(op.b_input()).and_then(|value| self.quantized.get(&value));
-                (op.product, origin.and_then(|origin| origin.parameter))
+                (op.kind, origin.and_then(|origin| origin.parameter))
             }
             _ => return None,
         })
@@ -182,15 +182,15 @@ impl<'a> Origins<'a> {
 }
 
 /// Along which axis each operand of a GEMM is quantized.
-pub(super) fn wanted_axes(product: Product) -> [Axis; 2] {
-    match product {
-        Product::Fprop => [Axis::Row, Axis::Row],
-        Product::Dgrad => [Axis::Row, Axis::Column],
-        Product::Wgrad => [Axis::Column, Axis::Column],
+pub(super) fn wanted_axes(kind: GemmKind) -> [Axis; 2] {
+    match kind {
+        GemmKind::Fprop => [Axis::Row, Axis::Row],
+        GemmKind::Dgrad => [Axis::Row, Axis::Column],
+        GemmKind::Wgrad => [Axis::Column, Axis::Column],
     }
 }
 
-/// What the products of one layer have in common.
+/// What the GEMMs of one layer have in common.
 #[derive(Default)]
 struct LayerUse {
     parameter: Option<usize>,
@@ -198,12 +198,12 @@ struct LayerUse {
     output_gradient: Option<Origin>,
 }
 
-/// Checks that each [`ScaledGemm`] of `program` reads what its product wants:
+/// Checks that each [`ScaledGemm`] of `program` reads what its GEMM wants:
 /// - codes and scales that a quantization wrote, both of the same copy, and so each dequantization;
 /// - fprop row copies of activation and weight, dgrad the row copy of the gradient and the column
 ///   copy of the weight, wgrad column copies of gradient and activation;
-/// - the three products of a layer one and the same parameter (of wgrad its gradient), one and
-///   the same input and gradient of the output. Products of a layer come from one node.
+/// - the three GEMMs of a layer one and the same parameter (of wgrad its gradient), one and
+///   the same input and gradient of the output. GEMMs of a layer come from one node.
 pub fn audit_provenance(program: &Program) -> Vec<Finding> {
     let origins = Origins::new(program);
     let mut findings = Vec::new();
@@ -235,15 +235,15 @@ fn operands<'a>(
     op: &ScaledGemm,
     add: &mut dyn FnMut(String),
 ) -> [Option<&'a Origin>; 2] {
-    let wanted = wanted_axes(op.product);
+    let wanted = wanted_axes(op.kind);
     std::array::from_fn(|side| {
         let (first, format) = [(0, &op.a), (op.b_input(), &op.b)][side];
         let codes = copy_at(origins, call, first, format, add)?;
         if codes.axis != wanted[side] {
             let wanted = wanted[side].name();
-            let product = op.product.name();
+            let kind = op.kind.name();
             let got = codes.describe();
-            add(format!("{product} reads the {got}, expected the {wanted} copy"));
+            add(format!("{kind} reads the {got}, expected the {wanted} copy"));
         }
         Some(codes)
     })
@@ -283,7 +283,7 @@ fn copy_at<'a>(
     Some(data)
 }
 
-/// Whether a weight stands where the product wants one.
+/// Whether a weight stands where the GEMM wants one.
 fn roles(
     origins: &Origins<'_>,
     call: &Call,
@@ -292,14 +292,14 @@ fn roles(
     b: &Origin,
     add: &mut dyn FnMut(String),
 ) {
-    let product = op.product.name();
-    let wants_weight = op.product != Product::Wgrad;
+    let kind = op.kind.name();
+    let wants_weight = op.kind != GemmKind::Wgrad;
     if a.parameter.is_some() {
-        add(format!("{product} reads the weight `{}` as its first operand", a.tensor));
+        add(format!("{kind} reads the weight `{}` as its first operand", a.tensor));
     }
     if b.parameter.is_some() != wants_weight {
         let expected = if wants_weight { "a weight" } else { "an activation" };
-        add(format!("{product} reads `{}`, expected {expected}", b.tensor));
+        add(format!("{kind} reads `{}`, expected {expected}", b.tensor));
     }
     if !wants_weight && origins.parameter_of(call).is_none_or(|(_, index)| index.is_none()) {
         add("wgrad writes into what is no gradient of a parameter".to_string());
@@ -319,19 +319,19 @@ fn same_layer(
     if Some(known) != parameter {
         let (got, expected) =
             (origins.parameter_name(parameter), origins.parameter_name(Some(known)));
-        add(format!("belongs to {got}, other products of the layer to {expected}"));
+        add(format!("belongs to {got}, other kinds of the layer to {expected}"));
     }
     let mut same = |slot: &mut Option<Origin>, origin: &Origin, role: &str| {
         let expected = slot.get_or_insert_with(|| origin.clone());
         if expected.source != origin.source {
             let (got, expected) = (&origin.tensor, &expected.tensor);
-            add(format!("reads `{got}` as {role}, other products of the layer `{expected}`"));
+            add(format!("reads `{got}` as {role}, other kinds of the layer `{expected}`"));
         }
     };
-    match op.product {
-        Product::Fprop => same(&mut layer.input, a, "input"),
-        Product::Dgrad => same(&mut layer.output_gradient, a, "gradient of the output"),
-        Product::Wgrad => {
+    match op.kind {
+        GemmKind::Fprop => same(&mut layer.input, a, "input"),
+        GemmKind::Dgrad => same(&mut layer.output_gradient, a, "gradient of the output"),
+        GemmKind::Wgrad => {
             same(&mut layer.output_gradient, a, "gradient of the output");
             same(&mut layer.input, b, "input");
         }
@@ -353,53 +353,53 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
         .iter()
         .map(|state| program.precision.iter().find(|entry| entry.tensor == state.name))
         .collect();
-    let gemm_of = |index: usize, product: Product| {
-        precision[index].map(|entry| entry.gemm(product)).unwrap_or_default()
+    let gemm_of = |index: usize, kind: GemmKind| {
+        precision[index].map(|entry| entry.gemm(kind)).unwrap_or_default()
     };
     let format_of = |index: usize| precision[index].map_or("bf16", |entry| entry.format.name());
-    let mut counts: HashMap<(usize, Product), usize> = HashMap::new();
+    let mut counts: HashMap<(usize, GemmKind), usize> = HashMap::new();
     for call in &program.calls {
-        let Some((product, parameter)) = origins.parameter_of(call) else { continue };
+        let Some((kind, parameter)) = origins.parameter_of(call) else { continue };
         let is_scaled_call = matches!(call.op.leading(), Op::ScaledGemm(_));
         let Some(index) = parameter else {
-            add(&call.name, format!("{} of no known parameter", product.name()));
+            add(&call.name, format!("{} of no known parameter", kind.name()));
             continue;
         };
         let name = &program.parameters[index].name;
-        let gemm = gemm_of(index, product);
+        let gemm = gemm_of(index, kind);
         match (gemm.is_scaled, is_scaled_call) {
             (true, false) => {
                 let dtype = program.value(call.operands[0].value).dtype;
-                let product = product.name();
+                let kind = kind.name();
                 let format = format_of(index);
-                let what = format!("{product} of `{name}` in {dtype}, expected {format}");
+                let what = format!("{kind} of `{name}` in {dtype}, expected {format}");
                 add(&call.name, what);
             }
             (false, true) => {
-                let product = product.name();
+                let kind = kind.name();
                 let format = call.op.formats().first().map_or("no format", QuantFormat::name);
-                let what = format!("{product} of `{name}` in {format}, which the policy is not");
+                let what = format!("{kind} of `{name}` in {format}, which the policy is not");
                 add(&call.name, what);
             }
             (false, false) => {
                 let mut add = |what| add(&call.name, what);
-                emulated::check_operands(&origins, call, product, gemm, &mut add);
+                emulated::check_operands(&origins, call, kind, gemm, &mut add);
             }
-            (true, true) if !call.recomputes => *counts.entry((index, product)).or_default() += 1,
+            (true, true) if !call.recomputes => *counts.entry((index, kind)).or_default() += 1,
             (true, true) => {}
         }
     }
-    let products: &[Product] = match program.mode {
-        Mode::Train => &Product::ALL,
-        Mode::Evaluate => &[Product::Fprop],
+    let kinds: &[GemmKind] = match program.mode {
+        Mode::Train => &GemmKind::ALL,
+        Mode::Evaluate => &[GemmKind::Fprop],
     };
     for (index, state) in program.parameters.iter().enumerate() {
-        for &product in products.iter().filter(|&&product| gemm_of(index, product).is_scaled) {
-            let got = counts.get(&(index, product)).copied().unwrap_or(0);
+        for &kind in kinds.iter().filter(|&&kind| gemm_of(index, kind).is_scaled) {
+            let got = counts.get(&(index, kind)).copied().unwrap_or(0);
             if got != 1 {
-                let (name, product) = (&state.name, product.name());
+                let (name, kind) = (&state.name, kind.name());
                 let format = format_of(index);
-                let what = format!("`{name}`: expected 1 {product} in {format}, got {got}");
+                let what = format!("`{name}`: expected 1 {kind} in {format}, got {got}");
                 add("program", what);
             }
         }

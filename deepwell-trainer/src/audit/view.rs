@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use deepwell_ir::{ByteRange, Call, DType, Instance, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError};
 
-/// Outputs of a product, and elements of a parameter, that are compared; of smaller tensors all.
+/// Outputs of a GEMM, and elements of a parameter, that are compared; of smaller tensors all.
 pub const SAMPLES: usize = 64;
 
 /// Bytes of a value in the arena, with what they mean.

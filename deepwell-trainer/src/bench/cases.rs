@@ -2,7 +2,7 @@
 //! of the model's step.
 
 use deepwell_ir::ops::{self, AttentionHeads, Axis, Epilogue, Fused, Quantize};
-use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, Product, Program, Storage};
+use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, GemmKind, Program, Storage};
 use deepwell_kernels::SingleCall;
 use deepwell_precision::QuantFormat;
 use deepwell_probe::Hardware;
@@ -156,8 +156,8 @@ fn gemms(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
         calls.push(SingleCall::new(ops::Linear { bias: false }, &operands, &[bf16(&[m, n])]));
         for policy in [policy, &fine] {
             let (a, b) = (policy.activation_format(), policy.weight_format());
-            let product = Product::Fprop;
-            let op = ops::ScaledGemm { product, output: DType::Bf16, bias: false, a, b };
+            let kind = GemmKind::Fprop;
+            let op = ops::ScaledGemm { kind, output: DType::Bf16, bias: false, a, b };
             let inputs = [planes(a, Axis::Row, m, k), planes(b, Axis::Row, n, k)].concat();
             let call = SingleCall::new(op, &inputs, &[bf16(&[m, n])]);
             if !calls.contains(&call) {
@@ -292,7 +292,7 @@ fn pointwise(is_gpu: bool, policy: &PrecisionPolicy) -> Vec<SingleCall> {
 
 fn what_text(op: &Op) -> String {
     match op {
-        Op::ScaledGemm(op) => format!("scaled_gemm {}", op.product.name()),
+        Op::ScaledGemm(op) => format!("scaled_gemm {}", op.kind.name()),
         Op::Quantize(op) => format!("quantize {}", op.axis.name()),
         Op::Fused(fused) => {
             let mut axes: Vec<&str> =
@@ -327,14 +327,14 @@ fn dtype_text(call: &SingleCall) -> String {
     }
 }
 
-/// `(product, M, N, K)` of a matrix product.
-fn product_of(call: &SingleCall) -> Option<(Product, usize, usize, usize)> {
+/// `(kind, M, N, K)` of a GEMM.
+fn gemm_of(call: &SingleCall) -> Option<(GemmKind, usize, usize, usize)> {
     let shape = |index: usize| &call.operands[index].shape;
     Some(match call.op.leading() {
-        Op::Linear(_) => (Product::Fprop, shape(0)[0], shape(1)[0], shape(0)[1]),
-        Op::LinearInputGrad(_) => (Product::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
-        Op::LinearWeightGrad(_) => (Product::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
-        Op::ScaledGemm(op) => (op.product, shape(0)[0], shape(op.b_input())[0], shape(0)[1]),
+        Op::Linear(_) => (GemmKind::Fprop, shape(0)[0], shape(1)[0], shape(0)[1]),
+        Op::LinearInputGrad(_) => (GemmKind::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
+        Op::LinearWeightGrad(_) => (GemmKind::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
+        Op::ScaledGemm(op) => (op.kind, shape(0)[0], shape(op.b_input())[0], shape(0)[1]),
         _ => return None,
     })
 }
@@ -352,7 +352,7 @@ fn lengths(call: &SingleCall) -> Vec<usize> {
 }
 
 fn shape_text(call: &SingleCall) -> String {
-    if let Some((_, m, n, k)) = product_of(call) {
+    if let Some((_, m, n, k)) = gemm_of(call) {
         let adds = if call.accumulate.adds(Instance::ONLY) { " +=" } else { "" };
         return format!("{m},{n},{k}{adds}");
     }
@@ -388,13 +388,13 @@ fn sequences(call: &SingleCall) -> usize {
 }
 
 fn peer_task(call: &SingleCall) -> Option<PeerTask> {
-    if let Some((product, m, n, k)) = product_of(call) {
+    if let Some((kind, m, n, k)) = gemm_of(call) {
         // Nobody else has the fused ones.
         if call.op.leading() != &call.op {
             return None;
         }
         let fp8 = matches!(call.op, Op::ScaledGemm(_));
-        return Some(PeerTask::Gemm { product: product.name().to_string(), m, n, k, fp8 });
+        return Some(PeerTask::Gemm { kind: kind.name().to_string(), m, n, k, fp8 });
     }
     let matrix = |index: usize| match call.operands[index].shape.as_slice() {
         &[rows, columns] => Some((rows, columns)),
@@ -465,13 +465,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_named_by_their_own_sizes() {
+    fn gemms_are_named_by_their_own_sizes() {
         let (t, n, k) = (64, 96, 32);
         let check = |op: Op, inputs: [Operand; 2], output: Operand, expected: &str| {
             let case = Case::new(SingleCall::new(op, &inputs, &[output]));
             assert_eq!(case.shape, expected);
             // Twice M·N·K is what the op itself counts.
-            let (_, m, n, k) = product_of(&case.call).unwrap();
+            let (_, m, n, k) = gemm_of(&case.call).unwrap();
             assert_eq!(case.call.cost().flops, 2 * (m * n * k) as u64);
         };
         let (x, w, dy) = (bf16(&[t, k]), bf16(&[n, k]), bf16(&[t, n]));

@@ -1,9 +1,9 @@
-//! What this machine reaches, measured: memory, matrix products, launches.
+//! What this machine reaches, measured: memory, GEMMs, launches.
 
 use std::time::Instant;
 
 use deepwell_ir::ops::Axis;
-use deepwell_ir::{DType, Instance, Product, ops};
+use deepwell_ir::{DType, Instance, GemmKind, ops};
 use deepwell_kernels::{KernelError, SingleCall};
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 use deepwell_probe::{Hardware, NumberFormat, measure_memory_bandwidth, measure_triad};
@@ -14,22 +14,22 @@ use super::device_copy::{FLOATS, copied_gbps};
 use super::timer::{Timer, percentile};
 use crate::{Device, OpenDevice, TrainError};
 
-/// One matrix product.
+/// One GEMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProductRate {
+pub struct GemmRate {
     /// Format of the operands.
     pub format: NumberFormat,
     /// Rows and columns of the result, length of the sums.
     pub shape: [usize; 3],
     /// The kernel.
     pub kernel: String,
-    /// 10¹² FLOP a second, `2 x m x n x k` to a product; by the median of the samples.
+    /// 10¹² FLOP a second, `2 x m x n x k` to a GEMM; by the median of the samples.
     pub tflops: f64,
     /// The peak that is known of the device, dense, 10¹² FLOP a second.
     pub peak_tflops: Option<f64>,
 }
 
-impl ProductRate {
+impl GemmRate {
     /// The part of the peak that was reached, where there is a peak.
     pub fn peak_share(&self) -> Option<f64> {
         self.peak_tflops.filter(|&peak| peak > 0.0).map(|peak| self.tflops / peak)
@@ -56,8 +56,9 @@ pub struct CpuMeasurements {
     pub triad_gbps: f64,
     /// Whether the buffers fit in the caches: then it is their speed more than the memory's.
     pub fits_in_cache: bool,
-    /// Matrix products.
-    pub products: Vec<ProductRate>,
+    /// GEMMs.
+    #[serde(rename = "gemms")]
+    pub gemms: Vec<GemmRate>,
     /// What could not be measured, and why.
     pub failures: Vec<String>,
 }
@@ -73,17 +74,18 @@ pub struct GpuMeasurements {
     pub memory_gbps: Option<f64>,
     /// Times of launches.
     pub launches: Option<LaunchTimes>,
-    /// Matrix products.
-    pub products: Vec<ProductRate>,
+    /// GEMMs.
+    #[serde(rename = "gemms")]
+    pub gemms: Vec<GemmRate>,
     /// What could not be measured, and why.
     pub failures: Vec<String>,
 }
 
-/// Sizes of a product on a processor: 2.1 GFLOP.
+/// Sizes of a GEMM on a processor: 2.1 GFLOP.
 const CPU_SIZE: usize = 1024;
-/// Sizes of a product on a GPU: 1.1 TFLOP, far more tiles than multiprocessors.
+/// Sizes of a GEMM on a GPU: 1.1 TFLOP, far more tiles than multiprocessors.
 const GPU_SIZE: usize = 8192;
-/// Samples of each product.
+/// Samples of each GEMM.
 const SAMPLES: usize = 10;
 /// Launches that are timed together.
 const LAUNCHES: usize = 1000;
@@ -95,7 +97,7 @@ pub fn measure_cpu(hardware: &Hardware) -> CpuMeasurements {
         copy_gbps: copy.gbps,
         triad_gbps: measure_triad(&hardware.cpu).gbps,
         fits_in_cache: copy.fits_in_cache,
-        products: Vec::new(),
+        gemms: Vec::new(),
         failures: Vec::new(),
     };
     let mut open = match Device::Cpu.open(hardware) {
@@ -109,7 +111,7 @@ pub fn measure_cpu(hardware: &Hardware) -> CpuMeasurements {
     let mut timer = Timer::new(&mut open, hardware, SAMPLES);
     for (format, dtype) in [(NumberFormat::Fp32, DType::F32), (NumberFormat::Bf16, DType::Bf16)] {
         match rate(&mut timer, format, CPU_SIZE, &linear(dtype, CPU_SIZE), peak(format)) {
-            Ok(product) => measured.products.push(product),
+            Ok(gemm) => measured.gemms.push(gemm),
             Err(error) => measured.failures.push(format!("{format}: {error}")),
         }
     }
@@ -126,7 +128,7 @@ pub fn measure_gpu(index: usize, hardware: &Hardware) -> Result<GpuMeasurements,
     Ok(measure_open(&mut open, index, hardware, (GPU_SIZE, FLOATS)))
 }
 
-/// `size` is that of products, `floats` that of the copy.
+/// `size` is that of GEMMs, `floats` that of the copy.
 fn measure_open(
     open: &mut OpenDevice,
     index: usize,
@@ -158,7 +160,7 @@ fn measure_open(
     for (format, call) in calls {
         let peak = gpu.and_then(|gpu| gpu.peak_tflops(format));
         match rate(&mut timer, format, size, &call, peak) {
-            Ok(product) => measured.products.push(product),
+            Ok(gemm) => measured.gemms.push(gemm),
             Err(error) => measured.failures.push(format!("{format}: {error}")),
         }
     }
@@ -171,7 +173,7 @@ fn linear(dtype: DType, size: usize) -> SingleCall {
 }
 
 fn scaled_gemm((a, b): (QuantFormat, QuantFormat), size: usize) -> SingleCall {
-    let op = ops::ScaledGemm { product: Product::Fprop, output: DType::Bf16, bias: false, a, b };
+    let op = ops::ScaledGemm { kind: GemmKind::Fprop, output: DType::Bf16, bias: false, a, b };
     let inputs = [planes(a, Axis::Row, size, size), planes(b, Axis::Row, size, size)].concat();
     SingleCall::new(op, &inputs, &[(DType::Bf16, vec![size, size])])
 }
@@ -182,10 +184,10 @@ fn rate(
     size: usize,
     call: &SingleCall,
     peak_tflops: Option<f64>,
-) -> Result<ProductRate, String> {
+) -> Result<GemmRate, String> {
     let timing = timer.time(call)?;
     let tflops = call.cost().flops as f64 / timing.time_s / 1e12;
-    Ok(ProductRate { format, shape: [size; 3], kernel: timing.kernel, tflops, peak_tflops })
+    Ok(GemmRate { format, shape: [size; 3], kernel: timing.kernel, tflops, peak_tflops })
 }
 
 /// Times an op that has next to nothing to do.
@@ -247,26 +249,26 @@ mod tests {
         let measured = measure_open(&mut open, 0, &hardware, (1024, 1 << 14));
         assert!(measured.copy_gbps > Some(0.0), "{measured:?}");
         assert_eq!(measured.memory_gbps, Some(hardware.gpus[0].hbw_gbps));
-        let product = &measured.products[0];
-        assert_eq!((product.format, product.peak_tflops), (NumberFormat::Bf16, Some(989.0)));
-        assert!(product.peak_share() > Some(0.0));
+        let gemm = &measured.gemms[0];
+        assert_eq!((gemm.format, gemm.peak_tflops), (NumberFormat::Bf16, Some(989.0)));
+        assert!(gemm.peak_share() > Some(0.0));
         assert!(measured.launches.is_some_and(|times| times.in_graph_us > 0.0), "{measured:?}");
-        assert_eq!(measured.products.len() + measured.failures.len(), 3, "{measured:?}");
+        assert_eq!(measured.gemms.len() + measured.failures.len(), 3, "{measured:?}");
     }
 
     #[test]
     fn shares_need_a_peak() {
-        let mut product = ProductRate {
+        let mut gemm = GemmRate {
             format: NumberFormat::Bf16,
             shape: [1, 1, 1],
             kernel: String::new(),
             tflops: 3.0,
             peak_tflops: Some(4.0),
         };
-        assert_eq!(product.peak_share(), Some(0.75));
-        product.peak_tflops = Some(0.0);
-        assert_eq!(product.peak_share(), None);
-        product.peak_tflops = None;
-        assert_eq!(product.peak_share(), None);
+        assert_eq!(gemm.peak_share(), Some(0.75));
+        gemm.peak_tflops = Some(0.0);
+        assert_eq!(gemm.peak_share(), None);
+        gemm.peak_tflops = None;
+        assert_eq!(gemm.peak_share(), None);
     }
 }

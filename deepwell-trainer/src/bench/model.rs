@@ -218,8 +218,8 @@ impl ModelRun<'_> {
     }
 }
 
-/// Above this many FLOPs for a byte an op is told in FLOPs: products of matrices have hundreds,
-/// norms and the optimizer about one.
+/// Above this many FLOPs for a byte an op is told in FLOPs: GEMMs have hundreds, norms and the
+/// optimizer about one.
 const MATRIX_FLOPS_PER_BYTE: f64 = 20.0;
 
 /// Inputs and targets of a step.

@@ -194,13 +194,13 @@ def gemm(bench, identity, task):
     m, n, k = task["m"], task["n"], task["k"]
     byte_count = 2 * (m * k + n * k + m * n)
     if not task["fp8"]:
-        product = {
+        gemm = {
             "fprop": (lambda a, b: a @ b.t(), (m, k), (n, k)),
             "dgrad": (lambda a, b: a @ b, (m, k), (k, n)),
             "wgrad": (lambda a, b: a.t() @ b, (k, m), (k, n)),
-        }[task["product"]]
-        operands = lambda: (bench.uniform(*product[1]), bench.uniform(*product[2]))
-        both(bench, identity, product[0], operands, byte_count)
+        }[task["gemm"]]
+        operands = lambda: (bench.uniform(*gemm[1]), bench.uniform(*gemm[2]))
+        both(bench, identity, gemm[0], operands, byte_count)
         return
 
     def scaled(scale_a, scale_b):

@@ -23,10 +23,10 @@ const COMPILER: &[(&str, &str)] = &[("TORCHINDUCTOR_COMPILE_THREADS", "4")];
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PeerTask {
-    /// A product of matrices.
+    /// A GEMM.
     Gemm {
         /// `fprop`, `dgrad` or `wgrad`: how the operands lie.
-        product: String,
+        gemm: String,
         /// Rows of the result.
         m: usize,
         /// Columns of the result.

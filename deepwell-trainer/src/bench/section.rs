@@ -17,7 +17,7 @@ use crate::TrainError;
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Section {
-    /// Matrix products in BF16 and MXFP8.
+    /// GEMMs in BF16 and MXFP8.
     Gemm,
     /// Block quantization along rows, columns and both.
     Quantize,

@@ -1,6 +1,6 @@
 //! Sizes beside those of the model: on a GPU what peers are known for, on a processor small ones.
 
-/// `(M, N, K)` of matrix products.
+/// `(M, N, K)` of GEMMs.
 pub(super) fn gemms(is_gpu: bool) -> &'static [(usize, usize, usize)] {
     if is_gpu {
         &[

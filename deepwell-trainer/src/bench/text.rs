@@ -30,7 +30,7 @@ pub(super) const METHOD: [&str; 9] = [
      predicted time of a step. Host time: what the host spends to start a step and to read its \
      result when there is nothing to wait for.",
     "Peers: PyTorch on the same shapes after ours in the same run, with the same rotation, graph \
-     replay and events; the number is its time over ours, above 1 it is slower. FP8 products have \
+     replay and events; the number is its time over ours, above 1 it is slower. FP8 GEMMs have \
      the scales that PyTorch offers, in `torch FP8 1x128` those of mxfp8-128, and write BF16. \
      Gradients of weights are BF16 there and FP32 here. torch eager is the fused AdamW, \
      torch.compile the compiled one over lists. Training: Hugging Face's llama, BF16 weights, \

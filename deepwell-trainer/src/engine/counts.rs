@@ -1,6 +1,6 @@
 //! What a run has computed in MXFP8, counted as steps and evaluations end.
 
-use deepwell_ir::{Op, Product, Program};
+use deepwell_ir::{Op, GemmKind, Program};
 use deepwell_plan::{LinearFlops, linear_flops};
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +21,11 @@ impl GemmCounts {
         self.fprop + self.dgrad + self.wgrad
     }
 
-    fn of(&mut self, gemm: Product) -> &mut u64 {
+    fn of(&mut self, gemm: GemmKind) -> &mut u64 {
         match gemm {
-            Product::Fprop => &mut self.fprop,
-            Product::Dgrad => &mut self.dgrad,
-            Product::Wgrad => &mut self.wgrad,
+            GemmKind::Fprop => &mut self.fprop,
+            GemmKind::Dgrad => &mut self.dgrad,
+            GemmKind::Wgrad => &mut self.wgrad,
         }
     }
 
@@ -73,8 +73,8 @@ impl RunCounts {
             let operands = call.operands[..op.plane_inputs()].iter();
             let bytes: usize =
                 operands.map(|operand| program.value(operand.value).range.bytes).sum();
-            *counts.mxfp8_gemms.of(op.product) += runs as u64;
-            *counts.quantized_bytes.of(op.product) += (bytes * runs) as u64;
+            *counts.mxfp8_gemms.of(op.kind) += runs as u64;
+            *counts.quantized_bytes.of(op.kind) += (bytes * runs) as u64;
         }
         counts
     }

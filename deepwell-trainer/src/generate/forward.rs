@@ -164,7 +164,7 @@ fn to_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// A product of rows in FP32, summed in sixteen lanes and then in a fixed order.
+/// A dot product of rows in FP32, summed in sixteen lanes and then in a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut lanes = [0f32; LANES];
@@ -183,7 +183,7 @@ mod tests {
     use super::dot;
 
     #[test]
-    fn products_of_rows() {
+    fn dot_products_of_rows() {
         for width in [0, 1, 15, 16, 17, 100] {
             let a: Vec<f32> = (0..width).map(|index| index as f32).collect();
             let b: Vec<f32> = (0..width).map(|index| (index % 3) as f32).collect();

@@ -28,7 +28,7 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
                deepwell-kernels/tests/cuda/emulated.rs runs on the emulated device and is checked,
                and of each of its kernels a recorded launch runs again as FLAGS say
   FILE.toml    launch files, or folders of them: any PTX
-  --all        every kernel in all modes, and the products with one small mistake at a time; one
+  --all        every kernel in all modes, and the GEMMs with one small mistake at a time; one
                table
 
   --mutate     make one small mistake at a time, list what nobody noticed
@@ -149,7 +149,7 @@ impl Options {
             bail!("`--arch {name}` is for kernels: a launch file names its PTX");
         }
         if what == What::All && mutate {
-            bail!("`--all` mutates the products by itself: leave `--mutate` out");
+            bail!("`--all` mutates the GEMMs by itself: leave `--mutate` out");
         }
         Ok(Options { what, architectures, mutate, keep, rest })
     }
@@ -180,7 +180,7 @@ fn recorded(
         }
     }
     if !options.keep {
-        // `survey` mutates products.
+        // `survey` mutates GEMMs.
         let is_mutated =
             |stem: &str| options.mutate || options.what == What::All && stem.contains("gemm");
         record::run(shell, root, &which, is_mutated)?;

@@ -8,42 +8,42 @@ use super::sass::Counts;
 struct Rule {
     /// Name of the source without `.cu`.
     stem: &'static str,
-    /// The instruction of all of its products, which there must be.
-    product: &'static str,
+    /// The instruction of all of its MMAs, which must be there.
+    mma: &'static str,
     /// The instruction of all of its tensor copies, which there must be; without it there are none.
     load: Option<&'static str>,
-    /// What kernels have in their names whose products and copies are those of pairs of blocks.
+    /// What kernels have in their names whose MMAs and copies are those of CTA pairs.
     pair: Option<&'static str>,
 }
 
-/// Products on tcgen05, whose operands come by tensor copies, and those of sm_120 with scales of
+/// GEMMs on tcgen05, whose operands come by tensor copies, and those of sm_120 with scales of
 /// blocks. Nothing is in local memory.
 const RULES: &[Rule] = &[
     Rule {
         stem: "sm100_bf16_gemm",
-        product: "UTCHMMA",
+        mma: "UTCHMMA",
         load: Some("UTMALDG"),
         pair: Some("_256x"),
     },
     Rule {
         stem: "sm100_mxfp8_gemm",
-        product: "UTCQMMA",
+        mma: "UTCQMMA",
         load: Some("UTMALDG"),
         pair: Some("_256x"),
     },
     Rule {
         stem: "sm100_bf16_gemm_fused",
-        product: "UTCHMMA",
+        mma: "UTCHMMA",
         load: Some("UTMALDG"),
         pair: Some("_256x"),
     },
     Rule {
         stem: "sm100_mxfp8_gemm_fused",
-        product: "UTCQMMA",
+        mma: "UTCQMMA",
         load: Some("UTMALDG"),
         pair: Some("_256x"),
     },
-    Rule { stem: "sm120_mxfp8_gemm", product: "QMMA.SF", load: None, pair: None },
+    Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
 ];
 
 /// What is wrong with the machine code of a kernel.
@@ -54,7 +54,7 @@ pub(crate) fn machine_code_fault(stem: &str, kernel: &Kernel) -> Option<String> 
     let of_pair = if is_of_pair { ".2CTA" } else { "" };
     let mut faults = Vec::new();
     for (counts, mnemonic) in [
-        (&kernel.instructions.products, Some(rule.product)),
+        (&kernel.instructions.mmas, Some(rule.mma)),
         (&kernel.instructions.tensor_loads, rule.load),
     ] {
         let expected = mnemonic.map(|mnemonic| format!("{mnemonic}{of_pair}"));
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn kernels_that_break_a_rule() {
         let check =
-            |stem: &str, entry: &str, products: &str, loads: &str, stack_bytes, expected| {
+            |stem: &str, entry: &str, mmas: &str, loads: &str, stack_bytes, expected| {
                 let counts = |names: &str| -> Counts {
                     names.split_whitespace().map(|name| (name.to_string(), 4)).collect()
                 };
@@ -98,7 +98,7 @@ mod tests {
                         ..Resources::default()
                     },
                     instructions: Instructions {
-                        products: counts(products),
+                        mmas: counts(mmas),
                         tensor_loads: counts(loads),
                     },
                 };

@@ -18,7 +18,7 @@ pub(crate) struct Kernel {
 impl Kernel {
     /// Whether registers are spilled beside tensor cores, which then wait for memory.
     fn spills_beside_tensor_cores(&self) -> bool {
-        self.resources.spill_bytes > 0 && !self.instructions.products.is_empty()
+        self.resources.spill_bytes > 0 && !self.instructions.mmas.is_empty()
     }
 }
 
@@ -144,7 +144,7 @@ fn kernel_to_json(kernel: &Kernel) -> Value {
         "shared_bytes": resources.shared_bytes,
         "stack_bytes": resources.stack_bytes,
         "spill_bytes": resources.spill_bytes,
-        "tensor_instructions": kernel.instructions.products,
+        "tensor_instructions": kernel.instructions.mmas,
         "tensor_loads": kernel.instructions.tensor_loads,
     })
 }
@@ -164,7 +164,7 @@ fn kernel_from_json(value: &Value) -> Option<Kernel> {
             spill_bytes: number("spill_bytes")?,
         },
         instructions: Instructions {
-            products: counts("tensor_instructions")?,
+            mmas: counts("tensor_instructions")?,
             tensor_loads: counts("tensor_loads")?,
         },
     })
@@ -226,7 +226,7 @@ impl Manifest {
                     resources.registers.to_string(),
                     grouped(resources.shared_bytes),
                     grouped(resources.spill_bytes),
-                    counts_text(&kernel.instructions.products),
+                    counts_text(&kernel.instructions.mmas),
                     // Once for each file.
                     if index == 0 { grouped(cubin.bytes) } else { String::new() },
                 ]);
@@ -309,7 +309,7 @@ mod tests {
                 spill_bytes,
             },
             instructions: Instructions {
-                products: counts.iter().map(|(name, count)| (name.to_string(), *count)).collect(),
+                mmas: counts.iter().map(|(name, count)| (name.to_string(), *count)).collect(),
                 ..Instructions::default()
             },
         }

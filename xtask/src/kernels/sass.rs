@@ -1,5 +1,4 @@
-//! Instructions that matter in machine code, as nvdisasm prints it: products of tensor cores and
-//! tensor copies.
+//! Instructions that matter in machine code, as nvdisasm prints it: MMAs and tensor copies.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +12,8 @@ const KEPT_MODIFIERS: [&str; 2] = ["2CTA", "SF"];
 /// What a function has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Instructions {
-    /// Products on tensor cores.
-    pub(crate) products: Counts,
+    /// MMAs.
+    pub(crate) mmas: Counts,
     /// Copies of boxes of tensors to shared memory.
     pub(crate) tensor_loads: Counts,
 }
@@ -23,7 +22,7 @@ impl Instructions {
     /// Adds what another function has.
     pub(crate) fn add(&mut self, other: &Instructions) {
         for (own, others) in
-            [(&mut self.products, &other.products), (&mut self.tensor_loads, &other.tensor_loads)]
+            [(&mut self.mmas, &other.mmas), (&mut self.tensor_loads, &other.tensor_loads)]
         {
             for (name, count) in others {
                 *own.entry(name.clone()).or_default() += count;
@@ -55,7 +54,7 @@ pub(crate) fn count_instructions(text: &str) -> BTreeMap<String, Instructions> {
             let instructions = functions.entry(function.clone()).or_default();
             let counts = match mnemonic {
                 "UTMALDG" => &mut instructions.tensor_loads,
-                _ if mnemonic.ends_with("MMA") => &mut instructions.products,
+                _ if mnemonic.ends_with("MMA") => &mut instructions.mmas,
                 _ => continue,
             };
             *counts.entry(name).or_default() += 1;
@@ -114,9 +113,9 @@ first:
         let found: Vec<String> = count_instructions(text)
             .iter()
             .map(|(function, found)| {
-                let (products, loads) =
-                    (counts_text(&found.products), counts_text(&found.tensor_loads));
-                format!("{function}: {products}; {loads}")
+                let (mmas, loads) =
+                    (counts_text(&found.mmas), counts_text(&found.tensor_loads));
+                format!("{function}: {mmas}; {loads}")
             })
             .collect();
         let expected = [
@@ -131,13 +130,13 @@ first:
     fn counts_of_functions_add_up() {
         let counts =
             |names: &[&str]| -> Counts { names.iter().map(|name| (name.to_string(), 2)).collect() };
-        let mut all = Instructions { products: counts(&["HMMA"]), ..Instructions::default() };
+        let mut all = Instructions { mmas: counts(&["HMMA"]), ..Instructions::default() };
         all.add(&Instructions {
-            products: counts(&["HMMA", "QMMA"]),
+            mmas: counts(&["HMMA", "QMMA"]),
             tensor_loads: counts(&["UTMALDG"]),
         });
-        let products: Vec<_> = all.products.into_iter().collect();
-        assert_eq!(products, [("HMMA".to_string(), 4), ("QMMA".to_string(), 2)]);
+        let mmas: Vec<_> = all.mmas.into_iter().collect();
+        assert_eq!(mmas, [("HMMA".to_string(), 4), ("QMMA".to_string(), 2)]);
         assert_eq!(all.tensor_loads, counts(&["UTMALDG"]));
     }
 }

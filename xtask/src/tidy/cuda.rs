@@ -10,7 +10,7 @@ use super::Violation;
 /// The folders below [`CUDA_FOLDER`], lowest first.
 const LAYERS: [&str; 6] = ["common", "ptx", "layout", "mma", "scheduler", "epilogue"];
 
-/// Sources of the PTX that the emulator's tests run: no kernels of the product, and their PTX names
+/// Sources of the PTX that the emulator's tests run: no kernels that ship, and their PTX names
 /// their lines, so that none of the rules here is for them.
 pub(crate) const FIXTURES: &str = "deepwell-kernels/emulator/tests/fixtures/";
 

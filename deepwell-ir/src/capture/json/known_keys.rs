@@ -138,7 +138,7 @@ pub(super) const RESTRICTED: &[Restricted] = &[
     Restricted {
         key: "pretraining_tp",
         allowed: is_one,
-        hint: "supported: 1; other values only split the products in another way, so that 1 trains \
+        hint: "supported: 1; other values only split the GEMMs in another way, so that 1 trains \
                the same model up to rounding",
     },
     Restricted {

@@ -1,4 +1,4 @@
-//! Attention: as one call, or as products around a softmax.
+//! Attention: as one call, or as GEMMs around a softmax.
 
 use super::constant::Constant;
 use super::exported::Arg;
@@ -42,7 +42,7 @@ pub(super) fn fused(call: &Call<'_>, exprs: &mut Exprs) -> Option<Value> {
     attention(call, exprs, [q, k, v], scale, mask)
 }
 
-/// `softmax(q · kᵀ · scale + mask) · v`, of which `call` is the last product.
+/// `softmax(q · kᵀ · scale + mask) · v`, of which `call` is the last GEMM.
 pub(super) fn by_hand(
     call: &Call<'_>,
     exprs: &mut Exprs,

@@ -9,7 +9,7 @@ use super::layout::{axis, elements, resolved};
 /// Most elements of a value that is worked out, 128 MiB: the mask of sequences of 4096.
 pub(super) const ELEMENTS_MAX: usize = 1 << 24;
 
-/// Most terms of the sums of a product of matrices that is worked out: a second or so.
+/// Most terms of the sums of a GEMM that is worked out: a second or so.
 const TERMS_MAX: usize = 1 << 28;
 
 /// A small tensor, row-major, of at most [`ELEMENTS_MAX`] elements. Integers and booleans are
@@ -202,7 +202,7 @@ impl Constant {
         Some(Constant::new(shape, values, is_float))
     }
 
-    /// Products of matrices, all leading axes alike.
+    /// GEMMs, all leading axes alike.
     pub(super) fn matmul(&self, other: &Constant) -> Option<Constant> {
         let (a, b) = (self.shape.len(), other.shape.len());
         if a < 2 || a != b || self.shape[..a - 2] != other.shape[..b - 2] {

@@ -7,7 +7,7 @@ use crate::ops::{
     AddRmsNorm, DualGemm, GroupedGemm, LayerNorm, Linear, LinearInputGrad, RmsNorm, ScaledGemm,
     SwiGluBackward,
 };
-use crate::{Dim, Product};
+use crate::{Dim, GemmKind};
 
 fn quantize(of: usize, axis: Axis) -> Epilogue {
     Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }
@@ -64,7 +64,7 @@ fn outputs_are_the_stored_results_in_order() {
     let both = [quantize(1, Axis::Both)];
     let apart = [quantize(1, Axis::Row), quantize(1, Axis::Column)];
     let linear = || Linear { bias: true };
-    let product = [matrix(64), weight(96, 64), vector(96)];
+    let kind = [matrix(64), weight(96, 64), vector(96)];
     let all = [Epilogue::Bias { of: 0 }, gelu(1), Epilogue::Residual { of: 2 }];
     let add = [matrix(64), weight(96, 64), vector(96), matrix(96)];
     let dual = DualGemm { gemm: Box::new(Linear { bias: false }.into()) };
@@ -75,8 +75,8 @@ fn outputs_are_the_stored_results_in_order() {
             fused(SwiGluBackward {}, &[quantize(0, Axis::Column), quantize(1, Axis::Row)], &[0]),
             &[matrix(32), matrix(32), matrix(32)],
         ),
-        (fused(linear(), &[gelu(0)], &[]), &product),
-        (fused(linear(), &[gelu(0), quantize(1, Axis::Both)], &[0, 1]), &product),
+        (fused(linear(), &[gelu(0)], &[]), &kind),
+        (fused(linear(), &[gelu(0), quantize(1, Axis::Both)], &[0, 1]), &kind),
         (
             fused(LinearInputGrad {}, &[gelu_backward(0)], &[0]),
             &[matrix(96), weight(96, 64), matrix(64)],
@@ -160,7 +160,7 @@ fn work_is_that_of_all_parts() {
 #[test]
 fn attributes_say_what_reads_what() {
     let mx = ScaledGemm {
-        product: Product::Fprop,
+        kind: GemmKind::Fprop,
         output: DType::Bf16,
         bias: true,
         a: QuantFormat::MXFP8,

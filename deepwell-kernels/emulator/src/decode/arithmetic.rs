@@ -5,7 +5,7 @@ use super::lower::{Decoded, Lowering};
 use super::operands::exactly;
 use super::scalar_instruction::{
     BinaryOperation, ExtremumModifiers, FloatFunction, FloatModifiers, FloatRounding, FloatTest,
-    ProductPart, ScalarInstruction, TernaryOperation, UnaryOperation,
+    MultiplyPart, ScalarInstruction, TernaryOperation, UnaryOperation,
 };
 use super::types::Type;
 use super::words::Words;
@@ -170,21 +170,21 @@ impl Lowering<'_> {
                 self.binary(operation, value_type, same, operands)
             }
             "mul" => {
-                let part = self.product_part(words)?;
-                let wide = self.product_type(part, value_type)?;
+                let part = self.multiply_part(words)?;
+                let wide = self.multiply_type(part, value_type)?;
                 let types = [wide, value_type, value_type];
                 self.binary(BinaryOperation::Multiply(part), value_type, types, operands)
             }
             "mad" | "madc" => {
-                let part = self.product_part(words)?;
-                let wide = self.product_type(part, value_type)?;
+                let part = self.multiply_part(words)?;
+                let wide = self.multiply_type(part, value_type)?;
                 let carry_in = name == "madc";
                 let carry_out = words.take("cc");
                 let saturate = words.take("sat");
-                if saturate && (part != ProductPart::High || value_type != Type::S32) {
+                if saturate && (part != MultiplyPart::High || value_type != Type::S32) {
                     return Err("`.sat` is only there for `.hi.s32`".to_string());
                 }
-                if (carry_in || carry_out) && part == ProductPart::Wide {
+                if (carry_in || carry_out) && part == MultiplyPart::Wide {
                     return Err("carry is only there for `.lo` and `.hi`".to_string());
                 }
                 let operation =
@@ -215,18 +215,18 @@ impl Lowering<'_> {
         }
     }
 
-    fn product_part(&self, words: &mut Words<'_>) -> Result<ProductPart, String> {
+    fn multiply_part(&self, words: &mut Words<'_>) -> Result<MultiplyPart, String> {
         words
             .take_from(&[
-                ("lo", ProductPart::Low),
-                ("hi", ProductPart::High),
-                ("wide", ProductPart::Wide),
+                ("lo", MultiplyPart::Low),
+                ("hi", MultiplyPart::High),
+                ("wide", MultiplyPart::Wide),
             ])
             .ok_or_else(|| "`.lo`, `.hi` or `.wide` is missing".to_string())
     }
 
-    fn product_type(&self, part: ProductPart, value_type: Type) -> Result<Type, String> {
-        if part != ProductPart::Wide {
+    fn multiply_type(&self, part: MultiplyPart, value_type: Type) -> Result<Type, String> {
+        if part != MultiplyPart::Wide {
             return Ok(value_type);
         }
         match value_type {

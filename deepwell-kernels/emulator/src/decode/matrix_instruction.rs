@@ -63,7 +63,7 @@ pub struct StoreMatrix {
     pub space: Space,
 }
 
-/// M, N and K of a product.
+/// M, N and K of an MMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub struct MmaShape {
@@ -72,7 +72,7 @@ pub struct MmaShape {
     pub k: u32,
 }
 
-/// `.kind::` of a product.
+/// `.kind::` of an MMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum MmaKind {

@@ -58,7 +58,7 @@ pub struct ExtremumModifiers {
 
 /// Which half of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ProductPart {
+pub enum MultiplyPart {
     /// `.lo`.
     Low,
     /// `.hi`.
@@ -229,7 +229,7 @@ pub enum BinaryOperation {
         carry_in: bool,
         carry_out: bool,
     },
-    Multiply(ProductPart),
+    Multiply(MultiplyPart),
     /// Of 24-bit operands; low 32 bits, or bits 16 to 47.
     Multiply24 {
         high: bool,
@@ -274,7 +274,7 @@ pub enum BinaryOperation {
 #[allow(missing_docs)]
 pub enum TernaryOperation {
     MultiplyAdd {
-        part: ProductPart,
+        part: MultiplyPart,
         saturate: bool,
         carry_in: bool,
         carry_out: bool,

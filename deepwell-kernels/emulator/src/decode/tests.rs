@@ -476,7 +476,7 @@ fn operands_become_what_families_need() {
         "tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.scale_vec::4X [%r1], %l1, %l2, %r2, \
          [%r3], [%r4+4], !%p1;",
     ) else {
-        panic!("a product")
+        panic!("a multiplication")
     };
     let scales = mma.scales.expect("scales");
     assert_eq!((scales.vector, scales.block, scales.b.offset), (4, 16, 4));

@@ -7,7 +7,7 @@ use super::cluster::ClusterState;
 use super::copy::{self, Copy};
 use super::execute::Next;
 use super::landing;
-use super::matrix::complete_first_product;
+use super::matrix::complete_first_wgmma;
 use super::reach::Reach;
 use super::tensor::TensorWork;
 use super::warp::{LaneCopy, LaneCopyKind, Warp, lanes};
@@ -297,16 +297,16 @@ pub(crate) fn complete_random(
         return complete_tensor(choice - bulk, cluster, world);
     }
     let warp = &mut warps[choice - bulk - blocks];
-    Ok(complete_first_copy(warp, cluster, world)? || complete_product(warp, cluster, world)?)
+    Ok(complete_first_copy(warp, cluster, world)? || complete_wgmma(warp, cluster, world)?)
 }
 
-fn complete_product(
+fn complete_wgmma(
     warp: &mut Warp,
     cluster: &mut ClusterState,
     world: &mut World<'_>,
 ) -> Result<bool, Fault> {
-    world.operation = warp.products.first().map(|product| product.pc);
-    let done = complete_first_product(warp, cluster, world)?;
+    world.operation = warp.wgmmas.first().map(|wgmma| wgmma.pc);
+    let done = complete_first_wgmma(warp, cluster, world)?;
     world.operation = None;
     Ok(done)
 }
@@ -349,7 +349,7 @@ pub(crate) fn complete_for(
         }
     }
     for warp in warps {
-        if complete_first_copy(warp, cluster, world)? || complete_product(warp, cluster, world)? {
+        if complete_first_copy(warp, cluster, world)? || complete_wgmma(warp, cluster, world)? {
             return Ok(true);
         }
     }

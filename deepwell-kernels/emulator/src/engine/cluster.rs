@@ -22,7 +22,7 @@ pub(crate) struct Block {
     pub(crate) live_threads: u32,
     /// Who owns which columns of tensor memory.
     pub(crate) allocator: Allocator,
-    /// Products of its warp groups.
+    /// MMAs of its warp groups.
     pub(crate) warp_groups: WarpGroups,
     /// Frees of tensor memory so far.
     pub(crate) tensor_frees: u64,

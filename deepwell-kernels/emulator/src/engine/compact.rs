@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_of_products_keep_their_rows() {
+    fn registers_of_wgmmas_keep_their_rows() {
         let accumulator: Vec<String> = (1..5).map(|i| format!("%r{i}")).collect();
         let program = shared(&format!(
             ".reg .b64 %d<3>;\nmov.b64 %d1, 0;\nwgmma.fence.sync.aligned;\n\
@@ -252,7 +252,7 @@ mod tests {
             _ => None,
         });
         let mut rows: Vec<usize> =
-            d.expect("a product").into_iter().map(|register| number(register, 0)).collect();
+            d.expect("a wgmma").into_iter().map(|register| number(register, 0)).collect();
         rows.sort_unstable();
         rows.dedup();
         assert_eq!(rows.len(), 4);

@@ -15,19 +15,19 @@ use crate::error::Fault;
 use crate::hazard::{Group, Unit};
 use crate::launch::Completion;
 use crate::warp_mma::{
-    MatrixAccess, ScaleSelector, WarpProduct, WarpScales, load_matrix, store_matrix,
+    MatrixAccess, ScaleSelector, WarpMmaForm, WarpScales, load_matrix, store_matrix,
     transpose_matrix,
 };
-use crate::wgmma::{GroupProduct, MatrixA, WarpFragments};
+use crate::wgmma::{WgmmaForm, MatrixA, WarpFragments};
 
 /// A `wgmma` of one warp that did not happen yet.
 #[derive(Clone, Debug)]
-pub(crate) struct PendingProduct {
+pub(crate) struct PendingWgmma {
     /// Where in the program.
     pub(crate) pc: u32,
     /// Groups that the warp had committed before.
     group: u32,
-    form: GroupProduct,
+    form: WgmmaForm,
     a: MatrixA,
     a_rows: Vec<[u32; 32]>,
     b: u64,
@@ -93,24 +93,24 @@ pub(crate) fn run(
         Instruction::WarpGroupMma(mma) => group_mma(mma, warp, cluster, world, mask)?,
         Instruction::WarpGroupFence => warp.watch.warp_group_fence(),
         Instruction::WarpGroupCommit => {
-            warp.product_groups += 1;
+            warp.wgmma_groups += 1;
             cluster.blocks[warp.rank as usize].warp_groups.committed(warp.index);
             warp.watch.warp_group_commit();
             world.group_committed(warp, cluster, mask, Group::WarpGroup);
         }
         Instruction::WarpGroupWait { pending } => {
-            while let Some(first) = warp.products.first()
-                && first.group + pending < warp.product_groups
+            while let Some(first) = warp.wgmmas.first()
+                && first.group + pending < warp.wgmma_groups
             {
-                complete_first_product(warp, cluster, world)?;
+                complete_first_wgmma(warp, cluster, world)?;
             }
             let groups = &mut cluster.blocks[warp.rank as usize].warp_groups;
-            let products = groups.awaited(warp.index, *pending);
-            if !groups.are_complete(warp.index, products) {
+            let wgmmas = groups.awaited(warp.index, *pending);
+            if !groups.are_complete(warp.index, wgmmas) {
                 warp.spread();
                 super::control::leave(warp, mask);
                 let pc = warp.pc;
-                warp.park(mask, pc, Wait::Products { products }, world.instructions);
+                warp.park(mask, pc, Wait::Wgmmas { wgmmas }, world.instructions);
                 return Ok(Next::Select);
             }
             groups.waited(warp.index, *pending);
@@ -143,7 +143,7 @@ fn matrix_rows(
 }
 
 fn warp_mma(mma: &WarpMma, warp: &mut Warp, world: &mut World<'_>, mask: u32) -> Result<(), Fault> {
-    let form = WarpProduct::of(mma)?;
+    let form = WarpMmaForm::of(mma)?;
     let (a, b, c) = (rows_of(warp, &mma.a), rows_of(warp, &mma.b), rows_of(warp, &mma.c));
     let scales = mma.scales.as_ref().map(|scales| {
         let value = |source| warp.registers.lane(source, 0) as u32;
@@ -166,7 +166,7 @@ fn warp_mma(mma: &WarpMma, warp: &mut Warp, world: &mut World<'_>, mask: u32) ->
             warp.registers.set_row32(*destination, row, mask);
         }
     }
-    world.counts.products += 1;
+    world.counts.mmas += 1;
     let shape = mma.shape;
     world.counts.multiply_adds += u64::from(shape.m) * u64::from(shape.n) * u64::from(shape.k);
     Ok(())
@@ -190,7 +190,7 @@ fn group_mma(
     world: &mut World<'_>,
     mask: u32,
 ) -> Result<(), Fault> {
-    let form = GroupProduct::of(mma);
+    let form = WgmmaForm::of(mma);
     form.check()?;
     if mask != u32::MAX || !world.shape.warps().is_multiple_of(4) {
         return Err(Fault::new(
@@ -198,7 +198,7 @@ fn group_mma(
             "`wgmma` needs four whole warps, the first of which has a multiple of 4 as its number",
         ));
     }
-    cluster.blocks[warp.rank as usize].warp_groups.product(warp.index, warp.pc)?;
+    cluster.blocks[warp.rank as usize].warp_groups.wgmma(warp.index, warp.pc)?;
     let scales = warp.registers.predicate(mma.scale_d) & mask;
     if scales != 0 && scales != mask {
         return Err(Fault::new(
@@ -235,9 +235,9 @@ fn group_mma(
             tracker.report_register(thread, Unit::WarpGroupMma, found);
         }
     }
-    warp.products.push(PendingProduct {
+    warp.wgmmas.push(PendingWgmma {
         pc: warp.pc,
-        group: warp.product_groups,
+        group: warp.wgmma_groups,
         form,
         a,
         a_rows,
@@ -247,47 +247,47 @@ fn group_mma(
         tracked,
     });
     if warp.index.is_multiple_of(4) {
-        world.counts.products += 1;
+        world.counts.mmas += 1;
     }
     let shape = mma.shape;
     world.counts.multiply_adds += 16 * u64::from(shape.n) * u64::from(shape.k);
     if world.settings.completion == Completion::Eager {
-        complete_first_product(warp, cluster, world)?;
+        complete_first_wgmma(warp, cluster, world)?;
     }
     Ok(())
 }
 
 /// Does the first `wgmma` of a warp that did not happen yet. Returns whether there was one.
-pub(crate) fn complete_first_product(
+pub(crate) fn complete_first_wgmma(
     warp: &mut Warp,
     cluster: &mut ClusterState,
     world: &mut World<'_>,
 ) -> Result<bool, Fault> {
-    if warp.products.is_empty() {
+    if warp.wgmmas.is_empty() {
         return Ok(false);
     }
-    let product = warp.products.remove(0);
+    let wgmma = warp.wgmmas.remove(0);
     cluster.blocks[warp.rank as usize].warp_groups.completed(warp.index);
     let mut fragments = [WarpFragments {
         warp: warp.index % 4,
-        a: product.a_rows,
-        d: (product.d.iter())
+        a: wgmma.a_rows,
+        d: (wgmma.d.iter())
             .map(|register| warp.registers.row32(Source::Register(*register)))
             .collect(),
     }];
     let model = world.settings.results;
-    let mut reach = Reach::operation(cluster, world, warp.rank, product.tracked);
-    product.form.run(
+    let mut reach = Reach::operation(cluster, world, warp.rank, wgmma.tracked);
+    wgmma.form.run(
         model,
         warp.rank,
-        product.a,
-        product.b,
-        product.accumulate,
+        wgmma.a,
+        wgmma.b,
+        wgmma.accumulate,
         &mut fragments,
         &mut reach,
     )?;
-    world.ran(product.tracked);
-    for (row, register) in fragments[0].d.iter().zip(&product.d) {
+    world.ran(wgmma.tracked);
+    for (row, register) in fragments[0].d.iter().zip(&wgmma.d) {
         warp.registers.set_row32(*register, row, u32::MAX);
     }
     world.changes += 1;

@@ -176,9 +176,9 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
                 warp.expire
                     || cluster.barriers.get(*rank, *offset).is_none_or(|b| b.phase() != *phase)
             }
-            Wait::Products { products } => {
+            Wait::Wgmmas { wgmmas } => {
                 let groups = &cluster.blocks[warp.rank as usize].warp_groups;
-                groups.are_complete(warp.index, *products)
+                groups.are_complete(warp.index, *wgmmas)
             }
             Wait::TensorColumns { frees } => cluster.tensor_frees(warp.rank) != *frees,
         };
@@ -388,7 +388,7 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
         Wait::Mbarrier { rank, offset, parity, .. } => {
             cluster.barriers.describe_wait(*rank, *offset, *parity)
         }
-        Wait::Products { .. } => "`wgmma`s of other warps of its warp group".to_owned(),
+        Wait::Wgmmas { .. } => "`wgmma`s of other warps of its warp group".to_owned(),
         Wait::TensorColumns { .. } => "columns of tensor memory that nobody frees".to_owned(),
     }
 }

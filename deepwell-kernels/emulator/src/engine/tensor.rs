@@ -31,7 +31,7 @@ pub(crate) struct TensorWork {
 
 #[derive(Debug)]
 enum TensorWorkKind {
-    Product(Box<MmaPlan>),
+    Mma(Box<MmaPlan>),
     Copy(Box<CopyPlan>),
     /// One arrival at each barrier when all before is done.
     Commit {
@@ -138,11 +138,11 @@ pub(crate) fn run(
                         block.allocator.check_access(column, columns)?;
                     }
                 }
-                world.counts.products += 1;
-                world.counts.multiply_adds += plan.products();
+                world.counts.mmas += 1;
+                world.counts.multiply_adds += plan.multiply_adds();
                 let tracked = world.issued(warp, cluster, 1 << lane, Unit::TensorMma);
                 world.permutes(tracked, patterns);
-                let what = TensorWorkKind::Product(Box::new(plan));
+                let what = TensorWorkKind::Mma(Box::new(plan));
                 submit(work(warp, what, tracked), cluster, world)?;
             }
             world.lane = None;
@@ -422,7 +422,7 @@ pub(crate) fn complete(
     world: &mut World<'_>,
 ) -> Result<(), Fault> {
     match &work.what {
-        TensorWorkKind::Product(plan) => {
+        TensorWorkKind::Mma(plan) => {
             let model = world.settings.results;
             let mut reach = Reach::operation(cluster, world, work.rank, work.tracked);
             plan.run(model, &mut reach)?;

@@ -2,13 +2,13 @@
 
 use crate::decode::{Instruction, Mbarrier, Program, Semantics, Tcgen05};
 
-/// The first product and the first load of a kernel that counts on the acquire of its mbarrier
-/// waits alone: behind none of them is a `tcgen05.fence::after_thread_sync`. CUTLASS and
-/// ThunderKittens write such kernels. Where only one product is committed the fence is more likely
-/// forgotten, and a kernel that has it in other places means to use it.
+/// The first MMA and the first load of a kernel that counts on the acquire of its mbarrier waits
+/// alone: behind none of them is a `tcgen05.fence::after_thread_sync`. CUTLASS and ThunderKittens
+/// write such kernels. Where only one MMA is committed the fence is more likely forgotten, and a
+/// kernel that has it in other places means to use it.
 pub(crate) fn left_out(program: &Program) -> Option<(u32, u32)> {
     let (mut commits, mut waits) = (0, false);
-    let (mut product, mut load) = (None, None);
+    let (mut mma, mut load) = (None, None);
     for (at, step) in (0..).zip(&program.steps) {
         match &step.instruction {
             Instruction::Mbarrier(Mbarrier::Wait { semantics: Semantics::Relaxed, .. }) => {
@@ -18,12 +18,12 @@ pub(crate) fn left_out(program: &Program) -> Option<(u32, u32)> {
             Instruction::Barrier(_) | Instruction::ClusterWait { .. } => waits = false,
             Instruction::Tcgen05(Tcgen05::FenceAfter) if waits => return None,
             Instruction::Tcgen05(Tcgen05::Commit { .. }) => commits += 1,
-            Instruction::Tcgen05(Tcgen05::Mma(_)) => product = product.or(Some(at)),
+            Instruction::Tcgen05(Tcgen05::Mma(_)) => mma = mma.or(Some(at)),
             Instruction::Tcgen05(Tcgen05::Load { .. }) => load = load.or(Some(at)),
             _ => {}
         }
     }
-    product.zip(load).filter(|_| commits > 1)
+    mma.zip(load).filter(|_| commits > 1)
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn who_never_fences_behind_a_wait_counts_on_the_acquire() {
         check(&[WAIT, MMA, COMMIT, COMMIT, WAIT, LOAD], Some((1, 5)));
-        // One for the address of an allocation is none for products.
+        // One for the address of an allocation is none for MMAs.
         check(&["bar.sync 0;", FENCE, WAIT, MMA, COMMIT, COMMIT, WAIT, LOAD], Some((3, 7)));
         check(&[WAIT, MMA, COMMIT, WAIT, LOAD], None);
         check(&[WAIT, FENCE, MMA, COMMIT, COMMIT, WAIT, LOAD], None);

@@ -76,9 +76,9 @@ pub(crate) fn tracker_of(program: &Program, rules: Rules) -> Tracker {
         .map(|step| Site { ptx_line: step.ptx_line, source: step.source })
         .collect();
     match super::tensor_fences::left_out(program).filter(|_| rules.tensor_fences) {
-        Some((product, load)) => {
+        Some((mma, load)) => {
             let mut tracker = Tracker::new(sites, Rules { tensor_fences: false, ..rules });
-            tracker.advise_tensor_fences(product, load);
+            tracker.advise_tensor_fences(mma, load);
             tracker
         }
         None => Tracker::new(sites, rules),

@@ -1,6 +1,6 @@
 //! One warp: registers, where its lanes are, and what they wait for.
 
-use super::matrix::PendingProduct;
+use super::matrix::PendingWgmma;
 use crate::decode::{BarrierAction, Program};
 use crate::hazard::{Mark, RegisterWatch};
 use crate::scalar::Registers;
@@ -48,9 +48,9 @@ pub(crate) enum Wait {
     },
     /// `wgmma`s of the other warps of the warp group; the lanes run the instruction again when they
     /// are complete.
-    Products {
+    Wgmmas {
         /// How many of each warp.
-        products: u64,
+        wgmmas: u64,
     },
     /// Columns of tensor memory; the lanes run the instruction again when some were freed.
     TensorColumns {
@@ -128,9 +128,9 @@ pub(crate) struct Warp {
     /// Registers that asynchronous instructions use.
     pub(crate) watch: RegisterWatch,
     /// `wgmma` that did not happen yet, in order.
-    pub(crate) products: Vec<PendingProduct>,
+    pub(crate) wgmmas: Vec<PendingWgmma>,
     /// Groups of `wgmma` committed.
-    pub(crate) product_groups: u32,
+    pub(crate) wgmma_groups: u32,
     /// Thread index of each lane in its block.
     pub(crate) threads: [[u16; 3]; 32],
     /// Instructions of this warp.
@@ -159,8 +159,8 @@ impl Warp {
             cluster_arrival: [0; 32],
             cluster_arrived: 0,
             watch: RegisterWatch::default(),
-            products: Vec::new(),
-            product_groups: 0,
+            wgmmas: Vec::new(),
+            wgmma_groups: 0,
             threads: [[0; 3]; 32],
             instructions: 0,
         };
@@ -180,10 +180,10 @@ impl Warp {
         (self.blocked, self.expire) = (0, false);
         self.copies.clear();
         (self.copy_groups, self.bulk_groups) = ([0; 32], [0; 32]);
-        (self.cluster_arrival, self.cluster_arrived, self.product_groups) = ([0; 32], 0, 0);
+        (self.cluster_arrival, self.cluster_arrived, self.wgmma_groups) = ([0; 32], 0, 0);
         self.instructions = 0;
         self.watch = RegisterWatch::default();
-        self.products.clear();
+        self.wgmmas.clear();
         for lane in 0..32 {
             let thread = index * 32 + lane;
             let position =

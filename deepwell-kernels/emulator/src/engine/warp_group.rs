@@ -28,7 +28,7 @@ const RULE: &str = "wgmma-warp-group";
 
 impl WarpGroups {
     /// A warp runs the `wgmma` at `pc`.
-    pub(crate) fn product(&mut self, warp: u32, pc: u32) -> Result<(), Fault> {
+    pub(crate) fn wgmma(&mut self, warp: u32, pc: u32) -> Result<(), Fault> {
         let (group, member) = ((warp / 4) as usize, (warp % 4) as usize);
         if self.groups.len() <= group {
             self.groups.resize_with(group + 1, Group::default);
@@ -115,12 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_complete_for_the_whole_group() {
+    fn wgmmas_complete_for_the_whole_group() {
         let mut groups = WarpGroups::default();
         for warp in 0..4 {
-            groups.product(warp, 7).unwrap();
+            groups.wgmma(warp, 7).unwrap();
             groups.committed(warp);
-            groups.product(warp, 9).unwrap();
+            groups.wgmma(warp, 9).unwrap();
             groups.committed(warp);
         }
         assert_eq!((groups.awaited(2, 0), groups.awaited(2, 1), groups.awaited(2, 2)), (2, 1, 0));
@@ -137,13 +137,13 @@ mod tests {
     fn warps_drift_apart_but_run_the_same() {
         let mut groups = WarpGroups::default();
         for warp in [0, 2, 3] {
-            groups.product(warp, 7).unwrap();
-            groups.product(warp, 9).unwrap();
+            groups.wgmma(warp, 7).unwrap();
+            groups.wgmma(warp, 9).unwrap();
         }
         assert_eq!(groups.check_exit().unwrap_err().rule, RULE);
-        groups.product(1, 7).unwrap();
-        assert_eq!(groups.product(1, 8).unwrap_err().rule, RULE);
-        groups.product(1, 9).unwrap();
+        groups.wgmma(1, 7).unwrap();
+        assert_eq!(groups.wgmma(1, 8).unwrap_err().rule, RULE);
+        groups.wgmma(1, 9).unwrap();
         groups.check_exit().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Registers that asynchronous products and loads of tensor memory use.
+//! Registers that asynchronous MMAs and loads of tensor memory use.
 
 use super::cluster::ClusterState;
 use super::warp::Warp;
@@ -39,8 +39,7 @@ impl Touches {
     }
 }
 
-/// Registers of an ordinary instruction. Products and loads of tensor memory tell theirs
-/// themselves.
+/// Registers of an ordinary instruction. MMAs and loads of tensor memory tell theirs themselves.
 fn touches(instruction: &Instruction) -> Touches {
     use Instruction as I;
     let none = Touches::default();

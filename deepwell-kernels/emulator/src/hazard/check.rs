@@ -419,7 +419,7 @@ pub(super) fn remedy(kind: HazardKind, earlier: Unit) -> String {
                  `cp.async.mbarrier.arrive`) by the thread that copied, then a barrier"
             }
             Unit::WarpGroupMma => {
-                "`wgmma.commit_group` and `wgmma.wait_group` that covers the product, then an \
+                "`wgmma.commit_group` and `wgmma.wait_group` that covers the MMA, then an \
                  arrival or barrier"
             }
             _ => {

@@ -232,7 +232,7 @@ impl Tracker {
     pub fn wait_group(&mut self, thread: Thread, group: Group, pending: u32, read: bool) {
         let warps_per_block = self.warps_per_block;
         let warp = self.warp_mut(thread.warp);
-        let products = warp.warp_group_agent(warps_per_block);
+        let wgmmas = warp.warp_group_agent(warps_per_block);
         let mut left = thread.lanes;
         while left != 0 {
             let value = warp.streams.complete(group, left.trailing_zeros(), pending);
@@ -254,7 +254,7 @@ impl Tracker {
                             done(Kind::BulkWrite);
                         }
                     }
-                    Group::WarpGroup => state.known.generic.raise(products, ALL_LANES, value),
+                    Group::WarpGroup => state.known.generic.raise(wgmmas, ALL_LANES, value),
                 }
             });
         }

@@ -1,7 +1,7 @@
 //! How bytes are permuted in shared memory, by those who write them and those who read them.
 //!
 //! A tensor copy writes a box by the swizzle of its map, and a matrix instruction reads by that of
-//! its descriptor. Both are legal whatever the other is, and where they differ the product is of
+//! its descriptor. Both are legal whatever the other is, and where they differ the result is of
 //! other elements.
 
 use std::ops::BitOr;
@@ -48,7 +48,7 @@ impl BitOr for Patterns {
 
 impl Tracker {
     /// The swizzles by which an operation writes or reads shared memory: one of a tensor copy,
-    /// those of both matrices of a product.
+    /// those of both matrices of an MMA.
     pub fn has_patterns(&mut self, operation: Operation, patterns: Patterns) {
         self.operations[operation.0 as usize].patterns = patterns;
     }

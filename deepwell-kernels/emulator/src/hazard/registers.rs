@@ -26,19 +26,19 @@ pub struct RegisterWatch {
     /// Number of `wgmma.fence`s so far.
     fences: u64,
     /// `wgmma`s so far, and those in committed groups.
-    products: u64,
+    wgmmas: u64,
     groups: Vec<u64>,
     loads: u64,
     loads_done: u64,
     /// The last load of which a register was read too early.
     load_read: u64,
-    products_done: u64,
+    wgmmas_done: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Number of the last product that uses it, its step, and whether it writes it.
-    product: Option<(u64, u32, bool)>,
+    /// Number of the last MMA that uses it, its step, and whether it writes it.
+    wgmma: Option<(u64, u32, bool)>,
     /// Number of the load that writes it, its step, and whether a `mov` has read it since.
     load: Option<(u64, u32, bool)>,
     /// Fences before it was last touched, and by which step; `None` if never.
@@ -64,13 +64,13 @@ impl RegisterWatch {
         let fences = self.fences;
         let state = self.states.entry(register).or_default();
         state.touched = Some((fences, step));
-        let product = state.product.filter(|(number, _, written)| {
-            // Reading what a product only reads is harmless.
-            *number > self.products_done && (*written || direction == Direction::Write)
+        let wgmma = state.wgmma.filter(|(number, _, written)| {
+            // Reading what an MMA only reads is harmless.
+            *number > self.wgmmas_done && (*written || direction == Direction::Write)
         });
         // Who has the value has waited for it.
         let load = state.load.take().filter(|(number, ..)| *number > self.loads_done);
-        if let Some((_, earlier, _)) = product {
+        if let Some((_, earlier, _)) = wgmma {
             return Some((HazardKind::RegisterInFlight, earlier, register));
         }
         let (number, earlier, is_read) = load?;
@@ -100,7 +100,7 @@ impl RegisterWatch {
 
     /// `wgmma.mma_async` with these registers: D, written, and A, read.
     pub fn warp_group_mma(&mut self, d: &[u32], a: &[u32], step: u32) -> Option<RegisterHazard> {
-        self.products += 1;
+        self.wgmmas += 1;
         let mut found = None;
         if self.fences == 0 {
             let register = d.first().or(a.first()).copied().unwrap_or(0);
@@ -117,22 +117,22 @@ impl RegisterWatch {
             }
             let written = written
                 || state
-                    .product
-                    .is_some_and(|(number, _, written)| number > self.products_done && written);
-            state.product = Some((self.products, step, written));
+                    .wgmma
+                    .is_some_and(|(number, _, written)| number > self.wgmmas_done && written);
+            state.wgmma = Some((self.wgmmas, step, written));
         }
         found
     }
 
     /// `wgmma.commit_group`.
     pub fn warp_group_commit(&mut self) {
-        self.groups.push(self.products);
+        self.groups.push(self.wgmmas);
     }
 
     /// `wgmma.wait_group pending`.
     pub fn warp_group_wait(&mut self, pending: u32) {
         if let Some(done) = self.groups.iter().rev().nth(pending as usize) {
-            self.products_done = self.products_done.max(*done);
+            self.wgmmas_done = self.wgmmas_done.max(*done);
         }
         let keep = self.groups.len().saturating_sub(pending as usize + 1);
         self.groups.drain(..keep);
@@ -190,9 +190,9 @@ impl Tracker {
         });
     }
 
-    /// The kernel orders tensor memory by the acquire of its waits alone; of its first product and
-    /// its first load.
-    pub(crate) fn advise_tensor_fences(&mut self, product: u32, load: u32) {
+    /// The kernel orders tensor memory by the acquire of its waits alone; of its first MMA and its
+    /// first load.
+    pub(crate) fn advise_tensor_fences(&mut self, mma: u32, load: u32) {
         if !self.rules.advice {
             return;
         }
@@ -200,7 +200,7 @@ impl Tracker {
             let actor = Actor { cluster: 0, rank: 0, warp: 0, lanes: u32::MAX, unit };
             Access { site: self.site(step), actor, write }
         };
-        let earlier = access(product, Unit::TensorMma, true);
+        let earlier = access(mma, Unit::TensorMma, true);
         let later = access(load, Unit::TensorLoad, false);
         self.hazards.add(HazardKind::TensorFencesLeftOut, earlier, later, None, || {
             "`tcgen05.fence::after_thread_sync` behind each wait whose mbarrier tells of tensor \

@@ -136,7 +136,7 @@ pub enum HazardKind {
     MissingMbarrierWait,
     /// Nobody saw the mbarrier that `tcgen05.commit` arrives at.
     MissingTensorCommitWait,
-    /// No `wait_group` covers the copy or product.
+    /// No `wait_group` covers the copy or MMA.
     MissingGroupWait,
     /// Order without `fence.proxy.async` where the proxy changes.
     MissingProxyFence,

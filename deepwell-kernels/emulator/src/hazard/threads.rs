@@ -42,7 +42,7 @@ impl Warp {
         Party { agents: self.agent(Kind::Generic), lanes, tick: self.tick, block }
     }
 
-    /// The agent of the products of this warp's warp group.
+    /// The agent of the MMAs of this warp's warp group.
     pub(super) fn warp_group_agent(&self, warps_per_block: u32) -> Agent {
         let in_block = self.index - self.rank * warps_per_block;
         let first = self.index - in_block % 4;

@@ -48,7 +48,7 @@ pub struct Counts {
     /// Attempts to see a phase of an mbarrier complete.
     pub mbarrier_tests: u64,
     /// Matrix instructions: `mma.sync` of a warp, `wgmma` of a warp group, `tcgen05.mma`.
-    pub products: u64,
+    pub mmas: u64,
     /// Products of elements in them.
     pub multiply_adds: u64,
     /// Bulk and tensor copies.

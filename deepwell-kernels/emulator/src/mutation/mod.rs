@@ -39,7 +39,7 @@
 
 mod copies;
 mod operands;
-mod products;
+mod mma;
 mod synchronizing;
 #[cfg(test)]
 mod tests;
@@ -68,7 +68,7 @@ pub enum Class {
     Mask,
     /// Where a copy begins.
     Coordinate,
-    /// Fields of the descriptors of matrices and of products.
+    /// Fields of the descriptors of matrices and of MMAs.
     Descriptor,
     /// `.cta_group`.
     Group,
@@ -187,7 +187,7 @@ fn edits(instruction: &Instruction, spare: Spare) -> Vec<Edit> {
     words::edits(instruction, spare, &mut found);
     words::masks(instruction, spare, &mut found);
     copies::edits(instruction, spare, &mut found);
-    products::edits(instruction, spare, &mut found);
+    mma::edits(instruction, spare, &mut found);
     found
 }
 

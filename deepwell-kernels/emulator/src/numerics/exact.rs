@@ -9,13 +9,13 @@ use super::model::Model;
 use super::operand::Operand;
 use super::panel::{BLOCK, Span};
 use super::rounding::{NAN, NAN_HALF};
-use super::spec::{Accumulate, ProductSpec};
+use super::spec::{Accumulate, MmaSpec};
 use super::wide::Wide;
 use crate::number::{Format, Rounding, decode, encode_f64};
 
 /// Adds the product to the accumulator, step by step.
 pub(super) fn multiply(
-    spec: &ProductSpec,
+    spec: &MmaSpec,
     model: &Model,
     (m, n, k): (usize, usize, usize),
     a: &Operand<'_>,
@@ -46,7 +46,7 @@ pub(super) fn multiply(
 }
 
 /// The format of the accumulator's floats.
-pub(super) fn accumulator_format(spec: &ProductSpec) -> Format {
+pub(super) fn accumulator_format(spec: &MmaSpec) -> Format {
     if spec.accumulate == Accumulate::F16 { Format::F16 } else { Format::F32 }
 }
 

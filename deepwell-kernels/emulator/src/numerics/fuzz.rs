@@ -12,12 +12,12 @@ use super::model::Model;
 use super::operand::Operand;
 use super::panel::{BLOCK, Span};
 use super::rounding::round_toward_zero;
-use super::spec::ProductSpec;
+use super::spec::MmaSpec;
 use crate::number::{Format, decode};
 
 /// Adds the product to the accumulator, step by step.
 pub(super) fn multiply(
-    spec: &ProductSpec,
+    spec: &MmaSpec,
     model: &Model,
     seed: u64,
     (m, n, k): (usize, usize, usize),

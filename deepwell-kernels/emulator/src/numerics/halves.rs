@@ -1,6 +1,6 @@
 //! `mma.sync` with 8-bit floats where there are no tensor cores for it (sm_90, sm_100).
 //!
-//! The machine code converts to F16 and does two products: each thread's registers hold four
+//! The machine code converts to F16 and does two MMAs: each thread's registers hold four
 //! elements along K, of which the lower two go into the first, the upper two into the second. The
 //! accumulator of the instruction is added to the result in the end, by an addition that rounds
 //! to the nearest.
@@ -9,12 +9,12 @@ use super::hardware;
 use super::model::Model;
 use super::operand::{Codes, Operand};
 use super::rounding::{NAN, NAN_HALF};
-use super::spec::{Accumulate, Kind, ProductSpec};
+use super::spec::{Accumulate, Kind, MmaSpec};
 use crate::number::{Format, Rounding, decode, encode};
 
 /// Adds the product to the accumulator, 32 elements along K at a time, or 16 if there are no more.
 pub(super) fn multiply(
-    spec: &ProductSpec,
+    spec: &MmaSpec,
     model: &Model,
     (m, n, k): (usize, usize, usize),
     a: &Operand<'_>,
@@ -22,7 +22,7 @@ pub(super) fn multiply(
     accumulator: &mut [u32],
     negate: bool,
 ) {
-    let converted = ProductSpec { kind: Kind::F16, a: Format::F16, b: Format::F16, ..*spec };
+    let converted = MmaSpec { kind: Kind::F16, a: Format::F16, b: Format::F16, ..*spec };
     let mut sums = vec![0; m * n];
     for start in (0..k).step_by(32) {
         let length = (k - start).min(32);

@@ -18,7 +18,7 @@ use super::model::Model;
 use super::operand::Operand;
 use super::panel::{BLOCK, Block, Panel, Span};
 use super::rounding::{Accumulated, Rounder};
-use super::spec::{Accumulate, ProductSpec};
+use super::spec::{Accumulate, MmaSpec};
 
 /// Multiplications below which more threads cost more than they bring.
 const WORK_MIN: usize = 1 << 21;
@@ -37,7 +37,7 @@ const WIDTH_MAX: i32 = 24;
 
 /// Adds the product to the accumulator, step by step.
 pub(super) fn multiply(
-    spec: &ProductSpec,
+    spec: &MmaSpec,
     model: &Model,
     (m, n, k): (usize, usize, usize),
     a: &Operand<'_>,
@@ -78,7 +78,7 @@ pub(super) fn multiply(
 }
 
 thread_local! {
-    /// Of the last product of this thread, for the memory of the next: those of warps are small.
+    /// Of the last MMA of this thread, for the memory of the next: those of warps are small.
     static MATRICES: Cell<Option<Box<Matrices>>> = const { Cell::new(None) };
 }
 

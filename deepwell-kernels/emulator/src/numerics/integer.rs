@@ -1,8 +1,8 @@
-//! Products of 8-bit integers, which are exact.
+//! MMAs of 8-bit integers, which are exact.
 
 use super::hardware::{dot, for_rows};
 use super::operand::Operand;
-use super::spec::{Accumulate, ProductSpec};
+use super::spec::{Accumulate, MmaSpec};
 use crate::number::Format;
 
 /// Elements along K of one instruction, after which a saturating sum is clamped.
@@ -10,7 +10,7 @@ const STEP: usize = 32;
 
 /// Adds the product to the accumulator.
 pub(super) fn multiply(
-    spec: &ProductSpec,
+    spec: &MmaSpec,
     (m, n, k): (usize, usize, usize),
     a: &Operand<'_>,
     b: &Operand<'_>,

@@ -1,19 +1,19 @@
-//! Matrix products as tensor cores compute them.
+//! MMAs as tensor cores compute them.
 //!
 //! # Brief overview
 //!
 //! [`multiply`] adds the product of two [`Operand`]s to an accumulator, in steps of the K of one
-//! instruction. A [`ProductSpec`] says which machine and which kind of instruction is meant, and
-//! by which [`ResultMode`]: what the hardware does, the exact sum, or another sum that the
-//! instruction set allows as well.
+//! instruction. An [`MmaSpec`] says which machine and which kind of instruction is meant, and by
+//! which [`ResultMode`]: what the hardware does, the exact sum, or another sum that the instruction
+//! set allows as well.
 //!
 //! ```
 //! use deepwell_emulator::number::Format;
 //! use deepwell_emulator::numerics::{
-//!     Accumulate, Codes, Kind, Operand, ProductSpec, ResultMode, TensorCore, multiply,
+//!     Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 //! };
 //!
-//! let spec = ProductSpec {
+//! let spec = MmaSpec {
 //!     model: ResultMode::Hardware,
 //!     architecture: TensorCore::Hopper,
 //!     kind: Kind::Bf16,
@@ -47,7 +47,7 @@ mod wide;
 
 pub use model::Model;
 pub use operand::{Codes, Operand, Scales};
-pub use spec::{Accumulate, Kind, ProductSpec, ResultMode, TensorCore};
+pub use spec::{Accumulate, Kind, MmaSpec, ResultMode, TensorCore};
 
 use crate::error::Fault;
 
@@ -60,12 +60,12 @@ use crate::error::Fault;
 /// - The sum is formed in steps of the K of one instruction ([`Model::step`]); a `k` that is no
 ///   multiple ends with a shorter step, as it is in an instruction of a smaller shape.
 ///
-/// Large products run on the threads of rayon's current pool; results do not depend on them.
+/// Large MMAs run on the threads of rayon's current pool; results do not depend on them.
 ///
 /// # Errors
 /// Formats, scales or lengths that do not go together.
 pub fn multiply(
-    spec: &ProductSpec,
+    spec: &MmaSpec,
     m: usize,
     n: usize,
     k: usize,
@@ -79,7 +79,7 @@ pub fn multiply(
     spec.check()?;
     if accumulator.len() != m * n {
         return Err(Fault::new(
-            "product-accumulator-size",
+            "mma-accumulator-size",
             format!("expected an accumulator of {m} x {n}, got {}", accumulator.len()),
         ));
     }

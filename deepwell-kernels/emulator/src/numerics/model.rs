@@ -1,6 +1,6 @@
 //! The constants of the hardware's sums.
 
-use super::spec::{Kind, ProductSpec, TensorCore};
+use super::spec::{Kind, MmaSpec, TensorCore};
 
 /// How a machine forms the sum of one step along K.
 ///
@@ -41,7 +41,7 @@ use super::spec::{Kind, ProductSpec, TensorCore};
 ///
 /// The machine code of `mma.sync` with 8-bit floats on sm_90 and sm_100 converts to F16, sums the
 /// products whose index along K is 0 or 1 modulo 4, adds those with 2 or 3 in a second F16
-/// product, and adds the accumulator to that by an ordinary addition.
+/// MMA, and adds the accumulator to that by an ordinary addition.
 ///
 /// In the FP4 kinds, 16 products are summed exactly first; a group's exponent is that of its two
 /// scales, whatever its sum is, and its significand the sum times their significands.
@@ -56,9 +56,9 @@ pub struct Model {
 }
 
 impl Model {
-    /// The model of a kind of product, for a matrix with `k` elements along K: 96 of them are one
+    /// The model of a kind of MMA, for a matrix with `k` elements along K: 96 of them are one
     /// instruction of the FP4 kinds, else those take 64.
-    pub fn new(spec: &ProductSpec, k: usize) -> Model {
+    pub fn new(spec: &MmaSpec, k: usize) -> Model {
         let byte_float = spec.kind == Kind::F8f6f4;
         let (fraction_bits, halves) = match spec.architecture {
             TensorCore::Ampere | TensorCore::Ada => (24, 2),

@@ -100,7 +100,7 @@ impl<'a> Operand<'a> {
     ) -> Result<(), Fault> {
         if self.codes.len() != rows * k || self.codes.bits() < format.bits() {
             return Err(Fault::new(
-                "product-operand-size",
+                "mma-operand-size",
                 format!(
                     "expected {name} of {rows} x {k} codes of `{format}`, got {} of {} bits",
                     self.codes.len(),
@@ -112,7 +112,7 @@ impl<'a> Operand<'a> {
         let expected = rows * k.div_ceil(scales.block.max(1));
         if scales.block == 0 || scales.codes.len() != expected {
             return Err(Fault::new(
-                "product-scale-size",
+                "mma-scale-size",
                 format!(
                     "expected {expected} scales of {name}, one for {} elements of {rows} x {k}, \
                      got {}",

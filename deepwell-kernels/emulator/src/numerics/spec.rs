@@ -1,4 +1,4 @@
-//! What product is meant.
+//! Which MMA is meant.
 
 use super::operand::Operand;
 use crate::error::Fault;
@@ -66,9 +66,9 @@ pub enum Accumulate {
     I32Saturating,
 }
 
-/// A kind of product.
+/// An MMA: machine, kind and formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ProductSpec {
+pub struct MmaSpec {
     /// How sums are formed.
     pub model: ResultMode,
     /// Whose tensor cores.
@@ -83,7 +83,7 @@ pub struct ProductSpec {
     pub accumulate: Accumulate,
 }
 
-impl ProductSpec {
+impl MmaSpec {
     /// Whether element formats, accumulator and kind go together. Which of them an instruction
     /// takes is for its decoder to say.
     ///
@@ -102,8 +102,8 @@ impl ProductSpec {
         for (name, format) in [("A", self.a), ("B", self.b)] {
             if !takes.contains(&format) {
                 return Err(Fault::new(
-                    "product-element-format",
-                    format!("{:?} products have no {name} of `{format}`", self.kind),
+                    "mma-element-format",
+                    format!("{:?} MMAs have no {name} of `{format}`", self.kind),
                 ));
             }
         }
@@ -116,8 +116,8 @@ impl ProductSpec {
         };
         if !accumulates {
             return Err(Fault::new(
-                "product-accumulator",
-                format!("{:?} products do not accumulate in {:?}", self.kind, self.accumulate),
+                "mma-accumulator",
+                format!("{:?} MMAs do not accumulate in {:?}", self.kind, self.accumulate),
             ));
         }
         Ok(())
@@ -144,8 +144,8 @@ impl ProductSpec {
             None => "none".to_owned(),
         };
         Err(Fault::new(
-            "product-scale-format",
-            format!("{:?} products take {takes} of {name}, got {got}", self.kind),
+            "mma-scale-format",
+            format!("{:?} MMAs take {takes} of {name}, got {got}", self.kind),
         ))
     }
 }

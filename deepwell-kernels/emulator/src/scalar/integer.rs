@@ -2,7 +2,7 @@
 
 use super::registers::Registers;
 use super::rows::{longs1, longs2, words1, words2};
-use crate::decode::{BinaryOperation, ProductPart, Register, Source, Type, UnaryOperation};
+use crate::decode::{BinaryOperation, MultiplyPart, Register, Source, Type, UnaryOperation};
 
 /// Sign-extends the low bits of a word of 16 or 32.
 #[inline]
@@ -126,17 +126,17 @@ fn words(
         B::Subtract { .. } => {
             words2(r, mask, d, s, |a, b| (a as i32).saturating_sub(b as i32) as u32);
         }
-        B::Multiply(ProductPart::Low) => words2(r, mask, d, s, u32::wrapping_mul),
-        B::Multiply(ProductPart::High) if signed => {
+        B::Multiply(MultiplyPart::Low) => words2(r, mask, d, s, u32::wrapping_mul),
+        B::Multiply(MultiplyPart::High) if signed => {
             words2(r, mask, d, s, |a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32)
         }
-        B::Multiply(ProductPart::High) => {
+        B::Multiply(MultiplyPart::High) => {
             words2(r, mask, d, s, |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32);
         }
-        B::Multiply(ProductPart::Wide) if signed => longs2(r, mask, d, s, |a, b| {
+        B::Multiply(MultiplyPart::Wide) if signed => longs2(r, mask, d, s, |a, b| {
             i64::from(a as u32 as i32).wrapping_mul(i64::from(b as u32 as i32)) as u64
         }),
-        B::Multiply(ProductPart::Wide) => {
+        B::Multiply(MultiplyPart::Wide) => {
             longs2(r, mask, d, s, |a, b| u64::from(a as u32) * u64::from(b as u32));
         }
         B::Multiply24 { high } => words2(r, mask, d, s, |a, b| product24(a, b, signed, high)),
@@ -183,10 +183,10 @@ fn longs(
     match operation {
         B::Add { .. } => longs2(r, mask, d, s, u64::wrapping_add),
         B::Subtract { .. } => longs2(r, mask, d, s, u64::wrapping_sub),
-        B::Multiply(ProductPart::High) if signed => longs2(r, mask, d, s, |a, b| {
+        B::Multiply(MultiplyPart::High) if signed => longs2(r, mask, d, s, |a, b| {
             ((i128::from(a as i64) * i128::from(b as i64)) >> 64) as u64
         }),
-        B::Multiply(ProductPart::High) => {
+        B::Multiply(MultiplyPart::High) => {
             longs2(r, mask, d, s, |a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64);
         }
         B::Multiply(_) => longs2(r, mask, d, s, u64::wrapping_mul),
@@ -235,7 +235,7 @@ fn halves(
     match operation {
         B::Add { .. } => words2(r, mask, d, s, u32::wrapping_add),
         B::Subtract { .. } => words2(r, mask, d, s, u32::wrapping_sub),
-        B::Multiply(ProductPart::High) => {
+        B::Multiply(MultiplyPart::High) => {
             words2(r, mask, d, s, |a, b| wide(a).wrapping_mul(wide(b)) >> 16);
         }
         B::Multiply(_) => words2(r, mask, d, s, |a, b| wide(a).wrapping_mul(wide(b))),

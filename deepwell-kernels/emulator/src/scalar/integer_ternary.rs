@@ -3,7 +3,7 @@
 use super::integer::{product24, widen16};
 use super::registers::Registers;
 use super::rows::{longs3, words3};
-use crate::decode::{PermuteMode, ProductPart, Register, Source, TernaryOperation, Type};
+use crate::decode::{PermuteMode, MultiplyPart, Register, Source, TernaryOperation, Type};
 
 /// Three operands.
 pub(super) fn ternary(
@@ -65,17 +65,17 @@ fn multiply_add(
     r: &mut Registers,
     mask: u32,
     value_type: Type,
-    part: ProductPart,
+    part: MultiplyPart,
     saturate: bool,
     d: Register,
     s: [Source; 3],
 ) {
     let signed = value_type.is_signed();
     match (value_type.bits(), part) {
-        (32, ProductPart::Low) => {
+        (32, MultiplyPart::Low) => {
             words3(r, mask, d, s, |a, b, c| a.wrapping_mul(b).wrapping_add(c));
         }
-        (32, ProductPart::High) => words3(r, mask, d, s, |a, b, c| {
+        (32, MultiplyPart::High) => words3(r, mask, d, s, |a, b, c| {
             let high = if signed {
                 ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32
             } else {
@@ -87,7 +87,7 @@ fn multiply_add(
                 high.wrapping_add(c)
             }
         }),
-        (32, ProductPart::Wide) => longs3(r, mask, d, s, |a, b, c| {
+        (32, MultiplyPart::Wide) => longs3(r, mask, d, s, |a, b, c| {
             let product = if signed {
                 i64::from(a as u32 as i32).wrapping_mul(i64::from(b as u32 as i32)) as u64
             } else {
@@ -95,7 +95,7 @@ fn multiply_add(
             };
             product.wrapping_add(c)
         }),
-        (64, ProductPart::High) => longs3(r, mask, d, s, |a, b, c| {
+        (64, MultiplyPart::High) => longs3(r, mask, d, s, |a, b, c| {
             let high = if signed {
                 ((i128::from(a as i64) * i128::from(b as i64)) >> 64) as u64
             } else {
@@ -104,7 +104,7 @@ fn multiply_add(
             high.wrapping_add(c)
         }),
         (64, _) => longs3(r, mask, d, s, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
-        (_, ProductPart::High) => words3(r, mask, d, s, |a, b, c| {
+        (_, MultiplyPart::High) => words3(r, mask, d, s, |a, b, c| {
             (widen16(a, signed).wrapping_mul(widen16(b, signed)) >> 16).wrapping_add(c)
         }),
         _ => words3(r, mask, d, s, |a, b, c| {
@@ -118,7 +118,7 @@ fn product_chain(
     r: &mut Registers,
     mask: u32,
     value_type: Type,
-    part: ProductPart,
+    part: MultiplyPart,
     d: Register,
     [a, b, c]: [Source; 3],
     carry_in: bool,
@@ -132,7 +132,7 @@ fn product_chain(
     let mut flags = 0;
     let out = std::array::from_fn(|lane| {
         let product = widen(a[lane], bits, signed).wrapping_mul(widen(b[lane], bits, signed));
-        let product = if part == ProductPart::High { product >> bits } else { product };
+        let product = if part == MultiplyPart::High { product >> bits } else { product };
         let sum = u128::from(product as u64 & limit)
             + u128::from(c[lane] & limit)
             + u128::from(carry >> lane & 1);

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// How D is spread over lanes. The letters are those of the instruction set; C is for sparse
-/// products only.
+/// How D is spread over lanes. The letters are those of the instruction set; C is for sparse MMAs
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataPath {
     /// M = 256 of a pair: 128 rows in each block, row `m` in lane `m % 128`.

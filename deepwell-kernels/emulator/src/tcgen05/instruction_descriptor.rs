@@ -1,4 +1,4 @@
-//! Descriptors of products: 32 bits that say which types and which shape.
+//! Descriptors of MMAs: 32 bits that say which types and which shape.
 //!
 //! ```text
 //! bit        31 30 29 28   24 23 22   17 16 15 14 13 12 10 9  7  6 5  4  3  2 1  0
@@ -58,7 +58,7 @@ pub fn packs_4_bits(kind: MmaKind) -> bool {
     matches!(kind, MmaKind::Mxf4 | MmaKind::Mxf4nvf4)
 }
 
-/// K of one dense product.
+/// K of one dense MMA.
 pub fn k_of(kind: MmaKind) -> u32 {
     match kind {
         MmaKind::Tf32 => 8,
@@ -69,7 +69,7 @@ pub fn k_of(kind: MmaKind) -> u32 {
 }
 
 /// The kind of arithmetic.
-pub fn product_kind(kind: MmaKind, a: Format) -> Kind {
+pub fn mma_kind(kind: MmaKind, a: Format) -> Kind {
     match kind {
         MmaKind::F16 if a == Format::BF16 => Kind::Bf16,
         MmaKind::F16 => Kind::F16,
@@ -100,13 +100,13 @@ fn element(kind: MmaKind, code: u32) -> Option<Format> {
 }
 
 impl InstructionDescriptor {
-    /// Takes the descriptor of a product of `kind` apart. Shapes are checked apart from it.
+    /// Takes the descriptor of an MMA of `kind` apart. Shapes are checked apart from it.
     ///
     /// # Errors
-    /// `instruction-descriptor-reserved`, `-sparse` (bit 2; sparse products are not supported, and
-    /// a dense instruction must not say sparse), `-saturate` (other than `i8`), `-shift` (other
-    /// than weight-stationary products), `-type`, `-negate` (`i8`), `-transpose` (`mxf4`,
-    /// `mxf4nvf4`), `-scale-format`, and `-k96` (sm_103a only).
+    /// `instruction-descriptor-reserved`, `-sparse` (bit 2; sparse MMAs are not supported, and a
+    /// dense instruction must not say sparse), `-saturate` (other than `i8`), `-shift` (other than
+    /// weight-stationary MMAs), `-type`, `-negate` (`i8`), `-transpose` (`mxf4`, `mxf4nvf4`),
+    /// `-scale-format`, and `-k96` (sm_103a only).
     pub fn decode(
         kind: MmaKind,
         weight_stationary: bool,

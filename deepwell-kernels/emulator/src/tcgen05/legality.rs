@@ -1,4 +1,4 @@
-//! The tables of which products exist.
+//! The tables of which MMAs exist.
 
 use super::instruction_descriptor::{InstructionDescriptor, has_scales};
 use super::shared_descriptor::Swizzle;
@@ -7,7 +7,7 @@ use crate::decode::MmaKind;
 use crate::error::Fault;
 use crate::number::Format;
 
-/// M and N of dense products, by kind, group and whether they are weight stationary.
+/// M and N of dense MMAs, by kind, group and whether they are weight stationary.
 ///
 /// # Errors
 /// `mma-weight-stationary`, `mma-shape-m`, `mma-shape-n`.
@@ -116,7 +116,7 @@ pub fn check_swizzle(
     ))
 }
 
-/// Scales along K of one product for each legal combination of kind, format and block size.
+/// Scales along K of one MMA for each legal combination of kind, format and block size.
 ///
 /// # Errors
 /// `scale-vector`: no such combination.

@@ -5,20 +5,20 @@ use rayon::prelude::*;
 use super::address::TensorAddress;
 use super::datapath::{DataPath, Part};
 use super::elements::{CodeBuffer, Container};
-use super::instruction_descriptor::{InstructionDescriptor, k_of, product_kind};
+use super::instruction_descriptor::{InstructionDescriptor, k_of, mma_kind};
 use super::mma_request::MmaRequest;
 use super::scale_factors::ScaleTile;
 use super::tile::{K_CHUNKS, SharedTile};
 use crate::decode::MmaKind;
 use crate::error::Fault;
 use crate::number::{Format, Rounding, decode, encode};
-use crate::numerics::{Accumulate, Operand, ProductSpec, ResultMode, TensorCore, multiply};
+use crate::numerics::{Accumulate, Operand, MmaSpec, ResultMode, TensorCore, multiply};
 use crate::place::Memory;
 
 /// Columns of tensor memory that A takes: 32 bytes of every row.
 pub const A_COLUMNS: u32 = 8;
 
-/// A product that is legal: what [`MmaRequest::check`] leaves to do.
+/// An MMA that is legal: what [`MmaRequest::check`] leaves to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MmaPlan {
     pub(super) kind: MmaKind,
@@ -43,7 +43,7 @@ pub(super) enum PlannedA {
     Tensor(TensorAddress, Container),
 }
 
-/// One part of D with all that its product takes.
+/// One part of D with all that its MMA takes.
 struct Work {
     part: Part,
     a: usize,
@@ -53,7 +53,7 @@ struct Work {
 
 impl MmaPlan {
     /// Multiplications of two elements in it.
-    pub fn products(&self) -> u64 {
+    pub fn multiply_adds(&self) -> u64 {
         let shape = [self.descriptor.m, self.descriptor.n, k_of(self.kind)];
         shape.iter().map(|&n| u64::from(n)).product()
     }
@@ -143,10 +143,10 @@ impl MmaPlan {
         work: &mut [Work],
     ) -> Result<(), Fault> {
         let descriptor = &self.descriptor;
-        let spec = ProductSpec {
+        let spec = MmaSpec {
             model,
             architecture: TensorCore::Blackwell,
-            kind: product_kind(self.kind, descriptor.a),
+            kind: mma_kind(self.kind, descriptor.a),
             a: descriptor.a,
             b: descriptor.b,
             accumulate: descriptor.accumulate,

@@ -36,7 +36,7 @@
 //!     disabled_lanes: [0; 8],
 //!     shift_a: false,
 //! };
-//! assert_eq!(request.check()?.products(), 128 * 64 * 16);
+//! assert_eq!(request.check()?.multiply_adds(), 128 * 64 * 16);
 //! request.instruction ^= (128 >> 4 ^ 256 >> 4) << 24;
 //! assert_eq!(request.check().unwrap_err().rule, "mma-shape-m");
 //! # Ok::<(), deepwell_emulator::error::Fault>(())
@@ -65,7 +65,7 @@ pub use copy::{CopyPlan, CopyRequest, copy};
 pub use datapath::{DataPath, Part};
 pub use elements::{CodeBuffer, Container};
 pub use instruction_descriptor::{
-    InstructionDescriptor, ScaleFields, has_scales, k_of, packs_4_bits, product_kind,
+    InstructionDescriptor, ScaleFields, has_scales, k_of, packs_4_bits, mma_kind,
 };
 pub use legality::{
     check_scale_id, check_shape, check_swizzle, check_transposed_n, scales_along_k,

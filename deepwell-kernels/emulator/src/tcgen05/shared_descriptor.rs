@@ -83,8 +83,8 @@ impl SharedDescriptor {
     /// # Errors
     /// `shared-descriptor-version` (bits 46 to 48), `shared-descriptor-reserved` (bits 14, 15,
     /// 30, 31, 53 to 60), `shared-descriptor-swizzle` (codes 3, 5, 7),
-    /// `shared-descriptor-leading-mode` (an absolute leading address, which only products of
-    /// K = 96 of sm_103a have), `shared-descriptor-base-offset` (one without a pattern).
+    /// `shared-descriptor-leading-mode` (an absolute leading address, which only MMAs of K = 96 of
+    /// sm_103a have), `shared-descriptor-base-offset` (one without a pattern).
     pub fn decode(what: &str, bits: u64) -> Result<SharedDescriptor, Fault> {
         let field = |at: u32, width: u32| (bits >> at) as u32 & ((1 << width) - 1);
         let fault = |rule, why: String| {

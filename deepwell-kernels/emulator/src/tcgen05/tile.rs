@@ -1,7 +1,7 @@
 //! Where the elements of A and B are in shared memory.
 //!
-//! One product takes 32 bytes of K of every row: two chunks of 16 bytes, which are the units of
-//! all layouts.
+//! One MMA takes 32 bytes of K of every row: two chunks of 16 bytes, which are the units of all
+//! layouts.
 //!
 //! K-major, row `r`, chunk `c` (0 or 1) along K:
 //!
@@ -29,7 +29,7 @@ use crate::place::{Memory, Place};
 
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: u32 = 16;
-/// Chunks along K in one product.
+/// Chunks along K in one MMA.
 pub const K_CHUNKS: u32 = 2;
 
 /// Along which index elements are neighbors.
@@ -41,7 +41,7 @@ pub enum Major {
     Mn,
 }
 
-/// A matrix of one product in shared memory.
+/// A matrix of one MMA in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedTile {
     /// Where.

@@ -3,22 +3,22 @@
 //! # Brief overview
 //!
 //! `ldmatrix`, `stmatrix` and `movmatrix` are [`load_matrix`], [`store_matrix`] and
-//! [`transpose_matrix`]; `mma.sync` is a [`WarpProduct`], whose [`WarpProduct::check`] is the table
-//! of shapes and types and whose [`WarpProduct::run`] computes D. Registers are rows of 32 lanes.
+//! [`transpose_matrix`]; `mma.sync` is a [`WarpMmaForm`], whose [`WarpMmaForm::check`] is the table
+//! of shapes and types and whose [`WarpMmaForm::run`] computes D. Registers are rows of 32 lanes.
 //!
 //! How the elements of a matrix lie in the registers of a warp is in [`fragment`]; `wgmma` uses it
 //! too, since each of its four warps holds 16 rows in the same way.
 
 pub mod fragment;
 mod matrix;
-mod product;
+mod form;
 mod scales;
 mod table;
 
 pub use matrix::{MatrixAccess, load_matrix, store_matrix, transpose_matrix};
-pub use product::{WarpProduct, tensor_core_of};
-pub use scales::{ProductScales, ScaleSelector, WarpScales};
-pub(crate) use table::{format_of, product_kind};
+pub use form::{WarpMmaForm, tensor_core_of};
+pub use scales::{MmaScales, ScaleSelector, WarpScales};
+pub(crate) use table::{format_of, mma_kind};
 
 #[cfg(test)]
 mod tests;

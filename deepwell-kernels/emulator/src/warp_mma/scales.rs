@@ -16,7 +16,7 @@ pub struct ScaleSelector {
 
 /// What an instruction says about scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProductScales {
+pub struct MmaScales {
     /// Scales along K: 1, 2 or 4 (`.scale_vec`).
     pub vector: u32,
     /// [`Type::Ue8m0`] or [`Type::Ue4m3`].
@@ -36,7 +36,7 @@ pub struct WarpScales {
     pub b_selector: ScaleSelector,
 }
 
-impl ProductScales {
+impl MmaScales {
     /// Format of the scales.
     pub(super) fn format(self) -> Format {
         if self.scale_type == Type::Ue4m3 { Format::UE4M3 } else { Format::UE8M0 }

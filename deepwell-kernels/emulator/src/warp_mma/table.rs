@@ -95,7 +95,7 @@ const FORMS: &[Form] = &[
     },
 ];
 
-/// The row that a product belongs to.
+/// The row that an MMA belongs to.
 pub(super) fn find(
     shape: MmaShape,
     (a, b, d): (Type, Type, Type),
@@ -135,8 +135,8 @@ pub(crate) fn format_of(element: Type) -> Option<(Format, u32)> {
     })
 }
 
-/// The kind of product of elements without scales.
-pub(crate) fn product_kind(element: Format) -> Kind {
+/// The kind of MMA of elements without scales.
+pub(crate) fn mma_kind(element: Format) -> Kind {
     match element {
         Format::F16 => Kind::F16,
         Format::BF16 => Kind::Bf16,

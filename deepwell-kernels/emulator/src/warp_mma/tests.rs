@@ -144,30 +144,30 @@ fn accumulator_code(d: Type, value: f64) -> u32 {
     }
 }
 
-fn check_product(product: WarpProduct, random: &mut Random) {
-    let k = product.shape.k as usize;
-    let (a_registers, b_registers, c_registers) = product.registers();
+fn check_form(form: WarpMmaForm, random: &mut Random) {
+    let k = form.shape.k as usize;
+    let (a_registers, b_registers, c_registers) = form.registers();
     let bits = (a_registers * 32 * 32 / (16 * k)) as u32;
     let shape = SHAPES
         .iter()
-        .find(|shape| shape.k == product.shape.k && shape.bits == bits)
+        .find(|shape| shape.k == form.shape.k && shape.bits == bits)
         .expect("a shape of the ISA");
-    let a: Vec<(u32, f64)> = (0..16 * k).map(|_| small(random, product.a)).collect();
-    let b: Vec<(u32, f64)> = (0..8 * k).map(|_| small(random, product.b)).collect();
+    let a: Vec<(u32, f64)> = (0..16 * k).map(|_| small(random, form.a)).collect();
+    let b: Vec<(u32, f64)> = (0..8 * k).map(|_| small(random, form.b)).collect();
     let c: Vec<f64> = (0..128).map(|_| f64::from(random.below(9)) - 4.0).collect();
     let a_rows = registers(a_registers, bits, shape.a, |row, column| {
-        contained(product.a, product.kind, a[row * k + column].0)
+        contained(form.a, form.kind, a[row * k + column].0)
     });
     let b_rows = registers(b_registers, bits, shape.b, |row, column| {
-        contained(product.b, product.kind, b[column * k + row].0)
+        contained(form.b, form.kind, b[column * k + row].0)
     });
-    let c_bits = if product.d == Type::F16 { 16 } else { 32 };
+    let c_bits = if form.d == Type::F16 { 16 } else { 32 };
     let c_rows = registers(c_registers, c_bits, c_place, |row, column| {
-        accumulator_code(product.d, c[row * 8 + column])
+        accumulator_code(form.d, c[row * 8 + column])
     });
     // Scales are powers of two around 1; those that are not selected are NaN.
-    let vector = product.scales.map_or(1, |scales| scales.vector as usize);
-    let (one, step) = match product.scales.map(|scales| scales.scale_type) {
+    let vector = form.scales.map_or(1, |scales| scales.vector as usize);
+    let (one, step) = match form.scales.map(|scales| scales.scale_type) {
         Some(Type::Ue4m3) => (7 << 3, 1 << 3),
         _ => (127, 1),
     };
@@ -193,27 +193,27 @@ fn check_product(product: WarpProduct, random: &mut Random) {
         scales.a[pair + 1] = word(&a_scales, quad + 8, bytes[0]);
         scales.b[4 * quad + threads[1] as usize] = word(&b_scales, quad, bytes[1]);
     }
-    let scales = product.scales.map(|_| scales);
-    let d = product
+    let scales = form.scales.map(|_| scales);
+    let d = form
         .run(120, ResultMode::Exact, &a_rows, &b_rows, &c_rows, scales.as_ref())
-        .unwrap_or_else(|fault| panic!("{product:?}: {fault}"));
+        .unwrap_or_else(|fault| panic!("{form:?}: {fault}"));
     let expected = registers(c_registers, c_bits, c_place, |row, column| {
         let sum: f64 = (0..k)
             .map(|i| {
                 let block = i / (k / vector);
-                let exponent = match product.scales {
+                let exponent = match form.scales {
                     Some(_) => a_scales[row * vector + block] + b_scales[column * vector + block],
                     None => 0,
                 };
                 a[row * k + i].1 * b[column * k + i].1 * f64::from(1 << exponent)
             })
             .sum();
-        accumulator_code(product.d, c[row * 8 + column] + sum)
+        accumulator_code(form.d, c[row * 8 + column] + sum)
     });
-    assert_eq!(d, expected, "{product:?}");
+    assert_eq!(d, expected, "{form:?}");
 }
 
-const PLAIN: WarpProduct = WarpProduct {
+const PLAIN: WarpMmaForm = WarpMmaForm {
     shape: MmaShape { m: 16, n: 8, k: 16 },
     a: Type::Bf16,
     b: Type::Bf16,
@@ -223,33 +223,33 @@ const PLAIN: WarpProduct = WarpProduct {
     scales: None,
 };
 
-fn product(k: u32, d: Type, a: Type, b: Type) -> WarpProduct {
-    WarpProduct { shape: MmaShape { m: 16, n: 8, k }, a, b, d, ..PLAIN }
+fn form(k: u32, d: Type, a: Type, b: Type) -> WarpMmaForm {
+    WarpMmaForm { shape: MmaShape { m: 16, n: 8, k }, a, b, d, ..PLAIN }
 }
 
-fn scaled(k: u32, a: Type, b: Type, kind: MmaKind, vector: u32, scale_type: Type) -> WarpProduct {
-    let scales = Some(ProductScales { vector, scale_type });
-    WarpProduct { kind: Some(kind), scales, ..product(k, Type::F32, a, b) }
+fn scaled(k: u32, a: Type, b: Type, kind: MmaKind, vector: u32, scale_type: Type) -> WarpMmaForm {
+    let scales = Some(MmaScales { vector, scale_type });
+    WarpMmaForm { kind: Some(kind), scales, ..form(k, Type::F32, a, b) }
 }
 
 #[test]
-fn products_use_the_fragments_of_the_isa() {
+fn forms_use_the_fragments_of_the_isa() {
     use Type::{Bf16, E2m1, E2m3, E3m2, E4m3, E5m2, F16, F32, S8, S32, Tf32, U8, Ue4m3, Ue8m0};
-    let mut products = vec![
-        product(8, F32, F16, F16),
-        product(8, F16, F16, F16),
-        product(16, F32, F16, F16),
-        product(16, F16, F16, F16),
-        product(8, F32, Bf16, Bf16),
-        product(16, F32, Bf16, Bf16),
-        product(4, F32, Tf32, Tf32),
-        product(8, F32, Tf32, Tf32),
-        product(16, F32, E4m3, E5m2),
-        product(32, F32, E5m2, E4m3),
-        product(32, F16, E4m3, E4m3),
-        product(16, S32, S8, U8),
-        product(32, S32, U8, S8),
-        WarpProduct { saturate: true, ..product(32, S32, S8, S8) },
+    let mut forms = vec![
+        form(8, F32, F16, F16),
+        form(8, F16, F16, F16),
+        form(16, F32, F16, F16),
+        form(16, F16, F16, F16),
+        form(8, F32, Bf16, Bf16),
+        form(16, F32, Bf16, Bf16),
+        form(4, F32, Tf32, Tf32),
+        form(8, F32, Tf32, Tf32),
+        form(16, F32, E4m3, E5m2),
+        form(32, F32, E5m2, E4m3),
+        form(32, F16, E4m3, E4m3),
+        form(16, S32, S8, U8),
+        form(32, S32, U8, S8),
+        WarpMmaForm { saturate: true, ..form(32, S32, S8, S8) },
         scaled(64, E2m1, E2m1, MmaKind::Mxf4, 2, Ue8m0),
         scaled(64, E2m1, E2m1, MmaKind::Mxf4nvf4, 2, Ue8m0),
         scaled(64, E2m1, E2m1, MmaKind::Mxf4nvf4, 4, Ue8m0),
@@ -257,41 +257,41 @@ fn products_use_the_fragments_of_the_isa() {
     ];
     for a in [E4m3, E5m2, E3m2, E2m3, E2m1] {
         for b in [E4m3, E5m2, E3m2, E2m3, E2m1] {
-            products.push(scaled(32, a, b, MmaKind::Mxf8f6f4, 1, Ue8m0));
-            products.push(WarpProduct { kind: Some(MmaKind::F8f6f4), ..product(32, F32, a, b) });
-            products.push(WarpProduct { kind: Some(MmaKind::F8f6f4), ..product(32, F16, a, b) });
+            forms.push(scaled(32, a, b, MmaKind::Mxf8f6f4, 1, Ue8m0));
+            forms.push(WarpMmaForm { kind: Some(MmaKind::F8f6f4), ..form(32, F32, a, b) });
+            forms.push(WarpMmaForm { kind: Some(MmaKind::F8f6f4), ..form(32, F16, a, b) });
         }
     }
     let mut random = Random(11);
-    for product in products {
+    for form in forms {
         // Often enough that each scale selector comes.
-        (0..16).for_each(|_| check_product(product, &mut random));
+        (0..16).for_each(|_| check_form(form, &mut random));
     }
 }
 
 #[test]
-fn wrong_products_have_a_name() {
+fn wrong_forms_have_a_name() {
     use Type::{Bf16, E2m1, E3m2, E4m3, F16, F32, Tf32, Ue4m3, Ue8m0};
-    for (product, target, rule) in [
-        (product(32, F32, Bf16, Bf16), 90, "mma-form"),
-        (product(16, F16, Bf16, Bf16), 90, "mma-form"),
-        (product(16, F32, F16, Bf16), 90, "mma-form"),
-        (product(16, F32, Tf32, Tf32), 90, "mma-form"),
-        (product(32, F32, E3m2, E3m2), 120, "mma-form"),
-        (WarpProduct { saturate: true, ..PLAIN }, 90, "mma-form"),
+    for (form, target, rule) in [
+        (form(32, F32, Bf16, Bf16), 90, "mma-form"),
+        (form(16, F16, Bf16, Bf16), 90, "mma-form"),
+        (form(16, F32, F16, Bf16), 90, "mma-form"),
+        (form(16, F32, Tf32, Tf32), 90, "mma-form"),
+        (form(32, F32, E3m2, E3m2), 120, "mma-form"),
+        (WarpMmaForm { saturate: true, ..PLAIN }, 90, "mma-form"),
         (scaled(32, E4m3, E4m3, MmaKind::Mxf8f6f4, 2, Ue8m0), 120, "mma-form"),
         (scaled(64, E2m1, E2m1, MmaKind::Mxf4, 4, Ue8m0), 120, "mma-form"),
         (scaled(64, E2m1, E2m1, MmaKind::Mxf4nvf4, 2, Ue4m3), 120, "mma-form"),
         (scaled(32, E4m3, E4m3, MmaKind::Mxf8f6f4, 1, Ue8m0), 100, "mma-target"),
-        (product(32, F32, E4m3, E4m3), 80, "mma-target"),
-        (product(16, F32, Bf16, Bf16), 75, "mma-target"),
+        (form(32, F32, E4m3, E4m3), 80, "mma-target"),
+        (form(16, F32, Bf16, Bf16), 75, "mma-target"),
     ] {
-        assert_eq!(product.check(target).expect_err(rule).rule, rule, "{product:?}");
+        assert_eq!(form.check(target).expect_err(rule).rule, rule, "{form:?}");
     }
     let one = [[0; LANES]];
     let refused = PLAIN.run(90, ResultMode::Exact, &one, &one, &one, None);
     assert_eq!(refused.expect_err("registers").rule, "mma-registers");
-    let product = scaled(64, E2m1, E2m1, MmaKind::Mxf4, 2, Ue8m0);
+    let form = scaled(64, E2m1, E2m1, MmaKind::Mxf4, 2, Ue8m0);
     for (a, b, rule) in [
         ((1, 0), (0, 0), "mma-scale-byte-id"),
         ((0, 2), (0, 0), "mma-scale-thread-id"),
@@ -305,7 +305,7 @@ fn wrong_products_have_a_name() {
             b_selector: ScaleSelector { byte: b.0, thread: b.1 },
         };
         let rows = [[0; LANES]; 4];
-        let done = product.run(120, ResultMode::Exact, &rows, &rows[..2], &rows, Some(&scales));
+        let done = form.run(120, ResultMode::Exact, &rows, &rows[..2], &rows, Some(&scales));
         assert_eq!(done.expect_err(rule).rule, rule);
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! # Brief overview
 //!
-//! `wgmma.mma_async` is a [`GroupProduct`]; [`GroupProduct::check`] is the table of shapes and
-//! types, [`GroupProduct::run`] computes D for those warps of the group whose fragments are given,
-//! one or all four. Matrices in shared memory are found by a [`Descriptor`]; [`Tile`] says which
-//! bytes an instruction reads.
+//! `wgmma.mma_async` is a [`WgmmaForm`]; [`WgmmaForm::check`] is the table of shapes and types,
+//! [`WgmmaForm::run`] computes D for those warps of the group whose fragments are given, one or all
+//! four. Matrices in shared memory are found by a [`Descriptor`]; [`Tile`] says which bytes an
+//! instruction reads.
 //!
 //! # Example
 //!
@@ -24,10 +24,10 @@
 //! ```
 
 mod descriptor;
-mod product;
+mod form;
 
 pub use descriptor::{Descriptor, Swizzle, Tile};
-pub use product::{GroupProduct, MatrixA, WarpFragments};
+pub use form::{WgmmaForm, MatrixA, WarpFragments};
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Matrices laid out by the canonical layouts, products against plain sums, and rules by name.
+//! Matrices laid out by the canonical layouts, MMAs against plain sums, and rules by name.
 
 use super::*;
 use crate::decode::{MmaShape, Type};
@@ -104,7 +104,7 @@ fn code(element: Type, value: i32) -> u32 {
     encode(format, value as f32, Rounding::NearestEven, false, false)
 }
 
-const BF16: GroupProduct = GroupProduct {
+const BF16: WgmmaForm = WgmmaForm {
     shape: MmaShape { m: 64, n: 64, k: 16 },
     a: Type::Bf16,
     b: Type::Bf16,
@@ -117,9 +117,9 @@ const BF16: GroupProduct = GroupProduct {
     transpose_b: false,
 };
 
-fn same(element: Type, d: Type, n: u32) -> GroupProduct {
+fn same(element: Type, d: Type, n: u32) -> WgmmaForm {
     let shape = MmaShape { m: 64, n, k: 32 / element.bytes() };
-    GroupProduct { shape, a: element, b: element, d, ..BF16 }
+    WgmmaForm { shape, a: element, b: element, d, ..BF16 }
 }
 
 /// Registers of A by the ISA's figures: the rows of a warp are those of `mma.sync`'s A.
@@ -138,37 +138,37 @@ fn a_registers(codes: &[u32], warp: usize, k: usize, bits: usize) -> Vec<Row> {
         .collect()
 }
 
-fn check(product: GroupProduct, swizzles: (Swizzle, Swizzle), random: &mut Random) {
-    let MmaShape { m, n, k } = product.shape;
+fn check(form: WgmmaForm, swizzles: (Swizzle, Swizzle), random: &mut Random) {
+    let MmaShape { m, n, k } = form.shape;
     let mut values = |count: u32, element| -> Vec<i32> {
         let least = if element == Type::U8 { 0 } else { -2 };
         (0..count).map(|_| random.below(5) as i32 + least).collect()
     };
-    let a = values(m * k, product.a);
-    let b = values(n * k, product.b);
+    let a = values(m * k, form.a);
+    let b = values(n * k, form.b);
     let c = values(m * n, Type::S8);
     let codes = |values: &[i32], element| -> Vec<u32> {
         values.iter().map(|&value| code(element, value)).collect()
     };
-    let (a_codes, b_codes) = (codes(&a, product.a), codes(&b, product.b));
+    let (a_codes, b_codes) = (codes(&a, form.a), codes(&b, form.b));
     let mut memory = Shared(vec![0xff; 64 * 1024]);
-    let bytes = product.a.bytes();
-    let a_at = lay(&mut memory, 4096, &a_codes, (m, k), bytes, swizzles.0, product.transpose_a);
-    let b_at = lay(&mut memory, 32768, &b_codes, (n, k), bytes, swizzles.1, product.transpose_b);
-    let d_code = |value: i32| match product.d {
+    let bytes = form.a.bytes();
+    let a_at = lay(&mut memory, 4096, &a_codes, (m, k), bytes, swizzles.0, form.transpose_a);
+    let b_at = lay(&mut memory, 32768, &b_codes, (n, k), bytes, swizzles.1, form.transpose_b);
+    let d_code = |value: i32| match form.d {
         Type::F16 => code(Type::F16, value),
         Type::F32 => (value as f32).to_bits(),
         _ => value as u32,
     };
-    let d_bits = if product.d == Type::F16 { 16 } else { 32 };
-    let (_, d_registers) = product.registers();
+    let d_bits = if form.d == Type::F16 { 16 } else { 32 };
+    let (_, d_registers) = form.registers();
     let part = 16 * n as usize;
     let mut warps: Vec<WarpFragments> = (0..4)
         .map(|warp| {
             let mut d = vec![[0; LANES]; d_registers];
             let rows: Vec<u32> = c[warp * part..][..part].iter().map(|&v| d_code(v)).collect();
             scatter_accumulator(&rows, d_bits, n as usize, &mut d);
-            let a = if product.a_in_registers {
+            let a = if form.a_in_registers {
                 a_registers(&a_codes, warp, k as usize, 8 * bytes as usize)
             } else {
                 Vec::new()
@@ -176,16 +176,16 @@ fn check(product: GroupProduct, swizzles: (Swizzle, Swizzle), random: &mut Rando
             WarpFragments { warp: warp as u32, a, d }
         })
         .collect();
-    let a_place = if product.a_in_registers { MatrixA::Registers } else { MatrixA::Shared(a_at) };
+    let a_place = if form.a_in_registers { MatrixA::Registers } else { MatrixA::Shared(a_at) };
     // Warps may come one by one or all at once.
     let (first, rest) = warps.split_at_mut(1);
     let accumulate = random.below(4) > 0;
     for warps in [first, rest] {
-        product
+        form
             .run(ResultMode::Exact, 1, a_place, b_at, accumulate, warps, &mut memory)
-            .unwrap_or_else(|fault| panic!("{product:?} {swizzles:?}: {fault}"));
+            .unwrap_or_else(|fault| panic!("{form:?} {swizzles:?}: {fault}"));
     }
-    let sign = if product.negate_a != product.negate_b { -1 } else { 1 };
+    let sign = if form.negate_a != form.negate_b { -1 } else { 1 };
     for row in 0..m as usize {
         let warp = &warps[row / 16];
         let came = gather_accumulator(&warp.d, d_bits, n as usize);
@@ -195,13 +195,13 @@ fn check(product: GroupProduct, swizzles: (Swizzle, Swizzle), random: &mut Rando
             let old = if accumulate { c[row * n as usize + column] } else { 0 };
             let expected = d_code(old + sign * sum);
             let came = came[row % 16 * n as usize + column];
-            assert_eq!(came, expected, "{product:?} {swizzles:?} at {row}, {column}");
+            assert_eq!(came, expected, "{form:?} {swizzles:?} at {row}, {column}");
         }
     }
 }
 
 #[test]
-fn sixteen_bit_products_of_all_layouts() {
+fn sixteen_bit_forms_of_all_layouts() {
     let mut random = Random(3);
     for a_swizzle in SWIZZLES {
         for b_swizzle in SWIZZLES {
@@ -209,11 +209,11 @@ fn sixteen_bit_products_of_all_layouts() {
                 [(false, false), (false, true), (true, false), (true, true)]
             {
                 // Columns of 16-bit elements fill whole boxes of 128 bytes with 64 and 128 of them.
-                for product in
+                for form in
                     [BF16, same(Type::F16, Type::F32, 128), same(Type::F16, Type::F16, 64)]
                 {
-                    let product = GroupProduct { transpose_a, transpose_b, ..product };
-                    check(product, (a_swizzle, b_swizzle), &mut random);
+                    let form = WgmmaForm { transpose_a, transpose_b, ..form };
+                    check(form, (a_swizzle, b_swizzle), &mut random);
                 }
             }
         }
@@ -221,28 +221,28 @@ fn sixteen_bit_products_of_all_layouts() {
 }
 
 #[test]
-fn products_of_all_types_and_sizes() {
+fn forms_of_all_types_and_sizes() {
     let mut random = Random(4);
-    let mut products = vec![
+    let mut forms = vec![
         same(Type::Tf32, Type::F32, 72),
         same(Type::E4m3, Type::F16, 8),
         same(Type::E5m2, Type::F32, 256),
         same(Type::S8, Type::S32, 24),
-        GroupProduct { a: Type::U8, ..same(Type::S8, Type::S32, 208) },
-        GroupProduct { saturate: true, ..same(Type::U8, Type::S32, 32) },
-        GroupProduct { a: Type::E5m2, ..same(Type::E4m3, Type::F32, 40) },
-        GroupProduct { negate_a: true, ..BF16 },
-        GroupProduct { negate_b: true, ..same(Type::E4m3, Type::F32, 16) },
-        GroupProduct { negate_a: true, negate_b: true, ..same(Type::Tf32, Type::F32, 8) },
+        WgmmaForm { a: Type::U8, ..same(Type::S8, Type::S32, 208) },
+        WgmmaForm { saturate: true, ..same(Type::U8, Type::S32, 32) },
+        WgmmaForm { a: Type::E5m2, ..same(Type::E4m3, Type::F32, 40) },
+        WgmmaForm { negate_a: true, ..BF16 },
+        WgmmaForm { negate_b: true, ..same(Type::E4m3, Type::F32, 16) },
+        WgmmaForm { negate_a: true, negate_b: true, ..same(Type::Tf32, Type::F32, 8) },
     ];
     for n in (8..=256).step_by(8) {
-        products.push(GroupProduct { shape: MmaShape { n, ..BF16.shape }, ..BF16 });
+        forms.push(WgmmaForm { shape: MmaShape { n, ..BF16.shape }, ..BF16 });
     }
-    for product in products {
+    for form in forms {
         for swizzle in SWIZZLES {
             for a_in_registers in [false, true] {
-                let product = GroupProduct { a_in_registers, ..product };
-                check(product, (swizzle, swizzle), &mut random);
+                let form = WgmmaForm { a_in_registers, ..form };
+                check(form, (swizzle, swizzle), &mut random);
             }
         }
     }
@@ -250,11 +250,11 @@ fn products_of_all_types_and_sizes() {
 
 #[test]
 fn wrong_forms_have_a_name() {
-    let shape = |m, n, k| GroupProduct { shape: MmaShape { m, n, k }, ..BF16 };
-    let transposed = GroupProduct { transpose_b: true, ..BF16 };
-    for (product, rule) in [
-        (GroupProduct { b: Type::F16, ..BF16 }, "wgmma-types"),
-        (GroupProduct { d: Type::F16, ..BF16 }, "wgmma-types"),
+    let shape = |m, n, k| WgmmaForm { shape: MmaShape { m, n, k }, ..BF16 };
+    let transposed = WgmmaForm { transpose_b: true, ..BF16 };
+    for (form, rule) in [
+        (WgmmaForm { b: Type::F16, ..BF16 }, "wgmma-types"),
+        (WgmmaForm { d: Type::F16, ..BF16 }, "wgmma-types"),
         (same(Type::E2m1, Type::F32, 64), "wgmma-types"),
         (same(Type::S8, Type::F32, 64), "wgmma-types"),
         (shape(128, 64, 16), "wgmma-shape"),
@@ -263,13 +263,13 @@ fn wrong_forms_have_a_name() {
         (shape(64, 264, 16), "wgmma-shape"),
         (shape(64, 0, 16), "wgmma-shape"),
         (same(Type::S8, Type::S32, 40), "wgmma-shape"),
-        (GroupProduct { transpose_a: true, ..same(Type::Tf32, Type::F32, 8) }, "wgmma-transpose"),
-        (GroupProduct { transpose_b: true, ..same(Type::E4m3, Type::F32, 8) }, "wgmma-transpose"),
-        (GroupProduct { transpose_a: true, a_in_registers: true, ..transposed }, "wgmma-transpose"),
-        (GroupProduct { negate_a: true, ..same(Type::S8, Type::S32, 8) }, "wgmma-scale"),
-        (GroupProduct { saturate: true, ..BF16 }, "wgmma-saturate"),
+        (WgmmaForm { transpose_a: true, ..same(Type::Tf32, Type::F32, 8) }, "wgmma-transpose"),
+        (WgmmaForm { transpose_b: true, ..same(Type::E4m3, Type::F32, 8) }, "wgmma-transpose"),
+        (WgmmaForm { transpose_a: true, a_in_registers: true, ..transposed }, "wgmma-transpose"),
+        (WgmmaForm { negate_a: true, ..same(Type::S8, Type::S32, 8) }, "wgmma-scale"),
+        (WgmmaForm { saturate: true, ..BF16 }, "wgmma-saturate"),
     ] {
-        assert_eq!(product.check().expect_err(rule).rule, rule, "{product:?}");
+        assert_eq!(form.check().expect_err(rule).rule, rule, "{form:?}");
     }
     for bits in [1 << 14, 1 << 31, 1 << 46, 1 << 52, 1 << 61, 1 << 49] {
         let fault = Descriptor::decode(bits).expect_err("a descriptor");

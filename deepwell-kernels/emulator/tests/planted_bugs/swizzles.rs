@@ -1,4 +1,4 @@
-//! A tensor copy writes a matrix and a product reads it: both have a swizzle.
+//! A tensor copy writes a matrix and an MMA reads it: both have a swizzle.
 
 use deepwell_emulator::bulk::Swizzle;
 use deepwell_emulator::launch::Settings;
@@ -6,7 +6,7 @@ use deepwell_emulator::launch::Settings;
 use crate::{Bug, Program, check_with_map, findings_of};
 
 /// A of 64 x 16 and B of 8 x 16 from one box of 64 columns and 8 rows of BF16: A's rows repeat.
-const PRODUCT: Program = Program::of(
+const MMA: Program = Program::of(
     128,
     ".shared .align 1024 .b8 tile[1024];\n.shared .align 8 .b8 full[8];",
     "mov.u32 %r1, tile;
@@ -59,9 +59,9 @@ fn the_map_and_the_descriptor_agree() {
         ),
         Bug("no wait", &[("wait", "")], "missing-mbarrier-wait"),
     ];
-    check_with_map(&PRODUCT, Swizzle::Bytes128, bugs);
+    check_with_map(&MMA, Swizzle::Bytes128, bugs);
     // The same kernel with a map that says nothing of a swizzle.
-    let found = findings_of(&PRODUCT, &[], Swizzle::None, Settings::default());
+    let found = findings_of(&MMA, &[], Swizzle::None, Settings::default());
     assert_eq!(found, ["swizzle-missing"]);
 }
 
@@ -76,6 +76,6 @@ fn stores_of_threads_have_any_swizzle() {
         st.shared.u32 [%r20+512], %r21;
         fence.proxy.async.shared::cta;
         bar.sync 0;";
-    let found = findings_of(&PRODUCT, &[("between", again)], Swizzle::None, Settings::default());
+    let found = findings_of(&MMA, &[("between", again)], Swizzle::None, Settings::default());
     assert_eq!(found, [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! tcgen05: allocation, products, loads and stores, what orders them.
+//! tcgen05: allocation, MMAs, loads and stores, what orders them.
 
 use crate::{Bug, Program, check};
 
@@ -60,7 +60,7 @@ pub(crate) const TILES: Program = Program {
      mov.u32 %r16, 0x08020490; // @instruction
      mov.u32 %r17, %r10; // @target
      setp.eq.u32 %p4, %r9, 1;
-     tcgen05.mma.cta_group::1.kind::f16 [%r17], %rd3, %rd4, %r16, %p4; // @product
+     tcgen05.mma.cta_group::1.kind::f16 [%r17], %rd3, %rd4, %r16, %p4; // @mma
      tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r3]; // @commit
      READ:
      WAIT [%r3], %r11; // @wait done
@@ -90,7 +90,7 @@ fn tiles_in_one_accumulator() {
             Bug("no proxy fence", &[("proxy", "")], "missing-proxy-fence"),
             Bug("no barrier", &[("sync", "")], "missing-synchronization"),
             Bug("no commit", &[("commit", "")], "deadlock"),
-            Bug("no wait for the product", &[("wait done", "")], "missing-tensor-commit-wait"),
+            Bug("no wait for the MMA", &[("wait done", "")], "missing-tensor-commit-wait"),
             Bug("the phase never changes", &[("wait done", "WAIT [%r3], 0;")], "deadlock"),
             Bug("no fence after the wait", &[("after done", "")], "missing-tensor-fence-after"),
             Bug("no wait for the load", &[("wait load", "")], "missing-tensor-wait-load"),
@@ -205,7 +205,7 @@ fn tiles_in_one_accumulator() {
                 "tensor-lane-of-another-warp",
             ),
             Bug(
-                "a product to lane 16",
+                "an MMA to lane 16",
                 &[("target", "add.u32 %r17, %r10, 1048576;")],
                 "tensor-lane-alignment",
             ),
@@ -221,7 +221,7 @@ fn tiles_in_one_accumulator() {
             Bug(
                 "accumulated on what nobody wrote",
                 &[(
-                    "product",
+                    "mma",
                     "setp.ne.u32 %p5, %r9, 1; tcgen05.mma.cta_group::1.kind::f16 \
                   [%r17], %rd3, %rd4, %r16, %p5;",
                 )],

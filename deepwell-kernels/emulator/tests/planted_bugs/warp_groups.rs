@@ -2,8 +2,8 @@
 
 use crate::{Bug, Program, check};
 
-/// Two products from two stages that the threads fill; D is 64 x 8.
-const PRODUCTS: Program = Program::of(
+/// Two MMAs from two stages that the threads fill; D is 64 x 8.
+const WGMMAS: Program = Program::of(
     128,
     ".shared .align 1024 .b8 a[4096];\n.shared .align 1024 .b8 b[512];",
     "mov.u32 %r1, a;
@@ -36,7 +36,7 @@ const PRODUCTS: Program = Program::of(
      mov.f32 %f5, 0f3F800000;
      wgmma.fence.sync.aligned; // @fence
      wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd3, %rd4, 1, 1, \
-       1, 0, 0; // @product
+       1, 0, 0; // @mma
      wgmma.commit_group.sync.aligned; // @commit first
      wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd6, %rd7, 1, 1, \
        1, 0, 0;
@@ -50,10 +50,10 @@ const PRODUCTS: Program = Program::of(
 );
 
 #[test]
-fn products_of_a_warp_group() {
+fn wgmmas_of_a_warp_group() {
     // Zeros are no numbers that a wrong address would change: what is wrong has to have a name.
     check(
-        &PRODUCTS,
+        &WGMMAS,
         &[
             Bug("no proxy fence", &[("proxy", "")], "missing-proxy-fence"),
             Bug("no barrier", &[("sync", "")], "missing-synchronization"),
@@ -85,7 +85,7 @@ fn products_of_a_warp_group() {
                 "register-in-flight",
             ),
             Bug(
-                "registers touched between products",
+                "registers touched between wgmmas",
                 &[("commit first", "wgmma.commit_group.sync.aligned; add.f32 %f0, %f0, %f5;")],
                 "register-in-flight",
             ),
@@ -117,7 +117,7 @@ fn products_of_a_warp_group() {
             Bug(
                 "half of the warp group",
                 &[(
-                    "product",
+                    "mma",
                     "setp.lt.u32 %p9, %r0, 64; @%p9 wgmma.mma_async.sync.aligned\
                   .m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %rd3, %rd4, 1, 1, 1, 0, 0;",
                 )],

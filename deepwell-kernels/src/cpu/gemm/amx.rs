@@ -122,10 +122,10 @@ impl Drop for TileConfig {
     }
 }
 
-/// Writes one 32 x 32 block of the product.
+/// Writes one 32 x 32 block of the result.
 ///
-/// Four tiles accumulate (rows 0-15 and 16-31 by columns 0-15 and 16-31); each step along `k`
-/// loads two tiles of A and two of B and multiplies them all, so each load serves two products.
+/// Four tiles accumulate (rows 0-15 and 16-31 by columns 0-15 and 16-31); each step along `k` loads
+/// two tiles of A and two of B and multiplies them all, so each load serves two multiplications.
 ///
 /// # Safety
 ///

@@ -22,7 +22,7 @@ pub(super) fn is_available() -> bool {
 /// which covers the instruction's latency; B's two vectors are then loaded once per 8 rows.
 const ROWS: usize = 8;
 
-/// Writes one 32 x 32 block of the product.
+/// Writes one 32 x 32 block of the result.
 ///
 /// # Safety
 ///

@@ -73,7 +73,7 @@ struct Scratch([f32; 1024]);
 /// second-level cache (of 1 to 2 MiB on the CPUs that have these instructions) between panels.
 const B_BYTES_PER_TASK: usize = 512 * 1024;
 
-/// Runs the product. `tier` is available and not F32, no operand is F32, everything has been
+/// Runs the GEMM. `tier` is available and not F32, no operand is F32, everything has been
 /// validated, no size is zero.
 pub(super) fn run(
     tier: Tier,

@@ -1,8 +1,8 @@
 //! The F32 tier: operands converted to `f32`, multiplied by the `gemm` crate.
 //!
 //! Where nothing needs converting it is one call. Otherwise blocks of at most 1024 rows of each
-//! operand are converted into the workspace and multiplied one after another, so that the
-//! workspace of a very large product stays bounded.
+//! operand are converted into the workspace and multiplied one after another, so that the workspace
+//! of a very large GEMM stays bounded.
 #![allow(unsafe_code)]
 
 use deepwell_precision::scale_tiles::offset;
@@ -23,7 +23,7 @@ pub(super) fn workspace_bytes(m: usize, n: usize, k: usize, a: DataKind, b: Data
     (copy(a, m) + copy(b, n) + output) * size_of::<f32>() + ALIGNMENT
 }
 
-/// Runs the product. Everything has been validated, no size is zero.
+/// Runs the GEMM. Everything has been validated, no size is zero.
 pub(super) fn run(
     m: usize,
     n: usize,

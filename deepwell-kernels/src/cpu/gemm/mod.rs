@@ -1,12 +1,11 @@
-//! Matrix product `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands, FP32 accumulation.
+//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands, FP32 accumulation.
 //!
 //! # Overview
 //!
 //! Both operands are given as matrices `[outer, k]` with two strides ([`Operand`]), so that one
-//! function serves the three products of a linear layer: forward (`x w^T`: both contiguous along
-//! `k`), the gradient of the input (`dy w`: B contiguous along `n`) and the gradient of the
-//! weight (`dy^T x`: both contiguous along the outer dimension). The result is row-major
-//! `[m, n]` ([`Output`]).
+//! function serves the three GEMMs of a linear layer: forward (`x w^T`: both contiguous along `k`),
+//! the gradient of the input (`dy w`: B contiguous along `n`) and the gradient of the weight (`dy^T
+//! x`: both contiguous along the outer dimension). The result is row-major `[m, n]` ([`Output`]).
 //!
 //! The arithmetic comes in three [`Tier`]s. On [`Tier::AmxBf16`] and [`Tier::Avx512Bf16`] the
 //! operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel that sums in FP32;
@@ -43,8 +42,8 @@
 //! | AVX512-BF16 | odd, then even `k` of each pair, pairs in order | `(k + 1) u s` |
 //! | F32 | the `gemm` crate's: fused, blocks of 512 or more in order | `(k + 2) u s` |
 //!
-//! An accumulating output adds the finished product to what is there, one more rounding (on the
-//! F32 tier one per block of 512, or per `k` where `k <= 2`); a BF16 output rounds once more, to
+//! An accumulating output adds the finished sum to what is there, one more rounding (on the F32
+//! tier one per block of 512, or per `k` where `k <= 2`); a BF16 output rounds once more, to
 //! nearest even. Work is split over `m` and `n` only, never over `k`,
 //! and along lines that depend on nothing but the shape: a result has the same bits at any number
 //! of threads.
@@ -53,9 +52,9 @@
 //! results: per product an absolute error of at most `2^-126 * max(1, |a|, |b|)`, which matters to
 //! nobody who trains but is a difference from the F32 tier. MXFP8 can leave BF16's range by its
 //! scales, so the scale bytes are looked at first: where a decoded value or a product could be
-//! subnormal, or a decoded value overflow, the whole product runs on the F32 tier.
-//! An E8M0 scale of `0xFF` and an E4M3 code of `0x7F` or `0xFF` are NaN, and make every output
-//! element that they take part in NaN.
+//! subnormal, or a decoded value overflow, the whole GEMM runs on the F32 tier. An E8M0 scale of
+//! `0xFF` and an E4M3 code of `0x7F` or `0xFF` are NaN, and make every output element that they
+//! take part in NaN.
 //!
 //! # Memory
 //!
@@ -86,7 +85,7 @@ use std::sync::OnceLock;
 pub(crate) use carve::{Carver, carved_bytes};
 pub use operand::{DataKind, GemmError, Operand, OperandData, Output};
 
-/// The instructions that a product runs on.
+/// The instructions that a GEMM runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// The `gemm` crate on operands converted to `f32`; every machine has it.
@@ -158,13 +157,13 @@ fn is_intel() -> bool {
     false
 }
 
-/// Outer rows that are packed at a time: bounds the workspace of very large products.
+/// Outer rows that are packed at a time: bounds the workspace of very large GEMMs.
 const OUTER_BLOCK: usize = 1024;
 
 /// Alignment of the buffers inside the workspace: one cache line, one 512-bit vector.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The bytes that [`gemm()`] and [`gemm_serial`] need for this product, at any number of threads.
+/// The bytes that [`gemm()`] and [`gemm_serial`] need for this GEMM, at any number of threads.
 ///
 /// On the BF16 tiers that is a BF16 copy of at most 1024 rows of each operand (for MXFP8 operands,
 /// which may have to fall back, the F32 tier's need where it is greater); on the F32 tier an `f32`
@@ -213,7 +212,7 @@ pub fn gemm(
     run(tier, m, n, k, a, b, out, workspace, Threads::Pool)
 }
 
-/// [`gemm()`] on the calling thread alone, for products inside a task: the same bits, the same
+/// [`gemm()`] on the calling thread alone, for GEMMs inside a task: the same bits, the same
 /// workspace, the same errors.
 ///
 /// # Errors
@@ -260,8 +259,8 @@ impl Threads {
     }
 }
 
-/// Products below this many multiplications (about 5 us of AMX) are not worth waking a thread.
-const SERIAL_PRODUCT_MAX: usize = 1 << 21;
+/// GEMMs below this many multiplications (about 5 us of AMX) are not worth waking a thread.
+const SERIAL_FMAS_MAX: usize = 1 << 21;
 
 fn run(
     tier: Tier,
@@ -294,8 +293,8 @@ fn run(
         out.add_nothing();
         return Ok(());
     }
-    let product = m.saturating_mul(n).saturating_mul(k);
-    let threads = if product <= SERIAL_PRODUCT_MAX { Threads::One } else { threads };
+    let fmas = m.saturating_mul(n).saturating_mul(k);
+    let threads = if fmas <= SERIAL_FMAS_MAX { Threads::One } else { threads };
 
     #[cfg(target_arch = "x86_64")]
     if !takes_f32_tier(tier, a.kind(), b.kind()) && scales::fit_bf16(&a, m, &b, n, k) {
@@ -306,7 +305,7 @@ fn run(
     Ok(())
 }
 
-/// Whether the product runs on the F32 tier whatever the scales say.
+/// Whether the GEMM runs on the F32 tier whatever the scales say.
 fn takes_f32_tier(tier: Tier, a: DataKind, b: DataKind) -> bool {
     tier == Tier::F32 || a == DataKind::F32 || b == DataKind::F32
 }

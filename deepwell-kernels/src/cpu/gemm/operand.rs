@@ -1,4 +1,4 @@
-//! What a product reads and writes, and the checks that make the kernels' pointers sound.
+//! What a GEMM reads and writes, and the checks that make the kernels' pointers sound.
 
 use std::any::TypeId;
 
@@ -10,7 +10,7 @@ use crate::cpu::element::Element;
 /// The numbers of one operand.
 #[derive(Clone, Copy, Debug)]
 pub enum OperandData<'a> {
-    /// FP32. The product runs on the F32 tier.
+    /// FP32. The GEMM runs on the F32 tier.
     F32(&'a [f32]),
     /// BF16.
     Bf16(&'a [bf16]),
@@ -152,7 +152,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Where a product goes: row-major `[m, n]` without gaps.
+/// Where a GEMM goes: row-major `[m, n]` without gaps.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// FP32.
@@ -191,7 +191,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The result of a product over no `k` at all.
+    /// The result of a GEMM over no `k` at all.
     pub(super) fn add_nothing(&mut self) {
         match self {
             Output::F32 { accumulate: true, .. } => {}
@@ -201,7 +201,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Why a product was refused. Nothing has been written in any of these cases.
+/// Why a GEMM was refused. Nothing has been written in any of these cases.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GemmError {
     /// A slice ends before the last element that the sizes and strides ask for.

@@ -51,13 +51,13 @@ fn scale_range(scales: impl Iterator<Item = u8>) -> (u8, u8) {
 fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
     let alone =
         |range: Option<(u8, u8)>| range.is_none_or(|(lo, hi)| lo >= SCALE_MIN && hi <= SCALE_MAX);
-    let product = match (a, b) {
+    let both = match (a, b) {
         (Some((a, _)), Some((b, _))) => u16::from(a) + u16::from(b) >= SCALE_SUM_MIN,
         // BF16 operands are taken as they are; their own tiny products are flushed (see the
         // module's documentation).
         _ => true,
     };
-    alone(a) && alone(b) && product
+    alone(a) && alone(b) && both
 }
 
 fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {

@@ -1,4 +1,4 @@
-//! Products against f64 loops over the dequantized operands.
+//! GEMMs against f64 loops over the dequantized operands.
 
 use deepwell_precision::scale_tiles::{TILE_BYTES, offset, tiled_len};
 use half::bf16;
@@ -149,7 +149,7 @@ enum To {
     Bf16,
 }
 
-fn product(tier: Tier, a: &Matrix, b: &Matrix, to: To, serial: bool) -> Vec<f32> {
+fn run(tier: Tier, a: &Matrix, b: &Matrix, to: To, serial: bool) -> Vec<f32> {
     let (m, n, k) = (a.outer, b.outer, a.k);
     let (a, b) = (a.operand(), b.operand());
     // Poisoned, so that a read before a write shows.
@@ -175,8 +175,8 @@ fn before(index: usize) -> f32 {
 }
 
 fn check(tier: Tier, a: &Matrix, b: &Matrix, to: To) {
-    let got = product(tier, a, b, to, false);
-    let serial = product(tier, a, b, to, true);
+    let got = run(tier, a, b, to, false);
+    let serial = run(tier, a, b, to, true);
     let what = || {
         let (a, b) = (a.operand(), b.operand());
         format!("{tier:?} {:?} x {:?} strides {:?}", a.kind(), b.kind(), (a.k_stride, b.k_stride))
@@ -380,7 +380,7 @@ fn non_finite_values_come_through() {
             codes[37 * 70 + 69] = 0xff;
         }
         check(tier, &a, &b, To::F32);
-        let result = product(tier, &a, &b, To::F32, false);
+        let result = run(tier, &a, &b, To::F32, false);
         for (index, value) in result.iter().enumerate() {
             assert_eq!(value.is_nan(), [5, 37].contains(&(index / 33)), "{tier:?} at {index}");
         }
@@ -393,7 +393,7 @@ fn non_finite_values_come_through() {
             numbers[33 * 64 + 1] = bf16::NAN;
         }
         for to in [To::F32, To::Bf16] {
-            let result = product(tier, &a, &b, to, false);
+            let result = run(tier, &a, &b, to, false);
             assert!(result[..34].iter().all(|value| value.is_infinite()), "{tier:?}");
             assert!(result[34..33 * 34].iter().all(|value| value.is_finite()), "{tier:?}");
             assert!(result[33 * 34..].iter().all(|value| value.is_nan()), "{tier:?}");
@@ -410,19 +410,19 @@ fn threads_do_not_change_a_bit() {
                 if kind == DataKind::Mx && layout == Layout::Transposed {
                     continue;
                 }
-                // Above SERIAL_PRODUCT_MAX, so that the pool is used.
+                // Above SERIAL_FMAS_MAX, so that the pool is used.
                 let a = Matrix::random(kind, layout, 200, 700, &mut random);
                 let b = Matrix::random(kind, layout, 100, 700, &mut random);
                 let on = |threads| {
                     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                    pool.unwrap().install(|| product(tier, &a, &b, To::F32Accumulate, false))
+                    pool.unwrap().install(|| run(tier, &a, &b, To::F32Accumulate, false))
                 };
                 let one: Vec<u32> = on(1).iter().map(|value| value.to_bits()).collect();
                 for threads in [2, 3] {
                     let many: Vec<u32> = on(threads).iter().map(|value| value.to_bits()).collect();
                     assert!(one == many, "{tier:?} {kind:?} {layout:?} on {threads} threads");
                 }
-                let serial = product(tier, &a, &b, To::F32Accumulate, true);
+                let serial = run(tier, &a, &b, To::F32Accumulate, true);
                 let serial: Vec<u32> = serial.iter().map(|value| value.to_bits()).collect();
                 assert!(one == serial, "{tier:?} {kind:?} {layout:?} serial");
             }
@@ -436,7 +436,7 @@ fn unaligned_and_oversized_workspace() {
     let a = Matrix::random(DataKind::Mx, Layout::Rows, 33, 40, &mut random);
     let b = Matrix::random(DataKind::Mx, Layout::Rows, 33, 40, &mut random);
     for tier in available_tiers() {
-        let expected = product(tier, &a, &b, To::F32, false);
+        let expected = run(tier, &a, &b, To::F32, false);
         let bytes = workspace_bytes(tier, 33, 33, 40, DataKind::Mx, DataKind::Mx);
         for shift in [0, 1, 3, 63] {
             let mut workspace = vec![0xee_u8; bytes + shift + 8];

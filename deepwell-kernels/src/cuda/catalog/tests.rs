@@ -4,7 +4,7 @@ use deepwell_ir::ops::{
     Activation, AddRmsNorm, Axis, Epilogue, Fused, Gelu, GeluBackward, LayerNorm, Linear,
     LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
-use deepwell_ir::{DType, OperandType, Product};
+use deepwell_ir::{DType, OperandType, GemmKind};
 use deepwell_precision::{Granularity, QuantFormat};
 
 use super::*;
@@ -97,8 +97,8 @@ fn epilogues_of_norms_and_activations_have_a_kernel() {
 #[test]
 fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
     let spec = QuantFormat::MXFP8;
-    let mx = |product, output| ScaledGemm { product, output, bias: false, a: spec, b: spec };
-    let fprop = || mx(Product::Fprop, DType::Bf16);
+    let mx = |kind, output| ScaledGemm { kind, output, bias: false, a: spec, b: spec };
+    let fprop = || mx(GemmKind::Fprop, DType::Bf16);
     let check = |op: &Op, (columns, depth): (usize, usize), expected: Option<&str>| {
         let tokens = 40;
         let scales =
@@ -152,10 +152,10 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
     // The GEMM's own result is no operand of another one here, nor is its gradient's function.
     check(&fused(fprop(), &[gelu(true), quantize(0, Axis::Both)], &[]), (96, 64), None);
     check(&fused(fprop(), &[gelu_backward(true)], &[0]), (96, 64), None);
-    check(&fused(mx(Product::Dgrad, DType::Bf16), &[gelu_backward(true)], &[0]), (96, 64), of_mx);
+    check(&fused(mx(GemmKind::Dgrad, DType::Bf16), &[gelu_backward(true)], &[0]), (96, 64), of_mx);
     check(&quantized(spec.with_granularity(Granularity::G128)), (256, 64), None);
     check(&quantized(spec.square()), (256, 64), None);
-    check(&fused(mx(Product::Fprop, DType::F32), &[gelu(true)], &[]), (96, 64), None);
+    check(&fused(mx(GemmKind::Fprop, DType::F32), &[gelu(true)], &[]), (96, 64), None);
 }
 
 /// The least predicted time, which measured shares of peaks and assumed ones make.
@@ -165,9 +165,9 @@ fn the_fastest_gemm_is_taken() {
     let fine = QuantFormat::MXFP8;
     let wide = fine.with_granularity(Granularity::G128);
     let mx = |spec: QuantFormat| -> Op {
-        let (product, output) = (Product::Fprop, DType::Bf16);
+        let (kind, output) = (GemmKind::Fprop, DType::Bf16);
         let b = spec.square();
-        ScaledGemm { product, output, bias: false, a: spec, b }.into()
+        ScaledGemm { kind, output, bias: false, a: spec, b }.into()
     };
     let library = &[CUBLASLT][..];
     let [hopper, blackwell, consumer] =

@@ -45,7 +45,7 @@ struct Plan {
     matmul: Matmul,
 }
 
-/// NVIDIA's library of matrix products on one device.
+/// NVIDIA's library of GEMMs on one device.
 ///
 /// It takes BF16 operands with BF16 or FP32 results, with a bias per column or without, and on
 /// Hopper FP8 (E4M3) operands with FP32 scales per 128 elements of the contraction or per square

@@ -148,7 +148,7 @@ impl EmulatedLaunch {
             shared_bytes_moved: bytes.shared_read + bytes.shared_written,
             tensor_bytes_moved: bytes.tensor_read + bytes.tensor_written,
             local_bytes_moved: bytes.local_read + bytes.local_written,
-            tensor_instructions: counts.products,
+            tensor_instructions: counts.mmas,
             multiply_adds: counts.multiply_adds,
             bulk_copies: counts.bulk_copies,
             atomics: counts.atomics,

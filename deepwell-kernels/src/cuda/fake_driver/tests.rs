@@ -219,7 +219,7 @@ fn a_pinned_buffer_outlives_its_driver() {
 }
 
 #[test]
-fn products_are_checked_and_counted() {
+fn gemms_are_checked_and_counted() {
     let (mut driver, stream) = driver_with_stream();
     let mut blas = driver.blas();
     let pointer = driver.allocate(1 << 20).unwrap();

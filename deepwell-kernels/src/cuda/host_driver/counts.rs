@@ -32,7 +32,7 @@ pub struct Counts {
     pub fills: usize,
     /// Kernels enqueued.
     pub launches: usize,
-    /// Products of a [`FakeBlas`](crate::cuda::FakeBlas) enqueued.
+    /// GEMMs of a [`FakeBlas`](crate::cuda::FakeBlas) enqueued.
     pub matmuls: usize,
     /// Exchanges with other ranks enqueued.
     pub exchanges: usize,
@@ -55,7 +55,7 @@ pub struct Counts {
 pub enum FakeNode {
     /// A kernel, by its name.
     Launch(String),
-    /// A product of a [`FakeBlas`](crate::cuda::FakeBlas).
+    /// A GEMM of a [`FakeBlas`](crate::cuda::FakeBlas).
     Matmul,
     /// An exchange with other ranks.
     Exchange,

@@ -7,17 +7,17 @@ use super::counts::{FakeCounts, FakeNode};
 use super::exchange::{SharedComm, exchange};
 use super::machine::Machine;
 use super::pinned::HostPinned;
-use super::product::multiply;
+use super::host_blas::multiply;
 use crate::cuda::blas::Matmul;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
 
-/// Something that was put into a stream. `Matmul` is a product that computes nothing.
+/// Something that was put into a stream. `Matmul` is a GEMM that computes nothing.
 #[derive(Clone)]
 pub(in crate::cuda) enum Work {
     Launch { kernel: String, launch: Arc<Launch> },
     Matmul,
-    Product(Matmul),
+    HostMatmul(Matmul),
     Exchange { exchange: Arc<DeviceExchange>, comm: SharedComm },
     Copy { target: DevicePtr, source: DevicePtr, bytes: usize },
     Fill { target: DevicePtr, byte: u8, bytes: usize },
@@ -32,7 +32,7 @@ impl Work {
     pub(super) fn node(&self) -> FakeNode {
         match self {
             Work::Launch { kernel, .. } => FakeNode::Launch(kernel.clone()),
-            Work::Matmul | Work::Product(_) => FakeNode::Matmul,
+            Work::Matmul | Work::HostMatmul(_) => FakeNode::Matmul,
             Work::Exchange { .. } => FakeNode::Exchange,
             Work::Copy { .. } => FakeNode::Copy,
             Work::Fill { .. } => FakeNode::Fill,
@@ -121,7 +121,7 @@ impl<M: Machine> State<M> {
         self.clock += 1;
         self.counts.change(|counts| match work {
             Work::Launch { .. } => counts.launches += 1,
-            Work::Matmul | Work::Product(_) => counts.matmuls += 1,
+            Work::Matmul | Work::HostMatmul(_) => counts.matmuls += 1,
             Work::Exchange { .. } => counts.exchanges += 1,
             Work::Copy { .. } => counts.copies += 1,
             Work::Fill { .. } => counts.fills += 1,
@@ -139,7 +139,7 @@ impl<M: Machine> State<M> {
         match work {
             Work::Launch { launch, .. } => self.machine.launch(launch),
             Work::Matmul => Ok(()),
-            Work::Product(matmul) => multiply(&mut self.machine, matmul),
+            Work::HostMatmul(matmul) => multiply(&mut self.machine, matmul),
             Work::Exchange { exchange: of, comm } => exchange(&mut self.machine, of, comm),
             Work::Copy { target, source, bytes } => self.machine.copy(*target, *source, *bytes),
             Work::Fill { target, byte, bytes } => self.machine.fill(*target, *byte, *bytes),

@@ -2,10 +2,10 @@
 //! the result's elements, and the quantized data of what comes last.
 
 use deepwell_ir::ops::{Activation, Axis, Epilogue, QuantizeStep};
-use deepwell_ir::{DType, KernelRequest, Op, OperandType, Product};
+use deepwell_ir::{DType, KernelRequest, Op, OperandType, GemmKind};
 
 use super::mx;
-use super::tcgen05::ProductSizes;
+use super::tcgen05::GemmSizes;
 use super::tcgen05_cost::ResultCost;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
@@ -24,16 +24,16 @@ pub(crate) const MX_OPS: &[&str] = &["scaled_gemm"];
 /// GELU behind fprop, its gradient behind dgrad; what comes last is quantized. What wgrad gives is
 /// no activation.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
-    let product = match core {
-        Op::Linear(_) => Product::Fprop,
-        Op::LinearInputGrad(_) => Product::Dgrad,
-        Op::ScaledGemm(op) => op.product,
-        _ => Product::Wgrad,
+    let kind = match core {
+        Op::Linear(_) => GemmKind::Fprop,
+        Op::LinearInputGrad(_) => GemmKind::Dgrad,
+        Op::ScaledGemm(op) => op.kind,
+        _ => GemmKind::Wgrad,
     };
-    match product {
-        Product::Fprop => EpilogueSet { activations: &["gelu"], quantizes: &[0] },
-        Product::Dgrad => EpilogueSet { activations: &["gelu_backward"], quantizes: &[0] },
-        Product::Wgrad => EpilogueSet { activations: &[], quantizes: &[0] },
+    match kind {
+        GemmKind::Fprop => EpilogueSet { activations: &["gelu"], quantizes: &[0] },
+        GemmKind::Dgrad => EpilogueSet { activations: &["gelu_backward"], quantizes: &[0] },
+        GemmKind::Wgrad => EpilogueSet { activations: &[], quantizes: &[0] },
     }
 }
 
@@ -114,7 +114,7 @@ fn with_core<R>(
 pub(crate) fn reject(
     request: &KernelRequest<'_>,
     reject_core: impl FnOnce(&KernelRequest<'_>) -> Option<String>,
-    sizes: impl FnOnce(&KernelRequest<'_>) -> ProductSizes,
+    sizes: impl FnOnce(&KernelRequest<'_>) -> GemmSizes,
 ) -> Option<String> {
     let Some(parts) = Parts::of(request.op, request.input_count) else {
         return Some(format!("takes a GEMM and what follows it, not `{}`", request.op.name()));
@@ -158,7 +158,7 @@ pub(crate) fn arguments(
     parts: &Parts<'_>,
     device: &mut Device<'_>,
     bias: DevicePtr,
-    sizes: ProductSizes,
+    sizes: GemmSizes,
 ) -> Result<Vec<Argument>, KernelError> {
     let none = Argument::Pointer(DevicePtr(0));
     let Some(activation) = parts.activation_code() else {

@@ -1,5 +1,5 @@
-//! What the products on tcgen05 share on the host (`mma/sm100_tile.cuh`): shapes of tiles, how much
-//! memory they take, which one a product gets, and its launch.
+//! What launchers of GEMMs on tcgen05 share (`mma/sm100_tile.cuh`): shapes of tiles, how much
+//! memory they take, which one a GEMM gets, and its launch.
 
 use deepwell_ir::{KernelRequest, Target, Tile};
 
@@ -76,9 +76,9 @@ const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
 /// reads, which has room for more stages.
 const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
 
-/// A product: rows and columns of the result, elements of depth.
+/// A GEMM: rows and columns of the result, elements of depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ProductSizes {
+pub(crate) struct GemmSizes {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) depth: usize,
@@ -122,7 +122,7 @@ impl TileShape {
         (in_groups + multiprocessors % GROUP / blocks).max(1)
     }
 
-    /// Rows of `b` that products of a block read.
+    /// Rows of `b` that MMAs of a block read.
     fn b_rows(self) -> usize {
         self.columns / self.blocks
     }
@@ -180,7 +180,7 @@ impl TileShape {
     }
 
     /// Clusters of tiles of a result; tiles of the last ones may lie beyond it.
-    pub(crate) fn clusters(self, sizes: ProductSizes) -> usize {
+    pub(crate) fn clusters(self, sizes: GemmSizes) -> usize {
         let [rows, columns] = self.cluster_extents();
         sizes.rows.div_ceil(rows) * sizes.columns.div_ceil(columns)
     }
@@ -195,7 +195,7 @@ impl TileShape {
     /// edges; why not the others.
     pub(crate) fn select(
         shapes: Vec<TileShape>,
-        sizes: ProductSizes,
+        sizes: GemmSizes,
         results: ResultCost,
         target: &Target,
     ) -> TileSelection {
@@ -229,7 +229,7 @@ impl TileShape {
     /// seconds: not less than its bytes do.
     pub(crate) fn predicted_s(
         shapes: Vec<TileShape>,
-        sizes: ProductSizes,
+        sizes: GemmSizes,
         results: ResultCost,
         request: &KernelRequest<'_>,
         target: &Target,
@@ -263,7 +263,7 @@ impl TileShape {
     }
 
     /// Blocks of the grid.
-    fn grid(self, sizes: ProductSizes, multiprocessors: u32) -> u32 {
+    fn grid(self, sizes: GemmSizes, multiprocessors: u32) -> u32 {
         let at_once = self.clusters_at_once(multiprocessors as usize);
         let clusters = self.clusters(sizes).min(at_once);
         (clusters * self.cluster_blocks()) as u32
@@ -273,7 +273,7 @@ impl TileShape {
     pub(crate) fn launch(
         self,
         function: Function,
-        sizes: ProductSizes,
+        sizes: GemmSizes,
         multiprocessors: u32,
         arguments: Vec<Argument>,
     ) -> Step {
@@ -345,14 +345,14 @@ mod tests {
 
     const B200: usize = 148;
 
-    fn sizes((rows, columns, depth): (usize, usize, usize)) -> ProductSizes {
-        ProductSizes { rows, columns, depth }
+    fn sizes((rows, columns, depth): (usize, usize, usize)) -> GemmSizes {
+        GemmSizes { rows, columns, depth }
     }
 
     #[test]
     fn shapes_fill_the_device() {
         let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::all(Operands::Mx));
-        for (shapes, product, expected) in [
+        for (shapes, gemm, expected) in [
             // One tile: the smallest, if there is little to sum; a pair reads half of b each.
             (&mx, (1, 1, 16), "128x128"),
             (&bf16, (1, 1, 16), "128x128"),
@@ -369,8 +369,8 @@ mod tests {
         ] {
             let target = cuda_target(Architecture::Sm100a, B200, &[]);
             let plain = ResultCost::default();
-            let selection = TileShape::select(shapes.clone(), sizes(product), plain, &target);
-            assert_eq!(selection.tile.to_string(), expected, "{product:?}");
+            let selection = TileShape::select(shapes.clone(), sizes(gemm), plain, &target);
+            assert_eq!(selection.tile.to_string(), expected, "{gemm:?}");
             assert_eq!(selection.rejected.len(), shapes.len() - 1);
         }
     }

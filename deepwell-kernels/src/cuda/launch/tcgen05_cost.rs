@@ -1,12 +1,12 @@
-//! What a product on tcgen05 costs, by a model: bytes through each level of memory, cycles of each
+//! What a GEMM on tcgen05 costs, by a model: bytes through each level of memory, cycles of each
 //! unit, and with them the cycles of the whole. No Blackwell has been timed: rates are what is
 //! published, or assumed and named so.
 
-use super::tcgen05::{BLOCK_ROWS, ProductSizes, TileShape};
+use super::tcgen05::{BLOCK_ROWS, GemmSizes, TileShape};
 
 /// Multiply-adds of BF16 that an SM makes in a cycle: a B200's peak of 2250 TFLOP/s over 148 SMs at
 /// 1.855 GHz. One-byte elements are two a lane.
-const BF16_PRODUCTS_PER_CYCLE: u64 = 4096;
+const BF16_FMAS_PER_CYCLE: u64 = 4096;
 /// Bytes of operands that a tensor core reads from shared memory in a cycle, and that copies write
 /// there: assumed, as it is on Hopper.
 const SHARED_BYTES_PER_CYCLE: u64 = 128;
@@ -20,7 +20,7 @@ const DEVICE_BYTES_PER_CYCLE: u64 = 4149;
 const L2_BYTES: u64 = 64 << 20;
 /// Cycles in which a block writes a column of 128 results: assumed.
 const CYCLES_PER_RESULT_COLUMN: u64 = 8;
-/// Cycles of a column of 128 more: of products that pass shared memory once more and are looked at
+/// Cycles of a column of 128 more: of sums that pass shared memory once more and are looked at
 /// there, of GELU and of its gradient, each by the normal distribution or the hyperbolic tangent,
 /// and of each copy in MXFP8. Counted in the instructions of the kernels for sm_100a, of which each
 /// quarter of a multiprocessor issues one in a cycle for its warp of the epilogue.
@@ -72,7 +72,7 @@ const UNTIMED: u64 = 2;
 /// Clock at which multiply-adds of all SMs make the peak, see [`BF16_PRODUCTS_PER_CYCLE`].
 const CLOCK_HZ: f64 = 1.855e9;
 
-/// Cost of a product with tiles of one shape.
+/// Cost of a GEMM with tiles of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
     /// Times that each block computes a tile.
@@ -82,7 +82,7 @@ pub(crate) struct Cost {
     /// Bytes of operands that the L2 cache gives.
     pub(crate) l2_bytes: u64,
     /// Cycles of the tensor cores for one tile.
-    pub(crate) product_cycles: u64,
+    pub(crate) mma_cycles: u64,
     /// Cycles for one tile of what is slowest until its sums are there.
     pub(crate) tile_cycles: u64,
     /// Cycles that writing a tile takes.
@@ -94,7 +94,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Of a product with tiles of `shape` on so many multiprocessors.
+    /// Of a GEMM with tiles of `shape` on so many multiprocessors.
     ///
     /// Waves of clusters run one after the other; a tile takes what the slowest of tensor cores,
     /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for
@@ -102,24 +102,24 @@ impl Cost {
     /// counted.
     pub(crate) fn new(
         shape: TileShape,
-        sizes: ProductSizes,
+        sizes: GemmSizes,
         results: ResultCost,
         multiprocessors: u64,
     ) -> Cost {
-        let ProductSizes { rows, columns, depth } = sizes;
+        let GemmSizes { rows, columns, depth } = sizes;
         let element_bytes = shape.element_bytes() as u64;
         let clusters = shape.clusters(sizes) as u64;
         let at_once = shape.clusters_at_once(multiprocessors as usize) as u64;
         let waves = clusters.div_ceil(at_once);
         let stages = depth.div_ceil(shape.stage_depth()) as u64;
 
-        let products_per_cycle = BF16_PRODUCTS_PER_CYCLE * 2 / element_bytes;
-        let stage_products = (BLOCK_ROWS * shape.columns * shape.stage_depth()) as u64;
-        let product_cycles = stages * stage_products / products_per_cycle;
+        let fmas_per_cycle = BF16_FMAS_PER_CYCLE * 2 / element_bytes;
+        let stage_fmas = (BLOCK_ROWS * shape.columns * shape.stage_depth()) as u64;
+        let mma_cycles = stages * stage_fmas / fmas_per_cycle;
         let shared_cycles = stages * shape.stage_bytes() as u64 / SHARED_BYTES_PER_CYCLE;
         let copied_bytes = stages * shape.copied_bytes() as u64;
         let l2_cycles = copied_bytes / L2_BYTES_PER_CYCLE;
-        let tile_cycles = product_cycles.max(shared_cycles).max(l2_cycles);
+        let tile_cycles = mma_cycles.max(shared_cycles).max(l2_cycles);
         let result_cycles = results.column_cycles * shape.columns as u64;
 
         // What clusters of a wave read, when they run down the rows of a group before they go on.
@@ -138,13 +138,13 @@ impl Cost {
         let device_cycles = device_bytes / DEVICE_BYTES_PER_CYCLE;
 
         let cycles = (waves * tile_cycles.max(result_cycles) + result_cycles).max(device_cycles);
-        let products = (rows * columns) as u64 * depth as u64;
-        let ideal_cycles = products / (products_per_cycle * multiprocessors.max(1));
+        let fmas = (rows * columns) as u64 * depth as u64;
+        let ideal_cycles = fmas / (fmas_per_cycle * multiprocessors.max(1));
         Cost {
             waves,
             device_bytes,
             l2_bytes: clusters * shape.cluster_blocks() as u64 * copied_bytes,
-            product_cycles,
+            mma_cycles,
             tile_cycles,
             result_cycles,
             cycles,
@@ -176,19 +176,18 @@ mod tests {
     const B200: u64 = 148;
 
     #[test]
-    fn what_bounds_a_product() {
+    fn what_bounds_a_gemm() {
         let (bf16, mx) = (Operands::Bf16, Operands::Mx);
-        // Operands, number of the tile, sizes: waves, cycles of products and of a tile, share of
-        // peak.
+        // Operands, number of the tile, sizes: waves, cycles of MMAs and of a tile, share of peak.
         for (operands, index, (m, n, k), expected) in [
-            // Products and the L2 cache take the same, and scales a little more; the last wave is
-            // not full.
+            // MMAs and the L2 cache take the same, and scales a little more; the last wave is not
+            // full.
             (bf16, 0, (4096, 4096, 4096), (4, 32768, 32768, 851)),
             (mx, 0, (4096, 4096, 4096), (4, 16384, 17152, 802)),
             // The cache is what is slowest.
             (bf16, 1, (4096, 4096, 4096), (7, 16384, 24576, 655)),
             (bf16, 3, (4096, 4096, 4096), (7, 16384, 32768, 492)),
-            // It gives less where pairs share, and products take longest again.
+            // It gives less where pairs share, and MMAs take longest again.
             (bf16, 5, (4096, 4096, 4096), (8, 16384, 16384, 858)),
             // A short sum: writing results to device memory takes longest.
             (bf16, 0, (8192, 8192, 64), (14, 512, 512, 215)),
@@ -198,30 +197,30 @@ mod tests {
             (bf16, 5, (1, 1, 8), (1, 256, 256, 0)),
         ] {
             let shape = TileShape::all(operands)[index];
-            let sizes = ProductSizes { rows: m, columns: n, depth: k };
+            let sizes = GemmSizes { rows: m, columns: n, depth: k };
             let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
-            let found = (cost.waves, cost.product_cycles, cost.tile_cycles, cost.peak_thousandths);
+            let found = (cost.waves, cost.mma_cycles, cost.tile_cycles, cost.peak_thousandths);
             assert_eq!(found, expected, "{shape:?} {m} {n} {k}: {cost:?}");
         }
     }
 
-    /// What follows a product takes time that a longer sum hides: the documentation's second table.
+    /// What follows a GEMM takes time that a longer sum hides: the documentation's second table.
     #[test]
-    fn what_follows_a_product() {
+    fn what_an_epilogue_costs() {
         let shape = TileShape::alone(Operands::Mx)[0];
         let mut table = String::new();
         let fused = ResultCost::fused;
         for (what, results) in [
-            ("the product alone", ResultCost::default()),
+            ("none", ResultCost::default()),
             (
-                "GELU by its tangent form, the product kept, both copies",
+                "GELU by its tangent form, GEMM output stored, both copies",
                 fused(Some((false, true)), 1, 2),
             ),
-            ("GELU, the product kept, both copies", fused(Some((false, false)), 1, 2)),
+            ("GELU, GEMM output stored, both copies", fused(Some((false, false)), 1, 2)),
             ("the gradient of GELU, kept, both copies", fused(Some((true, false)), 1, 2)),
         ] {
             let share = |depth| {
-                let sizes = ProductSizes { rows: 8192, columns: 8192, depth };
+                let sizes = GemmSizes { rows: 8192, columns: 8192, depth };
                 Cost::new(shape, sizes, results, B200).peak_thousandths as f64 / 10.0
             };
             let ResultCost { column_cycles, bytes } = results;
@@ -240,7 +239,7 @@ mod tests {
         let sms = u64::from(b200.multiprocessors.unwrap());
         let tflops = b200.peak_tflops(NumberFormat::Bf16).unwrap();
         assert_eq!(sms, B200);
-        let hz = tflops * 1e12 / (2 * BF16_PRODUCTS_PER_CYCLE * sms) as f64;
+        let hz = tflops * 1e12 / (2 * BF16_FMAS_PER_CYCLE * sms) as f64;
         assert_eq!((b200.hbw_gbps * 1e9 / hz) as u64, DEVICE_BYTES_PER_CYCLE);
         // Not another clock that happens to fit: below the highest that the driver shows.
         assert!((1.8e9..1.965e9).contains(&hz), "{hz}");
@@ -250,7 +249,7 @@ mod tests {
     #[test]
     fn the_table_in_the_documentation() {
         let mut table = String::from(
-            "| operands | M, N, K | tile | waves | device GB | L2 GB | cycles of a tile: products \
+            "| operands | M, N, K | tile | waves | device GB | L2 GB | cycles of a tile: MMA \
              | slowest | results | cycles of all | share of peak |\n\
              |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );
@@ -265,7 +264,7 @@ mod tests {
                 (8192, 4096, 14336),
             ] {
                 for &shape in &shapes {
-                    let sizes = ProductSizes { rows, columns, depth };
+                    let sizes = GemmSizes { rows, columns, depth };
                     let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
                     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     writeln!(
@@ -276,7 +275,7 @@ mod tests {
                         cost.waves,
                         gigabytes(cost.device_bytes),
                         gigabytes(cost.l2_bytes),
-                        cost.product_cycles,
+                        cost.mma_cycles,
                         cost.tile_cycles,
                         cost.result_cycles,
                         cost.cycles,

@@ -9,11 +9,11 @@
 // width, whose tiles end in zeros.
 //
 // A block of four warps takes 128 queries of one head, a warp 32 of them, so that every operand
-// that a warp reads of keys and values serves two products: with 16 rows a warp, reading shared
-// memory would take longer than multiplying. Keys and values come by 64 in two buffers, the next
-// ones copied while these are used, with one barrier each. Scores and weights never leave
-// registers. Warps pass over chunks of keys that the mask hides from all of their queries and
-// compare indices only in chunks that it cuts.
+// that a warp reads of keys and values serves two GEMMs: with 16 rows a warp, reading shared memory
+// would take longer than multiplying. Keys and values come by 64 in two buffers, the next ones
+// copied while these are used, with one barrier each. Scores and weights never leave registers.
+// Warps pass over chunks of keys that the mask hides from all of their queries and compare indices
+// only in chunks that it cuts.
 //
 // Softmax is online, in powers of two. A row's sums are relative to a reference of its own, which
 // moves up to the row's greatest score only when some score of the warp exceeds it by 2^8 or more:
@@ -24,7 +24,7 @@
 #include "common/types.cuh"
 #include "scheduler/attention_order.cuh"
 #include "layout/head_tile.cuh"
-#include "mma/head_product.cuh"
+#include "mma/head_mma.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/exp2.cuh"
 #include "ptx/special_register.cuh"
@@ -328,15 +328,15 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
 }
 
 // `kName` is the end of the kernel's name.
-#define DEEPWELL_ATTENTION(kName, kHeadDim, kPadded)                                              \
-    extern "C" __global__ void __launch_bounds__(                                                 \
-        kThreads, Tiling<kHeadDim>::blocks_per_multiprocessor(kPadded))                           \
-        attention_##kName(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse,     \
-                          uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,          \
-                          uint32 section_heads, uint32 causal, float scale_log2,                  \
-                          uint32 head_dim) {                                                      \
+#define DEEPWELL_ATTENTION(kName, kHeadDim, kPadded)                                             \
+    extern "C" __global__ void __launch_bounds__(                                                \
+        kThreads, Tiling<kHeadDim>::blocks_per_multiprocessor(kPadded))                          \
+        attention_##kName(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse,    \
+                          uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,         \
+                          uint32 section_heads, uint32 causal, float scale_log2,                 \
+                          uint32 head_dim) {                                                     \
         attend<kHeadDim, kPadded>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, \
-                                            section_heads, causal, scale_log2, head_dim});        \
+                                            section_heads, causal, scale_log2, head_dim});       \
     }
 
 DEEPWELL_ATTENTION(d16, 16, false)

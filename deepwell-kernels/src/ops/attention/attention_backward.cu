@@ -11,7 +11,7 @@
 //   1. rows:    delta and lse in powers of two, for some rows, into the workspace;
 //   2. keys:    dk and dv of a tile of keys, over all queries of all heads that share them;
 //   3. queries: dq of a tile of queries, over all keys.
-// Kinds 2 and 3 each compute p anew: 7 products instead of 5, but no gradient is summed by more
+// Kinds 2 and 3 each compute p anew: 7 GEMMs instead of 5, but no gradient is summed by more
 // than one block, in an order that is fixed, and none passes through memory in FP32. Both begin
 // when the rows are done. Whoever waits has taken its work after all rows were taken by blocks
 // that are running and wait for nothing, so the wait ends however few blocks run at a time.
@@ -201,16 +201,16 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
 }
 
 // `kName` is the end of the kernel's name.
-#define DEEPWELL_ATTENTION_BACKWARD(kName, kHeadDim, kPadded)                                     \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_##kName(         \
-        const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,           \
-        const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,                \
-        uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,                \
-        uint32 key_section, uint32 query_section, uint32 causal, float scale, float scale_log2,   \
-        uint32 head_dim) {                                                                        \
-        differentiate<kHeadDim, kPadded>(AttentionGradients{                                      \
-            dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,      \
-            batch, key_section, query_section, causal, scale, scale_log2, head_dim});             \
+#define DEEPWELL_ATTENTION_BACKWARD(kName, kHeadDim, kPadded)                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_##kName(        \
+        const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const bf16* out,          \
+        const float* lse, bf16* dq, bf16* dk, bf16* dv, RowStatistics* statistics,               \
+        uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,               \
+        uint32 key_section, uint32 query_section, uint32 causal, float scale, float scale_log2,  \
+        uint32 head_dim) {                                                                       \
+        differentiate<kHeadDim, kPadded>(AttentionGradients{                                     \
+            dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,     \
+            batch, key_section, query_section, causal, scale, scale_log2, head_dim});            \
     }
 
 DEEPWELL_ATTENTION_BACKWARD(d16, 16, false)

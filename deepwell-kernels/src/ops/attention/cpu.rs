@@ -18,10 +18,10 @@
 //!
 //! # Numerics
 //!
-//! Products sum in FP32 on the given [`Tier`] and softmax is FP32; its exponential is within two
-//! units in the last place ([`exp`](crate::cpu::vector_math::exp)), and zero below e^-87.
-//! With BF16 storage the probabilities and the gradients of the scores are rounded to BF16 before
-//! they are multiplied, as the tensor-core kernels do; with F32 storage nothing is rounded.
+//! GEMMs sum in FP32 on the given [`Tier`] and softmax is FP32; its exponential is within two units
+//! in the last place ([`exp`](crate::cpu::vector_math::exp)), and zero below e^-87. With BF16
+//! storage the probabilities and the gradients of the scores are rounded to BF16 before they are
+//! multiplied, as the tensor-core kernels do; with F32 storage nothing is rounded.
 //!
 //! A query that does not see a key has a weight of zero for it, which still multiplies that key's
 //! value when the two share a tile: a non-finite value reaches every query of its tile.
@@ -222,14 +222,14 @@ pub enum AttentionError {
         /// Bytes given.
         got: usize,
     },
-    /// The matrix products cannot run.
+    /// The GEMMs cannot run.
     #[error(transparent)]
     Gemm(#[from] GemmError),
 }
 
-/// What a product of two `E` operands needs on the tier that needs most, so that a plan holds
-/// whatever the machine has.
-fn product_bytes<E: Element>(m: usize, n: usize, k: usize) -> usize {
+/// What a GEMM of two `E` operands needs on the tier that needs most, so that a plan holds whatever
+/// the machine has.
+fn gemm_bytes<E: Element>(m: usize, n: usize, k: usize) -> usize {
     let kind = DataKind::of::<E>();
     let on_tier = |tier| gemm::workspace_bytes(tier, m, n, k, kind, kind);
     Tier::ALL.into_iter().map(on_tier).max().unwrap_or(0)

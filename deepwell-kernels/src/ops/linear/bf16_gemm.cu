@@ -1,4 +1,4 @@
-// The three products of a linear layer in BF16 with FP32 accumulation, on mma.sync:
+// The three GEMMs of a linear layer in BF16 with FP32 accumulation, on mma.sync:
 //   linear       y  [T, N] = x [T, K] w [N, K]^T (+ bias [N])    BF16 result
 //   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
 //   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
@@ -31,7 +31,7 @@ __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOpera
     const int32 row = place.row * bf16_tile::kBlockM;
     const int32 column = place.column * bf16_tile::kBlockN;
     bf16_tile::Accumulators accumulators;
-    bf16_tile::product<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
+    bf16_tile::mainloop<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
     store_tile<Element, kThreads>(result, row, column, bf16_tile::warp_row(),
                                   bf16_tile::warp_column(), accumulators, shared);
 }

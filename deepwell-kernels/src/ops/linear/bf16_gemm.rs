@@ -1,10 +1,10 @@
-//! `bf16_gemm.cu`: the three products of a linear layer, on `mma.sync`.
+//! `bf16_gemm.cu`: the three GEMMs of a linear layer, on `mma.sync`.
 
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::products::{LinearSizes, extents_fit, tile_blocks};
+use crate::cuda::launch::gemm::{LinearSizes, extents_fit, tile_blocks};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};

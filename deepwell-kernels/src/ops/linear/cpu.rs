@@ -1,6 +1,6 @@
 //! The three GEMMs of a linear layer, in F32 and BF16.
 
-use deepwell_ir::{DType, KernelRequest, Op, Product};
+use deepwell_ir::{DType, KernelRequest, Op, GemmKind};
 use half::bf16;
 
 use crate::KernelError;
@@ -41,10 +41,10 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let (a_rows, a_columns) = (operands.shape(0)[0], operands.shape(0)[1]);
     let b_columns = operands.shape(1)[1];
     let b_rows = operands.shape(1)[0];
-    let product = match op {
-        Op::LinearInputGrad(_) => Product::Dgrad,
-        Op::LinearWeightGrad(_) => Product::Wgrad,
-        _ => Product::Fprop,
+    let kind = match op {
+        Op::LinearInputGrad(_) => GemmKind::Dgrad,
+        Op::LinearWeightGrad(_) => GemmKind::Wgrad,
+        _ => GemmKind::Fprop,
     };
     let bias = match op {
         Op::Linear(op) if op.bias => Some(Bias::new(operands, 2, &target)?),
@@ -52,10 +52,10 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     };
     Ok(Box::new(move |arena| {
         let (a, b) = (a.rows(arena, a_columns), b.rows(arena, b_columns));
-        let (m, n, k, a, b) = match product {
-            Product::Fprop => (a_rows, b_rows, a_columns, a, b),
-            Product::Dgrad => (a_rows, b_columns, a_columns, a, b.transposed()),
-            Product::Wgrad => (a_columns, b_columns, a_rows, a.transposed(), b.transposed()),
+        let (m, n, k, a, b) = match kind {
+            GemmKind::Fprop => (a_rows, b_rows, a_columns, a, b),
+            GemmKind::Dgrad => (a_rows, b_columns, a_columns, a, b.transposed()),
+            GemmKind::Wgrad => (a_columns, b_columns, a_rows, a.transposed(), b.transposed()),
         };
         gemm(tier, m, n, k, a, b, target.output(arena), workspace.of(arena))
             .map_err(|error| error.to_string())?;

@@ -1,11 +1,11 @@
-//! The three products of a linear layer by cuBLASLt.
+//! The three GEMMs of a linear layer by cuBLASLt.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
 use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::launch::products::{
+use crate::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, not_empty,
 };
 use crate::cuda::launch::support::all_bf16;

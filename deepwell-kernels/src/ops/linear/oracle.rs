@@ -1,4 +1,4 @@
-//! The linear layer's three products.
+//! The linear layer's three GEMMs.
 
 /// `y = x w^T + bias`: `x` `[rows, inputs]`, `w` `[outputs, inputs]`, `bias` `[outputs]`, `y`
 /// `[rows, outputs]`.
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_by_hand() {
+    fn a_gemm_by_hand() {
         // x = [1 2; 3 4], w = [5 6; 7 8; 9 10].
         let y = forward(&[1., 2., 3., 4.], &[5., 6., 7., 8., 9., 10.], Some(&[0., 0., 1.]), 2);
         assert_eq!(y, [17., 23., 30., 39., 53., 68.]);

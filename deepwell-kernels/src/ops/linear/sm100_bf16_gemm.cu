@@ -1,4 +1,4 @@
-// The three products of a linear layer in BF16 with FP32 accumulation, on tcgen05:
+// The three GEMMs of a linear layer in BF16 with FP32 accumulation, on tcgen05:
 //   linear       y  [T, N] = x [T, K] w [N, K]^T (+ bias [N])    BF16 result
 //   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
 //   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
@@ -23,7 +23,7 @@ extern __shared__ __align__(1024) uint8 memory[];
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
                                      const TileResult<Element>& result, int32 depth) {
-    bf16_product<S>(a, b, result.rows, result.columns, depth, memory,
+    bf16_gemm<S>(a, b, result.rows, result.columns, depth, memory,
                     [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
                         store_tensor_tiles(shared, tensor_base, tiles, result);
                     });
@@ -44,16 +44,16 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
             a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
     }
 
-#define LINEAR_PRODUCTS(tile, ...)                                                               \
+#define LINEAR_GEMMS(tile, ...)                                                                  \
     BF16_GEMM(sm100_bf16_gemm_linear_##tile, __VA_ARGS__, true, true, bf16)                      \
     BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, __VA_ARGS__, true, false, bf16)                 \
     BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, __VA_ARGS__, false, false, float)
 
-LINEAR_PRODUCTS(128x128, 1, 128, 1, 1)
-LINEAR_PRODUCTS(128x256, 1, 256, 1, 1)
-LINEAR_PRODUCTS(256x128, 2, 128, 1, 1)
-LINEAR_PRODUCTS(256x256, 2, 256, 1, 1)
+LINEAR_GEMMS(128x128, 1, 128, 1, 1)
+LINEAR_GEMMS(128x256, 1, 256, 1, 1)
+LINEAR_GEMMS(256x128, 2, 128, 1, 1)
+LINEAR_GEMMS(256x256, 2, 256, 1, 1)
 
 // Two pairs that share rows of a, or of b.
-LINEAR_PRODUCTS(256x128_1x2, 2, 128, 1, 2)
-LINEAR_PRODUCTS(256x256_2x1, 2, 256, 2, 1)
+LINEAR_GEMMS(256x128_1x2, 2, 128, 1, 2)
+LINEAR_GEMMS(256x256_2x1, 2, 256, 2, 1)

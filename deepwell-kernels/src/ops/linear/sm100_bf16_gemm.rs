@@ -1,13 +1,13 @@
-//! `sm100_bf16_gemm.cu`: the three products of a linear layer, on tcgen05.
+//! `sm100_bf16_gemm.cu`: the three GEMMs of a linear layer, on tcgen05.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::bf16_gemm;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
-use crate::cuda::launch::products::{LinearSizes, not_empty};
+use crate::cuda::launch::gemm::{LinearSizes, not_empty};
 use crate::cuda::launch::tcgen05::{
-    Operands, ProductSizes, TileShape, boxes_by_depth, boxes_by_rows,
+    Operands, GemmSizes, TileShape, boxes_by_depth, boxes_by_rows,
 };
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
@@ -42,11 +42,11 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     bf16_gemm::reject(request).or_else(|| not_empty(request, &[0, 1])).or_else(rows_are_whole)
 }
 
-/// What a product is to the kernel.
+/// A GEMM as the kernel sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     pub(crate) name: &'static str,
-    pub(crate) sizes: ProductSizes,
+    pub(crate) sizes: GemmSizes,
     /// Whether operands are stored by depth; by rows otherwise.
     a_by_depth: bool,
     b_by_depth: bool,
@@ -60,7 +60,7 @@ impl Form {
             Op::LinearWeightGrad(_) => ("weight_grad", [outputs, inputs, tokens], [false, false]),
             _ => ("linear", [tokens, outputs, inputs], [true, true]),
         };
-        Form { name, sizes: ProductSizes { rows, columns, depth }, a_by_depth, b_by_depth }
+        Form { name, sizes: GemmSizes { rows, columns, depth }, a_by_depth, b_by_depth }
     }
 }
 
@@ -130,31 +130,31 @@ mod tests {
 
     use super::*;
 
-    fn products() -> [Op; 3] {
+    fn gemms() -> [Op; 3] {
         let linear = ops::Linear { bias: false };
         [linear.into(), ops::LinearInputGrad {}.into(), ops::LinearWeightGrad {}.into()]
     }
 
     #[test]
-    fn forms_of_the_three_products() {
-        let [linear, dgrad, wgrad] = products();
+    fn forms_of_the_three_gemms() {
+        let [linear, dgrad, wgrad] = gemms();
         let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
-        for (op, name, product, by_depth) in [
+        for (op, name, sizes, by_depth) in [
             (linear, "linear", [5, 3, 7], [true, true]),
             (dgrad, "input_grad", [5, 7, 3], [true, false]),
             (wgrad, "weight_grad", [3, 7, 5], [false, false]),
         ] {
-            let [rows, columns, depth] = product;
+            let [rows, columns, depth] = sizes;
             let [a_by_depth, b_by_depth] = by_depth;
-            let sizes_of_product = ProductSizes { rows, columns, depth };
-            let expected = Form { name, sizes: sizes_of_product, a_by_depth, b_by_depth };
+            let gemm_sizes = GemmSizes { rows, columns, depth };
+            let expected = Form { name, sizes: gemm_sizes, a_by_depth, b_by_depth };
             assert_eq!(Form::new(&op, sizes), expected);
         }
     }
 
     #[test]
     fn refusals_say_what_is_taken() {
-        let [linear, dgrad, wgrad] = products();
+        let [linear, dgrad, wgrad] = gemms();
         let (bf16, f32) = (DType::Bf16, DType::F32);
         let odd =
             |length: usize| format!("takes operands with rows of multiples of 8, not {length}");

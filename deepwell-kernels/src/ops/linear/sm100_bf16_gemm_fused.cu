@@ -1,6 +1,6 @@
-// Products of BF16 matrices as in sm100_bf16_gemm.cu, forward and of the input's gradient, and what
-// follows them in the same kernel: GELU or its backward, and the block quantization of what comes
-// of it, along rows, down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+// BF16 GEMMs as in sm100_bf16_gemm.cu, forward and of the input's gradient, and what follows them
+// in the same kernel: GELU or its backward, and the block quantization of what comes of it, along
+// rows, down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -19,7 +19,7 @@ extern __shared__ __align__(1024) uint8 memory[];
         using S = Shape<blocks, tile_n, 1, 1, true, b_by_depth>;                                 \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
-        bf16_product<S>(                                                                         \
+        bf16_gemm<S>(                                                                            \
             a, b, m, n, k, memory,                                                               \
             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \
@@ -27,11 +27,11 @@ extern __shared__ __align__(1024) uint8 memory[];
         write_fused_statistics(result, counters, totals, statistics);                            \
     }
 
-#define FUSED_PRODUCTS(tile, blocks, tile_n)                                                     \
+#define FUSED_GEMMS(tile, blocks, tile_n)                                                        \
     BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, blocks, tile_n, true)                   \
     BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, blocks, tile_n, false)
 
-FUSED_PRODUCTS(128x128, 1, 128)
-FUSED_PRODUCTS(128x256, 1, 256)
-FUSED_PRODUCTS(256x128, 2, 128)
-FUSED_PRODUCTS(256x256, 2, 256)
+FUSED_GEMMS(128x128, 1, 128)
+FUSED_GEMMS(128x256, 1, 256)
+FUSED_GEMMS(256x128, 2, 128)
+FUSED_GEMMS(256x256, 2, 256)

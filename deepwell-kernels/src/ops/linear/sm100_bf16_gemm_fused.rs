@@ -1,13 +1,13 @@
-//! `sm100_bf16_gemm_fused.cu`: products of BF16 matrices on tcgen05 with what follows them.
+//! `sm100_bf16_gemm_fused.cu`: BF16 GEMMs on tcgen05 with what follows them.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::sm100_bf16_gemm::{ARCHITECTURES, Form, operand_maps, reject as reject_product};
+use super::sm100_bf16_gemm::{ARCHITECTURES, Form, operand_maps, reject as reject_gemm};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::fused_gemm::{self, BF16_OPS, Parts};
-use crate::cuda::launch::products::LinearSizes;
-use crate::cuda::launch::tcgen05::{Operands, ProductSizes, TileShape};
+use crate::cuda::launch::gemm::LinearSizes;
+use crate::cuda::launch::tcgen05::{Operands, GemmSizes, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 
@@ -25,13 +25,13 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    fused_gemm::reject(request, reject_product, sizes_of)
+    fused_gemm::reject(request, reject_gemm, sizes_of)
 }
 
-fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
+fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);
-    let product = request.op.leading();
-    Form::new(product, LinearSizes::new(product, first, second)).sizes
+    let gemm = request.op.leading();
+    Form::new(gemm, LinearSizes::new(gemm, first, second)).sizes
 }
 
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {

@@ -106,14 +106,14 @@ pub enum CrossEntropyError {
         /// Bytes given.
         got: usize,
     },
-    /// The matrix products cannot run.
+    /// The GEMMs cannot run.
     #[error(transparent)]
     Gemm(#[from] GemmError),
 }
 
 /// Bytes of workspace for [`linear_cross_entropy`]: one chunk of logits and of losses, with
-/// gradients also one chunk of the logits' gradient in `E`, and the greatest packing of the
-/// products on the tier that needs most.
+/// gradients also one chunk of the logits' gradient in `E`, and the greatest packing of the GEMMs
+/// on the tier that needs most.
 #[must_use]
 pub fn workspace_bytes<E: Element>(
     tokens: usize,
@@ -123,17 +123,17 @@ pub fn workspace_bytes<E: Element>(
 ) -> usize {
     let rows = chunk_tokens(tokens, vocab);
     let kind = DataKind::of::<E>();
-    let product = |m, n, k| {
+    let gemm = |m, n, k| {
         let on_tier = |tier| gemm::workspace_bytes(tier, m, n, k, kind, kind);
         Tier::ALL.into_iter().map(on_tier).max().unwrap_or(0)
     };
     let buffers = carved_bytes::<f32>(rows * vocab) + carved_bytes::<f32>(rows) + ALIGNMENT;
-    let logits = product(rows, vocab, hidden);
+    let logits = gemm(rows, vocab, hidden);
     if !with_gradients {
         return buffers + logits;
     }
-    let products = logits.max(product(rows, hidden, vocab)).max(product(vocab, hidden, rows));
-    buffers + carved_bytes::<E>(rows * vocab) + products
+    let gemms = logits.max(gemm(rows, hidden, vocab)).max(gemm(vocab, hidden, rows));
+    buffers + carved_bytes::<E>(rows * vocab) + gemms
 }
 
 /// Where the gradients of [`linear_cross_entropy`] go.
@@ -146,7 +146,7 @@ pub struct HeadGradients<'a, E> {
 }
 
 /// Writes the loss, or adds to it when `accumulate` is set, and with `gradients` those of x and w
-/// in the same pass. The products run on the best tier.
+/// in the same pass. The GEMMs run on the best tier.
 ///
 /// `targets` gives the tokens and `w` the vocabulary; layouts as in the [module](self)'s table.
 ///
@@ -171,7 +171,7 @@ pub fn linear_cross_entropy<E: Element>(
     )
 }
 
-/// [`linear_cross_entropy`] with the products on a given tier.
+/// [`linear_cross_entropy`] with the GEMMs on a given tier.
 ///
 /// # Errors
 ///

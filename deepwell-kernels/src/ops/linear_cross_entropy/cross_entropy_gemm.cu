@@ -1,10 +1,10 @@
-// The three products of an output head over one chunk of tokens, in BF16 with FP32 accumulation
-// on mma.sync:
+// The three GEMMs of an output head over one chunk of tokens, in BF16 with FP32 accumulation on
+// mma.sync:
 //   logits       l  [T, L] = x [T, K] w [V, K]^T           FP32; zeros in the columns from V to L
 //   input_grad   dx [T, K] = dl [T, V] w [V, K]            BF16
 //   weight_grad  dw [V, K] (+)= dl [T, V]^T x [T, K]       FP32
 // dl lies where the logits were: rows of 2 L elements, of which V count and zeros follow up to L.
-// L is V rounded up to a multiple of eight, which is why these are not the products of a linear
+// L is V rounded up to a multiple of eight, which is why these are not the GEMMs of a linear
 // layer. A block computes one 128 x 128 tile, see mma/bf16_tile.cuh. `_scalar` kernels read
 // element by element, for K that is not a multiple of eight.
 //
@@ -29,7 +29,7 @@ __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOpera
     const int32 row = place.row * bf16_tile::kBlockM;
     const int32 column = place.column * bf16_tile::kBlockN;
     bf16_tile::Accumulators accumulators;
-    bf16_tile::product<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
+    bf16_tile::mainloop<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
     store_tile<Element, kThreads>(result, row, column, bf16_tile::warp_row(),
                                   bf16_tile::warp_column(), accumulators, shared);
 }

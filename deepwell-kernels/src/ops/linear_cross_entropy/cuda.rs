@@ -1,7 +1,7 @@
-//! `cross_entropy.cu` between the three products of an output head: logits, losses and the
-//! logits' gradient, then the gradients of x and w, by chunks of tokens.
+//! `cross_entropy.cu` between the three GEMMs of an output head: logits, losses and the logits'
+//! gradient, then the gradients of x and w, by chunks of tokens.
 //!
-//! The products are the library's, or those of `cross_entropy_gemm.cu`.
+//! The GEMMs are the library's, or those of `cross_entropy_gemm.cu`.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
@@ -9,7 +9,7 @@ use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
 use crate::cuda::catalog::CUBLASLT;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::products::{
+use crate::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
     tile_blocks,
 };
@@ -32,12 +32,12 @@ const GEMM_SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
 /// Elements of a 16-byte access.
 const WIDTH: usize = 8;
 
-/// Tokens of a chunk: enough to keep the products efficient and the gradient of w, which is read
-/// and written once a chunk, cheap.
+/// Tokens of a chunk: enough to keep the GEMMs efficient and the gradient of w, which is read and
+/// written once a chunk, cheap.
 const CHUNK_TOKENS_MAX: usize = 4096;
 /// Bytes of logits of a chunk.
 const LOGITS_BYTES_MAX: usize = 512 << 20;
-/// Chunks are a multiple of the rows of the products' tiles where they can be.
+/// Chunks are a multiple of the rows of the GEMMs' tiles where they can be.
 const CHUNK_TOKENS_STEP: usize = 128;
 /// What the losses begin at a multiple of.
 const ALIGNMENT: usize = 256;
@@ -53,7 +53,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16),
         workspace_bytes: |request, _| layout_of(request).with_library,
         select_tile: None,
-        prepare: |call, device| prepare(call, device, Products::Library),
+        prepare: |call, device| prepare(call, device, Gemms::Library),
     },
     CudaKernelSpec {
         name: "cuda_linear_cross_entropy",
@@ -65,7 +65,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         predict: |request, target| Rates::of(target).roofline_s(request, MMA_SYNC_BF16),
         workspace_bytes: workspace_bytes_of_own,
         select_tile: None,
-        prepare: |call, device| prepare(call, device, Products::Own),
+        prepare: |call, device| prepare(call, device, Gemms::Own),
     },
 ];
 
@@ -83,9 +83,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| extents_fit(request, &[0, 1]))
 }
 
-/// Whose products are multiplied.
+/// Whose GEMMs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Products {
+enum Gemms {
     Library,
     Own,
 }
@@ -129,7 +129,7 @@ fn layout_of(request: &KernelRequest<'_>) -> Layout {
 
 /// The call's operands and how its chunks are worked on.
 struct Head {
-    products: Products,
+    gemms: Gemms,
     layout: Layout,
     workspace: DevicePtr,
     x: Tensor,
@@ -192,7 +192,7 @@ impl Head {
         Matrix { dtype: DType::Bf16, leading: 2 * self.layout.leading, ..self.logits(chunk) }
     }
 
-    fn library_product(
+    fn library_gemm(
         &self,
         device: &mut Device<'_>,
         (a, a_transposed): (Matrix, bool),
@@ -215,7 +215,7 @@ impl Head {
     }
 
     /// One of the kernels of `cross_entropy_gemm.cu`, `name` or its scalar sibling.
-    fn own_product(
+    fn own_gemm(
         &self,
         device: &mut Device<'_>,
         name: &str,
@@ -241,10 +241,10 @@ impl Head {
     fn logits_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
         let (x, w, out) =
             (self.rows_of(&self.x, chunk), self.by_vocab(&self.w), self.logits(chunk));
-        match self.products {
-            Products::Library => self.library_product(device, (x, false), (w, true), out, false),
-            Products::Own => {
-                self.own_product(device, "cross_entropy_logits", (x, w), out, chunk, None)
+        match self.gemms {
+            Gemms::Library => self.library_gemm(device, (x, false), (w, true), out, false),
+            Gemms::Own => {
+                self.own_gemm(device, "cross_entropy_logits", (x, w), out, chunk, None)
             }
         }
     }
@@ -260,17 +260,17 @@ impl Head {
         let (x, w) = (self.rows_of(&self.x, chunk), self.by_vocab(&self.w));
         let (dx, dw) = (self.rows_of(dx, chunk), self.by_vocab(dw));
         let accumulate = self.accumulate || chunk.first > 0;
-        match self.products {
-            Products::Library => Ok([
-                self.library_product(device, (dlogits, false), (w, false), dx, false)?,
-                self.library_product(device, (dlogits, true), (x, false), dw, accumulate)?,
+        match self.gemms {
+            Gemms::Library => Ok([
+                self.library_gemm(device, (dlogits, false), (w, false), dx, false)?,
+                self.library_gemm(device, (dlogits, true), (x, false), dw, accumulate)?,
             ]),
-            Products::Own => {
+            Gemms::Own => {
                 let name = "cross_entropy_input_grad";
-                let first = self.own_product(device, name, (dlogits, w), dx, chunk, None)?;
+                let first = self.own_gemm(device, name, (dlogits, w), dx, chunk, None)?;
                 let name = "cross_entropy_weight_grad";
                 let last = Some(Argument::U32(accumulate.into()));
-                let second = self.own_product(device, name, (dlogits, x), dw, chunk, last)?;
+                let second = self.own_gemm(device, name, (dlogits, x), dw, chunk, last)?;
                 Ok([first, second])
             }
         }
@@ -310,7 +310,7 @@ impl Head {
 fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,
-    products: Products,
+    gemms: Gemms,
 ) -> Result<Vec<Step>, KernelError> {
     let (x, w) = (call.input(0), call.input(1));
     let gradients = match &call.call.op {
@@ -318,7 +318,7 @@ fn prepare(
         _ => None,
     };
     let head = Head {
-        products,
+        gemms,
         layout: Layout::new(x.shape[0], w.shape[0]),
         workspace: call.workspace().0,
         targets: call.input(2),

@@ -1,8 +1,8 @@
-//! Products of MXFP8 matrices at granularity 128 by cuBLASLt, on Hopper.
+//! MXFP8 GEMMs at granularity 128 by cuBLASLt, on Hopper.
 //!
 //! The library multiplies FP8 with one FP32 scale for 128 elements of a row, or for 128 x 128
 //! elements, on each side, not for squares on both. The call has two steps: the scales as the
-//! library reads them, then the product.
+//! library reads them, then the GEMM.
 //!
 //! Source of the limits: NVIDIA's cuBLAS documentation, "Tensor Core Usage", "128-element 1D and
 //! 128x128 2D Block Scaling For FP8 Data Types" and "cublasLtMatmul()".
@@ -15,7 +15,7 @@ use super::expand_scales::{Expansion, expand, expanded_bytes};
 use crate::KernelError;
 use crate::cuda::blas::{Matmul, Matrix};
 use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::launch::products::{
+use crate::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
 };
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -128,7 +128,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{OperandType, Product};
+    use deepwell_ir::{OperandType, GemmKind};
 
     use deepwell_precision::scale_tiles;
 
@@ -152,7 +152,7 @@ mod tests {
         let (m, n, k) = case.sizes;
         let [a, b] = case.specs;
         let op: Op = ScaledGemm {
-            product: Product::Fprop,
+            kind: GemmKind::Fprop,
             output: case.output,
             bias: case.bias.is_some(),
             a,

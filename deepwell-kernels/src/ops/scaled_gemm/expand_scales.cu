@@ -1,5 +1,5 @@
 // From E8M0 scales, one for each 32 codes along a row, in tiles (layout/scale_tile.cuh), to FP32
-// scales for 128, as the vendor's library reads them, of both operands of a product at once:
+// scales for 128, as the vendor's library reads them, of both operands of a GEMM at once:
 //   by rows     [ceil(K / 128), rows] row-major: one for each row and 128 codes;
 //   by squares  [ceil(rows / 128), ceil(K / 128) rounded up to 4] row-major: one for each 128 rows
 //               and 128 codes; what rounding adds is zero.

@@ -1,12 +1,12 @@
-//! `expand_scales.cu`: E8M0 scales of both operands of a product to the FP32 layouts that the
-//! vendor's library reads.
+//! `expand_scales.cu`: E8M0 scales of both operands of a GEMM to the FP32 layouts that the vendor's
+//! library reads.
 
 use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
 use crate::KernelError;
 use crate::cuda::blas::BlockScales;
 use crate::cuda::driver::{Argument, DevicePtr, Launch};
-use crate::cuda::launch::products::LIBRARY_ALIGNMENT_BYTES;
+use crate::cuda::launch::gemm::LIBRARY_ALIGNMENT_BYTES;
 use crate::cuda::launch::support::grid_of;
 use crate::cuda::prepare::{Device, Step};
 

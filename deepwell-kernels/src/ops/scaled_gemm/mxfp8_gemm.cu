@@ -1,5 +1,5 @@
 // out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 codes and one E8M0 scale
-// for each 32 of them along K. All three products of a linear layer have this form.
+// for each 32 of them along K. All three GEMMs of a linear layer have this form.
 //
 // For any architecture that has mma.sync on E4M3, and for any scales; see mma/mxfp8_factors.cuh. A
 // block computes one 128 x 128 tile; see epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by

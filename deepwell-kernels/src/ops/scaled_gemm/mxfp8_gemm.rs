@@ -1,10 +1,10 @@
-//! `mxfp8_gemm.cu`: products of MXFP8 matrices at any granularity, on `mma.sync`.
+//! `mxfp8_gemm.cu`: MXFP8 GEMMs at any granularity, on `mma.sync`.
 
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::products::{extents_fit, tile_blocks};
+use crate::cuda::launch::gemm::{extents_fit, tile_blocks};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
@@ -30,7 +30,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Why the kernel, or `sm120_mxfp8_gemm`, does not take a product.
+/// Why the kernel, or `sm120_mxfp8_gemm`, does not take a GEMM.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
@@ -85,7 +85,7 @@ pub(crate) fn prepare_from(
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{OperandType, Product, ops};
+    use deepwell_ir::{OperandType, GemmKind, ops};
     use deepwell_precision::QuantFormat;
 
     use super::*;
@@ -119,9 +119,9 @@ mod tests {
                 Some("adds a bias of the result's type, f32, not bf16"),
             ),
         ] {
-            let product = Product::Fprop;
+            let kind = GemmKind::Fprop;
             let op: Op =
-                ops::ScaledGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
+                ops::ScaledGemm { kind, output, bias: bias.is_some(), a: spec, b: spec }.into();
             let mut operands = vec![
                 operand(DType::E4m3, &[4, 64]),
                 operand(DType::E8m0, &[1, 1, 512]),

@@ -1,5 +1,5 @@
 // out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 codes and one E8M0 scale
-// for each 32 of them along K, both by rows. All three products of a linear layer have this form.
+// for each 32 of them along K, both by rows. All three GEMMs of a linear layer have this form.
 //
 // Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
 // cache. Its warps have roles, see mma/sm100_tile.cuh: one has codes and scales copied, one
@@ -19,7 +19,7 @@ extern __shared__ __align__(1024) uint8 memory[];
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
                                      const TileResult<Element>& result, int32 depth) {
-    mxfp8_product<S>(a, b, depth, memory,
+    mxfp8_gemm<S>(a, b, depth, memory,
                      [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
                          store_tensor_tiles(shared, tensor_base, tiles, result);
                      });
@@ -42,15 +42,15 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
             TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                           \
     }
 
-#define PRODUCTS(tile, ...)                                                                      \
+#define GEMMS(tile, ...)                                                                         \
     MXFP8_GEMM(sm100_mxfp8_gemm_bf16_##tile, __VA_ARGS__, bf16)                                  \
     MXFP8_GEMM(sm100_mxfp8_gemm_f32_##tile, __VA_ARGS__, float)
 
-PRODUCTS(128x128, 1, 128, 1, 1)
-PRODUCTS(128x256, 1, 256, 1, 1)
-PRODUCTS(256x128, 2, 128, 1, 1)
-PRODUCTS(256x256, 2, 256, 1, 1)
+GEMMS(128x128, 1, 128, 1, 1)
+GEMMS(128x256, 1, 256, 1, 1)
+GEMMS(256x128, 2, 128, 1, 1)
+GEMMS(256x256, 2, 256, 1, 1)
 
 // Two pairs that share rows of a, or of b.
-PRODUCTS(256x128_1x2, 2, 128, 1, 2)
-PRODUCTS(256x256_2x1, 2, 256, 2, 1)
+GEMMS(256x128_1x2, 2, 128, 1, 2)
+GEMMS(256x256_2x1, 2, 256, 2, 1)

@@ -1,4 +1,4 @@
-//! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices of any granularity, on tcgen05.
+//! `sm100_mxfp8_gemm.cu`: MXFP8 GEMMs of any granularity, on tcgen05.
 //!
 //! Operands are what quantizing gives: codes by rows, and scales in the tiles that tensor cores
 //! read.
@@ -7,9 +7,9 @@ use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::products::{extents_fit, not_empty};
+use crate::cuda::launch::gemm::{extents_fit, not_empty};
 use crate::cuda::launch::tcgen05::{
-    Operands, ProductSizes, TileShape, boxes_by_depth, scale_boxes,
+    Operands, GemmSizes, TileShape, boxes_by_depth, scale_boxes,
 };
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -52,12 +52,12 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
 }
 
-pub(crate) fn sizes(a: &[usize], b: &[usize]) -> ProductSizes {
-    ProductSizes { rows: a[0], columns: b[0], depth: a[1] }
+pub(crate) fn sizes(a: &[usize], b: &[usize]) -> GemmSizes {
+    GemmSizes { rows: a[0], columns: b[0], depth: a[1] }
 }
 
-/// Of a request whose first inputs are the product's.
-pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> ProductSizes {
+/// Of a request whose first inputs are the GEMM's.
+pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
     sizes(&request.operands[0].shape, &request.operands[2].shape)
 }
 
@@ -111,7 +111,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{OperandType, Product, ops};
+    use deepwell_ir::{OperandType, GemmKind, ops};
     use deepwell_precision::{QuantFormat, scale_tiles};
 
     use super::*;
@@ -135,9 +135,9 @@ mod tests {
                 Some("adds a bias of the result's type, f32, not bf16"),
             ),
         ] {
-            let product = Product::Fprop;
+            let kind = GemmKind::Fprop;
             let op: Op =
-                ops::ScaledGemm { product, output, bias: bias.is_some(), a: spec, b: spec }.into();
+                ops::ScaledGemm { kind, output, bias: bias.is_some(), a: spec, b: spec }.into();
             let blocks = depth.div_ceil(32);
             let mut operands = vec![
                 operand(DType::E4m3, &[rows, depth]),

@@ -1,6 +1,6 @@
-// Products of MXFP8 matrices as in sm100_mxfp8_gemm.cu, with BF16 results, and what follows them in
-// the same kernel: GELU or its backward, and the block quantization of what comes of it, along
-// rows, down columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
+// MXFP8 GEMMs as in sm100_mxfp8_gemm.cu, with BF16 results, and what follows them in the same
+// kernel: GELU or its backward, and the block quantization of what comes of it, along rows, down
+// columns, or both, with its counters. See epilogue/fused_tensor_tile.cuh.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -21,7 +21,7 @@ extern __shared__ __align__(1024) uint8 memory[];
         using S = Shape<blocks, tile_n>;                                                         \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
-        mxfp8_product<S>(                                                                        \
+        mxfp8_gemm<S>(                                                                           \
             Operand{a, a_scales, m}, Operand{b, b_scales, n}, k, memory,                         \
             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \

@@ -1,8 +1,8 @@
-//! `sm100_mxfp8_gemm_fused.cu`: products of MXFP8 matrices on tcgen05 with what follows them.
+//! `sm100_mxfp8_gemm_fused.cu`: MXFP8 GEMMs on tcgen05 with what follows them.
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_product, sizes_of};
+use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_gemm, sizes_of};
 use crate::KernelError;
 use crate::cuda::driver::DevicePtr;
 use crate::cuda::launch::fused_gemm::{self, MX_OPS, Parts};
@@ -24,7 +24,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
 }];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    fused_gemm::reject(request, reject_product, sizes_of)
+    fused_gemm::reject(request, reject_gemm, sizes_of)
 }
 
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {

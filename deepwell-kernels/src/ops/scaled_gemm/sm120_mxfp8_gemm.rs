@@ -1,5 +1,5 @@
-//! `sm120_mxfp8_gemm.cu`: products of MXFP8 matrices at any granularity, on tensor cores that apply
-//! scales of blocks of 32.
+//! `sm120_mxfp8_gemm.cu`: MXFP8 GEMMs at any granularity, on tensor cores that apply scales of
+//! blocks of 32.
 //!
 //! It takes what [`super::mxfp8_gemm`] takes, and is launched the same way. Scales are one for each
 //! 32 codes of a row in memory also where 128 codes, or squares, share one.
@@ -30,7 +30,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, Product, ops};
+    use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, GemmKind, ops};
     use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
     use crate::cuda::{Architecture, CudaCatalog, cuda_target};
@@ -38,7 +38,7 @@ mod tests {
     /// Every granularity is taken, on one architecture; what is refused there is refused with a
     /// reason.
     #[test]
-    fn products_with_block_scales_where_tensor_cores_have_them() {
+    fn block_scales_where_tensor_cores_have_them() {
         let square = QuantFormat::MXFP8.square();
         let wide = square.with_granularity(Granularity::G128);
         let (kernel, portable) = ("cuda_sm120_mxfp8_gemm", "cuda_mxfp8_gemm");
@@ -53,8 +53,8 @@ mod tests {
             (Architecture::Sm90a, wide, 256, portable, elsewhere("hopper-sm90")),
         ] {
             let a = b.with_shape(BlockShape::Row);
-            let (product, output) = (Product::Fprop, DType::Bf16);
-            let op: Op = ops::ScaledGemm { product, output, bias: false, a, b }.into();
+            let (kind, output) = (GemmKind::Fprop, DType::Bf16);
+            let op: Op = ops::ScaledGemm { kind, output, bias: false, a, b }.into();
             let operands = [
                 (DType::E4m3, vec![4, depth]),
                 (DType::E8m0, vec![1, depth.div_ceil(128), 512]),

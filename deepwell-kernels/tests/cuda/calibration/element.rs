@@ -1,4 +1,4 @@
-//! Elements of matrix products: random codes of every kind, and the numbers that they stand for.
+//! Elements of operands: random codes of every kind, and the numbers that they stand for.
 
 /// Numbers in a fixed order, the same for the same seed.
 pub(super) struct Random(u64);

@@ -2,7 +2,7 @@
 //! emulator has to give a GPU's bits.
 
 use deepwell_ir::ops::{Attention, AttentionHeads, Axis, Epilogue, Fused, Quantize};
-use deepwell_ir::{DType, Op, Product, ops};
+use deepwell_ir::{DType, Op, GemmKind, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_precision::{BlockShape, Granularity, QuantFormat, ScaleRule};
 
@@ -11,7 +11,7 @@ use super::golden::Group;
 use crate::device::open_gpu_or_emulated;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
-use crate::products::Kind;
+use crate::gemm_operands::Kind;
 use crate::quantize::{numbers, outputs};
 
 /// Runs ops and records what they write.
@@ -54,7 +54,7 @@ impl Recorder {
         }
     }
 
-    fn bf16_products(&mut self) {
+    fn bf16_gemms(&mut self) {
         let options = RunOptions { kernel: Some("cuda_bf16_gemm"), ..RunOptions::default() };
         for kind in [Kind::Uniform, Kind::Cancelling, Kind::WideRange] {
             for (tokens, outputs, inputs) in [(130, 136, 200), (65, 67, 131)] {
@@ -83,7 +83,7 @@ impl Recorder {
         }
     }
 
-    fn mx_products(&mut self) {
+    fn mx_gemms(&mut self) {
         let options = RunOptions { kernel: Some("cuda_mxfp8_gemm"), ..RunOptions::default() };
         let square = QuantFormat::MXFP8.square();
         for kind in [MxKind::Even, MxKind::Spread] {
@@ -93,7 +93,7 @@ impl Recorder {
                 let given = [a.codes, a.scales, b.codes, b.scales];
                 for output in [DType::Bf16, DType::F32] {
                     let op = ops::ScaledGemm {
-                        product: Product::Fprop,
+                        kind: GemmKind::Fprop,
                         output,
                         bias: false,
                         a: QuantFormat::MXFP8,
@@ -212,8 +212,8 @@ trial!(our_kernels);
 fn our_kernels() {
     let bench = Bench::open();
     let mut recorder = Recorder::new("kernels");
-    recorder.bf16_products();
-    recorder.mx_products();
+    recorder.bf16_gemms();
+    recorder.mx_gemms();
     recorder.quantizations();
     recorder.fused_quantizations();
     recorder.attention();

@@ -9,7 +9,7 @@ use super::golden::Group;
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const LANES: usize = 32;
-/// Products of each kind of numbers.
+/// MMAs of each kind of numbers.
 const TILES: usize = 16;
 
 /// One instruction.
@@ -40,7 +40,7 @@ impl Case {
         [2 * per_half, per_half, 4 / self.sum.per_word()]
     }
 
-    /// A kernel of one warp for each product, whose operands are in the order of registers.
+    /// A kernel of one warp for each MMA, whose operands are in the order of registers.
     fn ptx(self) -> String {
         let [a, b, sums] = self.registers();
         let mut text = String::from(
@@ -140,8 +140,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-trial!(products_of_warps);
-fn products_of_warps() {
+trial!(mmas_of_warps);
+fn mmas_of_warps() {
     let mut bench = Bench::open();
     let mut group = Group::new("warp_mma");
     for case in cases() {

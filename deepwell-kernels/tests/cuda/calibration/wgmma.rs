@@ -19,7 +19,7 @@ struct Given {
 fn given(case: &Case, kind: Kind, seed: u64) -> Given {
     let row_bytes = case.steps * STEP_BYTES;
     let depth = |bytes: usize| row_bytes / bytes;
-    let words = case.product().registers() * THREADS;
+    let words = case.kernel().registers() * THREADS;
     Given {
         a: case.a.matrix(kind, (ROWS, depth(case.a.bytes())), false, seed),
         b: case.b.matrix(kind, (case.columns, depth(case.b.bytes())), true, seed + 1),
@@ -51,12 +51,12 @@ fn check(case: &Case, given: &Given, got: &[u32]) -> Option<String> {
     None
 }
 
-trial!(products_of_warpgroups);
-fn products_of_warpgroups() {
+trial!(mmas_of_warpgroups);
+fn mmas_of_warpgroups() {
     let mut bench = Bench::open();
     let mut group = Group::new("wgmma");
     for case in cases() {
-        let product = case.product();
+        let kernel = case.kernel();
         let blocks: Vec<Given> = Kind::ALL
             .iter()
             .enumerate()
@@ -64,13 +64,13 @@ fn products_of_warpgroups() {
             .collect();
         let (mut a, mut b, mut before) = (Vec::new(), Vec::new(), Vec::new());
         for block in &blocks {
-            match (case.a_layout, &product.a_image) {
+            match (case.a_layout, &kernel.a_image) {
                 (Some(layout), Some(image)) => {
                     a.extend(layout.lay_out(&block.a, ROWS, image.bytes));
                 }
                 _ => a.extend(&block.a),
             }
-            let len = product.b_image.bytes;
+            let len = kernel.b_image.bytes;
             b.extend(case.b_layout.lay_out(&block.b, case.columns, len));
             before.extend(block.before.iter().flat_map(|word| word.to_le_bytes()));
         }
@@ -79,7 +79,7 @@ fn products_of_warpgroups() {
         let after = bench.output(bytes);
         let arguments = [a, b, before, after].map(Argument::Pointer).to_vec();
         let launch = (blocks.len(), THREADS as u32);
-        let got = bench.run(&product.ptx(), launch, arguments, (after, bytes));
+        let got = bench.run(&kernel.ptx(), launch, arguments, (after, bytes));
         for pointer in [a, b, before, after] {
             bench.driver().free(pointer).unwrap();
         }

@@ -1,7 +1,7 @@
-//! The products of `wgmma` that are calibrated, and operands as images of shared memory.
+//! The MMAs of `wgmma` that are calibrated, and operands as images of shared memory.
 
 use super::element::{Element, Sum};
-use super::wgmma_ptx::{COPY_BYTES, Image, Product, ROWS, STEP_BYTES};
+use super::wgmma_ptx::{COPY_BYTES, Image, WgmmaKernel, ROWS, STEP_BYTES};
 
 /// How an operand lies in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,9 +66,9 @@ impl Case {
     }
 
     /// The kernel of this case.
-    pub(super) fn product(&self) -> Product {
+    pub(super) fn kernel(&self) -> WgmmaKernel {
         let row_bytes = STEP_BYTES * self.steps;
-        Product {
+        WgmmaKernel {
             a: self.a,
             b: self.b,
             sum: self.sum,

@@ -26,7 +26,7 @@ pub(super) struct Image {
 
 /// What a kernel computes.
 #[derive(Clone, Debug)]
-pub(super) struct Product {
+pub(super) struct WgmmaKernel {
     pub(super) a: Element,
     pub(super) b: Element,
     pub(super) sum: Sum,
@@ -42,7 +42,7 @@ pub(super) struct Product {
     pub(super) negated: (bool, bool),
 }
 
-impl Product {
+impl WgmmaKernel {
     /// Registers of accumulators in a thread.
     pub(super) fn registers(&self) -> usize {
         ROWS * self.columns / THREADS / self.sum.per_word()
@@ -59,7 +59,7 @@ impl Product {
         format!("wgmma.mma_async.sync.aligned.m64n{}k{depth}.{sum}.{a}.{b}", self.columns)
     }
 
-    /// The kernel: a, b, accumulators before and after, one block for each product.
+    /// The kernel: a, b, accumulators before and after, one block for each MMA.
     pub(super) fn ptx(&self) -> String {
         let mut text = String::new();
         self.write(&mut text).expect("a string takes all");

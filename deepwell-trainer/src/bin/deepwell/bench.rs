@@ -22,7 +22,7 @@ use crate::output::{print, print_json, say};
 
 const AFTER_HELP: &str = "\
 Sections (all of them when none is named):
-  gemm         matrix products in BF16 and MXFP8
+  gemm         GEMMs in BF16 and MXFP8
   quantize     block quantization along rows, columns and both
   attention    attention and its gradients, heads of 64 and 128
   norms        norms and activations, alone and fused with quantization

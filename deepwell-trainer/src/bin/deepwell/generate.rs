@@ -83,7 +83,7 @@ pub(crate) struct GenerateArgs {
     /// Tokenizer, where it has moved: a Hugging Face tokenizer.json
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Precision of the matrix products [default: that of the run; of a Hugging Face folder bf16]
+    /// Precision of the GEMMs [default: that of the run; of a Hugging Face folder bf16]
     #[arg(long, value_name = "NAME",
           value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
     precision: Option<String>,

@@ -5,7 +5,7 @@ use std::fmt;
 use deepwell_plan::format_bytes;
 use deepwell_probe::Hardware;
 use deepwell_trainer::bench::{
-    CpuMeasurements, GpuMeasurements, LinkMeasurements, ProductRate, measure_cpu, measure_gpu,
+    CpuMeasurements, GpuMeasurements, LinkMeasurements, GemmRate, measure_cpu, measure_gpu,
     measure_links,
 };
 use serde::Serialize;
@@ -65,21 +65,21 @@ impl fmt::Display for Measured {
         let row = |f: &mut fmt::Formatter<'_>, label: &str, text: fmt::Arguments<'_>| {
             writeln!(f, "{label:<16} {text}")
         };
-        let products = |f: &mut fmt::Formatter<'_>, products: &[ProductRate]| {
-            products.iter().try_for_each(|product| {
-                let [m, n, k] = product.shape;
-                let (number, unit) = match product.tflops {
+        let gemms = |f: &mut fmt::Formatter<'_>, gemms: &[GemmRate]| {
+            gemms.iter().try_for_each(|gemm| {
+                let [m, n, k] = gemm.shape;
+                let (number, unit) = match gemm.tflops {
                     tflops if tflops < 1.0 => (1e3, "GFLOP/s"),
                     _ => (1.0, "TFLOP/s"),
                 };
-                let reached = product.tflops * number;
-                let peak = of(reached, product.peak_tflops.map(|peak| peak * number));
+                let reached = gemm.tflops * number;
+                let peak = of(reached, gemm.peak_tflops.map(|peak| peak * number));
                 let text = format_args!(
                     "{} {unit}{peak}, {m} x {n} x {k} by {}",
                     rate(reached),
-                    product.kernel
+                    gemm.kernel
                 );
-                row(f, &format!("  {}", product.format), text)
+                row(f, &format!("  {}", gemm.format), text)
             })
         };
         let failures = |f: &mut fmt::Formatter<'_>, failures: &[String]| {
@@ -92,7 +92,7 @@ impl fmt::Display for Measured {
         let CpuMeasurements { copy_gbps, triad_gbps, .. } = self.cpu;
         let (copy, triad) = (rate(copy_gbps), rate(triad_gbps));
         row(f, "CPU", format_args!("copy {copy} GB/s, triad {triad} GB/s"))?;
-        products(f, &self.cpu.products)?;
+        gemms(f, &self.cpu.gemms)?;
         failures(f, &self.cpu.failures)?;
         for gpu in &self.gpus {
             let copy = gpu.copy_gbps.map_or("no copy".to_string(), |gbps| {
@@ -106,7 +106,7 @@ impl fmt::Display for Measured {
                 );
                 row(f, "  launch", text)?;
             }
-            products(f, &gpu.products)?;
+            gemms(f, &gpu.gemms)?;
             failures(f, &gpu.failures)?;
         }
         for copy in &self.links.copies {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn measurements_as_a_table() {
-        let product = |format, size, kernel: &str, tflops, peak_tflops| ProductRate {
+        let gemm = |format, size, kernel: &str, tflops, peak_tflops| GemmRate {
             format,
             shape: [size; 3],
             kernel: kernel.to_string(),
@@ -151,9 +151,9 @@ mod tests {
                 copy_gbps: 21.34,
                 triad_gbps: 9.876,
                 fits_in_cache: false,
-                products: vec![
-                    product(NumberFormat::Fp32, 1024, "cpu_linear_f32", 0.1234, Some(0.2)),
-                    product(NumberFormat::Bf16, 1024, "cpu_linear_amx", 1.5, None),
+                gemms: vec![
+                    gemm(NumberFormat::Fp32, 1024, "cpu_linear_f32", 0.1234, Some(0.2)),
+                    gemm(NumberFormat::Bf16, 1024, "cpu_linear_amx", 1.5, None),
                 ],
                 failures: Vec::new(),
             },
@@ -166,7 +166,7 @@ mod tests {
                         in_stream_us: 2.16,
                         in_graph_us: 1.35,
                     }),
-                    products: vec![product(NumberFormat::Bf16, 8192, "lt", 742.0, Some(989.0))],
+                    gemms: vec![gemm(NumberFormat::Bf16, 8192, "lt", 742.0, Some(989.0))],
                     failures: vec!["mxfp8: no kernel\n  more".to_string()],
                     ..GpuMeasurements::default()
                 },

@@ -29,7 +29,7 @@ pub(crate) struct PlanningArgs {
     /// Sequences of a step
     #[arg(long, alias = "batch-size", value_name = "SEQUENCES", default_value_t = 8)]
     batch: usize,
-    /// Precision of the matrix products
+    /// Precision of the GEMMs
     #[arg(long, value_name = "NAME", default_value = "mxfp8",
           value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
     precision: String,

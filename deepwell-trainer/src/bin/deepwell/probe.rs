@@ -18,7 +18,7 @@ Nothing is changed on the machine, and what is missing is no error: it is listed
 and what to install. Peaks are dense ones of datasheets; of a GPU that nobody has a sheet of, those
 that are not known are named.
 
---measure runs what the peaks promise: copies in memory, matrix products in each format that there
+--measure runs what the peaks promise: copies in memory, GEMMs in each format that there
 is a kernel for, launches; between GPUs, copies from each to each and a sum over all of them by
 NCCL. A few seconds on a processor with 512 MiB at most, some more and 4 GiB for each GPU; nothing
 else should run meanwhile.
@@ -52,7 +52,7 @@ pub(crate) struct ProbeArgs {
     /// Show a cluster: a TOML file, or a preset such as hgx-h200-x16 or gb300-nvl72
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hardware", "measure", "check"])]
     cluster: Option<String>,
-    /// Measure memory, matrix products and launches, of the processor and of each GPU
+    /// Measure memory, GEMMs and launches, of the processor and of each GPU
     #[arg(long, conflicts_with = "hardware")]
     measure: bool,
     /// Fail where something keeps the GPUs from training: each with what to do about it

@@ -122,7 +122,7 @@ fn report_json(launch: &PreparedLaunch, report: &Report) -> Map<String, Value> {
             "bytes": bytes,
             "atomics": counts.atomics,
             "bulk_copies": counts.bulk_copies,
-            "tensor_instructions": counts.products,
+            "tensor_instructions": counts.mmas,
             "multiply_adds": counts.multiply_adds,
         },
         "waits": waits,

@@ -39,7 +39,7 @@ pub(crate) enum TrackerWord {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModeArgs {
-    /// When copies and products end; several words run the launch several times
+    /// When copies and MMAs end; several words run the launch several times
     #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "eager")]
     completion: Vec<CompletionWord>,
     /// Of `--completion lazy` and `--results fuzz`; several numbers run the launch several times

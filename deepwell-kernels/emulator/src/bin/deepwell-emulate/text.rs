@@ -164,13 +164,13 @@ fn counts_text(text: &mut String, launch: &PreparedLaunch, counts: &Counts) {
             let _ = writeln!(text, "    {name:<26}{read:>16}{written:>16}");
         }
     }
-    if counts.products > 0 {
+    if counts.mmas > 0 {
         row(
             text,
             "tensor cores",
             &format!(
                 "{} instructions, {} multiply-adds",
-                grouped(counts.products),
+                grouped(counts.mmas),
                 grouped(counts.multiply_adds)
             ),
         );

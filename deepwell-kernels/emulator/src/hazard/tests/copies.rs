@@ -86,7 +86,7 @@ fn cp_async_with_an_mbarrier() {
 }
 
 #[test]
-fn cp_async_into_a_product_needs_the_proxy_fence() {
+fn cp_async_into_an_mma_needs_the_proxy_fence() {
     let sequence = |m: &mut Machine| {
         let thread = m.at(0, ALL);
         copy_async(m, thread, 0);
@@ -97,8 +97,8 @@ fn cp_async_into_a_product_needs_the_proxy_fence() {
             m.tracker.fence_proxy_async(thread, true, false);
         }
         m.sync(&[0, 1], 0);
-        let product = m.at(1, ALL);
-        m.reads(product, Unit::WarpGroupMma, 0, 512);
+        let mma = m.at(1, ALL);
+        m.reads(mma, Unit::WarpGroupMma, 0, 512);
     };
     check((1, 2), sequence, &[("fence.proxy.async", "missing-proxy-fence")]);
 }
@@ -211,7 +211,7 @@ fn tma_and_wgmma_pipeline() {
                     m.tracker.wait_group(thread, Group::WarpGroup, 0, false);
                 }
             }
-            // One thread of the warp group tells for all, as the group's products end together.
+            // One thread of the warp group tells for all, as the group's MMAs end together.
             let thread = m.at(0, ONE);
             m.arrive(thread, 0, empty(stage));
         }

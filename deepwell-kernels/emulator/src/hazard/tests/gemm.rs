@@ -68,17 +68,17 @@ fn multiply(m: &mut Machine, round: u32, at: u32) {
     if m.does("wait for a full stage") {
         m.wait(one, 0, full(stage), phase);
     }
-    // Scales to tensor memory, then the product that uses them; the next copy follows in order.
+    // Scales to tensor memory, then the MMA that uses them; the next copy follows in order.
     let one = m.at(1, ONE);
     let copy = m.reads(one, Unit::TensorCopy, stage * BYTES, 512);
     m.tracker.access_tensor(copy, Write, 0, 0..128, SCALES);
     for _ in 0..2 {
         let one = m.at(1, ONE);
-        let product = m.reads(one, Unit::TensorMma, stage * BYTES + 512, BYTES - 512);
-        m.tracker.access_tensor(product, Read, 0, 0..128, SCALES);
-        m.tracker.access_tensor(product, Read, 0, 0..128, columns(at));
-        m.tracker.access_tensor(product, Write, 0, 0..128, columns(at));
-        m.tracker.ran(product);
+        let mma = m.reads(one, Unit::TensorMma, stage * BYTES + 512, BYTES - 512);
+        m.tracker.access_tensor(mma, Read, 0, 0..128, SCALES);
+        m.tracker.access_tensor(mma, Read, 0, 0..128, columns(at));
+        m.tracker.access_tensor(mma, Write, 0, 0..128, columns(at));
+        m.tracker.ran(mma);
     }
     let one = m.at(1, ONE);
     if m.does("commit of the stage") {
@@ -148,7 +148,7 @@ fn gemm(m: &mut Machine) {
                 if m.does("wait for an empty accumulator") {
                     m.wait(one, 0, accumulator_empty(at), phase ^ 1);
                 }
-                if m.does("fence::after in the product") {
+                if m.does("fence::after in the MMA") {
                     m.tracker.tensor_fence_after(one);
                 }
             }
@@ -195,7 +195,7 @@ fn every_step_of_a_tensor_memory_gemm_matters() {
             ("bar.warp.sync before the store", "missing-synchronization"),
             ("bulk commit_group", "missing-group-wait"),
             ("wait for an empty accumulator", "missing-synchronization"),
-            ("fence::after in the product", "missing-tensor-fence-after"),
+            ("fence::after in the MMA", "missing-tensor-fence-after"),
             ("commit of the accumulator", "deadlock"),
             ("bar.sync before dealloc", "tensor-memory-freed-in-use"),
         ],
@@ -233,20 +233,20 @@ fn a_pair_of_blocks_multiplies_together() {
                 m.wait(one, 0, 4120, round & 1 ^ 1);
             }
             m.tracker.tensor_fence_after(one);
-            let product = m.tracker.issue(one, Unit::TensorMma);
+            let mma = m.tracker.issue(one, Unit::TensorMma);
             for rank in PARTS {
                 let place = Place::Shared { rank, offset: 8192 };
-                m.tracker.access_operation(product, Read, place, BYTES);
-                m.tracker.access_tensor(product, Write, rank, 0..128, columns(0));
+                m.tracker.access_operation(mma, Read, place, BYTES);
+                m.tracker.access_tensor(mma, Write, rank, 0..128, columns(0));
             }
-            m.tracker.ran(product);
+            m.tracker.ran(mma);
             for rank in PARTS {
                 m.commit_to(one, rank, 4104);
                 m.commit_to(one, rank, 4112);
             }
             for rank in PARTS {
                 let all = m.of(rank, 1, ALL);
-                if m.does("wait for the product") {
+                if m.does("wait for the MMA") {
                     m.wait(all, rank, 4112, round & 1);
                 }
                 m.tracker.tensor_fence_after(all);
@@ -279,7 +279,7 @@ fn a_pair_of_blocks_multiplies_together() {
             ("wait for empty", "missing-tensor-commit-wait"),
             ("wait for full", "missing-mbarrier-wait"),
             ("wait for the epilogues", "missing-synchronization"),
-            ("wait for the product", "missing-tensor-commit-wait"),
+            ("wait for the MMA", "missing-tensor-commit-wait"),
             ("last barrier.cluster", "unfinished-at-exit"),
         ],
     );
@@ -324,8 +324,8 @@ fn a_in_tensor_memory_is_stored_waited_for_and_fenced() {
             m.tracker.tensor_fence_after(one);
         }
         let one = m.at(1, ONE);
-        let product = m.tracker.issue(one, Unit::TensorMma);
-        m.tracker.access_tensor(product, Read, 0, 0..32, 0..64);
+        let mma = m.tracker.issue(one, Unit::TensorMma);
+        m.tracker.access_tensor(mma, Read, 0, 0..32, 0..64);
     };
     check(
         (1, 2),
@@ -340,7 +340,7 @@ fn a_in_tensor_memory_is_stored_waited_for_and_fenced() {
 }
 
 #[test]
-fn a_copy_of_one_thread_before_the_product_of_another() {
+fn a_copy_of_one_thread_before_the_mma_of_another() {
     let sequence = |m: &mut Machine| {
         let one = m.at(0, ONE);
         m.init(one, 0, 4096, 1);
@@ -359,8 +359,8 @@ fn a_copy_of_one_thread_before_the_product_of_another() {
             m.tracker.tensor_fence_after(one);
         }
         let one = m.at(1, ONE);
-        let product = m.tracker.issue(one, Unit::TensorMma);
-        m.tracker.access_tensor(product, Read, 0, 0..128, SCALES);
+        let mma = m.tracker.issue(one, Unit::TensorMma);
+        m.tracker.access_tensor(mma, Read, 0, 0..128, SCALES);
     };
     check(
         (1, 2),
@@ -406,9 +406,9 @@ fn one_lane_arrives_for_the_loads_of_its_warp() {
             let one = m.at(1, ONE);
             m.wait(one, 0, 4104, 0);
             let one = m.at(1, ONE);
-            let product = m.tracker.issue(one, Unit::TensorMma);
-            m.tracker.access_tensor(product, Write, 0, 0..32, 0..64);
-            m.tracker.ran(product);
+            let mma = m.tracker.issue(one, Unit::TensorMma);
+            m.tracker.access_tensor(mma, Write, 0, 0..32, 0..64);
+            m.tracker.ran(mma);
         };
         check((1, 2), sequence, &[("bar.warp.sync", "tensor-wait-of-one-lane")]);
     }
@@ -422,8 +422,8 @@ fn a_commit_tracks_its_own_thread_only() {
     m.tracker.fence_mbarrier_init(one);
     m.tracker.warp_barrier(Thread { lanes: ALL, ..one });
     let one = m.at(0, ONE);
-    let product = m.tracker.issue(one, Unit::TensorMma);
-    m.tracker.access_tensor(product, Write, 0, 0..128, 0..16);
+    let mma = m.tracker.issue(one, Unit::TensorMma);
+    m.tracker.access_tensor(mma, Write, 0, 0..128, 0..16);
     let other = m.at(0, 2);
     m.commit_to(other, 0, 4096);
     let all = m.at(0, ALL);
@@ -436,7 +436,7 @@ fn a_commit_tracks_its_own_thread_only() {
 }
 
 #[test]
-fn registers_of_products_and_loads() {
+fn registers_of_mmas_and_loads() {
     let mut watch = RegisterWatch::default();
     assert_eq!(
         watch.warp_group_mma(&[1], &[9], 10),
@@ -446,7 +446,7 @@ fn registers_of_products_and_loads() {
     assert_eq!(watch.touch(1, Write, 1), None);
     watch.warp_group_fence();
     assert_eq!(watch.warp_group_mma(&[1], &[9], 10), None);
-    // A copy in flight is no use; the copy is what the next product goes on with.
+    // A copy in flight is no use; the copy is what the next MMA goes on with.
     watch.copy(1, 2);
     assert_eq!(watch.warp_group_mma(&[2], &[9], 11), None);
     watch.warp_group_commit();

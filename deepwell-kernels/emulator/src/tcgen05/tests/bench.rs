@@ -1,4 +1,4 @@
-//! A chain of products with their operands in memory, and what should come out.
+//! A chain of MMAs with their operands in memory, and what should come out.
 
 use super::memory::{PairMemory, Random};
 use super::writer::Matrix;
@@ -26,7 +26,7 @@ pub(super) struct Case {
     pub(super) major: [Major; 2],
     pub(super) swizzle: [Swizzle; 2],
     pub(super) negate: [bool; 2],
-    /// Products along K.
+    /// MMAs along K.
     pub(super) steps: u32,
     pub(super) weight_stationary: bool,
     pub(super) a_in_tensor: bool,
@@ -76,7 +76,7 @@ impl Case {
         matches!(self.kind, MmaKind::Mxf4 | MmaKind::Mxf4nvf4)
     }
 
-    /// Scales along K of one product.
+    /// Scales along K of one MMA.
     fn scale_count(&self) -> u32 {
         self.scale.map_or(0, |(_, block)| k_of(self.kind) / block)
     }
@@ -352,7 +352,7 @@ impl Bench {
         }
     }
 
-    /// The plain product.
+    /// The plain definition.
     pub(super) fn expected(&self) -> Vec<f64> {
         let case = self.case;
         let (m, n, k) = (case.m as usize, case.n as usize, case.k() as usize);

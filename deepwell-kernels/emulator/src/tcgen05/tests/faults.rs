@@ -1,4 +1,4 @@
-//! Products that are illegal, each with the name of its rule.
+//! MMAs that are illegal, each with the name of its rule.
 
 use super::bench::{Bench, Case};
 use crate::decode::MmaKind;

@@ -1,11 +1,11 @@
-//! Products, copies and register accesses against a plain definition.
+//! MMAs, copies and register accesses against a plain definition.
 
 mod bench;
 mod faults;
 mod memory;
 mod moves;
 mod planted;
-mod products;
+mod unscaled;
 mod scale_tiles;
 mod scaled;
 mod writer;

@@ -21,7 +21,7 @@ fn with_b(request: &mut MmaRequest, change: impl Fn(&mut SharedDescriptor)) {
     request.b = descriptor.encode();
 }
 
-/// Runs the case with the bug in its second product.
+/// Runs the case with the bug in its second MMA.
 fn check(case: Case, name: &str, plant: Plant) {
     let mut bench = Bench::new(case);
     let expected = bench.expected();

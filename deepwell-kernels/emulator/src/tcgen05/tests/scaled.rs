@@ -1,4 +1,4 @@
-//! Products with block scales, which come from tiles of 128 rows and 4 scales by copies.
+//! MMAs with block scales, which come from tiles of 128 rows and 4 scales by copies.
 
 use super::bench::{Bench, Case, SCALES_A, SCALES_B};
 use crate::decode::MmaKind;

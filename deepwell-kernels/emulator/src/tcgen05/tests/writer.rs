@@ -5,7 +5,7 @@
 use super::memory::PairMemory;
 use crate::tcgen05::{Major, SharedDescriptor, Swizzle};
 
-/// A matrix of 16-byte chunks of `t` elements, as large as K of several products.
+/// A matrix of 16-byte chunks of `t` elements, as large as K of several MMAs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix {
     pub(super) rank: u32,
@@ -66,7 +66,7 @@ impl Matrix {
         self.rows.div_ceil(8) * self.strides().1 + 1024
     }
 
-    /// Descriptor of the product that begins at element `k`.
+    /// Descriptor of the MMA that begins at element `k`.
     pub(super) fn descriptor(&self, k: u32) -> SharedDescriptor {
         let (leading, stride) = self.strides();
         let chunk = k / self.t;

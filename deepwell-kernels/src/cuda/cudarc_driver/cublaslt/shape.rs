@@ -1,4 +1,4 @@
-//! Descriptors and the algorithm of products that differ only in where their matrices lie.
+//! Descriptors and the algorithm of GEMMs that differ only in where their matrices lie.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -66,7 +66,7 @@ pub(super) struct ShapeKey {
 }
 
 impl ShapeKey {
-    /// The key of a product that the library takes on a device.
+    /// The key of a GEMM that the library takes on a device.
     pub(super) fn of(matmul: &Matmul, capability: (u32, u32)) -> DriverResult<ShapeKey> {
         matmul.check()?;
         let refuse = |reason: String| Err(DriverError::new("cublasLtMatmul", reason));
@@ -133,7 +133,7 @@ macro_rules! descriptors {
 
 descriptors! {
     Layout(sys::cublasLtMatrixLayout_t) is destroyed by cublasLtMatrixLayoutDestroy;
-    Product(sys::cublasLtMatmulDesc_t) is destroyed by cublasLtMatmulDescDestroy;
+    MatmulDesc(sys::cublasLtMatmulDesc_t) is destroyed by cublasLtMatmulDescDestroy;
     Preference(sys::cublasLtMatmulPreference_t) is destroyed by cublasLtMatmulPreferenceDestroy;
 }
 
@@ -157,8 +157,8 @@ impl Layout {
     }
 }
 
-impl Product {
-    fn new() -> DriverResult<Product> {
+impl MatmulDesc {
+    fn new() -> DriverResult<MatmulDesc> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cublasLtMatmulDescCreate", unsafe {
@@ -168,7 +168,7 @@ impl Product {
                 sys::cudaDataType_t::CUDA_R_32F,
             )
         })?;
-        Ok(Product(raw))
+        Ok(MatmulDesc(raw))
     }
 
     fn set<T: Copy>(&self, attribute: Attribute, value: T) -> DriverResult<()> {
@@ -196,7 +196,7 @@ impl Preference {
     }
 
     fn set<T: Copy>(&self, attribute: Preferred, value: T) -> DriverResult<()> {
-        // SAFETY: as for a product's attributes.
+        // SAFETY: as for a GEMM's attributes.
         check("cublasLtMatmulPreferenceSetAttribute", unsafe {
             sys::cublasLtMatmulPreferenceSetAttribute(
                 self.0,
@@ -223,9 +223,9 @@ fn operation(transposed: bool) -> i32 {
     i32::from(transposed)
 }
 
-/// A product whose algorithm is chosen.
+/// A GEMM whose algorithm is chosen.
 pub(super) struct Shape {
-    product: Product,
+    matmul_desc: MatmulDesc,
     a: Layout,
     b: Layout,
     out: Layout,
@@ -233,20 +233,20 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Describes a product and takes the library's first proposal for it.
+    /// Describes a GEMM and takes the library's first proposal for it.
     pub(super) fn choose(
         handle: sys::cublasLtHandle_t,
         matmul: &Matmul,
         key: &ShapeKey,
     ) -> DriverResult<Shape> {
-        let product = Product::new()?;
-        product.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(matmul.b_transposed))?;
-        product.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(matmul.a_transposed))?;
+        let matmul_desc = MatmulDesc::new()?;
+        matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(matmul.b_transposed))?;
+        matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(matmul.a_transposed))?;
         if matmul.bias.is_some() {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
-            product.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+            matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
             let dtype = data_type(matmul.out.dtype)?;
-            product.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype)?;
+            matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype)?;
         }
         for (attribute, scaling) in [
             (Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, key.scaling.1),
@@ -257,11 +257,11 @@ impl Shape {
                 Scaling::Row128 => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
                 Scaling::Square128 => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
             };
-            product.set(attribute, mode)?;
+            matmul_desc.set(attribute, mode)?;
         }
         let (a, b, out) =
             (Layout::of(&matmul.a)?, Layout::of(&matmul.b)?, Layout::of(&matmul.out)?);
-        let mut shape = Shape { product, a, b, out, algorithm: NO_ALGORITHM };
+        let mut shape = Shape { matmul_desc, a, b, out, algorithm: NO_ALGORITHM };
         // The choice may look at whether pointers are there.
         shape.point_to(matmul)?;
         shape.algorithm = shape.propose(handle, key)?;
@@ -303,7 +303,7 @@ impl Shape {
         check("cublasLtMatmulAlgoGetHeuristic", unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 handle,
-                self.product.0,
+                self.matmul_desc.0,
                 self.b.0,
                 self.a.0,
                 self.out.0,
@@ -328,20 +328,20 @@ impl Shape {
     pub(super) fn point_to(&self, matmul: &Matmul) -> DriverResult<()> {
         let address = |pointer: DevicePtr| pointer.0 as *const c_void;
         if let Some(bias) = matmul.bias {
-            self.product.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address(bias))?;
+            self.matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address(bias))?;
         }
         if let Some((a, b)) = matmul.scales {
             let place = |scales: BlockScales| match scales {
                 BlockScales::Row128(pointer) | BlockScales::Square128(pointer) => address(pointer),
             };
-            self.product.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, place(b))?;
-            self.product.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, place(a))?;
+            self.matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, place(b))?;
+            self.matmul_desc.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, place(a))?;
         }
         Ok(())
     }
 
-    pub(super) fn product(&self) -> sys::cublasLtMatmulDesc_t {
-        self.product.0
+    pub(super) fn matmul_desc(&self) -> sys::cublasLtMatmulDesc_t {
+        self.matmul_desc.0
     }
 
     /// The layout of our `a`, the library's second operand.

@@ -1,4 +1,4 @@
-//! The backward: the probabilities again, tile by tile, and the five products.
+//! The backward: the probabilities again, tile by tile, and the five GEMMs.
 //!
 //! With `p = exp(scale q k^T - lse)` and `delta = sum over head_dim of dout * out`:
 //! `dv = p^T dout`, `dp = dout v^T`, `ds = scale * p * (dp - delta)`, `dq = ds k`, `dk = ds^T q`.
@@ -7,7 +7,7 @@
 use super::forward::visible;
 use super::{
     ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
-    for_each_task, product_bytes, slots_bytes,
+    for_each_task, gemm_bytes, slots_bytes,
 };
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
@@ -15,8 +15,8 @@ use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
 use crate::cpu::softmax::exp_or_zero;
 
 /// Bytes of workspace for [`attention_backward`] on up to `threads` threads: per thread two tiles
-/// of scores in `f32` and two in `E`, one tile of dq and a whole sequence of dk and dv of one
-/// head in `f32`, and the products' packing.
+/// of scores in `f32` and two in `E`, one tile of dq and a whole sequence of dk and dv of one head
+/// in `f32`, and the GEMMs' packing.
 #[must_use]
 pub fn backward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usize) -> usize {
     slots_bytes(shape, slot_bytes::<E>(shape), threads)
@@ -25,20 +25,20 @@ pub fn backward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usi
 fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
     let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
     let width = shape.head_dim;
-    let products = product_bytes::<E>(queries, keys, width)
-        .max(product_bytes::<E>(queries, width, keys))
-        .max(product_bytes::<E>(keys, width, queries));
+    let gemms = gemm_bytes::<E>(queries, keys, width)
+        .max(gemm_bytes::<E>(queries, width, keys))
+        .max(gemm_bytes::<E>(keys, width, queries));
     2 * carved_bytes::<f32>(queries * keys)
         + 2 * carved_bytes::<E>(queries * keys)
         + carved_bytes::<f32>(queries)
         + carved_bytes::<f32>(queries * width)
         + 2 * carved_bytes::<f32>(shape.seq * width)
-        + products.next_multiple_of(ALIGNMENT)
+        + gemms.next_multiple_of(ALIGNMENT)
         + ALIGNMENT
 }
 
-/// Writes `dq`, `dk` and `dv`, with the products on the best tier; layouts as in the
-/// [module](super)'s table. `out` and `lse` are what the forward wrote for the same q, k and v.
+/// Writes `dq`, `dk` and `dv`, with the GEMMs on the best tier; layouts as in the [module](super)'s
+/// table. `out` and `lse` are what the forward wrote for the same q, k and v.
 ///
 /// # Errors
 ///
@@ -59,7 +59,7 @@ pub fn attention_backward<E: Element>(
     attention_backward_on(best_tier(), shape, dout, q, k, v, out, lse, dq, dk, dv, workspace)
 }
 
-/// [`attention_backward`] with the products on a given tier.
+/// [`attention_backward`] with the GEMMs on a given tier.
 ///
 /// # Errors
 ///

@@ -3,7 +3,7 @@
 
 use super::{
     ALIGNMENT, AttentionError, AttentionShape, Head, KEY_TILE, QUERY_TILE, SharedOutput, Tile,
-    for_each_task, product_bytes, slots_bytes,
+    for_each_task, gemm_bytes, slots_bytes,
 };
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
@@ -11,7 +11,7 @@ use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
 use crate::cpu::softmax::{exp_or_zero, greater, greatest_lane};
 
 /// Bytes of workspace for [`attention_forward`] on up to `threads` threads: per thread one tile of
-/// scores in `f32`, one in `E`, one tile of the output in `f32` and the products' packing.
+/// scores in `f32`, one in `E`, one tile of the output in `f32` and the GEMMs' packing.
 #[must_use]
 pub fn forward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usize) -> usize {
     slots_bytes(shape, slot_bytes::<E>(shape), threads)
@@ -20,8 +20,8 @@ pub fn forward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usiz
 fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
     let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
     let width = shape.head_dim;
-    let scores = product_bytes::<E>(queries, keys, width);
-    let values = product_bytes::<E>(queries, width, keys);
+    let scores = gemm_bytes::<E>(queries, keys, width);
+    let values = gemm_bytes::<E>(queries, width, keys);
     carved_bytes::<f32>(queries * keys)
         + carved_bytes::<E>(queries * keys)
         + carved_bytes::<f32>(queries * width)
@@ -30,8 +30,8 @@ fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
         + ALIGNMENT
 }
 
-/// Writes `out` and `lse`, with the products on the best tier; layouts as in the
-/// [module](super)'s table.
+/// Writes `out` and `lse`, with the GEMMs on the best tier; layouts as in the [module](super)'s
+/// table.
 ///
 /// A row whose scores hold a NaN or a positive infinity comes out NaN.
 ///
@@ -52,7 +52,7 @@ pub fn attention_forward<E: Element>(
     attention_forward_on(best_tier(), shape, q, k, v, out, lse, workspace)
 }
 
-/// [`attention_forward`] with the products on a given tier.
+/// [`attention_forward`] with the GEMMs on a given tier.
 ///
 /// # Errors
 ///

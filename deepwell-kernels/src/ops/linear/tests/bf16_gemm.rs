@@ -1,11 +1,11 @@
-//! `bf16_gemm.cu`: the three products of a linear layer against their definition in f64.
+//! `bf16_gemm.cu`: the three GEMMs of a linear layer against their definition in f64.
 
 use deepwell_ir::{DType, Op, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
 
 use crate::compare::assert_close;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
-use crate::products::{Kind, product_tolerance};
+use crate::gemm_operands::{Kind, gemm_tolerance};
 
 /// Tokens, outputs, inputs: empty, single, odd, around the tile of 128 and the step of 64, and
 /// rows that allow no 16-byte copies.
@@ -31,7 +31,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 /// Products of elements at most on the emulator: sizes around one tile.
 pub(crate) const EMULATED_WORK: usize = 3 << 20;
 
-/// All three products of a layer of `(tokens, outputs, inputs)` by one kernel.
+/// All three GEMMs of a layer of `(tokens, outputs, inputs)` by one kernel.
 pub(crate) fn check(gpu: &mut Gpu, kernel: &str, sizes: (usize, usize, usize), kind: Kind) {
     let options = RunOptions { kernel: Some(kernel), ..RunOptions::default() };
     check_with(gpu, options, sizes, kind);
@@ -71,7 +71,7 @@ pub(crate) fn check_with(
         let mut given = vec![&x, &w];
         given.extend(has_bias.then_some(&bias));
         let got = run(ops::Linear { bias: has_bias }.into(), &given, &y, false);
-        let tolerance = product_tolerance(DType::Bf16, inputs, kind, 8.0);
+        let tolerance = gemm_tolerance(DType::Bf16, inputs, kind, 8.0);
         assert_close(&name("linear"), &got, &expected, tolerance);
     }
 
@@ -81,7 +81,7 @@ pub(crate) fn check_with(
         expected = vec![0.0; tokens * inputs];
     }
     let got = run(ops::LinearInputGrad {}.into(), &[&dy, &w], &dx, false);
-    let tolerance = product_tolerance(DType::Bf16, outputs, kind, 0.0);
+    let tolerance = gemm_tolerance(DType::Bf16, outputs, kind, 0.0);
     assert_close(&name("input_grad"), &got, &expected, tolerance);
 
     for accumulate in [false, true] {
@@ -90,13 +90,13 @@ pub(crate) fn check_with(
             expected.iter_mut().zip(numbers(&before)).for_each(|(sum, there)| *sum += there);
         }
         let got = run(ops::LinearWeightGrad {}.into(), &[&dy, &x], &before, accumulate);
-        let tolerance = product_tolerance(DType::F32, tokens, kind, 8.0);
+        let tolerance = gemm_tolerance(DType::F32, tokens, kind, 8.0);
         assert_close(&name("weight_grad"), &got, &expected, tolerance);
     }
 }
 
-trial!(products_of_any_size);
-fn products_of_any_size() {
+trial!(gemms_of_any_size);
+fn gemms_of_any_size() {
     let mut gpu = Gpu::open();
     for &sizes in SIZES {
         let (tokens, outputs, inputs) = sizes;
@@ -107,8 +107,8 @@ fn products_of_any_size() {
     }
 }
 
-trial!(products_of_hard_numbers);
-fn products_of_hard_numbers() {
+trial!(gemms_of_hard_numbers);
+fn gemms_of_hard_numbers() {
     let mut gpu = Gpu::open();
     for kind in [Kind::Integers, Kind::Cancelling, Kind::WideRange] {
         for sizes in [(130, 136, 200), (65, 67, 131)] {
@@ -127,7 +127,7 @@ fn nan_and_infinity_stay_in_their_rows() {
     }
 }
 
-/// A product with NaN and infinities in three places of its operands.
+/// A GEMM with NaN and infinities in three places of its operands.
 pub(crate) fn check_not_finite(gpu: &mut Gpu, options: RunOptions<'_>, inputs: usize) {
     let (tokens, outputs) = (140, 135);
     let mut x = uniform(tokens * inputs, 1, 1.0);
@@ -142,7 +142,7 @@ pub(crate) fn check_not_finite(gpu: &mut Gpu, options: RunOptions<'_>, inputs: u
     let got = gpu.run_with(ops::Linear { bias: false }, &[x, w], &[y], options);
     let got = got[0].to_f64();
     assert_eq!(expected.iter().filter(|value| !value.is_finite()).count(), 2 * 135 + 138);
-    let tolerance = product_tolerance(DType::Bf16, inputs, Kind::Uniform, 0.0);
+    let tolerance = gemm_tolerance(DType::Bf16, inputs, Kind::Uniform, 0.0);
     assert_close(&format!("inputs {inputs}"), &got, &expected, tolerance);
 }
 

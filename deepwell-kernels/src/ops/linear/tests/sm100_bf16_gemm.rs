@@ -1,11 +1,11 @@
-//! `sm100_bf16_gemm.cu`: the three products of a linear layer on tcgen05 against their definition
-//! in f64.
+//! `sm100_bf16_gemm.cu`: the three GEMMs of a linear layer on tcgen05 against their definition in
+//! f64.
 
 use deepwell_ir::Tile;
 
 use crate::bf16_gemm::{check_not_finite, check_with};
 use crate::harness::{Gpu, RunOptions};
-use crate::products::Kind;
+use crate::gemm_operands::Kind;
 use crate::tcgen05;
 
 /// All that the kernel has.
@@ -26,7 +26,7 @@ fn options(kernel: &'static str, tile: Tile) -> RunOptions<'static> {
 }
 
 /// Tokens, outputs, inputs for each tile: single, odd numbers of tokens, around the boxes of 64 and
-/// the tiles of 128 and 256, and more stages than the rings have in each product's depth.
+/// the tiles of 128 and 256, and more stages than the rings have in each GEMM's depth.
 const SIZES: &[(usize, usize, usize)] = &[
     (1, 8, 8),
     (3, 16, 24),
@@ -38,8 +38,8 @@ const SIZES: &[(usize, usize, usize)] = &[
     (72, 648, 640),
 ];
 
-trial!(products_of_any_size);
-fn products_of_any_size() {
+trial!(gemms_of_any_size);
+fn gemms_of_any_size() {
     let mut gpu = tcgen05::open();
     for tile in TILES {
         // Where tiles share, every other one: what lies beyond the result is computed, too.
@@ -74,8 +74,8 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu) {
     }
 }
 
-trial!(products_of_hard_numbers);
-fn products_of_hard_numbers() {
+trial!(gemms_of_hard_numbers);
+fn gemms_of_hard_numbers() {
     let mut gpu = tcgen05::open();
     for tile in TILES {
         for kind in [Kind::Integers, Kind::Cancelling, Kind::WideRange] {
@@ -91,7 +91,7 @@ emulated! {
 
 emulated! {
     sm100_bf16_gemm_fused on Sm100a: |gpu| {
-        let operands = crate::fused_product::Operands::Bf16(Kind::Uniform);
-        crate::fused_product::check_several_tiles(gpu, operands);
+        let operands = crate::fused_gemm::Operands::Bf16(Kind::Uniform);
+        crate::fused_gemm::check_several_tiles(gpu, operands);
     }
 }

@@ -1,5 +1,5 @@
 //! `cross_entropy.cu` and `cross_entropy_gemm.cu`: the output head with its loss, with both kinds
-//! of products.
+//! of GEMMs.
 
 use std::fmt;
 
@@ -153,7 +153,7 @@ fn losses_and_gradients_as_the_oracle() {
             // Two chunks, the second shorter.
             case(4200, 8, 20, Targets::EveryThirdIgnored),
         ] {
-            // Products take whole tiles.
+            // GEMMs take whole tiles.
             let work = case.tokens.max(128) * case.hidden.max(64) * case.vocab;
             if gpu.runs(work, 1 << 26) {
                 check(&mut gpu, kernel, &case);

@@ -1,6 +1,6 @@
-//! `expand_scales.cu`, by the FP8 products of cuBLASLt that read what it lays out.
+//! `expand_scales.cu`, by the FP8 GEMMs of cuBLASLt that read what it lays out.
 
-use deepwell_ir::{DType, Product, ops};
+use deepwell_ir::{DType, GemmKind, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::QuantFormat;
@@ -30,7 +30,7 @@ const SIZES: &[(usize, usize, usize)] = &[
     (640, 384, 1152),
 ];
 
-/// A product of `sizes` with scales of `specs`, in every form.
+/// A GEMM of `sizes` with scales of `specs`, in every form.
 pub(crate) fn check(
     gpu: &mut Gpu,
     (rows, columns, depth): (usize, usize, usize),
@@ -39,26 +39,26 @@ pub(crate) fn check(
 ) {
     let a = MxMatrix::new(rows, depth, specs[0], kind, 1);
     let b = MxMatrix::new(columns, depth, specs[1], kind, 50);
-    let product = linear::forward(&a.values, &b.values, None, depth);
+    let sums = linear::forward(&a.values, &b.values, None, depth);
     let magnitude = magnitudes(&a, &b, depth);
     let share = if kind == MxKind::Exact { 0.0 } else { SHARE };
-    let op = |product, output, bias| {
+    let op = |kind, output, bias| {
         let [a, b] = specs;
-        ops::ScaledGemm { product, output, bias, a, b }
+        ops::ScaledGemm { kind, output, bias, a, b }
     };
     let name = |what: &str| format!("{what} {rows} {columns} {depth} {kind:?} {specs:?}");
 
     let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 8.0));
     for has_bias in [false, true] {
         let out = HostTensor::output(DType::Bf16, &[rows, columns]);
-        let mut expected = product.clone();
+        let mut expected = sums.clone();
         if has_bias {
             let bias = bias.to_f64();
-            for sums in expected.chunks_mut(columns) {
-                sums.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
+            for row in expected.chunks_mut(columns) {
+                row.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
             }
         }
-        let op = op(Product::Fprop, DType::Bf16, has_bias);
+        let op = op(GemmKind::Fprop, DType::Bf16, has_bias);
         let bias = has_bias.then_some(&bias);
         let got = multiply(gpu, KERNEL, op, (&a, &b), bias, &out, false);
         let name = name(&format!("bf16 bias {has_bias}"));
@@ -70,20 +70,20 @@ pub(crate) fn check(
 
     let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
     for accumulate in [false, true] {
-        let mut expected = product.clone();
+        let mut expected = sums.clone();
         if accumulate {
             let before = before.to_f64();
             expected.iter_mut().zip(before).for_each(|(sum, there)| *sum += there);
         }
-        let op = op(Product::Wgrad, DType::Bf16, false);
+        let op = op(GemmKind::Wgrad, DType::Bf16, false);
         let got = multiply(gpu, KERNEL, op, (&a, &b), None, &before, accumulate);
         let name = name(&format!("f32 accumulate {accumulate}"));
         assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, DType::F32);
     }
 }
 
-trial!(fp8_products_with_scales_for_128);
-fn fp8_products_with_scales_for_128() {
+trial!(fp8_gemms_with_scales_for_128);
+fn fp8_gemms_with_scales_for_128() {
     let mut gpu = Gpu::open();
     if gpu.target().arch != Architecture::Sm90a.target_name() {
         skip(format!("{KERNEL} is for Hopper"));

@@ -1,7 +1,7 @@
-//! `mxfp8_gemm.cu`: products of MXFP8 matrices against the f64 product of what they stand for. The
-//! checks are also those of `sm120_mxfp8_gemm.cu`.
+//! `mxfp8_gemm.cu`: MXFP8 GEMMs against f64 sums of what they stand for. The checks are also those
+//! of `sm120_mxfp8_gemm.cu`.
 
-use deepwell_ir::{DType, Product, ops};
+use deepwell_ir::{DType, GemmKind, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
@@ -9,7 +9,7 @@ use crate::bf16_gemm::EMULATED_WORK;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 
-/// A kernel that takes products of any size and any scales.
+/// A kernel that takes GEMMs of any size and any scales.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) name: &'static str,
@@ -41,7 +41,7 @@ const SIZES: &[(usize, usize, usize)] = &[
     (384, 520, 768),
 ];
 
-/// One product by one kernel.
+/// One GEMM by one kernel.
 pub(crate) fn multiply(
     gpu: &mut Gpu,
     kernel: &str,
@@ -58,7 +58,7 @@ pub(crate) fn multiply(
 }
 
 impl Kernel {
-    /// What a product may be wrong by, as a share of the magnitudes.
+    /// What a GEMM may be wrong by, as a share of the magnitudes.
     fn share(&self, depth: usize, kind: MxKind) -> f64 {
         let (of_block, of_all) = self.error;
         match kind {
@@ -79,15 +79,15 @@ pub(crate) fn check(
     let by_rows = spec.with_shape(BlockShape::Row);
     let a = MxMatrix::new(rows, depth, by_rows, kind, 1);
     let b = MxMatrix::new(columns, depth, spec, kind, 50);
-    let mut product = linear::forward(&a.values, &b.values, None, depth);
+    let mut sums = linear::forward(&a.values, &b.values, None, depth);
     let mut magnitude = magnitudes(&a, &b, depth);
     if depth == 0 {
         // The oracle has no rows to walk when there is nothing to sum.
-        product = vec![0.0; rows * columns];
-        magnitude = product.clone();
+        sums = vec![0.0; rows * columns];
+        magnitude = sums.clone();
     }
     let share = kernel.share(depth, kind);
-    let op = |product, output, bias| ops::ScaledGemm { product, output, bias, a: by_rows, b: spec };
+    let op = |kind, output, bias| ops::ScaledGemm { kind, output, bias, a: by_rows, b: spec };
     let name = |what: &str| format!("{} {what} {sizes:?} {kind:?} {spec:?}", kernel.name);
 
     for output in [DType::Bf16, DType::F32] {
@@ -95,7 +95,7 @@ pub(crate) fn check(
         for has_bias in [false, true] {
             let bias = HostTensor::from_f32(output, &[columns], &uniform(columns, 4, 8.0));
             let bias = has_bias.then_some(&bias);
-            let mut expected = product.clone();
+            let mut expected = sums.clone();
             let mut magnitude = magnitude.clone();
             if let Some(bias) = bias {
                 for (row, sums) in expected.chunks_mut(columns.max(1)).enumerate() {
@@ -105,7 +105,7 @@ pub(crate) fn check(
                     }
                 }
             }
-            let op = op(Product::Fprop, output, has_bias);
+            let op = op(GemmKind::Fprop, output, has_bias);
             let got = multiply(gpu, kernel.name, op, (&a, &b), bias, &out, false);
             let name = name(&format!("{output} bias {has_bias}"));
             // A bias is one more addition.
@@ -116,11 +116,11 @@ pub(crate) fn check(
 
     let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
     let expected: Vec<f64> =
-        product.iter().zip(before.to_f64()).map(|(sum, there)| sum + there).collect();
+        sums.iter().zip(before.to_f64()).map(|(sum, there)| sum + there).collect();
     let got = multiply(
         gpu,
         kernel.name,
-        op(Product::Wgrad, DType::Bf16, false),
+        op(GemmKind::Wgrad, DType::Bf16, false),
         (&a, &b),
         None,
         &before,
@@ -180,7 +180,7 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
     assert!(expected.iter().any(|&x| infinite(x)) && expected.iter().any(|&x| nan(x)));
     let spec = QuantFormat::MXFP8;
     let op = ops::ScaledGemm {
-        product: Product::Fprop,
+        kind: GemmKind::Fprop,
         output: DType::F32,
         bias: false,
         a: spec,
@@ -212,7 +212,7 @@ pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
         let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, 131 * depth + 95);
         let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, 2 * depth);
         let op = ops::ScaledGemm {
-            product: Product::Dgrad,
+            kind: GemmKind::Dgrad,
             output: DType::F32,
             bias: false,
             a: spec,
@@ -227,14 +227,14 @@ pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
     }
 }
 
-trial!(products_of_any_size);
-fn products_of_any_size() {
+trial!(gemms_of_any_size);
+fn gemms_of_any_size() {
     let mut gpu = Gpu::open();
     check_sizes(&mut gpu, KERNEL);
 }
 
-trial!(products_of_hard_numbers);
-fn products_of_hard_numbers() {
+trial!(gemms_of_hard_numbers);
+fn gemms_of_hard_numbers() {
     let mut gpu = Gpu::open();
     check_hard_numbers(&mut gpu, KERNEL);
 }

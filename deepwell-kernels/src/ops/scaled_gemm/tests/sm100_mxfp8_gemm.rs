@@ -1,7 +1,6 @@
-//! `sm100_mxfp8_gemm.cu`: products of MXFP8 matrices on tcgen05 against the f64 product of what
-//! they stand for.
+//! `sm100_mxfp8_gemm.cu`: MXFP8 GEMMs on tcgen05 against f64 sums of what they stand for.
 
-use deepwell_ir::{DType, Product, Tile, ops};
+use deepwell_ir::{DType, GemmKind, Tile, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::QuantFormat;
 
@@ -43,7 +42,7 @@ const FORMS: [Form; 4] = [
     (DType::F32, false, true),
 ];
 
-/// A product by `tile`, or by the one that it gets.
+/// A GEMM by `tile`, or by the one that it gets.
 pub(crate) fn check(
     gpu: &mut Gpu,
     kernel: &str,
@@ -54,7 +53,7 @@ pub(crate) fn check(
     let spec = QuantFormat::MXFP8;
     let a = MxMatrix::new(rows, depth, spec, MxKind::Even, 1);
     let b = MxMatrix::new(columns, depth, spec, MxKind::Even, 50);
-    let product = linear::forward(&a.values, &b.values, None, depth);
+    let sums = linear::forward(&a.values, &b.values, None, depth);
     let magnitude = magnitudes(&a, &b, depth);
     let biases = uniform(columns, 4, 8.0);
     let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
@@ -64,7 +63,7 @@ pub(crate) fn check(
             true => before.clone(),
             false => HostTensor::output(output, &[rows, columns]),
         };
-        let (mut expected, mut magnitude) = (product.clone(), magnitude.clone());
+        let (mut expected, mut magnitude) = (sums.clone(), magnitude.clone());
         let (added, there) = (bias.to_f64(), before.to_f64());
         for index in 0..rows * columns {
             let bias = if has_bias { added[index % columns] } else { 0.0 };
@@ -73,12 +72,12 @@ pub(crate) fn check(
             magnitude[index] += bias.abs() + before.abs();
         }
         // Accumulating is what the weights' gradients do, whatever the other results are in.
-        let (kind, stored) = match accumulate {
-            true => (Product::Wgrad, DType::Bf16),
-            false => (Product::Fprop, output),
+        let (gemm, stored) = match accumulate {
+            true => (GemmKind::Wgrad, DType::Bf16),
+            false => (GemmKind::Fprop, output),
         };
         let op =
-            ops::ScaledGemm { product: kind, output: stored, bias: has_bias, a: spec, b: spec };
+            ops::ScaledGemm { kind: gemm, output: stored, bias: has_bias, a: spec, b: spec };
         let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
         inputs.extend(has_bias.then_some(bias));
         let kernel = Some(kernel);
@@ -89,8 +88,8 @@ pub(crate) fn check(
     }
 }
 
-trial!(products_of_any_size);
-fn products_of_any_size() {
+trial!(gemms_of_any_size);
+fn gemms_of_any_size() {
     let mut gpu = tcgen05::open();
     for &sizes in SIZES {
         check(&mut gpu, KERNEL, None, sizes, &FORMS);
@@ -121,7 +120,7 @@ emulated! {
 
 emulated! {
     sm100_mxfp8_gemm_fused on Sm100a: |gpu| {
-        let operands = crate::fused_product::Operands::Mx(MxKind::Even);
-        crate::fused_product::check_several_tiles(gpu, operands);
+        let operands = crate::fused_gemm::Operands::Mx(MxKind::Even);
+        crate::fused_gemm::check_several_tiles(gpu, operands);
     }
 }

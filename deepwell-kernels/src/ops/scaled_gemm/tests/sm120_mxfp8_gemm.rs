@@ -1,7 +1,7 @@
-//! `sm120_mxfp8_gemm.cu`: products of MXFP8 matrices on tensor cores that apply scales of blocks,
-//! against the f64 product of what they stand for.
+//! `sm120_mxfp8_gemm.cu`: MXFP8 GEMMs on tensor cores that apply scales of blocks, against f64 sums
+//! of what they stand for.
 
-use deepwell_ir::{DType, Product, ops};
+use deepwell_ir::{DType, GemmKind, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::QuantFormat;
 
@@ -25,14 +25,14 @@ fn open() -> Gpu {
     gpu
 }
 
-trial!(products_of_any_size);
-fn products_of_any_size() {
+trial!(gemms_of_any_size);
+fn gemms_of_any_size() {
     let mut gpu = open();
     check_sizes(&mut gpu, KERNEL);
 }
 
-trial!(products_of_hard_numbers);
-fn products_of_hard_numbers() {
+trial!(gemms_of_hard_numbers);
+fn gemms_of_hard_numbers() {
     let mut gpu = open();
     check_hard_numbers(&mut gpu, KERNEL);
 }
@@ -49,7 +49,7 @@ fn nan_codes_stay_in_their_rows() {
     check_nan_codes(&mut gpu, KERNEL);
 }
 
-/// A product of `rows` by `columns` with these scales, of codes that give one exact sum: it tells
+/// A GEMM of `rows` by `columns` with these scales, of codes that give one exact sum: it tells
 /// which scale each lane gives to which row, column and step.
 fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
     let blocks = depth / 32;
@@ -68,8 +68,8 @@ fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
     let b = matrix(columns, &|column, block| (122 + (column * 3 + block * 7) % 10) as u8);
     let expected = linear::forward(&a.values, &b.values, None, depth);
     let spec = QuantFormat::MXFP8;
-    let (product, output) = (Product::Fprop, DType::F32);
-    let op = ops::ScaledGemm { product, output, bias: false, a: spec, b: spec };
+    let (kind, output) = (GemmKind::Fprop, DType::F32);
+    let op = ops::ScaledGemm { kind, output, bias: false, a: spec, b: spec };
     let out = HostTensor::output(output, &[rows, columns]);
     let got = multiply(gpu, KERNEL.name, op, (&a, &b), None, &out, false);
     for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
@@ -103,8 +103,8 @@ fn nan_scales_stay_in_their_rows() {
         };
         let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, nan_row);
         let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, nan_column);
-        let (product, output) = (Product::Dgrad, DType::F32);
-        let op = ops::ScaledGemm { product, output, bias: false, a: spec, b: spec };
+        let (kind, output) = (GemmKind::Dgrad, DType::F32);
+        let op = ops::ScaledGemm { kind, output, bias: false, a: spec, b: spec };
         let out = HostTensor::output(output, &[rows, columns]);
         let got = multiply(&mut gpu, KERNEL.name, op, (&a, &b), None, &out, false);
         for (index, value) in got.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use deepwell_emulator::number::{Format, Rounding, decode, encode};
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, ProductSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 };
 
 use crate::data::{DATA, Data, Random, accumulator, element};
@@ -94,7 +94,7 @@ fn check(row: &Row, data: Data, (m, n, k): (usize, usize, usize), round: i32, ra
             Operand::new(Codes::U32(codes))
         }
     };
-    let spec = ProductSpec {
+    let spec = MmaSpec {
         model: ResultMode::Hardware,
         architecture: row.architecture,
         kind: row.kind,
@@ -162,7 +162,7 @@ fn scaled_fp4_is_the_definition() {
                 let (a_scales, b_scales) = (scales(m), scales(n));
                 let before: Vec<u32> =
                     (0..m * n).map(|_| accumulator(false, data, 0, &mut random)).collect();
-                let spec = ProductSpec {
+                let spec = MmaSpec {
                     model: ResultMode::Hardware,
                     architecture: TensorCore::Blackwell,
                     kind: Kind::Mxf4nvf4,
@@ -207,9 +207,9 @@ fn scaled_fp4_is_the_definition() {
     }
 }
 
-/// 8-bit floats of `mma.sync` on sm_90: two products in F16, then an addition.
+/// 8-bit floats of `mma.sync` on sm_90: two MMAs in F16, then an addition.
 #[test]
-fn halves_are_two_products_and_an_addition() {
+fn halves_are_two_mmas_and_an_addition() {
     let mut random = Random(99);
     for (data, k) in DATA.into_iter().flat_map(|data| [(data, 16), (data, 32), (data, 64)]) {
         let (m, n) = (4, 9);
@@ -219,7 +219,7 @@ fn halves_are_two_products_and_an_addition() {
         let (a, b) = (codes(m), codes(n));
         let before: Vec<u32> =
             (0..m * n).map(|_| accumulator(false, data, 0, &mut random)).collect();
-        let spec = ProductSpec {
+        let spec = MmaSpec {
             model: ResultMode::Hardware,
             architecture: TensorCore::HopperWarp,
             kind: Kind::F8f6f4,

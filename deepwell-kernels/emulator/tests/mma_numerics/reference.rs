@@ -1,4 +1,4 @@
-//! Products by the definition, one output at a time, in integers.
+//! MMAs by definition, one output at a time, in integers.
 //!
 //! Everything here is written for being obviously right: significands and exponents are taken from
 //! the fields of the codes, shifts lose bits where they should, and sums are 128-bit integers or,

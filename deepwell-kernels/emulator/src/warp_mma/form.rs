@@ -3,19 +3,19 @@
 use super::fragment::{
     WARP_ROWS, accumulator_registers, gather_a, gather_accumulator, gather_b, scatter_accumulator,
 };
-use super::scales::{ProductScales, WarpScales};
-use super::table::{find, format_of, product_kind};
+use super::scales::{MmaScales, WarpScales};
+use super::table::{find, format_of, mma_kind};
 use super::{LANES, Row};
 use crate::decode::{MmaKind, MmaShape, Type, WarpMma};
 use crate::error::Fault;
 use crate::number::Format;
 use crate::numerics::{
-    Accumulate, Codes, Kind, Operand, ProductSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 };
 
 /// One form of `mma.sync`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WarpProduct {
+pub struct WarpMmaForm {
     /// m16n8kK.
     pub shape: MmaShape,
     /// Elements of A.
@@ -29,14 +29,14 @@ pub struct WarpProduct {
     /// `.satfinite`, for integers.
     pub saturate: bool,
     /// `.block_scale`.
-    pub scales: Option<ProductScales>,
+    pub scales: Option<MmaScales>,
 }
 
 /// Whose arithmetic the `mma.sync` of a target has; `target` is the number in its name.
 ///
-/// Products of 8-bit floats are what the assembler makes of them: on sm_90, sm_100 and sm_103 a
-/// conversion to F16 and two products of F16 (`F2FP` and `HMMA` in the machine code), on sm_89 and
-/// sm_120 one product (`QMMA`). That of sm_120 has the bits of fraction that are published for
+/// MMAs of 8-bit floats are what the assembler makes of them: on sm_90, sm_100 and sm_103 a
+/// conversion to F16 and two MMAs of F16 (`F2FP` and `HMMA` in the machine code), on sm_89 and
+/// sm_120 one MMA (`QMMA`). That of sm_120 has the bits of fraction that are published for
 /// Blackwell; it has not been compared with a machine.
 pub fn tensor_core_of(target: u32, element: Type) -> TensorCore {
     match target {
@@ -48,12 +48,12 @@ pub fn tensor_core_of(target: u32, element: Type) -> TensorCore {
     }
 }
 
-impl WarpProduct {
+impl WarpMmaForm {
     /// The form of a decoded instruction.
     ///
     /// # Errors
     /// `mma-form` for layouts other than row by column and for C of another type than D.
-    pub fn of(instruction: &WarpMma) -> Result<WarpProduct, Fault> {
+    pub fn of(instruction: &WarpMma) -> Result<WarpMmaForm, Fault> {
         if !instruction.a_is_row || instruction.b_is_row {
             return Err(Fault::new("mma-form", "expected `.row.col`, got another layout"));
         }
@@ -66,14 +66,14 @@ impl WarpProduct {
                 ),
             ));
         }
-        Ok(WarpProduct {
+        Ok(WarpMmaForm {
             shape: instruction.shape,
             a: instruction.a_type,
             b: instruction.b_type,
             d: instruction.d_type,
             kind: instruction.kind,
             saturate: instruction.saturate,
-            scales: instruction.scales.as_ref().map(|scales| ProductScales {
+            scales: instruction.scales.as_ref().map(|scales| MmaScales {
                 vector: scales.vector,
                 scale_type: scales.scale_type,
             }),
@@ -135,7 +135,7 @@ impl WarpProduct {
     /// that has them.
     ///
     /// # Errors
-    /// [`WarpProduct::check`]; `mma-registers` for another number of registers; those of scale
+    /// [`WarpMmaForm::check`]; `mma-registers` for another number of registers; those of scale
     /// selectors.
     pub fn run(
         &self,
@@ -176,13 +176,13 @@ impl WarpProduct {
                 Operand::scaled(Codes::U32(&b_codes), form.format(), block, b_scales),
             ];
         }
-        let spec = ProductSpec {
+        let spec = MmaSpec {
             model,
             architecture: tensor_core_of(target, self.a),
             kind: match self.kind {
                 Some(MmaKind::Mxf8f6f4) => Kind::Mxf8f6f4,
                 Some(MmaKind::Mxf4 | MmaKind::Mxf4nvf4) => Kind::Mxf4nvf4,
-                _ => product_kind(a_format),
+                _ => mma_kind(a_format),
             },
             a: a_format,
             b: b_format,

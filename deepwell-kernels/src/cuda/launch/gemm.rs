@@ -1,4 +1,4 @@
-//! What the matrix products' host sides share: sizes, tiles, limits.
+//! What launchers of GEMMs share: sizes, tiles, limits.
 
 use deepwell_ir::{KernelRequest, Op};
 
@@ -29,7 +29,7 @@ pub(crate) struct LinearSizes {
 }
 
 impl LinearSizes {
-    /// From the shapes of the first two operands of one of the layer's three products.
+    /// From the shapes of the first two operands of one of the layer's three GEMMs.
     pub(crate) fn new(op: &Op, first: &[usize], second: &[usize]) -> LinearSizes {
         let (tokens, inputs) = (first[0], second[1]);
         let outputs = match op {
@@ -52,7 +52,7 @@ pub(crate) fn extents_fit(request: &KernelRequest<'_>, operands: &[usize]) -> Op
     Some(format!("takes extents up to {LARGEST_EXTENT}, not {largest}"))
 }
 
-/// Refuses products without elements or without a contraction: the library takes none.
+/// Refuses GEMMs without elements or without a contraction: the library takes none.
 pub(crate) fn not_empty(request: &KernelRequest<'_>, operands: &[usize]) -> Option<String> {
     let mut extents = operands.iter().flat_map(|&index| &request.operands[index].shape);
     extents.any(|&extent| extent == 0).then(|| "takes no empty matrices".to_string())
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_from_the_operands_of_each_product() {
+    fn sizes_from_the_operands_of_each_gemm() {
         let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
         let (x, w, dy) = ([5, 7], [3, 7], [5, 3]);
         for (op, first, second) in [

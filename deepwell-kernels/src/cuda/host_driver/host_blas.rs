@@ -1,5 +1,4 @@
-//! Products of matrices in a machine's memory by their definition: what a vendor's library gives,
-//! where there is none.
+//! GEMMs in a machine's memory, by definition: what a vendor's library gives, where there is none.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,15 +16,15 @@ const SCALE_BLOCK: usize = 128;
 /// Groups of them that rows of squares are padded to.
 const SCALE_GROUPS: usize = 4;
 
-/// Matrix products by their definition, in FP64 on the host, rounded once: for machines that have
-/// no library. Each costs the host as many operations as it has.
+/// GEMMs by definition, in FP64 on the host, rounded once: for machines that have no library. Each
+/// costs the host as many operations as it has.
 pub struct HostBlas<M> {
     plans: Vec<Matmul>,
     shared: Arc<Mutex<State<M>>>,
 }
 
 impl<M: Machine> HostBlas<M> {
-    /// Products that go into the streams of the driver that shares this state.
+    /// GEMMs that go into the streams of the driver that shares this state.
     #[cfg(any(test, feature = "emulated"))]
     pub(in crate::cuda) fn new(shared: Arc<Mutex<State<M>>>) -> HostBlas<M> {
         HostBlas { plans: Vec::new(), shared }
@@ -34,7 +33,7 @@ impl<M: Machine> HostBlas<M> {
 
 impl<M: Machine> Blas for HostBlas<M> {
     fn version(&self) -> String {
-        "products by their definition".to_string()
+        "GEMMs by their definition".to_string()
     }
 
     fn plan(&mut self, matmul: &Matmul) -> DriverResult<MatmulPlan> {
@@ -46,7 +45,7 @@ impl<M: Machine> Blas for HostBlas<M> {
     fn run(&mut self, plan: MatmulPlan, stream: Stream) -> DriverResult<()> {
         let matmul = self.plans.get(plan.0);
         let matmul = *matmul.ok_or_else(|| no_such("matmul plan", plan.0 as u64))?;
-        super::lock(&self.shared).put(stream, Work::Product(matmul))
+        super::lock(&self.shared).put(stream, Work::HostMatmul(matmul))
     }
 
     fn forget_plans(&mut self) {
@@ -172,7 +171,7 @@ mod tests {
 
     /// `[2, 3]` times `[3, 2]` with every operand stored either way round, in rows that lie apart.
     #[test]
-    fn products_by_hand() {
+    fn gemms_by_hand() {
         let check = |a_transposed: bool, b_transposed: bool, accumulate: bool| {
             let mut driver = FakeDriver::h200();
             let mut blas = HostBlas::new(Arc::clone(driver.shared()));

@@ -1,4 +1,4 @@
-//! What can be wrong with products of tensor cores and with what goes with them.
+//! What can be wrong with MMAs of tensor cores and with what goes with them.
 
 use super::copies::multicast;
 use super::operands::{Change, Spare};
@@ -20,7 +20,7 @@ const OF_COPY: [&str; 4] = [
 ];
 
 /// A bit of each field of the descriptor of a `tcgen05.mma`.
-const PRODUCT: [(&str, u32); 8] = [
+const MMA: [(&str, u32); 8] = [
     ("type of A", 7),
     ("type of B", 10),
     ("sign of A", 13),
@@ -31,13 +31,13 @@ const PRODUCT: [(&str, u32); 8] = [
     ("M of tcgen05.mma", 27),
 ];
 
-/// Those of products with block scales.
+/// Those of MMAs with block scales.
 const SCALED: [(&str, u32); 2] = [("scales of A", 29), ("scales of B", 4)];
 
 pub(super) fn edits(instruction: &Instruction, spare: Spare, found: &mut Vec<Edit>) {
     match instruction {
         Instruction::Tcgen05(operation) => of_tcgen05(operation, spare, found),
-        Instruction::WarpGroupMma(product) => of_warp_group(product, spare, found),
+        Instruction::WarpGroupMma(mma) => of_warp_group(mma, spare, found),
         _ => {}
     }
 }
@@ -113,7 +113,7 @@ fn of_mma(mma: &Tcgen05Mma, spare: Spare, found: &mut Vec<Edit>) {
     }
     matrix(OF_B, mma.b, spare, found, |b| put(Tcgen05Mma { b, ..mma.clone() }));
     let scaled: &[_] = if mma.scales.is_some() { &SCALED } else { &[] };
-    for (what, bit) in PRODUCT.iter().chain(scaled) {
+    for (what, bit) in MMA.iter().chain(scaled) {
         let change = Change::Invert(1 << bit);
         let source = mma.instruction_descriptor;
         found.push(spare.edit(Class::Descriptor, what, source, change, |changed| {
@@ -122,22 +122,22 @@ fn of_mma(mma: &Tcgen05Mma, spare: Spare, found: &mut Vec<Edit>) {
     }
 }
 
-fn of_warp_group(product: &WarpGroupMma, spare: Spare, found: &mut Vec<Edit>) {
-    let put = |product: WarpGroupMma| Instruction::WarpGroupMma(product);
-    if let WarpGroupOperand::Descriptor(a) = product.a {
+fn of_warp_group(mma: &WarpGroupMma, spare: Spare, found: &mut Vec<Edit>) {
+    let put = |mma: WarpGroupMma| Instruction::WarpGroupMma(mma);
+    if let WarpGroupOperand::Descriptor(a) = mma.a {
         matrix(OF_A, a, spare, found, |a| {
-            put(WarpGroupMma { a: WarpGroupOperand::Descriptor(a), ..product.clone() })
+            put(WarpGroupMma { a: WarpGroupOperand::Descriptor(a), ..mma.clone() })
         });
     }
-    matrix(OF_B, product.b, spare, found, |b| put(WarpGroupMma { b, ..product.clone() }));
+    matrix(OF_B, mma.b, spare, found, |b| put(WarpGroupMma { b, ..mma.clone() }));
     let changed = |change: &dyn Fn(&mut WarpGroupMma)| {
-        let mut product = product.clone();
-        change(&mut product);
-        put(product)
+        let mut mma = mma.clone();
+        change(&mut mma);
+        put(mma)
     };
     let edits = [
-        ("sign of A", changed(&|product| product.negate_a ^= true)),
-        ("sign of B", changed(&|product| product.negate_b ^= true)),
+        ("sign of A", changed(&|mma| mma.negate_a ^= true)),
+        ("sign of B", changed(&|mma| mma.negate_b ^= true)),
     ];
     for (what, instruction) in edits {
         found.push(Edit::new(Class::Descriptor, what, instruction));

@@ -1,12 +1,12 @@
-//! How many multiplications a second each kind of product does, on one thread and on all.
+//! How many multiplications a second each kind of MMA does, on one thread and on all.
 //!
-//! `cargo run --release -p deepwell-emulator --example product_speed [side]`
+//! `cargo run --release -p deepwell-emulator --example mma_speed [side]`
 
 use std::time::Instant;
 
 use deepwell_emulator::number::{Format, Rounding, encode};
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, ProductSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 };
 
 /// Uniform bits (xorshift64).
@@ -58,7 +58,7 @@ fn elements(format: Format, data: Data, count: usize, random: &mut Random) -> Ve
 }
 
 /// Multiplications a second, in units of 10^9.
-fn measure(spec: &ProductSpec, side: usize, data: Data) -> f64 {
+fn measure(spec: &MmaSpec, side: usize, data: Data) -> f64 {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (m, n, k) = (side, side, side);
     let a = elements(spec.a, data, m * k, &mut random);
@@ -120,7 +120,7 @@ fn main() {
             (ResultMode::Exact, Data::Normal),
             (ResultMode::Fuzz(1), Data::Normal),
         ] {
-            let spec = ProductSpec { model, architecture, kind, a: format, b: format, accumulate };
+            let spec = MmaSpec { model, architecture, kind, a: format, b: format, accumulate };
             let single = rayon::ThreadPoolBuilder::new().num_threads(1).build();
             let one = match single {
                 Ok(pool) => pool.install(|| measure(&spec, side, data)),

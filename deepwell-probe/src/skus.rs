@@ -1,6 +1,6 @@
-//! The products that presets are made of, each figure with its source.
+//! The SKUs that presets are made of, each figure with its source.
 //!
-//! Peaks are not here but in [`datasheet`](crate::datasheet), by product name. For every product:
+//! Peaks are not here but in [`datasheet`](crate::datasheet), by SKU. For every SKU:
 //!
 //! - `memory_bytes` is the total that the driver shows (`nvidia-smi` of such a machine, as owners
 //!   have published it), a little less than what the datasheet's name of the memory says;
@@ -17,7 +17,7 @@
 //! sheets. The L2 caches of B300, GB200 and GB300 have no public source at all: they are taken to
 //! be that of B200, which has the same two dies.
 
-/// How GPUs of a product reach each other and their host.
+/// How GPUs of a SKU reach each other and their host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     /// An x86 server: four GPUs for each memory node, by PCIe of a generation, 16 lanes.
@@ -26,8 +26,8 @@ pub(crate) enum Host {
     Grace,
 }
 
-/// The figures of a product that neither its datasheet's peaks nor its capability tell.
-pub(crate) struct Product {
+/// The figures of a SKU that neither its datasheet's peaks nor its capability tell.
+pub(crate) struct Sku {
     /// What stands before `-x8`.
     pub(crate) preset: &'static str,
     pub(crate) name: &'static str,
@@ -52,13 +52,13 @@ const NVLINK_4: Option<(u32, u32)> = Some((18, 6));
 const NVLINK_5: Option<(u32, u32)> = Some((18, 7));
 
 /// All of them; each is given by what it differs in from the one before it of its kind.
-pub(crate) const PRODUCTS: [Product; 8] =
+pub(crate) const SKUS: [Sku; 8] =
     [H100, H200, B200, B300, GB200, GB300, RTX_5090, RTX_PRO_6000];
 
 /// NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132
 /// multiprocessors and 50 MB of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet,
 /// 8 ConnectX-7 at 400 Gbit/s.
-const H100: Product = Product {
+const H100: Sku = Sku {
     preset: "h100",
     name: "NVIDIA H100 80GB HBM3",
     capability: (9, 0),
@@ -76,7 +76,7 @@ const H100: Product = Product {
 
 /// NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0.
 /// Multiprocessors, L2 and clock: as the driver shows them on an H200. NICs: DGX H200 datasheet.
-const H200: Product = Product {
+const H200: Sku = Sku {
     preset: "h200",
     name: "NVIDIA H200",
     memory_bytes: 143_771 << 20,
@@ -89,7 +89,7 @@ const H200: Product = Product {
 /// 3996 MHz and 7680 bits, which is 7.67 TB/s; the DGX B200 datasheet prints 64 TB/s for eight. L2:
 /// NVIDIA Blackwell Tuning Guide, 126 MB. PCIe and NICs: DGX B200 datasheet, 8 ports of 400
 /// Gbit/s. Multiprocessors and clock: as the driver shows.
-const B200: Product = Product {
+const B200: Sku = Sku {
     preset: "b200",
     name: "NVIDIA B200",
     capability: (10, 0),
@@ -109,7 +109,7 @@ const B200: Product = Product {
 /// bits as of B200. HGX B300 datasheet: 8 ports of 800 Gbit/s (ConnectX-8); PCIe 6.0: NVIDIA's
 /// article "Inside NVIDIA Blackwell Ultra", whose 160 multiprocessors are those of the whole
 /// chip. Multiprocessors and clock: as the driver shows. L2: no source.
-const B300: Product = Product {
+const B300: Sku = Sku {
     preset: "b300",
     name: "NVIDIA B300",
     capability: (10, 3),
@@ -124,7 +124,7 @@ const B300: Product = Product {
 /// NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; DGX GB200 datasheet:
 /// 72 ConnectX-7 of 400 Gbit/s a rack, four to a compute tray. Multiprocessors: as the driver
 /// shows. L2: no source.
-const GB200: Product = Product {
+const GB200: Sku = Sku {
     preset: "gb200",
     name: "NVIDIA GB200",
     multiprocessors: 152,
@@ -140,7 +140,7 @@ const GB200: Product = Product {
 
 /// NVIDIA GB300 NVL72 datasheet: 576 TB/s and 20 TB for 72 GPUs, 1400 W; one ConnectX-8 of
 /// 800 Gbit/s a GPU. Multiprocessors: as the driver shows. L2: no source.
-const GB300: Product = Product {
+const GB300: Sku = Sku {
     preset: "gb300",
     name: "NVIDIA GB300",
     capability: (10, 3),
@@ -153,7 +153,7 @@ const GB300: Product = Product {
 /// NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 multiprocessors, 96 MB of L2,
 /// 32 GB GDDR7 at 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest, 683 MHz above
 /// the boost clock of the paper; no document has it.
-const RTX_5090: Product = Product {
+const RTX_5090: Sku = Sku {
     preset: "rtx5090",
     name: "NVIDIA GeForce RTX 5090",
     capability: (12, 0),
@@ -171,7 +171,7 @@ const RTX_5090: Product = Product {
 
 /// NVIDIA RTX Blackwell PRO architecture paper, RTX PRO 6000 Blackwell Workstation Edition: 188
 /// multiprocessors, 128 MB of L2, 96 GB GDDR7 at 1792 GB/s, 600 W, PCIe 5.0, boost 2617 MHz.
-const RTX_PRO_6000: Product = Product {
+const RTX_PRO_6000: Sku = Sku {
     preset: "rtxpro6000",
     name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
     multiprocessors: 188,
@@ -197,7 +197,7 @@ pub(crate) const GRACE_HZ: u64 = 3_100_000_000;
 /// superchip), which its two GPUs share.
 pub(crate) const GRACE_LINK_GBPS: f64 = 225.0;
 
-/// The product of a preset's name.
-pub(crate) fn product(preset: &str) -> Option<&'static Product> {
-    PRODUCTS.iter().find(|product| product.preset == preset)
+/// The SKU of a preset's name.
+pub(crate) fn sku(preset: &str) -> Option<&'static Sku> {
+    SKUS.iter().find(|sku| sku.preset == preset)
 }

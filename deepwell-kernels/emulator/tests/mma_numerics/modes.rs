@@ -2,7 +2,7 @@
 
 use deepwell_emulator::number::Format;
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, ProductSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 };
 
 use crate::data::{Data, Random, accumulator, element};
@@ -10,7 +10,7 @@ use crate::reference::{Exact, Value, take_apart};
 
 /// Operands of one kind, with scales where the kind has them.
 struct Case {
-    spec: ProductSpec,
+    spec: MmaSpec,
     a: Vec<u32>,
     b: Vec<u32>,
     scales: Option<(Format, usize, Vec<u8>, Vec<u8>)>,
@@ -49,7 +49,7 @@ impl Case {
             (format, block, codes(m), codes(n))
         });
         let before = (0..m * n).map(|_| accumulator(false, data, 1, &mut random)).collect();
-        let spec = ProductSpec {
+        let spec = MmaSpec {
             model: ResultMode::Exact,
             architecture: TensorCore::Blackwell,
             kind,
@@ -69,7 +69,7 @@ impl Case {
             None => Operand::new(Codes::U32(codes)),
         };
         let mut got = self.before.clone();
-        let spec = ProductSpec { model, ..self.spec };
+        let spec = MmaSpec { model, ..self.spec };
         let (a, b) = (operand(&self.a, true), operand(&self.b, false));
         multiply(&spec, m, n, k, &a, &b, &mut got, true, false, false).unwrap();
         got
@@ -165,7 +165,7 @@ fn integers_are_exact() {
             let edge = [i32::MAX - 1000, i32::MIN + 1000, 0, i32::MAX];
             let before: Vec<u32> =
                 (0..m * n).map(|_| edge[random.below(4) as usize] as u32).collect();
-            let spec = ProductSpec {
+            let spec = MmaSpec {
                 model: ResultMode::Hardware,
                 architecture: TensorCore::Hopper,
                 kind: Kind::I8,
@@ -216,7 +216,7 @@ fn threads_do_not_matter() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    let spec = ProductSpec {
+    let spec = MmaSpec {
         model: ResultMode::Hardware,
         architecture: TensorCore::Blackwell,
         kind: Kind::Mxf8f6f4,
@@ -228,22 +228,22 @@ fn what_does_not_go_together_is_refused() {
     let scaled = |format, block, scales| Operand::scaled(Codes::U8(&codes), format, block, scales);
     let right = scaled(Format::UE8M0, 32, &[127, 127]);
     let plain = Operand::new(Codes::U8(&codes));
-    let check = |spec: ProductSpec, a: Operand<'_>, outputs: usize, rule: &str| {
+    let check = |spec: MmaSpec, a: Operand<'_>, outputs: usize, rule: &str| {
         let b = if a.scales.is_some() { right } else { plain };
         let mut sums = vec![0; outputs];
         let error = multiply(&spec, 2, 2, 32, &a, &b, &mut sums, true, false, false).unwrap_err();
         assert_eq!(error.rule, rule, "{error}");
     };
-    check(ProductSpec { a: Format::F16, ..spec }, right, 4, "product-element-format");
-    check(ProductSpec { accumulate: Accumulate::F16, ..spec }, right, 4, "product-accumulator");
-    check(spec, plain, 4, "product-scale-format");
-    check(spec, scaled(Format::UE4M3, 32, &[127; 2]), 4, "product-scale-format");
-    check(spec, scaled(Format::UE8M0, 16, &[127; 4]), 4, "product-scale-format");
-    check(spec, scaled(Format::UE8M0, 32, &[127; 3]), 4, "product-scale-size");
-    check(spec, right, 5, "product-accumulator-size");
+    check(MmaSpec { a: Format::F16, ..spec }, right, 4, "mma-element-format");
+    check(MmaSpec { accumulate: Accumulate::F16, ..spec }, right, 4, "mma-accumulator");
+    check(spec, plain, 4, "mma-scale-format");
+    check(spec, scaled(Format::UE4M3, 32, &[127; 2]), 4, "mma-scale-format");
+    check(spec, scaled(Format::UE8M0, 16, &[127; 4]), 4, "mma-scale-format");
+    check(spec, scaled(Format::UE8M0, 32, &[127; 3]), 4, "mma-scale-size");
+    check(spec, right, 5, "mma-accumulator-size");
     let short = Operand { codes: Codes::U8(&codes[..63]), ..right };
-    check(spec, short, 4, "product-operand-size");
-    let half = ProductSpec { kind: Kind::F16, a: Format::F16, b: Format::F16, ..spec };
-    check(half, plain, 4, "product-operand-size");
-    check(ProductSpec { kind: Kind::F8f6f4, ..spec }, right, 4, "product-scale-format");
+    check(spec, short, 4, "mma-operand-size");
+    let half = MmaSpec { kind: Kind::F16, a: Format::F16, b: Format::F16, ..spec };
+    check(half, plain, 4, "mma-operand-size");
+    check(MmaSpec { kind: Kind::F8f6f4, ..spec }, right, 4, "mma-scale-format");
 }

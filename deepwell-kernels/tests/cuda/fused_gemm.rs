@@ -1,16 +1,16 @@
-//! `sm100_bf16_gemm_fused.cu` and `sm100_mxfp8_gemm_fused.cu`: the bits of the product by itself,
-//! of the activation alone, and of the CPU's quantization of what that stores.
+//! `sm100_bf16_gemm_fused.cu` and `sm100_mxfp8_gemm_fused.cu`: the bits of the GEMM alone, of the
+//! activation alone, and of the CPU's quantization of what that stores.
 
 use deepwell_ir::ops::{
     Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearInputGrad, Quantize, ScaledGemm,
 };
-use deepwell_ir::{DType, Op, Product, Tile};
+use deepwell_ir::{DType, Op, GemmKind, Tile};
 use deepwell_precision::{QuantFormat, ScaleRule};
 use half::bf16;
 
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
-use crate::products::Kind;
+use crate::gemm_operands::Kind;
 use crate::quantize::{assert_same, outputs, reference};
 use crate::tcgen05;
 
@@ -26,7 +26,7 @@ pub(crate) enum Operands {
 /// Rows, columns, depth.
 type Sizes = (usize, usize, usize);
 
-/// A product with its operands.
+/// A GEMM with its operands.
 struct Multiplied {
     op: Op,
     inputs: Vec<HostTensor>,
@@ -36,7 +36,7 @@ struct Multiplied {
     tile: Tile,
 }
 
-/// The product of a layer's output or, `backward`, of the gradient of its input.
+/// The GEMM of a layer's output or, `backward`, of the gradient of its input.
 fn multiplied(
     operands: Operands,
     backward: bool,
@@ -63,9 +63,9 @@ fn multiplied(
         };
     }
     let spec = QuantFormat::MXFP8;
-    let kind = if let Operands::Mx(kind) = operands { kind } else { MxKind::Even };
-    let mut a = MxMatrix::new(rows, depth, spec, kind, 1);
-    let b = MxMatrix::new(columns, depth, spec, kind, 50);
+    let numbers = if let Operands::Mx(kind) = operands { kind } else { MxKind::Even };
+    let mut a = MxMatrix::new(rows, depth, spec, numbers, 1);
+    let b = MxMatrix::new(columns, depth, spec, numbers, 50);
     if operands == Operands::MxNan {
         let (mut codes, mut scales) = (a.codes.bytes.clone(), a.plain_scales.clone());
         codes[rows / 2 * depth] = 0x7f;
@@ -74,8 +74,8 @@ fn multiplied(
         scales[last] = 0xff;
         a = MxMatrix::from_bytes(rows, depth, &codes, &scales);
     }
-    let product = if backward { Product::Dgrad } else { Product::Fprop };
-    let op = ScaledGemm { product, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
+    let kind = if backward { GemmKind::Dgrad } else { GemmKind::Fprop };
+    let op = ScaledGemm { kind, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
     let mut inputs = vec![a.codes, a.scales, b.codes, b.scales];
     inputs.extend((!backward).then_some(bias));
     Multiplied {
@@ -87,14 +87,14 @@ fn multiplied(
     }
 }
 
-/// What follows a product.
+/// The epilogue of a GEMM.
 #[derive(Clone, Debug)]
 pub(crate) struct Follows {
     /// The exact form or that with the hyperbolic tangent; none: no activation.
     tanh: Option<bool>,
     /// Of a gradient.
     backward: bool,
-    /// Whether the product stays, and what comes last.
+    /// Whether the GEMM output is stored, and what comes last.
     keep: [bool; 2],
     quantize: Option<Quantize>,
 }
@@ -118,26 +118,26 @@ pub(crate) fn check(
 ) {
     let (rows, columns, _) = sizes;
     let what = format!("{operands:?} {sizes:?} {tile:?} {follows:?}");
-    let product = multiplied(operands, follows.backward, sizes, tile);
+    let gemm = multiplied(operands, follows.backward, sizes, tile);
     let options = |kernel| RunOptions {
         kernel: Some(kernel),
-        tile: Some(product.tile),
+        tile: Some(gemm.tile),
         ..RunOptions::default()
     };
     let empty = HostTensor::output(DType::Bf16, &[rows, columns]);
     let out = std::slice::from_ref(&empty);
     let one_by_one = |gpu: &mut Gpu, op: Op, inputs: &[HostTensor]| match inputs.len() {
-        _ if op == product.op => gpu.run_with(op, inputs, out, options(product.kernel)).remove(0),
+        _ if op == gemm.op => gpu.run_with(op, inputs, out, options(gemm.kernel)).remove(0),
         _ => gpu.run(op, inputs, out, false, 1).remove(0),
     };
 
     // One after the other.
-    let multiplied = one_by_one(gpu, product.op.clone(), &product.inputs);
+    let multiplied = one_by_one(gpu, gemm.op.clone(), &gemm.inputs);
     let forward = HostTensor::bf16(&[rows, columns], &uniform(rows * columns, 7, 6.0));
-    let mut inputs = product.inputs.clone();
+    let mut inputs = gemm.inputs.clone();
     let (mut epilogue, mut skipped) = (Vec::new(), Vec::new());
     let mut last = multiplied.clone();
-    let [keep_product, keep_last] = follows.keep;
+    let [keep_gemm, keep_last] = follows.keep;
     if let Some(tanh) = follows.tanh {
         let mut of_activation = vec![multiplied.clone()];
         let activation: Op = match follows.backward {
@@ -150,10 +150,10 @@ pub(crate) fn check(
         }
         last = one_by_one(gpu, activation.clone(), &of_activation);
         epilogue.extend(Epilogue::of_op(&activation, 0));
-        skipped.extend((!keep_product).then_some(0));
+        skipped.extend((!keep_gemm).then_some(0));
     }
     let mut expected = Vec::new();
-    if follows.tanh.is_some() && keep_product {
+    if follows.tanh.is_some() && keep_gemm {
         expected.push(multiplied);
     }
     if keep_last || follows.quantize.is_none() {
@@ -168,8 +168,8 @@ pub(crate) fn check(
         skipped.extend((!keep_last).then_some(of));
         targets.extend(outputs(quantize.axis, rows, columns));
     }
-    let op: Op = Fused { core: Box::new(product.op.clone()), epilogue, skipped }.into();
-    let got = gpu.run_with(op, &inputs, &targets, options(product.fused));
+    let op: Op = Fused { core: Box::new(gemm.op.clone()), epilogue, skipped }.into();
+    let got = gpu.run_with(op, &inputs, &targets, options(gemm.fused));
     for (index, expected) in expected.iter().enumerate() {
         assert!(got[index] == *expected, "{what}: output {index} differs from its own");
     }

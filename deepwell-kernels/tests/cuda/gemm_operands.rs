@@ -1,4 +1,4 @@
-//! Operands of matrix products, and how far a right result may be from the exact one.
+//! Operands of GEMMs, and how far a right result may be from the exact one.
 
 use deepwell_ir::DType;
 
@@ -55,7 +55,7 @@ impl Kind {
 /// below `depth / 8 + 2` ulp of the largest partial sum. A partial sum is at most
 /// `depth · largest²` and for the kinds of random sign it grows with the root of the depth, which
 /// we multiply by eight.
-pub(crate) fn product_tolerance(output: DType, depth: usize, kind: Kind, added: f64) -> Tolerance {
+pub(crate) fn gemm_tolerance(output: DType, depth: usize, kind: Kind, added: f64) -> Tolerance {
     let (depth, largest) = (depth as f64, kind.largest());
     let partial = match kind {
         Kind::Uniform | Kind::WideRange => 8.0 * depth.sqrt() * largest * largest,

@@ -1,4 +1,4 @@
-//! Products without block scales.
+//! MMAs without block scales.
 
 use super::bench::{A, Bench, Case, D};
 use crate::decode::MmaKind;

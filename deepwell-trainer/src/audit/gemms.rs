@@ -1,4 +1,4 @@
-//! Samples of the matrix products of linear layers, against dot products in `f64`.
+//! Samples of the GEMMs of linear layers, against dot products in `f64`.
 //!
 //! # Tolerance
 //!
@@ -6,7 +6,7 @@
 //! operand values, a sum in FP32 in any order errs by at most `(k + 2) u s`: the bound that
 //! `deepwell_kernels::cpu::gemm` states for each of its tiers. To this come
 //! - per product `2^-126 max(1, |a|, |b|)`, where matrix units take subnormals as zero;
-//! - for an accumulating call one rounding of what is there plus the product for each 512 of `k`,
+//! - for an accumulating call one rounding of what is there plus the sum for each 512 of `k`,
 //!   and two more;
 //! - for a BF16 output half a unit in its last place, twice where a bias is added afterwards;
 //! - for tensor cores two more roundings: they align the terms of one instruction (8 of `k` or
@@ -40,14 +40,14 @@ const PROMOTED_EVERY: usize = 128;
 /// What four instructions of 32 lose, of the power of two above the largest term.
 const FP8_SPAN_LOSS: f64 = 4.0 * 33.0 / (1 << 13) as f64;
 
-/// Whether the op is a matrix product of a linear layer, or one with what follows it whose first
-/// output is the product.
-pub(super) fn is_product(op: &Op) -> bool {
+/// Whether the op is a GEMM of a linear layer, or one with what follows it whose first output is
+/// the GEMM's.
+pub(super) fn is_gemm(op: &Op) -> bool {
     match op {
         Op::ScaledGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
             true
         }
-        Op::Fused(op) => op.is_stored(0) && is_product(&op.core),
+        Op::Fused(op) => op.is_stored(0) && is_gemm(&op.core),
         _ => false,
     }
 }
@@ -83,7 +83,7 @@ struct Expected {
     largest: f64,
 }
 
-struct Product<'a> {
+struct Gemm<'a> {
     a: Factor<'a>,
     b: Factor<'a>,
     bias: Option<View<'a>>,
@@ -92,13 +92,13 @@ struct Product<'a> {
     has_short_accumulator: bool,
 }
 
-impl<'a> Product<'a> {
+impl<'a> Gemm<'a> {
     fn new(
         program: &'a Program,
         call: &Call,
         memory: &'a Memory<'_>,
         tables: &'a Tables,
-    ) -> Result<Product<'a>, KernelError> {
+    ) -> Result<Gemm<'a>, KernelError> {
         let operand = |index: usize| view(program, call.operands[index].value, memory);
         let plain = |index: usize, is_transposed: bool| -> Result<Factor<'a>, KernelError> {
             Ok(Factor { data: operand(index)?, planes: None, is_transposed })
@@ -123,7 +123,7 @@ impl<'a> Product<'a> {
             other => {
                 return Err(KernelError::Run {
                     call: call.name.clone(),
-                    what: format!("`{}` is no matrix product", other.name()),
+                    what: format!("`{}` is no matrix gemm", other.name()),
                 });
             }
         };
@@ -136,7 +136,7 @@ impl<'a> Product<'a> {
             && call.unit == MathUnit::Mxfp8
             && program.target.arch == Architecture::Sm90a.target_name();
         let bias = bias.map(operand).transpose()?;
-        Ok(Product { a, b, bias, output, has_short_accumulator })
+        Ok(Gemm { a, b, bias, output, has_short_accumulator })
     }
 
     /// Output `index`, given what was there before an accumulating call.
@@ -224,8 +224,8 @@ pub(super) fn check(
     tables: &Tables,
     previous: &[f32],
 ) -> Result<(), KernelError> {
-    let product = Product::new(program, call, memory, tables)?;
-    let (output, bias) = (product.output, product.bias.is_some());
+    let gemm = Gemm::new(program, call, memory, tables)?;
+    let (output, bias) = (gemm.output, gemm.bias.is_some());
     let indices = sample_indices(&call.name, output.len());
     report.calls_checked += 1;
     report.count_tensor(indices.len());
@@ -233,7 +233,7 @@ pub(super) fn check(
     let expected: Vec<Expected> = indices
         .par_iter()
         .enumerate()
-        .map(|(at, &index)| product.expected(index, previous.get(at).copied()))
+        .map(|(at, &index)| gemm.expected(index, previous.get(at).copied()))
         .collect();
     let wrong: Vec<(usize, &Expected)> = indices
         .iter()
@@ -243,7 +243,7 @@ pub(super) fn check(
         .collect();
     if let Some((index, expected)) = wrong.first() {
         let what = format!(
-            "`{}`: {} of {} sampled outputs are not the dot product of the operands{}{}, first at \
+            "`{}`: {} of {} sampled outputs are not the dot gemm of the operands{}{}, first at \
              {}: expected {:e} to within {:.1e}, got {:e}",
             output.name,
             wrong.len(),

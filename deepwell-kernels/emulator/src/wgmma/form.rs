@@ -3,19 +3,19 @@
 use super::descriptor::{Descriptor, Tile};
 use crate::decode::{MmaShape, Type, WarpGroupMma, WarpGroupOperand};
 use crate::error::Fault;
-use crate::numerics::{Accumulate, Codes, Operand, ProductSpec, ResultMode, TensorCore, multiply};
+use crate::numerics::{Accumulate, Codes, Operand, MmaSpec, ResultMode, TensorCore, multiply};
 use crate::place::Memory;
 use crate::warp_mma::fragment::{
     WARP_ROWS, accumulator_registers, gather_a, gather_accumulator, scatter_accumulator,
 };
-use crate::warp_mma::{Row, format_of, product_kind};
+use crate::warp_mma::{Row, format_of, mma_kind};
 
 /// Registers of A of one warp.
 const A_REGISTERS: usize = 4;
 
 /// One form of `wgmma.mma_async`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupProduct {
+pub struct WgmmaForm {
     /// m64nNkK.
     pub shape: MmaShape,
     /// Elements of A.
@@ -58,10 +58,10 @@ pub struct WarpFragments {
     pub d: Vec<Row>,
 }
 
-impl GroupProduct {
+impl WgmmaForm {
     /// The form of a decoded instruction.
-    pub fn of(instruction: &WarpGroupMma) -> GroupProduct {
-        GroupProduct {
+    pub fn of(instruction: &WarpGroupMma) -> WgmmaForm {
+        WgmmaForm {
             shape: instruction.shape,
             a: instruction.a_type,
             b: instruction.b_type,
@@ -166,7 +166,7 @@ impl GroupProduct {
     /// memory is that of the block `rank`. B is read once, rows of A those of the given warps.
     ///
     /// # Errors
-    /// [`GroupProduct::check`], [`Descriptor::decode`], `wgmma-registers` for another number of
+    /// [`WgmmaForm::check`], [`Descriptor::decode`], `wgmma-registers` for another number of
     /// registers, and what the memory refuses.
     pub fn run(
         &self,
@@ -228,16 +228,16 @@ impl GroupProduct {
         Ok(())
     }
 
-    fn spec(&self, model: ResultMode) -> Result<ProductSpec, Fault> {
+    fn spec(&self, model: ResultMode) -> Result<MmaSpec, Fault> {
         let format = |element: Type| {
             format_of(element).map(|(format, _)| format).ok_or_else(|| {
                 Fault::new("wgmma-types", format!("`wgmma` has no elements of `{element}`"))
             })
         };
-        Ok(ProductSpec {
+        Ok(MmaSpec {
             model,
             architecture: TensorCore::Hopper,
-            kind: product_kind(format(self.a)?),
+            kind: mma_kind(format(self.a)?),
             a: format(self.a)?,
             b: format(self.b)?,
             accumulate: match (self.d, self.saturate) {

@@ -1,11 +1,11 @@
-// Products of one warp with rows of attention heads (layout/head_tile.cuh) on tensor cores.
+// MMAs of one warp with rows of attention heads (layout/head_tile.cuh) on tensor cores.
 //
 // Rows come in blocks of 16, 16 elements of the head in a step. Every ldmatrix here takes a 16 x 16
 // block of rows and elements, in one of two orders of its 8 x 8 quarters:
 //   summed:  by rows first: a left operand, and a right operand whose rows are summed over, which
 //            is transposed on the way;
-//   columns: by elements first: a right operand whose rows are columns of the product.
-// Either way words 0 and 1 of a right operand belong to the first eight columns of the product and
+//   columns: by elements first: a right operand whose rows are columns of the result.
+// Either way words 0 and 1 of a right operand belong to the first eight columns of the result and
 // 2 and 3 to the others. (mma.sync takes neighbouring registers; other orders cost moves.)
 #pragma once
 

@@ -1,10 +1,10 @@
-//! Products on an H200, bit for bit. See `tests/golden/README.md`.
+//! MMAs on an H200, bit for bit. See `tests/golden/README.md`.
 
 use std::path::PathBuf;
 
 use deepwell_emulator::number::Format;
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, ProductSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
 };
 
 fn read(name: &str) -> Vec<u8> {
@@ -31,7 +31,7 @@ fn differing(kind: &str, inputs: &str, model: ResultMode, architecture: TensorCo
         _ => (Kind::Bf16, Format::BF16, 64, Codes::U16(&a_halves), Codes::U16(&b_halves)),
     };
     let accumulate = Accumulate::F32;
-    let spec = ProductSpec { model, architecture, kind, a: format, b: format, accumulate };
+    let spec = MmaSpec { model, architecture, kind, a: format, b: format, accumulate };
     let (a, b) = (Operand::new(a), Operand::new(b));
     multiply(&spec, 64, 64, k, &a, &b, &mut got, false, false, false).unwrap();
     got.iter().zip(&expected).filter(|(got, expected)| got != expected).count()

@@ -1,6 +1,0 @@
-//! Products against their definition (`reference`), for random elements of many kinds.
-
-mod data;
-mod hardware;
-mod modes;
-mod reference;
