@@ -17,7 +17,7 @@ pub struct Target {
     pub features: Vec<String>,
     /// Vendor libraries that may be called, `cublaslt` for example; none under emulation.
     pub libraries: Vec<String>,
-    /// Worker threads of a CPU, or multiprocessors of a GPU.
+    /// Worker threads of a CPU, or SMs of a GPU.
     pub workers: usize,
     /// The machine's GPU whose memory and rates the program has, by its index; none where they are
     /// the processor's, also for a GPU that the processor emulates.

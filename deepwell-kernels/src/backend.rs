@@ -46,8 +46,8 @@ pub struct CallTime {
     pub begin_s: f64,
     /// When it ended.
     pub end_s: f64,
-    /// Share of the device's multiprocessors (or of the processor) that it had work for, at most 1;
-    /// 1 where nothing is known.
+    /// Share of the device's SMs (or of the processor) that it had work for, at most 1; 1 where
+    /// nothing is known.
     pub device_share: f64,
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct Rates {
 
 impl Rates {
     /// Of a GPU of `target`'s architecture: rates of the datasheet's one, times the share of its
-    /// multiprocessors that the target has. Of anything else those of a processor.
+    /// SMs that the target has. Of anything else those of a processor.
     pub(crate) fn of(target: &Target) -> Rates {
         let Some((gpu, sms)) = gpu(&target.arch) else { return Rates::of_cpu(target, Tier::F32) };
         let share = target.workers as f64 / sms;
@@ -115,14 +115,14 @@ fn bytes(request: &KernelRequest<'_>) -> f64 {
     request.operands.iter().map(|operand| of(operand) as f64).sum()
 }
 
-/// The GPU of a datasheet for an architecture, and its multiprocessors.
+/// The GPU of a datasheet for an architecture, and its SMs.
 fn gpu(arch: &str) -> Option<&'static (Gpu, f64)> {
     static GPUS: LazyLock<Vec<(Gpu, f64)>> = LazyLock::new(|| {
         ["h200", "b200", "b300", "rtx5090"]
             .into_iter()
             .filter_map(|preset| Hardware::preset(preset).ok()?.gpus.into_iter().next())
             .filter_map(|gpu| {
-                let sms = f64::from(gpu.multiprocessors?);
+                let sms = f64::from(gpu.sm_count?);
                 Some((gpu, sms))
             })
             .collect()

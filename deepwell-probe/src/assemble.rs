@@ -177,16 +177,16 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
     let (memory_bytes, memory_free_bytes) =
         known(&device.memory_bytes, "memory size", &mut notes).unwrap_or((0, 0));
     let clocks = Clocks {
-        multiprocessor_mhz_max: known(&device.multiprocessor_mhz_max, "clock", &mut notes),
+        sm_mhz_max: known(&device.sm_mhz_max, "clock", &mut notes),
         memory_mhz_max: known(&device.memory_mhz_max, "memory clock", &mut notes),
     };
-    let multiprocessors = cuda.and_then(|cuda| cuda.multiprocessors).or_else(|| {
+    let sm_count = cuda.and_then(|cuda| cuda.sm_count).or_else(|| {
         let cores = device.cores.as_ref().ok()?;
-        Some(cores / datasheet::cores_per_multiprocessor(capability?)?)
+        Some(cores / datasheet::cores_per_sm(capability?)?)
     });
-    if multiprocessors.is_none() {
+    if sm_count.is_none() {
         notes.push(
-            "number of multiprocessors not known: the CUDA driver does not show this \
+            "number of SMs not known: the CUDA driver does not show this \
                     device"
                 .to_owned(),
         );
@@ -215,7 +215,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
     };
     let compute_capability = capability.unwrap_or((0, 0));
     let (peak_tflops_dense, peak_source) =
-        peaks(&name, compute_capability, multiprocessors, clocks, &mut notes);
+        peaks(&name, compute_capability, sm_count, clocks, &mut notes);
     let nvlink_domain = optional(&device.nvlink_domain, "NVLink domain", &mut notes).flatten();
     Gpu {
         index: device.index,
@@ -223,7 +223,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
         pci_bus_id: address.map(|address| address.to_string()).unwrap_or_default(),
         compute_capability,
         arch,
-        multiprocessors,
+        sm_count,
         memory_bytes,
         memory_free_bytes,
         hbw_gbps: memory_bandwidth(&name, device, cuda, &mut notes),
@@ -250,7 +250,7 @@ fn gpu(device: &DeviceRecord, cuda: Option<&CudaDevice>, cpu: &Cpu, files: &dyn 
 fn peaks(
     name: &str,
     capability: (u32, u32),
-    multiprocessors: Option<u32>,
+    sm_count: Option<u32>,
     clocks: Clocks,
     notes: &mut Vec<String>,
 ) -> (std::collections::BTreeMap<crate::NumberFormat, f64>, String) {
@@ -258,12 +258,12 @@ fn peaks(
         return (sheet.peaks.iter().copied().collect(), sheet.source.to_owned());
     }
     let rates = datasheet::flops_per_cycle(capability, name.contains("GeForce"));
-    let (Some(multiprocessors), Some(mhz), false) =
-        (multiprocessors, clocks.multiprocessor_mhz_max, rates.is_empty())
+    let (Some(sm_count), Some(mhz), false) =
+        (sm_count, clocks.sm_mhz_max, rates.is_empty())
     else {
-        let what = match (rates.is_empty(), multiprocessors) {
+        let what = match (rates.is_empty(), sm_count) {
             (true, _) => format!("rates of compute capability {}.{}", capability.0, capability.1),
-            (false, None) => "number of multiprocessors".to_owned(),
+            (false, None) => "number of SMs".to_owned(),
             (false, Some(_)) => "clock".to_owned(),
         };
         notes.push(format!(
@@ -273,10 +273,10 @@ fn peaks(
         ));
         return Default::default();
     };
-    let cycles_per_s = f64::from(multiprocessors) * f64::from(mhz) * 1e6;
+    let cycles_per_s = f64::from(sm_count) * f64::from(mhz) * 1e6;
     let round = |tflops: f64| (tflops * 10.0).round() / 10.0;
     let peaks = rates.into_iter().map(|(format, rate)| (format, round(rate * cycles_per_s / 1e12)));
-    (peaks.collect(), format!("{multiprocessors} multiprocessors at {mhz} MHz, dense"))
+    (peaks.collect(), format!("{sm_count} SMs at {mhz} MHz, dense"))
 }
 
 /// Bus width x clock x 2, or the datasheet's figure, or 0.

@@ -7,8 +7,8 @@
 //! (FP4: GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones;
 //! the Blackwell datasheet's columns for one GPU round them to 15 and 14 PFLOP/s. Its memory
 //! bandwidths are those here, 7.7 TB/s on HGX boards and 8 in racks.
-//! A GPU that is not in the table gets the arithmetic of its architecture:
-//! multiprocessors x FLOP per cycle and multiprocessor x highest clock.
+//! A GPU that is not in the table gets the arithmetic of its architecture: SMs x FLOP per cycle and
+//! SM x highest clock.
 
 use std::collections::BTreeMap;
 
@@ -263,7 +263,7 @@ const SHEETS: [Sheet; 20] = [
             (Int8, 838.0),
         ],
     },
-    // 188 multiprocessors at the boost clock of 2617 MHz. Unlike GeForce, FP32 accumulation is not
+    // 188 SMs at the boost clock of 2617 MHz. Unlike GeForce, FP32 accumulation is not
     // halved. The Max-Q and Server editions run at other clocks and are left to arithmetic.
     Sheet {
         words: &["RTX", "PRO", "6000", "Blackwell", "Workstation"],
@@ -315,7 +315,7 @@ pub(crate) fn is_switched(name: &str) -> bool {
     words.is_some_and(|words| matches!(words, [word] if switched.contains(word)))
 }
 
-/// Dense FLOP that one multiprocessor of a capability starts in one cycle, by format; empty for a
+/// Dense FLOP that one SM of a capability starts in one cycle, by format; empty for a
 /// capability that nobody has counted here.
 ///
 /// Workstation and GeForce SKUs share capabilities 8.6, 8.9 and 12.0, but GeForce accumulates
@@ -353,8 +353,8 @@ pub(crate) fn flops_per_cycle(
     formats.into_iter().map(|format| (format, rate(format))).collect()
 }
 
-/// CUDA cores of one multiprocessor, `None` for a capability that nobody has counted here.
-pub(crate) fn cores_per_multiprocessor(capability: (u32, u32)) -> Option<u32> {
+/// CUDA cores of one SM, `None` for a capability that nobody has counted here.
+pub(crate) fn cores_per_sm(capability: (u32, u32)) -> Option<u32> {
     match capability {
         (7, _) | (8, 0) => Some(64),
         (8, _) | (9, _) | (10, _) | (11, _) | (12, _) => Some(128),
@@ -421,9 +421,9 @@ mod tests {
 
     #[test]
     fn no_sparse_figure_is_in_the_table() {
-        // Multiprocessors and boost clock of each SKU; its sheet must be within 12 % of what
-        // its architecture can do (sheets round, and quote the boost clock of their day). A sparse
-        // figure would be 100 % off.
+        // SMs and boost clock of each SKU; its sheet must be within 12 % of what its architecture
+        // can do (sheets round, and quote the boost clock of their day). A sparse figure would be
+        // 100 % off.
         let rows = [
             ("NVIDIA H200", (9, 0), 132.0, 1.83),
             ("NVIDIA H200 NVL", (9, 0), 132.0, 1.545),
@@ -442,14 +442,14 @@ mod tests {
             ("NVIDIA GeForce RTX 5090", (12, 0), 170.0, 2.407),
             ("NVIDIA GeForce RTX 4090", (8, 9), 128.0, 2.52),
         ];
-        for (name, capability, multiprocessors, clock_ghz) in rows {
+        for (name, capability, sm_count, clock_ghz) in rows {
             let rates = flops_per_cycle(capability, name.contains("GeForce"));
             let sheet = sheet(name).unwrap();
             for (format, tflops) in sheet.peaks {
                 if matches!(format, Fp64 | Fp32 | Tf32) {
                     continue;
                 }
-                let arithmetic = rates[format] * multiprocessors * clock_ghz / 1e3;
+                let arithmetic = rates[format] * sm_count * clock_ghz / 1e3;
                 let ratio = tflops / arithmetic;
                 assert!((0.88..1.12).contains(&ratio), "{name} {format}: {tflops} {arithmetic}");
             }

@@ -254,7 +254,7 @@ fn ask_cuda(handle: &Handle) -> Option<Vec<CudaDevice>> {
     type GetBusId = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
     // Of `CUdevice_attribute` in `cuda.h`.
-    const MULTIPROCESSOR_COUNT: c_int = 16;
+    const SM_COUNT: c_int = 16;
     const GLOBAL_MEMORY_BUS_WIDTH: c_int = 37;
     const L2_CACHE_SIZE: c_int = 38;
 
@@ -304,7 +304,7 @@ fn ask_cuda(handle: &Handle) -> Option<Vec<CudaDevice>> {
         if let Some(address) = PciAddress::parse(&text) {
             devices.push(CudaDevice {
                 address,
-                multiprocessors: attribute(MULTIPROCESSOR_COUNT),
+                sm_count: attribute(SM_COUNT),
                 l2_bytes: attribute(L2_CACHE_SIZE).map(u64::from),
                 memory_bus_bits: attribute(GLOBAL_MEMORY_BUS_WIDTH),
             });

@@ -24,8 +24,9 @@ pub struct Gpu {
     pub compute_capability: (u32, u32),
     /// What kernels must have been built for.
     pub arch: Arch,
-    /// Streaming multiprocessors.
-    pub multiprocessors: Option<u32>,
+    /// SMs; files of older releases say `multiprocessors`.
+    #[serde(alias = "multiprocessors")]
+    pub sm_count: Option<u32>,
     /// Memory of the device.
     pub memory_bytes: u64,
     /// Memory that was free when this was read.
@@ -74,8 +75,9 @@ pub struct Gpu {
 /// The highest clocks of a GPU in MHz.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// Multiprocessors.
-    pub multiprocessor_mhz_max: Option<u32>,
+    /// SMs; files of older releases say `multiprocessor_mhz_max`.
+    #[serde(alias = "multiprocessor_mhz_max")]
+    pub sm_mhz_max: Option<u32>,
     /// Memory, before doubling for double data rate.
     pub memory_mhz_max: Option<u32>,
 }

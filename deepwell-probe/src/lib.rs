@@ -30,10 +30,10 @@
 //! # What it asks
 //!
 //! The processor is read from `/proc` and `/sys` (on other systems than Linux: core count and
-//! vector extensions only). GPUs are asked through NVIDIA's management library and, for cache
-//! size and multiprocessors, through the CUDA driver, which is started (`cuInit`) only if there is
-//! a GPU; no context is made on any device. Libraries are loaded, asked for their version, and
-//! stay loaded. No call changes a setting.
+//! vector extensions only). GPUs are asked through NVIDIA's management library and, for cache size
+//! and SMs, through the CUDA driver, which is started (`cuInit`) only if there is a GPU; no context
+//! is made on any device. Libraries are loaded, asked for their version, and stay loaded. No call
+//! changes a setting.
 //!
 //! Bandwidth is arithmetic on what the hardware says, except that of the processor's memory, which
 //! [`measure_memory_bandwidth`] and [`measure_triad`] measure when they are called. GEMMs and

@@ -104,13 +104,13 @@ pub(crate) struct DeviceRecord {
     pub(crate) uuid: Answer<String>,
     pub(crate) address: Answer<PciAddress>,
     pub(crate) compute_capability: Answer<(u32, u32)>,
-    /// CUDA cores, from which multiprocessors follow where the CUDA driver is silent.
+    /// CUDA cores, from which SMs follow where the CUDA driver is silent.
     pub(crate) cores: Answer<u32>,
     /// Total and free bytes.
     pub(crate) memory_bytes: Answer<(u64, u64)>,
     pub(crate) memory_bus_bits: Answer<u32>,
     pub(crate) memory_mhz_max: Answer<u32>,
-    pub(crate) multiprocessor_mhz_max: Answer<u32>,
+    pub(crate) sm_mhz_max: Answer<u32>,
     pub(crate) power_cap_mw: Answer<u32>,
     pub(crate) power_cap_default_mw: Answer<u32>,
     pub(crate) mig: Answer<bool>,
@@ -174,7 +174,7 @@ pub(crate) struct PairRecord {
 #[derive(Clone, Debug)]
 pub(crate) struct CudaDevice {
     pub(crate) address: PciAddress,
-    pub(crate) multiprocessors: Option<u32>,
+    pub(crate) sm_count: Option<u32>,
     pub(crate) l2_bytes: Option<u64>,
     pub(crate) memory_bus_bits: Option<u32>,
 }

@@ -69,7 +69,7 @@ fn h200(index: u32, bus: u32) -> DeviceRecord {
         memory_bytes: Ok((143_771 << 20, 143_167 << 20)),
         memory_bus_bits: Ok(6144),
         memory_mhz_max: Ok(3201),
-        multiprocessor_mhz_max: Ok(1980),
+        sm_mhz_max: Ok(1980),
         power_cap_mw: Ok(700_000),
         power_cap_default_mw: Ok(700_000),
         mig: Ok(false),
@@ -90,7 +90,7 @@ fn h200(index: u32, bus: u32) -> DeviceRecord {
 pub(crate) fn two_h200() -> GpuRecord {
     let cuda = |bus| CudaDevice {
         address: address(bus),
-        multiprocessors: Some(132),
+        sm_count: Some(132),
         l2_bytes: Some(60 << 20),
         memory_bus_bits: Some(6144),
     };
@@ -115,7 +115,7 @@ pub(crate) fn one_b200() -> GpuRecord {
         memory_bytes: Ok((183_359 << 20, 182_000 << 20)),
         memory_bus_bits: Err(Refusal::NotSupported),
         memory_mhz_max: Ok(3996),
-        multiprocessor_mhz_max: Ok(1965),
+        sm_mhz_max: Ok(1965),
         power_cap_mw: Ok(800_000),
         power_cap_default_mw: Ok(1_000_000),
         pcie_width_now: Ok(8),

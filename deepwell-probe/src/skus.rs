@@ -32,12 +32,12 @@ pub(crate) struct Sku {
     pub(crate) preset: &'static str,
     pub(crate) name: &'static str,
     pub(crate) capability: (u32, u32),
-    pub(crate) multiprocessors: u32,
+    pub(crate) sm_count: u32,
     pub(crate) memory_bytes: u64,
     pub(crate) hbw_gbps: f64,
     pub(crate) l2_bytes: u64,
     /// Where a document or a driver's output gives it.
-    pub(crate) multiprocessor_mhz_max: Option<u32>,
+    pub(crate) sm_mhz_max: Option<u32>,
     pub(crate) power_cap_w: f64,
     pub(crate) host: Host,
     /// Links and the version code of the management library; `None` without NVLink.
@@ -55,18 +55,17 @@ const NVLINK_5: Option<(u32, u32)> = Some((18, 7));
 pub(crate) const SKUS: [Sku; 8] =
     [H100, H200, B200, B300, GB200, GB300, RTX_5090, RTX_PRO_6000];
 
-/// NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132
-/// multiprocessors and 50 MB of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet,
-/// 8 ConnectX-7 at 400 Gbit/s.
+/// NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132 SMs and 50 MB
+/// of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet, 8 ConnectX-7 at 400 Gbit/s.
 const H100: Sku = Sku {
     preset: "h100",
     name: "NVIDIA H100 80GB HBM3",
     capability: (9, 0),
-    multiprocessors: 132,
+    sm_count: 132,
     memory_bytes: 81_559 << 20,
     hbw_gbps: 3350.0,
     l2_bytes: 50 << 20,
-    multiprocessor_mhz_max: Some(1980),
+    sm_mhz_max: Some(1980),
     power_cap_w: 700.0,
     host: Host::Server { pcie_generation: 5 },
     nvlink: NVLINK_4,
@@ -74,8 +73,8 @@ const H100: Sku = Sku {
     nics: Some((8, 400.0)),
 };
 
-/// NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0.
-/// Multiprocessors, L2 and clock: as the driver shows them on an H200. NICs: DGX H200 datasheet.
+/// NVIDIA H200 datasheet, SXM column: 141 GB HBM3e at 4.8 TB/s, 700 W, PCIe 5.0. SMs, L2 and clock:
+/// as the driver shows them on an H200. NICs: DGX H200 datasheet.
 const H200: Sku = Sku {
     preset: "h200",
     name: "NVIDIA H200",
@@ -88,16 +87,16 @@ const H200: Sku = Sku {
 /// NVIDIA Blackwell datasheet, B200 column: 180 GB HBM3e at 7.7 TB/s, 1000 W. The driver shows
 /// 3996 MHz and 7680 bits, which is 7.67 TB/s; the DGX B200 datasheet prints 64 TB/s for eight. L2:
 /// NVIDIA Blackwell Tuning Guide, 126 MB. PCIe and NICs: DGX B200 datasheet, 8 ports of 400
-/// Gbit/s. Multiprocessors and clock: as the driver shows.
+/// Gbit/s. SMs and clock: as the driver shows.
 const B200: Sku = Sku {
     preset: "b200",
     name: "NVIDIA B200",
     capability: (10, 0),
-    multiprocessors: 148,
+    sm_count: 148,
     memory_bytes: 183_359 << 20,
     hbw_gbps: 7700.0,
     l2_bytes: 126 << 20,
-    multiprocessor_mhz_max: Some(1965),
+    sm_mhz_max: Some(1965),
     power_cap_w: 1000.0,
     host: Host::Server { pcie_generation: 5 },
     nvlink: NVLINK_5,
@@ -107,30 +106,30 @@ const B200: Sku = Sku {
 
 /// NVIDIA Blackwell datasheet, B300 column: 270 GB HBM3e at 7.7 TB/s, 1100 W; 3996 MHz and 7680
 /// bits as of B200. HGX B300 datasheet: 8 ports of 800 Gbit/s (ConnectX-8); PCIe 6.0: NVIDIA's
-/// article "Inside NVIDIA Blackwell Ultra", whose 160 multiprocessors are those of the whole
-/// chip. Multiprocessors and clock: as the driver shows. L2: no source.
+/// article "Inside NVIDIA Blackwell Ultra", whose 160 SMs are those of the whole chip. SMs and
+/// clock: as the driver shows. L2: no source.
 const B300: Sku = Sku {
     preset: "b300",
     name: "NVIDIA B300",
     capability: (10, 3),
     memory_bytes: 275_040 << 20,
-    multiprocessor_mhz_max: Some(2032),
+    sm_mhz_max: Some(2032),
     power_cap_w: 1100.0,
     host: Host::Server { pcie_generation: 6 },
     nics: Some((8, 800.0)),
     ..B200
 };
 
-/// NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; DGX GB200 datasheet:
-/// 72 ConnectX-7 of 400 Gbit/s a rack, four to a compute tray. Multiprocessors: as the driver
-/// shows. L2: no source.
+/// NVIDIA GB200 NVL72 datasheet: 576 TB/s and 13.4 TB for 72 GPUs, 1200 W; DGX GB200 datasheet: 72
+/// ConnectX-7 of 400 Gbit/s a rack, four to a compute tray. SMs: as the driver shows. L2: no
+/// source.
 const GB200: Sku = Sku {
     preset: "gb200",
     name: "NVIDIA GB200",
-    multiprocessors: 152,
+    sm_count: 152,
     memory_bytes: 189_471 << 20,
     hbw_gbps: 8000.0,
-    multiprocessor_mhz_max: None,
+    sm_mhz_max: None,
     power_cap_w: 1200.0,
     host: Host::Grace,
     gpus_max: 4,
@@ -139,7 +138,7 @@ const GB200: Sku = Sku {
 };
 
 /// NVIDIA GB300 NVL72 datasheet: 576 TB/s and 20 TB for 72 GPUs, 1400 W; one ConnectX-8 of
-/// 800 Gbit/s a GPU. Multiprocessors: as the driver shows. L2: no source.
+/// 800 Gbit/s a GPU. SMs: as the driver shows. L2: no source.
 const GB300: Sku = Sku {
     preset: "gb300",
     name: "NVIDIA GB300",
@@ -150,18 +149,18 @@ const GB300: Sku = Sku {
     ..GB200
 };
 
-/// NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 multiprocessors, 96 MB of L2,
-/// 32 GB GDDR7 at 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest, 683 MHz above
-/// the boost clock of the paper; no document has it.
+/// NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090: 170 SMs, 96 MB of L2, 32 GB GDDR7 at
+/// 1792 GB/s, 575 W, PCIe 5.0. The clock is the driver's highest, 683 MHz above the boost clock of
+/// the paper; no document has it.
 const RTX_5090: Sku = Sku {
     preset: "rtx5090",
     name: "NVIDIA GeForce RTX 5090",
     capability: (12, 0),
-    multiprocessors: 170,
+    sm_count: 170,
     memory_bytes: 32_607 << 20,
     hbw_gbps: 1792.0,
     l2_bytes: 96 << 20,
-    multiprocessor_mhz_max: Some(3090),
+    sm_mhz_max: Some(3090),
     power_cap_w: 575.0,
     host: Host::Server { pcie_generation: 5 },
     nvlink: None,
@@ -170,14 +169,14 @@ const RTX_5090: Sku = Sku {
 };
 
 /// NVIDIA RTX Blackwell PRO architecture paper, RTX PRO 6000 Blackwell Workstation Edition: 188
-/// multiprocessors, 128 MB of L2, 96 GB GDDR7 at 1792 GB/s, 600 W, PCIe 5.0, boost 2617 MHz.
+/// SMs, 128 MB of L2, 96 GB GDDR7 at 1792 GB/s, 600 W, PCIe 5.0, boost 2617 MHz.
 const RTX_PRO_6000: Sku = Sku {
     preset: "rtxpro6000",
     name: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-    multiprocessors: 188,
+    sm_count: 188,
     memory_bytes: 97_887 << 20,
     l2_bytes: 128 << 20,
-    multiprocessor_mhz_max: Some(2617),
+    sm_mhz_max: Some(2617),
     power_cap_w: 600.0,
     ..RTX_5090
 };

@@ -141,8 +141,8 @@ fn gpu_section(text: &mut String, gpu: &Gpu) {
     );
     row(text, "  identity", &format!("{}  {}", gpu.uuid, gpu.pci_bus_id));
     let mut units = Vec::new();
-    units.extend(gpu.multiprocessors.map(|count| format!("{count} multiprocessors")));
-    units.extend(gpu.clocks.multiprocessor_mhz_max.map(|mhz| format!("{mhz} MHz")));
+    units.extend(gpu.sm_count.map(|count| format!("{count} SMs")));
+    units.extend(gpu.clocks.sm_mhz_max.map(|mhz| format!("{mhz} MHz")));
     units.extend(gpu.l2_bytes.map(|bytes| format!("L2 {}", size(bytes))));
     row(text, "  units", &units.join(", "));
     let bandwidth = match gpu.hbw_gbps {

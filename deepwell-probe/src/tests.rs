@@ -87,7 +87,7 @@ fn a_b200_that_answers_only_half_of_the_questions() {
     let hardware = machine(&one_b200());
     let gpu = &hardware.gpus[0];
     assert_eq!(gpu.arch, Arch::BlackwellSm100);
-    assert_eq!(gpu.multiprocessors, Some(148), "from the number of cores");
+    assert_eq!(gpu.sm_count, Some(148), "from the number of cores");
     assert_eq!(gpu.hbw_gbps, 7700.0, "from the datasheet");
     assert_eq!(gpu.pcie.map(|pcie| pcie.width), Some(8), "as the slot runs");
     assert!(gpu.supports(NumberFormat::Mxfp8));
@@ -322,7 +322,7 @@ fn a_gpu_that_nobody_knows_says_which_peaks_are_unknown() {
     let hardware = machine(&record);
     let (new, known) = (&hardware.gpus[0], &hardware.gpus[1]);
     assert_eq!(new.peaks_unknown(), new.precisions);
-    assert_eq!((new.memory_bytes, new.multiprocessors), (143_771 << 20, Some(132)));
+    assert_eq!((new.memory_bytes, new.sm_count), (143_771 << 20, Some(132)));
     let note = new.notes.join("\n");
     assert!(note.contains("`NVIDIA Z900`") && note.contains("compute capability 13.7"), "{note}");
     assert_eq!(known.peaks_unknown(), [NumberFormat::Fp64], "not in the datasheet");
@@ -358,7 +358,7 @@ fn a_device_that_is_lost_is_described_as_far_as_it_goes() {
     let gpu = &hardware.gpus[1];
     assert_eq!(gpu.arch, Arch::Other("unknown".to_owned()));
     assert!(gpu.peak_tflops_dense.is_empty());
-    assert_eq!((gpu.hbw_gbps, gpu.multiprocessors), (0.0, None));
+    assert_eq!((gpu.hbw_gbps, gpu.sm_count), (0.0, None));
     assert!(gpu.notes.iter().any(|note| note.contains("fallen off the bus")), "{:?}", gpu.notes);
     assert!(hardware.link_between(Endpoint::Gpu(0), Endpoint::Gpu(1)).is_none());
 }
@@ -406,6 +406,19 @@ fn json_that_is_none_names_the_place() {
             // H200 has no `mxfp8` in it, so that this row changes nothing.
             Ok(hardware) => assert_eq!((part, hardware.to_json()), ("", json.clone())),
         }
+    }
+}
+
+#[test]
+fn files_of_older_releases_are_read() {
+    let hardware = Hardware::preset("h200").unwrap();
+    let json = hardware.to_json();
+    for (now, before) in
+        [("sm_count", "multiprocessors"), ("sm_mhz_max", "multiprocessor_mhz_max")]
+    {
+        assert!(json.contains(&format!("\"{now}\"")), "{json}");
+        let old = json.replace(&format!("\"{now}\""), &format!("\"{before}\""));
+        assert_eq!(Hardware::from_json(&old).unwrap(), hardware, "{before}");
     }
 }
 

@@ -33,8 +33,8 @@ pub enum Device {
     Emulated(Architecture),
 }
 
-/// Multiprocessors of an emulated GPU: few, for each holds blocks that take turns.
-const EMULATED_MULTIPROCESSORS: u32 = 4;
+/// SMs of an emulated GPU: few, for each holds blocks that take turns.
+const EMULATED_SM_COUNT: u32 = 4;
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,7 +111,7 @@ impl Device {
             Device::Cpu => return Ok(cpu_target(rayon::current_num_threads())),
             Device::Cuda(index) => index,
             Device::Emulated(architecture) => {
-                let target = cuda_target(architecture, EMULATED_MULTIPROCESSORS as usize, &[]);
+                let target = cuda_target(architecture, EMULATED_SM_COUNT as usize, &[]);
                 return Ok(Target { gpu: None, ..target });
             }
         };
@@ -125,8 +125,8 @@ impl Device {
             got: format!("`{self}`, {} of {}", gpu.name, gpu.arch),
             hint: Some("use `--device cpu`".to_string()),
         })?;
-        let multiprocessors = gpu.multiprocessors.unwrap_or(0) as usize;
-        let target = cuda_target(architecture, multiprocessors, &[CUBLASLT]);
+        let sm_count = gpu.sm_count.unwrap_or(0) as usize;
+        let target = cuda_target(architecture, sm_count, &[CUBLASLT]);
         Ok(Target { gpu: Some(index), ..target })
     }
 
@@ -196,7 +196,7 @@ fn open_emulated(architecture: Architecture) -> Result<Box<dyn Backend>, TrainEr
     use deepwell_kernels::cuda::emulator::launch::Settings;
     use deepwell_kernels::cuda::{CudaBackend, EmulatedDriver, KernelImages};
 
-    let settings = Settings { sm_count: EMULATED_MULTIPROCESSORS, ..Settings::default() };
+    let settings = Settings { sm_count: EMULATED_SM_COUNT, ..Settings::default() };
     let driver =
         EmulatedDriver::from_environment(architecture, settings).map_err(KernelError::from)?;
     let images = KernelImages::discover().into_ptx();

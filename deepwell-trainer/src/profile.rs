@@ -37,7 +37,7 @@ pub struct CallProfile {
     pub flops: u64,
     /// Bytes that have to be moved.
     pub bytes: u64,
-    /// Share of the device's multiprocessors that it had work for.
+    /// Share of the device's SMs that it had work for.
     pub device_share: f64,
     /// How often a step runs it.
     pub runs: usize,
@@ -69,8 +69,9 @@ pub struct OpProfile {
     pub gbps: f64,
     /// Least time by the roofline over the time taken.
     pub roof_share: f64,
-    /// Time weighted with the share of the multiprocessors that had work.
-    pub multiprocessor_time_s: f64,
+    /// Time weighted with the share of the SMs that had work.
+    #[serde(alias = "multiprocessor_time_s")]
+    pub sm_time_s: f64,
 }
 
 /// The profile of one step.
@@ -215,7 +216,7 @@ fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {
                 tflops: ratio(sum(|call| call.flops as f64), time_s) / 1e12,
                 gbps: ratio(sum(|call| call.bytes as f64), time_s) / 1e9,
                 roof_share: ratio(sum(|call| call.roofline_s), time_s),
-                multiprocessor_time_s: sum(|call| call.time_s * call.device_share),
+                sm_time_s: sum(|call| call.time_s * call.device_share),
             }
         })
         .collect();
@@ -250,7 +251,7 @@ impl fmt::Display for Profile {
                 op.tflops,
                 op.gbps,
                 op.roof_share * 100.0,
-                op.multiprocessor_time_s * 1e3
+                op.sm_time_s * 1e3
             )?;
         }
         Ok(())

@@ -2,8 +2,8 @@
 // result: each source is read once, and of the result itself nothing is written but where somebody
 // else reads it.
 //
-// A block has a tile of 128 x 128 elements, so that multiprocessors take tiles as they come free:
-// on an H200 a grid that is as large as the device and goes from tile to tile is slower.
+// A block has a tile of 128 x 128 elements, so that SMs take tiles as they come free: on an H200 a
+// grid that is as large as the device and goes from tile to tile is slower.
 #pragma once
 
 #include "common/bf16x8.cuh"

@@ -1,8 +1,8 @@
 // A normalization of rows and the block quantization of its output, from one read of the source.
 //
 // Column blocks need 32 or 128 rows of y together, and y needs the statistics of whole rows: 128
-// rows at a time, a strip, then, which is more than a multiprocessor holds. So there are two kinds
-// of work for a block of threads:
+// rows at a time, a strip, then, which is more than an SM holds. So there are two kinds of work for
+// a block of threads:
 //
 //   rows: the statistics of eight rows of a strip, a warp for each, and their sums with delta; a
 //         counter of the strip tells that they are there.

@@ -4,9 +4,8 @@
 // two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
 // warps holds a quarter of the result, 64 x 64: per step of 16 in depth it reads 2 x 4 fragments
 // for 32 mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next
-// step are read while the present one is multiplied. 96 KiB a block lets two blocks share a
-// multiprocessor on Hopper, one loading its first and storing its last tile while the other
-// computes.
+// step are read while the present one is multiplied. 96 KiB a block lets two blocks share a SM on
+// Hopper, one loading its first and storing its last tile while the other computes.
 #pragma once
 
 #include "common/types.cuh"

@@ -50,10 +50,10 @@ pub struct Settings {
     /// as the ISA has it. Machines are said to ignore these bits, and there are kernels that give
     /// all warps one address.
     pub lane_bits: LaneBits,
-    /// Multiprocessors.
+    /// SMs.
     pub sm_count: u32,
-    /// Blocks that a multiprocessor runs at a time, at most; fewer when their threads or their
-    /// shared memory do not fit.
+    /// Blocks that an SM runs at a time, at most; fewer when their threads or their shared memory
+    /// do not fit.
     pub blocks_per_sm: u32,
     /// Instructions of all warps after which a launch is given up.
     pub step_limit: u64,
@@ -523,7 +523,7 @@ fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Sh
         ));
     }
     if settings.sm_count == 0 {
-        return Err("a machine without multiprocessors".to_owned());
+        return Err("a machine without SMs".to_owned());
     }
     Ok(Shape {
         grid: spec.grid,

@@ -31,14 +31,14 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
 /// A GPU as a target: the machine's first.
 pub fn cuda_target(
     architecture: Architecture,
-    multiprocessors: usize,
+    sm_count: usize,
     libraries: &[&str],
 ) -> Target {
     Target {
         arch: architecture.target_name().to_string(),
         features: Vec::new(),
         libraries: libraries.iter().map(|&library| library.to_string()).collect(),
-        workers: multiprocessors,
+        workers: sm_count,
         gpu: Some(0),
         ranks: Ranks::default(),
     }

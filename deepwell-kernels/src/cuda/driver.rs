@@ -51,8 +51,8 @@ pub struct DeviceProperties {
     pub name: String,
     /// Compute capability, `(9, 0)` for Hopper.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
-    pub multiprocessors: u32,
+    /// SMs.
+    pub sm_count: u32,
     /// Memory of the device.
     pub memory_bytes: u64,
     /// Second-level cache.
@@ -344,11 +344,11 @@ pub trait Driver: Send {
     fn function(&mut self, module: Module, name: &str, shared_bytes: u32)
     -> DriverResult<Function>;
 
-    /// Blocks of `threads` threads that one multiprocessor holds at a time.
+    /// Blocks of `threads` threads that one SM holds at a time.
     ///
     /// # Errors
     /// A function of another driver.
-    fn blocks_per_multiprocessor(
+    fn blocks_per_sm(
         &mut self,
         function: Function,
         threads: u32,

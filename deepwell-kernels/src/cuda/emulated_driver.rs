@@ -36,7 +36,7 @@ use super::spec::Architecture;
 /// Device memory that an emulated device says it has: enough for kernel tests and small models,
 /// and it takes room on the host.
 const MEMORY_BYTES: u64 = 8 << 30;
-/// Shared memory of a multiprocessor that each block takes for the system.
+/// Shared memory of an SM that each block takes for the system.
 const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 
 /// A driver that runs our kernels' PTX on the processor, instruction by instruction.
@@ -47,7 +47,7 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 /// if they are asked for ([`EmulatedDriver::blas`]).
 ///
 /// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
-/// registers are not known, so the blocks that a multiprocessor holds follow from threads, shared
+/// registers are not known, so the blocks that an SM holds follow from threads, shared
 /// memory and [`Settings::blocks_per_sm`].
 ///
 /// ```
@@ -56,18 +56,18 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 ///
 /// let driver = EmulatedDriver::new(Architecture::Sm90a, Settings::default());
 /// assert_eq!(driver.properties().name, "emulated sm_90a");
-/// assert_eq!(driver.properties().multiprocessors, 4);
+/// assert_eq!(driver.properties().sm_count, 4);
 /// ```
 pub type EmulatedDriver = HostDriver<EmulatedMachine>;
 
 impl EmulatedDriver {
-    /// A device of an architecture with [`Settings::sm_count`] multiprocessors.
+    /// A device of an architecture with [`Settings::sm_count`] SMs.
     pub fn new(architecture: Architecture, settings: Settings) -> EmulatedDriver {
         let chip = Chip::of(architecture);
         let properties = DeviceProperties {
             name: format!("emulated {}", architecture.name()),
             capability: chip.capability,
-            multiprocessors: settings.sm_count,
+            sm_count: settings.sm_count,
             memory_bytes: MEMORY_BYTES,
             l2_bytes: chip.l2_bytes,
             shared_bytes_per_block: chip.shared_bytes_per_block,
@@ -284,7 +284,7 @@ impl Machine for EmulatedMachine {
         self.kernel(function).map(|kernel| kernel.name.as_str())
     }
 
-    fn blocks_per_multiprocessor(
+    fn blocks_per_sm(
         &self,
         function: Function,
         threads: u32,
@@ -295,8 +295,8 @@ impl Machine for EmulatedMachine {
         let static_bytes = program.map_or(0, |program| program.shared_static_bytes);
         let shared = shared_bytes.saturating_add(static_bytes + SHARED_BYTES_RESERVED);
         let chip = Chip::of(self.architecture);
-        let by_threads = chip.threads_per_multiprocessor / threads.next_multiple_of(32).max(32);
-        let by_shared = chip.shared_bytes_per_multiprocessor / shared;
+        let by_threads = chip.threads_per_sm / threads.next_multiple_of(32).max(32);
+        let by_shared = chip.shared_bytes_per_sm / shared;
         Ok(by_threads.min(by_shared).min(self.emulator.settings.blocks_per_sm))
     }
 

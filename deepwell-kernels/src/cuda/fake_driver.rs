@@ -15,8 +15,8 @@ use super::driver::{
 };
 use super::host_driver::{HostDriver, Machine, State, Work, lock, no_such};
 
-/// Threads that a multiprocessor holds.
-const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
+/// Threads that an SM holds.
+const THREADS_PER_SM: u32 = 2048;
 
 /// A driver without a GPU, for tests and for planning: memory is the host's, copies and fills work,
 /// kernels and GEMMs are counted and compute nothing.
@@ -56,7 +56,7 @@ impl FakeDriver {
         FakeDriver::new(DeviceProperties {
             name: "NVIDIA H200 (fake)".to_string(),
             capability: (9, 0),
-            multiprocessors: 132,
+            sm_count: 132,
             memory_bytes: 143_771 << 20,
             l2_bytes: 60 << 20,
             shared_bytes_per_block: 227 << 10,
@@ -128,13 +128,13 @@ impl Machine for FakeMachine {
         kernel.map(String::as_str).ok_or_else(|| no_such("function", function.0))
     }
 
-    fn blocks_per_multiprocessor(
+    fn blocks_per_sm(
         &self,
         _function: Function,
         threads: u32,
         _shared_bytes: u32,
     ) -> DriverResult<u32> {
-        Ok(THREADS_PER_MULTIPROCESSOR / threads.max(1))
+        Ok(THREADS_PER_SM / threads.max(1))
     }
 
     fn tensor_map(&self, spec: &TensorMapSpec) -> DriverResult<TensorMap> {

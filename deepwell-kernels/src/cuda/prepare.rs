@@ -179,9 +179,9 @@ pub struct Device<'a> {
 }
 
 impl Device<'_> {
-    /// Streaming multiprocessors.
-    pub fn multiprocessors(&self) -> u32 {
-        self.driver.properties().multiprocessors
+    /// SMs.
+    pub fn sm_count(&self) -> u32 {
+        self.driver.properties().sm_count
     }
 
     /// Kernel `name` of `<file>.cu`, allowed `shared_bytes` of dynamic shared memory.
@@ -217,8 +217,8 @@ impl Device<'_> {
         threads: u32,
         shared_bytes: u32,
     ) -> Result<u32, KernelError> {
-        let blocks = self.driver.blocks_per_multiprocessor(function, threads, shared_bytes)?;
-        Ok(blocks.max(1) * self.multiprocessors())
+        let blocks = self.driver.blocks_per_sm(function, threads, shared_bytes)?;
+        Ok(blocks.max(1) * self.sm_count())
     }
 
     /// A launch of one-dimensional grid and block, in no cluster.

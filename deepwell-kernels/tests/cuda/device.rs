@@ -83,8 +83,8 @@ mod present {
 
     pub(super) const IS_BUILT: bool = true;
 
-    /// Blocks of a multiprocessor, where they fit: kernels whose blocks wait for each other take
-    /// long rows only with many.
+    /// Blocks of an SM, where they fit: kernels whose blocks wait for each other take long rows
+    /// only with many.
     const BLOCKS_PER_SM: u32 = 8;
 
     /// An emulated device, and what is launched on it.
@@ -113,7 +113,7 @@ mod present {
     pub(crate) fn emulate(architecture: Architecture, blocks_per_sm: u32) -> Emulated {
         let driver = typed_driver(architecture, blocks_per_sm);
         let launches = driver.launches();
-        let target = cuda_target(architecture, driver.properties().multiprocessors as usize, &[]);
+        let target = cuda_target(architecture, driver.properties().sm_count as usize, &[]);
         let images = KernelImages::discover().into_ptx();
         let blas = Box::new(driver.blas());
         let backend = CudaBackend::new(Box::new(driver), Some(blas), images).unwrap();

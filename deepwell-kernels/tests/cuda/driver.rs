@@ -82,7 +82,7 @@ fn the_device_describes_itself() {
     let properties = driver.properties().clone();
     let (free, total) = driver.memory().unwrap();
     assert!(free <= total && total <= properties.memory_bytes, "{free} {total} {properties:?}");
-    assert!(properties.multiprocessors > 0 && properties.l2_bytes > 0, "{properties:?}");
+    assert!(properties.sm_count > 0 && properties.l2_bytes > 0, "{properties:?}");
     assert!(properties.shared_bytes_per_block >= 99 << 10, "{properties:?}");
     assert!(properties.cuda_version >= 13_000, "{properties:?}");
     let error = CudarcDriver::open(1000).map(drop).unwrap_err().to_string();
@@ -135,7 +135,7 @@ fn a_kernel_runs_from_any_thread_in_clusters_and_programmatically() {
         .unwrap();
         assert_eq!(fixture.download(out), expected, "cluster {cluster}, {programmatic}");
     }
-    let blocks = fixture.driver.blocks_per_multiprocessor(fixture.add, THREADS, 0).unwrap();
+    let blocks = fixture.driver.blocks_per_sm(fixture.add, THREADS, 0).unwrap();
     assert!((1..=8).contains(&blocks), "{blocks} blocks of {THREADS} threads");
 }
 

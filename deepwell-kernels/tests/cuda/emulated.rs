@@ -1,10 +1,10 @@
 //! Every kernel on the emulator, in every test run: right, and with nothing that is not ordered.
 //!
 //! A row for each `.cu` file of `src/ops/`, made by `emulated!` in `tests/` of its op; its test is
-//! `emulated::<file>`. It runs all of the file's kernels at shapes that give each
-//! of four multiprocessors, with one block each, three tiles or more, and that use every stage of a
-//! pipeline more than once; a kernel that was not launched on all four fails the row, and so does
-//! a file without one. Shapes at the edges, and hard numbers, are what the other tests are for.
+//! `emulated::<file>`. It runs all of the file's kernels at shapes that give each of four SMs, with
+//! one block each, three tiles or more, and that use every stage of a pipeline more than once; a
+//! kernel that was not launched on all four fails the row, and so does a file without one. Shapes
+//! at the edges, and hard numbers, are what the other tests are for.
 //!
 //! `DEEPWELL_TEST_DEVICE` names another architecture than the row's; rows of files that are not
 //! compiled for it are skipped. `harness.rs` lists the variables that choose other ways to run.
@@ -20,8 +20,8 @@ use crate::harness::Gpu;
 use crate::ptx;
 use crate::trials::skip;
 
-/// Multiprocessors of the emulated device.
-const MULTIPROCESSORS: u32 = 4;
+/// SMs of the emulated device.
+const SM_COUNT: u32 = 4;
 /// Kernels whose work is that of one block, whatever the shapes.
 const OF_ONE_BLOCK: [&str; 1] = ["adamw_coefficients"];
 
@@ -79,10 +79,10 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
             .filter(|launch| launch.kernel == entry && launch.verdict == Verdict::Clean)
             .map(|launch| launch.grid.iter().product::<u32>())
             .max();
-        let expected = if OF_ONE_BLOCK.contains(&entry) { 1 } else { MULTIPROCESSORS };
+        let expected = if OF_ONE_BLOCK.contains(&entry) { 1 } else { SM_COUNT };
         assert!(
             blocks.is_some_and(|blocks| blocks >= expected),
-            "expected a launch of `{entry}` on {expected} multiprocessors, got one of {} blocks \
+            "expected a launch of `{entry}` on {expected} SMs, got one of {} blocks \
              at most",
             blocks.unwrap_or(0)
         );

@@ -176,7 +176,7 @@ impl Gpu {
         let blas: Box<dyn Blas> = Box::new(blas);
         let backend =
             CudaBackend::new(Box::new(driver), Some(blas), KernelImages::discover()).unwrap();
-        let target = cuda_target(architecture, properties.multiprocessors as usize, &[CUBLASLT]);
+        let target = cuda_target(architecture, properties.sm_count as usize, &[CUBLASLT]);
         Ok(Gpu::new(backend, target, false))
     }
 

@@ -45,7 +45,7 @@ impl Machine {
                     };
                     fact(
                         "GPU",
-                        format!("{}, {} multiprocessors", gpu.name, known(gpu.multiprocessors)),
+                        format!("{}, {} SMs", gpu.name, known(gpu.sm_count)),
                     );
                     fact(
                         "driver",

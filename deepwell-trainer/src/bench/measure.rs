@@ -83,7 +83,7 @@ pub struct GpuMeasurements {
 
 /// Sizes of a GEMM on a processor: 2.1 GFLOP.
 const CPU_SIZE: usize = 1024;
-/// Sizes of a GEMM on a GPU: 1.1 TFLOP, far more tiles than multiprocessors.
+/// Sizes of a GEMM on a GPU: 1.1 TFLOP, far more tiles than SMs.
 const GPU_SIZE: usize = 8192;
 /// Samples of each GEMM.
 const SAMPLES: usize = 10;

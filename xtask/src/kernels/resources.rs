@@ -1,6 +1,6 @@
 //! What ptxas says of each kernel under `-v`.
 
-/// What a kernel needs of a multiprocessor.
+/// What a kernel needs of an SM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     /// Name of the `__global__` function.

@@ -328,9 +328,9 @@ pub enum SpecialRegister {
     /// `%nwarpid`.
     WarpCount,
     /// `%smid`.
-    Multiprocessor,
+    SmId,
     /// `%nsmid`.
-    MultiprocessorCount,
+    SmCount,
     /// `%gridid`.
     GridId,
     /// `%lanemask_eq`, `_le`, `_lt`, `_ge`, `_gt`.

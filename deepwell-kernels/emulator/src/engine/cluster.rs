@@ -13,8 +13,8 @@ use crate::tcgen05::Allocator;
 pub(crate) struct Block {
     /// Position in the grid.
     pub(crate) position: [u32; 3],
-    /// The multiprocessor that it is on.
-    pub(crate) multiprocessor: u32,
+    /// The SM that it is on.
+    pub(crate) sm_id: u32,
     pub(crate) shared: SharedMemory,
     pub(crate) tensor: TensorMemory,
     pub(crate) barriers: BlockBarriers,

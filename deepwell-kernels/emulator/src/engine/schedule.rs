@@ -140,7 +140,7 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
         }
         blocks.push(Block {
             position: shape.block_position(position, rank),
-            multiprocessor: (place * count + rank) % world.settings.sm_count,
+            sm_id: (place * count + rank) % world.settings.sm_count,
             shared: SharedMemory::new(shape.shared_bytes),
             tensor: TensorMemory::new(),
             barriers: BlockBarriers::default(),

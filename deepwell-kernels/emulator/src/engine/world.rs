@@ -48,7 +48,7 @@ impl Shape {
     /// Clusters that are on the machine at a time.
     pub(crate) fn clusters_resident(&self, settings: &Settings) -> u32 {
         let by_threads = 2048 / (self.warps() * 32).max(1);
-        // A multiprocessor has 228 KiB, of which the system takes one for each block.
+        // An SM has 228 KiB, of which the system takes one for each block.
         let by_shared = 228 * 1024 / (self.shared_bytes + 1024);
         let blocks = by_threads.min(by_shared).clamp(1, settings.blocks_per_sm.max(1));
         (blocks * settings.sm_count / self.cluster_blocks()).max(1)

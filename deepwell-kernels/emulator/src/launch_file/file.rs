@@ -32,10 +32,10 @@ pub struct LaunchFile {
     /// that one wrote is `written_before` of the buffers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub programmatic: bool,
-    /// Multiprocessors of the device; 4 without it and without `--sm-count`.
+    /// SMs of the device; 4 without it and without `--sm-count`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
-    /// Blocks that a multiprocessor runs at a time, at most, where their threads and shared memory
+    /// Blocks that an SM runs at a time, at most, where their threads and shared memory
     /// fit; 2 without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks_per_sm: Option<u32>,

@@ -16,7 +16,7 @@ use crate::numerics::ResultMode;
 /// How mutants are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationOptions {
-    /// Multiprocessors of the device, instead of those of the documents.
+    /// SMs of the device, instead of those of the documents.
     pub sm_count: Option<u32>,
     /// A mutant may run so many times as many instructions as the kernel does before it counts as
     /// hung.

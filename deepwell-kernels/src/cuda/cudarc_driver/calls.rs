@@ -260,7 +260,7 @@ impl Driver for CudarcDriver {
         Ok(function)
     }
 
-    fn blocks_per_multiprocessor(
+    fn blocks_per_sm(
         &mut self,
         function: Function,
         threads: u32,

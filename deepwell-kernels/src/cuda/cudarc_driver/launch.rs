@@ -106,7 +106,7 @@ impl Kernel {
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.raw, attribute, value) })
     }
 
-    /// Blocks of `threads` threads that one multiprocessor holds.
+    /// Blocks of `threads` threads that one SM holds.
     pub(super) fn occupancy(&self, threads: u32, shared_bytes: u32) -> DriverResult<u32> {
         let mut blocks = 0;
         // SAFETY: the kernel's module is loaded; writes one integer.

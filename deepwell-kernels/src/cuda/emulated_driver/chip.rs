@@ -7,8 +7,8 @@ pub(super) struct Chip {
     pub(super) capability: (u32, u32),
     /// The number in the name of the PTX target.
     pub(super) target: u32,
-    pub(super) threads_per_multiprocessor: u32,
-    pub(super) shared_bytes_per_multiprocessor: u32,
+    pub(super) threads_per_sm: u32,
+    pub(super) shared_bytes_per_sm: u32,
     pub(super) shared_bytes_per_block: u32,
     pub(super) l2_bytes: u64,
 }
@@ -26,8 +26,8 @@ impl Chip {
         Chip {
             capability,
             target: capability.0 * 10 + capability.1,
-            threads_per_multiprocessor: threads,
-            shared_bytes_per_multiprocessor: shared_kib << 10,
+            threads_per_sm: threads,
+            shared_bytes_per_sm: shared_kib << 10,
             // One KiB of each block is the system's.
             shared_bytes_per_block: (shared_kib - 1) << 10,
             l2_bytes,

@@ -12,7 +12,7 @@ pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";
 pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
 /// Whether hazards are looked for: `on` or `off`.
 pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
-/// Blocks that a multiprocessor runs at a time, at most: 1 to 32.
+/// Blocks that an SM runs at a time, at most: 1 to 32.
 pub const BLOCKS_VARIABLE: &str = "DEEPWELL_EMULATOR_BLOCKS_PER_SM";
 
 /// `defaults`, changed by the variables that are set and not empty.

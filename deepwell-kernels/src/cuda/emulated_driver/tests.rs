@@ -210,7 +210,7 @@ fn blocks_fit_by_threads_and_by_shared_memory() {
         let mut driver = EmulatedDriver::new(architecture, settings);
         let module = driver.load_module(&ptx(architecture.name(), &[ADD])).unwrap();
         let add = driver.function(module, "add", shared_bytes).unwrap();
-        let blocks = driver.blocks_per_multiprocessor(add, threads, shared_bytes).unwrap();
+        let blocks = driver.blocks_per_sm(add, threads, shared_bytes).unwrap();
         assert_eq!(blocks, expected, "{architecture:?}, {threads}, {shared_bytes}");
     };
     // 2048 threads and 228 KiB, of which each block takes one more; 1536 and 100 KiB on sm_120.

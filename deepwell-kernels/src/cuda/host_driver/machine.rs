@@ -73,11 +73,11 @@ pub trait Machine: Send {
     /// A function of another machine.
     fn kernel_name(&self, function: Function) -> DriverResult<&str>;
 
-    /// Blocks of `threads` threads that one multiprocessor holds at a time.
+    /// Blocks of `threads` threads that one SM holds at a time.
     ///
     /// # Errors
     /// A function of another machine.
-    fn blocks_per_multiprocessor(
+    fn blocks_per_sm(
         &self,
         function: Function,
         threads: u32,

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn rows_lead_by_what_runs_at_a_time() {
-        // Four blocks on each of 132 multiprocessors.
+        // Four blocks on each of 132 SMs.
         let expected = [
             ((0, 256), [0, 0, 0]),
             ((1, 8), [1, 1, 1]),

@@ -151,8 +151,8 @@ pub(crate) struct BlockColumns {
 }
 
 impl BlockColumns {
-    /// One block for each of `workers` multiprocessors, as far as there are rows for
-    /// `rows_per_block` each; teams such that either level adds about as many rows.
+    /// One block for each of `workers` SMs, as far as there are rows for `rows_per_block` each;
+    /// teams such that either level adds about as many rows.
     pub(crate) fn new(rows: usize, rows_per_block: usize, workers: usize) -> BlockColumns {
         let blocks = rows.div_ceil(rows_per_block.max(1)).clamp(1, workers.max(1));
         let root = blocks.isqrt();

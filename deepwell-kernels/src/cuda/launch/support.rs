@@ -3,10 +3,10 @@
 use deepwell_ir::{DType, KernelRequest};
 
 /// Blocks of `threads` threads for `items` items, a thread taking several when there are more
-/// than 16 blocks for each multiprocessor; at least one.
-pub(crate) fn grid_of(items: usize, threads: u32, multiprocessors: u32) -> u32 {
+/// than 16 blocks for each SM; at least one.
+pub(crate) fn grid_of(items: usize, threads: u32, sm_count: u32) -> u32 {
     let wanted = items.div_ceil(threads as usize).max(1);
-    wanted.min(16 * multiprocessors as usize) as u32
+    wanted.min(16 * sm_count as usize) as u32
 }
 
 /// Says which of `operands` is not BF16.

@@ -65,7 +65,7 @@ pub(crate) struct TileShape {
     pub(crate) cluster: [usize; 2],
 }
 
-/// Multiprocessors that stand together and that a cluster does not go beyond: assumed, as in a full
+/// SMs that stand together and that a cluster does not go beyond: assumed, as in a full
 /// group of Hopper. Of 18, clusters of four leave two without work.
 const GROUP: usize = 18;
 
@@ -116,10 +116,10 @@ impl TileShape {
     }
 
     /// Clusters that run at the same time.
-    pub(crate) fn clusters_at_once(self, multiprocessors: usize) -> usize {
+    pub(crate) fn clusters_at_once(self, sm_count: usize) -> usize {
         let blocks = self.cluster_blocks();
-        let in_groups = multiprocessors / GROUP * (GROUP / blocks);
-        (in_groups + multiprocessors % GROUP / blocks).max(1)
+        let in_groups = sm_count / GROUP * (GROUP / blocks);
+        (in_groups + sm_count % GROUP / blocks).max(1)
     }
 
     /// Rows of `b` that MMAs of a block read.
@@ -199,11 +199,11 @@ impl TileShape {
         results: ResultCost,
         target: &Target,
     ) -> TileSelection {
-        let multiprocessors = target.workers as u64;
+        let sm_count = target.workers as u64;
         let rank = |shape: TileShape| {
             let computed =
                 shape.clusters(sizes) * shape.cluster_extents().iter().product::<usize>();
-            (Cost::new(shape, sizes, results, multiprocessors).cycles, computed, shape)
+            (Cost::new(shape, sizes, results, sm_count).cycles, computed, shape)
         };
         let mut ranked: Vec<_> = shapes.into_iter().map(rank).collect();
         ranked.sort_by_key(|&(cycles, computed, _)| (cycles, computed));
@@ -263,8 +263,8 @@ impl TileShape {
     }
 
     /// Blocks of the grid.
-    fn grid(self, sizes: GemmSizes, multiprocessors: u32) -> u32 {
-        let at_once = self.clusters_at_once(multiprocessors as usize);
+    fn grid(self, sizes: GemmSizes, sm_count: u32) -> u32 {
+        let at_once = self.clusters_at_once(sm_count as usize);
         let clusters = self.clusters(sizes).min(at_once);
         (clusters * self.cluster_blocks()) as u32
     }
@@ -274,12 +274,12 @@ impl TileShape {
         self,
         function: Function,
         sizes: GemmSizes,
-        multiprocessors: u32,
+        sm_count: u32,
         arguments: Vec<Argument>,
     ) -> Step {
         Step::Launch(Launch {
             function,
-            grid: [self.grid(sizes, multiprocessors), 1, 1],
+            grid: [self.grid(sizes, sm_count), 1, 1],
             block: [THREADS, 1, 1],
             cluster: [self.cluster_blocks() as u32, 1, 1],
             shared_bytes: self.shared_bytes(),
@@ -423,11 +423,11 @@ mod tests {
     fn clusters_stay_within_groups() {
         let all = TileShape::all(Operands::Bf16);
         // Of 148: eight groups and four more.
-        for (index, multiprocessors, expected) in
+        for (index, sm_count, expected) in
             [(0, 148, 74), (2, 148, 148), (4, 148, 33), (4, 4, 1), (4, 3, 1), (5, 132, 29)]
         {
-            let found = all[index].clusters_at_once(multiprocessors);
-            assert_eq!(found, expected, "{} on {multiprocessors}", all[index].name());
+            let found = all[index].clusters_at_once(sm_count);
+            assert_eq!(found, expected, "{} on {sm_count}", all[index].name());
         }
     }
 

@@ -10,8 +10,8 @@ const BF16_FMAS_PER_CYCLE: u64 = 4096;
 /// Bytes of operands that a tensor core reads from shared memory in a cycle, and that copies write
 /// there: assumed, as it is on Hopper.
 const SHARED_BYTES_PER_CYCLE: u64 = 128;
-/// Bytes that the L2 cache gives in a cycle for each multiprocessor that asks: assumed. What a
-/// block copies to several is given once.
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. What a block copies to
+/// several is given once.
 const L2_BYTES_PER_CYCLE: u64 = 64;
 /// Bytes of device memory in a cycle of the whole device: 7.7 TB/s at that clock. A test holds both
 /// numbers to the datasheet that `deepwell-probe` has.
@@ -23,7 +23,7 @@ const CYCLES_PER_RESULT_COLUMN: u64 = 8;
 /// Cycles of a column of 128 more: of sums that pass shared memory once more and are looked at
 /// there, of GELU and of its gradient, each by the normal distribution or the hyperbolic tangent,
 /// and of each copy in MXFP8. Counted in the instructions of the kernels for sm_100a, of which each
-/// quarter of a multiprocessor issues one in a cycle for its warp of the epilogue.
+/// quarter of an SM issues one in a cycle for its warp of the epilogue.
 const CYCLES_OF_FUSED: u64 = 5;
 const CYCLES_OF_GELU: [[u64; 2]; 2] = [[32, 17], [35, 29]];
 const CYCLES_OF_COPY: u64 = 7;
@@ -94,7 +94,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Of a GEMM with tiles of `shape` on so many multiprocessors.
+    /// Of a GEMM with tiles of `shape` on so many SMs.
     ///
     /// Waves of clusters run one after the other; a tile takes what the slowest of tensor cores,
     /// shared memory and the L2 cache takes. Writing results hides behind the next tile, but for
@@ -104,12 +104,12 @@ impl Cost {
         shape: TileShape,
         sizes: GemmSizes,
         results: ResultCost,
-        multiprocessors: u64,
+        sm_count: u64,
     ) -> Cost {
         let GemmSizes { rows, columns, depth } = sizes;
         let element_bytes = shape.element_bytes() as u64;
         let clusters = shape.clusters(sizes) as u64;
-        let at_once = shape.clusters_at_once(multiprocessors as usize) as u64;
+        let at_once = shape.clusters_at_once(sm_count as usize) as u64;
         let waves = clusters.div_ceil(at_once);
         let stages = depth.div_ceil(shape.stage_depth()) as u64;
 
@@ -139,7 +139,7 @@ impl Cost {
 
         let cycles = (waves * tile_cycles.max(result_cycles) + result_cycles).max(device_cycles);
         let fmas = (rows * columns) as u64 * depth as u64;
-        let ideal_cycles = fmas / (fmas_per_cycle * multiprocessors.max(1));
+        let ideal_cycles = fmas / (fmas_per_cycle * sm_count.max(1));
         Cost {
             waves,
             device_bytes,
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn rates_are_those_of_the_datasheet() {
         let b200 = &Hardware::preset("b200").unwrap().gpus[0];
-        let sms = u64::from(b200.multiprocessors.unwrap());
+        let sms = u64::from(b200.sm_count.unwrap());
         let tflops = b200.peak_tflops(NumberFormat::Bf16).unwrap();
         assert_eq!(sms, B200);
         let hz = tflops * 1e12 / (2 * BF16_FMAS_PER_CYCLE * sms) as f64;

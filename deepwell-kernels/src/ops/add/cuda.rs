@@ -35,7 +35,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (a, b, sum) = (call.input(0), call.input(1), call.output(0));
     let function = device.function("add", "add_bf16", 0)?;
-    let blocks = grid_of(sum.elements().div_ceil(WIDTH), THREADS, device.multiprocessors());
+    let blocks = grid_of(sum.elements().div_ceil(WIDTH), THREADS, device.sm_count());
     let arguments =
         vec![a.argument(), b.argument(), sum.argument(), Argument::U64(sum.elements() as u64)];
     Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])

@@ -105,7 +105,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     let bytes = 2 * units.width;
     let function = device.function("add_positions", &format!("add_positions_{bytes}_bytes"), 0)?;
     let threads = units.tokens.div_ceil(UNITS_PER_THREAD);
-    let blocks = grid_of(threads, FORWARD_THREADS, device.multiprocessors());
+    let blocks = grid_of(threads, FORWARD_THREADS, device.sm_count());
     let arguments = vec![
         x.argument(),
         table.argument(),

@@ -47,7 +47,7 @@ struct Tiling {
     static constexpr int kChunkKeys = kHeadDim == 128 ? 64 : 32;
     static constexpr bool kQueriesInRegisters = kHeadDim < 128;
     // Padded ones need registers for the width, too.
-    static constexpr int blocks_per_multiprocessor(bool padded) {
+    static constexpr int blocks_per_sm(bool padded) {
         return kHeadDim == 128 || padded ? 2 : 3;
     }
 
@@ -330,7 +330,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
 // `kName` is the end of the kernel's name.
 #define DEEPWELL_ATTENTION(kName, kHeadDim, kPadded)                                             \
     extern "C" __global__ void __launch_bounds__(                                                \
-        kThreads, Tiling<kHeadDim>::blocks_per_multiprocessor(kPadded))                          \
+        kThreads, Tiling<kHeadDim>::blocks_per_sm(kPadded))                                      \
         attention_##kName(const bf16* q, const bf16* k, const bf16* v, bf16* out, float* lse,    \
                           uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,         \
                           uint32 section_heads, uint32 causal, float scale_log2,                 \

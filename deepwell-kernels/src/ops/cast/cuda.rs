@@ -42,7 +42,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         }
     };
     let function = device.function("cast", entry, 0)?;
-    let blocks = grid_of(x.elements().div_ceil(WIDTH), THREADS, device.multiprocessors());
+    let blocks = grid_of(x.elements().div_ceil(WIDTH), THREADS, device.sm_count());
     let arguments = vec![x.argument(), y.argument(), Argument::U64(x.elements() as u64)];
     Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
 }

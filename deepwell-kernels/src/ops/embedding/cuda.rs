@@ -45,7 +45,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let function = device.function("embedding", entry, 0)?;
     let rows = tokens.elements();
     let threads = (rows * width).div_ceil(UNITS_PER_THREAD);
-    let blocks = grid_of(threads, THREADS, device.multiprocessors());
+    let blocks = grid_of(threads, THREADS, device.sm_count());
     let arguments = vec![
         tokens.argument(),
         table.argument(),

@@ -107,8 +107,8 @@ impl Cut {
 
     /// Rows that a block owns when it sorts: each block looks at all tokens, so no more blocks
     /// than run at a time, if the table lets them.
-    fn rows_per_block(&self, multiprocessors: usize) -> usize {
-        self.vocab.div_ceil(multiprocessors.max(1)).clamp(1, SORT_ROWS_MAX)
+    fn rows_per_block(&self, sm_count: usize) -> usize {
+        self.vocab.div_ceil(sm_count.max(1)).clamp(1, SORT_ROWS_MAX)
     }
 
     /// Blocks that add, and then those that fill rows without tokens.
@@ -129,7 +129,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sum = function(&format!("embedding_backward_sum_{suffix}"))?;
     let join = function(&format!("embedding_backward_join_{suffix}"))?;
 
-    let rows_per_block = cut.rows_per_block(device.multiprocessors() as usize);
+    let rows_per_block = cut.rows_per_block(device.sm_count() as usize);
     let sort_blocks = cut.vocab.div_ceil(rows_per_block).max(1) as u32;
     let sort_arguments = vec![
         tokens.argument(),

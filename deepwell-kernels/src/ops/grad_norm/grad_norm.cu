@@ -2,9 +2,8 @@
 //
 // The tensors are one list of chunks of 8192 elements; block b takes the chunks b, b + grid, ...,
 // each thread the same elements of each. Squares are exact in FP64 and cannot overflow there, so
-// the norm is finite exactly when every gradient is (and it fits FP32). A multiprocessor of an
-// H200 widens 16 numbers a cycle, and memory brings it four or five. The last block joins the
-// blocks' sums.
+// the norm is finite exactly when every gradient is (and it fits FP32). An SM of an H200 widens 16
+// numbers a cycle, and memory brings it four or five. The last block joins the blocks' sums.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/last_block.cuh"

@@ -102,7 +102,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let (a, b, out) = (call.input(0), call.input(1), call.output(0));
     let form = Form::new(op, LinearSizes::new(op, &a.shape, &b.shape));
     let sizes = form.sizes;
-    let multiprocessors = device.multiprocessors();
+    let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::all(Operands::Bf16))?;
     let name = format!("sm100_bf16_gemm_{}_{}", form.name, shape.name());
     let function = device.function("sm100_bf16_gemm", &name, shape.shared_bytes())?;
@@ -121,7 +121,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
     ];
-    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, sm_count, arguments)])
 }
 
 #[cfg(test)]

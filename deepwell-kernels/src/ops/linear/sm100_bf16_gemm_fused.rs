@@ -56,12 +56,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Op::Linear(linear) if linear.bias => call.input(2).pointer,
         _ => DevicePtr(0),
     };
-    let multiprocessors = device.multiprocessors();
+    let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Bf16))?;
     let name = format!("sm100_bf16_gemm_fused_{}_{}", form.name, shape.name());
     let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments =
         operand_maps(&form, shape, &a, &b, device)?.map(Argument::TensorMap).to_vec();
     arguments.extend(fused_gemm::arguments(call, &parts, device, bias, form.sizes)?);
-    Ok(vec![shape.launch(function, form.sizes, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, form.sizes, sm_count, arguments)])
 }

@@ -23,8 +23,8 @@ use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
 const THREADS: u32 = 512;
 /// Logits that such a block takes at a time.
 const TILE_LOGITS: usize = 4096;
-/// Tiles of a row that stay in shared memory: two blocks fit a multiprocessor of Hopper, one
-/// fits the smallest.
+/// Tiles of a row that stay in shared memory: two blocks fit an SM of Hopper, one fits the
+/// smallest.
 const CACHED_TILES_MAX: usize = 6;
 /// Threads of a block of `cross_entropy_gemm.cu`, and its shared memory.
 const GEMM_THREADS: u32 = 128;

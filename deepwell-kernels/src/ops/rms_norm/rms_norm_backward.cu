@@ -3,11 +3,11 @@
 //   dx = dresidual + rstd * (g - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over rows of dy * n
 //
-// One block a multiprocessor. A row belongs to as many warps as hold it in registers, and each
-// such group takes rows in turn; a thread keeps the same columns throughout, so its part of
-// dweight stays in registers until the end, when the groups of a block add theirs in shared
-// memory, and the blocks theirs in scratch. Each row is read once and written once. Rows that do
-// not consist of whole pieces, or are too long, go element by element.
+// One block an SM. A row belongs to as many warps as hold it in registers, and each such group
+// takes rows in turn; a thread keeps the same columns throughout, so its part of dweight stays in
+// registers until the end, when the groups of a block add theirs in shared memory, and the blocks
+// theirs in scratch. Each row is read once and written once. Rows that do not consist of whole
+// pieces, or are too long, go element by element.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"

@@ -69,7 +69,7 @@ pub(crate) fn expand(
             _ => rows.div_ceil(SQUARE) * groups * WARP,
         }
     });
-    let blocks = grid_of(threads[0].max(threads[1]), THREADS, device.multiprocessors());
+    let blocks = grid_of(threads[0].max(threads[1]), THREADS, device.sm_count());
     let square = |operand: &Expansion| u32::from(operand.spec.block.is_square());
     let arguments = vec![
         Argument::Pointer(a.source),

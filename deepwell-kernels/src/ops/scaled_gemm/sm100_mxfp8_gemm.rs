@@ -92,7 +92,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sizes = sizes(&a.shape, &b.shape);
     let has_bias = matches!(&call.call.op, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
-    let multiprocessors = device.multiprocessors();
+    let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::all(Operands::Mx))?;
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let name = format!("sm100_mxfp8_gemm_{element}_{}", shape.name());
@@ -106,7 +106,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::I32(sizes.depth as i32),
         Argument::U32(call.accumulate().into()),
     ]);
-    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, sm_count, arguments)])
 }
 
 #[cfg(test)]

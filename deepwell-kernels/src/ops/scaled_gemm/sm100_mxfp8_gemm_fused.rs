@@ -48,11 +48,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sizes = super::sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
     let has_bias = matches!(parts.core, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
-    let multiprocessors = device.multiprocessors();
+    let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments = operand_maps(call, device, shape)?;
     arguments.extend(fused_gemm::arguments(call, &parts, device, bias, sizes)?);
-    Ok(vec![shape.launch(function, sizes, multiprocessors, arguments)])
+    Ok(vec![shape.launch(function, sizes, sm_count, arguments)])
 }

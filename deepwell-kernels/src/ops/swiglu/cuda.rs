@@ -54,7 +54,7 @@ fn prepare(
 ) -> Result<Vec<Step>, KernelError> {
     let elements = call.input(0).elements();
     let function = device.function("swiglu", entry, 0)?;
-    let blocks = grid_of(elements.div_ceil(WIDTH), THREADS, device.multiprocessors());
+    let blocks = grid_of(elements.div_ceil(WIDTH), THREADS, device.sm_count());
     let operands = 0..call.call.operands.len();
     let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
     arguments.push(Argument::U64(elements as u64));

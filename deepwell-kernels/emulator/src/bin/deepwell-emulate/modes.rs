@@ -51,7 +51,7 @@ pub(crate) struct ModeArgs {
     /// Whether accesses that nothing orders are reported
     #[arg(long, value_name = "WORD", default_value = "on")]
     tracker: TrackerWord,
-    /// Multiprocessors [default: what the launch file says, else 4]
+    /// SMs [default: what the launch file says, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) sm_count: Option<u32>,
     /// Give a launch up after so many instructions of warps

@@ -28,7 +28,7 @@ pub(crate) struct MutateArgs {
     /// Launch files, or folders of them
     #[arg(required = true, value_name = "FILE.toml")]
     files: Vec<PathBuf>,
-    /// Multiprocessors [default: what the launch file says, else 4]
+    /// SMs [default: what the launch file says, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_count: Option<u32>,
     /// Folder of the files that the PTX's `.file` lines name [default: what the launch file says]

@@ -27,7 +27,7 @@ pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Ou
         &mut text,
         "mode",
         &format!(
-            "{}, results {}, tracker {tracker}, {} multiprocessors",
+            "{}, results {}, tracker {tracker}, {} SMs",
             completion_name(settings.completion),
             results_name(settings.results),
             settings.sm_count

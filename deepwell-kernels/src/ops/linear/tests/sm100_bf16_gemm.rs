@@ -51,9 +51,8 @@ fn gemms_of_any_size() {
 }
 
 trial!(blocks_of_several_tiles);
-/// Three tiles and more for each block of an emulated device with four multiprocessors:
-/// accumulators and stages are used again. Clusters of two tiles: the second of some is beyond the
-/// result.
+/// Three tiles and more for each block of an emulated device with four SMs: accumulators and stages
+/// are used again. Clusters of two tiles: the second of some is beyond the result.
 fn blocks_of_several_tiles() {
     let mut gpu = tcgen05::open();
     check_several_tiles(&mut gpu);

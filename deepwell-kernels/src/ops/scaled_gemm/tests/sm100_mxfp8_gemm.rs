@@ -12,7 +12,7 @@ pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
 
 /// Rows, columns, depth: single, odd, around the tiles of 128 and 256 and the stage of 128, scales
 /// that lie by single bytes, by words and by 16 bytes, more stages than the ring has, and three
-/// tiles for each of four multiprocessors.
+/// tiles for each of four SMs.
 const SIZES: &[(usize, usize, usize)] = &[
     (1, 1, 16),
     (3, 5, 48),
