@@ -43,24 +43,24 @@ __device__ __forceinline__ void sum_rows_of_blocks(const float* from, uint32 cou
 }
 
 // Called by all threads of all blocks (one-dimensional grid) after block `b` wrote row `b` of
-// `scratch` [gridDim.x + teams, width], 16-byte aligned; `tickets` are teams + 1 counters. The
+// `scratch` [gridDim.x + teams, width], 16-byte aligned; `arrivals` are teams + 1 counters. The
 // last block calls `emit(column, total)` for each column, its threads sharing the columns.
 template <typename Emit>
 __device__ __forceinline__ void sum_over_blocks(float* scratch, uint32 width, uint32 members,
-                                                uint32* tickets, const Emit& emit) {
+                                                uint32* arrivals, const Emit& emit) {
     const uint32 blocks = gridDim.x;
     const uint32 teams = (blocks + members - 1) / members;
     const uint32 team = blockIdx.x / members;
     const uint32 first = team * members;
     const uint32 count = min(members, blocks - first);
-    if (!is_last_block(tickets + 1 + team, count)) {
+    if (!is_last_block(arrivals + 1 + team, count)) {
         return;
     }
     float* const of_teams = scratch + static_cast<uint64>(blocks) * width;
     float* const of_team = of_teams + static_cast<uint64>(team) * width;
     sum_rows_of_blocks(scratch + static_cast<uint64>(first) * width, count, width,
                        [&](uint32 column, float total) { of_team[column] = total; });
-    if (!is_last_block(tickets, teams)) {
+    if (!is_last_block(arrivals, teams)) {
         return;
     }
     sum_rows_of_blocks(of_teams, teams, width, emit);

@@ -155,10 +155,10 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
     const uint32 lanes = quarter * 32 << 16;
     uint8* staged = shared.staged + quarter * (32 * 128);
     sm100::Ring<sm100::kAccumulators> ring;
-    sm100::Ring<S::kDrained> drained;
+    sm100::Ring<S::kEmptyBarriers> empties;
     for (TilePlace place; tiles.next(place);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
-        sm100::wait<S>(shared.done + ring.index, ring.phase);
+        sm100::wait<S>(shared.accumulator_full + ring.index, ring.phase);
         tcgen05_fence_after_barrier();
         const uint32 address = tensor_base + lanes + ring.index * S::kAccumulatorStride;
         const bool backwards = S::kShares && ring.index == 0;
@@ -167,11 +167,11 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
                 // redundant release of mbarrier.arrive: the fence is enough for tensor memory
-                sm100::arrive_at_first<S>(shared.drained + drained.index);
+                sm100::arrive_at_first<S>(shared.accumulator_empty + empties.index);
             }
         });
         ring.advance();
-        drained.advance();
+        empties.advance();
     }
 }
 

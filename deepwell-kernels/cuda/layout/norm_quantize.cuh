@@ -1,17 +1,17 @@
 // A normalization of rows and the block quantization of its output, from one read of the source.
 //
 // Column blocks need 32 or 128 rows of y together, and y needs the statistics of whole rows: 128
-// rows at a time, a strip, then, which is more than an SM holds. So there are two kinds of work for
+// rows at a time, an M-block, which is more than an SM holds. So there are two kinds of work for
 // a block of threads:
 //
-//   rows: the statistics of eight rows of a strip, a warp for each, and their sums with delta; a
-//         counter of the strip tells that they are there.
-//   a tile: 128 columns of a strip, once all its rows are counted, are read again, normalized and
+//   rows: the statistics of eight rows of an M-block, a warp for each, and their sums with delta; a
+//         counter of the M-block tells that they are there.
+//   a tile: 128 columns of an M-block, once all its rows are counted, are read again, normalized and
 //         quantized as in `layout/mx_plain_tile.cuh`.
 //
-// The rows of a strip come some strips before its tiles, as many as lie between blocks that run at
-// the same time: so a tile seldom waits, and what it reads is still in the L2 cache. Blocks begin
-// in the order of their indices, and wait only for blocks before them.
+// The row statistics run some M-blocks ahead of the tiles, as many as blocks run at the same time:
+// so a tile seldom waits, and what it reads is still in the L2 cache. Blocks begin in the order of
+// their indices, and wait only for blocks before them.
 #pragma once
 
 #include "common/types.cuh"
@@ -26,7 +26,7 @@
 
 // Rows of a block, a warp each.
 constexpr uint32 kNormRows = kMxPlainThreads / 32;
-// Blocks that have the rows of a strip.
+// Blocks that have the rows of an M-block.
 constexpr uint32 kNormRowBlocks = kMxTile / kNormRows;
 // Rows of a tile that a thread loads together.
 constexpr int kNormTogether = 4;
@@ -34,31 +34,32 @@ constexpr int kNormTogether = 4;
 // What a block does.
 struct NormWork {
     bool is_tile;
-    uint32 strip;
-    uint32 index;  // of the tile in the strip, or of the eight rows
+    uint32 m_block;
+    uint32 index;  // of the tile in the M-block, or of the eight rows
 
-    // Block `block` of those for `strips` of `tiles` tiles each, `lead` of which have their rows
-    // done before the first tile: then the rows of one strip and the tiles of another in turn.
-    __device__ __forceinline__ NormWork(uint32 block, uint32 strips, uint32 tiles, uint32 lead) {
-        const uint32 ahead = lead * kNormRowBlocks;
+    // Block `block` of those for `m_blocks` of `tiles` tiles each. The rows of `lookahead` M-blocks
+    // come before the first tile, then the rows of one M-block and the tiles of another in turn.
+    __device__ __forceinline__ NormWork(uint32 block, uint32 m_blocks, uint32 tiles,
+                                        uint32 lookahead) {
+        const uint32 ahead = lookahead * kNormRowBlocks;
         if (block < ahead) {
             *this = {false, block / kNormRowBlocks, block % kNormRowBlocks};
             return;
         }
         const uint32 both = kNormRowBlocks + tiles, rest = block - ahead;
         const uint32 turn = rest / both, in_turn = rest % both;
-        if (turn < strips - lead) {
-            *this = in_turn < kNormRowBlocks ? NormWork{false, turn + lead, in_turn}
+        if (turn < m_blocks - lookahead) {
+            *this = in_turn < kNormRowBlocks ? NormWork{false, turn + lookahead, in_turn}
                                              : NormWork{true, turn, in_turn - kNormRowBlocks};
             return;
         }
-        const uint32 last = rest - (strips - lead) * both;
-        *this = {true, strips - lead + last / tiles, last % tiles};
+        const uint32 last = rest - (m_blocks - lookahead) * both;
+        *this = {true, m_blocks - lookahead + last / tiles, last % tiles};
     }
 
   private:
-    __device__ __forceinline__ NormWork(bool is_tile, uint32 strip, uint32 index)
-        : is_tile(is_tile), strip(strip), index(index) {}
+    __device__ __forceinline__ NormWork(bool is_tile, uint32 m_block, uint32 index)
+        : is_tile(is_tile), m_block(m_block), index(index) {}
 };
 
 // One piece of y; bias and mean are looked at in a layer normalization.
@@ -69,7 +70,7 @@ __device__ __forceinline__ uint4 norm_piece(const uint4& piece, float mean, floa
                   : rms_normalized(piece, rstd, weight);
 }
 
-// All threads: waits for the rows of a strip, whose counter this is. One looks for all, as each
+// All threads: waits for the rows of an M-block, whose counter this is. One looks for all, as each
 // look empties the L1 cache.
 __device__ __forceinline__ void norm_wait(const uint32* counter) {
     if (threadIdx.x == 0) {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void norm_plain_tile(const NormOperands& operands, co
                                                 const NormWork& work, const uint32* counter,
                                                 uint4* stage, MxTally& tally) {
     __shared__ MxPlainShared shared;
-    const uint32 row0 = work.strip * kMxTile, column0 = work.index * kMxTile;
+    const uint32 row0 = work.m_block * kMxTile, column0 = work.index * kMxTile;
     const uint32 row = row0 + mx_plain_row(), column = column0 + mx_plain_column();
     const uint64 first = static_cast<uint64>(row) * to.columns + column;
     const bf16* const source = (kAdd ? operands.sum : operands.x) + first;
@@ -140,7 +141,7 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
     __shared__ MxShared shared;
     MxCounters counters;
     const uint32 across = (to.columns + kMxTile - 1) / kMxTile;
-    const ElementPlaces places(work.strip * across + work.index, to);
+    const ElementPlaces places(work.m_block * across + work.index, to);
     const uint32 column = places.column0 + ElementTile::column();
     const uint4 zero = make_uint4(0, 0, 0, 0);
     const bool real = column < to.columns;
@@ -172,32 +173,32 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
     tally.give();
 }
 
-// The whole kernel. `lead` is not more than there are strips; `counters` [strips], zero before and
-// after; a block for each tile and for each eight rows of a strip, one where there is no strip.
-// 16 KiB of dynamic shared memory where all tiles are plain, else those of a tile.
+// The whole kernel. `lookahead` is not more than there are M-blocks; `counters` [M-blocks], zero
+// before and after; a block for each tile and for each eight rows of an M-block, one where there is
+// no M-block. 16 KiB of dynamic shared memory where all tiles are plain, else those of a tile.
 template <bool kLayer, bool kAdd, bool kRow, bool kColumn>
 __device__ __forceinline__ void norm_quantize(const NormOperands& operands, const MxTarget& to,
-                                              uint32 flags, uint32 lead, uint32* counters,
+                                              uint32 flags, uint32 lookahead, uint32* counters,
                                               MxTotals* totals, uint64* statistics) {
     extern __shared__ uint4 dynamic[];
     __shared__ MxTallyShared of_tally;
-    const uint32 strips = (to.rows + kMxTile - 1) / kMxTile;
+    const uint32 m_blocks = (to.rows + kMxTile - 1) / kMxTile;
     const uint32 across = (to.columns + kMxTile - 1) / kMxTile;
     const uint64 elements =
         static_cast<uint64>((kRow ? 1 : 0) + (kColumn ? 1 : 0)) * to.rows * to.columns;
     MxTally tally(of_tally, totals);
-    if (strips == 0) {
+    if (m_blocks == 0) {
         tally.leave(MxCounters());
         __syncthreads();
         tally.give();
         tally.finish(1, elements, statistics);
         return;
     }
-    const NormWork work(blockIdx.x, strips, across, lead);
-    uint32* const counter = counters + work.strip;
+    const NormWork work(blockIdx.x, m_blocks, across, lookahead);
+    uint32* const counter = counters + work.m_block;
     if (!work.is_tile) {
         const uint32 row =
-            work.strip * kMxTile + work.index * kNormRows + threadIdx.x / 32;
+            work.m_block * kMxTile + work.index * kNormRows + threadIdx.x / 32;
         if (row < to.rows) {
             norm_row<kLayer, kAdd>(operands, row, to.columns);
         }
@@ -217,9 +218,9 @@ __device__ __forceinline__ void norm_quantize(const NormOperands& operands, cons
         norm_plain_tile<kLayer, kAdd, false, kRow, kColumn>(operands, to, work, counter, dynamic,
                                                             tally);
     }
-    tally.finish(strips * across, elements, statistics);
-    // The last tile of a strip leaves its counter as it was; all have passed a barrier since they
-    // looked at it.
+    tally.finish(m_blocks * across, elements, statistics);
+    // The last tile of an M-block leaves its counter as it was; all have passed a barrier since
+    // they looked at it.
     if (threadIdx.x == 0 && atomicAdd(counter, 1u) == kNormRowBlocks + across - 1) {
         atomicExch(counter, 0u);
     }

@@ -66,7 +66,7 @@ struct TileShape {
     static constexpr int kAccumulatorStride =
         kShares ? (kTensorColumns - kSideColumns - kTileN) / 16 * 16 : kTileN;
     static constexpr int kFirstSideColumn = kAccumulatorStride + kTileN;
-    static constexpr int kDrained = kShares ? 1 : kAccumulators;  // barriers
+    static constexpr int kEmptyBarriers = kShares ? 1 : kAccumulators;  // barriers
     static constexpr int kABytes = kBlockM * kDepthBytes;
     static constexpr int kOperandBytes = kABytes + kBlockN * kDepthBytes;  // of a stage
     static constexpr int kStages = (kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes) /
@@ -82,7 +82,8 @@ struct TileShape {
                   "accumulators and what stands beside them fit tensor memory");
     static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
-    static_assert((2 * kStages + kAccumulators + kDrained) * 8 + 8 <= kBarrierBytes, "barriers");
+    static_assert((2 * kStages + kAccumulators + kEmptyBarriers) * 8 + 8 <= kBarrierBytes,
+                  "barriers");
 };
 
 // Shared memory from a 1024-byte boundary on, in the same places in all blocks of a cluster.
@@ -93,8 +94,8 @@ struct Shared {
     uint8* staged;       // [kEpilogueWarps][32][128]
     uint64* full;        // [kStages] operands and the rest are there; of the first block of a pair
     uint64* empty;       // [kStages] the stage is read, by all tiles of the cluster
-    uint64* done;        // [kAccumulators] the accumulator is complete
-    uint64* drained;     // [kDrained] it is read, or what it shares is; as `full`
+    uint64* accumulator_full;   // [kAccumulators] the sums of a tile are complete
+    uint64* accumulator_empty;  // [kEmptyBarriers] they are read, or the columns that two share
     uint32* tensor_base;
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
@@ -104,9 +105,9 @@ struct Shared {
         staged = side + S::kStages * S::kSideBytes;
         full = reinterpret_cast<uint64*>(staged + kStagedBytes);
         empty = full + S::kStages;
-        done = empty + S::kStages;
-        drained = done + kAccumulators;
-        tensor_base = reinterpret_cast<uint32*>(drained + S::kDrained);
+        accumulator_full = empty + S::kStages;
+        accumulator_empty = accumulator_full + kAccumulators;
+        tensor_base = reinterpret_cast<uint32*>(accumulator_empty + S::kEmptyBarriers);
     }
 
     // By one thread of each block.
@@ -116,10 +117,10 @@ struct Shared {
             mbarrier_set(empty + i, S::kTiles);
         }
         for (int i = 0; i < kAccumulators; ++i) {
-            mbarrier_set(done + i);
+            mbarrier_set(accumulator_full + i);
         }
-        for (int i = 0; i < S::kDrained; ++i) {
-            mbarrier_set(drained + i, kEpilogueWarps * S::kBlocks);
+        for (int i = 0; i < S::kEmptyBarriers; ++i) {
+            mbarrier_set(accumulator_empty + i, kEpilogueWarps * S::kBlocks);
         }
         mbarrier_publish();
     }
@@ -339,11 +340,11 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
     constexpr uint32 kAll = kRanks<S::kClusterBlocks, 1>;
     Ring<S::kStages> ring;
     Ring<kAccumulators> accumulators;
-    Ring<S::kDrained> drained;
+    Ring<S::kEmptyBarriers> empties;
     // redundant scope of mbarrier.wait, scope of mbarrier.arrive: of one pair the first block asks
     for (TilePlace place; tiles.next(place);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
-        wait<S>(shared.drained + drained.index, drained.phase ^ 1);
+        wait<S>(shared.accumulator_empty + empties.index, empties.phase ^ 1);
         tcgen05_fence_after_barrier();
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
         for (int32 piece = 0; piece < pieces; ++piece) {
@@ -353,9 +354,9 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
             commit<S>(shared.empty + ring.index, kAll);
             ring.advance();
         }
-        commit<S>(shared.done + accumulators.index, kPair << first_of_pair<S>());
+        commit<S>(shared.accumulator_full + accumulators.index, kPair << first_of_pair<S>());
         accumulators.advance();
-        drained.advance();
+        empties.advance();
     }
 }
 

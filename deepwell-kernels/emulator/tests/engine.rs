@@ -69,16 +69,16 @@ fn saxpy_with_a_tail() {
 }
 
 #[test]
-fn a_sum_whose_last_block_is_told_by_a_ticket() {
+fn a_sum_whose_last_block_is_told_by_a_counter() {
     for completion in modes() {
         let (mut emulator, module) = device(completion);
         let x: Vec<u32> = (0..5000).map(|i| i * i % 1013).collect();
         let x_at = upload(&mut emulator, &x, "x");
         let partial = emulator.allocate(4 * 12, "partial");
-        let ticket = upload(&mut emulator, &[0], "ticket");
+        let arrivals = upload(&mut emulator, &[0], "arrivals");
         let total = emulator.allocate(4, "total");
         let arguments =
-            Arguments::new().u64(x_at).u64(partial).u64(ticket).u64(total).u32(x.len() as u32);
+            Arguments::new().u64(x_at).u64(partial).u64(arrivals).u64(total).u32(x.len() as u32);
         let report = emulator.launch(module, &spec("sum", 12, 96, arguments)).unwrap();
         clean(&report);
         assert_eq!(report.counts.blocks, 12);

@@ -129,10 +129,11 @@ impl CallView<'_> {
 
 /// Bytes of device memory that constants are allocated by.
 const CONSTANT_CHUNK_BYTES: usize = 1 << 20;
-/// Counters of blocks that have ended, zero between launches.
-const TICKETS: usize = 256 * 1024;
-/// What constants and tickets hold on the device at least; a model of ordinary size needs no more.
-pub const RESERVED_BYTES: usize = CONSTANT_CHUNK_BYTES + TICKETS * size_of::<u32>();
+/// Counters of the CTAs that have ended, zero between launches.
+const ARRIVAL_COUNTERS: usize = 256 * 1024;
+/// What constants and arrival counters hold on the device at least; a model of ordinary size needs
+/// no more.
+pub const RESERVED_BYTES: usize = CONSTANT_CHUNK_BYTES + ARRIVAL_COUNTERS * size_of::<u32>();
 
 /// Tables and counters in device memory that prepared calls point to.
 #[derive(Debug, Default)]
@@ -141,8 +142,8 @@ pub struct Constants {
     used_bytes: usize,
     known: HashMap<Vec<u8>, DevicePtr>,
     made: HashMap<Vec<u8>, DevicePtr>,
-    tickets: Option<DevicePtr>,
-    tickets_used: usize,
+    arrival_counters: Option<DevicePtr>,
+    arrival_counters_used: usize,
 }
 
 impl Constants {
@@ -154,8 +155,8 @@ impl Constants {
         for (pointer, _) in self.chunks.drain(..) {
             driver.free(pointer)?;
         }
-        if let Some(tickets) = self.tickets.take() {
-            driver.free(tickets)?;
+        if let Some(arrival_counters) = self.arrival_counters.take() {
+            driver.free(arrival_counters)?;
         }
         *self = Constants::default();
         Ok(())
@@ -307,27 +308,27 @@ impl Device<'_> {
     ///
     /// # Errors
     /// More counters than there are.
-    pub fn tickets(&mut self, count: usize) -> Result<DevicePtr, KernelError> {
-        let base = match self.constants.tickets {
+    pub fn arrival_counters(&mut self, count: usize) -> Result<DevicePtr, KernelError> {
+        let base = match self.constants.arrival_counters {
             Some(base) => base,
             None => {
-                let bytes = TICKETS * size_of::<u32>();
+                let bytes = ARRIVAL_COUNTERS * size_of::<u32>();
                 let base = self.driver.allocate(bytes)?;
                 self.driver.upload(base, &vec![0; bytes])?;
-                self.constants.tickets = Some(base);
+                self.constants.arrival_counters = Some(base);
                 base
             }
         };
-        if self.constants.tickets_used + count > TICKETS {
-            let asked = self.constants.tickets_used + count;
+        if self.constants.arrival_counters_used + count > ARRIVAL_COUNTERS {
+            let asked = self.constants.arrival_counters_used + count;
             return Err(DriverError::new(
-                "tickets",
-                format!("expected at most {TICKETS} counters in all programs, got {asked}"),
+                "arrival counters",
+                format!("expected at most {ARRIVAL_COUNTERS} counters in all programs, got {asked}"),
             )
             .into());
         }
-        let pointer = base.offset(self.constants.tickets_used * size_of::<u32>());
-        self.constants.tickets_used += count;
+        let pointer = base.offset(self.constants.arrival_counters_used * size_of::<u32>());
+        self.constants.arrival_counters_used += count;
         Ok(pointer)
     }
 

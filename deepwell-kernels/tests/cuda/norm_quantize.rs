@@ -71,7 +71,7 @@ fn check(gpu: &mut Gpu, rows: usize, columns: usize, quantize: &Quantize, keep: 
 }
 
 /// The fused ops of a file, `rms_norm_quantize` for example, along each axis, with rows over four
-/// blocks, which take four strips of 128.
+/// blocks, which take four M-blocks of 128.
 pub(crate) fn check_file(gpu: &mut Gpu, file: &str) {
     for (axis, keep) in [(Axis::Row, true), (Axis::Column, false), (Axis::Both, true)] {
         let quantize = Quantize { format: QuantFormat::MXFP8, axis };
@@ -152,8 +152,8 @@ fn every_size() {
     }
 }
 
-trial!(more_strips_than_the_device_holds);
-fn more_strips_than_the_device_holds() {
+trial!(more_m_blocks_than_the_device_holds);
+fn more_m_blocks_than_the_device_holds() {
     let mut gpu = Gpu::open();
     let quantize = Quantize { format: QuantFormat::MXFP8, axis: Axis::Both };
     let (rows, columns) = gpu.pick((16 * 1024 + 1, 2048), (1281, 264));

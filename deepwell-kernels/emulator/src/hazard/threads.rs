@@ -281,7 +281,7 @@ impl Tracker {
         }
         let scope_level = super::knowledge::level(scope);
         // Who reads from this access and acquires is ordered after the access itself, whether or
-        // not a fence stands before it: the last of those who take a ticket may reset it.
+        // not a fence stands before it: the last of those who arrive may reset it.
         let strong = warp.agent(Kind::Strong);
         let location = locations.entry(key).or_default();
         let bundle = location.bundle(scope_level, block.0, block.1);

@@ -112,10 +112,10 @@ fn mutants_are_listed() {
         "sum",
         &format!(
             "{STAGED}[[buffer]]\nname = \"partial\"\nbytes = 64\nfill = 0\n\
-             [[buffer]]\nname = \"ticket\"\nbytes = 4\nfill = 0\n\
+             [[buffer]]\nname = \"arrivals\"\nbytes = 4\nfill = 0\n\
              [[buffer]]\nname = \"total\"\nbytes = 4\nfill = 0\n\
              [[argument]]\nbuffer = \"x\"\n[[argument]]\nbuffer = \"partial\"\n\
-             [[argument]]\nbuffer = \"ticket\"\n[[argument]]\nbuffer = \"total\"\n\
+             [[argument]]\nbuffer = \"arrivals\"\n[[argument]]\nbuffer = \"total\"\n\
              [[argument]]\nu32 = 1000\n"
         ),
     );

@@ -10,12 +10,12 @@ pub(crate) const TILES: Program = Program {
     cluster: 1,
     threads: 128,
     shared: ".reg .b16 %h1;\n.shared .align 1024 .b8 a[4096];\n.shared .align 1024 .b8 b[256];\n\
-             .shared .align 8 .b8 done[8];\n.shared .align 8 .b8 drained[8];\n\
+             .shared .align 8 .b8 full[8];\n.shared .align 8 .b8 empty[8];\n\
              .shared .align 4 .b8 base[4];",
     body: "mov.u32 %r1, a;
      mov.u32 %r2, b;
-     mov.u32 %r3, done;
-     mov.u32 %r4, drained;
+     mov.u32 %r3, full;
+     mov.u32 %r4, empty;
      mov.u32 %r5, base;
      shl.b32 %r6, %r0, 4;
      add.s32 %r7, %r1, %r6;
@@ -32,8 +32,8 @@ pub(crate) const TILES: Program = Program {
      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 32; // @alloc
      tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned; // @relinquish
      @%p0 bra MEET;
-     mbarrier.init.shared::cta.b64 [%r3], 1; // @init done
-     mbarrier.init.shared::cta.b64 [%r4], 128; // @init drained
+     mbarrier.init.shared::cta.b64 [%r3], 1; // @init full
+     mbarrier.init.shared::cta.b64 [%r4], 128; // @init empty
      fence.mbarrier_init.release.cluster; // @init fence
      MEET:
      fence.proxy.async.shared::cta; // @proxy
@@ -46,8 +46,8 @@ pub(crate) const TILES: Program = Program {
      TILE:
      @%p0 bra READ;
      xor.b32 %r13, %r11, 1;
-     WAIT [%r4], %r13; // @wait drained
-     tcgen05.fence::after_thread_sync; // @after drained
+     WAIT [%r4], %r13; // @wait empty
+     tcgen05.fence::after_thread_sync; // @after empty
      shr.u32 %r14, %r1, 4;
      and.b32 %r14, %r14, 16383;
      cvt.u64.u32 %rd3, %r14;
@@ -63,8 +63,8 @@ pub(crate) const TILES: Program = Program {
      tcgen05.mma.cta_group::1.kind::f16 [%r17], %rd3, %rd4, %r16, %p4; // @mma
      tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r3]; // @commit
      READ:
-     WAIT [%r3], %r11; // @wait done
-     tcgen05.fence::after_thread_sync; // @after done
+     WAIT [%r3], %r11; // @wait full
+     tcgen05.fence::after_thread_sync; // @after full
      bar.warp.sync -1;
      tcgen05.ld.sync.aligned.32x32b.x8.b32 {%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}, \
        [%r12]; // @load
@@ -90,9 +90,9 @@ fn tiles_in_one_accumulator() {
             Bug("no proxy fence", &[("proxy", "")], "missing-proxy-fence"),
             Bug("no barrier", &[("sync", "")], "missing-synchronization"),
             Bug("no commit", &[("commit", "")], "deadlock"),
-            Bug("no wait for the MMA", &[("wait done", "")], "missing-tensor-commit-wait"),
-            Bug("the phase never changes", &[("wait done", "WAIT [%r3], 0;")], "deadlock"),
-            Bug("no fence after the wait", &[("after done", "")], "missing-tensor-fence-after"),
+            Bug("no wait for the MMA", &[("wait full", "")], "missing-tensor-commit-wait"),
+            Bug("the phase never changes", &[("wait full", "WAIT [%r3], 0;")], "deadlock"),
+            Bug("no fence after the wait", &[("after full", "")], "missing-tensor-fence-after"),
             Bug("no wait for the load", &[("wait load", "")], "missing-tensor-wait-load"),
             Bug(
                 "a register written before the wait",
@@ -106,21 +106,21 @@ fn tiles_in_one_accumulator() {
             ),
             Bug("no fence before the arrival", &[("before", "")], "missing-tensor-fence-before"),
             Bug("no arrival", &[("arrive", "")], "deadlock"),
-            Bug("no wait for the readers", &[("wait drained", "")], "deadlock"),
-            Bug("no fence after that wait", &[("after drained", "")], "missing-tensor-fence-after"),
+            Bug("no wait for the readers", &[("wait empty", "")], "deadlock"),
+            Bug("no fence after that wait", &[("after empty", "")], "missing-tensor-fence-after"),
             Bug(
                 "a count of readers too small",
-                &[("init drained", "mbarrier.init.shared::cta.b64 [%r4], 64;")],
+                &[("init empty", "mbarrier.init.shared::cta.b64 [%r4], 64;")],
                 "deadlock",
             ),
             Bug(
                 "a count of readers too large",
-                &[("init drained", "mbarrier.init.shared::cta.b64 [%r4], 129;")],
+                &[("init empty", "mbarrier.init.shared::cta.b64 [%r4], 129;")],
                 "deadlock",
             ),
             Bug(
                 "a count of commits too large",
-                &[("init done", "mbarrier.init.shared::cta.b64 [%r3], 2;")],
+                &[("init full", "mbarrier.init.shared::cta.b64 [%r3], 2;")],
                 "deadlock",
             ),
             Bug(
@@ -128,7 +128,7 @@ fn tiles_in_one_accumulator() {
                 &[
                     ("commit", ""),
                     (
-                        "wait done",
+                        "wait full",
                         "setp.eq.u32 %p8, %r0, 32; @%p8 tcgen05.commit.cta_group::1\
                   .mbarrier::arrive::one.shared::cluster.b64 [%r3]; bar.sync 0;\n\
                   WAIT [%r3], %r11;",
@@ -313,10 +313,10 @@ fn a_matrix_in_tensor_memory() {
         target: "sm_100a",
         ..Program::of(
             128,
-            ".reg .b16 %h1;\n.shared .align 1024 .b8 b[256];\n.shared .align 8 .b8 done[8];\n\
+            ".reg .b16 %h1;\n.shared .align 1024 .b8 b[256];\n.shared .align 8 .b8 full[8];\n\
              .shared .align 4 .b8 base[4];",
             "mov.u32 %r2, b;
-             mov.u32 %r3, done;
+             mov.u32 %r3, full;
              mov.u32 %r5, base;
              shl.b32 %r8, %r0, 1;
              add.s32 %r8, %r2, %r8;

@@ -244,7 +244,7 @@ fn a_flag_between_blocks() {
 }
 
 #[test]
-fn fences_around_a_ticket_of_one_thread() {
+fn fences_around_an_arrival_of_one_thread() {
     let program = Program {
         grid: 3,
         ..Program::of(
@@ -261,7 +261,7 @@ fn fences_around_a_ticket_of_one_thread() {
              bar.sync 0; // @sync
              setp.ne.u32 %p0, %r0, 0;
              @%p0 bra MEET;
-             atom.global.add.u32 %r4, [%rd1+4096], 1; // @ticket
+             atom.global.add.u32 %r4, [%rd1+4096], 1; // @arrive
              mov.u32 %r5, before;
              st.shared.u32 [%r5], %r4;
              MEET:
@@ -283,7 +283,7 @@ fn fences_around_a_ticket_of_one_thread() {
         &[
             Bug("no fence", &[("fence", "")], "missing-synchronization"),
             Bug("a fence for the block", &[("fence", "membar.cta;")], "missing-synchronization"),
-            Bug("no barrier before the ticket", &[("sync", "")], "missing-synchronization"),
+            Bug("no barrier before the arrival", &[("sync", "")], "missing-synchronization"),
             Bug("no barrier after it", &[("meet", "")], "missing-synchronization"),
             Bug(
                 "the last block has no fence",
@@ -296,14 +296,14 @@ fn fences_around_a_ticket_of_one_thread() {
                 "missing-synchronization",
             ),
             Bug(
-                "a ticket for the block",
-                &[("ticket", "atom.relaxed.cta.global.add.u32 %r4, [%rd1+4096], 1;")],
+                "an arrival for the block only",
+                &[("arrive", "atom.relaxed.cta.global.add.u32 %r4, [%rd1+4096], 1;")],
                 "scope-too-narrow",
             ),
             Bug(
                 "no order of two instructions",
                 &[(
-                    "ticket",
+                    "arrive",
                     "{ld.global.u32 %r4, [%rd1+4096]; add.s32 %r10, %r4, 1; \
                   st.global.u32 [%rd1+4096], %r10;}",
                 )],

@@ -24,7 +24,7 @@ const TOTALS_WORDS: usize = 12;
 /// after.
 pub(crate) fn totals(device: &mut Device<'_>, outputs: usize) -> Result<Argument, KernelError> {
     // One word more, to begin at a multiple of eight bytes.
-    let words = device.tickets(outputs * TOTALS_WORDS + 1)?;
+    let words = device.arrival_counters(outputs * TOTALS_WORDS + 1)?;
     Ok(Argument::Pointer(words.offset((words.0 % 8) as usize)))
 }
 

@@ -13,17 +13,17 @@ use crate::epilogue::EpilogueSet;
 
 /// Elements of a piece, 16 bytes of BF16.
 const PIECE: usize = 8;
-/// Blocks that have the rows of a strip of 128, eight each.
+/// Blocks that have the rows of an M-block of 128, eight each.
 const ROW_BLOCKS: usize = 16;
 
-/// Strips of which the rows are done before the first tile: as many as blocks run at a time, so
-/// that a tile finds its rows done, and not many more, so that it finds them in the L2 cache. Rows
-/// that are added take longer, and so do those with a mean: three strips more for each are best on
-/// an H200, by 1 to 2 and by 2 to 6 %.
-fn lead(strips: usize, columns: usize, resident: usize, adds: bool, layer: bool) -> usize {
-    let of_strip = ROW_BLOCKS + columns.div_ceil(mx::TILE);
+/// M-blocks of lookahead between row statistics and tiles: as many as blocks run at a time, so that
+/// a tile finds the statistics of its rows, and not many more, so that it finds the rows in the L2
+/// cache. A sum or a mean takes longer: three more M-blocks for each are best on an H200, by 1 to 2
+/// and by 2 to 6 %.
+fn lookahead(m_blocks: usize, columns: usize, resident: usize, adds: bool, layer: bool) -> usize {
+    let of_m_block = ROW_BLOCKS + columns.div_ceil(mx::TILE);
     let more = 3 * (usize::from(adds) + usize::from(layer));
-    (resident.div_ceil(of_strip) + more).min(strips)
+    (resident.div_ceil(of_m_block) + more).min(m_blocks)
 }
 
 /// A normalization that is a core.
@@ -110,7 +110,7 @@ pub(crate) fn prepare(
     let shared_bytes = mx::shared_bytes(rows, columns, flags);
     let function = device.function(file, &kernel, shared_bytes)?;
     let resident = device.resident_blocks(function, mx::BF16_TILE_THREADS, shared_bytes)? as usize;
-    let strips = rows.div_ceil(mx::TILE);
+    let m_blocks = rows.div_ceil(mx::TILE);
 
     let none = Argument::Pointer(DevicePtr(0));
     let kept = |result| match op.position(result) {
@@ -135,13 +135,13 @@ pub(crate) fn prepare(
         Argument::U32(columns as u32),
         Argument::F32(norm.eps as f32),
         Argument::U32(flags),
-        Argument::U32(lead(strips, columns, resident, norm.adds, norm.layer) as u32),
-        Argument::Pointer(device.tickets(strips)?),
+        Argument::U32(lookahead(m_blocks, columns, resident, norm.adds, norm.layer) as u32),
+        Argument::Pointer(device.arrival_counters(m_blocks)?),
         mx::totals(device, 1)?,
         statistics,
     ]);
-    let blocks = (strips * ROW_BLOCKS) as u32 + mx::blocks(rows, columns);
-    let blocks = if strips == 0 { 1 } else { blocks };
+    let blocks = (m_blocks * ROW_BLOCKS) as u32 + mx::blocks(rows, columns);
+    let blocks = if m_blocks == 0 { 1 } else { blocks };
     Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
 }
 
@@ -163,9 +163,9 @@ mod tests {
         ];
         // Root-mean-square alone, the same behind a sum, and LayerNorm behind a sum.
         let norms = [(false, false), (true, false), (true, true)];
-        for ((strips, columns), expected) in expected {
-            let ahead = norms.map(|(adds, layer)| lead(strips, columns, 528, adds, layer));
-            assert_eq!(ahead, expected, "{strips} x {columns}");
+        for ((m_blocks, columns), expected) in expected {
+            let ahead = norms.map(|(adds, layer)| lookahead(m_blocks, columns, 528, adds, layer));
+            assert_eq!(ahead, expected, "{m_blocks} x {columns}");
         }
     }
 }

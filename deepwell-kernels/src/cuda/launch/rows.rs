@@ -132,7 +132,7 @@ impl Backward {
             Argument::U32(per_row),
             Argument::U32(u32::from(call.accumulate())),
             Argument::Pointer(call.workspace().0),
-            Argument::Pointer(device.tickets(division.tickets())?),
+            Argument::Pointer(device.arrival_counters(division.arrival_counters())?),
             Argument::U32(division.members as u32),
         ]);
         let blocks = division.blocks as u32;
@@ -166,7 +166,7 @@ impl BlockColumns {
     }
 
     /// Counters: one for each team, and one for the teams.
-    pub(crate) fn tickets(self) -> usize {
+    pub(crate) fn arrival_counters(self) -> usize {
         self.teams() + 1
     }
 

@@ -104,7 +104,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         (0..5).map(|index| call.input(index)).chain([lse]).map(|x| x.argument()).collect();
     arguments.extend((0..3).map(|index| Tensor::argument(&call.output(index))));
     arguments.push(Argument::Pointer(call.workspace().0));
-    arguments.push(Argument::Pointer(device.tickets(COUNTERS)?));
+    arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
     let batch = sizes.batch_heads / sizes.heads.max(1);
     arguments.extend(
         [sizes.seq, sizes.heads, sizes.kv_heads, batch, key_section, query_section]

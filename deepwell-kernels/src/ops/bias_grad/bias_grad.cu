@@ -53,7 +53,7 @@ __device__ __forceinline__ float join_warps(float (&shared)[kWarps][kColumns],
 
 template <bool kVector>
 __device__ __forceinline__ void bias_grad(const bf16* __restrict__ dy, float* db, float* partials,
-                                          uint32* tickets, uint64 rows, uint32 columns,
+                                          uint32* arrivals, uint64 rows, uint32 columns,
                                           uint32 splits, uint32 accumulate) {
     __shared__ alignas(16) float shared[kWarps][kColumns];
     const uint32 tiles = gridDim.x / splits;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void bias_grad(const bf16* __restrict__ dy, float* db
         // partials [splits, tiles * 256]
         const uint64 row_length = static_cast<uint64>(tiles) * kColumns;
         partials[split * row_length + column] = sum;
-        if (!is_last_block(tickets + tile, splits)) {
+        if (!is_last_block(arrivals + tile, splits)) {
             return;
         }
         float totals[kLaneColumns] = {};
@@ -111,17 +111,17 @@ __device__ __forceinline__ void bias_grad(const bf16* __restrict__ dy, float* db
     }
 }
 
-// columns is a multiple of 8; grid: splits * ceil(columns / 256); partials is
-// [splits, ceil(columns / 256) * 256], tickets [ceil(columns / 256)].
+// columns is a multiple of 8; grid: splits * ceil(columns / 256); partials is [splits, ceil(columns
+// / 256) * 256], arrivals [ceil(columns / 256)].
 extern "C" __global__ void __launch_bounds__(kThreads)
-    bias_grad_vector(const bf16* __restrict__ dy, float* db, float* partials, uint32* tickets,
+    bias_grad_vector(const bf16* __restrict__ dy, float* db, float* partials, uint32* arrivals,
                      uint64 rows, uint32 columns, uint32 splits, uint32 accumulate) {
-    bias_grad<true>(dy, db, partials, tickets, rows, columns, splits, accumulate);
+    bias_grad<true>(dy, db, partials, arrivals, rows, columns, splits, accumulate);
 }
 
 // Any number of columns.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    bias_grad_scalar(const bf16* __restrict__ dy, float* db, float* partials, uint32* tickets,
+    bias_grad_scalar(const bf16* __restrict__ dy, float* db, float* partials, uint32* arrivals,
                      uint64 rows, uint32 columns, uint32 splits, uint32 accumulate) {
-    bias_grad<false>(dy, db, partials, tickets, rows, columns, splits, accumulate);
+    bias_grad<false>(dy, db, partials, arrivals, rows, columns, splits, accumulate);
 }

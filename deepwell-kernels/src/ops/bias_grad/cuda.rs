@@ -66,7 +66,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         dy.argument(),
         db.argument(),
         Argument::Pointer(call.workspace().0),
-        Argument::Pointer(device.tickets(tiles)?),
+        Argument::Pointer(device.arrival_counters(tiles)?),
         Argument::U64(rows as u64),
         Argument::U32(columns as u32),
         Argument::U32(splits as u32),

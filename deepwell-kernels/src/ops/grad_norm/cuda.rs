@@ -53,7 +53,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U32(list.tensors() as u32),
         Argument::U64(list.chunks() as u64),
         Argument::Pointer(call.workspace().0),
-        Argument::Pointer(device.tickets(1)?),
+        Argument::Pointer(device.arrival_counters(1)?),
         call.output(0).argument(),
     ];
     let blocks = list.chunks().clamp(1, BLOCKS_MAX) as u32;

@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_last_chunk(Sums& sums, const float* values, 
 // table [tensors], partials [gridDim.x], norm [1].
 extern "C" __global__ void __launch_bounds__(kThreads)
     grad_norm(const Gradient* __restrict__ table, uint32 tensors, uint64 chunks, double* partials,
-              uint32* ticket, float* norm) {
+              uint32* arrivals, float* norm) {
     Sums sums;
     uint32 tensor = 0;
     for (uint64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) {
         partials[blockIdx.x] = sum;
     }
-    if (!is_last_block(ticket, gridDim.x)) {
+    if (!is_last_block(arrivals, gridDim.x)) {
         return;
     }
     double joined = 0.0;

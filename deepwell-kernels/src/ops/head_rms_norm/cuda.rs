@@ -130,7 +130,7 @@ fn prepare_backward(
     arguments.extend([heads, head_dim, lanes, call.accumulate().into()].map(Argument::U32));
     arguments.extend([
         Argument::Pointer(call.workspace().0),
-        Argument::Pointer(device.tickets(division.tickets())?),
+        Argument::Pointer(device.arrival_counters(division.arrival_counters())?),
         Argument::U32(division.members as u32),
     ]);
     let blocks = division.blocks as u32;

@@ -26,12 +26,12 @@ constexpr int kHeadDimMax = 256;
 static_assert(kHeadDimMax <= kThreads, "a thread joins the warps' sums of one element");
 
 // head_dim a multiple of 8, at most 8 * lanes; lanes a power of two, at most 32. partials
-// [gridDim.x + teams, head_dim], tickets [1 + teams], teams of `members` CTAs.
+// [gridDim.x + teams, head_dim], arrivals [1 + teams], teams of `members` CTAs.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     head_rms_norm_backward(const uint4* __restrict__ dy, const uint4* __restrict__ x,
                            const uint4* __restrict__ weight, const float* __restrict__ rstd,
                            uint4* __restrict__ dx, float* dweight, uint32 heads, uint32 head_dim,
-                           uint32 lanes, uint32 accumulate, float* partials, uint32* tickets,
+                           uint32 lanes, uint32 accumulate, float* partials, uint32* arrivals,
                            uint32 members) {
     __shared__ alignas(16) float of_warps[kWarps][kHeadDimMax];
     const HeadGroup<kThreads, kHeads> group(head_dim, lanes);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
         partials[static_cast<uint64>(blockIdx.x) * head_dim + threadIdx.x] = total;
     }
-    sum_over_blocks(partials, head_dim, members, tickets, [&](uint32 element, float total) {
+    sum_over_blocks(partials, head_dim, members, arrivals, [&](uint32 element, float total) {
         dweight[element] = accumulate != 0 ? dweight[element] + total : total;
     });
 }

@@ -40,7 +40,7 @@ __device__ __forceinline__ void add_eight(float4* place, const float (&values)[8
 }
 
 // dy, x, dresidual (or null), dx [rows, columns]; weight, dweight, dbias [columns]; mean, rstd
-// [rows]; partials [gridDim.x + teams, 2 * columns], tickets [1 + teams], teams of `members`
+// [rows]; partials [gridDim.x + teams, 2 * columns], arrivals [1 + teams], teams of `members`
 // blocks. Columns a multiple of 8, at most 16 * threads_per_row; threads_per_row a multiple of 32
 // that divides kThreads. Dynamic shared memory: two FP32 for each column.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                              const float* __restrict__ rstd, const bf16* __restrict__ dresidual,
                              bf16* __restrict__ dx, float* dweight, float* dbias, uint32 rows,
                              uint32 columns, uint32 threads_per_row, uint32 accumulate,
-                             float* partials, uint32* tickets, uint32 members) {
+                             float* partials, uint32* arrivals, uint32 members) {
     constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreads);
     __shared__ float sums[4 * kSlices];
     extern __shared__ float4 dynamic[];
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (uint32 i = threadIdx.x; i < width / 4; i += kThreads) {
         partial[i] = dynamic[i];
     }
-    sum_over_blocks(partials, width, members, tickets, [&](uint32 column, float total) {
+    sum_over_blocks(partials, width, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, dbias, columns, column, total, accumulate);
     });
 }
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
                                const float* __restrict__ rstd, const bf16* __restrict__ dresidual,
                                bf16* __restrict__ dx, float* dweight, float* dbias, uint32 rows,
                                uint32 columns, uint32 threads_per_row, uint32 accumulate,
-                               float* partials, uint32* tickets, uint32 members) {
+                               float* partials, uint32* arrivals, uint32 members) {
     const uint32 width = 2 * columns;
     float* const partial = partials + static_cast<uint64>(blockIdx.x) * width;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             partial[columns + i] += g;
         }
     }
-    sum_over_blocks(partials, width, members, tickets, [&](uint32 column, float total) {
+    sum_over_blocks(partials, width, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, dbias, columns, column, total, accumulate);
     });
 }

@@ -197,7 +197,7 @@ struct CrossEntropyArguments {
     uint64 tokens;
     float* loss;
     uint32 accumulate;
-    uint32* ticket;
+    uint32* arrivals;
 };
 
 template <bool kGradient>
@@ -232,7 +232,7 @@ __device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
     if (blockIdx.x < a.rows) {
         row_loss<kGradient>(a);
     }
-    if (a.loss == nullptr || !is_last_block(a.ticket, gridDim.x)) {
+    if (a.loss == nullptr || !is_last_block(a.arrivals, gridDim.x)) {
         return;
     }
     double sum = 0.0;
@@ -252,10 +252,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cross_entropy_loss(float* logits, const int32* targets, const float* loss_scale, float* losses,
                        uint32 rows, uint32 vocab, uint64 leading, uint32 cached_tiles,
                        const float* all_losses, uint64 tokens, float* loss, uint32 accumulate,
-                       uint32* ticket) {
+                       uint32* arrivals) {
     cross_entropy<false>(CrossEntropyArguments{logits, targets, loss_scale, losses, rows, vocab,
                                                leading, cached_tiles, all_losses, tokens, loss,
-                                               accumulate, ticket});
+                                               accumulate, arrivals});
 }
 
 // Losses and the logits' gradient; dynamic shared memory holds `cached_tiles` tiles of 16 KiB.
@@ -263,8 +263,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cross_entropy_gradient(float* logits, const int32* targets, const float* loss_scale,
                            float* losses, uint32 rows, uint32 vocab, uint64 leading,
                            uint32 cached_tiles, const float* all_losses, uint64 tokens,
-                           float* loss, uint32 accumulate, uint32* ticket) {
+                           float* loss, uint32 accumulate, uint32* arrivals) {
     cross_entropy<true>(CrossEntropyArguments{logits, targets, loss_scale, losses, rows, vocab,
                                               leading, cached_tiles, all_losses, tokens, loss,
-                                              accumulate, ticket});
+                                              accumulate, arrivals});
 }

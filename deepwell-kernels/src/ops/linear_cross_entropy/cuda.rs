@@ -139,7 +139,7 @@ struct Head {
     loss: Tensor,
     gradients: Option<(Tensor, Tensor)>,
     accumulate: bool,
-    ticket: DevicePtr,
+    arrival_counter: DevicePtr,
 }
 
 /// Tokens `first .. first + rows`.
@@ -300,7 +300,7 @@ impl Head {
             Argument::U64(self.tokens() as u64),
             Argument::Pointer(loss),
             Argument::U32(self.accumulate.into()),
-            Argument::Pointer(self.ticket),
+            Argument::Pointer(self.arrival_counter),
         ];
         let blocks = chunk.rows.max(1) as u32;
         Ok(Device::launch(function, blocks, THREADS, shared_bytes, arguments))
@@ -326,7 +326,7 @@ fn prepare(
         loss: call.output(0),
         gradients,
         accumulate: call.accumulate(),
-        ticket: device.tickets(1)?,
+        arrival_counter: device.arrival_counters(1)?,
         x,
         w,
     };

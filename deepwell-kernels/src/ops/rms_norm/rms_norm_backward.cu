@@ -26,7 +26,7 @@ __device__ __forceinline__ void write_gradient(float* dweight, uint32 column, fl
 }
 
 // dy, x, dresidual (or null), dx [rows, columns]; weight, dweight [columns]; rstd [rows];
-// partials [gridDim.x + teams, columns], tickets [1 + teams], teams of `members` blocks. Columns a
+// partials [gridDim.x + teams, columns], arrivals [1 + teams], teams of `members` blocks. Columns a
 // multiple of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides
 // kThreads. Dynamic shared memory: one FP32 for each column.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                            const bf16* __restrict__ weight, const float* __restrict__ rstd,
                            const bf16* __restrict__ dresidual, bf16* __restrict__ dx,
                            float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
-                           uint32 accumulate, float* partials, uint32* tickets, uint32 members) {
+                           uint32 accumulate, float* partials, uint32* arrivals, uint32 members) {
     constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreads);
     __shared__ float sums[2 * kSlices];
     extern __shared__ float4 dynamic[];
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (uint32 i = threadIdx.x; i < columns / 4; i += kThreads) {
         partial[i] = dynamic[i];
     }
-    sum_over_blocks(partials, columns, members, tickets, [&](uint32 column, float total) {
+    sum_over_blocks(partials, columns, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, column, total, accumulate);
     });
 }
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
                              const bf16* __restrict__ weight, const float* __restrict__ rstd,
                              const bf16* __restrict__ dresidual, bf16* __restrict__ dx,
                              float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
-                             uint32 accumulate, float* partials, uint32* tickets,
+                             uint32 accumulate, float* partials, uint32* arrivals,
                              uint32 members) {
     float* const partial = partials + static_cast<uint64>(blockIdx.x) * columns;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             partial[i] += g * n;
         }
     }
-    sum_over_blocks(partials, columns, members, tickets, [&](uint32 column, float total) {
+    sum_over_blocks(partials, columns, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, column, total, accumulate);
     });
 }

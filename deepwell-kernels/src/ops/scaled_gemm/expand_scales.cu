@@ -31,13 +31,13 @@ __device__ __forceinline__ void expand_rows(const Scales& scales) {
     const int32 down = (scales.rows + kScaleTileRows - 1) / kScaleTileRows;
     for (int32 tile = blockIdx.x * kWarps + threadIdx.x / 32; tile < down * across;
          tile += gridDim.x * kWarps) {
-        const int32 strip = tile / across, group = tile % across;
+        const int32 m_block = tile / across, group = tile % across;
         const uint4 found = *reinterpret_cast<const uint4*>(
             scales.source + static_cast<int64>(tile) * kScaleTileBytes + lane * 16);
         const uint32 words[kLaneRows] = {found.x, found.y, found.z, found.w};
 #pragma unroll
         for (int i = 0; i < kLaneRows; ++i) {
-            const int32 row = strip * kScaleTileRows + i * 32 + lane;
+            const int32 row = m_block * kScaleTileRows + i * 32 + lane;
             if (row < scales.rows) {
                 scales.target[static_cast<int64>(group) * scales.rows + row] =
                     e8m0_to_f32(words[i] & 0xff);
@@ -52,8 +52,8 @@ __device__ __forceinline__ void expand_squares(const Scales& scales) {
     const int32 down = (scales.rows + kScaleTileRows - 1) / kScaleTileRows;
     for (int32 i = blockIdx.x * kThreads + threadIdx.x; i < down * padded;
          i += gridDim.x * kThreads) {
-        const int32 strip = i / padded, group = i % padded;
-        const int64 tile = static_cast<int64>(strip) * across + group;
+        const int32 m_block = i / padded, group = i % padded;
+        const int64 tile = static_cast<int64>(m_block) * across + group;
         scales.target[i] =
             group < across ? e8m0_to_f32(scales.source[tile * kScaleTileBytes]) : 0.0f;
     }

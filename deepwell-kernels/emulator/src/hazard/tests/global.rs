@@ -1,4 +1,4 @@
-//! Global memory: tickets, tensor maps, grids, scopes.
+//! Global memory: arrival counters, tensor maps, grids, scopes.
 
 use super::*;
 use Direction::{Read, Write};
@@ -38,7 +38,7 @@ fn the_last_block_reads_what_others_wrote() {
                 let all = thread(m, warp, ALL);
                 m.tracker.fence(all, Order::AcquireRelease, Scope::Device);
             }
-            if m.does("__syncwarp before the ticket") {
+            if m.does("__syncwarp before the arrival") {
                 let all = thread(m, warp, ALL);
                 m.tracker.warp_barrier(all);
             }
@@ -50,7 +50,7 @@ fn the_last_block_reads_what_others_wrote() {
             let one = thread(m, last, ONE);
             m.tracker.fence(one, Order::AcquireRelease, Scope::Device);
         }
-        if m.does("__syncwarp after the ticket") {
+        if m.does("__syncwarp after the arrival") {
             let all = thread(m, last, ALL);
             m.tracker.warp_barrier(all);
         }
@@ -62,9 +62,9 @@ fn the_last_block_reads_what_others_wrote() {
         sequence,
         &[
             ("__threadfence", "missing-synchronization"),
-            ("__syncwarp before the ticket", "missing-synchronization"),
+            ("__syncwarp before the arrival", "missing-synchronization"),
             ("__threadfence of the last block", "missing-synchronization"),
-            ("__syncwarp after the ticket", "missing-synchronization"),
+            ("__syncwarp after the arrival", "missing-synchronization"),
         ],
     );
 }
@@ -80,20 +80,20 @@ fn fences_of_all_threads_around_an_atomic_of_one() {
             let all = warps.map(|warp| thread(m, warp, ALL));
             for (at, warp) in all.into_iter().enumerate() {
                 global(m, warp, Write, 4096 + block as u64 * 256 + at as u64 * 128);
-                if m.does("membar.gl before the ticket") {
+                if m.does("membar.gl before the arrival") {
                     m.tracker.fence(warp, Order::AcquireRelease, Scope::Device);
                 }
             }
-            if m.does("bar.sync before the ticket") {
+            if m.does("bar.sync before the arrival") {
                 meet(m, &all);
             }
             let one = thread(m, warps[0], ONE);
             atomic(m, one, Order::Relaxed);
             let all = warps.map(|warp| thread(m, warp, ALL));
-            if m.does("bar.sync after the ticket") {
+            if m.does("bar.sync after the arrival") {
                 meet(m, &all);
             }
-            if m.does("membar.gl after the ticket") {
+            if m.does("membar.gl after the arrival") {
                 for warp in all {
                     m.tracker.fence(warp, Order::AcquireRelease, Scope::Device);
                 }
@@ -109,10 +109,10 @@ fn fences_of_all_threads_around_an_atomic_of_one() {
         (1, 2),
         sequence,
         &[
-            ("membar.gl before the ticket", "missing-synchronization"),
-            ("bar.sync before the ticket", "missing-synchronization"),
-            ("bar.sync after the ticket", "missing-synchronization"),
-            ("membar.gl after the ticket", "missing-synchronization"),
+            ("membar.gl before the arrival", "missing-synchronization"),
+            ("bar.sync before the arrival", "missing-synchronization"),
+            ("bar.sync after the arrival", "missing-synchronization"),
+            ("membar.gl after the arrival", "missing-synchronization"),
         ],
     );
 }
