@@ -70,16 +70,16 @@ fn evaluated(engine: &mut Engine) -> u32 {
 /// Quantized along a row or down a column, and back, as BF16 holds it.
 fn there_and_back<S: Source>(x: &[S], rows: usize, columns: usize, by_column: bool) -> Vec<bf16> {
     let spec = QuantFormat::MXFP8;
-    let (outer, depth) = if by_column { (columns, rows) } else { (rows, columns) };
+    let (outer, k) = if by_column { (columns, rows) } else { (rows, columns) };
     let mut data = vec![0; x.len()];
-    let mut scales = vec![0; scales_len(outer, depth)];
+    let mut scales = vec![0; scales_len(outer, k)];
     let quantize = if by_column { quantize_columns::<S> } else { quantize_rows::<S> };
     quantize(x, rows, columns, &spec, &mut data, &mut scales).unwrap();
     let value = |index: usize| {
         let (row, column) = (index / columns, index % columns);
-        let (outer, k) = if by_column { (column, row) } else { (row, column) };
-        let scale = e8m0::decode(scales[outer * depth.div_ceil(BLOCK) + k / BLOCK]);
-        bf16::from_f32(e4m3::decode(data[outer * depth + k]) * scale)
+        let (outer, along) = if by_column { (column, row) } else { (row, column) };
+        let scale = e8m0::decode(scales[outer * k.div_ceil(BLOCK) + along / BLOCK]);
+        bf16::from_f32(e4m3::decode(data[outer * k + along]) * scale)
     };
     (0..x.len()).map(value).collect()
 }

@@ -1,13 +1,13 @@
-// Sums over a row of eight-element pieces, added in one order however the row lies over threads:
-// the pieces of 128 elements by a tree (a slice), then slices l, l + 32, l + 64, ... for each l,
+// Sums over a row of eight-element vectors, added in one order however the row lies over threads:
+// the vectors of 128 elements by a tree (a slice), then slices l, l + 32, l + 64, ... for each l,
 // then those 32 by a tree. Kernels that cut rows differently thus give the same bits.
 #pragma once
 
 #include "common/types.cuh"
 
-// Elements of a slice, and pieces of 16 bytes of BF16 in it.
+// Elements of a slice, and vectors of 16 bytes of BF16 in it.
 constexpr uint32 kSlice = 128;
-constexpr uint32 kSlicePieces = 16;
+constexpr uint32 kSliceVectors = 16;
 
 // Sum over 16 neighbouring threads, for each of them.
 __device__ __forceinline__ float sum_of_16_lanes(float value) {

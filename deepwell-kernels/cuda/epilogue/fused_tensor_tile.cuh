@@ -3,8 +3,8 @@
 // columns, or both. Every one has the bits that kernels one after the other give: each step takes
 // what the one before would have stored, so rounded to BF16.
 //
-// As in epilogue/store_tensor_tile.cuh each of four warps takes 32 rows, in pieces of 128 bytes (64
-// elements) of each, through 4 KiB of shared memory. There
+// As in epilogue/store_tensor_tile.cuh each of four warps takes 32 rows, in subtiles of 128 bytes
+// (64 elements) of each, through 4 KiB of shared memory. There
 //   a lane puts its row's sums;
 //   eight lanes a row take 16 bytes each, write them, and put the function of them in their place;
 //   a lane takes two columns, each of whose 32 elements share a scale, and writes their codes;
@@ -44,9 +44,9 @@ struct FusedResult {
     uint32 flags;  // of the copies, kMxFloor or none
 };
 
-constexpr int kFusedPiece = 64;     // elements of a row at a time
-constexpr int kFusedBlocks = kFusedPiece / kMxBlock;
-static_assert(kFusedBlocks * kMxBlock == kFusedPiece, "whole groups");
+constexpr int kFusedColumns = 64;     // elements of a row at a time
+constexpr int kFusedBlocks = kFusedColumns / kMxBlock;
+static_assert(kFusedBlocks * kMxBlock == kFusedColumns, "whole groups");
 
 // Where 16 bytes lie, number `unit` of eight of a row.
 __device__ __forceinline__ uint4& fused_unit(uint8* staged, int32 row, int32 unit) {
@@ -54,9 +54,9 @@ __device__ __forceinline__ uint4& fused_unit(uint8* staged, int32 row, int32 uni
 }
 
 template <typename Function>
-__device__ __forceinline__ uint4 of_elements(const uint4& piece, const Function& function) {
+__device__ __forceinline__ uint4 of_elements(const uint4& vector, const Function& function) {
     float values[8];
-    unpack_bf16x8(piece, values);
+    unpack_bf16x8(vector, values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         values[i] = function(values[i]);
@@ -65,10 +65,10 @@ __device__ __forceinline__ uint4 of_elements(const uint4& piece, const Function&
 }
 
 template <typename Function>
-__device__ __forceinline__ uint4 of_elements(const uint4& piece, const uint4& other,
+__device__ __forceinline__ uint4 of_elements(const uint4& vector, const uint4& other,
                                              const Function& function) {
     float values[8], others[8];
-    unpack_bf16x8(piece, values);
+    unpack_bf16x8(vector, values);
     unpack_bf16x8(other, others);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -78,25 +78,25 @@ __device__ __forceinline__ uint4 of_elements(const uint4& piece, const uint4& ot
 }
 
 // The function of eight elements, the first of which is number `at` of the matrices.
-__device__ __forceinline__ uint4 activate(const uint4& piece, const FusedResult& result,
+__device__ __forceinline__ uint4 activate(const uint4& vector, const FusedResult& result,
                                           uint64 at) {
     if (result.activation == kGelu) {
-        return of_elements(piece, [](float x) { return gelu(x); });
+        return of_elements(vector, [](float x) { return gelu(x); });
     }
     if (result.activation == kGeluTanh) {
-        return of_elements(piece, [](float x) { return gelu_tanh(x); });
+        return of_elements(vector, [](float x) { return gelu_tanh(x); });
     }
     const uint4 forward = __ldg(reinterpret_cast<const uint4*>(result.forward + at));
     if (result.activation == kGeluBackward) {
-        return of_elements(piece, forward,
+        return of_elements(vector, forward,
                            [](float dy, float x) { return dy * gelu_slope(x); });
     }
-    return of_elements(piece, forward,
+    return of_elements(vector, forward,
                        [](float dy, float x) { return dy * gelu_tanh_slope(x); });
 }
 
 // Writes 32 rows of sums from (row, column) on, and leaves what comes of them in their place.
-__device__ __forceinline__ void activate_pieces(const FusedResult& result, int32 row,
+__device__ __forceinline__ void activate_subtile(const FusedResult& result, int32 row,
                                                 int32 column, uint8* staged) {
     const int32 lane = threadIdx.x % 32;
     const int32 unit = lane % 8;
@@ -229,12 +229,12 @@ __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8*
     uint32 scales = 0;
 #pragma unroll 1
     for (int block = 0; block < kFusedBlocks; ++block) {
-        uint4 pieces[4];
+        uint4 vectors[4];
         uint32 amax = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            pieces[i] = fused_unit(staged, lane, block * 4 + i);
-            amax = max(amax, mx_magnitude<bf16>(pieces[i]));
+            vectors[i] = fused_unit(staged, lane, block * 4 + i);
+            amax = max(amax, mx_magnitude<bf16>(vectors[i]));
         }
         const MxScale scale = mx_scale(amax, floor);
         count_clamp(amax, scale, floor, counters);
@@ -243,8 +243,8 @@ __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8*
         uint32 nonzero = 0xffffffffu;
 #pragma unroll
         for (int quad = 0; quad < 8; ++quad) {
-            const uint32 low = quad % 2 == 0 ? pieces[quad / 2].x : pieces[quad / 2].z;
-            const uint32 high = quad % 2 == 0 ? pieces[quad / 2].y : pieces[quad / 2].w;
+            const uint32 low = quad % 2 == 0 ? vectors[quad / 2].x : vectors[quad / 2].z;
+            const uint32 high = quad % 2 == 0 ? vectors[quad / 2].y : vectors[quad / 2].w;
             const float x[4] = {low_to_f32(low), high_to_f32(low), low_to_f32(high),
                                 high_to_f32(high)};
             codes[quad] = mx_encode(x, scale.reciprocal);
@@ -256,7 +256,7 @@ __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8*
         if (!all_codes_nonzero(nonzero)) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                counters.underflows += mx_nonzero<bf16>(pieces[i]) -
+                counters.underflows += mx_nonzero<bf16>(vectors[i]) -
                                        nonzero_codes(codes[2 * i]) -
                                        nonzero_codes(codes[2 * i + 1]);
             }
@@ -305,10 +305,10 @@ __device__ __forceinline__ void survey_row(uint8* staged, uint32 copies, MxCount
     const int32 lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int unit = 0; unit < 8; ++unit) {
-        const uint4 piece = fused_unit(staged, lane, unit);
-        uint32 largest = mx_magnitude<bf16>(piece);
+        const uint4 vector = fused_unit(staged, lane, unit);
+        uint32 largest = mx_magnitude<bf16>(vector);
         if (largest >= kInfinityBits) {
-            const uint2 found = mx_survey<bf16>(piece);
+            const uint2 found = mx_survey<bf16>(vector);
             counters.nonfinite += copies * found.x;
             largest = found.y;
         }
@@ -322,27 +322,27 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
                                                  int32 column, uint32 address, bool backwards,
                                                  uint8* staged, MxCounters& counters,
                                                  Release release) {
-    constexpr int kPieces = kColumns / kFusedPiece;
+    constexpr int kSubtiles = kColumns / kFusedColumns;
     const int32 lane = threadIdx.x % 32;
     const bool by_rows = result.copies.codes != nullptr;
     const bool by_columns = result.copies.codes_t != nullptr;
     uint64 scales = 0;
 #pragma unroll 1
-    for (int32 i = 0; i < kPieces; ++i) {
-        const int32 at = (backwards ? kPieces - 1 - i : i) * kFusedPiece;
-        uint4 piece[8];
-        take_piece(piece, address + at, result.gemm, column + at);
+    for (int32 i = 0; i < kSubtiles; ++i) {
+        const int32 at = (backwards ? kSubtiles - 1 - i : i) * kFusedColumns;
+        uint4 subtile[8];
+        load_subtile(subtile, address + at, result.gemm, column + at);
         if (i + 1 == kReleased) {
             release();
         }
-        // Others may still read the piece before.
+        // Others may still read the subtile before.
         __syncwarp();
 #pragma unroll
         for (int unit = 0; unit < 8; ++unit) {
-            fused_unit(staged, lane, unit) = piece[unit];
+            fused_unit(staged, lane, unit) = subtile[unit];
         }
         __syncwarp();
-        activate_pieces(result, row, column + at, staged);
+        activate_subtile(result, row, column + at, staged);
         if (by_rows || by_columns) {
             __syncwarp();
             survey_row(staged, by_rows + by_columns, counters);
@@ -371,12 +371,12 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
                                                   uint32 tensor_base, Tiles tiles,
                                                   const FusedResult& result,
                                                   MxCounters& counters) {
-    constexpr int kPieces = S::kTileN / kFusedPiece;
+    constexpr int kSubtiles = S::kTileN / kFusedColumns;
     take_tensor_tiles(
         shared, tensor_base, tiles,
         [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
             auto release) {
-            store_fused_tile<S::kTileN, kReleasedPieces<S, kPieces>>(
+            store_fused_tile<S::kTileN, kReleasedSubtiles<S, kSubtiles>>(
                 result, row, column, address, backwards, staged, counters, release);
         });
 }

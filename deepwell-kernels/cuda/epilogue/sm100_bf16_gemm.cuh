@@ -8,26 +8,26 @@
 #include "ptx/elect.cuh"
 #include "scheduler/tile_walk.cuh"
 
-// a b [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue warps
-// do. `memory` is all of the dynamic shared memory.
+// a b [rows, columns], with `k` elements along K: `store(shared, tensor_base, tiles)` is what the
+// epilogue warps do. `memory` is all of the dynamic shared memory.
 template <typename S, typename Store>
 __device__ __forceinline__ void bf16_gemm(const TensorMap& a, const TensorMap& b, int32 rows,
-                                             int32 columns, int32 depth, uint8* memory,
+                                             int32 columns, int32 k, uint8* memory,
                                              Store store) {
     using namespace sm100_bf16;
     const Shared<S> shared(memory);
     const uint32 tensor_base = begin(shared);
     const uint32 warp = threadIdx.x / 32;
-    const int32 pieces = (depth + kBlockK - 1) / kBlockK;
+    const int32 k_blocks = (k + kBlockK - 1) / kBlockK;
     const TileWalk<S> tiles(rows, columns);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_elements(shared, a, b, tiles, pieces);
+            copy_elements(shared, a, b, tiles, k_blocks);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank_in_pair<S>() == 0 && elect_one()) {
-            multiply_elements(shared, tensor_base, tiles, pieces);
+            multiply_elements(shared, tensor_base, tiles, k_blocks);
         }
     } else if (warp >= kFirstEpilogueWarp) {
         store(shared, tensor_base, tiles);

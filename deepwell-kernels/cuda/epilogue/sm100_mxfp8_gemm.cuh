@@ -8,27 +8,27 @@
 #include "ptx/elect.cuh"
 #include "scheduler/tile_walk.cuh"
 
-// a b^T [rows, columns], `depth` deep: `store(shared, tensor_base, tiles)` is what the epilogue
-// warps do. `memory` is all of the dynamic shared memory.
+// a b^T [rows, columns], with `k` elements along K: `store(shared, tensor_base, tiles)` is what the
+// epilogue warps do. `memory` is all of the dynamic shared memory.
 template <typename S, typename Store>
 __device__ __forceinline__ void mxfp8_gemm(const sm100_mxfp8::Operand& a,
-                                              const sm100_mxfp8::Operand& b, int32 depth,
+                                              const sm100_mxfp8::Operand& b, int32 k,
                                               uint8* memory, Store store) {
     using namespace sm100_mxfp8;
     const Shared<S> shared(memory);
     const uint32 tensor_base = begin(shared);
     const uint32 warp = threadIdx.x / 32;
     const uint32 rank = rank_in_pair<S>();
-    const int32 pieces = (depth + kDepthBytes - 1) / kDepthBytes;
+    const int32 k_blocks = (k + kStageRowBytes - 1) / kStageRowBytes;
     const TileWalk<S> tiles(a.rows, b.rows);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_codes(shared, a, b, tiles, pieces);
+            copy_codes(shared, a, b, tiles, k_blocks);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank == 0 && elect_one()) {
-            multiply_codes(shared, tensor_base, tiles, pieces);
+            multiply_codes(shared, tensor_base, tiles, k_blocks);
         }
     } else if (warp >= kFirstEpilogueWarp) {
         store(shared, tensor_base, tiles);

@@ -1,8 +1,8 @@
 // From accumulators in tensor memory to the result in device memory: bias, rounding, accumulation.
 //
 // Each of four warps takes the 32 lanes of tensor memory that it may read, so 32 rows. They pass in
-// pieces of 128 bytes through 4 KiB of shared memory, so that a warp writes four whole pieces of
-// rows at a time.
+// subtiles of 128 bytes through 4 KiB of shared memory, so that a warp writes four whole subtiles
+// of rows at a time.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -28,7 +28,7 @@ __device__ __forceinline__ void add_bias(uint32 (&values)[32], const TileResult<
 
 // 128 bytes of a lane's row, from column `column` of the result and `address` of tensor memory on.
 // All of the warp has read tensor memory when this returns.
-__device__ __forceinline__ void take_piece(uint4 (&piece)[8], uint32 address,
+__device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address,
                                            const TileResult<float>& result, int32 column) {
     uint32 values[32];
     tcgen05_load_32_columns(values, address);
@@ -36,12 +36,12 @@ __device__ __forceinline__ void take_piece(uint4 (&piece)[8], uint32 address,
     add_bias(values, result, column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        piece[i] = make_uint4(values[4 * i], values[4 * i + 1], values[4 * i + 2],
+        subtile[i] = make_uint4(values[4 * i], values[4 * i + 1], values[4 * i + 2],
                               values[4 * i + 3]);
     }
 }
 
-__device__ __forceinline__ void take_piece(uint4 (&piece)[8], uint32 address,
+__device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address,
                                            const TileResult<bf16>& result, int32 column) {
     uint32 values[2][32];
     tcgen05_load_32_columns(values[0], address);
@@ -58,16 +58,16 @@ __device__ __forceinline__ void take_piece(uint4 (&piece)[8], uint32 address,
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            piece[half * 4 + i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2],
+            subtile[half * 4 + i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2],
                                              pairs[4 * i + 3]);
         }
     }
 }
 
-// Writes 32 pieces of rows from (row, column) on; `staged` holds them with the 16-byte units of a
-// row exchanged by its number modulo eight.
+// Writes a subtile of 32 rows from (row, column) on; `staged` holds them with the 16-byte units of
+// a row exchanged by its number modulo eight.
 template <typename Element>
-__device__ __forceinline__ void write_pieces(const TileResult<Element>& result, int32 row,
+__device__ __forceinline__ void write_subtile(const TileResult<Element>& result, int32 row,
                                              int32 column, const uint8* staged) {
     constexpr int kElements = 16 / sizeof(Element);
     const int32 lane = threadIdx.x % 32;
@@ -91,10 +91,10 @@ __device__ __forceinline__ void write_pieces(const TileResult<Element>& result, 
             }
         }
     } else {
-        constexpr int kPiece = 128 / sizeof(Element);
-        for (int32 i = lane; i < 32 * kPiece; i += 32) {
-            const int32 r = i / kPiece;
-            const int32 c = i % kPiece;
+        constexpr int kSubtileColumns = 128 / sizeof(Element);
+        for (int32 i = lane; i < 32 * kSubtileColumns; i += 32) {
+            const int32 r = i / kSubtileColumns;
+            const int32 c = i % kSubtileColumns;
             if (row + r < result.rows && column + c < result.columns) {
                 const uint8* unit = staged + r * 128 + ((c / kElements) ^ (r & 7)) * 16;
                 Element value = reinterpret_cast<const Element*>(unit)[c % kElements];
@@ -112,20 +112,20 @@ __device__ __forceinline__ void write_pieces(const TileResult<Element>& result, 
 
 // The calling warp's 32 rows of a tile of `kColumns`, which begin at (row, column) of the result
 // and at `address`, the warp's first lane, of tensor memory. `staged` has 4 KiB for this warp
-// alone. The last columns come first if `backwards`. `release` is called when `kReleased` pieces of
-// tensor memory have been read.
+// alone. The last columns come first if `backwards`. `release` is called when `kReleased` subtiles
+// of tensor memory have been read.
 template <int kColumns, int kReleased, typename Element, typename Release>
 __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& result, int32 row,
                                                   int32 column, uint32 address, bool backwards,
                                                   uint8* staged, Release release) {
-    constexpr int kPiece = 128 / sizeof(Element);
-    constexpr int kPieces = kColumns / kPiece;
+    constexpr int kSubtileColumns = 128 / sizeof(Element);
+    constexpr int kSubtiles = kColumns / kSubtileColumns;
     const int32 lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int32 i = 0; i < kPieces; ++i) {
-        const int32 at = (backwards ? kPieces - 1 - i : i) * kPiece;
-        uint4 piece[8];
-        take_piece(piece, address + at, result, column + at);
+    for (int32 i = 0; i < kSubtiles; ++i) {
+        const int32 at = (backwards ? kSubtiles - 1 - i : i) * kSubtileColumns;
+        uint4 subtile[8];
+        load_subtile(subtile, address + at, result, column + at);
         if (i + 1 == kReleased) {
             release();
         }
@@ -133,17 +133,17 @@ __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& res
 #pragma unroll
         for (int unit = 0; unit < 8; ++unit) {
             *reinterpret_cast<uint4*>(staged + lane * 128 + (unit ^ (lane & 7)) * 16) =
-                piece[unit];
+                subtile[unit];
         }
         __syncwarp();
-        write_pieces(result, row, column + at, staged);
+        write_subtile(result, row, column + at, staged);
     }
 }
 
-// Pieces, of `kPieces` of a tile, after which all that accumulators share is read: the end of the
-// first and the beginning of the second.
-template <typename S, int kPieces>
-constexpr int kReleasedPieces = S::kShares ? 1 : kPieces;
+// Subtiles, of `kSubtiles` of a tile, after which all that accumulators share is read: the end of
+// the first and the beginning of the second.
+template <typename S, int kSubtiles>
+constexpr int kReleasedSubtiles = S::kShares ? 1 : kSubtiles;
 
 // The epilogue warps: `store(row, column, address, backwards, staged, release)` takes the 32 rows
 // of a warp of tile after tile, as store_tensor_tile does.
@@ -180,11 +180,11 @@ template <typename S, typename Tiles, typename Element>
 __device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& shared,
                                                    uint32 tensor_base, Tiles tiles,
                                                    const TileResult<Element>& result) {
-    constexpr int kPieces = S::kTileN * sizeof(Element) / 128;
+    constexpr int kSubtiles = S::kTileN * sizeof(Element) / 128;
     take_tensor_tiles(shared, tensor_base, tiles,
                       [&](int32 row, int32 column, uint32 address, bool backwards, uint8* staged,
                           auto release) {
-                          store_tensor_tile<S::kTileN, kReleasedPieces<S, kPieces>>(
+                          store_tensor_tile<S::kTileN, kReleasedSubtiles<S, kSubtiles>>(
                               result, row, column, address, backwards, staged, release);
                       });
 }

@@ -1,5 +1,5 @@
 // From accumulators in registers to a 128 x 128 tile of the result in device memory: bias,
-// rounding, accumulation, and rows written in 16-byte pieces.
+// rounding, accumulation, and rows written in 16-byte vectors.
 #pragma once
 
 #include "common/types.cuh"

@@ -17,7 +17,7 @@ using ElementTile = MxTile<bf16>;
 constexpr int kTogether = 4;
 static_assert(kMxPlainRows % kTogether == 0, "whole batches");
 
-// Where the pieces of this thread lie in the matrices, all [rows, columns] with columns a multiple
+// Where the vectors of this thread lie in the matrices, all [rows, columns] with columns a multiple
 // of 8.
 struct ElementPlaces {
     uint32 row0;
@@ -50,21 +50,21 @@ struct ElementPlaces {
         return exists(step) ? *reinterpret_cast<const uint4*>(matrix + place(step))
                             : make_uint4(0, 0, 0, 0);
     }
-    __device__ __forceinline__ void store(bf16* matrix, int step, const uint4& piece) const {
+    __device__ __forceinline__ void store(bf16* matrix, int step, const uint4& vector) const {
         if (exists(step)) {
-            *reinterpret_cast<uint4*>(matrix + place(step)) = piece;
+            *reinterpret_cast<uint4*>(matrix + place(step)) = vector;
         }
     }
 };
 
-// The results of this thread's pieces of one step.
+// The results of this thread's vectors of one step.
 template <int kSources, typename Function>
-__device__ __forceinline__ uint4 element_results(const uint4 (&pieces)[kSources],
+__device__ __forceinline__ uint4 element_results(const uint4 (&vectors)[kSources],
                                                  const Function& function) {
     float values[kSources][8];
 #pragma unroll
     for (int s = 0; s < kSources; ++s) {
-        unpack_bf16x8(pieces[s], values[s]);
+        unpack_bf16x8(vectors[s], values[s]);
     }
     float results[8];
 #pragma unroll
@@ -93,25 +93,25 @@ __device__ __forceinline__ void elementwise_quantize_plain(const bf16* const (&s
     uint4 results[kMxPlainRows];
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; row += kTogether) {
-        uint4 pieces[kTogether][kSources];
+        uint4 vectors[kTogether][kSources];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
             const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
 #pragma unroll
             for (int s = 0; s < kSources; ++s) {
-                pieces[i][s] = *reinterpret_cast<const uint4*>(sources[s] + place);
+                vectors[i][s] = *reinterpret_cast<const uint4*>(sources[s] + place);
             }
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-            results[row + i] = element_results(pieces[i], function);
+            results[row + i] = element_results(vectors[i], function);
             if (result != nullptr) {
                 const uint64 place = first + static_cast<uint64>(row + i) * to.columns;
                 *reinterpret_cast<uint4*>(result + place) = results[row + i];
             }
         }
     }
-    mx_quantize_pieces<kWide, kRow, kColumn>(results, row0, column0, to, stage, shared, tally);
+    mx_quantize_vectors<kWide, kRow, kColumn>(results, row0, column0, to, stage, shared, tally);
 }
 
 // Any tile.
@@ -127,16 +127,16 @@ __device__ __forceinline__ void elementwise_quantize_tile(const bf16* const (&so
         const ElementPlaces places(blockIdx.x, to);
 #pragma unroll 2
         for (int step = 0; step < kMxSteps; ++step) {
-            uint4 pieces[kSources];
+            uint4 vectors[kSources];
 #pragma unroll
             for (int s = 0; s < kSources; ++s) {
-                pieces[s] = places.load(sources[s], step);
+                vectors[s] = places.load(sources[s], step);
             }
-            const uint4 piece = element_results(pieces, function);
+            const uint4 vector = element_results(vectors, function);
             if (result != nullptr) {
-                places.store(result, step, piece);
+                places.store(result, step, vector);
             }
-            mx_piece<bf16>(tile, step) = piece;
+            mx_vector<bf16>(tile, step) = vector;
         }
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, to, flags, tile, shared,
                                               counters);

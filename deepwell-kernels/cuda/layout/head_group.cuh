@@ -15,14 +15,14 @@ struct HeadGroup {
     uint32 lane;    // of the thread in its group
     uint32 groups;  // of the CTA
     uint32 index;   // of the group in the CTA
-    uint32 pieces;  // of 16 bytes in a head
+    uint32 vectors;  // of 16 bytes in a head
 
     __device__ __forceinline__ HeadGroup(uint32 head_dim, uint32 lanes)
         : lanes(lanes),
           lane(threadIdx.x % lanes),
           groups(kThreads / lanes),
           index(threadIdx.x / lanes),
-          pieces(head_dim / 8) {}
+          vectors(head_dim / 8) {}
 
     // Heads that the CTA takes at a time.
     __device__ __forceinline__ uint32 heads_at_a_time() const {
@@ -34,13 +34,13 @@ struct HeadGroup {
         return first + index + k * groups;
     }
 
-    __device__ __forceinline__ bool holds_a_piece() const {
-        return lane < pieces;
+    __device__ __forceinline__ bool holds_a_vector() const {
+        return lane < vectors;
     }
 
-    // This thread's piece of a head, in units of 16 bytes.
-    __device__ __forceinline__ uint64 piece_of(uint32 head) const {
-        return static_cast<uint64>(head) * pieces + lane;
+    // This thread's vector of a head, in units of 16 bytes.
+    __device__ __forceinline__ uint64 vector_of(uint32 head) const {
+        return static_cast<uint64>(head) * vectors + lane;
     }
 
     // Sums over the lanes of a group, for each of them. All lanes of the warp call it.

@@ -1,4 +1,4 @@
-// The two source types of a quantization, as pieces of 16 bytes and as words of four.
+// The two source types of a quantization, as vectors of 16 bytes and as words of four.
 #pragma once
 
 #include "common/types.cuh"
@@ -52,12 +52,12 @@ __device__ __forceinline__ uint32 mx_largest(uint32 word) {
     return first > last ? first : last;
 }
 
-// Bits of the largest magnitude of a piece, NaN above infinity above all else.
+// Bits of the largest magnitude of a vector, NaN above infinity above all else.
 template <typename E>
-__device__ __forceinline__ uint32 mx_magnitude(const uint4& piece) {
+__device__ __forceinline__ uint32 mx_magnitude(const uint4& vector) {
     using Element = MxElement<E>;
-    const uint32 largest = Element::larger(Element::larger(piece.x, piece.y),
-                                           Element::larger(piece.z, piece.w));
+    const uint32 largest = Element::larger(Element::larger(vector.x, vector.y),
+                                           Element::larger(vector.z, vector.w));
     return mx_largest<E>(largest & Element::kMagnitude);
 }
 
@@ -68,18 +68,18 @@ __device__ __forceinline__ uint32 mx_nonzero_bits(uint32 word) {
     return ((word & kMask) + kMask) & ~kMask;
 }
 
-// How many elements of a piece are not zero.
+// How many elements of a vector are not zero.
 template <typename E>
-__device__ __forceinline__ uint32 mx_nonzero(const uint4& piece) {
-    return __popc(mx_nonzero_bits<E>(piece.x) | mx_nonzero_bits<E>(piece.y) >> 1 |
-                  mx_nonzero_bits<E>(piece.z) >> 2 | mx_nonzero_bits<E>(piece.w) >> 3);
+__device__ __forceinline__ uint32 mx_nonzero(const uint4& vector) {
+    return __popc(mx_nonzero_bits<E>(vector.x) | mx_nonzero_bits<E>(vector.y) >> 1 |
+                  mx_nonzero_bits<E>(vector.z) >> 2 | mx_nonzero_bits<E>(vector.w) >> 3);
 }
 
-// How many elements of a piece are not finite, and bits of the largest magnitude of the rest. Takes
-// and gives values, so that nobody's registers move to memory for a call that is seldom made.
+// How many elements of a vector are not finite, and bits of the largest magnitude of the rest.
+// Takes and gives values, so that nobody's registers move to memory for a call that is seldom made.
 template <typename E>
-__device__ __noinline__ uint2 mx_survey(uint4 piece) {
-    const uint32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+__device__ __noinline__ uint2 mx_survey(uint4 vector) {
+    const uint32 words[4] = {vector.x, vector.y, vector.z, vector.w};
     uint2 found = make_uint2(0, 0);
 #pragma unroll
     for (int i = 0; i < 4 * MxElement<E>::kPerWord; ++i) {

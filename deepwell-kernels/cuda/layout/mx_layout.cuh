@@ -6,16 +6,16 @@
 
 constexpr uint32 kMxTile = 128;    // rows and columns of a tile
 constexpr uint32 kMxBlock = 32;    // elements with one stored scale
-constexpr int kMxSteps = 8;        // pieces of a thread
-constexpr uint32 kMxStepRows = 16; // rows between two pieces of a thread
+constexpr int kMxSteps = 8;        // vectors of a thread
+constexpr uint32 kMxStepRows = 16; // rows between two vectors of a thread
 constexpr uint32 kMxGroups = kMxTile / kMxBlock;
 
 // How a block of threads lies over a tile.
 template <typename E>
 struct MxTile {
-    static constexpr uint32 kPiece = 16 / sizeof(E);
-    static constexpr uint32 kRowLanes = kMxTile / kPiece;     // threads of a row
-    static constexpr uint32 kBlockLanes = kMxBlock / kPiece;  // threads of 32 elements of it
+    static constexpr uint32 kVector = 16 / sizeof(E);
+    static constexpr uint32 kRowLanes = kMxTile / kVector;     // threads of a row
+    static constexpr uint32 kBlockLanes = kMxBlock / kVector;  // threads of 32 elements of it
     static constexpr uint32 kThreads = kRowLanes * kMxStepRows;
     static constexpr uint32 kUnits = kMxTile * sizeof(E) / 4;  // words of a row
     static constexpr uint32 kTileBytes = kMxTile * kMxTile * sizeof(E);
@@ -25,7 +25,7 @@ struct MxTile {
         return threadIdx.x / kRowLanes;
     }
     static __device__ __forceinline__ uint32 column() {
-        return threadIdx.x % kRowLanes * kPiece;
+        return threadIdx.x % kRowLanes * kVector;
     }
 };
 

@@ -30,8 +30,8 @@
 #include "ptx/fp8.cuh"
 #include "ptx/packed.cuh"
 
-constexpr int kMxPlainRows = 8;   // rows of a thread, and pieces
-constexpr int kMxPlainWords = 4;  // words of a piece, two columns each
+constexpr int kMxPlainRows = 8;   // rows of a thread, and vectors
+constexpr int kMxPlainWords = 4;  // words of a vector, two columns each
 constexpr uint32 kMxRowLanes = 16;
 constexpr uint32 kMxPlainThreads = 256;  // of a block
 
@@ -49,9 +49,9 @@ __device__ __forceinline__ uint32 mx_plain_column() {
     return threadIdx.x % kMxRowLanes * 8;
 }
 
-// Word `index` of a piece.
-__device__ __forceinline__ uint32 word_of(const uint4& piece, int index) {
-    return index == 0 ? piece.x : index == 1 ? piece.y : index == 2 ? piece.z : piece.w;
+// Word `index` of a vector.
+__device__ __forceinline__ uint32 word_of(const uint4& vector, int index) {
+    return index == 0 ? vector.x : index == 1 ? vector.y : index == 2 ? vector.z : vector.w;
 }
 
 // Scale of a group by its largest magnitude; where `counts`, it is counted as clamped if it is.
@@ -85,12 +85,12 @@ __device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
     return pair;
 }
 
-// How many elements of all pieces are not zero.
-__device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&pieces)[kMxPlainRows]) {
+// How many elements of all vectors are not zero.
+__device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&vectors)[kMxPlainRows]) {
     uint32 count = 0;
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; ++row) {
-        count += mx_nonzero<bf16>(pieces[row]);
+        count += mx_nonzero<bf16>(vectors[row]);
     }
     return count;
 }
@@ -103,11 +103,11 @@ __device__ __forceinline__ uint32 mx_vanished_bits(uint32 word, uint32 factors) 
     return mx_nonzero_bits<bf16>(word) & ~(scaled + (kCarry | kCarry << 16));
 }
 
-// How many elements of a piece become zero. A call for the reason that `mx_survey` is one.
-__device__ __noinline__ uint32 mx_vanished(uint4 piece, uint4 factors) {
-    return __popc(mx_vanished_bits(piece.x, factors.x) | mx_vanished_bits(piece.y, factors.y) >> 1 |
-                  mx_vanished_bits(piece.z, factors.z) >> 2 |
-                  mx_vanished_bits(piece.w, factors.w) >> 3);
+// How many elements of a vector become zero. A call for the reason that `mx_survey` is one.
+__device__ __noinline__ uint32 mx_vanished(uint4 vector, uint4 factors) {
+    return __popc(mx_vanished_bits(vector.x, factors.x) | mx_vanished_bits(vector.y, factors.y) >> 1 |
+                  mx_vanished_bits(vector.z, factors.z) >> 2 |
+                  mx_vanished_bits(vector.w, factors.w) >> 3);
 }
 
 // Counts elements that become zero, by sixteen words of codes. Data of which some do differ from
@@ -120,9 +120,9 @@ struct MxZeroCodes {
         uint32& of_eight = nonzero[words++ / 8];
         of_eight = of_eight >> 1 | (nonzero_code_bits(codes) & 0x80808080u);
     }
-    // `factors` are all, and `factors_of(row)` those of the words of a piece.
+    // `factors` are all, and `factors_of(row)` those of the words of a vector.
     template <typename FactorsOf>
-    __device__ __forceinline__ void finish(const uint4 (&pieces)[kMxPlainRows],
+    __device__ __forceinline__ void finish(const uint4 (&vectors)[kMxPlainRows],
                                            const uint4& factors, const FactorsOf& factors_of,
                                            MxCounters& counters) const {
         if ((nonzero[0] & nonzero[1]) == 0xffffffffu) {
@@ -132,13 +132,13 @@ struct MxZeroCodes {
                                (factors.z + 0x00010001u) | (factors.w + 0x00010001u);
         if ((carries & 0x80008000u) == 0) {
             counters.underflows +=
-                mx_plain_nonzero(pieces) - __popc(nonzero[0]) - __popc(nonzero[1]);
+                mx_plain_nonzero(vectors) - __popc(nonzero[0]) - __popc(nonzero[1]);
             return;
         }
         // A factor is NaN, by which also what was zero has become something else.
 #pragma unroll
         for (int row = 0; row < kMxPlainRows; ++row) {
-            counters.underflows += mx_vanished(pieces[row], factors_of(row));
+            counters.underflows += mx_vanished(vectors[row], factors_of(row));
         }
     }
 };
@@ -167,7 +167,7 @@ __device__ __forceinline__ void mx_store_scales(uint8* to,
 
 // Row copy, the scales of which are left in `shared`.
 template <bool kWide>
-__device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows], uint32 row0,
+__device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRows], uint32 row0,
                                               uint32 column0, const MxTarget& to,
                                               MxPlainShared& shared, MxCounters& counters) {
     // Two rows in a word.
@@ -177,9 +177,9 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
         uint32 of_row[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const uint4& piece = pieces[2 * pair + i];
-            of_row[i] = max_magnitude_bf16x2(max_magnitude_bf16x2(piece.x, piece.y),
-                                             max_magnitude_bf16x2(piece.z, piece.w));
+            const uint4& vector = vectors[2 * pair + i];
+            of_row[i] = max_magnitude_bf16x2(max_magnitude_bf16x2(vector.x, vector.y),
+                                             max_magnitude_bf16x2(vector.z, vector.w));
         }
         of_rows[pair] = max_magnitude_bf16x2(__byte_perm(of_row[0], of_row[1], 0x5410),
                                              __byte_perm(of_row[0], of_row[1], 0x7632));
@@ -211,7 +211,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
         uint32 scaled[kMxPlainWords];
 #pragma unroll
         for (int w = 0; w < kMxPlainWords; ++w) {
-            scaled[w] = multiply_bf16x2(word_of(pieces[i], w), factor);
+            scaled[w] = multiply_bf16x2(word_of(vectors[i], w), factor);
         }
         uint32 codes[2];
 #pragma unroll
@@ -229,7 +229,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
         const uint32 factor = factor_of(row);
         return make_uint4(factor, factor, factor, factor);
     };
-    zeros.finish(pieces, make_uint4(factors[0], factors[1], factors[2], factors[3]), factors_of,
+    zeros.finish(vectors, make_uint4(factors[0], factors[1], factors[2], factors[3]), factors_of,
                  counters);
     // The four bytes of a row.
     uint32 low = mine.codes & 0xff, high = mine.codes >> 16;
@@ -255,7 +255,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&pieces)[kMxPlainRows
 // Column copy, once `shared.amaxes` has what every warp knows of each word of columns, and the
 // scales of all copies. What was counted is tallied before the codes are written.
 template <bool kWide, bool kRow>
-__device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainRows],
+__device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint4* __restrict__ stage, MxPlainShared& shared,
                                                  MxTally& tally, MxCounters& counters) {
@@ -264,7 +264,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
     __syncthreads();
     {
         const uint32 word = warp * 8 + threadIdx.x % 8;
-        // A warp of pieces has sixteen rows.
+        // A warp of vectors has sixteen rows.
         uint32 amaxes = kWide ? max_magnitude_bf16x2(shared.amaxes[part][word],
                                                      shared.amaxes[part + kParts][word])
                               : max_magnitude_bf16x2(shared.amaxes[2 * part][word],
@@ -314,7 +314,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
         uint32 scaled[kMxPlainRows];
 #pragma unroll
         for (int row = 0; row < kMxPlainRows; ++row) {
-            scaled[row] = multiply_bf16x2(word_of(pieces[row], w), word_of(of_group, w));
+            scaled[row] = multiply_bf16x2(word_of(vectors[row], w), word_of(of_group, w));
         }
         const uint2 first =
             make_uint2(mx_codes_of_halves<0>(scaled[0], scaled[1], scaled[2], scaled[3]),
@@ -329,7 +329,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
         to_stage[2 * w * 16] = first;
         to_stage[(2 * w + 1) * 16] = second;
     }
-    zeros.finish(pieces, of_group, [&](int) { return of_group; }, counters);
+    zeros.finish(vectors, of_group, [&](int) { return of_group; }, counters);
     tally.leave(counters);
     __syncthreads();
     tally.give();
@@ -350,11 +350,11 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&pieces)[kMxPlainR
     }
 }
 
-// As `mx_quantize_tile`, of pieces in registers: rows `mx_plain_row` and following of the tile,
+// As `mx_quantize_tile`, of vectors in registers: rows `mx_plain_row` and following of the tile,
 // columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the block come here;
 // what they count is given to `tally`.
 template <bool kWide, bool kRow, bool kColumn>
-__device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlainRows],
+__device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPlainRows],
                                                    uint32 row0, uint32 column0,
                                                    const MxTarget& to, uint4* stage,
                                                    MxPlainShared& shared,
@@ -363,10 +363,10 @@ __device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlai
     uint32 largest[kMxPlainWords];
 #pragma unroll
     for (int w = 0; w < kMxPlainWords; ++w) {
-        largest[w] = word_of(pieces[0], w);
+        largest[w] = word_of(vectors[0], w);
 #pragma unroll
         for (int row = 1; row < kMxPlainRows; ++row) {
-            largest[w] = max_magnitude_bf16x2(largest[w], word_of(pieces[row], w));
+            largest[w] = max_magnitude_bf16x2(largest[w], word_of(vectors[row], w));
         }
     }
     uint32 of_thread = mx_largest<bf16>(
@@ -377,7 +377,7 @@ __device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlai
         of_thread = 0;
 #pragma unroll
         for (int row = 0; row < kMxPlainRows; ++row) {
-            const uint2 found = mx_survey<bf16>(pieces[row]);
+            const uint2 found = mx_survey<bf16>(vectors[row]);
             counters.nonfinite += kCopies * found.x;
             of_thread = max(of_thread, found.y);
         }
@@ -393,10 +393,10 @@ __device__ __forceinline__ void mx_quantize_pieces(const uint4 (&pieces)[kMxPlai
             of_warp;
     }
     if (kRow) {
-        mx_plain_rows<kWide>(pieces, row0, column0, to, shared, counters);
+        mx_plain_rows<kWide>(vectors, row0, column0, to, shared, counters);
     }
     if (kColumn) {
-        mx_plain_columns<kWide, kRow>(pieces, row0, column0, to, stage, shared, tally, counters);
+        mx_plain_columns<kWide, kRow>(vectors, row0, column0, to, stage, shared, tally, counters);
     } else {
         __syncthreads();
         if (threadIdx.x < 32) {

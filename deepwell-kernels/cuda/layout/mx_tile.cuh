@@ -1,7 +1,7 @@
 // Block quantization of a tile of 128 x 128 elements in shared memory: row codes and scales, column
 // codes (stored transposed) and scales, counters.
 //
-// A thread puts eight pieces of 16 bytes there, 16 rows apart, and takes them back one by one for
+// A thread puts eight vectors of 16 bytes there, 16 rows apart, and takes them back one by one for
 // the row copy: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so shuffles find its
 // amax. For the column copy a thread takes 32 rows of one word of columns, which is one column
 // block (or two), and its codes go back through the same shared memory, so that the transposed
@@ -25,7 +25,7 @@
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
 
-// The first `count` bytes of a piece of codes.
+// The first `count` bytes of a vector of codes.
 __device__ __forceinline__ void mx_store_bytes(uint8* to, const uint32* words, int word_count,
                                                uint32 count) {
 #pragma unroll
@@ -68,11 +68,11 @@ __device__ __forceinline__ void mx_store_scales(uint8* to, const uint32 (&scales
     }
 }
 
-// Row copy of one piece, in row `row_in_tile` of the tile and column `column` of the matrix: codes
-// to `codes_to`, the scale to `scales`. `amax` is that of the piece, or of its square; `exists`
+// Row copy of one vector, in row `row_in_tile` of the tile and column `column` of the matrix: codes
+// to `codes_to`, the scale to `scales`. `amax` is that of the vector, or of its square; `exists`
 // tells that the matrix has it.
 template <typename E>
-__device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32 amax,
+__device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint32 amax,
                                                       uint32 row_in_tile, uint32 column,
                                                       bool exists, uint8* codes_to,
                                                       uint32 (&scales)[kMxTile], uint32 columns,
@@ -93,7 +93,7 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
         }
     }
     const MxScale scale = mx_scale(amax, floor);
-    const uint32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+    const uint32 words[4] = {vector.x, vector.y, vector.z, vector.w};
     uint32 codes[kPerWord];
     uint32 nonzero = 0xffffffffu;
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
         }
     }
     if (!all_codes_nonzero(nonzero)) {
-        counters.underflows += mx_nonzero<E>(piece) - nonzero_codes(codes[0]) -
+        counters.underflows += mx_nonzero<E>(vector) - nonzero_codes(codes[0]) -
                                (kPerWord == 2 ? nonzero_codes(codes[kPerWord - 1]) : 0);
     }
     if (scale.code == 0 && mx_is_clamped(opaque(amax), floor)) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void mx_quantize_row_piece(const uint4& piece, uint32
     }
 
     if (exists) {
-        if (columns % Tile::kPiece == 0) {
+        if (columns % Tile::kVector == 0) {
             if (kPerWord == 2) {
                 *reinterpret_cast<uint2*>(codes_to) = make_uint2(codes[0], codes[kPerWord - 1]);
             } else {
@@ -238,8 +238,8 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
             if (to.rows % 16 == 0) {
                 *reinterpret_cast<uint4*>(target) = codes;
             } else {
-                const uint32 of_piece[4] = {codes.x, codes.y, codes.z, codes.w};
-                mx_store_bytes(target, of_piece, 4, to.rows - row);
+                const uint32 of_vector[4] = {codes.x, codes.y, codes.z, codes.w};
+                mx_store_bytes(target, of_vector, 4, to.rows - row);
             }
         }
     }
@@ -248,10 +248,10 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
     }
 }
 
-// Counts of the pieces of a thread, at `own` and every block of threads further, of which `largest`
-// is the largest magnitude. What is not finite counts once for each of `copies`.
+// Counts of the vectors of a thread, at `own` and every block of threads further, of which
+// `largest` is the largest magnitude. What is not finite counts once for each of `copies`.
 template <typename E>
-__device__ __forceinline__ void mx_count_pieces(const uint4* own, uint32 largest, uint32 copies,
+__device__ __forceinline__ void mx_count_vectors(const uint4* own, uint32 largest, uint32 copies,
                                                 MxCounters& counters) {
     if (largest >= kInfinityBits) {
         largest = 0;
@@ -265,14 +265,14 @@ __device__ __forceinline__ void mx_count_pieces(const uint4* own, uint32 largest
     counters.amax = max(counters.amax, largest);
 }
 
-// Where a thread puts its piece of 16 bytes of rows `MxTile::row() + 16 * step`, columns
+// Where a thread puts its vector of 16 bytes of rows `MxTile::row() + 16 * step`, columns
 // `MxTile::column()` and following of the tile; zeros beyond the matrix.
 template <typename E>
-__device__ __forceinline__ uint4& mx_piece(uint32* tile, int step) {
+__device__ __forceinline__ uint4& mx_vector(uint32* tile, int step) {
     return reinterpret_cast<uint4*>(tile)[step * MxTile<E>::kThreads + threadIdx.x];
 }
 
-// Quantizes the tile whose first element is (row0, column0), after each thread has put its pieces
+// Quantizes the tile whose first element is (row0, column0), after each thread has put its vectors
 // into `tile` (`MxTile::kTileBytes` of shared memory). All threads of the block come here.
 template <typename E, bool kRow, bool kColumn>
 __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, const MxTarget& to,
@@ -292,8 +292,8 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
     uint32 largest = 0;
 #pragma unroll 2
     for (int step = 0; step < kMxSteps; ++step) {
-        const uint4 piece = own[step * Tile::kThreads];
-        uint32 amax = mx_magnitude<E>(piece);
+        const uint4 vector = own[step * Tile::kThreads];
+        uint32 amax = mx_magnitude<E>(vector);
         largest = max(largest, amax);
         if (kRow) {
             if (square) {
@@ -301,13 +301,13 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
                 amax = shared.square_amax[wide ? 0 : step / 2 * kMxGroups + across];
             }
             const uint32 beyond_first = step * kMxStepRows;
-            mx_quantize_row_piece<E>(piece, amax, Tile::row() + beyond_first, column,
+            mx_quantize_row_vector<E>(vector, amax, Tile::row() + beyond_first, column,
                                      beyond_first < rows_left, codes_to, shared.scales, to.columns,
                                      flags, counters);
             codes_to += static_cast<uint64>(kMxStepRows) * to.columns;
         }
     }
-    mx_count_pieces<E>(own, largest, kCopies, counters);
+    mx_count_vectors<E>(own, largest, kCopies, counters);
     __syncthreads();
     if (kRow && column0 < to.columns && row0 < to.rows) {
         mx_store_scales(to.scale_tile(row0, column0), shared.scales);

@@ -62,12 +62,12 @@ struct NormWork {
         : is_tile(is_tile), m_block(m_block), index(index) {}
 };
 
-// One piece of y; bias and mean are looked at in a layer normalization.
+// One vector of y; bias and mean are looked at in a layer normalization.
 template <bool kLayer>
-__device__ __forceinline__ uint4 norm_piece(const uint4& piece, float mean, float rstd,
+__device__ __forceinline__ uint4 norm_vector(const uint4& vector, float mean, float rstd,
                                             const uint4& weight, const uint4& bias) {
-    return kLayer ? layer_normalized(piece, mean, rstd, weight, bias)
-                  : rms_normalized(piece, rstd, weight);
+    return kLayer ? layer_normalized(vector, mean, rstd, weight, bias)
+                  : rms_normalized(vector, rstd, weight);
 }
 
 // All threads: waits for the rows of an M-block, whose counter this is. One looks for all, as each
@@ -95,11 +95,11 @@ __device__ __forceinline__ void norm_plain_tile(const NormOperands& operands, co
     if (kLayer) {
         bias = *reinterpret_cast<const uint4*>(operands.bias + column);
     }
-    uint4 pieces[kMxPlainRows];
+    uint4 vectors[kMxPlainRows];
     const auto load = [&](int begin) {
 #pragma unroll
         for (int i = begin; i < begin + kNormTogether; ++i) {
-            pieces[i] =
+            vectors[i] =
                 load_for_the_last_time(source + static_cast<uint64>(i) * to.columns);
         }
     };
@@ -122,15 +122,15 @@ __device__ __forceinline__ void norm_plain_tile(const NormOperands& operands, co
         const float means[4] = {mean.x, mean.y, mean.z, mean.w};
 #pragma unroll
         for (int i = 0; i < kNormTogether; ++i) {
-            uint4& piece = pieces[begin + i];
-            piece = norm_piece<kLayer>(piece, means[i], rstds[i], weight, bias);
+            uint4& vector = vectors[begin + i];
+            vector = norm_vector<kLayer>(vector, means[i], rstds[i], weight, bias);
             if (operands.y != nullptr) {
                 const uint64 place = first + static_cast<uint64>(begin + i) * to.columns;
-                *reinterpret_cast<uint4*>(operands.y + place) = piece;
+                *reinterpret_cast<uint4*>(operands.y + place) = vector;
             }
         }
     }
-    mx_quantize_pieces<kWide, kRow, kColumn>(pieces, row0, column0, to, stage, shared, tally);
+    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, row0, column0, to, stage, shared, tally);
 }
 
 // Any tile.
@@ -153,18 +153,18 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
 #pragma unroll 1
     for (int step = 0; step < kMxSteps; ++step) {
         // What lies beyond the matrix is zero, whatever the mean.
-        uint4 piece = zero;
+        uint4 vector = zero;
         if (places.exists(step)) {
             const uint32 row = places.row0 + ElementTile::row() + step * kMxStepRows;
             const uint64 place = places.place(step);
             const uint4 found = load_for_the_last_time((kAdd ? operands.sum : operands.x) + place);
             const float mean = kLayer ? __ldcg(operands.mean + row) : 0.0f;
-            piece = norm_piece<kLayer>(found, mean, __ldcg(operands.rstd + row), weight, bias);
+            vector = norm_vector<kLayer>(found, mean, __ldcg(operands.rstd + row), weight, bias);
             if (operands.y != nullptr) {
-                *reinterpret_cast<uint4*>(operands.y + place) = piece;
+                *reinterpret_cast<uint4*>(operands.y + place) = vector;
             }
         }
-        mx_piece<bf16>(tile, step) = piece;
+        mx_vector<bf16>(tile, step) = vector;
     }
     mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, to, flags, tile, shared,
                                           counters);

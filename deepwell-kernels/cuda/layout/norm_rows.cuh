@@ -9,7 +9,7 @@
 #include "ptx/cache.cuh"
 
 // What is normalized, and where all but the quantized copies go; matrices are [rows, columns], of
-// whole pieces of 16 bytes.
+// whole vectors of 16 bytes.
 struct NormOperands {
     const bf16* x;
     const bf16* delta;   // with a sum before
@@ -22,7 +22,7 @@ struct NormOperands {
     float eps;
 };
 
-// Pieces of a row that a thread loads together.
+// Vectors of a row that a thread loads together.
 constexpr int kNormBatch = 8;
 
 // Of two of its numbers a thread keeps one and gives the other to the thread `lanes` further: the
@@ -34,22 +34,22 @@ __device__ __forceinline__ float keep_sum(float first, float second, uint32 lane
     return __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, given, lanes));
 }
 
-// Sum over a row of numbers of its pieces, for each thread of a warp; `values_of(first, values)`
-// gives those of pieces `first`, `first + 32`, ..., zero beyond the row.
+// Sum over a row of numbers of its vectors, for each thread of a warp; `values_of(first, values)`
+// gives those of vectors `first`, `first + 32`, ..., zero beyond the row.
 //
-// Sixteen threads have the sixteen pieces of a slice. They add those of eight slices together, so
+// Sixteen threads have the sixteen vectors of a slice. They add those of eight slices together, so
 // that in the end each two have the sum of another one; batch after batch they add to it the
 // slices 32 further.
 template <typename ValuesOf>
-__device__ __forceinline__ float sum_of_row(uint32 pieces, const ValuesOf& values_of) {
-    constexpr uint32 kBatchPieces = 32 * kNormBatch;
+__device__ __forceinline__ float sum_of_row(uint32 vectors, const ValuesOf& values_of) {
+    constexpr uint32 kBatchVectors = 32 * kNormBatch;
     constexpr uint32 kTurns = 32 / (2 * kNormBatch);  // batches of 32 slices
     const uint32 lane = threadIdx.x % 32;
     float sum = 0.0f;
 #pragma unroll 1
-    for (uint32 batch = 0; batch * kBatchPieces < pieces; ++batch) {
+    for (uint32 batch = 0; batch * kBatchVectors < vectors; ++batch) {
         float values[kNormBatch];
-        values_of(batch * kBatchPieces + lane, values);
+        values_of(batch * kBatchVectors + lane, values);
         uint32 lanes = 1;
 #pragma unroll
         for (int count = kNormBatch / 2; count >= 1; count /= 2, lanes *= 2) {
@@ -60,10 +60,10 @@ __device__ __forceinline__ float sum_of_row(uint32 pieces, const ValuesOf& value
         }
         float of_slice = values[0];
 #pragma unroll
-        for (; lanes < kSlicePieces; lanes *= 2) {
+        for (; lanes < kSliceVectors; lanes *= 2) {
             of_slice = __fadd_rn(of_slice, __shfl_xor_sync(0xffffffffu, of_slice, lanes));
         }
-        if (lane % kSlicePieces / kNormBatch == batch % kTurns) {
+        if (lane % kSliceVectors / kNormBatch == batch % kTurns) {
             sum = __fadd_rn(sum, of_slice);
         }
     }
@@ -74,7 +74,7 @@ __device__ __forceinline__ float sum_of_row(uint32 pieces, const ValuesOf& value
         sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, lanes));
     }
 #pragma unroll
-    for (uint32 lanes = kNormBatch; lanes < kSlicePieces; lanes *= 2) {
+    for (uint32 lanes = kNormBatch; lanes < kSliceVectors; lanes *= 2) {
         sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, lanes));
     }
     return sum;
@@ -84,8 +84,8 @@ __device__ __forceinline__ float sum_of_row(uint32 pieces, const ValuesOf& value
 template <bool kLayer, bool kAdd>
 __device__ __forceinline__ void norm_row(const NormOperands& operands, uint32 row,
                                          uint32 columns) {
-    const uint32 pieces = columns / 8;
-    const uint64 first = static_cast<uint64>(row) * pieces;
+    const uint32 vectors = columns / 8;
+    const uint64 first = static_cast<uint64>(row) * vectors;
     const uint4* const x = reinterpret_cast<const uint4*>(operands.x) + first;
     const uint4* const delta = reinterpret_cast<const uint4*>(operands.delta) + first;
     uint4* const sum = reinterpret_cast<uint4*>(operands.sum) + first;
@@ -96,34 +96,34 @@ __device__ __forceinline__ void norm_row(const NormOperands& operands, uint32 ro
             origin = to_f32(to_bf16(origin + to_f32(operands.delta[8 * first])));
         }
     }
-    float total = sum_of_row(pieces, [&](uint32 begin, float(&values)[kNormBatch]) {
+    float total = sum_of_row(vectors, [&](uint32 begin, float(&values)[kNormBatch]) {
         uint4 of_x[kNormBatch], of_delta[kNormBatch];
 #pragma unroll
         for (int i = 0; i < kNormBatch; ++i) {
-            const uint32 piece = begin + 32 * i;
+            const uint32 vector = begin + 32 * i;
             of_x[i] = of_delta[i] = make_uint4(0, 0, 0, 0);
-            if (piece < pieces) {
-                of_x[i] = kAdd ? load_for_the_last_time(x + piece) : load_to_keep(x + piece);
+            if (vector < vectors) {
+                of_x[i] = kAdd ? load_for_the_last_time(x + vector) : load_to_keep(x + vector);
                 if (kAdd) {
-                    of_delta[i] = load_for_the_last_time(delta + piece);
+                    of_delta[i] = load_for_the_last_time(delta + vector);
                 }
             }
         }
 #pragma unroll
         for (int i = 0; i < kNormBatch; ++i) {
-            const uint32 piece = begin + 32 * i;
+            const uint32 vector = begin + 32 * i;
             if (kAdd) {
                 of_x[i] = add_bf16x8(of_x[i], of_delta[i]);
-                if (piece < pieces) {
-                    sum[piece] = of_x[i];
+                if (vector < vectors) {
+                    sum[vector] = of_x[i];
                 }
             }
             if (kLayer) {
-                values[i] = piece < pieces ? sum_of_distances(of_x[i], origin) : 0.0f;
+                values[i] = vector < vectors ? sum_of_distances(of_x[i], origin) : 0.0f;
             } else {
-                float of_piece[8];
-                unpack_bf16x8(of_x[i], of_piece);
-                values[i] = sum_of_squares(of_piece);
+                float of_vector[8];
+                unpack_bf16x8(of_x[i], of_vector);
+                values[i] = sum_of_squares(of_vector);
             }
         }
     });
@@ -132,12 +132,12 @@ __device__ __forceinline__ void norm_row(const NormOperands& operands, uint32 ro
         const float mean = mean_from(origin, total, columns);
         // A thread reads what it wrote.
         const uint4* const source = kAdd ? sum : x;
-        total = sum_of_row(pieces, [&](uint32 begin, float(&values)[kNormBatch]) {
+        total = sum_of_row(vectors, [&](uint32 begin, float(&values)[kNormBatch]) {
 #pragma unroll
             for (int i = 0; i < kNormBatch; ++i) {
-                const uint32 piece = begin + 32 * i;
+                const uint32 vector = begin + 32 * i;
                 values[i] =
-                    piece < pieces ? sum_of_squared_distances(source[piece], mean) : 0.0f;
+                    vector < vectors ? sum_of_squared_distances(source[vector], mean) : 0.0f;
             }
         });
         if (tells) {

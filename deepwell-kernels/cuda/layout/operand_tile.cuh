@@ -2,9 +2,9 @@
 //
 // An operand of a GEMM has an outer axis (rows of the left, columns of the right operand) and K,
 // along which products are summed. It is stored by rows of one or the other:
-//   by depth: element (outer, depth) at data[outer * leading + depth], tile rows of 128 bytes;
-//   by outer: element (outer, depth) at data[depth * leading + outer], tile rows of 256 bytes.
-// A tile is 128 outer by 128 bytes of depth, 16 KiB. Within each of its rows the 16-byte chunks are
+//   K-major:  element (outer, k) at data[outer * leading + k], tile rows of 128 bytes;
+//   MN-major: element (outer, k) at data[k * leading + outer], tile rows of 256 bytes.
+// A tile is 128 outer by 128 bytes of K, 16 KiB. Within each of its rows the 16-byte chunks are
 // permuted by xor with the row, so that the eight chunks which one ldmatrix phase reads, of equal
 // number in eight rows, lie in different banks.
 #pragma once
@@ -22,7 +22,7 @@ struct TileOperand {
     const Element* data;
     int64 leading;  // elements from one stored row to the next
     int32 outer;    // extent
-    int32 depth;    // extent
+    int32 k;    // extent
 };
 
 template <int kRowBytes>
@@ -33,48 +33,48 @@ __device__ __forceinline__ uint32 swizzled(uint32 row, uint32 chunk) {
 // One thread's share of the copies of an operand's tiles. `kThreads` threads copy together; what
 // lies outside of the matrix becomes zero. With `kVector` rows begin at multiples of 16 bytes and
 // their length is one; else elements are read one by one.
-template <typename Element, bool kByDepth, bool kVector, int kThreads>
+template <typename Element, bool kKMajor, bool kVector, int kThreads>
 class TileCopy {
     static constexpr int kElements = 16 / sizeof(Element);  // of a chunk
-    static constexpr int kDepth = 128 / sizeof(Element);    // of a tile
-    static constexpr int kRowBytes = kByDepth ? 128 : 256;
+    static constexpr int kTileK = 128 / sizeof(Element);    // of a tile
+    static constexpr int kRowBytes = kKMajor ? 128 : 256;
     static constexpr int kRowChunks = kRowBytes / 16;
     static constexpr int kRowStep = kThreads / kRowChunks;  // rows between a thread's chunks
     static constexpr int kChunks = kTileBytes / 16 / kThreads;
-    static_assert(kByDepth || sizeof(Element) == 2, "ldmatrix transposes 16-bit elements only");
+    static_assert(kKMajor || sizeof(Element) == 2, "ldmatrix transposes 16-bit elements only");
     static_assert(kRowStep % 8 == 0, "a thread's chunks share their place in the permutation");
 
-    const Element* source_;  // this thread's first chunk of the tile at depth 0
+    const Element* source_;  // this thread's first chunk of the tile at k = 0
     int64 leading_;
     int32 row_;     // stored row of the first chunk within the tile
     int32 column_;  // its first element within the tile's row
     int32 outer_;   // what the tile has of the outer extent
-    int32 depth_;
+    int32 k_;
 
   public:
     __device__ __forceinline__ TileCopy(const TileOperand<Element>& operand, int32 outer_start) {
         row_ = threadIdx.x / kRowChunks;
         column_ = threadIdx.x % kRowChunks * kElements;
         outer_ = operand.outer - outer_start;
-        depth_ = operand.depth;
+        k_ = operand.k;
         leading_ = operand.leading;
-        const int64 start = kByDepth ? outer_start * leading_ : outer_start;
+        const int64 start = kKMajor ? outer_start * leading_ : outer_start;
         source_ = operand.data + start + row_ * leading_ + column_;
     }
 
-    // Starts the copy of the tile at `depth`, which may lie outside of the matrix.
-    __device__ __forceinline__ void start(unsigned char* tile, int32 depth) const {
+    // Starts the copy of the tile at `k`, which may lie outside of the matrix.
+    __device__ __forceinline__ void start(unsigned char* tile, int32 k) const {
         const uint32 chunk = column_ / kElements;
         unsigned char* target = tile + swizzled<kRowBytes>(row_, chunk);
-        const Element* source = source_ + (kByDepth ? depth : depth * leading_);
-        const int32 left = depth_ - depth;
+        const Element* source = source_ + (kKMajor ? k : k * leading_);
+        const int32 left = k_ - k;
         // Reads one by one need registers that an unrolled loop would not leave.
         constexpr int kUnroll = kVector ? kChunks : 1;
 #pragma unroll kUnroll
         for (int i = 0; i < kChunks; ++i) {
             const int32 row = row_ + i * kRowStep;
-            const bool row_inside = row < (kByDepth ? outer_ : left);
-            const int32 columns = (kByDepth ? left : outer_) - column_;
+            const bool row_inside = row < (kKMajor ? outer_ : left);
+            const int32 columns = (kKMajor ? left : outer_) - column_;
             if constexpr (kVector) {
                 const uint32 bytes = row_inside && columns > 0 ? 16 : 0;
                 cp_async_16(shared_address(target + i * kRowStep * kRowBytes), source, bytes);
@@ -109,11 +109,11 @@ class TileCopy {
 
 enum class Side { kLeft, kRight };
 
-// Sixteen outer by 32 bytes of depth as mma.sync takes them, read by one warp. `outer` is the first
-// outer index within the tile, a multiple of 16; `step` counts 32 bytes of depth.
-// Left: the four words of the left operand. Right: both words of the right operand for the first
-// eight columns, then both for the others.
-template <Side kSide, bool kByDepth>
+// Sixteen outer by 32 bytes of K as mma.sync takes them, read by one warp. `outer` is the first
+// outer index within the tile, a multiple of 16; `step` counts 32 bytes of K. Left: the four words
+// of the left operand. Right: both words of the right operand for the first eight columns, then
+// both for the others.
+template <Side kSide, bool kKMajor>
 __device__ __forceinline__ void tile_fragment(uint32 (&fragment)[4], const unsigned char* tile,
                                               uint32 outer, uint32 step) {
     const uint32 lane = threadIdx.x % 32;
@@ -122,13 +122,13 @@ __device__ __forceinline__ void tile_fragment(uint32 (&fragment)[4], const unsig
     const uint32 low = lane >> 3 & 1;
     const uint32 high = lane >> 4;
     const uint32 outer_half = kSide == Side::kLeft ? low : high;
-    const uint32 depth_half = kSide == Side::kLeft ? high : low;
-    if constexpr (kByDepth) {
+    const uint32 k_half = kSide == Side::kLeft ? high : low;
+    if constexpr (kKMajor) {
         const uint32 row = outer + outer_half * 8 + lane % 8;
-        const uint32 chunk = step * 2 + depth_half;
+        const uint32 chunk = step * 2 + k_half;
         ldmatrix_x4(fragment, shared_address(tile + swizzled<128>(row, chunk)));
     } else {
-        const uint32 row = step * 16 + depth_half * 8 + lane % 8;
+        const uint32 row = step * 16 + k_half * 8 + lane % 8;
         const uint32 chunk = outer / 8 + outer_half;
         ldmatrix_x4_trans(fragment, shared_address(tile + swizzled<256>(row, chunk)));
     }

@@ -1,12 +1,12 @@
 // Threads that share a row: whole warps, `threads` of them, several groups in a block. A thread
-// holds up to `kPieces` pieces of 16 bytes (eight BF16), `threads` pieces apart.
+// holds up to `kVectors` vectors of 16 bytes (eight BF16), `threads` vectors apart.
 #pragma once
 
 #include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "ptx/barrier.cuh"
 
-template <int kPieces>
+template <int kVectors>
 struct RowGroup {
     uint32 threads;  // of the group, a multiple of 32
     uint32 index;    // of the group in the block
@@ -15,7 +15,7 @@ struct RowGroup {
 
     // Slices of the rows of a block of `threads` threads.
     static constexpr __device__ __host__ uint32 slices(uint32 threads) {
-        return threads * kPieces / kSlicePieces;
+        return threads * kVectors / kSliceVectors;
     }
 
     // `sums` has room for the slices of the block.
@@ -33,23 +33,23 @@ struct RowGroup {
         }
     }
 
-    // Number of piece `p` of this thread in its row.
-    __device__ __forceinline__ uint32 piece(int p) const {
+    // Number of vector `p` of this thread in its row.
+    __device__ __forceinline__ uint32 vector(int p) const {
         return lane + p * threads;
     }
 
-    // Sum over a row of `pieces` pieces, of which this thread knows the sums of its own; for all
+    // Sum over a row of `vectors` vectors, of which this thread knows the sums of its own; for all
     // threads of the group. `offset` moves the memory that is used: a thread may be at the next
     // sum while others still read this one, so two sums in a row lie at two places.
-    __device__ __forceinline__ float sum(const float (&of_pieces)[kPieces], uint32 pieces,
+    __device__ __forceinline__ float sum(const float (&of_vectors)[kVectors], uint32 vectors,
                                          uint32 offset) const {
         float* const place = sums + offset;
-        const uint32 slices = (pieces + kSlicePieces - 1) / kSlicePieces;
+        const uint32 slices = (vectors + kSliceVectors - 1) / kSliceVectors;
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
-            const float of_slice = sum_of_16_lanes(of_pieces[p]);
-            if (lane % kSlicePieces == 0) {
-                place[piece(p) / kSlicePieces] = of_slice;
+        for (int p = 0; p < kVectors; ++p) {
+            const float of_slice = sum_of_16_lanes(of_vectors[p]);
+            if (lane % kSliceVectors == 0) {
+                place[vector(p) / kSliceVectors] = of_slice;
             }
         }
         sync();

@@ -4,10 +4,10 @@
 #include "common/types.cuh"
 
 // Bits 0 to 13: address, 16 to 29: "leading" and 32 to 45: "stride" bytes, all in units of 16
-// bytes; 46: one; 61 to 63: swizzle. Of a matrix stored by depth, the leading bytes are between
-// neighbors in depth and the stride is between groups of eight rows; of one stored by rows, the
+// bytes; 46: one; 61 to 63: swizzle. Of a K-major matrix, the leading bytes are between
+// neighbors along K and the stride is between groups of eight rows; of an MN-major one, the
 // leading bytes are between row groups as wide as the swizzle, the stride between groups of eight
-// in depth.
+// along K.
 __device__ __forceinline__ uint64 tcgen05_matrix(uint32 address, uint32 leading_bytes,
                                                  uint32 stride_bytes, uint64 swizzle) {
     return (address >> 4 & 0x3fff) | static_cast<uint64>(leading_bytes >> 4) << 16 |
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint64 tcgen05_swizzled_matrix(uint32 address) {
 }
 
 // A matrix of two-byte elements whose rows are neighbors: boxes of 64 rows (128 bytes, swizzled as
-// above) and 64 in depth, one after the other; 1024-byte aligned. What lies d deeper, in multiples
+// above) and 64 along K, one after the other; 1024-byte aligned. What lies d deeper, in multiples
 // of eight, has an `address` that is larger by 128 d.
 constexpr uint32 kTransposedBoxBytes = 64 * 128;
 
@@ -30,23 +30,23 @@ __device__ __forceinline__ uint64 tcgen05_transposed_matrix(uint32 address) {
     return tcgen05_matrix(address, kTransposedBoxBytes, 1024, 2);
 }
 
-// The scales of 128 rows and 128 codes in depth: 32 rows of 16 bytes one after the other, row r
+// The scales of 128 rows and 128 codes along K: 32 rows of 16 bytes one after the other, row r
 // with four scales each of rows r, 32 + r, 64 + r and 96 + r.
 __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
     return tcgen05_matrix(address, 128, 128, 0);
 }
 
-// An MMA of E4M3 codes with E8M0 scales, both operands stored by depth, of `rows` (128 or 256) by
+// An MMA of E4M3 codes with E8M0 scales, both operands K-major, of `rows` (128 or 256) by
 // `columns`; `step` of the four scales of a row is taken.
 __host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint32 columns,
                                                               uint32 step) {
     return step << 4 | columns >> 3 << 17 | 1u << 23 | rows >> 7 << 27 | step << 29;
 }
 
-// An MMA of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are stored by depth or by
-// rows.
+// An MMA of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are K-major or
+// MN-major.
 __host__ __device__ constexpr uint32 tcgen05_bf16_instruction(uint32 rows, uint32 columns,
-                                                              bool a_by_depth, bool b_by_depth) {
-    return 1u << 4 | 1u << 7 | 1u << 10 | (a_by_depth ? 0u : 1u << 15) |
-           (b_by_depth ? 0u : 1u << 16) | columns >> 3 << 17 | rows >> 4 << 24;
+                                                              bool a_k_major, bool b_k_major) {
+    return 1u << 4 | 1u << 7 | 1u << 10 | (a_k_major ? 0u : 1u << 15) |
+           (b_k_major ? 0u : 1u << 16) | columns >> 3 << 17 | rows >> 4 << 24;
 }

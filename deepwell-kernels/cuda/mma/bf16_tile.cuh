@@ -1,8 +1,8 @@
 // One 128 x 128 tile of a BF16 GEMM, accumulated in FP32 by 128 threads.
 //
-// Tiles of 64 in depth pass through a ring of three stages in shared memory, 32 KiB each, filled
+// Tiles of 64 along K pass through a ring of three stages in shared memory, 32 KiB each, filled
 // two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
-// warps holds a quarter of the result, 64 x 64: per step of 16 in depth it reads 2 x 4 fragments
+// warps holds a quarter of the result, 64 x 64: per step of 16 along K it reads 2 x 4 fragments
 // for 32 mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next
 // step are read while the present one is multiplied. 96 KiB a block lets two blocks share a SM on
 // Hopper, one loading its first and storing its last tile while the other computes.
@@ -46,16 +46,16 @@ struct Fragments {
     uint32 b[kFragmentsN / 2][4];
 };
 
-template <bool kAByDepth, bool kBByDepth>
+template <bool kAKMajor, bool kBKMajor>
 __device__ __forceinline__ void read_fragments(Fragments& fragments, const unsigned char* stage,
                                                int step) {
 #pragma unroll
     for (int m = 0; m < kFragmentsM; ++m) {
-        tile_fragment<Side::kLeft, kAByDepth>(fragments.a[m], stage, warp_row() + m * 16, step);
+        tile_fragment<Side::kLeft, kAKMajor>(fragments.a[m], stage, warp_row() + m * 16, step);
     }
 #pragma unroll
     for (int n = 0; n < kFragmentsN / 2; ++n) {
-        tile_fragment<Side::kRight, kBByDepth>(fragments.b[n], stage + kTileBytes,
+        tile_fragment<Side::kRight, kBKMajor>(fragments.b[n], stage + kTileBytes,
                                                warp_column() + n * 16, step);
     }
 }
@@ -73,13 +73,13 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, const Fragm
 }
 
 // accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
-// aligned, and is free again when this returns. a.depth == b.depth.
-template <bool kAByDepth, bool kBByDepth, bool kVector>
+// aligned, and is free again when this returns. a.k == b.k.
+template <bool kAKMajor, bool kBKMajor, bool kVector>
 __device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileOperand<bf16>& a,
                                         const TileOperand<bf16>& b, int32 row, int32 column,
                                         unsigned char* shared) {
-    const TileCopy<bf16, kAByDepth, kVector, kThreads> copy_a(a, row);
-    const TileCopy<bf16, kBByDepth, kVector, kThreads> copy_b(b, column);
+    const TileCopy<bf16, kAKMajor, kVector, kThreads> copy_a(a, row);
+    const TileCopy<bf16, kBKMajor, kVector, kThreads> copy_b(b, column);
 #pragma unroll
     for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileO
         }
     }
 
-    const int32 tiles = (a.depth + kBlockK - 1) / kBlockK;
+    const int32 tiles = (a.k + kBlockK - 1) / kBlockK;
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
         if (stage < tiles) {
@@ -123,11 +123,11 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const TileO
 
         const unsigned char* stage = shared + read_stage * kStageBytes;
         Fragments fragments[2];
-        read_fragments<kAByDepth, kBByDepth>(fragments[0], stage, 0);
+        read_fragments<kAKMajor, kBKMajor>(fragments[0], stage, 0);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             if (step + 1 < kSteps) {
-                read_fragments<kAByDepth, kBByDepth>(fragments[(step + 1) % 2], stage, step + 1);
+                read_fragments<kAKMajor, kBKMajor>(fragments[(step + 1) % 2], stage, step + 1);
             }
             multiply(accumulators, fragments[step % 2]);
         }

@@ -1,10 +1,10 @@
-// One 128 x 128 tile of an MXFP8 GEMM, both operands stored by depth, by 256 threads.
+// One 128 x 128 tile of an MXFP8 GEMM, both operands K-major, by 256 threads.
 //
-// Tiles of 128 in depth pass through a ring of three stages, each with two 16 KiB tiles of codes,
+// Tiles of 128 along K pass through a ring of three stages, each with two 16 KiB tiles of codes,
 // copied by cp.async two steps ahead, and the scales of their rows, which threads fetch while a
 // tile before is multiplied. Each of the eight warps holds 64 x 32 of the result.
 //
-// `Steps` multiplies what is in a stage, in four steps of 32 in depth, and says how scales lie
+// `Steps` multiplies what is in a stage, in four steps of 32 along K, and says how scales lie
 // there: mma/mxfp8_factors.cuh, mma/mxfp8_block_scale.cuh.
 #pragma once
 
@@ -34,12 +34,12 @@ static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each 
 static_assert(kThreads == kBlockM + kBlockN, "a thread fetches the scales of one row");
 static_assert(kSharedBytes <= 99 * 1024, "what a block may have on sm_120");
 
-// An operand: codes [outer, depth] by rows, and their scales in tiles (layout/scale_tile.cuh).
+// An operand: codes [outer, k] by rows, and their scales in tiles (layout/scale_tile.cuh).
 struct Operand {
     const uint8* codes;
     const uint8* scales;
     int32 outer;
-    int32 depth;
+    int32 k;
 };
 
 __device__ __forceinline__ int32 warp_row() {
@@ -65,7 +65,7 @@ class ScaleFetch {
         const int32 outer = of_a ? row + thread : column + thread - kBlockM;
         const int32 extent = of_a ? a.outer : b.outer;
         const uint8* scales = of_a ? a.scales : b.scales;
-        scales_ = outer < extent ? scales + scale_tile_place(outer, 0, a.depth) +
+        scales_ = outer < extent ? scales + scale_tile_place(outer, 0, a.k) +
                                        scale_row_place(outer % kScaleTileRows)
                                  : nullptr;
     }
@@ -79,7 +79,7 @@ class ScaleFetch {
 };
 
 // accumulators = the tile of a · b that begins at (row, column). `shared` has kSharedBytes, 16-byte
-// aligned, and is free again when this returns. a.depth == b.depth.
+// aligned, and is free again when this returns. a.k == b.k.
 //
 // `Steps` has, for the stage of a number from 0 to kStages - 1:
 //   put_scales(stage, number, word): keeps the four scales of the calling thread's row;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const Opera
                                         const Operand& b, int32 row, int32 column,
                                         unsigned char* shared) {
     using Copy = TileCopy<uint8, true, kVector, kThreads>;
-    const Copy copy_a(TileOperand<uint8>{a.codes, a.depth, a.outer, a.depth}, row);
-    const Copy copy_b(TileOperand<uint8>{b.codes, b.depth, b.outer, b.depth}, column);
+    const Copy copy_a(TileOperand<uint8>{a.codes, a.k, a.outer, a.k}, row);
+    const Copy copy_b(TileOperand<uint8>{b.codes, b.k, b.outer, b.k}, column);
     const ScaleFetch scales(a, b, row, column);
 #pragma unroll
     for (int m = 0; m < kFragmentsM; ++m) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const Opera
         }
     };
     Steps steps;
-    const int32 tiles = (a.depth + kBlockK - 1) / kBlockK;
+    const int32 tiles = (a.k + kBlockK - 1) / kBlockK;
 #pragma unroll
     for (int number = 0; number < kStages - 1; ++number) {
         if (number < tiles) {

@@ -1,8 +1,8 @@
-// Tiles of a BF16 GEMM on tcgen05, each operand stored by depth or by rows: tensor cores read both
+// Tiles of a BF16 GEMM on tcgen05, each operand K-major or MN-major: tensor cores read both
 // ways, so that nothing is transposed. See mma/sm100_tile.cuh for the frame.
 //
-// A stage has 64 elements of depth. Of an operand stored by depth, rows of 128 bytes lie one after
-// the other; of one stored by rows, boxes of 64 rows, each with 64 lines of 128 bytes in depth.
+// A stage has 64 elements along K. Of a K-major operand, rows of 128 bytes lie one after
+// the other; of an MN-major one, boxes of 64 rows, each with 64 lines of 128 bytes along K.
 #pragma once
 
 #include "common/tile_place.cuh"
@@ -14,35 +14,35 @@ namespace sm100_bf16 {
 
 using namespace sm100;
 
-constexpr int kBlockK = kDepthBytes / sizeof(bf16);
+constexpr int kBlockK = kStageRowBytes / sizeof(bf16);
 constexpr int kBoxRows = 64;  // of an operand stored by rows
-static_assert(kTransposedBoxBytes == kBoxRows * kDepthBytes, "a box is as large either way");
+static_assert(kTransposedBoxBytes == kBoxRows * kStageRowBytes, "a box is as large either way");
 
-// Each operand is stored by depth or by rows.
-template <int kBlocks, int kTileN, int kDown, int kAcross, bool kAStoredByDepth,
-          bool kBStoredByDepth>
+// Each operand is K-major or MN-major.
+template <int kBlocks, int kTileN, int kDown, int kAcross, bool kAStoredKMajor,
+          bool kBStoredKMajor>
 struct Shape : TileShape<kBlocks, kTileN, 0, 0, kDown, kAcross> {
-    static constexpr bool kAByDepth = kAStoredByDepth;
-    static constexpr bool kBByDepth = kBStoredByDepth;
+    static constexpr bool kAKMajor = kAStoredKMajor;
+    static constexpr bool kBKMajor = kBStoredKMajor;
 };
 
-// Of `kRows` rows of an operand from `row` on, and a stage's depth, what the calling block copies
+// Of `kRows` rows of an operand from `row` on, and the K of a stage, what the calling block copies
 // for all that share them.
-template <typename S, bool kByDepth, int kRows, int kSharers>
+template <typename S, bool kKMajor, int kRows, int kSharers>
 __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map, uint32 row,
-                                             uint32 depth, uint32 barrier,
+                                             uint32 k, uint32 barrier,
                                              const Sharers& sharers) {
     constexpr int kCopied = kRows / kSharers;
     static_assert(kCopied % kBoxRows == 0, "whole boxes");
-    target += sharers.index * (kCopied * kDepthBytes);
+    target += sharers.index * (kCopied * kStageRowBytes);
     row += sharers.index * kCopied;
-    if constexpr (kByDepth) {
-        copy_box<S, kSharers>(target, map, depth, row, barrier, sharers);
+    if constexpr (kKMajor) {
+        copy_box<S, kSharers>(target, map, k, row, barrier, sharers);
     } else {
 #pragma unroll
         for (int i = 0; i < kCopied / kBoxRows; ++i) {
             copy_box<S, kSharers>(target + i * kTransposedBoxBytes, map, row + i * kBoxRows,
-                                  depth, barrier, sharers);
+                                  k, barrier, sharers);
         }
     }
 }
@@ -50,48 +50,48 @@ __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map
 // Both operands, by one thread of each block.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_elements(const Shared<S>& shared, const TensorMap& a,
-                                              const TensorMap& b, Tiles tiles, int32 pieces) {
+                                              const TensorMap& b, Tiles tiles, int32 k_blocks) {
     const uint32 rank = rank_in_pair<S>();
     const Sharers of_a = sharers_of_a<S>();
     const Sharers of_b = sharers_of_b<S>();
-    copy_operands(shared, tiles, pieces,
-                  [&](const TilePlace& place, int32 piece, uint32 stage, uint32 barrier) {
+    copy_operands(shared, tiles, k_blocks,
+                  [&](const TilePlace& place, int32 k_block, uint32 stage, uint32 barrier) {
                       uint8* target = shared.operands + stage * S::kOperandBytes;
-                      const uint32 depth = piece * kBlockK;
-                      copy_operand<S, S::kAByDepth, kBlockM, S::kAcross>(
-                          target, a, place.row + rank * kBlockM, depth, barrier, of_a);
-                      copy_operand<S, S::kBByDepth, S::kBlockN, S::kDown>(
-                          target + S::kABytes, b, place.column + rank * S::kBlockN, depth,
+                      const uint32 k = k_block * kBlockK;
+                      copy_operand<S, S::kAKMajor, kBlockM, S::kAcross>(
+                          target, a, place.row + rank * kBlockM, k, barrier, of_a);
+                      copy_operand<S, S::kBKMajor, S::kBlockN, S::kDown>(
+                          target + S::kABytes, b, place.column + rank * S::kBlockN, k,
                           barrier, of_b);
                   });
 }
 
-// The operand at `address`, from the depth of `step` of a stage on.
-template <bool kByDepth>
+// The operand at `address`, from the K of `step` of a stage on.
+template <bool kKMajor>
 __device__ __forceinline__ uint64 operand_at(uint32 address, int step) {
-    if constexpr (kByDepth) {
+    if constexpr (kKMajor) {
         return tcgen05_swizzled_matrix(address + step * kStepBytes);
     } else {
-        return tcgen05_transposed_matrix(address + step * (kStepBytes / 2) * kDepthBytes);
+        return tcgen05_transposed_matrix(address + step * (kStepBytes / 2) * kStageRowBytes);
     }
 }
 
 // The MMAs, by one thread (of the first block of a pair).
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint32 tensor_base,
-                                                  Tiles tiles, int32 pieces) {
+                                                  Tiles tiles, int32 k_blocks) {
     constexpr uint32 kInstruction =
-        tcgen05_bf16_instruction(S::kTileM, S::kTileN, S::kAByDepth, S::kBByDepth);
+        tcgen05_bf16_instruction(S::kTileM, S::kTileN, S::kAKMajor, S::kBKMajor);
     const uint32 operands = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
-    multiply(shared, tensor_base, tiles, pieces, [&](uint32 target, int32 piece, uint32 stage) {
+    multiply(shared, tensor_base, tiles, k_blocks, [&](uint32 target, int32 k_block, uint32 stage) {
         const uint32 a = operands + stage * S::kOperandBytes;
         const uint32 b = a + S::kABytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            // redundant leading offset of A, leading offset of B: none by depth, nor of 64 columns
-            tcgen05_multiply_f16<S::kBlocks>(target, operand_at<S::kAByDepth>(a, step),
-                                             operand_at<S::kBByDepth>(b, step), kInstruction,
-                                             piece > 0 || step > 0);
+            // redundant leading offset of A, leading offset of B: none K-major, nor of 64 columns
+            tcgen05_multiply_f16<S::kBlocks>(target, operand_at<S::kAKMajor>(a, step),
+                                             operand_at<S::kBKMajor>(b, step), kInstruction,
+                                             k_block > 0 || step > 0);
         }
     });
 }

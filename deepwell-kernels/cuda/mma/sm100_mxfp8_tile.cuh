@@ -1,4 +1,4 @@
-// Tiles of an MXFP8 GEMM, both operands stored by depth, on tcgen05: beside the operands, which are
+// Tiles of an MXFP8 GEMM, both operands K-major, on tcgen05: beside the operands, which are
 // codes, stand their scales. See mma/sm100_tile.cuh for the frame.
 //
 // Scales lie in memory as the tiles of 512 bytes that tcgen05.cp takes (layout/scale_tile.cuh), and
@@ -31,7 +31,7 @@ struct Shape : TileShape<kBlocks, kTileN, scale_tiles(kTileN) * kScaleTileBytes,
     static_assert(kTileN % kScaleTileRows == 0, "whole scale tiles");
 };
 
-// A matrix: codes [rows, depth] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
+// A matrix: codes [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
 // of a scale tile, as a matrix of 256 columns.
 struct Operand {
     const TensorMap& codes;
@@ -39,25 +39,25 @@ struct Operand {
     int32 rows;
 };
 
-// Of `kRows` rows of codes from `row` on, and a stage's depth, what the calling block copies for
+// Of `kRows` rows of codes from `row` on, and the K of a stage, what the calling block copies for
 // all that share them.
 template <typename S, int kRows, int kSharers>
 __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& codes, uint32 row,
-                                          uint32 depth, uint32 barrier, const Sharers& sharers) {
+                                          uint32 k, uint32 barrier, const Sharers& sharers) {
     constexpr int kCopied = kRows / kSharers;
     const uint32 first = sharers.index * kCopied;
-    copy_box<S, kSharers>(target + first * kDepthBytes, codes, depth, row + first, barrier,
+    copy_box<S, kSharers>(target + first * kStageRowBytes, codes, k, row + first, barrier,
                           sharers);
 }
 
-// The scale tiles of `kTiles` * 128 rows from `row` on, and one piece of depth.
+// The scale tiles of `kTiles` * 128 rows from `row` on, and one K-block.
 template <typename S, int kTiles>
 __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scales, uint32 row,
-                                            int32 piece, int32 pieces, uint32 barrier,
+                                            int32 k_block, int32 k_blocks, uint32 barrier,
                                             const Sharers& sharers) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-        const uint32 tile = (row / kScaleTileRows + i) * pieces + piece;
+        const uint32 tile = (row / kScaleTileRows + i) * k_blocks + k_block;
         copy_box<S, 1>(target + i * kScaleTileBytes, scales, 0, tile * kScaleBoxes, barrier,
                        sharers);
     }
@@ -67,23 +67,23 @@ __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scal
 // needed by both blocks of a pair. Scales are not shared: they are a thirty-second of the codes.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operand& a,
-                                           const Operand& b, Tiles tiles, int32 pieces) {
+                                           const Operand& b, Tiles tiles, int32 k_blocks) {
     const uint32 rank = rank_in_pair<S>();
     const Sharers of_a = sharers_of_a<S>();
     const Sharers of_b = sharers_of_b<S>();
-    copy_operands(shared, tiles, pieces,
-                  [&](const TilePlace& place, int32 piece, uint32 stage, uint32 barrier) {
-                      const uint32 depth = piece * kDepthBytes;
+    copy_operands(shared, tiles, k_blocks,
+                  [&](const TilePlace& place, int32 k_block, uint32 stage, uint32 barrier) {
+                      const uint32 k = k_block * kStageRowBytes;
                       const uint32 row = place.row + rank * kBlockM;
                       uint8* codes = shared.operands + stage * S::kOperandBytes;
-                      copy_rows<S, kBlockM, S::kAcross>(codes, a.codes, row, depth, barrier, of_a);
+                      copy_rows<S, kBlockM, S::kAcross>(codes, a.codes, row, k, barrier, of_a);
                       copy_rows<S, S::kBlockN, S::kDown>(codes + S::kABytes, b.codes,
-                                                         place.column + rank * S::kBlockN, depth,
+                                                         place.column + rank * S::kBlockN, k,
                                                          barrier, of_b);
                       uint8* scales = shared.side + stage * S::kSideBytes;
-                      copy_scales<S, 1>(scales, a.scales, row, piece, pieces, barrier, of_a);
+                      copy_scales<S, 1>(scales, a.scales, row, k_block, k_blocks, barrier, of_a);
                       copy_scales<S, S::kScaleTiles - 1>(scales + kScaleTileBytes, b.scales,
-                                                         place.column, piece, pieces, barrier,
+                                                         place.column, k_block, k_blocks, barrier,
                                                          of_b);
                   });
 }
@@ -92,12 +92,12 @@ __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operan
 // tensor memory.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 tensor_base,
-                                               Tiles tiles, int32 pieces) {
+                                               Tiles tiles, int32 k_blocks) {
     const uint32 a_scales = tensor_base + S::kFirstSideColumn;
     const uint32 b_scales = a_scales + kScaleTileColumns;
     const uint32 codes = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     const uint32 scales = static_cast<uint32>(__cvta_generic_to_shared(shared.side));
-    multiply(shared, tensor_base, tiles, pieces, [&](uint32 target, int32 piece, uint32 stage) {
+    multiply(shared, tensor_base, tiles, k_blocks, [&](uint32 target, int32 k_block, uint32 stage) {
 #pragma unroll
         for (int i = 0; i < S::kScaleTiles; ++i) {
             const uint32 source = scales + stage * S::kSideBytes + i * kScaleTileBytes;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 t
                 target, tcgen05_swizzled_matrix(a_codes + step * kStepBytes),
                 tcgen05_swizzled_matrix(b_codes + step * kStepBytes),
                 tcgen05_mxf8_instruction(S::kTileM, S::kTileN, step), a_scales, b_scales,
-                piece > 0 || step > 0);
+                k_block > 0 || step > 0);
         }
     });
 }

@@ -6,11 +6,10 @@
 // Pairs may stand in clusters of kDown x kAcross tiles: those side by side read the same rows of a,
 // those one below the other the same rows of b, and each block copies a part of what it shares to
 // all that need it. A stage is then free when all tiles of the cluster have been multiplied by it.
-// Tiles beyond the result take part as others do, on zeros.
-// Depth passes in pieces of 128 bytes through a ring of stages, results through two accumulators
-// in tensor memory, of which one is written while the other is computed. Where there is no room for
-// two, they share some columns in the middle: the next tile waits until those are read, and they
-// are read first.
+// Tiles beyond the result take part as others do, on zeros. K passes in K-blocks of 128 bytes
+// through a ring of stages, results through two accumulators in tensor memory, of which one is
+// written while the other is computed. Where there is no room for two, they share some columns in
+// the middle: the next tile waits until those are read, and they are read first.
 //   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
 //   multiply       one thread (of the first block) multiplies;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
@@ -29,9 +28,9 @@
 namespace sm100 {
 
 constexpr int kBlockM = 128;
-constexpr int kDepthBytes = 128;  // of a row, in a stage
+constexpr int kStageRowBytes = 128;  // of a row, in a stage
 constexpr int kStepBytes = 32;    // of a row, in one MMA
-constexpr int kSteps = kDepthBytes / kStepBytes;
+constexpr int kSteps = kStageRowBytes / kStepBytes;
 constexpr int kTensorColumns = 512;
 constexpr int kAccumulators = 2;
 constexpr int kSharedLimit = 227 * 1024;
@@ -67,8 +66,8 @@ struct TileShape {
         kShares ? (kTensorColumns - kSideColumns - kTileN) / 16 * 16 : kTileN;
     static constexpr int kFirstSideColumn = kAccumulatorStride + kTileN;
     static constexpr int kEmptyBarriers = kShares ? 1 : kAccumulators;  // barriers
-    static constexpr int kABytes = kBlockM * kDepthBytes;
-    static constexpr int kOperandBytes = kABytes + kBlockN * kDepthBytes;  // of a stage
+    static constexpr int kABytes = kBlockM * kStageRowBytes;
+    static constexpr int kOperandBytes = kABytes + kBlockN * kStageRowBytes;  // of a stage
     static constexpr int kStages = (kSharedLimit - kAlignment - kStagedBytes - kBarrierBytes) /
                                    (kOperandBytes + kSideBytes);
     static constexpr int kSharedBytes =
@@ -282,16 +281,16 @@ __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, ui
     }
 }
 
-// One thread of each block: `copy(place, piece, stage, barrier)` starts the copies of a piece of
-// depth to a stage.
+// One thread of each block: `copy(place, k_block, stage, barrier)` starts the copies of a K-block
+// to a stage.
 template <typename S, typename Tiles, typename Copy>
-__device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 pieces,
+__device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 k_blocks,
                                               Copy copy) {
     const uint32 rank = rank_in_pair<S>();
     Ring<S::kStages> ring;
     // redundant release of mbarrier.arrive: in the first block it is the one that waits for it
     for (TilePlace place; tiles.next(place);) {
-        for (int32 piece = 0; piece < pieces; ++piece) {
+        for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
             wait<S>(shared.empty + ring.index, ring.phase ^ 1);
             uint64* full = shared.full + ring.index;
             uint32 barrier = mbarrier_address(full);
@@ -303,7 +302,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
                 // redundant release of mbarrier.arrive: it hands on nothing of this thread
                 mbarrier_expect(full, S::kBlocks * (S::kOperandBytes + S::kSideBytes));
             }
-            copy(place, piece, ring.index, barrier);
+            copy(place, k_block, ring.index, barrier);
             ring.advance();
         }
     }
@@ -329,13 +328,13 @@ __device__ __forceinline__ void commit(uint64* barrier, uint32 blocks) {
     }
 }
 
-// One thread (of the first block of a pair): `mma(target, piece, stage)` issues the MMAs of a piece
-// of depth, onto the accumulator at `target`. Accumulator i begins at column i * kAccumulatorStride
+// One thread (of the first block of a pair): `mma(target, k_block, stage)` issues the MMAs of a
+// K-block, onto the accumulator at `target`. Accumulator i begins at column i * kAccumulatorStride
 // of tensor memory. A tile waits until the one before the last is read or, where accumulators share
 // columns, until those of the last one are.
 template <typename S, typename Tiles, typename Mma>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
-                                         int32 pieces, Mma mma) {
+                                         int32 k_blocks, Mma mma) {
     constexpr uint32 kPair = kRanks<S::kBlocks, 1>;
     constexpr uint32 kAll = kRanks<S::kClusterBlocks, 1>;
     Ring<S::kStages> ring;
@@ -347,10 +346,10 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
         wait<S>(shared.accumulator_empty + empties.index, empties.phase ^ 1);
         tcgen05_fence_after_barrier();
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
-        for (int32 piece = 0; piece < pieces; ++piece) {
+        for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
             // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
             wait<S>(shared.full + ring.index, ring.phase);
-            mma(target, piece, ring.index);
+            mma(target, k_block, ring.index);
             commit<S>(shared.empty + ring.index, kAll);
             ring.advance();
         }

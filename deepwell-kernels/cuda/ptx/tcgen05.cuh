@@ -38,7 +38,7 @@ __device__ __forceinline__ void tcgen05_copy_to_all_warps(uint32 target, uint64 
                       : : "r"(target), "l"(source) : "memory")
 }
 
-// target (+)= a b^T of 32 codes of 8 bits in depth, with one scale for all 32.
+// target (+)= a b^T of 32 codes of 8 bits along K, with one scale for all 32.
 template <int kBlocks>
 __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, uint64 b,
                                                       uint32 instruction, uint32 a_scales,
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, u
         : "memory")
 }
 
-// target (+)= a b^T of 16 elements of 16 bits in depth.
+// target (+)= a b^T of 16 elements of 16 bits along K.
 template <int kBlocks>
 __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, uint64 b,
                                                      uint32 instruction, bool accumulate) {

@@ -1,15 +1,15 @@
-//! How the element-wise kernels divide their work: sizes of the pieces, and one level of SIMD.
+//! How the element-wise kernels divide their work: sizes of the chunks, and one level of SIMD.
 //!
-//! The pieces depend on the shapes alone. Threads take pieces as they come, yet a result never
-//! depends on who took what: pieces write to disjoint outputs, and sums over pieces are added in
+//! The chunks depend on the shapes alone. Threads take chunks as they come, yet a result never
+//! depends on who took what: chunks write to disjoint outputs, and sums over chunks are added in
 //! one fixed order. That is what makes a run bit-identical at any number of threads.
 
-/// Rows in one piece of a kernel that works by rows.
+/// Rows in one chunk of a kernel that works by rows.
 ///
 /// 64 rows of 256 BF16 numbers are 32 KiB, which is what a first-level cache holds.
 pub(crate) const ROWS_PER_CHUNK: usize = 64;
 
-/// Numbers in one piece of a kernel that does not care for rows.
+/// Numbers in one chunk of a kernel that does not care for rows.
 pub(crate) const ELEMENTS_PER_CHUNK: usize = 16 * 1024;
 
 /// Running sums that one reduction keeps: enough for two of the widest vectors, so that an
@@ -24,7 +24,7 @@ pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
-/// Elements of one piece of rows, never zero, so that it can be a chunk length.
+/// Elements of one chunk of rows, never zero, so that it can be a chunk length.
 #[inline]
 pub(crate) fn chunk_elements(columns: usize) -> usize {
     (ROWS_PER_CHUNK * columns).max(1)

@@ -37,9 +37,9 @@ trial!(the_library_is_preferred_where_it_may_and_can);
 /// Needs no GPU: which kernel a GEMM gets.
 fn the_library_is_preferred_where_it_may_and_can() {
     let operand = |dtype, shape: [usize; 2]| OperandType { dtype, shape: shape.to_vec() };
-    let scales = |rows: usize, depth: usize| OperandType {
+    let scales = |rows: usize, k: usize| OperandType {
         dtype: DType::E8m0,
-        shape: scale_tiles::shape(rows, depth / 32).to_vec(),
+        shape: scale_tiles::shape(rows, k / 32).to_vec(),
     };
     let (m, n, k) = (64, 256, 512);
     let linear =

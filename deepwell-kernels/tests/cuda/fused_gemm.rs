@@ -23,7 +23,7 @@ pub(crate) enum Operands {
     MxNan,
 }
 
-/// Rows, columns, depth.
+/// M, N, K.
 type Sizes = (usize, usize, usize);
 
 /// A GEMM with its operands.
@@ -40,14 +40,14 @@ struct Multiplied {
 fn multiplied(
     operands: Operands,
     backward: bool,
-    (rows, columns, depth): Sizes,
+    (rows, columns, k): Sizes,
     (m, n): (usize, usize),
 ) -> Multiplied {
     let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 2.0));
     if let Operands::Bf16(kind) = operands {
-        let a = HostTensor::bf16(&[rows, depth], &kind.values(rows * depth, 1));
-        let shape = if backward { [depth, columns] } else { [columns, depth] };
-        let b = HostTensor::bf16(&shape, &kind.values(columns * depth, 2));
+        let a = HostTensor::bf16(&[rows, k], &kind.values(rows * k, 1));
+        let shape = if backward { [k, columns] } else { [columns, k] };
+        let b = HostTensor::bf16(&shape, &kind.values(columns * k, 2));
         let mut inputs = vec![a, b];
         let op: Op = match backward {
             true => LinearInputGrad {}.into(),
@@ -64,15 +64,15 @@ fn multiplied(
     }
     let spec = QuantFormat::MXFP8;
     let numbers = if let Operands::Mx(kind) = operands { kind } else { MxKind::Even };
-    let mut a = MxMatrix::new(rows, depth, spec, numbers, 1);
-    let b = MxMatrix::new(columns, depth, spec, numbers, 50);
+    let mut a = MxMatrix::new(rows, k, spec, numbers, 1);
+    let b = MxMatrix::new(columns, k, spec, numbers, 50);
     if operands == Operands::MxNan {
         let (mut codes, mut scales) = (a.codes.bytes.clone(), a.plain_scales.clone());
-        codes[rows / 2 * depth] = 0x7f;
+        codes[rows / 2 * k] = 0x7f;
         // Of the last row, which leaves NaN in columns that are there and in those that are not.
         let last = scales.len() - 1;
         scales[last] = 0xff;
-        a = MxMatrix::from_bytes(rows, depth, &codes, &scales);
+        a = MxMatrix::from_bytes(rows, k, &codes, &scales);
     }
     let kind = if backward { GemmKind::Dgrad } else { GemmKind::Fprop };
     let op = ScaledGemm { kind, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
@@ -259,7 +259,7 @@ pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands) {
         ((128, 128), (390, 384, 400)),
         ((128, 256), (390, 768, 400)),
         ((256, 128), (760, 256, 400)),
-        // A depth that does not end where the ring does.
+        // K that does not end where the ring does.
         ((256, 256), (760, 288, 528)),
     ] {
         let backward = Follows { backward: true, tanh: Some(false), ..ALL };

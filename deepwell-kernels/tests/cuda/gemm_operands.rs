@@ -48,22 +48,21 @@ impl Kind {
     }
 }
 
-/// For a sum of `depth` products of operands of one kind, and a number of at most `added` on top.
+/// For a sum of `k` products of operands of one kind, and a number of at most `added` on top.
 ///
 /// Tensor cores align the products of one instruction to the largest and cut below 2^-23 of it,
 /// and each instruction rounds once: with steps of eight or more products the error of a sum is
-/// below `depth / 8 + 2` ulp of the largest partial sum. A partial sum is at most
-/// `depth · largest²` and for the kinds of random sign it grows with the root of the depth, which
-/// we multiply by eight.
-pub(crate) fn gemm_tolerance(output: DType, depth: usize, kind: Kind, added: f64) -> Tolerance {
-    let (depth, largest) = (depth as f64, kind.largest());
+/// below `k / 8 + 2` ulp of the largest partial sum. A partial sum is at most `k · largest²` and
+/// for the kinds of random sign it grows with the root of K, which we multiply by eight.
+pub(crate) fn gemm_tolerance(output: DType, k: usize, kind: Kind, added: f64) -> Tolerance {
+    let (k, largest) = (k as f64, kind.largest());
     let partial = match kind {
-        Kind::Uniform | Kind::WideRange => 8.0 * depth.sqrt() * largest * largest,
+        Kind::Uniform | Kind::WideRange => 8.0 * k.sqrt() * largest * largest,
         Kind::Integers => 0.0,
-        Kind::Cancelling => depth * largest * largest,
+        Kind::Cancelling => k * largest * largest,
     };
     let ulp = 2f64.powi(-23);
-    let absolute = (depth / 8.0 + 2.0) * ulp * (partial + added);
+    let absolute = (k / 8.0 + 2.0) * ulp * (partial + added);
     match output {
         DType::Bf16 => Tolerance { absolute, relative: 1.0 / 256.0 },
         // The result's own rounding, and that of the accumulation onto it.

@@ -35,10 +35,10 @@ fn draws(len: usize, seed: u64, bound: u8) -> Vec<u8> {
 }
 
 impl MxMatrix {
-    /// A `[rows, depth]` matrix with scales as `spec` says.
+    /// A `[rows, k]` matrix with scales as `spec` says.
     pub(crate) fn new(
         rows: usize,
-        depth: usize,
+        k: usize,
         spec: QuantFormat,
         kind: MxKind,
         seed: u64,
@@ -48,7 +48,7 @@ impl MxMatrix {
             MxKind::Spread => (97, 60),
             MxKind::Exact => (126, 3),
         };
-        let blocks = depth.div_ceil(BLOCK);
+        let blocks = k.div_ceil(BLOCK);
         let of_group = draws(rows * blocks, seed, count);
         let along = usize::from(spec.block.k) / BLOCK;
         let across = if spec.block.is_square() { usize::from(spec.block.k) } else { 1 };
@@ -61,49 +61,49 @@ impl MxMatrix {
             MxKind::Exact => {
                 // 0x38 is one; eight more is twice as much.
                 let code = |&draw: &u8| 0x38 + draw % 3 * 8 + if draw < 3 { 0x80 } else { 0 };
-                draws(rows * depth, seed + 1, 6).iter().map(code).collect()
+                draws(rows * k, seed + 1, 6).iter().map(code).collect()
             }
             _ => {
-                let sign = draws(rows * depth, seed + 2, 2);
+                let sign = draws(rows * k, seed + 2, 2);
                 let code = |(magnitude, sign): (&u8, &u8)| magnitude | sign << 7;
-                draws(rows * depth, seed + 1, 0x7f).iter().zip(&sign).map(code).collect()
+                draws(rows * k, seed + 1, 0x7f).iter().zip(&sign).map(code).collect()
             }
         };
-        MxMatrix::from_bytes(rows, depth, &codes, &scales)
+        MxMatrix::from_bytes(rows, k, &codes, &scales)
     }
 
     /// From scales by rows.
-    pub(crate) fn from_bytes(rows: usize, depth: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
+    pub(crate) fn from_bytes(rows: usize, k: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
         MxMatrix {
-            codes: HostTensor::bytes(DType::E4m3, &[rows, depth], codes),
+            codes: HostTensor::bytes(DType::E4m3, &[rows, k], codes),
             scales: HostTensor::bytes(
                 DType::E8m0,
-                &scale_tiles::shape(rows, depth.div_ceil(BLOCK)),
-                &tiled(rows, depth, scales),
+                &scale_tiles::shape(rows, k.div_ceil(BLOCK)),
+                &tiled(rows, k, scales),
             ),
             plain_scales: scales.to_vec(),
-            values: dequantize_rows(codes, scales, rows, depth),
+            values: dequantize_rows(codes, scales, rows, k),
         }
     }
 }
 
-/// Scales of codes `[rows, depth]` as programs have them.
-pub(crate) fn tiled(rows: usize, depth: usize, plain: &[u8]) -> Vec<u8> {
-    let blocks = depth.div_ceil(BLOCK);
+/// Scales of codes `[rows, k]` as programs have them.
+pub(crate) fn tiled(rows: usize, k: usize, plain: &[u8]) -> Vec<u8> {
+    let blocks = k.div_ceil(BLOCK);
     let mut tiles = vec![0; scale_tiles::tiled_len(rows, blocks)];
     scale_tiles::to_tiles(plain, rows, blocks, &mut tiles).unwrap();
     tiles
 }
 
 /// For each element of `a · bᵀ` the sum of the magnitudes of its products, a bound of every partial
-/// sum: `a` `[rows, depth]`, `b` `[columns, depth]`.
-pub(crate) fn magnitudes(a: &MxMatrix, b: &MxMatrix, depth: usize) -> Vec<f64> {
+/// sum: `a` `[rows, k]`, `b` `[columns, k]`.
+pub(crate) fn magnitudes(a: &MxMatrix, b: &MxMatrix, k: usize) -> Vec<f64> {
     let absolute = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
     deepwell_kernels::ops::linear::oracle::forward(
         &absolute(&a.values),
         &absolute(&b.values),
         None,
-        depth,
+        k,
     )
 }
 

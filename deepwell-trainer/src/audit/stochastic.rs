@@ -23,19 +23,19 @@ pub(super) fn check(
     let (key, data) = (operand(op.key_input())?, operand(call.input_count)?);
     report.calls_checked += 1;
     report.count_tensor(data.len());
-    let (columns, depth) = (x.shape[1], data.shape[1]);
+    let (columns, k) = (x.shape[1], data.shape[1]);
     let stream = StochasticRound::stream(&call.name) | u64::from(key.counter(1) as u32);
     let philox = Philox { seed: key.counter(0), stream };
     let every = op.format.scale.stored_every();
     let encoder = Encoder::new(op.format, x.amax());
     let expected = |index: usize| {
-        let (outer, k) = (index / depth, index % depth);
-        let at = if op.axis == Axis::Column { k * columns + outer } else { index };
-        let scale = scales.bytes[scale_tiles::offset(outer, k / every, depth.div_ceil(every))];
+        let (outer, along) = (index / k, index % k);
+        let at = if op.axis == Axis::Column { along * columns + outer } else { index };
+        let scale = scales.bytes[scale_tiles::offset(outer, along / every, k.div_ceil(every))];
         let scaled = x.float(at) * encoder.factor(scale);
         op.format.element.encode_stochastic(scaled, philox.word(index as u64))
     };
-    let got = |index: usize| code_at(&op.format, &data, index / depth, index % depth);
+    let got = |index: usize| code_at(&op.format, &data, index / k, index % k);
     let wrong = |&index: &usize| expected(index) != got(index);
     let indices = 0..data.len();
     let count = indices.clone().into_par_iter().filter(wrong).count();

@@ -208,15 +208,15 @@ impl Constant {
         if a < 2 || a != b || self.shape[..a - 2] != other.shape[..b - 2] {
             return None;
         }
-        let (rows, depth, columns) = (self.shape[a - 2], self.shape[a - 1], other.shape[b - 1]);
-        if other.shape[b - 2] != depth {
+        let (rows, k, columns) = (self.shape[a - 2], self.shape[a - 1], other.shape[b - 1]);
+        if other.shape[b - 2] != k {
             return None;
         }
         let mut shape = self.shape.clone();
         shape[a - 1] = columns;
         let count = elements(&shape, ELEMENTS_MAX)?;
-        // Graphs multiply positions by frequencies, so the depth is 1.
-        if count.checked_mul(depth).is_none_or(|terms| terms > TERMS_MAX) {
+        // Graphs multiply positions by frequencies, so K is 1.
+        if count.checked_mul(k).is_none_or(|terms| terms > TERMS_MAX) {
             return None;
         }
         let batch: usize = self.shape[..a - 2].iter().product();
@@ -224,11 +224,11 @@ impl Constant {
         for matrix in 0..batch {
             for row in 0..rows {
                 for column in 0..columns {
-                    let term = |k: usize| {
-                        self.values[(matrix * rows + row) * depth + k]
-                            * other.values[(matrix * depth + k) * columns + column]
+                    let term = |along: usize| {
+                        self.values[(matrix * rows + row) * k + along]
+                            * other.values[(matrix * k + along) * columns + column]
                     };
-                    values.push((0..depth).map(term).sum());
+                    values.push((0..k).map(term).sum());
                 }
             }
         }

@@ -190,8 +190,8 @@ fn check(form: WgmmaForm, swizzles: (Swizzle, Swizzle), random: &mut Random) {
         let warp = &warps[row / 16];
         let came = gather_accumulator(&warp.d, d_bits, n as usize);
         for column in 0..n as usize {
-            let depth = k as usize;
-            let sum: i32 = (0..depth).map(|i| a[row * depth + i] * b[column * depth + i]).sum();
+            let k = k as usize;
+            let sum: i32 = (0..k).map(|i| a[row * k + i] * b[column * k + i]).sum();
             let old = if accumulate { c[row * n as usize + column] } else { 0 };
             let expected = d_code(old + sign * sum);
             let came = came[row % 16 * n as usize + column];

@@ -99,22 +99,22 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
     let spec = QuantFormat::MXFP8;
     let mx = |kind, output| ScaledGemm { kind, output, bias: false, a: spec, b: spec };
     let fprop = || mx(GemmKind::Fprop, DType::Bf16);
-    let check = |op: &Op, (columns, depth): (usize, usize), expected: Option<&str>| {
+    let check = |op: &Op, (columns, k): (usize, usize), expected: Option<&str>| {
         let tokens = 40;
         let scales =
-            |rows: usize| operand(DType::E8m0, &[rows.div_ceil(128), depth.div_ceil(128), 512]);
+            |rows: usize| operand(DType::E8m0, &[rows.div_ceil(128), k.div_ceil(128), 512]);
         let mut inputs = match op.leading() {
             Op::ScaledGemm(_) => vec![
-                operand(DType::E4m3, &[tokens, depth]),
+                operand(DType::E4m3, &[tokens, k]),
                 scales(tokens),
-                operand(DType::E4m3, &[columns, depth]),
+                operand(DType::E4m3, &[columns, k]),
                 scales(columns),
             ],
             Op::Linear(_) => {
-                [tokens, columns].map(|rows| operand(DType::Bf16, &[rows, depth])).to_vec()
+                [tokens, columns].map(|rows| operand(DType::Bf16, &[rows, k])).to_vec()
             }
             _ => {
-                let shapes = [[tokens, depth], [depth, columns]];
+                let shapes = [[tokens, k], [k, columns]];
                 shapes.map(|shape| operand(DType::Bf16, &shape)).to_vec()
             }
         };
@@ -123,7 +123,7 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
         for architecture in Architecture::ALL {
             let here = [Architecture::Sm100a, Architecture::Sm103a].contains(&architecture);
             let target = cuda_target(architecture, 4, &[]);
-            let what = format!("{} {columns} of {depth} on {target:?}", op.name());
+            let what = format!("{} {columns} of {k} on {target:?}", op.name());
             let found = chosen(op, &inputs, &target).ok();
             assert_eq!(found.as_deref(), expected.filter(|_| here), "{what}");
         }
@@ -134,7 +134,7 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
         (Some("cuda_sm100_mxfp8_gemm_fused"), Some("cuda_sm100_bf16_gemm_fused"));
     check(&mx_gelu(&[]), (96, 64), of_mx);
     check(&mx_gelu(&[0]), (72, 48), of_mx);
-    // Rows in pieces of 16 bytes, of operands and of results; in groups where there are copies.
+    // Rows in vectors of 16 bytes, of operands and of results; in groups where there are copies.
     check(&mx_gelu(&[0]), (100, 64), None);
     check(&mx_gelu(&[0]), (96, 40), None);
     let gradient = |more: &[Epilogue], skipped: &[usize]| {

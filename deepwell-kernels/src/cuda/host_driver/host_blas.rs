@@ -234,7 +234,7 @@ mod tests {
         let mut blas = HostBlas::new(Arc::clone(driver.shared()));
         let stream = driver.stream(false).unwrap();
         let pointer = driver.allocate(1 << 12).unwrap();
-        // 0x38 is one: each product is the sum of the depth's scales.
+        // 0x38 is one: each product is the sum of K's scales.
         driver.upload(pointer, &[0x38; 3 * 144]).unwrap();
         let upload = |driver: &mut FakeDriver, offset: usize, values: &[f32]| {
             driver.upload(pointer.offset(offset), bytemuck::cast_slice(values)).unwrap();

@@ -11,8 +11,8 @@ use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::epilogue::EpilogueSet;
 
-/// Elements of a piece, 16 bytes of BF16.
-const PIECE: usize = 8;
+/// Elements of a vector, 16 bytes of BF16.
+const VECTOR: usize = 8;
 
 /// Quantizes all results.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
@@ -37,9 +37,9 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     };
     let shape = &request.operands[0].shape;
     if let &[_, columns] = shape.as_slice()
-        && !columns.is_multiple_of(PIECE)
+        && !columns.is_multiple_of(VECTOR)
     {
-        return Some(format!("takes rows of whole pieces of {PIECE} elements, not {columns}"));
+        return Some(format!("takes rows that are multiples of {VECTOR} elements, not {columns}"));
     }
     let kept = steps.iter().filter_map(|step| op.position(step.of));
     let kept = kept.map(|position| request.input_count + position);
@@ -136,7 +136,7 @@ mod tests {
         let bf16 = DType::Bf16;
         let gelu = || fused(Gelu { tanh: true }, &[(0, Axis::Column)]);
         check(gelu(), 1, 96, bf16, None);
-        check(gelu(), 1, 100, bf16, Some("whole pieces of 8 elements, not 100"));
+        check(gelu(), 1, 100, bf16, Some("multiples of 8 elements, not 100"));
         check(gelu(), 1, 96, DType::F32, Some("bf16 operands, not f32"));
         check(fused(SwiGlu {}, &[(0, Axis::Both)]), 2, 0, bf16, None);
         let backward = |outputs: &[(usize, Axis)]| fused(SwiGluBackward {}, outputs);

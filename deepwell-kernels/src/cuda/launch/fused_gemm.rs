@@ -13,7 +13,7 @@ use crate::cuda::prepare::{CallView, Device};
 use crate::epilogue::EpilogueSet;
 
 /// Elements of a row in 16 bytes, and of a group with one scale: rows of results are whole ones.
-const PIECE: usize = 8;
+const VECTOR: usize = 8;
 const BLOCK: usize = 32;
 
 /// GEMMs in BF16 that there are kernels with an epilogue for.
@@ -120,7 +120,7 @@ pub(crate) fn reject(
         return Some(format!("takes a GEMM and what follows it, not `{}`", request.op.name()));
     };
     let sizes = with_core(request, &parts, Vec::new(), sizes);
-    let shape = vec![sizes.rows, sizes.columns];
+    let shape = vec![sizes.m, sizes.n];
     if let Some(reason) = with_core(request, &parts, shape.clone(), reject_core) {
         return Some(reason);
     }
@@ -133,10 +133,10 @@ pub(crate) fn reject(
             return Some(format!("takes and gives bf16, not {dtype}"));
         }
     }
-    let columns = sizes.columns;
+    let columns = sizes.n;
     let Some(step) = &parts.quantize else {
-        let odd = !columns.is_multiple_of(PIECE);
-        return odd.then(|| format!("gives rows of multiples of {PIECE}, not {columns}"));
+        let odd = !columns.is_multiple_of(VECTOR);
+        return odd.then(|| format!("gives rows of multiples of {VECTOR}, not {columns}"));
     };
     if !columns.is_multiple_of(BLOCK) {
         return Some(format!("quantizes rows of multiples of {BLOCK}, not {columns}"));
@@ -171,7 +171,7 @@ pub(crate) fn arguments(
     };
     let mut arguments =
         vec![Argument::Pointer(bias), output(parts.core_at), forward, output(parts.activated_at)];
-    let extents = [sizes.rows, sizes.columns, sizes.depth].map(|size| Argument::I32(size as i32));
+    let extents = [sizes.m, sizes.n, sizes.k].map(|size| Argument::I32(size as i32));
     let (copies, flags, counts) = match &parts.quantize {
         Some(step) => {
             let mx::Copies { places, statistics } =

@@ -11,8 +11,8 @@ use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::epilogue::EpilogueSet;
 
-/// Elements of a piece, 16 bytes of BF16.
-const PIECE: usize = 8;
+/// Elements of a vector, 16 bytes of BF16.
+const VECTOR: usize = 8;
 /// Blocks that have the rows of an M-block of 128, eight each.
 const ROW_BLOCKS: usize = 16;
 
@@ -82,9 +82,9 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     };
     let shape = &request.operands[0].shape;
     if let &[_, columns] = shape.as_slice()
-        && (columns == 0 || !columns.is_multiple_of(PIECE))
+        && (columns == 0 || !columns.is_multiple_of(VECTOR))
     {
-        return Some(format!("takes rows of whole pieces of {PIECE} elements, not {columns}"));
+        return Some(format!("takes rows that are multiples of {VECTOR} elements, not {columns}"));
     }
     let kept = (0..=norm.y()).filter_map(|result| op.position(result));
     let inputs = 0..norm.inputs();

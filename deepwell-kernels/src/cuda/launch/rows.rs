@@ -8,10 +8,10 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::prepare::{CallView, Device, Step};
 
-/// Elements of a piece, 16 bytes of BF16.
-const PIECE: usize = 8;
-/// Pieces of a thread in a forward kernel, as in the sources.
-const FORWARD_PIECES: usize = 4;
+/// Elements of a vector, 16 bytes of BF16.
+const VECTOR: usize = 8;
+/// Vectors of a thread in a forward kernel, as in the sources.
+const FORWARD_VECTORS: usize = 4;
 /// Threads of a block at least, where rows are short.
 const FORWARD_THREADS_MIN: u32 = 128;
 /// Threads of a block of a backward kernel, as in the sources.
@@ -23,11 +23,11 @@ const THREADS_MAX: usize = 512;
 /// Rows and columns that the kernels index.
 const EXTENT_MAX: usize = i32::MAX as usize;
 
-/// Threads that hold a row of `columns` elements in registers, `pieces` pieces each: whole warps,
-/// a power of two of them; none where the row is not made of whole pieces or too long.
-fn threads_per_row(columns: usize, pieces: usize) -> Option<u32> {
-    let threads = columns.div_ceil(pieces * PIECE).next_power_of_two().max(32);
-    let fits = columns > 0 && columns.is_multiple_of(PIECE) && threads <= THREADS_MAX;
+/// Threads that hold a row of `columns` elements in registers, `vectors` vectors each: whole warps,
+/// a power of two of them; none where the row is not made of whole vectors or too long.
+fn threads_per_row(columns: usize, vectors: usize) -> Option<u32> {
+    let threads = columns.div_ceil(vectors * VECTOR).next_power_of_two().max(32);
+    let fits = columns > 0 && columns.is_multiple_of(VECTOR) && threads <= THREADS_MAX;
     fits.then_some(threads as u32)
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn prepare_forward(
     entry: &str,
     eps: f64,
 ) -> Result<Vec<Step>, KernelError> {
-    let (suffix, threads, per_row) = match threads_per_row(columns, FORWARD_PIECES) {
+    let (suffix, threads, per_row) = match threads_per_row(columns, FORWARD_VECTORS) {
         Some(per_row) => ("rows", per_row.max(FORWARD_THREADS_MIN), per_row),
         None => ("scalar", SCALAR_THREADS, SCALAR_THREADS),
     };
@@ -81,8 +81,8 @@ pub(crate) fn prepare_forward(
 pub(crate) struct Backward {
     /// The file.
     pub(crate) file: &'static str,
-    /// Pieces of a thread, as in the source.
-    pub(crate) pieces: usize,
+    /// Vectors of a thread, as in the source.
+    pub(crate) vectors: usize,
     /// Gradients of parameters.
     pub(crate) gradients: usize,
 }
@@ -90,7 +90,7 @@ pub(crate) struct Backward {
 impl Backward {
     /// How rows are divided among blocks.
     fn division(&self, shape: &[usize], workers: usize) -> BlockColumns {
-        let per_row = threads_per_row(shape[1], self.pieces);
+        let per_row = threads_per_row(shape[1], self.vectors);
         let rows_per_block = per_row.map_or(1, |threads| BACKWARD_THREADS / threads);
         BlockColumns::new(shape[0], rows_per_block as usize, workers)
     }
@@ -114,7 +114,7 @@ impl Backward {
         // As the program was planned: its scratch is for that many blocks.
         let division = self.division(&matrix, call.program.target.workers);
         let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
-        let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.pieces) {
+        let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.vectors) {
             Some(per_row) => ("rows", BACKWARD_THREADS, per_row, shared_bytes),
             None => ("scalar", SCALAR_THREADS, SCALAR_THREADS, 0),
         };

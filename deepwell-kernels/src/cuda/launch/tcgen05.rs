@@ -17,7 +17,7 @@ const THREADS: u32 = 256;
 /// Rows that a block computes, as in the source.
 pub(crate) const BLOCK_ROWS: usize = 128;
 /// Bytes of a row of an operand in a stage, as in the source: one swizzle.
-const DEPTH_BYTES: usize = 128;
+const STAGE_ROW_BYTES: usize = 128;
 /// Rows of one scale tile, and its bytes.
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
@@ -31,16 +31,16 @@ const SHARED_BESIDE_STAGES: usize = 1024 + 4 * 32 * 128 + 256;
 pub(crate) enum Operands {
     /// BF16.
     Bf16,
-    /// One-byte codes with a scale for each 32 in depth.
+    /// One-byte codes with a scale for each 32 along K.
     Mx,
 }
 
 impl Operands {
-    /// Elements of depth in a stage.
-    fn stage_depth(self) -> usize {
+    /// Elements of K in a stage.
+    fn stage_k(self) -> usize {
         match self {
-            Operands::Bf16 => DEPTH_BYTES / 2,
-            Operands::Mx => DEPTH_BYTES,
+            Operands::Bf16 => STAGE_ROW_BYTES / 2,
+            Operands::Mx => STAGE_ROW_BYTES,
         }
     }
 
@@ -76,12 +76,12 @@ const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
 /// reads, which has room for more stages.
 const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
 
-/// A GEMM: rows and columns of the result, elements of depth.
+/// The sizes of a GEMM: out[m, n] = a[m, k] · b[n, k]ᵀ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GemmSizes {
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-    pub(crate) depth: usize,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
 }
 
 impl TileShape {
@@ -144,7 +144,7 @@ impl TileShape {
 
     /// Bytes of operands of a stage of one block.
     fn operand_bytes(self) -> usize {
-        (BLOCK_ROWS + self.b_rows()) * DEPTH_BYTES
+        (BLOCK_ROWS + self.b_rows()) * STAGE_ROW_BYTES
     }
 
     /// Bytes of scales of a stage of one block.
@@ -159,7 +159,7 @@ impl TileShape {
 
     /// Those of them that the block copies itself.
     pub(crate) fn copied_bytes(self) -> usize {
-        self.copied_rows().iter().sum::<usize>() * DEPTH_BYTES + self.scale_bytes()
+        self.copied_rows().iter().sum::<usize>() * STAGE_ROW_BYTES + self.scale_bytes()
     }
 
     /// Dynamic shared memory: as many stages as fit.
@@ -171,23 +171,23 @@ impl TileShape {
 
     /// Bytes of an element.
     pub(crate) fn element_bytes(self) -> usize {
-        DEPTH_BYTES / self.operands.stage_depth()
+        STAGE_ROW_BYTES / self.operands.stage_k()
     }
 
-    /// Elements of depth in a stage.
-    pub(crate) fn stage_depth(self) -> usize {
-        self.operands.stage_depth()
+    /// Elements of K in a stage.
+    pub(crate) fn stage_k(self) -> usize {
+        self.operands.stage_k()
     }
 
     /// Clusters of tiles of a result; tiles of the last ones may lie beyond it.
     pub(crate) fn clusters(self, sizes: GemmSizes) -> usize {
         let [rows, columns] = self.cluster_extents();
-        sizes.rows.div_ceil(rows) * sizes.columns.div_ceil(columns)
+        sizes.m.div_ceil(rows) * sizes.n.div_ceil(columns)
     }
 
     /// The tile as plans have it.
     pub(crate) fn tile(self) -> Tile {
-        let (m, n, k) = (self.rows(), self.columns, self.operands.stage_depth());
+        let (m, n, k) = (self.rows(), self.columns, self.operands.stage_k());
         Tile { m, n, k, cluster: self.cluster }
     }
 
@@ -254,10 +254,10 @@ impl TileShape {
         let tile = call.call.choice.tile;
         let found = shapes.iter().find(|shape| Some(shape.tile()) == tile);
         found.copied().ok_or_else(|| {
-            let with_depth = |tile: Tile| format!("{tile} with {} in depth", tile.k);
-            let known: Vec<_> = shapes.iter().map(|shape| with_depth(shape.tile())).collect();
+            let with_k = |tile: Tile| format!("{tile} with {} along K", tile.k);
+            let known: Vec<_> = shapes.iter().map(|shape| with_k(shape.tile())).collect();
             let known = known.join(", ");
-            let got = tile.map_or("none".to_string(), with_depth);
+            let got = tile.map_or("none".to_string(), with_k);
             call.refuse(format!("takes a tile of {known}, not {got}; make the plan again"))
         })
     }
@@ -289,19 +289,18 @@ impl TileShape {
     }
 }
 
-/// Boxes of an operand stored by depth, `[rows, depth]`: `box_rows` rows and a stage's depth.
-pub(crate) fn boxes_by_depth(
+/// Boxes of a K-major operand, `[rows, k]`: `box_rows` rows and the K of a stage.
+pub(crate) fn k_major_boxes(
     tensor: &Tensor,
     operands: Operands,
     box_rows: usize,
 ) -> TensorMapSpec {
-    boxes(tensor, operands, [operands.stage_depth(), box_rows])
+    boxes(tensor, operands, [operands.stage_k(), box_rows])
 }
 
-/// Boxes of an operand stored by rows, `[depth, rows]`: as many rows as are 128 bytes, and a
-/// stage's depth.
-pub(crate) fn boxes_by_rows(tensor: &Tensor, operands: Operands) -> TensorMapSpec {
-    boxes(tensor, operands, [operands.stage_depth(); 2])
+/// Boxes of an MN-major operand, `[k, rows]`: as many rows as are 128 bytes, and a stage's K.
+pub(crate) fn mn_major_boxes(tensor: &Tensor, operands: Operands) -> TensorMapSpec {
+    boxes(tensor, operands, [operands.stage_k(); 2])
 }
 
 /// Boxes of scales, `[tiles, tiles, 512]`: each tile in two rows, as a box is 256 elements wide.
@@ -345,8 +344,8 @@ mod tests {
 
     const B200: usize = 148;
 
-    fn sizes((rows, columns, depth): (usize, usize, usize)) -> GemmSizes {
-        GemmSizes { rows, columns, depth }
+    fn sizes((m, n, k): (usize, usize, usize)) -> GemmSizes {
+        GemmSizes { m, n, k }
     }
 
     #[test]
@@ -456,9 +455,9 @@ mod tests {
     fn boxes_are_one_swizzle_wide() {
         let tensor = Tensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
         for (spec, stride, sizes) in [
-            (boxes_by_depth(&tensor, Operands::Bf16, 128), 144, [64, 128]),
-            (boxes_by_depth(&tensor, Operands::Mx, 64), 72, [128, 64]),
-            (boxes_by_rows(&tensor, Operands::Bf16), 144, [64, 64]),
+            (k_major_boxes(&tensor, Operands::Bf16, 128), 144, [64, 128]),
+            (k_major_boxes(&tensor, Operands::Mx, 64), 72, [128, 64]),
+            (mn_major_boxes(&tensor, Operands::Bf16), 144, [64, 64]),
         ] {
             assert_eq!(spec.sizes, [72, 40]);
             assert_eq!(spec.strides_bytes, [stride]);

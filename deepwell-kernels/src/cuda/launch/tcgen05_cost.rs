@@ -106,15 +106,15 @@ impl Cost {
         results: ResultCost,
         sm_count: u64,
     ) -> Cost {
-        let GemmSizes { rows, columns, depth } = sizes;
+        let GemmSizes { m, n, k } = sizes;
         let element_bytes = shape.element_bytes() as u64;
         let clusters = shape.clusters(sizes) as u64;
         let at_once = shape.clusters_at_once(sm_count as usize) as u64;
         let waves = clusters.div_ceil(at_once);
-        let stages = depth.div_ceil(shape.stage_depth()) as u64;
+        let stages = k.div_ceil(shape.stage_k()) as u64;
 
         let fmas_per_cycle = BF16_FMAS_PER_CYCLE * 2 / element_bytes;
-        let stage_fmas = (BLOCK_ROWS * shape.columns * shape.stage_depth()) as u64;
+        let stage_fmas = (BLOCK_ROWS * shape.columns * shape.stage_k()) as u64;
         let mma_cycles = stages * stage_fmas / fmas_per_cycle;
         let shared_cycles = stages * shape.stage_bytes() as u64 / SHARED_BYTES_PER_CYCLE;
         let copied_bytes = stages * shape.copied_bytes() as u64;
@@ -124,21 +124,21 @@ impl Cost {
 
         // What clusters of a wave read, when they run down the rows of a group before they go on.
         let [cluster_rows, cluster_columns] = shape.cluster_extents();
-        let row_bytes = depth as u64 * element_bytes;
-        let operand_bytes = (rows + columns) as u64 * row_bytes;
-        let group = rows.min(GROUP_ROWS).div_ceil(cluster_rows) as u64;
+        let row_bytes = k as u64 * element_bytes;
+        let operand_bytes = (m + n) as u64 * row_bytes;
+        let group = m.min(GROUP_ROWS).div_ceil(cluster_rows) as u64;
         let wave_columns = at_once.div_ceil(group) * cluster_columns as u64;
-        let wave_rows = (group.min(at_once) * cluster_rows as u64).min(rows as u64);
-        let wave_bytes = (wave_rows + wave_columns.min(columns as u64)) * row_bytes;
+        let wave_rows = (group.min(at_once) * cluster_rows as u64).min(m as u64);
+        let wave_bytes = (wave_rows + wave_columns.min(n as u64)) * row_bytes;
         let read_bytes = match operand_bytes <= L2_BYTES {
             true => operand_bytes,
             false => operand_bytes.max(waves * wave_bytes),
         };
-        let device_bytes = read_bytes + results.bytes * (rows * columns) as u64;
+        let device_bytes = read_bytes + results.bytes * (m * n) as u64;
         let device_cycles = device_bytes / DEVICE_BYTES_PER_CYCLE;
 
         let cycles = (waves * tile_cycles.max(result_cycles) + result_cycles).max(device_cycles);
-        let fmas = (rows * columns) as u64 * depth as u64;
+        let fmas = (m * n) as u64 * k as u64;
         let ideal_cycles = fmas / (fmas_per_cycle * sm_count.max(1));
         Cost {
             waves,
@@ -197,7 +197,7 @@ mod tests {
             (bf16, 5, (1, 1, 8), (1, 256, 256, 0)),
         ] {
             let shape = TileShape::all(operands)[index];
-            let sizes = GemmSizes { rows: m, columns: n, depth: k };
+            let sizes = GemmSizes { m, n, k };
             let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
             let found = (cost.waves, cost.mma_cycles, cost.tile_cycles, cost.peak_thousandths);
             assert_eq!(found, expected, "{shape:?} {m} {n} {k}: {cost:?}");
@@ -219,8 +219,8 @@ mod tests {
             ("GELU, GEMM output stored, both copies", fused(Some((false, false)), 1, 2)),
             ("the gradient of GELU, kept, both copies", fused(Some((true, false)), 1, 2)),
         ] {
-            let share = |depth| {
-                let sizes = GemmSizes { rows: 8192, columns: 8192, depth };
+            let share = |k| {
+                let sizes = GemmSizes { m: 8192, n: 8192, k };
                 Cost::new(shape, sizes, results, B200).peak_thousandths as f64 / 10.0
             };
             let ResultCost { column_cycles, bytes } = results;
@@ -256,7 +256,7 @@ mod tests {
         for (shapes, operands) in
             [(TileShape::all(Operands::Bf16), "BF16"), (TileShape::all(Operands::Mx), "MXFP8")]
         {
-            for (rows, columns, depth) in [
+            for (m, n, k) in [
                 (4096, 4096, 4096),
                 (8192, 8192, 8192),
                 (16384, 4096, 4096),
@@ -264,12 +264,12 @@ mod tests {
                 (8192, 4096, 14336),
             ] {
                 for &shape in &shapes {
-                    let sizes = GemmSizes { rows, columns, depth };
+                    let sizes = GemmSizes { m, n, k };
                     let cost = Cost::new(shape, sizes, ResultCost::default(), B200);
                     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     writeln!(
                         table,
-                        "| {operands} | {rows}, {columns}, {depth} | {} | {} | {:.2} | {:.2} | {} \
+                        "| {operands} | {m}, {n}, {k} | {} | {} | {:.2} | {:.2} | {} \
                          | {} | {} | {} | {:.1} % |",
                         shape.tile(),
                         cost.waves,

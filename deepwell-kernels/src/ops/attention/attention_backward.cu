@@ -25,7 +25,7 @@
 #include "scheduler/attention_order.cuh"
 
 constexpr int kThreads = GradientTiles<64>::kThreads;
-// Rows of a piece of work of kind 1.
+// Rows of a work item of kind 1.
 constexpr int kRowsPerItem = 256;
 constexpr float kLog2E = 1.4426950408889634f;
 

@@ -71,7 +71,7 @@ fn shared_bytes(width: usize) -> u32 {
     (key_work.max(query_work) + WORK_BYTES) as u32
 }
 
-/// Pieces of work: of rows, of keys, of queries.
+/// Work items: of rows, of keys, of queries.
 fn items(sizes: &Sizes, width: usize) -> usize {
     let key_heads = sizes.key_heads();
     (sizes.batch_heads * sizes.seq).div_ceil(ROWS_PER_ITEM)
@@ -91,7 +91,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let shared = shared_bytes(width.elements);
     let name = format!("attention_backward_{}", width.name());
     let function = device.function("attention_backward", &name, shared)?;
-    // Blocks stay and take one piece of work after the other.
+    // Blocks stay and take one work item after the other.
     let resident = device.resident_blocks(function, THREADS, shared)?;
     let blocks = items(&sizes, width.elements).clamp(1, resident as usize);
     let l2_bytes = device.driver.properties().l2_bytes;

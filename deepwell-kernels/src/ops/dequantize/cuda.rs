@@ -32,10 +32,10 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected a dequantization"));
     };
     let (data, scales, target) = (call.input(0), call.input(1), call.output(0));
-    let &[rows, depth] = data.shape.as_slice() else {
+    let &[rows, k] = data.shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
-    let tiles = (rows.div_ceil(TILE) * depth.div_ceil(TILE)).max(1);
+    let tiles = (rows.div_ceil(TILE) * k.div_ceil(TILE)).max(1);
     let element = if target.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let entry = format!("dequantize_{element}_{}", op.axis.name());
     let function = device.function("dequantize", &entry, 0)?;
@@ -44,7 +44,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         scales.argument(),
         target.argument(),
         Argument::U32(rows as u32),
-        Argument::U32(depth as u32),
+        Argument::U32(k as u32),
     ];
     Ok(vec![Device::launch(function, tiles as u32, THREADS, 0, arguments)])
 }

@@ -12,11 +12,11 @@
 
 constexpr int kThreads = 256;
 constexpr uint32 kTile = 64;
-constexpr uint32 kPiece = 16;                // codes of a thread
-constexpr uint32 kPieces = kTile / kPiece;   // of a row of a tile
+constexpr uint32 kVector = 16;                // codes of a thread
+constexpr uint32 kVectors = kTile / kVector;   // of a row of a tile
 constexpr uint32 kScaleElements = 32;        // codes of a scale
 
-static_assert(kThreads == kTile * kPieces);
+static_assert(kThreads == kTile * kVectors);
 
 __device__ __forceinline__ float e4m3_to_f32(uint32 code) {
     const uint32 magnitude = code & 0x7f;
@@ -35,17 +35,17 @@ __device__ __forceinline__ void store(float* place, float value) {
 }
 
 // Codes of row `row` from `first` on, zeros where there are none.
-__device__ __forceinline__ void load_piece(const uint8* __restrict__ data, uint32 row, uint32 first,
-                                           uint32 depth, uint32 (&words)[kPiece / 4]) {
-    const uint8* const codes = data + static_cast<uint64>(row) * depth + first;
-    if (depth % kPiece == 0) {
+__device__ __forceinline__ void load_vector(const uint8* __restrict__ data, uint32 row, uint32 first,
+                                           uint32 k, uint32 (&words)[kVector / 4]) {
+    const uint8* const codes = data + static_cast<uint64>(row) * k + first;
+    if (k % kVector == 0) {
         const uint4 found = *reinterpret_cast<const uint4*>(codes);
         words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
         return;
     }
 #pragma unroll
-    for (uint32 i = 0; i < kPiece; ++i) {
-        const uint32 code = first + i < depth ? codes[i] : 0;
+    for (uint32 i = 0; i < kVector; ++i) {
+        const uint32 code = first + i < k ? codes[i] : 0;
         words[i / 4] = (i % 4 == 0 ? 0 : words[i / 4]) | code << (i % 4 * 8);
     }
 }
@@ -53,46 +53,46 @@ __device__ __forceinline__ void load_piece(const uint8* __restrict__ data, uint3
 template <typename E, bool kColumn>
 __device__ __forceinline__ void dequantize(const uint8* __restrict__ data,
                                            const uint8* __restrict__ scales,
-                                           E* __restrict__ target, uint32 rows, uint32 depth) {
+                                           E* __restrict__ target, uint32 rows, uint32 k) {
     // A column more than the tile, so that its columns lie in different banks.
     __shared__ float tile[kTile][kTile + 1];
     // One CTA where the matrix is empty.
-    const uint32 across = depth == 0 ? 1 : (depth + kTile - 1) / kTile;
+    const uint32 across = k == 0 ? 1 : (k + kTile - 1) / kTile;
     const uint32 row0 = blockIdx.x / across * kTile, first0 = blockIdx.x % across * kTile;
-    const uint32 of_tile = threadIdx.x / kPieces, piece = threadIdx.x % kPieces * kPiece;
-    const uint32 row = row0 + of_tile, first = first0 + piece;
-    if (row < rows && first < depth) {
-        uint32 words[kPiece / 4];
-        load_piece(data, row, first, depth, words);
-        const uint64 place = scale_tile_place(row, first, depth) +
+    const uint32 of_tile = threadIdx.x / kVectors, vector = threadIdx.x % kVectors * kVector;
+    const uint32 row = row0 + of_tile, first = first0 + vector;
+    if (row < rows && first < k) {
+        uint32 words[kVector / 4];
+        load_vector(data, row, first, k, words);
+        const uint64 place = scale_tile_place(row, first, k) +
                              scale_row_place(row % kScaleTileRows) +
                              first % kScaleTileElements / kScaleElements;
         const float scale = e8m0_to_f32(scales[place]);
 #pragma unroll
-        for (uint32 i = 0; i < kPiece; ++i) {
+        for (uint32 i = 0; i < kVector; ++i) {
             const uint32 code = words[i / 4] >> (i % 4 * 8) & 0xff;
-            tile[of_tile][piece + i] = e4m3_to_f32(code) * scale;
+            tile[of_tile][vector + i] = e4m3_to_f32(code) * scale;
         }
     }
     __syncthreads();
     for (uint32 i = threadIdx.x; i < kTile * kTile; i += kThreads) {
         const uint32 major = i / kTile, minor = i % kTile;
         const uint32 down = kColumn ? minor : major, along = kColumn ? major : minor;
-        if (row0 + down < rows && first0 + along < depth) {
+        if (row0 + down < rows && first0 + along < k) {
             const uint64 at = kColumn ? static_cast<uint64>(first0 + along) * rows + row0 + down
-                                      : static_cast<uint64>(row0 + down) * depth + first0 + along;
+                                      : static_cast<uint64>(row0 + down) * k + first0 + along;
             store(target + at, tile[down][along]);
         }
     }
 }
 
-// data [rows, depth], 16-byte aligned; scales in tiles; target [rows, depth] of a rowwise copy and
-// [depth, rows] of a columnwise one. A CTA for each tile.
-#define DEQUANTIZE_KERNEL(name, E, column)                                                        \
-    extern "C" __global__ void __launch_bounds__(kThreads)                                        \
-        name(const uint8* __restrict__ data, const uint8* __restrict__ scales,                    \
-             E* __restrict__ target, uint32 rows, uint32 depth) {                                 \
-        dequantize<E, column>(data, scales, target, rows, depth);                                 \
+// data [rows, k], 16-byte aligned; scales in tiles; target [rows, k] of a rowwise copy and
+// [k, rows] of a columnwise one. A CTA for each tile.
+#define DEQUANTIZE_KERNEL(name, E, column)                                                       \
+    extern "C" __global__ void __launch_bounds__(kThreads)                                       \
+        name(const uint8* __restrict__ data, const uint8* __restrict__ scales,                   \
+             E* __restrict__ target, uint32 rows, uint32 k) {                                    \
+        dequantize<E, column>(data, scales, target, rows, k);                                    \
     }
 
 DEQUANTIZE_KERNEL(dequantize_bf16_row, bf16, false)

@@ -91,9 +91,9 @@ pub fn embedding_backward<E: Element>(
     dtable: &mut [f32],
     accumulate: bool,
 ) -> Result<(), TokenOutOfRange> {
-    // Few rows a piece even out a text's skewed letters; few pieces keep the searches cheap.
-    const PIECES: usize = 64;
-    const ROWS_PER_PIECE_MIN: usize = 4;
+    // Few rows a chunk even out a text's skewed letters; few chunks keep the searches cheap.
+    const CHUNKS: usize = 64;
+    const ROWS_PER_CHUNK_MIN: usize = 4;
 
     assert_eq!(dout.len(), tokens.len() * hidden, "`dout` is not [tokens, hidden]");
     assert_eq!(dtable.len(), vocabulary * hidden, "`dtable` is not [vocabulary, hidden]");
@@ -101,9 +101,9 @@ pub fn embedding_backward<E: Element>(
     if dtable.is_empty() {
         return Ok(());
     }
-    let rows_per_piece = vocabulary.div_ceil(PIECES).max(ROWS_PER_PIECE_MIN);
-    dtable.par_chunks_mut(rows_per_piece * hidden).enumerate().for_each(|(piece, dtable)| {
-        let first = piece * rows_per_piece;
+    let rows_per_chunk = vocabulary.div_ceil(CHUNKS).max(ROWS_PER_CHUNK_MIN);
+    dtable.par_chunks_mut(rows_per_chunk * hidden).enumerate().for_each(|(chunk, dtable)| {
+        let first = chunk * rows_per_chunk;
         let rows = first..first + dtable.len() / hidden;
         vectorized(
             #[inline(always)]

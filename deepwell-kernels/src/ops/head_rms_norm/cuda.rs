@@ -21,7 +21,7 @@ const BACKWARD_THREADS: u32 = 512;
 /// Heads of a thread at a time, as in the sources.
 const HEADS: u32 = 4;
 /// BF16 of 16 bytes, what a lane has of a head.
-const PIECE: usize = 8;
+const VECTOR: usize = 8;
 /// Lanes of a head at most.
 const LANES_MAX: usize = 32;
 /// Heads of all tokens, and elements of one, that the kernels index.
@@ -73,11 +73,11 @@ fn reject(request: &KernelRequest<'_>, x: usize, gain: usize) -> Option<String> 
     })
 }
 
-/// Lanes that share a head, a power of two; none where a head does not consist of whole pieces or
+/// Lanes that share a head, a power of two; none where a head does not consist of whole vectors or
 /// is wider than a warp.
 fn lanes_of(head_dim: usize) -> Option<u32> {
-    let lanes = (head_dim / PIECE).next_power_of_two();
-    let fits = head_dim > 0 && head_dim.is_multiple_of(PIECE) && lanes <= LANES_MAX;
+    let lanes = (head_dim / VECTOR).next_power_of_two();
+    let fits = head_dim > 0 && head_dim.is_multiple_of(VECTOR) && lanes <= LANES_MAX;
     fits.then_some(lanes as u32)
 }
 

@@ -31,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < kHeads; ++k) {
         const uint32 head = group.head(first, k);
         packed[k] = make_uint4(0, 0, 0, 0);
-        if (group.holds_a_piece() && head < heads) {
-            packed[k] = x[group.piece_of(head)];
+        if (group.holds_a_vector() && head < heads) {
+            packed[k] = x[group.vector_of(head)];
         }
     }
-    if (group.holds_a_piece()) {
+    if (group.holds_a_vector()) {
         gain = weight[group.lane];
     }
     float squares[kHeads];
@@ -49,9 +49,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kHeads; ++k) {
         const uint32 head = group.head(first, k);
-        if (group.holds_a_piece() && head < heads) {
+        if (group.holds_a_vector() && head < heads) {
             const float scale = rms_rstd(squares[k], head_dim, eps);
-            y[group.piece_of(head)] = rms_normalized(packed[k], scale, gain);
+            y[group.vector_of(head)] = rms_normalized(packed[k], scale, gain);
             if (group.lane == 0) {
                 rstd[head] = scale;
             }

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __shared__ alignas(16) float of_warps[kWarps][kHeadDimMax];
     const HeadGroup<kThreads, kHeads> group(head_dim, lanes);
     float gain[8];
-    unpack_bf16x8(group.holds_a_piece() ? weight[group.lane] : make_uint4(0, 0, 0, 0), gain);
+    unpack_bf16x8(group.holds_a_vector() ? weight[group.lane] : make_uint4(0, 0, 0, 0), gain);
     float of_elements[8] = {};
 
     // All groups go round equally often, so that whole warps meet at the shuffles.
@@ -49,9 +49,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const uint32 head = group.head(first, k);
             packed_dy[k] = packed_x[k] = make_uint4(0, 0, 0, 0);
             scale[k] = 0.0f;
-            if (group.holds_a_piece() && head < heads) {
-                packed_dy[k] = dy[group.piece_of(head)];
-                packed_x[k] = x[group.piece_of(head)];
+            if (group.holds_a_vector() && head < heads) {
+                packed_dy[k] = dy[group.vector_of(head)];
+                packed_x[k] = x[group.vector_of(head)];
                 scale[k] = rstd[head];
             }
         }
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 of_elements[i] += g[i] * n[i];
                 g[i] = scale[k] * (g[i] * gain[i] - n[i] * mean);
             }
-            if (group.holds_a_piece() && head < heads) {
-                dx[group.piece_of(head)] = pack_bf16x8(g);
+            if (group.holds_a_vector() && head < heads) {
+                dx[group.vector_of(head)] = pack_bf16x8(g);
             }
         }
     }
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
     }
-    if (threadIdx.x % 32 < group.pieces) {
+    if (threadIdx.x % 32 < group.vectors) {
         float4* const place =
             reinterpret_cast<float4*>(&of_warps[threadIdx.x / 32][threadIdx.x % 32 * 8]);
         place[0] = make_float4(of_elements[0], of_elements[1], of_elements[2], of_elements[3]);

@@ -9,7 +9,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-const KERNEL: Backward = Backward { file: "layer_norm_backward", pieces: 2, gradients: 2 };
+const KERNEL: Backward = Backward { file: "layer_norm_backward", vectors: 2, gradients: 2 };
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_layer_norm_backward",

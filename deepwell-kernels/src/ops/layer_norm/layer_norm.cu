@@ -6,7 +6,7 @@
 //
 // The work is split as in `rms_norm.cu`: a row stays in registers between its two sums. The mean
 // is that of distances from the first element, and the variance that of distances from the mean,
-// so neither cancels. Rows that do not consist of whole pieces, or are too long, go element by
+// so neither cancels. Rows that do not consist of whole vectors, or are too long, go element by
 // element and are read three times.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -18,7 +18,7 @@
 
 constexpr int kThreadsMax = 512;
 constexpr int kScalarThreads = 256;
-constexpr int kRowPieces = 4;
+constexpr int kRowVectors = 4;
 
 template <bool kAdd>
 __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
@@ -28,15 +28,15 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
                                           bf16* __restrict__ y, float* __restrict__ mean,
                                           float* __restrict__ rstd, uint32 rows, uint32 columns,
                                           uint32 threads_per_row, float eps) {
-    constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreadsMax);
+    constexpr uint32 kSlices = RowGroup<kRowVectors>::slices(kThreadsMax);
     __shared__ float sums[2 * kSlices];
-    const RowGroup<kRowPieces> group(threads_per_row, sums);
+    const RowGroup<kRowVectors> group(threads_per_row, sums);
     const uint32 row = blockIdx.x * (blockDim.x / threads_per_row) + group.index;
-    const uint32 pieces = columns / 8;
-    const uint64 first = static_cast<uint64>(row) * pieces;
+    const uint32 vectors = columns / 8;
+    const uint64 first = static_cast<uint64>(row) * vectors;
 
     // Load the row, and its first element for all.
-    uint4 packed[kRowPieces], other[kRowPieces];
+    uint4 packed[kRowVectors], other[kRowVectors];
     float origin = 0.0f;
     if (row < rows) {
         origin = to_f32(x[first * 8]);
@@ -45,46 +45,46 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
         }
     }
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
-        const uint32 piece = group.piece(p);
+    for (int p = 0; p < kRowVectors; ++p) {
+        const uint32 vector = group.vector(p);
         packed[p] = other[p] = make_uint4(0, 0, 0, 0);
-        if (row < rows && piece < pieces) {
-            packed[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+        if (row < rows && vector < vectors) {
+            packed[p] = reinterpret_cast<const uint4*>(x)[first + vector];
             if (kAdd) {
-                other[p] = reinterpret_cast<const uint4*>(delta)[first + piece];
+                other[p] = reinterpret_cast<const uint4*>(delta)[first + vector];
             }
         }
     }
-    float of_pieces[kRowPieces];
+    float of_vectors[kRowVectors];
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
+    for (int p = 0; p < kRowVectors; ++p) {
         if (kAdd) {
             packed[p] = add_bf16x8(packed[p], other[p]);
-            if (row < rows && group.piece(p) < pieces) {
-                reinterpret_cast<uint4*>(sum)[first + group.piece(p)] = packed[p];
+            if (row < rows && group.vector(p) < vectors) {
+                reinterpret_cast<uint4*>(sum)[first + group.vector(p)] = packed[p];
             }
         }
         const float distances = sum_of_distances(packed[p], origin);
-        of_pieces[p] = group.piece(p) < pieces ? distances : 0.0f;
+        of_vectors[p] = group.vector(p) < vectors ? distances : 0.0f;
     }
-    const float center = mean_from(origin, group.sum(of_pieces, pieces, 0), columns);
+    const float center = mean_from(origin, group.sum(of_vectors, vectors, 0), columns);
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
+    for (int p = 0; p < kRowVectors; ++p) {
         const float squares = sum_of_squared_distances(packed[p], center);
-        of_pieces[p] = group.piece(p) < pieces ? squares : 0.0f;
+        of_vectors[p] = group.vector(p) < vectors ? squares : 0.0f;
     }
-    const float scale = rms_rstd(group.sum(of_pieces, pieces, kSlices), columns, eps);
+    const float scale = rms_rstd(group.sum(of_vectors, vectors, kSlices), columns, eps);
     if (row >= rows) {
         return;
     }
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
-        const uint32 piece = group.piece(p);
-        if (piece < pieces) {
-            reinterpret_cast<uint4*>(y)[first + piece] =
+    for (int p = 0; p < kRowVectors; ++p) {
+        const uint32 vector = group.vector(p);
+        if (vector < vectors) {
+            reinterpret_cast<uint4*>(y)[first + vector] =
                 layer_normalized(packed[p], center, scale,
-                                 reinterpret_cast<const uint4*>(weight)[piece],
-                                 reinterpret_cast<const uint4*>(bias)[piece]);
+                                 reinterpret_cast<const uint4*>(weight)[vector],
+                                 reinterpret_cast<const uint4*>(bias)[vector]);
         }
     }
     if (group.lane == 0) {

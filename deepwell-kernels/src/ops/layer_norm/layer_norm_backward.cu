@@ -3,7 +3,7 @@
 //   dx = dresidual + rstd * (g - mean(g) - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over rows of dy * n;  dbias (+)= sum over rows of dy
 //
-// The work is split as in `rms_norm_backward.cu`, but a thread holds two pieces of a row, not
+// The work is split as in `rms_norm_backward.cu`, but a thread holds two vectors of a row, not
 // four: it keeps two sums for each of its columns in registers.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -15,7 +15,7 @@
 
 constexpr int kThreads = 512;
 constexpr int kScalarThreads = 256;
-constexpr int kRowPieces = 2;
+constexpr int kRowVectors = 2;
 
 // Column `column` of the gradients of the weight and then the bias.
 __device__ __forceinline__ void write_gradient(float* dweight, float* dbias, uint32 columns,
@@ -50,17 +50,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                              bf16* __restrict__ dx, float* dweight, float* dbias, uint32 rows,
                              uint32 columns, uint32 threads_per_row, uint32 accumulate,
                              float* partials, uint32* arrivals, uint32 members) {
-    constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreads);
+    constexpr uint32 kSlices = RowGroup<kRowVectors>::slices(kThreads);
     __shared__ float sums[4 * kSlices];
     extern __shared__ float4 dynamic[];
-    const RowGroup<kRowPieces> group(threads_per_row, sums);
+    const RowGroup<kRowVectors> group(threads_per_row, sums);
     const uint32 groups = kThreads / threads_per_row;
-    const uint32 row_pieces = columns / 8;
+    const uint32 row_vectors = columns / 8;
     const uint4* const weights = reinterpret_cast<const uint4*>(weight);
 
-    float of_weight[kRowPieces][8], of_bias[kRowPieces][8];
+    float of_weight[kRowVectors][8], of_bias[kRowVectors][8];
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
+    for (int p = 0; p < kRowVectors; ++p) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             of_weight[p][i] = of_bias[p][i] = 0.0f;
@@ -69,37 +69,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     uint32 offset = 0;
     const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
     // All groups go round equally often, so that all warps meet at the same barriers; a group that
-    // is beyond the last row has no pieces then.
+    // is beyond the last row has no vectors then.
     for (uint64 first_row = static_cast<uint64>(blockIdx.x) * groups; first_row < rows;
          first_row += stride) {
         const uint64 row = first_row + group.index;
-        const uint32 pieces = row < rows ? row_pieces : 0;
-        const uint64 first = row * row_pieces;
-        uint4 packed_dy[kRowPieces], packed_x[kRowPieces], residual[kRowPieces];
+        const uint32 vectors = row < rows ? row_vectors : 0;
+        const uint64 first = row * row_vectors;
+        uint4 packed_dy[kRowVectors], packed_x[kRowVectors], residual[kRowVectors];
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
-            const uint32 piece = group.piece(p);
+        for (int p = 0; p < kRowVectors; ++p) {
+            const uint32 vector = group.vector(p);
             packed_dy[p] = packed_x[p] = residual[p] = make_uint4(0, 0, 0, 0);
-            if (piece < pieces) {
-                packed_dy[p] = reinterpret_cast<const uint4*>(dy)[first + piece];
-                packed_x[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+            if (vector < vectors) {
+                packed_dy[p] = reinterpret_cast<const uint4*>(dy)[first + vector];
+                packed_x[p] = reinterpret_cast<const uint4*>(x)[first + vector];
                 if (dresidual != nullptr) {
-                    residual[p] = reinterpret_cast<const uint4*>(dresidual)[first + piece];
+                    residual[p] = reinterpret_cast<const uint4*>(dresidual)[first + vector];
                 }
             }
         }
         const float scale = row < rows ? rstd[row] : 0.0f;
         const float center = row < rows ? means[row] : 0.0f;
-        float of_g[kRowPieces], of_gn[kRowPieces];
+        float of_g[kRowVectors], of_gn[kRowVectors];
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
-            const uint32 piece = group.piece(p);
+        for (int p = 0; p < kRowVectors; ++p) {
+            const uint32 vector = group.vector(p);
             of_g[p] = of_gn[p] = 0.0f;
-            if (piece < pieces) {
+            if (vector < vectors) {
                 float g[8], n[8], w[8];
                 unpack_bf16x8(packed_dy[p], g);
                 unpack_bf16x8(packed_x[p], n);
-                unpack_bf16x8(weights[piece], w);
+                unpack_bf16x8(weights[vector], w);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     g[i] *= w[i];
@@ -109,17 +109,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 of_gn[p] = sum_of_products(g, n);
             }
         }
-        const float mean_g = group.sum(of_g, pieces, offset) / columns;
-        const float mean_gn = group.sum(of_gn, pieces, offset + kSlices) / columns;
+        const float mean_g = group.sum(of_g, vectors, offset) / columns;
+        const float mean_gn = group.sum(of_gn, vectors, offset + kSlices) / columns;
         offset ^= 2 * kSlices;
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
-            const uint32 piece = group.piece(p);
-            if (piece < pieces) {
+        for (int p = 0; p < kRowVectors; ++p) {
+            const uint32 vector = group.vector(p);
+            if (vector < vectors) {
                 float g[8], n[8], w[8], added[8];
                 unpack_bf16x8(packed_dy[p], g);
                 unpack_bf16x8(packed_x[p], n);
-                unpack_bf16x8(weights[piece], w);
+                unpack_bf16x8(weights[vector], w);
                 unpack_bf16x8(residual[p], added);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     of_bias[p][i] += g[i];
                     added[i] += scale * (g[i] * w[i] - mean_g - n[i] * mean_gn);
                 }
-                reinterpret_cast<uint4*>(dx)[first + piece] = pack_bf16x8(added);
+                reinterpret_cast<uint4*>(dx)[first + vector] = pack_bf16x8(added);
             }
         }
     }
@@ -137,11 +137,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (uint32 turn = 0; turn < groups; ++turn) {
         if (group.index == turn) {
 #pragma unroll
-            for (int p = 0; p < kRowPieces; ++p) {
-                const uint32 piece = group.piece(p);
-                if (piece < row_pieces) {
-                    add_eight(dynamic + 2 * piece, of_weight[p], turn > 0);
-                    add_eight(dynamic + 2 * (row_pieces + piece), of_bias[p], turn > 0);
+            for (int p = 0; p < kRowVectors; ++p) {
+                const uint32 vector = group.vector(p);
+                if (vector < row_vectors) {
+                    add_eight(dynamic + 2 * vector, of_weight[p], turn > 0);
+                    add_eight(dynamic + 2 * (row_vectors + vector), of_bias[p], turn > 0);
                 }
             }
         }

@@ -5,7 +5,7 @@
 // A block computes one 128 x 128 tile of the result, see mma/bf16_tile.cuh; operands that are not
 // stored along the contraction are transposed by ldmatrix. Tiles at the edges read zeros and write
 // what is inside. `_scalar` kernels read element by element, for rows whose length is not a
-// multiple of eight elements. Sums run over the depth in ascending order whatever the grid.
+// multiple of eight elements. Sums run over K in ascending order whatever the grid.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -18,8 +18,8 @@ static_assert(kStagedBytes<float> <= bf16_tile::kSharedBytes, "the result goes t
 
 extern __shared__ __align__(128) unsigned char shared[];
 
-// result [m, n] = a b, depth k; blocks beyond the last tile do nothing.
-template <bool kAByDepth, bool kBByDepth, bool kVector, typename Element>
+// result [m, n] = a b, K = k; blocks beyond the last tile do nothing.
+template <bool kAKMajor, bool kBKMajor, bool kVector, typename Element>
 __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOperand<bf16>& b,
                                      const TileResult<Element>& result) {
     const uint32 rows = (result.rows + bf16_tile::kBlockM - 1) / bf16_tile::kBlockM;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOpera
     const int32 row = place.row * bf16_tile::kBlockM;
     const int32 column = place.column * bf16_tile::kBlockN;
     bf16_tile::Accumulators accumulators;
-    bf16_tile::mainloop<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
+    bf16_tile::mainloop<kAKMajor, kBKMajor, kVector>(accumulators, a, b, row, column, shared);
     store_tile<Element, kThreads>(result, row, column, bf16_tile::warp_row(),
                                   bf16_tile::warp_column(), accumulators, shared);
 }

@@ -6,9 +6,9 @@
 // Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
 // cache. Its warps have roles, see mma/sm100_tile.cuh: one has operands copied, one multiplies,
 // four write results while the next tile is multiplied: tensor memory holds two accumulators of any
-// shape here. Operands are read as they are stored, by depth or by rows (mma/sm100_bf16_tile.cuh).
+// shape here. Operands are read as they are stored, K-major or MN-major (mma/sm100_bf16_tile.cuh).
 // What lies outside of them reads as zeros. Their rows are multiples of eight elements, as tensor
-// copies need, and nothing is empty. Sums run over the depth in ascending order whatever the grid.
+// copies need, and nothing is empty. Sums run over K in ascending order whatever the grid.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -19,28 +19,28 @@ using namespace sm100_bf16;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-// result = a b, `depth` deep.
+// result = a b, with `k` elements along K.
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
-                                     const TileResult<Element>& result, int32 depth) {
-    bf16_gemm<S>(a, b, result.rows, result.columns, depth, memory,
+                                     const TileResult<Element>& result, int32 k) {
+    bf16_gemm<S>(a, b, result.rows, result.columns, k, memory,
                     [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
                         store_tensor_tiles(shared, tensor_base, tiles, result);
                     });
 }
 
-// a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes: by
-// depth with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), by rows with
-// 64 in depth. Of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster share, boxes
-// by depth have that part. bias [n] or null, out [m, n]; `accumulate` adds to what is in an FP32
-// result. A pair is a cluster of two, if no tiles share.
-#define BF16_GEMM(name, blocks, tile_n, down, across, a_by_depth, b_by_depth, Element)           \
+// a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes:
+// K-major with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), MN-major
+// with 64 along K. Of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster share,
+// K-major boxes have that part. bias [n] or null, out [m, n]; `accumulate` adds to what is in an
+// FP32 result. A pair is a cluster of two, if no tiles share.
+#define BF16_GEMM(name, blocks, tile_n, down, across, a_k_major, b_k_major, Element)             \
     extern "C" __global__ void __cluster_dims__((blocks) * (down) * (across), 1, 1)              \
         __launch_bounds__(kThreads, 1)                                                           \
             name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,       \
                  const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,  \
                  int32 k, uint32 accumulate) {                                                   \
-        gemm<Shape<blocks, tile_n, down, across, a_by_depth, b_by_depth>>(                       \
+        gemm<Shape<blocks, tile_n, down, across, a_k_major, b_k_major>>(                         \
             a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
     }
 

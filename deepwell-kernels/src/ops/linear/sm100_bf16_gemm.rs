@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
 use crate::cuda::launch::gemm::{LinearSizes, not_empty};
 use crate::cuda::launch::tcgen05::{
-    Operands, GemmSizes, TileShape, boxes_by_depth, boxes_by_rows,
+    Operands, GemmSizes, TileShape, k_major_boxes, mn_major_boxes,
 };
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
@@ -47,20 +47,20 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
 pub(crate) struct Form {
     pub(crate) name: &'static str,
     pub(crate) sizes: GemmSizes,
-    /// Whether operands are stored by depth; by rows otherwise.
-    a_by_depth: bool,
-    b_by_depth: bool,
+    /// Whether operands are K-major; by rows otherwise.
+    a_k_major: bool,
+    b_k_major: bool,
 }
 
 impl Form {
     pub(crate) fn new(op: &Op, sizes: LinearSizes) -> Form {
         let LinearSizes { tokens, outputs, inputs } = sizes;
-        let (name, [rows, columns, depth], [a_by_depth, b_by_depth]) = match op {
+        let (name, [m, n, k], [a_k_major, b_k_major]) = match op {
             Op::LinearInputGrad(_) => ("input_grad", [tokens, inputs, outputs], [true, false]),
             Op::LinearWeightGrad(_) => ("weight_grad", [outputs, inputs, tokens], [false, false]),
             _ => ("linear", [tokens, outputs, inputs], [true, true]),
         };
-        Form { name, sizes: GemmSizes { rows, columns, depth }, a_by_depth, b_by_depth }
+        Form { name, sizes: GemmSizes { m, n, k }, a_k_major, b_k_major }
     }
 }
 
@@ -78,7 +78,7 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     TileShape::predicted_s(shapes, form.sizes, ResultCost::default(), request, target)
 }
 
-/// Boxes of both operands, each stored by depth or by rows.
+/// Boxes of both operands, each K-major or MN-major.
 pub(crate) fn operand_maps(
     form: &Form,
     shape: TileShape,
@@ -86,15 +86,15 @@ pub(crate) fn operand_maps(
     b: &Tensor,
     device: &mut Device<'_>,
 ) -> Result<[TensorMap; 2], KernelError> {
-    let mut map = |tensor, by_depth, rows| {
-        let spec = match by_depth {
-            true => boxes_by_depth(tensor, Operands::Bf16, rows),
-            false => boxes_by_rows(tensor, Operands::Bf16),
+    let mut map = |tensor, k_major, rows| {
+        let spec = match k_major {
+            true => k_major_boxes(tensor, Operands::Bf16, rows),
+            false => mn_major_boxes(tensor, Operands::Bf16),
         };
         device.tensor_map(&spec)
     };
     let [a_rows, b_rows] = shape.copied_rows();
-    Ok([map(a, form.a_by_depth, a_rows)?, map(b, form.b_by_depth, b_rows)?])
+    Ok([map(a, form.a_k_major, a_rows)?, map(b, form.b_k_major, b_rows)?])
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -116,9 +116,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::TensorMap(b_map),
         Argument::Pointer(bias),
         out.argument(),
-        Argument::I32(sizes.rows as i32),
-        Argument::I32(sizes.columns as i32),
-        Argument::I32(sizes.depth as i32),
+        Argument::I32(sizes.m as i32),
+        Argument::I32(sizes.n as i32),
+        Argument::I32(sizes.k as i32),
         Argument::U32(call.accumulate().into()),
     ];
     Ok(vec![shape.launch(function, sizes, sm_count, arguments)])
@@ -139,15 +139,15 @@ mod tests {
     fn forms_of_the_three_gemms() {
         let [linear, dgrad, wgrad] = gemms();
         let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
-        for (op, name, sizes, by_depth) in [
+        for (op, name, sizes, k_major) in [
             (linear, "linear", [5, 3, 7], [true, true]),
             (dgrad, "input_grad", [5, 7, 3], [true, false]),
             (wgrad, "weight_grad", [3, 7, 5], [false, false]),
         ] {
-            let [rows, columns, depth] = sizes;
-            let [a_by_depth, b_by_depth] = by_depth;
-            let gemm_sizes = GemmSizes { rows, columns, depth };
-            let expected = Form { name, sizes: gemm_sizes, a_by_depth, b_by_depth };
+            let [m, n, k] = sizes;
+            let [a_k_major, b_k_major] = k_major;
+            let gemm_sizes = GemmSizes { m, n, k };
+            let expected = Form { name, sizes: gemm_sizes, a_k_major, b_k_major };
             assert_eq!(Form::new(&op, sizes), expected);
         }
     }

@@ -12,11 +12,11 @@ using namespace sm100_bf16;
 extern __shared__ __align__(1024) uint8 memory[];
 
 // Operands as in sm100_bf16_gemm.cu.
-#define BF16_GEMM_FUSED(name, blocks, tile_n, b_by_depth)                                        \
+#define BF16_GEMM_FUSED(name, blocks, tile_n, b_k_major)                                         \
     extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              FUSED_ARGUMENTS) {                                                                  \
-        using S = Shape<blocks, tile_n, 1, 1, true, b_by_depth>;                                 \
+        using S = Shape<blocks, tile_n, 1, 1, true, b_k_major>;                                  \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
         bf16_gemm<S>(                                                                            \

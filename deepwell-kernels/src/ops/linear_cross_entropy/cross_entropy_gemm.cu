@@ -20,7 +20,7 @@ static_assert(kStagedBytes<float> <= bf16_tile::kSharedBytes, "the result goes t
 extern __shared__ __align__(128) unsigned char shared[];
 
 // A block for each tile of the result.
-template <bool kAByDepth, bool kBByDepth, bool kVector, typename Element>
+template <bool kAKMajor, bool kBKMajor, bool kVector, typename Element>
 __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOperand<bf16>& b,
                                      const TileResult<Element>& result) {
     const uint32 rows = (result.rows + bf16_tile::kBlockM - 1) / bf16_tile::kBlockM;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void gemm(const TileOperand<bf16>& a, const TileOpera
     const int32 row = place.row * bf16_tile::kBlockM;
     const int32 column = place.column * bf16_tile::kBlockN;
     bf16_tile::Accumulators accumulators;
-    bf16_tile::mainloop<kAByDepth, kBByDepth, kVector>(accumulators, a, b, row, column, shared);
+    bf16_tile::mainloop<kAKMajor, kBKMajor, kVector>(accumulators, a, b, row, column, shared);
     store_tile<Element, kThreads>(result, row, column, bf16_tile::warp_row(),
                                   bf16_tile::warp_column(), accumulators, shared);
 }

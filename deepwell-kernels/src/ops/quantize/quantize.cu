@@ -11,23 +11,23 @@
 #include "layout/mx_statistics.cuh"
 #include "layout/mx_tile.cuh"
 
-// The pieces of this thread in the tile at (row0, column0).
+// The vectors of this thread in the tile at (row0, column0).
 template <typename E>
-__device__ __forceinline__ void load_pieces(const E* __restrict__ x, uint32 row0, uint32 column0,
+__device__ __forceinline__ void load_vectors(const E* __restrict__ x, uint32 row0, uint32 column0,
                                             uint32 rows, uint32 columns,
-                                            uint4 (&pieces)[kMxSteps]) {
+                                            uint4 (&vectors)[kMxSteps]) {
     using Tile = MxTile<E>;
     const uint32 first_row = row0 + Tile::row();
     const uint32 column = column0 + Tile::column();
     const E* const first = x + static_cast<uint64>(first_row) * columns + column;
     const uint64 stride = static_cast<uint64>(kMxStepRows) * columns;
-    if (columns % Tile::kPiece == 0) {
+    if (columns % Tile::kVector == 0) {
 #pragma unroll
         for (int step = 0; step < kMxSteps; ++step) {
             const bool exists = first_row + step * kMxStepRows < rows && column < columns;
-            pieces[step] = make_uint4(0, 0, 0, 0);
+            vectors[step] = make_uint4(0, 0, 0, 0);
             if (exists) {
-                pieces[step] = *reinterpret_cast<const uint4*>(first + step * stride);
+                vectors[step] = *reinterpret_cast<const uint4*>(first + step * stride);
             }
         }
         return;
@@ -39,14 +39,14 @@ __device__ __forceinline__ void load_pieces(const E* __restrict__ x, uint32 row0
         uint32 words[4] = {0, 0, 0, 0};
         if (first_row + step * kMxStepRows < rows) {
 #pragma unroll
-            for (int i = 0; i < Tile::kPiece; ++i) {
+            for (int i = 0; i < Tile::kVector; ++i) {
                 if (column + i < columns) {
                     const Bits bits = reinterpret_cast<const Bits*>(first + step * stride)[i];
                     words[i / kPerWord] |= static_cast<uint32>(bits) << (i % kPerWord * 16);
                 }
             }
         }
-        pieces[step] = make_uint4(words[0], words[1], words[2], words[3]);
+        vectors[step] = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
@@ -63,11 +63,11 @@ __device__ __forceinline__ void quantize_tile(const E* __restrict__ x, const MxT
     if (blockIdx.x < tiles) {
         const uint32 row0 = blockIdx.x / tiles_across * kMxTile;
         const uint32 column0 = blockIdx.x % tiles_across * kMxTile;
-        uint4 pieces[kMxSteps];
-        load_pieces(x, row0, column0, to.rows, to.columns, pieces);
+        uint4 vectors[kMxSteps];
+        load_vectors(x, row0, column0, to.rows, to.columns, vectors);
 #pragma unroll
         for (int step = 0; step < kMxSteps; ++step) {
-            mx_piece<E>(tile, step) = pieces[step];
+            mx_vector<E>(tile, step) = vectors[step];
         }
         mx_quantize_tile<E, kRow, kColumn>(row0, column0, to, flags, tile, shared, counters);
     }
@@ -85,13 +85,13 @@ __device__ __forceinline__ void quantize_plain(const bf16* __restrict__ x, const
     const uint32 row0 = blockIdx.x / across * kMxTile, column0 = blockIdx.x % across * kMxTile;
     const bf16* const first =
         x + static_cast<uint64>(row0 + mx_plain_row()) * to.columns + column0 + mx_plain_column();
-    uint4 pieces[kMxPlainRows];
+    uint4 vectors[kMxPlainRows];
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; ++row) {
-        pieces[row] =
+        vectors[row] =
             *reinterpret_cast<const uint4*>(first + static_cast<uint64>(row) * to.columns);
     }
-    mx_quantize_pieces<kWide, kRow, kColumn>(pieces, row0, column0, to, stage, shared, tally);
+    mx_quantize_vectors<kWide, kRow, kColumn>(vectors, row0, column0, to, stage, shared, tally);
 }
 
 template <typename E, bool kRow, bool kColumn>
@@ -118,13 +118,13 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
 
 // x [rows, columns]; outputs as in `MxTarget`; flags of `layout/mx_scale.cuh`; statistics [6]. All
 // 16-byte aligned. A block for each tile, one at least.
-#define QUANTIZE_KERNEL(name, E, row, column, blocks_per_sm)                                      \
-    extern "C" __global__ void __launch_bounds__(MxTile<E>::kThreads, blocks_per_sm)              \
-        name(const E* __restrict__ x, uint8* __restrict__ codes, uint8* __restrict__ scales,      \
-             uint8* __restrict__ codes_t, uint8* __restrict__ scales_t, uint32 rows,              \
-             uint32 columns, uint32 flags, MxTotals* totals, uint64* statistics) {                \
-        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
-        quantize<E, row, column>(x, to, flags, totals, statistics);                               \
+#define QUANTIZE_KERNEL(name, E, row, column, blocks_per_sm)                                     \
+    extern "C" __global__ void __launch_bounds__(MxTile<E>::kThreads, blocks_per_sm)             \
+        name(const E* __restrict__ x, uint8* __restrict__ codes, uint8* __restrict__ scales,     \
+             uint8* __restrict__ codes_t, uint8* __restrict__ scales_t, uint32 rows,             \
+             uint32 columns, uint32 flags, MxTotals* totals, uint64* statistics) {               \
+        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                   \
+        quantize<E, row, column>(x, to, flags, totals, statistics);                              \
     }
 
 QUANTIZE_KERNEL(quantize_bf16_row, bf16, true, false, 4)

@@ -3,10 +3,10 @@
 //   sum = x + delta (rounded to BF16; without delta, sum is x)
 //   rstd = 1 / sqrt(mean(sum^2) + eps);  y = sum * rstd * weight
 //
-// A row belongs to as many warps as it takes to hold it in registers, four pieces of 16 bytes a
+// A row belongs to as many warps as it takes to hold it in registers, four vectors of 16 bytes a
 // thread, so it is read once; short rows share a block. The sum of squares is added in the order
 // of `common/row_sum.cuh`, which the kernel that quantizes its output follows too. Rows that do
-// not consist of whole pieces, or are too long, go element by element and are read twice.
+// not consist of whole vectors, or are too long, go element by element and are read twice.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -17,7 +17,7 @@
 
 constexpr int kThreadsMax = 512;
 constexpr int kScalarThreads = 256;
-constexpr int kRowPieces = 4;
+constexpr int kRowVectors = 4;
 
 template <bool kAdd>
 __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
@@ -26,47 +26,47 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
                                           bf16* __restrict__ sum, bf16* __restrict__ y,
                                           float* __restrict__ rstd, uint32 rows, uint32 columns,
                                           uint32 threads_per_row, float eps) {
-    __shared__ float sums[RowGroup<kRowPieces>::slices(kThreadsMax)];
-    const RowGroup<kRowPieces> group(threads_per_row, sums);
+    __shared__ float sums[RowGroup<kRowVectors>::slices(kThreadsMax)];
+    const RowGroup<kRowVectors> group(threads_per_row, sums);
     const uint32 row = blockIdx.x * (blockDim.x / threads_per_row) + group.index;
-    const uint32 pieces = columns / 8;
-    const uint64 first = static_cast<uint64>(row) * pieces;
+    const uint32 vectors = columns / 8;
+    const uint64 first = static_cast<uint64>(row) * vectors;
 
     // Load the row and, early, the weights.
-    uint4 packed[kRowPieces], other[kRowPieces], weights[kRowPieces];
+    uint4 packed[kRowVectors], other[kRowVectors], weights[kRowVectors];
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
-        const uint32 piece = group.piece(p);
+    for (int p = 0; p < kRowVectors; ++p) {
+        const uint32 vector = group.vector(p);
         packed[p] = other[p] = weights[p] = make_uint4(0, 0, 0, 0);
-        if (row < rows && piece < pieces) {
-            packed[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+        if (row < rows && vector < vectors) {
+            packed[p] = reinterpret_cast<const uint4*>(x)[first + vector];
             if (kAdd) {
-                other[p] = reinterpret_cast<const uint4*>(delta)[first + piece];
+                other[p] = reinterpret_cast<const uint4*>(delta)[first + vector];
             }
-            weights[p] = reinterpret_cast<const uint4*>(weight)[piece];
+            weights[p] = reinterpret_cast<const uint4*>(weight)[vector];
         }
     }
-    float squares[kRowPieces];
+    float squares[kRowVectors];
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
+    for (int p = 0; p < kRowVectors; ++p) {
         if (kAdd) {
             packed[p] = add_bf16x8(packed[p], other[p]);
-            if (row < rows && group.piece(p) < pieces) {
-                reinterpret_cast<uint4*>(sum)[first + group.piece(p)] = packed[p];
+            if (row < rows && group.vector(p) < vectors) {
+                reinterpret_cast<uint4*>(sum)[first + group.vector(p)] = packed[p];
             }
         }
         float values[8];
         unpack_bf16x8(packed[p], values);
         squares[p] = sum_of_squares(values);
     }
-    const float scale = rms_rstd(group.sum(squares, pieces, 0), columns, eps);
+    const float scale = rms_rstd(group.sum(squares, vectors, 0), columns, eps);
     if (row >= rows) {
         return;
     }
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
-        if (group.piece(p) < pieces) {
-            reinterpret_cast<uint4*>(y)[first + group.piece(p)] =
+    for (int p = 0; p < kRowVectors; ++p) {
+        if (group.vector(p) < vectors) {
+            reinterpret_cast<uint4*>(y)[first + group.vector(p)] =
                 rms_normalized(packed[p], scale, weights[p]);
         }
     }

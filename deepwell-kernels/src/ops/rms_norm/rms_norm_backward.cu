@@ -7,7 +7,7 @@
 // takes rows in turn; a thread keeps the same columns throughout, so its part of dweight stays in
 // registers until the end, when the groups of a block add theirs in shared memory, and the blocks
 // theirs in scratch. Each row is read once and written once. Rows that do not consist of whole
-// pieces, or are too long, go element by element.
+// vectors, or are too long, go element by element.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
@@ -18,7 +18,7 @@
 
 constexpr int kThreads = 512;
 constexpr int kScalarThreads = 256;
-constexpr int kRowPieces = 4;
+constexpr int kRowVectors = 4;
 
 __device__ __forceinline__ void write_gradient(float* dweight, uint32 column, float total,
                                                bool accumulate) {
@@ -35,17 +35,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                            const bf16* __restrict__ dresidual, bf16* __restrict__ dx,
                            float* dweight, uint32 rows, uint32 columns, uint32 threads_per_row,
                            uint32 accumulate, float* partials, uint32* arrivals, uint32 members) {
-    constexpr uint32 kSlices = RowGroup<kRowPieces>::slices(kThreads);
+    constexpr uint32 kSlices = RowGroup<kRowVectors>::slices(kThreads);
     __shared__ float sums[2 * kSlices];
     extern __shared__ float4 dynamic[];
-    const RowGroup<kRowPieces> group(threads_per_row, sums);
+    const RowGroup<kRowVectors> group(threads_per_row, sums);
     const uint32 groups = kThreads / threads_per_row;
-    const uint32 row_pieces = columns / 8;
+    const uint32 row_vectors = columns / 8;
     const uint4* const weights = reinterpret_cast<const uint4*>(weight);
 
-    float of_columns[kRowPieces][8];
+    float of_columns[kRowVectors][8];
 #pragma unroll
-    for (int p = 0; p < kRowPieces; ++p) {
+    for (int p = 0; p < kRowVectors; ++p) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             of_columns[p][i] = 0.0f;
@@ -54,51 +54,51 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     uint32 offset = 0;
     const uint64 stride = static_cast<uint64>(gridDim.x) * groups;
     // All groups go round equally often, so that all warps meet at the same barriers; a group that
-    // is beyond the last row has no pieces then.
+    // is beyond the last row has no vectors then.
     for (uint64 first_row = static_cast<uint64>(blockIdx.x) * groups; first_row < rows;
          first_row += stride) {
         const uint64 row = first_row + group.index;
-        const uint32 pieces = row < rows ? row_pieces : 0;
-        const uint64 first = row * row_pieces;
-        uint4 packed_dy[kRowPieces], packed_x[kRowPieces], residual[kRowPieces];
+        const uint32 vectors = row < rows ? row_vectors : 0;
+        const uint64 first = row * row_vectors;
+        uint4 packed_dy[kRowVectors], packed_x[kRowVectors], residual[kRowVectors];
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
-            const uint32 piece = group.piece(p);
+        for (int p = 0; p < kRowVectors; ++p) {
+            const uint32 vector = group.vector(p);
             packed_dy[p] = packed_x[p] = residual[p] = make_uint4(0, 0, 0, 0);
-            if (piece < pieces) {
-                packed_dy[p] = reinterpret_cast<const uint4*>(dy)[first + piece];
-                packed_x[p] = reinterpret_cast<const uint4*>(x)[first + piece];
+            if (vector < vectors) {
+                packed_dy[p] = reinterpret_cast<const uint4*>(dy)[first + vector];
+                packed_x[p] = reinterpret_cast<const uint4*>(x)[first + vector];
                 if (dresidual != nullptr) {
-                    residual[p] = reinterpret_cast<const uint4*>(dresidual)[first + piece];
+                    residual[p] = reinterpret_cast<const uint4*>(dresidual)[first + vector];
                 }
             }
         }
         const float scale = row < rows ? rstd[row] : 0.0f;
-        float products[kRowPieces];
+        float products[kRowVectors];
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
+        for (int p = 0; p < kRowVectors; ++p) {
             float g[8], n[8], w[8];
-            const uint32 piece = group.piece(p);
+            const uint32 vector = group.vector(p);
             const uint4 zero = make_uint4(0, 0, 0, 0);
             unpack_bf16x8(packed_dy[p], g);
             unpack_bf16x8(packed_x[p], n);
-            unpack_bf16x8(piece < pieces ? weights[piece] : zero, w);
+            unpack_bf16x8(vector < vectors ? weights[vector] : zero, w);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 g[i] *= w[i];
             }
             products[p] = sum_of_products(g, n);
         }
-        const float mean = group.sum(products, pieces, offset) * scale / columns;
+        const float mean = group.sum(products, vectors, offset) * scale / columns;
         offset ^= kSlices;
 #pragma unroll
-        for (int p = 0; p < kRowPieces; ++p) {
-            const uint32 piece = group.piece(p);
-            if (piece < pieces) {
+        for (int p = 0; p < kRowVectors; ++p) {
+            const uint32 vector = group.vector(p);
+            if (vector < vectors) {
                 float g[8], n[8], w[8], added[8];
                 unpack_bf16x8(packed_dy[p], g);
                 unpack_bf16x8(packed_x[p], n);
-                unpack_bf16x8(weights[piece], w);
+                unpack_bf16x8(weights[vector], w);
                 unpack_bf16x8(residual[p], added);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     of_columns[p][i] += g[i] * n[i];
                     added[i] += scale * (g[i] * w[i] - n[i] * mean);
                 }
-                reinterpret_cast<uint4*>(dx)[first + piece] = pack_bf16x8(added);
+                reinterpret_cast<uint4*>(dx)[first + vector] = pack_bf16x8(added);
             }
         }
     }
@@ -115,9 +115,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (uint32 turn = 0; turn < groups; ++turn) {
         if (group.index == turn) {
 #pragma unroll
-            for (int p = 0; p < kRowPieces; ++p) {
-                if (group.piece(p) < row_pieces) {
-                    float4* const place = dynamic + 2 * group.piece(p);
+            for (int p = 0; p < kRowVectors; ++p) {
+                if (group.vector(p) < row_vectors) {
+                    float4* const place = dynamic + 2 * group.vector(p);
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         const float* const of = &of_columns[p][4 * half];

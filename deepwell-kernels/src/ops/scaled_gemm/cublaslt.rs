@@ -24,7 +24,7 @@ use crate::epilogue::no_epilogue;
 use crate::predict::{CUBLASLT_FP8, Rates};
 
 /// Rows of FP8 begin at multiples of 16 bytes.
-const DEPTH_MULTIPLE: usize = 16;
+const K_MULTIPLE: usize = 16;
 /// Rows of the result begin at multiples of 16 bytes, in BF16 too; FP32 scales of rows want
 /// multiples of 4.
 const SIDE_MULTIPLE: usize = 8;
@@ -71,8 +71,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if bias.is_some_and(|bias| (bias.dtype, output) != (DType::Bf16, DType::Bf16)) {
         return Some("adds a bias in bf16 to a result in bf16 only".to_string());
     }
-    if !a[1].is_multiple_of(DEPTH_MULTIPLE) {
-        return Some(format!("takes a contraction in multiples of {DEPTH_MULTIPLE}, not {}", a[1]));
+    if !a[1].is_multiple_of(K_MULTIPLE) {
+        return Some(format!("takes a contraction in multiples of {K_MULTIPLE}, not {}", a[1]));
     }
     for (name, side) in [("rows", a[0]), ("columns", b[0])] {
         if !side.is_multiple_of(SIDE_MULTIPLE) {
@@ -97,10 +97,10 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
     };
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
-    let (rows, columns, depth) = (a.shape[0], b.shape[0], a.shape[1]);
+    let (rows, columns, k) = (a.shape[0], b.shape[0], a.shape[1]);
     let a_target = align_for_library(call.workspace().0);
-    let b_target = a_target.offset(expanded_bytes(rows, depth, op.a));
-    let workspace = b_target.offset(expanded_bytes(columns, depth, op.b));
+    let b_target = a_target.offset(expanded_bytes(rows, k, op.a));
+    let workspace = b_target.offset(expanded_bytes(columns, k, op.b));
     let a_scales = Expansion { source: call.input(1).pointer, target: a_target, rows, spec: op.a };
     let b_scales =
         Expansion { source: call.input(3).pointer, target: b_target, rows: columns, spec: op.b };
@@ -108,8 +108,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         pointer,
         dtype: DType::E4m3,
         rows,
-        columns: depth,
-        leading: depth,
+        columns: k,
+        leading: k,
     };
     let matmul = Matmul {
         a: codes(a.pointer, rows),
@@ -123,7 +123,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         workspace,
         workspace_bytes: LIBRARY_SCRATCH_BYTES,
     };
-    Ok(vec![expand(device, [&a_scales, &b_scales], depth)?, device.matmul(&matmul)?])
+    Ok(vec![expand(device, [&a_scales, &b_scales], k)?, device.matmul(&matmul)?])
 }
 
 #[cfg(test)]

@@ -21,13 +21,13 @@ struct Scales {
     const uint8* source;
     float* target;
     int32 rows;
-    int32 depth;
+    int32 k;
 };
 
 __device__ __forceinline__ void expand_rows(const Scales& scales) {
     constexpr int kWarps = kThreads / 32;
     const int32 lane = threadIdx.x % 32;
-    const int32 across = scale_tiles_across(scales.depth);
+    const int32 across = scale_tiles_across(scales.k);
     const int32 down = (scales.rows + kScaleTileRows - 1) / kScaleTileRows;
     for (int32 tile = blockIdx.x * kWarps + threadIdx.x / 32; tile < down * across;
          tile += gridDim.x * kWarps) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void expand_rows(const Scales& scales) {
 }
 
 __device__ __forceinline__ void expand_squares(const Scales& scales) {
-    const int32 across = scale_tiles_across(scales.depth);
+    const int32 across = scale_tiles_across(scales.k);
     const int32 padded = (across + kSquareGroups - 1) / kSquareGroups * kSquareGroups;
     const int32 down = (scales.rows + kScaleTileRows - 1) / kScaleTileRows;
     for (int32 i = blockIdx.x * kThreads + threadIdx.x; i < down * padded;
@@ -59,14 +59,14 @@ __device__ __forceinline__ void expand_squares(const Scales& scales) {
     }
 }
 
-// Scales of a [a_rows, depth] and b [b_rows, depth]; `squares` has bit 0 for a and bit 1 for b.
+// Scales of a [a_rows, k] and b [b_rows, k]; `squares` has bit 0 for a and bit 1 for b.
 extern "C" __global__ void __launch_bounds__(kThreads)
     expand_scales(const uint8* __restrict__ a, float* __restrict__ a_target, int32 a_rows,
                   const uint8* __restrict__ b, float* __restrict__ b_target, int32 b_rows,
-                  int32 depth, uint32 squares) {
+                  int32 k, uint32 squares) {
     const bool of_a = blockIdx.y == 0;
-    const Scales scales = of_a ? Scales{a, a_target, a_rows, depth}
-                               : Scales{b, b_target, b_rows, depth};
+    const Scales scales = of_a ? Scales{a, a_target, a_rows, k}
+                               : Scales{b, b_target, b_rows, k};
     if (squares & (of_a ? 1 : 2)) {
         expand_squares(scales);
     } else {

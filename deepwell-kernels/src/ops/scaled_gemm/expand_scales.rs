@@ -19,7 +19,7 @@ const GROUPS: usize = 4;
 /// Threads that take a tile of scales by rows.
 const WARP: usize = 32;
 
-/// The scales of an operand `[rows, depth]`, and where they go.
+/// The scales of an operand `[rows, k]`, and where they go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expansion {
     /// E8M0, in tiles.
@@ -41,8 +41,8 @@ impl Expansion {
 }
 
 /// Rows of scales or of squares, and groups of 128 codes along each.
-fn extents(rows: usize, depth: usize, spec: QuantFormat) -> (usize, usize) {
-    let groups = depth.div_ceil(Granularity::G128.elements());
+fn extents(rows: usize, k: usize, spec: QuantFormat) -> (usize, usize) {
+    let groups = k.div_ceil(Granularity::G128.elements());
     match spec.block.shape() {
         BlockShape::Square => (rows.div_ceil(SQUARE), groups.next_multiple_of(GROUPS)),
         _ => (rows, groups),
@@ -50,8 +50,8 @@ fn extents(rows: usize, depth: usize, spec: QuantFormat) -> (usize, usize) {
 }
 
 /// Bytes of the FP32 scales of an operand, a multiple of the library's alignment.
-pub(crate) fn expanded_bytes(rows: usize, depth: usize, spec: QuantFormat) -> usize {
-    let (rows, groups) = extents(rows, depth, spec);
+pub(crate) fn expanded_bytes(rows: usize, k: usize, spec: QuantFormat) -> usize {
+    let (rows, groups) = extents(rows, k, spec);
     (rows * groups * size_of::<f32>()).next_multiple_of(LIBRARY_ALIGNMENT_BYTES)
 }
 
@@ -59,11 +59,11 @@ pub(crate) fn expanded_bytes(rows: usize, depth: usize, spec: QuantFormat) -> us
 pub(crate) fn expand(
     device: &mut Device<'_>,
     [a, b]: [&Expansion; 2],
-    depth: usize,
+    k: usize,
 ) -> Result<Step, KernelError> {
     let function = device.function("expand_scales", "expand_scales", 0)?;
     let threads = [a, b].map(|operand| {
-        let (rows, groups) = extents(operand.rows, depth, operand.spec);
+        let (rows, groups) = extents(operand.rows, k, operand.spec);
         match operand.spec.block.shape() {
             BlockShape::Square => rows * groups,
             _ => rows.div_ceil(SQUARE) * groups * WARP,
@@ -78,7 +78,7 @@ pub(crate) fn expand(
         Argument::Pointer(b.source),
         Argument::Pointer(b.target),
         Argument::I32(b.rows as i32),
-        Argument::I32(depth as i32),
+        Argument::I32(k as i32),
         Argument::U32(square(a) | square(b) << 1),
     ];
     Ok(Step::Launch(Launch {
@@ -100,7 +100,7 @@ mod tests {
     fn room_for_the_layouts_of_the_library() {
         let rows = QuantFormat::MXFP8_128;
         let squares = rows.square();
-        for (spec, row_count, depth, expected) in [
+        for (spec, row_count, k, expected) in [
             // One FP32 for each row and 128 codes.
             (rows, 64, 128, 256),
             (rows, 128, 129, 1024),
@@ -111,7 +111,7 @@ mod tests {
             (squares, 4096, 704, 32 * 8 * 4),
             (squares, 4097, 704, 33 * 8 * 4 + 224),
         ] {
-            assert_eq!(expanded_bytes(row_count, depth, spec), expected, "{row_count} {depth}");
+            assert_eq!(expanded_bytes(row_count, k, spec), expected, "{row_count} {k}");
         }
     }
 }

@@ -44,10 +44,10 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     extents_fit(request, &[0, 2])
 }
 
-/// Name of the kernel of `<stem>.cu` for a result of `output` and a contraction of `depth`.
-fn kernel(stem: &str, output: DType, depth: usize) -> String {
+/// Name of the kernel of `<stem>.cu` for a result of `output` and a contraction of `k`.
+fn kernel(stem: &str, output: DType, k: usize) -> String {
     let element = if output == DType::Bf16 { "bf16" } else { "f32" };
-    let by_code = if depth.is_multiple_of(WIDTH) { "" } else { "_scalar" };
+    let by_code = if k.is_multiple_of(WIDTH) { "" } else { "_scalar" };
     format!("{stem}_{element}{by_code}")
 }
 
@@ -63,10 +63,10 @@ pub(crate) fn prepare_from(
     device: &mut Device<'_>,
 ) -> Result<Vec<Step>, KernelError> {
     let (a, b, out) = (call.input(0), call.input(2), call.output(0));
-    let (rows, columns, depth) = (a.shape[0], b.shape[0], a.shape[1]);
+    let (rows, columns, k) = (a.shape[0], b.shape[0], a.shape[1]);
     let has_bias = matches!(&call.call.op, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
-    let function = device.function(stem, &kernel(stem, out.dtype, depth), SHARED_BYTES)?;
+    let function = device.function(stem, &kernel(stem, out.dtype, k), SHARED_BYTES)?;
     let arguments = vec![
         a.argument(),
         call.input(1).argument(),
@@ -76,7 +76,7 @@ pub(crate) fn prepare_from(
         out.argument(),
         Argument::I32(rows as i32),
         Argument::I32(columns as i32),
-        Argument::I32(depth as i32),
+        Argument::I32(k as i32),
         Argument::U32(call.accumulate().into()),
     ];
     let blocks = tile_blocks(rows, columns);
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn whole_vectors_only_where_the_contraction_allows_them() {
-        for (stem, output, depth, expected) in [
+        for (stem, output, k, expected) in [
             ("mxfp8_gemm", DType::Bf16, 0, "mxfp8_gemm_bf16"),
             ("mxfp8_gemm", DType::Bf16, 48, "mxfp8_gemm_bf16"),
             ("mxfp8_gemm", DType::Bf16, 40, "mxfp8_gemm_bf16_scalar"),
@@ -100,7 +100,7 @@ mod tests {
             ("sm120_mxfp8_gemm", DType::F32, 32, "sm120_mxfp8_gemm_f32"),
             ("sm120_mxfp8_gemm", DType::F32, 33, "sm120_mxfp8_gemm_f32_scalar"),
         ] {
-            assert_eq!(kernel(stem, output, depth), expected, "{output} {depth}");
+            assert_eq!(kernel(stem, output, k), expected, "{output} {k}");
         }
     }
 

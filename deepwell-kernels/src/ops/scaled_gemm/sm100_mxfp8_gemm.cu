@@ -18,8 +18,8 @@ extern __shared__ __align__(1024) uint8 memory[];
 
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
-                                     const TileResult<Element>& result, int32 depth) {
-    mxfp8_gemm<S>(a, b, depth, memory,
+                                     const TileResult<Element>& result, int32 k) {
+    mxfp8_gemm<S>(a, b, k, memory,
                      [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
                          store_tensor_tiles(shared, tensor_base, tiles, result);
                      });

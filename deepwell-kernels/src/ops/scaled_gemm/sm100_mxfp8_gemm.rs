@@ -9,7 +9,7 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::gemm::{extents_fit, not_empty};
 use crate::cuda::launch::tcgen05::{
-    Operands, GemmSizes, TileShape, boxes_by_depth, scale_boxes,
+    Operands, GemmSizes, TileShape, k_major_boxes, scale_boxes,
 };
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -45,15 +45,15 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     {
         return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
     }
-    let depth = request.operands[0].shape[1];
-    if !depth.is_multiple_of(WIDTH) {
-        return Some(format!("takes a contraction in multiples of {WIDTH}, not {depth}"));
+    let k = request.operands[0].shape[1];
+    if !k.is_multiple_of(WIDTH) {
+        return Some(format!("takes a contraction in multiples of {WIDTH}, not {k}"));
     }
     not_empty(request, &[0, 2]).or_else(|| extents_fit(request, &[0, 2]))
 }
 
 pub(crate) fn sizes(a: &[usize], b: &[usize]) -> GemmSizes {
-    GemmSizes { rows: a[0], columns: b[0], depth: a[1] }
+    GemmSizes { m: a[0], n: b[0], k: a[1] }
 }
 
 /// Of a request whose first inputs are the GEMM's.
@@ -79,7 +79,7 @@ pub(crate) fn operand_maps(
 ) -> Result<Vec<Argument>, KernelError> {
     let mut maps = Vec::with_capacity(4);
     for (index, rows) in [0, 2].into_iter().zip(shape.copied_rows()) {
-        let codes = boxes_by_depth(&call.input(index), Operands::Mx, rows);
+        let codes = k_major_boxes(&call.input(index), Operands::Mx, rows);
         for boxes in [codes, scale_boxes(&call.input(index + 1))] {
             maps.push(Argument::TensorMap(device.tensor_map(&boxes)?));
         }
@@ -101,9 +101,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.extend([
         Argument::Pointer(bias),
         out.argument(),
-        Argument::I32(sizes.rows as i32),
-        Argument::I32(sizes.columns as i32),
-        Argument::I32(sizes.depth as i32),
+        Argument::I32(sizes.m as i32),
+        Argument::I32(sizes.n as i32),
+        Argument::I32(sizes.k as i32),
         Argument::U32(call.accumulate().into()),
     ]);
     Ok(vec![shape.launch(function, sizes, sm_count, arguments)])
@@ -120,7 +120,7 @@ mod tests {
     fn refusals_say_what_is_taken() {
         let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
         let spec = QuantFormat::MXFP8;
-        for (rows, depth, output, bias, expected) in [
+        for (rows, k, output, bias, expected) in [
             (4usize, 32usize, DType::F32, None, None),
             (4, 64, DType::Bf16, Some(DType::Bf16), None),
             (4, 48, DType::F32, None, None),
@@ -138,18 +138,18 @@ mod tests {
             let kind = GemmKind::Fprop;
             let op: Op =
                 ops::ScaledGemm { kind, output, bias: bias.is_some(), a: spec, b: spec }.into();
-            let blocks = depth.div_ceil(32);
+            let blocks = k.div_ceil(32);
             let mut operands = vec![
-                operand(DType::E4m3, &[rows, depth]),
+                operand(DType::E4m3, &[rows, k]),
                 operand(DType::E8m0, &scale_tiles::shape(rows, blocks)),
-                operand(DType::E4m3, &[3, depth]),
+                operand(DType::E4m3, &[3, k]),
                 operand(DType::E8m0, &scale_tiles::shape(3, blocks)),
             ];
             operands.extend(bias.map(|dtype| operand(dtype, &[3])));
             let input_count = operands.len();
             operands.push(operand(output, &[rows, 3]));
             let request = KernelRequest { op: &op, operands: &operands, input_count };
-            assert_eq!(reject(&request).as_deref(), expected, "{rows} {depth} {output}");
+            assert_eq!(reject(&request).as_deref(), expected, "{rows} {k} {output}");
         }
     }
 }

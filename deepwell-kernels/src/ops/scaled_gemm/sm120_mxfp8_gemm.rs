@@ -44,7 +44,7 @@ mod tests {
         let (kernel, portable) = ("cuda_sm120_mxfp8_gemm", "cuda_mxfp8_gemm");
         let elsewhere = |name| Some(format!("runs on blackwell-sm120, not on {name}"));
         let sm120 = Architecture::Sm120a;
-        for (architecture, b, depth, expected, refusal) in [
+        for (architecture, b, k, expected, refusal) in [
             (sm120, QuantFormat::MXFP8, 64usize, kernel, None),
             (sm120, square, 64, kernel, None),
             (sm120, wide, 256, kernel, None),
@@ -56,17 +56,17 @@ mod tests {
             let (kind, output) = (GemmKind::Fprop, DType::Bf16);
             let op: Op = ops::ScaledGemm { kind, output, bias: false, a, b }.into();
             let operands = [
-                (DType::E4m3, vec![4, depth]),
-                (DType::E8m0, vec![1, depth.div_ceil(128), 512]),
-                (DType::E4m3, vec![3, depth]),
-                (DType::E8m0, vec![1, depth.div_ceil(128), 512]),
+                (DType::E4m3, vec![4, k]),
+                (DType::E8m0, vec![1, k.div_ceil(128), 512]),
+                (DType::E4m3, vec![3, k]),
+                (DType::E8m0, vec![1, k.div_ceil(128), 512]),
                 (DType::Bf16, vec![4, 3]),
             ]
             .map(|(dtype, shape)| OperandType { dtype, shape });
             let request = KernelRequest { op: &op, operands: &operands, input_count: 4 };
             let selection =
                 CudaCatalog.select(&request, &cuda_target(architecture, 132, &[])).unwrap();
-            assert_eq!(selection.choice.kernel, expected, "{architecture:?} {b:?} {depth}");
+            assert_eq!(selection.choice.kernel, expected, "{architecture:?} {b:?} {k}");
             let of_ours = selection.rejected.into_iter().find(|rejected| rejected.kernel == kernel);
             assert_eq!(of_ours.map(|rejected| rejected.reason), refusal, "{architecture:?}");
         }

@@ -32,27 +32,27 @@ pub fn stochastic_round<E: Element>(
         return;
     }
     let rows = x.len() / columns;
-    let depth = if by_column { rows } else { columns };
-    let blocks = depth.div_ceil(BLOCK);
+    let k = if by_column { rows } else { columns };
+    let blocks = k.div_ceil(BLOCK);
     // As many rows of the copy as make whole cache lines of x along a column.
-    data.par_chunks_mut(BLOCK * depth).enumerate().for_each(|(chunk, data)| {
+    data.par_chunks_mut(BLOCK * k).enumerate().for_each(|(chunk, data)| {
         vectorized(
             #[inline(always)]
             || {
                 let mut words = [0; BLOCK];
                 for block in 0..blocks {
-                    for (row, data) in data.chunks_mut(depth).enumerate() {
+                    for (row, data) in data.chunks_mut(k).enumerate() {
                         let outer = chunk * BLOCK + row;
                         let first = block * BLOCK;
-                        let end = (first + BLOCK).min(depth);
-                        philox.fill((outer * depth + first) as u64, &mut words);
+                        let end = (first + BLOCK).min(k);
+                        philox.fill((outer * k + first) as u64, &mut words);
                         let scale = scales[scale_tiles::offset(outer, block, blocks)];
                         let factor = e8m0::reciprocal(scale);
-                        for (k, (data, &word)) in
+                        for (along, (data, &word)) in
                             (first..end).zip(data[first..].iter_mut().zip(&words))
                         {
                             let at =
-                                if by_column { k * columns + outer } else { outer * columns + k };
+                                if by_column { along * columns + outer } else { outer * columns + along };
                             let scaled = x[at].to_f32() * factor;
                             *data = ElementFormat::E4M3.encode_stochastic(scaled, word);
                         }
@@ -118,8 +118,8 @@ mod tests {
 
     const PHILOX: Philox = Philox { seed: 11, stream: 5 << 32 | 3 };
 
-    fn tiles(plain: &[u8], outer: usize, depth: usize) -> Vec<u8> {
-        let blocks = depth.div_ceil(BLOCK);
+    fn tiles(plain: &[u8], outer: usize, k: usize) -> Vec<u8> {
+        let blocks = k.div_ceil(BLOCK);
         let mut tiles = vec![0; scale_tiles::tiled_len(outer, blocks)];
         scale_tiles::to_tiles(plain, outer, blocks, &mut tiles).unwrap();
         tiles

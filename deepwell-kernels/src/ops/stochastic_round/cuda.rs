@@ -33,10 +33,10 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected a rounding at random"));
     };
     let (x, scales, key, data) = (call.input(0), call.input(1), call.input(2), call.output(0));
-    let &[rows, depth] = data.shape.as_slice() else {
+    let &[rows, k] = data.shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };
-    let tiles = (rows.div_ceil(TILE) * depth.div_ceil(TILE)).max(1);
+    let tiles = (rows.div_ceil(TILE) * k.div_ceil(TILE)).max(1);
     let element = if x.dtype == DType::Bf16 { "bf16" } else { "f32" };
     let entry = format!("stochastic_round_{element}_{}", op.axis.name());
     let function = device.function("stochastic_round", &entry, 0)?;
@@ -46,7 +46,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         key.argument(),
         data.argument(),
         Argument::U32(rows as u32),
-        Argument::U32(depth as u32),
+        Argument::U32(k as u32),
         Argument::U64(StochasticRound::stream(&call.call.name)),
     ];
     Ok(vec![Device::launch(function, tiles as u32, THREADS, 0, arguments)])

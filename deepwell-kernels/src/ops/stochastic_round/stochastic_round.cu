@@ -14,11 +14,11 @@
 
 constexpr int kThreads = 256;
 constexpr uint32 kTile = 64;
-constexpr uint32 kPiece = 16;               // elements of a thread
-constexpr uint32 kPieces = kTile / kPiece;  // of a row of a tile
+constexpr uint32 kVector = 16;               // elements of a thread
+constexpr uint32 kVectors = kTile / kVector;  // of a row of a tile
 constexpr uint32 kScaleElements = 32;       // elements of a scale
 
-static_assert(kThreads == kTile * kPieces);
+static_assert(kThreads == kTile * kVectors);
 
 // 2^(127 - code), which undoes a scale. That of code 254 is subnormal.
 __device__ __forceinline__ float scale_reciprocal(uint32 code) {
@@ -56,60 +56,60 @@ __device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
                                                  const uint8* __restrict__ scales,
                                                  const uint64* __restrict__ key,
                                                  uint8* __restrict__ data, uint32 rows,
-                                                 uint32 depth, uint64 stream) {
+                                                 uint32 k, uint64 stream) {
     // A column more than the tile, so that its columns lie in different banks.
     __shared__ float tile[kTile][kTile + 1];
     // One CTA where the matrix is empty.
-    const uint32 across = depth == 0 ? 1 : (depth + kTile - 1) / kTile;
+    const uint32 across = k == 0 ? 1 : (k + kTile - 1) / kTile;
     const uint32 row0 = blockIdx.x / across * kTile, first0 = blockIdx.x % across * kTile;
     for (uint32 i = threadIdx.x; i < kTile * kTile; i += kThreads) {
         const uint32 major = i / kTile, minor = i % kTile;
         const uint32 down = kColumn ? minor : major, along = kColumn ? major : minor;
-        if (row0 + down < rows && first0 + along < depth) {
+        if (row0 + down < rows && first0 + along < k) {
             const uint64 at = kColumn ? static_cast<uint64>(first0 + along) * rows + row0 + down
-                                      : static_cast<uint64>(row0 + down) * depth + first0 + along;
+                                      : static_cast<uint64>(row0 + down) * k + first0 + along;
             tile[down][along] = to_f32(x[at]);
         }
     }
     __syncthreads();
-    const uint32 of_tile = threadIdx.x / kPieces, piece = threadIdx.x % kPieces * kPiece;
-    const uint32 row = row0 + of_tile, first = first0 + piece;
-    if (row >= rows || first >= depth) {
+    const uint32 of_tile = threadIdx.x / kVectors, vector = threadIdx.x % kVectors * kVector;
+    const uint32 row = row0 + of_tile, first = first0 + vector;
+    if (row >= rows || first >= k) {
         return;
     }
-    const uint64 place = scale_tile_place(row, first, depth) +
+    const uint64 place = scale_tile_place(row, first, k) +
                          scale_row_place(row % kScaleTileRows) +
                          first % kScaleTileElements / kScaleElements;
     const float factor = scale_reciprocal(scales[place]);
     const uint64 seed = key[0];
     stream |= key[1] & 0xffffffffu;
-    const uint64 index = static_cast<uint64>(row) * depth + first;
+    const uint64 index = static_cast<uint64>(row) * k + first;
     uint32 words[4];
 #pragma unroll
-    for (uint32 i = 0; i < kPiece; ++i) {
+    for (uint32 i = 0; i < kVector; ++i) {
         // Indices of rows that are not whole fours begin within a counter's words.
         const uint32 word = (index + i) % 4;
         if (i == 0 || word == 0) {
             const uint4 made = philox_words((index + i) / 4, stream, seed);
             words[0] = made.x, words[1] = made.y, words[2] = made.z, words[3] = made.w;
         }
-        if (first + i < depth) {
+        if (first + i < k) {
             const uint32 random = word < 2 ? (word == 0 ? words[0] : words[1])
                                            : (word == 2 ? words[2] : words[3]);
-            const float scaled = tile[of_tile][piece + i] * factor;
+            const float scaled = tile[of_tile][vector + i] * factor;
             data[index + i] = static_cast<uint8>(to_e4m3_stochastic(scaled, random));
         }
     }
 }
 
-// x [rows, depth] for a rowwise copy and [depth, rows] for a columnwise one; scales of the copy, in
-// tiles; key [2]: seed and step; data [rows, depth]. A CTA for each tile.
-#define STOCHASTIC_ROUND_KERNEL(name, E, column)                                                  \
-    extern "C" __global__ void __launch_bounds__(kThreads)                                        \
-        name(const E* __restrict__ x, const uint8* __restrict__ scales,                           \
-             const uint64* __restrict__ key, uint8* __restrict__ data, uint32 rows, uint32 depth, \
-             uint64 stream) {                                                                     \
-        stochastic_round<E, column>(x, scales, key, data, rows, depth, stream);                   \
+// x [rows, k] for a rowwise copy and [k, rows] for a columnwise one; scales of the copy, in
+// tiles; key [2]: seed and step; data [rows, k]. A CTA for each tile.
+#define STOCHASTIC_ROUND_KERNEL(name, E, column)                                                 \
+    extern "C" __global__ void __launch_bounds__(kThreads)                                       \
+        name(const E* __restrict__ x, const uint8* __restrict__ scales,                          \
+             const uint64* __restrict__ key, uint8* __restrict__ data, uint32 rows, uint32 k, \
+             uint64 stream) {                                                                    \
+        stochastic_round<E, column>(x, scales, key, data, rows, k, stream);                      \
     }
 
 STOCHASTIC_ROUND_KERNEL(stochastic_round_bf16_row, bf16, false)

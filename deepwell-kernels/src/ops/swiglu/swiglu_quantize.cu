@@ -15,17 +15,17 @@ constexpr int kBackwardTogether = 2;
 
 // gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
 // Outputs as in `MxTarget`; statistics [6]. A block for each tile, one at least.
-#define FORWARD_KERNEL(name, row, column)                                                         \
-    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                        \
-        name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out,  \
-             uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t,  \
-             uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,             \
-             MxTotals* totals, uint64* statistics) {                                              \
-        const bf16* const sources[2] = {gate, up};                                                \
-        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
-        elementwise_quantize<row, column>(                                                        \
-            sources, out, to, flags, totals, statistics,                                          \
-            [](const float(&of)[2]) { return swiglu(of[0], of[1]); });                            \
+#define FORWARD_KERNEL(name, row, column)                                                        \
+    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
+        name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out, \
+             uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t, \
+             uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,            \
+             MxTotals* totals, uint64* statistics) {                                             \
+        const bf16* const sources[2] = {gate, up};                                               \
+        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                   \
+        elementwise_quantize<row, column>(                                                       \
+            sources, out, to, flags, totals, statistics,                                         \
+            [](const float(&of)[2]) { return swiglu(of[0], of[1]); });                           \
     }
 
 FORWARD_KERNEL(swiglu_quantize_row, true, false)
@@ -48,12 +48,12 @@ struct BackwardSources {
     const bf16* __restrict__ up;
 };
 
-struct GradientPieces {
+struct GradientVectors {
     uint4 gate;
     uint4 up;
 };
 
-__device__ __forceinline__ GradientPieces gradient_pieces(const uint4& dout, const uint4& gate,
+__device__ __forceinline__ GradientVectors gradient_vectors(const uint4& dout, const uint4& gate,
                                                           const uint4& up) {
     float d[8], g[8], u[8];
     unpack_bf16x8(dout, d);
@@ -85,17 +85,17 @@ __device__ __forceinline__ void backward_plain(const BackwardSources& from, cons
         static_cast<uint64>(row0 + mx_plain_row()) * columns + column0 + mx_plain_column();
 #pragma unroll 1
     for (int row = 0; row < kMxPlainRows; row += kBackwardTogether) {
-        uint4 pieces[kBackwardTogether][3];
+        uint4 vectors[kBackwardTogether][3];
 #pragma unroll
         for (int i = 0; i < kBackwardTogether; ++i) {
             const uint64 place = first + static_cast<uint64>(row + i) * columns;
-            pieces[i][0] = *reinterpret_cast<const uint4*>(from.dout + place);
-            pieces[i][1] = *reinterpret_cast<const uint4*>(from.gate + place);
-            pieces[i][2] = *reinterpret_cast<const uint4*>(from.up + place);
+            vectors[i][0] = *reinterpret_cast<const uint4*>(from.dout + place);
+            vectors[i][1] = *reinterpret_cast<const uint4*>(from.gate + place);
+            vectors[i][2] = *reinterpret_cast<const uint4*>(from.up + place);
         }
 #pragma unroll
         for (int i = 0; i < kBackwardTogether; ++i) {
-            const GradientPieces of = gradient_pieces(pieces[i][0], pieces[i][1], pieces[i][2]);
+            const GradientVectors of = gradient_vectors(vectors[i][0], vectors[i][1], vectors[i][2]);
             const uint64 place = first + static_cast<uint64>(row + i) * columns;
             if (dgate.values != nullptr) {
                 *reinterpret_cast<uint4*>(dgate.values + place) = of.gate;
@@ -112,13 +112,13 @@ __device__ __forceinline__ void backward_plain(const BackwardSources& from, cons
     for (int row = 0; row < kMxPlainRows; ++row) {
         gradients[row] = own_gate[row * kMxPlainThreads];
     }
-    mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dgate.to, stage, shared,
+    mx_quantize_vectors<kWide, kRow, kColumn>(gradients, row0, column0, dgate.to, stage, shared,
                                              gate_tally);
 #pragma unroll
     for (int row = 0; row < kMxPlainRows; ++row) {
         gradients[row] = own_up[row * kMxPlainThreads];
     }
-    mx_quantize_pieces<kWide, kRow, kColumn>(gradients, row0, column0, dup.to, stage, shared,
+    mx_quantize_vectors<kWide, kRow, kColumn>(gradients, row0, column0, dup.to, stage, shared,
                                              up_tally);
 }
 
@@ -135,8 +135,8 @@ __device__ __forceinline__ void backward_tile(const BackwardSources& from, const
         const ElementPlaces places(blockIdx.x, dgate.to);
 #pragma unroll 1
         for (int step = 0; step < kMxSteps; ++step) {
-            const GradientPieces of =
-                gradient_pieces(places.load(from.dout, step), places.load(from.gate, step),
+            const GradientVectors of =
+                gradient_vectors(places.load(from.dout, step), places.load(from.gate, step),
                                 places.load(from.up, step));
             if (dgate.values != nullptr) {
                 places.store(dgate.values, step, of.gate);
@@ -144,8 +144,8 @@ __device__ __forceinline__ void backward_tile(const BackwardSources& from, const
             if (dup.values != nullptr) {
                 places.store(dup.values, step, of.up);
             }
-            mx_piece<bf16>(gate_tile, step) = of.gate;
-            mx_piece<bf16>(up_tile, step) = of.up;
+            mx_vector<bf16>(gate_tile, step) = of.gate;
+            mx_vector<bf16>(up_tile, step) = of.up;
         }
         mx_quantize_tile<bf16, kRow, kColumn>(places.row0, places.column0, dgate.to, dgate.flags,
                                               gate_tile, shared, gate_counters);
@@ -188,26 +188,26 @@ __device__ __forceinline__ void backward(const BackwardSources& from, const Grad
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
 // dup may be null. The copies of dgate, then those of dup; flags of each; totals [2], statistics
 // [6] of each. A block for each tile, one at least.
-#define BACKWARD_KERNEL(name, row, column)                                                        \
-    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                        \
-        name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                        \
-             const bf16* __restrict__ up, bf16* dgate, bf16* dup, uint8* gate_codes,              \
-             uint8* gate_scales, uint8* gate_codes_t, uint8* gate_scales_t, uint8* up_codes,      \
-             uint8* up_scales, uint8* up_codes_t, uint8* up_scales_t, uint32 rows,                \
-             uint32 columns, uint32 gate_flags, uint32 up_flags, MxTotals* totals,                \
-             uint64* gate_statistics, uint64* up_statistics) {                                    \
-        const Gradient of_gate = {                                                                \
-            dgate,                                                                                \
-            {gate_codes, gate_scales, gate_codes_t, gate_scales_t, rows, columns},                \
-            gate_flags,                                                                           \
-            totals,                                                                               \
-            gate_statistics};                                                                     \
-        const Gradient of_up = {dup,                                                              \
-                                {up_codes, up_scales, up_codes_t, up_scales_t, rows, columns},    \
-                                up_flags,                                                         \
-                                totals + 1,                                                       \
-                                up_statistics};                                                   \
-        backward<row, column>({dout, gate, up}, of_gate, of_up);                                  \
+#define BACKWARD_KERNEL(name, row, column)                                                       \
+    extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
+        name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                       \
+             const bf16* __restrict__ up, bf16* dgate, bf16* dup, uint8* gate_codes,             \
+             uint8* gate_scales, uint8* gate_codes_t, uint8* gate_scales_t, uint8* up_codes,     \
+             uint8* up_scales, uint8* up_codes_t, uint8* up_scales_t, uint32 rows,               \
+             uint32 columns, uint32 gate_flags, uint32 up_flags, MxTotals* totals,               \
+             uint64* gate_statistics, uint64* up_statistics) {                                   \
+        const Gradient of_gate = {                                                               \
+            dgate,                                                                               \
+            {gate_codes, gate_scales, gate_codes_t, gate_scales_t, rows, columns},               \
+            gate_flags,                                                                          \
+            totals,                                                                              \
+            gate_statistics};                                                                    \
+        const Gradient of_up = {dup,                                                             \
+                                {up_codes, up_scales, up_codes_t, up_scales_t, rows, columns},   \
+                                up_flags,                                                        \
+                                totals + 1,                                                      \
+                                up_statistics};                                                  \
+        backward<row, column>({dout, gate, up}, of_gate, of_up);                                 \
     }
 
 BACKWARD_KERNEL(swiglu_backward_quantize_row, true, false)

@@ -154,22 +154,22 @@ impl Element {
         }
     }
 
-    /// Codes of `[rows, depth]`. Where neighbours shall cancel, the `right` operand repeats its
+    /// Codes of `[rows, k]`. Where neighbours shall cancel, the `right` operand repeats its
     /// elements and the left one negates them, but for the last bit.
     pub(super) fn matrix(
         self,
         kind: Kind,
-        (rows, depth): (usize, usize),
+        (rows, k): (usize, usize),
         right: bool,
         seed: u64,
     ) -> Vec<u8> {
         let (exponent_bits, fraction_bits) = self.bits();
         let sign = 1 << (exponent_bits + fraction_bits);
         let mut random = Random::new(seed);
-        let mut bytes = Vec::with_capacity(rows * depth * self.bytes());
+        let mut bytes = Vec::with_capacity(rows * k * self.bytes());
         for row in 0..rows {
             let mut before = 0;
-            for column in 0..depth {
+            for column in 0..k {
                 let mut code = self.code(kind, row, &mut random);
                 if kind == Kind::Cancelling && column % 2 == 1 {
                     code = if right { before } else { (before ^ sign) ^ (code & 1) };

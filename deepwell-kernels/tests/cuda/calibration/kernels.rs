@@ -87,9 +87,9 @@ impl Recorder {
         let options = RunOptions { kernel: Some("cuda_mxfp8_gemm"), ..RunOptions::default() };
         let square = QuantFormat::MXFP8.square();
         for kind in [MxKind::Even, MxKind::Spread] {
-            for (rows, columns, depth) in [(130, 136, 288), (65, 67, 100)] {
-                let a = MxMatrix::new(rows, depth, QuantFormat::MXFP8, kind, 1);
-                let b = MxMatrix::new(columns, depth, square, kind, 50);
+            for (rows, columns, k) in [(130, 136, 288), (65, 67, 100)] {
+                let a = MxMatrix::new(rows, k, QuantFormat::MXFP8, kind, 1);
+                let b = MxMatrix::new(columns, k, square, kind, 50);
                 let given = [a.codes, a.scales, b.codes, b.scales];
                 for output in [DType::Bf16, DType::F32] {
                     let op = ops::ScaledGemm {
@@ -100,7 +100,7 @@ impl Recorder {
                         b: square,
                     };
                     let out = [HostTensor::output(output, &[rows, columns])];
-                    let name = format!("mxfp8 {rows}x{columns}x{depth} {kind:?} {output}");
+                    let name = format!("mxfp8 {rows}x{columns}x{k} {kind:?} {output}");
                     self.record(&name, op, (&given, &out), options);
                 }
             }

@@ -18,20 +18,20 @@ struct Case {
     a: Element,
     b: Element,
     sum: Sum,
-    depth: usize,
+    k: usize,
 }
 
 impl Case {
     fn opcode(self) -> String {
-        let Case { a, b, sum, depth } = self;
+        let Case { a, b, sum, k } = self;
         let sum = sum.name();
         let (a, b) = (a.name(), b.name());
-        format!("mma.sync.aligned.m16n8k{depth}.row.col.{sum}.{a}.{b}.{sum}")
+        format!("mma.sync.aligned.m16n8k{k}.row.col.{sum}.{a}.{b}.{sum}")
     }
 
     /// Words of a row.
     fn words(self) -> usize {
-        self.depth * self.a.bytes() / 4
+        self.k * self.a.bytes() / 4
     }
 
     /// Registers of A, B and the sums.
@@ -87,7 +87,7 @@ impl Case {
         text + "ret;\n}\n"
     }
 
-    /// A `[rows, depth]` matrix in the order of registers: word t of row g, the row eight below
+    /// A `[rows, k]` matrix in the order of registers: word t of row g, the row eight below
     /// (if there is one), and both again four words on.
     fn fragments(self, matrix: &[u8], rows: usize) -> Vec<u8> {
         let halves = rows / 8;
@@ -109,8 +109,8 @@ impl Case {
             let numbers = self.sum.decode(word).into_iter().zip(self.sum.decode(before));
             let places = places(self.sum, index / LANES, index % LANES);
             for ((got, before), (row, column)) in numbers.zip(places) {
-                let a = &a[row * self.depth..][..self.depth];
-                let b = &b[column * self.depth..][..self.depth];
+                let a = &a[row * self.k..][..self.k];
+                let b = &b[column * self.k..][..self.k];
                 let expected = Expected::new(a, b, before, 1.0);
                 if !expected.allows(got, self.a, self.sum) {
                     return Some(format!("[{row}, {column}] is {got}, meant is {expected:?}"));
@@ -123,7 +123,7 @@ impl Case {
 
 fn cases() -> Vec<Case> {
     use Element::{Bf16, E4m3, E5m2, F16, Tf32};
-    let case = |a, b, sum, depth| Case { a, b, sum, depth };
+    let case = |a, b, sum, k| Case { a, b, sum, k };
     vec![
         case(Bf16, Bf16, Sum::F32, 16),
         case(Bf16, Bf16, Sum::F32, 8),
@@ -150,8 +150,8 @@ fn mmas_of_warps() {
         for (index, &kind) in Kind::ALL.iter().enumerate() {
             for tile in 0..TILES {
                 let seed = 1000 + 100 * index as u64 + 4 * tile as u64;
-                let left = case.a.matrix(kind, (ROWS, case.depth), false, seed);
-                let right = case.b.matrix(kind, (COLUMNS, case.depth), true, seed + 1);
+                let left = case.a.matrix(kind, (ROWS, case.k), false, seed);
+                let right = case.b.matrix(kind, (COLUMNS, case.k), true, seed + 1);
                 let words = case.sum.words(kind, case.registers()[2] * LANES, seed + 2);
                 a.extend(case.fragments(&left, ROWS));
                 b.extend(case.fragments(&right, COLUMNS));

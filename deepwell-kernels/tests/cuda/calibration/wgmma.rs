@@ -18,11 +18,11 @@ struct Given {
 
 fn given(case: &Case, kind: Kind, seed: u64) -> Given {
     let row_bytes = case.steps * STEP_BYTES;
-    let depth = |bytes: usize| row_bytes / bytes;
+    let k = |bytes: usize| row_bytes / bytes;
     let words = case.kernel().registers() * THREADS;
     Given {
-        a: case.a.matrix(kind, (ROWS, depth(case.a.bytes())), false, seed),
-        b: case.b.matrix(kind, (case.columns, depth(case.b.bytes())), true, seed + 1),
+        a: case.a.matrix(kind, (ROWS, k(case.a.bytes())), false, seed),
+        b: case.b.matrix(kind, (case.columns, k(case.b.bytes())), true, seed + 1),
         before: case.sum.words(kind, words, seed + 2),
     }
 }
@@ -32,7 +32,7 @@ fn check(case: &Case, given: &Given, got: &[u32]) -> Option<String> {
     let row_bytes = case.steps * STEP_BYTES;
     let a = case.a.decode_all(&given.a);
     let b = case.b.decode_all(&given.b);
-    let depth = row_bytes / case.a.bytes();
+    let k = row_bytes / case.a.bytes();
     let sign = if case.negated.0 == case.negated.1 { 1.0 } else { -1.0 };
     for (index, (&word, &before)) in got.iter().zip(&given.before).enumerate() {
         let (register, thread) = (index / THREADS, index % THREADS);
@@ -40,7 +40,7 @@ fn check(case: &Case, given: &Given, got: &[u32]) -> Option<String> {
         let places = places(case.sum, register, thread % 32);
         for ((got, before), (row, column)) in numbers.zip(places) {
             let row = thread / 32 * 16 + row;
-            let of = |values: &[f64], line: usize| values[line * depth..][..depth].to_vec();
+            let of = |values: &[f64], line: usize| values[line * k..][..k].to_vec();
             let before = if case.adds { before } else { 0.0 };
             let expected = Expected::new(&of(&a, row), &of(&b, column), before, sign);
             if !expected.allows(got, case.a, case.sum) {

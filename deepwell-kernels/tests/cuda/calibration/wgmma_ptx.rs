@@ -54,9 +54,9 @@ impl WgmmaKernel {
 
     /// The instruction with its shape and types.
     fn opcode(&self) -> String {
-        let depth = STEP_BYTES / self.a.bytes();
+        let k = STEP_BYTES / self.a.bytes();
         let (sum, a, b) = (self.sum.name(), self.a.name(), self.b.name());
-        format!("wgmma.mma_async.sync.aligned.m64n{}k{depth}.{sum}.{a}.{b}", self.columns)
+        format!("wgmma.mma_async.sync.aligned.m64n{}k{k}.{sum}.{a}.{b}", self.columns)
     }
 
     /// The kernel: a, b, accumulators before and after, one block for each MMA.

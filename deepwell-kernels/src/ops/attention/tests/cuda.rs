@@ -230,7 +230,7 @@ fn what_the_kernels_do_not_take_is_said() {
     }
 }
 
-/// Every width of a head: twelve pieces of work and more, seven stages of keys.
+/// Every width of a head: twelve work items and more, seven stages of keys.
 pub(crate) fn heads() -> impl Iterator<Item = Case> {
     let case = |head_dim| Case::new([1, 400, 3, 1, head_dim], true, Data::Uniform(1.0));
     [16, 32, 48, 64, 96, 128].into_iter().map(case)

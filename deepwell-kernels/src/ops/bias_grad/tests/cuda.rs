@@ -68,8 +68,8 @@ fn any_numbers_are_summed_in_fp32() {
         let values = uniform(rows * columns, 5, largest);
         // Each of the additions that a number goes through (a warp's rows, eight warps, up to 64
         // runs in groups of eight, eight again) rounds a sum of at most all magnitudes.
-        let depth = (rows.div_ceil(8) + 32) as f64;
-        let absolute = depth * 2f64.powi(-24) * (rows as f64 * f64::from(largest) + 8.0);
+        let terms = (rows.div_ceil(8) + 32) as f64;
+        let absolute = terms * 2f64.powi(-24) * (rows as f64 * f64::from(largest) + 8.0);
         check(&mut gpu, rows, columns, &values, Tolerance { absolute, relative: 0.0 });
     }
 }

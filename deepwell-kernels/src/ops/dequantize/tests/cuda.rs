@@ -9,7 +9,7 @@ use crate::harness::{Gpu, HostTensor};
 use crate::mx::tiled;
 
 /// Every code under scales that differ between neighbours, the ends of the range among them.
-fn copy(rows: usize, depth: usize) -> (Vec<u8>, Vec<u8>) {
+fn copy(rows: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
     let code = |index: usize| (index * 37 + index / 256) as u8;
     let scale = |index: usize| match index % 11 {
         3 => 0,
@@ -18,7 +18,7 @@ fn copy(rows: usize, depth: usize) -> (Vec<u8>, Vec<u8>) {
         9 => 255,
         _ => (90 + index * 7 % 70) as u8,
     };
-    ((0..rows * depth).map(code).collect(), (0..rows * depth.div_ceil(BLOCK)).map(scale).collect())
+    ((0..rows * k).map(code).collect(), (0..rows * k.div_ceil(BLOCK)).map(scale).collect())
 }
 
 /// The result is `[rows, columns]`.
@@ -31,8 +31,8 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
     ] {
         let what = format!("{rows}x{columns} {} to {to}", axis.name());
         let is_column = axis == Axis::Column;
-        let (outer, depth) = if is_column { (columns, rows) } else { (rows, columns) };
-        let (codes, plain) = copy(outer, depth);
+        let (outer, k) = if is_column { (columns, rows) } else { (rows, columns) };
+        let (codes, plain) = copy(outer, k);
         let values = match is_column {
             true => mx::dequantize_transposed(&codes, &plain, rows, columns),
             false => mx::dequantize_rows(&codes, &plain, rows, columns),
@@ -40,12 +40,12 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
         // FP32 holds each number, or it is infinite there.
         let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
         let expected = HostTensor::from_f32(to, &[rows, columns], &values).to_f64();
-        let scales = tiled(outer, depth, &plain);
+        let scales = tiled(outer, k, &plain);
         let inputs = [
-            HostTensor::bytes(DType::E4m3, &[outer, depth], &codes),
+            HostTensor::bytes(DType::E4m3, &[outer, k], &codes),
             HostTensor::bytes(
                 DType::E8m0,
-                &scale_tiles::shape(outer, depth.div_ceil(BLOCK)),
+                &scale_tiles::shape(outer, k.div_ceil(BLOCK)),
                 &scales,
             ),
         ];

@@ -86,7 +86,7 @@ pub(crate) fn check(gpu: &mut Gpu, kernel: Kernel, case: &Case) {
     let largest_logit = hidden as f64 * f64::from(scale);
     let logit_error = hidden as f64 * 2f64.powi(-23) * largest_logit;
     // lse and the target's logit are off by that; exponentials by 2^-21 and, the exponent being
-    // rounded, 2^-23 of it; the sum of a row's exponentials by its depth.
+    // rounded, 2^-23 of it; the sum of a row's exponentials by its length.
     let share_error = logit_error + 2f64.powi(-21) + 2.0 * largest_logit * 2f64.powi(-23);
     let loss_error = 2.0 * share_error + largest_logit * 2f64.powi(-22);
     let before_loss = 2.5;
@@ -239,7 +239,7 @@ emulated! {
 emulated! {
     cross_entropy_gemm on Sm100a: |gpu| {
         check_head(gpu, KERNELS[1], 390, 136, 264);
-        // Four tiles in depth: the last is where the first was, and the result passes there.
+        // Four tiles along K: the last is where the first was, and the result passes there.
         check_head(gpu, KERNELS[1], 150, 131, 201);
     }
 }

@@ -8,7 +8,7 @@ use crate::harness::{Gpu, HostTensor, uniform};
 
 const EPS: f64 = 1e-5;
 
-/// Shapes: nothing, one, whole and broken pieces, rows of one warp to sixteen, too long ones.
+/// Shapes: nothing, one, whole and broken vectors, rows of one warp to sixteen, too long ones.
 pub(crate) const SHAPES: [(usize, usize); 18] = [
     (0, 64),
     (1, 1),

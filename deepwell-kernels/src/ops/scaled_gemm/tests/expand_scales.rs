@@ -18,8 +18,8 @@ const KERNEL: &str = "cublaslt_mx_gemm";
 /// most about an eighth of the sum of the magnitudes here: 4 · 33 / 8 · 2^-13.
 const SHARE: f64 = 16.5 / 8192.0;
 
-/// Rows, columns, depth: depths that 128 does not divide, and whose groups of 128 four does not
-/// divide; sides that 128 does not divide.
+/// M, N, K: K that 128 does not divide, and whose groups of 128 four does not divide; sides that
+/// 128 does not divide.
 const SIZES: &[(usize, usize, usize)] = &[
     (8, 8, 16),
     (16, 128, 128),
@@ -33,20 +33,20 @@ const SIZES: &[(usize, usize, usize)] = &[
 /// A GEMM of `sizes` with scales of `specs`, in every form.
 pub(crate) fn check(
     gpu: &mut Gpu,
-    (rows, columns, depth): (usize, usize, usize),
+    (rows, columns, k): (usize, usize, usize),
     specs: [QuantFormat; 2],
     kind: MxKind,
 ) {
-    let a = MxMatrix::new(rows, depth, specs[0], kind, 1);
-    let b = MxMatrix::new(columns, depth, specs[1], kind, 50);
-    let sums = linear::forward(&a.values, &b.values, None, depth);
-    let magnitude = magnitudes(&a, &b, depth);
+    let a = MxMatrix::new(rows, k, specs[0], kind, 1);
+    let b = MxMatrix::new(columns, k, specs[1], kind, 50);
+    let sums = linear::forward(&a.values, &b.values, None, k);
+    let magnitude = magnitudes(&a, &b, k);
     let share = if kind == MxKind::Exact { 0.0 } else { SHARE };
     let op = |kind, output, bias| {
         let [a, b] = specs;
         ops::ScaledGemm { kind, output, bias, a, b }
     };
-    let name = |what: &str| format!("{what} {rows} {columns} {depth} {kind:?} {specs:?}");
+    let name = |what: &str| format!("{what} {rows} {columns} {k} {kind:?} {specs:?}");
 
     let bias = HostTensor::bf16(&[columns], &uniform(columns, 4, 8.0));
     for has_bias in [false, true] {

@@ -13,17 +13,16 @@ use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) name: &'static str,
-    /// What each block of 32 in depth may add to the error, and what all may together, in units of
+    /// What each block of 32 along K may add to the error, and what all may together, in units of
     /// 2^-23 of the sum of the magnitudes of the products.
     pub(crate) error: (f64, f64),
 }
 
 /// The sum of a block of 32 is exact or cut below 2^-23 of its largest product by the tensor core,
-/// in two steps at most; then each of the `depth / 32` additions rounds once.
+/// in two steps at most; then each of the `k / 32` additions rounds once.
 pub(crate) const KERNEL: Kernel = Kernel { name: "cuda_mxfp8_gemm", error: (1.0, 8.0) };
 
-/// Rows, columns, depth: empty, single, odd, around the tile of 128, the block of 32 and the copy
-/// of 16.
+/// M, N, K: empty, single, odd, around the tile of 128, the block of 32 and the copy of 16.
 const SIZES: &[(usize, usize, usize)] = &[
     (0, 8, 32),
     (8, 0, 32),
@@ -59,11 +58,11 @@ pub(crate) fn multiply(
 
 impl Kernel {
     /// What a GEMM may be wrong by, as a share of the magnitudes.
-    fn share(&self, depth: usize, kind: MxKind) -> f64 {
+    fn share(&self, k: usize, kind: MxKind) -> f64 {
         let (of_block, of_all) = self.error;
         match kind {
             MxKind::Exact => 0.0,
-            _ => (depth.div_ceil(32) as f64 * of_block + of_all) * 2f64.powi(-23),
+            _ => (k.div_ceil(32) as f64 * of_block + of_all) * 2f64.powi(-23),
         }
     }
 }
@@ -75,18 +74,18 @@ pub(crate) fn check(
     spec: QuantFormat,
     kind: MxKind,
 ) {
-    let (rows, columns, depth) = sizes;
+    let (rows, columns, k) = sizes;
     let by_rows = spec.with_shape(BlockShape::Row);
-    let a = MxMatrix::new(rows, depth, by_rows, kind, 1);
-    let b = MxMatrix::new(columns, depth, spec, kind, 50);
-    let mut sums = linear::forward(&a.values, &b.values, None, depth);
-    let mut magnitude = magnitudes(&a, &b, depth);
-    if depth == 0 {
+    let a = MxMatrix::new(rows, k, by_rows, kind, 1);
+    let b = MxMatrix::new(columns, k, spec, kind, 50);
+    let mut sums = linear::forward(&a.values, &b.values, None, k);
+    let mut magnitude = magnitudes(&a, &b, k);
+    if k == 0 {
         // The oracle has no rows to walk when there is nothing to sum.
         sums = vec![0.0; rows * columns];
         magnitude = sums.clone();
     }
-    let share = kernel.share(depth, kind);
+    let share = kernel.share(k, kind);
     let op = |kind, output, bias| ops::ScaledGemm { kind, output, bias, a: by_rows, b: spec };
     let name = |what: &str| format!("{} {what} {sizes:?} {kind:?} {spec:?}", kernel.name);
 
@@ -154,25 +153,25 @@ pub(crate) fn check_hard_numbers(gpu: &mut Gpu, kernel: Kernel) {
 /// Scales at both ends of E8M0: factors that are no FP32 though the scaled products are, and sums
 /// that overflow, vanish, or are NaN.
 pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
-    let depth = 160;
-    let blocks = depth / 32;
+    let k = 160;
+    let blocks = k / 32;
     // Row i of a and row j of b have scales pairs[i].0 and pairs[j].1 in all blocks.
     let ends = [0u8, 1, 63, 64, 100, 127, 190, 191, 253, 254, 255];
     let matrix = |seed: u64| {
         let scales: Vec<u8> = ends.iter().flat_map(|&scale| vec![scale; blocks]).collect();
         // Ones and, in each last block, zeros: zero times a scale that is no FP32 is zero.
-        let mut codes = vec![0x38u8; ends.len() * depth];
+        let mut codes = vec![0x38u8; ends.len() * k];
         for (index, code) in codes.iter_mut().enumerate() {
-            if index % depth >= depth - 32 {
+            if index % k >= k - 32 {
                 *code = 0;
             } else if (index as u64 * 7 + seed).is_multiple_of(5) {
                 *code = 0xb0;
             }
         }
-        MxMatrix::from_bytes(ends.len(), depth, &codes, &scales)
+        MxMatrix::from_bytes(ends.len(), k, &codes, &scales)
     };
     let (a, b) = (matrix(1), matrix(2));
-    let exact = linear::forward(&a.values, &b.values, None, depth);
+    let exact = linear::forward(&a.values, &b.values, None, k);
     // What FP32 makes of it: sums are below 2^8 times the scales, so that the exact result rounds
     // to infinity, to a subnormal or to zero where FP32 does.
     let expected: Vec<f64> = exact.iter().map(|&x| f64::from(x as f32)).collect();
@@ -202,15 +201,15 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
 /// NaN codes reach their row and column, and nothing else.
 pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
     let (rows, columns) = (140, 130);
-    for depth in [96, 100] {
+    for k in [96, 100] {
         let spec = QuantFormat::MXFP8;
         let change = |matrix: MxMatrix, rows: usize, at: usize| {
             let mut codes = matrix.codes.bytes.clone();
             codes[at] = 0x7f;
-            MxMatrix::from_bytes(rows, depth, &codes, &matrix.plain_scales)
+            MxMatrix::from_bytes(rows, k, &codes, &matrix.plain_scales)
         };
-        let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, 131 * depth + 95);
-        let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, 2 * depth);
+        let a = change(MxMatrix::new(rows, k, spec, MxKind::Even, 1), rows, 131 * k + 95);
+        let b = change(MxMatrix::new(columns, k, spec, MxKind::Even, 50), columns, 2 * k);
         let op = ops::ScaledGemm {
             kind: GemmKind::Dgrad,
             output: DType::F32,

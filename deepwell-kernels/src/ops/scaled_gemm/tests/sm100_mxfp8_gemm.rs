@@ -10,9 +10,9 @@ use crate::tcgen05;
 
 pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
 
-/// Rows, columns, depth: single, odd, around the tiles of 128 and 256 and the stage of 128, scales
-/// that lie by single bytes, by words and by 16 bytes, more stages than the ring has, and three
-/// tiles for each of four SMs.
+/// M, N, K: single, odd, around the tiles of 128 and 256 and the stage of 128, scales that lie by
+/// single bytes, by words and by 16 bytes, more stages than the ring has, and three tiles for each
+/// of four SMs.
 const SIZES: &[(usize, usize, usize)] = &[
     (1, 1, 16),
     (3, 5, 48),
@@ -25,10 +25,10 @@ const SIZES: &[(usize, usize, usize)] = &[
     (768, 512, 272),
 ];
 
-/// Sums are cut below 2^-25 of their largest term in each step of 32 in depth; then a bias or what
+/// Sums are cut below 2^-25 of their largest term in each step of 32 along K; then a bias or what
 /// was there is added.
-fn share(depth: usize) -> f64 {
-    (depth.div_ceil(32) as f64 + 8.0) * 2f64.powi(-23)
+fn share(k: usize) -> f64 {
+    (k.div_ceil(32) as f64 + 8.0) * 2f64.powi(-23)
 }
 
 /// The type of the result, whether there is a bias, and whether it is added to what is there.
@@ -47,14 +47,14 @@ pub(crate) fn check(
     gpu: &mut Gpu,
     kernel: &str,
     tile: Option<Tile>,
-    (rows, columns, depth): (usize, usize, usize),
+    (rows, columns, k): (usize, usize, usize),
     forms: &[Form],
 ) {
     let spec = QuantFormat::MXFP8;
-    let a = MxMatrix::new(rows, depth, spec, MxKind::Even, 1);
-    let b = MxMatrix::new(columns, depth, spec, MxKind::Even, 50);
-    let sums = linear::forward(&a.values, &b.values, None, depth);
-    let magnitude = magnitudes(&a, &b, depth);
+    let a = MxMatrix::new(rows, k, spec, MxKind::Even, 1);
+    let b = MxMatrix::new(columns, k, spec, MxKind::Even, 50);
+    let sums = linear::forward(&a.values, &b.values, None, k);
+    let magnitude = magnitudes(&a, &b, k);
     let biases = uniform(columns, 4, 8.0);
     let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
     for &(output, has_bias, accumulate) in forms {
@@ -83,8 +83,8 @@ pub(crate) fn check(
         let kernel = Some(kernel);
         let options = RunOptions { accumulate, kernel, tile, ..RunOptions::default() };
         let got = gpu.run_with(op, &inputs, &[out], options).remove(0).to_f64();
-        let name = format!("{rows}x{columns}x{depth} {tile:?} {output} {has_bias} {accumulate}");
-        assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share(depth), output);
+        let name = format!("{rows}x{columns}x{k} {tile:?} {output} {has_bias} {accumulate}");
+        assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share(k), output);
     }
 }
 
@@ -97,14 +97,14 @@ fn gemms_of_any_size() {
 }
 
 // The stages of a ring are used again in the second tile, if not in the first, and each of the
-// four pieces of depth whose scales are read at a time is there.
+// four K-blocks whose scales are read at a time is there.
 emulated! {
     sm100_mxfp8_gemm on Sm100a: |gpu| {
         for ((m, n), cluster, sizes) in [
             ((128, 128), [1, 1], (390, 376, 400)),
             ((128, 256), [1, 1], (390, 760, 400)),
             ((256, 128), [1, 1], (760, 256, 400)),
-            // Depths that do not end where the ring does: waits after the last stage see both
+            // K that does not end where the ring does: waits after the last stage see both
             // parities.
             ((256, 256), [1, 1], (760, 264, 528)),
             // The second tile of some clusters is beyond the result.

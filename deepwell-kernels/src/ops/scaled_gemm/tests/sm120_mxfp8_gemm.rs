@@ -51,22 +51,22 @@ fn nan_codes_stay_in_their_rows() {
 
 /// A GEMM of `rows` by `columns` with these scales, of codes that give one exact sum: it tells
 /// which scale each lane gives to which row, column and step.
-fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
-    let blocks = depth / 32;
+fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, k: usize) {
+    let blocks = k / 32;
     // Ones in one element of each block, zeros elsewhere: an element of the result is the sum over
     // blocks of the products of their scales.
     let matrix = |outer: usize, scale: &dyn Fn(usize, usize) -> u8| {
         let codes: Vec<u8> =
-            (0..outer * depth).map(|index| if index % 32 == 5 { 0x38 } else { 0 }).collect();
+            (0..outer * k).map(|index| if index % 32 == 5 { 0x38 } else { 0 }).collect();
         let scales: Vec<u8> =
             (0..outer * blocks).map(|index| scale(index / blocks, index % blocks)).collect();
-        MxMatrix::from_bytes(outer, depth, &codes, &scales)
+        MxMatrix::from_bytes(outer, k, &codes, &scales)
     };
     // Scales of rows differ in the rows of a fragment and in steps, and so do those of columns; the
     // factors of an element lie within 2^20 of each other, so that sums are exact.
     let a = matrix(rows, &|row, block| (117 + (row * 5 + block * 3) % 11) as u8);
     let b = matrix(columns, &|column, block| (122 + (column * 3 + block * 7) % 10) as u8);
-    let expected = linear::forward(&a.values, &b.values, None, depth);
+    let expected = linear::forward(&a.values, &b.values, None, k);
     let spec = QuantFormat::MXFP8;
     let (kind, output) = (GemmKind::Fprop, DType::F32);
     let op = ops::ScaledGemm { kind, output, bias: false, a: spec, b: spec };
@@ -74,15 +74,15 @@ fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, depth: usize) {
     let got = multiply(gpu, KERNEL.name, op, (&a, &b), None, &out, false);
     for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
         let (row, column) = (index / columns, index % columns);
-        assert_eq!(got, expected, "row {row}, column {column} of {rows}x{columns}x{depth}");
+        assert_eq!(got, expected, "row {row}, column {column} of {rows}x{columns}x{k}");
     }
 }
 
 trial!(each_row_column_and_step_has_its_own_scale);
 fn each_row_column_and_step_has_its_own_scale() {
     let mut gpu = open();
-    for (rows, columns, depth) in [(128, 128, 128), (131, 70, 224)] {
-        check_places(&mut gpu, rows, columns, depth);
+    for (rows, columns, k) in [(128, 128, 128), (131, 70, 224)] {
+        check_places(&mut gpu, rows, columns, k);
     }
 }
 
@@ -91,18 +91,18 @@ trial!(nan_scales_stay_in_their_rows);
 /// and nothing else; so it is in every step of a stage.
 fn nan_scales_stay_in_their_rows() {
     let mut gpu = open();
-    let (rows, columns, depth) = (70, 40, 288);
-    let (blocks, spec) = (depth / 32, QuantFormat::MXFP8);
+    let (rows, columns, k) = (70, 40, 288);
+    let (blocks, spec) = (k / 32, QuantFormat::MXFP8);
     for block in 0..blocks {
         let (nan_row, nan_column) = (block * 7 + 3, block * 4 + 2);
         let change = |matrix: MxMatrix, outer: usize, at: usize| {
             let (mut codes, mut scales) = (matrix.codes.bytes, matrix.plain_scales);
             scales[at * blocks + block] = 0xff;
-            codes[at * depth + block * 32..][..32].fill(0);
-            MxMatrix::from_bytes(outer, depth, &codes, &scales)
+            codes[at * k + block * 32..][..32].fill(0);
+            MxMatrix::from_bytes(outer, k, &codes, &scales)
         };
-        let a = change(MxMatrix::new(rows, depth, spec, MxKind::Even, 1), rows, nan_row);
-        let b = change(MxMatrix::new(columns, depth, spec, MxKind::Even, 50), columns, nan_column);
+        let a = change(MxMatrix::new(rows, k, spec, MxKind::Even, 1), rows, nan_row);
+        let b = change(MxMatrix::new(columns, k, spec, MxKind::Even, 50), columns, nan_column);
         let (kind, output) = (GemmKind::Dgrad, DType::F32);
         let op = ops::ScaledGemm { kind, output, bias: false, a: spec, b: spec };
         let out = HostTensor::output(output, &[rows, columns]);

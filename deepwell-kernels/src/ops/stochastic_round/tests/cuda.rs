@@ -26,28 +26,28 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str) {
         let source = HostTensor::from_f32(dtype, &[rows, columns], &numbers(kind, rows, columns));
         let x: Vec<f32> = source.to_f64().iter().map(|&x| x as f32).collect();
         let by_column = axis == Axis::Column;
-        let (outer, depth) = if by_column { (columns, rows) } else { (rows, columns) };
-        let (mut data, mut plain) = (vec![0; x.len()], vec![0; scales_len(outer, depth)]);
+        let (outer, k) = if by_column { (columns, rows) } else { (rows, columns) };
+        let (mut data, mut plain) = (vec![0; x.len()], vec![0; scales_len(outer, k)]);
         let quantize = if by_column { quantize_columns::<f32> } else { quantize_rows::<f32> };
         quantize(&x, rows, columns, &QuantFormat::MXFP8, &mut data, &mut plain).unwrap();
         let stream = StochasticRound::stream("stochastic_round") | u64::from(KEY[1] as u32);
         let philox = Philox { seed: KEY[0], stream };
         let expected = |index: usize| {
-            let (row, k) = (index / depth, index % depth);
-            let at = if by_column { k * columns + row } else { index };
-            let factor = e8m0::reciprocal(plain[row * depth.div_ceil(BLOCK) + k / BLOCK]);
+            let (row, along) = (index / k, index % k);
+            let at = if by_column { along * columns + row } else { index };
+            let factor = e8m0::reciprocal(plain[row * k.div_ceil(BLOCK) + along / BLOCK]);
             ElementFormat::E4M3.encode_stochastic(x[at] * factor, philox.word(index as u64))
         };
         let inputs = [
             source,
             HostTensor::bytes(
                 DType::E8m0,
-                &scale_tiles::shape(outer, depth.div_ceil(BLOCK)),
-                &tiled(outer, depth, &plain),
+                &scale_tiles::shape(outer, k.div_ceil(BLOCK)),
+                &tiled(outer, k, &plain),
             ),
             HostTensor::u64(&[2], &KEY),
         ];
-        let output = HostTensor::output(DType::E4m3, &[outer, depth]);
+        let output = HostTensor::output(DType::E4m3, &[outer, k]);
         let format = QuantFormat::MXFP8.with_rounding(ElementRounding::Stochastic);
         let got = gpu.run(StochasticRound { format, axis }, &inputs, &[output], false, 1);
         let wrong = (0..x.len()).find(|&index| got[0].bytes[index] != expected(index));
