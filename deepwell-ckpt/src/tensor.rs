@@ -142,7 +142,7 @@ pub enum Section {
     MomentSecond,
     /// Block scales, plain row-major.
     Scales,
-    /// Quantized element codes.
+    /// Quantized element data.
     Quantized,
     /// Anything else, such as counters and amax histories.
     Other,

@@ -23,11 +23,11 @@ pub enum DType {
     U64,
     /// True or false, a byte each: masks in graphs of other frameworks.
     Bool,
-    /// OCP E4M3 codes.
+    /// OCP E4M3 elements.
     E4m3,
     /// OCP E8M0 block scales.
     E8m0,
-    /// OCP E2M1 codes, two to a byte.
+    /// OCP E2M1 elements, two to a byte.
     E2m1,
     /// Block scales of four exponent and three fraction bits without a sign.
     Ue4m3,

@@ -65,13 +65,13 @@ fn shapes_and_costs() {
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     let scatter = CollectiveKind::ReduceScatter { reduction: SUM };
-    let codes = OperandType { dtype: DType::E4m3, shape: vec![8] };
+    let data = OperandType { dtype: DType::E4m3, shape: vec![8] };
     for (ranks, kind, inputs, expected) in [
         (3, scatter.clone(), vec![bf16(&[8])], "a first dimension divisible by 3 ranks, got 8"),
         (3, CollectiveKind::AllToAll, vec![bf16(&[8])], "a first dimension divisible by 3 ranks"),
         (2, scatter.clone(), vec![bf16(&[])], "at least one dimension, got a scalar"),
         (2, CollectiveKind::AllGather, vec![bf16(&[])], "at least one dimension, got a scalar"),
-        (2, scatter, vec![codes], "f32, bf16, i32 or u64, which can be reduced, got e4m3"),
+        (2, scatter, vec![data], "f32, bf16, i32 or u64, which can be reduced, got e4m3"),
         (0, CollectiveKind::AllGather, vec![bf16(&[8])], "a group of at least 1 rank, got 0"),
         (2, CollectiveKind::Send { to: 2 }, vec![bf16(&[8])], "a place in a group of 2, got 2"),
         (2, CollectiveKind::Broadcast { root: 2 }, vec![bf16(&[8])], "group of 2, got 2"),

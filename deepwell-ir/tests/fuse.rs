@@ -189,7 +189,7 @@ fn a_high_precision_output_stays_where_it_is_read() {
     assert_eq!(fused("layers.0.mlp.swiglu.backward"), [(0, false), (1, false)]);
     // The gradient of the residual stream goes on to the layer before.
     assert_eq!(fused("layers.1.input_layernorm.backward"), [(0, true)]);
-    // The projection in BF16 reads the norm's output as it is, its neighbours read codes.
+    // The projection in BF16 reads the norm's output as it is, its neighbours read quantized data.
     assert_eq!(fused("layers.0.post_attention_layernorm"), [(1, false)]);
     assert_eq!(fused("layers.1.input_layernorm"), [(1, true)]);
 }

@@ -164,7 +164,7 @@ fn tied_table_has_one_gradient_that_both_uses_add_to() {
 }
 
 #[test]
-fn mxfp8_gemms_read_codes_only() {
+fn mxfp8_gemms_read_quantized_data_only() {
     let graph = fused(&micro(), Recompute::None, &all_mxfp8());
     let gemms = names(&graph, |node| matches!(node.op, Op::ScaledGemm(_)));
     // Seven linear layers, three GEMMs each.

@@ -71,8 +71,8 @@ fn least_time(mut run: impl FnMut()) -> Duration {
 fn time(tier: Tier, kind: DataKind, gemm: Gemm) -> Duration {
     let Gemm { m, n, k, .. } = gemm;
     let (a_numbers, b_numbers) = (bf16_numbers(m * k), bf16_numbers(n * k));
-    let codes = |count: usize| -> Vec<u8> { (0..count).map(|i| (i * 37 % 127) as u8).collect() };
-    let (a_codes, b_codes) = (codes(m * k), codes(n * k));
+    let data = |count: usize| -> Vec<u8> { (0..count).map(|i| (i * 37 % 127) as u8).collect() };
+    let (a_data, b_data) = (data(m * k), data(n * k));
     let scales = |count: usize| -> Vec<u8> { (0..count).map(|i| 120 + (i % 9) as u8).collect() };
     let (a_scales, b_scales) = (scales(m * k / 32), scales(n * k / 32));
     let operand = |numbers, outer: usize, transposed: bool| {
@@ -85,7 +85,7 @@ fn time(tier: Tier, kind: DataKind, gemm: Gemm) -> Duration {
     let (a, b) = match kind {
         // Each direction has its own quantized copy, so MXFP8 rows always run along `k`.
         DataKind::Mx => {
-            (Operand::rows_mx(&a_codes, &a_scales, k), Operand::rows_mx(&b_codes, &b_scales, k))
+            (Operand::rows_mx(&a_data, &a_scales, k), Operand::rows_mx(&b_data, &b_scales, k))
         }
         _ => (
             operand(&a_numbers, m, gemm.a_transposed),

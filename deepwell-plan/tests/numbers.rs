@@ -142,7 +142,7 @@ fn mxfp8_share_is_that_of_the_tensors_by_size() {
 }
 
 #[test]
-fn quantized_bytes_are_codes_and_scales_of_every_copy() {
+fn quantized_bytes_are_data_and_scales_of_every_copy() {
     let planned = planned("parity-3m", PrecisionPolicy::mxfp8(), 128, 8, 8, Recompute::None);
     let program = &planned.program;
     // 33 bytes per 32 elements and copy, and the counters; all sizes here are multiples of 128, or

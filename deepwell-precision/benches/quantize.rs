@@ -122,7 +122,7 @@ impl Bench {
 
     fn dequantize_mx(&self, element: ElementFormat) {
         let (rows, cols, format) = (self.rows, self.cols, QuantFormat::mx(element));
-        // All codes that are numbers, whatever they stand for.
+        // All bit patterns that are numbers, whatever they stand for.
         let limit = if element.bits() == 8 { 0x78 } else { 1 << element.bits() };
         let data: Vec<u8> = (0..rows * cols).map(|i| (i % limit) as u8).collect();
         let scales = vec![127; scales_len(rows, cols)];
@@ -180,30 +180,30 @@ impl Bench {
         self.report("f32  amax", size_of_val(wide), 0, || nvfp4::amax(wide));
         self.report("bf16 amax", size_of_val(narrow), 0, || nvfp4::amax(narrow));
         let spec = QuantFormat::mx(ElementFormat::E2M1);
-        let (mut codes, mut scales) = (vec![0; wide.len()], vec![0; scales_len(rows, cols)]);
+        let (mut data, mut scales) = (vec![0; wide.len()], vec![0; scales_len(rows, cols)]);
         let philox = Philox { seed: 1, stream: 2 };
-        let written = codes.len() + scales.len();
+        let written = data.len() + scales.len();
         self.report("bf16 mx e2m1 stochastic rows", size_of_val(narrow), written, || {
-            quantize_rows_stochastic(narrow, rows, cols, &spec, philox, &mut codes, &mut scales)
+            quantize_rows_stochastic(narrow, rows, cols, &spec, philox, &mut data, &mut scales)
                 .expect("fits")
         });
-        let read = size_of_val(narrow) + codes.len() + scales.len();
+        let read = size_of_val(narrow) + data.len() + scales.len();
         self.report("bf16 mx e2m1 statistics", read, 0, || {
-            BlockStatistics::of_mx(narrow, &codes, &scales, rows, cols, &spec).expect("fits")
+            BlockStatistics::of_mx(narrow, &data, &scales, rows, cols, &spec).expect("fits")
         });
         let mut fp4 = vec![0; packed::fp4_len(rows, cols)];
         let mut fp6 = vec![0; packed::fp6_len(rows, cols)];
-        self.report("pack fp4", codes.len(), fp4.len(), || {
-            packed::pack_fp4(&codes, rows, cols, &mut fp4).expect("fits");
+        self.report("pack fp4", data.len(), fp4.len(), || {
+            packed::pack_fp4(&data, rows, cols, &mut fp4).expect("fits");
         });
-        self.report("pack fp6", codes.len(), fp6.len(), || {
-            packed::pack_fp6(&codes, rows, cols, &mut fp6).expect("fits");
+        self.report("pack fp6", data.len(), fp6.len(), || {
+            packed::pack_fp6(&data, rows, cols, &mut fp6).expect("fits");
         });
-        self.report("unpack fp4", fp4.len(), codes.len(), || {
-            packed::unpack_fp4(&fp4, rows, cols, &mut codes).expect("fits");
+        self.report("unpack fp4", fp4.len(), data.len(), || {
+            packed::unpack_fp4(&fp4, rows, cols, &mut data).expect("fits");
         });
-        self.report("unpack fp6", fp6.len(), codes.len(), || {
-            packed::unpack_fp6(&fp6, rows, cols, &mut codes).expect("fits");
+        self.report("unpack fp6", fp6.len(), data.len(), || {
+            packed::unpack_fp6(&fp6, rows, cols, &mut data).expect("fits");
         });
         let blocks = cols / 32;
         let mut tiles = vec![0; scale_tiles::tiled_len(rows, blocks)];

@@ -1,6 +1,6 @@
 //! Block-quantized matrices, for other programs: little-endian f32 of whole rows from standard
-//! input; to standard output the tensor scale (NVFP4 only, f32), all scales, all codes, as this
-//! crate writes them. `scripts/compare_ml_dtypes.py` uses it.
+//! input; to standard output the tensor scale (NVFP4 only, f32), all scales, all quantized data, as
+//! this crate writes them. `scripts/compare_ml_dtypes.py` uses it.
 //!
 //! `cargo run -p deepwell-precision --example blocks -- COLS e2m1 rceil < numbers > bytes`,
 //! `cargo run -p deepwell-precision --example blocks -- COLS nvfp4 row 448 < numbers > bytes`
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let scale = ScaleFormat::Ue4m3(bound.parse()?);
             let format = QuantFormat { scale, ..QuantFormat::NVFP4 }.with_shape(block.parse()?);
             let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
-            let mut codes = vec![0; packed::fp4_len(rows, cols)];
+            let mut data = vec![0; packed::fp4_len(rows, cols)];
             let common = nvfp4::Common::nearest(nvfp4::amax(&numbers));
             let (scale, _) = nvfp4::quantize_rows(
                 &numbers,
@@ -35,20 +35,20 @@ fn main() -> Result<(), Box<dyn Error>> {
                 cols,
                 &format,
                 &common,
-                &mut codes,
+                &mut data,
                 &mut scales,
             )?;
             out.write_all(&scale.to_le_bytes())?;
             out.write_all(&scales)?;
-            out.write_all(&codes)?;
+            out.write_all(&data)?;
         }
         [element, rule] => {
             let format = QuantFormat::mx(element.parse()?).with_scale_rule(rule.parse()?);
             let mut scales = vec![0; scales_len(rows, cols)];
-            let mut codes = vec![0; numbers.len()];
-            quantize_rows(&numbers, rows, cols, &format, &mut codes, &mut scales)?;
+            let mut data = vec![0; numbers.len()];
+            quantize_rows(&numbers, rows, cols, &format, &mut data, &mut scales)?;
             out.write_all(&scales)?;
-            out.write_all(&codes)?;
+            out.write_all(&data)?;
         }
         _ => return Err("expected `ELEMENT RULE` or `nvfp4 BLOCK BOUND` after the columns".into()),
     }

@@ -95,7 +95,7 @@ impl BlockStatistics {
         shape.expect("src", rows * cols, src.len())?;
         shape.expect("data", rows * cols, data.len())?;
         shape.expect("scales", crate::scales_len(rows, cols), scales.len())?;
-        Self::of(Copied { src, codes: data, scales, cols, storage: Mx(*format) }, (0, rows))
+        Self::of(Copied { src, data: data, scales, cols, storage: Mx(*format) }, (0, rows))
     }
 
     /// Of a row-major [rows, cols] matrix and its copy as [`nvfp4::quantize_rows`] makes it.
@@ -116,7 +116,7 @@ impl BlockStatistics {
         shape.expect("bytes", crate::packed::fp4_len(rows, cols), bytes.len())?;
         shape.expect("scales", nvfp4::scales_len(rows, cols), scales.len())?;
         let storage = Nvfp4(tensor_scale);
-        Self::of(Copied { src, codes: bytes, scales, cols, storage }, (0, rows))
+        Self::of(Copied { src, data: bytes, scales, cols, storage }, (0, rows))
     }
 
     /// Adds what `other` counted.

@@ -1,4 +1,4 @@
-//! From codes and scales back to numbers.
+//! From quantized data and scales back to numbers.
 
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
@@ -143,7 +143,7 @@ fn decode_e5m2(code: u8) -> f32 {
     f32::from_bits(bits | (u32::from(code & 0x80) << 24))
 }
 
-/// The decoders of formats whose codes are all finite, likewise. The exponent bits are those
+/// The decoders of formats whose values are all finite, likewise. The exponent bits are those
 /// between fraction and sign, and half of their range is the bias.
 #[inline(always)]
 pub(crate) fn decode_small<const MANTISSA_BITS: u32, const SIGN_BIT: u32>(code: u8) -> f32 {

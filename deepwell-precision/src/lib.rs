@@ -15,16 +15,15 @@
 //! ([`ScaleFormat`]), whether the tensor has a scale of its own, and how elements are rounded.
 //! [`QuantFormat::MXFP8`], [`QuantFormat::MXFP8_128`] and [`QuantFormat::NVFP4`] are presets.
 //!
-//! **MX blocks.** Of an MX format,
-//! [`quantize_rows`], [`quantize_columns`] and [`quantize_both`] write codes and scales from `f32`
-//! or `bf16` and return [`QuantStats`]; [`dequantize_rows`] goes back. A GEMM needs each operand
-//! quantized along its contraction, so a tensor that is used in two GEMMs has two copies, each made
-//! from the source.
+//! **MX blocks.** Of an MX format, [`quantize_rows`], [`quantize_columns`] and [`quantize_both`]
+//! write quantized data and scales from `f32` or `bf16` and return [`QuantStats`];
+//! [`dequantize_rows`] goes back. A GEMM needs each operand quantized along its contraction, so a
+//! tensor that is used in two GEMMs has two copies, each made from the source.
 //!
 //! **NVFP4.** [`nvfp4`] does the same with two levels of scales, in blocks of 16, and writes
-//! packed codes.
+//! packed data.
 //!
-//! **Around quantization.** [`packed`] stores codes of four and six bits without gaps,
+//! **Around quantization.** [`packed`] stores elements of four and six bits without gaps,
 //! [`scale_tiles`] brings scales into the layout that tensor cores read, [`hadamard`] spreads
 //! outliers before quantization, and [`BlockStatistics`] says afterwards what was lost: signal to
 //! noise, saturation, underflow, for each block scale.
@@ -74,13 +73,13 @@
 //!
 //! let (rows, cols) = (64, 96);
 //! let weight: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
-//! let mut codes = vec![0; packed::fp4_len(rows, cols)];
+//! let mut data = vec![0; packed::fp4_len(rows, cols)];
 //! let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
 //! let common = nvfp4::Common::nearest(nvfp4::amax(&weight));
 //! let format = QuantFormat::NVFP4.square();
 //! let (scale, _) =
-//!     nvfp4::quantize_rows(&weight, rows, cols, &format, &common, &mut codes, &mut scales)?;
-//! let statistics = BlockStatistics::of_nvfp4(&weight, &codes, &scales, scale, rows, cols)?;
+//!     nvfp4::quantize_rows(&weight, rows, cols, &format, &common, &mut data, &mut scales)?;
+//! let statistics = BlockStatistics::of_nvfp4(&weight, &data, &scales, scale, rows, cols)?;
 //! assert!(statistics.total().signal_to_noise() > 50.0); // 17 dB
 //! # Ok::<(), deepwell_precision::QuantizeError>(())
 //! ```

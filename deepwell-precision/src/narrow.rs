@@ -88,7 +88,7 @@ finite_format! {
     /// ```
     ///
     /// A code occupies the low six bits of a byte; [`decode`](e3m2::decode) ignores the bits
-    /// above. Many codes at once are stored closer, see [`crate::packed`]. Source: OCP Microscaling
+    /// above. Matrices are stored closer, see [`crate::packed`]. Source: OCP Microscaling
     /// formats (MX) v1.0, as `.e3m2` of the PTX ISA.
     e3m2: fraction 2, bias 3, sign 5,
     max 28.0, min_normal 0.25, min_subnormal 0.0625, example 2.5
@@ -103,7 +103,7 @@ finite_format! {
     /// ```
     ///
     /// A code occupies the low six bits of a byte; [`decode`](e2m3::decode) ignores the bits
-    /// above. Many codes at once are stored closer, see [`crate::packed`]. Source: OCP Microscaling
+    /// above. Matrices are stored closer, see [`crate::packed`]. Source: OCP Microscaling
     /// formats (MX) v1.0, as `.e2m3` of the PTX ISA.
     e2m3: fraction 3, bias 1, sign 5,
     max 7.5, min_normal 1.0, min_subnormal 0.125, example 2.5
@@ -119,7 +119,7 @@ finite_format! {
     /// ```
     ///
     /// A code occupies the low four bits of a byte; [`decode`](e2m1::decode) ignores the bits
-    /// above. Many codes at once are stored closer, see [`crate::packed`]. Source: OCP Microscaling
+    /// above. Matrices are stored closer, see [`crate::packed`]. Source: OCP Microscaling
     /// formats (MX) v1.0, as `.e2m1` of the PTX ISA.
     e2m1: fraction 1, bias 1, sign 3,
     max 6.0, min_normal 1.0, min_subnormal 0.5, example 2.0

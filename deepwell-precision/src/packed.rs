@@ -1,4 +1,4 @@
-//! Codes of four and six bits stored without gaps.
+//! Elements of four and six bits stored without gaps.
 //!
 //! - **FP4**: two to a byte, the element of the lower index in the low nibble.
 //! - **FP6**: four to three bytes, little-endian: element i of a row occupies bits 6 i to 6 i + 5
@@ -11,13 +11,13 @@
 
 use crate::error::{QuantizeError, Shape};
 
-/// Bytes of a row-major [rows, cols] matrix of FP4 codes.
+/// Bytes of a row-major [rows, cols] matrix of FP4 elements.
 #[must_use]
 pub const fn fp4_len(rows: usize, cols: usize) -> usize {
     rows * cols.div_ceil(2)
 }
 
-/// Bytes of a row-major [rows, cols] matrix of FP6 codes.
+/// Bytes of a row-major [rows, cols] matrix of FP6 elements.
 #[must_use]
 pub const fn fp6_len(rows: usize, cols: usize) -> usize {
     rows * fp6_row(cols)
@@ -28,8 +28,8 @@ const fn fp6_row(cols: usize) -> usize {
     cols / 4 * 3 + (cols % 4 * 6).div_ceil(8)
 }
 
-/// Packs row-major [rows, cols] FP4 codes, one per byte, into [`fp4_len`] bytes. The high nibbles
-/// of `codes` are ignored.
+/// Packs row-major [rows, cols] FP4 elements, one per byte, into [`fp4_len`] bytes. The high
+/// nibbles of `data` are ignored.
 ///
 /// ```
 /// let mut bytes = [0; 2];
@@ -42,17 +42,17 @@ const fn fp6_row(cols: usize) -> usize {
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape.
 pub fn pack_fp4(
-    codes: &[u8],
+    data: &[u8],
     rows: usize,
     cols: usize,
     bytes: &mut [u8],
 ) -> Result<(), QuantizeError> {
-    check(codes.len(), rows, cols, bytes.len(), fp4_len)?;
+    check(data.len(), rows, cols, bytes.len(), fp4_len)?;
     if cols == 0 {
         return Ok(());
     }
-    for (codes, bytes) in codes.chunks_exact(cols).zip(bytes.chunks_exact_mut(cols.div_ceil(2))) {
-        let (pairs, last) = codes.as_chunks::<2>();
+    for (data, bytes) in data.chunks_exact(cols).zip(bytes.chunks_exact_mut(cols.div_ceil(2))) {
+        let (pairs, last) = data.as_chunks::<2>();
         for (pair, byte) in pairs.iter().zip(&mut *bytes) {
             *byte = (pair[0] & 0xF) | (pair[1] << 4);
         }
@@ -63,11 +63,11 @@ pub fn pack_fp4(
     Ok(())
 }
 
-/// Sixteen bytes of FP4 from 32 codes.
+/// Sixteen bytes of FP4 from 32 elements.
 #[inline(always)]
-pub(crate) fn pack_pairs(codes: &[u8; 32]) -> [u8; 16] {
+pub(crate) fn pack_pairs(data: &[u8; 32]) -> [u8; 16] {
     let mut bytes = [0; 16];
-    for (byte, pair) in bytes.iter_mut().zip(codes.as_chunks::<2>().0) {
+    for (byte, pair) in bytes.iter_mut().zip(data.as_chunks::<2>().0) {
         // As a word of sixteen bits, so that a vector of pairs narrows to one of bytes.
         let word = u16::from_le_bytes(*pair);
         *byte = ((word & 0xF) | (word >> 4)) as u8;
@@ -84,14 +84,14 @@ pub fn unpack_fp4(
     bytes: &[u8],
     rows: usize,
     cols: usize,
-    codes: &mut [u8],
+    data: &mut [u8],
 ) -> Result<(), QuantizeError> {
-    check(codes.len(), rows, cols, bytes.len(), fp4_len)?;
+    check(data.len(), rows, cols, bytes.len(), fp4_len)?;
     if cols == 0 {
         return Ok(());
     }
-    for (codes, bytes) in codes.chunks_exact_mut(cols).zip(bytes.chunks_exact(cols.div_ceil(2))) {
-        for (pair, &byte) in codes.chunks_mut(2).zip(bytes) {
+    for (data, bytes) in data.chunks_exact_mut(cols).zip(bytes.chunks_exact(cols.div_ceil(2))) {
+        for (pair, &byte) in data.chunks_mut(2).zip(bytes) {
             pair[0] = byte & 0xF;
             if let Some(high) = pair.get_mut(1) {
                 *high = byte >> 4;
@@ -101,8 +101,8 @@ pub fn unpack_fp4(
     Ok(())
 }
 
-/// Packs row-major [rows, cols] FP6 codes, one per byte, into [`fp6_len`] bytes. The two high bits
-/// of `codes` are ignored.
+/// Packs row-major [rows, cols] FP6 elements, one per byte, into [`fp6_len`] bytes. The two high
+/// bits of `data` are ignored.
 ///
 /// ```
 /// let mut bytes = [0; 3];
@@ -115,17 +115,17 @@ pub fn unpack_fp4(
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape.
 pub fn pack_fp6(
-    codes: &[u8],
+    data: &[u8],
     rows: usize,
     cols: usize,
     bytes: &mut [u8],
 ) -> Result<(), QuantizeError> {
-    check(codes.len(), rows, cols, bytes.len(), fp6_len)?;
+    check(data.len(), rows, cols, bytes.len(), fp6_len)?;
     if cols == 0 {
         return Ok(());
     }
-    for (codes, bytes) in codes.chunks_exact(cols).zip(bytes.chunks_exact_mut(fp6_row(cols))) {
-        for (eight, six) in codes.chunks(8).zip(bytes.chunks_mut(6)) {
+    for (data, bytes) in data.chunks_exact(cols).zip(bytes.chunks_exact_mut(fp6_row(cols))) {
+        for (eight, six) in data.chunks(8).zip(bytes.chunks_mut(6)) {
             let mut padded = [0; 8];
             let word = match eight.as_array() {
                 Some(eight) => gather_six_bits(u64::from_le_bytes(*eight)),
@@ -149,14 +149,14 @@ pub fn unpack_fp6(
     bytes: &[u8],
     rows: usize,
     cols: usize,
-    codes: &mut [u8],
+    data: &mut [u8],
 ) -> Result<(), QuantizeError> {
-    check(codes.len(), rows, cols, bytes.len(), fp6_len)?;
+    check(data.len(), rows, cols, bytes.len(), fp6_len)?;
     if cols == 0 {
         return Ok(());
     }
-    for (codes, bytes) in codes.chunks_exact_mut(cols).zip(bytes.chunks_exact(fp6_row(cols))) {
-        for (eight, six) in codes.chunks_mut(8).zip(bytes.chunks(6)) {
+    for (data, bytes) in data.chunks_exact_mut(cols).zip(bytes.chunks_exact(fp6_row(cols))) {
+        for (eight, six) in data.chunks_mut(8).zip(bytes.chunks(6)) {
             let mut padded = [0; 8];
             match six.as_array::<6>() {
                 Some(six) => padded[..6].copy_from_slice(six),
@@ -188,13 +188,13 @@ const fn spread_six_bits(word: u64) -> u64 {
 }
 
 fn check(
-    codes: usize,
+    data: usize,
     rows: usize,
     cols: usize,
     bytes: usize,
     len: fn(usize, usize) -> usize,
 ) -> Result<(), QuantizeError> {
     let shape = Shape::new(rows, cols)?;
-    shape.expect("codes", rows * cols, codes)?;
+    shape.expect("data", rows * cols, data)?;
     shape.expect("bytes", len(rows, cols), bytes)
 }

@@ -27,7 +27,7 @@ named_enum! {
 
 impl ElementFormat {
     /// Bits of one code: 8, 6 or 4. Quantization writes one code per byte;
-    /// [`crate::packed`] stores codes of fewer bits without gaps.
+    /// [`crate::packed`] stores elements of fewer bits without gaps.
     #[must_use]
     pub const fn bits(self) -> u32 {
         match self {

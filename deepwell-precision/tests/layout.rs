@@ -55,9 +55,9 @@ fn wrong_lengths() {
 fn tiles_of_both_vector_sizes() {
     let (rows, cols) = (150, 200);
     let src: Vec<f32> = (0..rows * cols).map(|i| (i as f32).sin() * (i % 90 + 1) as f32).collect();
-    let mut codes = vec![0; rows * cols];
+    let mut data = vec![0; rows * cols];
     let mut by_32 = vec![0; scales_len(rows, cols)];
-    quantize_rows(&src, rows, cols, &QuantFormat::MXFP8, &mut codes, &mut by_32).unwrap();
+    quantize_rows(&src, rows, cols, &QuantFormat::MXFP8, &mut data, &mut by_32).unwrap();
     let mut bytes = vec![0; packed::fp4_len(rows, cols)];
     let mut by_16 = vec![0; nvfp4::scales_len(rows, cols)];
     let (format, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(nvfp4::amax(&src)));
@@ -103,7 +103,7 @@ proptest! {
 /// Every code under every scale, in f64.
 #[test]
 fn dequantization_is_the_product() {
-    let codes: Vec<u8> = (0..=u8::MAX).collect();
+    let data: Vec<u8> = (0..=u8::MAX).collect();
     let decoders = [
         (ElementFormat::E4M3, e4m3::decode as fn(u8) -> f32, 3),
         (ElementFormat::E5M2, e5m2::decode as fn(u8) -> f32, 10),
@@ -116,9 +116,9 @@ fn dequantization_is_the_product() {
         for scale in 0..=u8::MAX {
             let scales = [scale; 8];
             let (mut wide, mut narrow) = ([0.0_f32; 256], [bf16::ZERO; 256]);
-            dequantize_rows(&codes, &scales, 1, 256, &format, &mut wide).unwrap();
-            dequantize_rows(&codes, &scales, 1, 256, &format, &mut narrow).unwrap();
-            for (&code, (&wide, &narrow)) in codes.iter().zip(wide.iter().zip(&narrow)) {
+            dequantize_rows(&data, &scales, 1, 256, &format, &mut wide).unwrap();
+            dequantize_rows(&data, &scales, 1, 256, &format, &mut narrow).unwrap();
+            for (&code, (&wide, &narrow)) in data.iter().zip(wide.iter().zip(&narrow)) {
                 let product = f64::from(decode(code)) * f64::from(e8m0::decode(scale));
                 let what = format!("{element} {code:#04x} * 2^({scale} - 127)");
                 assert_eq!(wide.is_nan(), product.is_nan(), "{what}");

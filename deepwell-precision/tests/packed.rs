@@ -1,4 +1,4 @@
-//! Dense storage of four- and six-bit codes, and the block formats that use it.
+//! Dense storage of four- and six-bit elements, and the block formats that use it.
 
 use deepwell_precision::packed::{fp4_len, fp6_len, pack_fp4, pack_fp6, unpack_fp4, unpack_fp6};
 use deepwell_precision::{
@@ -23,7 +23,7 @@ fn lengths() {
     let error = pack_fp4(&[0; 3], 1, 3, &mut [0; 1]).unwrap_err();
     assert_eq!(error.to_string(), "`bytes` of a 1 x 3 matrix: expected 2 elements, got 1");
     let error = unpack_fp6(&[0; 3], 1, 4, &mut [0; 3]).unwrap_err();
-    assert_eq!(error.to_string(), "`codes` of a 1 x 4 matrix: expected 4 elements, got 3");
+    assert_eq!(error.to_string(), "`data` of a 1 x 4 matrix: expected 4 elements, got 3");
     assert!(pack_fp6(&[], usize::MAX, 2, &mut []).is_err());
     assert!(pack_fp6(&[], usize::MAX, 0, &mut []).is_ok());
 }
@@ -37,7 +37,7 @@ proptest! {
         cols in 0_usize..71,
         seed in any::<u64>(),
     ) {
-        let codes: Vec<u8> =
+        let data: Vec<u8> =
             (0..rows * cols).map(|i| (seed.rotate_left(i as u32 * 7) >> 13) as u8).collect();
         let row_bits = |bytes: &[u8], width: usize, len: usize, row: usize, col: usize| {
             let row = &bytes[row * len / rows..][..len / rows];
@@ -46,15 +46,15 @@ proptest! {
             })
         };
         for (width, mask, len) in [(4, 0xF, fp4_len(rows, cols)), (6, 0x3F, fp6_len(rows, cols))] {
-            let (mut bytes, mut back) = (vec![0xEE; len], vec![0xEE; codes.len()]);
+            let (mut bytes, mut back) = (vec![0xEE; len], vec![0xEE; data.len()]);
             if width == 4 {
-                pack_fp4(&codes, rows, cols, &mut bytes).unwrap();
+                pack_fp4(&data, rows, cols, &mut bytes).unwrap();
                 unpack_fp4(&bytes, rows, cols, &mut back).unwrap();
             } else {
-                pack_fp6(&codes, rows, cols, &mut bytes).unwrap();
+                pack_fp6(&data, rows, cols, &mut bytes).unwrap();
                 unpack_fp6(&bytes, rows, cols, &mut back).unwrap();
             }
-            for (i, (&code, &back)) in codes.iter().zip(&back).enumerate() {
+            for (i, (&code, &back)) in data.iter().zip(&back).enumerate() {
                 prop_assert_eq!(back, code & mask);
                 let stored = row_bits(&bytes, width, len, i / cols, i % cols);
                 prop_assert_eq!(stored, code & mask);

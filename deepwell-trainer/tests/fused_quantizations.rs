@@ -164,7 +164,7 @@ fn check(graph: &Graph, preset: &str, names: &[&str], unread: &str) {
         let is_again = rule == Recompute::Selective && names.contains(&"scaled_gemm_gelu_quantize");
         let expected = names.iter().copied().chain(is_again.then_some("gelu_quantize"));
         assert_eq!(found, expected.map(str::to_string).collect(), "{case}");
-        // Of what nobody else reads nothing but codes are there.
+        // Of what nobody else reads nothing but quantized data is there.
         let found =
             |program: &Program, suffix: &str| program.find(&format!("{unread}{suffix}")).is_some();
         assert!(found(&apart.program, "") && !found(&fused.program, ""), "{case}");

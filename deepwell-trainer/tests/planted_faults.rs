@@ -157,7 +157,7 @@ fn lower_a_column_scale(program: &Program, call: &Call, backend: &mut dyn Backen
 }
 
 fn flip_a_row_code(program: &Program, call: &Call, backend: &mut dyn Backend) {
-    change(program, output(call, 0), backend, |codes| codes[64 + 5] ^= 1);
+    change(program, output(call, 0), backend, |data| data[64 + 5] ^= 1);
 }
 
 fn swap_copies(program: &Program, call: &Call, backend: &mut dyn Backend) {
@@ -203,7 +203,7 @@ fn change_the_last_element(program: &Program, call: &Call, backend: &mut dyn Bac
 }
 
 fn flip_a_code_of_the_first_operand(program: &Program, call: &Call, backend: &mut dyn Backend) {
-    change(program, call.operands[0].value, backend, |codes| codes[9] ^= 0x10);
+    change(program, call.operands[0].value, backend, |data| data[9] ^= 0x10);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn planted_faults_are_found_where_they_are() {
             "a code flipped in an activation",
             Fault::After(flip_a_row_code),
             activation,
-            &["1 of 2048 row-copy codes differ", "first at [1, 5]"],
+            &["1 of 2048 rowwise data differ", "first at [1, 5]"],
         ),
         (
             "a code flipped between quantization and kind",
@@ -321,7 +321,7 @@ fn planted_faults_are_found_where_they_are() {
             &["`moment1.", "sampled elements are not AdamW's"],
         ),
         ("no update", Fault::Skip, ("adamw", 0), &["applied and skipped steps", "not AdamW's"]),
-        ("a stale weight copy", Fault::Skip, weight, &["row-copy codes", "present master weight"]),
+        ("a stale weight copy", Fault::Skip, weight, &["rowwise data", "present master weight"]),
         (
             "a stale BF16 weight copy",
             Fault::Skip,
@@ -332,7 +332,7 @@ fn planted_faults_are_found_where_they_are() {
             "an activation that is not quantized again",
             Fault::Skip,
             ("layers.1.post_attention_layernorm.mx", 1),
-            &["row-copy codes differ from those of `layers.1.post_attention_layernorm`"],
+            &["rowwise data differ from those of `layers.1.post_attention_layernorm`"],
         ),
         (
             "a wrong norm",
@@ -422,9 +422,9 @@ fn dgrad_in_bf16(program: &mut Program) {
     let state =
         parameters.iter().find(|s| s.name == "model.layers.0.mlp.gate_proj.weight").unwrap();
     let weight = Operand { value: state.master, access: Access::Read };
-    let codes = call_mut(program, dgrad).operands[0].value;
+    let data = call_mut(program, dgrad).operands[0].value;
     let quantization =
-        program.calls.iter().find(|c| c.outputs().iter().any(|out| out.value == codes)).unwrap();
+        program.calls.iter().find(|c| c.outputs().iter().any(|out| out.value == data)).unwrap();
     let gradient = quantization.operands[0];
     let call = call_mut(program, dgrad);
     call.op = LinearInputGrad {}.into();
@@ -469,7 +469,7 @@ fn weight_as_activation(program: &mut Program) {
     call.operands[..2].copy_from_slice(&weight);
 }
 
-fn high_precision_as_codes(program: &mut Program) {
+fn high_precision_as_data(program: &mut Program) {
     let master = program.parameters[0].master;
     call_mut(program, "layers.0.mlp.up_proj").operands[0].value = master;
 }
@@ -507,7 +507,7 @@ fn programs_that_do_not_do_what_the_policy_says() {
         ),
         (
             scales_of_the_other_copy,
-            &["reads codes of the row copy of", "with scales of the column"],
+            &["reads data of the row copy of", "with scales of the column"],
         ),
         (
             weight_of_another_layer,
@@ -520,7 +520,7 @@ fn programs_that_do_not_do_what_the_policy_says() {
             weight_as_activation,
             &["fprop reads the weight `model.layers.0.mlp.up_proj.weight` as its first operand"],
         ),
-        (high_precision_as_codes, &["as codes, which no quantization wrote"]),
+        (high_precision_as_data, &["as quantized data, which no quantization wrote"]),
     ];
     let clean = micro_engine("mxfp8", 2).program().clone();
     assert_eq!(of_program(&clean), "");

@@ -1,4 +1,4 @@
-//! Block quantization: the point where high precision becomes codes and scales.
+//! Block quantization: the point where high precision becomes quantized data and scales.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -125,7 +125,7 @@ impl OpRule for Quantize {
         Ok(outputs)
     }
 
-    /// Codes and scales of each copy, and the counters.
+    /// Data and scales of each copy, and the counters.
     fn result_count(&self) -> usize {
         if self.axis == Axis::Both { 5 } else { 3 }
     }

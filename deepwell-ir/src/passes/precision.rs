@@ -569,7 +569,8 @@ impl Rewrite<'_> {
                 let (a, b) = (a.1, b.1);
                 node.op = ScaledGemm { kind, output: self.activation, bias, a, b }.into();
                 node.inputs = inputs;
-                // Its operands are kept for the backward as codes; nothing is left to recompute.
+                // Its operands are kept for the backward as quantized data; nothing is left to
+                // recompute.
             }
             Some(Gemm { operands, .. }) => {
                 for (index, input) in node.inputs.clone().into_iter().enumerate() {

@@ -184,12 +184,12 @@ pub struct Quantization<'a> {
     pub quantize: &'a Quantize,
     /// What is quantized; none when the call does not store it.
     pub source: Option<ValueId>,
-    /// Row codes and scales, column codes and scales, counters: those that there are.
+    /// Rowwise data and scales, columnwise data and scales, counters: those that there are.
     pub outputs: &'a [Operand],
 }
 
 impl Quantization<'_> {
-    /// Codes and scales.
+    /// Data and scales.
     pub fn copies(&self) -> &[Operand] {
         self.outputs.split_last().map_or(&[], |(_, copies)| copies)
     }

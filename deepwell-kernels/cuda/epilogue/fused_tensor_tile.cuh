@@ -7,8 +7,8 @@
 // (64 elements) of each, through 4 KiB of shared memory. There
 //   a lane puts its row's sums;
 //   eight lanes a row take 16 bytes each, write them, and put the function of them in their place;
-//   a lane takes two columns, each of whose 32 elements share a scale, and writes their codes;
-//   a lane takes its row, two groups of 32, and puts the codes in the place of the elements;
+//   a lane takes two columns, each of whose 32 elements share a scale, and writes their quantized data;
+//   a lane takes its row, two groups of 32, and puts the quantized data in the place of the elements;
 //   four lanes a row write these.
 // Columns are a multiple of 8, and of 32 where there are copies; what lies beyond rows is zero, so
 // that it changes neither scales nor counters.
@@ -170,8 +170,8 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
         const uint32 amax = Element::bits(largest, c);
         const MxScale scale = mx_scale(amax, floor);
         count_clamp(amax, scale, floor, counters);
-        uint8* codes_to = to.codes_t + static_cast<uint64>(first + c) * to.rows + row;
-        uint32 codes[8];
+        uint8* data_to = to.data_t + static_cast<uint64>(first + c) * to.rows + row;
+        uint32 data[8];
         uint32 nonzero = 0xffffffffu;
 #pragma unroll
         for (int quad = 0; quad < 8; ++quad) {
@@ -180,13 +180,13 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
             for (int i = 0; i < 4; ++i) {
                 x[i] = mx_value<bf16>(words[quad * 4 + i], c);
             }
-            codes[quad] = mx_encode(x, scale.reciprocal);
-            nonzero &= nonzero_code_bits(codes[quad]);
+            data[quad] = mx_encode(x, scale.reciprocal);
+            nonzero &= nonzero_element_bits(data[quad]);
             if (floor) {
                 counters.saturations += mx_saturations(x, scale.reciprocal);
             }
         }
-        if (!all_codes_nonzero(nonzero)) {
+        if (!all_elements_nonzero(nonzero)) {
             uint32 vanished = 0;
 #pragma unroll
             for (int r = 0; r < static_cast<int>(kMxBlock); ++r) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
             }
 #pragma unroll
             for (int quad = 0; quad < 8; ++quad) {
-                vanished -= nonzero_codes(codes[quad]);
+                vanished -= nonzero_elements(data[quad]);
             }
             counters.underflows += vanished;
         }
@@ -202,16 +202,16 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
         for (int half = 0; half < 2; ++half) {
             if (to.rows % 16 == 0) {
                 if (row + half * 16 < static_cast<int32>(to.rows)) {
-                    *reinterpret_cast<uint4*>(codes_to + half * 16) =
-                        make_uint4(codes[half * 4], codes[half * 4 + 1], codes[half * 4 + 2],
-                                   codes[half * 4 + 3]);
+                    *reinterpret_cast<uint4*>(data_to + half * 16) =
+                        make_uint4(data[half * 4], data[half * 4 + 1], data[half * 4 + 2],
+                                   data[half * 4 + 3]);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < 16; ++i) {
                     if (row + half * 16 + i < static_cast<int32>(to.rows)) {
-                        codes_to[half * 16 + i] =
-                            static_cast<uint8>(codes[half * 4 + i / 4] >> (8 * (i % 4)));
+                        data_to[half * 16 + i] =
+                            static_cast<uint8>(data[half * 4 + i / 4] >> (8 * (i % 4)));
                     }
                 }
             }
@@ -220,8 +220,8 @@ __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 ro
     }
 }
 
-// Row copy of the calling lane's row: codes in the place of elements, in the first 64 bytes, and
-// the two scales.
+// Quantizes the calling lane's row rowwise: data in the place of elements, in the first 64 bytes,
+// and the two scales.
 __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8* staged,
                                                MxCounters& counters) {
     const bool floor = result.flags & kMxFloor;
@@ -239,7 +239,7 @@ __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8*
         const MxScale scale = mx_scale(amax, floor);
         count_clamp(amax, scale, floor, counters);
         scales |= scale.code << (8 * block);
-        uint32 codes[8];
+        uint32 data[8];
         uint32 nonzero = 0xffffffffu;
 #pragma unroll
         for (int quad = 0; quad < 8; ++quad) {
@@ -247,29 +247,29 @@ __device__ __forceinline__ uint32 quantize_row(const FusedResult& result, uint8*
             const uint32 high = quad % 2 == 0 ? vectors[quad / 2].y : vectors[quad / 2].w;
             const float x[4] = {low_to_f32(low), high_to_f32(low), low_to_f32(high),
                                 high_to_f32(high)};
-            codes[quad] = mx_encode(x, scale.reciprocal);
-            nonzero &= nonzero_code_bits(codes[quad]);
+            data[quad] = mx_encode(x, scale.reciprocal);
+            nonzero &= nonzero_element_bits(data[quad]);
             if (floor) {
                 counters.saturations += mx_saturations(x, scale.reciprocal);
             }
         }
-        if (!all_codes_nonzero(nonzero)) {
+        if (!all_elements_nonzero(nonzero)) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 counters.underflows += mx_nonzero<bf16>(vectors[i]) -
-                                       nonzero_codes(codes[2 * i]) -
-                                       nonzero_codes(codes[2 * i + 1]);
+                                       nonzero_elements(data[2 * i]) -
+                                       nonzero_elements(data[2 * i + 1]);
             }
         }
-        fused_unit(staged, lane, block * 2) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+        fused_unit(staged, lane, block * 2) = make_uint4(data[0], data[1], data[2], data[3]);
         fused_unit(staged, lane, block * 2 + 1) =
-            make_uint4(codes[4], codes[5], codes[6], codes[7]);
+            make_uint4(data[4], data[5], data[6], data[7]);
     }
     return scales;
 }
 
-// Writes the codes of 32 rows, 64 bytes of each, from (row, column) on.
-__device__ __forceinline__ void write_codes(const MxTarget& to, int32 row, int32 column,
+// Writes the quantized data of 32 rows, 64 bytes of each, from (row, column) on.
+__device__ __forceinline__ void write_data(const MxTarget& to, int32 row, int32 column,
                                             uint8* staged) {
     const int32 lane = threadIdx.x % 32;
     const int32 unit = lane % 4;
@@ -278,7 +278,7 @@ __device__ __forceinline__ void write_codes(const MxTarget& to, int32 row, int32
         const int32 r = i * 8 + lane / 4;
         if (row + r < static_cast<int32>(to.rows) &&
             column + unit * 16 < static_cast<int32>(to.columns)) {
-            *reinterpret_cast<uint4*>(to.codes + static_cast<uint64>(row + r) * to.columns +
+            *reinterpret_cast<uint4*>(to.data + static_cast<uint64>(row + r) * to.columns +
                                       column + unit * 16) = fused_unit(staged, r, unit);
         }
     }
@@ -324,8 +324,8 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
                                                  Release release) {
     constexpr int kSubtiles = kColumns / kFusedColumns;
     const int32 lane = threadIdx.x % 32;
-    const bool by_rows = result.copies.codes != nullptr;
-    const bool by_columns = result.copies.codes_t != nullptr;
+    const bool by_rows = result.copies.data != nullptr;
+    const bool by_columns = result.copies.data_t != nullptr;
     uint64 scales = 0;
 #pragma unroll 1
     for (int32 i = 0; i < kSubtiles; ++i) {
@@ -356,7 +356,7 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
                 const uint64 found = quantize_row(result, staged, counters);
                 scales |= found << (8 * (at / kMxBlock));
                 __syncwarp();
-                write_codes(result.copies, row, column + at, staged);
+                write_data(result.copies, row, column + at, staged);
             }
         }
     }
@@ -388,15 +388,15 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 // are copies.
 #define FUSED_ARGUMENTS                                                                          \
     const bf16 *__restrict__ bias, bf16 *__restrict__ gemm, const bf16 *__restrict__ forward, \
-        bf16 *__restrict__ activated, uint8 *__restrict__ codes, uint8 *__restrict__ scales,     \
-        uint8 *__restrict__ codes_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,    \
+        bf16 *__restrict__ activated, uint8 *__restrict__ data, uint8 *__restrict__ scales,      \
+        uint8 *__restrict__ data_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,     \
         uint32 activation, uint32 flags, MxTotals *totals, uint64 *statistics
 
 // The same as a value.
 #define FUSED_RESULT                                                                             \
     FusedResult {                                                                                \
         TileResult<bf16>{gemm, bias, m, n, false}, forward, activated,                           \
-            MxTarget{codes,  scales, codes_t, scales_t, static_cast<uint32>(m),                  \
+            MxTarget{data,  scales, data_t, scales_t, static_cast<uint32>(m),                    \
                      static_cast<uint32>(n)},                                                    \
             activation, flags                                                                    \
     }
@@ -405,7 +405,7 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 __device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
                                                        const MxCounters& counters,
                                                        MxTotals* totals, uint64* statistics) {
-    const uint64 copies = (result.copies.codes != nullptr) + (result.copies.codes_t != nullptr);
+    const uint64 copies = (result.copies.data != nullptr) + (result.copies.data_t != nullptr);
     if (copies > 0) {
         const uint64 elements = copies * result.copies.rows * result.copies.columns;
         mx_write_statistics(counters, gridDim.x, totals, elements, statistics);

@@ -33,7 +33,7 @@ __device__ __forceinline__ void mxfp8_gemm_block(const mxfp8_tile::Operand& a,
 }
 
 // a [m, k] and b [n, k], scales of both in tiles (layout/scale_tile.cuh), bias [n] or null,
-// out [m, n]; `accumulate` adds to what is in an FP32 result. `vector`: codes are copied 16 at a
+// out [m, n]; `accumulate` adds to what is in an FP32 result. `vector`: elements are copied 16 at a
 // time, for which k is a multiple of 16, or one by one.
 #define MXFP8_GEMM(name, Steps, vector, Element)                                                 \
     extern "C" __global__ void __launch_bounds__(mxfp8_tile::kThreads, 1)                        \

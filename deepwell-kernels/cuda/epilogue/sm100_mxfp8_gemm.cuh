@@ -24,11 +24,11 @@ __device__ __forceinline__ void mxfp8_gemm(const sm100_mxfp8::Operand& a,
 
     if (warp == kCopyWarp) {
         if (elect_one()) {
-            copy_codes(shared, a, b, tiles, k_blocks);
+            copy_quantized(shared, a, b, tiles, k_blocks);
         }
     } else if (warp == kMultiplyWarp) {
         if (rank == 0 && elect_one()) {
-            multiply_codes(shared, tensor_base, tiles, k_blocks);
+            multiply_quantized(shared, tensor_base, tiles, k_blocks);
         }
     } else if (warp >= kFirstEpilogueWarp) {
         store(shared, tensor_base, tiles);

@@ -94,7 +94,7 @@ __device__ __noinline__ uint2 mx_survey(uint4 vector) {
     return found;
 }
 
-// Codes of four elements by the factor of their scale.
+// Four elements quantized by the factor of their scale.
 __device__ __forceinline__ uint32 mx_encode(const float (&x)[4], float reciprocal) {
     return to_e4m3x4(x[0] * reciprocal, x[1] * reciprocal, x[2] * reciprocal, x[3] * reciprocal);
 }

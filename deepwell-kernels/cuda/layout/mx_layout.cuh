@@ -32,9 +32,9 @@ struct MxTile {
 // Where the copies of a matrix go; pointers of copies that are not made are not looked at. Scales
 // lie in tiles, see layout/scale_tile.cuh; those of a tile of elements are one tile of each copy.
 struct MxTarget {
-    uint8* codes;     // [rows, columns]
+    uint8* data;     // [rows, columns]
     uint8* scales;    // [ceil(rows / 128), ceil(columns / 128), 512]
-    uint8* codes_t;   // [columns, rows]
+    uint8* data_t;   // [columns, rows]
     uint8* scales_t;  // [ceil(columns / 128), ceil(rows / 128), 512]
     uint32 rows;
     uint32 columns;

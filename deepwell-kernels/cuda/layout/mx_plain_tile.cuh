@@ -1,6 +1,6 @@
 // The quantization of `layout/mx_tile.cuh` for what training asks for nearly always: BF16, rows and
 // columns that consist of whole tiles, the RCEIL rule, groups of 1x32 or 1x128 elements. The same
-// codes, scales and counters from about a third as many instructions: nothing is asked of the flags
+// data, scales and counters from about a third as many instructions: nothing is asked of the flags
 // or the edges, two elements or two groups go through each instruction, and a tile never lies in
 // shared memory.
 //
@@ -8,9 +8,9 @@
 // threads have a row: its largest magnitude comes from shuffles that leave each of four threads
 // with two rows of eight, so that a scale is computed once and not by all. For the column copy the
 // threads leave the largest magnitudes of their columns in shared memory, each warp makes the
-// scales of sixteen columns for all, and the codes go through shared memory:
+// scales of sixteen columns for all, and the data goes through shared memory:
 //
-//   stage[column][chunk ^ (column / 8)]: 8 codes (rows 8 * chunk ...) of one column. Sixteen
+//   stage[column][chunk ^ (column / 8)]: 8 elements (rows 8 * chunk ...) of one column. Sixteen
 //   threads write the same chunk of sixteen columns, eight apart, or eight threads read the
 //   sixteen chunks of one column: neither meets a bank twice.
 //
@@ -18,7 +18,7 @@
 // after the other. As words of four bytes in lines of scales by rows, each in a sector with words
 // of other blocks, they cost a tenth of the whole kernel on an H200.
 //
-// Scaling in BF16 gives the codes that scaling in FP32 gives: a factor is a power of two, so that a
+// Scaling in BF16 gives the bits that scaling in FP32 gives: a factor is a power of two, so that a
 // product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
 #pragma once
 
@@ -62,9 +62,9 @@ __device__ __forceinline__ MxScale mx_plain_scale(uint32 amax, bool counts, MxCo
     return mx_scale(amax, false);
 }
 
-// Two scales, a half of a word each: the codes, and the factors as BF16.
+// Two scales, a half of a word each: their bytes, and the factors as BF16.
 struct MxScalePair {
-    uint32 codes;
+    uint32 data;
     uint32 factors;
 };
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ MxScalePair mx_scale_pair(uint32 amaxes, bool counts,
     if (special != 0) {
         const MxScale low = mx_plain_scale(amaxes << 16, counts, counters);
         const MxScale high = mx_plain_scale(amaxes & 0xffff0000u, counts, counters);
-        pair.codes = low.code | high.code << 16;
+        pair.data = low.code | high.code << 16;
         pair.factors = __byte_perm(__float_as_uint(low.reciprocal),
                                    __float_as_uint(high.reciprocal), 0x7632);
     }
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint32 mx_plain_nonzero(const uint4 (&vectors)[kMxPla
     return count;
 }
 
-// High bits of the elements of a word that are not zero, but so small that their codes are.
+// High bits of the elements of a word that are not zero, but so small that they become zero.
 __device__ __forceinline__ uint32 mx_vanished_bits(uint32 word, uint32 factors) {
     constexpr uint32 kLast = 0x3a80u;  // 2^-10, a tie, goes to zero
     constexpr uint32 kCarry = 0x7fffu - kLast;
@@ -110,15 +110,15 @@ __device__ __noinline__ uint32 mx_vanished(uint4 vector, uint4 factors) {
                   mx_vanished_bits(vector.w, factors.w) >> 3);
 }
 
-// Counts elements that become zero, by sixteen words of codes. Data of which some do differ from
-// data of which none does by one branch: with heavy tails every warp meets one.
-struct MxZeroCodes {
+// Counts elements that become zero, by sixteen words of quantized data. Words of which some do
+// differ from data of which none does by one branch: with heavy tails every warp meets one.
+struct MxZeros {
     uint32 nonzero[2] = {0, 0};  // a bit for each code, of eight words each
     int words = 0;               // known to the compiler
 
-    __device__ __forceinline__ void see(uint32 codes) {
+    __device__ __forceinline__ void see(uint32 data) {
         uint32& of_eight = nonzero[words++ / 8];
-        of_eight = of_eight >> 1 | (nonzero_code_bits(codes) & 0x80808080u);
+        of_eight = of_eight >> 1 | (nonzero_element_bits(data) & 0x80808080u);
     }
     // `factors` are all, and `factors_of(row)` those of the words of a vector.
     template <typename FactorsOf>
@@ -143,9 +143,9 @@ struct MxZeroCodes {
     }
 };
 
-// E4M3 codes of the lower, or upper, halves of four words.
+// E4M3 data of the lower, or upper, halves of four words.
 template <int kHalf>
-__device__ __forceinline__ uint32 mx_codes_of_halves(uint32 a, uint32 b, uint32 c, uint32 d) {
+__device__ __forceinline__ uint32 mx_data_of_halves(uint32 a, uint32 b, uint32 c, uint32 d) {
     return kHalf == 0 ? to_e4m3x4(low_to_f32(a), low_to_f32(b), low_to_f32(c), low_to_f32(d))
                       : to_e4m3x4(high_to_f32(a), high_to_f32(b), high_to_f32(c), high_to_f32(d));
 }
@@ -200,11 +200,11 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
         factors[pair] = __shfl_sync(0xffffffffu, mine.factors, pair, 4);
     }
     const uint32 row = row0 + mx_plain_row(), column = column0 + mx_plain_column();
-    uint8* const codes_to = to.codes + static_cast<uint64>(row) * to.columns + column;
+    uint8* const data_to = to.data + static_cast<uint64>(row) * to.columns + column;
     const auto factor_of = [&](int row) {
         return __byte_perm(factors[row / 2], factors[row / 2], row % 2 == 0 ? 0x1010 : 0x3232);
     };
-    MxZeroCodes zeros;
+    MxZeros zeros;
 #pragma unroll
     for (int i = 0; i < kMxPlainRows; ++i) {
         const uint32 factor = factor_of(i);
@@ -213,17 +213,17 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
         for (int w = 0; w < kMxPlainWords; ++w) {
             scaled[w] = multiply_bf16x2(word_of(vectors[i], w), factor);
         }
-        uint32 codes[2];
+        uint32 data[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            codes[half] =
+            data[half] =
                 to_e4m3x4(low_to_f32(scaled[2 * half]), high_to_f32(scaled[2 * half]),
                           low_to_f32(scaled[2 * half + 1]), high_to_f32(scaled[2 * half + 1]));
         }
-        zeros.see(codes[0]);
-        zeros.see(codes[1]);
-        *reinterpret_cast<uint2*>(codes_to + static_cast<uint64>(i) * to.columns) =
-            make_uint2(codes[0], codes[1]);
+        zeros.see(data[0]);
+        zeros.see(data[1]);
+        *reinterpret_cast<uint2*>(data_to + static_cast<uint64>(i) * to.columns) =
+            make_uint2(data[0], data[1]);
     }
     const auto factors_of = [&](int row) {
         const uint32 factor = factor_of(row);
@@ -232,7 +232,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
     zeros.finish(vectors, make_uint4(factors[0], factors[1], factors[2], factors[3]), factors_of,
                  counters);
     // The four bytes of a row.
-    uint32 low = mine.codes & 0xff, high = mine.codes >> 16;
+    uint32 low = mine.data & 0xff, high = mine.data >> 16;
     if (kWide) {
         low *= 0x01010101u;
         high *= 0x01010101u;
@@ -253,7 +253,7 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
 }
 
 // Column copy, once `shared.amaxes` has what every warp knows of each word of columns, and the
-// scales of all copies. What was counted is tallied before the codes are written.
+// scales of all copies. What was counted is tallied before the data is written.
 template <bool kWide, bool kRow>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,
@@ -275,7 +275,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
         }
         const MxScalePair pair =
             mx_scale_pair(amaxes & 0x7fff7fffu, !kWide || part == 0, counters);
-        uint32 low = pair.codes & 0xff, high = pair.codes >> 16;
+        uint32 low = pair.data & 0xff, high = pair.data >> 16;
         if (kWide) {
             low *= 0x01010101u;
             high *= 0x01010101u;
@@ -307,7 +307,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
     const uint32 lane = threadIdx.x % kMxRowLanes, chunk = threadIdx.x / kMxRowLanes;
     const uint4 of_group =
         *reinterpret_cast<const uint4*>(&shared.factors[kWide ? 0 : chunk / 4][lane * 4]);
-    MxZeroCodes zeros;
+    MxZeros zeros;
     uint2* const to_stage = reinterpret_cast<uint2*>(stage) + lane * 128 + (chunk ^ lane);
 #pragma unroll
     for (int w = 0; w < kMxPlainWords; ++w) {
@@ -317,11 +317,11 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
             scaled[row] = multiply_bf16x2(word_of(vectors[row], w), word_of(of_group, w));
         }
         const uint2 first =
-            make_uint2(mx_codes_of_halves<0>(scaled[0], scaled[1], scaled[2], scaled[3]),
-                       mx_codes_of_halves<0>(scaled[4], scaled[5], scaled[6], scaled[7]));
+            make_uint2(mx_data_of_halves<0>(scaled[0], scaled[1], scaled[2], scaled[3]),
+                       mx_data_of_halves<0>(scaled[4], scaled[5], scaled[6], scaled[7]));
         const uint2 second =
-            make_uint2(mx_codes_of_halves<1>(scaled[0], scaled[1], scaled[2], scaled[3]),
-                       mx_codes_of_halves<1>(scaled[4], scaled[5], scaled[6], scaled[7]));
+            make_uint2(mx_data_of_halves<1>(scaled[0], scaled[1], scaled[2], scaled[3]),
+                       mx_data_of_halves<1>(scaled[4], scaled[5], scaled[6], scaled[7]));
         zeros.see(first.x);
         zeros.see(first.y);
         zeros.see(second.x);
@@ -339,13 +339,13 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
     constexpr uint32 kLines = kMxPlainThreads / 8;
     const uint32 line = threadIdx.x / 8, pair = threadIdx.x % 8;
     const bool reversed = line / 8 % 2 == 1;
-    uint8* const codes_to =
-        to.codes_t + static_cast<uint64>(column0 + line) * to.rows + row0 + pair * 16;
+    uint8* const data_to =
+        to.data_t + static_cast<uint64>(column0 + line) * to.rows + row0 + pair * 16;
 #pragma unroll
     for (int i = 0; i < kMxTile / kLines; ++i) {
         const uint32 column = line + i * kLines;
         const uint4 found = stage[column * 8 + (pair ^ (column / 16))];
-        *reinterpret_cast<uint4*>(codes_to + static_cast<uint64>(i) * kLines * to.rows) =
+        *reinterpret_cast<uint4*>(data_to + static_cast<uint64>(i) * kLines * to.rows) =
             reversed ? make_uint4(found.z, found.w, found.x, found.y) : found;
     }
 }

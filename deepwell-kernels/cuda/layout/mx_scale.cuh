@@ -9,7 +9,7 @@ constexpr uint32 kMxFloor = 1;   // scale rule: OCP floor in place of RCEIL
 constexpr uint32 kMxWide = 2;    // granularity: 128 in place of 32
 constexpr uint32 kMxSquare = 4;  // block: 32x32 (128x128) in place of 1x32 (1x128)
 
-// Codes with a meaning of their own.
+// Scales with a meaning of their own.
 constexpr uint32 kE8m0Nan = 0xff;
 constexpr uint32 kE8m0Max = 0xfe;
 
@@ -73,18 +73,18 @@ struct MxCounters {
 };
 
 // The high bit of each code of a word that is not zero of either sign, among others.
-__device__ __forceinline__ uint32 nonzero_code_bits(uint32 codes) {
-    return (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
+__device__ __forceinline__ uint32 nonzero_element_bits(uint32 data) {
+    return (data & 0x7f7f7f7fu) + 0x7f7f7f7fu;
 }
 
-// Whether all codes are not zero, from all their bits.
-__device__ __forceinline__ bool all_codes_nonzero(uint32 bits) {
+// Whether no element is zero, from all their bits.
+__device__ __forceinline__ bool all_elements_nonzero(uint32 bits) {
     return (bits & 0x80808080u) == 0x80808080u;
 }
 
-// How many of the four codes of a word are not zero.
-__device__ __forceinline__ uint32 nonzero_codes(uint32 codes) {
-    return __popc(nonzero_code_bits(codes) & 0x80808080u);
+// How many of the four elements of a word are not zero.
+__device__ __forceinline__ uint32 nonzero_elements(uint32 data) {
+    return __popc(nonzero_element_bits(data) & 0x80808080u);
 }
 
 // Whether a finite `x` exceeds the largest element after scaling.

@@ -5,7 +5,7 @@
 //
 // Before it draws, a block waits until what it added has arrived, and so has all else that its
 // first warp wrote. A block therefore tallies as soon as it knows its counts, while most of its
-// codes are yet to be written, and looks at its number when it has written them: at the end of a
+// data is yet to be written, and looks at its number when it has written them: at the end of a
 // block of one tile the same costs a tenth of the whole kernel.
 //
 // Where a block may do the work of others, which then never begin, it draws as many numbers as it

@@ -1,13 +1,13 @@
-// Block quantization of a tile of 128 x 128 elements in shared memory: row codes and scales, column
-// codes (stored transposed) and scales, counters.
+// Block quantization of a tile of 128 x 128 elements in shared memory: rowwise data and scales,
+// columnwise data (stored transposed) and scales, counters.
 //
 // A thread puts eight vectors of 16 bytes there, 16 rows apart, and takes them back one by one for
 // the row copy: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so shuffles find its
 // amax. For the column copy a thread takes 32 rows of one word of columns, which is one column
-// block (or two), and its codes go back through the same shared memory, so that the transposed
+// block (or two), and its data goes back through the same shared memory, so that the transposed
 // copy is written in whole lines of 128 bytes:
 //
-//   stage[column][chunk ^ swizzle(column)]: 16 codes (rows 16 * chunk ...) of one column, where
+//   stage[column][chunk ^ swizzle(column)]: 16 elements (rows 16 * chunk ...) of one column, where
 //   swizzle counts words of columns modulo 8. Eight threads write the same chunk of eight words of
 //   columns, or read eight chunks of one column: neither meets a bank twice.
 //
@@ -25,7 +25,7 @@
 #include "layout/mx_layout.cuh"
 #include "layout/mx_scale.cuh"
 
-// The first `count` bytes of a vector of codes.
+// The first `count` bytes of a vector of quantized data.
 __device__ __forceinline__ void mx_store_bytes(uint8* to, const uint32* words, int word_count,
                                                uint32 count) {
 #pragma unroll
@@ -68,13 +68,13 @@ __device__ __forceinline__ void mx_store_scales(uint8* to, const uint32 (&scales
     }
 }
 
-// Row copy of one vector, in row `row_in_tile` of the tile and column `column` of the matrix: codes
-// to `codes_to`, the scale to `scales`. `amax` is that of the vector, or of its square; `exists`
-// tells that the matrix has it.
+// Quantizes one vector rowwise, in row `row_in_tile` of the tile and column `column` of the matrix:
+// data to `data_to`, the scale to `scales`. `amax` is that of the vector, or of its square;
+// `exists` tells that the matrix has it.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint32 amax,
                                                       uint32 row_in_tile, uint32 column,
-                                                      bool exists, uint8* codes_to,
+                                                      bool exists, uint8* data_to,
                                                       uint32 (&scales)[kMxTile], uint32 columns,
                                                       uint32 flags, MxCounters& counters) {
     using Tile = MxTile<E>;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint
     }
     const MxScale scale = mx_scale(amax, floor);
     const uint32 words[4] = {vector.x, vector.y, vector.z, vector.w};
-    uint32 codes[kPerWord];
+    uint32 data[kPerWord];
     uint32 nonzero = 0xffffffffu;
 #pragma unroll
     for (int quad = 0; quad < kPerWord; ++quad) {
@@ -104,15 +104,15 @@ __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint
             const int index = 4 * quad + i;
             x[i] = mx_value<E>(words[index / kPerWord], index % kPerWord);
         }
-        codes[quad] = mx_encode(x, scale.reciprocal);
-        nonzero &= nonzero_code_bits(codes[quad]);
+        data[quad] = mx_encode(x, scale.reciprocal);
+        nonzero &= nonzero_element_bits(data[quad]);
         if (floor) {
             counters.saturations += mx_saturations(x, scale.reciprocal);
         }
     }
-    if (!all_codes_nonzero(nonzero)) {
-        counters.underflows += mx_nonzero<E>(vector) - nonzero_codes(codes[0]) -
-                               (kPerWord == 2 ? nonzero_codes(codes[kPerWord - 1]) : 0);
+    if (!all_elements_nonzero(nonzero)) {
+        counters.underflows += mx_nonzero<E>(vector) - nonzero_elements(data[0]) -
+                               (kPerWord == 2 ? nonzero_elements(data[kPerWord - 1]) : 0);
     }
     if (scale.code == 0 && mx_is_clamped(opaque(amax), floor)) {
         const uint32 group_mask = (wide ? kMxTile : kMxBlock) - 1;
@@ -123,12 +123,12 @@ __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint
     if (exists) {
         if (columns % Tile::kVector == 0) {
             if (kPerWord == 2) {
-                *reinterpret_cast<uint2*>(codes_to) = make_uint2(codes[0], codes[kPerWord - 1]);
+                *reinterpret_cast<uint2*>(data_to) = make_uint2(data[0], data[kPerWord - 1]);
             } else {
-                *reinterpret_cast<uint32*>(codes_to) = codes[0];
+                *reinterpret_cast<uint32*>(data_to) = data[0];
             }
         } else {
-            mx_store_bytes(codes_to, codes, kPerWord, columns - column);
+            mx_store_bytes(data_to, data, kPerWord, columns - column);
         }
     }
     if (Tile::column() % kMxBlock == 0) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
         uint32 nonzero = 0xffffffffu;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint32 codes[4];
+            uint32 data[4];
 #pragma unroll
             for (int quad = 0; quad < 4; ++quad) {
                 float x[4];
@@ -194,16 +194,16 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
                 for (int i = 0; i < 4; ++i) {
                     x[i] = mx_value<E>(words[half * 16 + quad * 4 + i], c);
                 }
-                codes[quad] = mx_encode(x, scale.reciprocal);
-                nonzero &= nonzero_code_bits(codes[quad]);
+                data[quad] = mx_encode(x, scale.reciprocal);
+                nonzero &= nonzero_element_bits(data[quad]);
                 if (floor) {
                     counters.saturations += mx_saturations(x, scale.reciprocal);
                 }
             }
             stage[column * 8 + ((group * 2 + half) ^ (unit % 8))] =
-                make_uint4(codes[0], codes[1], codes[2], codes[3]);
+                make_uint4(data[0], data[1], data[2], data[3]);
         }
-        if (!all_codes_nonzero(nonzero)) {
+        if (!all_elements_nonzero(nonzero)) {
 #pragma unroll
             for (int i = 0; i < kMxBlock; ++i) {
                 const uint32 word = opaque(words[i]) & Element::kMagnitude;
@@ -211,9 +211,9 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const uint4 codes = stage[column * 8 + ((group * 2 + half) ^ (unit % 8))];
-                counters.underflows -= nonzero_codes(codes.x) + nonzero_codes(codes.y) +
-                                       nonzero_codes(codes.z) + nonzero_codes(codes.w);
+                const uint4 data = stage[column * 8 + ((group * 2 + half) ^ (unit % 8))];
+                counters.underflows -= nonzero_elements(data.x) + nonzero_elements(data.y) +
+                                       nonzero_elements(data.z) + nonzero_elements(data.w);
             }
         }
         if (scale.code == 0 && mx_is_clamped(opaque(amax), floor)) {
@@ -226,19 +226,19 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
     }
     __syncthreads();
 
-    // Write the codes in lines of eight threads, then the scales.
+    // Write the data in lines of eight threads, then the scales.
 #pragma unroll
     for (int i = 0; i < kMxTile * kMxTile / 16 / Tile::kThreads; ++i) {
         const uint32 index = i * Tile::kThreads + threadIdx.x;
         const uint32 in_tile = index / 8, chunk = index % 8;
         const uint32 column = column0 + in_tile, row = row0 + chunk * 16;
         if (column < to.columns && row < to.rows) {
-            const uint4 codes = stage[in_tile * 8 + (chunk ^ (in_tile / kPerWord % 8))];
-            uint8* const target = to.codes_t + static_cast<uint64>(column) * to.rows + row;
+            const uint4 data = stage[in_tile * 8 + (chunk ^ (in_tile / kPerWord % 8))];
+            uint8* const target = to.data_t + static_cast<uint64>(column) * to.rows + row;
             if (to.rows % 16 == 0) {
-                *reinterpret_cast<uint4*>(target) = codes;
+                *reinterpret_cast<uint4*>(target) = data;
             } else {
-                const uint32 of_vector[4] = {codes.x, codes.y, codes.z, codes.w};
+                const uint32 of_vector[4] = {data.x, data.y, data.z, data.w};
                 mx_store_bytes(target, of_vector, 4, to.rows - row);
             }
         }
@@ -286,7 +286,7 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
         mx_square_amax<E>(own, wide, shared);
     }
     const uint32 first_row = row0 + Tile::row(), column = column0 + Tile::column();
-    uint8* codes_to = to.codes + static_cast<uint64>(first_row) * to.columns + column;
+    uint8* data_to = to.data + static_cast<uint64>(first_row) * to.columns + column;
     const uint32 rows_left =
         column < to.columns && first_row < to.rows ? to.rows - first_row : 0;
     uint32 largest = 0;
@@ -302,9 +302,9 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
             }
             const uint32 beyond_first = step * kMxStepRows;
             mx_quantize_row_vector<E>(vector, amax, Tile::row() + beyond_first, column,
-                                     beyond_first < rows_left, codes_to, shared.scales, to.columns,
+                                     beyond_first < rows_left, data_to, shared.scales, to.columns,
                                      flags, counters);
-            codes_to += static_cast<uint64>(kMxStepRows) * to.columns;
+            data_to += static_cast<uint64>(kMxStepRows) * to.columns;
         }
     }
     mx_count_vectors<E>(own, largest, kCopies, counters);

@@ -30,13 +30,13 @@ __device__ __forceinline__ uint64 tcgen05_transposed_matrix(uint32 address) {
     return tcgen05_matrix(address, kTransposedBoxBytes, 1024, 2);
 }
 
-// The scales of 128 rows and 128 codes along K: 32 rows of 16 bytes one after the other, row r
+// The scales of 128 rows and 128 elements along K: 32 rows of 16 bytes one after the other, row r
 // with four scales each of rows r, 32 + r, 64 + r and 96 + r.
 __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
     return tcgen05_matrix(address, 128, 128, 0);
 }
 
-// An MMA of E4M3 codes with E8M0 scales, both operands K-major, of `rows` (128 or 256) by
+// An MMA of E4M3 data with E8M0 scales, both operands K-major, of `rows` (128 or 256) by
 // `columns`; `step` of the four scales of a row is taken.
 __host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint32 columns,
                                                               uint32 step) {

@@ -1,6 +1,6 @@
 // One 128 x 128 tile of an MXFP8 GEMM, both operands K-major, by 256 threads.
 //
-// Tiles of 128 along K pass through a ring of three stages, each with two 16 KiB tiles of codes,
+// Tiles of 128 along K pass through a ring of three stages, each with two 16 KiB tiles of data,
 // copied by cp.async two steps ahead, and the scales of their rows, which threads fetch while a
 // tile before is multiplied. Each of the eight warps holds 64 x 32 of the result.
 //
@@ -34,9 +34,9 @@ static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each 
 static_assert(kThreads == kBlockM + kBlockN, "a thread fetches the scales of one row");
 static_assert(kSharedBytes <= 99 * 1024, "what a block may have on sm_120");
 
-// An operand: codes [outer, k] by rows, and their scales in tiles (layout/scale_tile.cuh).
+// An operand: data [outer, k] by rows, and its scales in tiles (layout/scale_tile.cuh).
 struct Operand {
-    const uint8* codes;
+    const uint8* data;
     const uint8* scales;
     int32 outer;
     int32 k;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const Opera
                                         const Operand& b, int32 row, int32 column,
                                         unsigned char* shared) {
     using Copy = TileCopy<uint8, true, kVector, kThreads>;
-    const Copy copy_a(TileOperand<uint8>{a.codes, a.k, a.outer, a.k}, row);
-    const Copy copy_b(TileOperand<uint8>{b.codes, b.k, b.outer, b.k}, column);
+    const Copy copy_a(TileOperand<uint8>{a.data, a.k, a.outer, a.k}, row);
+    const Copy copy_b(TileOperand<uint8>{b.data, b.k, b.outer, b.k}, column);
     const ScaleFetch scales(a, b, row, column);
 #pragma unroll
     for (int m = 0; m < kFragmentsM; ++m) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void mainloop(Accumulators& accumulators, const Opera
         }
     }
 
-    // Codes that are copied one by one are there for all threads at the next barrier.
+    // Elements that are copied one by one are there for all threads at the next barrier.
     const auto commit = [] {
         if constexpr (kVector) {
             cp_async_commit();

@@ -1,8 +1,8 @@
-// Tiles of an MXFP8 GEMM, both operands K-major, on tcgen05: beside the operands, which are
-// codes, stand their scales. See mma/sm100_tile.cuh for the frame.
+// Tiles of an MXFP8 GEMM, both operands K-major, on tcgen05: beside the data of an operand stand
+// its scales. See mma/sm100_tile.cuh for the frame.
 //
 // Scales lie in memory as the tiles of 512 bytes that tcgen05.cp takes (layout/scale_tile.cuh), and
-// come with the codes. Copies of scales to tensor memory and MMAs of one thread run in the order in
+// come with the data. Copies of scales to tensor memory and MMAs of one thread run in the order in
 // which it asks for them, so that one place in tensor memory serves all stages.
 #pragma once
 
@@ -31,22 +31,22 @@ struct Shape : TileShape<kBlocks, kTileN, scale_tiles(kTileN) * kScaleTileBytes,
     static_assert(kTileN % kScaleTileRows == 0, "whole scale tiles");
 };
 
-// A matrix: codes [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
+// A matrix: data [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
 // of a scale tile, as a matrix of 256 columns.
 struct Operand {
-    const TensorMap& codes;
+    const TensorMap& data;
     const TensorMap& scales;
     int32 rows;
 };
 
-// Of `kRows` rows of codes from `row` on, and the K of a stage, what the calling block copies for
+// Of `kRows` rows of data from `row` on, and the K of a stage, what the calling block copies for
 // all that share them.
 template <typename S, int kRows, int kSharers>
-__device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& codes, uint32 row,
+__device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& data, uint32 row,
                                           uint32 k, uint32 barrier, const Sharers& sharers) {
     constexpr int kCopied = kRows / kSharers;
     const uint32 first = sharers.index * kCopied;
-    copy_box<S, kSharers>(target + first * kStageRowBytes, codes, k, row + first, barrier,
+    copy_box<S, kSharers>(target + first * kStageRowBytes, data, k, row + first, barrier,
                           sharers);
 }
 
@@ -63,10 +63,10 @@ __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scal
     }
 }
 
-// Codes and scales of both operands, by one thread of each block. The scales of all of b are
-// needed by both blocks of a pair. Scales are not shared: they are a thirty-second of the codes.
+// Data and scales of both operands, by one thread of each block. The scales of all of b are
+// needed by both blocks of a pair. Scales are not shared: they are a thirty-second of the data.
 template <typename S, typename Tiles>
-__device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operand& a,
+__device__ __forceinline__ void copy_quantized(const Shared<S>& shared, const Operand& a,
                                            const Operand& b, Tiles tiles, int32 k_blocks) {
     const uint32 rank = rank_in_pair<S>();
     const Sharers of_a = sharers_of_a<S>();
@@ -75,9 +75,9 @@ __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operan
                   [&](const TilePlace& place, int32 k_block, uint32 stage, uint32 barrier) {
                       const uint32 k = k_block * kStageRowBytes;
                       const uint32 row = place.row + rank * kBlockM;
-                      uint8* codes = shared.operands + stage * S::kOperandBytes;
-                      copy_rows<S, kBlockM, S::kAcross>(codes, a.codes, row, k, barrier, of_a);
-                      copy_rows<S, S::kBlockN, S::kDown>(codes + S::kABytes, b.codes,
+                      uint8* data = shared.operands + stage * S::kOperandBytes;
+                      copy_rows<S, kBlockM, S::kAcross>(data, a.data, row, k, barrier, of_a);
+                      copy_rows<S, S::kBlockN, S::kDown>(data + S::kABytes, b.data,
                                                          place.column + rank * S::kBlockN, k,
                                                          barrier, of_b);
                       uint8* scales = shared.side + stage * S::kSideBytes;
@@ -91,11 +91,11 @@ __device__ __forceinline__ void copy_codes(const Shared<S>& shared, const Operan
 // The MMAs, by one thread (of the first block of a pair). Scales come after the accumulators in
 // tensor memory.
 template <typename S, typename Tiles>
-__device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 tensor_base,
+__device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint32 tensor_base,
                                                Tiles tiles, int32 k_blocks) {
     const uint32 a_scales = tensor_base + S::kFirstSideColumn;
     const uint32 b_scales = a_scales + kScaleTileColumns;
-    const uint32 codes = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
+    const uint32 data = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     const uint32 scales = static_cast<uint32>(__cvta_generic_to_shared(shared.side));
     multiply(shared, tensor_base, tiles, k_blocks, [&](uint32 target, int32 k_block, uint32 stage) {
 #pragma unroll
@@ -105,14 +105,14 @@ __device__ __forceinline__ void multiply_codes(const Shared<S>& shared, uint32 t
             tcgen05_copy_to_all_warps<S::kBlocks>(a_scales + i * kScaleTileColumns,
                                                   tcgen05_scale_tile(source));
         }
-        const uint32 a_codes = codes + stage * S::kOperandBytes;
-        const uint32 b_codes = a_codes + S::kABytes;
+        const uint32 a_data = data + stage * S::kOperandBytes;
+        const uint32 b_data = a_data + S::kABytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             // redundant leading offset of A, leading offset of B: none in rows that are swizzled
             tcgen05_multiply_mxf8<S::kBlocks>(
-                target, tcgen05_swizzled_matrix(a_codes + step * kStepBytes),
-                tcgen05_swizzled_matrix(b_codes + step * kStepBytes),
+                target, tcgen05_swizzled_matrix(a_data + step * kStepBytes),
+                tcgen05_swizzled_matrix(b_data + step * kStepBytes),
                 tcgen05_mxf8_instruction(S::kTileM, S::kTileN, step), a_scales, b_scales,
                 k_block > 0 || step > 0);
         }

@@ -38,7 +38,7 @@ __device__ __forceinline__ void tcgen05_copy_to_all_warps(uint32 target, uint64 
                       : : "r"(target), "l"(source) : "memory")
 }
 
-// target (+)= a b^T of 32 codes of 8 bits along K, with one scale for all 32.
+// target (+)= a b^T of 32 elements of 8 bits along K, with one scale for all 32.
 template <int kBlocks>
 __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, uint64 b,
                                                       uint32 instruction, uint32 a_scales,

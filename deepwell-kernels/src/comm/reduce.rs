@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_not_reduced() {
+    fn quantized_data_is_not_reduced() {
         let error = reduce(Reduction::Sum, DType::E4m3, &[&[1], &[2]], &mut [0]).unwrap_err();
         assert!(error.contains("got e4m3"), "{error}");
     }

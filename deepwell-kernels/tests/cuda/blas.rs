@@ -48,7 +48,7 @@ fn bf16_operand(outer: usize, k: usize, k_is_inner: bool, seed: u64) -> Operand 
     Operand { bytes: bytemuck::cast_slice(&stored).to_vec(), scales: Vec::new(), numbers }
 }
 
-/// Codes of all finite magnitudes up to 32, with scales that differ from block to block by up to
+/// Elements of all finite magnitudes up to 32, with scales that differ from block to block by up to
 /// a factor of 16, so that one taken from elsewhere cannot go unseen.
 fn fp8_operand(outer: usize, k: usize, scaling: Scaling, seed: u64) -> Operand {
     let random = uniform(outer * k, seed, 1.0);

@@ -19,7 +19,7 @@ use crate::tcgen05;
 pub(crate) enum Operands {
     Bf16(Kind),
     Mx(MxKind),
-    /// With codes and scales that are NaN.
+    /// With data and scales that are NaN.
     MxNan,
 }
 
@@ -67,16 +67,16 @@ fn multiplied(
     let mut a = MxMatrix::new(rows, k, spec, numbers, 1);
     let b = MxMatrix::new(columns, k, spec, numbers, 50);
     if operands == Operands::MxNan {
-        let (mut codes, mut scales) = (a.codes.bytes.clone(), a.plain_scales.clone());
-        codes[rows / 2 * k] = 0x7f;
+        let (mut data, mut scales) = (a.data.bytes.clone(), a.plain_scales.clone());
+        data[rows / 2 * k] = 0x7f;
         // Of the last row, which leaves NaN in columns that are there and in those that are not.
         let last = scales.len() - 1;
         scales[last] = 0xff;
-        a = MxMatrix::from_bytes(rows, k, &codes, &scales);
+        a = MxMatrix::from_bytes(rows, k, &data, &scales);
     }
     let kind = if backward { GemmKind::Dgrad } else { GemmKind::Fprop };
     let op = ScaledGemm { kind, output: DType::Bf16, bias: !backward, a: spec, b: spec }.into();
-    let mut inputs = vec![a.codes, a.scales, b.codes, b.scales];
+    let mut inputs = vec![a.data, a.scales, b.data, b.scales];
     inputs.extend((!backward).then_some(bias));
     Multiplied {
         op,

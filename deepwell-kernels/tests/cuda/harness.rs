@@ -76,7 +76,7 @@ impl HostTensor {
         HostTensor { dtype: DType::U64, shape: shape.to_vec(), bytes }
     }
 
-    /// Codes (E4M3) or scales (E8M0).
+    /// Data (E4M3) or scales (E8M0).
     pub(crate) fn bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> HostTensor {
         HostTensor { dtype, shape: shape.to_vec(), bytes: bytes.to_vec() }
     }

@@ -7,9 +7,9 @@ use deepwell_precision::{QuantFormat, scale_tiles};
 use crate::compare::{Compared, assert_biased_within};
 use crate::harness::{HostTensor, uniform};
 
-/// Codes and scales as the device reads them, and the numbers that they stand for.
+/// Data and scales as the device reads them, and the numbers that they stand for.
 pub(crate) struct MxMatrix {
-    pub(crate) codes: HostTensor,
+    pub(crate) data: HostTensor,
     /// In tiles.
     pub(crate) scales: HostTensor,
     /// The same by rows.
@@ -24,7 +24,7 @@ pub(crate) enum MxKind {
     Even,
     /// Any finite code; exponents of scales up to 60 apart.
     Spread,
-    /// Codes of 1, 2 and 4 of either sign, scales of 1/2, 1 and 2: sums are exact in FP32.
+    /// Elements of 1, 2 and 4 of either sign, scales of 1/2, 1 and 2: sums are exact in FP32.
     Exact,
 }
 
@@ -57,7 +57,7 @@ impl MxMatrix {
             lowest + of_group[row / across * across * blocks + block / along * along]
         };
         let scales: Vec<u8> = (0..rows * blocks).map(scale_of).collect();
-        let codes: Vec<u8> = match kind {
+        let data: Vec<u8> = match kind {
             MxKind::Exact => {
                 // 0x38 is one; eight more is twice as much.
                 let code = |&draw: &u8| 0x38 + draw % 3 * 8 + if draw < 3 { 0x80 } else { 0 };
@@ -69,25 +69,25 @@ impl MxMatrix {
                 draws(rows * k, seed + 1, 0x7f).iter().zip(&sign).map(code).collect()
             }
         };
-        MxMatrix::from_bytes(rows, k, &codes, &scales)
+        MxMatrix::from_bytes(rows, k, &data, &scales)
     }
 
     /// From scales by rows.
-    pub(crate) fn from_bytes(rows: usize, k: usize, codes: &[u8], scales: &[u8]) -> MxMatrix {
+    pub(crate) fn from_bytes(rows: usize, k: usize, data: &[u8], scales: &[u8]) -> MxMatrix {
         MxMatrix {
-            codes: HostTensor::bytes(DType::E4m3, &[rows, k], codes),
+            data: HostTensor::bytes(DType::E4m3, &[rows, k], data),
             scales: HostTensor::bytes(
                 DType::E8m0,
                 &scale_tiles::shape(rows, k.div_ceil(BLOCK)),
                 &tiled(rows, k, scales),
             ),
             plain_scales: scales.to_vec(),
-            values: dequantize_rows(codes, scales, rows, k),
+            values: dequantize_rows(data, scales, rows, k),
         }
     }
 }
 
-/// Scales of codes `[rows, k]` as programs have them.
+/// Scales of data `[rows, k]` as programs have them.
 pub(crate) fn tiled(rows: usize, k: usize, plain: &[u8]) -> Vec<u8> {
     let blocks = k.div_ceil(BLOCK);
     let mut tiles = vec![0; scale_tiles::tiled_len(rows, blocks)];

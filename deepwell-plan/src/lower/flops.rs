@@ -56,7 +56,7 @@ pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
     (share(blocks), share(with_head))
 }
 
-/// Bytes of codes and scales that the quantizations of one step write.
+/// Bytes of data and scales that the quantizations of one step write.
 pub fn quantized_bytes(program: &Program) -> u64 {
     let bytes_of = |call: &Call| -> u64 {
         call.quantizations()

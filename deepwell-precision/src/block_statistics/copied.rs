@@ -5,19 +5,19 @@ use crate::error::QuantizeError;
 use crate::simd::Kernel;
 use crate::{QuantFormat, Source, dequantize_rows, e2m1, e8m0, nvfp4, ue4m3};
 
-/// How a copy stores codes and scales.
+/// How a copy stores data and scales.
 pub(super) trait Storage: Copy + Sync {
     /// Elements along a row that share a scale byte; even.
     const BLOCK: usize;
 
-    /// Bytes of the codes of `cols` elements from the start of a row.
+    /// Bytes of the data of `cols` elements from the start of a row.
     fn code_bytes(cols: usize) -> usize;
     /// The largest value of a block, by its scale byte.
     fn largest(self, scale: u8) -> f32;
     /// The values of a part of one row that begins with a block.
     fn dequantize(
         self,
-        codes: &[u8],
+        data: &[u8],
         scales: &[u8],
         values: &mut [f32],
     ) -> Result<(), QuantizeError>;
@@ -41,11 +41,11 @@ impl Storage for Mx {
 
     fn dequantize(
         self,
-        codes: &[u8],
+        data: &[u8],
         scales: &[u8],
         values: &mut [f32],
     ) -> Result<(), QuantizeError> {
-        dequantize_rows(codes, scales, 1, values.len(), &self.0, values)
+        dequantize_rows(data, scales, 1, values.len(), &self.0, values)
     }
 }
 
@@ -67,11 +67,11 @@ impl Storage for Nvfp4 {
 
     fn dequantize(
         self,
-        codes: &[u8],
+        data: &[u8],
         scales: &[u8],
         values: &mut [f32],
     ) -> Result<(), QuantizeError> {
-        nvfp4::dequantize_rows(codes, scales, self.0, 1, values.len(), values)
+        nvfp4::dequantize_rows(data, scales, self.0, 1, values.len(), values)
     }
 }
 
@@ -79,7 +79,7 @@ impl Storage for Nvfp4 {
 #[derive(Clone, Copy)]
 pub(super) struct Copied<'a, S, F> {
     pub(super) src: &'a [S],
-    pub(super) codes: &'a [u8],
+    pub(super) data: &'a [u8],
     pub(super) scales: &'a [u8],
     pub(super) cols: usize,
     pub(super) storage: F,
@@ -101,18 +101,18 @@ impl<S: Source, F: Storage> Kernel for Task<'_, S, F> {
 
     #[inline(always)]
     fn call(self) -> Result<(), QuantizeError> {
-        let Self { copy: Copied { src, codes, scales, cols, storage }, rows, bins } = self;
+        let Self { copy: Copied { src, data, scales, cols, storage }, rows, bins } = self;
         let (row_bytes, row_blocks) = (F::code_bytes(cols), cols.div_ceil(F::BLOCK));
         let mut values = [0.0; SEGMENT];
         for row in rows.0..rows.1 {
             for col in (0..cols).step_by(SEGMENT) {
                 let values = &mut values[..SEGMENT.min(cols - col)];
                 let src = &src[row * cols + col..][..values.len()];
-                let codes = &codes[row * row_bytes + F::code_bytes(col)..];
-                let codes = &codes[..F::code_bytes(values.len())];
+                let data = &data[row * row_bytes + F::code_bytes(col)..];
+                let data = &data[..F::code_bytes(values.len())];
                 let scales = &scales[row * row_blocks + col / F::BLOCK..];
                 let scales = &scales[..values.len().div_ceil(F::BLOCK)];
-                storage.dequantize(codes, scales, values)?;
+                storage.dequantize(data, scales, values)?;
                 let parts = src.chunks(F::BLOCK).zip(values.chunks(F::BLOCK)).zip(scales);
                 for ((src, values), &scale) in parts {
                     add_block(src, values, storage.largest(scale), &mut bins[usize::from(scale)]);

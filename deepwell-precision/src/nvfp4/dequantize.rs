@@ -1,4 +1,4 @@
-//! From packed codes and two levels of scales back to numbers.
+//! From packed data and two levels of scales back to numbers.
 
 use super::{BLOCK, check};
 use crate::dequantize::{decode_e4m3, decode_small};

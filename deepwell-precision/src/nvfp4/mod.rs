@@ -140,7 +140,7 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 
 /// Quantizes a matrix with blocks along its rows and returns its tensor scale.
 ///
-/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] codes, two to a byte
+/// `src` is row-major [rows, cols]. `bytes` receives [`crate::packed`] elements, two to a byte
 /// ([`fp4_len`]), `scales` the [`crate::ue4m3`] scales, row-major [rows, ceil(cols / 16)]; the last
 /// block of a row may be shorter. Large matrices are split over the threads of the current rayon
 /// pool. Does not allocate.

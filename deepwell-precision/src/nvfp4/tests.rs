@@ -7,10 +7,10 @@ use super::*;
 use crate::packed::unpack_fp4;
 use crate::{ElementFormat, Overflow, Rounding};
 
-/// Codes (one to a byte), scales and statistics of one copy.
+/// Data (one to a byte), scales and statistics of one copy.
 #[derive(Debug, PartialEq)]
 struct Copied {
-    codes: Vec<u8>,
+    data: Vec<u8>,
     scales: Vec<u8>,
     stats: QuantStats,
 }
@@ -23,9 +23,9 @@ fn reference(
     amax: f32,
     spec: &Nvfp4Spec,
 ) -> Copied {
-    let mut codes = vec![0; outer * contraction];
+    let mut data = vec![0; outer * contraction];
     let mut scales = vec![0; scales_len(outer, contraction)];
-    let mut stats = QuantStats { elements: codes.len() as u64, ..QuantStats::default() };
+    let mut stats = QuantStats { elements: data.len() as u64, ..QuantStats::default() };
     let global = encode_scale(amax, spec.bound);
     let height = if spec.block == BlockShape::Square { 16 } else { 1 };
     let blocks = contraction.div_ceil(16);
@@ -52,7 +52,7 @@ fn reference(
             for (o, k) in places() {
                 let (x, i) = (at(o, k), o * contraction + k);
                 scales[o * blocks + block] = scale;
-                codes[i] = match spec.stochastic {
+                data[i] = match spec.stochastic {
                     Some(philox) => {
                         ElementFormat::E2M1.encode_stochastic(x * factor, philox.word(i as u64))
                     }
@@ -63,12 +63,12 @@ fn reference(
                 } else {
                     stats.nonfinite += 1;
                 }
-                stats.underflows += u64::from(x != 0.0 && codes[i] & 7 == 0);
+                stats.underflows += u64::from(x != 0.0 && data[i] & 7 == 0);
                 stats.saturations += u64::from(x.is_finite() && (x * factor).abs() > 6.0);
             }
         }
     }
-    Copied { codes, scales, stats }
+    Copied { data, scales, stats }
 }
 
 /// Runs a kernel into buffers full of what no test expects.
@@ -80,13 +80,13 @@ fn run(
     let mut bytes = vec![0xEE; fp4_len(outer, contraction)];
     let mut scales = vec![0xEE; scales_len(outer, contraction)];
     let stats = kernel(&mut bytes, &mut scales);
-    let mut codes = vec![0xEE; outer * contraction];
-    unpack_fp4(&bytes, outer, contraction, &mut codes).unwrap();
+    let mut data = vec![0xEE; outer * contraction];
+    unpack_fp4(&bytes, outer, contraction, &mut data).unwrap();
     if contraction % 2 == 1 {
         let odd = bytes.chunks_exact(contraction.div_ceil(2)).all(|row| row.last() < Some(&16));
         assert!(odd, "the last nibble of an odd row is zero");
     }
-    Copied { codes, scales, stats }
+    Copied { data, scales, stats }
 }
 
 fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, amax: f32, what: &str) {
@@ -107,9 +107,9 @@ fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, amax: f32
 
 fn assert_same(got: &Copied, expected: &Copied, what: &str) {
     assert_eq!(got.scales, expected.scales, "{what}");
-    let first = got.codes.iter().zip(&expected.codes).position(|(got, expected)| got != expected);
+    let first = got.data.iter().zip(&expected.data).position(|(got, expected)| got != expected);
     if let Some(i) = first {
-        panic!("{what}: element {i} is {:#x}, expected {:#x}", got.codes[i], expected.codes[i]);
+        panic!("{what}: element {i} is {:#x}, expected {:#x}", got.data[i], expected.data[i]);
     }
     assert_eq!(got.stats, expected.stats, "{what}");
 }

@@ -1,7 +1,7 @@
 //! Block quantization along rows, along columns, or both in one pass over the source.
 //!
 //! Every copy is made from the high-precision source, never from another copy: quantizing twice
-//! loses bits. Codes are rounded to nearest even and saturate. The bytes and the counters do not
+//! loses bits. Elements are rounded to nearest even and saturate. The bytes and the counters do not
 //! depend on the number of threads or on the vector instructions of the machine.
 //!
 //! # Values that are not finite
@@ -68,10 +68,10 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 
 /// Quantizes a matrix with blocks along its rows, for a GEMM that contracts over columns.
 ///
-/// `src` is row-major [rows, cols]; `data` receives codes in the same shape and `scales` their
-/// [`crate::e8m0`] scales, row-major [rows, ceil(cols / 32)]. A row that is not a multiple of 32
-/// long ends with a shorter block. Large matrices are split over the threads of the current rayon
-/// pool. Does not allocate; square blocks take some 100 KiB of stack.
+/// `src` is row-major [rows, cols]; `data` receives the elements in the same shape and `scales`
+/// their [`crate::e8m0`] scales, row-major [rows, ceil(cols / 32)]. A row that is not a multiple of
+/// 32 long ends with a shorter block. Large matrices are split over the threads of the current
+/// rayon pool. Does not allocate; square blocks take some 100 KiB of stack.
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, dequantize_rows, quantize_rows};
@@ -105,7 +105,7 @@ pub fn quantize_rows<S: Source>(
 /// Quantizes a matrix with blocks along its columns, for a GEMM that contracts over rows.
 ///
 /// `src` is row-major [rows, cols]. The copy is stored transposed, the contraction contiguous:
-/// `data_t` receives codes as row-major [cols, rows] and `scales_t` scales as [cols,
+/// `data_t` receives the elements as row-major [cols, rows] and `scales_t` scales as [cols,
 /// ceil(rows / 32)]. Otherwise as [`quantize_rows`].
 ///
 /// # Errors

@@ -42,23 +42,23 @@ impl Differences {
     }
 }
 
-/// Differences of codes and of scales.
+/// Differences of data and of scales.
 #[derive(Clone, Copy, Default)]
 struct CopyDifferences {
-    codes: Differences,
+    data: Differences,
     scales: Differences,
 }
 
 impl CopyDifferences {
     fn merged(self, other: CopyDifferences) -> CopyDifferences {
         CopyDifferences {
-            codes: self.codes.merged(other.codes),
+            data: self.data.merged(other.data),
             scales: self.scales.merged(other.scales),
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.codes.count + self.scales.count == 0
+        self.data.count + self.scales.count == 0
     }
 }
 
@@ -73,7 +73,7 @@ struct MxCopy<'a> {
     contraction: usize,
     format: QuantFormat,
     encoder: Encoder,
-    codes: View<'a>,
+    data: View<'a>,
     scales: View<'a>,
 }
 
@@ -83,18 +83,18 @@ impl<'a> MxCopy<'a> {
         is_column: bool,
         encoder: Encoder,
         format: QuantFormat,
-        codes: View<'a>,
+        data: View<'a>,
         scales: View<'a>,
     ) -> MxCopy<'a> {
         let (rows, columns) = (source.shape[0], source.shape[1]);
         let (outer, contraction, strides) =
             if is_column { (columns, rows, (1, columns)) } else { (rows, columns, (columns, 1)) };
-        MxCopy { source, strides, outer, contraction, format, encoder, codes, scales }
+        MxCopy { source, strides, outer, contraction, format, encoder, data, scales }
     }
 
     fn has_the_right_size(&self) -> bool {
         let blocks = self.contraction.div_ceil(self.format.scale.stored_every());
-        self.codes.shape == [self.outer, self.contraction]
+        self.data.shape == [self.outer, self.contraction]
             && self.scales.bytes.len() == scale_tiles::tiled_len(self.outer, blocks)
     }
 
@@ -139,8 +139,8 @@ impl<'a> MxCopy<'a> {
                 for k in k_start..k_end {
                     let code = self.encoder.code(self.at(outer, k), factor);
                     let index = outer * self.contraction + k;
-                    let got = code_at(&self.format, &self.codes, outer, k);
-                    differences.codes.note(index, code.into(), got.into());
+                    let got = code_at(&self.format, &self.data, outer, k);
+                    differences.data.note(index, code.into(), got.into());
                 }
             }
         }
@@ -194,8 +194,8 @@ pub(super) fn check_quantize(
     let mut wrong = Vec::new();
     for (index, &axis) in quantize.axes().iter().enumerate() {
         let is_column = axis == Axis::Column;
-        let (codes, scales) = (output(planes * index)?, output(planes * index + 1)?);
-        let copy = MxCopy::new(source, is_column, encoder, format, codes, scales);
+        let (data, scales) = (output(planes * index)?, output(planes * index + 1)?);
+        let copy = MxCopy::new(source, is_column, encoder, format, data, scales);
         if planes == 3 {
             let scale = output(planes * index + 2)?;
             let (expected, got) = (encoder.tensor_scale(), scale.float(0));
@@ -208,18 +208,18 @@ pub(super) fn check_quantize(
         let name = if is_column { "column" } else { "row" };
         if !copy.has_the_right_size() {
             let what =
-                format!("`{}`: the {name} copy has another size than its source", codes.name);
+                format!("`{}`: the {name} copy has another size than its source", data.name);
             report.add(&call.name, what);
             continue;
         }
-        report.count_tensor(codes.len());
+        report.count_tensor(data.len());
         report.count_tensor(scales.len());
         let differences = copy.differences();
         // Told by rows, however they lie.
         let by_rows = [copy.outer, copy.contraction.div_ceil(format.scale.stored_every())];
         let scales = View { shape: &by_rows, ..scales };
         for (kind, target, differences) in
-            [("scales", &scales, differences.scales), ("codes", &codes, differences.codes)]
+            [("scales", &scales, differences.scales), ("data", &data, differences.data)]
         {
             let kind = format!("{name}-copy {kind}");
             if let Some(what) = describe(&kind, &of, target, differences) {
@@ -233,7 +233,7 @@ pub(super) fn check_quantize(
     // A likely reason, for matrices where nothing but the bytes tells the copies apart.
     if let [row, column] = wrong[..] {
         let in_place_of = |copy: MxCopy<'_>, other: MxCopy<'_>| {
-            let held = MxCopy { codes: other.codes, scales: other.scales, ..copy };
+            let held = MxCopy { data: other.data, scales: other.scales, ..copy };
             held.has_the_right_size() && held.differences().is_empty()
         };
         if in_place_of(row, column) && in_place_of(column, row) {

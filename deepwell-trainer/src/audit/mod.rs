@@ -17,7 +17,7 @@
 //! from too, so that a copy that was not made again is found. A GEMM must read quantized operands
 //! that nobody has changed since their quantization wrote them. Beside the numbers, [`Audit::new`]
 //! checks the program as such: [`audit_provenance`] and [`audit_counts`]. Attention, norms,
-//! rotations, embedding and loss have no checks here; nor have codes that a kernel makes together
+//! rotations, embedding and loss have no checks here; nor has data that a kernel makes together
 //! with a high-precision tensor that it does not store, beyond that they are left as they were.
 //!
 //! On the CPU nothing is copied but the samples; tensors are read where they lie, so the audit does
@@ -81,7 +81,7 @@ pub struct Audit {
     report: AuditReport,
     tables: Tables,
     pending: Option<Pending>,
-    /// Fingerprints of codes and scales as their quantization left them, by where they lie.
+    /// Fingerprints of data and scales as their quantization left them, by where they lie.
     written: HashMap<ByteRange, u64>,
 }
 
@@ -135,7 +135,7 @@ impl Audit {
         Ok(())
     }
 
-    /// Whether codes and scales are still what their quantization wrote.
+    /// Whether data and scales are still what their quantization wrote.
     fn check_unchanged(
         &mut self,
         program: &Program,

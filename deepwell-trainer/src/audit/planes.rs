@@ -1,4 +1,5 @@
-//! Planes of quantized operands by definition: codes and scales to numbers, and numbers to codes.
+//! Planes of quantized operands by definition: data and scales to numbers, and numbers to quantized
+//! data.
 
 use deepwell_kernels::ops::dequantize::oracle::{decode_e4m3, decode_e8m0};
 use deepwell_kernels::ops::scaled_gemm::nvfp4_oracle::{decode_e2m1, decode_ue4m3};
@@ -8,7 +9,7 @@ use deepwell_precision::{
 
 use super::view::View;
 
-/// Values of all codes and scales.
+/// Values of all bit patterns of elements and scales.
 pub(super) struct Tables {
     e4m3: [f64; 256],
     e8m0: [f64; 256],
@@ -63,7 +64,7 @@ impl Planes<'_> {
     }
 }
 
-/// From numbers to scales and codes, as a format defines it.
+/// From numbers to scales and data, as a format defines it.
 #[derive(Clone, Copy)]
 pub(super) struct Encoder {
     format: QuantFormat,

@@ -12,7 +12,7 @@ use deepwell_precision::QuantFormat;
 use super::emulated;
 use super::report::Finding;
 
-/// Where codes or scales come from.
+/// Where data or scales come from.
 #[derive(Clone, PartialEq, Eq)]
 struct Origin {
     /// Which quantization: name of its call and number within it.
@@ -199,7 +199,7 @@ struct LayerUse {
 }
 
 /// Checks that each [`ScaledGemm`] of `program` reads what its GEMM wants:
-/// - codes and scales that a quantization wrote, both of the same copy, and so each dequantization;
+/// - data and scales that a quantization wrote, both of the same copy, and so each dequantization;
 /// - fprop row copies of activation and weight, dgrad the row copy of the gradient and the column
 ///   copy of the weight, wgrad column copies of gradient and activation;
 /// - the three GEMMs of a layer one and the same parameter (of wgrad its gradient), one and
@@ -238,14 +238,14 @@ fn operands<'a>(
     let wanted = wanted_axes(op.kind);
     std::array::from_fn(|side| {
         let (first, format) = [(0, &op.a), (op.b_input(), &op.b)][side];
-        let codes = copy_at(origins, call, first, format, add)?;
-        if codes.axis != wanted[side] {
+        let data = copy_at(origins, call, first, format, add)?;
+        if data.axis != wanted[side] {
             let wanted = wanted[side].name();
             let kind = op.kind.name();
-            let got = codes.describe();
+            let got = data.describe();
             add(format!("{kind} reads the {got}, expected the {wanted} copy"));
         }
-        Some(codes)
+        Some(data)
     })
 }
 
@@ -258,7 +258,7 @@ fn copy_at<'a>(
     format: &QuantFormat,
     add: &mut dyn FnMut(String),
 ) -> Option<&'a Origin> {
-    let planes = [(Plane::Data, "codes"), (Plane::Scales, "scales"), (Plane::TensorScale, "scale")];
+    let planes = [(Plane::Data, "data"), (Plane::Scales, "scales"), (Plane::TensorScale, "scale")];
     let mut found: Vec<Option<&Origin>> = Vec::with_capacity(planes.len());
     for (index, &(plane, kind)) in planes[..Storage::plane_count(format)].iter().enumerate() {
         let id = call.operands[first + index].value;
@@ -276,7 +276,7 @@ fn copy_at<'a>(
     for other in others {
         if (&data.quantization, data.axis) != (&other.quantization, other.axis) {
             let (data, other) = (data.describe(), other.describe());
-            add(format!("reads codes of the {data} with scales of the {other}"));
+            add(format!("reads data of the {data} with scales of the {other}"));
             return None;
         }
     }

@@ -16,8 +16,9 @@ pub(super) enum Fill {
     Uniform,
     /// Uniform in [0.5, 1.5): reciprocal deviations, weights of norms.
     Positive,
-    /// E4M3 codes of numbers uniform in [-448, 448): what block quantization makes of uniform ones.
-    Codes,
+    /// E4M3 elements of numbers uniform in [-448, 448): what block quantization makes of uniform
+    /// ones.
+    E4m3,
     /// Powers of two from 1/16 to 8, four bytes alike as one exponent for 128 elements has them.
     Scales,
     /// One number everywhere.
@@ -37,7 +38,7 @@ pub(super) fn fills(call: &SingleCall) -> Vec<Fill> {
                 return Fill::Zero;
             }
             special(producer, index, call).unwrap_or(match call.operands[index].dtype {
-                DType::E4m3 => Fill::Codes,
+                DType::E4m3 => Fill::E4m3,
                 DType::E8m0 => Fill::Scales,
                 DType::F32 | DType::Bf16 => Fill::Uniform,
                 _ => Fill::Zero,
@@ -95,7 +96,7 @@ impl Pool {
             Fill::Uniform => floats(&|word| unit(word) * 2.0 - 1.0),
             Fill::Positive => floats(&|word| unit(word) + 0.5),
             Fill::Constant(value) => floats(&|_| value),
-            Fill::Codes => {
+            Fill::E4m3 => {
                 let code = |x: f32| e4m3::encode(x, Rounding::NearestEven, Overflow::Saturate);
                 let number = |word: u64| e4m3::MAX * (unit(word) * 2.0 - 1.0);
                 self.words.iter().map(|&word| code(number(word))).collect()
@@ -122,7 +123,7 @@ mod tests {
         let mean = floats.iter().sum::<f32>() / floats.len() as f32;
         // Four standard errors of the mean of a million numbers of deviation 0.58.
         assert!(mean.abs() < 4.0 * 0.58 / 1024.0, "{mean}");
-        let codes = pool.period(Fill::Codes, DType::E4m3);
+        let codes = pool.period(Fill::E4m3, DType::E4m3);
         assert!(codes.iter().all(|code| code & 0x7F != 0x7F));
         // Half of the numbers are in the upper half, whose codes are those from 224 up.
         let upper = codes.iter().filter(|&&code| e4m3::decode(code).abs() >= 224.0).count();

@@ -17,7 +17,7 @@ pub(super) const METHOD: [&str; 9] = [
      is that of the sample over its calls. On a processor calls are timed by the wall clock.",
     "Warm-up: 100 ms of replays on a GPU, two calls on a processor. The time is the median of the \
      samples, the spread their tenth and ninetieth percentile.",
-    "Fill: uniform random numbers in [-1, 1); E4M3 codes of uniform numbers in [-448, 448), as \
+    "Fill: uniform random numbers in [-1, 1); E4M3 elements of uniform numbers in [-448, 448), as \
      block quantization leaves them, for peers too; scales of 1/16 to 8, peers' all 1.",
     "Copy: 1 GiB to another on a GPU, by the driver's copy in a stream, each between two events; \
      bytes read and written, median of 20.",

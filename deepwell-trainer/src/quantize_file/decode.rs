@@ -21,7 +21,7 @@ use super::{FileFormat, QuantizeFileError, ScaleLayout};
 const COPY_BYTES: usize = 1 << 20;
 
 /// Brings back what [`super::quantize`] wrote: each tensor under its name, in its shape and type,
-/// with the values that codes and scales stand for. The output appears when it is complete.
+/// with the values that data and scales stand for. The output appears when it is complete.
 ///
 /// # Errors
 ///
@@ -65,7 +65,7 @@ struct Input<'a> {
 
 /// The parts of one quantized tensor.
 struct Parts<'a> {
-    codes: &'a Tensor,
+    data: &'a Tensor,
     scales: &'a Tensor,
     tensor_scale: f32,
     matrices: Matrices,
@@ -75,7 +75,7 @@ struct Parts<'a> {
 #[derive(Default)]
 struct Buffers {
     stored: Vec<u8>,
-    codes: Vec<u8>,
+    data: Vec<u8>,
     scales: Vec<u8>,
     tiles: Vec<u8>,
     wide: Vec<f32>,
@@ -124,7 +124,7 @@ impl Input<'_> {
                 Some(parts) => {
                     self.tensor(parts, &new.dtype, &out)?;
                     report.tensors += 1;
-                    report.bytes_in += parts.codes.bytes + parts.scales.bytes;
+                    report.bytes_in += parts.data.bytes + parts.scales.bytes;
                     report.bytes_out += new.bytes;
                     continue;
                 }
@@ -145,10 +145,10 @@ impl Input<'_> {
     /// The parts of a quantized tensor, whose sizes are checked.
     fn parts<'a>(
         &'a self,
-        codes: &'a Tensor,
+        data: &'a Tensor,
         original: &Original,
     ) -> Result<Parts<'a>, QuantizeFileError> {
-        let name = &codes.name;
+        let name = &data.name;
         let invalid = |detail: String| QuantizeFileError::invalid(self.path, detail);
         if !["F32", "BF16", "F16"].contains(&original.dtype.as_str()) {
             let got = &original.dtype;
@@ -168,14 +168,14 @@ impl Input<'_> {
             }
         };
         let rows = matrices.rows_total() as u64;
-        let codes = find(name.clone(), rows * self.stored.codes_len(matrices.cols) as u64)?;
+        let data = find(name.clone(), rows * self.stored.data_len(matrices.cols) as u64)?;
         let bytes = matrices.count as u64 * self.stored.matrix_scales_len(matrices) as u64;
         let scales = find(format!("{name}_scale"), bytes)?;
         let mut tensor_scale = [0; 4];
         if self.stored.format == FileFormat::Nvfp4 {
             self.read(&mut tensor_scale, find(format!("{name}_scale_2"), 4)?.begin)?;
         }
-        Ok(Parts { codes, scales, tensor_scale: f32::from_le_bytes(tensor_scale), matrices })
+        Ok(Parts { data, scales, tensor_scale: f32::from_le_bytes(tensor_scale), matrices })
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), QuantizeFileError> {
@@ -203,22 +203,22 @@ impl Input<'_> {
         let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
         for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
             self.load(parts, piece, buffers)?;
-            let Buffers { codes, scales, wide, narrow, half, .. } = buffers;
+            let Buffers { data, scales, wide, narrow, half, .. } = buffers;
             let first = piece.first(parts.matrices);
             match dtype {
                 "BF16" => {
                     narrow.resize(piece.elements(), bf16::ZERO);
-                    self.values(parts, piece, codes, scales, narrow)?;
+                    self.values(parts, piece, data, scales, narrow)?;
                     target.write(bytemuck::cast_slice(narrow), 2 * first)
                 }
                 "F32" => {
                     wide.resize(piece.elements(), 0.0);
-                    self.values(parts, piece, codes, scales, wide)?;
+                    self.values(parts, piece, data, scales, wide)?;
                     target.write(bytemuck::cast_slice(wide), 4 * first)
                 }
                 _ => {
                     wide.resize(piece.elements(), 0.0);
-                    self.values(parts, piece, codes, scales, wide)?;
+                    self.values(parts, piece, data, scales, wide)?;
                     half.clear();
                     half.extend(wide.iter().map(|&x| f16::from_f32(x).to_bits()));
                     target.write(bytemuck::cast_slice(half), 2 * first)
@@ -228,7 +228,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// Reads codes and scales of a piece; NVFP4 stays packed.
+    /// Reads data and scales of a piece; NVFP4 stays packed.
     fn load(
         &self,
         parts: &Parts<'_>,
@@ -236,19 +236,19 @@ impl Input<'_> {
         buffers: &mut Buffers,
     ) -> Result<(), QuantizeFileError> {
         let Piece { rows, cols, .. } = piece;
-        let Buffers { stored, codes, scales, tiles, .. } = buffers;
-        let begin = parts.codes.begin + piece.codes_begin(parts.matrices, self.stored);
-        stored.resize(rows * self.stored.codes_len(cols), 0);
+        let Buffers { stored, data, scales, tiles, .. } = buffers;
+        let begin = parts.data.begin + piece.data_begin(parts.matrices, self.stored);
+        stored.resize(rows * self.stored.data_len(cols), 0);
         self.read(stored, begin)?;
         match self.stored.format {
-            FileFormat::Mxfp8 | FileFormat::Nvfp4 => std::mem::swap(codes, stored),
+            FileFormat::Mxfp8 | FileFormat::Nvfp4 => std::mem::swap(data, stored),
             FileFormat::Mxfp6 => {
-                codes.resize(rows * cols, 0);
-                packed::unpack_fp6(stored, rows, cols, codes)?;
+                data.resize(rows * cols, 0);
+                packed::unpack_fp6(stored, rows, cols, data)?;
             }
             FileFormat::Mxfp4 => {
-                codes.resize(rows * cols, 0);
-                packed::unpack_fp4(stored, rows, cols, codes)?;
+                data.resize(rows * cols, 0);
+                packed::unpack_fp4(stored, rows, cols, data)?;
             }
         }
         let blocks = self.stored.blocks(cols);
@@ -268,16 +268,16 @@ impl Input<'_> {
         &self,
         parts: &Parts<'_>,
         piece: Piece,
-        codes: &[u8],
+        data: &[u8],
         scales: &[u8],
         out: &mut [T],
     ) -> Result<(), QuantizeFileError> {
         let Piece { rows, cols, .. } = piece;
         if self.stored.format == FileFormat::Nvfp4 {
-            nvfp4::dequantize_rows(codes, scales, parts.tensor_scale, rows, cols, out)?;
+            nvfp4::dequantize_rows(data, scales, parts.tensor_scale, rows, cols, out)?;
         } else {
             let format = self.stored.format.quant_format(ScaleRule::default());
-            dequantize_rows(codes, scales, rows, cols, &format, out)?;
+            dequantize_rows(data, scales, rows, cols, &format, out)?;
         }
         Ok(())
     }

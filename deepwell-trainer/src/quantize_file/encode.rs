@@ -17,7 +17,7 @@ use super::tensor::{Files, Places, SourceType, Work, copy};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 
 /// Quantizes a model: `options.output` holds every tensor of the input, those that the policy names
-/// as codes and scales. Large tensors are split over the threads of the current rayon pool; the
+/// as data and scales. Large tensors are split over the threads of the current rayon pool; the
 /// bytes do not depend on their number. The output appears when it is complete.
 ///
 /// # Errors
@@ -178,7 +178,7 @@ fn quantize_file(
             Some((kind, matrices)) => {
                 let scales = next();
                 bytes_out += scales.1;
-                let mut places = Places { codes: begin, scales: scales.0, tensor_scale: None };
+                let mut places = Places { data: begin, scales: scales.0, tensor_scale: None };
                 if stored.format == FileFormat::Nvfp4 {
                     let (begin, bytes) = next();
                     places.tensor_scale = Some(begin);
@@ -201,15 +201,15 @@ fn quantize_file(
     Ok(new)
 }
 
-/// Codes, scales and, for NVFP4, the tensor scale of one tensor.
+/// Data, scales and, for NVFP4, the tensor scale of one tensor.
 fn stored_tensors(tensor: &Tensor, matrices: Matrices, stored: Stored) -> Vec<NewTensor> {
     let rows = matrices.rows_total() as u64;
     let mut new = vec![
         NewTensor {
             name: tensor.name.clone(),
-            dtype: stored.codes_dtype().to_owned(),
-            shape: stored.codes_shape(&tensor.shape),
-            bytes: rows * stored.codes_len(matrices.cols) as u64,
+            dtype: stored.data_dtype().to_owned(),
+            shape: stored.data_shape(&tensor.shape),
+            bytes: rows * stored.data_len(matrices.cols) as u64,
         },
         NewTensor {
             name: format!("{}_scale", tensor.name),

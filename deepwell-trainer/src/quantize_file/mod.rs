@@ -56,11 +56,11 @@ pub use report::{DequantizeReport, Quality, QuantizeReport, TensorReport};
 pub enum FileFormat {
     /// E4M3 in blocks of 32
     Mxfp8,
-    /// E2M3 in blocks of 32, four codes to three bytes
+    /// E2M3 in blocks of 32, four elements to three bytes
     Mxfp6,
-    /// E2M1 in blocks of 32, two codes to a byte
+    /// E2M1 in blocks of 32, two elements to a byte
     Mxfp4,
-    /// E2M1 in blocks of 16 with a tensor scale, two codes to a byte
+    /// E2M1 in blocks of 16 with a tensor scale, two elements to a byte
     Nvfp4,
 }
 

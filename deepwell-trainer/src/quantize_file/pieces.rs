@@ -15,7 +15,7 @@ pub const BUFFER_BYTES_MAX: usize = 160 << 20;
 const PIECE_ELEMENTS: usize = 1 << 18;
 /// Elements of 128 rows at most.
 const TILED_ELEMENTS_MAX: usize = 1 << 23;
-/// Bytes of all buffers for an element: source (4), codes, packed codes, scales, values (4).
+/// Bytes of all buffers for an element: source (4), data, packed data, scales, values (4).
 const BYTES_PER_ELEMENT: usize = 12;
 
 const _: () = assert!(TILED_ELEMENTS_MAX * BYTES_PER_ELEMENT <= BUFFER_BYTES_MAX);
@@ -45,9 +45,9 @@ impl Piece {
         self.row as u64 * matrices.cols as u64 + self.col as u64
     }
 
-    /// Where its codes start, bytes from those of the tensor.
-    pub(super) fn codes_begin(self, matrices: Matrices, stored: Stored) -> u64 {
-        self.row as u64 * stored.codes_len(matrices.cols) as u64 + stored.codes_len(self.col) as u64
+    /// Where its data starts, bytes from those of the tensor.
+    pub(super) fn data_begin(self, matrices: Matrices, stored: Stored) -> u64 {
+        self.row as u64 * stored.data_len(matrices.cols) as u64 + stored.data_len(self.col) as u64
     }
 
     /// Where its scales start, bytes from those of the tensor.
@@ -144,7 +144,7 @@ mod tests {
     use super::super::FileFormat;
     use super::*;
 
-    /// Pieces cover every element once, and their codes and scales follow each other.
+    /// Pieces cover every element once, and their data and scales follow each other.
     #[test]
     fn pieces_cover_a_tensor() {
         for (count, rows, cols) in
@@ -157,13 +157,13 @@ mod tests {
                 }
                 for format in [FileFormat::Mxfp6, FileFormat::Nvfp4] {
                     let stored = Stored { format, layout };
-                    let (mut element, mut codes, mut scales) = (0, 0, 0);
+                    let (mut element, mut data, mut scales) = (0, 0, 0);
                     for piece in pieces(matrices, layout) {
                         assert_eq!(piece.first(matrices), element);
-                        assert_eq!(piece.codes_begin(matrices, stored), codes);
+                        assert_eq!(piece.data_begin(matrices, stored), data);
                         assert_eq!(piece.scales_begin(matrices, stored), scales);
                         element += piece.elements() as u64;
-                        codes += (piece.rows * stored.codes_len(piece.cols)) as u64;
+                        data += (piece.rows * stored.data_len(piece.cols)) as u64;
                         let part = Matrices { count: 1, rows: piece.rows, cols: piece.cols };
                         scales += stored.matrix_scales_len(part) as u64;
                     }

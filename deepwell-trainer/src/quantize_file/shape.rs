@@ -50,8 +50,8 @@ impl Stored {
         if self.format == FileFormat::Nvfp4 { nvfp4::BLOCK } else { BLOCK }
     }
 
-    /// Bytes of the codes of `cols` neighbouring elements of a row.
-    pub(super) fn codes_len(self, cols: usize) -> usize {
+    /// Bytes of the data of `cols` neighbouring elements of a row.
+    pub(super) fn data_len(self, cols: usize) -> usize {
         match self.format {
             FileFormat::Mxfp8 => cols,
             FileFormat::Mxfp6 => packed::fp6_len(1, cols),
@@ -59,8 +59,8 @@ impl Stored {
         }
     }
 
-    /// Element type of the codes, as safetensors names it.
-    pub(super) fn codes_dtype(self) -> &'static str {
+    /// Element type of the data, as safetensors names it.
+    pub(super) fn data_dtype(self) -> &'static str {
         if self.format == FileFormat::Mxfp8 { "F8_E4M3" } else { "U8" }
     }
 
@@ -86,13 +86,13 @@ impl Stored {
         }
     }
 
-    /// Shape of the stored codes of a tensor of `shape`.
-    pub(super) fn codes_shape(self, shape: &[usize]) -> Vec<usize> {
-        let mut codes = shape.to_vec();
-        if let Some(cols) = codes.last_mut() {
-            *cols = self.codes_len(*cols);
+    /// Shape of the stored data of a tensor of `shape`.
+    pub(super) fn data_shape(self, shape: &[usize]) -> Vec<usize> {
+        let mut data = shape.to_vec();
+        if let Some(cols) = data.last_mut() {
+            *cols = self.data_len(*cols);
         }
-        codes
+        data
     }
 
     /// Shape of the stored scales: that of the tensor with blocks for elements, or tiles as a
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn stored_shapes() {
         use {FileFormat::*, ScaleLayout::*};
-        for (format, layout, codes, scales) in [
+        for (format, layout, data, scales) in [
             (Mxfp8, Plain, vec![2, 130, 70], vec![2, 130, 3]),
             (Mxfp6, Plain, vec![2, 130, 53], vec![2, 130, 3]),
             (Mxfp4, Tiled, vec![2, 130, 35], vec![2, 1024]),
@@ -143,7 +143,7 @@ mod tests {
             let stored = Stored { format, layout };
             let shape = [2, 130, 70];
             let matrices = Matrices::new(&shape).expect("small");
-            assert_eq!(stored.codes_shape(&shape), codes, "{format:?}");
+            assert_eq!(stored.data_shape(&shape), data, "{format:?}");
             assert_eq!(stored.scales_shape(&shape, matrices), scales, "{format:?} {layout:?}");
         }
     }

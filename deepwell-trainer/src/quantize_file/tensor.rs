@@ -1,4 +1,4 @@
-//! One tensor on its way from numbers to codes and scales.
+//! One tensor on its way from numbers to quantized data and scales.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -77,7 +77,7 @@ impl SourceType {
 /// Where the parts of a tensor start in the file.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
-    pub(super) codes: u64,
+    pub(super) data: u64,
     pub(super) scales: u64,
     pub(super) tensor_scale: Option<u64>,
 }
@@ -99,7 +99,7 @@ struct Buffers {
     wide: Vec<f32>,
     narrow: Vec<bf16>,
     half: Vec<u16>,
-    codes: Vec<u8>,
+    data: Vec<u8>,
     packed: Vec<u8>,
     scales: Vec<u8>,
     tiles: Vec<u8>,
@@ -131,8 +131,8 @@ impl Work<'_> {
         }
         let sums = for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
             self.read(piece, buffers)?;
-            let Buffers { wide, narrow, codes, packed, scales, tiles, .. } = buffers;
-            let out = Parts { codes, packed, scales, tiles };
+            let Buffers { wide, narrow, data, packed, scales, tiles, .. } = buffers;
+            let out = Parts { data, packed, scales, tiles };
             match self.kind {
                 SourceType::Bf16 => self.quantize(piece, amax, narrow, out),
                 _ => self.quantize(piece, amax, wide, out),
@@ -178,10 +178,10 @@ impl Work<'_> {
         out: Parts<'_>,
     ) -> Result<BlockSums, QuantizeFileError> {
         let Piece { rows, cols, .. } = piece;
-        let Parts { codes, packed: dense, scales, tiles } = out;
+        let Parts { data, packed: dense, scales, tiles } = out;
         let blocks = self.stored.blocks(cols);
         scales.resize(rows * blocks, 0);
-        dense.resize(rows * self.stored.codes_len(cols), 0);
+        dense.resize(rows * self.stored.data_len(cols), 0);
         let format = self.stored.format.quant_format(self.options.scale_rule);
         let statistics = if let ScaleFormat::Ue4m3(_) = format.scale {
             let common = nvfp4::Common::nearest(amax);
@@ -189,14 +189,14 @@ impl Work<'_> {
                 nvfp4::quantize_rows(src, rows, cols, &format, &common, dense, scales)?;
             BlockStatistics::of_nvfp4(src, dense, scales, scale, rows, cols)?
         } else {
-            codes.resize(src.len(), 0);
-            quantize_rows(src, rows, cols, &format, codes, scales)?;
-            pack(self.stored.format, codes, rows, cols, dense)?;
-            BlockStatistics::of_mx(src, codes, scales, rows, cols, &format)?
+            data.resize(src.len(), 0);
+            quantize_rows(src, rows, cols, &format, data, scales)?;
+            pack(self.stored.format, data, rows, cols, dense)?;
+            BlockStatistics::of_mx(src, data, scales, rows, cols, &format)?
         };
-        let codes = if self.stored.format == FileFormat::Mxfp8 { codes } else { dense };
-        let begin = self.places.codes + piece.codes_begin(self.matrices, self.stored);
-        self.files.write(codes, begin)?;
+        let data = if self.stored.format == FileFormat::Mxfp8 { data } else { dense };
+        let begin = self.places.data + piece.data_begin(self.matrices, self.stored);
+        self.files.write(data, begin)?;
         let begin = self.places.scales + piece.scales_begin(self.matrices, self.stored);
         match self.stored.layout {
             ScaleLayout::Plain => self.files.write(scales, begin)?,
@@ -212,23 +212,23 @@ impl Work<'_> {
 
 /// Where a piece is quantized to.
 struct Parts<'a> {
-    codes: &'a mut Vec<u8>,
+    data: &'a mut Vec<u8>,
     packed: &'a mut Vec<u8>,
     scales: &'a mut Vec<u8>,
     tiles: &'a mut Vec<u8>,
 }
 
-/// Codes without gaps, where they have less than eight bits.
+/// Data without gaps, where elements have less than eight bits.
 fn pack(
     format: FileFormat,
-    codes: &[u8],
+    data: &[u8],
     rows: usize,
     cols: usize,
     bytes: &mut [u8],
 ) -> Result<(), QuantizeError> {
     match format {
         FileFormat::Mxfp8 => Ok(()),
-        FileFormat::Mxfp6 => packed::pack_fp6(codes, rows, cols, bytes),
-        FileFormat::Mxfp4 | FileFormat::Nvfp4 => packed::pack_fp4(codes, rows, cols, bytes),
+        FileFormat::Mxfp6 => packed::pack_fp6(data, rows, cols, bytes),
+        FileFormat::Mxfp4 | FileFormat::Nvfp4 => packed::pack_fp4(data, rows, cols, bytes),
     }
 }

@@ -116,11 +116,11 @@ fn bytes_are_those_of_the_library() {
     let stored = read(&small);
     let src: Vec<bf16> = values(27_300).into_iter().map(bf16::from_f32).collect();
     let [count, rows, cols] = EXPERTS;
-    let mut codes = vec![0; packed::fp4_len(count * rows, cols)];
+    let mut data = vec![0; packed::fp4_len(count * rows, cols)];
     let mut scales = vec![0; nvfp4::scales_len(count * rows, cols)];
     let (format, common) = (QuantFormat::NVFP4, nvfp4::Common::nearest(nvfp4::amax(&src)));
     let (scale, _) =
-        nvfp4::quantize_rows(&src, count * rows, cols, &format, &common, &mut codes, &mut scales)
+        nvfp4::quantize_rows(&src, count * rows, cols, &format, &common, &mut data, &mut scales)
             .expect("fits");
     let mut tiles = vec![0; count * scale_tiles::tiled_len(rows, 5)];
     let of_experts = scales.chunks(rows * 5).zip(tiles.chunks_mut(scale_tiles::tiled_len(rows, 5)));
@@ -128,7 +128,7 @@ fn bytes_are_those_of_the_library() {
         scale_tiles::to_tiles(scales, rows, 5, tiles).expect("fits");
     }
     let name = "layers.0.mlp.experts.up";
-    assert_eq!(stored[name], ("U8".into(), vec![3, 130, 35], codes));
+    assert_eq!(stored[name], ("U8".into(), vec![3, 130, 35], data));
     assert_eq!(stored[&format!("{name}_scale")], ("U8".into(), vec![3, 2048], tiles));
     let bytes = scale.to_le_bytes().to_vec();
     assert_eq!(stored[&format!("{name}_scale_2")], ("F32".into(), vec![], bytes));

@@ -25,9 +25,9 @@ pub enum StoredDType {
     Bf16,
     /// IEEE binary16.
     F16,
-    /// E4M3 codes of packed weights.
+    /// E4M3 elements of packed weights.
     E4m3,
-    /// Bytes: packed codes and scales.
+    /// Bytes: packed data and scales.
     U8,
 }
 

@@ -11,7 +11,7 @@ use crate::capture::{CaptureError, CaptureNotes, ModelFamily};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WeightPacking {
-    /// Expert weights as MXFP4: two codes a byte, one E8M0 scale for 32 values along the
+    /// Expert weights as MXFP4: two elements a byte, one E8M0 scale for 32 values along the
     /// contraction (gpt-oss).
     Mxfp4,
     /// Linear weights as E4M3 with an F32 factor for each block of `rows` by `columns`

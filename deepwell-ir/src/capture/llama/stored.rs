@@ -32,7 +32,7 @@ impl LlamaConfig {
     /// The tensors of the weight files, in the order of [`LlamaConfig::parameters`].
     ///
     /// One for each parameter, except that mixtral, qwen3_moe and deepseek_v3 store each expert by
-    /// itself and gpt_oss gate and up projections in one, and that packed weights are codes and
+    /// itself and gpt_oss gate and up projections in one, and that packed weights are data and
     /// scales.
     ///
     /// ```
@@ -67,7 +67,7 @@ impl LlamaConfig {
         }
     }
 
-    /// A tensor as it is, or its codes and factors.
+    /// A tensor as it is, or its data and factors.
     fn add_matrix(
         &self,
         name: &str,

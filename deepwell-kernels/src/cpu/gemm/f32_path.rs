@@ -120,11 +120,11 @@ fn convert<'a>(
                         *target = Element::to_f32(data[row * outer_stride + column * k_stride]);
                     }
                 }
-                OperandData::Mx { codes, scales } => {
+                OperandData::Mx { data, scales } => {
                     let blocks = k.div_ceil(32);
-                    let codes = codes[row * k..][..k].chunks(32);
-                    for (block, (codes, target)) in codes.zip(target.chunks_mut(32)).enumerate() {
-                        decode_block(codes, scales[offset(row, block, blocks)], target);
+                    let data = data[row * k..][..k].chunks(32);
+                    for (block, (data, target)) in data.zip(target.chunks_mut(32)).enumerate() {
+                        decode_block(data, scales[offset(row, block, blocks)], target);
                     }
                 }
             }
@@ -173,9 +173,9 @@ static E4M3: [f32; 256] = {
 };
 
 /// Decodes one MXFP8 block, rounding once where the product leaves `f32`'s range.
-fn decode_block(codes: &[u8], scale: u8, target: &mut [f32]) {
+fn decode_block(data: &[u8], scale: u8, target: &mut [f32]) {
     let scale = scale_value(scale);
-    for (target, &code) in target.iter_mut().zip(codes) {
+    for (target, &code) in target.iter_mut().zip(data) {
         *target = E4M3[usize::from(code)] * scale;
     }
 }

@@ -16,9 +16,9 @@ pub enum OperandData<'a> {
     Bf16(&'a [bf16]),
     /// MXFP8: E4M3 elements and one E8M0 scale per 32 of them along `k`.
     Mx {
-        /// E4M3 codes, `[outer, k]` row-major without gaps.
-        codes: &'a [u8],
-        /// E8M0 codes (`2^(code - 127)`, `0xFF` is NaN) of `[outer, ceil(k / 32)]` blocks, in
+        /// E4M3 data, `[outer, k]` row-major without gaps.
+        data: &'a [u8],
+        /// E8M0 scales (`2^(code - 127)`, `0xFF` is NaN) of `[outer, ceil(k / 32)]` blocks, in
         /// [tiles](deepwell_precision::scale_tiles). Padding is not looked at.
         scales: &'a [u8],
     },
@@ -82,8 +82,8 @@ impl<'a> Operand<'a> {
 
     /// MXFP8 rows `[outer, k]`, with scales in tiles.
     #[must_use]
-    pub fn rows_mx(codes: &'a [u8], scales: &'a [u8], k: usize) -> Self {
-        Self { data: OperandData::Mx { codes, scales }, outer_stride: k, k_stride: 1 }
+    pub fn rows_mx(data: &'a [u8], scales: &'a [u8], k: usize) -> Self {
+        Self { data: OperandData::Mx { data, scales }, outer_stride: k, k_stride: 1 }
     }
 
     /// The operand whose memory is `[k, outer]` where this one's is `[outer, k]`.
@@ -134,7 +134,7 @@ impl<'a> Operand<'a> {
         match self.data {
             OperandData::F32(data) => check("elements", last_element(), data.len()),
             OperandData::Bf16(data) => check("elements", last_element(), data.len()),
-            OperandData::Mx { codes, scales } => {
+            OperandData::Mx { data, scales } => {
                 if self.k_stride != 1 || self.outer_stride != k {
                     return Err(GemmError::MxLayout {
                         operand: name,
@@ -143,7 +143,7 @@ impl<'a> Operand<'a> {
                         k_stride: self.k_stride,
                     });
                 }
-                check("codes", outer.checked_mul(k), codes.len())?;
+                check("data", outer.checked_mul(k), data.len())?;
                 let [down, along, _] = shape(outer, k.div_ceil(32));
                 let bytes = down.checked_mul(along).and_then(|tiles| tiles.checked_mul(TILE_BYTES));
                 check("scales", bytes, scales.len())
@@ -212,7 +212,7 @@ pub enum GemmError {
     OperandTooShort {
         /// `A` or `B`.
         operand: &'static str,
-        /// `elements`, `codes` or `scales`.
+        /// `elements`, `data` or `scales`.
         what: &'static str,
         /// `m` for A, `n` for B.
         outer: usize,

@@ -102,13 +102,13 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, For
             }
         },
         // SAFETY: `place` is inside the validated matrix, and begins at a block of 32.
-        OperandData::Mx { codes, scales } => unsafe {
-            let codes = codes.as_ptr().wrapping_add(row * k + column);
+        OperandData::Mx { data, scales } => unsafe {
+            let data = data.as_ptr().wrapping_add(row * k + column);
             // Within 32 rows scales are 16 bytes apart.
             debug_assert!(row % 32 + rows <= 32);
             let first = scale_tiles::offset(row, column / 32, k.div_ceil(32));
             let scales = scales.as_ptr().wrapping_add(first);
-            (decode_rows(codes, k, scales, 16, rows, columns), Form::ByRow)
+            (decode_rows(data, k, scales, 16, rows, columns), Form::ByRow)
         },
         OperandData::F32(_) => unreachable!("F32 operands take the F32 tier"),
     }
@@ -201,11 +201,11 @@ const NAN_BF16: i16 = 0x7fc0;
 ///
 /// # Safety
 ///
-/// The CPU's features; `rows` rows of `columns` codes, `stride` apart, and one scale each,
+/// The CPU's features; `rows` rows of `columns` elements, `stride` apart, and one scale each,
 /// `scale_stride` apart, can be read.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn decode_rows(
-    codes: *const u8,
+    data: *const u8,
     stride: usize,
     scales: *const u8,
     scale_stride: usize,
@@ -224,7 +224,7 @@ unsafe fn decode_rows(
     for (row, vector) in tile.iter_mut().enumerate().take(rows) {
         // SAFETY: the mask keeps the access within the row; each row has a scale.
         let (code, scale) = unsafe {
-            let code = _mm256_maskz_loadu_epi8(mask, codes.add(row * stride).cast());
+            let code = _mm256_maskz_loadu_epi8(mask, data.add(row * stride).cast());
             (_mm512_cvtepu8_epi16(code), scales.add(row * scale_stride).read())
         };
         if scale == 0xff {

@@ -13,7 +13,7 @@ use super::operand::{Operand, OperandData};
 const SCALE_MIN: u8 = 10;
 const SCALE_MAX: u8 = 246;
 const SCALE_SUM_MIN: u16 = 146;
-/// E8M0's NaN: decodes to NaN whatever the codes are.
+/// E8M0's NaN: decodes to NaN whatever the data is.
 const SCALE_NAN: u8 = 0xff;
 
 /// Whether the BF16 tiers give the product of these operands without flushing anything that the
@@ -61,13 +61,13 @@ fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
 }
 
 fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {
-    let OperandData::Mx { codes, scales } = operand.data else { return None };
+    let OperandData::Mx { data, scales } = operand.data else { return None };
     let blocks_per_row = k.div_ceil(32);
-    let rows = codes.chunks_exact(k).take(outer).enumerate();
-    Some(scale_range(rows.flat_map(|(row, codes)| {
-        let blocks = codes.chunks(32).enumerate();
+    let rows = data.chunks_exact(k).take(outer).enumerate();
+    Some(scale_range(rows.flat_map(|(row, data)| {
+        let blocks = data.chunks(32).enumerate();
         blocks
-            .filter(|(_, codes)| codes.iter().any(|code| code & 0x7f != 0))
+            .filter(|(_, data)| data.iter().any(|code| code & 0x7f != 0))
             .map(move |(block, _)| scales[offset(row, block, blocks_per_row)])
     })))
 }
@@ -96,16 +96,16 @@ mod tests {
         ];
         for (scale_a, scale_b, code, expected) in rows {
             // Two blocks a row, the second short; the first holds ones.
-            let codes_a: Vec<u8> = [vec![0x38; 32], vec![code; 8]].concat();
-            let codes_b = vec![0x38; 40];
+            let data_a: Vec<u8> = [vec![0x38; 32], vec![code; 8]].concat();
+            let data_b = vec![0x38; 40];
             let tiled = |plain: [u8; 2]| {
                 let mut tiles = vec![0; tiled_len(1, 2)];
                 to_tiles(&plain, 1, 2, &mut tiles).unwrap();
                 tiles
             };
             let (scales_a, scales_b) = (tiled([127, scale_a]), tiled([scale_b; 2]));
-            let a = Operand::rows_mx(&codes_a, &scales_a, 40);
-            let b = Operand::rows_mx(&codes_b, &scales_b, 40);
+            let a = Operand::rows_mx(&data_a, &scales_a, 40);
+            let b = Operand::rows_mx(&data_b, &scales_b, 40);
             assert_eq!(
                 fit_bf16(&a, 1, &b, 1, 40),
                 expected,

@@ -36,7 +36,7 @@ struct Matrix {
 enum Numbers {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
-    Mx { codes: Vec<u8>, scales: Vec<u8> },
+    Mx { data: Vec<u8>, scales: Vec<u8> },
 }
 
 /// How an operand lies in memory.
@@ -71,8 +71,8 @@ impl Matrix {
                 Numbers::Bf16((0..length).map(|_| bf16::from_f32(random.uniform())).collect())
             }
             DataKind::Mx => Numbers::Mx {
-                // All codes but the NaNs.
-                codes: (0..outer * k)
+                // All bit patterns but the NaNs.
+                data: (0..outer * k)
                     .map(|_| random.bits() as u8)
                     .map(|code| if code & 0x7f == 0x7f { code - 1 } else { code })
                     .collect(),
@@ -88,7 +88,7 @@ impl Matrix {
         let data = match &self.numbers {
             Numbers::F32(data) => OperandData::F32(data),
             Numbers::Bf16(data) => OperandData::Bf16(data),
-            Numbers::Mx { codes, scales } => OperandData::Mx { codes, scales },
+            Numbers::Mx { data, scales } => OperandData::Mx { data, scales },
         };
         Operand { data, outer_stride: self.outer_stride, k_stride: self.k_stride }
     }
@@ -98,9 +98,9 @@ impl Matrix {
         match &self.numbers {
             Numbers::F32(data) => f64::from(data[place]),
             Numbers::Bf16(data) => data[place].to_f64(),
-            Numbers::Mx { codes, scales } => {
+            Numbers::Mx { data, scales } => {
                 let scale = scales[offset(row, column / 32, self.k.div_ceil(32))];
-                e4m3(codes[place]) * e8m0(scale)
+                e4m3(data[place]) * e8m0(scale)
             }
         }
     }
@@ -320,16 +320,16 @@ fn cancellation_stays_in_the_bound() {
 fn every_code_at_extreme_scales() {
     for tier in available_tiers() {
         for scale in [0, 1, 9, 10, 11, 100, 127, 246, 247, 250, 254] {
-            let codes: Vec<u8> = (0..=255u8).collect();
+            let data: Vec<u8> = (0..=255u8).collect();
             let ones: Vec<bf16> = vec![bf16::ONE; 32];
-            for code_row in codes.chunks_exact(32) {
+            for code_row in data.chunks_exact(32) {
                 // One code a row, so that nothing is summed; the rest zero.
-                let mut a_codes = vec![0u8; 32 * 32];
+                let mut a_data = vec![0u8; 32 * 32];
                 for (row, &code) in code_row.iter().enumerate() {
-                    a_codes[row * 32 + row] = code;
+                    a_data[row * 32 + row] = code;
                 }
                 let a_scales = [scale; TILE_BYTES];
-                let a = Operand::rows_mx(&a_codes, &a_scales, 32);
+                let a = Operand::rows_mx(&a_data, &a_scales, 32);
                 let b = Operand::rows_bf16(&ones, 32);
                 let mut result = [7.0f32; 32];
                 let bytes = workspace_bytes(tier, 32, 1, 32, a.kind(), b.kind());
@@ -351,12 +351,12 @@ fn every_code_at_extreme_scales() {
 /// A product of two MXFP8 values under 2^-126 is not flushed.
 #[test]
 fn tiny_products_survive() {
-    let codes = [0x01; 32];
+    let data = [0x01; 32];
     for tier in available_tiers() {
         for (scale_a, scale_b) in [(72, 74), (72, 73), (60, 63), (13, 110), (5, 240)] {
             let (scales_a, scales_b) = ([scale_a; TILE_BYTES], [scale_b; TILE_BYTES]);
-            let a = Operand::rows_mx(&codes, &scales_a, 32);
-            let b = Operand::rows_mx(&codes, &scales_b, 32);
+            let a = Operand::rows_mx(&data, &scales_a, 32);
+            let b = Operand::rows_mx(&data, &scales_b, 32);
             let mut result = [0.0f32];
             let bytes = workspace_bytes(tier, 1, 1, 32, a.kind(), b.kind());
             let out = Output::F32 { data: &mut result, accumulate: false };
@@ -373,11 +373,11 @@ fn non_finite_values_come_through() {
     for tier in available_tiers() {
         let mut a = Matrix::random(DataKind::Mx, Layout::Rows, 40, 70, &mut random);
         let b = Matrix::random(DataKind::Mx, Layout::Rows, 33, 70, &mut random);
-        if let Numbers::Mx { codes, scales } = &mut a.numbers {
+        if let Numbers::Mx { data, scales } = &mut a.numbers {
             // A NaN scale over a block that is all zeros, and one NaN code.
-            codes[5 * 70 + 32..5 * 70 + 64].fill(0);
+            data[5 * 70 + 32..5 * 70 + 64].fill(0);
             scales[offset(5, 1, 3)] = 0xff;
-            codes[37 * 70 + 69] = 0xff;
+            data[37 * 70 + 69] = 0xff;
         }
         check(tier, &a, &b, To::F32);
         let result = run(tier, &a, &b, To::F32, false);
@@ -475,8 +475,8 @@ fn errors_name_what_is_wrong() {
         let out = Output::F32 { data: &mut data, accumulate: false };
         gemm(Tier::F32, 3, 3, 4, a, b, out, &mut vec![0; bytes]).unwrap_err().to_string()
     };
-    let codes = [0u8; 12];
-    let mx = Operand::rows_mx(&codes, &[0; TILE_BYTES], 4);
+    let data = [0u8; 12];
+    let mx = Operand::rows_mx(&data, &[0; TILE_BYTES], 4);
     let rows_of = [
         (run(rows(5), rows(4), 9, 9999), "operand A: expected at least 14 elements"),
         (run(rows(4), rows(usize::MAX), 9, 9999), "operand B: expected at least"),
@@ -484,7 +484,7 @@ fn errors_name_what_is_wrong() {
         (run(rows(4), rows(4), 9, 7), "workspace: expected at least"),
         (run(mx.transposed(), rows(4), 9, 9999), "operand A: expected MXFP8 rows with strides"),
         (
-            run(Operand::rows_mx(&codes, &codes[..2], 4), rows(4), 9, 9999),
+            run(Operand::rows_mx(&data, &data[..2], 4), rows(4), 9, 9999),
             "operand A: expected at least 512 scales",
         ),
     ];

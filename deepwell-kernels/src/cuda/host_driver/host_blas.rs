@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_scaled_by_groups() {
+    fn elements_are_scaled_by_groups() {
         let mut driver = FakeDriver::h200();
         let mut blas = HostBlas::new(Arc::clone(driver.shared()));
         let stream = driver.stream(false).unwrap();
@@ -243,7 +243,7 @@ mod tests {
         // padding.
         upload(&mut driver, 1024, &[1.0, 2.0, 0.5, 4.0]);
         upload(&mut driver, 2048, &[1.0, 8.0, f32::NAN, f32::NAN]);
-        let codes = |offset: usize, rows: usize| Matrix {
+        let data = |offset: usize, rows: usize| Matrix {
             pointer: pointer.offset(offset),
             dtype: DType::E4m3,
             rows,
@@ -258,9 +258,9 @@ mod tests {
             leading: 1,
         };
         let matmul = Matmul {
-            a: codes(0, 2),
+            a: data(0, 2),
             a_transposed: false,
-            b: codes(288, 1),
+            b: data(288, 1),
             b_transposed: true,
             out,
             accumulate: false,

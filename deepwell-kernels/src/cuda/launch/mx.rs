@@ -12,7 +12,7 @@ use crate::cuda::prepare::{CallView, Device};
 pub(crate) const TILE: usize = 128;
 /// Bytes of a tile of BF16 in shared memory.
 pub(crate) const BF16_TILE_BYTES: u32 = (TILE * TILE * 2) as u32;
-/// Bytes of the stage that the codes of a tile's columns go through.
+/// Bytes of the stage that the data of a tile's columns go through.
 const STAGE_BYTES: u32 = (TILE * TILE) as u32;
 /// Threads over a tile of BF16.
 pub(crate) const BF16_TILE_THREADS: u32 = 256;
@@ -63,7 +63,7 @@ pub(crate) fn reject(quantize: &Quantize, shape: &[usize]) -> Option<String> {
 
 /// What a quantization writes, as arguments.
 pub(crate) struct Copies {
-    /// Row codes, row scales, column codes, column scales; null for what is not made.
+    /// Rowwise data and scales, columnwise data and scales; null = skip.
     pub(crate) places: [Argument; 4],
     /// The counters.
     pub(crate) statistics: Argument,

@@ -31,7 +31,7 @@ const SHARED_BESIDE_STAGES: usize = 1024 + 4 * 32 * 128 + 256;
 pub(crate) enum Operands {
     /// BF16.
     Bf16,
-    /// One-byte codes with a scale for each 32 along K.
+    /// One-byte elements with a scale for each 32 along K.
     Mx,
 }
 

@@ -15,7 +15,7 @@ use crate::cpu::element::Element;
 use crate::cpu::parallel::chunk_elements;
 use crate::ops::scaled_gemm::nvfp4::Planes;
 
-/// Values of all E4M3 codes.
+/// Values of all E4M3 bit patterns.
 const VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
     let mut code = 0;

@@ -2,7 +2,7 @@
 // FP32 and rounded to nearest even for BF16. A rowwise copy keeps its layout; a columnwise one,
 // which is stored transposed, is turned back. It serves ablations, where time matters little.
 //
-// A CTA has a tile of 64 x 64 codes. A thread decodes 16 of a row, which have one scale, into
+// A CTA has a tile of 64 x 64 elements. A thread decodes 16 of a row, which have one scale, into
 // shared memory, from where lines of the result are written.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -12,9 +12,9 @@
 
 constexpr int kThreads = 256;
 constexpr uint32 kTile = 64;
-constexpr uint32 kVector = 16;                // codes of a thread
+constexpr uint32 kVector = 16;                // elements of a thread
 constexpr uint32 kVectors = kTile / kVector;   // of a row of a tile
-constexpr uint32 kScaleElements = 32;        // codes of a scale
+constexpr uint32 kScaleElements = 32;        // elements of a scale
 
 static_assert(kThreads == kTile * kVectors);
 
@@ -34,18 +34,18 @@ __device__ __forceinline__ void store(float* place, float value) {
     *place = value;
 }
 
-// Codes of row `row` from `first` on, zeros where there are none.
+// Data of row `row` from `first` on, zeros where there are none.
 __device__ __forceinline__ void load_vector(const uint8* __restrict__ data, uint32 row, uint32 first,
                                            uint32 k, uint32 (&words)[kVector / 4]) {
-    const uint8* const codes = data + static_cast<uint64>(row) * k + first;
+    const uint8* const row_data = data + static_cast<uint64>(row) * k + first;
     if (k % kVector == 0) {
-        const uint4 found = *reinterpret_cast<const uint4*>(codes);
+        const uint4 found = *reinterpret_cast<const uint4*>(row_data);
         words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
         return;
     }
 #pragma unroll
     for (uint32 i = 0; i < kVector; ++i) {
-        const uint32 code = first + i < k ? codes[i] : 0;
+        const uint32 code = first + i < k ? row_data[i] : 0;
         words[i / 4] = (i % 4 == 0 ? 0 : words[i / 4]) | code << (i % 4 * 8);
     }
 }

@@ -25,28 +25,28 @@ pub fn decode_e8m0(code: u8) -> f64 {
     if code == 0xff { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
 }
 
-/// A copy quantized along its rows: `codes` `[rows, columns]`, `scales`
-/// `[rows, ceil(columns / 32)]` row-major. Gives `[rows, columns]`.
-pub fn dequantize_rows(codes: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+/// A copy quantized along its rows: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
+/// row-major. Gives `[rows, columns]`.
+pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
     let blocks = columns.div_ceil(BLOCK);
-    assert_eq!(codes.len(), rows * columns, "`codes` is not [rows, columns]");
+    assert_eq!(data.len(), rows * columns, "`data` is not [rows, columns]");
     assert_eq!(scales.len(), rows * blocks, "`scales` is not [rows, ceil(columns / 32)]");
-    let mut values = Vec::with_capacity(codes.len());
+    let mut values = Vec::with_capacity(data.len());
     for row in 0..rows {
         for column in 0..columns {
             let scale = scales[row * blocks + column / BLOCK];
-            values.push(decode_e4m3(codes[row * columns + column]) * decode_e8m0(scale));
+            values.push(decode_e4m3(data[row * columns + column]) * decode_e8m0(scale));
         }
     }
     values
 }
 
 /// The transposed copy of a `[rows, columns]` matrix, quantized along what were its columns:
-/// `codes` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Gives the matrix the right
+/// `data` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Gives the matrix the right
 /// way round again, `[rows, columns]`.
-pub fn dequantize_transposed(codes: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
-    let turned = dequantize_rows(codes, scales, columns, rows);
-    let mut values = Vec::with_capacity(codes.len());
+pub fn dequantize_transposed(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+    let turned = dequantize_rows(data, scales, columns, rows);
+    let mut values = Vec::with_capacity(data.len());
     for row in 0..rows {
         for column in 0..columns {
             values.push(turned[column * rows + row]);
@@ -55,21 +55,21 @@ pub fn dequantize_transposed(codes: &[u8], scales: &[u8], rows: usize, columns: 
     values
 }
 
-/// A weight with one scale for each 32 x 32 square: `codes` `[rows, columns]`, `scales`
+/// A weight with one scale for each 32 x 32 square: `data` `[rows, columns]`, `scales`
 /// `[ceil(rows / 32), ceil(columns / 32)]`. Gives `[rows, columns]`.
-pub fn dequantize_squares(codes: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+pub fn dequantize_squares(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
     let blocks = columns.div_ceil(BLOCK);
-    assert_eq!(codes.len(), rows * columns, "`codes` is not [rows, columns]");
+    assert_eq!(data.len(), rows * columns, "`data` is not [rows, columns]");
     assert_eq!(
         scales.len(),
         rows.div_ceil(BLOCK) * blocks,
         "`scales` is not [ceil(rows / 32), ceil(columns / 32)]"
     );
-    let mut values = Vec::with_capacity(codes.len());
+    let mut values = Vec::with_capacity(data.len());
     for row in 0..rows {
         for column in 0..columns {
             let scale = scales[row / BLOCK * blocks + column / BLOCK];
-            values.push(decode_e4m3(codes[row * columns + column]) * decode_e8m0(scale));
+            values.push(decode_e4m3(data[row * columns + column]) * decode_e8m0(scale));
         }
     }
     values
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_by_hand() {
+    fn elements_by_hand() {
         // The specification's table: largest, smallest normal, largest and smallest subnormal.
         for (code, expected) in [
             (0x00, 0.0),
@@ -98,7 +98,7 @@ mod tests {
         assert!(decode_e4m3(0x80).is_sign_negative());
         assert!(decode_e4m3(0x7f).is_nan() && decode_e4m3(0xff).is_nan());
         assert_eq!((0..=255).filter(|&code| decode_e4m3(code).is_nan()).count(), 2);
-        // Positive codes rise.
+        // Positive elements rise.
         for code in 0..0x7e {
             assert!(decode_e4m3(code) < decode_e4m3(code + 1));
         }
@@ -114,13 +114,13 @@ mod tests {
     fn scales_belong_to_their_blocks() {
         // Ones everywhere, so that the values are the scales: 2 rows of 33, the last block short.
         let (rows, columns) = (2, 33);
-        let codes = vec![0x38; rows * columns];
-        let by_rows = dequantize_rows(&codes, &[127, 128, 129, 130], rows, columns);
+        let data = vec![0x38; rows * columns];
+        let by_rows = dequantize_rows(&data, &[127, 128, 129, 130], rows, columns);
         assert_eq!([by_rows[0], by_rows[31], by_rows[32]], [1.0, 1.0, 2.0]);
         assert_eq!([by_rows[33], by_rows[64], by_rows[65]], [4.0, 4.0, 8.0]);
 
         // A [33, 2] matrix from its transposed copy [2, 33]: same scales, turned.
-        let turned = dequantize_transposed(&codes, &[127, 128, 129, 130], columns, rows);
+        let turned = dequantize_transposed(&data, &[127, 128, 129, 130], columns, rows);
         assert_eq!(turned[..2], [1.0, 4.0]);
         assert_eq!(turned[64..], [2.0, 8.0]);
 

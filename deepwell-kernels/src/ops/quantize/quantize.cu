@@ -1,4 +1,4 @@
-// Block quantization of a matrix to MXFP8: codes and scales along rows, down columns (stored
+// Block quantization of a matrix to MXFP8: data and scales along rows, down columns (stored
 // transposed), or both from one read of the source, and the counters of what happened.
 //
 // A block has a tile of 128 x 128 elements: 128 rows because a column group may be as tall, and
@@ -120,10 +120,10 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
 // 16-byte aligned. A block for each tile, one at least.
 #define QUANTIZE_KERNEL(name, E, row, column, blocks_per_sm)                                     \
     extern "C" __global__ void __launch_bounds__(MxTile<E>::kThreads, blocks_per_sm)             \
-        name(const E* __restrict__ x, uint8* __restrict__ codes, uint8* __restrict__ scales,     \
-             uint8* __restrict__ codes_t, uint8* __restrict__ scales_t, uint32 rows,             \
+        name(const E* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,      \
+             uint8* __restrict__ data_t, uint8* __restrict__ scales_t, uint32 rows,              \
              uint32 columns, uint32 flags, MxTotals* totals, uint64* statistics) {               \
-        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                   \
+        const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
         quantize<E, row, column>(x, to, flags, totals, statistics);                              \
     }
 

@@ -1,5 +1,5 @@
 // Root-mean-square normalization, with or without a sum before it, and the block quantization of
-// its output to MXFP8: codes and scales along rows, down columns, or both, and their counters.
+// its output to MXFP8: data and scales along rows, down columns, or both, and their counters.
 // Operands as in `rms_norm.cu` and `quantize.cu`; how the work is split in
 // `layout/norm_quantize.cuh`.
 //
@@ -10,16 +10,16 @@
 // x, delta, sum, y [rows, columns], 16-byte aligned, columns a multiple of 8; delta and sum are
 // looked at by the kernels that add; y may be null. Outputs as in `MxTarget`; statistics [6];
 // blocks, lead and counters as in `layout/norm_quantize.cuh`.
-#define NORM_KERNEL(name, add, row, column)                                                       \
-    extern "C" __global__ void __launch_bounds__(kMxPlainThreads, add ? 3 : 4)                    \
-        name(const bf16* x, const bf16* delta, const bf16* weight, bf16* sum, bf16* y,            \
-             float* rstd, uint8* codes, uint8* scales, uint8* codes_t, uint8* scales_t,           \
-             uint32 rows, uint32 columns, float eps, uint32 flags, uint32 lead,                   \
-             uint32* counters, MxTotals* totals, uint64* statistics) {                            \
-        const NormOperands operands = {x, delta, weight, nullptr, sum, y, nullptr, rstd, eps};    \
-        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                    \
-        norm_quantize<false, add, row, column>(operands, to, flags, lead, counters, totals,       \
-                                               statistics);                                       \
+#define NORM_KERNEL(name, add, row, column)                                                      \
+    extern "C" __global__ void __launch_bounds__(kMxPlainThreads, add ? 3 : 4)                   \
+        name(const bf16* x, const bf16* delta, const bf16* weight, bf16* sum, bf16* y,           \
+             float* rstd, uint8* data, uint8* scales, uint8* data_t, uint8* scales_t,            \
+             uint32 rows, uint32 columns, float eps, uint32 flags, uint32 lead,                  \
+             uint32* counters, MxTotals* totals, uint64* statistics) {                           \
+        const NormOperands operands = {x, delta, weight, nullptr, sum, y, nullptr, rstd, eps};   \
+        const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
+        norm_quantize<false, add, row, column>(operands, to, flags, lead, counters, totals,      \
+                                               statistics);                                      \
     }
 
 NORM_KERNEL(rms_norm_quantize_row, false, true, false)

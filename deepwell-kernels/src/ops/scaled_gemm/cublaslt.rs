@@ -104,7 +104,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let a_scales = Expansion { source: call.input(1).pointer, target: a_target, rows, spec: op.a };
     let b_scales =
         Expansion { source: call.input(3).pointer, target: b_target, rows: columns, spec: op.b };
-    let codes = |pointer, rows| Matrix {
+    let data = |pointer, rows| Matrix {
         pointer,
         dtype: DType::E4m3,
         rows,
@@ -112,9 +112,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         leading: k,
     };
     let matmul = Matmul {
-        a: codes(a.pointer, rows),
+        a: data(a.pointer, rows),
         a_transposed: false,
-        b: codes(b.pointer, columns),
+        b: data(b.pointer, columns),
         b_transposed: true,
         out: Matrix { pointer: out.pointer, dtype: out.dtype, rows, columns, leading: columns },
         accumulate: call.accumulate(),

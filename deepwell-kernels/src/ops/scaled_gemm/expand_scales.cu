@@ -1,9 +1,9 @@
-// From E8M0 scales, one for each 32 codes along a row, in tiles (layout/scale_tile.cuh), to FP32
+// From E8M0 scales, one for each 32 elements along a row, in tiles (layout/scale_tile.cuh), to FP32
 // scales for 128, as the vendor's library reads them, of both operands of a GEMM at once:
-//   by rows     [ceil(K / 128), rows] row-major: one for each row and 128 codes;
+//   by rows     [ceil(K / 128), rows] row-major: one for each row and 128 elements;
 //   by squares  [ceil(rows / 128), ceil(K / 128) rounded up to 4] row-major: one for each 128 rows
-//               and 128 codes; what rounding adds is zero.
-// The four bytes of 128 codes are equal (of a square all its bytes): the first is taken. By rows, a
+//               and 128 elements; what rounding adds is zero.
+// The four bytes of 128 elements are equal (of a square all its bytes): the first is taken. By rows, a
 // warp takes a tile: a lane reads the 16 bytes of four rows, 32 apart, and lanes next to each other
 // write next to each other. By squares, a thread takes a tile. Operands stand along the grid's
 // second axis.

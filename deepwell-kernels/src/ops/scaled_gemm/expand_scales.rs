@@ -14,7 +14,7 @@ use crate::cuda::prepare::{Device, Step};
 const THREADS: u32 = 256;
 /// Rows of a square.
 const SQUARE: usize = 128;
-/// Groups of 128 codes to which rows of squares are padded.
+/// Groups of 128 elements to which rows of squares are padded.
 const GROUPS: usize = 4;
 /// Threads that take a tile of scales by rows.
 const WARP: usize = 32;
@@ -40,7 +40,7 @@ impl Expansion {
     }
 }
 
-/// Rows of scales or of squares, and groups of 128 codes along each.
+/// Rows of scales or of squares, and groups of 128 elements along each.
 fn extents(rows: usize, k: usize, spec: QuantFormat) -> (usize, usize) {
     let groups = k.div_ceil(Granularity::G128.elements());
     match spec.block.shape() {
@@ -101,7 +101,7 @@ mod tests {
         let rows = QuantFormat::MXFP8_128;
         let squares = rows.square();
         for (spec, row_count, k, expected) in [
-            // One FP32 for each row and 128 codes.
+            // One FP32 for each row and 128 elements.
             (rows, 64, 128, 256),
             (rows, 128, 129, 1024),
             (rows, 4096, 2048, 4096 * 16 * 4),

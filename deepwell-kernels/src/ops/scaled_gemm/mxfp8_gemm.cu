@@ -1,4 +1,4 @@
-// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 codes and one E8M0 scale
+// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 data and one E8M0 scale
 // for each 32 of them along K. All three GEMMs of a linear layer have this form.
 //
 // For any architecture that has mma.sync on E4M3, and for any scales; see mma/mxfp8_factors.cuh. A

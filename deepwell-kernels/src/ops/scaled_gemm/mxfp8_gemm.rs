@@ -14,7 +14,7 @@ use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 const THREADS: u32 = 256;
 /// Three stages of two 16 KiB tiles and the scales of their rows.
 const SHARED_BYTES: u32 = 3 * (2 * 16 * 1024 + 1024);
-/// Codes of a 16-byte copy.
+/// Elements of a 16-byte copy.
 const WIDTH: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {

@@ -13,7 +13,7 @@ use crate::cpu::element::Element;
 use crate::cpu::gemm::{self, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes};
 use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, chunk_elements};
 
-/// Values of all E2M1 codes.
+/// Values of all E2M1 bit patterns.
 const VALUES: [f32; 16] = {
     let mut values = [0.0; 16];
     let mut code = 0;
@@ -27,9 +27,9 @@ const VALUES: [f32; 16] = {
 /// The planes of an operand quantized along K.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes<'a> {
-    /// Two E2M1 codes to a byte, `[outer, K]`, each row from a byte of its own.
+    /// Two E2M1 elements to a byte, `[outer, K]`, each row from a byte of its own.
     pub data: &'a [u8],
-    /// UE4M3 codes of `[outer, ceil(K / 16)]` blocks, in tiles.
+    /// UE4M3 scales of `[outer, ceil(K / 16)]` blocks, in tiles.
     pub scales: &'a [u8],
     /// What all values are multiplied by.
     pub tensor_scale: f32,

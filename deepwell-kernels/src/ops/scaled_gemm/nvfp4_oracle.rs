@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_by_hand() {
+    fn elements_by_hand() {
         let values: Vec<f64> = (0..8).map(decode_e2m1).collect();
         assert_eq!(values, [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
         assert_eq!(decode_e2m1(0xF), -6.0);

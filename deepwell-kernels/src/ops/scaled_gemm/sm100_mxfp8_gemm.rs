@@ -1,6 +1,6 @@
 //! `sm100_mxfp8_gemm.cu`: MXFP8 GEMMs of any granularity, on tcgen05.
 //!
-//! Operands are what quantizing gives: codes by rows, and scales in the tiles that tensor cores
+//! Operands are what quantizing gives: data by rows, and scales in the tiles that tensor cores
 //! read.
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
@@ -16,7 +16,7 @@ use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
 
-/// Codes by which rows of operands are apart, as tensor copies want.
+/// Elements by which rows of operands are apart, as tensor copies want.
 const WIDTH: usize = 16;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -71,7 +71,7 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     TileShape::predicted_s(shapes, sizes_of(request), ResultCost::default(), request, target)
 }
 
-/// Codes and scales of both operands, a call's first inputs, as the kernels take them.
+/// Data and scales of both operands, a call's first inputs, as the kernels take them.
 pub(crate) fn operand_maps(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -79,8 +79,8 @@ pub(crate) fn operand_maps(
 ) -> Result<Vec<Argument>, KernelError> {
     let mut maps = Vec::with_capacity(4);
     for (index, rows) in [0, 2].into_iter().zip(shape.copied_rows()) {
-        let codes = k_major_boxes(&call.input(index), Operands::Mx, rows);
-        for boxes in [codes, scale_boxes(&call.input(index + 1))] {
+        let data = k_major_boxes(&call.input(index), Operands::Mx, rows);
+        for boxes in [data, scale_boxes(&call.input(index + 1))] {
             maps.push(Argument::TensorMap(device.tensor_map(&boxes)?));
         }
     }

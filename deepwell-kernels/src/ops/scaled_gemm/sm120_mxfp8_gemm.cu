@@ -1,4 +1,4 @@
-// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 codes and one E8M0 scale
+// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 data and one E8M0 scale
 // for each 32 of them along K. All three GEMMs of a linear layer have this form.
 //
 // For tensor cores that apply the scales of blocks of 32, and for any scales: nothing is multiplied

@@ -2,7 +2,7 @@
 //! blocks of 32.
 //!
 //! It takes what [`super::mxfp8_gemm`] takes, and is launched the same way. Scales are one for each
-//! 32 codes of a row in memory also where 128 codes, or squares, share one.
+//! 32 elements of a row in memory also where 128 elements, or squares, share one.
 
 use super::mxfp8_gemm::{prepare_from, reject};
 use crate::KernelError;

@@ -1,5 +1,5 @@
 // SwiGLU and the block quantization of its result to MXFP8, and its backward with that of both
-// gradients: codes and scales along rows, down columns, or both, and their counters. The results
+// gradients: data and scales along rows, down columns, or both, and their counters. The results
 // have the bits of `swiglu.cu`; how the work is split in `layout/elementwise_quantize.cuh`.
 //
 // The backward has a tile of each gradient in shared memory and quantizes one after the other:
@@ -18,11 +18,11 @@ constexpr int kBackwardTogether = 2;
 #define FORWARD_KERNEL(name, row, column)                                                        \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out, \
-             uint8* __restrict__ codes, uint8* __restrict__ scales, uint8* __restrict__ codes_t, \
+             uint8* __restrict__ data, uint8* __restrict__ scales, uint8* __restrict__ data_t, \
              uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,            \
              MxTotals* totals, uint64* statistics) {                                             \
         const bf16* const sources[2] = {gate, up};                                               \
-        const MxTarget to = {codes, scales, codes_t, scales_t, rows, columns};                   \
+        const MxTarget to = {data, scales, data_t, scales_t, rows, columns};                     \
         elementwise_quantize<row, column>(                                                       \
             sources, out, to, flags, totals, statistics,                                         \
             [](const float(&of)[2]) { return swiglu(of[0], of[1]); });                           \
@@ -191,19 +191,19 @@ __device__ __forceinline__ void backward(const BackwardSources& from, const Grad
 #define BACKWARD_KERNEL(name, row, column)                                                       \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
         name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                       \
-             const bf16* __restrict__ up, bf16* dgate, bf16* dup, uint8* gate_codes,             \
-             uint8* gate_scales, uint8* gate_codes_t, uint8* gate_scales_t, uint8* up_codes,     \
-             uint8* up_scales, uint8* up_codes_t, uint8* up_scales_t, uint32 rows,               \
+             const bf16* __restrict__ up, bf16* dgate, bf16* dup, uint8* gate_data,              \
+             uint8* gate_scales, uint8* gate_data_t, uint8* gate_scales_t, uint8* up_data,       \
+             uint8* up_scales, uint8* up_data_t, uint8* up_scales_t, uint32 rows,                \
              uint32 columns, uint32 gate_flags, uint32 up_flags, MxTotals* totals,               \
              uint64* gate_statistics, uint64* up_statistics) {                                   \
         const Gradient of_gate = {                                                               \
             dgate,                                                                               \
-            {gate_codes, gate_scales, gate_codes_t, gate_scales_t, rows, columns},               \
+            {gate_data, gate_scales, gate_data_t, gate_scales_t, rows, columns},                 \
             gate_flags,                                                                          \
             totals,                                                                              \
             gate_statistics};                                                                    \
         const Gradient of_up = {dup,                                                             \
-                                {up_codes, up_scales, up_codes_t, up_scales_t, rows, columns},   \
+                                {up_data, up_scales, up_data_t, up_scales_t, rows, columns},     \
                                 up_flags,                                                        \
                                 totals + 1,                                                      \
                                 up_statistics};                                                  \

@@ -1,4 +1,4 @@
-//! Elements of operands: random codes of every kind, and the numbers that they stand for.
+//! Elements of operands: at random of every kind, and the numbers that they stand for.
 
 /// Numbers in a fixed order, the same for the same seed.
 pub(super) struct Random(u64);
@@ -154,7 +154,7 @@ impl Element {
         }
     }
 
-    /// Codes of `[rows, k]`. Where neighbours shall cancel, the `right` operand repeats its
+    /// Elements of `[rows, k]`. Where neighbours shall cancel, the `right` operand repeats its
     /// elements and the left one negates them, but for the last bit.
     pub(super) fn matrix(
         self,

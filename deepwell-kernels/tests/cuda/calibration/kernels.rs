@@ -90,7 +90,7 @@ impl Recorder {
             for (rows, columns, k) in [(130, 136, 288), (65, 67, 100)] {
                 let a = MxMatrix::new(rows, k, QuantFormat::MXFP8, kind, 1);
                 let b = MxMatrix::new(columns, k, square, kind, 50);
-                let given = [a.codes, a.scales, b.codes, b.scales];
+                let given = [a.data, a.scales, b.data, b.scales];
                 for output in [DType::Bf16, DType::F32] {
                     let op = ops::ScaledGemm {
                         kind: GemmKind::Fprop,

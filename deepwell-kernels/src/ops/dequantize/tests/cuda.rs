@@ -32,17 +32,17 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
         let what = format!("{rows}x{columns} {} to {to}", axis.name());
         let is_column = axis == Axis::Column;
         let (outer, k) = if is_column { (columns, rows) } else { (rows, columns) };
-        let (codes, plain) = copy(outer, k);
+        let (data, plain) = copy(outer, k);
         let values = match is_column {
-            true => mx::dequantize_transposed(&codes, &plain, rows, columns),
-            false => mx::dequantize_rows(&codes, &plain, rows, columns),
+            true => mx::dequantize_transposed(&data, &plain, rows, columns),
+            false => mx::dequantize_rows(&data, &plain, rows, columns),
         };
         // FP32 holds each number, or it is infinite there.
         let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
         let expected = HostTensor::from_f32(to, &[rows, columns], &values).to_f64();
         let scales = tiled(outer, k, &plain);
         let inputs = [
-            HostTensor::bytes(DType::E4m3, &[outer, k], &codes),
+            HostTensor::bytes(DType::E4m3, &[outer, k], &data),
             HostTensor::bytes(
                 DType::E8m0,
                 &scale_tiles::shape(outer, k.div_ceil(BLOCK)),

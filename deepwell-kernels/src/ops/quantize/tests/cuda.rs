@@ -1,4 +1,4 @@
-//! `quantize.cu` against the CPU's quantization: codes, scales and counters are all integers, and
+//! `quantize.cu` against the CPU's quantization: data, scales and counters are all integers, and
 //! every one must be the same.
 
 use deepwell_ir::ops::{Axis, Quantize};
@@ -55,10 +55,10 @@ pub(crate) fn reference<S: Source>(
 ) -> Vec<Vec<u8>> {
     let Quantize { format: spec, axis } = quantize;
     let len = rows * columns;
-    let (mut codes, mut scales) = (vec![0; len], vec![0; scales_len(rows, columns)]);
-    let (mut codes_t, mut scales_t) = (vec![0; len], vec![0; scales_len(columns, rows)]);
-    let by_row = (&mut codes[..], &mut scales[..]);
-    let by_column = (&mut codes_t[..], &mut scales_t[..]);
+    let (mut data, mut scales) = (vec![0; len], vec![0; scales_len(rows, columns)]);
+    let (mut data_t, mut scales_t) = (vec![0; len], vec![0; scales_len(columns, rows)]);
+    let by_row = (&mut data[..], &mut scales[..]);
+    let by_column = (&mut data_t[..], &mut scales_t[..]);
     let stats = match axis {
         Axis::Row => quantize_rows(x, rows, columns, spec, by_row.0, by_row.1),
         Axis::Column => quantize_columns(x, rows, columns, spec, by_column.0, by_column.1),
@@ -69,10 +69,10 @@ pub(crate) fn reference<S: Source>(
     let words = [amax.to_bits().into(), elements, underflows, saturations, scale_clamps, nonfinite];
     let mut outputs = Vec::new();
     if *axis != Axis::Column {
-        outputs.extend([codes, tiled(rows, columns, &scales)]);
+        outputs.extend([data, tiled(rows, columns, &scales)]);
     }
     if *axis != Axis::Row {
-        outputs.extend([codes_t, tiled(columns, rows, &scales_t)]);
+        outputs.extend([data_t, tiled(columns, rows, &scales_t)]);
     }
     outputs.push(bytemuck::cast_slice::<u64, u8>(&words).to_vec());
     outputs

@@ -50,7 +50,7 @@ pub(crate) fn multiply(
     out: &HostTensor,
     accumulate: bool,
 ) -> Vec<f64> {
-    let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
+    let mut inputs = vec![a.data.clone(), a.scales.clone(), b.data.clone(), b.scales.clone()];
     inputs.extend(bias.cloned());
     let options = RunOptions { accumulate, kernel: Some(kernel), ..RunOptions::default() };
     gpu.run_with(op, &inputs, std::slice::from_ref(out), options).remove(0).to_f64()
@@ -160,15 +160,15 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
     let matrix = |seed: u64| {
         let scales: Vec<u8> = ends.iter().flat_map(|&scale| vec![scale; blocks]).collect();
         // Ones and, in each last block, zeros: zero times a scale that is no FP32 is zero.
-        let mut codes = vec![0x38u8; ends.len() * k];
-        for (index, code) in codes.iter_mut().enumerate() {
+        let mut data = vec![0x38u8; ends.len() * k];
+        for (index, code) in data.iter_mut().enumerate() {
             if index % k >= k - 32 {
                 *code = 0;
             } else if (index as u64 * 7 + seed).is_multiple_of(5) {
                 *code = 0xb0;
             }
         }
-        MxMatrix::from_bytes(ends.len(), k, &codes, &scales)
+        MxMatrix::from_bytes(ends.len(), k, &data, &scales)
     };
     let (a, b) = (matrix(1), matrix(2));
     let exact = linear::forward(&a.values, &b.values, None, k);
@@ -198,15 +198,15 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
     }
 }
 
-/// NaN codes reach their row and column, and nothing else.
-pub(crate) fn check_nan_codes(gpu: &mut Gpu, kernel: Kernel) {
+/// NaN elements reach their row and column, and nothing else.
+pub(crate) fn check_nan_elements(gpu: &mut Gpu, kernel: Kernel) {
     let (rows, columns) = (140, 130);
     for k in [96, 100] {
         let spec = QuantFormat::MXFP8;
         let change = |matrix: MxMatrix, rows: usize, at: usize| {
-            let mut codes = matrix.codes.bytes.clone();
-            codes[at] = 0x7f;
-            MxMatrix::from_bytes(rows, k, &codes, &matrix.plain_scales)
+            let mut data = matrix.data.bytes.clone();
+            data[at] = 0x7f;
+            MxMatrix::from_bytes(rows, k, &data, &matrix.plain_scales)
         };
         let a = change(MxMatrix::new(rows, k, spec, MxKind::Even, 1), rows, 131 * k + 95);
         let b = change(MxMatrix::new(columns, k, spec, MxKind::Even, 50), columns, 2 * k);
@@ -244,10 +244,10 @@ fn scales_at_the_ends_of_their_range() {
     check_ends_of_scales(&mut gpu, KERNEL);
 }
 
-trial!(nan_codes_stay_in_their_rows);
-fn nan_codes_stay_in_their_rows() {
+trial!(nan_elements_stay_in_their_rows);
+fn nan_elements_stay_in_their_rows() {
     let mut gpu = Gpu::open();
-    check_nan_codes(&mut gpu, KERNEL);
+    check_nan_elements(&mut gpu, KERNEL);
 }
 
 emulated! {

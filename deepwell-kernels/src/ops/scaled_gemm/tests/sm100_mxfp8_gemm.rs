@@ -78,7 +78,7 @@ pub(crate) fn check(
         };
         let op =
             ops::ScaledGemm { kind: gemm, output: stored, bias: has_bias, a: spec, b: spec };
-        let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
+        let mut inputs = vec![a.data.clone(), a.scales.clone(), b.data.clone(), b.scales.clone()];
         inputs.extend(has_bias.then_some(bias));
         let kernel = Some(kernel);
         let options = RunOptions { accumulate, kernel, tile, ..RunOptions::default() };

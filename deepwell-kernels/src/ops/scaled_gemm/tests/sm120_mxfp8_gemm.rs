@@ -8,7 +8,7 @@ use deepwell_precision::QuantFormat;
 use crate::harness::{Gpu, HostTensor};
 use crate::mx::{MxKind, MxMatrix};
 use crate::mxfp8_gemm::{
-    Kernel, check_ends_of_scales, check_hard_numbers, check_nan_codes, check_sizes, multiply,
+    Kernel, check_ends_of_scales, check_hard_numbers, check_nan_elements, check_sizes, multiply,
 };
 use crate::trials::skip;
 
@@ -43,24 +43,24 @@ fn scales_at_the_ends_of_their_range() {
     check_ends_of_scales(&mut gpu, KERNEL);
 }
 
-trial!(nan_codes_stay_in_their_rows);
-fn nan_codes_stay_in_their_rows() {
+trial!(nan_elements_stay_in_their_rows);
+fn nan_elements_stay_in_their_rows() {
     let mut gpu = open();
-    check_nan_codes(&mut gpu, KERNEL);
+    check_nan_elements(&mut gpu, KERNEL);
 }
 
-/// A GEMM of `rows` by `columns` with these scales, of codes that give one exact sum: it tells
+/// A GEMM of `rows` by `columns` with these scales, of elements that give one exact sum: it tells
 /// which scale each lane gives to which row, column and step.
 fn check_places(gpu: &mut Gpu, rows: usize, columns: usize, k: usize) {
     let blocks = k / 32;
     // Ones in one element of each block, zeros elsewhere: an element of the result is the sum over
     // blocks of the products of their scales.
     let matrix = |outer: usize, scale: &dyn Fn(usize, usize) -> u8| {
-        let codes: Vec<u8> =
+        let data: Vec<u8> =
             (0..outer * k).map(|index| if index % 32 == 5 { 0x38 } else { 0 }).collect();
         let scales: Vec<u8> =
             (0..outer * blocks).map(|index| scale(index / blocks, index % blocks)).collect();
-        MxMatrix::from_bytes(outer, k, &codes, &scales)
+        MxMatrix::from_bytes(outer, k, &data, &scales)
     };
     // Scales of rows differ in the rows of a fragment and in steps, and so do those of columns; the
     // factors of an element lie within 2^20 of each other, so that sums are exact.
@@ -87,7 +87,7 @@ fn each_row_column_and_step_has_its_own_scale() {
 }
 
 trial!(nan_scales_stay_in_their_rows);
-/// A scale that is NaN makes its row or column NaN, also where all codes of its block are zeros,
+/// A scale that is NaN makes its row or column NaN, also where all elements of its block are zeros,
 /// and nothing else; so it is in every step of a stage.
 fn nan_scales_stay_in_their_rows() {
     let mut gpu = open();
@@ -96,10 +96,10 @@ fn nan_scales_stay_in_their_rows() {
     for block in 0..blocks {
         let (nan_row, nan_column) = (block * 7 + 3, block * 4 + 2);
         let change = |matrix: MxMatrix, outer: usize, at: usize| {
-            let (mut codes, mut scales) = (matrix.codes.bytes, matrix.plain_scales);
+            let (mut data, mut scales) = (matrix.data.bytes, matrix.plain_scales);
             scales[at * blocks + block] = 0xff;
-            codes[at * k + block * 32..][..32].fill(0);
-            MxMatrix::from_bytes(outer, k, &codes, &scales)
+            data[at * k + block * 32..][..32].fill(0);
+            MxMatrix::from_bytes(outer, k, &data, &scales)
         };
         let a = change(MxMatrix::new(rows, k, spec, MxKind::Even, 1), rows, nan_row);
         let b = change(MxMatrix::new(columns, k, spec, MxKind::Even, 50), columns, nan_column);
