@@ -263,7 +263,7 @@ ops! {
     Quantize,
     /// Quantized data and scales back to high precision.
     Dequantize,
-    /// Elements of a quantized copy, rounded at random.
+    /// Elements of a quantized operand, rounded at random.
     StochasticRound,
     /// An op and what is made of its results, in one kernel.
     Fused,

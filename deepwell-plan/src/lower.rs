@@ -535,7 +535,7 @@ pub fn lower_fallback(
 }
 
 /// Size of an arena in which `program` can be lowered again after some of its layers have fallen
-/// back: its persistent part is largest with every copy quantized, its transient part with every
+/// back: its persistent part is largest with every operand quantized, its transient part with every
 /// activation in BF16, as in `fallback`.
 pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) -> usize {
     let arenas = || [program].into_iter().chain(fallback).map(|program| &program.arena);

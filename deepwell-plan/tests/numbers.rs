@@ -142,18 +142,18 @@ fn mxfp8_share_is_that_of_the_tensors_by_size() {
 }
 
 #[test]
-fn quantized_bytes_are_data_and_scales_of_every_copy() {
+fn quantized_bytes_are_data_and_scales_of_every_operand() {
     let planned = planned("parity-3m", PrecisionPolicy::mxfp8(), 128, 8, 8, Recompute::None);
     let program = &planned.program;
-    // 33 bytes per 32 elements and copy, and the counters; all sizes here are multiples of 128, or
-    // their scales are padded to as many.
+    // 33 bytes per 32 elements and operand, and the counters; all sizes here are multiples of 128,
+    // or their scales are padded to as many.
     let mut expected = 0;
     for call in &program.calls {
         let Op::Quantize(op) = &call.op else { continue };
-        let copies = if op.axis == deepwell_ir::ops::Axis::Both { 2 } else { 1 };
+        let operands = if op.axis == deepwell_ir::ops::Axis::Both { 2 } else { 1 };
         let [rows, columns] = program.value(call.operands[0].value).shape[..] else { panic!() };
         let padded = rows.next_multiple_of(128) * columns.next_multiple_of(128);
-        expected += copies * (rows * columns + padded / 32) + 6 * 8;
+        expected += operands * (rows * columns + padded / 32) + 6 * 8;
     }
     assert!(expected > 0);
     assert_eq!(quantized_bytes(program), expected as u64);

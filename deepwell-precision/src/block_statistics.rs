@@ -2,21 +2,21 @@
 //! a histogram of block scales.
 //!
 //! [`crate::QuantStats`] is what a quantization counts in passing; this compares a source with its
-//! quantized copy afterwards, for a report.
+//! quantized operand afterwards, for a report.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use self::copied::{Copied, Mx, Nvfp4, Storage, Task};
+use self::quantized::{Mx, Nvfp4, Quantized, Storage, Task};
 pub use self::sums::BlockSums;
 use crate::error::{QuantizeError, Shape};
 use crate::simd::Level;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{QuantFormat, Source, nvfp4};
 
-mod copied;
+mod quantized;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -77,8 +77,8 @@ impl BlockStatistics {
         Self { bins: vec![BlockSums::default(); BINS] }
     }
 
-    /// Of a row-major [rows, cols] matrix and its copy with one code to a byte, as
-    /// [`crate::quantize_rows`] makes it. For a column copy pass the transpose as `src`.
+    /// Of a row-major [rows, cols] matrix and what it was quantized to, one element to a byte, as
+    /// [`crate::quantize_rows`] makes it. For a columnwise operand pass the transpose as `src`.
     ///
     /// # Errors
     ///
@@ -95,10 +95,11 @@ impl BlockStatistics {
         shape.expect("src", rows * cols, src.len())?;
         shape.expect("data", rows * cols, data.len())?;
         shape.expect("scales", crate::scales_len(rows, cols), scales.len())?;
-        Self::of(Copied { src, data: data, scales, cols, storage: Mx(*format) }, (0, rows))
+        Self::of(Quantized { src, data, scales, cols, storage: Mx(*format) }, (0, rows))
     }
 
-    /// Of a row-major [rows, cols] matrix and its copy as [`nvfp4::quantize_rows`] makes it.
+    /// Of a row-major [rows, cols] matrix and what it was quantized to, as [`nvfp4::quantize_rows`]
+    /// makes it.
     ///
     /// # Errors
     ///
@@ -116,7 +117,7 @@ impl BlockStatistics {
         shape.expect("bytes", crate::packed::fp4_len(rows, cols), bytes.len())?;
         shape.expect("scales", nvfp4::scales_len(rows, cols), scales.len())?;
         let storage = Nvfp4(tensor_scale);
-        Self::of(Copied { src, data: bytes, scales, cols, storage }, (0, rows))
+        Self::of(Quantized { src, data: bytes, scales, cols, storage }, (0, rows))
     }
 
     /// Adds what `other` counted.
@@ -149,20 +150,20 @@ impl BlockStatistics {
 
     /// Halves the rows until tasks are small.
     fn of<S: Source, F: Storage>(
-        copy: Copied<'_, S, F>,
+        matrix: Quantized<'_, S, F>,
         (start, end): (usize, usize),
     ) -> Result<Self, QuantizeError> {
-        if end - start > 1 && (end - start) * copy.cols > ELEMENTS_PER_TASK {
+        if end - start > 1 && (end - start) * matrix.cols > ELEMENTS_PER_TASK {
             let middle = start + (end - start) / 2;
             let (left, right) =
-                join(|| Self::of(copy, (start, middle)), || Self::of(copy, (middle, end)));
+                join(|| Self::of(matrix, (start, middle)), || Self::of(matrix, (middle, end)));
             let mut merged = left?;
             merged.merge(&right?);
             return Ok(merged);
         }
         let mut statistics = Self::new();
         let bins = &mut statistics.bins[..];
-        Level::Native.run(Task { copy, rows: (start, end), bins })?;
+        Level::Native.run(Task { matrix, rows: (start, end), bins })?;
         Ok(statistics)
     }
 }

@@ -9,7 +9,8 @@ use crate::{BLOCK, ElementFormat, QuantFormat, Target, e2m1, e2m3, e3m2, e4m3, e
 /// Writes the values of a quantized matrix: `out[r, c] = decode(data[r, c]) * 2^(scale - 127)`.
 ///
 /// `data` and `out` are row-major [rows, cols], `scales` row-major [rows, ceil(cols / 32)]. A
-/// column copy of a [rows, cols] matrix is itself a [cols, rows] matrix with blocks along its rows.
+/// columnwise operand of a [rows, cols] matrix is itself a [cols, rows] matrix with blocks along
+/// its rows.
 ///
 /// Into `f32` the result is exact, except that it is infinite where the product exceeds f32 (scale
 /// bytes above 246 for E4M3, 239 for E5M2, 250 for E3M2, 252 for E2M3 and E2M1; finite input never

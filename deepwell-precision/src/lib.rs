@@ -18,7 +18,7 @@
 //! **MX blocks.** Of an MX format, [`quantize_rows`], [`quantize_columns`] and [`quantize_both`]
 //! write quantized data and scales from `f32` or `bf16` and return [`QuantStats`];
 //! [`dequantize_rows`] goes back. A GEMM needs each operand quantized along its contraction, so a
-//! tensor that is used in two GEMMs has two copies, each made from the source.
+//! tensor that is used in two GEMMs has two quantized operands, each made from the source.
 //!
 //! **NVFP4.** [`nvfp4`] does the same with two levels of scales, in blocks of 16, and writes
 //! packed data.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct QuantStats {
     /// Largest finite magnitude of the source.
     pub amax: f32,
-    /// Elements written. A call that writes both copies counts each element twice.
+    /// Elements written. A call that writes both operands counts each element twice.
     pub elements: u64,
     /// Non-zero elements whose code is zero of either sign. In a block that holds an infinity the
     /// scale is 2^127, so that nearly every finite element counts here.

@@ -244,7 +244,7 @@ fn the_audit_finds_wrong_operands_of_emulated_gemms() {
     program.calls[reader].operands[0].value = plain;
     let findings = audit_counts(&program);
     assert_eq!(findings.len(), 1, "{findings:?}");
-    let expected = "expected a dequantized row copy";
+    let expected = "expected one dequantized from rowwise data";
     assert!(findings[0].what.contains(expected), "{findings:?}");
 
     let mut program = clean.clone();
@@ -255,13 +255,13 @@ fn the_audit_finds_wrong_operands_of_emulated_gemms() {
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert!(findings[0].what.contains("expected a tensor that was not quantized"), "{findings:?}");
 
-    // Data of one copy under the scales of another.
+    // Data of one operand under the scales of another.
     let mut program = clean.clone();
     let scales = program.calls[other].operands[1].value;
     program.calls[one].operands[1].value = scales;
     let findings = audit_provenance(&program);
     assert_eq!(findings.len(), 1, "{findings:?}");
-    assert!(findings[0].what.contains("with scales of the row copy of"), "{findings:?}");
+    assert!(findings[0].what.contains("with scales of the rowwise `"), "{findings:?}");
 }
 
 /// Leaves out what makes one operand.
@@ -312,7 +312,7 @@ fn the_audit_compares_dequantized_and_rounded_elements() {
         let report = observer.audit.finish();
         let finding = &report.findings[0];
         assert_eq!(finding.call, name, "{report}");
-        let is_named = ["of the quantized copy", "rounded at random"]
+        let is_named = ["of the quantized operand", "rounded at random"]
             .iter()
             .any(|what| finding.what.contains(what));
         assert!(is_named, "{report}");

@@ -160,7 +160,7 @@ fn flip_a_row_code(program: &Program, call: &Call, backend: &mut dyn Backend) {
     change(program, output(call, 0), backend, |data| data[64 + 5] ^= 1);
 }
 
-fn swap_copies(program: &Program, call: &Call, backend: &mut dyn Backend) {
+fn swap_operands(program: &Program, call: &Call, backend: &mut dyn Backend) {
     exchange(program, output(call, 0), output(call, 2), backend);
     exchange(program, output(call, 1), output(call, 3), backend);
 }
@@ -281,13 +281,13 @@ fn planted_faults_are_found_where_they_are() {
             "a scale byte one too high in a block of 32",
             Fault::After(raise_a_row_scale),
             activation,
-            &["1 of 64 row-copy scales differ", "first at [1, 1]"],
+            &["1 of 64 rowwise scales differ", "first at [1, 1]"],
         ),
         (
-            "a scale byte one too low in the column copy of a weight",
+            "a scale byte one too low in the columnwise operand of a weight",
             Fault::After(lower_a_column_scale),
             weight,
-            &["1 of 128 column-copy scales differ", "present master weight", "[63, 1]"],
+            &["1 of 128 columnwise scales differ", "present master weight", "[63, 1]"],
         ),
         (
             "a code flipped in an activation",
@@ -298,15 +298,15 @@ fn planted_faults_are_found_where_they_are() {
         (
             "a code flipped between quantization and kind",
             Fault::Before(flip_a_code_of_the_first_operand),
-            // The last reader of the row copy: each reader after the change has a finding.
+            // The last reader of the rowwise operand: each reader after the change has a finding.
             ("layers.1.self_attn.v_proj", 0),
             &["layers.1.input_layernorm.mx.row", "changed after it was quantized"],
         ),
         (
-            "row and column copy of a square weight swapped",
-            Fault::After(swap_copies),
+            "rowwise and columnwise operand of a square weight swapped",
+            Fault::After(swap_operands),
             weight,
-            &["row and column copy of", "are swapped"],
+            &["rowwise and columnwise operands of", "are swapped"],
         ),
         (
             "master weights rounded to BF16",
@@ -441,14 +441,14 @@ fn all_gemms_in_bf16(program: &mut Program) {
     program.precision.iter_mut().find(|entry| entry.tensor == name).unwrap().format = Format::MXFP8;
 }
 
-fn row_copy_in_dgrad(program: &mut Program) {
+fn rowwise_operand_in_dgrad(program: &mut Program) {
     // A square weight: shapes do not tell.
     let fprop: Vec<Operand> = call_mut(program, "layers.0.self_attn.o_proj").operands.clone();
     call_mut(program, "layers.0.self_attn.o_proj.dgrad").operands[2..4]
         .copy_from_slice(&fprop[2..4]);
 }
 
-fn scales_of_the_other_copy(program: &mut Program) {
+fn scales_of_the_other_operand(program: &mut Program) {
     let dgrad = call_mut(program, "layers.0.self_attn.o_proj.dgrad").operands.clone();
     call_mut(program, "layers.0.self_attn.o_proj").operands[3] = dgrad[3];
 }
@@ -501,13 +501,13 @@ fn programs_that_do_not_do_what_the_policy_says() {
         ),
         (no_wgrad, &["`model.layers.0.mlp.up_proj.weight`: expected 1 wgrad in mxfp8, got 0"]),
         (
-            row_copy_in_dgrad,
-            &["`layers.0.self_attn.o_proj.dgrad`: dgrad reads the row copy of \
-               `model.layers.0.self_attn.o_proj.weight`, expected the column copy"],
+            rowwise_operand_in_dgrad,
+            &["`layers.0.self_attn.o_proj.dgrad`: dgrad reads the rowwise \
+               `model.layers.0.self_attn.o_proj.weight`, expected it columnwise"],
         ),
         (
-            scales_of_the_other_copy,
-            &["reads data of the row copy of", "with scales of the column"],
+            scales_of_the_other_operand,
+            &["reads data of the rowwise `", "with scales of the columnwise `"],
         ),
         (
             weight_of_another_layer,

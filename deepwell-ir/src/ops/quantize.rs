@@ -8,15 +8,15 @@ use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, Dim, OpError, Plane, PlaneType, Shape, Storage};
 
 /// Along which axis of a `[rows, columns]` matrix the blocks lie: the contraction of the GEMM that
-/// reads the copy.
+/// reads the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Blocks along a row; the copy keeps the shape.
+    /// Rowwise: blocks along a row; the operand keeps the shape.
     Row,
-    /// Blocks down a column; the copy is stored transposed, contraction contiguous.
+    /// Columnwise: blocks down a column; the operand is stored transposed, contraction contiguous.
     Column,
-    /// Both copies in one pass over the source.
+    /// Rowwise and columnwise, in one pass over the source.
     Both,
 }
 
@@ -125,13 +125,13 @@ impl OpRule for Quantize {
         Ok(outputs)
     }
 
-    /// Data and scales of each copy, and the counters.
+    /// Data and scales of each operand, and the counters.
     fn result_count(&self) -> usize {
         if self.axis == Axis::Both { 5 } else { 3 }
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Largest magnitude, scaling and rounding of each element and copy.
+        // Largest magnitude, scaling and rounding of each element and operand.
         3 * self.axes().len() as u64 * product(&shapes[0])
     }
 }

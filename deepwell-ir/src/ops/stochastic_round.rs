@@ -1,4 +1,4 @@
-//! The elements of a quantized copy once more, rounded at random.
+//! The elements of a quantized operand once more, rounded at random.
 
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
@@ -17,9 +17,9 @@ use crate::{DType, OpError, PlaneType, Shape, Storage};
 /// which need not know of chance and may be fused with the op that makes x.
 ///
 /// The random word of an element is that of [`deepwell_precision::Philox`] at its row-major index
-/// in the copy, under the seed `key[0]`, in a stream that the step `key[1]` (its low 32 bits) and
-/// the name of the call ([`StochasticRound::stream`]) tell apart. So a step repeats its bits on any
-/// number of threads and when a run is resumed, and no two copies share theirs.
+/// in the operand, under the seed `key[0]`, in a stream that the step `key[1]` (its low 32 bits)
+/// and the name of the call ([`StochasticRound::stream`]) tell apart. So a step repeats its bits on
+/// any number of threads and when a run is resumed, and no two operands share theirs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StochasticRound {
     /// How; elements are rounded at random.

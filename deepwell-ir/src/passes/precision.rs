@@ -1,13 +1,13 @@
 //! Makes a precision policy explicit: casts, quantizations and dequantizations become nodes.
 //!
 //! Quantization stands right behind the producer of the high-precision tensor, so that what the
-//! forward keeps for the backward is the quantized copy. Both directions of a tensor are made in
+//! forward keeps for the backward is the quantized operand. Both directions of a tensor are made in
 //! one node when both are read.
 //!
 //! A GEMM of which only one operand is quantized reads it dequantized, and so does one that the
 //! policy wants emulated. Dequantization stands right before the first GEMM that reads the result,
-//! and is done once more in the backward, so that there, too, what is kept is the quantized copy. A
-//! weight is dequantized with the weights' other copies.
+//! and is done once more in the backward, so that there, too, what is kept is the quantized
+//! operand. A weight is dequantized with the weights' other copies.
 //!
 //! Gradients that are rounded at random are quantized as others are; behind all quantizations of
 //! their producer the elements are then rounded once more from the high-precision tensor.
@@ -272,7 +272,7 @@ type Key = (TensorId, QuantFormat);
 enum Reading {
     /// As it is.
     Plain,
-    /// The copy along an axis.
+    /// The operand along an axis.
     Quantized(Key, Axis),
 }
 
@@ -292,7 +292,7 @@ struct Rewrite<'a> {
     high_precision: HashMap<TensorId, TensorId>,
     /// The planes of each quantized operand made, data first.
     quantized: HashMap<(Key, Axis), Vec<TensorId>>,
-    /// Copies that were dequantized, for the nodes of a phase.
+    /// Operands that were dequantized, for the nodes of a phase.
     dequantized: HashMap<(Key, Axis, Phase), TensorId>,
 }
 
@@ -391,7 +391,7 @@ impl Rewrite<'_> {
         Ok(())
     }
 
-    /// The quantized copies of each tensor that GEMMs read dequantized.
+    /// The quantized operands of each tensor that GEMMs read dequantized.
     fn dequantized_uses(&self) -> HashMap<TensorId, Vec<(Key, Axis)>> {
         let mut uses: HashMap<TensorId, Vec<(Key, Axis)>> = HashMap::new();
         let gemms = self.source.nodes.iter().filter_map(|node| self.gemm(node));
@@ -427,7 +427,7 @@ impl Rewrite<'_> {
         let wanted = needs.get(&tensor).into_iter().flatten();
         for (count, &Need { format, axis, .. }) in wanted.enumerate() {
             let source_name = &self.result.tensor(tensor).name;
-            // A copy that is quantized in another way needs another name.
+            // An operand that is quantized in another way needs another name.
             let number = if count == 0 { String::new() } else { count.to_string() };
             let name = format!("{source_name}.mx{number}");
             let op = Quantize { format, axis };
@@ -469,7 +469,7 @@ impl Rewrite<'_> {
         Ok(())
     }
 
-    /// Rounds elements of the copies of `tensor` at random, behind its quantizations.
+    /// Rounds elements of the operands of `tensor` at random, behind its quantizations.
     fn round(&mut self, tensor: TensorId, needs: &Needs, producer: &Node) {
         for need in needs.get(&tensor).into_iter().flatten() {
             for axis in [Axis::Row, Axis::Column] {
@@ -503,7 +503,7 @@ impl Rewrite<'_> {
         self.high_precision.get(&id).copied().unwrap_or(id)
     }
 
-    /// A copy in high precision again, for `reader` or where it stands.
+    /// An operand in high precision again, for `reader` or where it stands.
     fn dequantize(&mut self, key: Key, axis: Axis, reader: &Node) -> TensorId {
         let made_with_weights = self.dequantized.get(&(key, axis, Phase::Weights));
         let made = made_with_weights.or_else(|| self.dequantized.get(&(key, axis, reader.phase)));

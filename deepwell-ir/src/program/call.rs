@@ -190,8 +190,8 @@ pub struct Quantization<'a> {
 
 impl Quantization<'_> {
     /// Data and scales.
-    pub fn copies(&self) -> &[Operand] {
-        self.outputs.split_last().map_or(&[], |(_, copies)| copies)
+    pub fn quantized_operands(&self) -> &[Operand] {
+        self.outputs.split_last().map_or(&[], |(_, operands)| operands)
     }
 
     /// The counters.

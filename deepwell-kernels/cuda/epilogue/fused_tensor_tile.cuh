@@ -1,5 +1,5 @@
 // From accumulators in tensor memory to what follows a GEMM: its output where somebody reads it, a
-// function of the elements of that, and the MXFP8 copies of what comes last, along rows, down
+// function of the elements of that, and the MXFP8 operands of what comes last, along rows, down
 // columns, or both. Every one has the bits that kernels one after the other give: each step takes
 // what the one before would have stored, so rounded to BF16.
 //
@@ -10,7 +10,7 @@
 //   a lane takes two columns, each of whose 32 elements share a scale, and writes their quantized data;
 //   a lane takes its row, two groups of 32, and puts the quantized data in the place of the elements;
 //   four lanes a row write these.
-// Columns are a multiple of 8, and of 32 where there are copies; what lies beyond rows is zero, so
+// Columns are a multiple of 8, and of 32 where it quantizes; what lies beyond rows is zero, so
 // that it changes neither scales nor counters.
 #pragma once
 
@@ -39,9 +39,9 @@ struct FusedResult {
     TileResult<bf16> gemm;
     const bf16* forward;  // what the forward pass had where the sums are now, for a gradient
     bf16* activated;
-    MxTarget copies;
+    MxTarget quantized;
     uint32 activation;
-    uint32 flags;  // of the copies, kMxFloor or none
+    uint32 flags;  // of the quantization, kMxFloor or none
 };
 
 constexpr int kFusedColumns = 64;     // elements of a row at a time
@@ -137,11 +137,11 @@ __device__ __forceinline__ bool in_scale_tile(const MxTarget& to, uint32 row, ui
            column / kScaleTileElements < scale_tiles_across(to.columns);
 }
 
-// Column copy of 32 rows of 64 columns from (row, column) on.
+// The columnwise operand of 32 rows of 64 columns from (row, column) on.
 __device__ __forceinline__ void copy_columns(const FusedResult& result, int32 row, int32 column,
                                              const uint8* staged, MxCounters& counters) {
     using Element = MxElement<bf16>;
-    const MxTarget& to = result.copies;
+    const MxTarget& to = result.quantized;
     const bool floor = result.flags & kMxFloor;
     const int32 lane = threadIdx.x % 32;
     const uint32 first = column + 2 * lane;
@@ -299,9 +299,9 @@ __device__ __forceinline__ void write_row_scales(const MxTarget& to, int32 row, 
     }
 }
 
-// What is counted of the elements themselves, for each of `copies`: the largest finite magnitude,
+// What is counted of the elements themselves, for each of `operands`: the largest finite magnitude,
 // and what is not finite. Of the calling lane's row.
-__device__ __forceinline__ void survey_row(uint8* staged, uint32 copies, MxCounters& counters) {
+__device__ __forceinline__ void survey_row(uint8* staged, uint32 operands, MxCounters& counters) {
     const int32 lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int unit = 0; unit < 8; ++unit) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ void survey_row(uint8* staged, uint32 copies, MxCount
         uint32 largest = mx_magnitude<bf16>(vector);
         if (largest >= kInfinityBits) {
             const uint2 found = mx_survey<bf16>(vector);
-            counters.nonfinite += copies * found.x;
+            counters.nonfinite += operands * found.x;
             largest = found.y;
         }
         counters.amax = max(counters.amax, largest);
@@ -324,8 +324,8 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
                                                  Release release) {
     constexpr int kSubtiles = kColumns / kFusedColumns;
     const int32 lane = threadIdx.x % 32;
-    const bool by_rows = result.copies.data != nullptr;
-    const bool by_columns = result.copies.data_t != nullptr;
+    const bool by_rows = result.quantized.data != nullptr;
+    const bool by_columns = result.quantized.data_t != nullptr;
     uint64 scales = 0;
 #pragma unroll 1
     for (int32 i = 0; i < kSubtiles; ++i) {
@@ -356,12 +356,12 @@ __device__ __forceinline__ void store_fused_tile(const FusedResult& result, int3
                 const uint64 found = quantize_row(result, staged, counters);
                 scales |= found << (8 * (at / kMxBlock));
                 __syncwarp();
-                write_data(result.copies, row, column + at, staged);
+                write_data(result.quantized, row, column + at, staged);
             }
         }
     }
     if (by_rows) {
-        write_row_scales<kColumns>(result.copies, row + lane, column, scales);
+        write_row_scales<kColumns>(result.quantized, row + lane, column, scales);
     }
 }
 
@@ -383,9 +383,9 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 
 // What the fused kernels take behind their operands: bias [n] or null; the GEMM output [m, n] where
 // it is kept, or null; of a gradient what the forward pass had in its place [m, n]; the function of
-// the elements [m, n] where it is kept; copies as in `MxTarget`, null for those that are not made;
-// extents; the function and flags of the copies; totals and statistics [6] where there
-// are copies.
+// the elements [m, n] where it is kept; quantized operands as in `MxTarget`; null = skip;
+// extents; the function and flags of the quantization; totals and statistics [6] where there
+// is a quantization.
 #define FUSED_ARGUMENTS                                                                          \
     const bf16 *__restrict__ bias, bf16 *__restrict__ gemm, const bf16 *__restrict__ forward, \
         bf16 *__restrict__ activated, uint8 *__restrict__ data, uint8 *__restrict__ scales,      \
@@ -401,13 +401,13 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
             activation, flags                                                                    \
     }
 
-// All threads of all blocks, last of all: the counters of the copies, if there are any.
+// All threads of all blocks, last of all: the counters of the quantization, if there are any.
 __device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
                                                        const MxCounters& counters,
                                                        MxTotals* totals, uint64* statistics) {
-    const uint64 copies = (result.copies.data != nullptr) + (result.copies.data_t != nullptr);
-    if (copies > 0) {
-        const uint64 elements = copies * result.copies.rows * result.copies.columns;
+    const uint64 operands = (result.quantized.data != nullptr) + (result.quantized.data_t != nullptr);
+    if (operands > 0) {
+        const uint64 elements = operands * result.quantized.rows * result.quantized.columns;
         mx_write_statistics(counters, gridDim.x, totals, elements, statistics);
     }
 }

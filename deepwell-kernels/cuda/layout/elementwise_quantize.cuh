@@ -169,6 +169,6 @@ __device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources
         elementwise_quantize_plain<false, kRow, kColumn>(sources, result, to, dynamic, shared,
                                                          tally, function);
     }
-    const uint64 copies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
-    tally.finish(gridDim.x, copies * to.rows * to.columns, statistics);
+    const uint64 operands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+    tally.finish(gridDim.x, operands * to.rows * to.columns, statistics);
 }

@@ -1,4 +1,4 @@
-// How a block of threads lies over a tile that it quantizes, and where the copies go.
+// How a block of threads lies over a tile that it quantizes, and where the quantized operands go.
 #pragma once
 
 #include "common/types.cuh"
@@ -29,8 +29,9 @@ struct MxTile {
     }
 };
 
-// Where the copies of a matrix go; pointers of copies that are not made are not looked at. Scales
-// lie in tiles, see layout/scale_tile.cuh; those of a tile of elements are one tile of each copy.
+// Where the quantized operands of a matrix go; pointers of those that are not made are not read.
+// Scales lie in tiles, see layout/scale_tile.cuh; those of a tile of elements are one tile of each
+// operand.
 struct MxTarget {
     uint8* data;     // [rows, columns]
     uint8* scales;    // [ceil(rows / 128), ceil(columns / 128), 512]

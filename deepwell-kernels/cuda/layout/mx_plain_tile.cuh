@@ -4,11 +4,11 @@
 // or the edges, two elements or two groups go through each instruction, and a tile never lies in
 // shared memory.
 //
-// A thread holds eight rows of eight columns in registers. For the row copy sixteen neighbouring
-// threads have a row: its largest magnitude comes from shuffles that leave each of four threads
-// with two rows of eight, so that a scale is computed once and not by all. For the column copy the
-// threads leave the largest magnitudes of their columns in shared memory, each warp makes the
-// scales of sixteen columns for all, and the data goes through shared memory:
+// A thread holds eight rows of eight columns in registers. For the rowwise operand sixteen
+// neighbouring threads have a row: its largest magnitude comes from shuffles that leave each of
+// four threads with two rows of eight, so that a scale is computed once and not by all. For the
+// columnwise operand the threads leave the largest magnitudes of their columns in shared memory,
+// each warp makes the scales of sixteen columns for all, and the data goes through shared memory:
 //
 //   stage[column][chunk ^ (column / 8)]: 8 elements (rows 8 * chunk ...) of one column. Sixteen
 //   threads write the same chunk of sixteen columns, eight apart, or eight threads read the
@@ -165,7 +165,7 @@ __device__ __forceinline__ void mx_store_scales(uint8* to,
     reinterpret_cast<uint4*>(to)[threadIdx.x % 32] = scales[threadIdx.x % 32];
 }
 
-// Row copy, the scales of which are left in `shared`.
+// The rowwise operand, the scales of which are left in `shared`.
 template <bool kWide>
 __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRows], uint32 row0,
                                               uint32 column0, const MxTarget& to,
@@ -252,8 +252,8 @@ __device__ __forceinline__ void mx_plain_rows(const uint4 (&vectors)[kMxPlainRow
     }
 }
 
-// Column copy, once `shared.amaxes` has what every warp knows of each word of columns, and the
-// scales of all copies. What was counted is tallied before the data is written.
+// The columnwise operand, once `shared.amaxes` has what every warp knows of each word of columns,
+// and the scales of all operands. What was counted is tallied before the data is written.
 template <bool kWide, bool kRow>
 __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlainRows],
                                                  uint32 row0, uint32 column0, const MxTarget& to,

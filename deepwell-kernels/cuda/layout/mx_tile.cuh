@@ -2,10 +2,10 @@
 // columnwise data (stored transposed) and scales, counters.
 //
 // A thread puts eight vectors of 16 bytes there, 16 rows apart, and takes them back one by one for
-// the row copy: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so shuffles find its
-// amax. For the column copy a thread takes 32 rows of one word of columns, which is one column
-// block (or two), and its data goes back through the same shared memory, so that the transposed
-// copy is written in whole lines of 128 bytes:
+// the rowwise operand: a row block is 4 (BF16) or 8 (FP32) neighbouring threads, so shuffles find
+// its amax. For the columnwise operand a thread takes 32 rows of one word of columns, which is one
+// column block (or two), and its data goes back through the same shared memory, so that the
+// transposed operand is written in whole lines of 128 bytes:
 //
 //   stage[column][chunk ^ swizzle(column)]: 16 elements (rows 16 * chunk ...) of one column, where
 //   swizzle counts words of columns modulo 8. Eight threads write the same chunk of eight words of
@@ -137,7 +137,7 @@ __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint
     }
 }
 
-// Column copy of the tile that lies in shared memory. All threads of the block come here.
+// Columnwise operand of the tile that lies in shared memory. All threads of the block come here.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
                                                     const MxTarget& to, uint32 flags,
@@ -249,16 +249,16 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
 }
 
 // Counts of the vectors of a thread, at `own` and every block of threads further, of which
-// `largest` is the largest magnitude. What is not finite counts once for each of `copies`.
+// `largest` is the largest magnitude. What is not finite counts once for each of `operands`.
 template <typename E>
-__device__ __forceinline__ void mx_count_vectors(const uint4* own, uint32 largest, uint32 copies,
+__device__ __forceinline__ void mx_count_vectors(const uint4* own, uint32 largest, uint32 operands,
                                                 MxCounters& counters) {
     if (largest >= kInfinityBits) {
         largest = 0;
 #pragma unroll 1
         for (int step = 0; step < kMxSteps; ++step) {
             const uint2 found = mx_survey<E>(own[step * MxTile<E>::kThreads]);
-            counters.nonfinite += copies * found.x;
+            counters.nonfinite += operands * found.x;
             largest = max(largest, found.y);
         }
     }
@@ -279,7 +279,7 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
                                                  uint32 flags, uint32* tile, MxShared& shared,
                                                  MxCounters& counters) {
     using Tile = MxTile<E>;
-    constexpr uint32 kCopies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+    constexpr uint32 kOperands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
     const bool wide = flags & kMxWide, square = flags & kMxSquare;
     const uint4* const own = reinterpret_cast<const uint4*>(tile) + threadIdx.x;
     if (square) {
@@ -307,7 +307,7 @@ __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, co
             data_to += static_cast<uint64>(kMxStepRows) * to.columns;
         }
     }
-    mx_count_vectors<E>(own, largest, kCopies, counters);
+    mx_count_vectors<E>(own, largest, kOperands, counters);
     __syncthreads();
     if (kRow && column0 < to.columns && row0 < to.rows) {
         mx_store_scales(to.scale_tile(row0, column0), shared.scales);

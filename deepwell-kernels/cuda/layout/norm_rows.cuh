@@ -8,7 +8,7 @@
 #include "layout/norm_value.cuh"
 #include "ptx/cache.cuh"
 
-// What is normalized, and where all but the quantized copies go; matrices are [rows, columns], of
+// What is normalized, and where all but the quantized operands go; matrices are [rows, columns], of
 // whole vectors of 16 bytes.
 struct NormOperands {
     const bf16* x;

@@ -84,7 +84,7 @@ fn check_one(
         for step in fused.quantizations() {
             let y: Vec<bf16> = bytemuck::pod_collect_to_vec(&alone[step.of].bytes);
             let expected = reference(&y, rows, columns, step.quantize);
-            let what = format!("{what}: copies of output {}", step.of);
+            let what = format!("{what}: operands of output {}", step.of);
             assert_same(&what, &got[step.positions], &expected);
         }
     }

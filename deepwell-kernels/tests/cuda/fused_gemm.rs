@@ -175,8 +175,8 @@ pub(crate) fn check(
     }
     if let Some(quantize) = &follows.quantize {
         let values: Vec<bf16> = bytemuck::pod_collect_to_vec(&last.bytes);
-        let copies = reference(&values, rows, columns, quantize);
-        assert_same(&what, &got[expected.len()..], &copies);
+        let operands = reference(&values, rows, columns, quantize);
+        assert_same(&what, &got[expected.len()..], &operands);
     }
 }
 
@@ -223,7 +223,7 @@ fn every_way_to_go_on() {
 }
 
 trial!(hard_numbers);
-/// Groups of very different scales, of zeros, of numbers that are not finite; rows of copies that
+/// Groups of very different scales, of zeros, of numbers that are not finite; rows of operands that
 /// are no whole groups.
 fn hard_numbers() {
     let mut gpu = tcgen05::open();
@@ -243,7 +243,7 @@ fn hard_numbers() {
 }
 
 trial!(rows_that_are_no_groups);
-/// Rows that allow eight elements at a time but are no groups: without copies.
+/// Rows that allow eight elements at a time but are no groups: without quantization.
 fn rows_that_are_no_groups() {
     let mut gpu = tcgen05::open();
     for way in ways().iter().filter(|way| way.quantize.is_none()) {

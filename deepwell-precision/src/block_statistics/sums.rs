@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::Source;
 
-/// Sums over the elements of some blocks. Only blocks in which source and copy are finite are
-/// measured; [`BlockSums::blocks_not_finite`] counts the others.
+/// Sums over the elements of some blocks. Only blocks in which source and quantized values are
+/// finite are measured; [`BlockSums::blocks_not_finite`] counts the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BlockSums {
     /// Blocks that were measured.
     pub blocks: u64,
-    /// Blocks that hold a NaN or an infinity, in the source or in the copy.
+    /// Blocks that hold a NaN or an infinity, in the source or in the quantized values.
     pub blocks_not_finite: u64,
     /// Elements of the measured blocks.
     pub elements: u64,
@@ -21,7 +21,7 @@ pub struct BlockSums {
     pub saturations: u64,
     /// Sum of the squares of the source.
     pub signal: f64,
-    /// Sum of the squares of what the copy differs from the source by.
+    /// Sum of the squares of the differences between source and quantized values.
     pub noise: f64,
 }
 
@@ -37,7 +37,7 @@ impl BlockSums {
         self.noise += other.noise;
     }
 
-    /// Signal over noise, as a ratio of powers. Infinite for a copy without error, also of zeros.
+    /// Signal over noise, as a ratio of powers. Infinite without error, also of zeros.
     #[must_use]
     pub fn signal_to_noise(&self) -> f64 {
         if self.noise == 0.0 { f64::INFINITY } else { self.signal / self.noise }

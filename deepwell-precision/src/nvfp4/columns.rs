@@ -11,7 +11,7 @@ use crate::{QuantStats, Source};
 /// Columns that are transposed together: a line of cache of f32.
 const STRIP_COLS: usize = BLOCK;
 
-/// Some columns of a matrix, and where their copy goes.
+/// Some columns of a matrix, and where they go.
 pub(super) struct ColumnsTask<'a, S> {
     /// The whole matrix, [rows, cols].
     pub(super) src: &'a [S],
@@ -21,7 +21,7 @@ pub(super) struct ColumnsTask<'a, S> {
     pub(super) col_range: (usize, usize),
     pub(super) encode_scale: f32,
     pub(super) spec: Nvfp4Spec,
-    /// Rows of the copy that are these columns.
+    /// Rows of the operand that are these columns.
     pub(super) bytes_t: &'a mut [u8],
     pub(super) scales_t: &'a mut [u8],
 }

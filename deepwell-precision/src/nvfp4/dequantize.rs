@@ -11,8 +11,8 @@ use crate::{Target, e2m1, ue4m3};
 /// exact, the outer rounded once, and once more into `bf16`.
 ///
 /// `out` is row-major [rows, cols]; `bytes` and `scales` are as [`super::quantize_rows`] writes
-/// them. A column copy of a [rows, cols] matrix is itself a [cols, rows] matrix. Scale bytes above
-/// 0x7E give NaN.
+/// them. A columnwise operand of a [rows, cols] matrix is itself a [cols, rows] matrix. Scale bytes
+/// above 0x7E give NaN.
 ///
 /// # Errors
 ///

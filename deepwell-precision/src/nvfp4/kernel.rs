@@ -23,15 +23,15 @@ const _: () = assert!(PAIR == 2);
 pub(super) struct Constants {
     pub(super) encode_scale: f32,
     pub(super) spec: Nvfp4Spec,
-    /// Elements of a row of the copy.
+    /// Elements of a row of the operand.
     pub(super) cols: usize,
 }
 
-/// Where a segment goes, in a copy or in whole rows of one.
+/// Where a segment goes, in an operand or in whole rows of one.
 pub(super) struct Out<'a> {
     pub(super) bytes: &'a mut [u8],
     pub(super) scales: &'a mut [u8],
-    /// Row of the copy that the slices start with.
+    /// Row of the operand that the slices start with.
     pub(super) first_row: usize,
 }
 
@@ -42,7 +42,7 @@ struct Scales {
 }
 
 /// Quantizes a segment: `rows` holds the same columns, from `col` on, of neighbouring rows of the
-/// copy, which share their scales; `row` is the first of them, counted from that of `out`.
+/// operand, which share their scales; `row` is the first of them, counted from that of `out`.
 #[inline(always)]
 pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
     rows: &[&[S]],

@@ -186,9 +186,9 @@ pub fn quantize_rows<S: Source>(
 /// Quantizes a matrix with blocks along its columns, for a GEMM that contracts over rows, and
 /// returns its tensor scale.
 ///
-/// `src` is row-major [rows, cols]. The copy is stored transposed, since the tensor cores read FP4
-/// only with the contraction contiguous: `bytes_t` and `scales_t` are what [`quantize_rows`] writes
-/// for the [cols, rows] transpose, byte for byte. Otherwise as [`quantize_rows`].
+/// `src` is row-major [rows, cols]. The operand is stored transposed, since the tensor cores read
+/// FP4 only with the contraction contiguous: `bytes_t` and `scales_t` are what [`quantize_rows`]
+/// writes for the [cols, rows] transpose, byte for byte. Otherwise as [`quantize_rows`].
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, nvfp4, packed::fp4_len};

@@ -7,7 +7,7 @@ use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BlockShape, QuantStats, Source};
 
-/// Whole rows of a matrix, and where their copy goes.
+/// Whole rows of a matrix, and where its operand goes.
 pub(super) struct RowsTask<'a, S> {
     pub(super) src: &'a [S],
     pub(super) cols: usize,

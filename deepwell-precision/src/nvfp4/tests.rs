@@ -7,9 +7,9 @@ use super::*;
 use crate::packed::unpack_fp4;
 use crate::{ElementFormat, Overflow, Rounding};
 
-/// Data (one to a byte), scales and statistics of one copy.
+/// Data (one to a byte), scales and statistics of one operand.
 #[derive(Debug, PartialEq)]
-struct Copied {
+struct Quantized {
     data: Vec<u8>,
     scales: Vec<u8>,
     stats: QuantStats,
@@ -22,7 +22,7 @@ fn reference(
     contraction: usize,
     amax: f32,
     spec: &Nvfp4Spec,
-) -> Copied {
+) -> Quantized {
     let mut data = vec![0; outer * contraction];
     let mut scales = vec![0; scales_len(outer, contraction)];
     let mut stats = QuantStats { elements: data.len() as u64, ..QuantStats::default() };
@@ -68,7 +68,7 @@ fn reference(
             }
         }
     }
-    Copied { data, scales, stats }
+    Quantized { data, scales, stats }
 }
 
 /// Runs a kernel into buffers full of what no test expects.
@@ -76,7 +76,7 @@ fn run(
     outer: usize,
     contraction: usize,
     kernel: impl FnOnce(&mut [u8], &mut [u8]) -> QuantStats,
-) -> Copied {
+) -> Quantized {
     let mut bytes = vec![0xEE; fp4_len(outer, contraction)];
     let mut scales = vec![0xEE; scales_len(outer, contraction)];
     let stats = kernel(&mut bytes, &mut scales);
@@ -86,7 +86,7 @@ fn run(
         let odd = bytes.chunks_exact(contraction.div_ceil(2)).all(|row| row.last() < Some(&16));
         assert!(odd, "the last nibble of an odd row is zero");
     }
-    Copied { data, scales, stats }
+    Quantized { data, scales, stats }
 }
 
 fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, amax: f32, what: &str) {
@@ -105,7 +105,7 @@ fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, amax: f32
     }
 }
 
-fn assert_same(got: &Copied, expected: &Copied, what: &str) {
+fn assert_same(got: &Quantized, expected: &Quantized, what: &str) {
     assert_eq!(got.scales, expected.scales, "{what}");
     let first = got.data.iter().zip(&expected.data).position(|(got, expected)| got != expected);
     if let Some(i) = first {

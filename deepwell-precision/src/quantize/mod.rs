@@ -1,8 +1,9 @@
 //! Block quantization along rows, along columns, or both in one pass over the source.
 //!
-//! Every copy is made from the high-precision source, never from another copy: quantizing twice
-//! loses bits. Elements are rounded to nearest even and saturate. The bytes and the counters do not
-//! depend on the number of threads or on the vector instructions of the machine.
+//! Every operand is quantized from the high-precision source, never from another operand:
+//! quantizing twice loses bits. Elements are rounded to nearest even and saturate. The bytes and
+//! the counters do not depend on the number of threads or on the vector instructions of the
+//! machine.
 //!
 //! # Values that are not finite
 //!
@@ -35,7 +36,7 @@ pub use stochastic::quantize_rows_stochastic;
 use tile::{ColumnOut, RowOut, RowSlices, STRIPE_ROWS, TILE_COLS, TileTask};
 
 /// Columns that one thread works off from the first row to the last. Each column of the transposed
-/// copy lies on memory pages of its own; of 1024 the processor remembers where they are.
+/// operand lies on memory pages of its own; of 1024 the processor remembers where they are.
 const BAND_COLS: usize = 1024;
 
 const _: () = assert!(BAND_COLS.is_multiple_of(TILE_COLS));
@@ -104,7 +105,7 @@ pub fn quantize_rows<S: Source>(
 
 /// Quantizes a matrix with blocks along its columns, for a GEMM that contracts over rows.
 ///
-/// `src` is row-major [rows, cols]. The copy is stored transposed, the contraction contiguous:
+/// `src` is row-major [rows, cols]. The operand is stored transposed, the contraction contiguous:
 /// `data_t` receives the elements as row-major [cols, rows] and `scales_t` scales as [cols,
 /// ceil(rows / 32)]. Otherwise as [`quantize_rows`].
 ///
@@ -124,9 +125,9 @@ pub fn quantize_columns<S: Source>(
     Ok(columns_of(S::values(src), rows, cols, format.mx_spec()?, data_t, scales_t))
 }
 
-/// Both copies in one pass over the source: (data, scales) as [`quantize_rows`] writes them and
+/// Both operands in one pass over the source: (data, scales) as [`quantize_rows`] writes them and
 /// (data_t, scales_t) as [`quantize_columns`] does, byte for byte. The statistics are those of the
-/// two calls merged. With [`BlockShape::Square`] both copies hold the same values.
+/// two calls merged. With [`BlockShape::Square`] both operands hold the same values.
 ///
 /// ```
 /// use deepwell_precision::{QuantFormat, quantize_both, scales_len};
@@ -215,7 +216,7 @@ fn columns_of(
     }
 }
 
-/// [`stripes`] of values of either type, with both copies.
+/// [`stripes`] of values of either type, with both operands.
 fn both_of(
     values: Values<'_>,
     rows: usize,
@@ -283,10 +284,10 @@ fn columns_at<S: Source>(
     QuantStats { elements: src.len() as u64, ..stats }
 }
 
-/// Row copy, and column copy if asked for. Bands of columns are worked off one after the other,
-/// each stripe by stripe of rows. A stripe is split by columns: the column copies of two halves are
-/// two halves of a slice, and the row copy falls into as many slices as the stripe has rows, an
-/// array of which fits on the stack.
+/// The rowwise operand, and the columnwise one if asked for. Bands of columns are worked off one
+/// after the other, each stripe by stripe of rows. A stripe is split by columns: the columnwise
+/// operands of two halves are two halves of a slice, and the rowwise operand falls into as many
+/// slices as the stripe has rows, an array of which fits on the stack.
 fn stripes<S: Source>(
     level: Level,
     src: &[S],

@@ -16,7 +16,7 @@ const SEGMENT: usize = SEGMENT_BLOCKS * BLOCK;
 
 const _: () = assert!(LANES == BLOCK);
 
-/// Whole rows of a matrix, and where their copy goes.
+/// Whole rows of a matrix, and where its operand goes.
 pub(super) struct RowsTask<'a, S> {
     pub(super) src: &'a [S],
     /// Elements of one row. Rows that end where a group of blocks ends may be joined into one.

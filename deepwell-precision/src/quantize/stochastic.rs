@@ -93,7 +93,7 @@ pub fn quantize_rows_stochastic<S: Source>(
 /// Words that are made together; a whole number of blocks of them.
 const WORDS: usize = 8 * BLOCK;
 
-/// Whole rows of a matrix, and where their copy goes.
+/// Whole rows of a matrix, and where its operand goes.
 struct StochasticTask<'a, S> {
     src: &'a [S],
     cols: usize,

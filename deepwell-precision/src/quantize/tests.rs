@@ -110,15 +110,15 @@ fn all_specs() -> Vec<MxSpec> {
     specs
 }
 
-/// Codes, scales and statistics of one copy.
+/// Data, scales and statistics of one operand.
 #[derive(Debug, PartialEq)]
-struct Copied {
+struct Quantized {
     data: Vec<u8>,
     scales: Vec<u8>,
     stats: QuantStats,
 }
 
-impl Copied {
+impl Quantized {
     /// Filled with what no test expects.
     fn empty(outer: usize, contraction: usize) -> Self {
         Self {
@@ -131,8 +131,8 @@ impl Copied {
 
 /// Compares all three entry points with the definition.
 fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, spec: MxSpec, what: &str) {
-    let mut by_row = Copied::empty(rows, cols);
-    let mut by_column = Copied::empty(cols, rows);
+    let mut by_row = Quantized::empty(rows, cols);
+    let mut by_column = Quantized::empty(cols, rows);
     let (row, column) = (&mut by_row, &mut by_column);
     let at = |o: usize, k: usize| src[o * cols + k].to_f32();
     row.stats = reference::quantize(at, rows, cols, &spec, &mut row.data, &mut row.scales);
@@ -140,15 +140,15 @@ fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, spec: MxS
     column.stats = reference::quantize(at, cols, rows, &spec, &mut column.data, &mut column.scales);
     let what = format!("{what} {rows} x {cols} {spec:?} {level:?}");
 
-    let mut got = Copied::empty(rows, cols);
+    let mut got = Quantized::empty(rows, cols);
     got.stats = rows_at(level, src, rows, cols, spec, &mut got.data, &mut got.scales);
     assert_same(&got, &by_row, cols, &format!("rows {what}"));
 
-    let mut got = Copied::empty(cols, rows);
+    let mut got = Quantized::empty(cols, rows);
     got.stats = columns_at(level, src, rows, cols, spec, &mut got.data, &mut got.scales);
     assert_same(&got, &by_column, rows, &format!("columns {what}"));
 
-    let (mut got, mut got_t) = (Copied::empty(rows, cols), Copied::empty(cols, rows));
+    let (mut got, mut got_t) = (Quantized::empty(rows, cols), Quantized::empty(cols, rows));
     let out_t = ColumnOut { data_t: &mut got_t.data, scales_t: &mut got_t.scales };
     let stats =
         stripes(level, src, rows, cols, spec, (&mut got.data, &mut got.scales), Some(out_t));
@@ -159,7 +159,7 @@ fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, spec: MxS
     assert_same(&got_t, &by_column, rows, &format!("both, transposed {what}"));
 }
 
-fn assert_same(got: &Copied, expected: &Copied, contraction: usize, what: &str) {
+fn assert_same(got: &Quantized, expected: &Quantized, contraction: usize, what: &str) {
     let first = got.data.iter().zip(&expected.data).position(|(got, expected)| got != expected);
     if let Some(i) = first {
         let (o, k) = (i / contraction, i % contraction);
@@ -332,16 +332,16 @@ fn square_blocks_give_both_copies_the_same_values() {
     let src = matrix(Fill::Smooth, rows * cols, 5);
     for &granularity in Granularity::ALL {
         let spec = MxSpec { granularity, block: BlockShape::Square, ..MxSpec::default() };
-        let mut copy = Copied::empty(rows, cols);
-        let mut copy_t = Copied::empty(cols, rows);
-        let by_row = (&mut copy.data[..], &mut copy.scales[..]);
-        let by_column = (&mut copy_t.data[..], &mut copy_t.scales[..]);
+        let mut operand = Quantized::empty(rows, cols);
+        let mut operand_t = Quantized::empty(cols, rows);
+        let by_row = (&mut operand.data[..], &mut operand.scales[..]);
+        let by_column = (&mut operand_t.data[..], &mut operand_t.scales[..]);
         quantize_both(&src, rows, cols, &spec.format(), by_row, by_column).unwrap();
         for r in 0..rows {
             for c in 0..cols {
-                assert_eq!(copy.data[r * cols + c], copy_t.data[c * rows + r]);
-                let scale = copy.scales[r * cols.div_ceil(32) + c / 32];
-                assert_eq!(scale, copy_t.scales[c * rows.div_ceil(32) + r / 32]);
+                assert_eq!(operand.data[r * cols + c], operand_t.data[c * rows + r]);
+                let scale = operand.scales[r * cols.div_ceil(32) + c / 32];
+                assert_eq!(scale, operand_t.scales[c * rows.div_ceil(32) + r / 32]);
             }
         }
     }
@@ -397,11 +397,11 @@ proptest! {
         let factor = 2.0_f32.powi(exponent);
         let mut src = matrix(Fill::Smooth, rows * cols, seed % 1_000_003);
         src.iter_mut().for_each(|x| *x *= factor);
-        let mut copy = Copied::empty(rows, cols);
-        let (format, data, scales) = (spec.format(), &mut copy.data, &mut copy.scales);
-        copy.stats = quantize_rows(&src, rows, cols, &format, data, scales).unwrap();
+        let mut operand = Quantized::empty(rows, cols);
+        let (format, data, scales) = (spec.format(), &mut operand.data, &mut operand.scales);
+        operand.stats = quantize_rows(&src, rows, cols, &format, data, scales).unwrap();
         let mut back = vec![0.0_f32; rows * cols];
-        let (data, scales) = (&copy.data, &copy.scales);
+        let (data, scales) = (&operand.data, &operand.scales);
         crate::dequantize_rows(data, scales, rows, cols, &spec.format(), &mut back).unwrap();
         // Half a unit of the last place of the fraction; half of the smallest subnormal; and under
         // the floor rule what is clipped: amax / max - 1 <= 511.99 / 448 - 1.
@@ -414,14 +414,14 @@ proptest! {
         };
         let clip = if spec.scale_rule == ScaleRule::OcpFloor { 1.0 / 7.0 } else { 0.0 };
         for (i, (&x, &y)) in src.iter().zip(&back).enumerate() {
-            let scale = copy.scales[i / cols * cols.div_ceil(32) + i % cols / 32];
+            let scale = operand.scales[i / cols * cols.div_ceil(32) + i % cols / 32];
             let bound = (x.abs() * f32::max(relative, clip)).max(tiny * crate::e8m0::decode(scale));
             prop_assert!((x - y).abs() <= bound, "{x:e} became {y:e}");
         }
 
         // A quantized matrix is its own quantization under the same rule, unless the exponent
         // fell: a group whose amax rounded down to a value that fits the next smaller scale.
-        let mut again = Copied::empty(rows, cols);
+        let mut again = Quantized::empty(rows, cols);
         let (format, data, scales) = (spec.format(), &mut again.data, &mut again.scales);
         quantize_rows(&back, rows, cols, &format, data, scales).unwrap();
         let mut twice = vec![0.0_f32; rows * cols];

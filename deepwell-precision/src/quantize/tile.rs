@@ -1,15 +1,15 @@
 //! Tiles of 128 columns, for all that needs more than one row at a time: blocks along columns,
-//! square blocks, and both copies in one pass.
+//! square blocks, and both operands in one pass.
 //!
 //! A stripe is 128 rows. Its tiles go from left to right, so that the source is read in 128 long
-//! streams and the transposed copy is written in whole cache lines. In a tile, `G` rows at a time
-//! (32 or 128, what shares an exponent) go through these steps, all in the first or second level
-//! of cache:
+//! streams and the transposed operand is written in whole cache lines. In a tile, `G` rows at a
+//! time (32 or 128, what shares an exponent) go through these steps, all in the first or second
+//! level of cache:
 //!
 //! 1. copy to `values` as f32, padded with zeros at ragged edges; amax of each column;
 //! 2. scales, for the columns, the rows or the squares;
-//! 3. codes of the row copy, straight to their place;
-//! 4. codes of the column copy, then 8 x 8 bytes at a time transposed in registers into
+//! 3. codes of the rowwise operand, straight to their place;
+//! 4. codes of the columnwise operand, then 8 x 8 bytes at a time transposed in registers into
 //!    `transposed`, which holds the whole stripe and is copied out at its end.
 
 use super::lanes::{
@@ -32,13 +32,13 @@ const TILE_BLOCKS: usize = TILE_COLS / BLOCK;
 /// One mutable slice per row of a stripe; rows that do not exist have empty ones.
 pub(super) type RowSlices<'a> = [&'a mut [u8]; STRIPE_ROWS];
 
-/// Where the row copy of one stripe goes: for each row its columns of the task.
+/// Where the rowwise operand of one stripe goes: for each row its columns of the task.
 pub(super) struct RowOut<'a> {
     pub(super) data: RowSlices<'a>,
     pub(super) scales: RowSlices<'a>,
 }
 
-/// Where the column copy goes: all rows of the matrix for the columns of the task.
+/// Where the columnwise operand goes: all rows of the matrix for the columns of the task.
 pub(super) struct ColumnOut<'a> {
     /// [columns of the task, rows].
     pub(super) data_t: &'a mut [u8],
@@ -46,13 +46,13 @@ pub(super) struct ColumnOut<'a> {
     pub(super) scales_t: &'a mut [u8],
 }
 
-/// Some rows and columns of a matrix, and where their copies go.
+/// Some rows and columns of a matrix, and where their operands go.
 pub(super) struct TileTask<'a, S> {
     /// The whole matrix, row-major.
     pub(super) src: &'a [S],
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Rows of the task; starts with a stripe. With a row copy, at most one stripe.
+    /// Rows of the task; starts with a stripe. With a rowwise operand, at most one stripe.
     pub(super) row_range: (usize, usize),
     /// Columns of the task; starts with a tile.
     pub(super) col_range: (usize, usize),
@@ -136,8 +136,8 @@ impl<S: Source> TileTask<'_, S> {
             counters.flush();
         }
         let mut totals = counters.totals;
-        if self.spec.block == BlockShape::Square && self.copies() == 2 {
-            // Square blocks are encoded once for both copies, and counted once.
+        if self.spec.block == BlockShape::Square && self.operands() == 2 {
+            // Square blocks are encoded once for both operands, and counted once.
             totals.underflows *= 2;
             totals.saturations *= 2;
             totals.scale_clamps *= 2;
@@ -147,7 +147,7 @@ impl<S: Source> TileTask<'_, S> {
     }
 
     /// 1 or 2.
-    fn copies(&self) -> u64 {
+    fn operands(&self) -> u64 {
         u64::from(self.row_out.is_some()) + u64::from(self.column_out.is_some())
     }
 
@@ -169,7 +169,7 @@ impl<S: Source> TileTask<'_, S> {
         } else {
             let mut survey = QuantStats::default();
             survey_any(scratch.values.as_flattened(), &mut survey);
-            survey.nonfinite *= if square { 1 } else { self.copies() };
+            survey.nonfinite *= if square { 1 } else { self.operands() };
             counters.totals.merge(&survey);
         }
 
@@ -401,7 +401,7 @@ fn encode_columns<E: Element, const CLIP: bool, const G: usize>(
     }
 }
 
-/// Step 3 for square blocks: the codes are those of the column copy.
+/// Step 3 for square blocks: the codes are those of the columnwise operand.
 #[inline(always)]
 fn store_square_rows(
     at: Group,

@@ -1,4 +1,4 @@
-//! GEMMs that read dequantized operands: which copies those are, and what is in them.
+//! GEMMs that read dequantized operands: which operands those are, and what is in them.
 
 use deepwell_ir::ops::{Axis, Dequantize};
 use deepwell_ir::{Call, DType, GemmKind, Program};
@@ -31,11 +31,11 @@ pub(super) fn check_operands(
                 add(format!("{kind} reads `{name}`, expected a tensor that was not quantized"));
             }
             (true, None) => {
-                add(format!("{kind} reads `{name}`, expected a dequantized {axis} copy"));
+                add(format!("{kind} reads `{name}`, expected one dequantized from {axis}wise data"));
             }
             (true, Some(got)) if got != wanted[side] => {
                 let got = got.name();
-                add(format!("{kind} reads `{name}`, a {got} copy, expected a {axis} copy"));
+                add(format!("{kind} reads `{name}`, {got}wise, expected it {axis}wise"));
             }
             _ => {}
         }
@@ -75,7 +75,7 @@ pub(super) fn check_dequantize(
     let count = indices.clone().into_par_iter().filter(wrong).count();
     if let Some(first) = indices.into_par_iter().find_first(wrong) {
         let what = format!(
-            "`{}`: {count} of {} elements are not those of the quantized copy, first at {}: \
+            "`{}`: {count} of {} elements are not those of the quantized operand, first at {}: \
              expected {:e}, got {:e}",
             target.name,
             target.len(),

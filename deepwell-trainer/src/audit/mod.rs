@@ -45,7 +45,7 @@
 //! # }
 //! ```
 
-mod copies;
+mod quantized;
 mod emulated;
 mod planes;
 mod gemms;
@@ -108,13 +108,13 @@ impl Audit {
     ) -> Result<(), KernelError> {
         for call in program.calls.iter().filter(|call| call.phase == Phase::Weights) {
             let memory = Memory::of_call(program, call, Instance::ONLY, backend)?;
-            self.check_copy(program, call, &memory, "at the start of the step, ")?;
+            self.check_conversion(program, call, &memory, "at the start of the step, ")?;
         }
         Ok(())
     }
 
     /// Casts and quantizations. `moment` opens the findings.
-    fn check_copy(
+    fn check_conversion(
         &mut self,
         program: &Program,
         call: &Call,
@@ -123,11 +123,11 @@ impl Audit {
     ) -> Result<(), KernelError> {
         let report = &mut self.report;
         if matches!(call.op, Op::Cast(_)) {
-            copies::check_cast(report, program, call, memory, moment)?;
+            quantized::check_cast(report, program, call, memory, moment)?;
         }
         for quantization in call.quantizations() {
-            copies::check_quantize(report, program, call, &quantization, memory, moment)?;
-            for operand in quantization.copies() {
+            quantized::check_quantize(report, program, call, &quantization, memory, moment)?;
+            for operand in quantization.quantized_operands() {
                 let bytes = view(program, operand.value, memory)?.bytes;
                 self.written.insert(memory.range(program, operand.value), fingerprint(bytes));
             }
@@ -196,17 +196,17 @@ impl Observer for Audit {
         backend: &mut dyn Backend,
     ) -> Result<(), KernelError> {
         let pending = self.pending.take();
-        let makes_copies = matches!(call.op, Op::Cast(_)) || !call.quantizations().is_empty();
+        let quantizes = matches!(call.op, Op::Cast(_)) || !call.quantizations().is_empty();
         let is_other = matches!(
             call.op,
             Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_) | Op::StochasticRound(_)
         );
-        if !(makes_copies || is_other || gemms::is_gemm(&call.op)) {
+        if !(quantizes || is_other || gemms::is_gemm(&call.op)) {
             return Ok(());
         }
         let memory = Memory::of_call(program, call, instance, backend)?;
-        if makes_copies {
-            self.check_copy(program, call, &memory, "")?;
+        if quantizes {
+            self.check_conversion(program, call, &memory, "")?;
         }
         let report = &mut self.report;
         match (&call.op, pending) {

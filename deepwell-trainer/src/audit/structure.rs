@@ -30,7 +30,7 @@ struct Origin {
 
 impl Origin {
     fn describe(&self) -> String {
-        format!("{} copy of `{}`", self.axis.name(), self.tensor)
+        format!("{}wise `{}`", self.axis.name(), self.tensor)
     }
 }
 
@@ -38,7 +38,7 @@ impl Origin {
 pub(super) struct Origins<'a> {
     program: &'a Program,
     quantized: HashMap<ValueId, Origin>,
-    /// Axis of the copies that values are the numbers of.
+    /// Axis of the operands that values are the numbers of.
     dequantized: HashMap<ValueId, Axis>,
     /// Parameter of masters, of casts of masters, and of gradients.
     parameters: HashMap<ValueId, usize>,
@@ -72,7 +72,8 @@ impl<'a> Origins<'a> {
         self.program
     }
 
-    /// Along which axis the copy was quantized whose numbers a value is; none for any other value.
+    /// Along which axis the operand was quantized whose numbers a value is; none for any other
+    /// value.
     pub(super) fn dequantized_axis(&self, value: ValueId) -> Option<Axis> {
         self.dequantized.get(&value).copied()
     }
@@ -139,7 +140,7 @@ impl<'a> Origins<'a> {
             let stored = quantization.source.and_then(|id| self.program.value(id).tensor);
             let source = stored.or_else(|| quantization.tensor(self.program));
             let outputs = quantization.quantize.planes();
-            for (operand, (axis, plane)) in quantization.copies().iter().zip(outputs) {
+            for (operand, (axis, plane)) in quantization.quantized_operands().iter().zip(outputs) {
                 let origin = Origin {
                     quantization: format!("{}[{index}]", call.name),
                     tensor: quantization.source_name(self.program).to_string(),
@@ -199,9 +200,9 @@ struct LayerUse {
 }
 
 /// Checks that each [`ScaledGemm`] of `program` reads what its GEMM wants:
-/// - data and scales that a quantization wrote, both of the same copy, and so each dequantization;
-/// - fprop row copies of activation and weight, dgrad the row copy of the gradient and the column
-///   copy of the weight, wgrad column copies of gradient and activation;
+/// - data and scales that a quantization wrote, both of the same operand, and so each dequantization;
+/// - fprop reads activation and weight rowwise, dgrad the gradient rowwise and the weight
+///   columnwise, wgrad gradient and activation columnwise;
 /// - the three GEMMs of a layer one and the same parameter (of wgrad its gradient), one and
 ///   the same input and gradient of the output. GEMMs of a layer come from one node.
 pub fn audit_provenance(program: &Program) -> Vec<Finding> {
@@ -213,9 +214,9 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
             findings.push(Finding { call: call.name.clone(), what });
         };
         if let Op::Dequantize(op) = &call.op {
-            let copy = copy_at(&origins, call, 0, &op.format, &mut add);
-            if let Some(copy) = copy.filter(|copy| copy.axis != op.axis) {
-                add(format!("takes the {} for a {} copy", copy.describe(), op.axis.name()));
+            let operand = operand_at(&origins, call, 0, &op.format, &mut add);
+            if let Some(operand) = operand.filter(|operand| operand.axis != op.axis) {
+                add(format!("takes the {} where it quantizes {}wise", operand.describe(), op.axis.name()));
             }
         }
         if let Op::ScaledGemm(op) = call.op.leading() {
@@ -238,12 +239,12 @@ fn operands<'a>(
     let wanted = wanted_axes(op.kind);
     std::array::from_fn(|side| {
         let (first, format) = [(0, &op.a), (op.b_input(), &op.b)][side];
-        let data = copy_at(origins, call, first, format, add)?;
+        let data = operand_at(origins, call, first, format, add)?;
         if data.axis != wanted[side] {
             let wanted = wanted[side].name();
             let kind = op.kind.name();
             let got = data.describe();
-            add(format!("{kind} reads the {got}, expected the {wanted} copy"));
+            add(format!("{kind} reads the {got}, expected it {wanted}wise"));
         }
         Some(data)
     })
@@ -251,7 +252,7 @@ fn operands<'a>(
 
 /// The origin of the quantized operand whose data is operand `first` and whose other planes follow,
 /// if all of them are of one.
-fn copy_at<'a>(
+fn operand_at<'a>(
     origins: &'a Origins<'_>,
     call: &Call,
     first: usize,

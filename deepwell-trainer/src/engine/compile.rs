@@ -143,7 +143,7 @@ pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
         call.quantizations()
             .into_iter()
             .filter_map(|quantization| {
-                let copies = quantization.copies().iter();
+                let copies = quantization.quantized_operands().iter();
                 let reader = copies.filter_map(|copy| readers.get(&copy.value)).next()?;
                 let scale = quantization.quantize.format.scale;
                 Some(Counters {

@@ -83,7 +83,7 @@ fn epilogues_of_norms_and_activations_have_a_kernel() {
     check(fused(SwiGluBackward {}, &[quantize(1, Axis::Both)], &[1]), None);
     let differ = [quantize(0, Axis::Row), quantize(1, Axis::Column)];
     check(fused(SwiGluBackward {}, &differ, &[0, 1]), None);
-    // The sum before a norm; two copies of one result; a function of a norm's elements.
+    // The sum before a norm; two operands of one result; a function of a norm's elements.
     check(fused(add(), &[quantize(0, Axis::Row)], &[]), None);
     check(fused(add(), &[quantize(0, Axis::Row), quantize(1, Axis::Row)], &[]), None);
     check(fused(norm(), &[quantize(0, Axis::Row), quantize(0, Axis::Column)], &[0]), None);
@@ -134,7 +134,7 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
         (Some("cuda_sm100_mxfp8_gemm_fused"), Some("cuda_sm100_bf16_gemm_fused"));
     check(&mx_gelu(&[]), (96, 64), of_mx);
     check(&mx_gelu(&[0]), (72, 48), of_mx);
-    // Rows in vectors of 16 bytes, of operands and of results; in groups where there are copies.
+    // Rows in vectors of 16 bytes, of operands and of results; in groups where they quantize.
     check(&mx_gelu(&[0]), (100, 64), None);
     check(&mx_gelu(&[0]), (96, 40), None);
     let gradient = |more: &[Epilogue], skipped: &[usize]| {

@@ -49,8 +49,8 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// Prepares a call for kernel `<entry>_quantize_<axis>` of `<file>.cu`. It takes the inputs; the
-/// core's results, or null; four copies of each of them; the extents; flags of each;
-/// totals; statistics of each.
+/// core's results, or null; four pointers of quantized operands for each of them; the extents;
+/// flags of each; totals; statistics of each.
 pub(crate) fn prepare(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -77,19 +77,19 @@ pub(crate) fn prepare(
     };
     let function = device.function(file, &kernel, shared_bytes)?;
 
-    let copies = steps.iter().map(|step| mx::copies(call, axis, step.positions.start));
-    let copies: Vec<mx::Copies> = copies.collect();
+    let targets = steps.iter().map(|step| mx::targets(call, axis, step.positions.start));
+    let targets: Vec<mx::Targets> = targets.collect();
     let mut arguments: Vec<Argument> =
         (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
     arguments.extend((0..results).map(|result| match op.position(result) {
         Some(position) => call.output(position).argument(),
         None => Argument::Pointer(DevicePtr(0)),
     }));
-    arguments.extend(copies.iter().flat_map(|copies| copies.places));
+    arguments.extend(targets.iter().flat_map(|targets| targets.places));
     arguments.extend([Argument::U32(rows as u32), Argument::U32(columns as u32)]);
     arguments.extend(flags.into_iter().map(Argument::U32));
     arguments.push(mx::totals(device, results)?);
-    arguments.extend(copies.iter().map(|copies| copies.statistics));
+    arguments.extend(targets.iter().map(|targets| targets.statistics));
     let blocks = mx::blocks(rows, columns);
     Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
 }

@@ -88,11 +88,11 @@ impl<'a> Parts<'a> {
             _ => None,
         };
         let stored = [self.core_at, self.activated_at].into_iter().flatten().count();
-        let copies = self.quantize.as_ref().map_or(0, |step| match step.quantize.axis {
+        let operands = self.quantize.as_ref().map_or(0, |step| match step.quantize.axis {
             Axis::Both => 2,
             Axis::Row | Axis::Column => 1,
         });
-        ResultCost::fused(activation, stored as u64, copies)
+        ResultCost::fused(activation, stored as u64, operands)
     }
 }
 
@@ -172,16 +172,16 @@ pub(crate) fn arguments(
     let mut arguments =
         vec![Argument::Pointer(bias), output(parts.core_at), forward, output(parts.activated_at)];
     let extents = [sizes.m, sizes.n, sizes.k].map(|size| Argument::I32(size as i32));
-    let (copies, flags, counts) = match &parts.quantize {
+    let (targets, flags, counts) = match &parts.quantize {
         Some(step) => {
-            let mx::Copies { places, statistics } =
-                mx::copies(call, step.quantize.axis, step.positions.start);
+            let mx::Targets { places, statistics } =
+                mx::targets(call, step.quantize.axis, step.positions.start);
             let counts = [mx::totals(device, 1)?, statistics];
             (places, mx::flags(&step.quantize.format), counts)
         }
         None => ([none; 4], 0, [none; 2]),
     };
-    arguments.extend(copies);
+    arguments.extend(targets);
     arguments.extend(extents);
     arguments.extend([Argument::U32(activation), Argument::U32(flags)]);
     arguments.extend(counts);

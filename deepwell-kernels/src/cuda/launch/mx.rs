@@ -62,7 +62,7 @@ pub(crate) fn reject(quantize: &Quantize, shape: &[usize]) -> Option<String> {
 }
 
 /// What a quantization writes, as arguments.
-pub(crate) struct Copies {
+pub(crate) struct Targets {
     /// Rowwise data and scales, columnwise data and scales; null = skip.
     pub(crate) places: [Argument; 4],
     /// The counters.
@@ -70,7 +70,7 @@ pub(crate) struct Copies {
 }
 
 /// The outputs of a quantization, the first of which is output `first` of the call.
-pub(crate) fn copies(call: &CallView<'_>, axis: Axis, first: usize) -> Copies {
+pub(crate) fn targets(call: &CallView<'_>, axis: Axis, first: usize) -> Targets {
     let none = Argument::Pointer(DevicePtr(0));
     let output = |index: usize| call.output(first + index).argument();
     let (places, count) = match axis {
@@ -78,5 +78,5 @@ pub(crate) fn copies(call: &CallView<'_>, axis: Axis, first: usize) -> Copies {
         Axis::Column => ([none, none, output(0), output(1)], 2),
         Axis::Both => ([output(0), output(1), output(2), output(3)], 4),
     };
-    Copies { places, statistics: output(count) }
+    Targets { places, statistics: output(count) }
 }

@@ -22,11 +22,11 @@ const L2_BYTES: u64 = 64 << 20;
 const CYCLES_PER_RESULT_COLUMN: u64 = 8;
 /// Cycles of a column of 128 more: of sums that pass shared memory once more and are looked at
 /// there, of GELU and of its gradient, each by the normal distribution or the hyperbolic tangent,
-/// and of each copy in MXFP8. Counted in the instructions of the kernels for sm_100a, of which each
+/// and of each MXFP8 operand. Counted in the instructions of the kernels for sm_100a, of which each
 /// quarter of an SM issues one in a cycle for its warp of the epilogue.
 const CYCLES_OF_FUSED: u64 = 5;
 const CYCLES_OF_GELU: [[u64; 2]; 2] = [[32, 17], [35, 29]];
-const CYCLES_OF_COPY: u64 = 7;
+const CYCLES_OF_QUANTIZE: u64 = 7;
 /// Rows of the result that tiles of one wave cover at most, as in the source.
 const GROUP_ROWS: usize = 2048;
 
@@ -48,8 +48,8 @@ impl Default for ResultCost {
 
 impl ResultCost {
     /// Of GELU or its gradient, which reads another matrix, in the form with the hyperbolic tangent
-    /// or the other, if any; of `stored` matrices of BF16; of so many copies in MXFP8.
-    pub(crate) fn fused(activation: Option<(bool, bool)>, stored: u64, copies: u64) -> ResultCost {
+    /// or the other, if any; of `stored` matrices of BF16; of so many MXFP8 operands.
+    pub(crate) fn fused(activation: Option<(bool, bool)>, stored: u64, quantized: u64) -> ResultCost {
         let (activation_cycles, read) = activation.map_or((0, 0), |(gradient, tanh)| {
             let cycles = CYCLES_OF_GELU[usize::from(gradient)][usize::from(tanh)];
             (cycles, u64::from(gradient))
@@ -58,8 +58,8 @@ impl ResultCost {
             column_cycles: CYCLES_PER_RESULT_COLUMN
                 + CYCLES_OF_FUSED
                 + activation_cycles
-                + CYCLES_OF_COPY * copies,
-            bytes: 2 * (stored + read) + copies,
+                + CYCLES_OF_QUANTIZE * quantized,
+            bytes: 2 * (stored + read) + quantized,
         }
     }
 }
@@ -213,11 +213,11 @@ mod tests {
         for (what, results) in [
             ("none", ResultCost::default()),
             (
-                "GELU by its tangent form, GEMM output stored, both copies",
+                "GELU by its tangent form, GEMM output stored, quantized both ways",
                 fused(Some((false, true)), 1, 2),
             ),
-            ("GELU, GEMM output stored, both copies", fused(Some((false, false)), 1, 2)),
-            ("the gradient of GELU, kept, both copies", fused(Some((true, false)), 1, 2)),
+            ("GELU, GEMM output stored, quantized both ways", fused(Some((false, false)), 1, 2)),
+            ("GELU gradient, stored, quantized both ways", fused(Some((true, false)), 1, 2)),
         ] {
             let share = |k| {
                 let sizes = GemmSizes { m: 8192, n: 8192, k };

@@ -26,7 +26,7 @@ const VALUES: [f32; 256] = {
     values
 };
 
-/// Values of a rowwise copy: `data` and `target` `[rows, columns]`, `scales` tiles of `[rows,
+/// Values of a rowwise operand: `data` and `target` `[rows, columns]`, `scales` tiles of `[rows,
 /// ceil(columns / 32)]`.
 ///
 /// # Panics
@@ -52,8 +52,8 @@ pub fn dequantize_rows<E: Element>(data: &[u8], scales: &[u8], columns: usize, t
     });
 }
 
-/// Values of a columnwise copy, the right way round again: `data` `[columns, rows]`, `scales` tiles
-/// of `[columns, ceil(rows / 32)]`, `target` `[rows, columns]`.
+/// Values of a columnwise operand, the right way round again: `data` `[columns, rows]`, `scales`
+/// tiles of `[columns, ceil(rows / 32)]`, `target` `[rows, columns]`.
 ///
 /// # Panics
 ///
@@ -123,7 +123,7 @@ mod tests {
 
     /// Each E4M3 code, and scales that all differ between neighbours; `specials` brings in the ends
     /// of the range.
-    fn copy(rows: usize, columns: usize, specials: bool) -> (Vec<u8>, Vec<u8>) {
+    fn operand(rows: usize, columns: usize, specials: bool) -> (Vec<u8>, Vec<u8>) {
         let data = (0..rows * columns).map(|index| (index * 37 + index / 256) as u8).collect();
         let scale = |index: usize| match (specials, index % 5) {
             (true, 1) => 0,
@@ -155,7 +155,7 @@ mod tests {
                 assert!(same, "{what} at {index}: expected {expected:e}, got {got:?}");
             }
         };
-        let (data, plain) = copy(rows, columns, specials);
+        let (data, plain) = operand(rows, columns, specials);
         let scales = tiles(&plain, rows, columns.div_ceil(BLOCK));
         for_thread_counts(|| {
             let mut got = poisoned::<E>(rows * columns);
@@ -164,7 +164,7 @@ mod tests {
             assert_same(&got, expected, &format!("rows of {what}"));
             got.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>()
         });
-        let (data, plain) = copy(columns, rows, specials);
+        let (data, plain) = operand(columns, rows, specials);
         let scales = tiles(&plain, columns, rows.div_ceil(BLOCK));
         let mut got = poisoned::<E>(rows * columns);
         dequantize_columns(&data, &scales, columns, &mut got);

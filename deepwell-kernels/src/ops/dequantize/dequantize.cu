@@ -1,6 +1,6 @@
-// Quantized data and scales of one copy back to BF16 or FP32: E4M3 times a power of two, exact in
-// FP32 and rounded to nearest even for BF16. A rowwise copy keeps its layout; a columnwise one,
-// which is stored transposed, is turned back. It serves ablations, where time matters little.
+// Quantized data and scales of one operand back to BF16 or FP32: E4M3 times a power of two, exact
+// in FP32 and rounded to nearest even for BF16. A rowwise operand keeps its layout; a columnwise
+// one, which is stored transposed, is turned back. It serves ablations, where time matters little.
 //
 // A CTA has a tile of 64 x 64 elements. A thread decodes 16 of a row, which have one scale, into
 // shared memory, from where lines of the result are written.
@@ -86,7 +86,7 @@ __device__ __forceinline__ void dequantize(const uint8* __restrict__ data,
     }
 }
 
-// data [rows, k], 16-byte aligned; scales in tiles; target [rows, k] of a rowwise copy and
+// data [rows, k], 16-byte aligned; scales in tiles; target [rows, k] of a rowwise operand and
 // [k, rows] of a columnwise one. A CTA for each tile.
 #define DEQUANTIZE_KERNEL(name, E, column)                                                       \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \

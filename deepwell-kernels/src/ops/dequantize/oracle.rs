@@ -25,7 +25,7 @@ pub fn decode_e8m0(code: u8) -> f64 {
     if code == 0xff { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
 }
 
-/// A copy quantized along its rows: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
+/// An operand quantized rowwise: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
 /// row-major. Gives `[rows, columns]`.
 pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
     let blocks = columns.div_ceil(BLOCK);
@@ -41,7 +41,7 @@ pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) 
     values
 }
 
-/// The transposed copy of a `[rows, columns]` matrix, quantized along what were its columns:
+/// The transposed operand of a `[rows, columns]` matrix, quantized along what were its columns:
 /// `data` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Gives the matrix the right
 /// way round again, `[rows, columns]`.
 pub fn dequantize_transposed(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!([by_rows[0], by_rows[31], by_rows[32]], [1.0, 1.0, 2.0]);
         assert_eq!([by_rows[33], by_rows[64], by_rows[65]], [4.0, 4.0, 8.0]);
 
-        // A [33, 2] matrix from its transposed copy [2, 33]: same scales, turned.
+        // A [33, 2] matrix from its transposed operand [2, 33]: same scales, turned.
         let turned = dequantize_transposed(&data, &[127, 128, 129, 130], columns, rows);
         assert_eq!(turned[..2], [1.0, 4.0]);
         assert_eq!(turned[64..], [2.0, 8.0]);

@@ -2,8 +2,9 @@
 // transposed), or both from one read of the source, and the counters of what happened.
 //
 // A block has a tile of 128 x 128 elements: 128 rows because a column group may be as tall, and
-// because the transposed copy is then written in lines of 128 bytes. What it does with the tile is
-// told in `layout/mx_tile.cuh`, and in `layout/mx_plain_tile.cuh` for BF16 matrices of whole tiles.
+// because the transposed operand is then written in lines of 128 bytes. What it does with the tile
+// is told in `layout/mx_tile.cuh`, and in `layout/mx_plain_tile.cuh` for BF16 matrices of whole
+// tiles.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -112,8 +113,8 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
     if (!done) {
         quantize_tile<E, kRow, kColumn>(x, to, flags, dynamic, tally);
     }
-    const uint64 copies = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
-    tally.finish(gridDim.x, copies * to.rows * to.columns, statistics);
+    const uint64 operands = (kRow ? 1 : 0) + (kColumn ? 1 : 0);
+    tally.finish(gridDim.x, operands * to.rows * to.columns, statistics);
 }
 
 // x [rows, columns]; outputs as in `MxTarget`; flags of `layout/mx_scale.cuh`; statistics [6]. All

@@ -1,4 +1,4 @@
-//! Elements of a quantized copy, rounded at random: see `deepwell_ir::ops::StochasticRound`.
+//! Elements of a quantized operand, rounded at random: see `deepwell_ir::ops::StochasticRound`.
 
 use deepwell_ir::ops::{Axis, StochasticRound};
 use deepwell_ir::{ALIGNMENT_BYTES, KernelRequest, Op};
@@ -12,9 +12,9 @@ use crate::cpu::element::Element;
 use crate::cpu::gemm::{Carver, Tier};
 use crate::cpu::parallel::vectorized;
 
-/// Rounds the elements of a copy of `x` `[rows, columns]`: `data` is `[rows, columns]`, or with
-/// `by_column` `[columns, rows]`, and `scales` are that copy's, in tiles. The word of an element is
-/// that of `philox` at its index in `data`.
+/// Rounds the elements of an operand quantized from `x` `[rows, columns]`: `data` is `[rows,
+/// columns]`, or with `by_column` `[columns, rows]`, and `scales` are that operand's, in tiles. The
+/// word of an element is that of `philox` at its index in `data`.
 ///
 /// # Panics
 ///
@@ -34,7 +34,7 @@ pub fn stochastic_round<E: Element>(
     let rows = x.len() / columns;
     let k = if by_column { rows } else { columns };
     let blocks = k.div_ceil(BLOCK);
-    // As many rows of the copy as make whole cache lines of x along a column.
+    // As many rows of the operand as make whole cache lines of x along a column.
     data.par_chunks_mut(BLOCK * k).enumerate().for_each(|(chunk, data)| {
         vectorized(
             #[inline(always)]

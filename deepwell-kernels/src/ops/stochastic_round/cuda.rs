@@ -1,4 +1,4 @@
-//! `stochastic_round.cu`: elements of a quantized copy, rounded at random.
+//! `stochastic_round.cu`: elements of a quantized operand, rounded at random.
 
 use deepwell_ir::ops::StochasticRound;
 use deepwell_ir::{DType, Op};

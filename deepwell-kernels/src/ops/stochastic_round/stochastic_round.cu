@@ -1,10 +1,10 @@
-// The elements of a quantized copy once more, rounded at random: each scaled value goes to one of
-// its two E4M3 neighbours, so that the expectation is the value. Random words are those of Philox
-// at the element's index in the copy, under a seed and a step in device memory. It stands behind a
-// quantization, whose scales it reads.
+// The elements of a quantized operand once more, rounded at random: each scaled value goes to one
+// of its two E4M3 neighbours, so that the expectation is the value. Random words are those of
+// Philox at the element's index in the operand, under a seed and a step in device memory. It stands
+// behind a quantization, whose scales it reads.
 //
-// A CTA has a tile of 64 x 64 elements, which pass through shared memory, since a columnwise copy
-// is stored transposed. A thread makes 16 of a row of the copy, which have one scale.
+// A CTA has a tile of 64 x 64 elements, which pass through shared memory, since a columnwise
+// operand is stored transposed. A thread makes 16 of a row of the operand, which have one scale.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/philox.cuh"
@@ -102,7 +102,7 @@ __device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
     }
 }
 
-// x [rows, k] for a rowwise copy and [k, rows] for a columnwise one; scales of the copy, in
+// x [rows, k] for a rowwise operand and [k, rows] for a columnwise one; scales of the operand, in
 // tiles; key [2]: seed and step; data [rows, k]. A CTA for each tile.
 #define STOCHASTIC_ROUND_KERNEL(name, E, column)                                                 \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \

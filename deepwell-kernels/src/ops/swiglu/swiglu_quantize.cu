@@ -186,8 +186,8 @@ __device__ __forceinline__ void backward(const BackwardSources& from, const Grad
 }
 
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
-// dup may be null. The copies of dgate, then those of dup; flags of each; totals [2], statistics
-// [6] of each. A block for each tile, one at least.
+// dup may be null. The quantized operands of dgate, then those of dup; flags of each; totals [2],
+// statistics [6] of each. A block for each tile, one at least.
 #define BACKWARD_KERNEL(name, row, column)                                                       \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
         name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                       \

@@ -9,7 +9,7 @@ use crate::harness::{Gpu, HostTensor};
 use crate::mx::tiled;
 
 /// Every code under scales that differ between neighbours, the ends of the range among them.
-fn copy(rows: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
+fn operand(rows: usize, k: usize) -> (Vec<u8>, Vec<u8>) {
     let code = |index: usize| (index * 37 + index / 256) as u8;
     let scale = |index: usize| match index % 11 {
         3 => 0,
@@ -32,7 +32,7 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
         let what = format!("{rows}x{columns} {} to {to}", axis.name());
         let is_column = axis == Axis::Column;
         let (outer, k) = if is_column { (columns, rows) } else { (rows, columns) };
-        let (data, plain) = copy(outer, k);
+        let (data, plain) = operand(outer, k);
         let values = match is_column {
             true => mx::dequantize_transposed(&data, &plain, rows, columns),
             false => mx::dequantize_rows(&data, &plain, rows, columns),

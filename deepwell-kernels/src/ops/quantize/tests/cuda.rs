@@ -28,7 +28,7 @@ pub(crate) fn specs() -> Vec<QuantFormat> {
 
 /// The empty outputs of a quantization of a `rows` x `columns` matrix.
 pub(crate) fn outputs(axis: Axis, rows: usize, columns: usize) -> Vec<HostTensor> {
-    let copy = |outer: usize, contraction: usize| {
+    let operand = |outer: usize, contraction: usize| {
         let scales = scale_tiles::shape(outer, contraction.div_ceil(BLOCK));
         [
             HostTensor::output(DType::E4m3, &[outer, contraction]),
@@ -37,10 +37,10 @@ pub(crate) fn outputs(axis: Axis, rows: usize, columns: usize) -> Vec<HostTensor
     };
     let mut outputs = Vec::new();
     if axis != Axis::Column {
-        outputs.extend(copy(rows, columns));
+        outputs.extend(operand(rows, columns));
     }
     if axis != Axis::Row {
-        outputs.extend(copy(columns, rows));
+        outputs.extend(operand(columns, rows));
     }
     outputs.push(HostTensor::output(DType::U64, &[Quantize::STATISTICS]));
     outputs

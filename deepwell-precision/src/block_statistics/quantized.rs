@@ -1,11 +1,11 @@
-//! A source beside its quantized copy, and the pass over both.
+//! A source beside its quantized matrix, and the pass over both.
 
 use super::sums::{BlockSums, add_block};
 use crate::error::QuantizeError;
 use crate::simd::Kernel;
 use crate::{QuantFormat, Source, dequantize_rows, e2m1, e8m0, nvfp4, ue4m3};
 
-/// How a copy stores data and scales.
+/// How a quantized matrix stores data and scales.
 pub(super) trait Storage: Copy + Sync {
     /// Elements along a row that share a scale byte; even.
     const BLOCK: usize;
@@ -75,9 +75,9 @@ impl Storage for Nvfp4 {
     }
 }
 
-/// A source beside its quantized copy; the lengths fit each other.
+/// A source beside its quantized matrix; the lengths fit each other.
 #[derive(Clone, Copy)]
-pub(super) struct Copied<'a, S, F> {
+pub(super) struct Quantized<'a, S, F> {
     pub(super) src: &'a [S],
     pub(super) data: &'a [u8],
     pub(super) scales: &'a [u8],
@@ -87,7 +87,7 @@ pub(super) struct Copied<'a, S, F> {
 
 /// Some rows and where their sums go.
 pub(super) struct Task<'a, S, F> {
-    pub(super) copy: Copied<'a, S, F>,
+    pub(super) matrix: Quantized<'a, S, F>,
     pub(super) rows: (usize, usize),
     /// One for each scale byte.
     pub(super) bins: &'a mut [BlockSums],
@@ -101,7 +101,7 @@ impl<S: Source, F: Storage> Kernel for Task<'_, S, F> {
 
     #[inline(always)]
     fn call(self) -> Result<(), QuantizeError> {
-        let Self { copy: Copied { src, data, scales, cols, storage }, rows, bins } = self;
+        let Self { matrix: Quantized { src, data, scales, cols, storage }, rows, bins } = self;
         let (row_bytes, row_blocks) = (F::code_bytes(cols), cols.div_ceil(F::BLOCK));
         let mut values = [0.0; SEGMENT];
         for row in rows.0..rows.1 {

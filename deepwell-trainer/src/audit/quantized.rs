@@ -1,10 +1,10 @@
-//! Quantized and cast copies, byte for byte.
+//! Quantized operands and cast weights, byte for byte.
 //!
-//! A copy of a matrix with its contraction along `k` is made in groups: 1 x 32 or 1 x 128
-//! elements (32 x 32 or 128 x 128 for square blocks), shorter at the edges. Of each group:
-//! the largest magnitude, its scale, and every element times the inverse of the scale, rounded to
-//! nearest even, saturating. A scale byte stands for 32 elements whatever the group. NVFP4 has
-//! groups of 1 x 16 or 16 x 16 and a scale for the tensor.
+//! An operand with its contraction along `k` is made in groups: 1 x 32 or 1 x 128 elements (32 x 32
+//! or 128 x 128 for square blocks), shorter at the edges. Of each group: the largest magnitude, its
+//! scale, and every element times the inverse of the scale, rounded to nearest even, saturating. A
+//! scale byte stands for 32 elements whatever the group. NVFP4 has groups of 1 x 16 or 16 x 16 and
+//! a scale for the tensor.
 
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Call, DType, Phase, Program, Quantization, Storage};
@@ -62,13 +62,13 @@ impl CopyDifferences {
     }
 }
 
-/// One of the copies of a matrix: the source as the copy sees it, and what was written.
+/// A quantized operand: the source as the operand sees it, and what was written.
 #[derive(Clone, Copy)]
-struct MxCopy<'a> {
+struct MxOperand<'a> {
     source: View<'a>,
-    /// Strides in the source along the copy's rows and along the contraction.
+    /// Strides in the source along the operand's rows and along the contraction.
     strides: (usize, usize),
-    /// Rows of the copy.
+    /// Rows of the operand.
     outer: usize,
     contraction: usize,
     format: QuantFormat,
@@ -77,7 +77,7 @@ struct MxCopy<'a> {
     scales: View<'a>,
 }
 
-impl<'a> MxCopy<'a> {
+impl<'a> MxOperand<'a> {
     fn new(
         source: View<'a>,
         is_column: bool,
@@ -85,11 +85,11 @@ impl<'a> MxCopy<'a> {
         format: QuantFormat,
         data: View<'a>,
         scales: View<'a>,
-    ) -> MxCopy<'a> {
+    ) -> MxOperand<'a> {
         let (rows, columns) = (source.shape[0], source.shape[1]);
         let (outer, contraction, strides) =
             if is_column { (columns, rows, (1, columns)) } else { (rows, columns, (columns, 1)) };
-        MxCopy { source, strides, outer, contraction, format, encoder, data, scales }
+        MxOperand { source, strides, outer, contraction, format, encoder, data, scales }
     }
 
     fn has_the_right_size(&self) -> bool {
@@ -148,7 +148,7 @@ impl<'a> MxCopy<'a> {
     }
 }
 
-/// How findings about a copy open, and what they compare it with.
+/// How findings about an operand open, and what they compare it with.
 fn phrases(source: &View<'_>, call: &Call, moment: &str) -> (String, String) {
     let source = source.name;
     let of = if call.phase == Phase::Weights {
@@ -195,7 +195,7 @@ pub(super) fn check_quantize(
     for (index, &axis) in quantize.axes().iter().enumerate() {
         let is_column = axis == Axis::Column;
         let (data, scales) = (output(planes * index)?, output(planes * index + 1)?);
-        let copy = MxCopy::new(source, is_column, encoder, format, data, scales);
+        let operand = MxOperand::new(source, is_column, encoder, format, data, scales);
         if planes == 3 {
             let scale = output(planes * index + 2)?;
             let (expected, got) = (encoder.tensor_scale(), scale.float(0));
@@ -206,38 +206,38 @@ pub(super) fn check_quantize(
             }
         }
         let name = if is_column { "column" } else { "row" };
-        if !copy.has_the_right_size() {
+        if !operand.has_the_right_size() {
             let what =
-                format!("`{}`: the {name} copy has another size than its source", data.name);
+                format!("`{}`: the {name}wise operand has another size than its source", data.name);
             report.add(&call.name, what);
             continue;
         }
         report.count_tensor(data.len());
         report.count_tensor(scales.len());
-        let differences = copy.differences();
+        let differences = operand.differences();
         // Told by rows, however they lie.
-        let by_rows = [copy.outer, copy.contraction.div_ceil(format.scale.stored_every())];
+        let by_rows = [operand.outer, operand.contraction.div_ceil(format.scale.stored_every())];
         let scales = View { shape: &by_rows, ..scales };
         for (kind, target, differences) in
             [("scales", &scales, differences.scales), ("data", &data, differences.data)]
         {
-            let kind = format!("{name}-copy {kind}");
+            let kind = format!("{name}wise {kind}");
             if let Some(what) = describe(&kind, &of, target, differences) {
                 report.add(&call.name, format!("{moment}{what}"));
             }
         }
         if !differences.is_empty() {
-            wrong.push(copy);
+            wrong.push(operand);
         }
     }
-    // A likely reason, for matrices where nothing but the bytes tells the copies apart.
+    // A likely reason, for matrices where nothing but the bytes tells the operands apart.
     if let [row, column] = wrong[..] {
-        let in_place_of = |copy: MxCopy<'_>, other: MxCopy<'_>| {
-            let held = MxCopy { data: other.data, scales: other.scales, ..copy };
+        let in_place_of = |operand: MxOperand<'_>, other: MxOperand<'_>| {
+            let held = MxOperand { data: other.data, scales: other.scales, ..operand };
             held.has_the_right_size() && held.differences().is_empty()
         };
         if in_place_of(row, column) && in_place_of(column, row) {
-            let what = format!("{moment}row and column copy of `{}` are swapped", source.name);
+            let what = format!("{moment}rowwise and columnwise operands of `{}` are swapped", source.name);
             report.add(&call.name, what);
         }
     }
