@@ -82,14 +82,14 @@ fn report(filter: Option<&str>, name: &str, bytes: usize, work: impl FnMut()) {
         return;
     }
     let time_s = median_time_s(work);
-    let floor_s = copy_time_s(bytes);
+    let copy_s = copy_time_s(bytes);
     println!(
         "{name:<34} {:>9.1} us {:>9.3} MB {:>7.1} GB/s | memcpy {:>8.1} us {:>6.2} of its rate",
         time_s * 1e6,
         bytes as f64 / 1e6,
         bytes as f64 / time_s / 1e9,
-        floor_s * 1e6,
-        floor_s / time_s,
+        copy_s * 1e6,
+        copy_s / time_s,
     );
 }
 

@@ -1,6 +1,6 @@
-//! The way of the data, from the machine to a file that somebody else can load, each step by
-//! itself: `cargo run --release -p deepwell-trainer --example tour`. The chapter
-//! `docs/tour.md` explains the steps with the lines of this file.
+//! Data flow, from the machine to a file that somebody else can load, each step by itself: `cargo
+//! run --release -p deepwell-trainer --example tour`. The chapter `docs/tour.md` explains the steps
+//! with the lines of this file.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 #include "common/types.cuh"
 #include "mma/sm100_bf16_tile.cuh"
 #include "ptx/elect.cuh"
-#include "scheduler/tile_walk.cuh"
+#include "scheduler/tile_scheduler.cuh"
 
 // a b [rows, columns], with `k` elements along K: `store(shared, tensor_base, tiles)` is what the
 // epilogue warps do. `memory` is all of the dynamic shared memory.
@@ -19,7 +19,7 @@ __device__ __forceinline__ void bf16_gemm(const TensorMap& a, const TensorMap& b
     const uint32 tensor_base = begin(shared);
     const uint32 warp = threadIdx.x / 32;
     const int32 k_blocks = (k + kBlockK - 1) / kBlockK;
-    const TileWalk<S> tiles(rows, columns);
+    const TileScheduler<S> tiles(rows, columns);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {

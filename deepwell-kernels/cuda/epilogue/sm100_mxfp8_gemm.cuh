@@ -6,7 +6,7 @@
 #include "common/types.cuh"
 #include "mma/sm100_mxfp8_tile.cuh"
 #include "ptx/elect.cuh"
-#include "scheduler/tile_walk.cuh"
+#include "scheduler/tile_scheduler.cuh"
 
 // a b^T [rows, columns], with `k` elements along K: `store(shared, tensor_base, tiles)` is what the
 // epilogue warps do. `memory` is all of the dynamic shared memory.
@@ -20,7 +20,7 @@ __device__ __forceinline__ void mxfp8_gemm(const sm100_mxfp8::Operand& a,
     const uint32 warp = threadIdx.x / 32;
     const uint32 rank = rank_in_pair<S>();
     const int32 k_blocks = (k + kStageRowBytes - 1) / kStageRowBytes;
-    const TileWalk<S> tiles(a.rows, b.rows);
+    const TileScheduler<S> tiles(a.rows, b.rows);
 
     if (warp == kCopyWarp) {
         if (elect_one()) {

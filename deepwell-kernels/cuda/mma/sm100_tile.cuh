@@ -13,8 +13,8 @@
 //   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
 //   multiply       one thread (of the first block) multiplies;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
-// Each walks the same tiles in the same order: `tiles.next(place)` gives the first element of the
-// next one (scheduler/tile_walk.cuh).
+// Each visits the same tiles in the same order: `tiles.next(place)` gives the first element of the
+// next one (scheduler/tile_scheduler.cuh).
 #pragma once
 
 #include "common/tile_place.cuh"

@@ -4,7 +4,7 @@
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 
-// Tile number `index` in an order that walks down `kGroup` rows of tiles before it goes on to the
+// Tile number `index` in an order that goes down `kGroup` rows of tiles before it goes on to the
 // next column: the blocks that run together then read few different rows and columns of the
 // operands, which stay in the L2 cache. The place is in tiles.
 template <uint32 kGroup = 8>

@@ -22,7 +22,7 @@ const HINT: &str = "expected the path of `sm100_mxfp8_gemm.ptx`\n\
 
 const SIDE: u64 = 1024;
 
-/// A kernel that walks its tiles and writes BF16, by what its name says.
+/// A kernel that visits its tiles and writes BF16, by what its name says.
 #[derive(Clone, Debug)]
 struct Kernel {
     name: String,

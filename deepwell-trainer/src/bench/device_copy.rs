@@ -1,4 +1,4 @@
-//! The bandwidth that floors are made with: a copy, read and written bytes.
+//! The bandwidth that rooflines are made with: a copy, read and written bytes.
 
 use deepwell_ir::{DType, ops};
 use deepwell_kernels::SingleCall;

@@ -10,9 +10,9 @@
 //! an [`crate::Engine`] (`model`). A [`Report`] is printed as text, written as JSON, Markdown and
 //! HTML. [`peers`] runs PyTorch on the same shapes.
 //!
-//! The floor of a row is the larger of FLOPs over the datasheet's peak of the unit that does them
-//! and bytes over the bandwidth of a copy that was measured before ([`measure_copy`]); its share
-//! is floor over time.
+//! The roofline time of a row is the larger of FLOPs over the datasheet's peak of the unit that
+//! does them and bytes over the bandwidth of a copy that was measured before ([`measure_copy`]);
+//! its share is roofline time over time.
 
 mod cases;
 mod device_copy;

@@ -126,7 +126,7 @@ impl ModelRun<'_> {
         let tokens = program.tokens_per_step() as f64;
         let time_s = percentile(&timing.steps_s, 0.5);
         let spread_s = (percentile(&timing.steps_s, 0.1), percentile(&timing.steps_s, 0.9));
-        let floor_s = engine.prediction().time_s;
+        let roofline_s = engine.prediction().time_s;
         let mut row = Row {
             kernel: format!(
                 "{} calls",
@@ -136,9 +136,9 @@ impl ModelRun<'_> {
             spread_s: Some(spread_s),
             rate: Some(tokens / time_s),
             rate_unit: "tokens/s".to_string(),
-            floor_s: Some(floor_s),
+            roofline_s: Some(roofline_s),
             bound: "prediction".to_string(),
-            floor_share: Some(floor_s / time_s),
+            roofline_share: Some(roofline_s / time_s),
             peer_tasks: self.peer_tasks()?,
             ..Row::new(Section::Train, &settings.model)
         };
@@ -170,7 +170,7 @@ impl ModelRun<'_> {
             rate: Some(measured / MIB),
             rate_unit: "MiB".to_string(),
             bound: "prediction".to_string(),
-            floor_share: Some(predicted / measured),
+            roofline_share: Some(predicted / measured),
             ..row
         }
         .with_detail("predicted MiB", format!("{:.2}", predicted / MIB))
@@ -190,16 +190,16 @@ impl ModelRun<'_> {
                     time_s: Some(op.time_s),
                     rate: Some(rate),
                     rate_unit: unit.to_string(),
-                    floor_s: Some(op.time_s * op.roof_share),
+                    roofline_s: Some(op.time_s * op.roof_share),
                     bound: "roofline".to_string(),
-                    floor_share: Some(op.roof_share),
+                    roofline_share: Some(op.roof_share),
                     ..Row::new(Section::Transformer, &op.op)
                 }
                 .with_detail("calls", op.calls)
                 .with_detail("share of the step", format!("{:.1} %", op.share * 100.0))
             })
             .collect();
-        let floor_s: f64 =
+        let roofline_s: f64 =
             profile.calls.iter().map(|call| call.roofline_s * call.runs as f64).sum();
         rows.insert(
             0,
@@ -208,9 +208,9 @@ impl ModelRun<'_> {
                 time_s: Some(profile.time_s),
                 rate: Some(profile.tokens as f64 / profile.time_s),
                 rate_unit: "tokens/s".to_string(),
-                floor_s: Some(floor_s),
+                roofline_s: Some(roofline_s),
                 bound: "roofline".to_string(),
-                floor_share: Some(floor_s / profile.time_s),
+                roofline_share: Some(roofline_s / profile.time_s),
                 ..Row::new(Section::Transformer, "whole step, call by call")
             },
         );

@@ -7,7 +7,7 @@ use crate::report::{
     Bar, BarTable, Block, KeyValueTable, Outcome, Section as PageSection, Table, Verdict, html_page,
 };
 
-/// Colour of what peers are compared with, and of the shares of floors.
+/// Colour of what peers are compared with, and of the shares of the roofline.
 const OWN_COLOR: usize = 0;
 
 pub(super) fn html(report: &Report) -> String {
@@ -45,7 +45,7 @@ fn blocks(rows: &[&Row]) -> Vec<Block> {
     let mut blocks = vec![Block::Text(format!("{}.", summary(rows)))];
     let shares = shares(rows);
     if !shares.bars.is_empty() {
-        blocks.push(Block::Text("Achieved over floor:".to_string()));
+        blocks.push(Block::Text("Share of the roofline:".to_string()));
         blocks.push(Block::Bars(shares));
     }
     let times = times(rows, &peers);
@@ -68,7 +68,7 @@ fn name(row: &Row) -> String {
 
 fn shares(rows: &[&Row]) -> BarTable {
     let bar = |row: &&Row| {
-        let share = row.floor_share?;
+        let share = row.roofline_share?;
         let rate = row
             .rate
             .map_or_else(String::new, |rate| format!(" ({} {})", number(rate), row.rate_unit));
@@ -110,7 +110,7 @@ mod tests {
     fn a_page_has_every_row_and_every_peer() {
         let mut row = Row {
             time_s: Some(1e-3),
-            floor_share: Some(0.8),
+            roofline_share: Some(0.8),
             ..Row::new(Section::Norms, "rms_norm<T>")
         };
         row.add_peer("torch eager", Some(2e-3), None);

@@ -40,11 +40,13 @@ pub struct Row {
     /// Its unit: `TFLOP/s`, `GB/s`, `tokens/s`, `MiB`.
     pub rate_unit: String,
     /// Least time by the roofline, seconds.
-    pub floor_s: Option<f64>,
-    /// What the floor comes from: `compute`, `memory`, `prediction`.
+    #[serde(alias = "floor_s")]
+    pub roofline_s: Option<f64>,
+    /// What the roofline time comes from: `compute`, `memory`, `prediction`.
     pub bound: String,
-    /// Floor over time. In the section `memory`: predicted over measured bytes.
-    pub floor_share: Option<f64>,
+    /// Roofline time over time. In the section `memory`: predicted over measured bytes.
+    #[serde(alias = "floor_share")]
+    pub roofline_share: Option<f64>,
     /// Others on the same work.
     pub peers: Vec<PeerTime>,
     /// Name and value of whatever else was measured or chosen.
@@ -68,9 +70,9 @@ impl Row {
             spread_s: None,
             rate: None,
             rate_unit: String::new(),
-            floor_s: None,
+            roofline_s: None,
             bound: String::new(),
-            floor_share: None,
+            roofline_share: None,
             peers: Vec::new(),
             details: Vec::new(),
             failure: None,

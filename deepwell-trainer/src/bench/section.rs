@@ -155,13 +155,13 @@ fn timed(mut row: Row, case: &Case, timing: Timing) -> Row {
     row.spread_s = Some(timing.spread_s);
     row.rate = Some(work / timing.time_s);
     row.rate_unit = unit.to_string();
-    row.floor_s = Some(timing.floor_s);
+    row.roofline_s = Some(timing.roofline_s);
     row.bound = match timing.bound {
         deepwell_plan::Bound::Compute => "compute",
         deepwell_plan::Bound::Memory => "memory",
     }
     .to_string();
-    row.floor_share = Some(timing.floor_s / timing.time_s);
+    row.roofline_share = Some(timing.roofline_s / timing.time_s);
     row.with_detail("copies of the operands", timing.copies)
         .with_detail("samples", timing.samples)
         .with_detail("calls of a sample", timing.calls_per_sample)
@@ -220,7 +220,7 @@ mod tests {
                     assert!(rows.len() == 1 && rows[0].kernel.starts_with(&chosen.kernel));
                     for row in [rows, of(&mut timer, &["cublaslt_mx", "sm90"])].concat() {
                         assert_eq!(row.failure, None, "{} {} {}", row.what, row.shape, row.dtype);
-                        assert!(row.floor_share.is_some_and(|share| share > 0.0), "{row:?}");
+                        assert!(row.roofline_share.is_some_and(|share| share > 0.0), "{row:?}");
                         kernels.insert(row.kernel);
                     }
                 }

@@ -21,12 +21,12 @@ pub(super) const METHOD: [&str; 9] = [
      block quantization leaves them, for peers too; scales of 1/16 to 8, peers' all 1.",
     "Copy: 1 GiB to another on a GPU, by the driver's copy in a stream, each between two events; \
      bytes read and written, median of 20.",
-    "Floor: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
+    "Roofline: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
      bytes (each operand once) over the bandwidth of a copy measured in the same run. Calls that \
-     read more than they write can pass it by some percent. `of floor` is floor over time; in \
+     read more than they write can pass it by some percent. `of roofline` is roofline time over time; in \
      `memory` it is predicted over measured bytes.",
     "Transformer: one step, call by call with the device's own clock. Train: median time from \
-     the end of a step to the end of the next, with two steps under way on a GPU; its floor is the \
+     the end of a step to the end of the next, with two steps under way on a GPU; its roofline time is the \
      predicted time of a step. Host time: what the host spends to start a step and to read its \
      result when there is nothing to wait for.",
     "Peers: PyTorch on the same shapes after ours in the same run, with the same rotation, graph \
@@ -43,7 +43,7 @@ pub(super) const METHOD: [&str; 9] = [
 
 /// Headings of the columns before the peers'.
 pub(super) const COLUMNS: [&str; 9] =
-    ["op", "shape", "dtype", "kernel", "us", "rate", "unit", "floor us", "of floor"];
+    ["op", "shape", "dtype", "kernel", "us", "rate", "unit", "roofline us", "of roofline"];
 
 /// The sections of the rows, in the order of [`Section::ALL`].
 pub(super) fn sections(rows: &[Row]) -> Vec<Section> {
@@ -103,8 +103,8 @@ pub(super) fn cells(row: &Row, peers: &[String]) -> Vec<String> {
         optional(row.time_s, |time_s| number(time_s * 1e6)),
         optional(row.rate, number),
         row.rate_unit.clone(),
-        optional(row.floor_s, |floor_s| number(floor_s * 1e6)),
-        optional(row.floor_share, |share| format!("{:.1}%", share * 100.0)),
+        optional(row.roofline_s, |roofline_s| number(roofline_s * 1e6)),
+        optional(row.roofline_share, |share| format!("{:.1}%", share * 100.0)),
     ];
     for name in peers {
         cells.push(peer_cell(row.peers.iter().find(|peer| peer.name == *name)));
@@ -112,16 +112,16 @@ pub(super) fn cells(row: &Row, peers: &[String]) -> Vec<String> {
     cells
 }
 
-/// What a section comes to: the mean shares of its floors, and of the peers' ratios.
+/// What a section comes to: the mean shares of its rooflines, and of the peers' ratios.
 pub(super) fn summary(rows: &[&Row]) -> String {
     let failed = rows.iter().filter(|row| row.failure.is_some()).count();
     let mut text = format!("{} rows", rows.len());
     if failed > 0 {
         let _ = write!(text, ", {failed} failed");
     }
-    let shares = geometric_mean(rows.iter().filter_map(|row| row.floor_share));
+    let shares = geometric_mean(rows.iter().filter_map(|row| row.roofline_share));
     if let Some(share) = shares {
-        let _ = write!(text, "; {:.1} % of the floor", share * 100.0);
+        let _ = write!(text, "; {:.1} % of the roofline", share * 100.0);
     }
     for name in peer_names(rows) {
         let of_peer = rows.iter().flat_map(|row| &row.peers).filter(|peer| peer.name == name);
@@ -263,8 +263,8 @@ mod tests {
             time_s: Some(2e-6),
             rate: Some(0.5),
             rate_unit: "TFLOP/s".to_string(),
-            floor_s: Some(1e-6),
-            floor_share: Some(0.5),
+            roofline_s: Some(1e-6),
+            roofline_share: Some(0.5),
             ..Row::new(Section::Gemm, "linear")
         };
         measured.add_peer("torch eager", Some(4e-6), None);
@@ -278,7 +278,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "gemm: 2 rows, 1 failed; 50.0 % of the floor; torch eager takes 2.00 times as long \
+            "gemm: 2 rows, 1 failed; 50.0 % of the roofline; torch eager takes 2.00 times as long \
              (geometric means)"
         );
         let words: Vec<&str> = lines[2].split_whitespace().collect();

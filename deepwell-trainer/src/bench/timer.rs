@@ -42,8 +42,8 @@ pub(super) struct Timing {
     /// Calls of a sample.
     pub(super) calls_per_sample: usize,
     /// Least time by the roofline, seconds.
-    pub(super) floor_s: f64,
-    /// What the floor comes from.
+    pub(super) roofline_s: f64,
+    /// What the roofline time comes from.
     pub(super) bound: Bound,
 }
 
@@ -140,7 +140,7 @@ impl<'a> Timer<'a> {
         let forgotten = self.device.backend.forget_prepared();
         let (samples, calls_per_sample) = result.map_err(|error| error.to_string())?;
         forgotten.map_err(|error| error.to_string())?;
-        let (floor_s, bound) = roofline(&program, &program.calls[0], self.hardware);
+        let (roofline_s, bound) = roofline(&program, &program.calls[0], self.hardware);
         Ok(Timing {
             kernel,
             time_s: percentile(&samples, 0.5),
@@ -148,7 +148,7 @@ impl<'a> Timer<'a> {
             copies,
             samples: samples.len(),
             calls_per_sample,
-            floor_s,
+            roofline_s,
             bound,
         })
     }

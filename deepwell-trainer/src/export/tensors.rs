@@ -63,8 +63,8 @@ impl Tensors {
             if self.members.contains_key(&name) {
                 continue;
             }
-            let twin = aliases.iter().find_map(|alias| self.members.get(alias));
-            if let Some(members) = twin.cloned() {
+            let tied = aliases.iter().find_map(|alias| self.members.get(alias));
+            if let Some(members) = tied.cloned() {
                 self.members.insert(name.clone(), members);
                 self.list.push(FolderTensor { name, shape });
             } else if holds_floats {

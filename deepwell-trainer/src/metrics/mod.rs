@@ -19,7 +19,7 @@
 //! };
 //! assert_eq!(
 //!     line.to_string(),
-//!     "step 120 [12.0%] | loss 2.3101 | grad norm 0.85 | 10.4k tok/s | 41.2% of speed of light"
+//!     "step 120 [12.0%] | loss 2.3101 | grad norm 0.85 | 10.4k tok/s | 41.2% of roofline"
 //! );
 //! ```
 

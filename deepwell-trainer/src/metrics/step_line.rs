@@ -41,7 +41,7 @@ impl fmt::Display for StepLine {
             short(self.tokens_per_s)
         )?;
         match self.speed_of_light {
-            Some(share) => write!(f, " | {:.1}% of speed of light", 100.0 * share),
+            Some(share) => write!(f, " | {:.1}% of roofline", 100.0 * share),
             None => Ok(()),
         }
     }

@@ -43,7 +43,7 @@ fn every_section_is_measured() {
         let row = rows.iter().find(is_it).unwrap_or_else(|| panic!("no {section} {op}"));
         assert_eq!(row["failure"], Value::Null, "{row}");
         assert!(row["rate"].as_f64().unwrap() > 0.0, "{row}");
-        assert!(row["floor_share"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["roofline_share"].as_f64().unwrap() > 0.0, "{row}");
     }
     for section in ["train", "memory"] {
         let of_section = rows.iter().filter(|row| row["section"] == section);

@@ -1,4 +1,4 @@
-//! One source for one architecture: PTX, machine code, and what is in it.
+//! One source for one architecture: PTX, SASS, and what is in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -146,12 +146,12 @@ impl<'a> Job<'a> {
         let mut command = toolchain.command("nvdisasm");
         // Without the data flow, which nobody reads here and which takes time.
         command.args(["-c", "-ndf"]).arg(cubin);
-        let machine_code = run(command)?;
-        let mut counts = count_instructions(&machine_code);
+        let sass = run(command)?;
+        let mut counts = count_instructions(&sass);
         let mut kernels = Vec::new();
         for resources in parse_ptxas(&said) {
             let Some(instructions) = counts.remove(&resources.entry) else {
-                bail!("ptxas names `{}`, which is not in the machine code", resources.entry);
+                bail!("ptxas names `{}`, which is not in its SASS", resources.entry);
             };
             kernels.push(Kernel { resources, instructions });
         }
@@ -228,7 +228,7 @@ mod tests {
         let ptx = record(&job.content_hash, None);
         let stale = record("0123", Some(cubin));
         let all: &[&str] = &["ptx", "cubin"];
-        // The record, the files, and whether it serves for machine code and for PTX alone.
+        // The record, the files, and whether it serves for SASS and for PTX alone.
         for (record, files, expected) in [
             (Some(&whole), all, (true, true)),
             (Some(&whole), &["ptx"], (false, true)),

@@ -1,7 +1,7 @@
 //! Lines of the source in PTX: kept for whoever reads the PTX, taken out for ptxas.
 //!
 //! What nvcc emits with `-lineinfo` is, but for `.loc`, `.file` and a section of names, what it
-//! emits without. Machine code with line tables would be four times as large.
+//! emits without. SASS with line tables would be four times as large.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::machine_code::machine_code_fault;
+use super::sass_rules::sass_fault;
 use super::resources::Resources;
 use super::sass::{Counts, Instructions};
 
@@ -35,7 +35,7 @@ pub(crate) struct Compiled {
     pub(crate) cubin: Option<Cubin>,
 }
 
-/// The machine code and what is in it.
+/// SASS and what is in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cubin {
     pub(crate) bytes: u64,
@@ -84,7 +84,7 @@ impl Compiled {
             )
         });
         let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
-        let others = kernels.filter_map(|kernel| machine_code_fault(&self.stem, kernel));
+        let others = kernels.filter_map(|kernel| sass_fault(&self.stem, kernel));
         let faults: Vec<String> = spills.into_iter().chain(others).collect();
         (!faults.is_empty()).then(|| faults.join("\n"))
     }

@@ -6,7 +6,7 @@
 
 pub(crate) mod compile;
 mod lines;
-mod machine_code;
+mod sass_rules;
 pub(crate) mod manifest;
 mod progress;
 mod resources;
@@ -40,14 +40,14 @@ Usage: cargo xtask kernels [FLAGS]
 Flags:
   --arch LIST   only for these architectures: sm_90a, sm_100a, sm_103a, sm_120a
   --only LIST   only these files, without `.cu`
-  --ptx         only PTX, no machine code
+  --ptx         only PTX, no SASS
   --force       compile also what is up to date
   --if-present  do nothing where there is no compiler yet, rather than install one
   --json        the manifest on standard output instead of a table
 
 The compiler is an nvcc of 12.9 or newer in CUDA_HOME or on the path; without one, NVIDIA's wheels
 from PyPI are installed in target/cuda-toolchain. It exits with 1 if a kernel does not compile, if
-it uses tensor cores and spills registers, or if its machine code lacks the instructions that it is
+it uses tensor cores and spills registers, or if its SASS lacks the instructions that it is
 written for.
 ";
 
@@ -204,7 +204,7 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
     sort(&mut whole);
     write_manifest(&out, &whole)?;
     eprintln!(
-        "{} compiled, {up_to_date} up to date, {} with errors; {} bytes of machine code in {}; \
+        "{} compiled, {up_to_date} up to date, {} with errors; {} bytes of SASS in {}; \
          {:.1} s",
         result.compiled.len() - up_to_date,
         result.failed.len(),

@@ -1,4 +1,4 @@
-//! Instructions that matter in machine code, as nvdisasm prints it: MMAs and tensor copies.
+//! Instructions that matter in SASS, as nvdisasm prints it: MMAs and tensor copies.
 
 use std::collections::BTreeMap;
 

@@ -511,7 +511,7 @@ fn kernels_that_are_not_there_are_named() {
 
 #[test]
 fn products_and_sums_are_fused_as_by_ptxas() {
-    // (lines, what the sums become: `+` a sum, `f` fused; seen in the machine code of sm_90a and
+    // (lines, what the sums become: `+` a sum, `f` fused; seen in SASS of sm_90a and
     // sm_100a).
     let rows = [
         ("mul.f32 %r5,%r1,%r2; add.f32 %r6,%r5,%r3;", "f"),

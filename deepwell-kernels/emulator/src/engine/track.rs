@@ -78,7 +78,7 @@ pub(crate) fn tracker_of(program: &Program, rules: Rules) -> Tracker {
     match super::tensor_fences::left_out(program).filter(|_| rules.tensor_fences) {
         Some((mma, load)) => {
             let mut tracker = Tracker::new(sites, Rules { tensor_fences: false, ..rules });
-            tracker.advise_tensor_fences(mma, load);
+            tracker.warn_of_tensor_fences(mma, load);
             tracker
         }
         None => Tracker::new(sites, rules),

@@ -14,7 +14,7 @@ impl Tracker {
     /// of a block's shared memory by other blocks that no thread of the block knows of: the block
     /// may have ended before.
     pub(super) fn check_unfinished(&mut self, cluster: u32) {
-        if !self.advise() {
+        if !self.warns() {
             return;
         }
         for (actor, write, rank) in self.unfinished_operations(cluster) {

@@ -247,7 +247,7 @@ impl Tracker {
             || known.async_shared.knows(agent, by_lanes, number);
         let found = if !ordered {
             HazardKind::MissingMbarrierInitSync
-        } else if by_unit && !fenced && self.advise() {
+        } else if by_unit && !fenced && self.warns() {
             HazardKind::MissingMbarrierInitFence
         } else {
             return;
@@ -278,7 +278,7 @@ impl Tracker {
         offset: u32,
         arrival: Arrival,
     ) {
-        if !self.rules.advice {
+        if !self.rules.warnings {
             return;
         }
         let (cluster, _) = self.block(thread.warp);

@@ -155,8 +155,8 @@ pub struct Rules {
     /// Blocks learn of each other by an mbarrier only if it is used with `.cluster` scope on either
     /// side; the default is `.cta`. The ISA says so; kernels of CUTLASS leave the scope out.
     pub mbarrier_scopes: bool,
-    /// Report what is [`Severity::Advice`].
-    pub advice: bool,
+    /// Report what is [`Severity::Warning`].
+    pub warnings: bool,
 }
 
 impl Default for Rules {
@@ -166,7 +166,7 @@ impl Default for Rules {
             tensor_fences: true,
             relaxed_cluster_arrivals: true,
             mbarrier_scopes: true,
-            advice: true,
+            warnings: true,
         }
     }
 }

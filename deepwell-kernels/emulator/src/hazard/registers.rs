@@ -13,7 +13,7 @@ use super::{Access, Actor, Direction, Hazard, HazardKind, Severity, Site, Thread
 ///
 /// What `tcgen05.ld` writes may be read at once: the ISA keeps the order of true register
 /// dependencies (register dependencies, same thread, in the memory consistency model of tcgen05).
-/// It is advice only, once for each load. To write such a register that nobody read needs
+/// It is a warning only, once for each load. To write such a register that nobody read needs
 /// `tcgen05.wait::ld`; so does all that is about the tensor memory that was read, which is
 /// followed there.
 ///
@@ -161,7 +161,7 @@ impl Tracker {
         unit: Unit,
         (kind, earlier_step, register): RegisterHazard,
     ) {
-        if kind.severity() == Severity::Advice && !self.advise() {
+        if kind.severity() == Severity::Warning && !self.warns() {
             return;
         }
         let write = kind != HazardKind::TensorLoadUnwaited;
@@ -192,8 +192,8 @@ impl Tracker {
 
     /// The kernel orders tensor memory by the acquire of its waits alone; of its first MMA and its
     /// first load.
-    pub(crate) fn advise_tensor_fences(&mut self, mma: u32, load: u32) {
-        if !self.rules.advice {
+    pub(crate) fn warn_of_tensor_fences(&mut self, mma: u32, load: u32) {
+        if !self.rules.warnings {
             return;
         }
         let access = |step, unit, write| {

@@ -190,7 +190,7 @@ pub enum Severity {
     /// The ISA leaves the result open.
     Error,
     /// The ISA or its guides ask for it, and kernels are known that run without.
-    Advice,
+    Warning,
 }
 
 impl HazardKind {
@@ -235,7 +235,7 @@ impl HazardKind {
             | HazardKind::TensorFencesLeftOut
             | HazardKind::TensorLoadUnwaited
             | HazardKind::SwizzleMissing
-            | HazardKind::TensorWaitOfOneLane => Severity::Advice,
+            | HazardKind::TensorWaitOfOneLane => Severity::Warning,
             _ => Severity::Error,
         }
     }

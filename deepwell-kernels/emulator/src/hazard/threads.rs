@@ -385,8 +385,8 @@ impl Tracker {
         (warp.cluster, warp.rank)
     }
 
-    pub(super) fn advise(&self) -> bool {
-        self.rules.advice
+    pub(super) fn warns(&self) -> bool {
+        self.rules.warnings
     }
 
     pub(super) fn report_pair(
@@ -397,7 +397,7 @@ impl Tracker {
         place: impl Into<Option<Place>>,
         missing: impl FnOnce() -> String,
     ) {
-        if kind.severity() == Severity::Advice && !self.rules.advice {
+        if kind.severity() == Severity::Warning && !self.rules.warnings {
             return;
         }
         let access = |(warp, lanes, step, unit), write| super::Access {

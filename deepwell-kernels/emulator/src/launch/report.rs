@@ -107,12 +107,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing is wrong. Hazards that are advice do not count.
+    /// Whether nothing is wrong. Warnings do not count.
     pub fn is_clean(&self) -> bool {
         self.errors().next().is_none() && self.unwritten.is_empty()
     }
 
-    /// The hazards that are more than advice.
+    /// The hazards that are errors.
     pub fn errors(&self) -> impl Iterator<Item = &Hazard> {
         self.hazards.iter().filter(|hazard| hazard.kind.severity() == Severity::Error)
     }

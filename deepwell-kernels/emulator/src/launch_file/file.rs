@@ -115,8 +115,9 @@ pub enum Lenience {
     /// Addresses in tensor memory name the lanes of the warp that uses them: see
     /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).
     LaneBits,
-    /// Advice is given.
-    Advice,
+    /// Warnings are given.
+    #[serde(alias = "advice")]
+    Warnings,
 }
 
 /// What is known of the run that a launch was recorded from.

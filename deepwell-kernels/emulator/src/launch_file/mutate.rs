@@ -87,7 +87,7 @@ impl MutationSummary {
 struct Baseline<'a> {
     launch: &'a PreparedLaunch,
     counts: Counts,
-    advice: HashSet<Finding>,
+    warnings: HashSet<Finding>,
     settings: Settings,
     device: Emulator,
 }
@@ -207,7 +207,7 @@ fn baseline<'a>(
         Ok(report) if outcome.is_right() => Ok(Baseline {
             launch,
             counts: report.counts.clone(),
-            advice: report.hazards.iter().map(finding).collect(),
+            warnings: report.hazards.iter().map(finding).collect(),
             settings: Settings {
                 step_limit: report.counts.instructions * options.step_factor + STEPS_MORE,
                 // What comes after the first finding tells nothing more, unless it is one of the
@@ -242,7 +242,7 @@ impl Baseline<'_> {
             Err(error) => return error.to_string().lines().next().map(str::to_owned),
             Ok(report) => report,
         };
-        let is_new = |hazard: &&Hazard| !self.advice.contains(&finding(hazard));
+        let is_new = |hazard: &&Hazard| !self.warnings.contains(&finding(hazard));
         if let Some(hazard) = report.hazards.iter().find(is_new) {
             let (earlier, later) = (hazard.earlier.site.ptx_line, hazard.later.site.ptx_line);
             let name = hazard.kind.name();

@@ -180,7 +180,7 @@ fn without(mut settings: Settings, rule: &Lenience) -> Settings {
         Lenience::RelaxedClusterArrivals => settings.rules.relaxed_cluster_arrivals = false,
         Lenience::MbarrierScopes => settings.rules.mbarrier_scopes = false,
         Lenience::LaneBits => settings.lane_bits = LaneBits::Ignored,
-        Lenience::Advice => settings.rules.advice = false,
+        Lenience::Warnings => settings.rules.warnings = false,
     }
     settings
 }

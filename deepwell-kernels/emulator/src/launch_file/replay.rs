@@ -23,7 +23,7 @@ pub struct Outcome {
 /// [`Outcome`] in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// All is as expected and no hazard is above advice.
+    /// All is as expected and no hazard is an error.
     Right,
     /// All values are as expected, and something is not ordered, or read before it was written.
     Hazard,

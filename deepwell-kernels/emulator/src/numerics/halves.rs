@@ -1,9 +1,8 @@
 //! `mma.sync` with 8-bit floats where there are no tensor cores for it (sm_90, sm_100).
 //!
-//! The machine code converts to F16 and does two MMAs: each thread's registers hold four
-//! elements along K, of which the lower two go into the first, the upper two into the second. The
-//! accumulator of the instruction is added to the result in the end, by an addition that rounds
-//! to the nearest.
+//! SASS converts to F16 and does two MMAs: each thread's registers hold four elements along K, of
+//! which the lower two go into the first, the upper two into the second. The accumulator of the
+//! instruction is added to the result in the end, by an addition that rounds to the nearest.
 
 use super::hardware;
 use super::model::Model;

@@ -34,12 +34,12 @@ use super::spec::{Kind, MmaSpec, TensorCore};
 /// | `mma.sync` sm_80 F16, BF16, TF32 | 24 | 8, 8, 4 | published model |
 /// | `mma.sync` sm_89 8-bit floats | 13, result 13 | 16 | published model |
 /// | `mma.sync` sm_90 F16, BF16, TF32 | 25 | 16, 16, 8 | published model |
-/// | `mma.sync` sm_90 8-bit floats | 25 | see below | read off the machine code |
+/// | `mma.sync` sm_90 8-bit floats | 25 | see below | read off SASS |
 /// | `mma.sync` sm_120a, all kinds | as `tcgen05` | | published model |
 /// | NaN patterns, overflow to infinity, signs of zeros | | | published model |
 /// | integers | exact | | the instruction set says so |
 ///
-/// The machine code of `mma.sync` with 8-bit floats on sm_90 and sm_100 converts to F16, sums the
+/// SASS of `mma.sync` with 8-bit floats on sm_90 and sm_100 converts to F16, sums the
 /// products whose index along K is 0 or 1 modulo 4, adds those with 2 or 3 in a second F16
 /// MMA, and adds the accumulator to that by an ordinary addition.
 ///

@@ -35,9 +35,9 @@ pub struct WarpMmaForm {
 /// Whose arithmetic the `mma.sync` of a target has; `target` is the number in its name.
 ///
 /// MMAs of 8-bit floats are what the assembler makes of them: on sm_90, sm_100 and sm_103 a
-/// conversion to F16 and two MMAs of F16 (`F2FP` and `HMMA` in the machine code), on sm_89 and
-/// sm_120 one MMA (`QMMA`). That of sm_120 has the bits of fraction that are published for
-/// Blackwell; it has not been compared with a machine.
+/// conversion to F16 and two MMAs of F16 (`F2FP` and `HMMA` in SASS), on sm_89 and sm_120 one MMA
+/// (`QMMA`). That of sm_120 has the bits of fraction that are published for Blackwell; it has not
+/// been compared with a machine.
 pub fn tensor_core_of(target: u32, element: Type) -> TensorCore {
     match target {
         0..=88 => TensorCore::Ampere,

@@ -493,7 +493,7 @@ fn wrong_matrices_have_a_name() {
 }
 
 #[test]
-fn eight_bit_floats_run_as_f16_where_the_machine_code_says_so() {
+fn eight_bit_floats_run_as_f16_where_sass_says_so() {
     for (target, fp8, bf16) in [
         (80, TensorCore::Ampere, TensorCore::Ampere),
         (89, TensorCore::Ada, TensorCore::Ada),

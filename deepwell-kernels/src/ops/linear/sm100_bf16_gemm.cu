@@ -3,7 +3,7 @@
 //   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
 //   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
 //
-// Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
+// Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2
 // cache. Its warps have roles, see mma/sm100_tile.cuh: one has operands copied, one multiplies,
 // four write results while the next tile is multiplied: tensor memory holds two accumulators of any
 // shape here. Operands are read as they are stored, K-major or MN-major (mma/sm100_bf16_tile.cuh).

@@ -1,7 +1,7 @@
 // out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands: E4M3 data and one E8M0 scale
 // for each 32 of them along K, both by rows. All three GEMMs of a linear layer have this form.
 //
-// Persistent: a block (or a pair of blocks) walks tiles in an order that keeps operands in the L2
+// Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2
 // cache. Its warps have roles, see mma/sm100_tile.cuh: one has data and scales copied, one
 // multiplies, four write results while the next tile is multiplied. What lies outside of the
 // operands reads as zeros. K is a multiple of 16, as tensor copies need, and nothing is empty.

@@ -31,8 +31,8 @@ Sections (all of them when none is named):
   train        training steps: tokens a second, and the host's share of a step
   memory       predicted and measured peak
 
-How to read it: `floor` is the least time that the hardware allows, the larger of FLOPs over peak
-and bytes over the bandwidth of a copy that is measured first; `of floor` is floor over time, 100 %
+How to read it: `roofline` is the least time that the hardware allows, the larger of FLOPs over peak
+and bytes over the bandwidth of a copy that is measured first; `of roofline` is roofline time over time, 100 %
 is the end of the road. A peer's number is its time over ours: above 1x it is slower than ours.
 Kernels run on random data over operands that pass the last-level cache, as graphs on a GPU, and
 the time is a median. Shapes are those of --model, in BF16 and in --precision, and for the first
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
         machine.push("copy, read and written", format_args!("{gbps:.0} GB/s"));
     }
     if let Err(error) = copying {
-        machine.push("copy", "failed: floors are made with the datasheet's bandwidth");
+        machine.push("copy", "failed: rooflines are made with the datasheet's bandwidth");
         rows.push(Row::failed(sections[0], "copy", format!("{error:#}")));
     }
     settings.copy_gbps = copied;

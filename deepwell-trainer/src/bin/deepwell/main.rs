@@ -52,7 +52,7 @@ Examples:
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
   deepwell generate --prompt 'fn main() {'      text from the newest checkpoint
-  deepwell bench norms --peers                  kernels beside their floor and PyTorch
+  deepwell bench norms --peers                  kernels beside roofline and PyTorch
   deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
   deepwell ckpt diff runs/a runs/b              what differs between two checkpoints
   deepwell export hf runs/book --to ./book      a folder for `from_pretrained`

@@ -69,7 +69,7 @@ fn report_json(launch: &PreparedLaunch, report: &Report) -> Map<String, Value> {
         .map(|hazard| {
             json!({
                 "kind": hazard.kind.name(),
-                "advice": hazard.kind.severity() == Severity::Advice,
+                "warning": hazard.kind.severity() == Severity::Warning,
                 "earlier": access(&hazard.earlier, lines),
                 "later": access(&hazard.later, lines),
                 "place": hazard.place.map(|place| place.to_string()),

@@ -84,7 +84,7 @@ fn hazard_text(text: &mut String, hazard: &Hazard, lines: &SourceLines) {
     let Hazard { kind, missing, earlier, later, place, count } = hazard;
     let severity = match kind.severity() {
         Severity::Error => "hazard",
-        Severity::Advice => "advice",
+        Severity::Warning => "warning",
     };
     let times = if *count > 1 { format!(", {} times", grouped(*count)) } else { String::new() };
     let _ = writeln!(text, "  {severity}: {}{times}", kind.name());

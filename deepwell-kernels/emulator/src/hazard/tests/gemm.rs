@@ -458,7 +458,7 @@ fn registers_of_mmas_and_loads() {
         watch.warp_group_mma(&[2], &[], 15),
         Some((HazardKind::MissingWarpGroupFence, 14, 2))
     );
-    // To read what a load gives is to wait for it, which is advice only; to write it is not.
+    // To read what a load gives is to wait for it, which is a warning only; to write it is not.
     watch.tensor_load(&[5, 6, 7, 8], 20);
     assert_eq!(watch.touch(5, Read, 21), Some((HazardKind::TensorLoadUnwaited, 20, 5)));
     assert_eq!(watch.touch(8, Read, 21), None);

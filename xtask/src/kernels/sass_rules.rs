@@ -1,10 +1,10 @@
-//! What the machine code of some kernels must have: that a source asks for an instruction does not
+//! What the SASS of some kernels must have: that a source asks for an instruction does not
 //! say that the compiler writes it.
 
 use super::manifest::Kernel;
 use super::sass::Counts;
 
-/// Kernels whose machine code is looked at.
+/// Kernels whose SASS is looked at.
 struct Rule {
     /// Name of the source without `.cu`.
     stem: &'static str,
@@ -46,8 +46,8 @@ const RULES: &[Rule] = &[
     Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
 ];
 
-/// What is wrong with the machine code of a kernel.
-pub(crate) fn machine_code_fault(stem: &str, kernel: &Kernel) -> Option<String> {
+/// What is wrong with a kernel's SASS.
+pub(crate) fn sass_fault(stem: &str, kernel: &Kernel) -> Option<String> {
     let rule = RULES.iter().find(|rule| rule.stem == stem)?;
     let resources = &kernel.resources;
     let is_of_pair = rule.pair.is_some_and(|pair| resources.entry.contains(pair));
@@ -70,7 +70,7 @@ pub(crate) fn machine_code_fault(stem: &str, kernel: &Kernel) -> Option<String> 
         faults.push(format!("expected no local memory, got {} bytes", resources.stack_bytes));
     }
     (!faults.is_empty())
-        .then(|| format!("machine code of `{}`: {}", resources.entry, faults.join("; ")))
+        .then(|| format!("SASS of `{}`: {}", resources.entry, faults.join("; ")))
 }
 
 fn names(counts: &Counts) -> String {
@@ -102,7 +102,7 @@ mod tests {
                         tensor_loads: counts(loads),
                     },
                 };
-                assert_eq!(machine_code_fault(stem, &kernel).as_deref(), expected, "{entry}");
+                assert_eq!(sass_fault(stem, &kernel).as_deref(), expected, "{entry}");
             };
         let stem = "sm100_bf16_gemm";
         check(stem, "g_128x256", "UTCHMMA", "UTMALDG", 0, None);
@@ -117,7 +117,7 @@ mod tests {
             "UTMALDG",
             0,
             Some(
-                "machine code of `g_f32`: expected `QMMA.SF` and no other, got `QMMA`; expected no \
+                "SASS of `g_f32`: expected `QMMA.SF` and no other, got `QMMA`; expected no \
                  tensor copies, got `UTMALDG`",
             ),
         );
@@ -128,7 +128,7 @@ mod tests {
             "UTMALDG UTMALDG.2CTA",
             0,
             Some(
-                "machine code of `g_256x128`: expected `UTCHMMA.2CTA` and no other, got `UTCHMMA`; \
+                "SASS of `g_256x128`: expected `UTCHMMA.2CTA` and no other, got `UTCHMMA`; \
                  expected `UTMALDG.2CTA` and no other, got `UTMALDG`, `UTMALDG.2CTA`",
             ),
         );
@@ -139,7 +139,7 @@ mod tests {
             "",
             16,
             Some(
-                "machine code of `g_128x128`: expected `UTMALDG` and no other, got none; expected \
+                "SASS of `g_128x128`: expected `UTMALDG` and no other, got none; expected \
                  no local memory, got 16 bytes",
             ),
         );

@@ -1,5 +1,5 @@
-// The tiles that a block, or a pair of blocks, computes one after the other: those of a cluster at
-// a time.
+// Tile scheduler: the tiles that a CTA, or a CTA pair, computes one after the other, those of a
+// cluster at a time.
 #pragma once
 
 #include "common/types.cuh"
@@ -29,13 +29,13 @@ struct TileGrid {
     }
 };
 
-// Of a persistent grid, every so many-th tile: which ones follows from the grid alone.
+// The static persistent tile scheduler: every so many-th tile, by the grid alone.
 template <typename S>
-struct TileWalk {
+struct TileScheduler {
     TileGrid<S> grid;
     uint32 cluster = blockIdx.x / S::kClusterBlocks;
 
-    __device__ __forceinline__ TileWalk(uint32 rows, uint32 columns)
+    __device__ __forceinline__ TileScheduler(uint32 rows, uint32 columns)
         : grid(rows, columns) {}
 
     // The first element of the next tile; false after the last.
