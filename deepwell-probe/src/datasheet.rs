@@ -1,14 +1,13 @@
 //! Dense peaks and memory bandwidths of GPUs, from their datasheets.
 //!
-//! Datasheets print figures "with sparsity", twice what a dense GEMM can reach; every figure
-//! here is the dense one. The racks' and boards' sheets print totals, which are divided here by
-//! their 72 or 8 GPUs, and one figure each for "FP8/FP6" and for "FP4", which stands here for every
-//! format of that width. Those of the Blackwell Ultra sheets that are printed without sparsity too
-//! (FP4: GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones;
-//! the Blackwell datasheet's columns for one GPU round them to 15 and 14 PFLOP/s. Its memory
-//! bandwidths are those here, 7.7 TB/s on HGX boards and 8 in racks.
-//! A GPU that is not in the table gets the arithmetic of its architecture: SMs x FLOP per cycle and
-//! SM x highest clock.
+//! Datasheets print figures "with sparsity", twice what a dense GEMM can reach; every figure here
+//! is the dense one. The racks' and boards' sheets print totals, which are divided here by their 72
+//! or 8 GPUs, and one figure each for "FP8/FP6" and for "FP4", which stands here for every format
+//! of that width. Those of the Blackwell Ultra sheets that are printed without sparsity too (FP4:
+//! GB300 NVL72 1080 of 1440 PFLOP/s, HGX B300 108 of 144) are not half of the sparse ones; the
+//! Blackwell datasheet's columns for one GPU round them to 15 and 14 PFLOP/s. Its memory bandwidths
+//! are those here, 7.7 TB/s on HGX boards and 8 in racks. A GPU that is not in the table gets the
+//! arithmetic of its architecture: SMs x FLOP per cycle and SM x highest clock.
 
 use std::collections::BTreeMap;
 

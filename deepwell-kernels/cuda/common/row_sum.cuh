@@ -54,9 +54,9 @@ __device__ __forceinline__ float sum_of_products(const float (&x)[8], const floa
     return sum;
 }
 
-// Sum over a block of `kThreads` threads, for each of them.
+// Sum over a CTA of `kThreads` threads, for each of them.
 template <int kThreads>
-__device__ __forceinline__ float sum_of_block(float value) {
+__device__ __forceinline__ float sum_of_cta(float value) {
     __shared__ float of_warps[kThreads / 32];
     value = sum_of_warp(value);
     // The threads are done with the sum before.

@@ -1,12 +1,12 @@
-// Sum over a block in FP64, in an order that is always the same.
+// Sum over a CTA in FP64, in an order that is always the same.
 #pragma once
 
 #include "common/types.cuh"
 
-// The sum of `value` over all threads of a block of kWarps warps, in thread 0; zero in others.
+// The sum of `value` over all threads of a CTA of kWarps warps, in thread 0; zero in others.
 // All threads call it; calls that follow each other need a barrier between them.
 template <int kWarps>
-__device__ __forceinline__ double sum_over_block(double value) {
+__device__ __forceinline__ double sum_over_cta(double value) {
     __shared__ double warp_sums[kWarps];
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {

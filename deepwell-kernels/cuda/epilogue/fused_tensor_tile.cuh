@@ -7,8 +7,8 @@
 // (64 elements) of each, through 4 KiB of shared memory. There
 //   a lane puts its row's sums;
 //   eight lanes a row take 16 bytes each, write them, and put the function of them in their place;
-//   a lane takes two columns, each of whose 32 elements share a scale, and writes their quantized data;
-//   a lane takes its row, two groups of 32, and puts the quantized data in the place of the elements;
+//   a lane takes two columns, each of whose 32 elements share a scale, and quantizes them;
+//   a lane takes its row, two groups of 32, and puts quantized data in the place of the elements;
 //   four lanes a row write these.
 // Columns are a multiple of 8, and of 32 where it quantizes; what lies beyond rows is zero, so
 // that it changes neither scales nor counters.
@@ -387,7 +387,7 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
 // extents; the function and flags of the quantization; totals and statistics [6] where there
 // is a quantization.
 #define FUSED_ARGUMENTS                                                                          \
-    const bf16 *__restrict__ bias, bf16 *__restrict__ gemm, const bf16 *__restrict__ forward, \
+    const bf16 *__restrict__ bias, bf16 *__restrict__ gemm, const bf16 *__restrict__ forward,    \
         bf16 *__restrict__ activated, uint8 *__restrict__ data, uint8 *__restrict__ scales,      \
         uint8 *__restrict__ data_t, uint8 *__restrict__ scales_t, int32 m, int32 n, int32 k,     \
         uint32 activation, uint32 flags, MxTotals *totals, uint64 *statistics
@@ -401,11 +401,12 @@ __device__ __forceinline__ void store_fused_tiles(const sm100::Shared<S>& shared
             activation, flags                                                                    \
     }
 
-// All threads of all blocks, last of all: the counters of the quantization, if there are any.
+// All threads of all CTAs, last of all: the counters of the quantization, if there are any.
 __device__ __forceinline__ void write_fused_statistics(const FusedResult& result,
                                                        const MxCounters& counters,
                                                        MxTotals* totals, uint64* statistics) {
-    const uint64 operands = (result.quantized.data != nullptr) + (result.quantized.data_t != nullptr);
+    const uint64 operands =
+        (result.quantized.data != nullptr) + (result.quantized.data_t != nullptr);
     if (operands > 0) {
         const uint64 elements = operands * result.quantized.rows * result.quantized.columns;
         mx_write_statistics(counters, gridDim.x, totals, elements, statistics);

@@ -1,4 +1,4 @@
-// Kernels out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands, with a block for each
+// Kernels out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of MXFP8 operands, with a CTA for each
 // 128 x 128 tile of the result: tiles at the edges read zeros and write what is inside. Sums run
 // over K in ascending order whatever the grid.
 #pragma once
@@ -11,10 +11,10 @@
 static_assert(kStagedBytes<float> <= mxfp8_tile::kSharedBytes,
               "the result goes through the stages");
 
-// What a block does. Blocks beyond the last tile do nothing. `Steps` and `kVector` as in
+// What a CTA does. CTAs beyond the last tile do nothing. `Steps` and `kVector` as in
 // mxfp8_tile::mainloop.
 template <typename Steps, bool kVector, typename Element>
-__device__ __forceinline__ void mxfp8_gemm_block(const mxfp8_tile::Operand& a,
+__device__ __forceinline__ void mxfp8_gemm_cta(const mxfp8_tile::Operand& a,
                                                  const mxfp8_tile::Operand& b,
                                                  const TileResult<Element>& result,
                                                  unsigned char* shared) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void mxfp8_gemm_block(const mxfp8_tile::Operand& a,
              const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
              int32 k, uint32 accumulate) {                                                       \
         extern __shared__ __align__(128) unsigned char shared[];                                 \
-        mxfp8_gemm_block<Steps, vector>(mxfp8_tile::Operand{a, a_scales, m, k},                  \
+        mxfp8_gemm_cta<Steps, vector>(mxfp8_tile::Operand{a, a_scales, m, k},                    \
                                         mxfp8_tile::Operand{b, b_scales, n, k},                  \
                                         TileResult<Element>{out, bias, m, n, accumulate != 0},   \
                                         shared);                                                 \

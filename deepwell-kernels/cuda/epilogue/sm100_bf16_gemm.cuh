@@ -1,4 +1,4 @@
-// The roles of a block of a BF16 GEMM on tcgen05, whatever becomes of its results: see
+// The roles of a CTA of a BF16 GEMM on tcgen05, whatever becomes of its results: see
 // mma/sm100_tile.cuh.
 #pragma once
 

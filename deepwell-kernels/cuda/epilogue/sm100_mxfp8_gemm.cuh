@@ -1,4 +1,4 @@
-// The roles of a block of an MXFP8 GEMM on tcgen05, whatever becomes of its results: see
+// The roles of a CTA of an MXFP8 GEMM on tcgen05, whatever becomes of its results: see
 // mma/sm100_tile.cuh.
 #pragma once
 

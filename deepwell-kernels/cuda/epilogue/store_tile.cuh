@@ -38,7 +38,7 @@ constexpr int kStagedRowBytes = 128 * sizeof(Element) + (sizeof(Element) == 2 ? 
 template <typename Element>
 constexpr int kStagedBytes = 128 * kStagedRowBytes<Element>;
 
-// All threads of the block together. A warp's accumulators are [kM][kN] results of mma.sync, 16 x 8
+// All threads of the CTA together. A warp's accumulators are [kM][kN] results of mma.sync, 16 x 8
 // each, and begin at (warp_row, warp_column) of the tile; the tile begins at (row, column) of the
 // result. Nobody uses `shared` (kStagedBytes) any more.
 template <typename Element, int kThreads, int kM, int kN>

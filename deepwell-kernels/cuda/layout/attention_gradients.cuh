@@ -15,7 +15,7 @@ struct __align__(8) RowStatistics {
     float delta;
 };
 
-// What a block works on. It lies in shared memory and is read from there each time, since there are
+// What a CTA works on. It lies in shared memory and is read from there each time, since there are
 // no registers to hold it while products are summed.
 struct __align__(16) GradientWork {
     uint64 own_offset;         // elements to the head's part of the first row of the tile
@@ -57,7 +57,7 @@ struct GradientTiles {
     // Shared memory: that of a kind of work, then which work.
     static constexpr int kWorkBytes = larger(kKeyWorkBytes, kQueryWorkBytes);
     static constexpr int kSharedBytes = kWorkBytes + static_cast<int>(sizeof(GradientWork));
-    static_assert(kSharedBytes <= 98 * 1024, "a block of sm_120 may have 99 KiB");
+    static_assert(kSharedBytes <= 98 * 1024, "a CTA of sm_120 may have 99 KiB");
 };
 
 struct AttentionGradients {
@@ -71,7 +71,7 @@ struct AttentionGradients {
     bf16* dk;
     bf16* dv;
     RowStatistics* statistics;  // [batch, heads, seq]
-    uint32* counters;           // work taken, rows done, blocks done; zero before and after
+    uint32* counters;           // work taken, rows done, CTAs done; zero before and after
     uint32 seq;
     uint32 heads;
     uint32 kv_heads;

@@ -2,7 +2,7 @@
 // result: each source is read once, and of the result itself nothing is written but where somebody
 // else reads it.
 //
-// A block has a tile of 128 x 128 elements, so that SMs take tiles as they come free: on an H200 a
+// A CTA has a tile of 128 x 128 elements, so that SMs take tiles as they come free: on an H200 a
 // grid that is as large as the device and goes from tile to tile is slower.
 #pragma once
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ void elementwise_quantize_tile(const bf16* const (&so
 }
 
 // Result `function(elements of the sources)`, of zeros zero; `result` may be null. Flags, totals
-// and statistics [6] as in `quantize.cu`; a block for each tile, or one where there is none.
+// and statistics [6] as in `quantize.cu`; a CTA for each tile, or one where there is none.
 template <bool kRow, bool kColumn, int kSources, typename Function>
 __device__ __forceinline__ void elementwise_quantize(const bf16* const (&sources)[kSources],
                                                      bf16* result, const MxTarget& to,

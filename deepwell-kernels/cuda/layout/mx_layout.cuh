@@ -1,4 +1,4 @@
-// How a block of threads lies over a tile that it quantizes, and where the quantized operands go.
+// How a CTA lies over a tile that it quantizes, and where the quantized operands go.
 #pragma once
 
 #include "common/types.cuh"
@@ -10,7 +10,7 @@ constexpr int kMxSteps = 8;        // vectors of a thread
 constexpr uint32 kMxStepRows = 16; // rows between two vectors of a thread
 constexpr uint32 kMxGroups = kMxTile / kMxBlock;
 
-// How a block of threads lies over a tile.
+// How a CTA lies over a tile.
 template <typename E>
 struct MxTile {
     static constexpr uint32 kVector = 16 / sizeof(E);
@@ -49,7 +49,7 @@ struct MxTarget {
     }
 };
 
-// What a block needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
+// What a CTA needs for the tiles of `layout/mx_plain_tile.cuh`, beside the stage.
 struct alignas(16) MxPlainShared {
     // By warps and words of columns; a little longer than these, for the banks.
     uint32 amaxes[kMxTile / 16][kMxTile / 2 + 8];
@@ -58,7 +58,7 @@ struct alignas(16) MxPlainShared {
     uint4 scales_t[kScaleTileBytes / 16];    // and of columns
 };
 
-// What a block needs beside the tile itself.
+// What a CTA needs beside the tile itself.
 struct MxShared {
     uint32 square_amax[kMxGroups * kMxGroups];
     uint32 column_amax[kMxGroups][kMxTile];

@@ -16,7 +16,7 @@
 //
 // The scales of a tile go through shared memory as well and are written by one warp: 512 bytes one
 // after the other. As words of four bytes in lines of scales by rows, each in a sector with words
-// of other blocks, they cost a tenth of the whole kernel on an H200.
+// of other CTAs, they cost a tenth of the whole kernel on an H200.
 //
 // Scaling in BF16 gives the bits that scaling in FP32 gives: a factor is a power of two, so that a
 // product is exact unless it is less than 2^-126, which is zero in E4M3 in any case.
@@ -33,9 +33,9 @@
 constexpr int kMxPlainRows = 8;   // rows of a thread, and vectors
 constexpr int kMxPlainWords = 4;  // words of a vector, two columns each
 constexpr uint32 kMxRowLanes = 16;
-constexpr uint32 kMxPlainThreads = 256;  // of a block
+constexpr uint32 kMxPlainThreads = 256;  // of a CTA
 
-// The same for all tiles; a matrix of no rows has none, though a block may come for one.
+// The same for all tiles; a matrix of no rows has none, though a CTA may come for one.
 __device__ __forceinline__ bool mx_is_plain(const MxTarget& to, uint32 flags) {
     return (flags & (kMxFloor | kMxSquare)) == 0 && to.rows >= kMxTile &&
            to.rows % kMxTile == 0 && to.columns % kMxTile == 0;
@@ -105,7 +105,8 @@ __device__ __forceinline__ uint32 mx_vanished_bits(uint32 word, uint32 factors) 
 
 // How many elements of a vector become zero. A call for the reason that `mx_survey` is one.
 __device__ __noinline__ uint32 mx_vanished(uint4 vector, uint4 factors) {
-    return __popc(mx_vanished_bits(vector.x, factors.x) | mx_vanished_bits(vector.y, factors.y) >> 1 |
+    return __popc(mx_vanished_bits(vector.x, factors.x) |
+                  mx_vanished_bits(vector.y, factors.y) >> 1 |
                   mx_vanished_bits(vector.z, factors.z) >> 2 |
                   mx_vanished_bits(vector.w, factors.w) >> 3);
 }
@@ -351,7 +352,7 @@ __device__ __forceinline__ void mx_plain_columns(const uint4 (&vectors)[kMxPlain
 }
 
 // As `mx_quantize_tile`, of vectors in registers: rows `mx_plain_row` and following of the tile,
-// columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the block come here;
+// columns `mx_plain_column` and following. `stage` has 16 KiB. All threads of the CTA come here;
 // what they count is given to `tally`.
 template <bool kWide, bool kRow, bool kColumn>
 __device__ __forceinline__ void mx_quantize_vectors(const uint4 (&vectors)[kMxPlainRows],

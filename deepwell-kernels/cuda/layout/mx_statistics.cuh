@@ -1,14 +1,14 @@
 // The counters of a quantization, from threads to the six words of the op's last output.
 //
-// Every block adds what it counted to totals of the call and draws a number; the one that draws the
+// Every CTA adds what it counted to totals of the call and draws a number; the one that draws the
 // last writes the output and leaves the totals zero again. Integers, so no order shows.
 //
-// Before it draws, a block waits until what it added has arrived, and so has all else that its
-// first warp wrote. A block therefore tallies as soon as it knows its counts, while most of its
+// Before it draws, a CTA waits until what it added has arrived, and so has all else that its
+// first warp wrote. A CTA therefore tallies as soon as it knows its counts, while most of its
 // data is yet to be written, and looks at its number when it has written them: at the end of a
-// block of one tile the same costs a tenth of the whole kernel.
+// CTA of one tile the same costs a tenth of the whole kernel.
 //
-// Where a block may do the work of others, which then never begin, it draws as many numbers as it
+// Where a CTA may do the work of others, which then never begin, it draws as many numbers as it
 // did the work of.
 #pragma once
 
@@ -18,13 +18,13 @@
 
 // Bits of amax, underflows, saturations, clamps, non-finite elements.
 constexpr int kMxCounts = 5;
-// Warps of a block at most.
+// Warps of a CTA at most.
 constexpr uint32 kMxWarpsMax = 16;
 
-// What the blocks of a call add up; zero before and after it.
+// What the CTAs of a call add up; zero before and after it.
 struct MxTotals {
     uint64 counts[kMxCounts];
-    uint32 blocks;  // whose work is done
+    uint32 ctas;  // whose work is done
     uint32 unused;
 };
 
@@ -36,12 +36,12 @@ struct MxTallyShared {
 struct MxTally {
     MxTallyShared& shared;
     MxTotals* totals;
-    uint32 blocks_done = 0;  // in the first thread
+    uint32 ctas_done = 0;  // in the first thread
 
     __device__ __forceinline__ MxTally(MxTallyShared& shared, MxTotals* totals)
         : shared(shared), totals(totals) {}
 
-    // By all threads, each with what it counted; a barrier of the block must follow.
+    // By all threads, each with what it counted; a barrier of the CTA must follow.
     __device__ __forceinline__ void leave(const MxCounters& counters) const {
         const uint32 counts[kMxCounts] = {counters.amax, counters.underflows, counters.saturations,
                                           counters.clamps, counters.nonfinite};
@@ -55,7 +55,7 @@ struct MxTally {
         }
     }
 
-    // By all threads behind that barrier, after the work of the block.
+    // By all threads behind that barrier, after the work of the CTA.
     __device__ __forceinline__ void give() {
         if (threadIdx.x >= 32) {
             return;
@@ -82,14 +82,14 @@ struct MxTally {
                     atomicAdd(&totals->counts[i], counts[i]);
                 }
             }
-            blocks_done = add_acquire_release(&totals->blocks, 1u) + 1;
+            ctas_done = add_acquire_release(&totals->ctas, 1u) + 1;
         }
     }
 
-    // By all threads: the last of `blocks` writes `statistics` [6] of so many elements.
-    __device__ __forceinline__ void finish(uint32 blocks, uint64 elements,
+    // By all threads: the last of `ctas` writes `statistics` [6] of so many elements.
+    __device__ __forceinline__ void finish(uint32 ctas, uint64 elements,
                                            uint64* statistics) const {
-        if (threadIdx.x > 0 || blocks_done != blocks) {
+        if (threadIdx.x > 0 || ctas_done != ctas) {
             return;
         }
         statistics[1] = elements;
@@ -98,12 +98,12 @@ struct MxTally {
             statistics[i == 0 ? 0 : i + 1] = __ldcg(&totals->counts[i]);
             totals->counts[i] = 0;
         }
-        totals->blocks = 0;
+        totals->ctas = 0;
     }
 };
 
-// Ends a kernel with a grid of `blocks` blocks which tallies last of all.
-__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 blocks,
+// Ends a kernel with a grid of `ctas` CTAs which tallies last of all.
+__device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, uint32 ctas,
                                                     MxTotals* totals, uint64 elements,
                                                     uint64* statistics) {
     __shared__ MxTallyShared shared;
@@ -111,5 +111,5 @@ __device__ __forceinline__ void mx_write_statistics(const MxCounters& counters, 
     tally.leave(counters);
     __syncthreads();
     tally.give();
-    tally.finish(blocks, elements, statistics);
+    tally.finish(ctas, elements, statistics);
 }

@@ -137,7 +137,7 @@ __device__ __forceinline__ void mx_quantize_row_vector(const uint4& vector, uint
     }
 }
 
-// Columnwise operand of the tile that lies in shared memory. All threads of the block come here.
+// Columnwise operand of the tile that lies in shared memory. All threads of the CTA come here.
 template <typename E>
 __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
                                                     const MxTarget& to, uint32 flags,
@@ -248,7 +248,7 @@ __device__ __forceinline__ void mx_quantize_columns(uint32 row0, uint32 column0,
     }
 }
 
-// Counts of the vectors of a thread, at `own` and every block of threads further, of which
+// Counts of the vectors of a thread, at `own` and every CTA of threads further, of which
 // `largest` is the largest magnitude. What is not finite counts once for each of `operands`.
 template <typename E>
 __device__ __forceinline__ void mx_count_vectors(const uint4* own, uint32 largest, uint32 operands,
@@ -273,7 +273,7 @@ __device__ __forceinline__ uint4& mx_vector(uint32* tile, int step) {
 }
 
 // Quantizes the tile whose first element is (row0, column0), after each thread has put its vectors
-// into `tile` (`MxTile::kTileBytes` of shared memory). All threads of the block come here.
+// into `tile` (`MxTile::kTileBytes` of shared memory). All threads of the CTA come here.
 template <typename E, bool kRow, bool kColumn>
 __device__ __forceinline__ void mx_quantize_tile(uint32 row0, uint32 column0, const MxTarget& to,
                                                  uint32 flags, uint32* tile, MxShared& shared,

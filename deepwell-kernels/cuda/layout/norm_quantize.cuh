@@ -2,16 +2,16 @@
 //
 // Column blocks need 32 or 128 rows of y together, and y needs the statistics of whole rows: 128
 // rows at a time, an M-block, which is more than an SM holds. So there are two kinds of work for
-// a block of threads:
+// a CTA:
 //
 //   rows: the statistics of eight rows of an M-block, a warp for each, and their sums with delta; a
 //         counter of the M-block tells that they are there.
-//   a tile: 128 columns of an M-block, once all its rows are counted, are read again, normalized and
-//         quantized as in `layout/mx_plain_tile.cuh`.
+//   a tile: 128 columns of an M-block, once all its rows are counted, are read again, normalized
+//         and quantized as in `layout/mx_plain_tile.cuh`.
 //
-// The row statistics run some M-blocks ahead of the tiles, as many as blocks run at the same time:
-// so a tile seldom waits, and what it reads is still in the L2 cache. Blocks begin in the order of
-// their indices, and wait only for blocks before them.
+// The row statistics run some M-blocks ahead of the tiles, as many as CTAs run at the same time:
+// so a tile seldom waits, and what it reads is still in the L2 cache. CTAs begin in the order of
+// their indices, and wait only for CTAs before them.
 #pragma once
 
 #include "common/types.cuh"
@@ -24,33 +24,33 @@
 #include "ptx/cache.cuh"
 #include "ptx/release.cuh"
 
-// Rows of a block, a warp each.
+// Rows of a CTA, a warp each.
 constexpr uint32 kNormRows = kMxPlainThreads / 32;
-// Blocks that have the rows of an M-block.
-constexpr uint32 kNormRowBlocks = kMxTile / kNormRows;
+// CTAs that have the rows of an M-block.
+constexpr uint32 kNormRowCtas = kMxTile / kNormRows;
 // Rows of a tile that a thread loads together.
 constexpr int kNormTogether = 4;
 
-// What a block does.
+// What a CTA does.
 struct NormWork {
     bool is_tile;
     uint32 m_block;
     uint32 index;  // of the tile in the M-block, or of the eight rows
 
-    // Block `block` of those for `m_blocks` of `tiles` tiles each. The rows of `lookahead` M-blocks
+    // CTA `cta` of those for `m_blocks` of `tiles` tiles each. The rows of `lookahead` M-blocks
     // come before the first tile, then the rows of one M-block and the tiles of another in turn.
-    __device__ __forceinline__ NormWork(uint32 block, uint32 m_blocks, uint32 tiles,
+    __device__ __forceinline__ NormWork(uint32 cta, uint32 m_blocks, uint32 tiles,
                                         uint32 lookahead) {
-        const uint32 ahead = lookahead * kNormRowBlocks;
-        if (block < ahead) {
-            *this = {false, block / kNormRowBlocks, block % kNormRowBlocks};
+        const uint32 ahead = lookahead * kNormRowCtas;
+        if (cta < ahead) {
+            *this = {false, cta / kNormRowCtas, cta % kNormRowCtas};
             return;
         }
-        const uint32 both = kNormRowBlocks + tiles, rest = block - ahead;
+        const uint32 both = kNormRowCtas + tiles, rest = cta - ahead;
         const uint32 turn = rest / both, in_turn = rest % both;
         if (turn < m_blocks - lookahead) {
-            *this = in_turn < kNormRowBlocks ? NormWork{false, turn + lookahead, in_turn}
-                                             : NormWork{true, turn, in_turn - kNormRowBlocks};
+            *this = in_turn < kNormRowCtas ? NormWork{false, turn + lookahead, in_turn}
+                                             : NormWork{true, turn, in_turn - kNormRowCtas};
             return;
         }
         const uint32 last = rest - (m_blocks - lookahead) * both;
@@ -74,7 +74,7 @@ __device__ __forceinline__ uint4 norm_vector(const uint4& vector, float mean, fl
 // look empties the L1 cache.
 __device__ __forceinline__ void norm_wait(const uint32* counter) {
     if (threadIdx.x == 0) {
-        while (load_acquire(counter) < kNormRowBlocks) {
+        while (load_acquire(counter) < kNormRowCtas) {
         }
     }
     __syncthreads();
@@ -103,7 +103,7 @@ __device__ __forceinline__ void norm_plain_tile(const NormOperands& operands, co
                 load_for_the_last_time(source + static_cast<uint64>(i) * to.columns);
         }
     };
-    // A sum comes from the blocks that have its rows; x was there before.
+    // A sum comes from the CTAs that have its rows; x was there before.
     if (!kAdd) {
         load(0);
     }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void norm_tile(const NormOperands& operands, const Mx
 }
 
 // The whole kernel. `lookahead` is not more than there are M-blocks; `counters` [M-blocks], zero
-// before and after; a block for each tile and for each eight rows of an M-block, one where there is
+// before and after; a CTA for each tile and for each eight rows of an M-block, one where there is
 // no M-block. 16 KiB of dynamic shared memory where all tiles are plain, else those of a tile.
 template <bool kLayer, bool kAdd, bool kRow, bool kColumn>
 __device__ __forceinline__ void norm_quantize(const NormOperands& operands, const MxTarget& to,
@@ -221,7 +221,7 @@ __device__ __forceinline__ void norm_quantize(const NormOperands& operands, cons
     tally.finish(m_blocks * across, elements, statistics);
     // The last tile of an M-block leaves its counter as it was; all have passed a barrier since
     // they looked at it.
-    if (threadIdx.x == 0 && atomicAdd(counter, 1u) == kNormRowBlocks + across - 1) {
+    if (threadIdx.x == 0 && atomicAdd(counter, 1u) == kNormRowCtas + across - 1) {
         atomicExch(counter, 0u);
     }
 }

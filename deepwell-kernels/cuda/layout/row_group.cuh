@@ -1,4 +1,4 @@
-// Threads that share a row: whole warps, `threads` of them, several groups in a block. A thread
+// Threads that share a row: whole warps, `threads` of them, several groups in a CTA. A thread
 // holds up to `kVectors` vectors of 16 bytes (eight BF16), `threads` vectors apart.
 #pragma once
 
@@ -9,16 +9,16 @@
 template <int kVectors>
 struct RowGroup {
     uint32 threads;  // of the group, a multiple of 32
-    uint32 index;    // of the group in the block
+    uint32 index;    // of the group in the CTA
     uint32 lane;     // of the thread in the group
     float* sums;     // shared memory for the slices of the group's row
 
-    // Slices of the rows of a block of `threads` threads.
+    // Slices of the rows of a CTA of `threads` threads.
     static constexpr __device__ __host__ uint32 slices(uint32 threads) {
         return threads * kVectors / kSliceVectors;
     }
 
-    // `sums` has room for the slices of the block.
+    // `sums` has room for the slices of the CTA.
     __device__ __forceinline__ RowGroup(uint32 threads, float* sums)
         : threads(threads),
           index(threadIdx.x / threads),

@@ -63,7 +63,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients& arg
         memory + Tiles::kKeyTileBytes, arguments.v + key_offset, key_stride,
         seq - first_key, width);
 
-    // From the last queries on, which all keys see: blocks that run side by side read the same.
+    // From the last queries on, which all keys see: CTAs that run side by side read the same.
     const int first_tile = causal ? first_key / Tiles::kStageQueries : 0;
     int tile = (seq - 1) / Tiles::kStageQueries;
     uint32 in_group = 0;

@@ -69,7 +69,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients& a
             statistics[m][half] = RowStatistics{0.0f, 0.0f};
             if (query < seq) {
                 const uint32 at = work->statistics_offset + query;
-                // Other blocks have written it since the launch.
+                // Other CTAs have written it since the launch.
                 const float2 of =
                     __ldcg(reinterpret_cast<const float2*>(arguments.statistics + at));
                 statistics[m][half] = RowStatistics{of.x, of.y};

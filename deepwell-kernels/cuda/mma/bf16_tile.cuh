@@ -4,7 +4,7 @@
 // two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
 // warps holds a quarter of the result, 64 x 64: per step of 16 along K it reads 2 x 4 fragments
 // for 32 mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next
-// step are read while the present one is multiplied. 96 KiB a block lets two blocks share a SM on
+// step are read while the present one is multiplied. 96 KiB a CTA lets two CTAs share an SM on
 // Hopper, one loading its first and storing its last tile while the other computes.
 #pragma once
 
@@ -28,7 +28,7 @@ constexpr int kSteps = kBlockK / 16;
 constexpr int kStageBytes = 2 * kTileBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
 static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each operand");
-static_assert(kSharedBytes <= 99 * 1024, "what a block may have on sm_120");
+static_assert(kSharedBytes <= 99 * 1024, "what a CTA may have on sm_120");
 
 // Where the calling thread's warp stands in the tile.
 __device__ __forceinline__ int32 warp_row() {

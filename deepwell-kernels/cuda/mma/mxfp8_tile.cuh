@@ -32,7 +32,7 @@ constexpr int kStageBytes = 2 * kTileBytes + kScaleBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
 static_assert(kBlockM == kTileOuter && kBlockN == kTileOuter, "one tile of each operand");
 static_assert(kThreads == kBlockM + kBlockN, "a thread fetches the scales of one row");
-static_assert(kSharedBytes <= 99 * 1024, "what a block may have on sm_120");
+static_assert(kSharedBytes <= 99 * 1024, "what a CTA may have on sm_120");
 
 // An operand: data [outer, k] by rows, and its scales in tiles (layout/scale_tile.cuh).
 struct Operand {

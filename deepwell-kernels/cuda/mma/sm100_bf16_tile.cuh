@@ -19,14 +19,14 @@ constexpr int kBoxRows = 64;  // of an operand stored by rows
 static_assert(kTransposedBoxBytes == kBoxRows * kStageRowBytes, "a box is as large either way");
 
 // Each operand is K-major or MN-major.
-template <int kBlocks, int kTileN, int kDown, int kAcross, bool kAStoredKMajor,
+template <int kCtas, int kTileN, int kDown, int kAcross, bool kAStoredKMajor,
           bool kBStoredKMajor>
-struct Shape : TileShape<kBlocks, kTileN, 0, 0, kDown, kAcross> {
+struct Shape : TileShape<kCtas, kTileN, 0, 0, kDown, kAcross> {
     static constexpr bool kAKMajor = kAStoredKMajor;
     static constexpr bool kBKMajor = kBStoredKMajor;
 };
 
-// Of `kRows` rows of an operand from `row` on, and the K of a stage, what the calling block copies
+// Of `kRows` rows of an operand from `row` on, and the K of a stage, what the calling CTA copies
 // for all that share them.
 template <typename S, bool kKMajor, int kRows, int kSharers>
 __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map, uint32 row,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void copy_operand(uint8* target, const TensorMap& map
     }
 }
 
-// Both operands, by one thread of each block.
+// Both operands, by one thread of each CTA.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_elements(const Shared<S>& shared, const TensorMap& a,
                                               const TensorMap& b, Tiles tiles, int32 k_blocks) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint64 operand_at(uint32 address, int step) {
     }
 }
 
-// The MMAs, by one thread (of the first block of a pair).
+// The MMAs, by one thread (of the first CTA of a pair).
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint32 tensor_base,
                                                   Tiles tiles, int32 k_blocks) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void multiply_elements(const Shared<S>& shared, uint3
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             // redundant leading offset of A, leading offset of B: none K-major, nor of 64 columns
-            tcgen05_multiply_f16<S::kBlocks>(target, operand_at<S::kAKMajor>(a, step),
+            tcgen05_multiply_f16<S::kCtas>(target, operand_at<S::kAKMajor>(a, step),
                                              operand_at<S::kBKMajor>(b, step), kInstruction,
                                              k_block > 0 || step > 0);
         }

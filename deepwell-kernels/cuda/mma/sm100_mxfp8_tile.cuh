@@ -19,13 +19,13 @@ using namespace sm100;
 constexpr int kScaleTileColumns = 4;  // in tensor memory
 constexpr int kScaleBoxes = 2;        // rows of 256 bytes of a scale tile, as tensor maps see it
 
-// Scale tiles of the a of a block and of the whole b of a tile of `columns`.
+// Scale tiles of the a of a CTA and of the whole b of a tile of `columns`.
 constexpr int scale_tiles(int columns) {
     return 1 + columns / kScaleTileRows;
 }
 
-template <int kBlocks, int kTileN, int kDown = 1, int kAcross = 1>
-struct Shape : TileShape<kBlocks, kTileN, scale_tiles(kTileN) * kScaleTileBytes,
+template <int kCtas, int kTileN, int kDown = 1, int kAcross = 1>
+struct Shape : TileShape<kCtas, kTileN, scale_tiles(kTileN) * kScaleTileBytes,
                          scale_tiles(kTileN) * kScaleTileColumns, kDown, kAcross> {
     static constexpr int kScaleTiles = scale_tiles(kTileN);
     static_assert(kTileN % kScaleTileRows == 0, "whole scale tiles");
@@ -39,7 +39,7 @@ struct Operand {
     int32 rows;
 };
 
-// Of `kRows` rows of data from `row` on, and the K of a stage, what the calling block copies for
+// Of `kRows` rows of data from `row` on, and the K of a stage, what the calling CTA copies for
 // all that share them.
 template <typename S, int kRows, int kSharers>
 __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& data, uint32 row,
@@ -63,8 +63,8 @@ __device__ __forceinline__ void copy_scales(uint8* target, const TensorMap& scal
     }
 }
 
-// Data and scales of both operands, by one thread of each block. The scales of all of b are
-// needed by both blocks of a pair. Scales are not shared: they are a thirty-second of the data.
+// Data and scales of both operands, by one thread of each CTA. The scales of all of b are
+// needed by both CTAs of a pair. Scales are not shared: they are a thirty-second of the data.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void copy_quantized(const Shared<S>& shared, const Operand& a,
                                            const Operand& b, Tiles tiles, int32 k_blocks) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void copy_quantized(const Shared<S>& shared, const Op
                   });
 }
 
-// The MMAs, by one thread (of the first block of a pair). Scales come after the accumulators in
+// The MMAs, by one thread (of the first CTA of a pair). Scales come after the accumulators in
 // tensor memory.
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint32 tensor_base,
@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint
         for (int i = 0; i < S::kScaleTiles; ++i) {
             const uint32 source = scales + stage * S::kSideBytes + i * kScaleTileBytes;
             // redundant leading offset of tcgen05.cp: rows of 16 bytes have nothing beside them
-            tcgen05_copy_to_all_warps<S::kBlocks>(a_scales + i * kScaleTileColumns,
+            tcgen05_copy_to_all_warps<S::kCtas>(a_scales + i * kScaleTileColumns,
                                                   tcgen05_scale_tile(source));
         }
         const uint32 a_data = data + stage * S::kOperandBytes;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_quantized(const Shared<S>& shared, uint
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             // redundant leading offset of A, leading offset of B: none in rows that are swizzled
-            tcgen05_multiply_mxf8<S::kBlocks>(
+            tcgen05_multiply_mxf8<S::kCtas>(
                 target, tcgen05_swizzled_matrix(a_data + step * kStepBytes),
                 tcgen05_swizzled_matrix(b_data + step * kStepBytes),
                 tcgen05_mxf8_instruction(S::kTileM, S::kTileN, step), a_scales, b_scales,

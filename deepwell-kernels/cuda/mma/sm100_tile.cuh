@@ -1,17 +1,17 @@
 // What GEMMs on tcgen05 share, whatever their operands: the shape of a tile, how shared and tensor
 // memory are divided, the roles of warps, and the rings of barriers between them.
 //
-// One block computes 128 x kTileN, or a pair of blocks 256 x kTileN of which each holds 128 rows;
+// One CTA computes 128 x kTileN, or a CTA pair 256 x kTileN of which each holds 128 rows;
 // then each copies its rows of a and half of the rows of b, and the first multiplies for both.
 // Pairs may stand in clusters of kDown x kAcross tiles: those side by side read the same rows of a,
-// those one below the other the same rows of b, and each block copies a part of what it shares to
+// those one below the other the same rows of b, and each CTA copies a part of what it shares to
 // all that need it. A stage is then free when all tiles of the cluster have been multiplied by it.
 // Tiles beyond the result take part as others do, on zeros. K passes in K-blocks of 128 bytes
 // through a ring of stages, results through two accumulators in tensor memory, of which one is
 // written while the other is computed. Where there is no room for two, they share some columns in
 // the middle: the next tile waits until those are read, and they are read first.
-//   copy_operands  one thread of each block has boxes of operands copied, swizzled by 128 bytes;
-//   multiply       one thread (of the first block) multiplies;
+//   copy_operands  one thread of each CTA has boxes of operands copied, swizzled by 128 bytes;
+//   multiply       one thread (of the first CTA) multiplies;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
 // Each visits the same tiles in the same order: `tiles.next(place)` gives the first element of the
 // next one (scheduler/tile_scheduler.cuh).
@@ -45,19 +45,19 @@ constexpr int kThreads = 32 * (kFirstEpilogueWarp + kEpilogueWarps);
 constexpr int kStagedBytes = kEpilogueWarps * 32 * 128;  // results on their way out
 static_assert(kFirstEpilogueWarp % 4 == 0, "a warp reads the lanes of its number modulo four");
 
-// Beside operands, `kSideBytesOfStage` of a stage are copied by each block, and beside accumulators
+// Beside operands, `kSideBytesOfStage` of a stage are copied by each CTA, and beside accumulators
 // MMAs need `kSideColumnsOfAll` columns of tensor memory.
-template <int kBlocksOfPair, int kTileColumns, int kSideBytesOfStage = 0,
+template <int kCtasOfPair, int kTileColumns, int kSideBytesOfStage = 0,
           int kSideColumnsOfAll = 0, int kTilesDown = 1, int kTilesAcross = 1>
 struct TileShape {
-    static constexpr int kBlocks = kBlocksOfPair;  // that compute a tile together
+    static constexpr int kCtas = kCtasOfPair;  // that compute a tile together
     static constexpr int kDown = kTilesDown;       // tiles of a cluster, which share rows of b
     static constexpr int kAcross = kTilesAcross;   // and those that share rows of a
     static constexpr int kTiles = kDown * kAcross;
-    static constexpr int kClusterBlocks = kTiles * kBlocks;
-    static constexpr int kTileM = kBlocks * kBlockM;
+    static constexpr int kClusterCtas = kTiles * kCtas;
+    static constexpr int kTileM = kCtas * kBlockM;
     static constexpr int kTileN = kTileColumns;
-    static constexpr int kBlockN = kTileN / kBlocks;  // rows of b that a block holds
+    static constexpr int kBlockN = kTileN / kCtas;  // rows of b that a CTA holds
     static constexpr int kSideBytes = kSideBytesOfStage;
     static constexpr int kSideColumns = kSideColumnsOfAll;
     // Columns from one accumulator to the other, in sixteens where they share some.
@@ -73,9 +73,9 @@ struct TileShape {
     static constexpr int kSharedBytes =
         kAlignment + kStages * (kOperandBytes + kSideBytes) + kStagedBytes + kBarrierBytes;
 
-    static_assert(kBlocks == 1 || kBlocks == 2, "a block or a pair");
-    static_assert(kTiles == 1 || kBlocks == 2, "two blocks that share rows read what a pair does");
-    static_assert(kClusterBlocks <= 8, "what every device has room for");
+    static_assert(kCtas == 1 || kCtas == 2, "a CTA or a CTA pair");
+    static_assert(kTiles == 1 || kCtas == 2, "two CTAs that share rows read what a pair does");
+    static_assert(kClusterCtas <= 8, "what every device has room for");
     static_assert(kTileN % 64 == 0 && kTileN <= 256, "what tcgen05 takes, in whole boxes");
     static_assert(kFirstSideColumn + kSideColumns <= kTensorColumns,
                   "accumulators and what stands beside them fit tensor memory");
@@ -85,13 +85,13 @@ struct TileShape {
                   "barriers");
 };
 
-// Shared memory from a 1024-byte boundary on, in the same places in all blocks of a cluster.
+// Shared memory from a 1024-byte boundary on, in the same places in all CTAs of a cluster.
 template <typename S>
 struct Shared {
     uint8* operands;     // [kStages][kBlockM + kBlockN][128], swizzled
     uint8* side;         // [kStages][kSideBytes]
     uint8* staged;       // [kEpilogueWarps][32][128]
-    uint64* full;        // [kStages] operands and the rest are there; of the first block of a pair
+    uint64* full;        // [kStages] operands and the rest are there; of the first CTA of a pair
     uint64* empty;       // [kStages] the stage is read, by all tiles of the cluster
     uint64* accumulator_full;   // [kAccumulators] the sums of a tile are complete
     uint64* accumulator_empty;  // [kEmptyBarriers] they are read, or the columns that two share
@@ -109,7 +109,7 @@ struct Shared {
         tensor_base = reinterpret_cast<uint32*>(accumulator_empty + S::kEmptyBarriers);
     }
 
-    // By one thread of each block.
+    // By one thread of each CTA.
     __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(full + i);
@@ -119,7 +119,7 @@ struct Shared {
             mbarrier_set(accumulator_full + i);
         }
         for (int i = 0; i < S::kEmptyBarriers; ++i) {
-            mbarrier_set(accumulator_empty + i, kEpilogueWarps * S::kBlocks);
+            mbarrier_set(accumulator_empty + i, kEpilogueWarps * S::kCtas);
         }
         mbarrier_publish();
     }
@@ -141,69 +141,69 @@ struct Ring {
 
 template <typename S>
 __device__ __forceinline__ void wait(uint64* barrier, uint32 phase) {
-    if constexpr (S::kClusterBlocks == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         mbarrier_wait(barrier, phase);
     } else {
         mbarrier_wait_cluster(barrier, phase);
     }
 }
 
-// Of the block within its cluster. Pairs have neighboring ranks; tiles are counted down first.
+// Of the CTA within its cluster. Pairs have neighboring ranks; tiles are counted down first.
 template <typename S>
 __device__ __forceinline__ uint32 rank_in_cluster() {
-    if constexpr (S::kClusterBlocks == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         return 0;
     } else {
         return cluster_rank();
     }
 }
 
-// Of the block within its pair.
+// Of the CTA within its pair.
 template <typename S>
 __device__ __forceinline__ uint32 rank_in_pair() {
     if constexpr (S::kTiles == 1) {
         return rank_in_cluster<S>();
     } else {
-        return rank_in_cluster<S>() % S::kBlocks;
+        return rank_in_cluster<S>() % S::kCtas;
     }
 }
 
-// Of the block's tile within its cluster.
+// Of the CTA's tile within its cluster.
 template <typename S>
 __device__ __forceinline__ uint32 tile_in_cluster() {
     if constexpr (S::kTiles == 1) {
         return 0;
     } else {
-        return rank_in_cluster<S>() / S::kBlocks;
+        return rank_in_cluster<S>() / S::kCtas;
     }
 }
 
-// The rank in the cluster of the first block of the pair.
+// The rank in the cluster of the first CTA of the pair.
 template <typename S>
 __device__ __forceinline__ uint32 first_of_pair() {
-    return tile_in_cluster<S>() * S::kBlocks;
+    return tile_in_cluster<S>() * S::kCtas;
 }
 
-// Arrives at a barrier of block `rank` of the cluster.
+// Arrives at a barrier of CTA `rank` of the cluster.
 template <typename S>
 __device__ __forceinline__ void arrive_at(uint64* barrier, uint32 rank) {
-    if constexpr (S::kClusterBlocks == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         mbarrier_arrive(barrier);
     } else {
         mbarrier_arrive_cluster(cluster_address(mbarrier_address(barrier), rank));
     }
 }
 
-// At one of the first block of the pair.
+// At one of the first CTA of the pair.
 template <typename S>
 __device__ __forceinline__ void arrive_at_first(uint64* barrier) {
     arrive_at<S>(barrier, first_of_pair<S>());
 }
 
-// Blocks of a cluster, a bit for each rank, that need the same rows of an operand, and which of
+// CTAs of a cluster, a bit for each rank, that need the same rows of an operand, and which of
 // them the calling one is. Each copies as many of the rows, in this order.
 struct Sharers {
-    uint16 blocks;
+    uint16 ctas;
     uint32 index;
 };
 
@@ -213,26 +213,26 @@ constexpr uint32 kRanks = kRanks<kCount - 1, kApart> << kApart | 1;
 template <int kApart>
 constexpr uint32 kRanks<0, kApart> = 0;
 
-// Of rows of a: the same block of all tiles side by side.
+// Of rows of a: the same CTA of all tiles side by side.
 template <typename S>
 __device__ __forceinline__ Sharers sharers_of_a() {
-    constexpr int kApart = S::kDown * S::kBlocks;
+    constexpr int kApart = S::kDown * S::kCtas;
     const uint32 first = rank_in_cluster<S>() % kApart;
     return Sharers{static_cast<uint16>(kRanks<S::kAcross, kApart> << first),
                    tile_in_cluster<S>() / S::kDown % S::kAcross};
 }
 
-// Of rows of b: the same block of all tiles one below the other.
+// Of rows of b: the same CTA of all tiles one below the other.
 template <typename S>
 __device__ __forceinline__ Sharers sharers_of_b() {
     const uint32 index = tile_in_cluster<S>() % S::kDown;
-    const uint32 first = rank_in_cluster<S>() - index * S::kBlocks;
-    return Sharers{static_cast<uint16>(kRanks<S::kDown, S::kBlocks> << first), index};
+    const uint32 first = rank_in_cluster<S>() - index * S::kCtas;
+    return Sharers{static_cast<uint16>(kRanks<S::kDown, S::kCtas> << first), index};
 }
 
 template <typename S>
 __device__ __forceinline__ void synchronize_all() {
-    if constexpr (S::kClusterBlocks == 1) {
+    if constexpr (S::kClusterCtas == 1) {
         __syncthreads();
     } else {
         cluster_arrive();
@@ -249,7 +249,7 @@ __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
         shared.init_barriers();
     }
     if (warp == kMultiplyWarp) {
-        tcgen05_allocate_all<S::kBlocks>(shared.tensor_base);
+        tcgen05_allocate_all<S::kCtas>(shared.tensor_base);
     }
     synchronize_all<S>();
     return *shared.tensor_base;
@@ -263,52 +263,52 @@ __device__ __forceinline__ void end(uint32 tensor_base) {
     __syncwarp();
     synchronize_all<S>();
     if (threadIdx.x / 32 == kMultiplyWarp) {
-        tcgen05_free_all<S::kBlocks>(tensor_base);
+        tcgen05_free_all<S::kCtas>(tensor_base);
     }
 }
 
-// A box of a matrix to `target` in each of the `kSharers` blocks that share it; `barrier`, of the
-// first block of each one's pair, counts its bytes.
+// A box of a matrix to `target` in each of the `kSharers` CTAs that share it; `barrier`, of the
+// first CTA of each one's pair, counts its bytes.
 template <typename S, int kSharers>
 __device__ __forceinline__ void copy_box(uint8* target, const TensorMap& map, uint32 column,
                                          uint32 row, uint32 barrier, const Sharers& sharers) {
-    if constexpr (S::kBlocks == 1) {
+    if constexpr (S::kCtas == 1) {
         tensor_copy_2d(target, map, column, row, barrier);
     } else if constexpr (kSharers == 1) {
         tensor_copy_2d_pair(target, map, column, row, barrier);
     } else {
-        tensor_copy_2d_pairs(target, map, column, row, barrier, sharers.blocks);
+        tensor_copy_2d_pairs(target, map, column, row, barrier, sharers.ctas);
     }
 }
 
-// One thread of each block: `copy(place, k_block, stage, barrier)` starts the copies of a K-block
+// One thread of each CTA: `copy(place, k_block, stage, barrier)` starts the copies of a K-block
 // to a stage.
 template <typename S, typename Tiles, typename Copy>
 __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 k_blocks,
                                               Copy copy) {
     const uint32 rank = rank_in_pair<S>();
     Ring<S::kStages> ring;
-    // redundant release of mbarrier.arrive: in the first block it is the one that waits for it
+    // redundant release of mbarrier.arrive: in the first CTA it is the one that waits for it
     for (TilePlace place; tiles.next(place);) {
         for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
             wait<S>(shared.empty + ring.index, ring.phase ^ 1);
             uint64* full = shared.full + ring.index;
             uint32 barrier = mbarrier_address(full);
-            if constexpr (S::kBlocks > 1) {
+            if constexpr (S::kCtas > 1) {
                 barrier = cluster_address(barrier, first_of_pair<S>());
             }
-            // The first block announces what both get.
+            // The first CTA announces what both get.
             if (rank == 0) {
                 // redundant release of mbarrier.arrive: it hands on nothing of this thread
-                mbarrier_expect(full, S::kBlocks * (S::kOperandBytes + S::kSideBytes));
+                mbarrier_expect(full, S::kCtas * (S::kOperandBytes + S::kSideBytes));
             }
             copy(place, k_block, ring.index, barrier);
             ring.advance();
         }
     }
-    // No block ends while arrivals of others are on their way. A block alone waits for its last
+    // No CTA ends while arrivals of others are on their way. A CTA alone waits for its last
     // MMA, after which it commits nothing.
-    if constexpr (S::kClusterBlocks > 1) {
+    if constexpr (S::kClusterCtas > 1) {
         for (int i = 0; i < S::kStages; ++i) {
             // redundant acquire of mbarrier.wait, scope of mbarrier.wait: nothing is read after it
             wait<S>(shared.empty + ring.index, ring.phase ^ 1);
@@ -317,30 +317,30 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
     }
 }
 
-// `barrier` of the calling block, or of each of `blocks` of the cluster, gets an arrival when the
+// `barrier` of the calling CTA, or of each of `ctas` of the cluster, gets an arrival when the
 // MMAs that this thread issued are there.
 template <typename S>
-__device__ __forceinline__ void commit(uint64* barrier, uint32 blocks) {
-    if constexpr (S::kBlocks == 1) {
+__device__ __forceinline__ void commit(uint64* barrier, uint32 ctas) {
+    if constexpr (S::kCtas == 1) {
         tcgen05_commit(barrier);
     } else {
-        tcgen05_commit_pair(barrier, static_cast<uint16>(blocks));
+        tcgen05_commit_pair(barrier, static_cast<uint16>(ctas));
     }
 }
 
-// One thread (of the first block of a pair): `mma(target, k_block, stage)` issues the MMAs of a
+// One thread (of the first CTA of a pair): `mma(target, k_block, stage)` issues the MMAs of a
 // K-block, onto the accumulator at `target`. Accumulator i begins at column i * kAccumulatorStride
 // of tensor memory. A tile waits until the one before the last is read or, where accumulators share
 // columns, until those of the last one are.
 template <typename S, typename Tiles, typename Mma>
 __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_base, Tiles tiles,
                                          int32 k_blocks, Mma mma) {
-    constexpr uint32 kPair = kRanks<S::kBlocks, 1>;
-    constexpr uint32 kAll = kRanks<S::kClusterBlocks, 1>;
+    constexpr uint32 kPair = kRanks<S::kCtas, 1>;
+    constexpr uint32 kAll = kRanks<S::kClusterCtas, 1>;
     Ring<S::kStages> ring;
     Ring<kAccumulators> accumulators;
     Ring<S::kEmptyBarriers> empties;
-    // redundant scope of mbarrier.wait, scope of mbarrier.arrive: of one pair the first block asks
+    // redundant scope of mbarrier.wait, scope of mbarrier.arrive: of one pair the first CTA asks
     for (TilePlace place; tiles.next(place);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         wait<S>(shared.accumulator_empty + empties.index, empties.phase ^ 1);

@@ -1,4 +1,4 @@
-// Barriers of a part of a block.
+// Barriers of a part of a CTA.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,5 +1,5 @@
 // Loads and stores that tell the L2 cache what becomes of them. They are ordinary ones otherwise:
-// memory that other blocks have written may be read by them.
+// memory that other CTAs have written may be read by them.
 #pragma once
 
 #include "common/types.cuh"
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint64 policy_to_keep() {
     return policy;
 }
 
-// What another block reads again soon.
+// What another CTA reads again soon.
 __device__ __forceinline__ uint4 load_to_keep(const void* from) {
     return load_by_policy(from, policy_to_keep());
 }

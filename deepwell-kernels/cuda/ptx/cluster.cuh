@@ -1,4 +1,4 @@
-// Blocks of a cluster.
+// CTAs of a cluster.
 #pragma once
 
 #include "common/types.cuh"
@@ -9,7 +9,7 @@ __device__ __forceinline__ uint32 cluster_rank() {
     return rank;
 }
 
-// Where block `rank` of the cluster has what lies at `address` of shared memory here.
+// Where CTA `rank` of the cluster has what lies at `address` of shared memory here.
 __device__ __forceinline__ uint32 cluster_address(uint32 address, uint32 rank) {
     uint32 there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));

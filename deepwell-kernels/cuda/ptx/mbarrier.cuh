@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64* barrier) {
                  : "memory");
 }
 
-// The same at a barrier of any block of the cluster, by its address there (`cluster_address`).
+// The same at a barrier of any CTA of the cluster, by its address there (`cluster_address`).
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
                  :
@@ -69,7 +69,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 phase) {
     }
 }
 
-// The same, where other blocks of the cluster arrive.
+// The same, where other CTAs of the cluster arrive.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64* barrier, uint32 phase) {
     uint32 done = 0;
     while (done == 0) {

@@ -1,4 +1,4 @@
-// Telling other blocks, through global memory, that something was written.
+// Telling other CTAs, through global memory, that something was written.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,50 +1,50 @@
 // tcgen05: the tensor cores of sm_100 and sm_103, and their memory of 128 lanes and 512 columns of
-// 32 bits. An address there has the lane in its upper half and the column in its lower. `kBlocks`
-// is 1, or 2 where a pair of blocks computes one MMA together.
+// 32 bits. An address there has the lane in its upper half and the column in its lower. `kCtas`
+// is 1, or 2 where a CTA pair computes one MMA together.
 #pragma once
 
 #include "common/types.cuh"
 #include "ptx/mbarrier.cuh"
 
-// Picks the form of an instruction for one block or for a pair.
-#define TCGEN05_BY_BLOCKS(before, after, ...)                                                    \
-    if constexpr (kBlocks == 1) {                                                                \
+// Picks the form of an instruction for one CTA or for a pair.
+#define TCGEN05_BY_CTAS(before, after, ...)                                                      \
+    if constexpr (kCtas == 1) {                                                                  \
         asm volatile(before ".cta_group::1" after __VA_ARGS__);                                  \
     } else {                                                                                     \
         asm volatile(before ".cta_group::2" after __VA_ARGS__);                                  \
     }
 
-// By one warp (of each block of a pair): allocates all columns and writes their address to `target`
+// By one warp (of each CTA of a pair): allocates all columns and writes their address to `target`
 // in shared memory.
-template <int kBlocks>
+template <int kCtas>
 __device__ __forceinline__ void tcgen05_allocate_all(uint32* target) {
     const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(target));
-    TCGEN05_BY_BLOCKS("tcgen05.alloc", ".sync.aligned.shared::cta.b32 [%0], 512;",
+    TCGEN05_BY_CTAS("tcgen05.alloc", ".sync.aligned.shared::cta.b32 [%0], 512;",
                       : : "r"(address) : "memory")
-    TCGEN05_BY_BLOCKS("tcgen05.relinquish_alloc_permit", ".sync.aligned;", ::: "memory")
+    TCGEN05_BY_CTAS("tcgen05.relinquish_alloc_permit", ".sync.aligned;", ::: "memory")
 }
 
 // By the warp that allocated.
-template <int kBlocks>
+template <int kCtas>
 __device__ __forceinline__ void tcgen05_free_all(uint32 address) {
-    TCGEN05_BY_BLOCKS("tcgen05.dealloc", ".sync.aligned.b32 %0, 512;", : : "r"(address) : "memory")
+    TCGEN05_BY_CTAS("tcgen05.dealloc", ".sync.aligned.b32 %0, 512;", : : "r"(address) : "memory")
 }
 
 // Copies 32 rows of 16 bytes to four columns of each of the four groups of 32 lanes; of a pair, in
-// each block.
-template <int kBlocks>
+// each CTA.
+template <int kCtas>
 __device__ __forceinline__ void tcgen05_copy_to_all_warps(uint32 target, uint64 source) {
-    TCGEN05_BY_BLOCKS("tcgen05.cp", ".32x128b.warpx4 [%0], %1;",
+    TCGEN05_BY_CTAS("tcgen05.cp", ".32x128b.warpx4 [%0], %1;",
                       : : "r"(target), "l"(source) : "memory")
 }
 
 // target (+)= a b^T of 32 elements of 8 bits along K, with one scale for all 32.
-template <int kBlocks>
+template <int kCtas>
 __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, uint64 b,
                                                       uint32 instruction, uint32 a_scales,
                                                       uint32 b_scales, bool accumulate) {
     const uint32 add = accumulate;
-    TCGEN05_BY_BLOCKS(
+    TCGEN05_BY_CTAS(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %6, 0;\n"
@@ -57,11 +57,11 @@ __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, u
 }
 
 // target (+)= a b^T of 16 elements of 16 bits along K.
-template <int kBlocks>
+template <int kCtas>
 __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, uint64 b,
                                                      uint32 instruction, bool accumulate) {
     const uint32 add = accumulate;
-    TCGEN05_BY_BLOCKS(
+    TCGEN05_BY_CTAS(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %4, 0;\n"
@@ -81,14 +81,14 @@ __device__ __forceinline__ void tcgen05_commit(uint64* barrier) {
                  : "memory");
 }
 
-// The same for what a pair computes, and for the barriers that lie there in all `blocks` of the
+// The same for what a pair computes, and for the barriers that lie there in all `ctas` of the
 // cluster, a bit for each rank.
-__device__ __forceinline__ void tcgen05_commit_pair(uint64* barrier, uint16 blocks) {
+__device__ __forceinline__ void tcgen05_commit_pair(uint64* barrier, uint16 ctas) {
     asm volatile(
         "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
         ".multicast::cluster.b64 [%0], %1;"
         :
-        : "r"(mbarrier_address(barrier)), "h"(blocks)
+        : "r"(mbarrier_address(barrier)), "h"(ctas)
         : "memory");
 }
 
@@ -123,4 +123,4 @@ __device__ __forceinline__ void tcgen05_fence_after_barrier() {
     asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
 
-#undef TCGEN05_BY_BLOCKS
+#undef TCGEN05_BY_CTAS

@@ -42,7 +42,7 @@ __device__ __forceinline__ void tensor_copy_2d_multicast(void* target, const Ten
         : "memory");
 }
 
-// The same for a block of a pair: `barrier` is an address in the cluster and may be the peer's.
+// The same for a CTA of a pair: `barrier` is an address in the cluster and may be the peer's.
 __device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMap& map,
                                                     uint32 column, uint32 row, uint32 barrier) {
     asm volatile(
@@ -54,18 +54,18 @@ __device__ __forceinline__ void tensor_copy_2d_pair(void* target, const TensorMa
         : "memory");
 }
 
-// The same to the same place in all `blocks` of the cluster, a bit for each rank; the bytes are
-// counted by the barrier that lies as `barrier` does, in the first or second block of each one's
+// The same to the same place in all `ctas` of the cluster, a bit for each rank; the bytes are
+// counted by the barrier that lies as `barrier` does, in the first or second CTA of each one's
 // pair as it.
 __device__ __forceinline__ void tensor_copy_2d_pairs(void* target, const TensorMap& map,
                                                      uint32 column, uint32 row, uint32 barrier,
-                                                     uint16 blocks) {
+                                                     uint16 ctas) {
     asm volatile(
         "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile"
         ".mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
         :
         : "r"(static_cast<uint32>(__cvta_generic_to_shared(target))), "l"(&map), "r"(column),
-          "r"(row), "r"(barrier), "h"(blocks)
+          "r"(row), "r"(barrier), "h"(ctas)
         : "memory");
 }
 

@@ -1,11 +1,11 @@
-// Which tile of a result a block computes.
+// Which tile of a result a CTA computes.
 #pragma once
 
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 
 // Tile number `index` in an order that goes down `kGroup` rows of tiles before it goes on to the
-// next column: the blocks that run together then read few different rows and columns of the
+// next column: the CTAs that run together then read few different rows and columns of the
 // operands, which stay in the L2 cache. The place is in tiles.
 template <uint32 kGroup = 8>
 __device__ __forceinline__ TilePlace grouped_tile(uint32 index, uint32 rows, uint32 columns) {

@@ -19,7 +19,7 @@ struct TileGrid {
         : rows((result_rows + kRows - 1) / kRows),
           columns((result_columns + kColumns - 1) / kColumns) {}
 
-    // The first element of the calling block's tile, which may lie beyond the result if those of
+    // The first element of the calling CTA's tile, which may lie beyond the result if those of
     // others of the cluster do not. Clusters go down groups of 2048 rows.
     __device__ __forceinline__ TilePlace place(uint32 cluster) const {
         const TilePlace at = grouped_tile<2048 / kRows>(cluster, rows, columns);
@@ -33,7 +33,7 @@ struct TileGrid {
 template <typename S>
 struct TileScheduler {
     TileGrid<S> grid;
-    uint32 cluster = blockIdx.x / S::kClusterBlocks;
+    uint32 cluster = blockIdx.x / S::kClusterCtas;
 
     __device__ __forceinline__ TileScheduler(uint32 rows, uint32 columns)
         : grid(rows, columns) {}
@@ -44,7 +44,7 @@ struct TileScheduler {
             return false;
         }
         place = grid.place(cluster);
-        cluster += gridDim.x / S::kClusterBlocks;
+        cluster += gridDim.x / S::kClusterCtas;
         return true;
     }
 };

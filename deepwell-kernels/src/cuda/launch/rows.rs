@@ -1,5 +1,5 @@
 //! What the kernels that work on whole rows share on the host: `layout/row_group.cuh` and
-//! `common/block_columns.cuh`.
+//! `common/sum_over_ctas.cuh`.
 
 use deepwell_ir::KernelRequest;
 

@@ -9,9 +9,9 @@
 //
 // Every operation is rounded by itself, as on the CPU, so that both give the same bits (the
 // coefficients, made in FP64, may differ by their last one). 28 bytes move per parameter: four are
-// read, three written. The parameters are one list of chunks of 1024 elements, each with a block of
-// its own, four elements a thread: blocks that begin as others end keep the memory busier than
-// blocks that go from chunk to chunk (99 % of a copy on an H200 in place of 88 %). What all need is
+// read, three written. The parameters are one list of chunks of 1024 elements, each with a CTA of
+// its own, four elements a thread: CTAs that begin as others end keep the memory busier than
+// CTAs that go from chunk to chunk (99 % of a copy on an H200 in place of 88 %). What all need is
 // made by a kernel before.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
@@ -103,7 +103,7 @@ __device__ __forceinline__ uint32 parameter_of(const Parameter* __restrict__ tab
     return begin;
 }
 
-// table [parameters], a block for each of their chunks; coefficients [1].
+// table [parameters], a CTA for each of their chunks; coefficients [1].
 extern "C" __global__ void __launch_bounds__(kThreads)
     adamw(const Parameter* __restrict__ table, uint32 parameters,
           const Coefficients* __restrict__ coefficients) {

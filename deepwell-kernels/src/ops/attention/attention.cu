@@ -8,7 +8,7 @@
 // compiled for; heads of fewer elements, whole units of 16 bytes, go through a kernel of the next
 // width, whose tiles end in zeros.
 //
-// A block of four warps takes 128 queries of one head, a warp 32 of them, so that every operand
+// A CTA of four warps takes 128 queries of one head, a warp 32 of them, so that every operand
 // that a warp reads of keys and values serves two GEMMs: with 16 rows a warp, reading shared memory
 // would take longer than multiplying. Keys and values come by 64 in two buffers, the next ones
 // copied while these are used, with one barrier each. Scores and weights never leave registers.
@@ -56,7 +56,7 @@ struct Tiling {
     static constexpr int kKeyBytes = kStageKeys * HeadTile<kHeadDim>::kRowBytes;
     static constexpr int kKeptAt = kQueryBytes + 4 * kKeyBytes;
     static constexpr int kSharedBytes = kKeptAt + 16;
-    static_assert(kSharedBytes <= 99 * 1024, "what a block of sm_120 may have");
+    static_assert(kSharedBytes <= 99 * 1024, "what a CTA of sm_120 may have");
 };
 
 struct Arguments {
@@ -109,7 +109,7 @@ __device__ __forceinline__ uint32 tiles_of(uint32 seq) {
     return (seq + kBlockM - 1) / kBlockM;
 }
 
-// Where a block works.
+// Where a CTA works.
 struct Place {
     int first_query;      // in its sequence
     uint32 batch_head;    // batch * heads + head
@@ -118,10 +118,10 @@ struct Place {
 };
 
 template <int kHeadDim, bool kPadded>
-__device__ __forceinline__ Place place_of(uint32 block, uint32 tiles, const Arguments& arguments) {
+__device__ __forceinline__ Place place_of(uint32 cta, uint32 tiles, const Arguments& arguments) {
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const HeadTileIndex index =
-        head_tile_at(block, tiles, arguments.batch_heads, arguments.section_heads);
+        head_tile_at(cta, tiles, arguments.batch_heads, arguments.section_heads);
     const uint32 batch = index.head / arguments.heads;
     const uint32 head = index.head - batch * arguments.heads;
     const uint32 kv_head = head / (arguments.heads / arguments.kv_heads);
@@ -335,7 +335,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments) {
                           uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch_heads,         \
                           uint32 section_heads, uint32 causal, float scale_log2,                 \
                           uint32 head_dim) {                                                     \
-        attend<kHeadDim, kPadded>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads, \
+        attend<kHeadDim, kPadded>(Arguments{q, k, v, out, lse, seq, heads, kv_heads, batch_heads,\
                                             section_heads, causal, scale_log2, head_dim});       \
     }
 

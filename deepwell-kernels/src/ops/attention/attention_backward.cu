@@ -7,16 +7,16 @@
 // delta = sum(dout * out) by row:
 //   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q.
 //
-// One launch, three kinds of work, in the order in which blocks take it from a counter:
+// One launch, three kinds of work, in the order in which CTAs take it from a counter:
 //   1. rows:    delta and lse in powers of two, for some rows, into the workspace;
 //   2. keys:    dk and dv of a tile of keys, over all queries of all heads that share them;
 //   3. queries: dq of a tile of queries, over all keys.
 // Kinds 2 and 3 each compute p anew: 7 GEMMs instead of 5, but no gradient is summed by more
-// than one block, in an order that is fixed, and none passes through memory in FP32. Both begin
-// when the rows are done. Whoever waits has taken its work after all rows were taken by blocks
-// that are running and wait for nothing, so the wait ends however few blocks run at a time.
+// than one CTA, in an order that is fixed, and none passes through memory in FP32. Both begin
+// when the rows are done. Whoever waits has taken its work after all rows were taken by CTAs
+// that are running and wait for nothing, so the wait ends however few CTAs run at a time.
 #include "common/bf16x8.cuh"
-#include "common/last_block.cuh"
+#include "common/last_cta.cuh"
 #include "common/types.cuh"
 #include "layout/attention_gradients.cuh"
 #include "layout/head_tile.cuh"
@@ -194,7 +194,7 @@ __device__ __forceinline__ void differentiate(const AttentionGradients& argument
             make_query_gradients<kHeadDim, kPadded>(arguments, work, shared_memory);
         }
     }
-    if (is_last_block(arguments.counters + 2, gridDim.x) && threadIdx.x == 0) {
+    if (is_last_cta(arguments.counters + 2, gridDim.x) && threadIdx.x == 0) {
         arguments.counters[0] = 0;
         arguments.counters[1] = 0;
     }

@@ -1,12 +1,12 @@
 // Gradient of a bias: db[n] (+)= sum over rows of dy[t, n].
 //
-// dy [rows, columns] BF16, db [columns] FP32. The rows are cut into `splits` runs; a block takes
+// dy [rows, columns] BF16, db [columns] FP32. The rows are cut into `splits` runs; a CTA takes
 // 256 columns of one run, a warp every eighth row of that, eight columns (16 bytes) a lane. The
-// last block of a column tile adds the runs' sums in a fixed order.
+// last CTA of a column tile adds the runs' sums in a fixed order.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
-#include "common/last_block.cuh"
+#include "common/last_cta.cuh"
 #include "common/types.cuh"
 
 constexpr int kThreads = 256;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void bias_grad(const bf16* __restrict__ dy, float* db
         // partials [splits, tiles * 256]
         const uint64 row_length = static_cast<uint64>(tiles) * kColumns;
         partials[split * row_length + column] = sum;
-        if (!is_last_block(arrivals + tile, splits)) {
+        if (!is_last_cta(arrivals + tile, splits)) {
             return;
         }
         float totals[kLaneColumns] = {};

@@ -1,6 +1,6 @@
 // F32 to BF16 (to nearest, ties to even) and back. A thread takes four groups of four elements of
-// a tile of 4096, a block's width apart, and reads them all before it writes: most tensors are a
-// tile a block, so that they cost one wait for memory.
+// a tile of 4096, a CTA's width apart, and reads them all before it writes: most tensors are a
+// tile a CTA, so that they cost one wait for memory.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"

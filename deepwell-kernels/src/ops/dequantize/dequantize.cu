@@ -35,8 +35,8 @@ __device__ __forceinline__ void store(float* place, float value) {
 }
 
 // Data of row `row` from `first` on, zeros where there are none.
-__device__ __forceinline__ void load_vector(const uint8* __restrict__ data, uint32 row, uint32 first,
-                                           uint32 k, uint32 (&words)[kVector / 4]) {
+__device__ __forceinline__ void load_vector(const uint8* __restrict__ data, uint32 row,
+                                            uint32 first, uint32 k, uint32 (&words)[kVector / 4]) {
     const uint8* const row_data = data + static_cast<uint64>(row) * k + first;
     if (k % kVector == 0) {
         const uint4 found = *reinterpret_cast<const uint4*>(row_data);

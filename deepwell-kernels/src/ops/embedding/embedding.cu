@@ -1,7 +1,7 @@
 // Token embedding: out[t, :] = table[tokens[t], :], a copy of rows.
 //
 // tokens [rows] i32, table [vocab, width], out [rows, width], where width counts units of 16
-// bytes, or of one BF16 where a row is no multiple of that. A block takes 1024 units of the
+// bytes, or of one BF16 where a row is no multiple of that. A CTA takes 1024 units of the
 // output at a time, in the order in which they lie, four a thread, so that narrow and wide rows
 // fill it alike. A token that is not in the table gives a row of NaN: no loss hides that.
 //

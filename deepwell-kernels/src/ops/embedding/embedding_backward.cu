@@ -5,11 +5,11 @@
 // Three kernels, one after the other, so that neither a frequent token nor a large table makes
 // work that few threads do:
 //
-//   sort  The positions by token, equal tokens in their order. A block owns a run of rows of the
+//   sort  The positions by token, equal tokens in their order. A CTA owns a run of rows of the
 //         table; it looks at all tokens twice, to count and to place.
 //   sum   The sorted positions in chunks of 64. A warp adds a chunk's 128 columns, position by
 //         position, and writes a row where it ends. A row that goes on in other chunks is a
-//         partial sum in scratch. Other blocks fill the rows without tokens with zeros.
+//         partial sum in scratch. Other CTAs fill the rows without tokens with zeros.
 //   join  The partial sums of each row that lies in several chunks, in an order that depends on
 //         their number only.
 //
@@ -24,7 +24,7 @@ constexpr uint32 kNone = 0xffffffffu;
 
 constexpr int kSortThreads = 1024;
 constexpr int kSortWarps = kSortThreads / 32;
-// Rows that a block owns at most.
+// Rows that a CTA owns at most.
 constexpr int kRowsMax = 256;
 constexpr int kSortInFlight = 8;
 
@@ -360,7 +360,7 @@ __device__ __forceinline__ void fill_rows(const Sums& to, uint64 first_row) {
     }
 }
 
-// The first blocks have a chunk and slice for each warp, slices of a chunk side by side; the
+// The first CTAs have a chunk and slice for each warp, slices of a chunk side by side; the
 // others have rows to fill, where sums are not added to what is there.
 template <bool kVector>
 __device__ __forceinline__ void sum_or_fill(const Sums& to, const int32* __restrict__ tokens,
@@ -380,7 +380,7 @@ __device__ __forceinline__ void sum_or_fill(const Sums& to, const int32* __restr
     }
 }
 
-// A block for each chunk and slice.
+// A CTA for each chunk and slice.
 template <bool kVector>
 __device__ __forceinline__ void join(const Sums& to, uint32 slices) {
     __shared__ float4 of_warps[kJoinWarps][32];

@@ -9,7 +9,7 @@
 #include "layout/elementwise_quantize.cuh"
 
 // x, y [rows, columns], 16-byte aligned, columns a multiple of 8; y may be null. Outputs as in
-// `MxTarget`; statistics [6]. A block for each tile, one at least.
+// `MxTarget`; statistics [6]. A CTA for each tile, one at least.
 #define FORWARD_KERNEL(name, gelu, row, column)                                                  \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ x, bf16* __restrict__ y, uint8* __restrict__ data,         \

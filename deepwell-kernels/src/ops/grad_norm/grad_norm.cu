@@ -1,12 +1,12 @@
 // Global L2 norm of all gradients: norm = sqrt(sum over tensors and elements of g^2).
 //
-// The tensors are one list of chunks of 8192 elements; block b takes the chunks b, b + grid, ...,
+// The tensors are one list of chunks of 8192 elements; CTA b takes the chunks b, b + grid, ...,
 // each thread the same elements of each. Squares are exact in FP64 and cannot overflow there, so
 // the norm is finite exactly when every gradient is (and it fits FP32). An SM of an H200 widens 16
-// numbers a cycle, and memory brings it four or five. The last block joins the blocks' sums.
+// numbers a cycle, and memory brings it four or five. The last CTA joins the CTAs' sums.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
-#include "common/last_block.cuh"
+#include "common/last_cta.cuh"
 #include "common/sum_f64.cuh"
 #include "common/types.cuh"
 
@@ -79,18 +79,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
             add_last_chunk(sums, gradient.values + first, static_cast<uint32>(left));
         }
     }
-    const double sum = sum_over_block<kWarps>((sums.x + sums.y) + (sums.z + sums.w));
+    const double sum = sum_over_cta<kWarps>((sums.x + sums.y) + (sums.z + sums.w));
     if (threadIdx.x == 0) {
         partials[blockIdx.x] = sum;
     }
-    if (!is_last_block(arrivals, gridDim.x)) {
+    if (!is_last_cta(arrivals, gridDim.x)) {
         return;
     }
     double joined = 0.0;
-    for (uint32 block = threadIdx.x; block < gridDim.x; block += kThreads) {
-        joined += __ldcg(partials + block);
+    for (uint32 cta = threadIdx.x; cta < gridDim.x; cta += kThreads) {
+        joined += __ldcg(partials + cta);
     }
-    const double total = sum_over_block<kWarps>(joined);
+    const double total = sum_over_cta<kWarps>(joined);
     if (threadIdx.x == 0) {
         *norm = static_cast<float>(sqrt(total));
     }

@@ -12,7 +12,7 @@
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
-#include "common/block_columns.cuh"
+#include "common/sum_over_ctas.cuh"
 #include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "layout/head_group.cuh"
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
         partials[static_cast<uint64>(blockIdx.x) * head_dim + threadIdx.x] = total;
     }
-    sum_over_blocks(partials, head_dim, members, arrivals, [&](uint32 element, float total) {
+    sum_over_ctas(partials, head_dim, members, arrivals, [&](uint32 element, float total) {
         dweight[element] = accumulate != 0 ? dweight[element] + total : total;
     });
 }

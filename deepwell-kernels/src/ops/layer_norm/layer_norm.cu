@@ -94,7 +94,7 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
 }
 
 // x, delta, sum, y [rows, columns]; weight, bias [columns]; mean, rstd [rows]. Columns a multiple
-// of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides the block.
+// of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides the CTA.
 extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
     layer_norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ weight,
                     const bf16* __restrict__ bias, bf16* __restrict__ y,
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
                     eps);
 }
 
-// One block a row, any number of columns. Without delta, `sum` is not looked at.
+// One CTA a row, any number of columns. Without delta, `sum` is not looked at.
 template <bool kAdd>
 __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delta,
                                                  const bf16* weight, const bf16* bias, bf16* sum,
@@ -136,7 +136,7 @@ __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delt
         distances += value - origin;
     }
     const float center =
-        mean_from(origin, sum_of_block<kScalarThreads>(distances), columns);
+        mean_from(origin, sum_of_cta<kScalarThreads>(distances), columns);
     // Each thread reads the elements that it wrote.
     const bf16* const source = kAdd ? sum : x;
     float squares = 0.0f;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delt
         const float distance = to_f32(source[first + i]) - center;
         squares += distance * distance;
     }
-    const float scale = rms_rstd(sum_of_block<kScalarThreads>(squares), columns, eps);
+    const float scale = rms_rstd(sum_of_cta<kScalarThreads>(squares), columns, eps);
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
         const float normalized = (to_f32(source[first + i]) - center) * scale;
         y[first + i] = to_bf16(normalized * to_f32(weight[i]) + to_f32(bias[i]));

@@ -8,7 +8,7 @@
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
-#include "common/block_columns.cuh"
+#include "common/sum_over_ctas.cuh"
 #include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "layout/row_group.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ void add_eight(float4* place, const float (&values)[8
 
 // dy, x, dresidual (or null), dx [rows, columns]; weight, dweight, dbias [columns]; mean, rstd
 // [rows]; partials [gridDim.x + teams, 2 * columns], arrivals [1 + teams], teams of `members`
-// blocks. Columns a multiple of 8, at most 16 * threads_per_row; threads_per_row a multiple of 32
+// CTAs. Columns a multiple of 8, at most 16 * threads_per_row; threads_per_row a multiple of 32
 // that divides kThreads. Dynamic shared memory: two FP32 for each column.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     layer_norm_backward_rows(const bf16* __restrict__ dy, const bf16* __restrict__ x,
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
 
-    // The groups of the block, one after the other.
+    // The groups of the CTA, one after the other.
     for (uint32 turn = 0; turn < groups; ++turn) {
         if (group.index == turn) {
 #pragma unroll
@@ -153,12 +153,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (uint32 i = threadIdx.x; i < width / 4; i += kThreads) {
         partial[i] = dynamic[i];
     }
-    sum_over_blocks(partials, width, members, arrivals, [&](uint32 column, float total) {
+    sum_over_ctas(partials, width, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, dbias, columns, column, total, accumulate);
     });
 }
 
-// The same for any number of columns; a block takes rows in turn, and its part of dweight and
+// The same for any number of columns; a CTA takes rows in turn, and its part of dweight and
 // dbias lies in scratch from the start.
 extern "C" __global__ void __launch_bounds__(kScalarThreads)
     layer_norm_backward_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
@@ -181,8 +181,8 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             of_g += g;
             of_gn += g * ((to_f32(x[first + i]) - center) * scale);
         }
-        const float mean_g = sum_of_block<kScalarThreads>(of_g) / columns;
-        const float mean_gn = sum_of_block<kScalarThreads>(of_gn) / columns;
+        const float mean_g = sum_of_cta<kScalarThreads>(of_g) / columns;
+        const float mean_gn = sum_of_cta<kScalarThreads>(of_gn) / columns;
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
             const float g = to_f32(dy[first + i]);
             const float n = (to_f32(x[first + i]) - center) * scale;
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             partial[columns + i] += g;
         }
     }
-    sum_over_blocks(partials, width, members, arrivals, [&](uint32 column, float total) {
+    sum_over_ctas(partials, width, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, dbias, columns, column, total, accumulate);
     });
 }

@@ -8,7 +8,7 @@
 
 // x, delta, sum, y [rows, columns], 16-byte aligned, columns a multiple of 8; delta and sum are
 // looked at by the kernels that add; y may be null. Outputs as in `MxTarget`; statistics [6];
-// blocks, lead and counters as in `layout/norm_quantize.cuh`.
+// CTAs, lookahead and counters as in `layout/norm_quantize.cuh`.
 #define NORM_KERNEL(name, add, row, column)                                                      \
     extern "C" __global__ void __launch_bounds__(kMxPlainThreads, add ? 3 : 4)                   \
         name(const bf16* x, const bf16* delta, const bf16* weight, const bf16* bias, bf16* sum,  \

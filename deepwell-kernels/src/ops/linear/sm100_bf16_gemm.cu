@@ -30,17 +30,17 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 }
 
 // a [m, k] and b [n, k] in boxes of 64 elements of what is stored along, swizzled by 128 bytes:
-// K-major with as many rows as a block has of a tile (128 of a, tile_n / blocks of b), MN-major
+// K-major with as many rows as a CTA has of a tile (128 of a, tile_n / ctas of b), MN-major
 // with 64 along K. Of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster share,
 // K-major boxes have that part. bias [n] or null, out [m, n]; `accumulate` adds to what is in an
 // FP32 result. A pair is a cluster of two, if no tiles share.
-#define BF16_GEMM(name, blocks, tile_n, down, across, a_k_major, b_k_major, Element)             \
-    extern "C" __global__ void __cluster_dims__((blocks) * (down) * (across), 1, 1)              \
+#define BF16_GEMM(name, ctas, tile_n, down, across, a_k_major, b_k_major, Element)               \
+    extern "C" __global__ void __cluster_dims__((ctas) * (down) * (across), 1, 1)                \
         __launch_bounds__(kThreads, 1)                                                           \
             name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,       \
                  const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,  \
                  int32 k, uint32 accumulate) {                                                   \
-        gemm<Shape<blocks, tile_n, down, across, a_k_major, b_k_major>>(                         \
+        gemm<Shape<ctas, tile_n, down, across, a_k_major, b_k_major>>(                           \
             a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                     \
     }
 

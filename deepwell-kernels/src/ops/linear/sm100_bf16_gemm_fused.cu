@@ -12,11 +12,11 @@ using namespace sm100_bf16;
 extern __shared__ __align__(1024) uint8 memory[];
 
 // Operands as in sm100_bf16_gemm.cu.
-#define BF16_GEMM_FUSED(name, blocks, tile_n, b_k_major)                                         \
-    extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
+#define BF16_GEMM_FUSED(name, ctas, tile_n, b_k_major)                                           \
+    extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(kThreads, 1)       \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              FUSED_ARGUMENTS) {                                                                  \
-        using S = Shape<blocks, tile_n, 1, 1, true, b_k_major>;                                  \
+        using S = Shape<ctas, tile_n, 1, 1, true, b_k_major>;                                    \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
         bf16_gemm<S>(                                                                            \
@@ -27,9 +27,9 @@ extern __shared__ __align__(1024) uint8 memory[];
         write_fused_statistics(result, counters, totals, statistics);                            \
     }
 
-#define FUSED_GEMMS(tile, blocks, tile_n)                                                        \
-    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, blocks, tile_n, true)                   \
-    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, blocks, tile_n, false)
+#define FUSED_GEMMS(tile, ctas, tile_n)                                                        \
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, ctas, tile_n, true)                   \
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, ctas, tile_n, false)
 
 FUSED_GEMMS(128x128, 1, 128)
 FUSED_GEMMS(128x256, 1, 256)

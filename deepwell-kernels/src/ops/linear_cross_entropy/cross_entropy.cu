@@ -5,18 +5,18 @@
 // gradient, dlogits = loss_scale (softmax - one_hot) in BF16 over the first half of the row's
 // bytes, [rows, 2 leading]. A target that is not in the vocabulary gives NaN.
 //
-// A block takes a row, a thread eight neighbouring logits of each tile of 4096. The first pass
+// A CTA takes a row, a thread eight neighbouring logits of each tile of 4096. The first pass
 // keeps a running maximum and sum of exponentials a thread, which are then joined in a fixed
 // order; the second makes the gradient. Up to 24576 logits of the row stay in shared memory
 // between the passes, the rest is read again from the L2. The second pass writes behind what it
 // reads: tile k goes to the bytes of logits that lie in tiles up to k, and a barrier stands
 // between the reading of a tile from memory and its writing.
 //
-// The last block of the last launch sums the losses of all tokens in FP64.
+// The last CTA of the last launch sums the losses of all tokens in FP64.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
-#include "common/last_block.cuh"
+#include "common/last_cta.cuh"
 #include "common/sum_f64.cuh"
 #include "common/types.cuh"
 #include "ptx/exp2.cuh"
@@ -232,14 +232,14 @@ __device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
     if (blockIdx.x < a.rows) {
         row_loss<kGradient>(a);
     }
-    if (a.loss == nullptr || !is_last_block(a.arrivals, gridDim.x)) {
+    if (a.loss == nullptr || !is_last_cta(a.arrivals, gridDim.x)) {
         return;
     }
     double sum = 0.0;
     for (uint64 token = threadIdx.x; token < a.tokens; token += kThreads) {
         sum += __ldcg(a.all_losses + token);
     }
-    sum = sum_over_block<kWarps>(sum);
+    sum = sum_over_cta<kWarps>(sum);
     if (threadIdx.x == 0) {
         const double scaled = static_cast<double>(*a.loss_scale) * sum;
         const double before = a.accumulate ? static_cast<double>(*a.loss) : 0.0;
@@ -247,7 +247,7 @@ __device__ __forceinline__ void cross_entropy(const CrossEntropyArguments& a) {
     }
 }
 
-// Losses alone; the grid has a block for each row, one at least.
+// Losses alone; the grid has a CTA for each row, one at least.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cross_entropy_loss(float* logits, const int32* targets, const float* loss_scale, float* losses,
                        uint32 rows, uint32 vocab, uint64 leading, uint32 cached_tiles,

@@ -1,7 +1,7 @@
 // Block quantization of a matrix to MXFP8: data and scales along rows, down columns (stored
 // transposed), or both from one read of the source, and the counters of what happened.
 //
-// A block has a tile of 128 x 128 elements: 128 rows because a column group may be as tall, and
+// A CTA has a tile of 128 x 128 elements: 128 rows because a column group may be as tall, and
 // because the transposed operand is then written in lines of 128 bytes. What it does with the tile
 // is told in `layout/mx_tile.cuh`, and in `layout/mx_plain_tile.cuh` for BF16 matrices of whole
 // tiles.
@@ -118,7 +118,7 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const MxTarget
 }
 
 // x [rows, columns]; outputs as in `MxTarget`; flags of `layout/mx_scale.cuh`; statistics [6]. All
-// 16-byte aligned. A block for each tile, one at least.
+// 16-byte aligned. A CTA for each tile, one at least.
 #define QUANTIZE_KERNEL(name, E, row, column, blocks_per_sm)                                     \
     extern "C" __global__ void __launch_bounds__(MxTile<E>::kThreads, blocks_per_sm)             \
         name(const E* __restrict__ x, uint8* __restrict__ data, uint8* __restrict__ scales,      \

@@ -4,7 +4,7 @@
 //   rstd = 1 / sqrt(mean(sum^2) + eps);  y = sum * rstd * weight
 //
 // A row belongs to as many warps as it takes to hold it in registers, four vectors of 16 bytes a
-// thread, so it is read once; short rows share a block. The sum of squares is added in the order
+// thread, so it is read once; short rows share a CTA. The sum of squares is added in the order
 // of `common/row_sum.cuh`, which the kernel that quantizes its output follows too. Rows that do
 // not consist of whole vectors, or are too long, go element by element and are read twice.
 //
@@ -76,7 +76,7 @@ __device__ __forceinline__ void normalize(const bf16* __restrict__ x,
 }
 
 // x, delta, sum, y [rows, columns]; weight [columns]; rstd [rows]. Columns a multiple of 8, at
-// most 32 * threads_per_row; threads_per_row a multiple of 32 that divides the block.
+// most 32 * threads_per_row; threads_per_row a multiple of 32 that divides the CTA.
 extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
     rms_norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ weight,
                   bf16* __restrict__ y, float* __restrict__ rstd, uint32 rows, uint32 columns,
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreadsMax, 1)
     normalize<true>(x, delta, weight, sum, y, rstd, rows, columns, threads_per_row, eps);
 }
 
-// One block a row, any number of columns. Without delta, `sum` is not looked at.
+// One CTA a row, any number of columns. Without delta, `sum` is not looked at.
 template <bool kAdd>
 __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delta,
                                                  const bf16* weight, bf16* sum, bf16* y,
@@ -108,7 +108,7 @@ __device__ __forceinline__ void normalize_scalar(const bf16* x, const bf16* delt
         }
         squares += value * value;
     }
-    const float scale = rms_rstd(sum_of_block<kScalarThreads>(squares), columns, eps);
+    const float scale = rms_rstd(sum_of_cta<kScalarThreads>(squares), columns, eps);
     // Each thread reads the elements that it wrote.
     const bf16* const source = kAdd ? sum : x;
     for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {

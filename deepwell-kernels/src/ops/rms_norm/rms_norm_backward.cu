@@ -3,15 +3,15 @@
 //   dx = dresidual + rstd * (g - n * mean(g * n)), g = dy * weight
 //   dweight (+)= sum over rows of dy * n
 //
-// One block an SM. A row belongs to as many warps as hold it in registers, and each such group
+// One CTA an SM. A row belongs to as many warps as hold it in registers, and each such group
 // takes rows in turn; a thread keeps the same columns throughout, so its part of dweight stays in
-// registers until the end, when the groups of a block add theirs in shared memory, and the blocks
+// registers until the end, when the groups of a CTA add theirs in shared memory, and the CTAs
 // theirs in scratch. Each row is read once and written once. Rows that do not consist of whole
 // vectors, or are too long, go element by element.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/bf16x8.cuh"
-#include "common/block_columns.cuh"
+#include "common/sum_over_ctas.cuh"
 #include "common/row_sum.cuh"
 #include "common/types.cuh"
 #include "layout/row_group.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ void write_gradient(float* dweight, uint32 column, fl
 }
 
 // dy, x, dresidual (or null), dx [rows, columns]; weight, dweight [columns]; rstd [rows];
-// partials [gridDim.x + teams, columns], arrivals [1 + teams], teams of `members` blocks. Columns a
+// partials [gridDim.x + teams, columns], arrivals [1 + teams], teams of `members` CTAs. Columns a
 // multiple of 8, at most 32 * threads_per_row; threads_per_row a multiple of 32 that divides
 // kThreads. Dynamic shared memory: one FP32 for each column.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
 
-    // The groups of the block, one after the other.
+    // The groups of the CTA, one after the other.
     for (uint32 turn = 0; turn < groups; ++turn) {
         if (group.index == turn) {
 #pragma unroll
@@ -139,12 +139,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (uint32 i = threadIdx.x; i < columns / 4; i += kThreads) {
         partial[i] = dynamic[i];
     }
-    sum_over_blocks(partials, columns, members, arrivals, [&](uint32 column, float total) {
+    sum_over_ctas(partials, columns, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, column, total, accumulate);
     });
 }
 
-// The same for any number of columns; a block takes rows in turn, and its part of dweight lies in
+// The same for any number of columns; a CTA takes rows in turn, and its part of dweight lies in
 // scratch from the start.
 extern "C" __global__ void __launch_bounds__(kScalarThreads)
     rms_norm_backward_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             products += to_f32(dy[first + i]) * to_f32(weight[i]) * to_f32(x[first + i]);
         }
         const float scale = rstd[row];
-        const float mean = sum_of_block<kScalarThreads>(products) * scale / columns;
+        const float mean = sum_of_cta<kScalarThreads>(products) * scale / columns;
         for (uint32 i = threadIdx.x; i < columns; i += kScalarThreads) {
             const float g = to_f32(dy[first + i]), n = to_f32(x[first + i]) * scale;
             const float added = dresidual != nullptr ? to_f32(dresidual[first + i]) : 0.0f;
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(kScalarThreads)
             partial[i] += g * n;
         }
     }
-    sum_over_blocks(partials, columns, members, arrivals, [&](uint32 column, float total) {
+    sum_over_ctas(partials, columns, members, arrivals, [&](uint32 column, float total) {
         write_gradient(dweight, column, total, accumulate);
     });
 }

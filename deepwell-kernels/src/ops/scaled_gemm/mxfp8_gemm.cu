@@ -2,7 +2,7 @@
 // for each 32 of them along K. All three GEMMs of a linear layer have this form.
 //
 // For any architecture that has mma.sync on E4M3, and for any scales; see mma/mxfp8_factors.cuh. A
-// block computes one 128 x 128 tile; see epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by
+// CTA computes one 128 x 128 tile; see epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by
 // code, for K that is not a multiple of 16.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a

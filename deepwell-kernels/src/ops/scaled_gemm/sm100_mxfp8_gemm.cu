@@ -25,19 +25,19 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
                      });
 }
 
-// a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / blocks rows, both of 128 columns and
+// a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / ctas rows, both of 128 columns and
 // swizzled by 128 bytes; of rows that `down` tiles (of b) or `across` tiles (of a) of a cluster
 // share, boxes have that part. Their scales in boxes of a tile (layout/scale_tile.cuh), bias [n] or
 // null, out [m, n]; `accumulate` adds to what is in an FP32 result. A pair is a cluster of two, if
 // no tiles share.
-#define MXFP8_GEMM(name, blocks, tile_n, down, across, Element)                                  \
-    extern "C" __global__ void __cluster_dims__((blocks) * (down) * (across), 1, 1)              \
+#define MXFP8_GEMM(name, ctas, tile_n, down, across, Element)                                    \
+    extern "C" __global__ void __cluster_dims__((ctas) * (down) * (across), 1, 1)                \
         __launch_bounds__(kThreads, 1)                                                           \
-            name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales, \
-                 const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales, \
+            name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,\
+                 const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,\
                  const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,  \
                  int32 k, uint32 accumulate) {                                                   \
-        gemm<Shape<blocks, tile_n, down, across>>(                                               \
+        gemm<Shape<ctas, tile_n, down, across>>(                                                 \
             Operand{a, a_scales, m}, Operand{b, b_scales, n},                                    \
             TileResult<Element>{out, bias, m, n, accumulate != 0}, k);                           \
     }

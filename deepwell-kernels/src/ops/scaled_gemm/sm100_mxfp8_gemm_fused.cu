@@ -12,13 +12,13 @@ using namespace sm100_mxfp8;
 extern __shared__ __align__(1024) uint8 memory[];
 
 // Operands as in sm100_mxfp8_gemm.cu.
-#define MXFP8_GEMM_FUSED(tile, blocks, tile_n)                                                   \
-    extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(kThreads, 1)     \
+#define MXFP8_GEMM_FUSED(tile, ctas, tile_n)                                                     \
+    extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(kThreads, 1)       \
         sm100_mxfp8_gemm_fused_##tile(                                                           \
             const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,     \
             const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,     \
             FUSED_ARGUMENTS) {                                                                   \
-        using S = Shape<blocks, tile_n>;                                                         \
+        using S = Shape<ctas, tile_n>;                                                           \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
         mxfp8_gemm<S>(                                                                           \

@@ -2,7 +2,7 @@
 // for each 32 of them along K. All three GEMMs of a linear layer have this form.
 //
 // For tensor cores that apply the scales of blocks of 32, and for any scales: nothing is multiplied
-// after the GEMMs; see mma/mxfp8_block_scale.cuh. A block computes one 128 x 128 tile; see
+// after the GEMMs; see mma/mxfp8_block_scale.cuh. A CTA computes one 128 x 128 tile; see
 // epilogue/mxfp8_gemm.cuh. `_scalar` kernels read code by code, for K that is not a multiple of 16.
 //
 // architectures: sm_120a

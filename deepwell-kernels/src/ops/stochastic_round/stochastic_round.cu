@@ -107,7 +107,7 @@ __device__ __forceinline__ void stochastic_round(const E* __restrict__ x,
 #define STOCHASTIC_ROUND_KERNEL(name, E, column)                                                 \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \
         name(const E* __restrict__ x, const uint8* __restrict__ scales,                          \
-             const uint64* __restrict__ key, uint8* __restrict__ data, uint32 rows, uint32 k, \
+             const uint64* __restrict__ key, uint8* __restrict__ data, uint32 rows, uint32 k,    \
              uint64 stream) {                                                                    \
         stochastic_round<E, column>(x, scales, key, data, rows, k, stream);                      \
     }

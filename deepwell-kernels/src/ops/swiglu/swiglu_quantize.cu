@@ -14,11 +14,11 @@
 constexpr int kBackwardTogether = 2;
 
 // gate, up, out [rows, columns], 16-byte aligned, columns a multiple of 8; out may be null.
-// Outputs as in `MxTarget`; statistics [6]. A block for each tile, one at least.
+// Outputs as in `MxTarget`; statistics [6]. A CTA for each tile, one at least.
 #define FORWARD_KERNEL(name, row, column)                                                        \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 4)                       \
         name(const bf16* __restrict__ gate, const bf16* __restrict__ up, bf16* __restrict__ out, \
-             uint8* __restrict__ data, uint8* __restrict__ scales, uint8* __restrict__ data_t, \
+             uint8* __restrict__ data, uint8* __restrict__ scales, uint8* __restrict__ data_t,   \
              uint8* __restrict__ scales_t, uint32 rows, uint32 columns, uint32 flags,            \
              MxTotals* totals, uint64* statistics) {                                             \
         const bf16* const sources[2] = {gate, up};                                               \
@@ -95,7 +95,8 @@ __device__ __forceinline__ void backward_plain(const BackwardSources& from, cons
         }
 #pragma unroll
         for (int i = 0; i < kBackwardTogether; ++i) {
-            const GradientVectors of = gradient_vectors(vectors[i][0], vectors[i][1], vectors[i][2]);
+            const GradientVectors of =
+                gradient_vectors(vectors[i][0], vectors[i][1], vectors[i][2]);
             const uint64 place = first + static_cast<uint64>(row + i) * columns;
             if (dgate.values != nullptr) {
                 *reinterpret_cast<uint4*>(dgate.values + place) = of.gate;
@@ -187,7 +188,7 @@ __device__ __forceinline__ void backward(const BackwardSources& from, const Grad
 
 // dout, gate, up, dgate, dup [rows, columns], 16-byte aligned, columns a multiple of 8; dgate and
 // dup may be null. The quantized operands of dgate, then those of dup; flags of each; totals [2],
-// statistics [6] of each. A block for each tile, one at least.
+// statistics [6] of each. A CTA for each tile, one at least.
 #define BACKWARD_KERNEL(name, row, column)                                                       \
     extern "C" __global__ void __launch_bounds__(ElementTile::kThreads, 3)                       \
         name(const bf16* __restrict__ dout, const bf16* __restrict__ gate,                       \

@@ -1,18 +1,18 @@
-// Sums, over all blocks of a launch, of a row of numbers that each block has: gradients of
+// Sums, over all CTAs of a launch, of a row of numbers that each CTA has: gradients of
 // parameters that all rows of a matrix share.
 //
-// In two levels, so that no block has to read what all others wrote: `members` neighbouring blocks
+// In two levels, so that no CTA has to read what all others wrote: `members` neighbouring CTAs
 // form a team, whose last one sums the team's rows in order; the last team to be done sums the
 // teams' rows in order.
 #pragma once
 
-#include "common/last_block.cuh"
+#include "common/last_cta.cuh"
 #include "common/types.cuh"
 
 // Calls `emit(column, total)` with the sum, in order, of `count` rows of `width` numbers that other
-// blocks wrote at `from`. The threads of the block share the columns.
+// CTAs wrote at `from`. The threads of the CTA share the columns.
 template <typename Emit>
-__device__ __forceinline__ void sum_rows_of_blocks(const float* from, uint32 count, uint32 width,
+__device__ __forceinline__ void sum_rows_of_ctas(const float* from, uint32 count, uint32 width,
                                                    const Emit& emit) {
     if (width % 4 == 0) {
         for (uint32 column = threadIdx.x * 4; column < width; column += blockDim.x * 4) {
@@ -42,26 +42,26 @@ __device__ __forceinline__ void sum_rows_of_blocks(const float* from, uint32 cou
     }
 }
 
-// Called by all threads of all blocks (one-dimensional grid) after block `b` wrote row `b` of
+// Called by all threads of all CTAs (one-dimensional grid) after CTA `b` wrote row `b` of
 // `scratch` [gridDim.x + teams, width], 16-byte aligned; `arrivals` are teams + 1 counters. The
-// last block calls `emit(column, total)` for each column, its threads sharing the columns.
+// last CTA calls `emit(column, total)` for each column, its threads sharing the columns.
 template <typename Emit>
-__device__ __forceinline__ void sum_over_blocks(float* scratch, uint32 width, uint32 members,
+__device__ __forceinline__ void sum_over_ctas(float* scratch, uint32 width, uint32 members,
                                                 uint32* arrivals, const Emit& emit) {
-    const uint32 blocks = gridDim.x;
-    const uint32 teams = (blocks + members - 1) / members;
+    const uint32 ctas = gridDim.x;
+    const uint32 teams = (ctas + members - 1) / members;
     const uint32 team = blockIdx.x / members;
     const uint32 first = team * members;
-    const uint32 count = min(members, blocks - first);
-    if (!is_last_block(arrivals + 1 + team, count)) {
+    const uint32 count = min(members, ctas - first);
+    if (!is_last_cta(arrivals + 1 + team, count)) {
         return;
     }
-    float* const of_teams = scratch + static_cast<uint64>(blocks) * width;
+    float* const of_teams = scratch + static_cast<uint64>(ctas) * width;
     float* const of_team = of_teams + static_cast<uint64>(team) * width;
-    sum_rows_of_blocks(scratch + static_cast<uint64>(first) * width, count, width,
+    sum_rows_of_ctas(scratch + static_cast<uint64>(first) * width, count, width,
                        [&](uint32 column, float total) { of_team[column] = total; });
-    if (!is_last_block(arrivals, teams)) {
+    if (!is_last_cta(arrivals, teams)) {
         return;
     }
-    sum_rows_of_blocks(of_teams, teams, width, emit);
+    sum_rows_of_ctas(of_teams, teams, width, emit);
 }
