@@ -157,15 +157,15 @@ impl CudaBackend {
         }
     }
 
-    /// Share of the SMs that the blocks of a call's largest launch can fill.
+    /// Share of the SMs that the CTAs of a call's largest launch can fill.
     fn device_share(&self, call: PreparedCall) -> f64 {
         let sm_count = f64::from(self.driver.properties().sm_count.max(1));
-        let blocks = self.steps(call).iter().map(|step| match step {
+        let ctas = self.steps(call).iter().map(|step| match step {
             Step::Launch(launch) => launch.grid.iter().map(|&size| f64::from(size)).product(),
             // A library does not say how it launches.
             _ => sm_count,
         });
-        (blocks.fold(0.0, f64::max) / sm_count).min(1.0)
+        (ctas.fold(0.0, f64::max) / sm_count).min(1.0)
     }
 
     /// Makes events with timing until there are `count`.

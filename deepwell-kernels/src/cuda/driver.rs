@@ -57,8 +57,8 @@ pub struct DeviceProperties {
     pub memory_bytes: u64,
     /// Second-level cache.
     pub l2_bytes: u64,
-    /// Shared memory that one block may ask for.
-    pub shared_bytes_per_block: u32,
+    /// Shared memory that one CTA may ask for.
+    pub shared_bytes_per_cta: u32,
     /// Newest CUDA version that the driver serves, `13000` for 13.0.
     pub cuda_version: u32,
 }
@@ -133,11 +133,11 @@ pub struct TensorMapSpec {
 pub struct Launch {
     /// The kernel.
     pub function: Function,
-    /// Blocks.
+    /// CTAs.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads of a CTA.
     pub block: [u32; 3],
-    /// Blocks of a cluster; `[1, 1, 1]` for none.
+    /// CTAs of a cluster; `[1, 1, 1]` for none.
     pub cluster: [u32; 3],
     /// Dynamic shared memory.
     pub shared_bytes: u32,
@@ -340,11 +340,11 @@ pub trait Driver: Send {
     /// A kernel of a module, allowed `shared_bytes` of dynamic shared memory.
     ///
     /// # Errors
-    /// No kernel of that name, or more shared memory than a block may have.
+    /// No kernel of that name, or more shared memory than a CTA may have.
     fn function(&mut self, module: Module, name: &str, shared_bytes: u32)
     -> DriverResult<Function>;
 
-    /// Blocks of `threads` threads that one SM holds at a time.
+    /// CTAs of `threads` threads that one SM holds at a time.
     ///
     /// # Errors
     /// A function of another driver.

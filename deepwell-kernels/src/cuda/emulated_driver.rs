@@ -36,7 +36,7 @@ use super::spec::Architecture;
 /// Device memory that an emulated device says it has: enough for kernel tests and small models,
 /// and it takes room on the host.
 const MEMORY_BYTES: u64 = 8 << 30;
-/// Shared memory of an SM that each block takes for the system.
+/// Shared memory of an SM that each CTA takes for the system.
 const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 
 /// A driver that runs our kernels' PTX on the processor, instruction by instruction.
@@ -47,8 +47,8 @@ const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 /// if they are asked for ([`EmulatedDriver::blas`]).
 ///
 /// Modules are PTX text ([`KernelImages::into_ptx`](super::KernelImages::into_ptx)). A kernel's
-/// registers are not known, so the blocks that an SM holds follow from threads, shared
-/// memory and [`Settings::blocks_per_sm`].
+/// registers are not known, so the CTAs that an SM holds follow from threads, shared memory and
+/// [`Settings::blocks_per_sm`].
 ///
 /// ```
 /// use deepwell_kernels::cuda::emulator::launch::Settings;
@@ -70,7 +70,7 @@ impl EmulatedDriver {
             sm_count: settings.sm_count,
             memory_bytes: MEMORY_BYTES,
             l2_bytes: chip.l2_bytes,
-            shared_bytes_per_block: chip.shared_bytes_per_block,
+            shared_bytes_per_cta: chip.shared_bytes_per_cta,
             cuda_version: 13_000,
         };
         let emulator = Emulator::new(settings);

@@ -59,7 +59,7 @@ impl FakeDriver {
             sm_count: 132,
             memory_bytes: 143_771 << 20,
             l2_bytes: 60 << 20,
-            shared_bytes_per_block: 227 << 10,
+            shared_bytes_per_cta: 227 << 10,
             cuda_version: 13_000,
         })
     }

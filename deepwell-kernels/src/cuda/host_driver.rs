@@ -230,7 +230,7 @@ impl<M: Machine> Driver for HostDriver<M> {
         name: &str,
         shared_bytes: u32,
     ) -> DriverResult<Function> {
-        let most = self.properties.shared_bytes_per_block;
+        let most = self.properties.shared_bytes_per_cta;
         let function = self.state().machine.function(module, name)?;
         if shared_bytes > most {
             return Err(DriverError::new(

@@ -208,31 +208,31 @@ impl Device<'_> {
         Ok(self.driver.function(module, name, shared_bytes)?)
     }
 
-    /// Blocks of `threads` threads that the whole device holds at a time.
+    /// CTAs of `threads` threads that the whole device holds at a time.
     ///
     /// # Errors
     /// What the driver refuses.
-    pub fn resident_blocks(
+    pub fn resident_ctas(
         &mut self,
         function: Function,
         threads: u32,
         shared_bytes: u32,
     ) -> Result<u32, KernelError> {
-        let blocks = self.driver.blocks_per_sm(function, threads, shared_bytes)?;
-        Ok(blocks.max(1) * self.sm_count())
+        let ctas = self.driver.blocks_per_sm(function, threads, shared_bytes)?;
+        Ok(ctas.max(1) * self.sm_count())
     }
 
     /// A launch of one-dimensional grid and block, in no cluster.
     pub fn launch(
         function: Function,
-        blocks: u32,
+        ctas: u32,
         threads: u32,
         shared_bytes: u32,
         arguments: Vec<Argument>,
     ) -> Step {
         Step::Launch(Launch {
             function,
-            grid: [blocks, 1, 1],
+            grid: [ctas, 1, 1],
             block: [threads, 1, 1],
             cluster: [1, 1, 1],
             shared_bytes,

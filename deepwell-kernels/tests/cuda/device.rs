@@ -83,7 +83,7 @@ mod present {
 
     pub(super) const IS_BUILT: bool = true;
 
-    /// Blocks of an SM, where they fit: kernels whose blocks wait for each other take long rows
+    /// CTAs of an SM, where they fit: kernels whose CTAs wait for each other take long rows
     /// only with many.
     const BLOCKS_PER_SM: u32 = 8;
 

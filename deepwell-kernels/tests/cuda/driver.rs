@@ -83,7 +83,7 @@ fn the_device_describes_itself() {
     let (free, total) = driver.memory().unwrap();
     assert!(free <= total && total <= properties.memory_bytes, "{free} {total} {properties:?}");
     assert!(properties.sm_count > 0 && properties.l2_bytes > 0, "{properties:?}");
-    assert!(properties.shared_bytes_per_block >= 99 << 10, "{properties:?}");
+    assert!(properties.shared_bytes_per_cta >= 99 << 10, "{properties:?}");
     assert!(properties.cuda_version >= 13_000, "{properties:?}");
     let error = CudarcDriver::open(1000).map(drop).unwrap_err().to_string();
     assert!(error.contains("got 1000; there is"), "{error}");

@@ -2,7 +2,7 @@
 //!
 //! A row for each `.cu` file of `src/ops/`, made by `emulated!` in `tests/` of its op; its test is
 //! `emulated::<file>`. It runs all of the file's kernels at shapes that give each of four SMs, with
-//! one block each, three tiles or more, and that use every stage of a pipeline more than once; a
+//! one CTA each, three tiles or more, and that use every stage of a pipeline more than once; a
 //! kernel that was not launched on all four fails the row, and so does a file without one. Shapes
 //! at the edges, and hard numbers, are what the other tests are for.
 //!
@@ -22,8 +22,8 @@ use crate::trials::skip;
 
 /// SMs of the emulated device.
 const SM_COUNT: u32 = 4;
-/// Kernels whose work is that of one block, whatever the shapes.
-const OF_ONE_BLOCK: [&str; 1] = ["adamw_coefficients"];
+/// Kernels whose work is that of one CTA, whatever the shapes.
+const OF_ONE_CTA: [&str; 1] = ["adamw_coefficients"];
 
 /// A `.cu` file with a row.
 pub(crate) struct Row(pub(crate) &'static str);
@@ -74,17 +74,17 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
     assert!(!entries.is_empty(), "no kernel in the PTX of {file}");
     let launches = emulated.launches.read();
     for entry in entries {
-        let blocks = launches
+        let ctas = launches
             .iter()
             .filter(|launch| launch.kernel == entry && launch.verdict == Verdict::Clean)
             .map(|launch| launch.grid.iter().product::<u32>())
             .max();
-        let expected = if OF_ONE_BLOCK.contains(&entry) { 1 } else { SM_COUNT };
+        let expected = if OF_ONE_CTA.contains(&entry) { 1 } else { SM_COUNT };
         assert!(
-            blocks.is_some_and(|blocks| blocks >= expected),
+            ctas.is_some_and(|ctas| ctas >= expected),
             "expected a launch of `{entry}` on {expected} SMs, got one of {} blocks \
              at most",
-            blocks.unwrap_or(0)
+            ctas.unwrap_or(0)
         );
     }
 }

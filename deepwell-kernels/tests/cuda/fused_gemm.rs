@@ -31,7 +31,7 @@ struct Multiplied {
     op: Op,
     inputs: Vec<HostTensor>,
     kernel: &'static str,
-    /// With what follows, and where blocks take over tiles.
+    /// With what follows, and where CTAs take over tiles.
     fused: &'static str,
     tile: Tile,
 }
@@ -253,7 +253,7 @@ fn rows_that_are_no_groups() {
     }
 }
 
-/// Three tiles and more for each block of an emulated device with four SMs.
+/// Three tiles and more for each CTA of an emulated device with four SMs.
 pub(crate) fn check_several_tiles(gpu: &mut Gpu, operands: Operands) {
     for (tile, sizes) in [
         ((128, 128), (390, 384, 400)),

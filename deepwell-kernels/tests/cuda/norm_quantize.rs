@@ -28,7 +28,7 @@ struct Norm {
     y: usize,
 }
 
-/// Rows whose blocks differ in size, with what is not finite in a few of them.
+/// Rows whose CTAs differ in size, with what is not finite in a few of them.
 fn matrix(rows: usize, columns: usize, seed: u64) -> HostTensor {
     let mut x = uniform(rows * columns, seed, 2.0);
     for (index, x) in x.iter_mut().enumerate() {
@@ -71,7 +71,7 @@ fn check(gpu: &mut Gpu, rows: usize, columns: usize, quantize: &Quantize, keep: 
 }
 
 /// The fused ops of a file, `rms_norm_quantize` for example, along each axis, with rows over four
-/// blocks, which take four M-blocks of 128.
+/// CTAs, which take four M-blocks of 128.
 pub(crate) fn check_file(gpu: &mut Gpu, file: &str) {
     for (axis, keep) in [(Axis::Row, true), (Axis::Column, false), (Axis::Both, true)] {
         let quantize = Quantize { format: QuantFormat::MXFP8, axis };
@@ -125,7 +125,7 @@ fn every_way_to_quantize() {
 trial!(every_size);
 fn every_size() {
     let mut gpu = Gpu::open();
-    // Nothing, one, tile - 1 and + 1, rows over one to eight blocks, and longer than these hold.
+    // Nothing, one, tile - 1 and + 1, rows over one to eight CTAs, and longer than these hold.
     let sizes = [
         (0, 256),
         (1, 8),
@@ -140,7 +140,7 @@ fn every_size() {
         (5, 11008),
     ];
     for (rows, columns) in sizes {
-        // The blocks of an emulated device hold rows of no more.
+        // The CTAs of an emulated device hold rows of no more.
         if !gpu.runs(columns, 512) {
             continue;
         }

@@ -14,8 +14,8 @@ use crate::cuda::driver::{
 
 /// Room for what the driver's compiler says of PTX that it refuses.
 const LOG_BYTES: usize = 4096;
-/// Blocks of a cluster that every device takes; larger ones are asked for kernel by kernel.
-const PORTABLE_CLUSTER_BLOCKS: u32 = 8;
+/// CTAs of a cluster that every device takes; larger ones are asked for kernel by kernel.
+const PORTABLE_CLUSTER_CTAS: u32 = 8;
 /// Dimensions of a tensor map at most.
 const TENSOR_MAP_RANK_MAX: usize = 5;
 
@@ -106,19 +106,19 @@ impl Kernel {
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.raw, attribute, value) })
     }
 
-    /// Blocks of `threads` threads that one SM holds.
+    /// CTAs of `threads` threads that one SM holds.
     pub(super) fn occupancy(&self, threads: u32, shared_bytes: u32) -> DriverResult<u32> {
-        let mut blocks = 0;
+        let mut ctas = 0;
         // SAFETY: the kernel's module is loaded; writes one integer.
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
+                &mut ctas,
                 self.raw,
                 threads as c_int,
                 shared_bytes as usize,
             )
         })?;
-        Ok(blocks.max(0) as u32)
+        Ok(ctas.max(0) as u32)
     }
 
     /// Enqueues a launch after checking its arguments against the kernel's parameters: the driver
@@ -140,8 +140,8 @@ impl Kernel {
                 ),
             ));
         }
-        let cluster_blocks: u32 = launch.cluster.iter().product();
-        if cluster_blocks > PORTABLE_CLUSTER_BLOCKS && !self.takes_large_clusters {
+        let cluster_ctas: u32 = launch.cluster.iter().product();
+        if cluster_ctas > PORTABLE_CLUSTER_CTAS && !self.takes_large_clusters {
             self.set(Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
                 .map_err(about(|| describe(&self.name)))?;
             self.takes_large_clusters = true;

@@ -194,7 +194,7 @@ fn properties(device: sys::CUdevice) -> DriverResult<DeviceProperties> {
         sm_count: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory_bytes: memory_bytes as u64,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
-        shared_bytes_per_block: attribute(
+        shared_bytes_per_cta: attribute(
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?,
         cuda_version: version()? as u32,

@@ -9,7 +9,7 @@ pub(super) struct Chip {
     pub(super) target: u32,
     pub(super) threads_per_sm: u32,
     pub(super) shared_bytes_per_sm: u32,
-    pub(super) shared_bytes_per_block: u32,
+    pub(super) shared_bytes_per_cta: u32,
     pub(super) l2_bytes: u64,
 }
 
@@ -29,7 +29,7 @@ impl Chip {
             threads_per_sm: threads,
             shared_bytes_per_sm: shared_kib << 10,
             // One KiB of each block is the system's.
-            shared_bytes_per_block: (shared_kib - 1) << 10,
+            shared_bytes_per_cta: (shared_kib - 1) << 10,
             l2_bytes,
         }
     }

@@ -12,7 +12,7 @@ pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";
 pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
 /// Whether hazards are looked for: `on` or `off`.
 pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
-/// Blocks that an SM runs at a time, at most: 1 to 32.
+/// CTAs that an SM runs at a time, at most: 1 to 32.
 pub const BLOCKS_VARIABLE: &str = "DEEPWELL_EMULATOR_BLOCKS_PER_SM";
 
 /// `defaults`, changed by the variables that are set and not empty.
@@ -65,9 +65,9 @@ pub fn emulator_settings(
         };
     }
     if let Some(text) = value(BLOCKS_VARIABLE) {
-        let blocks = text.parse().ok().filter(|blocks| (1..=32).contains(blocks));
+        let ctas = text.parse().ok().filter(|ctas| (1..=32).contains(ctas));
         settings.blocks_per_sm =
-            blocks.ok_or_else(|| refused(BLOCKS_VARIABLE, "a number from 1 to 32", &text))?;
+            ctas.ok_or_else(|| refused(BLOCKS_VARIABLE, "a number from 1 to 32", &text))?;
     }
     Ok(settings)
 }

@@ -130,7 +130,7 @@ impl Recorder {
             kernel: kernel.to_string(),
             grid: launch.grid.to_vec(),
             block: launch.block.to_vec(),
-            // One block is what a launch without clusters says; the kernel may ask for others.
+            // One CTA is what a launch without clusters says; the kernel may ask for others.
             cluster: if launch.cluster == [1; 3] { Vec::new() } else { launch.cluster.to_vec() },
             shared_bytes: launch.shared_bytes,
             programmatic: launch.programmatic,

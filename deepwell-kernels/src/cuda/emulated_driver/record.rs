@@ -37,13 +37,13 @@ pub struct EmulatedLaunch {
     pub kernel: String,
     /// Name of the architecture, `sm_90a` for example.
     pub architecture: &'static str,
-    /// Blocks along each axis.
+    /// CTAs along each axis.
     pub grid: [u32; 3],
-    /// Threads of a block along each axis.
+    /// Threads of a CTA along each axis.
     pub block: [u32; 3],
-    /// Blocks of a cluster along each axis.
+    /// CTAs of a cluster along each axis.
     pub cluster: [u32; 3],
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a CTA.
     pub shared_bytes: u32,
     /// When asynchronous operations completed, as it is asked for.
     pub completion: String,

@@ -204,16 +204,16 @@ fn fails<T>(result: Result<T, DriverError>) -> String {
 }
 
 #[test]
-fn blocks_fit_by_threads_and_by_shared_memory() {
+fn ctas_fit_by_threads_and_by_shared_memory() {
     let check = |architecture: Architecture, threads: u32, shared_bytes: u32, expected: u32| {
         let settings = Settings { blocks_per_sm: 32, ..Settings::default() };
         let mut driver = EmulatedDriver::new(architecture, settings);
         let module = driver.load_module(&ptx(architecture.name(), &[ADD])).unwrap();
         let add = driver.function(module, "add", shared_bytes).unwrap();
-        let blocks = driver.blocks_per_sm(add, threads, shared_bytes).unwrap();
-        assert_eq!(blocks, expected, "{architecture:?}, {threads}, {shared_bytes}");
+        let ctas = driver.blocks_per_sm(add, threads, shared_bytes).unwrap();
+        assert_eq!(ctas, expected, "{architecture:?}, {threads}, {shared_bytes}");
     };
-    // 2048 threads and 228 KiB, of which each block takes one more; 1536 and 100 KiB on sm_120.
+    // 2048 threads and 228 KiB, of which each CTA takes one more; 1536 and 100 KiB on sm_120.
     check(Architecture::Sm90a, 256, 0, 8);
     check(Architecture::Sm90a, 1000, 0, 2);
     check(Architecture::Sm90a, 32, 0, 32);
@@ -223,7 +223,7 @@ fn blocks_fit_by_threads_and_by_shared_memory() {
     check(Architecture::Sm120a, 1024, 0, 1);
     check(Architecture::Sm120a, 128, 49 << 10, 2);
     let two = EmulatedDriver::new(Architecture::Sm90a, Settings::default());
-    assert_eq!(two.properties().shared_bytes_per_block, 227 << 10);
+    assert_eq!(two.properties().shared_bytes_per_cta, 227 << 10);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn what_a_real_driver_refuses_is_refused() {
         ("a pinned range", outside),
         ("a foreign buffer", foreign_copy),
         ("a foreign buffer back", fails(driver.free_pinned(foreign))),
-        ("no blocks", fails(driver.launch(&launch, stream))),
+        ("no CTAs", fails(driver.launch(&launch, stream))),
         ("no such stream", fails(driver.record(event, Stream(9)))),
         ("no such event", fails(driver.wait(stream, Event(9)))),
         ("times without timing", fails(driver.elapsed_ms(event, event))),

@@ -73,7 +73,7 @@ pub trait Machine: Send {
     /// A function of another machine.
     fn kernel_name(&self, function: Function) -> DriverResult<&str>;
 
-    /// Blocks of `threads` threads that one SM holds at a time.
+    /// CTAs of `threads` threads that one SM holds at a time.
     ///
     /// # Errors
     /// A function of another machine.

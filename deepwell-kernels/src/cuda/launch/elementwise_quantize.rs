@@ -90,8 +90,8 @@ pub(crate) fn prepare(
     arguments.extend(flags.into_iter().map(Argument::U32));
     arguments.push(mx::totals(device, results)?);
     arguments.extend(targets.iter().map(|targets| targets.statistics));
-    let blocks = mx::blocks(rows, columns);
-    Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
+    let ctas = mx::ctas(rows, columns);
+    Ok(vec![Device::launch(function, ctas, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
 }
 
 #[cfg(test)]

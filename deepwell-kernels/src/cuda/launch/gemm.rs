@@ -4,7 +4,7 @@ use deepwell_ir::{KernelRequest, Op};
 
 use crate::cuda::driver::DevicePtr;
 
-/// Rows and columns of the tile of the result that a block of our kernels computes.
+/// Rows and columns of the tile of the result that a CTA of our kernels computes.
 pub(crate) const TILE: usize = 128;
 /// Largest extent that our kernels' 32-bit indices reach, a tile past the end included.
 const LARGEST_EXTENT: usize = i32::MAX as usize - TILE;
@@ -40,8 +40,8 @@ impl LinearSizes {
     }
 }
 
-/// Blocks for a result of `rows` x `columns`, one for each tile; at least one.
-pub(crate) fn tile_blocks(rows: usize, columns: usize) -> u32 {
+/// CTAs for a result of `rows` x `columns`, one for each tile; at least one.
+pub(crate) fn tile_ctas(rows: usize, columns: usize) -> u32 {
     (rows.div_ceil(TILE) * columns.div_ceil(TILE)).max(1) as u32
 }
 
@@ -79,10 +79,10 @@ mod tests {
 
     #[test]
     fn a_block_for_each_tile() {
-        for (rows, columns, blocks) in
+        for (rows, columns, ctas) in
             [(0, 5, 1), (1, 1, 1), (128, 128, 1), (129, 128, 2), (129, 257, 6)]
         {
-            assert_eq!(tile_blocks(rows, columns), blocks, "{rows}x{columns}");
+            assert_eq!(tile_ctas(rows, columns), ctas, "{rows}x{columns}");
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const BF16_TILE_THREADS: u32 = 256;
 /// Words of `MxTotals`.
 const TOTALS_WORDS: usize = 12;
 
-/// Room for what the blocks of a call add up, for each of `outputs` quantizations: zero before and
+/// Room for what the CTAs of a call add up, for each of `outputs` quantizations: zero before and
 /// after.
 pub(crate) fn totals(device: &mut Device<'_>, outputs: usize) -> Result<Argument, KernelError> {
     // One word more, to begin at a multiple of eight bytes.
@@ -28,8 +28,8 @@ pub(crate) fn totals(device: &mut Device<'_>, outputs: usize) -> Result<Argument
     Ok(Argument::Pointer(words.offset((words.0 % 8) as usize)))
 }
 
-/// Blocks for a matrix of so many rows and columns, one for each tile and one at least.
-pub(crate) fn blocks(rows: usize, columns: usize) -> u32 {
+/// CTAs for a matrix of so many rows and columns, one for each tile and one at least.
+pub(crate) fn ctas(rows: usize, columns: usize) -> u32 {
     (rows.div_ceil(TILE) * columns.div_ceil(TILE)).max(1) as u32
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn flags(spec: &QuantFormat) -> u32 {
         | u32::from(spec.block.is_square()) << 2
 }
 
-/// Dynamic shared memory of a block that quantizes a tile of BF16: a stage for the matrices that
+/// Dynamic shared memory of a CTA that quantizes a tile of BF16: a stage for the matrices that
 /// `mx_is_plain` names, whose tiles are in registers, and a tile for all others.
 pub(crate) fn shared_bytes(rows: usize, columns: usize, flags: u32) -> u32 {
     const FLOOR_OR_SQUARE: u32 = 1 | 4;

@@ -13,15 +13,15 @@ use crate::epilogue::EpilogueSet;
 
 /// Elements of a vector, 16 bytes of BF16.
 const VECTOR: usize = 8;
-/// Blocks that have the rows of an M-block of 128, eight each.
-const ROW_BLOCKS: usize = 16;
+/// CTAs that have the rows of an M-block of 128, eight each.
+const ROW_CTAS: usize = 16;
 
-/// M-blocks of lookahead between row statistics and tiles: as many as blocks run at a time, so that
+/// M-blocks of lookahead between row statistics and tiles: as many as CTAs run at a time, so that
 /// a tile finds the statistics of its rows, and not many more, so that it finds the rows in the L2
 /// cache. A sum or a mean takes longer: three more M-blocks for each are best on an H200, by 1 to 2
 /// and by 2 to 6 %.
 fn lookahead(m_blocks: usize, columns: usize, resident: usize, adds: bool, layer: bool) -> usize {
-    let of_m_block = ROW_BLOCKS + columns.div_ceil(mx::TILE);
+    let of_m_block = ROW_CTAS + columns.div_ceil(mx::TILE);
     let more = 3 * (usize::from(adds) + usize::from(layer));
     (resident.div_ceil(of_m_block) + more).min(m_blocks)
 }
@@ -109,7 +109,7 @@ pub(crate) fn prepare(
     let flags = mx::flags(&step.quantize.format);
     let shared_bytes = mx::shared_bytes(rows, columns, flags);
     let function = device.function(file, &kernel, shared_bytes)?;
-    let resident = device.resident_blocks(function, mx::BF16_TILE_THREADS, shared_bytes)? as usize;
+    let resident = device.resident_ctas(function, mx::BF16_TILE_THREADS, shared_bytes)? as usize;
     let m_blocks = rows.div_ceil(mx::TILE);
 
     let none = Argument::Pointer(DevicePtr(0));
@@ -140,9 +140,9 @@ pub(crate) fn prepare(
         mx::totals(device, 1)?,
         statistics,
     ]);
-    let blocks = (m_blocks * ROW_BLOCKS) as u32 + mx::blocks(rows, columns);
-    let blocks = if m_blocks == 0 { 1 } else { blocks };
-    Ok(vec![Device::launch(function, blocks, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
+    let ctas = (m_blocks * ROW_CTAS) as u32 + mx::ctas(rows, columns);
+    let ctas = if m_blocks == 0 { 1 } else { ctas };
+    Ok(vec![Device::launch(function, ctas, mx::BF16_TILE_THREADS, shared_bytes, arguments)])
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn rows_lead_by_what_runs_at_a_time() {
-        // Four blocks on each of 132 SMs.
+        // Four CTAs on each of 132 SMs.
         let expected = [
             ((0, 256), [0, 0, 0]),
             ((1, 8), [1, 1, 1]),

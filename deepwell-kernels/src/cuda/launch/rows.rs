@@ -12,11 +12,11 @@ use crate::cuda::prepare::{CallView, Device, Step};
 const VECTOR: usize = 8;
 /// Vectors of a thread in a forward kernel, as in the sources.
 const FORWARD_VECTORS: usize = 4;
-/// Threads of a block at least, where rows are short.
+/// Threads of a CTA at least, where rows are short.
 const FORWARD_THREADS_MIN: u32 = 128;
-/// Threads of a block of a backward kernel, as in the sources.
+/// Threads of a CTA of a backward kernel, as in the sources.
 const BACKWARD_THREADS: u32 = 512;
-/// Threads of a block that takes a row element by element, as in the sources.
+/// Threads of a CTA that takes a row element by element, as in the sources.
 const SCALAR_THREADS: u32 = 256;
 /// Threads of a row at most.
 const THREADS_MAX: usize = 512;
@@ -64,7 +64,7 @@ pub(crate) fn prepare_forward(
         None => ("scalar", SCALAR_THREADS, SCALAR_THREADS),
     };
     let function = device.function(file, &format!("{entry}_{suffix}"), 0)?;
-    let blocks = (rows as u32).div_ceil(threads / per_row).max(1);
+    let ctas = (rows as u32).div_ceil(threads / per_row).max(1);
     let operands = 0..call.call.operands.len();
     let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
     arguments.extend([
@@ -73,7 +73,7 @@ pub(crate) fn prepare_forward(
         Argument::U32(per_row),
         Argument::F32(eps as f32),
     ]);
-    Ok(vec![Device::launch(function, blocks, threads, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, threads, 0, arguments)])
 }
 
 /// The backward of a normalization, by `<file>_rows` or `<file>_scalar` of `<file>.cu`.
@@ -88,11 +88,11 @@ pub(crate) struct Backward {
 }
 
 impl Backward {
-    /// How rows are divided among blocks.
-    fn division(&self, shape: &[usize], workers: usize) -> BlockColumns {
+    /// How rows are divided among CTAs.
+    fn division(&self, shape: &[usize], workers: usize) -> CtaColumns {
         let per_row = threads_per_row(shape[1], self.vectors);
-        let rows_per_block = per_row.map_or(1, |threads| BACKWARD_THREADS / threads);
-        BlockColumns::new(shape[0], rows_per_block as usize, workers)
+        let rows_per_cta = per_row.map_or(1, |threads| BACKWARD_THREADS / threads);
+        CtaColumns::new(shape[0], rows_per_cta as usize, workers)
     }
 
     /// Scratch for the sums over rows.
@@ -102,7 +102,7 @@ impl Backward {
 
     /// Over the rows of `matrix`. The kernels take the inputs in order, the residual last or null,
     /// the outputs in order, then rows, columns, threads of a row, whether to accumulate, and what
-    /// sums over blocks need.
+    /// sums over CTAs need.
     pub(crate) fn prepare(
         &self,
         call: &CallView<'_>,
@@ -111,7 +111,7 @@ impl Backward {
         residual: bool,
     ) -> Result<Vec<Step>, KernelError> {
         let [rows, columns] = matrix;
-        // As the program was planned: its scratch is for that many blocks.
+        // As the program was planned: its scratch is for that many CTAs.
         let division = self.division(&matrix, call.program.target.workers);
         let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
         let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.vectors) {
@@ -135,34 +135,34 @@ impl Backward {
             Argument::Pointer(device.arrival_counters(division.arrival_counters())?),
             Argument::U32(division.members as u32),
         ]);
-        let blocks = division.blocks as u32;
-        Ok(vec![Device::launch(function, blocks, threads, shared_bytes, arguments)])
+        let ctas = division.ctas as u32;
+        Ok(vec![Device::launch(function, ctas, threads, shared_bytes, arguments)])
     }
 }
 
-/// How sums over all rows are divided among blocks: a row of partial sums each, which teams of
-/// neighbours add, and the teams' rows, which the last block adds.
+/// How sums over all rows are divided among CTAs: a row of partial sums each, which teams of
+/// neighbours add, and the teams' rows, which the last CTA adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockColumns {
-    /// Blocks of the launch.
-    pub(crate) blocks: usize,
-    /// Blocks of a team.
+pub(crate) struct CtaColumns {
+    /// CTAs of the launch.
+    pub(crate) ctas: usize,
+    /// CTAs of a team.
     pub(crate) members: usize,
 }
 
-impl BlockColumns {
-    /// One block for each of `workers` SMs, as far as there are rows for `rows_per_block` each;
+impl CtaColumns {
+    /// One CTA for each of `workers` SMs, as far as there are rows for `rows_per_cta` each;
     /// teams such that either level adds about as many rows.
-    pub(crate) fn new(rows: usize, rows_per_block: usize, workers: usize) -> BlockColumns {
-        let blocks = rows.div_ceil(rows_per_block.max(1)).clamp(1, workers.max(1));
-        let root = blocks.isqrt();
-        let members = if root * root == blocks { root } else { root + 1 };
-        BlockColumns { blocks, members }
+    pub(crate) fn new(rows: usize, rows_per_cta: usize, workers: usize) -> CtaColumns {
+        let ctas = rows.div_ceil(rows_per_cta.max(1)).clamp(1, workers.max(1));
+        let root = ctas.isqrt();
+        let members = if root * root == ctas { root } else { root + 1 };
+        CtaColumns { ctas, members }
     }
 
     /// Teams.
     fn teams(self) -> usize {
-        self.blocks.div_ceil(self.members)
+        self.ctas.div_ceil(self.members)
     }
 
     /// Counters: one for each team, and one for the teams.
@@ -172,7 +172,7 @@ impl BlockColumns {
 
     /// Scratch for `width` FP32 sums.
     pub(crate) fn scratch_bytes(self, width: usize) -> usize {
-        (self.blocks + self.teams()) * width * size_of::<f32>()
+        (self.ctas + self.teams()) * width * size_of::<f32>()
     }
 }
 
@@ -200,16 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn every_block_has_a_team_and_every_team_a_block() {
+    fn every_cta_has_a_team_and_every_team_a_cta() {
         for rows in [0, 1, 2, 3, 15, 16, 17, 130, 5000] {
             for workers in [0, 1, 78, 132, 148] {
-                let division = BlockColumns::new(rows, 4, workers);
-                let BlockColumns { blocks, members } = division;
-                assert!(blocks >= 1 && blocks <= workers.max(1), "{division:?}");
-                assert!(members >= 1 && members * members >= blocks, "{division:?}");
-                assert!((division.teams() - 1) * members < blocks, "{division:?}");
+                let division = CtaColumns::new(rows, 4, workers);
+                let CtaColumns { ctas, members } = division;
+                assert!(ctas >= 1 && blocks <= workers.max(1), "{division:?}");
+                assert!(members >= 1 && members * members >= ctas, "{division:?}");
+                assert!((division.teams() - 1) * members < ctas, "{division:?}");
                 let scratch = division.scratch_bytes(8);
-                assert_eq!(scratch, 32 * (blocks + division.teams()));
+                assert_eq!(scratch, 32 * (ctas + division.teams()));
             }
         }
     }

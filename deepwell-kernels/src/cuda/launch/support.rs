@@ -2,8 +2,8 @@
 
 use deepwell_ir::{DType, KernelRequest};
 
-/// Blocks of `threads` threads for `items` items, a thread taking several when there are more
-/// than 16 blocks for each SM; at least one.
+/// CTAs of `threads` threads for `items` items, a thread taking several when there are more
+/// than 16 CTAs for each SM; at least one.
 pub(crate) fn grid_of(items: usize, threads: u32, sm_count: u32) -> u32 {
     let wanted = items.div_ceil(threads as usize).max(1);
     wanted.min(16 * sm_count as usize) as u32

@@ -12,16 +12,16 @@ use crate::cuda::prepare::{CallView, Step, Tensor};
 use crate::cuda::spec::TileSelection;
 use crate::predict::Rates;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Rows that a block computes, as in the source.
-pub(crate) const BLOCK_ROWS: usize = 128;
+/// Rows that a CTA computes, as in the source.
+pub(crate) const CTA_ROWS: usize = 128;
 /// Bytes of a row of an operand in a stage, as in the source: one swizzle.
 const STAGE_ROW_BYTES: usize = 128;
 /// Rows of one scale tile, and its bytes.
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
-/// Shared memory of a block, and what of it is not for stages: room to align the stages, results on
+/// Shared memory of a CTA, and what of it is not for stages: room to align the stages, results on
 /// their way out, barriers.
 const SHARED_LIMIT: usize = 227 << 10;
 const SHARED_BESIDE_STAGES: usize = 1024 + 4 * 32 * 128 + 256;
@@ -53,12 +53,12 @@ impl Operands {
     }
 }
 
-/// What a tile is computed by: a block, or a pair of which each has half of the rows; and what
-/// cluster of tiles shares what it reads of the operands.
+/// A 1-CTA or 2-CTA tile, and the cluster of tiles that shares operand rows. Each CTA of a pair has
+/// half of the rows of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileShape {
     pub(crate) operands: Operands,
-    pub(crate) blocks: usize,
+    pub(crate) ctas: usize,
     pub(crate) columns: usize,
     /// Tiles one below the other, which read the same rows of `b`, and side by side, which read the
     /// same rows of `a`.
@@ -69,10 +69,10 @@ pub(crate) struct TileShape {
 /// group of Hopper. Of 18, clusters of four leave two without work.
 const GROUP: usize = 18;
 
-/// Tiles of clusters of one: blocks, columns.
+/// Tiles of clusters of one: CTAs, columns.
 const ALONE: [(usize, usize); 4] = [(2, 256), (2, 128), (1, 256), (1, 128)];
 /// Tiles of two pairs that share: columns, and the cluster. Each copies half of the rows that both
-/// need: of `a` where it is the larger operand. Two blocks with a tile each would read what a pair
+/// need: of `a` where it is the larger operand. Two CTAs with a tile each would read what a pair
 /// reads, which has room for more stages.
 const SHARING: [(usize, [usize; 2]); 2] = [(256, [2, 1]), (128, [1, 2])];
 
@@ -87,13 +87,13 @@ pub(crate) struct GemmSizes {
 impl TileShape {
     /// Those that every source has, preferred ones first among equals.
     pub(crate) fn alone(operands: Operands) -> Vec<TileShape> {
-        let shape = |(blocks, columns)| TileShape { operands, blocks, columns, cluster: [1, 1] };
+        let shape = |(ctas, columns)| TileShape { operands, ctas, columns, cluster: [1, 1] };
         ALONE.map(shape).to_vec()
     }
 
     /// The same and those that share operands.
     pub(crate) fn all(operands: Operands) -> Vec<TileShape> {
-        let shape = |(columns, cluster)| TileShape { operands, blocks: 2, columns, cluster };
+        let shape = |(columns, cluster)| TileShape { operands, ctas: 2, columns, cluster };
         let mut all = TileShape::alone(operands);
         all.extend(SHARING.map(shape));
         all
@@ -101,7 +101,7 @@ impl TileShape {
 
     /// Rows of a tile.
     pub(crate) fn rows(self) -> usize {
-        self.blocks * BLOCK_ROWS
+        self.ctas * CTA_ROWS
     }
 
     /// Rows and columns of the tiles of a cluster.
@@ -110,27 +110,27 @@ impl TileShape {
         [self.rows() * down, self.columns * across]
     }
 
-    /// Blocks of a cluster.
-    pub(crate) fn cluster_blocks(self) -> usize {
-        self.cluster.iter().product::<usize>() * self.blocks
+    /// CTAs of a cluster.
+    pub(crate) fn cluster_ctas(self) -> usize {
+        self.cluster.iter().product::<usize>() * self.ctas
     }
 
     /// Clusters that run at the same time.
     pub(crate) fn clusters_at_once(self, sm_count: usize) -> usize {
-        let blocks = self.cluster_blocks();
-        let in_groups = sm_count / GROUP * (GROUP / blocks);
-        (in_groups + sm_count % GROUP / blocks).max(1)
+        let ctas = self.cluster_ctas();
+        let in_groups = sm_count / GROUP * (GROUP / ctas);
+        (in_groups + sm_count % GROUP / ctas).max(1)
     }
 
-    /// Rows of `b` that MMAs of a block read.
+    /// Rows of `b` that MMAs of a CTA read.
     fn b_rows(self) -> usize {
-        self.columns / self.blocks
+        self.columns / self.ctas
     }
 
-    /// Rows of `a` and of `b` that a block copies, for all that share them.
+    /// Rows of `a` and of `b` that a CTA copies, for all that share them.
     pub(crate) fn copied_rows(self) -> [usize; 2] {
         let [down, across] = self.cluster;
-        [BLOCK_ROWS / across, self.b_rows() / down]
+        [CTA_ROWS / across, self.b_rows() / down]
     }
 
     /// As kernels' names have it.
@@ -142,22 +142,22 @@ impl TileShape {
         }
     }
 
-    /// Bytes of operands of a stage of one block.
+    /// Bytes of operands of a stage of one CTA.
     fn operand_bytes(self) -> usize {
-        (BLOCK_ROWS + self.b_rows()) * STAGE_ROW_BYTES
+        (CTA_ROWS + self.b_rows()) * STAGE_ROW_BYTES
     }
 
-    /// Bytes of scales of a stage of one block.
+    /// Bytes of scales of a stage of one CTA.
     fn scale_bytes(self) -> usize {
         self.operands.scale_tiles(self.columns) * SCALE_TILE_BYTES
     }
 
-    /// Bytes of operands and scales of a stage of one block.
+    /// Bytes of operands and scales of a stage of one CTA.
     pub(crate) fn stage_bytes(self) -> usize {
         self.operand_bytes() + self.scale_bytes()
     }
 
-    /// Those of them that the block copies itself.
+    /// Those of them that the CTA copies itself.
     pub(crate) fn copied_bytes(self) -> usize {
         self.copied_rows().iter().sum::<usize>() * STAGE_ROW_BYTES + self.scale_bytes()
     }
@@ -262,11 +262,11 @@ impl TileShape {
         })
     }
 
-    /// Blocks of the grid.
+    /// CTAs of the grid.
     fn grid(self, sizes: GemmSizes, sm_count: u32) -> u32 {
         let at_once = self.clusters_at_once(sm_count as usize);
         let clusters = self.clusters(sizes).min(at_once);
-        (clusters * self.cluster_blocks()) as u32
+        (clusters * self.cluster_ctas()) as u32
     }
 
     /// The launch of a kernel of this shape.
@@ -281,7 +281,7 @@ impl TileShape {
             function,
             grid: [self.grid(sizes, sm_count), 1, 1],
             block: [THREADS, 1, 1],
-            cluster: [self.cluster_blocks() as u32, 1, 1],
+            cluster: [self.cluster_ctas() as u32, 1, 1],
             shared_bytes: self.shared_bytes(),
             programmatic: false,
             arguments,
@@ -414,7 +414,7 @@ mod tests {
             assert_eq!(shape.name(), name);
             let (large, small) = (sizes((1000, 1000, 64)), sizes((1, 1, 64)));
             assert_eq!(shape.grid(large, 4), grid, "{shape:?}");
-            assert_eq!(shape.grid(small, 4), shape.cluster_blocks() as u32, "{shape:?}");
+            assert_eq!(shape.grid(small, 4), shape.cluster_ctas() as u32, "{shape:?}");
         }
     }
 
@@ -431,8 +431,8 @@ mod tests {
     }
 
     #[test]
-    fn blocks_copy_what_nobody_else_does() {
-        // Rows of `a` and `b` that a block copies, in KiB of a stage.
+    fn ctas_copy_what_nobody_else_does() {
+        // Rows of `a` and `b` that a CTA copies, in KiB of a stage.
         let rows = TileShape::all(Operands::Bf16).into_iter().map(|shape| {
             let [a, b] = shape.copied_rows();
             (shape.name(), a, b, shape.copied_bytes() >> 10)

@@ -2,7 +2,7 @@
 //! unit, and with them the cycles of the whole. No Blackwell has been timed: rates are what is
 //! published, or assumed and named so.
 
-use super::tcgen05::{BLOCK_ROWS, GemmSizes, TileShape};
+use super::tcgen05::{CTA_ROWS, GemmSizes, TileShape};
 
 /// Multiply-adds of BF16 that an SM makes in a cycle: a B200's peak of 2250 TFLOP/s over 148 SMs at
 /// 1.855 GHz. One-byte elements are two a lane.
@@ -10,7 +10,7 @@ const BF16_FMAS_PER_CYCLE: u64 = 4096;
 /// Bytes of operands that a tensor core reads from shared memory in a cycle, and that copies write
 /// there: assumed, as it is on Hopper.
 const SHARED_BYTES_PER_CYCLE: u64 = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. What a block copies to
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. What a CTA copies to
 /// several is given once.
 const L2_BYTES_PER_CYCLE: u64 = 64;
 /// Bytes of device memory in a cycle of the whole device: 7.7 TB/s at that clock. A test holds both
@@ -18,7 +18,7 @@ const L2_BYTES_PER_CYCLE: u64 = 64;
 const DEVICE_BYTES_PER_CYCLE: u64 = 4149;
 /// Bytes of operands that stay in the L2 cache (126 MB, of which results take a part): assumed.
 const L2_BYTES: u64 = 64 << 20;
-/// Cycles in which a block writes a column of 128 results: assumed.
+/// Cycles in which a CTA writes a column of 128 results: assumed.
 const CYCLES_PER_RESULT_COLUMN: u64 = 8;
 /// Cycles of a column of 128 more: of sums that pass shared memory once more and are looked at
 /// there, of GELU and of its gradient, each by the normal distribution or the hyperbolic tangent,
@@ -33,7 +33,7 @@ const GROUP_ROWS: usize = 2048;
 /// What becomes of the sums of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultCost {
-    /// Cycles in which a block turns a column of 128 sums into what it writes.
+    /// Cycles in which a CTA turns a column of 128 sums into what it writes.
     pub(crate) column_cycles: u64,
     /// Bytes of device memory that are written, and read beside the operands, for each.
     pub(crate) bytes: u64,
@@ -75,7 +75,7 @@ const CLOCK_HZ: f64 = 1.855e9;
 /// Cost of a GEMM with tiles of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
-    /// Times that each block computes a tile.
+    /// Times that each CTA computes a tile.
     pub(crate) waves: u64,
     /// Bytes that are read of device memory for operands, and written for a result of two bytes.
     pub(crate) device_bytes: u64,
@@ -114,7 +114,7 @@ impl Cost {
         let stages = k.div_ceil(shape.stage_k()) as u64;
 
         let fmas_per_cycle = BF16_FMAS_PER_CYCLE * 2 / element_bytes;
-        let stage_fmas = (BLOCK_ROWS * shape.columns * shape.stage_k()) as u64;
+        let stage_fmas = (CTA_ROWS * shape.columns * shape.stage_k()) as u64;
         let mma_cycles = stages * stage_fmas / fmas_per_cycle;
         let shared_cycles = stages * shape.stage_bytes() as u64 / SHARED_BYTES_PER_CYCLE;
         let copied_bytes = stages * shape.copied_bytes() as u64;
@@ -143,7 +143,7 @@ impl Cost {
         Cost {
             waves,
             device_bytes,
-            l2_bytes: clusters * shape.cluster_blocks() as u64 * copied_bytes,
+            l2_bytes: clusters * shape.cluster_ctas() as u64 * copied_bytes,
             mma_cycles,
             tile_cycles,
             result_cycles,

@@ -11,9 +11,9 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, takes_all};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Threads of the block that makes the coefficients, one of which works.
+/// Threads of the CTA that makes the coefficients, one of which works.
 const COEFFICIENTS_THREADS: u32 = 32;
 /// Elements of a chunk, as in the source.
 const CHUNK_ELEMENTS: usize = 1024;
@@ -74,8 +74,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     if list.chunks() == 0 {
         return Ok(steps);
     }
-    let blocks = u32::try_from(list.chunks()).ok().filter(|&blocks| blocks <= i32::MAX as u32);
-    let Some(blocks) = blocks else {
+    let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
+    let Some(ctas) = ctas else {
         return Err(call.refuse(format!(
             "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
             i32::MAX as usize * CHUNK_ELEMENTS,
@@ -88,6 +88,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U32(list.tensors() as u32),
         coefficients,
     ];
-    steps.push(Device::launch(function, blocks, THREADS, 0, arguments));
+    steps.push(Device::launch(function, ctas, THREADS, 0, arguments));
     Ok(steps)
 }

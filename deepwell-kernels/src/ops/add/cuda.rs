@@ -10,7 +10,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Elements that a thread takes at a time.
 const WIDTH: usize = 8;
@@ -35,8 +35,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (a, b, sum) = (call.input(0), call.input(1), call.output(0));
     let function = device.function("add", "add_bf16", 0)?;
-    let blocks = grid_of(sum.elements().div_ceil(WIDTH), THREADS, device.sm_count());
+    let ctas = grid_of(sum.elements().div_ceil(WIDTH), THREADS, device.sm_count());
     let arguments =
         vec![a.argument(), b.argument(), sum.argument(), Argument::U64(sum.elements() as u64)];
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }

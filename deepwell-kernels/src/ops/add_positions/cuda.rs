@@ -105,7 +105,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     let bytes = 2 * units.width;
     let function = device.function("add_positions", &format!("add_positions_{bytes}_bytes"), 0)?;
     let threads = units.tokens.div_ceil(UNITS_PER_THREAD);
-    let blocks = grid_of(threads, FORWARD_THREADS, device.sm_count());
+    let ctas = grid_of(threads, FORWARD_THREADS, device.sm_count());
     let arguments = vec![
         x.argument(),
         table.argument(),
@@ -113,7 +113,7 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
         Argument::U64(units.tokens as u64),
         Argument::U32(units.sequence as u32),
     ];
-    Ok(vec![Device::launch(function, blocks, FORWARD_THREADS, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, FORWARD_THREADS, 0, arguments)])
 }
 
 fn prepare_backward(
@@ -136,6 +136,6 @@ fn prepare_backward(
         Argument::U32(units.batch as u32),
         Argument::U32(call.accumulate().into()),
     ];
-    let blocks = (units.table as u32).div_ceil(BACKWARD_THREADS).max(1);
-    Ok(vec![Device::launch(function, blocks, BACKWARD_THREADS, 0, arguments)])
+    let ctas = (units.table as u32).div_ceil(BACKWARD_THREADS).max(1);
+    Ok(vec![Device::launch(function, ctas, BACKWARD_THREADS, 0, arguments)])
 }

@@ -11,10 +11,10 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
-/// Queries of a block.
-const BLOCK_QUERIES: usize = 128;
+/// Queries of a CTA.
+const CTA_QUERIES: usize = 128;
 /// Keys of one of the two buffers.
 const STAGE_KEYS: usize = 64;
 /// Widths of a head that kernels are compiled for.
@@ -142,7 +142,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 /// Dynamic shared memory: a tile of queries, two buffers of keys and of values, and an offset.
 pub(crate) fn shared_bytes(width: usize) -> u32 {
-    ((BLOCK_QUERIES + 2 * 2 * STAGE_KEYS) * width * 2 + 16) as u32
+    ((CTA_QUERIES + 2 * 2 * STAGE_KEYS) * width * 2 + 16) as u32
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -160,7 +160,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     // Whole groups, which share keys and values.
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
-    let blocks = sizes.seq.div_ceil(BLOCK_QUERIES) * sizes.batch_heads;
+    let ctas = sizes.seq.div_ceil(CTA_QUERIES) * sizes.batch_heads;
     let mut arguments: Vec<Argument> = [&q, &k, &v, &out, &lse].map(Tensor::argument).into();
     arguments.extend(
         [sizes.seq, sizes.heads, sizes.kv_heads, sizes.batch_heads, section]
@@ -169,7 +169,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::U32(op.heads.causal.into()));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
     arguments.push(Argument::U32(sizes.head_dim as u32));
-    Ok(vec![Device::launch(function, blocks.max(1) as u32, THREADS, shared, arguments)])
+    Ok(vec![Device::launch(function, ctas.max(1) as u32, THREADS, shared, arguments)])
 }
 
 #[cfg(test)]

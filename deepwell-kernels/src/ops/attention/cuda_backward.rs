@@ -11,19 +11,19 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
 /// Queries of a tile of dq.
-const BLOCK_QUERIES: usize = 128;
+const CTA_QUERIES: usize = 128;
 /// Queries of a buffer of the work on keys.
 const STAGE_QUERIES: usize = 64;
 /// Rows of a tile of statistics.
 const ROWS_PER_ITEM: usize = 256;
 /// lse and delta of a row, FP32.
 const STATISTICS_BYTES: usize = 8;
-/// What a block works on, in shared memory.
+/// What a CTA works on, in shared memory.
 const WORK_BYTES: usize = 32;
-/// Work taken, rows done, blocks done.
+/// Work taken, rows done, CTAs done.
 const COUNTERS: usize = 3;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
@@ -67,7 +67,7 @@ fn shared_bytes(width: usize) -> u32 {
     let row_bytes = width * 2;
     let query_stage = 2 * STAGE_QUERIES * row_bytes + STAGE_QUERIES * STATISTICS_BYTES;
     let key_work = 2 * block_keys(width) * row_bytes + 2 * query_stage;
-    let query_work = (2 * BLOCK_QUERIES + 2 * 2 * stage_keys(width)) * row_bytes;
+    let query_work = (2 * CTA_QUERIES + 2 * 2 * stage_keys(width)) * row_bytes;
     (key_work.max(query_work) + WORK_BYTES) as u32
 }
 
@@ -76,7 +76,7 @@ fn items(sizes: &Sizes, width: usize) -> usize {
     let key_heads = sizes.key_heads();
     (sizes.batch_heads * sizes.seq).div_ceil(ROWS_PER_ITEM)
         + sizes.seq.div_ceil(block_keys(width)) * key_heads
-        + sizes.seq.div_ceil(BLOCK_QUERIES) * sizes.batch_heads
+        + sizes.seq.div_ceil(CTA_QUERIES) * sizes.batch_heads
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -91,9 +91,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let shared = shared_bytes(width.elements);
     let name = format!("attention_backward_{}", width.name());
     let function = device.function("attention_backward", &name, shared)?;
-    // Blocks stay and take one work item after the other.
-    let resident = device.resident_blocks(function, THREADS, shared)?;
-    let blocks = items(&sizes, width.elements).clamp(1, resident as usize);
+    // CTAs stay and take one work item after the other.
+    let resident = device.resident_ctas(function, THREADS, shared)?;
+    let ctas = items(&sizes, width.elements).clamp(1, resident as usize);
     let l2_bytes = device.driver.properties().l2_bytes;
     let group = sizes.heads / sizes.kv_heads;
     // Work on keys streams queries and dout of a group, work on queries keys and values.
@@ -114,7 +114,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(Argument::F32(op.heads.scale as f32));
     arguments.push(Argument::F32(scale_log2(&op.heads)));
     arguments.push(Argument::U32(sizes.head_dim as u32));
-    Ok(vec![Device::launch(function, blocks as u32, THREADS, shared, arguments)])
+    Ok(vec![Device::launch(function, ctas as u32, THREADS, shared, arguments)])
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
         ] {
             assert_eq!(crate::ops::attention::cuda::shared_bytes(head_dim), forward);
             assert_eq!(shared_bytes(head_dim), backward);
-            // sm_120 has 99 KiB a block; the backward also has 256 bytes that are not dynamic.
+            // sm_120 has 99 KiB a CTA; the backward also has 256 bytes that are not dynamic.
             assert!(backward.max(forward) + 256 <= 99 * 1024);
         }
     }

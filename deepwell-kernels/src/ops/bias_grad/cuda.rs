@@ -10,16 +10,16 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
-/// Columns of a block.
+/// Columns of a CTA.
 const COLUMNS: usize = 256;
 /// Elements of a 16-byte load.
 const WIDTH: usize = 8;
-/// Blocks that fill a large GPU; the number is part of the order of the sum, and so the same for
+/// CTAs that fill a large GPU; the number is part of the order of the sum, and so the same for
 /// all devices.
-const BLOCKS_WANTED: usize = 1024;
-/// Runs of rows that the last block can join in little time.
+const CTAS_WANTED: usize = 1024;
+/// Runs of rows that the last CTA can join in little time.
 const SPLITS_MAX: usize = 64;
 /// Rows that are worth a run: four for each warp.
 const ROWS_PER_SPLIT_MIN: usize = 32;
@@ -45,7 +45,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 fn tiles_and_splits(shape: &[usize]) -> (usize, usize) {
     let (rows, columns) = (shape[0], shape[1]);
     let tiles = columns.div_ceil(COLUMNS).max(1);
-    let splits = (BLOCKS_WANTED / tiles).min(SPLITS_MAX).min(rows.div_ceil(ROWS_PER_SPLIT_MIN));
+    let splits = (CTAS_WANTED / tiles).min(SPLITS_MAX).min(rows.div_ceil(ROWS_PER_SPLIT_MIN));
     (tiles, splits.max(1))
 }
 

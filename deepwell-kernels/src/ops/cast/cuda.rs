@@ -10,7 +10,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace, takes_all};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Elements that a thread takes at a time, as in the source.
 const WIDTH: usize = 16;
@@ -42,7 +42,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         }
     };
     let function = device.function("cast", entry, 0)?;
-    let blocks = grid_of(x.elements().div_ceil(WIDTH), THREADS, device.sm_count());
+    let ctas = grid_of(x.elements().div_ceil(WIDTH), THREADS, device.sm_count());
     let arguments = vec![x.argument(), y.argument(), Argument::U64(x.elements() as u64)];
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }

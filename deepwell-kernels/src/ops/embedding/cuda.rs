@@ -10,7 +10,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Units that a thread copies at a time.
 const UNITS_PER_THREAD: usize = 4;
@@ -45,7 +45,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let function = device.function("embedding", entry, 0)?;
     let rows = tokens.elements();
     let threads = (rows * width).div_ceil(UNITS_PER_THREAD);
-    let blocks = grid_of(threads, THREADS, device.sm_count());
+    let ctas = grid_of(threads, THREADS, device.sm_count());
     let arguments = vec![
         tokens.argument(),
         table.argument(),
@@ -54,5 +54,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U32(vocab as u32),
         Argument::U32(width as u32),
     ];
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }

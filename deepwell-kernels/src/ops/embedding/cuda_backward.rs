@@ -10,17 +10,17 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block of each kernel, as in the source.
+/// Threads of a CTA of each kernel, as in the source.
 const SORT_THREADS: u32 = 1024;
 const SUM_THREADS: u32 = 256;
 const JOIN_THREADS: u32 = 128;
-/// Rows of the table that a block can own when it sorts.
+/// Rows of the table that a CTA can own when it sorts.
 const SORT_ROWS_MAX: usize = 256;
 /// Sorted positions of a chunk.
 const CHUNK: usize = 64;
 /// Columns of a warp.
 const SLICE_COLUMNS: usize = 128;
-/// Rows of the table that a block fills.
+/// Rows of the table that a CTA fills.
 const ZERO_ROWS: usize = SUM_THREADS as usize / 32 * 4;
 /// Columns that a lane reads at a time.
 const WIDTH: usize = 4;
@@ -105,14 +105,14 @@ impl Cut {
         Scratch { sorted, firsts, spans, partials, bytes }
     }
 
-    /// Rows that a block owns when it sorts: each block looks at all tokens, so no more blocks
+    /// Rows that a CTA owns when it sorts: each CTA looks at all tokens, so no more CTAs
     /// than run at a time, if the table lets them.
-    fn rows_per_block(&self, sm_count: usize) -> usize {
+    fn rows_per_cta(&self, sm_count: usize) -> usize {
         self.vocab.div_ceil(sm_count.max(1)).clamp(1, SORT_ROWS_MAX)
     }
 
-    /// Blocks that add, and then those that fill rows without tokens.
-    fn sum_blocks(&self, accumulate: bool) -> usize {
+    /// CTAs that add, and then those that fill rows without tokens.
+    fn sum_ctas(&self, accumulate: bool) -> usize {
         let filling = if accumulate { 0 } else { self.vocab.div_ceil(ZERO_ROWS) };
         (self.items().div_ceil(SUM_THREADS as usize / 32) + filling).max(1)
     }
@@ -129,15 +129,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sum = function(&format!("embedding_backward_sum_{suffix}"))?;
     let join = function(&format!("embedding_backward_join_{suffix}"))?;
 
-    let rows_per_block = cut.rows_per_block(device.sm_count() as usize);
-    let sort_blocks = cut.vocab.div_ceil(rows_per_block).max(1) as u32;
+    let rows_per_cta = cut.rows_per_cta(device.sm_count() as usize);
+    let sort_ctas = cut.vocab.div_ceil(rows_per_cta).max(1) as u32;
     let sort_arguments = vec![
         tokens.argument(),
         at(scratch.sorted),
         at(scratch.firsts),
         Argument::U32(cut.tokens as u32),
         Argument::U32(cut.vocab as u32),
-        Argument::U32(rows_per_block as u32),
+        Argument::U32(rows_per_cta as u32),
     ];
     let sizes = [Argument::U32(cut.vocab as u32), Argument::U32(cut.columns as u32)];
     let slices = Argument::U32(cut.slices as u32);
@@ -153,10 +153,10 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     ];
     sum_arguments.extend(sizes);
     sum_arguments.extend([Argument::U32(cut.items() as u32), slices, accumulate]);
-    let sum_blocks = cut.sum_blocks(call.accumulate()) as u32;
+    let sum_ctas = cut.sum_ctas(call.accumulate()) as u32;
     let mut steps = vec![
-        Device::launch(sort, sort_blocks, SORT_THREADS, 0, sort_arguments),
-        Device::launch(sum, sum_blocks, SUM_THREADS, 0, sum_arguments),
+        Device::launch(sort, sort_ctas, SORT_THREADS, 0, sort_arguments),
+        Device::launch(sum, sum_ctas, SUM_THREADS, 0, sum_arguments),
     ];
     // The last chunk ends all rows: a row of several chunks begins in another.
     if cut.chunks > 1 && cut.slices > 0 {
@@ -164,8 +164,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             vec![dtable.argument(), at(scratch.firsts), at(scratch.partials), at(scratch.spans)];
         join_arguments.extend(sizes);
         join_arguments.extend([slices, accumulate]);
-        let join_blocks = cut.items() as u32;
-        steps.push(Device::launch(join, join_blocks, JOIN_THREADS, 0, join_arguments));
+        let join_ctas = cut.items() as u32;
+        steps.push(Device::launch(join, join_ctas, JOIN_THREADS, 0, join_arguments));
     }
     Ok(steps)
 }
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_work_and_the_table_are_covered() {
-        for ((tokens, vocab, columns), (rows_per_block, items, adding, all)) in [
+        for ((tokens, vocab, columns), (rows_per_cta, items, adding, all)) in [
             ((32_768, 32_000, 768), (243, 512 * 6, 384, 384 + 1000)),
             ((16_384, 256, 1024), (2, 256 * 8, 256, 256 + 8)),
             ((65, 128_256, 129), (256, 4, 1, 1 + 4008)),
@@ -186,9 +186,9 @@ mod tests {
         ] {
             let cut = Cut::new(tokens, vocab, columns);
             let what = format!("{tokens} of {vocab}x{columns}");
-            assert_eq!(cut.rows_per_block(132), rows_per_block, "{what}");
+            assert_eq!(cut.rows_per_cta(132), rows_per_cta, "{what}");
             assert_eq!(cut.items(), items, "{what}");
-            assert_eq!((cut.sum_blocks(true), cut.sum_blocks(false)), (adding, all), "{what}");
+            assert_eq!((cut.sum_ctas(true), cut.sum_ctas(false)), (adding, all), "{what}");
         }
     }
 

@@ -10,7 +10,7 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Elements that a thread takes at a time.
 const WIDTH: usize = 8;
@@ -44,9 +44,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let elements = call.input(0).elements();
     let function = device.function("gelu", entry, 0)?;
-    let blocks = grid_of(elements.div_ceil(WIDTH), THREADS, device.sm_count());
+    let ctas = grid_of(elements.div_ceil(WIDTH), THREADS, device.sm_count());
     let operands = 0..call.call.operands.len();
     let mut arguments: Vec<_> = operands.map(|index| call.operand(index).argument()).collect();
     arguments.push(Argument::U64(elements as u64));
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }

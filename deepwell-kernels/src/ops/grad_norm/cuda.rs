@@ -10,12 +10,12 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Elements of a chunk, as in the source.
 const CHUNK_ELEMENTS: usize = 8192;
-/// Blocks at most; the number is part of the order of the sum, and so the same for all devices.
-const BLOCKS_MAX: usize = 1024;
+/// CTAs at most; the number is part of the order of the sum, and so the same for all devices.
+const CTAS_MAX: usize = 1024;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_grad_norm",
@@ -36,9 +36,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     Some(format!("takes f32 gradients, not {}", wrong.dtype))
 }
 
-/// A sum for each block.
+/// A sum for each CTA.
 fn workspace_bytes(_: &KernelRequest<'_>, _: &Target) -> usize {
-    BLOCKS_MAX * size_of::<f64>()
+    CTAS_MAX * size_of::<f64>()
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -56,6 +56,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::Pointer(device.arrival_counters(1)?),
         call.output(0).argument(),
     ];
-    let blocks = list.chunks().clamp(1, BLOCKS_MAX) as u32;
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    let ctas = list.chunks().clamp(1, CTAS_MAX) as u32;
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }

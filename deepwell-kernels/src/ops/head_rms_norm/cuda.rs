@@ -7,7 +7,7 @@ use deepwell_ir::{KernelRequest, Op, OperandType, Target};
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
-use crate::cuda::launch::rows::{self, BlockColumns};
+use crate::cuda::launch::rows::{self, CtaColumns};
 use crate::cuda::launch::support;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
@@ -82,8 +82,8 @@ fn lanes_of(head_dim: usize) -> Option<u32> {
 }
 
 /// How the sums over heads are divided among CTAs.
-fn division([heads, _]: [usize; 2], lanes: u32, workers: usize) -> BlockColumns {
-    BlockColumns::new(heads, (BACKWARD_THREADS / lanes * HEADS) as usize, workers)
+fn division([heads, _]: [usize; 2], lanes: u32, workers: usize) -> CtaColumns {
+    CtaColumns::new(heads, (BACKWARD_THREADS / lanes * HEADS) as usize, workers)
 }
 
 fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -96,11 +96,11 @@ fn prepare_forward(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<S
     };
     let [heads, head_dim] = matrix.map(|extent| extent as u32);
     let function = device.function("head_rms_norm", "head_rms_norm", 0)?;
-    let blocks = heads.div_ceil(FORWARD_THREADS / lanes * HEADS).max(1);
+    let ctas = heads.div_ceil(FORWARD_THREADS / lanes * HEADS).max(1);
     let mut arguments: Vec<_> = (0..4).map(|index| call.operand(index).argument()).collect();
     arguments.extend([heads, head_dim, lanes].map(Argument::U32));
     arguments.push(Argument::F32(op.eps as f32));
-    Ok(vec![Device::launch(function, blocks, FORWARD_THREADS, 0, arguments)])
+    Ok(vec![Device::launch(function, ctas, FORWARD_THREADS, 0, arguments)])
 }
 
 fn backward_workspace_bytes(request: &KernelRequest<'_>, target: &Target) -> usize {
@@ -133,8 +133,8 @@ fn prepare_backward(
         Argument::Pointer(device.arrival_counters(division.arrival_counters())?),
         Argument::U32(division.members as u32),
     ]);
-    let blocks = division.blocks as u32;
-    Ok(vec![Device::launch(function, blocks, BACKWARD_THREADS, 0, arguments)])
+    let ctas = division.ctas as u32;
+    Ok(vec![Device::launch(function, ctas, BACKWARD_THREADS, 0, arguments)])
 }
 
 #[cfg(test)]

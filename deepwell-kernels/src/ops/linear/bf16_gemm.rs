@@ -4,14 +4,14 @@ use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{LinearSizes, extents_fit, tile_blocks};
+use crate::cuda::launch::gemm::{LinearSizes, extents_fit, tile_ctas};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::{MMA_SYNC_BF16, mma_sync_gemm};
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
 /// Three stages of two 16 KiB tiles.
 const SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
@@ -81,8 +81,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     if let Op::LinearWeightGrad(_) = op {
         arguments.push(Argument::U32(call.accumulate().into()));
     }
-    let blocks = tile_blocks(rows, columns);
-    Ok(vec![Device::launch(function, blocks, THREADS, SHARED_BYTES, arguments)])
+    let ctas = tile_ctas(rows, columns);
+    Ok(vec![Device::launch(function, ctas, THREADS, SHARED_BYTES, arguments)])
 }
 
 #[cfg(test)]

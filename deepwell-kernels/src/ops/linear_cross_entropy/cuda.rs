@@ -11,7 +11,7 @@ use crate::cuda::catalog::CUBLASLT;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
-    tile_blocks,
+    tile_ctas,
 };
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
@@ -19,14 +19,14 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
 
-/// Threads of a block of `cross_entropy.cu`.
+/// Threads of a CTA of `cross_entropy.cu`.
 const THREADS: u32 = 512;
-/// Logits that such a block takes at a time.
+/// Logits that such a CTA takes at a time.
 const TILE_LOGITS: usize = 4096;
-/// Tiles of a row that stay in shared memory: two blocks fit an SM of Hopper, one fits the
+/// Tiles of a row that stay in shared memory: two CTAs fit an SM of Hopper, one fits the
 /// smallest.
 const CACHED_TILES_MAX: usize = 6;
-/// Threads of a block of `cross_entropy_gemm.cu`, and its shared memory.
+/// Threads of a CTA of `cross_entropy_gemm.cu`, and its shared memory.
 const GEMM_THREADS: u32 = 128;
 const GEMM_SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
 /// Elements of a 16-byte access.
@@ -234,8 +234,8 @@ impl Head {
         arguments.extend(last);
         // The padding of the logits is written too.
         let columns = if out.dtype == DType::F32 { out.leading } else { out.columns };
-        let blocks = tile_blocks(out.rows, columns);
-        Ok(Device::launch(function, blocks, GEMM_THREADS, GEMM_SHARED_BYTES, arguments))
+        let ctas = tile_ctas(out.rows, columns);
+        Ok(Device::launch(function, ctas, GEMM_THREADS, GEMM_SHARED_BYTES, arguments))
     }
 
     fn logits_step(&self, device: &mut Device<'_>, chunk: Chunk) -> Result<Step, KernelError> {
@@ -302,8 +302,8 @@ impl Head {
             Argument::U32(self.accumulate.into()),
             Argument::Pointer(self.arrival_counter),
         ];
-        let blocks = chunk.rows.max(1) as u32;
-        Ok(Device::launch(function, blocks, THREADS, shared_bytes, arguments))
+        let ctas = chunk.rows.max(1) as u32;
+        Ok(Device::launch(function, ctas, THREADS, shared_bytes, arguments))
     }
 }
 

@@ -57,6 +57,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         mx::totals(device, 1)?,
         statistics,
     ]);
-    let blocks = mx::blocks(rows, columns);
-    Ok(vec![Device::launch(function, blocks, threads, shared_bytes, arguments)])
+    let ctas = mx::ctas(rows, columns);
+    Ok(vec![Device::launch(function, ctas, threads, shared_bytes, arguments)])
 }

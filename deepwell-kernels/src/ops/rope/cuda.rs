@@ -12,7 +12,7 @@ use crate::epilogue::no_epilogue;
 use crate::ops::rope::cpu::rope_tables;
 use crate::predict::roofline;
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Pairs that a thread turns at a time, where a head's half divides by it.
 const WIDTH: usize = 8;
@@ -124,8 +124,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U32(split.head_step as u32),
         Argument::F32(if backward { -1.0 } else { 1.0 }),
     ];
-    let blocks = split.items.div_ceil(THREADS).max(1);
-    Ok(vec![Device::launch(function, blocks, THREADS, 0, arguments)])
+    let ctas = split.items.div_ceil(THREADS).max(1);
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }
 
 #[cfg(test)]

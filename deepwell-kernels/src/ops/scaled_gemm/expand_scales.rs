@@ -10,7 +10,7 @@ use crate::cuda::launch::gemm::LIBRARY_ALIGNMENT_BYTES;
 use crate::cuda::launch::support::grid_of;
 use crate::cuda::prepare::{Device, Step};
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Rows of a square.
 const SQUARE: usize = 128;
@@ -69,7 +69,7 @@ pub(crate) fn expand(
             _ => rows.div_ceil(SQUARE) * groups * WARP,
         }
     });
-    let blocks = grid_of(threads[0].max(threads[1]), THREADS, device.sm_count());
+    let ctas = grid_of(threads[0].max(threads[1]), THREADS, device.sm_count());
     let square = |operand: &Expansion| u32::from(operand.spec.block.is_square());
     let arguments = vec![
         Argument::Pointer(a.source),
@@ -83,7 +83,7 @@ pub(crate) fn expand(
     ];
     Ok(Step::Launch(Launch {
         function,
-        grid: [blocks, 2, 1],
+        grid: [ctas, 2, 1],
         block: [THREADS, 1, 1],
         cluster: [1, 1, 1],
         shared_bytes: 0,

@@ -4,13 +4,13 @@ use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{extents_fit, tile_blocks};
+use crate::cuda::launch::gemm::{extents_fit, tile_ctas};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
-/// Threads of a block, as in the source.
+/// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Three stages of two 16 KiB tiles and the scales of their rows.
 const SHARED_BYTES: u32 = 3 * (2 * 16 * 1024 + 1024);
@@ -56,7 +56,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 }
 
 /// The launch of a kernel of `<stem>.cu`; all that are made of `epilogue/mxfp8_gemm.cuh` have the
-/// same names behind the stem, parameters and blocks.
+/// same names behind the stem, parameters and CTAs.
 pub(crate) fn prepare_from(
     stem: &'static str,
     call: &CallView<'_>,
@@ -79,8 +79,8 @@ pub(crate) fn prepare_from(
         Argument::I32(k as i32),
         Argument::U32(call.accumulate().into()),
     ];
-    let blocks = tile_blocks(rows, columns);
-    Ok(vec![Device::launch(function, blocks, THREADS, SHARED_BYTES, arguments)])
+    let ctas = tile_ctas(rows, columns);
+    Ok(vec![Device::launch(function, ctas, THREADS, SHARED_BYTES, arguments)])
 }
 
 #[cfg(test)]

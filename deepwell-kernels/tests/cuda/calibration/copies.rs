@@ -126,7 +126,7 @@ pub(super) fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| random.word() as u8).collect()
 }
 
-/// One block for each corner copies a box and writes its shared memory out.
+/// One CTA for each corner copies a box and writes its shared memory out.
 fn ptx(bytes: usize) -> String {
     let mut text = format!(
         ".visible .entry run(.param .align 64 .b8 map[128], .param .u64 corners, .param .u64 out)\n\

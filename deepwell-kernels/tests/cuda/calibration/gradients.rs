@@ -11,7 +11,7 @@ use crate::harness::{HostTensor, RunOptions, uniform};
 
 const EPS: f64 = 1e-5;
 
-/// Rows and columns. Norms add over rows in as many blocks as there are SMs: no more rows than four
+/// Rows and columns. Norms add over rows in as many CTAs as there are SMs: no more rows than four
 /// of them take, which is what an emulated device has. Rows of one warp, of four, and those that
 /// are taken element by element.
 const NORMS: [(usize, usize); 3] = [(61, 768), (7, 4096), (4, 33)];

@@ -10,7 +10,7 @@ use super::golden::Group;
 use super::scalar_inputs::{BYTES, Words, words};
 
 const THREADS: usize = 128;
-/// What one block reduces.
+/// What one CTA reduces.
 const BLOCK_BYTES: usize = 8192;
 
 /// A reduction of words, or of halves of words.
@@ -112,7 +112,7 @@ impl Row {
     }
 }
 
-/// One block for each 8 KiB: to shared memory, and by `copy` from there.
+/// One CTA for each 8 KiB: to shared memory, and by `copy` from there.
 fn ptx(parameters: &str, bytes: usize, copy: &str) -> String {
     format!(
         ".visible .entry run({parameters})\n.reqntid {THREADS}\n{{\n\

@@ -59,7 +59,7 @@ impl WgmmaKernel {
         format!("wgmma.mma_async.sync.aligned.m64n{}k{k}.{sum}.{a}.{b}", self.columns)
     }
 
-    /// The kernel: a, b, accumulators before and after, one block for each MMA.
+    /// The kernel: a, b, accumulators before and after, one CTA for each MMA.
     pub(super) fn ptx(&self) -> String {
         let mut text = String::new();
         self.write(&mut text).expect("a string takes all");

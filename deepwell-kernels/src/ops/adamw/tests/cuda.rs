@@ -134,7 +134,7 @@ fn several_steps_as_on_the_cpu() {
         &[1023, 1024, 1025, 1],
         &[4095, 4096, 4097, 1],
         &[2049, 1023, 7, 100_001, 64, 12_289],
-        // More blocks than a GPU holds.
+        // More CTAs than a GPU holds.
         &[3, 2_500_003],
     ];
     for lengths in tables {

@@ -96,7 +96,7 @@ trial!(integers_are_summed_exactly);
 fn integers_are_summed_exactly() {
     let mut gpu = Gpu::open();
     // One chunk of 64 sorted positions, several, rows of many chunks; rows and columns that do
-    // not fill their blocks.
+    // not fill their CTAs.
     for size in [
         (0, 5, 8),
         (0, 3, 3),

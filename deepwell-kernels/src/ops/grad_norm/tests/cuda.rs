@@ -38,7 +38,7 @@ fn tables_of_tensors_as_the_oracle() {
         &[1023, 1, 1, 2, 3, 16_385],
         &[100_003, 0, 1, 24_577],
         &[1; 300],
-        // More chunks than blocks.
+        // More chunks than CTAs.
         &[5, 9_000_001, 3],
     ];
     for lengths in tables {

@@ -14,7 +14,7 @@ const TILES: [Tile; 6] = [
     Tile::new(128, 256, 64),
     Tile::new(256, 128, 64),
     Tile::new(256, 256, 64),
-    // Of two pairs of blocks that share rows of `a`, or of `b`.
+    // Of two CTA pairs that share rows of `a`, or of `b`.
     Tile { cluster: [1, 2], ..Tile::new(256, 128, 64) },
     Tile { cluster: [2, 1], ..Tile::new(256, 256, 64) },
 ];
@@ -51,7 +51,7 @@ fn gemms_of_any_size() {
 }
 
 trial!(blocks_of_several_tiles);
-/// Three tiles and more for each block of an emulated device with four SMs: accumulators and stages
+/// Three tiles and more for each CTA of an emulated device with four SMs: accumulators and stages
 /// are used again. Clusters of two tiles: the second of some is beyond the result.
 fn blocks_of_several_tiles() {
     let mut gpu = tcgen05::open();
