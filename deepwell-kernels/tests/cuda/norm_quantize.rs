@@ -28,7 +28,7 @@ struct Norm {
     y: usize,
 }
 
-/// Rows whose CTAs differ in size, with what is not finite in a few of them.
+/// Rows whose blocks differ in size, with what is not finite in a few of them.
 fn matrix(rows: usize, columns: usize, seed: u64) -> HostTensor {
     let mut x = uniform(rows * columns, seed, 2.0);
     for (index, x) in x.iter_mut().enumerate() {
