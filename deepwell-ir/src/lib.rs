@@ -61,7 +61,7 @@ pub use graph::{
     Graph, Init, InputRole, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind,
 };
 pub use link::{Link, Part};
-pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, GemmKind, TensorType};
+pub use op::{GemmKind, MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
 pub use passes::{
     Predict, Recompute, TensorPrecision, apply_precision, apply_served_precision, fuse, recompute,
 };

@@ -2,7 +2,7 @@
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, GemmKind, Recompute, Stage,
+    GemmKind, Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, Recompute, Stage,
     TensorKind, apply_precision, differentiate, fuse, recompute,
 };
 use deepwell_precision::Format;

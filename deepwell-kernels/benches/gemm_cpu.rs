@@ -87,10 +87,7 @@ fn time(tier: Tier, kind: DataKind, gemm: Gemm) -> Duration {
         DataKind::Mx => {
             (Operand::rows_mx(&a_data, &a_scales, k), Operand::rows_mx(&b_data, &b_scales, k))
         }
-        _ => (
-            operand(&a_numbers, m, gemm.a_transposed),
-            operand(&b_numbers, n, gemm.b_transposed),
-        ),
+        _ => (operand(&a_numbers, m, gemm.a_transposed), operand(&b_numbers, n, gemm.b_transposed)),
     };
     let mut workspace = vec![0u8; gemm::workspace_bytes(tier, m, n, k, kind, kind)];
     let mut result_f32 = vec![0.0f32; m * n];

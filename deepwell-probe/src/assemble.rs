@@ -258,9 +258,7 @@ fn peaks(
         return (sheet.peaks.iter().copied().collect(), sheet.source.to_owned());
     }
     let rates = datasheet::flops_per_cycle(capability, name.contains("GeForce"));
-    let (Some(sm_count), Some(mhz), false) =
-        (sm_count, clocks.sm_mhz_max, rates.is_empty())
-    else {
+    let (Some(sm_count), Some(mhz), false) = (sm_count, clocks.sm_mhz_max, rates.is_empty()) else {
         let what = match (rates.is_empty(), sm_count) {
             (true, _) => format!("rates of compute capability {}.{}", capability.0, capability.1),
             (false, None) => "number of SMs".to_owned(),

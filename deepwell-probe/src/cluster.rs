@@ -194,8 +194,7 @@ impl Cluster {
         let rack = rack.filter(|sku| sku.host == Host::Grace);
         let board = board.filter(|sku| sku.host != Host::Grace);
         let found = rack.map(|sku| (sku, RACK_TRAYS)).or(board.map(|board| (board, 1)));
-        let Some((sku, trays)) = found.filter(|_| (1..=COUNT_MAX / 100).contains(&count))
-        else {
+        let Some((sku, trays)) = found.filter(|_| (1..=COUNT_MAX / 100).contains(&count)) else {
             return Err(unknown());
         };
         let (nics, nic_gbit_per_s) = sku.nics.ok_or_else(unknown)?;

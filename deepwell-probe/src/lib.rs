@@ -56,9 +56,9 @@ mod link;
 mod memory;
 mod nvml;
 mod preset;
-mod skus;
 mod record;
 mod refusal;
+mod skus;
 mod software;
 mod table;
 

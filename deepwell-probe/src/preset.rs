@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::skus::{
-    GRACE_CORES, GRACE_HZ, GRACE_LINK_GBPS, GRACE_MEMORY_BYTES, Host, SKUS, Sku,
-    RACK_TRAYS, sku,
+    GRACE_CORES, GRACE_HZ, GRACE_LINK_GBPS, GRACE_MEMORY_BYTES, Host, RACK_TRAYS, SKUS, Sku, sku,
 };
 use crate::{
     Arch, Clocks, Cpu, Endpoint, Gpu, Hardware, Link, LinkKind, NumaNode, NvLinkDomain, Pcie,
@@ -226,10 +225,7 @@ fn device(sku: &Sku, index: u32) -> Gpu {
         memory_free_bytes: sku.memory_bytes,
         hbw_gbps: sku.hbw_gbps,
         l2_bytes: Some(sku.l2_bytes),
-        clocks: Clocks {
-            sm_mhz_max: sku.sm_mhz_max,
-            memory_mhz_max: None,
-        },
+        clocks: Clocks { sm_mhz_max: sku.sm_mhz_max, memory_mhz_max: None },
         power_cap_w: Some(sku.power_cap_w),
         power_cap_default_w: Some(sku.power_cap_w),
         mig: (!is_geforce).then_some(false),

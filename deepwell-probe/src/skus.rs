@@ -52,8 +52,7 @@ const NVLINK_4: Option<(u32, u32)> = Some((18, 6));
 const NVLINK_5: Option<(u32, u32)> = Some((18, 7));
 
 /// All of them; each is given by what it differs in from the one before it of its kind.
-pub(crate) const SKUS: [Sku; 8] =
-    [H100, H200, B200, B300, GB200, GB300, RTX_5090, RTX_PRO_6000];
+pub(crate) const SKUS: [Sku; 8] = [H100, H200, B200, B300, GB200, GB300, RTX_5090, RTX_PRO_6000];
 
 /// NVIDIA H100 datasheet, SXM column: 80 GB HBM3 at 3.35 TB/s, 700 W, PCIe 5.0. 132 SMs and 50 MB
 /// of L2: NVIDIA H100 architecture paper. NICs: DGX H100 datasheet, 8 ConnectX-7 at 400 Gbit/s.

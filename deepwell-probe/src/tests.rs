@@ -413,8 +413,7 @@ fn json_that_is_none_names_the_place() {
 fn files_of_older_releases_are_read() {
     let hardware = Hardware::preset("h200").unwrap();
     let json = hardware.to_json();
-    for (now, before) in
-        [("sm_count", "multiprocessors"), ("sm_mhz_max", "multiprocessor_mhz_max")]
+    for (now, before) in [("sm_count", "multiprocessors"), ("sm_mhz_max", "multiprocessor_mhz_max")]
     {
         assert!(json.contains(&format!("\"{now}\"")), "{json}");
         let old = json.replace(&format!("\"{now}\""), &format!("\"{before}\""));

@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
-use deepwell_ir::{Call, Instance, Op, GemmKind, Program};
+use deepwell_ir::{Call, GemmKind, Instance, Op, Program};
 use deepwell_kernels::{Backend, KernelError, Observer};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Engine, GemmCounts, compile};

@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
-use deepwell_ir::{Call, Instance, Op, PrecisionPolicy, GemmKind, Program, ValueId};
+use deepwell_ir::{Call, GemmKind, Instance, Op, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
 use deepwell_precision::{
     BLOCK, ElementRounding, GemmMode, OperandClass, OperandSetting, QuantFormat, Source, e4m3,

@@ -7,7 +7,7 @@
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::ops::{LinearInputGrad, ScaledGemm};
 use deepwell_ir::{
-    Access, Call, Instance, Op, Operand, PrecisionPolicy, GemmKind, Program, Recompute, ValueId,
+    Access, Call, GemmKind, Instance, Op, Operand, PrecisionPolicy, Program, Recompute, ValueId,
 };
 use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, Verdict, cpu_target};
 use deepwell_plan::{Plan, lower};

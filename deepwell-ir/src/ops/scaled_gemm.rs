@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::quantize::planes_of;
 use super::{Axis, Check, product};
-use crate::op::{MathUnit, OpRule, OutputType, GemmKind, TensorType};
+use crate::op::{GemmKind, MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, OpError, Shape, Storage};
 
 /// `out[M, N] = a[M, K] · b[N, K]ᵀ (+ bias)` with FP32 accumulation: the planes of a, those of b,

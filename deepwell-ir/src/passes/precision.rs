@@ -26,7 +26,7 @@ use crate::ops::{
     Axis, Collective, CollectiveKind, Dequantize, Quantize, ScaledGemm, StochasticRound,
 };
 use crate::{
-    DType, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, GemmKind, Stage, Storage,
+    DType, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, Stage, Storage,
     Tensor, TensorId, TensorKind, ops,
 };
 

@@ -26,7 +26,7 @@ const SIDE: u64 = 1024;
 #[derive(Clone, Debug)]
 struct Kernel {
     name: String,
-    /// Blocks that compute a tile together.
+    /// CTAs that compute a tile together.
     cluster: u32,
     /// Of a tile.
     columns: u32,

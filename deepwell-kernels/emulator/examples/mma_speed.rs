@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use deepwell_emulator::number::{Format, Rounding, encode};
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 /// Uniform bits (xorshift64).

@@ -33,9 +33,9 @@ pub struct FaultReport {
     pub ptx_line: u32,
     /// File (an index into [`crate::ptx::Module::files`]) and line of the source, from `.loc`.
     pub source: Option<(u32, u32)>,
-    /// Position of the block in the grid.
+    /// Position of the CTA in the grid.
     pub block: [u32; 3],
-    /// Position of the thread in the block; `None` for an asynchronous operation.
+    /// Position of the thread in the CTA; `None` for an asynchronous operation.
     pub thread: Option<[u32; 3]>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for FaultReport {
         if let Some((file, line)) = self.source {
             write!(f, " (line {line} of file {file})")?;
         }
-        write!(f, ", block {:?}", self.block)?;
+        write!(f, ", CTA {:?}", self.block)?;
         match self.thread {
             Some(thread) => write!(f, ", thread {thread:?}"),
             None => write!(f, ", in an asynchronous operation"),
@@ -56,9 +56,9 @@ impl fmt::Display for FaultReport {
 /// Lanes that cannot go on, or do not get anywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Position of the block in the grid.
+    /// Position of the CTA in the grid.
     pub block: [u32; 3],
-    /// Warp of the block.
+    /// Warp of the CTA.
     pub warp: u32,
     /// Lanes of the warp, one bit each.
     pub lanes: u32,
@@ -74,7 +74,7 @@ impl fmt::Display for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "block {:?} warp {} lanes {:#010x} at PTX line {}",
+            "CTA {:?} warp {} lanes {:#010x} at PTX line {}",
             self.block, self.warp, self.lanes, self.ptx_line
         )?;
         if let Some((file, line)) = self.source {

@@ -52,7 +52,7 @@ pub struct Settings {
     pub lane_bits: LaneBits,
     /// SMs.
     pub sm_count: u32,
-    /// Blocks that an SM runs at a time, at most; fewer when their threads or their shared memory
+    /// CTAs that an SM runs at a time, at most; fewer when their threads or their shared memory
     /// do not fit.
     pub blocks_per_sm: u32,
     /// Instructions of all warps after which a launch is given up.
@@ -85,13 +85,13 @@ impl Default for Settings {
 pub struct LaunchSpec {
     /// Name of the kernel.
     pub kernel: String,
-    /// Blocks along each axis.
+    /// CTAs along each axis.
     pub grid: [u32; 3],
-    /// Threads of a block along each axis.
+    /// Threads of a CTA along each axis.
     pub block: [u32; 3],
-    /// Blocks of a cluster along each axis; `[1, 1, 1]` for none, or for what the kernel says.
+    /// CTAs of a cluster along each axis; `[1, 1, 1]` for none, or for what the kernel says.
     pub cluster: [u32; 3],
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a CTA.
     pub shared_bytes: u32,
     /// The parameters, laid out as [`Program::parameters`] of [`Emulator::program`] says.
     /// [`Arguments`] makes them.
@@ -350,7 +350,7 @@ impl Emulator {
     }
 
     /// Clusters of a launch that are on the device at a time, of however many its grid has: what
-    /// kernels whose blocks wait for each other may count on.
+    /// kernels whose CTAs wait for each other may count on.
     ///
     /// # Errors
     /// A launch that does not fit.
@@ -467,29 +467,29 @@ fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Sh
     let threads: u64 = spec.block.iter().map(|axis| u64::from(*axis)).product();
     if threads == 0 || threads > 1024 || spec.block[2] > 64 {
         return Err(format!(
-            "a block of {:?} threads: expected 1 to 1024 in all, 64 at most along z",
+            "a CTA of {:?} threads: expected 1 to 1024 in all, 64 at most along z",
             spec.block
         ));
     }
     if spec.grid.contains(&0) {
-        return Err(format!("a grid of {:?} blocks: every axis must have one", spec.grid));
+        return Err(format!("a grid of {:?} CTAs: every axis must have one", spec.grid));
     }
     if let Some(required) = program.required_threads
         && required != spec.block
     {
-        return Err(format!("blocks of {:?} threads, `.reqntid` says {required:?}", spec.block));
+        return Err(format!("CTAs of {:?} threads, `.reqntid` says {required:?}", spec.block));
     }
     if let Some(limit) = program.max_threads {
         let limit: u64 = limit.iter().map(|axis| u64::from((*axis).max(1))).product();
         if threads > limit {
-            return Err(format!("a block of {threads} threads, `.maxntid` allows {limit}"));
+            return Err(format!("a CTA of {threads} threads, `.maxntid` allows {limit}"));
         }
     }
     let asked = spec.cluster != [1, 1, 1];
     let cluster = match program.required_cluster {
         Some(required) if asked && required != spec.cluster => {
             return Err(format!(
-                "clusters of {:?} blocks, `.reqnctapercluster` says {required:?}",
+                "clusters of {:?} CTAs, `.reqnctapercluster` says {required:?}",
                 spec.cluster
             ));
         }
@@ -501,18 +501,18 @@ fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Sh
     }
     let blocks: u64 = cluster.iter().map(|axis| u64::from(*axis)).product();
     if blocks == 0 || blocks > 16 {
-        return Err(format!("a cluster of {cluster:?} blocks: expected 1 to 16 in all"));
+        return Err(format!("a cluster of {cluster:?} CTAs: expected 1 to 16 in all"));
     }
     if (0..3).any(|axis| !spec.grid[axis].is_multiple_of(cluster[axis])) {
         return Err(format!(
-            "a grid of {:?} blocks is no multiple of clusters of {cluster:?}",
+            "a grid of {:?} CTAs is no multiple of clusters of {cluster:?}",
             spec.grid
         ));
     }
     let shared_bytes = u64::from(program.shared_static_bytes) + u64::from(spec.shared_bytes);
     if shared_bytes > u64::from(SHARED_BYTES_LIMIT) {
         return Err(format!(
-            "{shared_bytes} bytes of shared memory, a block may have {SHARED_BYTES_LIMIT}"
+            "{shared_bytes} bytes of shared memory, a CTA may have {SHARED_BYTES_LIMIT}"
         ));
     }
     if spec.arguments.len() as u64 != u64::from(program.parameter_bytes) {

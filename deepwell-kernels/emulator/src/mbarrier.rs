@@ -45,13 +45,13 @@ pub const MBARRIER_BYTES: u32 = 8;
 #[derive(Clone, Debug, Default)]
 pub struct MbarrierTable {
     objects: HashMap<(u32, u32), Mbarrier>,
-    /// Which words of each block's shared memory hold a live object, for the check that every
+    /// Which words of each CTA's shared memory hold a live object, for the check that every
     /// ordinary access makes.
     live: Vec<LiveWords>,
 }
 
 impl MbarrierTable {
-    /// A table for a cluster of `blocks` blocks, without any object.
+    /// A table for a cluster of `blocks` CTAs, without any object.
     pub fn new(blocks: u32) -> MbarrierTable {
         MbarrierTable {
             objects: HashMap::new(),
@@ -75,7 +75,7 @@ impl MbarrierTable {
             return Err(Fault::new(
                 "mbarrier-reinitialized",
                 format!(
-                    "`mbarrier.init` of shared {offset:#x} of block {rank}, which holds a live \
+                    "`mbarrier.init` of shared {offset:#x} of CTA {rank}, which holds a live \
                      mbarrier ({}); `mbarrier.inval` it first",
                     object.describe()
                 ),
@@ -217,14 +217,14 @@ impl MbarrierTable {
         }
     }
 
-    /// What a waiter is waiting for, for reports of deadlocks, such as
-    /// ``mbarrier at shared 0x40 of block 0: phase 3 (parity 1) lacks 1 of 2 arrivals``.
+    /// What a waiter is waiting for, for reports of deadlocks, such as ``mbarrier at shared 0x40 of
+    /// CTA 0: phase 3 (parity 1) lacks 1 of 2 arrivals``.
     pub fn describe(&self, rank: u32, offset: u32) -> String {
         match self.get(rank, offset) {
             Some(object) => {
-                format!("mbarrier at shared {offset:#x} of block {rank}: {}", object.describe())
+                format!("mbarrier at shared {offset:#x} of CTA {rank}: {}", object.describe())
             }
-            None => format!("no mbarrier at shared {offset:#x} of block {rank}"),
+            None => format!("no mbarrier at shared {offset:#x} of CTA {rank}"),
         }
     }
 
@@ -234,7 +234,7 @@ impl MbarrierTable {
         format!("waits for parity {parity} of {}", self.describe(rank, offset))
     }
 
-    /// All live objects of a block, by offset.
+    /// All live objects of a CTA, by offset.
     pub fn live_objects(&self, rank: u32) -> Vec<(u32, &Mbarrier)> {
         let mut found: Vec<_> = (self.objects.iter())
             .filter(|((of, _), _)| *of == rank)
@@ -244,7 +244,7 @@ impl MbarrierTable {
         found
     }
 
-    /// Forgets all objects, as when other blocks take the place of these.
+    /// Forgets all objects, as when other CTAs take the place of these.
     pub fn reset(&mut self) {
         self.objects.clear();
         self.live.iter_mut().for_each(LiveWords::reset);
@@ -263,7 +263,7 @@ impl MbarrierTable {
             Fault::new(
                 "mbarrier-uninitialized",
                 format!(
-                    "`{operation}` on shared {offset:#x} of block {rank}, which holds no \
+                    "`{operation}` on shared {offset:#x} of CTA {rank}, which holds no \
                      mbarrier; `mbarrier.init` must come first"
                 ),
             )
@@ -277,7 +277,7 @@ fn aligned(rank: u32, offset: u32) -> Result<(), Fault> {
     }
     Err(Fault::new(
         "mbarrier-misaligned",
-        format!("an mbarrier is 8-byte aligned, got shared {offset:#x} of block {rank}"),
+        format!("an mbarrier is 8-byte aligned, got shared {offset:#x} of CTA {rank}"),
     ))
 }
 
@@ -288,7 +288,7 @@ fn overlap(rank: u32, object: u32, write: bool) -> Fault {
     Fault::new(
         rule,
         format!(
-            "ordinary {verb} of the live mbarrier at shared {object:#x} of block {rank}; only \
+            "ordinary {verb} of the live mbarrier at shared {object:#x} of CTA {rank}; only \
              mbarrier operations may touch it, `mbarrier.inval` frees its bytes"
         ),
     )
@@ -299,7 +299,7 @@ fn at(rank: u32, offset: u32) -> impl Fn(Fault) -> Fault {
     move |fault| {
         Fault::new(
             fault.rule,
-            format!("mbarrier at shared {offset:#x} of block {rank}: {}", fault.message),
+            format!("mbarrier at shared {offset:#x} of CTA {rank}: {}", fault.message),
         )
     }
 }

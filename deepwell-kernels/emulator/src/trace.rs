@@ -5,9 +5,9 @@ use std::fmt;
 /// One instruction of one warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
-    /// Position of the block in the grid.
+    /// Position of the CTA in the grid.
     pub block: [u32; 3],
-    /// Warp of the block.
+    /// Warp of the CTA.
     pub warp: u32,
     /// Lanes that ran it, one bit each.
     pub lanes: u32,
@@ -20,7 +20,7 @@ impl fmt::Display for TraceRecord {
         let [x, y, z] = self.block;
         write!(
             f,
-            "block {x},{y},{z} warp {:2} lanes {:08x} line {}",
+            "CTA {x},{y},{z} warp {:2} lanes {:08x} line {}",
             self.warp, self.lanes, self.ptx_line
         )
     }

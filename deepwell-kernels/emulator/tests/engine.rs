@@ -198,7 +198,7 @@ fn a_deadlock_tells_who_waits_for_what() {
     let error = emulator.launch(module, &launch).unwrap_err();
     let EmulatorError::Deadlock { waiters } = &error else { panic!("{error}") };
     assert_eq!(waiters.len(), 2);
-    assert!(error.to_string().contains("barrier 2 of the block: 32 of 64"), "{error}");
+    assert!(error.to_string().contains("barrier 2 of the CTA: 32 of 64"), "{error}");
     let line = PTX.lines().nth(waiters[0].ptx_line as usize - 1).unwrap();
     assert!(line.contains("barrier.sync 1, 64"), "{line}");
     assert!(waiters[0].source.is_some());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use deepwell_emulator::number::Format;
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 fn read(name: &str) -> Vec<u8> {

@@ -13,9 +13,9 @@ use deepwell_emulator::warp_mma::fragment::gather_accumulator;
 use deepwell_emulator::warp_mma::{
     LANES, MatrixAccess, Row, WarpMmaForm, load_matrix, store_matrix, transpose_matrix,
 };
-use deepwell_emulator::wgmma::{Descriptor, WgmmaForm, MatrixA, Swizzle, WarpFragments};
+use deepwell_emulator::wgmma::{Descriptor, MatrixA, Swizzle, WarpFragments, WgmmaForm};
 
-/// Shared memory of one block.
+/// Shared memory of one CTA.
 struct Shared(Vec<u8>);
 
 impl Shared {
@@ -164,12 +164,10 @@ fn check_wgmma(line: &str) {
             d: rows(&d_bytes, warp * LANES * d_registers, d_registers, d_registers),
         })
         .collect();
-    let a_place =
-        if form.a_in_registers { MatrixA::Registers } else { MatrixA::Shared(bits(7)) };
+    let a_place = if form.a_in_registers { MatrixA::Registers } else { MatrixA::Shared(bits(7)) };
     let accumulate = number(9) == 1;
     let mode = ResultMode::Hardware;
-    form
-        .run(mode, 0, a_place, bits(8), accumulate, &mut warps, &mut memory)
+    form.run(mode, 0, a_place, bits(8), accumulate, &mut warps, &mut memory)
         .unwrap_or_else(|fault| panic!("{line}: {fault}"));
     let came = hash(warps.iter().flat_map(|warp| words(&warp.d, d_registers)));
     assert_eq!(format!("{came:016x}"), fields[12], "{line}");
@@ -286,8 +284,7 @@ fn check_chain(element: Type, [a, b, d]: [&[u8]; 3]) {
     for step in 0..4 {
         let (a, b) = (descriptor(32 * step), descriptor(8192 + 32 * step));
         let mode = ResultMode::Hardware;
-        form
-            .run(mode, 0, MatrixA::Shared(a), b, step > 0, &mut warps, &mut memory)
+        form.run(mode, 0, MatrixA::Shared(a), b, step > 0, &mut warps, &mut memory)
             .expect("a legal form");
     }
     let sums = warps.iter().flat_map(|warp| gather_accumulator(&warp.d, 32, 64));

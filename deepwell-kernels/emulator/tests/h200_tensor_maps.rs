@@ -66,7 +66,7 @@ fn the_driver_accepts_the_same_maps() {
     );
 }
 
-/// Shared memory of one block and some global memory.
+/// Shared memory of one CTA and some global memory.
 struct Flat {
     shared: Vec<u8>,
     global: Vec<u8>,

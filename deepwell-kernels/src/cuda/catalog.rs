@@ -29,11 +29,7 @@ pub fn cuda_kernels() -> impl Iterator<Item = &'static CudaKernelSpec> {
 }
 
 /// A GPU as a target: the machine's first.
-pub fn cuda_target(
-    architecture: Architecture,
-    sm_count: usize,
-    libraries: &[&str],
-) -> Target {
+pub fn cuda_target(architecture: Architecture, sm_count: usize, libraries: &[&str]) -> Target {
     Target {
         arch: architecture.target_name().to_string(),
         features: Vec::new(),

@@ -2,9 +2,9 @@
 
 mod counts;
 mod exchange;
+mod host_blas;
 mod machine;
 mod pinned;
-mod host_blas;
 mod state;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,8 +20,8 @@ use super::prepare::Tensor;
 
 pub use self::counts::{Counts, FakeCounts, FakeNode};
 pub use self::exchange::HostComm;
-pub use self::machine::Machine;
 pub use self::host_blas::HostBlas;
+pub use self::machine::Machine;
 pub(super) use self::state::{State, Work, no_such};
 
 /// Numbers drivers, so that a buffer is known as its driver's.

@@ -323,7 +323,9 @@ impl Device<'_> {
             let asked = self.constants.arrival_counters_used + count;
             return Err(DriverError::new(
                 "arrival counters",
-                format!("expected at most {ARRIVAL_COUNTERS} counters in all programs, got {asked}"),
+                format!(
+                    "expected at most {ARRIVAL_COUNTERS} counters in all programs, got {asked}"
+                ),
             )
             .into());
         }

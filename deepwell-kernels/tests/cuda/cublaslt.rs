@@ -1,12 +1,12 @@
 //! GEMMs by cuBLASLt: the operands' orientations and sizes, and when they are chosen.
 
-use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, GemmKind, ops};
+use deepwell_ir::{DType, GemmKind, KernelCatalog, KernelRequest, Op, OperandType, ops};
 use deepwell_kernels::cuda::{Architecture, CUBLASLT, CudaCatalog, cuda_target};
 use deepwell_precision::{BlockShape, QuantFormat, scale_tiles};
 
 use crate::bf16_gemm;
-use crate::harness::Gpu;
 use crate::gemm_operands::Kind;
+use crate::harness::Gpu;
 
 pub(crate) const ROWS: QuantFormat = QuantFormat::MXFP8_128;
 pub(crate) const SQUARES: QuantFormat = ROWS.square();

@@ -4,13 +4,13 @@
 use deepwell_ir::ops::{
     Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearInputGrad, Quantize, ScaledGemm,
 };
-use deepwell_ir::{DType, Op, GemmKind, Tile};
+use deepwell_ir::{DType, GemmKind, Op, Tile};
 use deepwell_precision::{QuantFormat, ScaleRule};
 use half::bf16;
 
+use crate::gemm_operands::Kind;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
-use crate::gemm_operands::Kind;
 use crate::quantize::{assert_same, outputs, reference};
 use crate::tcgen05;
 

@@ -65,6 +65,7 @@ mod expand_scales;
 mod fused_gemm;
 #[path = "../../src/ops/gelu/tests/cuda.rs"]
 mod gelu;
+mod gemm_operands;
 #[path = "../../src/ops/grad_norm/tests/cuda.rs"]
 mod grad_norm;
 mod harness;
@@ -80,7 +81,6 @@ mod mx;
 #[path = "../../src/ops/scaled_gemm/tests/mxfp8_gemm.rs"]
 mod mxfp8_gemm;
 mod norm_quantize;
-mod gemm_operands;
 #[cfg(feature = "emulated")]
 mod ptx;
 #[path = "../../src/ops/quantize/tests/cuda.rs"]

@@ -31,7 +31,9 @@ pub(super) fn check_operands(
                 add(format!("{kind} reads `{name}`, expected a tensor that was not quantized"));
             }
             (true, None) => {
-                add(format!("{kind} reads `{name}`, expected one dequantized from {axis}wise data"));
+                add(format!(
+                    "{kind} reads `{name}`, expected one dequantized from {axis}wise data"
+                ));
             }
             (true, Some(got)) if got != wanted[side] => {
                 let got = got.name();

@@ -45,10 +45,10 @@
 //! # }
 //! ```
 
-mod quantized;
 mod emulated;
-mod planes;
 mod gemms;
+mod planes;
+mod quantized;
 mod report;
 mod stochastic;
 mod structure;

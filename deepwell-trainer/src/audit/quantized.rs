@@ -237,7 +237,8 @@ pub(super) fn check_quantize(
             held.has_the_right_size() && held.differences().is_empty()
         };
         if in_place_of(row, column) && in_place_of(column, row) {
-            let what = format!("{moment}rowwise and columnwise operands of `{}` are swapped", source.name);
+            let what =
+                format!("{moment}rowwise and columnwise operands of `{}` are swapped", source.name);
             report.add(&call.name, what);
         }
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, ScaledGemm};
 use deepwell_ir::{
-    Call, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase, Plane, GemmKind,
-    Program, Storage, TensorId, TensorPrecision, ValueId,
+    Call, GemmKind, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase,
+    Plane, Program, Storage, TensorId, TensorPrecision, ValueId,
 };
 use deepwell_precision::QuantFormat;
 
@@ -216,7 +216,11 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
         if let Op::Dequantize(op) = &call.op {
             let operand = operand_at(&origins, call, 0, &op.format, &mut add);
             if let Some(operand) = operand.filter(|operand| operand.axis != op.axis) {
-                add(format!("takes the {} where it quantizes {}wise", operand.describe(), op.axis.name()));
+                add(format!(
+                    "takes the {} where it quantizes {}wise",
+                    operand.describe(),
+                    op.axis.name()
+                ));
             }
         }
         if let Op::ScaledGemm(op) = call.op.leading() {

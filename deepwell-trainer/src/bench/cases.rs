@@ -2,7 +2,7 @@
 //! of the model's step.
 
 use deepwell_ir::ops::{self, AttentionHeads, Axis, Epilogue, Fused, Quantize};
-use deepwell_ir::{Access, DType, Instance, Op, PrecisionPolicy, GemmKind, Program, Storage};
+use deepwell_ir::{Access, DType, GemmKind, Instance, Op, PrecisionPolicy, Program, Storage};
 use deepwell_kernels::SingleCall;
 use deepwell_precision::QuantFormat;
 use deepwell_probe::Hardware;

@@ -43,10 +43,7 @@ impl Machine {
                     let known = |value: Option<u32>| {
                         value.map_or_else(|| "unknown".to_string(), |value| value.to_string())
                     };
-                    fact(
-                        "GPU",
-                        format!("{}, {} SMs", gpu.name, known(gpu.sm_count)),
-                    );
+                    fact("GPU", format!("{}, {} SMs", gpu.name, known(gpu.sm_count)));
                     fact(
                         "driver",
                         match hardware.software.driver.version() {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use deepwell_ir::ops::Axis;
-use deepwell_ir::{DType, Instance, GemmKind, ops};
+use deepwell_ir::{DType, GemmKind, Instance, ops};
 use deepwell_kernels::{KernelError, SingleCall};
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 use deepwell_probe::{Hardware, NumberFormat, measure_memory_bandwidth, measure_triad};

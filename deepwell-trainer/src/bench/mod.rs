@@ -36,7 +36,7 @@ pub use device_copy::measure_copy;
 pub use load::LoadSampler;
 pub use machine::Machine;
 pub use measure::{
-    CpuMeasurements, GpuMeasurements, LaunchTimes, GemmRate, measure_cpu, measure_gpu,
+    CpuMeasurements, GemmRate, GpuMeasurements, LaunchTimes, measure_cpu, measure_gpu,
 };
 pub use measure_links::{AllReduceRate, LinkMeasurements, PeerRate, measure_links};
 pub use report::{Report, Settings};

@@ -1,6 +1,6 @@
 //! What a run has computed in MXFP8, counted as steps and evaluations end.
 
-use deepwell_ir::{Op, GemmKind, Program};
+use deepwell_ir::{GemmKind, Op, Program};
 use deepwell_plan::{LinearFlops, linear_flops};
 use serde::{Deserialize, Serialize};
 

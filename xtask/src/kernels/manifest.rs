@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::sass_rules::sass_fault;
 use super::resources::Resources;
 use super::sass::{Counts, Instructions};
+use super::sass_rules::sass_fault;
 
 /// A `__global__` function of a cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@
 
 pub(crate) mod compile;
 mod lines;
-mod sass_rules;
 pub(crate) mod manifest;
 mod progress;
 mod resources;
 mod sass;
+mod sass_rules;
 mod toolchain;
 pub(crate) mod unit;
 

@@ -113,8 +113,7 @@ first:
         let found: Vec<String> = count_instructions(text)
             .iter()
             .map(|(function, found)| {
-                let (mmas, loads) =
-                    (counts_text(&found.mmas), counts_text(&found.tensor_loads));
+                let (mmas, loads) = (counts_text(&found.mmas), counts_text(&found.tensor_loads));
                 format!("{function}: {mmas}; {loads}")
             })
             .collect();

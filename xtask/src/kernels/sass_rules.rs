@@ -19,18 +19,8 @@ struct Rule {
 /// GEMMs on tcgen05, whose operands come by tensor copies, and those of sm_120 with scales of
 /// blocks. Nothing is in local memory.
 const RULES: &[Rule] = &[
-    Rule {
-        stem: "sm100_bf16_gemm",
-        mma: "UTCHMMA",
-        load: Some("UTMALDG"),
-        pair: Some("_256x"),
-    },
-    Rule {
-        stem: "sm100_mxfp8_gemm",
-        mma: "UTCQMMA",
-        load: Some("UTMALDG"),
-        pair: Some("_256x"),
-    },
+    Rule { stem: "sm100_bf16_gemm", mma: "UTCHMMA", load: Some("UTMALDG"), pair: Some("_256x") },
+    Rule { stem: "sm100_mxfp8_gemm", mma: "UTCQMMA", load: Some("UTMALDG"), pair: Some("_256x") },
     Rule {
         stem: "sm100_bf16_gemm_fused",
         mma: "UTCHMMA",
@@ -69,8 +59,7 @@ pub(crate) fn sass_fault(stem: &str, kernel: &Kernel) -> Option<String> {
     if resources.stack_bytes > 0 {
         faults.push(format!("expected no local memory, got {} bytes", resources.stack_bytes));
     }
-    (!faults.is_empty())
-        .then(|| format!("SASS of `{}`: {}", resources.entry, faults.join("; ")))
+    (!faults.is_empty()).then(|| format!("SASS of `{}`: {}", resources.entry, faults.join("; ")))
 }
 
 fn names(counts: &Counts) -> String {
@@ -86,24 +75,20 @@ mod tests {
 
     #[test]
     fn kernels_that_break_a_rule() {
-        let check =
-            |stem: &str, entry: &str, mmas: &str, loads: &str, stack_bytes, expected| {
-                let counts = |names: &str| -> Counts {
-                    names.split_whitespace().map(|name| (name.to_string(), 4)).collect()
-                };
-                let kernel = Kernel {
-                    resources: Resources {
-                        entry: entry.to_string(),
-                        stack_bytes,
-                        ..Resources::default()
-                    },
-                    instructions: Instructions {
-                        mmas: counts(mmas),
-                        tensor_loads: counts(loads),
-                    },
-                };
-                assert_eq!(sass_fault(stem, &kernel).as_deref(), expected, "{entry}");
+        let check = |stem: &str, entry: &str, mmas: &str, loads: &str, stack_bytes, expected| {
+            let counts = |names: &str| -> Counts {
+                names.split_whitespace().map(|name| (name.to_string(), 4)).collect()
             };
+            let kernel = Kernel {
+                resources: Resources {
+                    entry: entry.to_string(),
+                    stack_bytes,
+                    ..Resources::default()
+                },
+                instructions: Instructions { mmas: counts(mmas), tensor_loads: counts(loads) },
+            };
+            assert_eq!(sass_fault(stem, &kernel).as_deref(), expected, "{entry}");
+        };
         let stem = "sm100_bf16_gemm";
         check(stem, "g_128x256", "UTCHMMA", "UTMALDG", 0, None);
         check(stem, "g_256x128", "UTCHMMA.2CTA", "UTMALDG.2CTA", 0, None);

@@ -78,11 +78,11 @@ pub fn copy_to_global(
     Ok(bytes_written)
 }
 
-/// `cp.async.bulk` from the shared memory of one block to that of another one of the cluster.
+/// `cp.async.bulk` from the shared memory of one CTA to that of another one of the cluster.
 /// Places are pairs of a rank and a byte. Returns the bytes that the barrier counts.
 ///
 /// # Errors
-/// As [`copy_to_shared`]; `bulk-copy-same-block` for a target in the source's own block.
+/// As [`copy_to_shared`]; `bulk-copy-same-cta` for a target in the own CTA of the source.
 pub fn copy_between_shared(
     source: (u32, u32),
     target: (u32, u32),
@@ -114,7 +114,7 @@ pub fn reduce_to_global(
     Ok(u64::from(bytes))
 }
 
-/// `cp.reduce.async.bulk` from the shared memory of one block to that of another. Returns the bytes
+/// `cp.reduce.async.bulk` from the shared memory of one CTA to that of another. Returns the bytes
 /// that the barrier counts.
 ///
 /// # Errors
@@ -143,9 +143,9 @@ fn read_for_other_block(
     check(u64::from(source.1), u64::from(target.1), bytes)?;
     if source.0 == target.0 {
         return Err(Fault::new(
-            "bulk-copy-same-block",
+            "bulk-copy-same-cta",
             format!(
-                "a bulk copy from shared to shared memory needs another block of the cluster as \
+                "a bulk copy from shared to shared memory needs another CTA of the cluster as \
                  its target, got its own block {}",
                 source.0
             ),

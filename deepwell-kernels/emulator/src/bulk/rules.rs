@@ -151,7 +151,7 @@ fn check_box(spec: &TensorMapSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Shared memory that one block can have, in bytes, on all machines that copy boxes.
+/// Shared memory that one CTA can have, in bytes, on all machines that copy boxes.
 const SHARED_BYTES_MAX: u64 = 227 * 1024;
 
 /// A box has room in shared memory. The driver counts an extent divided by its element stride,

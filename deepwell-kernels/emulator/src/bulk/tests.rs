@@ -249,7 +249,7 @@ fn loads_are_as_defined_per_element() {
             expected[at] = if is_padding { memory.shared[0][at] } else { byte };
         }
         assert!(memory.shared[0] == expected, "case {case}: {spec:?} at {coordinates:?}");
-        assert!(memory.shared[1] == expected, "case {case}: the second block");
+        assert!(memory.shared[1] == expected, "case {case}: the second CTA");
     }
 }
 
@@ -517,7 +517,7 @@ fn plain_copies_move_what_they_say() {
         (copy_to_shared(BASE + 8, &[0], 0, 16, &mut memory), "bulk-copy-alignment"),
         (copy_to_shared(BASE, &[0], 8, 16, &mut memory), "bulk-copy-alignment"),
         (copy_to_shared(BASE, &[0], 0, 24, &mut memory), "bulk-copy-size"),
-        (copy_between_shared((1, 0), (1, 64), 16, &mut memory), "bulk-copy-same-block"),
+        (copy_between_shared((1, 0), (1, 64), 16, &mut memory), "bulk-copy-same-cta"),
     ] {
         assert_eq!(fault.expect_err(rule).rule, rule);
     }

@@ -79,7 +79,7 @@ impl Lowering<'_> {
                 if !matches!(semantics, Semantics::Release | Semantics::Relaxed) {
                     return Err("an arrival releases or is relaxed".to_string());
                 }
-                // The state may be left out where the barrier is another block's.
+                // The state may be left out where the barrier is another CTA's.
                 let operands = between(operands, 1, 3)?;
                 let (state, operands) = match &operands[0] {
                     Operand::Address { .. } => (None, operands),

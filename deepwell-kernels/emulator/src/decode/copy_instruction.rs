@@ -12,7 +12,7 @@ pub struct StoreAsync {
     pub element: Type,
     /// One for each element.
     pub sources: Box<[Source]>,
-    /// In the same block as the target; gets the bytes.
+    /// In the same CTA as the target; gets the bytes.
     pub barrier: Address,
     /// `red.async`: how to combine.
     pub reduction: Option<AtomicOperation>,
@@ -25,7 +25,7 @@ pub enum BulkDirection {
     GlobalToShared,
     /// Shared to global memory.
     SharedToGlobal,
-    /// Shared memory to that of another block of the cluster.
+    /// Shared memory to that of another CTA of the cluster.
     SharedToShared,
     /// Global memory into the L2 cache: nothing that can be seen.
     Prefetch,
@@ -49,7 +49,7 @@ pub struct BulkCopy {
     pub direction: BulkDirection,
     /// First byte written. For [`BulkDirection::Prefetch`] the same as the source.
     pub target: Address,
-    /// The target is given in the window of the own block (`.shared::cta`).
+    /// The target is given in the window of the own CTA (`.shared::cta`).
     pub target_is_own_block: bool,
     /// First byte read.
     pub source: Address,
@@ -94,7 +94,7 @@ pub struct TensorCopy {
     pub coordinates: Box<[Source]>,
     /// In shared memory; a zero for prefetches.
     pub shared: Address,
-    /// The shared address is given in the window of the own block (`.shared::cta`).
+    /// The shared address is given in the window of the own CTA (`.shared::cta`).
     pub shared_is_own_block: bool,
     /// How it ends.
     pub completion: BulkCompletion,
@@ -102,7 +102,7 @@ pub struct TensorCopy {
     pub im2col: Box<[Source]>,
     /// `.multicast::cluster`: a bit for each rank.
     pub multicast: Option<Source>,
-    /// `.cta_group`: 1 or 2. With 2 the barrier may be that of the pair's other block.
+    /// `.cta_group`: 1 or 2. With 2 the barrier may be that of the pair's other CTA.
     pub block_group: Option<u32>,
     /// `cp.reduce`: how to combine.
     pub reduction: Option<AtomicOperation>,

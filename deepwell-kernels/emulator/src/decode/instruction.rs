@@ -88,18 +88,18 @@ pub enum Instruction {
         /// The window.
         space: Space,
     },
-    /// `mapa`: the same offset in shared memory of another block of the cluster.
+    /// `mapa`: the same offset in shared memory of another CTA of the cluster.
     MapAddress {
         /// Where to.
         destination: Register,
         /// Shared window address, or generic when `space` is [`Space::Generic`].
         source: Source,
-        /// Rank of the block in the cluster.
+        /// Rank of the CTA in the cluster.
         rank: Source,
         /// [`Space::Generic`] or [`Space::SharedCluster`].
         space: Space,
     },
-    /// `getctarank`: the block whose shared memory holds an address.
+    /// `getctarank`: the CTA whose shared memory holds an address.
     BlockRank {
         /// Where to.
         destination: Register,
@@ -192,7 +192,7 @@ pub enum Instruction {
         space: Space,
         /// Gets 16 bytes of `complete_tx`.
         barrier: Address,
-        /// `.multicast::cluster::all`: every block of the cluster gets the answer.
+        /// `.multicast::cluster::all`: every CTA of the cluster gets the answer.
         multicast: bool,
     },
     /// `clusterlaunchcontrol.query_cancel.is_canceled`.
@@ -204,7 +204,7 @@ pub enum Instruction {
     },
     /// `clusterlaunchcontrol.query_cancel.get_first_ctaid`. Undefined when nothing was canceled.
     QueryFirstBlock {
-        /// x, y, z of the canceled cluster's first block, and one unused word.
+        /// x, y, z of the canceled cluster's first CTA, and one unused word.
         destinations: [Option<Register>; 4],
         /// The 128 bits of the answer, low half first.
         response: [Source; 2],
@@ -347,7 +347,7 @@ pub enum SpecialRegister {
     GlobalTimer,
     GlobalTimerLow,
     GlobalTimerHigh,
-    /// `%total_smem_size`: static and dynamic bytes of the block.
+    /// `%total_smem_size`: static and dynamic bytes of the CTA.
     TotalSharedBytes,
     /// `%aggr_smem_size`.
     AggregateSharedBytes,
@@ -360,7 +360,7 @@ pub enum SpecialRegister {
     /// `%pm<n>`: always 0.
     PerformanceMonitor(u8),
     /// No register of the ISA: the shared window address of the byte at an offset of the own
-    /// block's shared memory, which holds the rank of the block in its cluster. What `mov` takes
+    /// CTA's shared memory, which holds the rank of the CTA in its cluster. What `mov` takes
     /// the address of a shared variable to be.
     SharedVariable(u32),
     /// The same for a parameter of the kernel: the generic address of a byte of them.

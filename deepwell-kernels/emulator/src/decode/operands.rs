@@ -118,7 +118,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The address of a variable as a value. Those that a launch or a block decides come from a
+    /// The address of a variable as a value. Those that a launch or a CTA decides come from a
     /// register that the engine gives.
     fn variable_address(
         &mut self,

@@ -4,12 +4,12 @@ use super::types::{
     Address, Barrier64, PredicateSource, Register, Scope, Semantics, Source, Space,
 };
 
-/// `bar` and `barrier` of a block.
+/// `bar` and `barrier` of a CTA.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockBarrier {
     /// Name, 0 to 15.
     pub barrier: Source,
-    /// Threads that take part, a multiple of 32; `None` is all of the block.
+    /// Threads that take part, a multiple of 32; `None` is all of the CTA.
     pub threads: Option<Source>,
     /// What is done.
     pub action: BarrierAction,

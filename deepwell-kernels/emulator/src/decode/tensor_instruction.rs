@@ -3,12 +3,12 @@
 use super::matrix_instruction::MmaKind;
 use super::types::{Address, PredicateSource, Register, Source, Space};
 
-/// `tcgen05.*`. `group` is 1 or 2 blocks (`.cta_group`).
+/// `tcgen05.*`. `group` is 1 or 2 CTAs (`.cta_group`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tcgen05 {
     /// `alloc`: writes the address of the columns to shared memory.
     Allocate {
-        /// Blocks.
+        /// CTAs.
         group: u32,
         /// In shared memory, 4 bytes.
         target: Address,
@@ -19,7 +19,7 @@ pub enum Tcgen05 {
     },
     /// `dealloc`.
     Deallocate {
-        /// Blocks.
+        /// CTAs.
         group: u32,
         /// Tensor memory address.
         address: Source,
@@ -28,14 +28,14 @@ pub enum Tcgen05 {
     },
     /// `relinquish_alloc_permit`.
     Relinquish {
-        /// Blocks.
+        /// CTAs.
         group: u32,
     },
     /// `mma`.
     Mma(Box<Tcgen05Mma>),
     /// `cp`.
     Copy {
-        /// Blocks.
+        /// CTAs.
         group: u32,
         /// Shape and multicast.
         shape: Tcgen05CopyShape,
@@ -48,14 +48,14 @@ pub enum Tcgen05 {
     },
     /// `shift.down`.
     Shift {
-        /// Blocks.
+        /// CTAs.
         group: u32,
         /// Tensor memory address.
         address: Address,
     },
     /// `commit`.
     Commit {
-        /// Blocks.
+        /// CTAs.
         group: u32,
         /// The barrier that gets one arrival.
         barrier: Address,
@@ -116,7 +116,7 @@ pub enum Tcgen05Operand {
 /// `tcgen05.mma`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tcgen05Mma {
-    /// Blocks.
+    /// CTAs.
     pub group: u32,
     /// Kind.
     pub kind: MmaKind,

@@ -165,9 +165,9 @@ pub enum Space {
     Generic,
     /// Device memory.
     Global,
-    /// Shared memory of the own block (`.shared`, `.shared::cta`).
+    /// Shared memory of the own CTA (`.shared`, `.shared::cta`).
     Shared,
-    /// Shared memory of the cluster's blocks (`.shared::cluster`).
+    /// Shared memory of the cluster's CTAs (`.shared::cluster`).
     SharedCluster,
     /// Of one thread.
     Local,

@@ -23,7 +23,7 @@ pub(crate) enum Where {
 }
 
 /// The address of one lane. One without a register is a symbol's: an offset in its space. What is
-/// shared begins behind the system's bytes, and belongs to the own block.
+/// shared begins behind the system's bytes, and belongs to the own CTA.
 #[inline]
 pub(crate) fn address_of(warp: &Warp, space: Space, address: &Address, lane: usize) -> u64 {
     let sum = warp.registers.lane(address.base, lane).wrapping_add_signed(address.offset);
@@ -34,7 +34,7 @@ pub(crate) fn address_of(warp: &Warp, space: Space, address: &Address, lane: usi
     sum
 }
 
-/// A shared address in the window of the own block.
+/// A shared address in the window of the own CTA.
 #[inline]
 pub(crate) fn own_shared(warp: &Warp, address: u64) -> Result<(u32, u32), Fault> {
     let (rank, offset) = split_shared(address as u32);
@@ -42,9 +42,9 @@ pub(crate) fn own_shared(warp: &Warp, address: u64) -> Result<(u32, u32), Fault>
         return Ok((warp.rank, offset));
     }
     Err(Fault::new(
-        "shared-address-of-another-block",
+        "shared-address-of-another-cta",
         format!(
-            "shared address {:#x} is of block {rank} of the cluster, used as one of the own block \
+            "shared address {:#x} is of CTA {rank} of the cluster, used as one of the own CTA \
              {}: use `.shared::cluster`",
             address as u32, warp.rank
         ),
@@ -123,20 +123,20 @@ pub(crate) fn global_place(
     }
 }
 
-/// A block of the cluster whose threads have not all exited.
+/// A CTA of the cluster whose threads have not all exited.
 #[inline]
 pub(crate) fn live_rank(cluster: &ClusterState, own: u32, rank: u32) -> Result<usize, Fault> {
     match cluster.blocks.get(rank as usize) {
         Some(_) if rank == own => Ok(rank as usize),
         Some(block) if block.live_threads > 0 => Ok(rank as usize),
         Some(_) => Err(Fault::new(
-            "shared-of-exited-block",
-            format!("shared memory of block {rank} of the cluster, which has exited"),
+            "shared-of-exited-cta",
+            format!("shared memory of CTA {rank} of the cluster, which has exited"),
         )),
         None => Err(Fault::new(
             "shared-rank-out-of-range",
             format!(
-                "shared memory of block {rank} of the cluster, which has {} blocks",
+                "shared memory of CTA {rank} of the cluster, which has {} CTAs",
                 cluster.blocks.len()
             ),
         )),
@@ -204,7 +204,7 @@ pub(crate) fn load(
                 let (found, written) = cluster.blocks[block].shared.read(offset, bytes)?;
                 if !written {
                     world.note_unwritten(warp.pc, || {
-                        format!("{bytes} bytes at shared offset {offset:#x} of block {rank}")
+                        format!("{bytes} bytes at shared offset {offset:#x} of CTA {rank}")
                     });
                 }
                 found
@@ -346,7 +346,7 @@ pub(crate) fn atomic(
                 let shared = &mut cluster.blocks[block].shared;
                 if !shared.read(offset, bytes)?.1 {
                     world.note_unwritten(warp.pc, || {
-                        format!("{bytes} bytes at shared offset {offset:#x} of block {rank}")
+                        format!("{bytes} bytes at shared offset {offset:#x} of CTA {rank}")
                     });
                 }
                 shared.write(offset, bytes)?
@@ -453,7 +453,7 @@ pub(crate) fn address(
                 if to as usize >= cluster.blocks.len() {
                     return Err(Fault::new(
                         "shared-rank-out-of-range",
-                        format!("`mapa` to block {to} of {}", cluster.blocks.len()),
+                        format!("`mapa` to CTA {to} of {}", cluster.blocks.len()),
                     ));
                 }
                 let (_, offset) = split_shared(value as u32);

@@ -21,7 +21,7 @@ use crate::place::{Memory, Place};
 /// A bulk operation that did not happen yet.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// Who issued it: rank and warp of the block.
+    /// Who issued it: rank and warp of the CTA.
     pub(crate) warp: (u32, u32),
     pub(crate) lane: usize,
     /// Where in the program.
@@ -40,7 +40,7 @@ pub(crate) struct Pending {
 pub(crate) struct Queue {
     /// In no order.
     pub(crate) bulk: Vec<Pending>,
-    /// Of each block's tensor core, in order.
+    /// Of each CTA's tensor core, in order.
     pub(crate) tensor: Vec<VecDeque<TensorWork>>,
 }
 
@@ -266,7 +266,7 @@ pub(crate) fn wait_bulk_groups(
     Ok(())
 }
 
-/// Does what a block's tensor core has to do next. Returns whether there was anything.
+/// Does what a CTA's tensor core has to do next. Returns whether there was anything.
 pub(crate) fn complete_tensor(
     block: usize,
     cluster: &mut ClusterState,
@@ -370,7 +370,7 @@ pub(crate) fn complete_all(
     Ok(())
 }
 
-/// Lanes of a warp exited: what they have pending in shared memory of a block that is gone is
+/// Lanes of a warp exited: what they have pending in shared memory of a CTA that is gone is
 /// done while it is there.
 pub(crate) fn lanes_exited(
     warp: &mut Warp,

@@ -1,8 +1,8 @@
-//! Barriers of a block and of a cluster.
+//! Barriers of a CTA and of a cluster.
 
 use crate::error::Fault;
 
-/// One of a block's 16 barriers.
+/// One of a CTA's 16 barriers.
 #[derive(Clone, Debug, Default)]
 struct BlockBarrier {
     /// Threads that arrived.
@@ -21,7 +21,7 @@ struct BlockBarrier {
     waiters: Vec<(u32, u32)>,
 }
 
-/// The barriers of one block.
+/// The barriers of one CTA.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockBarriers {
     all: [BlockBarrier; 16],
@@ -48,7 +48,7 @@ impl BlockBarriers {
         let Some(state) = self.all.get_mut(barrier as usize) else {
             return Err(Fault::new(
                 "barrier-name-out-of-range",
-                format!("barrier {barrier}: a block has barriers 0 to 15"),
+                format!("barrier {barrier}: a CTA has barriers 0 to 15"),
             ));
         };
         if let Some(count) = expected

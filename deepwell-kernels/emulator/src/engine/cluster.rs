@@ -1,4 +1,4 @@
-//! A cluster of blocks: what its warps share.
+//! A cluster of CTAs: what its warps share.
 
 use super::asynchronous::Queue;
 use super::barrier::{BlockBarriers, ClusterBarrier};
@@ -8,7 +8,7 @@ use crate::mbarrier::MbarrierTable;
 use crate::memory::{SharedMemory, TensorMemory};
 use crate::tcgen05::Allocator;
 
-/// What the warps of one block share.
+/// What the warps of one CTA share.
 #[derive(Debug)]
 pub(crate) struct Block {
     /// Position in the grid.
@@ -26,7 +26,7 @@ pub(crate) struct Block {
     pub(crate) warp_groups: WarpGroups,
     /// Frees of tensor memory so far.
     pub(crate) tensor_frees: u64,
-    /// Columns that the block asks for as one of a pair.
+    /// Columns that the CTA asks for as one of a pair.
     pub(crate) tensor_asked: Option<u32>,
     /// The column that its peer's request brought.
     pub(crate) tensor_granted: Option<u32>,
@@ -46,12 +46,12 @@ pub(crate) struct ClusterState {
 }
 
 impl ClusterState {
-    /// Threads of all blocks that have not exited.
+    /// Threads of all CTAs that have not exited.
     pub(crate) fn live_threads(&self) -> u32 {
         self.blocks.iter().map(|block| block.live_threads).sum()
     }
 
-    /// Changes of the allocations of a block's tensor memory, by which waiters see them.
+    /// Changes of the allocations of a CTA's tensor memory, by which waiters see them.
     pub(crate) fn tensor_frees(&self, rank: u32) -> u64 {
         self.blocks[rank as usize].tensor_frees
     }
@@ -60,7 +60,7 @@ impl ClusterState {
 /// A cluster that runs.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    /// Block by block.
+    /// CTA by CTA.
     pub(crate) warps: Vec<Warp>,
     pub(crate) state: ClusterState,
 }

@@ -24,7 +24,7 @@ pub(crate) enum Copy {
     ToShared { source: u64, target: (u32, u32), bytes: u32 },
     /// Bytes to device memory.
     ToGlobal { source: (u32, u32), target: u64, bytes: u32, byte_mask: Option<u16> },
-    /// Bytes to another block.
+    /// Bytes to another CTA.
     Between { source: (u32, u32), target: (u32, u32), bytes: u32 },
     /// Values to be combined with those of device memory.
     ReduceGlobal {
@@ -34,7 +34,7 @@ pub(crate) enum Copy {
         operation: ReduceOperation,
         element: ReduceElement,
     },
-    /// Values to be combined with those of another block.
+    /// Values to be combined with those of another CTA.
     ReduceShared {
         source: (u32, u32),
         target: (u32, u32),
@@ -254,7 +254,7 @@ fn reduce_element(element: Type) -> Result<ReduceElement, Fault> {
     })
 }
 
-/// The blocks that a multicast goes to.
+/// The CTAs that a multicast goes to.
 fn multicast_ranks(
     warp: &Warp,
     cluster: &ClusterState,
@@ -268,7 +268,7 @@ fn multicast_ranks(
     if ranks.is_empty() || ranks.iter().any(|rank| *rank >= count) {
         return Err(Fault::new(
             "multicast-mask",
-            format!("multicast to {mask:#06x} in a cluster of {count} blocks"),
+            format!("multicast to {mask:#06x} in a cluster of {count} CTAs"),
         ));
     }
     Ok(Some(ranks))
@@ -290,13 +290,13 @@ fn targets(
         let same = if pair { barrier.0 | 1 == target.0 | 1 } else { barrier.0 == target.0 };
         if !same {
             return Err(Fault::new(
-                "bulk-copy-barrier-of-another-block",
+                "bulk-copy-barrier-of-another-cta",
                 format!(
-                    "a copy to block {} that counts on a barrier of block {}: expected one of the \
+                    "a copy to CTA {} that counts on a barrier of CTA {}: expected one of the \
                      same {}",
                     target.0,
                     barrier.0,
-                    if pair { "pair of blocks" } else { "block" }
+                    if pair { "CTA pair" } else { "CTA" }
                 ),
             ));
         }

@@ -18,7 +18,7 @@ use crate::warp_mma::{
     MatrixAccess, ScaleSelector, WarpMmaForm, WarpScales, load_matrix, store_matrix,
     transpose_matrix,
 };
-use crate::wgmma::{WgmmaForm, MatrixA, WarpFragments};
+use crate::wgmma::{MatrixA, WarpFragments, WgmmaForm};
 
 /// A `wgmma` of one warp that did not happen yet.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
-//! Warps, blocks, clusters and what runs beside them.
+//! Warps, CTAs, clusters and what runs beside them.
 //!
 //! # Brief overview
 //!
 //! A launch runs on one thread: clusters that are resident on the machine take turns, and in each
-//! the warps do, so that blocks that wait for each other through device memory make progress, and
+//! the warps do, so that CTAs that wait for each other through device memory make progress, and
 //! so that a launch with the same seed runs the same way again. A warp runs the instructions of
 //! those lanes that are furthest behind, until they join others; when its turn ends, lanes that
 //! went apart take turns too. What cannot go on waits ([`warp`](self)) and is woken by looking at

@@ -13,7 +13,7 @@ use crate::place::{Memory, Place};
 pub(crate) struct Reach<'a, 'w> {
     pub(crate) cluster: &'a mut ClusterState,
     pub(crate) world: &'a mut World<'w>,
-    /// The block that acts; its own shared memory is there after its threads exited.
+    /// The CTA that acts; its own shared memory is there after its threads exited.
     own: u32,
     tracked: Tracked,
     /// Threads are told lane by lane: access `i` is of lane `i`.
@@ -22,7 +22,7 @@ pub(crate) struct Reach<'a, 'w> {
 }
 
 impl<'a, 'w> Reach<'a, 'w> {
-    /// For an operation of block `own`.
+    /// For an operation of CTA `own`.
     pub(crate) fn operation(
         cluster: &'a mut ClusterState,
         world: &'a mut World<'w>,

@@ -1,4 +1,4 @@
-//! Barriers of blocks and clusters, mbarriers and fences.
+//! Barriers of CTAs and clusters, mbarriers and fences.
 
 use super::access::{address_of, shared_place};
 use super::cluster::ClusterState;
@@ -134,7 +134,7 @@ fn block_barrier(
     Ok(Next::Select)
 }
 
-/// Writes what a barrier of the block found out to the lanes that waited.
+/// Writes what a barrier of the CTA found out to the lanes that waited.
 fn finish_barrier(
     warp: &mut Warp,
     cluster: &ClusterState,
@@ -232,8 +232,8 @@ fn mbarrier(
                 let (rank, offset) = barrier_place(warp, world, barrier, lane)?;
                 if rank != warp.rank {
                     return Err(Fault::new(
-                        "mbarrier-wait-for-another-block",
-                        format!("a wait for an mbarrier of block {rank}: only its own threads may"),
+                        "mbarrier-wait-for-another-cta",
+                        format!("a wait for an mbarrier of CTA {rank}: only its own threads may"),
                     ));
                 }
                 let test = match phase {
@@ -378,7 +378,7 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
             let block = &cluster.blocks[warp.rank as usize];
             let lacks = block.barriers.lacks(*barrier);
             let of = lacks.expected.unwrap_or(block.live_threads);
-            format!("barrier {barrier} of the block: {} of {of} threads are there", lacks.arrived)
+            format!("barrier {barrier} of the CTA: {} of {of} threads are there", lacks.arrived)
         }
         Wait::Cluster { .. } => format!(
             "the cluster's barrier: {} of {} threads are there",

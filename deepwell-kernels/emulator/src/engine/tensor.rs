@@ -18,12 +18,12 @@ use crate::tcgen05::{
     Allocator, CopyPlan, CopyRequest, MatrixA, MmaPlan, MmaRequest, RegisterAccess, ScaleOperands,
 };
 
-/// Something that a block's tensor core has to do, in order.
+/// Something that a CTA's tensor core has to do, in order.
 #[derive(Debug)]
 pub(crate) struct TensorWork {
     /// Where in the program.
     pub(crate) pc: u32,
-    /// The block that issued it.
+    /// The CTA that issued it.
     rank: u32,
     what: TensorWorkKind,
     tracked: Tracked,
@@ -301,7 +301,7 @@ pub(crate) fn run(
     }
 }
 
-/// Allocates for a pair when both blocks have asked; what the second got the first finds when it
+/// Allocates for a pair when both CTAs have asked; what the second got the first finds when it
 /// asks again.
 fn allocate_pair(
     cluster: &mut ClusterState,
@@ -322,7 +322,7 @@ fn allocate_pair(
         Some(asked) if asked != columns => {
             return Err(Fault::new(
                 "tensor-alloc-pair",
-                format!("the blocks of a pair ask for {columns} and {asked} columns"),
+                format!("the CTAs of a pair ask for {columns} and {asked} columns"),
             ));
         }
         Some(_) => {}
@@ -339,20 +339,20 @@ fn allocate_pair(
     Ok(granted)
 }
 
-/// Of an instruction for a pair of blocks.
+/// Of an instruction for a CTA pair.
 pub(super) fn no_pair() -> Fault {
     Fault::new(
         "tcgen05-pair",
-        "`.cta_group::2` in a block without a peer: expected a cluster of an even size",
+        "`.cta_group::2` in a CTA without a peer: expected a cluster of an even size",
     )
 }
 
-/// The blocks of a group.
+/// The CTAs of a group.
 fn group_ranks(rank: u32, group: u32) -> std::ops::Range<u32> {
     if group == 2 { (rank & !1)..(rank & !1) + 2 } else { rank..rank + 1 }
 }
 
-/// That the blocks of a group are there.
+/// That the CTAs of a group are there.
 fn check_group(cluster: &ClusterState, warp: &Warp, group: u32) -> Result<(), Fault> {
     for rank in group_ranks(warp.rank, group) {
         if rank as usize >= cluster.blocks.len() {

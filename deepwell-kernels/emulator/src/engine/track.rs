@@ -314,7 +314,7 @@ impl World<'_> {
         }
     }
 
-    /// Lanes arrive at a barrier of the block.
+    /// Lanes arrive at a barrier of the CTA.
     pub(crate) fn barrier_arrives(
         &mut self,
         warp: &Warp,
@@ -329,7 +329,7 @@ impl World<'_> {
         }
     }
 
-    /// A barrier of a block is complete.
+    /// A barrier of a CTA is complete.
     pub(crate) fn barrier_completes(&mut self, cluster: &mut ClusterState, rank: u32, name: u32) {
         let waiters = cluster.blocks[rank as usize].barriers.take_waiters(name);
         if let Some(tracker) = &mut self.tracker {
@@ -469,7 +469,7 @@ impl World<'_> {
         }
     }
 
-    /// Blocks start.
+    /// CTAs start.
     pub(crate) fn cluster_starts(&mut self, cluster: &mut ClusterState) {
         let warps = self.shape.warps();
         if let Some(tracker) = &mut self.tracker {
@@ -477,7 +477,7 @@ impl World<'_> {
         }
     }
 
-    /// Blocks are gone.
+    /// CTAs are gone.
     pub(crate) fn cluster_gone(&mut self, cluster: &ClusterState) {
         if let Some(tracker) = &mut self.tracker {
             tracker.remove_cluster(cluster.tracked);

@@ -21,7 +21,7 @@ pub(crate) enum Wait {
         /// All that must come.
         needed: u32,
     },
-    /// A barrier of the block.
+    /// A barrier of the CTA.
     Block {
         /// Its name.
         barrier: u32,
@@ -37,7 +37,7 @@ pub(crate) enum Wait {
     },
     /// An mbarrier; the lanes run the instruction again when its phase has changed.
     Mbarrier {
-        /// The block whose shared memory holds it.
+        /// The CTA whose shared memory holds it.
         rank: u32,
         /// Where.
         offset: u32,
@@ -93,9 +93,9 @@ pub(crate) enum LaneCopyKind {
 /// One warp.
 #[derive(Debug)]
 pub(crate) struct Warp {
-    /// Rank of its block in the cluster.
+    /// Rank of its CTA in the cluster.
     pub(crate) rank: u32,
-    /// Position in its block.
+    /// Position in its CTA.
     pub(crate) index: u32,
     pub(crate) registers: Registers,
     /// Where each lane goes on; for the lanes of `active` it is `pc`.
@@ -131,14 +131,14 @@ pub(crate) struct Warp {
     pub(crate) wgmmas: Vec<PendingWgmma>,
     /// Groups of `wgmma` committed.
     pub(crate) wgmma_groups: u32,
-    /// Thread index of each lane in its block.
+    /// Thread index of each lane in its CTA.
     pub(crate) threads: [[u16; 3]; 32],
     /// Instructions of this warp.
     pub(crate) instructions: u64,
 }
 
 impl Warp {
-    /// Warp `index` of a block of shape `block`, at the start of `program`.
+    /// Warp `index` of a CTA of shape `block`, at the start of `program`.
     pub(crate) fn new(program: &Program, rank: u32, index: u32, block: [u32; 3]) -> Warp {
         let mut warp = Warp {
             rank,
@@ -168,7 +168,7 @@ impl Warp {
         warp
     }
 
-    /// Makes a warp that is done the warp `index` of another block of the same program and shape.
+    /// Makes a warp that is done the warp `index` of another CTA of the same program and shape.
     pub(crate) fn restart(&mut self, rank: u32, index: u32, block: [u32; 3]) {
         (self.rank, self.index) = (rank, index);
         let threads = block[0] * block[1] * block[2];

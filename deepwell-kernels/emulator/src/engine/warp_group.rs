@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::error::Fault;
 
-/// The `wgmma`s of the warp groups of a block, in the order in which their warps came to them.
+/// The `wgmma`s of the warp groups of a CTA, in the order in which their warps came to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WarpGroups {
     groups: Vec<Group>,
@@ -95,7 +95,7 @@ impl WarpGroups {
         }
     }
 
-    /// All warps of the block have ended.
+    /// All warps of the CTA have ended.
     pub(crate) fn check_exit(&self) -> Result<(), Fault> {
         let uneven = self.groups.iter().find(|group| !group.ahead.is_empty());
         uneven.map_or(Ok(()), |group| {

@@ -11,15 +11,15 @@ use crate::trace::{Trace, TraceRecord};
 /// The launch, in numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    /// Blocks along each axis.
+    /// CTAs along each axis.
     pub(crate) grid: [u32; 3],
-    /// Threads of a block along each axis.
+    /// Threads of a CTA along each axis.
     pub(crate) block: [u32; 3],
-    /// Blocks of a cluster along each axis.
+    /// CTAs of a cluster along each axis.
     pub(crate) cluster: [u32; 3],
     /// Whether the launch or the kernel asked for clusters.
     pub(crate) explicit_cluster: bool,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a CTA.
     pub(crate) shared_dynamic_bytes: u32,
     /// Static and dynamic shared memory.
     pub(crate) shared_bytes: u32,
@@ -30,17 +30,17 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Threads of a block.
+    /// Threads of a CTA.
     pub(crate) fn threads(&self) -> u32 {
         self.block.iter().product()
     }
 
-    /// Warps of a block.
+    /// Warps of a CTA.
     pub(crate) fn warps(&self) -> u32 {
         self.threads().div_ceil(32)
     }
 
-    /// Blocks of a cluster.
+    /// CTAs of a cluster.
     pub(crate) fn cluster_blocks(&self) -> u32 {
         self.cluster.iter().product()
     }
@@ -48,7 +48,7 @@ impl Shape {
     /// Clusters that are on the machine at a time.
     pub(crate) fn clusters_resident(&self, settings: &Settings) -> u32 {
         let by_threads = 2048 / (self.warps() * 32).max(1);
-        // An SM has 228 KiB, of which the system takes one for each block.
+        // An SM has 228 KiB, of which the system takes one for each CTA.
         let by_shared = 228 * 1024 / (self.shared_bytes + 1024);
         let blocks = by_threads.min(by_shared).clamp(1, settings.blocks_per_sm.max(1));
         (blocks * settings.sm_count / self.cluster_blocks()).max(1)
@@ -64,7 +64,7 @@ impl Shape {
         position(index, self.clusters())
     }
 
-    /// Position in the grid of the block with a rank.
+    /// Position in the grid of the CTA with a rank.
     pub(crate) fn block_position(&self, cluster: [u32; 3], rank: u32) -> [u32; 3] {
         let inside = position(u64::from(rank), self.cluster);
         std::array::from_fn(|axis| cluster[axis] * self.cluster[axis] + inside[axis])

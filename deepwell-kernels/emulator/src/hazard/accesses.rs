@@ -286,7 +286,7 @@ impl Tracker {
         self.report_found(found, (thread.warp, thread.step, Unit::Thread), direction);
     }
 
-    /// An access to memory of a block that may not have started.
+    /// An access to memory of a CTA that may not have started.
     fn report_early(
         &mut self,
         later: (WarpId, u32, u32, Unit),
@@ -460,7 +460,7 @@ impl Tracker {
     }
 }
 
-/// The block whose memory a place is in, if it is another than `own_rank`.
+/// The CTA whose memory a place is in, if it is another than `own_rank`.
 #[inline]
 fn other_block(place: Place, own_rank: u32) -> Option<u32> {
     match place {

@@ -447,7 +447,7 @@ pub(super) fn remedy(kind: HazardKind, earlier: Unit) -> String {
         HazardKind::ScopeTooNarrow => "a scope that has both threads, on both accesses",
         HazardKind::MissingGridDependencyWait => "`griddepcontrol.wait` before the access",
         HazardKind::PeerNotStarted => {
-            "`barrier.cluster.arrive` and `.wait` of all blocks before the first access to memory \
+            "`barrier.cluster.arrive` and `.wait` of all CTAs before the first access to memory \
              of another"
         }
         HazardKind::SwizzleMismatch | HazardKind::SwizzleMissing => {

@@ -1,4 +1,4 @@
-//! What blocks leave behind when they end.
+//! What CTAs leave behind when they end.
 
 use super::cell::Record;
 use super::clock::{ALL_LANES, Kind};
@@ -11,7 +11,7 @@ type Actor = (WarpId, u32, u32, Unit);
 
 impl Tracker {
     /// Reports operations of a cluster that has ended which nobody knows to be complete, and uses
-    /// of a block's shared memory by other blocks that no thread of the block knows of: the block
+    /// of a CTA's shared memory by other CTAs that no thread of the CTA knows of: the CTA
     /// may have ended before.
     pub(super) fn check_unfinished(&mut self, cluster: u32) {
         if !self.warns() {
@@ -28,7 +28,7 @@ impl Tracker {
                         "the thread that commits the last group waits for it \
                      (`cp.async.bulk.wait_group.read 0`) before it exits"
                     }
-                    _ => "some thread of the block waits for the mbarrier before the block ends",
+                    _ => "some thread of the CTA waits for the mbarrier before the CTA ends",
                 },
             );
         }
@@ -118,7 +118,7 @@ impl Tracker {
         found
     }
 
-    /// Whether any thread of a block knows that the access of a record is over.
+    /// Whether any thread of a CTA knows that the access of a record is over.
     fn block_knows(&self, rank: u32, cluster: u32, record: &Record) -> bool {
         let (agent, lanes, value) = match record.operation() {
             Some(operation) => {
@@ -156,5 +156,5 @@ impl Tracker {
     }
 }
 
-const FOREIGN_REMEDY: &str = "a wait of the block for what the other block does to its shared \
+const FOREIGN_REMEDY: &str = "a wait of the CTA for what the other CTA does to its shared \
     memory, or a `barrier.cluster.arrive` and `.wait` of all blocks, before it ends";

@@ -22,7 +22,7 @@ pub(super) struct Bundle {
     /// What tcgen05 operations that follow are ordered after. In a bundle that is handed on: what
     /// came before `tcgen05.fence::before_thread_sync`.
     pub(super) tensor: Clock,
-    /// Blocks of the cluster that are known to run, one bit each.
+    /// CTAs of the cluster that are known to run, one bit each.
     pub(super) started: u16,
     /// What other threads released by fences, by scope. A relaxed access after a barrier hands it
     /// on: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
@@ -33,7 +33,7 @@ pub(super) struct Bundle {
     read: Waiting,
 }
 
-/// What relaxed reads brought and no fence has acquired, by where it came from: the same block,
+/// What relaxed reads brought and no fence has acquired, by where it came from: the same CTA,
 /// the same cluster, elsewhere.
 type Waiting = [Option<Arc<Bundle>>; 3];
 
@@ -162,7 +162,7 @@ pub(super) struct State {
     pub(super) tensor_pending: Clock,
     /// What came before `fence::before_thread_sync`.
     pub(super) tensor_before: Clock,
-    /// By the scope of the fence: block, cluster, device.
+    /// By the scope of the fence: CTA, cluster, device.
     released: [Option<Arc<Released>>; 3],
     /// What relaxed reads brought and no fence has acquired.
     acquired: Waiting,
@@ -184,7 +184,7 @@ pub(super) struct Party {
     pub(super) agents: Agent,
     pub(super) lanes: u32,
     pub(super) tick: u32,
-    /// The block, as a bit.
+    /// The CTA, as a bit.
     pub(super) block: u16,
 }
 
@@ -354,7 +354,7 @@ impl Exchange {
         self.entries.clear();
     }
 
-    /// What a block released at a level.
+    /// What a CTA released at a level.
     pub(super) fn bundle(&mut self, level: usize, cluster: u32, rank: u32) -> &mut Bundle {
         let same =
             |entry: &Published| (entry.level, entry.cluster, entry.rank) == (level, cluster, rank);

@@ -9,7 +9,7 @@ use super::{Arrival, HazardKind, Order, Place, Scope, Thread, Tracker, Unit, War
 #[derive(Debug)]
 pub(super) struct TrackedBarrier {
     /// Its phases are numbered as those of an agent: 1 + the phase that is known complete. By
-    /// [`distance`]: what other blocks did is known to those only who wait at cluster scope.
+    /// [`distance`]: what other CTAs did is known to those only who wait at cluster scope.
     pub(super) agents: [Agent; 2],
     /// Who initialized it, where, and as which of the warp's `mbarrier.init`s.
     init: (WarpId, u32, u32),
@@ -23,7 +23,7 @@ pub(super) struct TrackedBarrier {
     phases: u64,
     /// The last access that counted in the current phase, for reports.
     last: Option<Thread>,
-    /// Arrivals of other blocks that nobody of this block has seen.
+    /// Arrivals of other CTAs that nobody of this CTA has seen.
     pub(super) foreign: Vec<Foreign>,
     /// The last uses by threads, with the tick of each.
     users: Vec<(Thread, u32)>,
@@ -32,7 +32,7 @@ pub(super) struct TrackedBarrier {
 /// Uses of an mbarrier that are remembered, of different lanes or warps.
 const USERS_MAX: usize = 128;
 
-/// An arrival of another block's thread, or of an operation that it issued.
+/// An arrival of another CTA's thread, or of an operation that it issued.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Foreign {
     phase: u64,
@@ -41,10 +41,10 @@ pub(super) struct Foreign {
     pub(super) value: u32,
 }
 
-/// Arrivals of other blocks that are remembered.
+/// Arrivals of other CTAs that are remembered.
 const FOREIGN_MAX: usize = 64;
 
-/// 0 for what the block of the mbarrier does to it, 1 for other blocks of the cluster.
+/// 0 for what the CTA of the mbarrier does to it, 1 for other CTAs of the cluster.
 pub(super) fn distance(of: u32, barrier: u32) -> usize {
     usize::from(of != barrier)
 }
@@ -131,7 +131,7 @@ impl Tracker {
 
     /// Any `mbarrier` instruction that counts: `arrive`, `arrive_drop`, `expect_tx`,
     /// `complete_tx`. `order` is [`Order::Release`] for an arrival without `.relaxed`, else
-    /// [`Order::Relaxed`]; with the scope of the block it tells other blocks nothing. `arrival` is
+    /// [`Order::Relaxed`]; with the scope of the CTA it tells other CTAs nothing. `arrival` is
     /// what the table returned for the last of the lanes; lanes
     /// whose arrivals counted in different phases are told one after the other.
     pub fn mbarrier_arrive(
@@ -166,7 +166,7 @@ impl Tracker {
     }
 
     /// `mbarrier.test_wait` or `.try_wait` returned true to these lanes; `acquire` unless it is
-    /// `.relaxed`. With the scope of the block it learns nothing of what other blocks did.
+    /// `.relaxed`. With the scope of the CTA it learns nothing of what other CTAs did.
     pub fn mbarrier_wait(
         &mut self,
         thread: Thread,
@@ -198,7 +198,7 @@ impl Tracker {
         });
     }
 
-    /// Remembers what other blocks do to an mbarrier: a thread's arrival, or an operation's.
+    /// Remembers what other CTAs do to an mbarrier: a thread's arrival, or an operation's.
     pub(super) fn note_foreign(
         &mut self,
         thread: Thread,

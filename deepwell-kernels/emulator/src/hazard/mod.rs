@@ -37,7 +37,7 @@
 //!
 //! # What the engine calls
 //!
-//! Set up: [`Tracker::new`] with the [`Site`] of each step; [`Tracker::add_cluster`] when blocks
+//! Set up: [`Tracker::new`] with the [`Site`] of each step; [`Tracker::add_cluster`] when CTAs
 //! start, [`Tracker::remove_cluster`] when they are gone; [`Tracker::previous_grid`] for memory
 //! that a programmatic launch must wait for.
 //!
@@ -74,7 +74,7 @@
 //!
 //! | operation | [`Unit`] | end |
 //! |---|---|---|
-//! | TMA load, bulk copy to shared memory, `st.async`, `red.async`, `try_cancel` | `BulkLoad`, `StoreAsync`, `LaunchControl` | [`Tracker::complete_tx`] with the [`Arrival`] of the table; with multicast, one operation for each destination block |
+//! | TMA load, bulk copy to shared memory, `st.async`, `red.async`, `try_cancel` | `BulkLoad`, `StoreAsync`, `LaunchControl` | [`Tracker::complete_tx`] with the [`Arrival`] of the table; with multicast, one operation for each destination CTA |
 //! | TMA store and reduce, bulk copy to global memory | `BulkStore` | nothing (`commit_group`/`wait_group` with [`Group::Bulk`]) |
 //! | `cp.async` | `CopyAsync` | nothing, or [`Tracker::mark`] at `cp.async.mbarrier.arrive`, then [`Tracker::arrive_mark`] when it arrives |
 //! | `tcgen05.mma`, `.cp`, `.shift` | `TensorMma`, `TensorCopy` | [`Tracker::mark`] at `tcgen05.commit`, then [`Tracker::arrive_mark`] for each mbarrier |
@@ -152,7 +152,7 @@ pub struct Rules {
     /// `barrier.cluster.arrive.relaxed` hands on nothing of what was done before it. The ISA says
     /// so; kernels of DeepGEMM count on the contrary.
     pub relaxed_cluster_arrivals: bool,
-    /// Blocks learn of each other by an mbarrier only if it is used with `.cluster` scope on either
+    /// CTAs learn of each other by an mbarrier only if it is used with `.cluster` scope on either
     /// side; the default is `.cta`. The ISA says so; kernels of CUTLASS leave the scope out.
     pub mbarrier_scopes: bool,
     /// Report what is [`Severity::Warning`].
@@ -237,7 +237,7 @@ pub struct Tracker {
     rules: Rules,
     sites: Vec<Site>,
     clusters: Vec<Cluster>,
-    /// Blocks to a cluster and warps to a block, the same for all.
+    /// CTAs to a cluster and warps to a CTA, the same for all.
     blocks: u32,
     warps_per_block: u32,
     warps: Vec<Warp>,
@@ -262,7 +262,7 @@ struct Cluster {
     barriers: HashMap<(u32, u32), TrackedBarrier>,
     /// Agents handed out, those of warps first.
     agents: u32,
-    /// By block and barrier: what arrivals released.
+    /// By CTA and barrier: what arrivals released.
     named: HashMap<(u32, u32), Bundle>,
     /// What arrivals released, for the barrier that gathers and the last that completed.
     cluster_barrier: (Bundle, Bundle),
@@ -286,7 +286,7 @@ impl Tracker {
         }
     }
 
-    /// Blocks that start: `blocks` of them (1 without clusters), of `warps_per_block` warps.
+    /// CTAs that start: `blocks` of them (1 without clusters), of `warps_per_block` warps.
     /// Returns the cluster's number. All clusters of a launch have the same size.
     pub fn add_cluster(&mut self, blocks: u32, warps_per_block: u32) -> u32 {
         (self.blocks, self.warps_per_block) = (blocks, warps_per_block);
@@ -305,7 +305,7 @@ impl Tracker {
         number
     }
 
-    /// All blocks of a cluster have ended. Reports operations that still read or write their
+    /// All CTAs of a cluster have ended. Reports operations that still read or write their
     /// shared memory, then forgets it.
     pub fn remove_cluster(&mut self, cluster: u32) {
         self.check_unfinished(cluster);
@@ -323,7 +323,7 @@ impl Tracker {
             .retain(|(owner, place), _| *owner != cluster || matches!(place, Place::Global(_)));
     }
 
-    /// The number of a warp of a block.
+    /// The number of a warp of a CTA.
     pub fn warp(&self, cluster: u32, rank: u32, warp: u32) -> WarpId {
         WarpId(self.clusters[cluster as usize].first_warp + rank * self.warps_per_block + warp)
     }

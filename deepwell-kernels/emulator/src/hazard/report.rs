@@ -82,9 +82,9 @@ impl fmt::Display for Unit {
 pub struct Actor {
     /// Number of the cluster, as [`super::Tracker::add_cluster`] gave it.
     pub cluster: u32,
-    /// Rank of the block in the cluster.
+    /// Rank of the CTA in the cluster.
     pub rank: u32,
-    /// Warp of the block.
+    /// Warp of the CTA.
     pub warp: u32,
     /// Lanes of the warp.
     pub lanes: u32,
@@ -98,7 +98,7 @@ impl fmt::Display for Actor {
             return f.write_str("the previous grid");
         }
         let Actor { cluster, rank, warp, lanes, unit } = self;
-        write!(f, "{unit} of cluster {cluster} block {rank} warp {warp}")?;
+        write!(f, "{unit} of cluster {cluster} CTA {rank} warp {warp}")?;
         if lanes.count_ones() == 1 { write!(f, " lane {}", lanes.trailing_zeros()) } else { Ok(()) }
     }
 }
@@ -170,9 +170,9 @@ pub enum HazardKind {
     MissingWarpGroupFence,
     /// Tensor memory is given back while it may be in use.
     TensorMemoryFreedInUse,
-    /// A block ends while an operation, or another block, uses its shared memory.
+    /// A CTA ends while an operation, or another CTA, uses its shared memory.
     UnfinishedAtExit,
-    /// Shared memory of a block of the cluster that may not run yet.
+    /// Shared memory of a CTA of the cluster that may not run yet.
     PeerNotStarted,
     /// A matrix is read by another swizzle than the copy that brought it wrote by.
     SwizzleMismatch,
@@ -252,7 +252,7 @@ pub struct Hazard {
     pub earlier: Access,
     /// The one that is not ordered after it.
     pub later: Access,
-    /// First place in conflict; `None` for registers and what a block left behind.
+    /// First place in conflict; `None` for registers and what a CTA left behind.
     pub place: Option<Place>,
     /// How often this pair of instructions was in conflict.
     pub count: u64,

@@ -14,7 +14,7 @@ pub(super) const CELL_LANES: u32 = 32;
 
 const PAGE_CELLS: u64 = 64;
 
-/// Shadow of a block's shared memory.
+/// Shadow of a CTA's shared memory.
 #[derive(Debug, Default)]
 pub(super) struct SharedShadow {
     cells: Vec<Cell>,
@@ -50,7 +50,7 @@ impl SharedShadow {
     }
 }
 
-/// Shadow of a block's tensor memory.
+/// Shadow of a CTA's tensor memory.
 #[derive(Debug, Default)]
 pub(super) struct TensorShadow {
     cells: Vec<Cell>,

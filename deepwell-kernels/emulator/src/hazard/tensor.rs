@@ -24,7 +24,7 @@ pub(super) struct TensorRows {
 }
 
 impl Tracker {
-    /// An issued operation touches a rectangle of tensor memory of block `rank`.
+    /// An issued operation touches a rectangle of tensor memory of CTA `rank`.
     pub fn access_tensor(
         &mut self,
         operation: Operation,

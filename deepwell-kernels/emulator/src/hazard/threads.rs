@@ -82,7 +82,7 @@ impl Warp {
         self.tick += 1;
     }
 
-    /// A release by an arrival at a barrier of the warp, the block or the cluster.
+    /// A release by an arrival at a barrier of the warp, the CTA or the cluster.
     fn release_to_barrier(&mut self, lanes: u32, bundle: &mut Bundle) {
         self.release(lanes, bundle);
         for (_, state) in self.groups.iter().filter(|(mask, _)| mask & lanes != 0) {
@@ -137,7 +137,7 @@ impl Tracker {
         warp.meet(thread.lanes, &bundle);
     }
 
-    /// A warp arrives at barrier `barrier` of its block: `bar.sync`, `bar.red`, `bar.arrive`.
+    /// A warp arrives at barrier `barrier` of its CTA: `bar.sync`, `bar.red`, `bar.arrive`.
     pub fn barrier_arrive(&mut self, thread: Thread, barrier: u32) {
         let Tracker { warps, clusters, .. } = self;
         let warp = &mut warps[thread.warp.0 as usize];
@@ -145,7 +145,7 @@ impl Tracker {
         warp.release_to_barrier(thread.lanes, named.entry((warp.rank, barrier)).or_default());
     }
 
-    /// Barrier `barrier` of the block of `waiters` completes; they (all but those that only
+    /// Barrier `barrier` of the CTA of `waiters` completes; they (all but those that only
     /// arrived) go on.
     pub fn barrier_complete(&mut self, waiters: &[(WarpId, u32)], barrier: u32) {
         let Some((first, _)) = waiters.first() else { return };
@@ -356,7 +356,7 @@ impl Tracker {
         });
     }
 
-    /// `tcgen05.dealloc` of columns of the warp's block: all that used them must be complete for
+    /// `tcgen05.dealloc` of columns of the warp's CTA: all that used them must be complete for
     /// the warp.
     pub fn tensor_free(&mut self, thread: Thread, columns: std::ops::Range<u32>) {
         let (_, rank) = self.block(thread.warp);
@@ -379,7 +379,7 @@ impl Tracker {
         });
     }
 
-    /// Cluster and rank of a warp's block.
+    /// Cluster and rank of a warp's CTA.
     pub(super) fn block(&self, warp: WarpId) -> (u32, u32) {
         let warp = &self.warps[warp.0 as usize];
         (warp.cluster, warp.rank)

@@ -18,7 +18,7 @@ pub struct BytesMoved {
     pub shared_read: u64,
     /// To shared memory, by threads.
     pub shared_written: u64,
-    /// Of these, from and to other blocks of the cluster.
+    /// Of these, from and to other CTAs of the cluster.
     pub cluster: u64,
     /// From local memory.
     pub local_read: u64,
@@ -39,7 +39,7 @@ pub struct BytesMoved {
 pub struct Counts {
     /// Instructions of warps.
     pub instructions: u64,
-    /// Blocks that ran.
+    /// CTAs that ran.
     pub blocks: u64,
     /// Bytes that moved.
     pub bytes: BytesMoved,
@@ -64,10 +64,10 @@ pub struct Counts {
     pub waits: BTreeMap<WaitingWarp, Waited>,
 }
 
-/// Which warp waited, and where; those of all blocks together.
+/// Which warp waited, and where; those of all CTAs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WaitingWarp {
-    /// Warp of the block.
+    /// Warp of the CTA.
     pub warp: u32,
     /// Line of the PTX text.
     pub ptx_line: u32,

@@ -17,15 +17,15 @@ pub struct LaunchFile {
     pub ptx: String,
     /// Name of the kernel in it.
     pub kernel: String,
-    /// Blocks along x, y, z; what is left out is 1.
+    /// CTAs along x, y, z; what is left out is 1.
     pub grid: Vec<u32>,
-    /// Threads of a block along x, y, z; what is left out is 1.
+    /// Threads of a CTA along x, y, z; what is left out is 1.
     pub block: Vec<u32>,
-    /// Blocks of a cluster along x, y, z. Without it there are none, or those that the kernel asks
+    /// CTAs of a cluster along x, y, z. Without it there are none, or those that the kernel asks
     /// for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cluster: Vec<u32>,
-    /// Bytes of dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory of a CTA.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shared_bytes: u32,
     /// The launch may begin before the one before has ended (programmatic dependent launch). What
@@ -35,8 +35,8 @@ pub struct LaunchFile {
     /// SMs of the device; 4 without it and without `--sm-count`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
-    /// Blocks that an SM runs at a time, at most, where their threads and shared memory
-    /// fit; 2 without it.
+    /// CTAs that an SM runs at a time, at most, where their threads and shared memory fit; 2
+    /// without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks_per_sm: Option<u32>,
     /// Rules that this kernel does without: it counts on what machines do beyond the ISA's text.
@@ -110,7 +110,7 @@ pub enum Lenience {
     TensorFences,
     /// `barrier.cluster.arrive.relaxed` hands on nothing.
     RelaxedClusterArrivals,
-    /// Blocks learn of each other by mbarriers that are used with `.cluster` scope only.
+    /// CTAs learn of each other by mbarriers that are used with `.cluster` scope only.
     MbarrierScopes,
     /// Addresses in tensor memory name the lanes of the warp that uses them: see
     /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).

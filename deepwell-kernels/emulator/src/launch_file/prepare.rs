@@ -161,7 +161,7 @@ impl PreparedLaunch {
         &self.lines
     }
 
-    /// Blocks of a cluster of the launch: what the kernel requires, or else the document says.
+    /// CTAs of a cluster of the launch: what the kernel requires, or else the document says.
     pub fn cluster_blocks(&self) -> u32 {
         let required = self.program().and_then(|program| program.required_cluster);
         required.unwrap_or(self.spec.cluster).iter().product()

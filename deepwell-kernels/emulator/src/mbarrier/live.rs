@@ -1,4 +1,4 @@
-//! Which 8-byte words of a block's shared memory hold a live mbarrier.
+//! Which 8-byte words of a CTA's shared memory hold a live mbarrier.
 
 /// One bit per 8-byte word, with the range that has any.
 #[derive(Clone, Debug, Default)]

@@ -123,7 +123,7 @@ fn deadlocks_are_described() {
     table.arrive_expect_tx(0, 16, 512).unwrap();
     assert_eq!(
         table.describe_wait(0, 16, 0),
-        "waits for parity 0 of mbarrier at shared 0x10 of block 0: phase 0 (parity 0) lacks \
+        "waits for parity 0 of mbarrier at shared 0x10 of CTA 0: phase 0 (parity 0) lacks \
          1 of 2 arrivals and 512 bytes of copies"
     );
     assert_eq!(table.init(0, 12, 1).unwrap_err().rule, "mbarrier-misaligned");

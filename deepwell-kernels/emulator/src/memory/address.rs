@@ -4,12 +4,12 @@
 pub const SHARED_WINDOW: u64 = 0x7F00_0000_0000;
 /// First generic address of a thread's local memory; the low 32 bits are the local address.
 pub const LOCAL_WINDOW: u64 = 0x7E00_0000_0000;
-/// A shared address holds the rank of its block in the cluster from this bit on. (This is no rule
+/// A shared address holds the rank of its CTA in the cluster from this bit on. (This is no rule
 /// of the ISA; kernels for CTA pairs clear the lowest bit of the rank to reach the pair's leader.)
 pub const RANK_SHIFT: u32 = 24;
-/// First byte of a block's shared memory that a kernel owns: the system keeps the kibibyte below.
+/// First byte of a CTA's shared memory that a kernel owns: the system keeps the kibibyte below.
 pub const SHARED_BASE: u32 = 1024;
-/// Bytes of shared memory that a block may have, static and dynamic, without the system's.
+/// Bytes of shared memory that a CTA may have, static and dynamic, without the system's.
 pub const SHARED_BYTES_LIMIT: u32 = 227 * 1024;
 
 /// What a generic address points into.
@@ -35,7 +35,7 @@ impl Window {
     }
 }
 
-/// The shared address of byte `offset` of block `rank`.
+/// The shared address of byte `offset` of CTA `rank`.
 #[inline]
 pub fn shared_address(rank: u32, offset: u32) -> u32 {
     (rank << RANK_SHIFT) | offset

@@ -1,7 +1,7 @@
 //! Memory spaces and addresses.
 //!
-//! Device memory is one list of allocations that all blocks share ([`GlobalMemory`]); constant
-//! variables and the parameters of a launch live there too, under addresses of their own. A block
+//! Device memory is one list of allocations that all CTAs share ([`GlobalMemory`]); constant
+//! variables and the parameters of a launch live there too, under addresses of their own. A CTA
 //! owns its shared memory ([`SharedMemory`]), its tensor memory ([`TensorMemory`]) and the local
 //! memory of its threads. [`Window`] tells which of them a generic address means.
 

@@ -1,9 +1,9 @@
-//! Shared memory of one block.
+//! Shared memory of one CTA.
 
 use super::{POISON, SHARED_BASE};
 use crate::error::Fault;
 
-/// Shared memory of one block, static variables first. Offsets count from the start of the window,
+/// Shared memory of one CTA, static variables first. Offsets count from the start of the window,
 /// so the first byte that a kernel owns is [`SHARED_BASE`].
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -36,7 +36,7 @@ impl SharedMemory {
         Fault::new(
             "shared-out-of-range",
             format!(
-                "{bytes} bytes at shared offset {offset:#x}: the block owns {SHARED_BASE:#x} to \
+                "{bytes} bytes at shared offset {offset:#x}: the CTA owns {SHARED_BASE:#x} to \
                  {:#x}",
                 SHARED_BASE as usize + self.bytes.len()
             ),
@@ -56,7 +56,7 @@ impl SharedMemory {
     /// The bytes from `offset` on, and whether all of them were written.
     ///
     /// # Errors
-    /// Bytes that the block does not own.
+    /// Bytes that the CTA does not own.
     #[inline]
     pub fn read(&self, offset: u32, bytes: usize) -> Result<(&[u8], bool), Fault> {
         let start = self.index(offset, bytes)?;
@@ -72,7 +72,7 @@ impl SharedMemory {
     /// The bytes from `offset` on, to be written whole.
     ///
     /// # Errors
-    /// Bytes that the block does not own.
+    /// Bytes that the CTA does not own.
     #[inline]
     pub fn write(&mut self, offset: u32, bytes: usize) -> Result<&mut [u8], Fault> {
         let start = self.index(offset, bytes)?;
@@ -83,7 +83,7 @@ impl SharedMemory {
     /// Makes the bytes unreadable: a pending copy will write them.
     ///
     /// # Errors
-    /// Bytes that the block does not own.
+    /// Bytes that the CTA does not own.
     pub fn poison(&mut self, offset: u32, bytes: usize) -> Result<(), Fault> {
         let start = self.index(offset, bytes)?;
         self.mark(start, bytes, false);

@@ -1,10 +1,10 @@
-//! Tensor memory of one block.
+//! Tensor memory of one CTA.
 
 use super::POISON;
 use crate::error::Fault;
 use crate::place::{TENSOR_COLUMNS, TENSOR_LANES};
 
-/// Tensor memory of one block: 128 lanes of 512 columns of 32 bits. Which columns are allocated is
+/// Tensor memory of one CTA: 128 lanes of 512 columns of 32 bits. Which columns are allocated is
 /// the business of whoever owns this.
 #[derive(Debug, Default)]
 pub struct TensorMemory {
@@ -51,7 +51,7 @@ impl TensorMemory {
         if self.cells.is_empty() {
             return Err(Fault::new(
                 "tensor-memory-not-allocated",
-                format!("column {column} of lane {lane}: the block has allocated nothing"),
+                format!("column {column} of lane {lane}: the CTA has allocated nothing"),
             ));
         }
         Ok((lane * TENSOR_COLUMNS + column) as usize)

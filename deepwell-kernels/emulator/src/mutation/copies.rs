@@ -83,7 +83,7 @@ fn of_tensor(copy: &TensorCopy, spare: Spare, found: &mut Vec<Edit>) {
             put(TensorCopy { multicast: Some(mask), ..copy.clone() })
         });
     }
-    // Of copies that end by a barrier: the pair's other block may have it.
+    // Of copies that end by a barrier: the pair's other CTA may have it.
     if let BulkCompletion::Mbarrier(_) = copy.completion {
         let group = Some(if copy.block_group == Some(2) { 1 } else { 2 });
         let other = TensorCopy { block_group: group, ..copy.clone() };

@@ -87,7 +87,7 @@ fn of_tcgen05(operation: &Tcgen05, spare: Spare, found: &mut Vec<Edit>) {
     }
 }
 
-/// The instruction for one block in place of two, or the other way around.
+/// The instruction for one CTA in place of two, or the other way around.
 fn other_group(operation: &Tcgen05) -> Option<(&'static str, Tcgen05)> {
     let mut changed = operation.clone();
     let (what, group) = match &mut changed {

@@ -8,7 +8,7 @@
 //! mistakes that can be made in a program, and [`mutant`] makes one of them; the pair is used with
 //! [`Emulator::replace_program`](crate::launch::Emulator::replace_program).
 //!
-//! [`Class::Deletion`] leaves out what synchronizes: barriers of blocks, clusters and warps; all
+//! [`Class::Deletion`] leaves out what synchronizes: barriers of CTAs, clusters and warps; all
 //! fences; everything of mbarriers but `inval` and `pending_count`; commits, waits and arrivals of
 //! asynchronous copies, of `wgmma` and of `tcgen05`; `griddepcontrol.wait`; and the order that
 //! loads, stores and atomics have beside what they do, which is weakened to `.relaxed`. Not among
@@ -38,8 +38,8 @@
 //! ```
 
 mod copies;
-mod operands;
 mod mma;
+mod operands;
 mod synchronizing;
 #[cfg(test)]
 mod tests;
@@ -61,10 +61,10 @@ pub enum Class {
     Count,
     /// Bytes that are expected or copied.
     Bytes,
-    /// Acquire and release become relaxed, a scope becomes the block's, a proxy fence is of
+    /// Acquire and release become relaxed, a scope becomes the CTA's, a proxy fence is of
     /// another space.
     Order,
-    /// A block of a multicast, or a lane of a warp's mask.
+    /// A CTA of a multicast, or a lane of a warp's mask.
     Mask,
     /// Where a copy begins.
     Coordinate,

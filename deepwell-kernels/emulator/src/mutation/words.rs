@@ -83,7 +83,7 @@ pub(super) fn masks(instruction: &Instruction, spare: Spare, found: &mut Vec<Edi
     found.push(Edit { class: Class::Mask, what, replacement: Replacement::Steps(steps) });
 }
 
-/// Whether the scope of a block is another.
+/// Whether the scope of a CTA is another.
 fn narrows(scope: Scope) -> bool {
     scope != Scope::Block
 }

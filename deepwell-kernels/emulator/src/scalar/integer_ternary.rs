@@ -3,7 +3,7 @@
 use super::integer::{product24, widen16};
 use super::registers::Registers;
 use super::rows::{longs3, words3};
-use crate::decode::{PermuteMode, MultiplyPart, Register, Source, TernaryOperation, Type};
+use crate::decode::{MultiplyPart, PermuteMode, Register, Source, TernaryOperation, Type};
 
 /// Three operands.
 pub(super) fn ternary(

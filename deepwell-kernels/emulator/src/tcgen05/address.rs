@@ -38,7 +38,7 @@ impl TensorAddress {
         self.lane << 16 | self.column
     }
 
-    /// Where it is in one block.
+    /// Where it is in one CTA.
     pub fn place(self, rank: u32) -> Place {
         Place::Tensor { rank, lane: self.lane, column: self.column }
     }

@@ -7,7 +7,7 @@ use crate::place::TENSOR_COLUMNS;
 /// Columns come in units of this.
 pub const COLUMNS_MIN: u32 = 32;
 
-/// The columns that one block has allocated, and what it may still do.
+/// The columns that one CTA has allocated, and what it may still do.
 ///
 /// ```
 /// use deepwell_emulator::tcgen05::Allocator;
@@ -32,7 +32,7 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// A block that has allocated nothing.
+    /// A CTA that has allocated nothing.
     pub fn new() -> Allocator {
         Allocator::default()
     }
@@ -58,7 +58,7 @@ impl Allocator {
         }
     }
 
-    /// `tcgen05.alloc` of a single block: the address, or nothing if the warp has to wait.
+    /// `tcgen05.alloc` of a single CTA: the address, or nothing if the warp has to wait.
     ///
     /// # Errors
     /// An illegal count, one that is larger than before, or a permit that was given up.
@@ -69,11 +69,11 @@ impl Allocator {
         Ok(Some(column))
     }
 
-    /// `tcgen05.alloc.cta_group::2`, once both blocks of a pair have come to it: the address that
+    /// `tcgen05.alloc.cta_group::2`, once both CTAs of a pair have come to it: the address that
     /// both get, or nothing if they have to wait.
     ///
     /// # Errors
-    /// As for [`Allocator::allocate`], for one of the blocks.
+    /// As for [`Allocator::allocate`], for one of the CTAs.
     pub fn allocate_pair(
         even: &mut Allocator,
         odd: &mut Allocator,
@@ -87,7 +87,7 @@ impl Allocator {
         Ok(Some(column))
     }
 
-    /// `tcgen05.dealloc`, for each block of the group.
+    /// `tcgen05.dealloc`, for each CTA of the group.
     ///
     /// # Errors
     /// No allocation of so many columns begins there.
@@ -112,7 +112,7 @@ impl Allocator {
         }
     }
 
-    /// `tcgen05.relinquish_alloc_permit`: the block allocates no more.
+    /// `tcgen05.relinquish_alloc_permit`: the CTA allocates no more.
     ///
     /// # Errors
     /// Another group than before.
@@ -122,7 +122,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// That the block owns these columns.
+    /// That the CTA owns these columns.
     ///
     /// # Errors
     /// It does not.
@@ -149,7 +149,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// That nothing is left when the block ends.
+    /// That nothing is left when the CTA ends.
     ///
     /// # Errors
     /// Something is.
@@ -159,7 +159,7 @@ impl Allocator {
         }
         Err(Fault::new(
             "tensor-memory-not-freed",
-            format!("the block ends and still has {}", self.describe()),
+            format!("the CTA ends and still has {}", self.describe()),
         ))
     }
 
@@ -174,7 +174,7 @@ impl Allocator {
         if self.relinquished {
             return Err(Fault::new(
                 "tensor-alloc-after-relinquish",
-                "the block has given up the permit to allocate tensor memory",
+                "the CTA has given up the permit to allocate tensor memory",
             ));
         }
         match self.columns_last {
@@ -215,7 +215,7 @@ fn check_count(columns: u32) -> Result<(), Fault> {
     ))
 }
 
-/// The first range that is free in all blocks. It begins at a multiple of its size.
+/// The first range that is free in all CTAs. It begins at a multiple of its size.
 fn free_columns(blocks: &[&Allocator], columns: u32) -> Option<u32> {
     (0..TENSOR_COLUMNS).step_by(columns as usize).find(|&at| {
         let taken = blocks.iter().flat_map(|block| &block.live);

@@ -10,12 +10,12 @@ use crate::place::{Memory, Place};
 
 /// One `tcgen05.cp` with the values of its operands.
 ///
-/// With a pair, each block copies from its own shared memory to its own tensor memory.
+/// With a pair, each CTA copies from its own shared memory to its own tensor memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRequest {
     /// `.cta_group`: 1 or 2.
     pub group: u32,
-    /// Rank of the block that issues it.
+    /// Rank of the CTA that issues it.
     pub rank: u32,
     /// Shape and multicast.
     pub shape: Tcgen05CopyShape,

@@ -6,9 +6,9 @@ use std::ops::Range;
 /// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataPath {
-    /// M = 256 of a pair: 128 rows in each block, row `m` in lane `m % 128`.
+    /// M = 256 of a pair: 128 rows in each CTA, row `m` in lane `m % 128`.
     A,
-    /// M = 128 of a pair: 64 rows in each block. The first half of the columns is in lanes 0 to
+    /// M = 128 of a pair: 64 rows in each CTA. The first half of the columns is in lanes 0 to
     /// 63, the second half in lanes 64 to 127 of the same tensor-memory columns.
     B,
     /// M = 128: row `m` in lane `m`.
@@ -21,10 +21,10 @@ pub enum DataPath {
     G,
 }
 
-/// A part of D whose rows are in one block and whose columns are consecutive in each lane.
+/// A part of D whose rows are in one CTA and whose columns are consecutive in each lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// 0, or 1 for the odd block of a pair.
+    /// 0, or 1 for the odd CTA of a pair.
     pub block: u32,
     /// Rows of D.
     pub rows: Range<u32>,
@@ -53,7 +53,7 @@ impl DataPath {
         if self == DataPath::F { &[0, 16] } else { &[0] }
     }
 
-    /// Blocks that hold rows.
+    /// CTAs that hold rows.
     pub fn blocks(self) -> u32 {
         if matches!(self, DataPath::A | DataPath::B) { 2 } else { 1 }
     }

@@ -43,9 +43,9 @@ pub struct RegisterAccess {
     pub half_offset: u32,
     /// Tensor-memory address.
     pub address: u32,
-    /// Rank of the block.
+    /// Rank of the CTA.
     pub rank: u32,
-    /// The warp's number in its block.
+    /// The warp's number in its CTA.
     pub warp: u32,
     /// About foreign lanes.
     pub lane_bits: LaneBits,

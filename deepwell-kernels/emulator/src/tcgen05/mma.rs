@@ -12,7 +12,7 @@ use super::tile::{K_CHUNKS, SharedTile};
 use crate::decode::MmaKind;
 use crate::error::Fault;
 use crate::number::{Format, Rounding, decode, encode};
-use crate::numerics::{Accumulate, Operand, MmaSpec, ResultMode, TensorCore, multiply};
+use crate::numerics::{Accumulate, MmaSpec, Operand, ResultMode, TensorCore, multiply};
 use crate::place::Memory;
 
 /// Columns of tensor memory that A takes: 32 bytes of every row.
@@ -23,7 +23,7 @@ pub const A_COLUMNS: u32 = 8;
 pub struct MmaPlan {
     pub(super) kind: MmaKind,
     pub(super) group: u32,
-    /// Of the even block of a pair.
+    /// Of the even CTA of a pair.
     pub(super) rank: u32,
     pub(super) path: DataPath,
     pub(super) descriptor: InstructionDescriptor,
@@ -178,7 +178,7 @@ impl MmaPlan {
         })
     }
 
-    /// All of B; with a pair, each block has half of its columns.
+    /// All of B; with a pair, each CTA has half of its columns.
     fn read_b(&self, k: u32, memory: &mut dyn Memory) -> Result<CodeBuffer, Fault> {
         let rows = self.descriptor.n / self.group;
         let mut codes = CodeBuffer::new(self.descriptor.b, self.descriptor.n, k);

@@ -41,7 +41,7 @@ pub struct MmaRequest {
     pub kind: MmaKind,
     /// `.cta_group`: 1 or 2.
     pub group: u32,
-    /// Rank of the block that issues it.
+    /// Rank of the CTA that issues it.
     pub rank: u32,
     /// `.ws`.
     pub weight_stationary: bool,
@@ -59,7 +59,7 @@ pub struct MmaRequest {
     pub accumulate: bool,
     /// D is first multiplied by 2 to the minus this.
     pub scale_input_d: u32,
-    /// A bit for each lane of D that is not to be written: 128 bits for each block.
+    /// A bit for each lane of D that is not to be written: 128 bits for each CTA.
     pub disabled_lanes: [u32; 8],
     /// `.ashift`.
     pub shift_a: bool,

@@ -5,7 +5,7 @@
 //! Nothing here knows the engine. An instruction with the values of its operands is a request
 //! ([`MmaRequest`], [`CopyRequest`], [`RegisterAccess`]); its `check` says whether it is legal,
 //! whatever memory holds, and gives a plan; the plan's `run` (`load`, `store`) does it, at once or
-//! later, through [`Memory`](crate::place::Memory). [`Allocator`] keeps the columns of one block.
+//! later, through [`Memory`](crate::place::Memory). [`Allocator`] keeps the columns of one CTA.
 //!
 //! Every rule that is broken has a name, which [`Fault::rule`](crate::error::Fault) gives.
 //!
@@ -65,7 +65,7 @@ pub use copy::{CopyPlan, CopyRequest, copy};
 pub use datapath::{DataPath, Part};
 pub use elements::{CodeBuffer, Container};
 pub use instruction_descriptor::{
-    InstructionDescriptor, ScaleFields, has_scales, k_of, packs_4_bits, mma_kind,
+    InstructionDescriptor, ScaleFields, has_scales, k_of, mma_kind, packs_4_bits,
 };
 pub use legality::{
     check_scale_id, check_shape, check_swizzle, check_transposed_n, scales_along_k,

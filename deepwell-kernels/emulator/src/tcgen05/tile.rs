@@ -112,7 +112,7 @@ impl SharedTile {
         swizzle.apply(start + offset, base_offset)
     }
 
-    /// Reads `rows` rows from the shared memory of block `rank` to `codes`, from row `first` on.
+    /// Reads `rows` rows from the shared memory of CTA `rank` to `codes`, from row `first` on.
     ///
     /// # Errors
     /// Those of `memory`.

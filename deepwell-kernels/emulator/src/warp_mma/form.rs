@@ -10,7 +10,7 @@ use crate::decode::{MmaKind, MmaShape, Type, WarpMma};
 use crate::error::Fault;
 use crate::number::Format;
 use crate::numerics::{
-    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 /// One form of `mma.sync`.
@@ -73,10 +73,10 @@ impl WarpMmaForm {
             d: instruction.d_type,
             kind: instruction.kind,
             saturate: instruction.saturate,
-            scales: instruction.scales.as_ref().map(|scales| MmaScales {
-                vector: scales.vector,
-                scale_type: scales.scale_type,
-            }),
+            scales: instruction
+                .scales
+                .as_ref()
+                .map(|scales| MmaScales { vector: scales.vector, scale_type: scales.scale_type }),
         })
     }
 

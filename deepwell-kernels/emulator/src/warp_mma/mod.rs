@@ -9,14 +9,14 @@
 //! How the elements of a matrix lie in the registers of a warp is in [`fragment`]; `wgmma` uses it
 //! too, since each of its four warps holds 16 rows in the same way.
 
+mod form;
 pub mod fragment;
 mod matrix;
-mod form;
 mod scales;
 mod table;
 
-pub use matrix::{MatrixAccess, load_matrix, store_matrix, transpose_matrix};
 pub use form::{WarpMmaForm, tensor_core_of};
+pub use matrix::{MatrixAccess, load_matrix, store_matrix, transpose_matrix};
 pub use scales::{MmaScales, ScaleSelector, WarpScales};
 pub(crate) use table::{format_of, mma_kind};
 

@@ -310,7 +310,7 @@ fn wrong_forms_have_a_name() {
     }
 }
 
-/// Shared memory of block 3.
+/// Shared memory of CTA 3.
 struct Shared(Vec<u8>);
 
 impl Memory for Shared {

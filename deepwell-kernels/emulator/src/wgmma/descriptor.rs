@@ -156,7 +156,7 @@ impl Tile {
         self.descriptor.swizzled(start + offset)
     }
 
-    /// Reads rows `first` to `first + count` as codes `[count, K]`. `rank` is the block's.
+    /// Reads rows `first` to `first + count` as codes `[count, K]`. `rank` is the CTA's.
     ///
     /// # Errors
     /// What the memory refuses.

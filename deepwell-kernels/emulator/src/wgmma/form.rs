@@ -3,7 +3,7 @@
 use super::descriptor::{Descriptor, Tile};
 use crate::decode::{MmaShape, Type, WarpGroupMma, WarpGroupOperand};
 use crate::error::Fault;
-use crate::numerics::{Accumulate, Codes, Operand, MmaSpec, ResultMode, TensorCore, multiply};
+use crate::numerics::{Accumulate, Codes, MmaSpec, Operand, ResultMode, TensorCore, multiply};
 use crate::place::Memory;
 use crate::warp_mma::fragment::{
     WARP_ROWS, accumulator_registers, gather_a, gather_accumulator, scatter_accumulator,
@@ -163,7 +163,7 @@ impl WgmmaForm {
     }
 
     /// Computes D of the given warps: A times B, plus D where `accumulate` (`scale-d`). Shared
-    /// memory is that of the block `rank`. B is read once, rows of A those of the given warps.
+    /// memory is that of the CTA `rank`. B is read once, rows of A those of the given warps.
     ///
     /// # Errors
     /// [`WgmmaForm::check`], [`Descriptor::decode`], `wgmma-registers` for another number of

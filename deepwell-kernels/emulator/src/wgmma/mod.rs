@@ -27,7 +27,7 @@ mod descriptor;
 mod form;
 
 pub use descriptor::{Descriptor, Swizzle, Tile};
-pub use form::{WgmmaForm, MatrixA, WarpFragments};
+pub use form::{MatrixA, WarpFragments, WgmmaForm};
 
 #[cfg(test)]
 mod tests;

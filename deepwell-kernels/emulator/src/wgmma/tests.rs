@@ -181,8 +181,7 @@ fn check(form: WgmmaForm, swizzles: (Swizzle, Swizzle), random: &mut Random) {
     let (first, rest) = warps.split_at_mut(1);
     let accumulate = random.below(4) > 0;
     for warps in [first, rest] {
-        form
-            .run(ResultMode::Exact, 1, a_place, b_at, accumulate, warps, &mut memory)
+        form.run(ResultMode::Exact, 1, a_place, b_at, accumulate, warps, &mut memory)
             .unwrap_or_else(|fault| panic!("{form:?} {swizzles:?}: {fault}"));
     }
     let sign = if form.negate_a != form.negate_b { -1 } else { 1 };
@@ -209,8 +208,7 @@ fn sixteen_bit_forms_of_all_layouts() {
                 [(false, false), (false, true), (true, false), (true, true)]
             {
                 // Columns of 16-bit elements fill whole boxes of 128 bytes with 64 and 128 of them.
-                for form in
-                    [BF16, same(Type::F16, Type::F32, 128), same(Type::F16, Type::F16, 64)]
+                for form in [BF16, same(Type::F16, Type::F32, 128), same(Type::F16, Type::F16, 64)]
                 {
                     let form = WgmmaForm { transpose_a, transpose_b, ..form };
                     check(form, (a_swizzle, b_swizzle), &mut random);

@@ -71,7 +71,7 @@ fn the_example_runs() {
     assert_eq!(document["runs"][0]["verdict"], "right");
     assert_eq!(document["runs"][0]["counts"]["instructions"], 440);
     let traced = stdout_of(&["run", EXAMPLE, "--trace", "2", "--tracker", "off"], 0);
-    assert!(traced.contains("block 0,0,0 warp  0 lanes ffffffff line"), "{traced}");
+    assert!(traced.contains("CTA 0,0,0 warp  0 lanes ffffffff line"), "{traced}");
     assert!(traced.contains("and so on"), "{traced}");
 }
 
@@ -119,7 +119,7 @@ fn mutants_are_listed() {
              [[argument]]\nu32 = 1000\n"
         ),
     );
-    // One block: nothing that other blocks would have to see is needed.
+    // One CTA: nothing that other CTAs would have to see is needed.
     snapshot("mutate_one_block", &stdout_of(&["mutate", &sum], 1));
     let several = fs::read_to_string(&sum).unwrap().replace("grid = [1]", "grid = [3]");
     fs::write(&sum, several).unwrap();

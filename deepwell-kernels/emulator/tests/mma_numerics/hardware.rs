@@ -2,7 +2,7 @@
 
 use deepwell_emulator::number::{Format, Rounding, decode, encode};
 use deepwell_emulator::numerics::{
-    Accumulate, Codes, Kind, Operand, MmaSpec, ResultMode, TensorCore, multiply,
+    Accumulate, Codes, Kind, MmaSpec, Operand, ResultMode, TensorCore, multiply,
 };
 
 use crate::data::{DATA, Data, Random, accumulator, element};

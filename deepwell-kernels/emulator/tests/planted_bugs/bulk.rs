@@ -264,7 +264,7 @@ fn results_go_out_by_bulk_copies() {
                 &[("wait all", "cp.async.bulk.wait_group.read 0;")],
                 "missing-group-wait",
             ),
-            Bug("the block ends before", &[("wait all", "bra END;")], "unfinished-at-exit"),
+            Bug("the CTA ends before", &[("wait all", "bra END;")], "unfinished-at-exit"),
             Bug(
                 "a size that is no multiple of 16",
                 &[("copy", "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 250;")],

@@ -1,11 +1,11 @@
-//! Blocks of a cluster: distributed shared memory, remote arrivals, `st.async`, multicast.
+//! CTAs of a cluster: distributed shared memory, remote arrivals, `st.async`, multicast.
 
 use deepwell_emulator::hazard::Rules;
 use deepwell_emulator::launch::Settings;
 
 use crate::{Bug, Program, check, findings_with};
 
-/// Two blocks of so many threads.
+/// Two CTAs of so many threads.
 const fn pair(threads: u32, shared: &'static str, body: &'static str) -> Program {
     let program = Program::of(threads, shared, body);
     Program { grid: 2, cluster: 2, ..program }
@@ -38,11 +38,11 @@ fn blocks_write_to_each_other() {
             Bug(
                 "no barrier before the end",
                 &[("arrive end", ""), ("wait end", "")],
-                "shared-of-exited-block",
+                "shared-of-exited-cta",
             ),
             Bug("no barrier", &[("arrive", ""), ("wait", "")], "missing-synchronization"),
             Bug(
-                "the other block may not run yet",
+                "the other CTA may not run yet",
                 &[("arrive start", ""), ("wait start", "")],
                 "peer-not-started",
             ),
@@ -54,17 +54,17 @@ fn blocks_write_to_each_other() {
                 "missing-synchronization",
             ),
             Bug(
-                "a barrier of the block",
+                "a barrier of the CTA",
                 &[("arrive", "bar.sync 0;"), ("wait", "")],
                 "missing-synchronization",
             ),
             Bug(
-                "a block that is not there",
+                "a CTA that is not there",
                 &[("map", "mapa.shared::cluster.u32 %r6, %r3, 2;")],
                 "shared-rank-out-of-range",
             ),
             Bug(
-                "the own block",
+                "the own CTA",
                 &[
                     ("map", "mapa.shared::cluster.u32 %r6, %r3, %r4;"),
                     ("store", "setp.eq.u32 %p1, %r0, 40; @%p1 st.shared::cluster.u32 [%r6], %r0;"),
@@ -112,12 +112,12 @@ fn remote_arrivals_hand_on_what_was_stored() {
                 "missing-synchronization",
             ),
             Bug(
-                "an arrival for the own block",
+                "an arrival for the own CTA",
                 &[("arrive", "mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r10];")],
                 "missing-synchronization",
             ),
             Bug(
-                "a wait for the own block",
+                "a wait for the own CTA",
                 &[(
                     "wait",
                     "{ .reg .pred q; W: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 q, \
@@ -149,7 +149,7 @@ fn remote_arrivals_hand_on_what_was_stored() {
                 "missing-mbarrier-init-sync",
             ),
             Bug(
-                "a count of both blocks",
+                "a count of both CTAs",
                 &[("init", "mbarrier.init.shared::cta.b64 [%r9], 64;")],
                 "deadlock",
             ),
@@ -206,10 +206,10 @@ fn stores_that_arrive() {
             Bug(
                 "data there, the barrier here",
                 &[("map", "mapa.shared::cluster.u32 %r10, %r9, %r4;")],
-                "bulk-copy-barrier-of-another-block",
+                "bulk-copy-barrier-of-another-cta",
             ),
             Bug(
-                "the other block may not run yet",
+                "the other CTA may not run yet",
                 &[("arrive start", ""), ("wait start", "")],
                 "mbarrier-uninitialized",
             ),
@@ -256,15 +256,15 @@ fn a_copy_to_both_blocks() {
         &program,
         &[
             Bug("no wait", &[("wait", "")], "missing-mbarrier-wait"),
-            Bug("one block only", &[("mask", "mov.u16 %r50h, 1;")], "deadlock"),
-            Bug("a block that is not there", &[("mask", "mov.u16 %r50h, 7;")], "multicast-mask"),
+            Bug("one CTA only", &[("mask", "mov.u16 %r50h, 1;")], "deadlock"),
+            Bug("a CTA that is not there", &[("mask", "mov.u16 %r50h, 7;")], "multicast-mask"),
             Bug(
                 "half the bytes",
                 &[("expect", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 512;")],
                 "mbarrier-more-bytes-than-expected",
             ),
             Bug(
-                "both blocks copy to both",
+                "both CTAs copy to both",
                 &[(
                     "copy",
                     "WAIT [%r2], 1; cp.async.bulk.tensor.2d.shared::cluster.global.tile\
@@ -276,7 +276,7 @@ fn a_copy_to_both_blocks() {
                 "deadlock",
             ),
             Bug(
-                "the other block may not be ready",
+                "the other CTA may not be ready",
                 &[("arrive start", ""), ("wait start", "")],
                 "mbarrier-uninitialized",
             ),
@@ -289,7 +289,7 @@ fn a_copy_to_both_blocks() {
     );
 }
 
-/// Block 0 copies to both blocks twice: it must know that the other block has read.
+/// CTA 0 copies to both CTAs twice: it must know that the other CTA has read.
 #[test]
 fn a_copy_to_both_blocks_again() {
     let program = pair(
@@ -343,7 +343,7 @@ fn a_copy_to_both_blocks_again() {
         &[
             Bug("no wait for readers", &[("wait empty", "")], "missing-mbarrier-wait"),
             Bug(
-                "readers of the own block only",
+                "readers of the own CTA only",
                 &[
                     ("init empty", "mbarrier.init.shared::cta.b64 [%r3], 1;"),
                     ("map", "mapa.shared::cluster.u32 %r8, %r3, %r5;"),
@@ -361,7 +361,7 @@ fn a_copy_to_both_blocks_again() {
             Bug(
                 "the end while others arrive",
                 &[("arrive end", ""), ("wait end", "")],
-                "shared-of-exited-block",
+                "shared-of-exited-cta",
             ),
         ],
     );

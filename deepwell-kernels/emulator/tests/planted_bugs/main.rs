@@ -5,7 +5,7 @@
 //! A program is PTX of one kernel `k`, with parameters `input` and `output` (64 KiB each, the input
 //! written) and a tensor map of the input. Its lines may carry a mark, `// @name`; a bug is an edit
 //! of marked lines. `WAIT address, parity` stands for a loop of `mbarrier.try_wait`, `MULTICAST`
-//! for the words of a tensor copy to several blocks of a cluster.
+//! for the words of a tensor copy to several CTAs of a cluster.
 
 mod bulk;
 mod cluster;
@@ -32,7 +32,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// One block of so many threads of sm_90a.
+    /// One CTA of so many threads of sm_90a.
     pub(crate) const fn of(threads: u32, shared: &'static str, body: &'static str) -> Program {
         Program { target: "sm_90a", grid: 1, cluster: 1, threads, shared, body }
     }

@@ -1,4 +1,4 @@
-//! Threads of a block and of a grid: barriers, warps, flags.
+//! Threads of a CTA and of a grid: barriers, warps, flags.
 
 use deepwell_emulator::hazard::{Lanes, Rules};
 use deepwell_emulator::launch::Settings;
@@ -205,12 +205,12 @@ fn a_flag_between_blocks() {
                 "missing-synchronization",
             ),
             Bug(
-                "a flag for the block",
+                "a flag for the CTA",
                 &[("flag", "st.release.cta.global.u32 [%rd1+64], 1;")],
                 "scope-too-narrow",
             ),
             Bug(
-                "a look within the block",
+                "a look within the CTA",
                 &[("look", "ld.acquire.cta.global.u32 %r2, [%rd1+64];")],
                 "scope-too-narrow",
             ),
@@ -224,7 +224,7 @@ fn a_flag_between_blocks() {
                 "missing-synchronization",
             ),
             Bug(
-                "a fence for the block",
+                "a fence for the CTA",
                 &[
                     ("look", "ld.relaxed.gpu.global.u32 %r2, [%rd1+64];"),
                     ("fence", "fence.acq_rel.cta;"),
@@ -282,21 +282,21 @@ fn fences_around_an_arrival_of_one_thread() {
         &program,
         &[
             Bug("no fence", &[("fence", "")], "missing-synchronization"),
-            Bug("a fence for the block", &[("fence", "membar.cta;")], "missing-synchronization"),
+            Bug("a fence for the CTA", &[("fence", "membar.cta;")], "missing-synchronization"),
             Bug("no barrier before the arrival", &[("sync", "")], "missing-synchronization"),
             Bug("no barrier after it", &[("meet", "")], "missing-synchronization"),
             Bug(
-                "the last block has no fence",
+                "the last CTA has no fence",
                 &[("fence of the last", "")],
                 "missing-synchronization",
             ),
             Bug(
-                "a fence for its block",
+                "a fence for its CTA",
                 &[("fence of the last", "membar.cta;")],
                 "missing-synchronization",
             ),
             Bug(
-                "an arrival for the block only",
+                "an arrival for the CTA only",
                 &[("arrive", "atom.relaxed.cta.global.add.u32 %r4, [%rd1+4096], 1;")],
                 "scope-too-narrow",
             ),

@@ -4,7 +4,7 @@ use deepwell_ir::ops::{
     Activation, AddRmsNorm, Axis, Epilogue, Fused, Gelu, GeluBackward, LayerNorm, Linear,
     LinearInputGrad, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
-use deepwell_ir::{DType, OperandType, GemmKind};
+use deepwell_ir::{DType, GemmKind, OperandType};
 use deepwell_precision::{Granularity, QuantFormat};
 
 use super::*;

@@ -147,7 +147,7 @@ impl Blas for CublasLt {
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
-                shape.product(),
+                shape.matmul_desc(),
                 ptr::from_ref(&alpha).cast(),
                 address(matmul.b.pointer),
                 shape.b(),

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::counts::{FakeCounts, FakeNode};
 use super::exchange::{SharedComm, exchange};
+use super::host_blas::multiply;
 use super::machine::Machine;
 use super::pinned::HostPinned;
-use super::host_blas::multiply;
 use crate::cuda::blas::Matmul;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};

@@ -2,7 +2,7 @@
 //! the result's elements, and the quantized data of what comes last.
 
 use deepwell_ir::ops::{Activation, Axis, Epilogue, QuantizeStep};
-use deepwell_ir::{DType, KernelRequest, Op, OperandType, GemmKind};
+use deepwell_ir::{DType, GemmKind, KernelRequest, Op, OperandType};
 
 use super::mx;
 use super::tcgen05::GemmSizes;

@@ -2,9 +2,9 @@
 
 pub(crate) mod elementwise_quantize;
 pub(crate) mod fused_gemm;
+pub(crate) mod gemm;
 pub(crate) mod mx;
 pub(crate) mod norm_quantize;
-pub(crate) mod gemm;
 pub(crate) mod rows;
 pub(crate) mod support;
 pub(crate) mod tcgen05;

@@ -114,7 +114,8 @@ impl Backward {
         // As the program was planned: its scratch is for that many CTAs.
         let division = self.division(&matrix, call.program.target.workers);
         let shared_bytes = (self.gradients * columns * size_of::<f32>()) as u32;
-        let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.vectors) {
+        let (suffix, threads, per_row, shared_bytes) = match threads_per_row(columns, self.vectors)
+        {
             Some(per_row) => ("rows", BACKWARD_THREADS, per_row, shared_bytes),
             None => ("scalar", SCALAR_THREADS, SCALAR_THREADS, 0),
         };

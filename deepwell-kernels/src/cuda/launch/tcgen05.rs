@@ -290,11 +290,7 @@ impl TileShape {
 }
 
 /// Boxes of a K-major operand, `[rows, k]`: `box_rows` rows and the K of a stage.
-pub(crate) fn k_major_boxes(
-    tensor: &Tensor,
-    operands: Operands,
-    box_rows: usize,
-) -> TensorMapSpec {
+pub(crate) fn k_major_boxes(tensor: &Tensor, operands: Operands, box_rows: usize) -> TensorMapSpec {
     boxes(tensor, operands, [operands.stage_k(), box_rows])
 }
 

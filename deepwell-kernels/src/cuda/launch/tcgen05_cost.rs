@@ -49,7 +49,11 @@ impl Default for ResultCost {
 impl ResultCost {
     /// Of GELU or its gradient, which reads another matrix, in the form with the hyperbolic tangent
     /// or the other, if any; of `stored` matrices of BF16; of so many MXFP8 operands.
-    pub(crate) fn fused(activation: Option<(bool, bool)>, stored: u64, quantized: u64) -> ResultCost {
+    pub(crate) fn fused(
+        activation: Option<(bool, bool)>,
+        stored: u64,
+        quantized: u64,
+    ) -> ResultCost {
         let (activation_cycles, read) = activation.map_or((0, 0), |(gradient, tanh)| {
             let cycles = CYCLES_OF_GELU[usize::from(gradient)][usize::from(tanh)];
             (cycles, u64::from(gradient))

@@ -26,16 +26,18 @@ pub fn add_positions_forward<E: Element>(
     assert_eq!(x.len(), out.len(), "`x` and `out` differ in length");
     assert_eq!(x.len() % hidden, 0, "`x` is not [tokens, hidden]");
     let chunk = chunk_elements(hidden);
-    out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(chunk_index, (out, x))| {
-        let rows = out.chunks_exact_mut(hidden).zip(x.chunks_exact(hidden));
-        for (row, (out, x)) in rows.enumerate() {
-            let position = (chunk_index * ROWS_PER_CHUNK + row) % seq;
-            let terms = x.iter().zip(&table[position * hidden..][..hidden]);
-            for (out, (x, table)) in out.iter_mut().zip(terms) {
-                *out = E::from_f32(x.to_f32() + table.to_f32());
+    out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(
+        |(chunk_index, (out, x))| {
+            let rows = out.chunks_exact_mut(hidden).zip(x.chunks_exact(hidden));
+            for (row, (out, x)) in rows.enumerate() {
+                let position = (chunk_index * ROWS_PER_CHUNK + row) % seq;
+                let terms = x.iter().zip(&table[position * hidden..][..hidden]);
+                for (out, (x, table)) in out.iter_mut().zip(terms) {
+                    *out = E::from_f32(x.to_f32() + table.to_f32());
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// `dtable[s] = sum of dout[t] over t mod seq = s`, added to what `dtable` `[positions, hidden]`

@@ -1,6 +1,6 @@
 //! The three GEMMs of a linear layer, in F32 and BF16.
 
-use deepwell_ir::{DType, KernelRequest, Op, GemmKind};
+use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use half::bf16;
 
 use crate::KernelError;

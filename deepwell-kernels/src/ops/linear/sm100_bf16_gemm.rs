@@ -6,9 +6,7 @@ use super::bf16_gemm;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
 use crate::cuda::launch::gemm::{LinearSizes, not_empty};
-use crate::cuda::launch::tcgen05::{
-    Operands, GemmSizes, TileShape, k_major_boxes, mn_major_boxes,
-};
+use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, mn_major_boxes};
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step, Tensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};

@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::fused_gemm::{self, BF16_OPS, Parts};
 use crate::cuda::launch::gemm::LinearSizes;
-use crate::cuda::launch::tcgen05::{Operands, GemmSizes, TileShape};
+use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
 

@@ -243,9 +243,7 @@ impl Head {
             (self.rows_of(&self.x, chunk), self.by_vocab(&self.w), self.logits(chunk));
         match self.gemms {
             Gemms::Library => self.library_gemm(device, (x, false), (w, true), out, false),
-            Gemms::Own => {
-                self.own_gemm(device, "cross_entropy_logits", (x, w), out, chunk, None)
-            }
+            Gemms::Own => self.own_gemm(device, "cross_entropy_logits", (x, w), out, chunk, None),
         }
     }
 

@@ -9,7 +9,8 @@ use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
-pub(crate) const KERNEL: Backward = Backward { file: "rms_norm_backward", vectors: 4, gradients: 1 };
+pub(crate) const KERNEL: Backward =
+    Backward { file: "rms_norm_backward", vectors: 4, gradients: 1 };
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_rms_norm_backward",

@@ -104,13 +104,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let a_scales = Expansion { source: call.input(1).pointer, target: a_target, rows, spec: op.a };
     let b_scales =
         Expansion { source: call.input(3).pointer, target: b_target, rows: columns, spec: op.b };
-    let data = |pointer, rows| Matrix {
-        pointer,
-        dtype: DType::E4m3,
-        rows,
-        columns: k,
-        leading: k,
-    };
+    let data = |pointer, rows| Matrix { pointer, dtype: DType::E4m3, rows, columns: k, leading: k };
     let matmul = Matmul {
         a: data(a.pointer, rows),
         a_transposed: false,
@@ -128,7 +122,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{OperandType, GemmKind};
+    use deepwell_ir::{GemmKind, OperandType};
 
     use deepwell_precision::scale_tiles;
 

@@ -85,7 +85,7 @@ pub(crate) fn prepare_from(
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{OperandType, GemmKind, ops};
+    use deepwell_ir::{GemmKind, OperandType, ops};
     use deepwell_precision::QuantFormat;
 
     use super::*;

@@ -8,9 +8,7 @@ use deepwell_ir::{DType, KernelRequest, Op, Target};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
 use crate::cuda::launch::gemm::{extents_fit, not_empty};
-use crate::cuda::launch::tcgen05::{
-    Operands, GemmSizes, TileShape, k_major_boxes, scale_boxes,
-};
+use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, scale_boxes};
 use crate::cuda::launch::tcgen05_cost::ResultCost;
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
@@ -111,7 +109,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{OperandType, GemmKind, ops};
+    use deepwell_ir::{GemmKind, OperandType, ops};
     use deepwell_precision::{QuantFormat, scale_tiles};
 
     use super::*;

@@ -30,7 +30,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType, GemmKind, ops};
+    use deepwell_ir::{DType, GemmKind, KernelCatalog, KernelRequest, Op, OperandType, ops};
     use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
     use crate::cuda::{Architecture, CudaCatalog, cuda_target};

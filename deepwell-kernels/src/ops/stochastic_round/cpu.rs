@@ -51,8 +51,11 @@ pub fn stochastic_round<E: Element>(
                         for (along, (data, &word)) in
                             (first..end).zip(data[first..].iter_mut().zip(&words))
                         {
-                            let at =
-                                if by_column { along * columns + outer } else { outer * columns + along };
+                            let at = if by_column {
+                                along * columns + outer
+                            } else {
+                                outer * columns + along
+                            };
                             let scaled = x[at].to_f32() * factor;
                             *data = ElementFormat::E4M3.encode_stochastic(scaled, word);
                         }

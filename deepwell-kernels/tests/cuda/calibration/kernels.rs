@@ -2,16 +2,16 @@
 //! emulator has to give a GPU's bits.
 
 use deepwell_ir::ops::{Attention, AttentionHeads, Axis, Epilogue, Fused, Quantize};
-use deepwell_ir::{DType, Op, GemmKind, ops};
+use deepwell_ir::{DType, GemmKind, Op, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_precision::{BlockShape, Granularity, QuantFormat, ScaleRule};
 
 use super::bench::Bench;
 use super::golden::Group;
 use crate::device::open_gpu_or_emulated;
+use crate::gemm_operands::Kind;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix};
-use crate::gemm_operands::Kind;
 use crate::quantize::{numbers, outputs};
 
 /// Runs ops and records what they write.

@@ -1,7 +1,7 @@
 //! The MMAs of `wgmma` that are calibrated, and operands as images of shared memory.
 
 use super::element::{Element, Sum};
-use super::wgmma_ptx::{COPY_BYTES, Image, WgmmaKernel, ROWS, STEP_BYTES};
+use super::wgmma_ptx::{COPY_BYTES, Image, ROWS, STEP_BYTES, WgmmaKernel};
 
 /// How an operand lies in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

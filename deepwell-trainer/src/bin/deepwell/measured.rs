@@ -5,7 +5,7 @@ use std::fmt;
 use deepwell_plan::format_bytes;
 use deepwell_probe::Hardware;
 use deepwell_trainer::bench::{
-    CpuMeasurements, GpuMeasurements, LinkMeasurements, GemmRate, measure_cpu, measure_gpu,
+    CpuMeasurements, GemmRate, GpuMeasurements, LinkMeasurements, measure_cpu, measure_gpu,
     measure_links,
 };
 use serde::Serialize;

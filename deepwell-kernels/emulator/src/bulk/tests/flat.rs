@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Shared memory of two blocks and global memory from [`BASE`] on.
+/// Shared memory of two CTAs and global memory from [`BASE`] on.
 pub(super) struct Flat {
     pub(super) shared: [Vec<u8>; 2],
     pub(super) global: Vec<u8>,

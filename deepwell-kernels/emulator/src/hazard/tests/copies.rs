@@ -248,7 +248,7 @@ fn multicast_and_remote_mbarriers() {
         m.cluster_sync(2, 1, false);
         for round in 0..2 {
             let producer = m.of(0, 0, ONE);
-            if m.does("wait for both blocks") {
+            if m.does("wait for both CTAs") {
                 m.wait(producer, 0, 4104, round & 1 ^ 1);
             }
             for rank in 0..2 {
@@ -271,7 +271,7 @@ fn multicast_and_remote_mbarriers() {
                 m.arrive(one, 0, 4104);
             }
         }
-        if m.does("last wait for both blocks") {
+        if m.does("last wait for both CTAs") {
             let producer = m.of(0, 0, ONE);
             m.wait(producer, 0, 4104, 1);
         }
@@ -282,8 +282,8 @@ fn multicast_and_remote_mbarriers() {
         sequence,
         &[
             ("fence.mbarrier_init", "missing-mbarrier-init-sync"),
-            ("wait for both blocks", "missing-synchronization"),
-            ("last wait for both blocks", "unfinished-at-exit"),
+            ("wait for both CTAs", "missing-synchronization"),
+            ("last wait for both CTAs", "unfinished-at-exit"),
             ("wait for full", "missing-mbarrier-wait"),
             ("bar.warp.sync before the arrival", "missing-synchronization"),
         ],

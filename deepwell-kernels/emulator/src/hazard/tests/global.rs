@@ -5,7 +5,7 @@ use Direction::{Read, Write};
 
 const COUNTER: Place = Place::Global(64);
 
-/// The machine has two clusters of one block here.
+/// The machine has two clusters of one CTA here.
 fn two_blocks(m: &mut Machine) -> [WarpId; 2] {
     let other = m.tracker.add_cluster(1, 1);
     [m.tracker.warp(0, 0, 0), m.tracker.warp(other, 0, 0)]
@@ -46,7 +46,7 @@ fn the_last_block_reads_what_others_wrote() {
             atomic(m, one, Order::Relaxed);
         }
         let last = warps[1];
-        if m.does("__threadfence of the last block") {
+        if m.does("__threadfence of the last CTA") {
             let one = thread(m, last, ONE);
             m.tracker.fence(one, Order::AcquireRelease, Scope::Device);
         }
@@ -63,7 +63,7 @@ fn the_last_block_reads_what_others_wrote() {
         &[
             ("__threadfence", "missing-synchronization"),
             ("__syncwarp before the arrival", "missing-synchronization"),
-            ("__threadfence of the last block", "missing-synchronization"),
+            ("__threadfence of the last CTA", "missing-synchronization"),
             ("__syncwarp after the arrival", "missing-synchronization"),
         ],
     );
@@ -117,7 +117,7 @@ fn fences_of_all_threads_around_an_atomic_of_one() {
     );
 }
 
-/// `bar.sync 0` of warps of one block.
+/// `bar.sync 0` of warps of one CTA.
 fn meet(m: &mut Machine, threads: &[Thread]) {
     for thread in threads {
         m.tracker.barrier_arrive(*thread, 0);

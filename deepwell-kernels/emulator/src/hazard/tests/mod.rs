@@ -33,7 +33,7 @@ impl Machine {
         Machine { tracker, mbarriers, step: 0, left_out, names: Vec::new(), deadlock: false }
     }
 
-    /// A step of a warp of block 0.
+    /// A step of a warp of CTA 0.
     fn at(&mut self, warp: u32, lanes: u32) -> Thread {
         self.of(0, warp, lanes)
     }
@@ -139,7 +139,7 @@ impl Machine {
         self.tracker.arrive_mark(&mark, rank, offset, arrival);
     }
 
-    /// `bar.sync` of whole warps of block 0.
+    /// `bar.sync` of whole warps of CTA 0.
     fn sync(&mut self, warps: &[u32], barrier: u32) {
         self.sync_of(0, warps, barrier);
     }
@@ -220,9 +220,9 @@ fn reports_read_well_and_count() {
     let report = machine.tracker.hazards()[0].to_string();
     assert_eq!(
         report,
-        "missing-synchronization: read by thread of cluster 0 block 0 warp 1 lane 0 at PTX line \
-         9 is not ordered after write by thread of cluster 0 block 0 warp 0 lane 0 at PTX line 7, \
-         both at shared 0x20 of block 0 and 1 more times\nhint: a barrier, an mbarrier arrive and \
+        "missing-synchronization: read by thread of cluster 0 CTA 0 warp 1 lane 0 at PTX line \
+         9 is not ordered after write by thread of cluster 0 CTA 0 warp 0 lane 0 at PTX line 7, \
+         both at shared 0x20 of CTA 0 and 1 more times\nhint: a barrier, an mbarrier arrive and \
          wait, or a release and an acquire between the two threads"
     );
     // The write of the second round comes after the read of the first.

@@ -1,4 +1,4 @@
-//! Threads, warps, blocks and clusters without asynchronous operations.
+//! Threads, warps, CTAs and clusters without asynchronous operations.
 
 use super::*;
 use Direction::{Read, Write};

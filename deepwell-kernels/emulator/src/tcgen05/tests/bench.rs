@@ -119,7 +119,7 @@ impl Case {
         bits
     }
 
-    /// Block, lane and column of an element of D.
+    /// CTA, lane and column of an element of D.
     pub(super) fn cell(&self, row: u32, column: u32) -> (u32, u32, u32) {
         let (block, lane, column) = match (self.m, self.group, self.weight_stationary) {
             (256, 2, _) => (row / 128, row % 128, column),

@@ -1,4 +1,4 @@
-//! Memory of a pair of blocks that knows what was written.
+//! Memory of a CTA pair that knows what was written.
 
 use crate::error::Fault;
 use crate::place::{Memory, Place, TENSOR_COLUMNS, TENSOR_LANES};

@@ -5,7 +5,7 @@ mod faults;
 mod memory;
 mod moves;
 mod planted;
-mod unscaled;
 mod scale_tiles;
 mod scaled;
+mod unscaled;
 mod writer;

@@ -234,7 +234,7 @@ fn copies_of_every_shape_and_format() {
                     }
                 }
                 if group == 1 {
-                    assert!(memory.word(1, lane, 40).is_err(), "only one block was asked for");
+                    assert!(memory.word(1, lane, 40).is_err(), "only one CTA was asked for");
                 }
             }
         }

@@ -59,7 +59,7 @@ impl Bench {
     }
 
     fn write_tile(&mut self, tile: &Tile, rank: u32, rows: u32, along_k: u32) {
-        // Rows of A differ between blocks, all columns of B are in both.
+        // Rows of A differ between CTAs, all columns of B are in both.
         let first = if tile.which == 0 { rank * rows } else { 0 };
         let lines = if tile.by_halves { 64 } else { 32 };
         for byte in 0..lines * 16 {

@@ -43,11 +43,7 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize) {
         let scales = tiled(outer, k, &plain);
         let inputs = [
             HostTensor::bytes(DType::E4m3, &[outer, k], &data),
-            HostTensor::bytes(
-                DType::E8m0,
-                &scale_tiles::shape(outer, k.div_ceil(BLOCK)),
-                &scales,
-            ),
+            HostTensor::bytes(DType::E8m0, &scale_tiles::shape(outer, k.div_ceil(BLOCK)), &scales),
         ];
         let output = HostTensor::output(to, &[rows, columns]);
         let got = gpu.run(

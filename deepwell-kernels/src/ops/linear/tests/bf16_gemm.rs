@@ -4,8 +4,8 @@ use deepwell_ir::{DType, Op, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
 
 use crate::compare::assert_close;
-use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::gemm_operands::{Kind, gemm_tolerance};
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 
 /// Tokens, outputs, inputs: empty, single, odd, around the tile of 128 and the step of 64, and
 /// rows that allow no 16-byte copies.

@@ -4,8 +4,8 @@
 use deepwell_ir::Tile;
 
 use crate::bf16_gemm::{check_not_finite, check_with};
-use crate::harness::{Gpu, RunOptions};
 use crate::gemm_operands::Kind;
+use crate::harness::{Gpu, RunOptions};
 use crate::tcgen05;
 
 /// All that the kernel has.

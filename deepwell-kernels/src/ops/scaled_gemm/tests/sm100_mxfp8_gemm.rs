@@ -76,8 +76,7 @@ pub(crate) fn check(
             true => (GemmKind::Wgrad, DType::Bf16),
             false => (GemmKind::Fprop, output),
         };
-        let op =
-            ops::ScaledGemm { kind: gemm, output: stored, bias: has_bias, a: spec, b: spec };
+        let op = ops::ScaledGemm { kind: gemm, output: stored, bias: has_bias, a: spec, b: spec };
         let mut inputs = vec![a.data.clone(), a.scales.clone(), b.data.clone(), b.scales.clone()];
         inputs.extend(has_bias.then_some(bias));
         let kernel = Some(kernel);
