@@ -51,8 +51,8 @@ pub trait Observer {
         _call: &Call,
         _instance: Instance,
         _backend: &mut dyn Backend,
-    ) -> Result<Verdict, KernelError> {
-        Ok(Verdict::Run)
+    ) -> Result<CallAction, KernelError> {
+        Ok(CallAction::Run)
     }
 
     /// Called after `call` has run.
@@ -70,7 +70,7 @@ pub trait Observer {
 
 /// Whether an observed call runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CallAction {
     /// It runs.
     Run,
     /// It is left out: for tests that plant a fault.
@@ -272,7 +272,7 @@ impl Executor {
         let body = loaded.body(invocation.body, instance)?;
         let backend = self.backend.as_mut();
         for (call, &prepared) in program.calls_of(invocation.body).iter().zip(&body.calls) {
-            if observer.before(program, call, instance, backend)? == Verdict::Run {
+            if observer.before(program, call, instance, backend)? == CallAction::Run {
                 backend.enqueue(prepared)?;
                 backend.synchronize()?;
             }

@@ -54,7 +54,7 @@ pub use comm::{Comm, CommError, Exchange, InProcess};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
 pub use epilogue::{EpilogueSet, no_epilogue};
 pub use error::KernelError;
-pub use executor::{Executor, LoadedProgram, Observer, Verdict};
+pub use executor::{CallAction, Executor, LoadedProgram, Observer};
 pub use ops::quantize::cpu::decode_statistics;
 pub use predict::Predict;
 pub use single_call::SingleCall;

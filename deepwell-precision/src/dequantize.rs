@@ -4,7 +4,7 @@ use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
 use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{BLOCK, ElementFormat, QuantFormat, Target, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
+use crate::{BLOCK, ElementFormat, QuantFormat, DequantizedValue, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
 
 /// Writes the values of a quantized matrix: `out[r, c] = decode(data[r, c]) * 2^(scale - 127)`.
 ///
@@ -21,7 +21,7 @@ use crate::{BLOCK, ElementFormat, QuantFormat, Target, e2m1, e2m3, e3m2, e4m3, e
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for
 /// what is no MX format.
-pub fn dequantize_rows<T: Target>(
+pub fn dequantize_rows<T: DequantizedValue>(
     data: &[u8],
     scales: &[u8],
     rows: usize,
@@ -48,7 +48,7 @@ struct Task<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Target> Task<'_, T> {
+impl<T: DequantizedValue> Task<'_, T> {
     /// Halves the rows until tasks are small, then runs the kernel.
     fn run(self) {
         let Self { data, scales, cols, element, out } = self;
@@ -95,7 +95,7 @@ impl<T: Target> Task<'_, T> {
     }
 }
 
-impl<T: Target> Kernel for Task<'_, T> {
+impl<T: DequantizedValue> Kernel for Task<'_, T> {
     type Output = ();
 
     #[inline(always)]

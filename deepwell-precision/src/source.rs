@@ -54,19 +54,19 @@ impl Source for bf16 {
 }
 
 /// A type that can be dequantized into: `f32` and `half::bf16`. Sealed.
-pub trait Target: sealed::Sealed + Copy + Send + Sync + 'static {
+pub trait DequantizedValue: sealed::Sealed + Copy + Send + Sync + 'static {
     /// `value`, rounded to nearest even where this type cannot hold it.
     fn from_f32(value: f32) -> Self;
 }
 
-impl Target for f32 {
+impl DequantizedValue for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
     }
 }
 
-impl Target for bf16 {
+impl DequantizedValue for bf16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         // Not `bf16::from_f32`: that branches on NaN and does not become vector code.

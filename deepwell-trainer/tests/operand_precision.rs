@@ -3,7 +3,7 @@
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::{Call, GemmKind, Instance, Op, PrecisionPolicy, Program, ValueId};
-use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
+use deepwell_kernels::{Backend, KernelError, Observer, CallAction};
 use deepwell_precision::{
     BLOCK, ElementRounding, GemmMode, OperandClass, OperandSetting, QuantFormat, Source, e4m3,
     e8m0, quantize_columns, quantize_rows, scales_len,
@@ -118,10 +118,10 @@ impl Observer for ByHand {
         call: &Call,
         _instance: Instance,
         backend: &mut dyn Backend,
-    ) -> Result<Verdict, KernelError> {
+    ) -> Result<CallAction, KernelError> {
         let is_here = gemm_of(call).is_some_and(|it| it.direction() == self.class.direction());
         if !is_here || !call.name.contains(self.layers) {
-            return Ok(Verdict::Run);
+            return Ok(CallAction::Run);
         }
         self.gemms += 1;
         let classes = OperandClass::of(self.class.direction());
@@ -144,7 +144,7 @@ impl Observer for ByHand {
         };
         backend.write(program.value(id).range, cast_slice(&made))?;
         self.saved = Some((id, bytes));
-        Ok(Verdict::Run)
+        Ok(CallAction::Run)
     }
 
     fn after(
@@ -278,13 +278,13 @@ impl Observer for LeavesOut {
         call: &Call,
         instance: Instance,
         backend: &mut dyn Backend,
-    ) -> Result<Verdict, KernelError> {
+    ) -> Result<CallAction, KernelError> {
         let verdict = self.audit.before(program, call, instance, backend)?;
         let is_here = self.left_out.is_none() && (self.op)(&call.op);
         if is_here {
             self.left_out = Some(call.name.clone());
         }
-        Ok(if is_here { Verdict::Skip } else { verdict })
+        Ok(if is_here { CallAction::Skip } else { verdict })
     }
 
     fn after(

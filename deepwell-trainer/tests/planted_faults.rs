@@ -9,7 +9,7 @@ use deepwell_ir::ops::{LinearInputGrad, ScaledGemm};
 use deepwell_ir::{
     Access, Call, GemmKind, Instance, Op, Operand, PrecisionPolicy, Program, Recompute, ValueId,
 };
-use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, Verdict, cpu_target};
+use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, CallAction, cpu_target};
 use deepwell_plan::{Plan, lower};
 use deepwell_precision::{Format, scale_tiles};
 use deepwell_trainer::audit::{
@@ -85,7 +85,7 @@ impl Observer for Planted {
         call: &Call,
         instance: Instance,
         backend: &mut dyn Backend,
-    ) -> Result<Verdict, KernelError> {
+    ) -> Result<CallAction, KernelError> {
         self.times += usize::from(call.name == self.at.0);
         let is_here = self.is_at(call);
         if let (true, Fault::Before(change)) = (is_here, self.fault) {
@@ -93,7 +93,7 @@ impl Observer for Planted {
         }
         let verdict = self.audit.before(program, call, instance, backend)?;
         let is_skipped = is_here && matches!(self.fault, Fault::Skip);
-        Ok(if is_skipped { Verdict::Skip } else { verdict })
+        Ok(if is_skipped { CallAction::Skip } else { verdict })
     }
 
     fn after(

@@ -20,10 +20,10 @@ use deepwell_ir::{ByteRange, Call, Instance, Program, StreamId};
 use super::blas::Blas;
 use super::catalog::cuda_kernels;
 use super::comm::DeviceComm;
-use super::driver::{DevicePtr, Driver, DriverError, Event, Graph, Module, Stream};
+use super::driver::{DevicePtr, Driver, DriverError, Event, CapturedGraph, Module, Stream};
 use super::images::KernelImages;
 use super::pinned::PinnedBuffer;
-use super::prepare::{CallView, Constants, Device, Step, Tensor};
+use super::prepare::{CallView, Constants, Device, Step, DeviceTensor};
 use crate::KernelError;
 use crate::backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
@@ -60,7 +60,7 @@ struct Clock {
 struct Prepared {
     name: String,
     steps: Vec<Step>,
-    outputs: Vec<Tensor>,
+    outputs: Vec<DeviceTensor>,
 }
 
 /// Runs calls on one CUDA device.
@@ -72,7 +72,7 @@ pub struct CudaBackend {
     constants: Constants,
     arena: Option<(DevicePtr, usize)>,
     prepared: Vec<Prepared>,
-    graphs: Vec<Graph>,
+    graphs: Vec<CapturedGraph>,
     compute: Stream,
     copies: Stream,
     /// Streams of recordings beside the one that computes.

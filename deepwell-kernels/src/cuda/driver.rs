@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::pinned::PinnedBuffer;
-use super::prepare::Tensor;
+use super::prepare::DeviceTensor;
 
 /// An address in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,7 +41,7 @@ handles! {
     /// A kernel of a module.
     Function,
     /// A recorded sequence of work that is launched as one.
-    Graph,
+    CapturedGraph,
 }
 
 /// What a device says of itself.
@@ -363,7 +363,7 @@ pub trait Driver: Send {
 
     /// Tells what the kernels write that are launched next. Only drivers that record launches
     /// listen.
-    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+    fn expect_outputs(&mut self, outputs: &[DeviceTensor]) {
         let _ = outputs;
     }
 
@@ -396,23 +396,23 @@ pub trait Driver: Send {
     ///
     /// # Errors
     /// Work that cannot be recorded.
-    fn end_capture(&mut self, stream: Stream) -> DriverResult<Graph>;
+    fn end_capture(&mut self, stream: Stream) -> DriverResult<CapturedGraph>;
 
     /// Nodes of a graph; a group counts as one.
     ///
     /// # Errors
     /// A graph of another driver.
-    fn graph_nodes(&mut self, graph: Graph) -> DriverResult<usize>;
+    fn graph_nodes(&mut self, graph: CapturedGraph) -> DriverResult<usize>;
 
     /// Enqueues a recorded graph.
     ///
     /// # Errors
     /// A lost device.
-    fn launch_graph(&mut self, graph: Graph, stream: Stream) -> DriverResult<()>;
+    fn launch_graph(&mut self, graph: CapturedGraph, stream: Stream) -> DriverResult<()>;
 
     /// Forgets a graph. Its launches have ended.
     ///
     /// # Errors
     /// A graph of another driver.
-    fn free_graph(&mut self, graph: Graph) -> DriverResult<()>;
+    fn free_graph(&mut self, graph: CapturedGraph) -> DriverResult<()>;
 }

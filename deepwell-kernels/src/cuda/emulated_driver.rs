@@ -20,7 +20,7 @@ pub use self::environment::{
     BLOCKS_VARIABLE, COMPLETION_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
 };
 pub use self::launch_files::RECORD_VARIABLE;
-pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, Verdict};
+pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, LaunchOutcome};
 
 use self::chip::Chip;
 use self::launch_files::Recorder;
@@ -30,7 +30,7 @@ use super::driver::{
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
 use super::host_driver::{HostBlas, HostDriver, Machine, lock, no_such};
-use super::prepare::Tensor;
+use super::prepare::DeviceTensor;
 use super::spec::Architecture;
 
 /// Device memory that an emulated device says it has: enough for kernel tests and small models,
@@ -326,7 +326,7 @@ impl Machine for EmulatedMachine {
         Ok(TensorMap(words))
     }
 
-    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+    fn expect_outputs(&mut self, outputs: &[DeviceTensor]) {
         self.recorder.expect(outputs);
     }
 

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::pinned::HostPinned;
 use super::driver::{
-    DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function, Graph, Launch,
+    DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function, CapturedGraph, Launch,
     Module, Stream, TensorMap, TensorMapSpec,
 };
 use super::pinned::PinnedBuffer;
-use super::prepare::Tensor;
+use super::prepare::DeviceTensor;
 
 pub use self::counts::{Counts, FakeCounts, FakeNode};
 pub use self::exchange::HostComm;
@@ -257,7 +257,7 @@ impl<M: Machine> Driver for HostDriver<M> {
         self.state().machine.tensor_map(spec)
     }
 
-    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+    fn expect_outputs(&mut self, outputs: &[DeviceTensor]) {
         self.state().machine.expect_outputs(outputs);
     }
 
@@ -289,24 +289,24 @@ impl<M: Machine> Driver for HostDriver<M> {
         self.state().end_group(stream)
     }
 
-    fn end_capture(&mut self, stream: Stream) -> DriverResult<Graph> {
-        Ok(Graph(self.state().end_capture(stream)? as u64))
+    fn end_capture(&mut self, stream: Stream) -> DriverResult<CapturedGraph> {
+        Ok(CapturedGraph(self.state().end_capture(stream)? as u64))
     }
 
-    fn graph_nodes(&mut self, graph: Graph) -> DriverResult<usize> {
+    fn graph_nodes(&mut self, graph: CapturedGraph) -> DriverResult<usize> {
         let state = self.state();
         let work = state.graphs.get(graph.0 as usize).and_then(Option::as_ref);
         work.map(Vec::len).ok_or_else(|| no_such("graph", graph.0))
     }
 
-    fn launch_graph(&mut self, graph: Graph, stream: Stream) -> DriverResult<()> {
+    fn launch_graph(&mut self, graph: CapturedGraph, stream: Stream) -> DriverResult<()> {
         self.graph_nodes(graph)?;
         // What was told belongs to launches outside of recordings.
         self.state().machine.expect_outputs(&[]);
         self.state().put(stream, Work::Graph { graph: graph.0 as usize })
     }
 
-    fn free_graph(&mut self, graph: Graph) -> DriverResult<()> {
+    fn free_graph(&mut self, graph: CapturedGraph) -> DriverResult<()> {
         let mut state = self.state();
         let slot = state.graphs.get_mut(graph.0 as usize).and_then(Option::take);
         slot.map(drop).ok_or_else(|| no_such("graph", graph.0))

@@ -45,7 +45,7 @@ pub enum Step {
 
 /// An operand where it lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub struct DeviceTensor {
     /// First byte.
     pub pointer: DevicePtr,
     /// Element type.
@@ -54,7 +54,7 @@ pub struct Tensor {
     pub shape: Vec<usize>,
 }
 
-impl Tensor {
+impl DeviceTensor {
     /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
@@ -87,9 +87,9 @@ pub struct CallView<'a> {
 
 impl CallView<'_> {
     /// Operand `index`, inputs first.
-    pub fn operand(&self, index: usize) -> Tensor {
+    pub fn operand(&self, index: usize) -> DeviceTensor {
         let value = self.program.value(self.call.operands[index].value);
-        Tensor {
+        DeviceTensor {
             pointer: self.arena.offset(value.range_in(self.instance.slot).offset),
             dtype: value.dtype,
             shape: value.shape.clone(),
@@ -97,12 +97,12 @@ impl CallView<'_> {
     }
 
     /// Input `index`.
-    pub fn input(&self, index: usize) -> Tensor {
+    pub fn input(&self, index: usize) -> DeviceTensor {
         self.operand(index)
     }
 
     /// Output `index`.
-    pub fn output(&self, index: usize) -> Tensor {
+    pub fn output(&self, index: usize) -> DeviceTensor {
         self.operand(self.call.input_count + index)
     }
 

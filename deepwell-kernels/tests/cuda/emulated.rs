@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use deepwell_kernels::cuda::{Architecture, Verdict};
+use deepwell_kernels::cuda::{Architecture, LaunchOutcome};
 
 use crate::device::{emulate, emulated_architecture};
 use crate::harness::Gpu;
@@ -76,7 +76,7 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
     for entry in entries {
         let ctas = launches
             .iter()
-            .filter(|launch| launch.kernel == entry && launch.verdict == Verdict::Clean)
+            .filter(|launch| launch.kernel == entry && launch.verdict == LaunchOutcome::Clean)
             .map(|launch| launch.grid.iter().product::<u32>())
             .max();
         let expected = if OF_ONE_CTA.contains(&entry) { 1 } else { SM_COUNT };

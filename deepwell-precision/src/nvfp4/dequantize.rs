@@ -5,7 +5,7 @@ use crate::dequantize::{decode_e4m3, decode_small};
 use crate::error::QuantizeError;
 use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{Target, e2m1, ue4m3};
+use crate::{DequantizedValue, e2m1, ue4m3};
 
 /// Writes the values of a quantized matrix: `(e2m1 * ue4m3) * tensor_scale`, the inner product
 /// exact, the outer rounded once, and once more into `bf16`.
@@ -17,7 +17,7 @@ use crate::{Target, e2m1, ue4m3};
 /// # Errors
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape; nothing is written then.
-pub fn dequantize_rows<T: Target>(
+pub fn dequantize_rows<T: DequantizedValue>(
     bytes: &[u8],
     scales: &[u8],
     tensor_scale: f32,
@@ -41,7 +41,7 @@ struct Task<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Target> Task<'_, T> {
+impl<T: DequantizedValue> Task<'_, T> {
     /// Halves the rows until tasks are small, then runs the kernel.
     fn run(self) {
         let Self { bytes, scales, tensor_scale, cols, out } = self;
@@ -62,7 +62,7 @@ impl<T: Target> Task<'_, T> {
     }
 }
 
-impl<T: Target> Kernel for Task<'_, T> {
+impl<T: DequantizedValue> Kernel for Task<'_, T> {
     type Output = ();
 
     #[inline(always)]

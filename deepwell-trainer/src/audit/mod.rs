@@ -58,7 +58,7 @@ mod view;
 use std::collections::HashMap;
 
 use deepwell_ir::{ByteRange, Call, Instance, Op, Phase, Program};
-use deepwell_kernels::{Backend, KernelError, Observer, Verdict};
+use deepwell_kernels::{Backend, KernelError, Observer, CallAction};
 
 pub use report::{AuditReport, FINDINGS_KEPT, Finding};
 pub use structure::{audit_counts, audit_provenance};
@@ -162,7 +162,7 @@ impl Observer for Audit {
         call: &Call,
         instance: Instance,
         backend: &mut dyn Backend,
-    ) -> Result<Verdict, KernelError> {
+    ) -> Result<CallAction, KernelError> {
         let first = program.calls.first().filter(|_| instance.is_first);
         if first.is_some_and(|first| first.name == call.name) {
             self.start_of_step(program, backend)?;
@@ -185,7 +185,7 @@ impl Observer for Audit {
                 self.check_unchanged(program, call, &memory)?;
             }
         }
-        Ok(Verdict::Run)
+        Ok(CallAction::Run)
     }
 
     fn after(

@@ -394,7 +394,7 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
             return None;
         }
         let fp8 = matches!(call.op, Op::ScaledGemm(_));
-        return Some(PeerTask::Gemm { kind: kind.name().to_string(), m, n, k, fp8 });
+        return Some(PeerTask::Gemm { gemm: kind.name().to_string(), m, n, k, fp8 });
     }
     let matrix = |index: usize| match call.operands[index].shape.as_slice() {
         &[rows, columns] => Some((rows, columns)),

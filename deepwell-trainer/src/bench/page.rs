@@ -4,7 +4,7 @@ use super::report::Report;
 use super::row::Row;
 use super::text::{COLUMNS, METHOD, cells, number, peer_names, remarks, sections, summary};
 use crate::report::{
-    Bar, BarTable, Block, KeyValueTable, Outcome, Section as PageSection, Table, Verdict, html_page,
+    Bar, BarTable, Block, KeyValueTable, Outcome, Section as PageSection, Table, VerdictBlock, html_page,
 };
 
 /// Colour of what peers are compared with, and of the shares of the roofline.
@@ -12,7 +12,7 @@ const OWN_COLOR: usize = 0;
 
 pub(super) fn html(report: &Report) -> String {
     let failures = report.failures();
-    let verdict = Verdict {
+    let verdict = VerdictBlock {
         outcome: if failures == 0 { Outcome::Pass } else { Outcome::Fail },
         headline: format!("{} measurements, {failures} failed", report.rows.len()),
         reasons: Vec::new(),

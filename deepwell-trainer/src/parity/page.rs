@@ -91,7 +91,7 @@ fn verdict(report: &ParityReport) -> Block {
         .chain(control(report))
         .collect();
     let headline = headline(report.verdict).to_string();
-    Block::Verdict(crate::report::Verdict { outcome, headline, reasons })
+    Block::Verdict(crate::report::VerdictBlock { outcome, headline, reasons })
 }
 
 fn summary(report: &ParityReport) -> Block {

@@ -13,7 +13,7 @@ use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
 use super::pieces::{Piece, for_each, pieces};
 use super::report::DequantizeReport;
-use super::safetensors::{self, Header, NewTensor, Tensor};
+use super::safetensors::{self, Header, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored};
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
 
@@ -65,8 +65,8 @@ struct Input<'a> {
 
 /// The parts of one quantized tensor.
 struct Parts<'a> {
-    data: &'a Tensor,
-    scales: &'a Tensor,
+    data: &'a StoredTensor,
+    scales: &'a StoredTensor,
     tensor_scale: f32,
     matrices: Matrices,
 }
@@ -118,7 +118,7 @@ impl Input<'_> {
         metadata.remove(KEY);
         let (file, begins) = safetensors::create(target, &new, &metadata)?;
         for (((tensor, parts), begin), new) in jobs.iter().zip(begins).zip(&new) {
-            let out = Target { file: &file, path: target, begin };
+            let out = Destination { file: &file, path: target, begin };
             match parts {
                 None => self.copy(tensor, &out)?,
                 Some(parts) => {
@@ -145,7 +145,7 @@ impl Input<'_> {
     /// The parts of a quantized tensor, whose sizes are checked.
     fn parts<'a>(
         &'a self,
-        data: &'a Tensor,
+        data: &'a StoredTensor,
         original: &Original,
     ) -> Result<Parts<'a>, QuantizeFileError> {
         let name = &data.name;
@@ -182,7 +182,7 @@ impl Input<'_> {
         self.file.read_exact_at(bytes, at).map_err(QuantizeFileError::io("read", self.path))
     }
 
-    fn copy(&self, tensor: &Tensor, target: &Target<'_>) -> Result<(), QuantizeFileError> {
+    fn copy(&self, tensor: &StoredTensor, target: &Destination<'_>) -> Result<(), QuantizeFileError> {
         let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
         for_each(&starts, COPY_BYTES / 4, |buffer: &mut Vec<u8>, start| {
             buffer.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);
@@ -197,7 +197,7 @@ impl Input<'_> {
         &self,
         parts: &Parts<'_>,
         dtype: &str,
-        target: &Target<'_>,
+        target: &Destination<'_>,
     ) -> Result<(), QuantizeFileError> {
         let pieces = pieces(parts.matrices, self.stored.layout);
         let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
@@ -264,7 +264,7 @@ impl Input<'_> {
         }
     }
 
-    fn values<T: deepwell_precision::Target>(
+    fn values<T: deepwell_precision::DequantizedValue>(
         &self,
         parts: &Parts<'_>,
         piece: Piece,
@@ -284,13 +284,13 @@ impl Input<'_> {
 }
 
 /// Where one tensor is written.
-struct Target<'a> {
+struct Destination<'a> {
     file: &'a File,
     path: &'a Path,
     begin: u64,
 }
 
-impl Target<'_> {
+impl Destination<'_> {
     fn write(&self, bytes: &[u8], at: u64) -> Result<(), QuantizeFileError> {
         self.file
             .write_all_at(bytes, self.begin + at)

@@ -11,7 +11,7 @@ use super::names::role_of;
 use super::output::Output;
 use super::pieces::TILED_COLS_MAX;
 use super::report::{Quality, QuantizeReport, TensorReport};
-use super::safetensors::{self, Header, NewTensor, Tensor};
+use super::safetensors::{self, Header, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored};
 use super::tensor::{Files, Places, SourceType, Work, copy};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
@@ -66,8 +66,8 @@ fn decide<'a>(
     options: &QuantizeFileOptions,
     headers: impl Iterator<Item = &'a Header>,
 ) -> Result<Vec<Decision>, QuantizeFileError> {
-    let tensors: Vec<&Tensor> = headers.flat_map(|header| &header.tensors).collect();
-    let is_float = |tensor: &Tensor| SourceType::of(tensor).is_some();
+    let tensors: Vec<&StoredTensor> = headers.flat_map(|header| &header.tensors).collect();
+    let is_float = |tensor: &StoredTensor| SourceType::of(tensor).is_some();
     let uses: Vec<TensorUse<'_>> = tensors
         .iter()
         .filter(|tensor| is_float(tensor))
@@ -106,7 +106,7 @@ fn decide<'a>(
 
 /// One tensor of the input with what it becomes.
 struct Job<'a> {
-    tensor: &'a Tensor,
+    tensor: &'a StoredTensor,
     /// None for one that is kept.
     matrices: Option<(SourceType, Matrices)>,
     reason: String,
@@ -202,7 +202,7 @@ fn quantize_file(
 }
 
 /// Data, scales and, for NVFP4, the tensor scale of one tensor.
-fn stored_tensors(tensor: &Tensor, matrices: Matrices, stored: Stored) -> Vec<NewTensor> {
+fn stored_tensors(tensor: &StoredTensor, matrices: Matrices, stored: Stored) -> Vec<NewTensor> {
     let rows = matrices.rows_total() as u64;
     let mut new = vec![
         NewTensor {

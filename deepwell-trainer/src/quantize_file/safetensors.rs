@@ -17,7 +17,7 @@ const METADATA: &str = "__metadata__";
 
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tensor {
+pub(super) struct StoredTensor {
     pub(super) name: String,
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
@@ -30,7 +30,7 @@ pub(super) struct Tensor {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Header {
     /// By place in the file.
-    pub(super) tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<StoredTensor>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
     })?;
     let tensor = |(name, info): (String, &TensorInfo)| {
         let (begin, end) = info.data_offsets;
-        Tensor {
+        StoredTensor {
             name,
             dtype: info.dtype.to_string(),
             shape: info.shape.clone(),
@@ -51,7 +51,7 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
             bytes: (end - begin) as u64,
         }
     };
-    let mut tensors: Vec<Tensor> = header.metadata.tensors().into_iter().map(tensor).collect();
+    let mut tensors: Vec<StoredTensor> = header.metadata.tensors().into_iter().map(tensor).collect();
     tensors.sort_by(|a, b| (a.begin, a.bytes, &a.name).cmp(&(b.begin, b.bytes, &b.name)));
     let metadata = header.metadata.metadata().clone().unwrap_or_default().into_iter().collect();
     Ok((file, Header { tensors, metadata }))

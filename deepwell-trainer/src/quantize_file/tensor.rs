@@ -43,7 +43,7 @@ impl Files<'_> {
 /// Copies a tensor that is kept.
 pub(super) fn copy(
     files: &Files<'_>,
-    tensor: &Tensor,
+    tensor: &StoredTensor,
     target: u64,
 ) -> Result<(), QuantizeFileError> {
     let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
@@ -64,7 +64,7 @@ pub(super) enum SourceType {
 }
 
 impl SourceType {
-    pub(super) fn of(tensor: &Tensor) -> Option<Self> {
+    pub(super) fn of(tensor: &StoredTensor) -> Option<Self> {
         match tensor.dtype.as_str() {
             "F32" => Some(Self::F32),
             "BF16" => Some(Self::Bf16),
@@ -85,7 +85,7 @@ pub(super) struct Places {
 /// One tensor on its way.
 pub(super) struct Work<'a> {
     pub(super) files: &'a Files<'a>,
-    pub(super) tensor: &'a Tensor,
+    pub(super) tensor: &'a StoredTensor,
     pub(super) kind: SourceType,
     pub(super) matrices: Matrices,
     pub(super) stored: Stored,

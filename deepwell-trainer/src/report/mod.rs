@@ -2,7 +2,7 @@
 //!
 //! # Brief overview
 //!
-//! A page is a title and [`Section`]s; a section is a heading and [`Block`]s: a [`Verdict`], a
+//! A page is a title and [`Section`]s; a section is a heading and [`Block`]s: a [`VerdictBlock`], a
 //! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`], an [`IntervalChart`] or text.
 //! Every piece escapes the text that it is given. Charts are inline SVG with a title and a
 //! description for screen readers; colours come from style sheet classes and follow the reader's
@@ -35,5 +35,5 @@ pub use axis::Scale;
 pub use chart::{LineChart, Marker, ReferenceLine, Series, Stroke};
 pub use escape::escape;
 pub use intervals::{Interval, IntervalChart, IntervalRow};
-pub use page::{Block, Outcome, Section, Verdict, html_page};
+pub use page::{Block, Outcome, Section, VerdictBlock, html_page};
 pub use table::{Bar, BarTable, KeyValueTable, Table};

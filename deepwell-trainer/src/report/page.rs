@@ -17,7 +17,7 @@ pub enum Outcome {
 
 /// The answer to the question that the report is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct VerdictBlock {
     /// What it says.
     pub outcome: Outcome,
     /// The answer in one line.
@@ -30,7 +30,7 @@ pub struct Verdict {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Block {
     /// A banner.
-    Verdict(Verdict),
+    Verdict(VerdictBlock),
     /// A paragraph.
     Text(String),
     /// Names and values.
@@ -107,7 +107,7 @@ fn push_figure(out: &mut String, title: &str, svg: &str) {
     let _ = write!(out, "<figure>\n<figcaption>{title}</figcaption>\n{svg}</figure>\n");
 }
 
-fn push_verdict(out: &mut String, verdict: &Verdict) {
+fn push_verdict(out: &mut String, verdict: &VerdictBlock) {
     let (class, word) = match verdict.outcome {
         Outcome::Pass => ("pass", "Pass"),
         Outcome::Fail => ("fail", "Fail"),
@@ -250,7 +250,7 @@ mod tests {
             Section {
                 heading: String::new(),
                 blocks: vec![
-                    Block::Verdict(Verdict {
+                    Block::Verdict(VerdictBlock {
                         outcome: Outcome::Pass,
                         headline: "MXFP8 holds BF16's loss".to_owned(),
                         reasons: vec!["mean gap +0.12 %, tolerance \u{b1}0.5 %".to_owned()],

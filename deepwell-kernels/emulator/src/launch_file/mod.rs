@@ -72,4 +72,4 @@ pub use lines::{SourceLine, SourceLines};
 pub use mutate::{Mutant, MutantEnd, MutationOptions, MutationSummary, mutate};
 pub use npy::{Array, NpyError};
 pub use prepare::PreparedLaunch;
-pub use replay::{Outcome, Verdict};
+pub use replay::{Outcome, ReplayStatus};

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::file::Redundant;
 use super::lines::SourceLine;
 use super::prepare::PreparedLaunch;
-use super::replay::{Outcome, Verdict};
+use super::replay::{Outcome, ReplayStatus};
 use crate::hazard::{Hazard, HazardKind};
 use crate::launch::{Completion, Counts, Emulator, Settings};
 use crate::mutation::{Class, Mutation, mutant, mutations};
@@ -251,7 +251,7 @@ impl Baseline<'_> {
         if let Some(read) = report.unwritten.first() {
             return Some(format!("read of what nobody wrote, PTX line {}", read.ptx_line));
         }
-        if outcome.verdict() == Verdict::Wrong {
+        if outcome.status() == ReplayStatus::Wrong {
             let wrong = outcome.comparisons.iter().find(|comparison| comparison.wrong > 0)?;
             return Some(format!(
                 "`{}`: {} of {} elements are wrong",

@@ -22,7 +22,7 @@ pub struct Outcome {
 
 /// [`Outcome`] in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum ReplayStatus {
     /// All is as expected and no hazard is an error.
     Right,
     /// All values are as expected, and something is not ordered, or read before it was written.
@@ -33,34 +33,34 @@ pub enum Verdict {
     Failed,
 }
 
-impl Verdict {
+impl ReplayStatus {
     /// In a word.
     pub fn name(self) -> &'static str {
         match self {
-            Verdict::Right => "right",
-            Verdict::Hazard => "hazard",
-            Verdict::Wrong => "wrong",
-            Verdict::Failed => "failed",
+            ReplayStatus::Right => "right",
+            ReplayStatus::Hazard => "hazard",
+            ReplayStatus::Wrong => "wrong",
+            ReplayStatus::Failed => "failed",
         }
     }
 }
 
 impl Outcome {
     /// In a word.
-    pub fn verdict(&self) -> Verdict {
+    pub fn status(&self) -> ReplayStatus {
         match &self.result {
-            Err(_) => Verdict::Failed,
+            Err(_) => ReplayStatus::Failed,
             Ok(_) if self.comparisons.iter().any(|comparison| comparison.wrong > 0) => {
-                Verdict::Wrong
+                ReplayStatus::Wrong
             }
-            Ok(report) if !report.is_clean() => Verdict::Hazard,
-            Ok(_) => Verdict::Right,
+            Ok(report) if !report.is_clean() => ReplayStatus::Hazard,
+            Ok(_) => ReplayStatus::Right,
         }
     }
 
     /// Whether nothing is wrong.
     pub fn is_right(&self) -> bool {
-        self.verdict() == Verdict::Right
+        self.status() == ReplayStatus::Right
     }
 }
 

@@ -257,47 +257,47 @@ fn a_launch_is_compared_and_watched() {
             format!("{DOCUMENT}[[expect]]\nbuffer = \"numbers\"\nfile = \"{file}\"\n{tolerance}\n");
         let prepared = prepare(&text, folder.path()).unwrap();
         let outcome = prepared.run(&Settings { results, ..Settings::default() });
-        (outcome.verdict(), outcome.comparisons[0].clone())
+        (outcome.status(), outcome.comparisons[0].clone())
     };
     let hardware = ResultMode::Hardware;
-    assert_eq!(verdict("right.bin", "", hardware).0, Verdict::Right);
+    assert_eq!(verdict("right.bin", "", hardware).0, ReplayStatus::Right);
     let (wrong, comparison) = verdict("off.bin", "", hardware);
-    assert_eq!((wrong, comparison.wrong, comparison.elements), (Verdict::Wrong, 2, 64));
+    assert_eq!((wrong, comparison.wrong, comparison.elements), (ReplayStatus::Wrong, 2, 64));
     let first = comparison.first.unwrap();
     assert_eq!((first.element, (first.got - first.expected).abs()), (0, 1.0));
     for (tolerance, expected) in [
-        ("tolerance = { absolute = 1.0 }", Verdict::Right),
-        ("tolerance = { absolute = 0.5 }", Verdict::Wrong),
-        ("tolerance = { largest = 0.01 }", Verdict::Right),
-        ("tolerance = \"any\"", Verdict::Right),
-        ("tolerance_other_results = \"any\"", Verdict::Wrong),
+        ("tolerance = { absolute = 1.0 }", ReplayStatus::Right),
+        ("tolerance = { absolute = 0.5 }", ReplayStatus::Wrong),
+        ("tolerance = { largest = 0.01 }", ReplayStatus::Right),
+        ("tolerance = \"any\"", ReplayStatus::Right),
+        ("tolerance_other_results = \"any\"", ReplayStatus::Wrong),
     ] {
         assert_eq!(verdict("off.bin", tolerance, hardware).0, expected, "{tolerance}");
     }
     let other = "tolerance_other_results = \"any\"";
-    assert_eq!(verdict("off.bin", other, ResultMode::Exact).0, Verdict::Right);
+    assert_eq!(verdict("off.bin", other, ResultMode::Exact).0, ReplayStatus::Right);
 
     let racing = PTX.replace("bar.sync 0;", "");
     fs::write(folder.path().join("swap.ptx"), racing).unwrap();
     let outcome = prepare(DOCUMENT, folder.path()).unwrap().run(&Settings::default());
-    assert_eq!(outcome.verdict(), Verdict::Hazard);
+    assert_eq!(outcome.status(), ReplayStatus::Hazard);
     // Lanes of one warp hand numbers over, and nothing orders that.
     let within_a_warp = PTX
         .replace("bar.warp.sync -1;", "")
         .replace("xor.b32 %r5, %r5, 128", "xor.b32 %r5, %r5, 4");
     fs::write(folder.path().join("swap.ptx"), within_a_warp.replace("bar.sync 0;", "")).unwrap();
     for (lenient, expected) in [
-        ("lenient = [\"tensor_fences\", \"advice\", \"lane_bits\"]", Verdict::Hazard),
-        ("lenient = [\"lanes\"]", Verdict::Right),
+        ("lenient = [\"tensor_fences\", \"advice\", \"lane_bits\"]", ReplayStatus::Hazard),
+        ("lenient = [\"lanes\"]", ReplayStatus::Right),
     ] {
         let prepared = prepare(&format!("{lenient}\n{DOCUMENT}"), folder.path()).unwrap();
         let settings = prepared.settings(Settings::default());
-        assert_eq!(prepared.run(&settings).verdict(), expected, "{lenient}");
+        assert_eq!(prepared.run(&settings).status(), expected, "{lenient}");
     }
     fs::write(folder.path().join("swap.ptx"), PTX).unwrap();
     let outside = DOCUMENT.replace("shape = [64]", "shape = [63]");
     let outcome = prepare(&outside, folder.path()).unwrap().run(&Settings::default());
-    assert_eq!(outcome.verdict(), Verdict::Failed);
+    assert_eq!(outcome.status(), ReplayStatus::Failed);
 }
 
 #[test]

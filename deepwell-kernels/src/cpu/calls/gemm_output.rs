@@ -9,26 +9,26 @@ use crate::cpu::gemm::{self, DataKind, Output, Tier};
 use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
 
 /// The result.
-pub(crate) enum Target {
+pub(crate) enum GemmTarget {
     F32 { data: Out<f32>, accumulate: bool },
     Bf16(Out<bf16>),
 }
 
-impl Target {
-    pub(crate) fn new(operands: &Operands<'_>, index: usize) -> Result<Target, KernelError> {
+impl GemmTarget {
+    pub(crate) fn new(operands: &Operands<'_>, index: usize) -> Result<GemmTarget, KernelError> {
         let accumulate = operands.adds();
         match operands.dtype(index) {
-            DType::Bf16 => operands.target(index).map(Target::Bf16),
-            _ => operands.target(index).map(|data| Target::F32 { data, accumulate }),
+            DType::Bf16 => operands.target(index).map(GemmTarget::Bf16),
+            _ => operands.target(index).map(|data| GemmTarget::F32 { data, accumulate }),
         }
     }
 
     pub(crate) fn output<'a>(&self, arena: &'a Arena) -> Output<'a> {
         match self {
-            Target::F32 { data, accumulate } => {
+            GemmTarget::F32 { data, accumulate } => {
                 Output::F32 { data: data.of(arena), accumulate: *accumulate }
             }
-            Target::Bf16(data) => Output::Bf16 { data: data.of(arena) },
+            GemmTarget::Bf16(data) => Output::Bf16 { data: data.of(arena) },
         }
     }
 }
@@ -44,20 +44,20 @@ impl Bias {
     pub(crate) fn new(
         operands: &Operands<'_>,
         index: usize,
-        target: &Target,
+        target: &GemmTarget,
     ) -> Result<Bias, KernelError> {
         Ok(match target {
-            Target::F32 { .. } => Bias::F32(operands.input(index)?),
-            Target::Bf16(_) => Bias::Bf16(operands.input(index)?),
+            GemmTarget::F32 { .. } => Bias::F32(operands.input(index)?),
+            GemmTarget::Bf16(_) => Bias::Bf16(operands.input(index)?),
         })
     }
 
-    pub(crate) fn add(&self, target: &Target, arena: &Arena) {
+    pub(crate) fn add(&self, target: &GemmTarget, arena: &Arena) {
         match (self, target) {
-            (Bias::F32(bias), Target::F32 { data, .. }) => {
+            (Bias::F32(bias), GemmTarget::F32 { data, .. }) => {
                 bias_add_forward_in_place(data.of(arena), bias.of(arena));
             }
-            (Bias::Bf16(bias), Target::Bf16(data)) => {
+            (Bias::Bf16(bias), GemmTarget::Bf16(data)) => {
                 bias_add_forward_in_place(data.of(arena), bias.of(arena));
             }
             _ => unreachable!("the bias was made for this target"),

@@ -9,7 +9,7 @@ use super::error::{about, check};
 use super::launch::{self, Kernel};
 use super::{CudarcDriver, EventSlot, pinned};
 use crate::cuda::driver::{
-    DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function, Graph, Launch,
+    DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function, CapturedGraph, Launch,
     Module, Stream, TensorMap, TensorMapSpec,
 };
 use crate::cuda::pinned::PinnedBuffer;
@@ -298,24 +298,24 @@ impl Driver for CudarcDriver {
         self.context.end_group(stream)
     }
 
-    fn end_capture(&mut self, stream: Stream) -> DriverResult<Graph> {
+    fn end_capture(&mut self, stream: Stream) -> DriverResult<CapturedGraph> {
         self.context.enter()?;
         self.graphs.push(Some(self.context.end_capture(stream)?));
-        Ok(Graph(self.graphs.len() as u64 - 1))
+        Ok(CapturedGraph(self.graphs.len() as u64 - 1))
     }
 
-    fn graph_nodes(&mut self, graph: Graph) -> DriverResult<usize> {
+    fn graph_nodes(&mut self, graph: CapturedGraph) -> DriverResult<usize> {
         self.context.enter()?;
         self.graph(graph)?.node_count()
     }
 
-    fn launch_graph(&mut self, graph: Graph, stream: Stream) -> DriverResult<()> {
+    fn launch_graph(&mut self, graph: CapturedGraph, stream: Stream) -> DriverResult<()> {
         self.context.enter()?;
         let stream = self.context.resolve(stream)?;
         self.graph(graph)?.launch(stream)
     }
 
-    fn free_graph(&mut self, graph: Graph) -> DriverResult<()> {
+    fn free_graph(&mut self, graph: CapturedGraph) -> DriverResult<()> {
         self.context.enter()?;
         let slot = self.graphs.get_mut(graph.0 as usize).and_then(Option::take);
         slot.map(drop).ok_or_else(|| no_such("graph", graph.0))

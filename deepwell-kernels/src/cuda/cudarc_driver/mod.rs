@@ -28,7 +28,7 @@ use self::capture::LaunchableGraph;
 use self::context::{Context, no_such};
 use self::launch::Kernel;
 use super::driver::{
-    DeviceProperties, DevicePtr, DriverError, DriverResult, Event, Function, Graph, Module,
+    DeviceProperties, DevicePtr, DriverError, DriverResult, Event, Function, CapturedGraph, Module,
 };
 
 pub use self::cublaslt::CublasLt;
@@ -84,7 +84,7 @@ impl CudarcDriver {
         self.events.get(event.0 as usize).ok_or_else(|| no_such("event", event.0))
     }
 
-    fn graph(&self, graph: Graph) -> DriverResult<&LaunchableGraph> {
+    fn graph(&self, graph: CapturedGraph) -> DriverResult<&LaunchableGraph> {
         let known = self.graphs.get(graph.0 as usize).and_then(Option::as_ref);
         known.ok_or_else(|| no_such("graph", graph.0))
     }

@@ -15,7 +15,7 @@ use deepwell_emulator::launch_file::{
 use deepwell_ir::DType;
 
 use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch, TensorMap};
-use crate::cuda::prepare::Tensor;
+use crate::cuda::prepare::DeviceTensor;
 
 /// Names a folder into which an emulated device writes its launches, as launch files.
 pub const RECORD_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
@@ -32,7 +32,7 @@ pub(super) struct Recorder {
     seen: HashSet<String>,
     /// Files of each kernel so far.
     numbers: HashMap<String, usize>,
-    outputs: Vec<Tensor>,
+    outputs: Vec<DeviceTensor>,
 }
 
 /// Memory and arguments before a launch that will be written.
@@ -49,7 +49,7 @@ impl Recorder {
     }
 
     /// What the next launches write, so that it is compared by its type.
-    pub(super) fn expect(&mut self, outputs: &[Tensor]) {
+    pub(super) fn expect(&mut self, outputs: &[DeviceTensor]) {
         self.outputs = outputs.to_vec();
     }
 

@@ -21,7 +21,7 @@ pub const LOG_VARIABLE: &str = "DEEPWELL_EMULATOR_LOG";
 /// How a launch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum LaunchOutcome {
     /// It ran to its end and nothing was found.
     Clean,
     /// It ran to its end; something is not ordered, or was read before it was written.
@@ -52,7 +52,7 @@ pub struct EmulatedLaunch {
     /// Whether hazards were looked for.
     pub tracker: bool,
     /// How it ended.
-    pub verdict: Verdict,
+    pub verdict: LaunchOutcome,
     /// What was found, or why it failed.
     pub findings: Vec<String>,
     /// Instructions of warps.
@@ -111,7 +111,7 @@ impl EmulatedLaunch {
                 ResultMode::Fuzz(seed) => format!("fuzz:{seed}"),
             },
             tracker: settings.tracker,
-            verdict: Verdict::Failed,
+            verdict: LaunchOutcome::Failed,
             findings: Vec::new(),
             instructions: 0,
             global_bytes_read: 0,
@@ -138,7 +138,7 @@ impl EmulatedLaunch {
         };
         let (counts, bytes) = (&report.counts, &report.counts.bytes);
         EmulatedLaunch {
-            verdict: if report.is_clean() { Verdict::Clean } else { Verdict::Findings },
+            verdict: if report.is_clean() { LaunchOutcome::Clean } else { LaunchOutcome::Findings },
             findings: findings(report),
             instructions: counts.instructions,
             global_bytes_read: bytes.global_read,

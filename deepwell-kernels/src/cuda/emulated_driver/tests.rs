@@ -3,7 +3,7 @@
 use deepwell_emulator::bulk;
 use deepwell_emulator::launch::Settings;
 
-use super::{EmulatedDriver, Verdict};
+use super::{EmulatedDriver, LaunchOutcome};
 use crate::cuda::driver::{
     Argument, DevicePtr, Driver, DriverError, Launch, Module, Stream, TensorMapElement,
     TensorMapSpec, TensorMapSwizzle,
@@ -152,9 +152,9 @@ fn launches_are_kept_and_logged() {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let kept = launches.read();
     let expected = [
-        ("ordered", Verdict::Clean, "clean", ""),
-        ("unordered", Verdict::Findings, "findings", "is not ordered"),
-        ("add", Verdict::Failed, "failed", "global-out-of-range"),
+        ("ordered", LaunchOutcome::Clean, "clean", ""),
+        ("unordered", LaunchOutcome::Findings, "findings", "is not ordered"),
+        ("add", LaunchOutcome::Failed, "failed", "global-out-of-range"),
     ];
     assert_eq!((kept.len(), lines.len()), (expected.len(), expected.len()));
     for ((launch, line), (kernel, verdict, word, finding)) in kept.iter().zip(&lines).zip(expected)

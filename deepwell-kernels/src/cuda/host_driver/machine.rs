@@ -3,7 +3,7 @@
 use crate::cuda::driver::{
     DevicePtr, DriverResult, Function, Launch, Module, TensorMap, TensorMapSpec,
 };
-use crate::cuda::prepare::Tensor;
+use crate::cuda::prepare::DeviceTensor;
 
 /// Device memory and what a launch does to it, under the streams of a
 /// [`HostDriver`](super::HostDriver).
@@ -91,7 +91,7 @@ pub trait Machine: Send {
     fn tensor_map(&self, spec: &TensorMapSpec) -> DriverResult<TensorMap>;
 
     /// Tells what the kernels write that run next.
-    fn expect_outputs(&mut self, outputs: &[Tensor]) {
+    fn expect_outputs(&mut self, outputs: &[DeviceTensor]) {
         let _ = outputs;
     }
 

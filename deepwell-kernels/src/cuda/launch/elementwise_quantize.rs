@@ -77,8 +77,8 @@ pub(crate) fn prepare(
     };
     let function = device.function(file, &kernel, shared_bytes)?;
 
-    let targets = steps.iter().map(|step| mx::targets(call, axis, step.positions.start));
-    let targets: Vec<mx::Targets> = targets.collect();
+    let targets = steps.iter().map(|step| mx::outputs(call, axis, step.positions.start));
+    let targets: Vec<mx::Outputs> = targets.collect();
     let mut arguments: Vec<Argument> =
         (0..call.call.input_count).map(|index| call.input(index).argument()).collect();
     arguments.extend((0..results).map(|result| match op.position(result) {

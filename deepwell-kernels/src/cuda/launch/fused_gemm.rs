@@ -174,8 +174,8 @@ pub(crate) fn arguments(
     let extents = [sizes.m, sizes.n, sizes.k].map(|size| Argument::I32(size as i32));
     let (targets, flags, counts) = match &parts.quantize {
         Some(step) => {
-            let mx::Targets { places, statistics } =
-                mx::targets(call, step.quantize.axis, step.positions.start);
+            let mx::Outputs { places, statistics } =
+                mx::outputs(call, step.quantize.axis, step.positions.start);
             let counts = [mx::totals(device, 1)?, statistics];
             (places, mx::flags(&step.quantize.format), counts)
         }

@@ -62,7 +62,7 @@ pub(crate) fn reject(quantize: &Quantize, shape: &[usize]) -> Option<String> {
 }
 
 /// What a quantization writes, as arguments.
-pub(crate) struct Targets {
+pub(crate) struct Outputs {
     /// Rowwise data and scales, columnwise data and scales; null = skip.
     pub(crate) places: [Argument; 4],
     /// The counters.
@@ -70,7 +70,7 @@ pub(crate) struct Targets {
 }
 
 /// The outputs of a quantization, the first of which is output `first` of the call.
-pub(crate) fn targets(call: &CallView<'_>, axis: Axis, first: usize) -> Targets {
+pub(crate) fn outputs(call: &CallView<'_>, axis: Axis, first: usize) -> Outputs {
     let none = Argument::Pointer(DevicePtr(0));
     let output = |index: usize| call.output(first + index).argument();
     let (places, count) = match axis {
@@ -78,5 +78,5 @@ pub(crate) fn targets(call: &CallView<'_>, axis: Axis, first: usize) -> Targets 
         Axis::Column => ([none, none, output(0), output(1)], 2),
         Axis::Both => ([output(0), output(1), output(2), output(3)], 4),
     };
-    Targets { places, statistics: output(count) }
+    Outputs { places, statistics: output(count) }
 }

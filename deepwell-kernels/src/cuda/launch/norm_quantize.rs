@@ -127,8 +127,8 @@ pub(crate) fn prepare(
     arguments.extend([sum, kept(norm.y())]);
     let statistics_of_rows = 1 + usize::from(norm.layer);
     arguments.extend((0..statistics_of_rows).map(|index| kept(norm.y() + 1 + index)));
-    let mx::Targets { places, statistics } =
-        mx::targets(call, step.quantize.axis, step.positions.start);
+    let mx::Outputs { places, statistics } =
+        mx::outputs(call, step.quantize.axis, step.positions.start);
     arguments.extend(places);
     arguments.extend([
         Argument::U32(rows as u32),

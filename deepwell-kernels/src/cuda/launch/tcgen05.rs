@@ -8,7 +8,7 @@ use crate::KernelError;
 use crate::cuda::driver::{
     Argument, Function, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-use crate::cuda::prepare::{CallView, Step, Tensor};
+use crate::cuda::prepare::{CallView, Step, DeviceTensor};
 use crate::cuda::spec::TileSelection;
 use crate::predict::Rates;
 
@@ -290,17 +290,17 @@ impl TileShape {
 }
 
 /// Boxes of a K-major operand, `[rows, k]`: `box_rows` rows and the K of a stage.
-pub(crate) fn k_major_boxes(tensor: &Tensor, operands: Operands, box_rows: usize) -> TensorMapSpec {
+pub(crate) fn k_major_boxes(tensor: &DeviceTensor, operands: Operands, box_rows: usize) -> TensorMapSpec {
     boxes(tensor, operands, [operands.stage_k(), box_rows])
 }
 
 /// Boxes of an MN-major operand, `[k, rows]`: as many rows as are 128 bytes, and a stage's K.
-pub(crate) fn mn_major_boxes(tensor: &Tensor, operands: Operands) -> TensorMapSpec {
+pub(crate) fn mn_major_boxes(tensor: &DeviceTensor, operands: Operands) -> TensorMapSpec {
     boxes(tensor, operands, [operands.stage_k(); 2])
 }
 
 /// Boxes of scales, `[tiles, tiles, 512]`: each tile in two rows, as a box is 256 elements wide.
-pub(crate) fn scale_boxes(scales: &Tensor) -> TensorMapSpec {
+pub(crate) fn scale_boxes(scales: &DeviceTensor) -> TensorMapSpec {
     const BOX: [usize; 2] = [256, SCALE_TILE_BYTES / 256];
     let bytes: usize = scales.shape.iter().product();
     TensorMapSpec {
@@ -313,7 +313,7 @@ pub(crate) fn scale_boxes(scales: &Tensor) -> TensorMapSpec {
     }
 }
 
-fn boxes(tensor: &Tensor, operands: Operands, sizes: [usize; 2]) -> TensorMapSpec {
+fn boxes(tensor: &DeviceTensor, operands: Operands, sizes: [usize; 2]) -> TensorMapSpec {
     let (element, bytes) = match operands {
         Operands::Bf16 => (TensorMapElement::Bf16, 2),
         Operands::Mx => (TensorMapElement::U8, 1),
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn boxes_are_one_swizzle_wide() {
-        let tensor = Tensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
+        let tensor = DeviceTensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
         for (spec, stride, sizes) in [
             (k_major_boxes(&tensor, Operands::Bf16, 128), 144, [64, 128]),
             (k_major_boxes(&tensor, Operands::Mx, 64), 72, [128, 64]),

@@ -6,7 +6,7 @@ use deepwell_ir::{KernelRequest, Op};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
@@ -150,7 +150,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected `attention`"));
     };
     let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
-    let (out, lse): (Tensor, Tensor) = (call.output(0), call.output(1));
+    let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(1));
     let sizes = Sizes::new(&op.heads, &lse.shape);
     let Some(width) = Width::of(sizes.head_dim) else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
@@ -161,7 +161,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let l2_bytes = device.driver.properties().l2_bytes;
     let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
     let ctas = sizes.seq.div_ceil(CTA_QUERIES) * sizes.batch_heads;
-    let mut arguments: Vec<Argument> = [&q, &k, &v, &out, &lse].map(Tensor::argument).into();
+    let mut arguments: Vec<Argument> = [&q, &k, &v, &out, &lse].map(DeviceTensor::argument).into();
     arguments.extend(
         [sizes.seq, sizes.heads, sizes.kv_heads, sizes.batch_heads, section]
             .map(|size| Argument::U32(size as u32)),

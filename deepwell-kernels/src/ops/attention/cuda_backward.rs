@@ -6,7 +6,7 @@ use super::cuda::{Sizes, Width, reject_heads, scale_log2};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
@@ -102,7 +102,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 
     let mut arguments: Vec<Argument> =
         (0..5).map(|index| call.input(index)).chain([lse]).map(|x| x.argument()).collect();
-    arguments.extend((0..3).map(|index| Tensor::argument(&call.output(index))));
+    arguments.extend((0..3).map(|index| DeviceTensor::argument(&call.output(index))));
     arguments.push(Argument::Pointer(call.workspace().0));
     arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
     let batch = sizes.batch_heads / sizes.heads.max(1);

@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::cuda::catalog::COLLECTIVES;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::DevicePtr;
-use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
@@ -41,7 +41,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let dtype = call.operand(0).dtype;
     let exchange = crate::Exchange::of(op, ranks, dtype);
     let exchange = exchange.map_err(|error| call.refuse(error.to_string()))?;
-    let place = |tensor: Option<Tensor>| {
+    let place = |tensor: Option<DeviceTensor>| {
         tensor.map_or((DevicePtr(0), 0), |tensor| (tensor.pointer, tensor.bytes()))
     };
     let (input, input_bytes) = place((call.call.input_count > 0).then(|| call.input(0)));

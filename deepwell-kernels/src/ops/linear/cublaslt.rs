@@ -9,7 +9,7 @@ use crate::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, not_empty,
 };
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::{CUBLASLT_BF16, Rates};
@@ -37,7 +37,7 @@ fn workspace_bytes(_: &KernelRequest<'_>, _: &Target) -> usize {
 }
 
 /// A tensor of rank 2 as a matrix.
-fn matrix(tensor: &Tensor) -> Matrix {
+fn matrix(tensor: &DeviceTensor) -> Matrix {
     let (rows, columns) = (tensor.shape[0], tensor.shape[1]);
     Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
 }

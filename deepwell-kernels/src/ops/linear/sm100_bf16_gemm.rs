@@ -8,7 +8,7 @@ use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
 use crate::cuda::launch::gemm::{LinearSizes, not_empty};
 use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, mn_major_boxes};
 use crate::cuda::launch::tcgen05_cost::ResultCost;
-use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
 
@@ -80,8 +80,8 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 pub(crate) fn operand_maps(
     form: &Form,
     shape: TileShape,
-    a: &Tensor,
-    b: &Tensor,
+    a: &DeviceTensor,
+    b: &DeviceTensor,
     device: &mut Device<'_>,
 ) -> Result<[TensorMap; 2], KernelError> {
     let mut map = |tensor, k_major, rows| {
@@ -137,12 +137,12 @@ mod tests {
     fn forms_of_the_three_gemms() {
         let [linear, dgrad, wgrad] = gemms();
         let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
-        for (op, name, sizes, k_major) in [
+        for (op, name, mnk, k_major) in [
             (linear, "linear", [5, 3, 7], [true, true]),
             (dgrad, "input_grad", [5, 7, 3], [true, false]),
             (wgrad, "weight_grad", [3, 7, 5], [false, false]),
         ] {
-            let [m, n, k] = sizes;
+            let [m, n, k] = mnk;
             let [a_k_major, b_k_major] = k_major;
             let gemm_sizes = GemmSizes { m, n, k };
             let expected = Form { name, sizes: gemm_sizes, a_k_major, b_k_major };

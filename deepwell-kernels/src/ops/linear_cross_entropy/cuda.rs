@@ -14,7 +14,7 @@ use crate::cuda::launch::gemm::{
     tile_ctas,
 };
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, Tensor};
+use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
@@ -132,12 +132,12 @@ struct Head {
     gemms: Gemms,
     layout: Layout,
     workspace: DevicePtr,
-    x: Tensor,
-    w: Tensor,
-    targets: Tensor,
-    loss_scale: Tensor,
-    loss: Tensor,
-    gradients: Option<(Tensor, Tensor)>,
+    x: DeviceTensor,
+    w: DeviceTensor,
+    targets: DeviceTensor,
+    loss_scale: DeviceTensor,
+    loss: DeviceTensor,
+    gradients: Option<(DeviceTensor, DeviceTensor)>,
     accumulate: bool,
     arrival_counter: DevicePtr,
 }
@@ -163,16 +163,16 @@ impl Head {
     }
 
     /// Rows of a chunk of a BF16 tensor `[tokens, hidden]`.
-    fn rows_of(&self, tensor: &Tensor, chunk: Chunk) -> Matrix {
+    fn rows_of(&self, tensor: &DeviceTensor, chunk: Chunk) -> Matrix {
         let hidden = self.hidden();
-        let before = Tensor { shape: vec![chunk.first, hidden], ..tensor.clone() };
+        let before = DeviceTensor { shape: vec![chunk.first, hidden], ..tensor.clone() };
         let pointer = tensor.pointer.offset(before.bytes());
         let Chunk { rows, .. } = chunk;
         Matrix { pointer, dtype: tensor.dtype, rows, columns: hidden, leading: hidden }
     }
 
     /// A tensor `[vocab, hidden]`.
-    fn by_vocab(&self, tensor: &Tensor) -> Matrix {
+    fn by_vocab(&self, tensor: &DeviceTensor) -> Matrix {
         let (rows, columns) = (self.vocab(), self.hidden());
         Matrix { pointer: tensor.pointer, dtype: tensor.dtype, rows, columns, leading: columns }
     }
@@ -251,8 +251,8 @@ impl Head {
         &self,
         device: &mut Device<'_>,
         chunk: Chunk,
-        dx: &Tensor,
-        dw: &Tensor,
+        dx: &DeviceTensor,
+        dw: &DeviceTensor,
     ) -> Result<[Step; 2], KernelError> {
         let dlogits = self.dlogits(chunk);
         let (x, w) = (self.rows_of(&self.x, chunk), self.by_vocab(&self.w));

@@ -47,7 +47,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let entry = format!("quantize_{element}_{}", quantize.axis.name());
     let function = device.function("quantize", &entry, shared_bytes)?;
-    let mx::Targets { places, statistics } = mx::targets(call, quantize.axis, 0);
+    let mx::Outputs { places, statistics } = mx::outputs(call, quantize.axis, 0);
     let mut arguments = vec![x.argument()];
     arguments.extend(places);
     arguments.extend([

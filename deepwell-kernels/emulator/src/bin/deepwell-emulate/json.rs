@@ -31,7 +31,7 @@ pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Ou
     let mut document = json!({
         "kernel": launch.file().kernel,
         "file": launch.name(),
-        "verdict": outcome.verdict().name(),
+        "verdict": outcome.status().name(),
         "mode": settings_json(settings),
         "results": results,
         "took_s": outcome.took.as_secs_f64(),

@@ -175,7 +175,7 @@ pub(crate) fn run(args: &MutateArgs) -> Result<bool> {
             }
             Err(outcome) => {
                 all_right = false;
-                let verdict = outcome.verdict().name();
+                let verdict = outcome.status().name();
                 say(format_args!("{}: {verdict} without any mistake", group.kernel));
                 if let (Err(error), Some(launch)) = (&outcome.result, launches.first()) {
                     say(failure(error, launch.lines()).trim_end());

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::launch_file::{
-    MutantEnd, MutationOptions, MutationSummary, Outcome, PreparedLaunch, Verdict, mutate,
+    MutantEnd, MutationOptions, MutationSummary, Outcome, PreparedLaunch, ReplayStatus, mutate,
 };
 use deepwell_emulator::mutation::{Class, Mutation};
 use deepwell_emulator::numerics::ResultMode;
@@ -78,7 +78,7 @@ struct Row {
 }
 
 struct Run {
-    verdict: Verdict,
+    verdict: ReplayStatus,
     text: String,
     json: Value,
 }
@@ -154,9 +154,9 @@ fn survey(
                     ..Settings::default()
                 });
                 let outcome = launch.run(&settings);
-                let verdict = outcome.verdict();
+                let verdict = outcome.status();
                 let text = match verdict {
-                    Verdict::Right => String::new(),
+                    ReplayStatus::Right => String::new(),
                     _ => text::outcome(launch, &settings, &outcome),
                 };
                 Run { verdict, text, json: json::outcome(launch, &settings, &outcome) }
@@ -182,7 +182,7 @@ fn survey(
 
 impl Row {
     fn is_right(&self) -> bool {
-        let runs = self.runs.iter().flatten().all(|run| run.verdict == Verdict::Right);
+        let runs = self.runs.iter().flatten().all(|run| run.verdict == ReplayStatus::Right);
         let mutation = self
             .mutation
             .as_ref()
@@ -194,7 +194,7 @@ impl Row {
         let runs: Vec<&Value> = self.runs.iter().flatten().map(|run| &run.json).collect();
         let mutation = self.mutation.as_ref().map(|mutation| match mutation {
             Ok(summary) => summary_json(summary),
-            Err(outcome) => json!({ "right": false, "verdict": outcome.verdict().name() }),
+            Err(outcome) => json!({ "right": false, "verdict": outcome.status().name() }),
         });
         json!({
             "kernel": self.kernel,

@@ -19,7 +19,7 @@ const HAZARDS: usize = 20;
 /// What came of a launch, in full.
 pub(crate) fn outcome(launch: &PreparedLaunch, settings: &Settings, outcome: &Outcome) -> String {
     let mut text = String::new();
-    let verdict = outcome.verdict().name();
+    let verdict = outcome.status().name();
     let _ = writeln!(text, "{}: {verdict}", launch.file().kernel);
     row(&mut text, "file", launch.name());
     let tracker = if settings.tracker { "on" } else { "off" };
