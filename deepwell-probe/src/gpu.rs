@@ -24,7 +24,7 @@ pub struct Gpu {
     pub compute_capability: (u32, u32),
     /// What kernels must have been built for.
     pub arch: Arch,
-    /// SMs; files of older releases say `multiprocessors`.
+    /// SMs; files of older releases have another key.
     #[serde(alias = "multiprocessors")]
     pub sm_count: Option<u32>,
     /// Memory of the device.
@@ -75,7 +75,7 @@ pub struct Gpu {
 /// The highest clocks of a GPU in MHz.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
-    /// SMs; files of older releases say `multiprocessor_mhz_max`.
+    /// SMs; files of older releases have another key.
     #[serde(alias = "multiprocessor_mhz_max")]
     pub sm_mhz_max: Option<u32>,
     /// Memory, before doubling for double data rate.

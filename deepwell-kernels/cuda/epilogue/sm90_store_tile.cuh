@@ -1,13 +1,13 @@
 // From sums of wgmma in registers to the result in device memory: bias, rounding, accumulation.
 //
-// Each warp has 16 rows of 128 columns. They pass in pieces of 128 bytes of a row through 2 KiB of
-// shared memory, so that a warp writes four whole pieces at a time.
+// Each warp has 16 rows of 128 columns. They pass in subtiles of 128 bytes of a row through 2 KiB of
+// shared memory, so that a warp writes four whole subtiles at a time.
 #pragma once
 
 #include "common/types.cuh"
 #include "epilogue/store_tile.cuh"
 
-// Puts the two neighbors of a lane, columns `column` and the next of a piece, into its staged row.
+// Puts the two neighbors of a lane, columns `column` and the next of a subtile, into its staged row.
 template <typename Element>
 __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 column, float low,
                                            float high) {
@@ -16,7 +16,7 @@ __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 col
     put_pair(reinterpret_cast<Element*>(target), low, high);
 }
 
-// Writes 16 pieces of rows from (row, column) on; `staged` holds them with the 16-byte units of a
+// Writes a subtile of 16 rows from (row, column) on; `staged` holds them with the 16-byte units of a
 // row exchanged by its number modulo eight.
 template <typename Element>
 __device__ __forceinline__ void write_staged(const TileResult<Element>& result, int32 row,
@@ -43,10 +43,10 @@ __device__ __forceinline__ void write_staged(const TileResult<Element>& result, 
             }
         }
     } else {
-        constexpr int kPiece = 128 / sizeof(Element);
-        for (int32 i = lane; i < 16 * kPiece; i += 32) {
-            const int32 r = i / kPiece;
-            const int32 c = i % kPiece;
+        constexpr int kSubtileColumns = 128 / sizeof(Element);
+        for (int32 i = lane; i < 16 * kSubtileColumns; i += 32) {
+            const int32 r = i / kSubtileColumns;
+            const int32 c = i % kSubtileColumns;
             if (row + r < result.rows && column + c < result.columns) {
                 const uint8* unit = staged + r * 128 + ((c / kElements) ^ (r & 7)) * 16;
                 Element value = reinterpret_cast<const Element*>(unit)[c % kElements];
@@ -74,17 +74,17 @@ template <typename Element>
 __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& result, int32 row,
                                                  int32 column, const float (&sums)[64],
                                                  uint8* staged) {
-    constexpr int kPiece = 128 / sizeof(Element);  // columns
+    constexpr int kSubtileColumns = 128 / sizeof(Element);  // columns
     const uint32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (int piece = 0; piece < 128 / kPiece; ++piece) {
+    for (int subtile = 0; subtile < 128 / kSubtileColumns; ++subtile) {
         __syncwarp();
 #pragma unroll
-        for (int eight = 0; eight < kPiece / 8; ++eight) {
+        for (int eight = 0; eight < kSubtileColumns / 8; ++eight) {
             const uint32 at = eight * 8 + lane % 4 * 2;
-            const int32 first = column + piece * kPiece + at;
+            const int32 first = column + subtile * kSubtileColumns + at;
             const float bias[2] = {bias_of(result, first), bias_of(result, first + 1)};
-            const float* values = sums + (piece * kPiece / 8 + eight) * 4;
+            const float* values = sums + (subtile * kSubtileColumns / 8 + eight) * 4;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 stage_pair<Element>(staged, half * 8 + lane / 4, at,
@@ -92,6 +92,6 @@ __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& resu
             }
         }
         __syncwarp();
-        write_staged(result, row, column + piece * kPiece, staged);
+        write_staged(result, row, column + subtile * kSubtileColumns, staged);
     }
 }

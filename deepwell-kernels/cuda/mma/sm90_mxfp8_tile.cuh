@@ -1,9 +1,9 @@
 // Tiles of a GEMM of two MXFP8 matrices on wgmma, both K-major, where 128 elements along K share a
-// scale. wgmma knows no scales: each 128 in depth is summed by itself and then promoted, multiplied
+// scale. wgmma knows no scales: each 128 along K is summed by itself and then promoted, multiplied
 // by the scales of its row and column and added to the sums in FP32.
 //
 // A CTA has three warpgroups. One thread of the first, the producer, has boxes of both operands,
-// swizzled by 128 bytes, and the tiles of their scales copied into pipeline stages of 128 in depth.
+// swizzled by 128 bytes, and the tiles of their scales copied into pipeline stages of 128 along K.
 // The other two, the consumers, have half of the tile's rows each, in waves of 64, the rows of one
 // wgmma. While one promotes, the other's wgmma run: they take turns in issuing them.
 //
@@ -26,9 +26,9 @@
 
 namespace sm90_mxfp8 {
 
-constexpr int kStageDepth = 128;  // elements, and bytes of a row: one swizzle
-constexpr int kStepDepth = 32;    // of one wgmma
-constexpr int kSteps = kStageDepth / kStepDepth;
+constexpr int kStageK = 128;  // elements, and bytes of a row: one swizzle
+constexpr int kStepK = 32;    // of one wgmma
+constexpr int kSteps = kStageK / kStepK;
 constexpr int kWaveM = 64;
 constexpr int kTileN = 128;
 constexpr int kScaleBoxes = 2;  // rows of 256 bytes of a scale tile, as tensor maps see it
@@ -57,8 +57,8 @@ struct TileShape {
     static constexpr int kConsumerM = kWaves * kWaveM;
     static constexpr int kTileM = kConsumers * kConsumerM;
     static constexpr int kCopiedM = kTileM / kAcross;  // rows of a that a CTA copies
-    static constexpr int kABytes = kTileM * kStageDepth;
-    static constexpr int kOperandBytes = kABytes + kTileN * kStageDepth;
+    static constexpr int kABytes = kTileM * kStageK;
+    static constexpr int kOperandBytes = kABytes + kTileN * kStageK;
     static constexpr int kScaleTilesOfA = kTileM / kScaleTileRows;
     static constexpr int kScaleBytes = (kScaleTilesOfA + 1) * kScaleTileBytes;
     static constexpr int kStageBytes = kOperandBytes + kScaleBytes;
@@ -132,14 +132,14 @@ __device__ __forceinline__ void synchronize_all() {
     }
 }
 
-// A matrix: E4M3 [rows, depth] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
+// A matrix: E4M3 [rows, k] in boxes of a stage, swizzled by 128 bytes, and its scales in boxes
 // of a scale tile, as a matrix of 256 columns.
 struct Operand {
     const TensorMap& elements;
     const TensorMap& scales;
 };
 
-// The tile of scales that begins at `row` and in depth `stage_depth` * 128.
+// The tile of scales that begins at `row` and along K at `stage_k` * 128.
 __device__ __forceinline__ void copy_scale_tile(uint8* target, const Operand& operand, uint32 row,
                                                 int32 k_block, int32 k_blocks, uint64* full) {
     const uint32 tile = row / kScaleTileRows * k_blocks + k_block;
@@ -158,16 +158,16 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, const Ope
             wait<S>(shared.empty + stage.index, stage.phase ^ 1);
             uint64* full = shared.full + stage.index;
             mbarrier_expect(full, S::kStageBytes);
-            const uint32 depth = k_block * kStageDepth;
+            const uint32 k = k_block * kStageK;
             uint8* operands = shared.operands + stage.index * S::kOperandBytes;
-            uint8* rows = operands + first_row * kStageDepth;
+            uint8* rows = operands + first_row * kStageK;
             if constexpr (S::kAcross == 1) {
-                tensor_copy_2d(rows, a.elements, depth, place.row, full);
+                tensor_copy_2d(rows, a.elements, k, place.row, full);
             } else {
-                tensor_copy_2d_multicast(rows, a.elements, depth, place.row + first_row, full,
+                tensor_copy_2d_multicast(rows, a.elements, k, place.row + first_row, full,
                                          kAll);
             }
-            tensor_copy_2d(operands + S::kABytes, b.elements, depth, place.column, full);
+            tensor_copy_2d(operands + S::kABytes, b.elements, k, place.column, full);
             uint8* scales = shared.scales + stage.index * S::kScaleBytes;
 #pragma unroll
             for (int i = 0; i < S::kScaleTilesOfA; ++i) {
@@ -256,12 +256,12 @@ class Scales {
                 // Of columns that are 32 apart.
                 const uint4 low = quad(eight * 8 + pair);
                 const uint4 high = quad(eight * 8 + pair + 1);
-                const uint32 codes[4][2] = {
+                const uint32 scale_bytes[4][2] = {
                     {low.x, high.x}, {low.y, high.y}, {low.z, high.z}, {low.w, high.w}};
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const Factor columns[2] = {Factor::of(codes[i][0] & 0xff, true),
-                                               Factor::of(codes[i][1] & 0xff, true)};
+                    const Factor columns[2] = {Factor::of(scale_bytes[i][0] & 0xff, true),
+                                               Factor::of(scale_bytes[i][1] & 0xff, true)};
                     add_scaled(sums, partial, i * 4 + eight, rows, columns);
                 }
             }
@@ -310,14 +310,14 @@ __device__ __forceinline__ void release(uint64* empty) {
     }
 }
 
-// Of a wave that begins `a` bytes into shared memory: the 128 in depth of a stage.
+// Of a wave that begins `a` bytes into shared memory: the 128 along K of a stage.
 __device__ __forceinline__ void multiply_stage(float (&partial)[64], uint32 a, uint32 b) {
     wgmma_fence();
     wgmma_m64n128k32_e4m3<false>(partial, wgmma_swizzled_matrix(a), wgmma_swizzled_matrix(b));
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
-        wgmma_m64n128k32_e4m3<true>(partial, wgmma_swizzled_matrix(a + step * kStepDepth),
-                                    wgmma_swizzled_matrix(b + step * kStepDepth));
+        wgmma_m64n128k32_e4m3<true>(partial, wgmma_swizzled_matrix(a + step * kStepK),
+                                    wgmma_swizzled_matrix(b + step * kStepK));
     }
     wgmma_commit();
 }
@@ -343,7 +343,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 consume
                 const uint32 row = first_row + wave * kWaveM;
                 float partial[64];
                 turn.await();
-                multiply_stage(partial, a + row * kStageDepth, a + S::kABytes);
+                multiply_stage(partial, a + row * kStageK, a + S::kABytes);
                 turn.pass();
                 const Scales<S> scales(stage_scales, row + warp_row);
                 const bool any_wide = scales.any_wide();

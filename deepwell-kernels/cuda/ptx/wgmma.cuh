@@ -43,7 +43,7 @@ __device__ __forceinline__ void wgmma_commit() {
     constraint((d)[56]), constraint((d)[57]), constraint((d)[58]), constraint((d)[59]), \
     constraint((d)[60]), constraint((d)[61]), constraint((d)[62]), constraint((d)[63])
 
-// sums (+)= a b^T of 64 rows, 128 columns and 32 E4M3 in depth, both K-major.
+// sums (+)= a b^T of 64 rows, 128 columns and 32 E4M3 along K, both K-major.
 template <bool kAdd>
 __device__ __forceinline__ void wgmma_m64n128k32_e4m3(float (&sums)[64], uint64 a, uint64 b) {
     if constexpr (kAdd) {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-/// Counts by mnemonic, `HGMMA`, `UTCQMMA` or, by a pair of blocks, `UTCQMMA.2CTA` for example; with
+/// Counts by mnemonic, `HGMMA`, `UTCQMMA` or, by a CTA pair, `UTCQMMA.2CTA` for example; with
 /// scales of blocks `QMMA.SF`.
 pub(crate) type Counts = BTreeMap<String, u64>;
 
-/// Modifiers that make another instruction of it: by a pair of blocks, and with scales of blocks.
+/// Modifiers that make another instruction of it: by a CTA pair, and with scales of blocks.
 const KEPT_MODIFIERS: [&str; 2] = ["2CTA", "SF"];
 
 /// What a function has.

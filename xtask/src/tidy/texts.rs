@@ -30,6 +30,27 @@ const BANNED_MACROS: [(&str, &str); 3] = [
 const MACHINE_FOLDERS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/tmp/", "dw")];
 
+/// Words that the field has another one for, in small letters, and which that is. In code they are
+/// looked for in comments and identifiers, where `_` counts as a space. In two parts, since this file
+/// is checked too.
+const WORDS: [(&str, &str); 12] = [
+    (concat!("multi", "processor"), "SM"),
+    (concat!("multi", "processors"), "SMs"),
+    (concat!("tic", "ket"), "arrival counter"),
+    (concat!("tic", "kets"), "arrival counters"),
+    (concat!("matrix ", "product"), "GEMM"),
+    (concat!("matrix ", "products"), "GEMMs"),
+    (concat!("machine ", "code"), "SASS"),
+    (concat!("speed of ", "light"), "roofline"),
+    (concat!("row ", "copy"), "rowwise operand"),
+    (concat!("column ", "copy"), "columnwise operand"),
+    (concat!("pair of ", "blocks"), "CTA pair"),
+    (concat!("stored by ", "depth"), "K-major"),
+];
+
+/// Where older words stand: records of what was measured, and of what has changed.
+const RECORDS: [&str; 2] = ["benchmarks/", "CHANGELOG.md"];
+
 /// Larger files are data.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
@@ -65,8 +86,14 @@ fn check_text(path: &str, text: &str) -> Vec<Violation> {
     if matches!(extension, "rs" | "cu" | "cuh") && !path.starts_with(cuda::FIXTURES) {
         violations.extend(check_size(path, text));
     }
+    if matches!(extension, "md" | "cu" | "cuh") && !path.starts_with(cuda::FIXTURES) {
+        violations.extend(check_words(path, text.lines()));
+    }
     if extension == "rs" {
         let lines = split_rust(text);
+        let prose = lines.code.iter().zip(&lines.comments);
+        let prose: Vec<String> = prose.map(|(code, comment)| format!("{code} {comment}")).collect();
+        violations.extend(check_words(path, prose.iter().map(String::as_str)));
         violations.extend(check_module_doc(path, &lines));
         violations.extend(check_banned(path, &lines));
         violations.extend(check_unsafe(path, &lines));
@@ -122,6 +149,26 @@ fn check_size(path: &str, text: &str) -> Vec<Violation> {
             violations.push(Violation::new(path, 0, message));
         }
         _ => {}
+    }
+    violations
+}
+
+/// `lines` are those of prose, and of code without its strings.
+fn check_words<'a>(path: &str, lines: impl Iterator<Item = &'a str>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    if RECORDS.iter().any(|record| path.starts_with(record)) {
+        return violations;
+    }
+    for (index, line) in lines.enumerate() {
+        let words = line.split(|character: char| !character.is_alphanumeric());
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        let line = format!(" {} ", words.join(" ").to_lowercase());
+        for (word, instead) in WORDS {
+            if line.contains(&format!(" {word} ")) {
+                let message = format!("`{word}`: the field says {instead}");
+                violations.push(Violation::new(path, index + 1, message));
+            }
+        }
     }
     violations
 }
@@ -304,6 +351,24 @@ mod tests {
         check("deepwell-probe/src/lib.rs", text, outside);
         check("deepwell-ckpt/src/lib.rs", "//! Doc.\n#[expect(unsafe_code)]\n", outside);
         check("deepwell-ckpt/src/lib.rs", "//! Doc.\n#![forbid(unsafe_code)]\n", &[]);
+    }
+
+    #[test]
+    fn words_of_the_field() {
+        for (word, instead) in WORDS {
+            let message = format!("`{word}`: the field says {instead}");
+            let expected: &[(usize, &str)] = &[(2, &message)];
+            let identifier = word.replace(' ', "_");
+            check("a.rs", &format!("//! Doc.\n// A {word}.\n"), expected);
+            check("a.rs", &format!("//! Doc.\nlet the_{identifier} = 1;\n"), expected);
+            check("a.rs", &format!("//! Doc.\nlet a = \"{word}\";\n"), &[]);
+            check("a.cuh", &format!("// A.\n// A {word} b\n"), expected);
+            check("docs/a.md", &format!("# A\n{word}, b\n"), expected);
+            check("docs/a.md", &format!("# A\nx{word}\n"), &[]);
+            check("CHANGELOG.md", &format!("# A\n{word}\n"), &[]);
+            check("benchmarks/a.md", &format!("# A\n{word}\n"), &[]);
+        }
+        check("a.rs", "//! A dot product, a product of sizes, a copy of a row.\n", &[]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ extern __shared__ __align__(1024) uint8 memory[];
 
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
-                                     const TileResult<Element>& result, int32 depth) {
+                                     const TileResult<Element>& result, int32 k) {
     const Shared<S> shared(memory);
     // The same in all lanes, as the compiler shall know.
     const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
@@ -29,7 +29,7 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
     }
     synchronize_all<S>();
     const PersistentTiles<S::kTileM, kTileN, S::kAcross> tiles(result.rows, result.columns);
-    const int32 k_blocks = (depth + kStageDepth - 1) / kStageDepth;
+    const int32 k_blocks = (k + kStageK - 1) / kStageK;
 
     if (warp < kWarpgroup / 32) {
         keep_registers<kProducerRegisters>();

@@ -8,7 +8,7 @@ use deepwell_ir::{KernelRequest, Op, Target, Tile};
 use super::sm100_mxfp8_gemm;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, Launch};
-use crate::cuda::launch::tcgen05::{Operands, ProductSizes, boxes_by_depth, scale_boxes};
+use crate::cuda::launch::tcgen05::{Operands, GemmSizes, k_major_boxes, scale_boxes};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
@@ -17,7 +17,7 @@ use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 384;
 /// Elements along K of a stage, which share a scale.
-const STAGE_DEPTH: usize = 128;
+const STAGE_K: usize = 128;
 /// Columns of every tile.
 const TILE_COLUMNS: usize = 128;
 const SCALE_TILE_ROWS: usize = 128;
@@ -44,9 +44,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if let Op::ScaledGemm(op) = request.op {
         for (name, format) in [("a", op.a), ("b", op.b)] {
             let elements = usize::from(format.block.k);
-            if elements != STAGE_DEPTH {
+            if elements != STAGE_K {
                 return Some(format!(
-                    "takes one scale for {STAGE_DEPTH} elements, `{name}` has one for {elements}"
+                    "takes one scale for {STAGE_K} elements, `{name}` has one for {elements}"
                 ));
             }
         }
@@ -67,7 +67,7 @@ const SHARED_BYTES_PER_CYCLE: usize = 128;
 /// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed.
 const L2_BYTES_PER_CYCLE: usize = 32;
 /// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
-const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_DEPTH / 8192;
+const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_K / 8192;
 /// Cycles in which 64 rows of 128 results are written: assumed.
 const RESULT_CYCLES: usize = 500;
 
@@ -99,7 +99,7 @@ impl TileShape {
     }
 
     fn tile(self) -> Tile {
-        let tile = Tile::new(self.rows(), TILE_COLUMNS, STAGE_DEPTH);
+        let tile = Tile::new(self.rows(), TILE_COLUMNS, STAGE_K);
         Tile { cluster: [1, self.across], ..tile }
     }
 
@@ -114,7 +114,7 @@ impl TileShape {
     }
 
     fn stage_bytes(self) -> usize {
-        (self.rows() + TILE_COLUMNS) * STAGE_DEPTH + self.scale_bytes()
+        (self.rows() + TILE_COLUMNS) * STAGE_K + self.scale_bytes()
     }
 
     /// Dynamic shared memory: as many stages as fit.
@@ -123,8 +123,8 @@ impl TileShape {
         (SHARED_BESIDE_STAGES + stages * self.stage_bytes()) as u32
     }
 
-    fn clusters(self, sizes: ProductSizes) -> usize {
-        sizes.rows.div_ceil(self.rows()) * sizes.columns.div_ceil(self.across * TILE_COLUMNS)
+    fn clusters(self, sizes: GemmSizes) -> usize {
+        sizes.m.div_ceil(self.rows()) * sizes.n.div_ceil(self.across * TILE_COLUMNS)
     }
 
     /// Clusters that run at the same time.
@@ -134,16 +134,16 @@ impl TileShape {
 
     /// Cycles of a GEMM, by a model: of a stage those of the slowest of tensor cores, shared memory
     /// and the L2 cache; tile after tile, each of which is then written.
-    fn cycles(self, sizes: ProductSizes, sms: usize) -> usize {
+    fn cycles(self, sizes: GemmSizes, sms: usize) -> usize {
         // 64 rows for each of two consumers: wgmma reads both operands of each.
         let waves = 2 * self.waves;
-        let read_bytes = waves * (64 + TILE_COLUMNS) * STAGE_DEPTH;
-        let copied_bytes = (self.copied_rows() + TILE_COLUMNS) * STAGE_DEPTH + self.scale_bytes();
+        let read_bytes = waves * (64 + TILE_COLUMNS) * STAGE_K;
+        let copied_bytes = (self.copied_rows() + TILE_COLUMNS) * STAGE_K + self.scale_bytes();
         let stage_cycles = (waves * WAVE_CYCLES)
             .max((read_bytes + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
             .max(copied_bytes / L2_BYTES_PER_CYCLE);
         let tile_cycles =
-            sizes.depth.div_ceil(STAGE_DEPTH) * stage_cycles + self.waves * RESULT_CYCLES;
+            sizes.k.div_ceil(STAGE_K) * stage_cycles + self.waves * RESULT_CYCLES;
         self.clusters(sizes).div_ceil(self.clusters_at_once(sms)) * tile_cycles
     }
 }
@@ -179,9 +179,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let name = format!("sm90_mxfp8_gemm_{element}_{scales}_{}", shape.name());
     let function = device.function("sm90_mxfp8_gemm", &name, shape.shared_bytes())?;
     let boxes = [
-        boxes_by_depth(&a, Operands::Mx, shape.copied_rows()),
+        k_major_boxes(&a, Operands::Mx, shape.copied_rows()),
         scale_boxes(&call.input(1)),
-        boxes_by_depth(&b, Operands::Mx, TILE_COLUMNS),
+        k_major_boxes(&b, Operands::Mx, TILE_COLUMNS),
         scale_boxes(&call.input(3)),
     ];
     let mut arguments = Vec::with_capacity(10);
@@ -192,12 +192,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.extend([
         Argument::Pointer(bias),
         out.argument(),
-        Argument::I32(sizes.rows as i32),
-        Argument::I32(sizes.columns as i32),
-        Argument::I32(sizes.depth as i32),
+        Argument::I32(sizes.m as i32),
+        Argument::I32(sizes.n as i32),
+        Argument::I32(sizes.k as i32),
         Argument::U32(call.accumulate().into()),
     ]);
-    let at_once = shape.clusters_at_once(device.multiprocessors() as usize);
+    let at_once = shape.clusters_at_once(device.sm_count() as usize);
     let ctas = shape.clusters(sizes).min(at_once) * shape.across;
     Ok(vec![Step::Launch(Launch {
         function,
@@ -216,8 +216,8 @@ mod tests {
 
     const H200: usize = 132;
 
-    fn sizes((rows, columns, depth): (usize, usize, usize)) -> ProductSizes {
-        ProductSizes { rows, columns, depth }
+    fn sizes((m, n, k): (usize, usize, usize)) -> GemmSizes {
+        GemmSizes { m, n, k }
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn tiles_fill_the_device() {
-        for (product, expected) in [
+        for (gemm, expected) in [
             ((16384, 2048, 2048), "256x128_1x2"),
             ((4096, 4096, 4096), "256x128_1x2"),
             // Waves that larger tiles would not fill.
@@ -248,8 +248,8 @@ mod tests {
             ((1, 1, 128), "128x128"),
         ] {
             let mut shapes = SHAPES;
-            shapes.sort_by_key(|shape| shape.cycles(sizes(product), H200));
-            assert_eq!(shapes[0].name(), expected, "{product:?}");
+            shapes.sort_by_key(|shape| shape.cycles(sizes(gemm), H200));
+            assert_eq!(shapes[0].name(), expected, "{gemm:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! `sm90_mxfp8_gemm.cu`: GEMMs of MXFP8 matrices on wgmma against the f64 product of what they
+//! `sm90_mxfp8_gemm.cu`: GEMMs of MXFP8 matrices on wgmma against f64 sums of what they
 //! stand for.
 
-use deepwell_ir::{DType, Product, Tile, ops};
+use deepwell_ir::{DType, GemmKind, Tile, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::QuantFormat;
@@ -71,11 +71,11 @@ struct Operands {
 
 /// A GEMM by `tile`, or by the one that it gets.
 fn check(gpu: &mut Gpu, tile: Option<Tile>, operands: Operands, forms: &[Form]) {
-    let Operands { sizes: (rows, columns, depth), specs, kind } = operands;
-    let a = MxMatrix::new(rows, depth, specs[0], kind, 1);
-    let b = MxMatrix::new(columns, depth, specs[1], kind, 50);
-    let product = linear::forward(&a.values, &b.values, None, depth);
-    let magnitude = magnitudes(&a, &b, depth);
+    let Operands { sizes: (rows, columns, k), specs, kind } = operands;
+    let a = MxMatrix::new(rows, k, specs[0], kind, 1);
+    let b = MxMatrix::new(columns, k, specs[1], kind, 50);
+    let sums = linear::forward(&a.values, &b.values, None, k);
+    let magnitude = magnitudes(&a, &b, k);
     let biases = uniform(columns, 4, 8.0);
     let before = HostTensor::f32(&[rows, columns], &uniform(rows * columns, 5, 8.0));
     for &(output, has_bias, accumulate) in forms {
@@ -84,7 +84,7 @@ fn check(gpu: &mut Gpu, tile: Option<Tile>, operands: Operands, forms: &[Form]) 
             true => before.clone(),
             false => HostTensor::output(output, &[rows, columns]),
         };
-        let mut expected = product.clone();
+        let mut expected = sums.clone();
         let (added, there) = (bias.to_f64(), before.to_f64());
         for (index, sum) in expected.iter_mut().enumerate() {
             *sum += if has_bias { added[index % columns] } else { 0.0 };
@@ -92,13 +92,13 @@ fn check(gpu: &mut Gpu, tile: Option<Tile>, operands: Operands, forms: &[Form]) 
         }
         // Accumulating is what the weights' gradients do, whatever the other results are in.
         let (of_layer, stored) = match accumulate {
-            true => (Product::Wgrad, DType::Bf16),
-            false => (Product::Fprop, output),
+            true => (GemmKind::Wgrad, DType::Bf16),
+            false => (GemmKind::Fprop, output),
         };
         let [of_a, of_b] = specs;
         let op =
-            ops::ScaledGemm { product: of_layer, output: stored, bias: has_bias, a: of_a, b: of_b };
-        let mut inputs = vec![a.codes.clone(), a.scales.clone(), b.codes.clone(), b.scales.clone()];
+            ops::ScaledGemm { kind: of_layer, output: stored, bias: has_bias, a: of_a, b: of_b };
+        let mut inputs = vec![a.data.clone(), a.scales.clone(), b.data.clone(), b.scales.clone()];
         inputs.extend(has_bias.then_some(bias));
         let options =
             RunOptions { accumulate, kernel: Some(KERNEL), tile, ..RunOptions::default() };
@@ -107,7 +107,7 @@ fn check(gpu: &mut Gpu, tile: Option<Tile>, operands: Operands, forms: &[Form]) 
         // One more rounding in FP32 for the bias.
         let share = share + if has_bias { 2f64.powi(-23) } else { 0.0 };
         let name = format!(
-            "{rows}x{columns}x{depth} {specs:?} {kind:?} {tile:?} {output} {has_bias} {accumulate}"
+            "{rows}x{columns}x{k} {specs:?} {kind:?} {tile:?} {output} {has_bias} {accumulate}"
         );
         assert_close_to_magnitudes(&name, &got, &expected, &magnitude, share, output);
     }
@@ -170,38 +170,38 @@ fn scales_at_the_ends_of_their_range() {
     }
 }
 
-/// 128 in depth with scales, and 128 more whose elements are zeros: zero times a scale that is no
+/// 128 along K with scales, and 128 more whose elements are zeros: zero times a scale that is no
 /// FP32 is zero.
 fn check_ends_of_scales(gpu: &mut Gpu, tile: Tile, specs: [QuantFormat; 2]) {
     let ends = [0u8, 1, 63, 64, 100, 127, 128, 190, 191, 253, 254, 255];
-    let depth = 272;
-    let blocks = depth / 32 + 1;
+    let k = 272;
+    let blocks = k / 32 + 1;
     // Row i of a has scales ends[i] in all blocks, as row j of b, or all rows of a square.
     let matrix = |seed: u64, format: QuantFormat| {
         let apart = if format.block.is_square() { 128 } else { 1 };
         let outer = ends.len() * apart;
         let scales: Vec<u8> =
             (0..outer * blocks).map(|index| ends[index / blocks / apart]).collect();
-        let mut elements = vec![0x38u8; outer * depth];
+        let mut elements = vec![0x38u8; outer * k];
         for (index, element) in elements.iter_mut().enumerate() {
-            if (128..256).contains(&(index % depth)) {
+            if (128..256).contains(&(index % k)) {
                 *element = 0;
             } else if (index as u64 * 7 + seed).is_multiple_of(5) {
                 *element = 0xb0;
             }
         }
-        (outer, MxMatrix::from_bytes(outer, depth, &elements, &scales))
+        (outer, MxMatrix::from_bytes(outer, k, &elements, &scales))
     };
     let ((rows, a), (columns, b)) = (matrix(1, specs[0]), matrix(2, specs[1]));
-    let exact = linear::forward(&a.values, &b.values, None, depth);
+    let exact = linear::forward(&a.values, &b.values, None, k);
     // What FP32 makes of it: sums are below 2^8 times the scales, so that the exact result rounds
     // to infinity, to a subnormal or to zero where FP32 does.
     let expected: Vec<f64> = exact.iter().map(|&x| f64::from(x as f32)).collect();
     assert!(expected.iter().any(|x| x.is_infinite()) && expected.iter().any(|x| x.is_nan()));
     let [of_a, of_b] = specs;
     let output = DType::F32;
-    let op = ops::ScaledGemm { product: Product::Fprop, output, bias: false, a: of_a, b: of_b };
-    let inputs = [a.codes, a.scales, b.codes, b.scales];
+    let op = ops::ScaledGemm { kind: GemmKind::Fprop, output, bias: false, a: of_a, b: of_b };
+    let inputs = [a.data, a.scales, b.data, b.scales];
     let out = HostTensor::output(output, &[rows, columns]);
     let options = RunOptions { kernel: Some(KERNEL), tile: Some(tile), ..RunOptions::default() };
     let got = gpu.run_with(op, &inputs, &[out], options).remove(0).to_f64();
@@ -219,18 +219,18 @@ fn check_ends_of_scales(gpu: &mut Gpu, tile: Tile, specs: [QuantFormat; 2]) {
 trial!(nan_elements_stay_in_their_rows);
 fn nan_elements_stay_in_their_rows() {
     let mut gpu = open();
-    let (rows, columns, depth) = (140, 130, 144);
+    let (rows, columns, k) = (140, 130, 144);
     let change = |matrix: MxMatrix, rows: usize, at: usize| {
-        let mut elements = matrix.codes.bytes.clone();
+        let mut elements = matrix.data.bytes.clone();
         elements[at] = 0x7f;
-        MxMatrix::from_bytes(rows, depth, &elements, &matrix.plain_scales)
+        MxMatrix::from_bytes(rows, k, &elements, &matrix.plain_scales)
     };
     for format in [ROWS, SQUARES] {
-        let a = change(MxMatrix::new(rows, depth, ROWS, MxKind::Even, 1), rows, 131 * depth + 95);
-        let b = MxMatrix::new(columns, depth, format, MxKind::Even, 50);
-        let b = change(b, columns, 3 * depth - 1);
+        let a = change(MxMatrix::new(rows, k, ROWS, MxKind::Even, 1), rows, 131 * k + 95);
+        let b = MxMatrix::new(columns, k, format, MxKind::Even, 50);
+        let b = change(b, columns, 3 * k - 1);
         let op = ops::ScaledGemm {
-            product: Product::Dgrad,
+            kind: GemmKind::Dgrad,
             output: DType::F32,
             bias: false,
             a: ROWS,
