@@ -4,7 +4,9 @@ use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
 use crate::simd::{Kernel, Level};
 use crate::threads::{ELEMENTS_PER_TASK, join};
-use crate::{BLOCK, ElementFormat, QuantFormat, DequantizedValue, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0};
+use crate::{
+    BLOCK, DequantizedValue, ElementFormat, QuantFormat, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0,
+};
 
 /// Writes the values of a quantized matrix: `out[r, c] = decode(data[r, c]) * 2^(scale - 127)`.
 ///

@@ -151,7 +151,7 @@ pub use quantize::{
     quantize_both, quantize_columns, quantize_rows, quantize_rows_stochastic, scales_len,
 };
 pub use rounding::{Overflow, Rounding};
-pub use source::{Source, DequantizedValue};
+pub use source::{DequantizedValue, Source};
 pub use spec::{BLOCK, BlockShape, ElementFormat, Granularity, ScaleRule};
 pub use stats::QuantStats;
 

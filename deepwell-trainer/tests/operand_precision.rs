@@ -3,7 +3,7 @@
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::{Call, GemmKind, Instance, Op, PrecisionPolicy, Program, ValueId};
-use deepwell_kernels::{Backend, KernelError, Observer, CallAction};
+use deepwell_kernels::{Backend, CallAction, KernelError, Observer};
 use deepwell_precision::{
     BLOCK, ElementRounding, GemmMode, OperandClass, OperandSetting, QuantFormat, Source, e4m3,
     e8m0, quantize_columns, quantize_rows, scales_len,

@@ -9,7 +9,7 @@ use deepwell_ir::ops::{LinearInputGrad, ScaledGemm};
 use deepwell_ir::{
     Access, Call, GemmKind, Instance, Op, Operand, PrecisionPolicy, Program, Recompute, ValueId,
 };
-use deepwell_kernels::{Backend, CpuCatalog, KernelError, Observer, CallAction, cpu_target};
+use deepwell_kernels::{Backend, CallAction, CpuCatalog, KernelError, Observer, cpu_target};
 use deepwell_plan::{Plan, lower};
 use deepwell_precision::{Format, scale_tiles};
 use deepwell_trainer::audit::{

@@ -20,10 +20,10 @@ use deepwell_ir::{ByteRange, Call, Instance, Program, StreamId};
 use super::blas::Blas;
 use super::catalog::cuda_kernels;
 use super::comm::DeviceComm;
-use super::driver::{DevicePtr, Driver, DriverError, Event, CapturedGraph, Module, Stream};
+use super::driver::{CapturedGraph, DevicePtr, Driver, DriverError, Event, Module, Stream};
 use super::images::KernelImages;
 use super::pinned::PinnedBuffer;
-use super::prepare::{CallView, Constants, Device, Step, DeviceTensor};
+use super::prepare::{CallView, Constants, Device, DeviceTensor, Step};
 use crate::KernelError;
 use crate::backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,

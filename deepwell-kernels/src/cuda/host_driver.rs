@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::pinned::HostPinned;
 use super::driver::{
-    DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function, CapturedGraph, Launch,
-    Module, Stream, TensorMap, TensorMapSpec,
+    CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
+    Launch, Module, Stream, TensorMap, TensorMapSpec,
 };
 use super::pinned::PinnedBuffer;
 use super::prepare::DeviceTensor;

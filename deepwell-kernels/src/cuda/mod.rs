@@ -31,20 +31,20 @@ pub use comm::{DeviceComm, DeviceExchange, ExchangePlan};
 #[cfg(feature = "cuda")]
 pub use cudarc_driver::{AllReduce, CublasLt, CudarcDriver, DeviceGroup, PeerCopy};
 pub use driver::{
-    Argument, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
-    CapturedGraph, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+    Argument, CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event,
+    Function, Launch, Module, Stream, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
 #[cfg(feature = "emulated")]
 pub use emulated_driver::{
     BLOCKS_VARIABLE, COMPLETION_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
-    EmulatedMachine, LOG_VARIABLE, RECORD_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, LaunchOutcome,
-    emulator_settings,
+    EmulatedMachine, LOG_VARIABLE, LaunchOutcome, RECORD_VARIABLE, RESULTS_VARIABLE,
+    TRACKER_VARIABLE, emulator_settings,
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostComm, HostDriver, Machine};
 pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
 pub use pinned::PinnedBuffer;
-pub use prepare::{CallView, Constants, Device, RESERVED_BYTES, Step, DeviceTensor};
+pub use prepare::{CallView, Constants, Device, DeviceTensor, RESERVED_BYTES, Step};
 pub use spec::{
     Architecture, CudaKernelSpec, Prepare, SelectTile, TileSelection, no_workspace, takes_all,
 };

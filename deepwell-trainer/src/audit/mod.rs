@@ -58,7 +58,7 @@ mod view;
 use std::collections::HashMap;
 
 use deepwell_ir::{ByteRange, Call, Instance, Op, Phase, Program};
-use deepwell_kernels::{Backend, KernelError, Observer, CallAction};
+use deepwell_kernels::{Backend, CallAction, KernelError, Observer};
 
 pub use report::{AuditReport, FINDINGS_KEPT, Finding};
 pub use structure::{audit_counts, audit_provenance};

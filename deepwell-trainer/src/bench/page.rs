@@ -4,7 +4,8 @@ use super::report::Report;
 use super::row::Row;
 use super::text::{COLUMNS, METHOD, cells, number, peer_names, remarks, sections, summary};
 use crate::report::{
-    Bar, BarTable, Block, KeyValueTable, Outcome, Section as PageSection, Table, VerdictBlock, html_page,
+    Bar, BarTable, Block, KeyValueTable, Outcome, Section as PageSection, Table, VerdictBlock,
+    html_page,
 };
 
 /// Colour of what peers are compared with, and of the shares of the roofline.

@@ -182,7 +182,11 @@ impl Input<'_> {
         self.file.read_exact_at(bytes, at).map_err(QuantizeFileError::io("read", self.path))
     }
 
-    fn copy(&self, tensor: &StoredTensor, target: &Destination<'_>) -> Result<(), QuantizeFileError> {
+    fn copy(
+        &self,
+        tensor: &StoredTensor,
+        target: &Destination<'_>,
+    ) -> Result<(), QuantizeFileError> {
         let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
         for_each(&starts, COPY_BYTES / 4, |buffer: &mut Vec<u8>, start| {
             buffer.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);

@@ -51,7 +51,8 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
             bytes: (end - begin) as u64,
         }
     };
-    let mut tensors: Vec<StoredTensor> = header.metadata.tensors().into_iter().map(tensor).collect();
+    let mut tensors: Vec<StoredTensor> =
+        header.metadata.tensors().into_iter().map(tensor).collect();
     tensors.sort_by(|a, b| (a.begin, a.bytes, &a.name).cmp(&(b.begin, b.bytes, &b.name)));
     let metadata = header.metadata.metadata().clone().unwrap_or_default().into_iter().collect();
     Ok((file, Header { tensors, metadata }))

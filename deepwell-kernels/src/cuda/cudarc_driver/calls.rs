@@ -9,8 +9,8 @@ use super::error::{about, check};
 use super::launch::{self, Kernel};
 use super::{CudarcDriver, EventSlot, pinned};
 use crate::cuda::driver::{
-    DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function, CapturedGraph, Launch,
-    Module, Stream, TensorMap, TensorMapSpec,
+    CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
+    Launch, Module, Stream, TensorMap, TensorMapSpec,
 };
 use crate::cuda::pinned::PinnedBuffer;
 

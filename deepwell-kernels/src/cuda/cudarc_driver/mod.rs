@@ -28,7 +28,7 @@ use self::capture::LaunchableGraph;
 use self::context::{Context, no_such};
 use self::launch::Kernel;
 use super::driver::{
-    DeviceProperties, DevicePtr, DriverError, DriverResult, Event, Function, CapturedGraph, Module,
+    CapturedGraph, DeviceProperties, DevicePtr, DriverError, DriverResult, Event, Function, Module,
 };
 
 pub use self::cublaslt::CublasLt;

@@ -8,7 +8,7 @@ use crate::KernelError;
 use crate::cuda::driver::{
     Argument, Function, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-use crate::cuda::prepare::{CallView, Step, DeviceTensor};
+use crate::cuda::prepare::{CallView, DeviceTensor, Step};
 use crate::cuda::spec::TileSelection;
 use crate::predict::Rates;
 
@@ -290,7 +290,11 @@ impl TileShape {
 }
 
 /// Boxes of a K-major operand, `[rows, k]`: `box_rows` rows and the K of a stage.
-pub(crate) fn k_major_boxes(tensor: &DeviceTensor, operands: Operands, box_rows: usize) -> TensorMapSpec {
+pub(crate) fn k_major_boxes(
+    tensor: &DeviceTensor,
+    operands: Operands,
+    box_rows: usize,
+) -> TensorMapSpec {
     boxes(tensor, operands, [operands.stage_k(), box_rows])
 }
 
@@ -449,7 +453,8 @@ mod tests {
 
     #[test]
     fn boxes_are_one_swizzle_wide() {
-        let tensor = DeviceTensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
+        let tensor =
+            DeviceTensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![40, 72] };
         for (spec, stride, sizes) in [
             (k_major_boxes(&tensor, Operands::Bf16, 128), 144, [64, 128]),
             (k_major_boxes(&tensor, Operands::Mx, 64), 72, [128, 64]),

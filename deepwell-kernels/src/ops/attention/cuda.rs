@@ -6,7 +6,7 @@ use deepwell_ir::{KernelRequest, Op};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;

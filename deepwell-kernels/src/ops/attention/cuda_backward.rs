@@ -6,7 +6,7 @@ use super::cuda::{Sizes, Width, reject_heads, scale_log2};
 use crate::KernelError;
 use crate::cuda::driver::Argument;
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;

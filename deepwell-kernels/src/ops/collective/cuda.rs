@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::cuda::catalog::COLLECTIVES;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::DevicePtr;
-use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;

@@ -8,7 +8,7 @@ use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
 use crate::cuda::launch::gemm::{LinearSizes, not_empty};
 use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, mn_major_boxes};
 use crate::cuda::launch::tcgen05_cost::ResultCost;
-use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
 

@@ -14,7 +14,7 @@ use crate::cuda::launch::gemm::{
     tile_ctas,
 };
 use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step, DeviceTensor};
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::no_epilogue;
 use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};

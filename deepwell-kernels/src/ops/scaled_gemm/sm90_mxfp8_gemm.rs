@@ -8,7 +8,7 @@ use deepwell_ir::{KernelRequest, Op, Target, Tile};
 use super::sm100_mxfp8_gemm;
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr, Launch};
-use crate::cuda::launch::tcgen05::{Operands, GemmSizes, k_major_boxes, scale_boxes};
+use crate::cuda::launch::tcgen05::{GemmSizes, Operands, k_major_boxes, scale_boxes};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
 use crate::epilogue::no_epilogue;
@@ -142,8 +142,7 @@ impl TileShape {
         let stage_cycles = (waves * WAVE_CYCLES)
             .max((read_bytes + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
             .max(copied_bytes / L2_BYTES_PER_CYCLE);
-        let tile_cycles =
-            sizes.k.div_ceil(STAGE_K) * stage_cycles + self.waves * RESULT_CYCLES;
+        let tile_cycles = sizes.k.div_ceil(STAGE_K) * stage_cycles + self.waves * RESULT_CYCLES;
         self.clusters(sizes).div_ceil(self.clusters_at_once(sms)) * tile_cycles
     }
 }
