@@ -1,16 +1,16 @@
-//! What kernels take behind their core.
+//! The epilogues that kernels take.
 
 use deepwell_ir::Op;
 use deepwell_ir::ops::{Epilogue, Fused};
 
-/// The epilogues that a kernel takes, as far as the ops alone say: a function of the elements of
-/// the core's first result, then block quantizations.
+/// The epilogues that a kernel takes, whatever the shapes: an activation of the core's first
+/// result, then block quantizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpilogueSet {
-    /// Names of the functions of elements, of which there may be one.
+    /// Names of the activations, of which there may be one.
     pub activations: &'static [&'static str],
-    /// The results of the core that are quantized where there is no such function: all of them
-    /// together, along one axis. Behind a function its result is.
+    /// The results of the core that are quantized where there is no activation: all of them
+    /// together, along one axis. Behind an activation its result is quantized.
     pub quantizes: &'static [usize],
 }
 
@@ -18,7 +18,7 @@ impl EpilogueSet {
     /// A kernel of the core alone.
     pub const NONE: EpilogueSet = EpilogueSet { activations: &[], quantizes: &[] };
 
-    /// One that quantizes these results, and has no function of elements.
+    /// One that quantizes these results, and has no activation.
     pub const fn quantizing(quantizes: &'static [usize]) -> EpilogueSet {
         EpilogueSet { activations: &[], quantizes }
     }

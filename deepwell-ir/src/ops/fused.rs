@@ -32,9 +32,9 @@ use crate::{DType, Op, OpError, OperandType, Shape};
 pub struct Fused {
     /// What is computed first.
     pub core: Box<Op>,
-    /// What is made of its results, in this order; at least one step.
+    /// The epilogue, in this order; at least one step.
     pub epilogue: Vec<Epilogue>,
-    /// Results that are no outputs, in ascending order: only steps of the epilogue read them.
+    /// Results that are not stored, in ascending order: only steps of the epilogue read them.
     pub skipped: Vec<usize>,
 }
 

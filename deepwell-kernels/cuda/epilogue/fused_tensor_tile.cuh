@@ -1,7 +1,7 @@
-// From accumulators in tensor memory to what follows a GEMM: its output where somebody reads it, a
-// function of the elements of that, and the MXFP8 operands of what comes last, along rows, down
-// columns, or both. Every one has the bits that kernels one after the other give: each step takes
-// what the one before would have stored, so rounded to BF16.
+// The epilogue of a GEMM with accumulators in tensor memory: the GEMM output where it is stored, an
+// activation of it, and the MXFP8 operands of the last of these, rowwise, columnwise, or both. All
+// bits are those of separate kernels: each step takes what the one before would have stored,
+// rounded to BF16.
 //
 // As in epilogue/store_tensor_tile.cuh each of four warps takes 32 rows, in subtiles of 128 bytes
 // (64 elements) of each, through 4 KiB of shared memory. There

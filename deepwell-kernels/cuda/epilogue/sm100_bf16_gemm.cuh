@@ -21,11 +21,11 @@ __device__ __forceinline__ void bf16_gemm(const TensorMap& a, const TensorMap& b
     const int32 k_blocks = (k + kBlockK - 1) / kBlockK;
     const TileScheduler<S> tiles(rows, columns);
 
-    if (warp == kCopyWarp) {
+    if (warp == kProducerWarp) {
         if (elect_one()) {
             copy_elements(shared, a, b, tiles, k_blocks);
         }
-    } else if (warp == kMultiplyWarp) {
+    } else if (warp == kMmaWarp) {
         if (rank_in_pair<S>() == 0 && elect_one()) {
             multiply_elements(shared, tensor_base, tiles, k_blocks);
         }

@@ -22,11 +22,11 @@ __device__ __forceinline__ void mxfp8_gemm(const sm100_mxfp8::Operand& a,
     const int32 k_blocks = (k + kStageRowBytes - 1) / kStageRowBytes;
     const TileScheduler<S> tiles(a.rows, b.rows);
 
-    if (warp == kCopyWarp) {
+    if (warp == kProducerWarp) {
         if (elect_one()) {
             copy_quantized(shared, a, b, tiles, k_blocks);
         }
-    } else if (warp == kMultiplyWarp) {
+    } else if (warp == kMmaWarp) {
         if (rank == 0 && elect_one()) {
             multiply_quantized(shared, tensor_base, tiles, k_blocks);
         }

@@ -1,13 +1,13 @@
 // From sums of wgmma in registers to the result in device memory: bias, rounding, accumulation.
 //
-// Each warp has 16 rows of 128 columns. They pass in subtiles of 128 bytes of a row through 2 KiB of
-// shared memory, so that a warp writes four whole subtiles at a time.
+// Each warp has 16 rows of 128 columns. They pass in subtiles of 128 bytes of a row through 2 KiB
+// of shared memory, so that a warp writes four whole subtiles at a time.
 #pragma once
 
 #include "common/types.cuh"
 #include "epilogue/store_tile.cuh"
 
-// Puts the two neighbors of a lane, columns `column` and the next of a subtile, into its staged row.
+// Puts the two neighbors of a lane, columns `column` and the next, into its staged row.
 template <typename Element>
 __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 column, float low,
                                            float high) {
@@ -16,8 +16,8 @@ __device__ __forceinline__ void stage_pair(uint8* staged, uint32 row, uint32 col
     put_pair(reinterpret_cast<Element*>(target), low, high);
 }
 
-// Writes a subtile of 16 rows from (row, column) on; `staged` holds them with the 16-byte units of a
-// row exchanged by its number modulo eight.
+// Writes a subtile of 16 rows from (row, column) on; `staged` holds them with the 16-byte units of
+// a row exchanged by its number modulo eight.
 template <typename Element>
 __device__ __forceinline__ void write_staged(const TileResult<Element>& result, int32 row,
                                              int32 column, const uint8* staged) {

@@ -154,14 +154,14 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
     const uint32 own_row = sm100::rank_in_pair<S>() * sm100::kBlockM + quarter * 32;
     const uint32 lanes = quarter * 32 << 16;
     uint8* staged = shared.staged + quarter * (32 * 128);
-    sm100::Ring<sm100::kAccumulators> ring;
-    sm100::Ring<S::kEmptyBarriers> empties;
+    sm100::PipelineState<sm100::kAccumulators> state;
+    sm100::PipelineState<S::kEmptyBarriers> empties;
     for (TilePlace place; tiles.next(place);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
-        sm100::wait<S>(shared.accumulator_full + ring.index, ring.phase);
+        sm100::wait<S>(shared.accumulator_full + state.index, state.phase);
         tcgen05_fence_after_barrier();
-        const uint32 address = tensor_base + lanes + ring.index * S::kAccumulatorStride;
-        const bool backwards = S::kShares && ring.index == 0;
+        const uint32 address = tensor_base + lanes + state.index * S::kAccumulatorStride;
+        const bool backwards = S::kShares && state.index == 0;
         store(place.row + own_row, place.column, address, backwards, staged, [&] {
             tcgen05_fence_before_barrier();
             __syncwarp();
@@ -170,7 +170,7 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
                 sm100::arrive_at_first<S>(shared.accumulator_empty + empties.index);
             }
         });
-        ring.advance();
+        state.advance();
         empties.advance();
     }
 }

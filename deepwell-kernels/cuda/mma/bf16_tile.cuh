@@ -1,6 +1,6 @@
 // One 128 x 128 tile of a BF16 GEMM, accumulated in FP32 by 128 threads.
 //
-// Tiles of 64 along K pass through a ring of three stages in shared memory, 32 KiB each, filled
+// Tiles of 64 along K pass through a pipeline of three stages in shared memory, 32 KiB each, filled
 // two steps ahead: by cp.async, or by stores where elements are read one by one. Each of the four
 // warps holds a quarter of the result, 64 x 64: per step of 16 along K it reads 2 x 4 fragments
 // for 32 mma.sync, which keeps shared memory below the tensor cores' pace. Fragments of the next

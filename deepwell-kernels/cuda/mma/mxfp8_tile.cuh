@@ -1,6 +1,6 @@
 // One 128 x 128 tile of an MXFP8 GEMM, both operands K-major, by 256 threads.
 //
-// Tiles of 128 along K pass through a ring of three stages, each with two 16 KiB tiles of data,
+// Tiles of 128 along K pass through a pipeline of three stages, each with two 16 KiB tiles of data,
 // copied by cp.async two steps ahead, and the scales of their rows, which threads fetch while a
 // tile before is multiplied. Each of the eight warps holds 64 x 32 of the result.
 //

@@ -1,17 +1,18 @@
-// What GEMMs on tcgen05 share, whatever their operands: the shape of a tile, how shared and tensor
-// memory are divided, the roles of warps, and the rings of barriers between them.
+// What GEMMs on tcgen05 share: the shape of a tile, the layout of shared and tensor memory, the
+// roles of warps, and the pipelines between them.
 //
-// One CTA computes 128 x kTileN, or a CTA pair 256 x kTileN of which each holds 128 rows;
-// then each copies its rows of a and half of the rows of b, and the first multiplies for both.
-// Pairs may stand in clusters of kDown x kAcross tiles: those side by side read the same rows of a,
-// those one below the other the same rows of b, and each CTA copies a part of what it shares to
-// all that need it. A stage is then free when all tiles of the cluster have been multiplied by it.
-// Tiles beyond the result take part as others do, on zeros. K passes in K-blocks of 128 bytes
-// through a ring of stages, results through two accumulators in tensor memory, of which one is
-// written while the other is computed. Where there is no room for two, they share some columns in
-// the middle: the next tile waits until those are read, and they are read first.
-//   copy_operands  one thread of each CTA has boxes of operands copied, swizzled by 128 bytes;
-//   multiply       one thread (of the first CTA) multiplies;
+// A 1-CTA tile is 128 x kTileN, a 2-CTA tile 256 x kTileN of which each CTA holds 128 rows. Each
+// CTA of a pair copies its rows of a and half of the rows of b, and the first one issues the MMAs
+// for both. Pairs may form clusters of kDown x kAcross tiles. Tiles side by side share rows of a,
+// tiles one below the other rows of b, and each CTA multicasts a part of what it shares. A stage is
+// then empty when all tiles of the cluster have consumed it. Tiles beyond the result take part on
+// zeros. Operands pass through pipeline stages, each a K-block of 128 bytes. Results pass through
+// two accumulators in tensor memory: the epilogue warps read one while the MMA warp fills the
+// other. Where there is no room for two, they share some columns in the middle, which the epilogue
+// reads first; the next tile waits for those only.
+//   copy_operands  the producer warp: one thread of each CTA copies boxes of operands by TMA,
+//                  swizzled by 128 bytes;
+//   multiply       the MMA warp: one thread (of the first CTA) issues the MMAs;
 //   epilogue warps write results, see epilogue/store_tensor_tile.cuh.
 // Each visits the same tiles in the same order: `tiles.next(place)` gives the first element of the
 // next one (scheduler/tile_scheduler.cuh).
@@ -37,8 +38,8 @@ constexpr int kSharedLimit = 227 * 1024;
 constexpr int kBarrierBytes = 256;
 constexpr int kAlignment = 1024;
 
-constexpr int kCopyWarp = 0;
-constexpr int kMultiplyWarp = 1;
+constexpr int kProducerWarp = 0;
+constexpr int kMmaWarp = 1;
 constexpr int kFirstEpilogueWarp = 4;
 constexpr int kEpilogueWarps = 4;
 constexpr int kThreads = 32 * (kFirstEpilogueWarp + kEpilogueWarps);
@@ -125,9 +126,9 @@ struct Shared {
     }
 };
 
-// A place in a ring of `kLength` and the phase of its barriers.
+// A stage of a pipeline of `kLength` stages, and the phase of its mbarriers.
 template <int kLength>
-struct Ring {
+struct PipelineState {
     uint32 index = 0;
     uint32 phase = 0;
 
@@ -245,10 +246,10 @@ __device__ __forceinline__ void synchronize_all() {
 template <typename S>
 __device__ __forceinline__ uint32 begin(const Shared<S>& shared) {
     const uint32 warp = threadIdx.x / 32;
-    if (warp == kCopyWarp && elect_one()) {
+    if (warp == kProducerWarp && elect_one()) {
         shared.init_barriers();
     }
-    if (warp == kMultiplyWarp) {
+    if (warp == kMmaWarp) {
         tcgen05_allocate_all<S::kCtas>(shared.tensor_base);
     }
     synchronize_all<S>();
@@ -262,7 +263,7 @@ __device__ __forceinline__ void end(uint32 tensor_base) {
     // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
     __syncwarp();
     synchronize_all<S>();
-    if (threadIdx.x / 32 == kMultiplyWarp) {
+    if (threadIdx.x / 32 == kMmaWarp) {
         tcgen05_free_all<S::kCtas>(tensor_base);
     }
 }
@@ -287,12 +288,12 @@ template <typename S, typename Tiles, typename Copy>
 __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles tiles, int32 k_blocks,
                                               Copy copy) {
     const uint32 rank = rank_in_pair<S>();
-    Ring<S::kStages> ring;
+    PipelineState<S::kStages> state;
     // redundant release of mbarrier.arrive: in the first CTA it is the one that waits for it
     for (TilePlace place; tiles.next(place);) {
         for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
-            wait<S>(shared.empty + ring.index, ring.phase ^ 1);
-            uint64* full = shared.full + ring.index;
+            wait<S>(shared.empty + state.index, state.phase ^ 1);
+            uint64* full = shared.full + state.index;
             uint32 barrier = mbarrier_address(full);
             if constexpr (S::kCtas > 1) {
                 barrier = cluster_address(barrier, first_of_pair<S>());
@@ -302,8 +303,8 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
                 // redundant release of mbarrier.arrive: it hands on nothing of this thread
                 mbarrier_expect(full, S::kCtas * (S::kOperandBytes + S::kSideBytes));
             }
-            copy(place, k_block, ring.index, barrier);
-            ring.advance();
+            copy(place, k_block, state.index, barrier);
+            state.advance();
         }
     }
     // No CTA ends while arrivals of others are on their way. A CTA alone waits for its last
@@ -311,8 +312,8 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
     if constexpr (S::kClusterCtas > 1) {
         for (int i = 0; i < S::kStages; ++i) {
             // redundant acquire of mbarrier.wait, scope of mbarrier.wait: nothing is read after it
-            wait<S>(shared.empty + ring.index, ring.phase ^ 1);
-            ring.advance();
+            wait<S>(shared.empty + state.index, state.phase ^ 1);
+            state.advance();
         }
     }
 }
@@ -337,9 +338,9 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
                                          int32 k_blocks, Mma mma) {
     constexpr uint32 kPair = kRanks<S::kCtas, 1>;
     constexpr uint32 kAll = kRanks<S::kClusterCtas, 1>;
-    Ring<S::kStages> ring;
-    Ring<kAccumulators> accumulators;
-    Ring<S::kEmptyBarriers> empties;
+    PipelineState<S::kStages> state;
+    PipelineState<kAccumulators> accumulators;
+    PipelineState<S::kEmptyBarriers> empties;
     // redundant scope of mbarrier.wait, scope of mbarrier.arrive: of one pair the first CTA asks
     for (TilePlace place; tiles.next(place);) {
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
@@ -348,10 +349,10 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 tensor_
         const uint32 target = tensor_base + accumulators.index * S::kAccumulatorStride;
         for (int32 k_block = 0; k_block < k_blocks; ++k_block) {
             // What it waits for is in shared memory: nothing of tcgen05 that a fence would order.
-            wait<S>(shared.full + ring.index, ring.phase);
-            mma(target, k_block, ring.index);
-            commit<S>(shared.empty + ring.index, kAll);
-            ring.advance();
+            wait<S>(shared.full + state.index, state.phase);
+            mma(target, k_block, state.index);
+            commit<S>(shared.empty + state.index, kAll);
+            state.advance();
         }
         commit<S>(shared.accumulator_full + accumulators.index, kPair << first_of_pair<S>());
         accumulators.advance();

@@ -28,8 +28,8 @@ __device__ __forceinline__ void tensor_copy_2d(void* target, const TensorMap& ma
     tensor_copy_2d(target, map, column, row, mbarrier_address(barrier));
 }
 
-// The same to the same place in all `ctas` of the cluster, a bit for each rank; the bytes are counted
-// by the barrier that lies there as `barrier` does here.
+// The same to the same place in all `ctas` of the cluster, a bit for each rank; the bytes are
+// counted by the barrier that lies there as `barrier` does here.
 __device__ __forceinline__ void tensor_copy_2d_multicast(void* target, const TensorMap& map,
                                                          uint32 column, uint32 row,
                                                          uint64* barrier, uint16 ctas) {

@@ -1,4 +1,4 @@
-// The static persistent tile scheduler: which tiles of a result a CTA computes, one after the other.
+// The static persistent tile scheduler: which tiles a CTA computes, one after the other.
 #pragma once
 
 #include "common/tile_place.cuh"

@@ -1,4 +1,4 @@
-//! Every kernel on the emulator, in every test run: right, and with nothing that is not ordered.
+//! Every kernel on the emulator, in every test run: correct and race-free.
 //!
 //! A row for each `.cu` file of `src/ops/`, made by `emulated!` in `tests/` of its op; its test is
 //! `emulated::<file>`. It runs all of the file's kernels at shapes that give each of four SMs, with

@@ -200,7 +200,7 @@ struct LayerUse {
 }
 
 /// Checks that each [`ScaledGemm`] of `program` reads what its GEMM wants:
-/// - data and scales that a quantization wrote, both of the same operand, and so each dequantization;
+/// - data and scales that a quantization wrote, both of one operand, and so each dequantization;
 /// - fprop reads activation and weight rowwise, dgrad the gradient rowwise and the weight
 ///   columnwise, wgrad gradient and activation columnwise;
 /// - the three GEMMs of a layer one and the same parameter (of wgrad its gradient), one and

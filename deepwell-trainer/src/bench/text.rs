@@ -23,11 +23,11 @@ pub(super) const METHOD: [&str; 9] = [
      bytes read and written, median of 20.",
     "Roofline: the larger of FLOPs over the datasheet's dense peak of the unit that does them and \
      bytes (each operand once) over the bandwidth of a copy measured in the same run. Calls that \
-     read more than they write can pass it by some percent. `of roofline` is roofline time over time; in \
-     `memory` it is predicted over measured bytes.",
+     read more than they write can pass it by some percent. `of roofline` is roofline time over \
+     time; in `memory` it is predicted over measured bytes.",
     "Transformer: one step, call by call with the device's own clock. Train: median time from \
-     the end of a step to the end of the next, with two steps under way on a GPU; its roofline time is the \
-     predicted time of a step. Host time: what the host spends to start a step and to read its \
+     the end of a step to the end of the next, with two steps in flight on a GPU; its roofline \
+     time is the predicted time of a step. Host time: what the host spends to start a step and to read its \
      result when there is nothing to wait for.",
     "Peers: PyTorch on the same shapes after ours in the same run, with the same rotation, graph \
      replay and events; the number is its time over ours, above 1 it is slower. FP8 GEMMs have \

@@ -30,9 +30,8 @@ const BANNED_MACROS: [(&str, &str); 3] = [
 const MACHINE_FOLDERS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/tmp/", "dw")];
 
-/// Words that the field has another one for, in small letters, and which that is. In code they are
-/// looked for in comments and identifiers, where `_` counts as a space. In two parts, since this file
-/// is checked too.
+/// Words in small letters, and what the field says instead. In code the rule checks comments and
+/// identifiers, where `_` counts as a space. In two parts, since this file is checked too.
 const WORDS: [(&str, &str); 12] = [
     (concat!("multi", "processor"), "SM"),
     (concat!("multi", "processors"), "SMs"),

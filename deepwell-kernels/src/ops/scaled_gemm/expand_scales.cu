@@ -3,9 +3,9 @@
 //   by rows     [ceil(K / 128), rows] row-major: one for each row and 128 elements;
 //   by squares  [ceil(rows / 128), ceil(K / 128) rounded up to 4] row-major: one for each 128 rows
 //               and 128 elements; what rounding adds is zero.
-// The four bytes of 128 elements are equal (of a square all its bytes): the first is taken. By rows,
-// a warp takes a tile: a lane reads the 16 bytes of four rows, 32 apart, and lanes next to each
-// other write next to each other. By squares, a thread takes a tile. Operands stand along the
+// The four bytes of 128 elements are equal (of a square all its bytes): the first is taken. By
+// rows, a warp takes a tile: a lane reads the 16 bytes of four rows, 32 apart, and lanes next to
+// each other write next to each other. By squares, a thread takes a tile. Operands stand along the
 // grid's second axis.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a

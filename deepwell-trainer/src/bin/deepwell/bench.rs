@@ -32,8 +32,8 @@ Sections (all of them when none is named):
   memory       predicted and measured peak
 
 How to read it: `roofline` is the least time that the hardware allows, the larger of FLOPs over peak
-and bytes over the bandwidth of a copy that is measured first; `of roofline` is roofline time over time, 100 %
-is the end of the road. A peer's number is its time over ours: above 1x it is slower than ours.
+and bytes over the bandwidth of a copy that is measured first; `of roofline` is roofline time over
+time, at most 100 %. A peer's number is its time over ours: above 1x it is slower than ours.
 Kernels run on random data over operands that pass the last-level cache, as graphs on a GPU, and
 the time is a median. Shapes are those of --model, in BF16 and in --precision, and for the first
 four sections a few known sizes more.

@@ -19,8 +19,8 @@ file, else a folder. A model may be larger than memory: buffers take 160 MiB at 
 
 Quantized are linear weights of blocks and experts; embeddings, output head, norms, router and
 biases stay as they are. A policy file says otherwise: what it gives `mxfp8` is quantized, to the
-format of the command line. A tensor `w` becomes its quantized data `w`, the scales `w_scale` and, for nvfp4,
-the tensor scale `w_scale_2`.
+format of the command line. A tensor `w` becomes its quantized data `w`, the scales
+`w_scale` and, for nvfp4, the tensor scale `w_scale_2`.
 
 SNR is signal to noise: 6 dB are one bit.
 

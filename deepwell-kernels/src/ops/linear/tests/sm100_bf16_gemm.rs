@@ -26,7 +26,7 @@ fn options(kernel: &'static str, tile: Tile) -> RunOptions<'static> {
 }
 
 /// Tokens, outputs, inputs for each tile: single, odd numbers of tokens, around the boxes of 64 and
-/// the tiles of 128 and 256, and more stages than the rings have in each K.
+/// the tiles of 128 and 256, and more K-blocks than the pipelines have stages.
 const SIZES: &[(usize, usize, usize)] = &[
     (1, 8, 8),
     (3, 16, 24),

@@ -11,8 +11,8 @@ use crate::tcgen05;
 pub(crate) const KERNEL: &str = "cuda_sm100_mxfp8_gemm";
 
 /// M, N, K: single, odd, around the tiles of 128 and 256 and the stage of 128, scales that lie by
-/// single bytes, by words and by 16 bytes, more stages than the ring has, and three tiles for each
-/// of four SMs.
+/// single bytes, by words and by 16 bytes, more K-blocks than the pipeline has stages, and three
+/// tiles for each of four SMs.
 const SIZES: &[(usize, usize, usize)] = &[
     (1, 1, 16),
     (3, 5, 48),
@@ -95,7 +95,7 @@ fn gemms_of_any_size() {
     }
 }
 
-// The stages of a ring are used again in the second tile, if not in the first, and each of the
+// The stages of a pipeline are used again in the second tile, if not in the first, and each of the
 // four K-blocks whose scales are read at a time is there.
 emulated! {
     sm100_mxfp8_gemm on Sm100a: |gpu| {
@@ -103,7 +103,7 @@ emulated! {
             ((128, 128), [1, 1], (390, 376, 400)),
             ((128, 256), [1, 1], (390, 760, 400)),
             ((256, 128), [1, 1], (760, 256, 400)),
-            // K that does not end where the ring does: waits after the last stage see both
+            // K that does not end where the pipeline does: waits after the last stage see both
             // parities.
             ((256, 256), [1, 1], (760, 264, 528)),
             // The second tile of some clusters is beyond the result.
