@@ -27,8 +27,8 @@ pub(super) const METHOD: [&str; 9] = [
      time; in `memory` it is predicted over measured bytes.",
     "Transformer: one step, call by call with the device's own clock. Train: median time from \
      the end of a step to the end of the next, with two steps in flight on a GPU; its roofline \
-     time is the predicted time of a step. Host time: what the host spends to start a step and to read its \
-     result when there is nothing to wait for.",
+     time is the predicted time of a step. Host time: what the host spends to start a step and \
+     to read its result when there is nothing to wait for.",
     "Peers: PyTorch on the same shapes after ours in the same run, with the same rotation, graph \
      replay and events; the number is its time over ours, above 1 it is slower. FP8 GEMMs have \
      the scales that PyTorch offers, in `torch FP8 1x128` those of mxfp8-128, and write BF16. \
