@@ -11,7 +11,7 @@ use deepwell_precision::{
 use half::{bf16, f16};
 
 use super::pieces::{Piece, for_each, pieces};
-use super::safetensors::Tensor;
+use super::safetensors::StoredTensor;
 use super::shape::{Matrices, Stored};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 

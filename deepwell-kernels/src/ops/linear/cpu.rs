@@ -5,7 +5,7 @@ use half::bf16;
 
 use crate::KernelError;
 use crate::cpu::arena::{Arena, In};
-use crate::cpu::calls::gemm_output::{self, Bias, Target};
+use crate::cpu::calls::gemm_output::{self, Bias, GemmTarget};
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::gemm::{Operand, Tier, gemm};
 
@@ -36,7 +36,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let tier = operands.tier()?;
     let (a, b) = (Matrix::new(operands, 0)?, Matrix::new(operands, 1)?);
     let target_index = operands.output(0);
-    let target = Target::new(operands, target_index)?;
+    let target = GemmTarget::new(operands, target_index)?;
     let workspace = operands.workspace::<u8>()?;
     let (a_rows, a_columns) = (operands.shape(0)[0], operands.shape(0)[1]);
     let b_columns = operands.shape(1)[1];

@@ -6,7 +6,7 @@ use deepwell_precision::QuantFormat;
 use super::nvfp4;
 use crate::KernelError;
 use crate::cpu::arena::{Arena, In};
-use crate::cpu::calls::gemm_output::{self, Bias, Target};
+use crate::cpu::calls::gemm_output::{self, Bias, GemmTarget};
 use crate::cpu::calls::{Operands, Run};
 use crate::cpu::gemm::{Operand, Output, Tier, gemm};
 
@@ -67,7 +67,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let a = PlanesIn::new(operands, &op.a, 0)?;
     let b = PlanesIn::new(operands, &op.b, op.b_input())?;
     let target_index = operands.output(0);
-    let target = Target::new(operands, target_index)?;
+    let target = GemmTarget::new(operands, target_index)?;
     let workspace = operands.workspace::<u8>()?;
     let sizes = [operands.shape(0)[0], operands.shape(op.b_input())[0]];
     let bias = match op.bias {
