@@ -212,7 +212,7 @@ impl Executor {
     /// Waits for a readback and gives its values, in the order they were asked for.
     ///
     /// # Errors
-    /// A readback that is not one of the two latest, or what the work before it failed with.
+    /// A readback that is not one of the latest [`READBACKS`](crate::READBACKS), or what the work before it failed with.
     pub fn fetch(
         &mut self,
         readback: Readback,

@@ -186,7 +186,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
     /// Preset, config.json, model folder or .pt2 archive
-    #[arg(long, default_value = "parity-3m")]
+    #[arg(long, default_value = "parity-2m")]
     pub model: String,
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
@@ -212,7 +212,8 @@ pub struct ParityArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of the last evaluation, at least; those before read an eighth
+    /// Held-out tokens of the last evaluation, at least; those before read a
+    /// twentieth
     #[arg(long, default_value_t = PARITY_EVAL_TOKENS)]
     pub eval_tokens: u64,
     /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
