@@ -14,11 +14,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepwell_kernels::cuda::{Architecture, Verdict};
+use deepwell_trials::{inventory, skip};
 
 use crate::device::{emulate, emulated_architecture};
 use crate::harness::Gpu;
 use crate::ptx;
-use crate::trials::skip;
 
 /// Multiprocessors of the emulated device.
 const MULTIPROCESSORS: u32 = 4;
