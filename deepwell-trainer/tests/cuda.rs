@@ -2,8 +2,7 @@
 //! with `DEEPWELL_REQUIRE_GPU` set that is a failure.
 
 #[macro_use]
-#[path = "../../deepwell-kernels/tests/cuda/trials.rs"]
-mod trials;
+extern crate deepwell_trials;
 
 mod gradients;
 
@@ -19,9 +18,9 @@ use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{
     CompileOptions, Device, Engine, Record, Settings, Start, StepOutcome, Trainer, compile,
 };
+use deepwell_trials::skip;
 
 use crate::gradients::{BF16, MXFP8, assert_gradients, assert_outcome, gradients};
-use crate::trials::skip;
 
 const SEQ: usize = 128;
 const BATCH: usize = 4;
@@ -243,5 +242,5 @@ fn runs_resume_to_the_same_bits_and_move_between_devices() {
 }
 
 fn main() -> ExitCode {
-    trials::run()
+    deepwell_trials::run()
 }

@@ -7,6 +7,7 @@ use crate::e8m0::{self, finite_scale};
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::{MxSpec, scales_len};
 use crate::simd::{Kernel, Level};
+use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BLOCK, Block, ElementFormat, Philox, QuantFormat, QuantStats, ScaleRule, Source};
 
@@ -86,8 +87,23 @@ pub fn quantize_rows_stochastic<S: Source>(
     if src.is_empty() {
         return Ok(QuantStats::default());
     }
-    let task = StochasticTask { src, cols, first: 0, spec, philox, data, scales };
-    Ok(QuantStats { elements, ..task.run() })
+    let stats = rows_at_random(S::values(src), cols, spec, philox, data, scales);
+    Ok(QuantStats { elements, ..stats })
+}
+
+fn rows_at_random(
+    src: Values<'_>,
+    cols: usize,
+    spec: MxSpec,
+    philox: Philox,
+    data: &mut [u8],
+    scales: &mut [u8],
+) -> QuantStats {
+    let first = 0;
+    match src {
+        Values::F32(src) => StochasticTask { src, cols, first, spec, philox, data, scales }.run(),
+        Values::Bf16(src) => StochasticTask { src, cols, first, spec, philox, data, scales }.run(),
+    }
 }
 
 /// Words that are made together; a whole number of blocks of them.
