@@ -199,6 +199,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         precision: Vec::new(),
         kernels: Vec::new(),
         optimizer: request.optimizer.clone(),
+        bucket_bytes: Plan::BUCKET_BYTES,
     }
 }
 

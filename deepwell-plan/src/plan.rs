@@ -5,6 +5,8 @@ use std::fmt;
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
 use serde::{Deserialize, Serialize};
 
+use crate::format_bytes;
+
 /// How many devices share what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,9 +122,16 @@ pub struct Plan {
     pub kernels: Vec<KernelPlan>,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
+    /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
+    /// split: one with more is alone in its bucket.
+    pub bucket_bytes: usize,
 }
 
 impl Plan {
+    /// As large as the buckets of Megatron-LM, 40 Mi parameters: a launch over one takes some
+    /// 300 µs on an H200, so that where it ends costs nothing, and a model of 1B has 24.
+    pub const BUCKET_BYTES: usize = 160 << 20;
+
     /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.placement.len()
@@ -144,6 +153,7 @@ impl fmt::Display for Plan {
         )?;
         writeln!(f, "  recompute     {}", self.recompute)?;
         writeln!(f, "  zero level    {}", self.zero_level)?;
+        writeln!(f, "  bucket        {} of gradients", format_bytes(self.bucket_bytes as u64))?;
         for (index, stage) in self.stages.iter().enumerate() {
             let degrees = &stage.degrees;
             writeln!(

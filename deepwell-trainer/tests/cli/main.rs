@@ -486,6 +486,7 @@ fn a_plan_as_a_table() {
           batch         2 x 32 tokens = 1 micro-batches of 2
           recompute     none
           zero level    0
+          bucket        160.0 MiB of gradients
           stage 0       layers 0..2, embedding, head, TP 1 EP 1 SP 1 DP 1
           rank 0        stage 0 on cpu
           embedding                     1 x cpu_embedding
@@ -507,6 +508,7 @@ fn a_plan_as_a_table() {
           rope_backward                 4 x cpu_rope_backward
           embedding_backward            1 x cpu_embedding_backward
           grad_norm                     1 x cpu_grad_norm
+          adamw_coefficients            1 x cpu_adamw_coefficients
           adamw                         1 x cpu_adamw
           cast                          9 x cpu_cast
              1 tensors  bf16: role `embedding` stays `bf16`
