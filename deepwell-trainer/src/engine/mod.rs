@@ -118,11 +118,6 @@ impl Engine {
         &self.policy
     }
 
-    /// Number of transformer layers.
-    pub fn layer_count(&self) -> usize {
-        self.plan.stages.iter().map(|stage| stage.layer_count as usize).sum()
-    }
-
     /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies.
     ///
     /// # Errors
