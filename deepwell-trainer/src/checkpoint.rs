@@ -8,7 +8,7 @@ use deepwell_ckpt::{
     CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
 use deepwell_ir::{
-    DType, Link, MemoryKind, Part, Plane, PrecisionPolicy, Program, TensorPrecision,
+    ByteRange, DType, Link, MemoryKind, Part, Plane, PrecisionPolicy, Program, TensorPrecision,
     Value as IrValue, ValueId,
 };
 use deepwell_kernels::HostBuffer;
@@ -100,8 +100,9 @@ impl Writer {
     /// # Errors
     /// Not enough memory.
     pub fn reserve(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
-        let ids: Vec<ValueId> = sections(engine).iter().map(|&(id, _)| id).collect();
-        if ids.iter().all(|&id| engine.host_view(id).is_some()) {
+        let program = engine.program();
+        let mut ranges = sections(engine).into_iter().map(|(id, _)| program.value(id).range);
+        if ranges.all(|range| engine.executor.backend().host_view(range).is_some()) {
             return Ok(());
         }
         self.wait()?;
@@ -109,10 +110,11 @@ impl Writer {
         if self.buffer.as_ref().is_some_and(|buffer| buffer.as_slice().len() >= bytes) {
             return Ok(());
         }
+        let backend = engine.executor.backend_mut();
         if let Some(small) = self.buffer.take() {
-            engine.free_host_buffer(small)?;
+            backend.free_host_buffer(small)?;
         }
-        self.buffer = Some(engine.host_buffer(bytes)?);
+        self.buffer = Some(backend.host_buffer(bytes)?);
         Ok(())
     }
 
@@ -130,14 +132,16 @@ impl Writer {
         identity: &RunIdentity,
     ) -> Result<(), TrainError> {
         let state = State::of(engine, position, settings, identity)?;
-        let ids: Vec<ValueId> = state.tensors.iter().map(|tensor| tensor.id).collect();
-        if ids.iter().all(|&id| engine.host_view(id).is_some()) {
-            let data = ids.iter().filter_map(|&id| engine.host_view(id));
-            return state.write(root, data, settings.keep_last);
+        let ranges: Vec<ByteRange> = state.tensors.iter().map(|tensor| tensor.range).collect();
+        let backend = engine.executor.backend();
+        let views: Option<Vec<&[u8]>> =
+            ranges.iter().map(|&range| backend.host_view(range)).collect();
+        if let Some(views) = views {
+            return state.write(root, views.into_iter(), settings.keep_last);
         }
         self.reserve(engine)?;
         let Some(mut buffer) = self.buffer.take() else { return Ok(()) };
-        engine.read_all(&ids, &mut buffer)?;
+        engine.executor.backend_mut().read_all(&ranges, &mut buffer)?;
         let (root, keep_last) = (root.to_path_buf(), settings.keep_last);
         let write = move || {
             let mut rest = buffer.as_slice();
@@ -145,7 +149,7 @@ impl Writer {
                 .tensors
                 .iter()
                 .map(|tensor| {
-                    let (data, behind) = rest.split_at(tensor.bytes);
+                    let (data, behind) = rest.split_at(tensor.range.bytes);
                     rest = behind;
                     data
                 })
@@ -164,7 +168,8 @@ impl Writer {
     /// What stopped the writing.
     pub fn finish(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         self.wait()?;
-        self.buffer.take().map_or(Ok(()), |buffer| engine.free_host_buffer(buffer))
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        Ok(engine.executor.backend_mut().free_host_buffer(buffer)?)
     }
 
     fn wait(&mut self) -> Result<(), TrainError> {
@@ -181,12 +186,11 @@ impl Writer {
 /// A tensor of a checkpoint without its bytes.
 #[derive(Clone, Debug)]
 struct Described {
-    id: ValueId,
     name: String,
     dtype: CkptDtype,
     shape: Vec<usize>,
     section: Section,
-    bytes: usize,
+    range: ByteRange,
     /// Whether the bytes are scales in tiles; `shape` is that of plain ones.
     in_tiles: bool,
 }
@@ -244,13 +248,12 @@ impl State {
             };
             let (dtype, shape) = stored(value);
             Described {
-                id,
                 name: value.name.clone(),
                 dtype,
                 in_tiles: plain.is_some(),
                 shape: plain.unwrap_or(shape),
                 section,
-                bytes: value.range.bytes,
+                range: value.range,
             }
         };
         Ok(State {
