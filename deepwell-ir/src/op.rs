@@ -277,7 +277,9 @@ ops! {
     Collective,
     /// Global norm of all gradients.
     GradNorm,
-    /// Optimizer update of all parameters.
+    /// What a step of the optimizer needs for all parameters.
+    AdamWCoefficients,
+    /// Optimizer update of a bucket of parameters.
     AdamW,
 }
 

@@ -286,7 +286,8 @@ impl Engine {
             };
             values.extend([loss, grad_norm, counters]);
         }
-        let readback = self.executor.read_later(program, &values)?;
+        let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
+        let readback = self.executor.backend_mut().read_later(&ranges)?;
         self.steps.parts.push_back(Part { step: self.steps.begun, readback, statistics, is_last });
         Ok(())
     }
@@ -303,8 +304,9 @@ impl Engine {
             bytes.push(cast_slice_mut(&mut scalars.1));
             bytes.push(cast_slice_mut(&mut scalars.2));
         }
-        self.executor.fetch(part.readback, &mut bytes)?;
-        let time = self.executor.time_of(part.readback)?;
+        let backend = self.executor.backend_mut();
+        backend.fetch(part.readback, &mut bytes)?;
+        let time = backend.time_of(part.readback)?;
         let Some(known) = self.steps.known.iter_mut().find(|known| known.number == part.step)
         else {
             return Ok(());
