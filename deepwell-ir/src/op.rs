@@ -315,6 +315,7 @@ impl Op {
             Op::Dequantize(op) => vec![op.format],
             Op::StochasticRound(op) => vec![op.format],
             Op::ScaledGemm(op) => vec![op.a, op.b],
+            Op::DualGemm(op) => op.gemm.formats(),
             Op::Fused(op) => {
                 let made = op.quantizations().map(|step| step.quantize.format);
                 op.core.formats().into_iter().chain(made).collect()

@@ -33,8 +33,8 @@ pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
 pub use error::PlanError;
 pub use lower::{
     Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
-    lower_evaluation, lower_fallback, lower_inference, lower_scheduled, mxfp8_flop_share,
-    quantized_bytes,
+    lower_evaluation, lower_fallback, lower_inference, lower_scheduled, quantized_bytes,
+    quantized_flop_share,
 };
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
 

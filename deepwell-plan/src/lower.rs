@@ -20,7 +20,7 @@ mod optimizer;
 mod place;
 mod streams;
 
-pub use self::flops::{LinearFlops, linear_flops, mxfp8_flop_share, quantized_bytes};
+pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference};
 
 /// Lowers the training step: a body for forward, backward, optimizer (with the norm of the

@@ -9,7 +9,7 @@ use deepwell_ir::{
     KernelChoice, MathUnit, MemoryKind, Mode, NodeId, Op, Phase, PrecisionPolicy, ProcessGroup,
     Program, Ranks, Recompute, Tag, Target,
 };
-use deepwell_plan::{Bound, dryrun, mxfp8_flop_share, quantized_bytes};
+use deepwell_plan::{Bound, dryrun, quantized_bytes, quantized_flop_share};
 use deepwell_probe::Hardware;
 
 use common::{OVERHEAD_BYTES, SCRATCH_BYTES, planned};
@@ -117,7 +117,7 @@ fn arena_is_close_to_its_lower_bound() {
 fn most_of_the_linear_flops_run_in_mxfp8() {
     for (preset, seq, batch) in [("parity-3m", 128, 8), ("llama-134m", 128, 1)] {
         let share = |policy, rule| {
-            mxfp8_flop_share(&planned(preset, policy, seq, batch, batch, rule).program)
+            quantized_flop_share(&planned(preset, policy, seq, batch, batch, rule).program)
         };
         let (blocks, all) = share(PrecisionPolicy::mxfp8(), Recompute::None);
         println!("{preset}: {blocks:.4} of the blocks, {all:.4} with the head");
@@ -129,7 +129,7 @@ fn most_of_the_linear_flops_run_in_mxfp8() {
 }
 
 #[test]
-fn mxfp8_share_is_that_of_the_tensors_by_size() {
+fn quantized_share_is_that_of_the_tensors_by_size() {
     // Every weight is used once per token, so FLOPs are in the ratio of sizes. The first and the
     // last linear tensor stay in BF16: one query projection and one down projection.
     let config = LlamaConfig::preset("parity-3m").unwrap();
@@ -143,7 +143,7 @@ fn mxfp8_share_is_that_of_the_tensors_by_size() {
         .sum();
     let kept = (256 * 256 + 256 * 704) as u64;
     let expected = 1.0 - kept as f64 / sizes as f64;
-    let (blocks, _) = mxfp8_flop_share(&planned.program);
+    let (blocks, _) = quantized_flop_share(&planned.program);
     assert!((blocks - expected).abs() < 1e-12, "{blocks} {expected}");
 }
 

@@ -125,7 +125,7 @@ fn the_default_comparison_ends_with_a_verdict() {
     // Twenty steps of two pairs may be too few to tell, which is 3.
     assert!(matches!(output.status.code(), Some(0 | 3)), "{report}");
     let checks = report["checks"].as_array().expect("checks");
-    for name in ["audit of the first MXFP8 step", "MXFP8 ran as planned"] {
+    for name in ["audit of the first step in low precision", "quantized GEMMs ran as planned"] {
         let is_this =
             |check: &&serde_json::Value| check["name"].as_str().unwrap_or("").starts_with(name);
         let check = checks.iter().find(is_this).unwrap_or_else(|| panic!("no `{name}`: {report}"));

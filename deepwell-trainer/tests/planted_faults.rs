@@ -219,7 +219,7 @@ fn flip_a_code_of_the_first_operand(program: &Program, call: &Call, backend: &mu
 
 #[test]
 fn a_clean_step_has_no_findings() {
-    for precision in ["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d"] {
+    for precision in ["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d", "nvfp4"] {
         for micro_batch in [2, 1] {
             let mut engine = micro_engine(precision, micro_batch);
             let mut audit = Audit::new(engine.program());
@@ -271,7 +271,7 @@ fn a_clean_step_of_odd_sizes_has_no_findings() {
         mlp_bias: true,
         ..micro
     };
-    for precision in ["bf16", "mxfp8", "mxfp8-128", "mxfp8-2d"] {
+    for precision in ["bf16", "mxfp8", "mxfp8-128", "mxfp8-2d", "nvfp4"] {
         let policy = PrecisionPolicy::preset(precision).unwrap();
         let mut engine = engine_of(&config, policy, 1);
         let mut audit = Audit::new(engine.program());

@@ -88,7 +88,7 @@ fn run(graph: &Graph, program: &Program) -> Vec<u32> {
 
 #[test]
 fn micro_batches_in_flight_change_no_bit() {
-    for precision in ["bf16", "mxfp8"] {
+    for precision in ["bf16", "mxfp8", "nvfp4"] {
         let (graph, plan) = model(precision);
         let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
         let expected = run(&graph, &alone);
@@ -153,7 +153,7 @@ fn permuted(program: &Program, seed: usize) -> Program {
 
 #[test]
 fn calls_of_several_streams_run_in_any_order_to_the_same_bits() {
-    for precision in ["bf16", "mxfp8"] {
+    for precision in ["bf16", "mxfp8", "nvfp4"] {
         let (graph, plan) = model(precision);
         let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
         let expected = run(&graph, &alone);

@@ -21,6 +21,7 @@ use crate::{
 };
 
 pub(crate) mod lanes;
+mod min_error;
 #[cfg(test)]
 mod reference;
 mod rows;

@@ -83,6 +83,9 @@ pub fn quantize_rows_stochastic<S: Source>(
     if format.block != Block::row(BLOCK as u16) {
         return Err(format.refused("blocks of 1x32 for stochastic rounding"));
     }
+    if spec.scale_rule == ScaleRule::MinError {
+        return Err(format.refused("scales by the largest magnitude for stochastic rounding"));
+    }
     let elements = src.len() as u64;
     if src.is_empty() {
         return Ok(QuantStats::default());
@@ -315,13 +318,22 @@ mod tests {
     }
 
     #[test]
-    fn square_blocks_are_refused() {
-        let spec = QuantFormat::MXFP8.square();
-        let philox = Philox::default();
-        let error = quantize_rows_stochastic(&[0.0_f32], 1, 1, &spec, philox, &mut [0], &mut [0]);
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "expected blocks of 1x32 for stochastic rounding, got `mxfp8 32x32`"
-        );
+    fn formats_that_are_refused() {
+        for (spec, expected) in [
+            (
+                QuantFormat::MXFP8.square(),
+                "expected blocks of 1x32 for stochastic rounding, got `mxfp8 32x32`",
+            ),
+            (
+                QuantFormat::MXFP8.with_scale_rule(ScaleRule::MinError),
+                "expected scales by the largest magnitude for stochastic rounding, \
+                 got `mxfp8 1x32`",
+            ),
+        ] {
+            let philox = Philox::default();
+            let error =
+                quantize_rows_stochastic(&[0.0_f32], 1, 1, &spec, philox, &mut [0], &mut [0]);
+            assert_eq!(error.unwrap_err().to_string(), expected);
+        }
     }
 }

@@ -16,6 +16,7 @@ use super::lanes::{
     Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
     encode_lanes, survey_any,
 };
+use super::min_error::{refine_columns, refine_row};
 use super::scales::{any_scales, finite_scales};
 use super::transpose::{Words, transpose_8_rows};
 use crate::quantize::MxSpec;
@@ -89,7 +90,7 @@ impl Kernel for TileTask<'_> {
         // not compiled twice for the other formats, which do as well with it.
         match (self.spec.element, self.spec.scale_rule) {
             (ElementFormat::E4M3, ScaleRule::Rceil) => self.with_group::<E4m3, false>(),
-            (ElementFormat::E4M3, ScaleRule::OcpFloor) => self.with_group::<E4m3, true>(),
+            (ElementFormat::E4M3, _) => self.with_group::<E4m3, true>(),
             (ElementFormat::E5M2, _) => self.with_group::<E5m2, true>(),
             (ElementFormat::E3M2, _) => self.with_group::<E3m2, true>(),
             (ElementFormat::E2M3, _) => self.with_group::<E2m3, true>(),
@@ -183,6 +184,13 @@ impl TileTask<'_> {
 
         if !square && let Some(out) = &mut self.row_out {
             scales_of_rows::<E, G>(scratch, finite, rule, &mut counters.totals);
+            if CLIP && rule == ScaleRule::MinError {
+                let scales = scratch.row_scales.iter_mut().zip(&mut scratch.row_reciprocals);
+                for (row, (codes, factors)) in scratch.values.iter().zip(scales) {
+                    let blocks = row.as_chunks::<BLOCK>().0;
+                    refine_row::<f32, E>(blocks, G / BLOCK, codes, factors);
+                }
+            }
             encode_rows::<E, CLIP, G>(at, finite, scratch, out, self.col_range.0, counters);
         }
         if square || self.column_out.is_some() {
@@ -193,7 +201,11 @@ impl TileTask<'_> {
             }
             let per_scale = if square { G } else { 1 };
             let totals = &mut counters.totals;
-            let scales = scales_of_columns::<E>(&amax, finite, rule, per_scale, totals);
+            let mut scales = scales_of_columns::<E>(&amax, finite, rule, per_scale, totals);
+            if CLIP && rule == ScaleRule::MinError {
+                let (codes, factors) = (&mut scales.codes, &mut scales.reciprocals);
+                refine_columns::<E, G>(&scratch.values, square, codes, factors);
+            }
             encode_columns::<E, CLIP, G>(finite, &scales.reciprocals, scratch, counters);
             if square && let Some(out) = &mut self.row_out {
                 store_square_rows(at, &scratch.codes, &scales.codes, out, self.col_range.0);

@@ -123,11 +123,11 @@ pub fn compile_on(
         per_step,
         per_evaluation,
         counts: RunCounts::default(),
-        flop_share_planned: per_step.mxfp8_flop_share(),
+        flop_share_planned: per_step.quantized_flop_share(),
     })
 }
 
-/// Counters of the quantizations of each body, with the layer that reads their data, in MXFP8 or
+/// Counters of the quantizations of each body, with the layer that reads their data, as it is or
 /// dequantized: that is the layer which falls back when they look bad, whoever made the tensor.
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();

@@ -101,9 +101,9 @@ impl Engine {
         self.counts = counts;
     }
 
-    /// Share of the FLOPs of linear layers that a step runs in MXFP8 while no layer is in fallback:
-    /// of the blocks, and with the head.
-    pub fn mxfp8_flop_share_planned(&self) -> (f64, f64) {
+    /// Share of the FLOPs of linear layers that a step runs on quantized operands while no layer is
+    /// in fallback: of the blocks, and with the head.
+    pub fn quantized_flop_share_planned(&self) -> (f64, f64) {
         self.flop_share_planned
     }
 

@@ -413,7 +413,7 @@ fn data_goes_to_stdout_as_json() {
     let expected = predicted["in_bf16"]["time_s"].as_f64().expect("a time") / run.time_s;
     // The same two numbers divided twice.
     assert!((speedup / expected - 1.0).abs() < 1e-12, "{speedup} {expected}");
-    let share = predicted["mxfp8_flop_share"]["blocks"].as_f64().expect("a share");
+    let share = predicted["quantized_flop_share"]["blocks"].as_f64().expect("a share");
     assert!(share > 0.5 && share <= 1.0, "{share}");
     let in_bf16 = json_of(&["dryrun", "parity-3m", "--precision", "bf16", "--json"]);
     assert_eq!(in_bf16["expected_speedup_over_bf16"], Value::Null);
