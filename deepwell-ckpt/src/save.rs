@@ -35,6 +35,9 @@ use crate::manifest::{
 use crate::shard::{HeaderTensor, header_bytes};
 use crate::tensor::{Section, TensorView, tensor_bytes};
 
+/// What safetensors keeps for itself among the names of a file.
+const RESERVED_NAME: &str = "__metadata__";
+
 /// How long a writer waits for another one to finish.
 const LOCK_WAIT_S: u64 = 60;
 
@@ -201,7 +204,7 @@ fn check_tensors(tensors: &[TensorView<'_>]) -> Result<(), CheckpointError> {
     for tensor in tensors {
         let (section, dtype) = (tensor.section, tensor.dtype);
         let name = || tensor.name.to_string();
-        if tensor.name.is_empty() || tensor.name == "__metadata__" {
+        if tensor.name.is_empty() || tensor.name == RESERVED_NAME {
             return Err(CheckpointError::InvalidName { name: name() });
         }
         if !seen.insert((section, tensor.name)) {

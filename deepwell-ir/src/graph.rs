@@ -283,6 +283,12 @@ impl Graph {
             .sum()
     }
 
+    /// Number of transformer layers.
+    pub fn layer_count(&self) -> usize {
+        let last = self.nodes.iter().filter_map(|node| node.layer).max();
+        last.map_or(0, |last| last as usize + 1)
+    }
+
     /// The gradient accumulator of each parameter that has one.
     pub fn parameter_gradients(&self) -> Vec<(TensorId, TensorId)> {
         self.tensors_with_ids()

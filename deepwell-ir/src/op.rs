@@ -277,7 +277,9 @@ ops! {
     Collective,
     /// Global norm of all gradients.
     GradNorm,
-    /// Optimizer update of all parameters.
+    /// What a step of the optimizer needs for all parameters.
+    AdamWCoefficients,
+    /// Optimizer update of a bucket of parameters.
     AdamW,
 }
 
@@ -313,6 +315,7 @@ impl Op {
             Op::Dequantize(op) => vec![op.format],
             Op::StochasticRound(op) => vec![op.format],
             Op::ScaledGemm(op) => vec![op.a, op.b],
+            Op::DualGemm(op) => op.gemm.formats(),
             Op::Fused(op) => {
                 let made = op.quantizations().map(|step| step.quantize.format);
                 op.core.formats().into_iter().chain(made).collect()

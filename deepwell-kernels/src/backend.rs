@@ -35,6 +35,13 @@ impl From<PreparedCall> for Issue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Recording(pub usize);
 
+/// Readbacks that a backend keeps for [`Backend::fetch`].
+///
+/// A training step has one for each body that quantizes and a last one: up to four where it has a
+/// single micro-batch. With twice as many, a whole step waits in the device's queue while the host
+/// looks at the one before.
+pub const READBACKS: usize = 8;
+
 /// Bytes on their way out of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Readback(pub usize);
@@ -199,8 +206,8 @@ pub trait Backend: Send {
     /// A range outside the arena.
     fn stage(&mut self, copies: &[(ByteRange, &[u8])]) -> Result<(), KernelError>;
 
-    /// Copies ranges out of the arena behind all work so far, without waiting; the two latest are
-    /// kept for [`Backend::fetch`].
+    /// Copies ranges out of the arena behind all work so far, without waiting; the latest
+    /// [`READBACKS`] are kept for [`Backend::fetch`].
     ///
     /// # Errors
     /// A range outside the arena.
@@ -209,7 +216,7 @@ pub trait Backend: Send {
     /// Waits for a readback and gives its ranges, in the order they were asked for.
     ///
     /// # Errors
-    /// A readback that is not one of the two latest, or what the work before it failed with.
+    /// A readback that is not one of the latest [`READBACKS`], or what the work before it failed with.
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
 
     /// How long the device took for what a fetched readback waited for. The host cannot tell: its

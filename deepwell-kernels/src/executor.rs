@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use deepwell_ir::{BodyId, Call, Instance, Invocation, Phase, Program, ValueId, verify_program};
 
 use crate::KernelError;
-use crate::backend::{
-    Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
-};
+use crate::backend::{Backend, CallTime, Issue, PreparedCall, Recording};
 
 /// A program whose bodies a backend has prepared and recorded.
 #[derive(Debug)]
@@ -93,9 +91,15 @@ impl Executor {
         Ok(Executor { backend, arena_bytes })
     }
 
-    /// Name of the backend.
-    pub fn backend_name(&self) -> &'static str {
-        self.backend.name()
+    /// What runs the calls. The executor turns programs into recordings and values into ranges of
+    /// the arena; all else is between its user and the backend.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// The same, to be used. Another arena, or [`Backend::forget_prepared`], ends what was loaded.
+    pub fn backend_mut(&mut self) -> &mut dyn Backend {
+        self.backend.as_mut()
     }
 
     /// Size of the arena.
@@ -124,34 +128,18 @@ impl Executor {
         Ok(LoadedProgram { program, bodies })
     }
 
-    /// Forgets all loaded programs; they must be loaded again before they run.
-    ///
-    /// # Errors
-    /// What work that was still under way failed with.
-    pub fn unload_all(&mut self) -> Result<(), KernelError> {
-        self.backend.forget_prepared()
-    }
-
     /// Runs the whole schedule.
     ///
     /// # Errors
     /// What a call refused.
     pub fn run(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
-        self.start(loaded)?;
+        let schedule = &loaded.program.schedule;
+        schedule.iter().try_for_each(|invocation| self.invoke(loaded, invocation))?;
         self.backend.synchronize()
     }
 
-    /// Begins to run the whole schedule, behind all work so far. A backend whose calls run at once
-    /// has ended when this returns.
-    ///
-    /// # Errors
-    /// What a call refused.
-    pub fn start(&mut self, loaded: &LoadedProgram) -> Result<(), KernelError> {
-        let schedule = &loaded.program.schedule;
-        schedule.iter().try_for_each(|invocation| self.invoke(loaded, invocation))
-    }
-
-    /// Begins to run one invocation of the schedule, behind all work so far.
+    /// Begins to run one invocation of the schedule, behind all work so far. A backend whose calls
+    /// run at once has ended when this returns.
     ///
     /// # Errors
     /// What a call refused.
@@ -162,18 +150,6 @@ impl Executor {
     ) -> Result<(), KernelError> {
         let body = loaded.body(invocation.body, invocation.instance())?;
         self.backend.replay(body.recording)
-    }
-
-    /// Makes room for [`Executor::stage`] and [`Executor::read_later`] of at most so many bytes.
-    ///
-    /// # Errors
-    /// [`KernelError::OutOfMemory`].
-    pub fn reserve_host_copies(
-        &mut self,
-        input_bytes: usize,
-        readback_bytes: usize,
-    ) -> Result<(), KernelError> {
-        self.backend.reserve_host_copies(input_bytes, readback_bytes)
     }
 
     /// Writes values of a slot from the host behind all work so far, without waiting for it.
@@ -194,39 +170,6 @@ impl Executor {
             })
             .collect::<Result<Vec<_>, KernelError>>()?;
         self.backend.stage(&copies)
-    }
-
-    /// Copies values to the host behind all work so far, without waiting for it.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn read_later(
-        &mut self,
-        program: &Program,
-        values: &[ValueId],
-    ) -> Result<Readback, KernelError> {
-        let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
-        self.backend.read_later(&ranges)
-    }
-
-    /// Waits for a readback and gives its values, in the order they were asked for.
-    ///
-    /// # Errors
-    /// A readback that is not one of the two latest, or what the work before it failed with.
-    pub fn fetch(
-        &mut self,
-        readback: Readback,
-        parts: &mut [&mut [u8]],
-    ) -> Result<(), KernelError> {
-        self.backend.fetch(readback, parts)
-    }
-
-    /// How long the device took for what a readback waits for, where it knows.
-    ///
-    /// # Errors
-    /// As [`Executor::fetch`].
-    pub fn time_of(&mut self, readback: Readback) -> Result<Option<ReadbackTime>, KernelError> {
-        self.backend.time_of(readback)
     }
 
     /// Runs the body of one phase alone, if the program has one: [`Phase::Weights`] after weights
@@ -306,41 +249,6 @@ impl Executor {
     ) -> Result<(), KernelError> {
         check_length(program, id, bytes.len())?;
         self.backend.write(program.value(id).range, bytes)
-    }
-
-    /// A value's bytes where they lie, see [`Backend::host_view`].
-    pub fn host_view(&self, program: &Program, id: ValueId) -> Option<&[u8]> {
-        self.backend.host_view(program.value(id).range)
-    }
-
-    /// Host memory for [`Executor::read_all`], see [`Backend::host_buffer`].
-    ///
-    /// # Errors
-    /// [`KernelError::OutOfMemory`].
-    pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, KernelError> {
-        self.backend.host_buffer(bytes)
-    }
-
-    /// Gives a buffer back.
-    ///
-    /// # Errors
-    /// A buffer of another backend.
-    pub fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), KernelError> {
-        self.backend.free_host_buffer(buffer)
-    }
-
-    /// Waits for all work so far and copies values, one behind the other, into `buffer`.
-    ///
-    /// # Errors
-    /// More bytes than the buffer has.
-    pub fn read_all(
-        &mut self,
-        program: &Program,
-        values: &[ValueId],
-        buffer: &mut HostBuffer,
-    ) -> Result<(), KernelError> {
-        let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
-        self.backend.read_all(&ranges, buffer)
     }
 
     /// Reads a value to the host.

@@ -48,7 +48,8 @@ mod single_call;
 mod targets;
 
 pub use backend::{
-    Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
+    Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
+    Recording,
 };
 pub use comm::{Comm, CommError, Exchange, InProcess};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};

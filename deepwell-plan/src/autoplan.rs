@@ -7,8 +7,8 @@ use deepwell_probe::{Gpu, Hardware};
 
 use crate::lower::with_batches;
 use crate::{
-    Degrees, DryRun, KernelPlan, OptimizerSpec, Placement, Plan, PlanError, StagePlan,
-    arena_bytes_with_fallback, dryrun, format_bytes, lower, lower_fallback,
+    DryRun, KernelPlan, OptimizerSpec, Plan, PlanError, arena_bytes_with_fallback, dryrun,
+    format_bytes, lower, lower_fallback,
 };
 
 /// What the user wants trained.
@@ -174,31 +174,21 @@ fn device_name(target: &Target) -> String {
     }
 }
 
-/// The plan that candidates vary: one stage, one rank.
+/// The plan that candidates vary.
 pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
-    let layer_count =
-        graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last + 1);
     Plan {
         model: graph.name.clone(),
+        device: device_name(target),
         arch: target.arch.clone(),
         seq: request.seq,
-        global_batch: request.global_batch,
         micro_batch: request.global_batch,
         micro_batches: 1,
-        stages: vec![StagePlan {
-            first_layer: 0,
-            layer_count,
-            has_embedding: true,
-            has_head: true,
-            degrees: Degrees::default(),
-        }],
-        placement: vec![Placement { rank: 0, stage: 0, device: device_name(target) }],
-        zero_level: 0,
         recompute: Recompute::None,
         policy: request.policy.clone(),
         precision: Vec::new(),
         kernels: Vec::new(),
         optimizer: request.optimizer.clone(),
+        bucket_bytes: Plan::BUCKET_BYTES,
     }
 }
 

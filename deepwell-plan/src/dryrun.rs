@@ -1,23 +1,38 @@
 //! Predicts memory and time of programs from what they are, before anything runs.
 
+mod roof;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
-use deepwell_ir::{Call, Cost, Instance, MathUnit, MemoryKind, Program, Target};
-use deepwell_probe::{Hardware, NumberFormat};
+use deepwell_ir::{Call, Instance, MemoryKind, Program, Target};
+use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use crate::autoplan::gpu_of;
+use self::roof::Roof;
 use crate::format_bytes;
 
-/// What limits a call: the larger of two times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What limits a call: the largest of three times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
     /// FLOPs over the peak of the unit.
     Compute,
     /// Bytes over the memory bandwidth.
     Memory,
+    /// Bytes to other ranks over the bandwidth of the link.
+    Link,
+}
+
+impl Bound {
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Compute => "compute",
+            Bound::Memory => "memory",
+            Bound::Link => "link",
+        }
+    }
 }
 
 /// Calls of one op and kernel together.
@@ -61,7 +76,8 @@ pub struct RankReport {
     pub flops: u64,
     /// Bytes moved per step.
     pub bytes: u64,
-    /// Least time per step by roofline.
+    /// Least time per step by roofline: of its streams, where it has several, the one that ends
+    /// last.
     pub time_s: f64,
     /// Ops, longest time first.
     pub ops: Vec<OpTime>,
@@ -96,77 +112,15 @@ impl DryRun {
     }
 }
 
-/// Rates of a device in the units of the roofline.
-#[derive(Clone, Copy, Debug)]
-struct Roof {
-    f32_flops_per_s: f64,
-    bf16_flops_per_s: f64,
-    mxfp8_flops_per_s: f64,
-    nvfp4_flops_per_s: f64,
-    bytes_per_s: f64,
-}
-
-impl Roof {
-    fn of(hardware: &Hardware, target: &Target) -> Roof {
-        match gpu_of(hardware, target) {
-            Some(gpu) => {
-                let tflops = |format| gpu.peak_tflops(format);
-                let f32_rate = tflops(NumberFormat::Fp32).unwrap_or(1.0);
-                let bf16 = tflops(NumberFormat::Bf16).unwrap_or(f32_rate);
-                let mxfp8 = tflops(NumberFormat::Mxfp8).or(tflops(NumberFormat::Fp8));
-                Roof {
-                    f32_flops_per_s: f32_rate * 1e12,
-                    bf16_flops_per_s: bf16 * 1e12,
-                    mxfp8_flops_per_s: mxfp8.unwrap_or(bf16) * 1e12,
-                    nvfp4_flops_per_s: tflops(NumberFormat::Nvfp4).unwrap_or(bf16) * 1e12,
-                    bytes_per_s: gpu.hbw_gbps * 1e9,
-                }
-            }
-            None => {
-                let cpu = &hardware.cpu;
-                Roof {
-                    f32_flops_per_s: cpu.peak_gflops(NumberFormat::Fp32) * 1e9,
-                    bf16_flops_per_s: cpu.peak_gflops(NumberFormat::Bf16) * 1e9,
-                    mxfp8_flops_per_s: cpu.peak_gflops(NumberFormat::Mxfp8) * 1e9,
-                    nvfp4_flops_per_s: cpu.peak_gflops(NumberFormat::Nvfp4) * 1e9,
-                    bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
-                }
-            }
-        }
-    }
-
-    /// Least time of the runs of a call in a step.
-    fn step_time(&self, call: &Call, runs: usize) -> (f64, Bound) {
-        let [first, other] = [true, false]
-            .map(|is_first| self.time(call, call.cost_in(Instance { slot: 0, is_first })));
-        match runs {
-            0 => (0.0, first.1),
-            1 => first,
-            _ => (first.0 + other.0 * (runs - 1) as f64, other.1),
-        }
-    }
-
-    fn time(&self, call: &Call, cost: Cost) -> (f64, Bound) {
-        let rate = match call.unit {
-            MathUnit::F32 => self.f32_flops_per_s,
-            MathUnit::Bf16 => self.bf16_flops_per_s,
-            MathUnit::Mxfp8 => self.mxfp8_flops_per_s,
-            MathUnit::Nvfp4 => self.nvfp4_flops_per_s,
-        };
-        let compute_s = cost.flops as f64 / rate;
-        let memory_s = cost.bytes() as f64 / self.bytes_per_s;
-        if compute_s > memory_s { (compute_s, Bound::Compute) } else { (memory_s, Bound::Memory) }
-    }
-}
-
 /// Predicts a step of `programs`, one per rank, on `hardware`: each with the rates of the GPU that
 /// its target names, or of the processor.
 ///
-/// Time is the sum of each call's roofline, `max(FLOPs / peak, bytes / bandwidth)`: no program of
-/// these calls runs faster, real ones run slower.
+/// A call takes `max(FLOPs / peak, bytes / bandwidth, bytes to other ranks / link bandwidth)`;
+/// calls of one stream follow each other, streams wait for each other where events say so. No
+/// program of these calls runs faster, real ones run slower.
 pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     let ranks: Vec<RankReport> =
-        programs.iter().map(|program| rank_report(program, hardware)).collect();
+        programs.iter().map(|program| rank_report(program, programs, hardware)).collect();
     DryRun {
         tokens: programs.first().map_or(0, |program| program.tokens_per_step() as u64),
         time_s: ranks.iter().map(|rank| rank.time_s).fold(0.0, f64::max),
@@ -178,48 +132,41 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
 /// Least time of the first run of one call of `program` on `hardware`, in seconds, and what limits
 /// it.
 pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
-    Roof::of(hardware, &program.target).time(call, call.cost)
+    Roof::of(hardware, program, &[]).time(call, Instance::ONLY)
 }
 
-fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
-    let roof = Roof::of(hardware, &program.target);
-    let mut ops: Vec<(OpTime, f64)> = Vec::new();
+/// Calls of one op and kernel, and how much of their time each bound has.
+struct OpSum {
+    op: OpTime,
+    bound_s: BTreeMap<Bound, f64>,
+}
+
+fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> RankReport {
+    let roof = Roof::of(hardware, program, programs);
+    let mut sums: Vec<OpSum> = Vec::new();
     for (call, runs) in program.calls_with_runs() {
         let (time_s, bound) = roof.step_time(call, runs);
-        let (flops, bytes) = (call.cost.flops * runs as u64, call.bytes_in_step(runs));
-        let compute_bound_s = if bound == Bound::Compute { time_s } else { 0.0 };
-        let known = ops
-            .iter_mut()
-            .find(|(op, _)| op.op == call.op.name() && op.kernel == call.choice.kernel);
-        match known {
-            Some((op, compute_s)) => {
-                op.calls += runs;
-                op.flops += flops;
-                op.bytes += bytes;
-                op.time_s += time_s;
-                *compute_s += compute_bound_s;
-            }
-            None => ops.push((
-                OpTime {
-                    op: call.op.name().to_string(),
-                    kernel: call.choice.kernel.clone(),
-                    calls: runs,
-                    flops,
-                    bytes,
-                    time_s,
-                    bound,
-                },
-                compute_bound_s,
-            )),
-        }
+        let known = sums
+            .iter()
+            .position(|sum| sum.op.op == call.op.name() && sum.op.kernel == call.choice.kernel);
+        let known = known.unwrap_or_else(|| {
+            let (op, kernel) = (call.op.name().to_string(), call.choice.kernel.clone());
+            let op = OpTime { op, kernel, calls: 0, flops: 0, bytes: 0, time_s: 0.0, bound };
+            sums.push(OpSum { op, bound_s: BTreeMap::new() });
+            sums.len() - 1
+        });
+        let OpSum { op, bound_s } = &mut sums[known];
+        op.calls += runs;
+        op.flops += call.cost.flops * runs as u64;
+        op.bytes += call.bytes_in_step(runs);
+        op.time_s += time_s;
+        *bound_s.entry(bound).or_default() += time_s;
     }
-    let mut ops: Vec<OpTime> = ops
-        .into_iter()
-        .map(|(op, compute_s)| OpTime {
-            bound: if compute_s * 2.0 > op.time_s { Bound::Compute } else { Bound::Memory },
-            ..op
-        })
-        .collect();
+    let with_bound = |OpSum { op, bound_s }: OpSum| {
+        let most = bound_s.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        OpTime { bound: most.map_or(op.bound, |(bound, _)| bound), ..op }
+    };
+    let mut ops: Vec<OpTime> = sums.into_iter().map(with_bound).collect();
     ops.sort_by(|a, b| b.time_s.total_cmp(&a.time_s));
     let (bytes_at_peak, peak_call) = bytes_at_peak(program);
     let arena_bytes = program.arena.bytes as u64;
@@ -234,7 +181,7 @@ fn rank_report(program: &Program, hardware: &Hardware) -> RankReport {
         peak_call,
         flops: program.flops(),
         bytes: program.bytes_moved(),
-        time_s: ops.iter().map(|op| op.time_s).sum(),
+        time_s: roof.program_time_s(program),
         ops,
     }
 }
@@ -320,10 +267,7 @@ impl fmt::Display for DryRun {
                     op.flops as f64 / 1e9,
                     format_bytes(op.bytes),
                     op.time_s * 1e3,
-                    match op.bound {
-                        Bound::Compute => "compute",
-                        Bound::Memory => "memory",
-                    }
+                    op.bound.name()
                 )?;
             }
         }

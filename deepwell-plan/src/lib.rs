@@ -3,10 +3,10 @@
 //!
 //! # Brief overview
 //!
-//! A [`Plan`] is data: pipeline stages, degrees of parallelism, micro-batches, recomputation,
-//! precision and kernels. [`autoplan`] fills it by trying candidates: each is lowered by
+//! A [`Plan`] is data: device, micro-batches, recomputation, precision, kernels and the
+//! optimizer's buckets. [`autoplan`] fills it by trying candidates: each is lowered by
 //! [`lower`] to a [`deepwell_ir::Program`] and predicted by [`dryrun`]. [`lower`] runs the graph
-//! passes, unrolls micro-batches, appends the optimizer, asks a
+//! passes, appends the optimizer, schedules micro-batches, asks a
 //! [`deepwell_ir::KernelCatalog`] for kernels and packs everything that lives within a step into
 //! one arena ([`arena`]).
 //!
@@ -33,10 +33,10 @@ pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
 pub use error::PlanError;
 pub use lower::{
     Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
-    lower_evaluation, lower_fallback, lower_inference, lower_scheduled, mxfp8_flop_share,
-    quantized_bytes,
+    lower_evaluation, lower_fallback, lower_inference, lower_scheduled, quantized_bytes,
+    quantized_flop_share,
 };
-pub use plan::{Degrees, KernelPlan, OptimizerSpec, Placement, Plan, StagePlan};
+pub use plan::{KernelPlan, OptimizerSpec, Plan};
 
 /// Bytes for people: `12.3 MiB`.
 pub fn format_bytes(bytes: u64) -> String {

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::ops::{AdamW, GradNorm};
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
     InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
@@ -17,10 +16,11 @@ use crate::{Plan, PlanError};
 
 mod flops;
 mod inference;
+mod optimizer;
 mod place;
 mod streams;
 
-pub use self::flops::{LinearFlops, linear_flops, mxfp8_flop_share, quantized_bytes};
+pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference};
 
 /// Lowers the training step: a body for forward, backward, optimizer (with the norm of the
@@ -377,58 +377,6 @@ impl<'a> Lowering<'a> {
             }
         }
         cost
-    }
-
-    fn optimizer(&mut self, plan: &Plan) -> Result<(), PlanError> {
-        let trained: Vec<ParameterState> =
-            self.parameters.iter().filter(|state| state.gradient.is_some()).cloned().collect();
-        let read = |value: Option<ValueId>| {
-            value.map(|value| Operand { value, access: Access::Read }).into_iter()
-        };
-        let update = |value: Option<ValueId>| {
-            value.map(|value| Operand { value, access: Access::Update }).into_iter()
-        };
-        let mut operands: Vec<Operand> = trained.iter().flat_map(|s| read(s.gradient)).collect();
-        let input_count = operands.len();
-        let norm = self.host.grad_norm;
-        operands.extend(norm.map(|value| Operand { value, access: Access::Write }));
-        let call = |name: &str, op: Op, operands, input_count| NewCall {
-            name: name.to_string(),
-            op,
-            operands,
-            input_count,
-            accumulate: Accumulate::Never,
-            accumulator_bytes: 0,
-            phase: Phase::Optimizer,
-            tag: Tag::Head,
-            layer: None,
-            source: NodeId(self.graph.nodes.len() as u32),
-            recomputes: false,
-        };
-        self.call(call("grad_norm", GradNorm {}.into(), operands, input_count))?;
-        let mut operands: Vec<Operand> = Vec::new();
-        operands.extend(read(norm));
-        operands.extend(read(self.host.schedule));
-        operands.extend(update(self.host.counters));
-        let mut weight_decay = Vec::with_capacity(trained.len());
-        for state in &trained {
-            operands.extend(read(state.gradient));
-            operands.extend(update(Some(state.master)));
-            operands.extend(update(state.first_moment));
-            operands.extend(update(state.second_moment));
-            let is_matrix = self.values[state.master.index()].shape.len() > 1;
-            weight_decay.push(if is_matrix { plan.optimizer.weight_decay } else { 0.0 });
-        }
-        let op = AdamW {
-            beta1: plan.optimizer.beta1,
-            beta2: plan.optimizer.beta2,
-            eps: plan.optimizer.eps,
-            weight_decay,
-        };
-        let input_count = operands.len();
-        self.call(call("adamw", op.into(), operands, input_count))?;
-        self.end_body(Phase::Optimizer);
-        Ok(())
     }
 
     /// The passes of the schedule as runs of bodies, then the bodies that run once in a step.

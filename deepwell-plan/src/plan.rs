@@ -5,53 +5,7 @@ use std::fmt;
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
 use serde::{Deserialize, Serialize};
 
-/// How many devices share what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Degrees {
-    /// Devices that split each GEMM (TP).
-    pub tensor: usize,
-    /// Devices that split the experts (EP).
-    pub expert: usize,
-    /// Devices that split the sequence (SP).
-    pub sequence: usize,
-    /// Replicas that split the batch (DP).
-    pub data: usize,
-}
-
-impl Default for Degrees {
-    fn default() -> Degrees {
-        Degrees { tensor: 1, expert: 1, sequence: 1, data: 1 }
-    }
-}
-
-/// Consecutive layers on one group of devices.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StagePlan {
-    /// First layer.
-    pub first_layer: u32,
-    /// Number of layers.
-    pub layer_count: u32,
-    /// Whether the embedding is here.
-    pub has_embedding: bool,
-    /// Whether the head is here.
-    pub has_head: bool,
-    /// Degrees within the stage.
-    pub degrees: Degrees,
-}
-
-/// Where a rank runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Placement {
-    /// The rank.
-    pub rank: u32,
-    /// Index into [`Plan::stages`].
-    pub stage: usize,
-    /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
-    pub device: String,
-}
+use crate::format_bytes;
 
 /// The kernel that serves an op, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,28 +42,22 @@ impl Default for OptimizerSpec {
     }
 }
 
-/// Everything that decides how a model runs.
+/// Everything that decides how a model runs on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Name of the model.
     pub model: String,
-    /// Architecture of the devices.
+    /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
+    pub device: String,
+    /// Its architecture.
     pub arch: String,
     /// Tokens per sequence.
     pub seq: usize,
-    /// Sequences per step.
-    pub global_batch: usize,
-    /// Sequences per micro-batch and replica.
+    /// Sequences per micro-batch.
     pub micro_batch: usize,
     /// Micro-batches per step.
     pub micro_batches: usize,
-    /// Pipeline stages.
-    pub stages: Vec<StagePlan>,
-    /// Ranks and their devices.
-    pub placement: Vec<Placement>,
-    /// ZeRO level: 0 replicates the optimizer state, 1 splits it, 2 gradients too, 3 weights too.
-    pub zero_level: u8,
     /// What the backward makes again.
     pub recompute: Recompute,
     /// The policy that `precision` follows from.
@@ -120,52 +68,30 @@ pub struct Plan {
     pub kernels: Vec<KernelPlan>,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
+    /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
+    /// split: one with more is alone in its bucket.
+    pub bucket_bytes: usize,
 }
 
 impl Plan {
-    /// Number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.placement.len()
-    }
-
-    /// Tokens per step over all replicas.
-    pub fn tokens_per_step(&self) -> usize {
-        self.global_batch * self.seq
-    }
+    /// As large as the buckets of Megatron-LM, 40 Mi parameters: the optimizer moves 1.2 GB over
+    /// one, so that where one launch ends and the next begins costs little; a model of 1B has 24.
+    pub const BUCKET_BYTES: usize = 160 << 20;
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "plan of {:?} on {} x {}", self.model, self.world_size(), self.arch)?;
+        let Plan { model, device, arch, seq, micro_batch, micro_batches, .. } = self;
+        let bucket = format_bytes(self.bucket_bytes as u64);
+        let of_arch = if device == arch { String::new() } else { format!(" ({arch})") };
+        writeln!(f, "plan of {model:?} on {device}{of_arch}")?;
         writeln!(
             f,
-            "  batch         {} x {} tokens = {} micro-batches of {}",
-            self.global_batch, self.seq, self.micro_batches, self.micro_batch
+            "  batch         {} x {seq} tokens = {micro_batches} micro-batches of {micro_batch}",
+            micro_batches * micro_batch
         )?;
         writeln!(f, "  recompute     {}", self.recompute)?;
-        writeln!(f, "  zero level    {}", self.zero_level)?;
-        for (index, stage) in self.stages.iter().enumerate() {
-            let degrees = &stage.degrees;
-            writeln!(
-                f,
-                "  stage {index}       layers {}..{}{}{}, TP {} EP {} SP {} DP {}",
-                stage.first_layer,
-                stage.first_layer + stage.layer_count,
-                if stage.has_embedding { ", embedding" } else { "" },
-                if stage.has_head { ", head" } else { "" },
-                degrees.tensor,
-                degrees.expert,
-                degrees.sequence,
-                degrees.data
-            )?;
-        }
-        for placement in &self.placement {
-            writeln!(
-                f,
-                "  rank {}        stage {} on {}",
-                placement.rank, placement.stage, placement.device
-            )?;
-        }
+        writeln!(f, "  optimizer     in buckets of {bucket} of gradients")?;
         for kernel in &self.kernels {
             writeln!(f, "  {:<26} {:>4} x {}", kernel.op, kernel.calls, kernel.kernel)?;
         }

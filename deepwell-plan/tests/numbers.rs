@@ -3,8 +3,14 @@
 mod common;
 
 use deepwell_ir::capture::LlamaConfig;
-use deepwell_ir::{Accumulate, Call, MemoryKind, Op, Phase, PrecisionPolicy, Program, Recompute};
-use deepwell_plan::{mxfp8_flop_share, quantized_bytes};
+use deepwell_ir::ops::{Add, Collective, CollectiveKind, Reduction};
+use deepwell_ir::{
+    Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, GroupId, HostInterface, Invocation,
+    KernelChoice, MathUnit, MemoryKind, Mode, NodeId, Op, Phase, PrecisionPolicy, ProcessGroup,
+    Program, Ranks, Recompute, Tag, Target,
+};
+use deepwell_plan::{Bound, dryrun, quantized_bytes, quantized_flop_share};
+use deepwell_probe::Hardware;
 
 use common::{OVERHEAD_BYTES, SCRATCH_BYTES, planned};
 
@@ -111,7 +117,7 @@ fn arena_is_close_to_its_lower_bound() {
 fn most_of_the_linear_flops_run_in_mxfp8() {
     for (preset, seq, batch) in [("parity-3m", 128, 8), ("llama-134m", 128, 1)] {
         let share = |policy, rule| {
-            mxfp8_flop_share(&planned(preset, policy, seq, batch, batch, rule).program)
+            quantized_flop_share(&planned(preset, policy, seq, batch, batch, rule).program)
         };
         let (blocks, all) = share(PrecisionPolicy::mxfp8(), Recompute::None);
         println!("{preset}: {blocks:.4} of the blocks, {all:.4} with the head");
@@ -123,7 +129,7 @@ fn most_of_the_linear_flops_run_in_mxfp8() {
 }
 
 #[test]
-fn mxfp8_share_is_that_of_the_tensors_by_size() {
+fn quantized_share_is_that_of_the_tensors_by_size() {
     // Every weight is used once per token, so FLOPs are in the ratio of sizes. The first and the
     // last linear tensor stay in BF16: one query projection and one down projection.
     let config = LlamaConfig::preset("parity-3m").unwrap();
@@ -137,7 +143,7 @@ fn mxfp8_share_is_that_of_the_tensors_by_size() {
         .sum();
     let kept = (256 * 256 + 256 * 704) as u64;
     let expected = 1.0 - kept as f64 / sizes as f64;
-    let (blocks, _) = mxfp8_flop_share(&planned.program);
+    let (blocks, _) = quantized_flop_share(&planned.program);
     assert!((blocks - expected).abs() < 1e-12, "{blocks} {expected}");
 }
 
@@ -186,4 +192,118 @@ fn accumulators_are_overwritten_first_and_added_to_after() {
             .collect();
         assert_eq!(writes, [Accumulate::AfterFirst], "`{}`", state.name);
     }
+}
+
+/// A call of no operands that costs this much.
+fn costing(name: &str, op: impl Into<Op>, cost: Cost) -> Call {
+    Call {
+        name: name.to_string(),
+        op: op.into(),
+        choice: KernelChoice { kernel: name.to_string(), tile: None, workspace_bytes: 0 },
+        operands: Vec::new(),
+        input_count: 0,
+        accumulate: Accumulate::Never,
+        accumulator_bytes: 0,
+        workspace: ByteRange::default(),
+        phase: Phase::Backward,
+        tag: Tag::Mlp,
+        layer: None,
+        source: NodeId(0),
+        recomputes: false,
+        unit: MathUnit::Bf16,
+        cost,
+        stream: 0,
+        waits: Vec::new(),
+        records: None,
+        rejected: Vec::new(),
+    }
+}
+
+/// Rank `rank` of two: GEMMs of 2 ms, all-reduce of what is made by the first of them, and 1 ms of
+/// memory behind both, in a micro-batch; on an H200 of 4.8 TB/s, 989.4 TFLOP/s and NVLink of
+/// 478.116 GB/s each way.
+fn rank_of_two(rank: u32, target: Target, exchange_stream: u32) -> Program {
+    let ranks = Ranks {
+        rank,
+        world_size: 2,
+        groups: vec![ProcessGroup { name: "data".to_string(), ranks: vec![0, 1] }],
+    };
+    let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
+    let exchange = Collective { kind, group: GroupId(0), ranks: 2 };
+    let gemm = Cost { flops: 1_000_000_000_000, ..Cost::default() };
+    // The memory would take less than a millisecond.
+    let bytes = 3_000_000_000;
+    let on_link = Cost { bytes_on_link: bytes / 2, bytes_read: bytes, ..Cost::default() };
+    let mut calls = vec![
+        costing("first", Add {}, gemm),
+        costing("exchange", exchange, on_link),
+        costing("second", Add {}, gemm),
+        costing("last", Add {}, Cost { bytes_read: 4_800_000_000, ..Cost::default() }),
+    ];
+    if exchange_stream > 0 {
+        calls[0].records = Some(0);
+        (calls[1].stream, calls[1].waits, calls[1].records) = (exchange_stream, vec![0], Some(1));
+        calls[3].waits = vec![1];
+    }
+    Program {
+        name: "by hand".to_string(),
+        mode: Mode::Train,
+        rank,
+        target: target.as_rank(ranks),
+        batch: 1,
+        seq: 1,
+        micro_batches: 1,
+        slots: 1,
+        bodies: vec![Body { phase: Phase::Backward, calls: 0..4 }],
+        schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
+        values: Vec::new(),
+        calls,
+        arena: Arena::default(),
+        host: HostInterface::default(),
+        parameters: Vec::new(),
+        precision: Vec::new(),
+        unstored: Vec::new(),
+        fixed_overhead_bytes: 0,
+    }
+}
+
+#[test]
+fn exchanges_take_the_time_of_their_link_and_streams_run_beside_each_other() {
+    let near = |got: f64, expected: f64| (got / expected - 1.0).abs() < 1e-3;
+    let hardware = Hardware::preset("h200-x2").unwrap();
+    let on_gpu = |rank: u32| {
+        let arch = "hopper-sm90".to_string();
+        Target { arch, gpu: Some(rank as usize), ..Target::cpu(132, Vec::new()) }
+    };
+    let (gemm_s, link_s, memory_s): (f64, f64, f64) = (1e12 / 989.4e12, 1.5e9 / 478.116e9, 1e-3);
+    assert!(link_s > gemm_s);
+    for (stream, expected_s) in
+        [(0, 2.0 * gemm_s + link_s + memory_s), (1, gemm_s + link_s.max(gemm_s) + memory_s)]
+    {
+        let programs = [0, 1].map(|rank| rank_of_two(rank, on_gpu(rank), stream));
+        let predicted = dryrun(&programs, &hardware);
+        for rank in &predicted.ranks {
+            assert!(near(rank.time_s, expected_s), "{} is not {expected_s}", rank.time_s);
+            let exchange = rank.ops.iter().find(|op| op.kernel == "exchange").unwrap();
+            assert!(near(exchange.time_s, link_s), "{} is not {link_s}", exchange.time_s);
+            assert_eq!(exchange.bound, Bound::Link);
+        }
+        assert_eq!(predicted.time_s, predicted.ranks[0].time_s.max(predicted.ranks[1].time_s));
+        let text = predicted.to_string();
+        assert!(text.lines().any(|line| line.contains("all_reduce") && line.ends_with("link")));
+    }
+    // Alone, it takes the widest link that its GPU has.
+    let alone = dryrun(&[rank_of_two(0, on_gpu(0), 0)], &hardware);
+    assert!(near(alone.time_s, 2.0 * gemm_s + link_s + memory_s), "{}", alone.time_s);
+    // Without a link between GPUs there is PCI Express 5, 63.015 GB/s.
+    let apart = Hardware { links: Vec::new(), ..hardware.clone() };
+    let programs = [0, 1].map(|rank| rank_of_two(rank, on_gpu(rank), 0));
+    let exchange_s = dryrun(&programs, &apart).ranks[0].ops[0].time_s;
+    assert!(near(exchange_s, 1.5e9 / 63.015e9), "{exchange_s}");
+    // Ranks of a processor meet in its memory, which the operands pass anyway.
+    let cpu = common::hardware();
+    let programs = [0, 1].map(|rank| rank_of_two(rank, common::target(), 0));
+    let report = &dryrun(&programs, &cpu).ranks[0];
+    let exchange = report.ops.iter().find(|op| op.kernel == "exchange").unwrap();
+    assert_eq!(exchange.bound, Bound::Memory);
 }

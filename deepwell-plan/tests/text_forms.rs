@@ -39,11 +39,14 @@ fn json_gives_plan_and_program_back() {
     }
 }
 
+/// `zero_level` is a key of older plans.
 #[test]
 fn plan_with_a_key_that_nobody_knows_is_refused() {
     let planned = planned("llama-micro", PrecisionPolicy::bf16(), 32, 4, 4, Recompute::None);
     let text = serde_json::to_string(&planned.plan).unwrap();
-    let text = text.replacen('{', "{\"zero_leval\":1,", 1);
-    let error = serde_json::from_str::<Plan>(&text).unwrap_err().to_string();
-    assert!(error.starts_with("unknown field `zero_leval`"), "{error}");
+    for key in ["zero_level", "bucket_byte"] {
+        let text = text.replacen('{', &format!("{{\"{key}\":1,"), 1);
+        let error = serde_json::from_str::<Plan>(&text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("unknown field `{key}`, expected one of ")), "{error}");
+    }
 }

@@ -81,6 +81,7 @@ impl Bench {
         }
         for (name, spec) in [
             ("floor 32", default.with_scale_rule(ScaleRule::OcpFloor)),
+            ("min_error 32", default.with_scale_rule(ScaleRule::MinError)),
             ("rceil 128", QuantFormat::MXFP8_128),
             ("rceil 32x32", default.square()),
         ] {

@@ -3,6 +3,7 @@
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::scales_len;
 use crate::simd::{Kernel, Level};
+use crate::source::ValuesMut;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{
     BLOCK, DequantizedValue, ElementFormat, QuantFormat, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0,
@@ -36,9 +37,16 @@ pub fn dequantize_rows<T: DequantizedValue>(
     shape.expect("scales", scales_len(rows, cols), scales.len())?;
     shape.expect("out", rows * cols, out.len())?;
     if !out.is_empty() {
-        Task { data, scales, cols, element: format.mx_spec()?.element, out }.run();
+        dequantize(data, scales, cols, format.mx_spec()?.element, T::values_mut(out));
     }
     Ok(())
+}
+
+fn dequantize(data: &[u8], scales: &[u8], cols: usize, element: ElementFormat, out: ValuesMut<'_>) {
+    match out {
+        ValuesMut::F32(out) => Task { data, scales, cols, element, out }.run(),
+        ValuesMut::Bf16(out) => Task { data, scales, cols, element, out }.run(),
+    }
 }
 
 /// Whole rows of a quantized matrix, and where their values go.

@@ -21,8 +21,14 @@
 //! - **OCP floor**: 2^(floor(log2 amax) - 8) (15 for E5M2, 4 for E3M2, 2 for E2M3 and E2M1), of the
 //!   OCP MX specification v1.0. The scaled amax lies in [256, 512), so what lies above 448
 //!   saturates.
+//!
+//! Under a third rule, **MIN_ERROR**, the scale follows from all elements of a block
+//! ([`from_block`]): it is that of RCEIL or half of it, whichever gives the block the smaller
+//! squared error. A floating-point element has the same relative error under both, so that the
+//! smaller scale pays for blocks with small elements, below the smallest normal one, and above all
+//! in formats of few bits.
 
-use crate::{ElementFormat, Overflow, Rounding, ScaleRule};
+use crate::{ElementFormat, Overflow, Rounding, ScaleRule, min_error};
 
 /// Code that stands for NaN.
 pub const CODE_NAN: u8 = 0xFF;
@@ -103,7 +109,8 @@ pub fn encode(x: f32, rounding: Rounding, overflow: Overflow) -> u8 {
 }
 
 /// Scale of a block of E4M3 elements whose largest magnitude is `amax`. The sign of `amax` is
-/// ignored. See the module documentation for the rules and the edge cases.
+/// ignored. See the module documentation for the rules and the edge cases. By
+/// [`ScaleRule::MinError`], which goes by all elements, the larger of the two candidates.
 ///
 /// ```
 /// use deepwell_precision::{ScaleRule, e8m0};
@@ -127,6 +134,30 @@ pub fn from_amax_for(amax: f32, element: ElementFormat, rule: ScaleRule) -> u8 {
     } else {
         let scale = finite_scale(bits, ScaleConstants::new(element), rule);
         scale.code as u8
+    }
+}
+
+/// Scale of a block with all its elements, run after run of `run` elements: a block along K is one
+/// run, in a square block each column of the source is one, also where the matrix ends within the
+/// block. By [`ScaleRule::MinError`] a block has to be looked at as a whole; by the others its
+/// largest magnitude is enough.
+///
+/// ```
+/// use deepwell_precision::{ElementFormat, ScaleRule, e8m0};
+/// // 7 saturates under the scale 1, which costs less than the 3s under the scale 2.
+/// let block = [7.0, 3.0, 3.0, 3.0, 3.0, 0.5];
+/// let scale = |rule| e8m0::decode(e8m0::from_block(&block, 6, ElementFormat::E2M1, rule));
+/// assert_eq!((scale(ScaleRule::Rceil), scale(ScaleRule::MinError)), (2.0, 1.0));
+/// ```
+#[must_use]
+pub fn from_block(elements: &[f32], run: usize, element: ElementFormat, rule: ScaleRule) -> u8 {
+    let amax = elements.iter().fold(0, |amax, x| (x.to_bits() & 0x7FFF_FFFF).max(amax));
+    let scale = from_amax_for(f32::from_bits(amax), element, rule);
+    match rule {
+        ScaleRule::MinError if amax < INFINITY_BITS => {
+            min_error::scale(elements, run, element, scale)
+        }
+        _ => scale,
     }
 }
 
@@ -167,7 +198,7 @@ pub(crate) fn finite_scale(
     rule: ScaleRule,
 ) -> FiniteScale {
     match rule {
-        ScaleRule::Rceil => {
+        ScaleRule::Rceil | ScaleRule::MinError => {
             let s = (f32::from_bits(amax_bits) / constants.element_max).to_bits();
             // Adding all ones below the exponent carries exactly when the fraction is not zero.
             // Subnormal: 2^-127 (0x0040_0000) and below keep code 0, above it the code is 1.

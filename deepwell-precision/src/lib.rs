@@ -118,6 +118,7 @@ mod dequantize;
 mod error;
 mod format;
 pub mod guards;
+mod min_error;
 mod minifloat;
 mod names;
 mod narrow;

@@ -1,8 +1,8 @@
 //! Running a kernel with the widest vector instructions of the machine.
 //!
 //! Kernels are ordinary loops over arrays of fixed length. Inlined into a function that is compiled
-//! for AVX-512 or AVX2 they become vector code of that width; every operation is exact or rounds
-//! as IEEE 754 says, so the bits do not depend on the width. Without the feature `std` there is no
+//! for AVX-512 they become vector code of that width; every operation is exact or rounds as IEEE 754
+//! says, so the bits do not depend on the width. Without the feature `std` there is no
 //! asking what the machine has, and kernels are compiled for what the compiler assumes of it.
 
 /// A loop that is worth the widest instructions. `call` has to be `#[inline(always)]`, as does all
@@ -23,26 +23,27 @@ pub(crate) enum Level {
     /// What the compiler assumes of any machine.
     #[cfg(test)]
     Baseline,
-    /// AVX2, where the machine has it.
-    #[cfg(all(test, feature = "std", target_arch = "x86_64"))]
-    Avx2,
 }
 
 impl Level {
-    /// Runs `kernel`.
+    /// Runs `kernel`. Each instruction set's code of it is there once, whichever level asks for it.
+    #[cfg(feature = "std")]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        self.arch().dispatch(Dispatched(kernel))
+    }
+
+    /// Runs `kernel`.
+    #[cfg(not(feature = "std"))]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.call()
+    }
+
+    #[cfg(feature = "std")]
+    fn arch(self) -> pulp::Arch {
         match self {
-            #[cfg(feature = "std")]
-            Self::Native => pulp::Arch::new().dispatch(Dispatched(kernel)),
-            #[cfg(not(feature = "std"))]
-            Self::Native => kernel.call(),
+            Self::Native => pulp::Arch::new(),
             #[cfg(test)]
-            Self::Baseline => kernel.call(),
-            #[cfg(all(test, feature = "std", target_arch = "x86_64"))]
-            Self::Avx2 => match pulp::x86::V3::try_new() {
-                Some(v3) => v3.vectorize(Dispatched(kernel)),
-                None => kernel.call(),
-            },
+            Self::Baseline => pulp::Arch::Scalar,
         }
     }
 }

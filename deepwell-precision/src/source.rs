@@ -7,17 +7,26 @@ mod sealed {
 
     pub trait Sealed: Sized {
         fn values(values: &[Self]) -> Values<'_>;
+        fn values_mut(values: &mut [Self]) -> ValuesMut<'_>;
     }
 
     impl Sealed for f32 {
         fn values(values: &[f32]) -> Values<'_> {
             Values::F32(values)
         }
+
+        fn values_mut(values: &mut [f32]) -> ValuesMut<'_> {
+            ValuesMut::F32(values)
+        }
     }
 
     impl Sealed for bf16 {
         fn values(values: &[bf16]) -> Values<'_> {
             Values::Bf16(values)
+        }
+
+        fn values_mut(values: &mut [bf16]) -> ValuesMut<'_> {
+            ValuesMut::Bf16(values)
         }
     }
 
@@ -28,9 +37,28 @@ mod sealed {
         F32(&'a [f32]),
         Bf16(&'a [bf16]),
     }
+
+    /// As [`Values`], to be written.
+    pub enum ValuesMut<'a> {
+        F32(&'a mut [f32]),
+        Bf16(&'a mut [bf16]),
+    }
+
+    impl Values<'_> {
+        pub(crate) fn len(&self) -> usize {
+            match self {
+                Values::F32(values) => values.len(),
+                Values::Bf16(values) => values.len(),
+            }
+        }
+
+        pub(crate) fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+    }
 }
 
-pub(crate) use sealed::Values;
+pub(crate) use sealed::{Values, ValuesMut};
 
 /// A type that can be quantized: `f32` and `half::bf16`. Sealed.
 pub trait Source: sealed::Sealed + Copy + Send + Sync + 'static {

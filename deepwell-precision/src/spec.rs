@@ -111,6 +111,9 @@ named_enum! {
         /// OCP MX specification. Saturates when the fraction of amax lies above that of the largest
         /// element, 1.75 for E4M3.
         OcpFloor = "floor",
+        /// The scale of `Rceil` or the next smaller one, whichever gives the block the smaller
+        /// squared error. Under the smaller one what is largest may saturate.
+        MinError = "min_error",
     }
 }
 

@@ -7,10 +7,13 @@ use std::thread::JoinHandle;
 use deepwell_ckpt::{
     CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
-use deepwell_ir::{DType, Link, MemoryKind, Part, Plane, Program, Value as IrValue, ValueId};
+use deepwell_ir::{
+    ByteRange, DType, Link, MemoryKind, Part, Plane, PrecisionPolicy, Program, TensorPrecision,
+    Value as IrValue, ValueId,
+};
 use deepwell_kernels::HostBuffer;
-use deepwell_plan::Plan;
 use deepwell_precision::{Format, Guards, scale_tiles};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -97,8 +100,9 @@ impl Writer {
     /// # Errors
     /// Not enough memory.
     pub fn reserve(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
-        let ids: Vec<ValueId> = sections(engine).iter().map(|&(id, _)| id).collect();
-        if ids.iter().all(|&id| engine.host_view(id).is_some()) {
+        let program = engine.program();
+        let mut ranges = sections(engine).into_iter().map(|(id, _)| program.value(id).range);
+        if ranges.all(|range| engine.executor.backend().host_view(range).is_some()) {
             return Ok(());
         }
         self.wait()?;
@@ -106,10 +110,11 @@ impl Writer {
         if self.buffer.as_ref().is_some_and(|buffer| buffer.as_slice().len() >= bytes) {
             return Ok(());
         }
+        let backend = engine.executor.backend_mut();
         if let Some(small) = self.buffer.take() {
-            engine.free_host_buffer(small)?;
+            backend.free_host_buffer(small)?;
         }
-        self.buffer = Some(engine.host_buffer(bytes)?);
+        self.buffer = Some(backend.host_buffer(bytes)?);
         Ok(())
     }
 
@@ -127,14 +132,16 @@ impl Writer {
         identity: &RunIdentity,
     ) -> Result<(), TrainError> {
         let state = State::of(engine, position, settings, identity)?;
-        let ids: Vec<ValueId> = state.tensors.iter().map(|tensor| tensor.id).collect();
-        if ids.iter().all(|&id| engine.host_view(id).is_some()) {
-            let data = ids.iter().filter_map(|&id| engine.host_view(id));
-            return state.write(root, data, settings.keep_last);
+        let ranges: Vec<ByteRange> = state.tensors.iter().map(|tensor| tensor.range).collect();
+        let backend = engine.executor.backend();
+        let views: Option<Vec<&[u8]>> =
+            ranges.iter().map(|&range| backend.host_view(range)).collect();
+        if let Some(views) = views {
+            return state.write(root, views.into_iter(), settings.keep_last);
         }
         self.reserve(engine)?;
         let Some(mut buffer) = self.buffer.take() else { return Ok(()) };
-        engine.read_all(&ids, &mut buffer)?;
+        engine.executor.backend_mut().read_all(&ranges, &mut buffer)?;
         let (root, keep_last) = (root.to_path_buf(), settings.keep_last);
         let write = move || {
             let mut rest = buffer.as_slice();
@@ -142,7 +149,7 @@ impl Writer {
                 .tensors
                 .iter()
                 .map(|tensor| {
-                    let (data, behind) = rest.split_at(tensor.bytes);
+                    let (data, behind) = rest.split_at(tensor.range.bytes);
                     rest = behind;
                     data
                 })
@@ -161,7 +168,8 @@ impl Writer {
     /// What stopped the writing.
     pub fn finish(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         self.wait()?;
-        self.buffer.take().map_or(Ok(()), |buffer| engine.free_host_buffer(buffer))
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        Ok(engine.executor.backend_mut().free_host_buffer(buffer)?)
     }
 
     fn wait(&mut self) -> Result<(), TrainError> {
@@ -178,12 +186,11 @@ impl Writer {
 /// A tensor of a checkpoint without its bytes.
 #[derive(Clone, Debug)]
 struct Described {
-    id: ValueId,
     name: String,
     dtype: CkptDtype,
     shape: Vec<usize>,
     section: Section,
-    bytes: usize,
+    range: ByteRange,
     /// Whether the bytes are scales in tiles; `shape` is that of plain ones.
     in_tiles: bool,
 }
@@ -241,13 +248,12 @@ impl State {
             };
             let (dtype, shape) = stored(value);
             Described {
-                id,
                 name: value.name.clone(),
                 dtype,
                 in_tiles: plain.is_some(),
                 shape: plain.unwrap_or(shape),
                 section,
-                bytes: value.range.bytes,
+                range: value.range,
             }
         };
         Ok(State {
@@ -322,10 +328,12 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
     if !layers.is_empty() {
         engine.fall_back(&layers, "in fallback when the checkpoint was written")?;
     }
-    let plan: Plan = parts.read("plan", checkpoint.plan())?;
+    let plan: SavedPlan = parts.read("plan", checkpoint.plan())?;
     // Another policy is another precision, where that was accepted.
     let is_same_policy = plan.policy.clone().without_forced() == *engine.policy();
-    if let Some(what) = other_format(&plan, engine.plan()).filter(|_| is_same_policy) {
+    if let Some(what) =
+        other_format(&plan.precision, &engine.plan().precision).filter(|_| is_same_policy)
+    {
         return Err(parts.refuse(what));
     }
     let mut buffer: Vec<u8> = Vec::new();
@@ -351,6 +359,14 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
     Ok(Position { step: checkpoint.step(), guards, next_batch, audit })
 }
 
+/// What a resumed run asks of the plan that it began with. Its other fields are for people, and may
+/// be those of another version.
+#[derive(Deserialize)]
+struct SavedPlan {
+    policy: PrecisionPolicy,
+    precision: Vec<TensorPrecision>,
+}
+
 /// Reads the JSON parts of a checkpoint.
 struct Parts<'a> {
     path: &'a Path,
@@ -370,11 +386,36 @@ impl Parts<'_> {
 
 /// The first tensor that has another format than when the checkpoint was written. The guards'
 /// state says which layers are in fallback; this says that all tensors got what they had.
-fn other_format(saved: &Plan, now: &Plan) -> Option<String> {
-    let formats = |plan: &Plan| -> Vec<(String, Format)> {
-        plan.precision.iter().map(|tensor| (tensor.tensor.clone(), tensor.format)).collect()
+fn other_format(saved: &[TensorPrecision], now: &[TensorPrecision]) -> Option<String> {
+    let formats = |tensors: &[TensorPrecision]| -> Vec<(String, Format)> {
+        tensors.iter().map(|tensor| (tensor.tensor.clone(), tensor.format)).collect()
     };
     let (saved, now) = (formats(saved), formats(now));
     let (was, is) = saved.iter().zip(&now).find(|(was, is)| was != is)?;
     Some(format!("`{}` was in {} when it was written, now `{}` is in {}", was.0, was.1, is.0, is.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plans had stages, and may get other keys.
+    #[test]
+    fn a_plan_of_another_version_is_read_for_what_a_resumed_run_asks() {
+        let policy = to_json(&PrecisionPolicy::mxfp8());
+        let precision = json!([{ "tensor": "w", "format": "mxfp8", "reason": "default" }]);
+        let plan = json!({
+            "policy": policy, "precision": precision, "zero_level": 0, "stages": [{}], "later": 1,
+        });
+        let parts = Parts { path: Path::new("checkpoint") };
+        let saved: SavedPlan = parts.read("plan", &plan).unwrap();
+        assert_eq!(saved.policy, PrecisionPolicy::mxfp8());
+        assert_eq!(other_format(&saved.precision, &saved.precision), None);
+        let mut now = saved.precision.clone();
+        now[0].format = Format::Bf16;
+        let what = other_format(&saved.precision, &now).unwrap();
+        assert_eq!(what, "`w` was in mxfp8 when it was written, now `w` is in bf16");
+        let error = parts.read::<SavedPlan>("plan", &json!({ "policy": policy })).err().unwrap();
+        assert!(error.to_string().contains("missing field `precision`"), "{error}");
+    }
 }

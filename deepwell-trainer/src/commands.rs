@@ -51,8 +51,8 @@ pub struct TrainArgs {
     /// Folder of the token cache [default: target/deepwell-cache]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, or auto: mxfp8-128 on Hopper, mxfp8
-    /// elsewhere [default: auto]
+    /// f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto: mxfp8-128 on Hopper,
+    /// mxfp8 elsewhere [default: auto]
     #[arg(long)]
     pub precision: Option<String>,
     /// Policy file in TOML; takes the place of --precision
@@ -186,7 +186,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
     /// Preset, config.json, model folder or .pt2 archive
-    #[arg(long, default_value = "parity-3m")]
+    #[arg(long, default_value = "parity-2m")]
     pub model: String,
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
@@ -212,7 +212,8 @@ pub struct ParityArgs {
     /// What the backward pass computes again: none, selective or full [default: chosen]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of the last evaluation, at least; those before read an eighth
+    /// Held-out tokens of the last evaluation, at least; those before read a
+    /// twentieth
     #[arg(long, default_value_t = PARITY_EVAL_TOKENS)]
     pub eval_tokens: u64,
     /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
@@ -235,8 +236,8 @@ pub struct ParityArgs {
     /// emulator, for small models
     #[arg(long, default_value_t = Device::Cpu)]
     pub device: Device,
-    /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, or auto: mxfp8-128
-    /// on Hopper, mxfp8 elsewhere
+    /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
+    /// mxfp8-128 on Hopper, mxfp8 elsewhere
     #[arg(long, default_value = Settings::AUTO)]
     pub precision: String,
     /// Policy file in TOML; takes the place of --precision
@@ -270,7 +271,8 @@ pub struct ParityArgs {
     pub json: bool,
 }
 
-/// Trains pairs of BF16 and MXFP8 runs from the same weights on the same batches and compares.
+/// Trains pairs of runs in BF16 and in low precision, from the same weights on the same batches,
+/// and compares.
 ///
 /// # Errors
 /// Whatever stops one of the runs.

@@ -81,7 +81,7 @@ impl<'r> Fit<'r> {
         opened: Opened,
         progress: &'r mut dyn Progress,
     ) -> Result<Fit<'r>, TrainError> {
-        let layers = (0..engine.layer_count()).map(|layer| format!("layers.{layer}"));
+        let layers = (0..engine.graph().layer_count()).map(|layer| format!("layers.{layer}"));
         let policy_fallback = engine.plan().policy.fallback();
         let mut position = Position {
             step: 0,

@@ -6,7 +6,7 @@
 //! [`Trainer`] feeds it batches of a [`data::Dataset`], evaluates, guards its precision, and
 //! writes metrics and checkpoints. [`optimize`] is the one call from a model folder to an engine.
 //! [`generate`] continues a text with what was trained.
-//! [`parity`] trains a model in BF16 and in MXFP8 and says whether MXFP8 holds BF16's loss;
+//! [`parity`] trains a model in BF16 and in low precision and says whether that holds BF16's loss;
 //! [`audit`] compares one step, call by call, with slow definitions. The `deepwell` command is
 //! this crate's binary.
 //!
@@ -50,6 +50,7 @@ mod error;
 pub mod export;
 pub mod fingerprint;
 mod fit;
+mod formats;
 pub mod generate;
 pub mod init;
 pub mod lock;
@@ -77,6 +78,7 @@ pub use engine::{
     compile_on, optimize,
 };
 pub use error::TrainError;
+pub use formats::quantized_formats;
 pub use run_folder::{RunChange, RunFolder, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;

@@ -14,6 +14,7 @@ use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, Tokenizer};
 use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{HashedWeights, Sources};
+use crate::formats::quantized_formats;
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
 use crate::run_folder::{RunFolder, Start, write_whole};
@@ -51,15 +52,19 @@ pub struct RunSummary {
     pub predicted_step_s: f64,
     /// Predicted speedup over BF16.
     pub expected_speedup_over_bf16: Option<f64>,
-    /// MXFP8 share of the FLOPs of the blocks' linear layers, of all steps that ran.
-    pub mxfp8_flop_share: f64,
+    /// Quantized share of the FLOPs of the blocks' linear layers, of all steps that ran.
+    #[serde(alias = "mxfp8_flop_share")]
+    pub quantized_flop_share: f64,
     /// The same with the output head counted as a linear layer.
-    pub mxfp8_flop_share_with_head: f64,
+    #[serde(alias = "mxfp8_flop_share_with_head")]
+    pub quantized_flop_share_with_head: f64,
     /// What the share of the blocks would be had no layer ever fallen back.
-    #[serde(default)]
-    pub mxfp8_flop_share_planned: f64,
-    /// MXFP8 GEMMs that ran, those before a resumption and those of evaluations included.
-    pub mxfp8_gemms_run: GemmCounts,
+    #[serde(default, alias = "mxfp8_flop_share_planned")]
+    pub quantized_flop_share_planned: f64,
+    /// GEMMs of quantized operands that ran, those before a resumption and those of evaluations
+    /// included.
+    #[serde(alias = "mxfp8_gemms_run")]
+    pub quantized_gemms_run: GemmCounts,
     /// Bytes of quantized operands that they read.
     pub quantized_bytes: GemmCounts,
     /// What each tensor got and why.
@@ -206,7 +211,7 @@ fn summarize(
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
     let counts = engine.counts();
-    let (share, share_with_head) = counts.mxfp8_flop_share();
+    let (share, share_with_head) = counts.quantized_flop_share();
     RunSummary {
         settings: settings.clone(),
         fit,
@@ -221,10 +226,10 @@ fn summarize(
         flops_per_step: program.flops(),
         predicted_step_s: engine.prediction().time_s,
         expected_speedup_over_bf16: engine.prediction().expected_speedup_over_bf16,
-        mxfp8_flop_share: share,
-        mxfp8_flop_share_with_head: share_with_head,
-        mxfp8_flop_share_planned: engine.mxfp8_flop_share_planned().0,
-        mxfp8_gemms_run: counts.mxfp8_gemms,
+        quantized_flop_share: share,
+        quantized_flop_share_with_head: share_with_head,
+        quantized_flop_share_planned: engine.quantized_flop_share_planned().0,
+        quantized_gemms_run: counts.quantized_gemms,
         quantized_bytes: counts.quantized_bytes,
         precision: program.precision.clone(),
         wall_s: started.elapsed().as_secs_f64(),
@@ -238,13 +243,17 @@ fn pinned_bytes(engine: &Engine) -> u64 {
 fn memory_table(engine: &Engine) -> String {
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
-    let in_mxfp8 = program.precision.iter().filter(|t| t.format.is_quantized()).count();
+    let quantized = program.precision.iter().filter(|t| t.format.is_quantized()).count();
+    let formats = quantized_formats(&program.precision).map_or_else(
+        || "quantized".to_string(),
+        |formats| format!("in {}", formats.to_uppercase()),
+    );
     let mut text = format!(
-        "model {}: {} parameters, {} of {} tensors in MXFP8\n\
+        "model {}: {} parameters, {} of {} tensors {formats}\n\
          plan: {} micro-batches of {} x {} tokens, recompute {}\nmemory\n",
         program.name,
         engine.graph().parameter_count(),
-        in_mxfp8,
+        quantized,
         program.precision.len(),
         program.micro_batches,
         program.batch,

@@ -25,7 +25,7 @@ pub(crate) const PARITY_EVAL_TOKENS: u64 = 655_360;
 
 /// Evaluations of a comparison before its last one read one in so many of its tokens, so that all
 /// together take no longer than training does on a CPU.
-pub(crate) const PARITY_INTERIM_PART: u64 = 8;
+pub(crate) const PARITY_INTERIM_PART: u64 = 20;
 
 /// Settings of a run. Each has a default; a run file names what differs.
 ///

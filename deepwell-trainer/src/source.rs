@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{
-    ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, Pt2Model, StoredPart,
-    StoredTensor,
+    ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, ParameterRole, Pt2Model,
+    StoredPart, StoredTensor,
 };
 use deepwell_ir::{Graph, Role, TensorKind};
 use serde_json::Value;
@@ -161,7 +161,8 @@ impl ModelSource {
                 .into_iter()
                 .map(|(spec, part)| {
                     let mut part = part.ok_or_else(|| refuse(&spec.name))?;
-                    if config.family() == "gpt2" && part.name != "lm_head.weight" {
+                    let is_head = spec.role == ParameterRole::Head;
+                    if matches!(**config, ModelConfig::Gpt2(_)) && !is_head {
                         part.name = format!("transformer.{}", part.name);
                     }
                     Ok((spec.name, spec.shape, part))

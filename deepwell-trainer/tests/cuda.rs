@@ -2,8 +2,7 @@
 //! with `DEEPWELL_REQUIRE_GPU` set that is a failure.
 
 #[macro_use]
-#[path = "../../deepwell-kernels/tests/cuda/trials.rs"]
-mod trials;
+extern crate deepwell_trials;
 
 mod gradients;
 
@@ -19,9 +18,9 @@ use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{
     CompileOptions, Device, Engine, Record, Settings, Start, StepOutcome, Trainer, compile,
 };
+use deepwell_trials::skip;
 
 use crate::gradients::{BF16, MXFP8, assert_gradients, assert_outcome, gradients};
-use crate::trials::skip;
 
 const SEQ: usize = 128;
 const BATCH: usize = 4;
@@ -126,7 +125,7 @@ fn the_default_comparison_ends_with_a_verdict() {
     // Twenty steps of two pairs may be too few to tell, which is 3.
     assert!(matches!(output.status.code(), Some(0 | 3)), "{report}");
     let checks = report["checks"].as_array().expect("checks");
-    for name in ["audit of the first MXFP8 step", "MXFP8 ran as planned"] {
+    for name in ["audit of the first step in low precision", "quantized GEMMs ran as planned"] {
         let is_this =
             |check: &&serde_json::Value| check["name"].as_str().unwrap_or("").starts_with(name);
         let check = checks.iter().find(is_this).unwrap_or_else(|| panic!("no `{name}`: {report}"));
@@ -243,5 +242,5 @@ fn runs_resume_to_the_same_bits_and_move_between_devices() {
 }
 
 fn main() -> ExitCode {
-    trials::run()
+    deepwell_trials::run()
 }

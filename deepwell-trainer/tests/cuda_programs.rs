@@ -204,7 +204,7 @@ fn each_gpu_is_planned_for_by_its_own_memory_and_peaks() {
     let hardware = two_kinds();
     let times = [0, 1].map(|index| {
         let planned = plan(&graph, &hardware, Device::Cuda(index), &request).unwrap();
-        assert_eq!(planned.plan.placement[0].device, format!("cuda:{index}"));
+        assert_eq!(planned.plan.device, format!("cuda:{index}"));
         assert_eq!(planned.plan.arch, ["hopper-sm90", "blackwell-sm100"][index]);
         // The same as of a machine that has this GPU alone.
         let alone = Hardware { gpus: vec![hardware.gpus[index].clone()], ..hardware.clone() };
@@ -250,7 +250,7 @@ fn an_emulated_gpu_has_the_memory_of_the_processor() {
     hardware.cpu.memory_available_bytes = 1 << 30;
     hardware.gpus[0].memory_free_bytes = 0;
     let planned = plan(&graph, &hardware, device, &request).unwrap();
-    assert_eq!(planned.plan.placement[0].device, "emulated:sm90");
+    assert_eq!(planned.plan.device, "emulated:sm90");
     let rank = &planned.prediction.ranks[0];
     // Constants and counters, 2 MiB.
     assert_eq!(rank.bytes_at_peak["backend"], 2 << 20);

@@ -3,8 +3,7 @@
 //! as ignored.
 
 #[macro_use]
-#[path = "../../deepwell-kernels/tests/cuda/trials.rs"]
-mod trials;
+extern crate deepwell_trials;
 
 mod gradients;
 
@@ -16,9 +15,9 @@ use deepwell_ir::{Graph, Recompute};
 use deepwell_kernels::cuda::{Architecture, KernelImages};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_trainer::{CompileOptions, Device, Engine, StepOutcome, compile};
+use deepwell_trials::{note, skip};
 
 use crate::gradients::{BF16, MXFP8, Tolerances, assert_gradients, assert_outcome, gradients};
-use crate::trials::{note, skip};
 
 const SEQ: usize = 128;
 const BATCH: usize = 1;
@@ -199,5 +198,5 @@ fn gpt2_trains_as_on_the_cpu() {
 }
 
 fn main() -> ExitCode {
-    trials::run()
+    deepwell_trials::run()
 }

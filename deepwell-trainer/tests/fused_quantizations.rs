@@ -13,7 +13,7 @@ use deepwell_ir::{
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, LoadedProgram, cpu_target};
 use deepwell_plan::{
-    OptimizerSpec, PlanRequest, autoplan, lower_evaluation, mxfp8_flop_share, quantized_bytes,
+    OptimizerSpec, PlanRequest, autoplan, lower_evaluation, quantized_bytes, quantized_flop_share,
 };
 use deepwell_precision::{Format, GemmMode, OperandClass, PrecisionPolicy};
 use deepwell_probe::{Cpu, Hardware};
@@ -219,7 +219,7 @@ fn fused_programs_of_single_operands_give_the_same_bits() {
         let fused = run(&graph, &policy, Recompute::Full, &Fusing);
         assert!(apart.outcome == fused.outcome, "{}", policy.to_toml());
         same_accounts(&apart.program, &fused.program, &policy.to_toml());
-        assert_eq!(mxfp8_flop_share(&fused.program), (0.0, 0.0), "{}", policy.to_toml());
+        assert_eq!(quantized_flop_share(&fused.program), (0.0, 0.0), "{}", policy.to_toml());
         let is_fused = |op: &Op| matches!(op, Op::Fused(_));
         assert!(fused.program.calls.iter().any(|call| is_fused(&call.op)));
     }
@@ -232,7 +232,7 @@ fn same_accounts(apart: &Program, fused: &Program, case: &str) {
     };
     assert_eq!(count(apart), count(fused), "{case}");
     assert_eq!(quantized_bytes(apart), quantized_bytes(fused), "{case}");
-    assert_eq!(mxfp8_flop_share(apart), mxfp8_flop_share(fused), "{case}");
+    assert_eq!(quantized_flop_share(apart), quantized_flop_share(fused), "{case}");
     assert_eq!(apart.flops(), fused.flops(), "{case}");
     let sources = |program: &Program| -> BTreeSet<_> {
         let quantizations = program.calls.iter().flat_map(|call| call.quantizations());

@@ -91,6 +91,7 @@ fn the_greedy_token_has_the_least_loss() {
     check("llama-micro", "bf16", 32);
     check("llama-micro", "mxfp8", 32);
     check("llama-micro", "mxfp8-128", 1);
+    check("llama-micro", "nvfp4", 32);
     check("llama-micro", "bf16", 40);
     // Positions are learned, and the head is the table of tokens.
     check("gpt2-micro", "bf16", 20);

@@ -52,12 +52,13 @@ fn numbers(out: &Path) -> Vec<Numbers> {
         .collect()
 }
 
-/// What the summary says has run in MXFP8.
+/// What the summary says has run quantized.
 fn counts(out: &Path) -> [serde_json::Value; 3] {
     let text = std::fs::read_to_string(out.join("summary.json")).expect("a summary");
     let summary: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    assert!(summary["mxfp8_gemms_run"]["wgrad"].as_u64() > Some(0), "{summary}");
-    ["mxfp8_gemms_run", "quantized_bytes", "mxfp8_flop_share"].map(|name| summary[name].clone())
+    assert!(summary["quantized_gemms_run"]["wgrad"].as_u64() > Some(0), "{summary}");
+    ["quantized_gemms_run", "quantized_bytes", "quantized_flop_share"]
+        .map(|name| summary[name].clone())
 }
 
 #[test]

@@ -186,6 +186,17 @@ fn halve_first_moment(program: &Program, _: &Call, backend: &mut dyn Backend) {
     });
 }
 
+fn count_once_more(program: &Program, call: &Call, backend: &mut dyn Backend) {
+    change(program, call.operands[2].value, backend, |bytes| bytes[0] += 1);
+}
+
+fn raise_the_step_size(program: &Program, call: &Call, backend: &mut dyn Backend) {
+    change(program, output(call, 0), backend, |bytes| {
+        let size = f32::from_le_bytes([bytes[24], bytes[25], bytes[26], bytes[27]]);
+        bytes[24..28].copy_from_slice(&f32::from_bits(size.to_bits() + 4).to_le_bytes());
+    });
+}
+
 fn double_the_norm(program: &Program, call: &Call, backend: &mut dyn Backend) {
     change(program, output(call, 0), backend, |bytes| bytes[3] ^= 1);
 }
@@ -208,7 +219,7 @@ fn flip_a_code_of_the_first_operand(program: &Program, call: &Call, backend: &mu
 
 #[test]
 fn a_clean_step_has_no_findings() {
-    for precision in ["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d"] {
+    for precision in ["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d", "nvfp4"] {
         for micro_batch in [2, 1] {
             let mut engine = micro_engine(precision, micro_batch);
             let mut audit = Audit::new(engine.program());
@@ -260,7 +271,7 @@ fn a_clean_step_of_odd_sizes_has_no_findings() {
         mlp_bias: true,
         ..micro
     };
-    for precision in ["bf16", "mxfp8", "mxfp8-128", "mxfp8-2d"] {
+    for precision in ["bf16", "mxfp8", "mxfp8-128", "mxfp8-2d", "nvfp4"] {
         let policy = PrecisionPolicy::preset(precision).unwrap();
         let mut engine = engine_of(&config, policy, 1);
         let mut audit = Audit::new(engine.program());
@@ -311,16 +322,28 @@ fn planted_faults_are_found_where_they_are() {
         (
             "master weights rounded to BF16",
             Fault::After(round_masters_to_bf16),
-            ("adamw", 0),
+            ("adamw.0", 0),
             &["sampled elements are not AdamW's", "all sampled elements are BF16 numbers"],
         ),
         (
             "a moment halved",
             Fault::After(halve_first_moment),
-            ("adamw", 0),
+            ("adamw.0", 0),
             &["`moment1.", "sampled elements are not AdamW's"],
         ),
-        ("no update", Fault::Skip, ("adamw", 0), &["applied and skipped steps", "not AdamW's"]),
+        ("no update", Fault::Skip, ("adamw.0", 0), &["not AdamW's"]),
+        (
+            "a step that is counted twice",
+            Fault::After(count_once_more),
+            ("adamw_coefficients", 0),
+            &["applied and skipped steps"],
+        ),
+        (
+            "a step size four ulps too large",
+            Fault::After(raise_the_step_size),
+            ("adamw_coefficients", 0),
+            &["coefficient 6: expected"],
+        ),
         ("a stale weight copy", Fault::Skip, weight, &["rowwise data", "present master weight"]),
         (
             "a stale BF16 weight copy",

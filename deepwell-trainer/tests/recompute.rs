@@ -59,9 +59,10 @@ fn first_step(policy: &PrecisionPolicy, rule: Recompute, micro_batch: usize) -> 
 #[test]
 fn every_rule_gives_the_same_bits() {
     let mxfp8 = PrecisionPolicy::mxfp8();
+    let nvfp4 = PrecisionPolicy::preset("nvfp4").expect("a preset");
     // Operands that are dequantized in the forward and again in the backward.
     let mixed = mxfp8.clone().only(&[OperandClass::FpropActivation, OperandClass::WgradGradient]);
-    for policy in [PrecisionPolicy::f32(), PrecisionPolicy::bf16(), mxfp8, mixed] {
+    for policy in [PrecisionPolicy::f32(), PrecisionPolicy::bf16(), mxfp8, mixed, nvfp4] {
         for micro_batch in [BATCH, BATCH / 2] {
             let kept = first_step(&policy, Recompute::None, micro_batch);
             assert_eq!(kept.repeated_calls, 0);

@@ -295,11 +295,11 @@ fn counts_and_the_audit_survive_a_resumption() {
     let stopped = go_until(&audited("stopped"), 3);
     let resumed = go(&audited("stopped"), Start::Resume).expect("the rest");
     assert!(resumed.fit.resumed_after.is_some());
-    assert!(stopped.mxfp8_gemms_run.total() < whole.mxfp8_gemms_run.total());
-    assert_eq!(resumed.mxfp8_gemms_run, whole.mxfp8_gemms_run);
+    assert!(stopped.quantized_gemms_run.total() < whole.quantized_gemms_run.total());
+    assert_eq!(resumed.quantized_gemms_run, whole.quantized_gemms_run);
     assert_eq!(resumed.quantized_bytes, whole.quantized_bytes);
-    assert_eq!(resumed.mxfp8_flop_share, whole.mxfp8_flop_share);
-    assert_eq!(whole.mxfp8_flop_share, whole.mxfp8_flop_share_planned);
+    assert_eq!(resumed.quantized_flop_share, whole.quantized_flop_share);
+    assert_eq!(whole.quantized_flop_share, whole.quantized_flop_share_planned);
     let audit = whole.fit.audit.expect("it was asked for");
     assert!(audit.is_clean() && audit.calls_checked > 0);
     assert_eq!(resumed.fit.audit, Some(audit));

@@ -4,7 +4,7 @@
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
-    Call, Graph, Order, Phase, PrecisionPolicy, Program, Recompute, Schedule, TensorKind,
+    Call, Graph, Op, Order, Phase, PrecisionPolicy, Program, Recompute, Schedule, TensorKind,
     verify_program,
 };
 use deepwell_kernels::{CpuBackend, CpuCatalog, Executor, cpu_target};
@@ -88,7 +88,7 @@ fn run(graph: &Graph, program: &Program) -> Vec<u32> {
 
 #[test]
 fn micro_batches_in_flight_change_no_bit() {
-    for precision in ["bf16", "mxfp8"] {
+    for precision in ["bf16", "mxfp8", "nvfp4"] {
         let (graph, plan) = model(precision);
         let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
         let expected = run(&graph, &alone);
@@ -102,6 +102,24 @@ fn micro_batches_in_flight_change_no_bit() {
             assert!(program.arena.transient_bytes() <= slots * alone.arena.transient_bytes());
             assert!(run(&graph, &program) == expected, "{precision}, {stages} stages");
         }
+    }
+}
+
+#[test]
+fn buckets_of_any_size_change_no_bit() {
+    let (graph, plan) = model("mxfp8");
+    let whole = lowered(&graph, &plan, &Scheduling::of(&plan));
+    let expected = run(&graph, &whole);
+    let updates = |program: &Program| {
+        program.calls.iter().filter(|call| matches!(call.op, Op::AdamW(_))).count()
+    };
+    assert_eq!(updates(&whole), 1);
+    for (bucket_bytes, count) in [(0, whole.parameters.len()), (100_000, 6)] {
+        let plan = Plan { bucket_bytes, ..plan.clone() };
+        let program = lowered(&graph, &plan, &Scheduling::of(&plan));
+        assert_eq!(updates(&program), count);
+        assert_eq!(program.arena, whole.arena);
+        assert!(run(&graph, &program) == expected, "buckets of {bucket_bytes} bytes");
     }
 }
 
@@ -135,7 +153,7 @@ fn permuted(program: &Program, seed: usize) -> Program {
 
 #[test]
 fn calls_of_several_streams_run_in_any_order_to_the_same_bits() {
-    for precision in ["bf16", "mxfp8"] {
+    for precision in ["bf16", "mxfp8", "nvfp4"] {
         let (graph, plan) = model(precision);
         let alone = lowered(&graph, &plan, &Scheduling::of(&plan));
         let expected = run(&graph, &alone);

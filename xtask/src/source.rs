@@ -163,6 +163,8 @@ pub(crate) struct RustLines {
     pub(crate) code: Vec<String>,
     /// Comments only, with their slashes.
     pub(crate) comments: Vec<String>,
+    /// What was in quotes, in the order of the `"` that `code` has for each.
+    pub(crate) texts: Vec<String>,
 }
 
 /// Where in Rust text we are.
@@ -180,7 +182,7 @@ enum State {
 
 /// Takes Rust text apart. `C` and CUDA text, which has no raw strings, comes out right too.
 pub(crate) fn split_rust(text: &str) -> RustLines {
-    let mut lines = RustLines { code: Vec::new(), comments: Vec::new() };
+    let mut lines = RustLines { code: Vec::new(), comments: Vec::new(), texts: Vec::new() };
     let mut state = State::Code;
     for line in text.lines() {
         let characters: Vec<char> = line.chars().collect();
@@ -200,8 +202,12 @@ pub(crate) fn split_rust(text: &str) -> RustLines {
                 (State::Code, State::Code) if length == 1 => code.push(rest[0]),
                 // Whatever was in quotes, so that two words around it stay apart.
                 (State::Code, State::Code) => code.push_str("''"),
-                (State::Code, _) => code.push('"'),
-                _ => {}
+                (State::Code, _) => {
+                    code.push('"');
+                    lines.texts.push(String::new());
+                }
+                (_, State::Code) => {}
+                _ => lines.texts.last_mut().expect("its quote").extend(&rest[..length]),
             }
             state = next;
             at += length;
@@ -284,6 +290,20 @@ mod tests {
         check("fn f<'a>(x: &'a str) {}", &["fn f<'a>(x: &'a str) {}"], &[""]);
         check("m('\"', '\\'', '{', '\\u{1F}')", &["m('', '', '', '')"], &[""]);
         check("r(x)", &["r(x)"], &[""]);
+    }
+
+    #[test]
+    fn what_is_in_quotes_is_kept_in_order() {
+        let check = |text: &str, expected: &[&str]| {
+            let lines = split_rust(text);
+            assert_eq!(lines.texts, expected, "{text}");
+            let quotes = lines.code.concat().matches('"').count();
+            assert_eq!(quotes, expected.len(), "{text}");
+        };
+        check("f(\"a\", \"\", 'b'); // \"c\"", &["a", ""]);
+        check("f(r#\"a \" b\"#, br\"c\\\", b\"d\")", &["a \" b", "c\\", "d"]);
+        check("f(\"a \\\" b\\n\")", &["a \\\" b\\n"]);
+        check("f(\"a\nb\")", &["ab"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// One place where two JSON values differ.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JsonDifference {
-    /// The place, such as `run.settings.steps` or `plan.stages[0].layer_count`.
+    /// The place, such as `run.settings.steps` or `plan.precision[0].format`.
     pub path: String,
     /// What the first checkpoint has; none where it has nothing there.
     pub a: Option<Value>,

@@ -1,10 +1,12 @@
 //! Gradient norm and the AdamW update (Loshchilov and Hutter, arXiv 1711.05101).
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
-use super::product;
+use super::{Check, product};
 use crate::op::{OpRule, OutputType, TensorType};
-use crate::{OpError, Shape};
+use crate::{DType, OpError, Shape};
 
 /// All gradients → their global L2 norm, f32 `[1]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,7 +18,7 @@ impl OpRule for GradNorm {
     }
 
     fn infer(&self, _inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        Ok(vec![OutputType::statistic("", Shape::new([1usize]), crate::DType::F32)])
+        Ok(vec![OutputType::statistic("", Shape::new([1usize]), DType::F32)])
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
@@ -24,29 +26,99 @@ impl OpRule for GradNorm {
     }
 }
 
-/// Updates every parameter in place.
+/// Counts a step and makes what all buckets of it need.
 ///
-/// Operands, in this order: grad_norm f32 `[1]`, schedule f32 `[2]` (learning rate, largest
-/// gradient norm), counters u64 `[2]` (applied steps, skipped steps; updated), then for each
-/// parameter: gradient, and updated in place: master weight, first moment, second moment, all
-/// f32. A step whose norm is not finite changes nothing but the count of skipped steps.
+/// grad_norm f32 `[1]`, schedule f32 `[2]` (learning rate, largest gradient norm), counters u64
+/// `[2]` (applied steps, skipped steps; updated) → coefficients f32 `[9]`, in this order: 1 if the
+/// step is applied and 0 if its norm is not finite, learning rate, clip factor, 1 - beta1, beta2,
+/// 1 - beta2, step size (learning rate over the first moment's correction), one over the root of
+/// the second moment's correction, eps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdamW {
+pub struct AdamWCoefficients {
     /// Decay of the first moment.
     pub beta1: f32,
     /// Decay of the second moment.
     pub beta2: f32,
     /// Added to the root of the second moment.
     pub eps: f32,
+}
+
+impl AdamWCoefficients {
+    /// How many there are.
+    pub const COUNT: usize = 9;
+}
+
+impl OpRule for AdamWCoefficients {
+    fn name(&self) -> &'static str {
+        "adamw_coefficients"
+    }
+
+    fn attributes(&self) -> String {
+        format!("betas=({}, {}) eps={:e}", self.beta1, self.beta2, self.eps)
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["grad_norm", "schedule", "counters"])?;
+        for (index, (dtype, count)) in
+            [(DType::F32, 1), (DType::F32, 2), (DType::U64, 2)].into_iter().enumerate()
+        {
+            check.dtype(index, dtype)?;
+            check.shape(index, &Shape::new([count]))?;
+        }
+        Ok(vec![OutputType::statistic("", Shape::new([Self::COUNT]), DType::F32)])
+    }
+
+    fn flops(&self, _shapes: &[Vec<usize>]) -> u64 {
+        0
+    }
+}
+
+/// Updates the parameters of one bucket in place.
+///
+/// A bucket is a range of [`Program::parameters`](crate::Program::parameters) whose master weights
+/// lie one behind the other in the arena, each from a multiple of
+/// [`ALIGNMENT_BYTES`](crate::ALIGNMENT_BYTES) on; so do the gradients, the first and the second
+/// moments. A shard of it that ends at parameters is therefore one range of each of the four.
+///
+/// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter: gradient, and
+/// updated in place: master weight, first moment, second moment, all f32 of one shape. A step that
+/// is skipped changes nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamW {
+    /// The bucket, as indices into the parameters of the program.
+    pub parameters: Range<usize>,
     /// Decoupled weight decay of each parameter, in operand order.
     pub weight_decay: Vec<f32>,
 }
 
 impl AdamW {
     /// Operands before the first parameter's.
-    pub const LEADING_OPERANDS: usize = 3;
+    pub const LEADING_OPERANDS: usize = 1;
     /// Operands per parameter: gradient, master, first moment, second moment.
     pub const OPERANDS_PER_PARAMETER: usize = 4;
+
+    fn check(&self, inputs: &[TensorType]) -> Result<(), OpError> {
+        let check = Check { op: self.name(), inputs };
+        let (parameters, decays) = (self.parameters.len(), self.weight_decay.len());
+        if parameters != decays {
+            return Err(check.error(format!("{parameters} weight decays"), decays.to_string()));
+        }
+        let expected = Self::LEADING_OPERANDS + Self::OPERANDS_PER_PARAMETER * parameters;
+        if inputs.len() != expected {
+            return Err(check.error(format!("{expected} operands"), inputs.len().to_string()));
+        }
+        check.shape(0, &Shape::new([AdamWCoefficients::COUNT]))?;
+        for index in 0..inputs.len() {
+            check.dtype(index, DType::F32)?;
+        }
+        for parameter in 0..parameters {
+            let gradient = Self::LEADING_OPERANDS + parameter * Self::OPERANDS_PER_PARAMETER;
+            for index in gradient..gradient + Self::OPERANDS_PER_PARAMETER {
+                check.shape(index, &inputs[gradient].shape)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl OpRule for AdamW {
@@ -55,25 +127,11 @@ impl OpRule for AdamW {
     }
 
     fn attributes(&self) -> String {
-        format!(
-            "betas=({}, {}) eps={:e} parameters={}",
-            self.beta1,
-            self.beta2,
-            self.eps,
-            self.weight_decay.len()
-        )
+        format!("parameters={}..{}", self.parameters.start, self.parameters.end)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let expected =
-            Self::LEADING_OPERANDS + Self::OPERANDS_PER_PARAMETER * self.weight_decay.len();
-        if inputs.len() != expected {
-            return Err(OpError {
-                op: self.name(),
-                expected: format!("{expected} operands"),
-                got: inputs.len().to_string(),
-            });
-        }
+        self.check(inputs)?;
         Ok(vec![])
     }
 

@@ -9,7 +9,7 @@ use crate::{DType, Op, OpError, Shape};
 /// Two GEMMs of one and the same `a`, as the gate and up projections are: with a
 /// [`super::SwiGlu`] behind it, neither result is stored.
 ///
-/// Takes what `gemm` takes, then once more what it takes beside `a` (and its scales). Gives both
+/// Takes what `gemm` takes, then once more what it takes beside the planes of `a`. Gives both
 /// results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DualGemm {
@@ -22,7 +22,7 @@ impl DualGemm {
     fn shared_inputs(&self) -> Option<usize> {
         match &*self.gemm {
             Op::Linear(_) => Some(1),
-            Op::ScaledGemm(_) => Some(2),
+            Op::ScaledGemm(op) => Some(op.b_input()),
             _ => None,
         }
     }

@@ -7,7 +7,9 @@ use deepwell_ir::{ByteRange, Call, Instance, Program};
 
 use super::arena::Arena;
 use super::calls::{self, CpuCall, SharedComm};
-use crate::backend::{Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, Recording};
+use crate::backend::{
+    Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, Recording,
+};
 use crate::{Comm, KernelError};
 
 /// Runs calls on this machine's processor.
@@ -17,8 +19,8 @@ pub struct CpuBackend {
     comm: Option<SharedComm>,
     calls: Vec<CpuCall>,
     recordings: Vec<Vec<PreparedCall>>,
-    /// The two latest readbacks, by number.
-    readbacks: [Vec<Vec<u8>>; 2],
+    /// The latest readbacks, by number.
+    readbacks: [Vec<Vec<u8>>; READBACKS],
     readbacks_made: usize,
 }
 
@@ -115,20 +117,20 @@ impl Backend for CpuBackend {
             .iter()
             .map(|&range| self.bytes(range).map(|bytes| bytes.to_vec()))
             .collect::<Result<Vec<_>, _>>()?;
-        self.readbacks[self.readbacks_made % 2] = parts;
+        self.readbacks[self.readbacks_made % READBACKS] = parts;
         self.readbacks_made += 1;
         Ok(Readback(self.readbacks_made - 1))
     }
 
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
         let age = self.readbacks_made.saturating_sub(readback.0);
-        if age == 0 || age > self.readbacks.len() {
+        if age == 0 || age > READBACKS {
             return Err(KernelError::Run {
                 call: "readback".to_string(),
-                what: format!("expected one of the last 2 readbacks, got one {age} old"),
+                what: format!("expected one of the last {READBACKS} readbacks, got one {age} old"),
             });
         }
-        for (part, bytes) in parts.iter_mut().zip(&self.readbacks[readback.0 % 2]) {
+        for (part, bytes) in parts.iter_mut().zip(&self.readbacks[readback.0 % READBACKS]) {
             part.copy_from_slice(bytes);
         }
         Ok(())

@@ -7,8 +7,8 @@
 //! - Inputs have two slots. The host fills the pinned half of a slot once the copy that read it
 //!   (`uploaded`) is done; the copy stream then fills the device half once the compute stream has
 //!   taken the last contents out (`taken`); the compute stream moves it to the values.
-//! - Readbacks have two slots of pinned memory. The compute stream fills one (`filled`); the host
-//!   reads it after that event. A slot is used again two readbacks later.
+//! - Readbacks have [`READBACKS`] slots of pinned memory. The compute stream fills one (`filled`); the host
+//!   reads it after that event. Slots are used in turn.
 #![allow(unsafe_code)]
 
 mod issue;
@@ -26,14 +26,15 @@ use super::pinned::PinnedBuffer;
 use super::prepare::{CallView, Constants, Device, DeviceTensor, Step};
 use crate::KernelError;
 use crate::backend::{
-    Backend, CallTime, HostBuffer, Issue, PreparedCall, Readback, ReadbackTime, Recording,
+    Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
+    Recording,
 };
 
-/// Slots of inputs and of readbacks.
-const SLOTS: usize = 2;
+/// Slots of inputs.
+const INPUTS: usize = 2;
 
 /// Timed events outlive their slot: the time of a step is read when the next one is in the queue.
-const CLOCKS: usize = SLOTS + 1;
+const CLOCKS: usize = READBACKS + 1;
 
 struct InputSlot {
     pinned: PinnedBuffer,
@@ -187,10 +188,10 @@ impl CudaBackend {
 
     fn check_age(&self, readback: Readback) -> Result<(), KernelError> {
         let age = self.readbacks_made.saturating_sub(readback.0);
-        if age == 0 || age > SLOTS {
+        if age == 0 || age > READBACKS {
             return Err(KernelError::Run {
                 call: "readback".to_string(),
-                what: format!("expected one of the last {SLOTS} readbacks, got one {age} old"),
+                what: format!("expected one of the last {READBACKS} readbacks, got one {age} old"),
             });
         }
         Ok(())
@@ -254,7 +255,7 @@ impl Backend for CudaBackend {
                 self.driver.free(slot.staged)?;
                 self.driver.free_pinned(slot.pinned)?;
             }
-            for _ in 0..SLOTS {
+            for _ in 0..INPUTS {
                 let slot = self.new_input_slot(input_bytes)?;
                 self.inputs.push(slot);
             }
@@ -265,7 +266,7 @@ impl Backend for CudaBackend {
             for slot in self.readbacks.drain(..) {
                 self.driver.free_pinned(slot.pinned)?;
             }
-            for _ in 0..SLOTS {
+            for _ in 0..READBACKS {
                 let pinned = self.driver.allocate_pinned(readback_bytes)?;
                 self.readbacks.push(ReadbackSlot { pinned, parts: Vec::new() });
             }
@@ -402,8 +403,8 @@ impl Backend for CudaBackend {
         let addresses =
             copies.iter().map(|&(range, _)| self.address(range)).collect::<Result<Vec<_>, _>>()?;
         let (driver, compute, side) = (self.driver.as_mut(), self.compute, self.copies);
-        let is_used = self.inputs_staged >= SLOTS;
-        let slot = &mut self.inputs[self.inputs_staged % SLOTS];
+        let is_used = self.inputs_staged >= INPUTS;
+        let slot = &mut self.inputs[self.inputs_staged % INPUTS];
         if is_used {
             driver.synchronize_event(slot.uploaded)?;
             driver.wait(side, slot.taken)?;
@@ -441,7 +442,7 @@ impl Backend for CudaBackend {
         let runs = coalesce(ranges);
         let addresses =
             runs.iter().map(|&(range, _)| self.address(range)).collect::<Result<Vec<_>, _>>()?;
-        let slot = &mut self.readbacks[self.readbacks_made % SLOTS];
+        let slot = &mut self.readbacks[self.readbacks_made % READBACKS];
         slot.parts.clear();
         slot.parts.resize(ranges.len(), (0, 0));
         let mut offset = 0;
@@ -472,7 +473,7 @@ impl Backend for CudaBackend {
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
         self.check_age(readback)?;
         self.driver.synchronize_event(self.clocks[readback.0 % CLOCKS].filled)?;
-        let slot = &self.readbacks[readback.0 % SLOTS];
+        let slot = &self.readbacks[readback.0 % READBACKS];
         for (part, &(offset, bytes)) in parts.iter_mut().zip(&slot.parts) {
             part.copy_from_slice(&slot.pinned.as_slice()[offset..offset + bytes]);
         }

@@ -3,8 +3,7 @@
 use deepwell_ir::{
     KernelCatalog, KernelChoice, KernelRequest, NoKernel, Op, Ranks, Selection, Target,
 };
-
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, ScaleFormat, ScaleRule};
 
 use super::spec::{Architecture, CudaKernelSpec};
 use crate::epilogue::EpilogueSet;
@@ -140,10 +139,17 @@ fn rejection(
 
 /// Why no kernel takes operands of a format.
 fn unserved(format: &QuantFormat) -> Result<(), String> {
-    if format.is_of_family(&QuantFormat::MXFP8) {
-        return Ok(());
+    if !format.is_of_family(&QuantFormat::MXFP8) {
+        let known = QuantFormat::MXFP8.name();
+        return Err(format!("CUDA kernels take {known}, not {}", format.name()));
     }
-    Err(format!("CUDA kernels take {}, not {}", QuantFormat::MXFP8.name(), format.name()))
+    match format.scale {
+        // It would need the elements of a block once more after their largest magnitude is known.
+        ScaleFormat::E8m0(rule @ ScaleRule::MinError) => {
+            Err(format!("CUDA kernels quantize by the scale rules rceil and floor, not {rule}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

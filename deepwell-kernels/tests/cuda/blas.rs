@@ -5,12 +5,12 @@ use deepwell_kernels::cuda::{
     Blas, BlockScales, CublasLt, CudarcDriver, DevicePtr, Driver, Matmul, Matrix, Stream,
 };
 use deepwell_precision::e4m3;
+use deepwell_trials::skip;
 use half::bf16;
 
 use crate::compare::assert_biased_within;
 use crate::device::open_driver;
 use crate::harness::{HostTensor, uniform};
-use crate::trials::skip;
 
 const WORKSPACE_BYTES: usize = 32 << 20;
 const NO_SCALES: [Scaling; 2] = [Scaling::None; 2];

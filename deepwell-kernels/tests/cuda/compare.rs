@@ -30,7 +30,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::trials::note;
+use deepwell_trials::note;
 
 /// Standard deviations, or more, that the projection may be off: for a million comparisons the
 /// chance that a right one fails is below 4 %.

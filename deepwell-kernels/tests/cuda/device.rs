@@ -1,9 +1,9 @@
 //! Which device tests run on: the first GPU, or an emulated one.
 
 use deepwell_kernels::cuda::{Architecture, CudarcDriver, Driver};
+use deepwell_trials::skip;
 
 use crate::harness::Gpu;
-use crate::trials::skip;
 
 /// Set where a missing GPU is a failure.
 const REQUIRE_VARIABLE: &str = "DEEPWELL_REQUIRE_GPU";

@@ -14,11 +14,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepwell_kernels::cuda::{Architecture, LaunchOutcome};
+use deepwell_trials::{inventory, skip};
 
 use crate::device::{emulate, emulated_architecture};
 use crate::harness::Gpu;
 use crate::ptx;
-use crate::trials::skip;
 
 /// SMs of the emulated device.
 const SM_COUNT: u32 = 4;

@@ -26,10 +26,10 @@ use deepwell_kernels::cuda::{
 };
 use deepwell_kernels::{Backend, SingleCall};
 use deepwell_precision::random::XorShift64;
+use deepwell_trials::skip;
 use half::bf16;
 
 use crate::device::{emulated_architecture, find_driver, find_emulated};
-use crate::trials::skip;
 
 /// Bytes of guard before and behind each operand.
 const GUARD_BYTES: usize = 256;

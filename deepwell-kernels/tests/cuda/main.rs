@@ -9,7 +9,7 @@
 use std::process::ExitCode;
 
 #[macro_use]
-mod trials;
+extern crate deepwell_trials;
 
 /// Makes a row of `emulated.rs`: `emulated! { add on Sm100a: |gpu| check(gpu, 401, 1000) }` runs
 /// the kernels of `add.cu` on that architecture, unless another is asked for.
@@ -21,10 +21,10 @@ macro_rules! emulated {
                 let architecture = deepwell_kernels::cuda::Architecture::$architecture;
                 $crate::emulated::run(stringify!($file), architecture, $check);
             }
-            ::inventory::submit! {
-                $crate::trials::Test::new("cuda::emulated", stringify!($file), $file)
+            ::deepwell_trials::inventory::submit! {
+                ::deepwell_trials::Test::new("cuda::emulated", stringify!($file), $file)
             }
-            ::inventory::submit! { $crate::emulated::Row(stringify!($file)) }
+            ::deepwell_trials::inventory::submit! { $crate::emulated::Row(stringify!($file)) }
         };
     };
 }
@@ -106,7 +106,7 @@ mod swiglu;
 mod tcgen05;
 
 fn main() -> ExitCode {
-    let code = trials::run();
-    trials::note(compare::summary);
+    let code = deepwell_trials::run();
+    deepwell_trials::note(compare::summary);
     code
 }

@@ -1,7 +1,8 @@
 //! What the tests of kernels on tcgen05 share.
 
+use deepwell_trials::skip;
+
 use crate::harness::Gpu;
-use crate::trials::skip;
 
 /// The GPU, if it has tcgen05; other tests are skipped.
 pub(crate) fn open() -> Gpu {

@@ -5,8 +5,8 @@ use deepwell_ir::{Call, Op, Operand, Program};
 /// FLOPs of the GEMMs of linear layers in a step. Recomputed calls do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinearFlops {
-    /// Those that run in MXFP8.
-    pub mxfp8: u64,
+    /// Those whose operands are quantized.
+    pub quantized: u64,
     /// All of the blocks.
     pub blocks: u64,
     /// All of the blocks and of the output head.
@@ -21,7 +21,7 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
         match call.op.leading() {
             Op::ScaledGemm(_) => {
                 let flops = flops();
-                sums.mxfp8 += flops;
+                sums.quantized += flops;
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
@@ -48,11 +48,11 @@ fn gemm_flops(program: &Program, call: &Call) -> u64 {
     core.rule().flops(&call.inputs().iter().map(shape).collect::<Vec<_>>())
 }
 
-/// Share of the FLOPs of linear layers that run in MXFP8, of those of the blocks and of all
-/// (the head included), see [`linear_flops`].
-pub fn mxfp8_flop_share(program: &Program) -> (f64, f64) {
-    let LinearFlops { mxfp8, blocks, with_head } = linear_flops(program);
-    let share = |total: u64| if total == 0 { 0.0 } else { mxfp8 as f64 / total as f64 };
+/// Share of the FLOPs of linear layers whose operands are quantized, of those of the blocks and of
+/// all (the head included), see [`linear_flops`].
+pub fn quantized_flop_share(program: &Program) -> (f64, f64) {
+    let LinearFlops { quantized, blocks, with_head } = linear_flops(program);
+    let share = |total: u64| if total == 0 { 0.0 } else { quantized as f64 / total as f64 };
     (share(blocks), share(with_head))
 }
 

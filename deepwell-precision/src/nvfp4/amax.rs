@@ -2,6 +2,7 @@
 
 use crate::Source;
 use crate::simd::{Kernel, Level};
+use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 
 /// Lanes over which the maximum runs: four AVX-512 registers.
@@ -17,7 +18,14 @@ const INFINITY_BITS: u32 = 0x7F80_0000;
 /// ```
 #[must_use]
 pub fn amax<S: Source>(src: &[S]) -> f32 {
-    f32::from_bits(amax_bits(src))
+    f32::from_bits(amax_of(S::values(src)))
+}
+
+fn amax_of(values: Values<'_>) -> u32 {
+    match values {
+        Values::F32(src) => amax_bits(src),
+        Values::Bf16(src) => amax_bits(src),
+    }
 }
 
 fn amax_bits<S: Source>(src: &[S]) -> u32 {

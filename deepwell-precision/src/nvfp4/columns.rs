@@ -5,6 +5,7 @@ use super::rows::height;
 use super::{BLOCK, Nvfp4Spec};
 use crate::quantize::lanes::Counters;
 use crate::simd::{Kernel, Level};
+use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{QuantStats, Source};
 
@@ -12,9 +13,9 @@ use crate::{QuantStats, Source};
 const STRIP_COLS: usize = BLOCK;
 
 /// Some columns of a matrix, and where they go.
-pub(super) struct ColumnsTask<'a, S> {
+pub(super) struct ColumnsTask<'a> {
     /// The whole matrix, [rows, cols].
-    pub(super) src: &'a [S],
+    pub(super) src: Values<'a>,
     pub(super) rows: usize,
     pub(super) cols: usize,
     /// Columns to work off, from a multiple of [`STRIP_COLS`] on.
@@ -26,7 +27,7 @@ pub(super) struct ColumnsTask<'a, S> {
     pub(super) scales_t: &'a mut [u8],
 }
 
-impl<S: Source> ColumnsTask<'_, S> {
+impl ColumnsTask<'_> {
     /// Halves the columns until tasks are small, then runs the kernel.
     pub(super) fn run(self, level: Level) -> QuantStats {
         let (start, end) = self.col_range;
@@ -68,9 +69,11 @@ impl<S: Source> ColumnsTask<'_, S> {
             for row in (0..self.rows).step_by(SEGMENT) {
                 let len = SEGMENT.min(self.rows - row);
                 for r in 0..len {
-                    let line = &self.src[(row + r) * self.cols + col..][..strip_cols];
-                    for (column, x) in strip.iter_mut().zip(line) {
-                        column[r] = x.to_f32();
+                    let start = (row + r) * self.cols + col;
+                    let line = start..start + strip_cols;
+                    match self.src {
+                        Values::F32(src) => copy_line(&src[line], &mut strip, r),
+                        Values::Bf16(src) => copy_line(&src[line], &mut strip, r),
                     }
                 }
                 let mut slices: [&[f32]; STRIP_COLS] = [&[]; STRIP_COLS];
@@ -95,7 +98,15 @@ impl<S: Source> ColumnsTask<'_, S> {
     }
 }
 
-impl<S: Source> Kernel for ColumnsTask<'_, S> {
+/// Copies a line of the source to place `r` of each column.
+#[inline(always)]
+fn copy_line<S: Source>(line: &[S], strip: &mut [[f32; SEGMENT]; STRIP_COLS], r: usize) {
+    for (column, x) in strip.iter_mut().zip(line) {
+        column[r] = x.to_f32();
+    }
+}
+
+impl Kernel for ColumnsTask<'_> {
     type Output = QuantStats;
 
     #[inline(always)]

@@ -4,6 +4,7 @@ use super::{BLOCK, check};
 use crate::dequantize::{decode_e4m3, decode_small};
 use crate::error::QuantizeError;
 use crate::simd::{Kernel, Level};
+use crate::source::ValuesMut;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{DequantizedValue, e2m1, ue4m3};
 
@@ -27,9 +28,16 @@ pub fn dequantize_rows<T: DequantizedValue>(
 ) -> Result<(), QuantizeError> {
     check("out", out.len(), rows, cols, bytes.len(), scales.len())?;
     if !out.is_empty() {
-        Task { bytes, scales, tensor_scale, cols, out }.run();
+        dequantize(bytes, scales, tensor_scale, cols, T::values_mut(out));
     }
     Ok(())
+}
+
+fn dequantize(bytes: &[u8], scales: &[u8], tensor_scale: f32, cols: usize, out: ValuesMut<'_>) {
+    match out {
+        ValuesMut::F32(out) => Task { bytes, scales, tensor_scale, cols, out }.run(),
+        ValuesMut::Bf16(out) => Task { bytes, scales, tensor_scale, cols, out }.run(),
+    }
 }
 
 /// Whole rows of a quantized matrix, and where their values go.

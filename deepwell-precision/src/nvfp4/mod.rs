@@ -29,6 +29,7 @@ use crate::error::{QuantizeError, Shape};
 use crate::names::named_enum;
 use crate::packed::fp4_len;
 use crate::simd::Level;
+use crate::source::Values;
 use crate::{
     BlockShape, ElementFormat, Philox, QuantFormat, QuantStats, ScaleFormat, Source, TensorScale,
     e2m1, ue4m3,
@@ -44,6 +45,7 @@ mod tests;
 
 pub use amax::amax;
 pub use dequantize::dequantize_rows;
+use rows::RowsTask;
 
 /// Elements along the contraction that share a block scale.
 pub const BLOCK: usize = 16;
@@ -179,7 +181,7 @@ pub fn quantize_rows<S: Source>(
     check("src", src.len(), rows, cols, bytes.len(), scales.len())?;
     let spec = Nvfp4Spec::new(format, common)?;
     let encode_scale = encode_scale(common.amax, spec.bound);
-    let stats = rows_at(Level::Native, src, cols, encode_scale, spec, bytes, scales);
+    let stats = rows_at(Level::Native, S::values(src), cols, encode_scale, spec, bytes, scales);
     Ok((1.0 / encode_scale, stats))
 }
 
@@ -221,14 +223,15 @@ pub fn quantize_columns<S: Source>(
     shape.expect("scales_t", scales_len(cols, rows), scales_t.len())?;
     let spec = Nvfp4Spec::new(format, common)?;
     let encode_scale = encode_scale(common.amax, spec.bound);
-    let stats = columns_at(Level::Native, src, cols, encode_scale, spec, bytes_t, scales_t);
+    let stats =
+        columns_at(Level::Native, S::values(src), cols, encode_scale, spec, bytes_t, scales_t);
     Ok((1.0 / encode_scale, stats))
 }
 
 /// [`quantize_rows`] on checked arguments.
-fn rows_at<S: Source>(
+fn rows_at(
     level: Level,
-    src: &[S],
+    src: Values<'_>,
     cols: usize,
     encode_scale: f32,
     spec: Nvfp4Spec,
@@ -239,14 +242,22 @@ fn rows_at<S: Source>(
     if src.is_empty() {
         return QuantStats::default();
     }
-    let task = rows::RowsTask { src, cols, first_row: 0, encode_scale, spec, bytes, scales };
-    QuantStats { elements, ..task.run(level) }
+    let first_row = 0;
+    let stats = match src {
+        Values::F32(src) => {
+            RowsTask { src, cols, first_row, encode_scale, spec, bytes, scales }.run(level)
+        }
+        Values::Bf16(src) => {
+            RowsTask { src, cols, first_row, encode_scale, spec, bytes, scales }.run(level)
+        }
+    };
+    QuantStats { elements, ..stats }
 }
 
 /// [`quantize_columns`] on checked arguments.
-fn columns_at<S: Source>(
+fn columns_at(
     level: Level,
-    src: &[S],
+    src: Values<'_>,
     cols: usize,
     encode_scale: f32,
     spec: Nvfp4Spec,

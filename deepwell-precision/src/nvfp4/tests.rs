@@ -94,12 +94,13 @@ fn check<S: Source>(level: Level, src: &[S], rows: usize, cols: usize, amax: f32
         let what = format!("{what} {rows} x {cols} {spec:?} {level:?}");
         let global = encode_scale(amax, spec.bound);
         let expected = reference(|r, c| src[r * cols + c].to_f32(), rows, cols, amax, &spec);
-        let got =
-            run(rows, cols, |bytes, scales| rows_at(level, src, cols, global, spec, bytes, scales));
+        let got = run(rows, cols, |bytes, scales| {
+            rows_at(level, S::values(src), cols, global, spec, bytes, scales)
+        });
         assert_same(&got, &expected, &format!("rows {what}"));
         let expected = reference(|c, r| src[r * cols + c].to_f32(), cols, rows, amax, &spec);
         let got = run(cols, rows, |bytes, scales| {
-            columns_at(level, src, cols, global, spec, bytes, scales)
+            columns_at(level, S::values(src), cols, global, spec, bytes, scales)
         });
         assert_same(&got, &expected, &format!("columns {what}"));
     }
@@ -171,8 +172,7 @@ fn kernels_follow_the_definition() {
             check(Level::Native, &src, rows, cols, amax(&src), &what);
             check(Level::Native, &narrow, rows, cols, amax(&narrow), &what);
             check(Level::Baseline, &src, rows, cols, amax(&src), &what);
-            #[cfg(all(feature = "std", target_arch = "x86_64"))]
-            check(Level::Avx2, &narrow, rows, cols, amax(&narrow), &what);
+            check(Level::Baseline, &narrow, rows, cols, amax(&narrow), &what);
             // A caller whose amax is that of something smaller.
             check(Level::Native, &src, rows, cols, amax(&src) / 16.0, &what);
         }

@@ -6,7 +6,7 @@
 //!
 //! ```toml
 //! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d | nvfp4
-//! scale_rule = "rceil"          # rceil | floor
+//! scale_rule = "rceil"          # rceil | floor | min_error
 //! granularity = 32              # 32 | 128
 //! weight_block = "row"          # row | square
 //! fallback = "safe"             # safe | strict | off

@@ -155,7 +155,7 @@ fn refused_text() {
         ),
         (
             "# a comment\n\nscale_rule = 'up'",
-            "p.toml:3:14: expected one of `rceil`, `floor` as scale rule, got `up`",
+            "p.toml:3:14: expected one of `rceil`, `floor`, `min_error` as scale rule, got `up`",
         ),
         ("granularity = 64", "p.toml:1:15: expected `32` or `128` as granularity, got `64`"),
         ("granularity = '32'", "p.toml:1:15: invalid type: string \"32\", expected i64"),

@@ -21,6 +21,7 @@ use crate::{
 };
 
 pub(crate) mod lanes;
+mod min_error;
 #[cfg(test)]
 mod reference;
 mod rows;
@@ -100,7 +101,8 @@ pub fn quantize_rows<S: Source>(
     scales: &mut [u8],
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
-    Ok(rows_of(S::values(src), rows, cols, format.mx_spec()?, data, scales))
+    let spec = format.mx_spec()?;
+    Ok(rows_at(Level::Native, S::values(src), rows, cols, spec, data, scales))
 }
 
 /// Quantizes a matrix with blocks along its columns, for a GEMM that contracts over rows.
@@ -122,7 +124,8 @@ pub fn quantize_columns<S: Source>(
     scales_t: &mut [u8],
 ) -> Result<QuantStats, QuantizeError> {
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
-    Ok(columns_of(S::values(src), rows, cols, format.mx_spec()?, data_t, scales_t))
+    let spec = format.mx_spec()?;
+    Ok(columns_at(Level::Native, S::values(src), rows, cols, spec, data_t, scales_t))
 }
 
 /// Both operands in one pass over the source: (data, scales) as [`quantize_rows`] writes them and
@@ -155,8 +158,9 @@ pub fn quantize_both<S: Source>(
 ) -> Result<QuantStats, QuantizeError> {
     check_rows(src.len(), rows, cols, data, scales)?;
     check_columns(src.len(), rows, cols, data_t, scales_t)?;
-    let column_out = ColumnOut { data_t, scales_t };
-    let stats = both_of(S::values(src), rows, cols, format.mx_spec()?, (data, scales), column_out);
+    let (spec, out_t) = (format.mx_spec()?, ColumnOut { data_t, scales_t });
+    let (values, out) = (S::values(src), (data, scales));
+    let stats = stripes(Level::Native, values, rows, cols, spec, out, Some(out_t));
     Ok(QuantStats { elements: 2 * src.len() as u64, ..stats })
 }
 
@@ -186,56 +190,10 @@ fn check_columns(
     shape.expect("scales_t", scales_len(cols, rows), scales_t.len())
 }
 
-/// [`rows_at`] of values of either type.
-fn rows_of(
-    values: Values<'_>,
-    rows: usize,
-    cols: usize,
-    spec: MxSpec,
-    data: &mut [u8],
-    scales: &mut [u8],
-) -> QuantStats {
-    match values {
-        Values::F32(src) => rows_at(Level::Native, src, rows, cols, spec, data, scales),
-        Values::Bf16(src) => rows_at(Level::Native, src, rows, cols, spec, data, scales),
-    }
-}
-
-/// [`columns_at`] of values of either type.
-fn columns_of(
-    values: Values<'_>,
-    rows: usize,
-    cols: usize,
-    spec: MxSpec,
-    data_t: &mut [u8],
-    scales_t: &mut [u8],
-) -> QuantStats {
-    match values {
-        Values::F32(src) => columns_at(Level::Native, src, rows, cols, spec, data_t, scales_t),
-        Values::Bf16(src) => columns_at(Level::Native, src, rows, cols, spec, data_t, scales_t),
-    }
-}
-
-/// [`stripes`] of values of either type, with both operands.
-fn both_of(
-    values: Values<'_>,
-    rows: usize,
-    cols: usize,
-    spec: MxSpec,
-    row_out: (&mut [u8], &mut [u8]),
-    column_out: ColumnOut<'_>,
-) -> QuantStats {
-    let column_out = Some(column_out);
-    match values {
-        Values::F32(src) => stripes(Level::Native, src, rows, cols, spec, row_out, column_out),
-        Values::Bf16(src) => stripes(Level::Native, src, rows, cols, spec, row_out, column_out),
-    }
-}
-
 /// [`quantize_rows`] on checked arguments.
-fn rows_at<S: Source>(
+fn rows_at(
     level: Level,
-    src: &[S],
+    src: Values<'_>,
     rows: usize,
     cols: usize,
     spec: MxSpec,
@@ -250,15 +208,18 @@ fn rows_at<S: Source>(
         // Where groups end with the row, the matrix is one long row to the kernel.
         let joined = cols.is_multiple_of(spec.granularity.elements());
         let cols = if joined { src.len() } else { cols };
-        RowsTask { src, cols, spec, data, scales }.run(level)
+        match src {
+            Values::F32(src) => RowsTask { src, cols, spec, data, scales }.run(level),
+            Values::Bf16(src) => RowsTask { src, cols, spec, data, scales }.run(level),
+        }
     };
     QuantStats { elements: src.len() as u64, ..stats }
 }
 
 /// [`quantize_columns`] on checked arguments.
-fn columns_at<S: Source>(
+fn columns_at(
     level: Level,
-    src: &[S],
+    src: Values<'_>,
     rows: usize,
     cols: usize,
     spec: MxSpec,
@@ -288,9 +249,9 @@ fn columns_at<S: Source>(
 /// after the other, each stripe by stripe of rows. A stripe is split by columns: the columnwise
 /// operands of two halves are two halves of a slice, and the rowwise operand falls into as many
 /// slices as the stripe has rows, an array of which fits on the stack.
-fn stripes<S: Source>(
+fn stripes(
     level: Level,
-    src: &[S],
+    src: Values<'_>,
     rows: usize,
     cols: usize,
     spec: MxSpec,
@@ -342,7 +303,7 @@ fn stripes<S: Source>(
 }
 
 /// Halves a task by columns until it is small, then runs the kernel.
-fn split_columns<S: Source>(level: Level, task: TileTask<'_, S>) -> QuantStats {
+fn split_columns(level: Level, task: TileTask<'_>) -> QuantStats {
     let (start, end) = task.col_range;
     let tiles = (end - start).div_ceil(TILE_COLS);
     let elements = (task.row_range.1 - task.row_range.0) * (end - start);

@@ -5,11 +5,12 @@ use crate::quantize::MxSpec;
 use crate::{BlockShape, ElementFormat, Overflow, QuantStats, Rounding, ScaleRule};
 use crate::{e4m3, e5m2, e8m0};
 
-/// Quantizes the `outer` x `contraction` matrix whose element (o, k) is `at(o, k)`.
+/// Quantizes the `outer` x `contraction` matrix whose element (o, k) is `at(o, k)`, the source
+/// itself or, `by_column`, its transpose.
 pub(super) fn quantize(
     at: impl Fn(usize, usize) -> f32,
-    outer: usize,
-    contraction: usize,
+    (outer, contraction): (usize, usize),
+    by_column: bool,
     spec: &MxSpec,
     data: &mut [u8],
     scales: &mut [u8],
@@ -48,10 +49,21 @@ pub(super) fn quantize(
                 }
             }
             let amax = f32::from_bits(amax_bits);
-            let code = e8m0::from_amax_for(amax, spec.element, spec.scale_rule);
+            // The columns of the source, one after the other, or a single row along K.
+            let (height, width) = (outer_end - outer_start, k_end - k_start);
+            let (elements, run): (Vec<f32>, usize) = if by_column || height == 1 {
+                (indices().map(|(o, k)| at(o, k)).collect(), width)
+            } else {
+                let columns = k_start..k_end;
+                let of_column = |k| (outer_start..outer_end).map(move |o| (o, k));
+                (columns.flat_map(of_column).map(|(o, k)| at(o, k)).collect(), height)
+            };
+            let code = e8m0::from_block(&elements, run, spec.element, spec.scale_rule);
             let wanted_below_range = match spec.scale_rule {
                 // 2^-128.
-                ScaleRule::Rceil => amax / element_max <= f32::from_bits(0x0020_0000),
+                ScaleRule::Rceil | ScaleRule::MinError => {
+                    amax / element_max <= f32::from_bits(0x0020_0000)
+                }
                 ScaleRule::OcpFloor => amax < 2.0_f32.powi(exponent_max - 127),
             };
             stats.scale_clamps += u64::from(amax > 0.0 && wanted_below_range);
@@ -64,7 +76,7 @@ pub(super) fn quantize(
                 scales[o * blocks + k / 32] = code;
                 stats.underflows += u64::from(x != 0.0 && spec.element.decode(element) == 0.0);
                 stats.saturations += u64::from(
-                    spec.scale_rule == ScaleRule::OcpFloor
+                    spec.scale_rule != ScaleRule::Rceil
                         && x.is_finite()
                         && scaled.abs() > element_max,
                 );

@@ -7,6 +7,7 @@ use crate::e8m0::{self, finite_scale};
 use crate::error::{QuantizeError, Shape};
 use crate::quantize::{MxSpec, scales_len};
 use crate::simd::{Kernel, Level};
+use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
 use crate::{BLOCK, Block, ElementFormat, Philox, QuantFormat, QuantStats, ScaleRule, Source};
 
@@ -82,12 +83,30 @@ pub fn quantize_rows_stochastic<S: Source>(
     if format.block != Block::row(BLOCK as u16) {
         return Err(format.refused("blocks of 1x32 for stochastic rounding"));
     }
+    if spec.scale_rule == ScaleRule::MinError {
+        return Err(format.refused("scales by the largest magnitude for stochastic rounding"));
+    }
     let elements = src.len() as u64;
     if src.is_empty() {
         return Ok(QuantStats::default());
     }
-    let task = StochasticTask { src, cols, first: 0, spec, philox, data, scales };
-    Ok(QuantStats { elements, ..task.run() })
+    let stats = rows_at_random(S::values(src), cols, spec, philox, data, scales);
+    Ok(QuantStats { elements, ..stats })
+}
+
+fn rows_at_random(
+    src: Values<'_>,
+    cols: usize,
+    spec: MxSpec,
+    philox: Philox,
+    data: &mut [u8],
+    scales: &mut [u8],
+) -> QuantStats {
+    let first = 0;
+    match src {
+        Values::F32(src) => StochasticTask { src, cols, first, spec, philox, data, scales }.run(),
+        Values::Bf16(src) => StochasticTask { src, cols, first, spec, philox, data, scales }.run(),
+    }
 }
 
 /// Words that are made together; a whole number of blocks of them.
@@ -299,13 +318,22 @@ mod tests {
     }
 
     #[test]
-    fn square_blocks_are_refused() {
-        let spec = QuantFormat::MXFP8.square();
-        let philox = Philox::default();
-        let error = quantize_rows_stochastic(&[0.0_f32], 1, 1, &spec, philox, &mut [0], &mut [0]);
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "expected blocks of 1x32 for stochastic rounding, got `mxfp8 32x32`"
-        );
+    fn formats_that_are_refused() {
+        for (spec, expected) in [
+            (
+                QuantFormat::MXFP8.square(),
+                "expected blocks of 1x32 for stochastic rounding, got `mxfp8 32x32`",
+            ),
+            (
+                QuantFormat::MXFP8.with_scale_rule(ScaleRule::MinError),
+                "expected scales by the largest magnitude for stochastic rounding, \
+                 got `mxfp8 1x32`",
+            ),
+        ] {
+            let philox = Philox::default();
+            let error =
+                quantize_rows_stochastic(&[0.0_f32], 1, 1, &spec, philox, &mut [0], &mut [0]);
+            assert_eq!(error.unwrap_err().to_string(), expected);
+        }
     }
 }

@@ -16,10 +16,12 @@ use super::lanes::{
     Counters, E2m1, E2m3, E3m2, E4m3, E5m2, Element, INFINITY_BITS, LANES, block_amax, encode_any,
     encode_lanes, survey_any,
 };
+use super::min_error::{refine_columns, refine_row};
 use super::scales::{any_scales, finite_scales};
 use super::transpose::{Words, transpose_8_rows};
 use crate::quantize::MxSpec;
 use crate::simd::Kernel;
+use crate::source::Values;
 use crate::{BLOCK, BlockShape, ElementFormat, Granularity, QuantStats, ScaleRule, Source};
 
 /// Columns of a tile.
@@ -47,9 +49,9 @@ pub(super) struct ColumnOut<'a> {
 }
 
 /// Some rows and columns of a matrix, and where their operands go.
-pub(super) struct TileTask<'a, S> {
+pub(super) struct TileTask<'a> {
     /// The whole matrix, row-major.
-    pub(super) src: &'a [S],
+    pub(super) src: Values<'a>,
     pub(super) rows: usize,
     pub(super) cols: usize,
     /// Rows of the task; starts with a stripe. With a rowwise operand, at most one stripe.
@@ -79,27 +81,25 @@ struct ColumnScales {
     reciprocals: [f32; TILE_COLS],
 }
 
-impl<S: Source> Kernel for TileTask<'_, S> {
+impl Kernel for TileTask<'_> {
     type Output = QuantStats;
 
     #[inline(always)]
     fn call(self) -> QuantStats {
+        // What costs a comparison for each element is left out where training spends its time, and
+        // not compiled twice for the other formats, which do as well with it.
         match (self.spec.element, self.spec.scale_rule) {
             (ElementFormat::E4M3, ScaleRule::Rceil) => self.with_group::<E4m3, false>(),
-            (ElementFormat::E4M3, ScaleRule::OcpFloor) => self.with_group::<E4m3, true>(),
-            (ElementFormat::E5M2, ScaleRule::Rceil) => self.with_group::<E5m2, false>(),
-            (ElementFormat::E5M2, ScaleRule::OcpFloor) => self.with_group::<E5m2, true>(),
-            (ElementFormat::E3M2, ScaleRule::Rceil) => self.with_group::<E3m2, false>(),
-            (ElementFormat::E3M2, ScaleRule::OcpFloor) => self.with_group::<E3m2, true>(),
-            (ElementFormat::E2M3, ScaleRule::Rceil) => self.with_group::<E2m3, false>(),
-            (ElementFormat::E2M3, ScaleRule::OcpFloor) => self.with_group::<E2m3, true>(),
-            (ElementFormat::E2M1, ScaleRule::Rceil) => self.with_group::<E2m1, false>(),
-            (ElementFormat::E2M1, ScaleRule::OcpFloor) => self.with_group::<E2m1, true>(),
+            (ElementFormat::E4M3, _) => self.with_group::<E4m3, true>(),
+            (ElementFormat::E5M2, _) => self.with_group::<E5m2, true>(),
+            (ElementFormat::E3M2, _) => self.with_group::<E3m2, true>(),
+            (ElementFormat::E2M3, _) => self.with_group::<E2m3, true>(),
+            (ElementFormat::E2M1, _) => self.with_group::<E2m1, true>(),
         }
     }
 }
 
-impl<S: Source> TileTask<'_, S> {
+impl TileTask<'_> {
     #[inline(always)]
     fn with_group<E: Element, const CLIP: bool>(self) -> QuantStats {
         match self.spec.granularity {
@@ -136,6 +136,10 @@ impl<S: Source> TileTask<'_, S> {
             counters.flush();
         }
         let mut totals = counters.totals;
+        if self.spec.scale_rule == ScaleRule::Rceil {
+            // What lies beyond by one part in 2^23, see `e8m0`, has not saturated.
+            totals.saturations = 0;
+        }
         if self.spec.block == BlockShape::Square && self.operands() == 2 {
             // Square blocks are encoded once for both operands, and counted once.
             totals.underflows *= 2;
@@ -161,7 +165,12 @@ impl<S: Source> TileTask<'_, S> {
     ) {
         let square = self.spec.block == BlockShape::Square;
         let rule = self.spec.scale_rule;
-        let mut amax = load::<S, G>(self.src, self.cols, at, &mut scratch.values);
+        let (cols, values) = (self.cols, &mut scratch.values);
+        // Here and not around the kernel, which would be there twice.
+        let mut amax = match self.src {
+            Values::F32(src) => load(src, cols, at, values),
+            Values::Bf16(src) => load(src, cols, at, values),
+        };
         let largest = amax.iter().fold(0, |a: u32, &b| a.max(b));
         let finite = largest < INFINITY_BITS;
         if finite {
@@ -175,6 +184,13 @@ impl<S: Source> TileTask<'_, S> {
 
         if !square && let Some(out) = &mut self.row_out {
             scales_of_rows::<E, G>(scratch, finite, rule, &mut counters.totals);
+            if CLIP && rule == ScaleRule::MinError {
+                let scales = scratch.row_scales.iter_mut().zip(&mut scratch.row_reciprocals);
+                for (row, (codes, factors)) in scratch.values.iter().zip(scales) {
+                    let blocks = row.as_chunks::<BLOCK>().0;
+                    refine_row::<f32, E>(blocks, G / BLOCK, codes, factors);
+                }
+            }
             encode_rows::<E, CLIP, G>(at, finite, scratch, out, self.col_range.0, counters);
         }
         if square || self.column_out.is_some() {
@@ -185,7 +201,11 @@ impl<S: Source> TileTask<'_, S> {
             }
             let per_scale = if square { G } else { 1 };
             let totals = &mut counters.totals;
-            let scales = scales_of_columns::<E>(&amax, finite, rule, per_scale, totals);
+            let mut scales = scales_of_columns::<E>(&amax, finite, rule, per_scale, totals);
+            if CLIP && rule == ScaleRule::MinError {
+                let (codes, factors) = (&mut scales.codes, &mut scales.reciprocals);
+                refine_columns::<E, G>(&scratch.values, square, codes, factors);
+            }
             encode_columns::<E, CLIP, G>(finite, &scales.reciprocals, scratch, counters);
             if square && let Some(out) = &mut self.row_out {
                 store_square_rows(at, &scratch.codes, &scales.codes, out, self.col_range.0);

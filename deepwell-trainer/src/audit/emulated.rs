@@ -12,8 +12,8 @@ use super::report::AuditReport;
 use super::structure::{Origins, wanted_axes};
 use super::view::{Memory, view};
 
-/// Checks that a GEMM that is not MXFP8 reads those operands dequantized that `gemm` says, along
-/// the axis that they have in an MXFP8 GEMM, and the others as they are.
+/// Checks that a GEMM of plain operands reads those dequantized that `gemm` says, along the axis
+/// that they have in a GEMM of quantized ones, and the others as they are.
 pub(super) fn check_operands(
     origins: &Origins<'_>,
     call: &Call,

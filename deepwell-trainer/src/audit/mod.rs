@@ -11,7 +11,8 @@
 //! | cast of a weight, dequantization, rounding at random | every element |
 //! | GEMM of a linear layer | [`SAMPLES`] outputs, with dot products in `f64` |
 //! | gradient norm | the number |
-//! | AdamW | [`SAMPLES`] elements of every parameter and of both its moments, and the counters |
+//! | AdamW | the coefficients of a step and its counters |
+//! | AdamW of a bucket | [`SAMPLES`] elements of every parameter and of both its moments |
 //!
 //! Weight copies are compared with the master weights of the moment, those that the step starts
 //! from too, so that a copy that was not made again is found. A GEMM must read quantized operands
@@ -65,14 +66,16 @@ pub use structure::{audit_counts, audit_provenance};
 pub use view::SAMPLES;
 
 use planes::Tables;
-use update::BeforeUpdate;
+use update::{BeforeUpdate, StepCoefficients};
 use view::{Memory, fingerprint, view};
 
 /// What was read before a call for use after it.
 enum Pending {
     /// Sampled outputs of a GEMM that adds to them.
     Accumulator(Vec<f32>),
-    /// Sampled parameters, moments and gradients.
+    /// Coefficients of the optimizer's step.
+    Coefficients(StepCoefficients),
+    /// Sampled parameters, moments and gradients of a bucket.
     Update(BeforeUpdate),
 }
 
@@ -168,10 +171,18 @@ impl Observer for Audit {
             self.start_of_step(program, backend)?;
         }
         self.pending = None;
-        if let Op::AdamW(op) = &call.op {
-            let memory = Memory::of_call(program, call, instance, backend)?;
-            let before = BeforeUpdate::read(program, call, op, &memory)?;
-            self.pending = Some(Pending::Update(before));
+        match &call.op {
+            Op::AdamWCoefficients(op) => {
+                let memory = Memory::of_call(program, call, instance, backend)?;
+                let expected = StepCoefficients::read(program, call, op, &memory)?;
+                self.pending = Some(Pending::Coefficients(expected));
+            }
+            Op::AdamW(op) => {
+                let memory = Memory::of_call(program, call, instance, backend)?;
+                let before = BeforeUpdate::read(program, call, op, &memory)?;
+                self.pending = Some(Pending::Update(before));
+            }
+            _ => {}
         }
         let reads_quantized = matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_));
         let adds = gemms::is_gemm(&call.op) && call.accumulate.adds(instance);
@@ -199,7 +210,11 @@ impl Observer for Audit {
         let quantizes = matches!(call.op, Op::Cast(_)) || !call.quantizations().is_empty();
         let is_other = matches!(
             call.op,
-            Op::GradNorm(_) | Op::AdamW(_) | Op::Dequantize(_) | Op::StochasticRound(_)
+            Op::GradNorm(_)
+                | Op::AdamWCoefficients(_)
+                | Op::AdamW(_)
+                | Op::Dequantize(_)
+                | Op::StochasticRound(_)
         );
         if !(quantizes || is_other || gemms::is_gemm(&call.op)) {
             return Ok(());
@@ -218,6 +233,9 @@ impl Observer for Audit {
                 let data = stochastic::check(report, program, call, op, &memory)?;
                 self.written.insert(memory.range(program, data.0), data.1);
                 Ok(())
+            }
+            (_, Some(Pending::Coefficients(expected))) => {
+                expected.check(report, program, call, &memory)
             }
             (Op::AdamW(op), Some(Pending::Update(before))) => {
                 before.check(report, program, call, op, &memory)

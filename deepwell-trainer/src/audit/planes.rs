@@ -87,10 +87,14 @@ impl Encoder {
         1.0 / self.encode_scale
     }
 
-    /// The scale of a block whose largest magnitude is `amax`; not finite where an element is not.
-    pub(super) fn scale(&self, amax: f32) -> u8 {
+    /// The scale of a block of `elements`, in runs of `run` as [`e8m0::from_block`] takes them; not
+    /// finite where an element is not.
+    pub(super) fn scale(&self, elements: &[f32], run: usize) -> u8 {
+        // Magnitudes as bits: NaN stands above infinity, infinity above all else.
+        let amax = elements.iter().map(|x| x.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);
+        let amax = f32::from_bits(amax);
         match self.format.scale {
-            ScaleFormat::E8m0(rule) => e8m0::from_amax_for(amax, self.format.element, rule),
+            ScaleFormat::E8m0(rule) => e8m0::from_block(elements, run, self.format.element, rule),
             _ if !amax.is_finite() => ue4m3::CODE_NAN,
             _ => {
                 let wanted = (amax / self.format.element.max() * self.encode_scale).min(ue4m3::MAX);

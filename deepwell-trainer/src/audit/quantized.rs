@@ -66,6 +66,8 @@ impl CopyDifferences {
 #[derive(Clone, Copy)]
 struct MxOperand<'a> {
     source: View<'a>,
+    /// Whether it is quantized along the columns of the source.
+    is_column: bool,
     /// Strides in the source along the operand's rows and along the contraction.
     strides: (usize, usize),
     /// Rows of the operand.
@@ -89,7 +91,7 @@ impl<'a> MxOperand<'a> {
         let (rows, columns) = (source.shape[0], source.shape[1]);
         let (outer, contraction, strides) =
             if is_column { (columns, rows, (1, columns)) } else { (rows, columns, (columns, 1)) };
-        MxOperand { source, strides, outer, contraction, format, encoder, data, scales }
+        MxOperand { source, is_column, strides, outer, contraction, format, encoder, data, scales }
     }
 
     fn has_the_right_size(&self) -> bool {
@@ -119,17 +121,21 @@ impl<'a> MxOperand<'a> {
         let every = self.format.scale.stored_every();
         let blocks = self.contraction.div_ceil(every);
         let group = usize::from(self.format.block.k);
+        let mut elements = Vec::new();
         for k_start in (0..self.contraction).step_by(group) {
             let k_end = (k_start + group).min(self.contraction);
-            // Magnitudes as bits: NaN stands above infinity, infinity above all else.
-            let mut amax_bits = 0;
-            for outer in start..end {
-                for k in k_start..k_end {
-                    amax_bits = amax_bits.max(self.at(outer, k).to_bits() & 0x7FFF_FFFF);
-                }
-            }
-            let amax = f32::from_bits(amax_bits);
-            let scale = self.encoder.scale(amax);
+            elements.clear();
+            let run = if self.is_column || end - start == 1 {
+                let of_row = |outer| (k_start..k_end).map(move |k| self.at(outer, k));
+                elements.extend((start..end).flat_map(of_row));
+                k_end - k_start
+            } else {
+                // A square by the columns of the source.
+                let of_column = |k| (start..end).map(move |outer| self.at(outer, k));
+                elements.extend((k_start..k_end).flat_map(of_column));
+                end - start
+            };
+            let scale = self.encoder.scale(&elements, run);
             let factor = self.encoder.factor(scale);
             for outer in start..end {
                 for block in k_start / every..k_end.div_ceil(every) {

@@ -1,4 +1,4 @@
-//! The gradient norm, and the AdamW update of sampled elements in `f64`.
+//! The gradient norm, the coefficients of a step, and the AdamW update of sampled elements in `f64`.
 //!
 //! # Tolerance
 //!
@@ -9,10 +9,10 @@
 //! `(16 + 4 / sqrt(1 - beta2)) u` of the larger of weight and learning rate: 2e-6 for a beta2 of
 //! 0.95. A weight rounded to BF16 is off by up to 4e-3 of itself.
 
-use deepwell_ir::ops::AdamW;
+use deepwell_ir::ops::{AdamW, AdamWCoefficients};
 use deepwell_ir::{Call, Program, ValueId};
 use deepwell_kernels::KernelError;
-use deepwell_kernels::ops::adamw::oracle::{Settings, Updated, step};
+use deepwell_kernels::ops::adamw::oracle::{Settings, coefficients, update};
 use rayon::prelude::*;
 
 use super::report::AuditReport;
@@ -20,6 +20,9 @@ use super::view::{Memory, View, sample_indices, view};
 
 /// Unit roundoff of FP32, `2^-24`.
 const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
+
+/// A coefficient is made in `f64` and rounded once; a factor of 2 for another `pow`.
+const COEFFICIENT_TOLERANCE: f64 = 2.0 * ROUNDOFF;
 
 /// The norm is a sum in `f64` rounded once to `f32`; a factor of 16 for what is not ours to say.
 const NORM_TOLERANCE: f64 = 16.0 * ROUNDOFF;
@@ -80,12 +83,73 @@ impl ParameterOperands {
     }
 }
 
-/// What the update starts from.
+/// What a step of the optimizer makes for all its buckets.
+pub(super) struct StepCoefficients {
+    expected: [f64; AdamWCoefficients::COUNT],
+    /// Applied and skipped steps.
+    counters: [u64; 2],
+}
+
+impl StepCoefficients {
+    /// Works them out before the call that makes them.
+    pub(super) fn read(
+        program: &Program,
+        call: &Call,
+        op: &AdamWCoefficients,
+        memory: &Memory<'_>,
+    ) -> Result<StepCoefficients, KernelError> {
+        let operand = |index: usize| view(program, call.operands[index].value, memory);
+        let (norm, schedule, counters) = (operand(0)?, operand(1)?, operand(2)?);
+        let [applied, skipped] = [counters.counter(0), counters.counter(1)];
+        let expected = coefficients(&Settings {
+            learning_rate: schedule.float(0).into(),
+            beta1: op.beta1.into(),
+            beta2: op.beta2.into(),
+            eps: op.eps.into(),
+            weight_decay: 0.0,
+            max_grad_norm: schedule.float(1).into(),
+            step: applied + 1,
+            grad_norm: norm.float(0).into(),
+        });
+        let is_skipped = expected[0] == 0.0;
+        let counters = if is_skipped { [applied, skipped + 1] } else { [applied + 1, skipped] };
+        Ok(StepCoefficients { expected, counters })
+    }
+
+    /// Compares what is there after it.
+    pub(super) fn check(
+        &self,
+        report: &mut AuditReport,
+        program: &Program,
+        call: &Call,
+        memory: &Memory<'_>,
+    ) -> Result<(), KernelError> {
+        report.calls_checked += 1;
+        let counters = view(program, call.operands[2].value, memory)?;
+        let (expected, got) = (self.counters, [counters.counter(0), counters.counter(1)]);
+        report.count_tensor(2);
+        if got != expected {
+            let what = format!("expected {expected:?} applied and skipped steps, got {got:?}");
+            report.add(&call.name, what);
+        }
+        let made = view(program, call.outputs()[0].value, memory)?;
+        report.count_tensor(made.len());
+        for (index, &expected) in self.expected.iter().enumerate() {
+            let got = f64::from(made.float(index));
+            let both_nan = got.is_nan() && expected.is_nan();
+            if !((got - expected).abs() <= COEFFICIENT_TOLERANCE * expected.abs() || both_nan) {
+                let what = format!("coefficient {index}: expected {expected:e}, got {got:e}");
+                report.add(&call.name, what);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the update of a bucket starts from.
 pub(super) struct BeforeUpdate {
     parameters: Vec<Sampled>,
-    /// Without weight decay, which each parameter has its own.
-    settings: Settings,
-    counters: [u64; 2],
+    coefficients: [f64; AdamWCoefficients::COUNT],
 }
 
 impl BeforeUpdate {
@@ -96,18 +160,8 @@ impl BeforeUpdate {
         op: &AdamW,
         memory: &Memory<'_>,
     ) -> Result<BeforeUpdate, KernelError> {
-        let leading = |index: usize| view(program, call.operands[index].value, memory);
-        let (norm, schedule, counters) = (leading(0)?, leading(1)?, leading(2)?);
-        let settings = Settings {
-            learning_rate: schedule.float(0).into(),
-            beta1: op.beta1.into(),
-            beta2: op.beta2.into(),
-            eps: op.eps.into(),
-            weight_decay: 0.0,
-            max_grad_norm: schedule.float(1).into(),
-            step: counters.counter(0) + 1,
-            grad_norm: norm.float(0).into(),
-        };
+        let made = view(program, call.operands[0].value, memory)?;
+        let coefficients = std::array::from_fn(|index| f64::from(made.float(index)));
         let parameters = (0..op.weight_decay.len())
             .map(|index| {
                 let operands = ParameterOperands::of(call, index);
@@ -126,8 +180,7 @@ impl BeforeUpdate {
                 })
             })
             .collect::<Result<Vec<_>, KernelError>>()?;
-        let counters = [counters.counter(0), counters.counter(1)];
-        Ok(BeforeUpdate { parameters, settings, counters })
+        Ok(BeforeUpdate { parameters, coefficients })
     }
 
     /// Compares what is there after the update.
@@ -140,37 +193,18 @@ impl BeforeUpdate {
         memory: &Memory<'_>,
     ) -> Result<(), KernelError> {
         report.calls_checked += 1;
-        let is_skipped = !self.settings.grad_norm.is_finite();
-        let counters = view(program, call.operands[2].value, memory)?;
-        let [applied, skipped] = self.counters;
-        let expected = if is_skipped { [applied, skipped + 1] } else { [applied + 1, skipped] };
-        let got = [counters.counter(0), counters.counter(1)];
-        report.count_tensor(2);
-        if got != expected {
-            let what = format!("expected {expected:?} applied and skipped steps, got {got:?}");
-            report.add(&call.name, what);
-        }
+        let [_, learning_rate, clip, _, _, one_minus_beta2, ..] = self.coefficients;
+        let of_weight = (16.0 + 4.0 / one_minus_beta2.sqrt()) * ROUNDOFF;
         for (index, before) in self.parameters.iter().enumerate() {
-            let settings =
-                Settings { weight_decay: op.weight_decay[index].into(), ..self.settings };
-            let expected = if is_skipped {
-                Updated {
-                    param: before.master.clone(),
-                    m: before.first_moment.clone(),
-                    v: before.second_moment.clone(),
-                }
-            } else {
-                let Sampled { master, gradient, first_moment, second_moment, .. } = before;
-                step(master, gradient, first_moment, second_moment, &settings)
-            };
+            let Sampled { master, gradient, first_moment, second_moment, .. } = before;
+            let decay = op.weight_decay[index].into();
+            let expected =
+                update(master, gradient, first_moment, second_moment, &self.coefficients, decay);
             let operands = ParameterOperands::of(call, index);
-            let clip = settings.max_grad_norm / (settings.grad_norm + 1e-6);
-            let of_weight = (16.0 + 4.0 / (1.0 - settings.beta2).sqrt()) * ROUNDOFF;
-            let weight_tolerance =
-                |at: usize| of_weight * before.master[at].abs().max(settings.learning_rate.abs());
+            let weight_tolerance = |at: usize| of_weight * master[at].abs().max(learning_rate.abs());
             let first_tolerance = |at: usize| {
-                let gradient = (before.gradient[at] * clip.min(1.0)).abs();
-                8.0 * ROUNDOFF * (before.first_moment[at].abs() + gradient) + TINY
+                let gradient = (gradient[at] * clip).abs();
+                8.0 * ROUNDOFF * (first_moment[at].abs() + gradient) + TINY
             };
             let second_tolerance = |at: usize| 8.0 * ROUNDOFF * expected.v[at] + TINY;
             let mut compare = |id: ValueId, expected: &[f64], tolerance: Tolerance<'_>| {

@@ -448,11 +448,13 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
         }
         // Heads are rows to a peer.
         Op::HeadRmsNorm(_) | Op::HeadRmsNormBackward(_) => {
-            let gain = if matches!(call.op, Op::HeadRmsNorm(_)) { 1 } else { 2 };
+            let (gain, op) = match call.op {
+                Op::HeadRmsNorm(_) => (1, "rms_norm"),
+                _ => (2, "rms_norm_backward"),
+            };
             let columns = call.operands[gain].shape[0];
             let (tokens, width) = matrix(0)?;
-            let op = call.op.name().trim_start_matches("head_").to_string();
-            let rows = tokens * width / columns.max(1);
+            let (op, rows) = (op.to_string(), tokens * width / columns.max(1));
             Some(PeerTask::Pointwise { op, rows, columns, quantized: Vec::new(), block: 32 })
         }
         Op::AddPositions(_) | Op::AddPositionsBackward(_) => None,

@@ -54,10 +54,9 @@ fn special(op: &Op, index: usize, call: &SingleCall) -> Option<Fill> {
         (Op::AttentionBackward(_), 5) => Some(Fill::Constant((call.seq.max(1) as f32).ln())),
         (Op::RmsNormBackward(_), 2 | 3) => Some(Fill::Positive),
         (Op::LayerNormBackward(_), 2 | 4) => Some(Fill::Positive),
-        // The norm, the learning rate, and of each parameter the second moment.
-        (Op::AdamW(_), 0) => Some(Fill::Constant(1.0)),
-        (Op::AdamW(_), 1) => Some(Fill::Constant(1e-4)),
-        (Op::AdamW(_), 2) => Some(Fill::Zero),
+        // Coefficients of a step that is applied and stays finite, and of each parameter the second
+        // moment.
+        (Op::AdamW(_), 0) => Some(Fill::Constant(0.5)),
         (Op::AdamW(_), _) => {
             let of_parameter =
                 (index - ops::AdamW::LEADING_OPERANDS) % ops::AdamW::OPERANDS_PER_PARAMETER;

@@ -156,11 +156,7 @@ fn timed(mut row: Row, case: &Case, timing: Timing) -> Row {
     row.rate = Some(work / timing.time_s);
     row.rate_unit = unit.to_string();
     row.roofline_s = Some(timing.roofline_s);
-    row.bound = match timing.bound {
-        deepwell_plan::Bound::Compute => "compute",
-        deepwell_plan::Bound::Memory => "memory",
-    }
-    .to_string();
+    row.bound = timing.bound.name().to_string();
     row.roofline_share = Some(timing.roofline_s / timing.time_s);
     row.with_detail("copies of the operands", timing.copies)
         .with_detail("samples", timing.samples)

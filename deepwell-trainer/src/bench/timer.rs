@@ -65,7 +65,7 @@ impl<'a> Timer<'a> {
         hardware: &'a Hardware,
         samples: usize,
     ) -> Timer<'a> {
-        let is_gpu = device.backend.name() != "cpu";
+        let is_gpu = device.target.arch != "cpu";
         Timer {
             device,
             hardware,

@@ -88,7 +88,7 @@ pub fn compile_on(
         micro_batch: options.micro_batch,
         recompute: options.recompute,
     };
-    let Planned { plan, program, fallback, mut prediction, rejected } =
+    let Planned { plan, program, fallback, mut prediction, .. } =
         autoplan(&graph, &hardware, &request, kernels, &target)?;
     let evaluation = lower_evaluation(&graph, &plan, &program, kernels, &target)?;
     // A layer that falls back to BF16 is compiled again into the same arena.
@@ -98,7 +98,7 @@ pub fn compile_on(
     let mut executor = Executor::new(backend, arena_bytes)?;
     let statistics = layers_of_statistics(&program);
     let (inputs, outputs) = host_copy_bytes(&program);
-    executor.reserve_host_copies(inputs, outputs)?;
+    executor.backend_mut().reserve_host_copies(inputs, outputs)?;
     let per_step = RunCounts::of_step(&program);
     let per_evaluation = RunCounts::of_evaluation(&evaluation);
     let training = executor.load(program)?;
@@ -110,7 +110,6 @@ pub fn compile_on(
         policy: options.policy.clone(),
         plan,
         prediction,
-        rejected,
         device: options.device,
         catalog,
         executor,
@@ -124,11 +123,11 @@ pub fn compile_on(
         per_step,
         per_evaluation,
         counts: RunCounts::default(),
-        flop_share_planned: per_step.mxfp8_flop_share(),
+        flop_share_planned: per_step.quantized_flop_share(),
     })
 }
 
-/// Counters of the quantizations of each body, with the layer that reads their data, in MXFP8 or
+/// Counters of the quantizations of each body, with the layer that reads their data, as it is or
 /// dequantized: that is the layer which falls back when they look bad, whoever made the tensor.
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();

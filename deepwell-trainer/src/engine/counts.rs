@@ -1,4 +1,4 @@
-//! What a run has computed in MXFP8, counted as steps and evaluations end.
+//! What a run has computed in low precision, counted as steps and evaluations end.
 
 use deepwell_ir::{GemmKind, Op, Program};
 use deepwell_plan::{LinearFlops, linear_flops};
@@ -37,16 +37,19 @@ impl GemmCounts {
 }
 
 /// What has run. A step counts when it has ended, with the program that it ran: layers that are in
-/// fallback add no MXFP8 GEMMs. A step whose update was left out counts as well, for its GEMMs ran.
+/// fallback add no quantized GEMMs. A step whose update was left out counts as well, for its GEMMs
+/// ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunCounts {
-    /// MXFP8 GEMMs of steps and evaluations.
-    pub mxfp8_gemms: GemmCounts,
+    /// GEMMs of quantized operands, of steps and evaluations.
+    #[serde(alias = "mxfp8_gemms")]
+    pub quantized_gemms: GemmCounts,
     /// Bytes of quantized data and scales that those GEMMs read.
     pub quantized_bytes: GemmCounts,
-    /// FLOPs of the MXFP8 GEMMs of steps, recomputed ones left out. The three sums of FLOPs are
+    /// FLOPs of those GEMMs of steps, recomputed ones left out. The three sums of FLOPs are
     /// `f64` because a long run exceeds 64 bits.
-    pub mxfp8_flops: f64,
+    #[serde(alias = "mxfp8_flops")]
+    pub quantized_flops: f64,
     /// FLOPs of all GEMMs of the blocks' linear layers of steps.
     pub linear_flops: f64,
     /// The same with the output head.
@@ -56,9 +59,9 @@ pub struct RunCounts {
 impl RunCounts {
     /// What one step adds.
     pub(super) fn of_step(program: &Program) -> RunCounts {
-        let LinearFlops { mxfp8, blocks, with_head } = linear_flops(program);
+        let LinearFlops { quantized, blocks, with_head } = linear_flops(program);
         RunCounts {
-            mxfp8_flops: mxfp8 as f64,
+            quantized_flops: quantized as f64,
             linear_flops: blocks as f64,
             linear_flops_with_head: with_head as f64,
             ..RunCounts::of_evaluation(program)
@@ -73,24 +76,24 @@ impl RunCounts {
             let operands = call.operands[..op.plane_inputs()].iter();
             let bytes: usize =
                 operands.map(|operand| program.value(operand.value).range.bytes).sum();
-            *counts.mxfp8_gemms.of(op.kind) += runs as u64;
+            *counts.quantized_gemms.of(op.kind) += runs as u64;
             *counts.quantized_bytes.of(op.kind) += (bytes * runs) as u64;
         }
         counts
     }
 
     pub(super) fn add(&mut self, other: &RunCounts) {
-        self.mxfp8_gemms.add(other.mxfp8_gemms);
+        self.quantized_gemms.add(other.quantized_gemms);
         self.quantized_bytes.add(other.quantized_bytes);
-        self.mxfp8_flops += other.mxfp8_flops;
+        self.quantized_flops += other.quantized_flops;
         self.linear_flops += other.linear_flops;
         self.linear_flops_with_head += other.linear_flops_with_head;
     }
 
-    /// Share of the FLOPs of linear layers that ran in MXFP8: of the blocks, and with the head.
-    /// Zero before the first step.
-    pub fn mxfp8_flop_share(&self) -> (f64, f64) {
-        let share = |total: f64| if total == 0.0 { 0.0 } else { self.mxfp8_flops / total };
+    /// Share of the FLOPs of linear layers that ran on quantized operands: of the blocks, and
+    /// with the head. Zero before the first step.
+    pub fn quantized_flop_share(&self) -> (f64, f64) {
+        let share = |total: f64| if total == 0.0 { 0.0 } else { self.quantized_flops / total };
         (share(self.linear_flops), share(self.linear_flops_with_head))
     }
 }

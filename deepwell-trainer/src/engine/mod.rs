@@ -7,7 +7,7 @@ mod step;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, TensorKind, ValueId};
-use deepwell_kernels::{CallTime, Executor, HostBuffer, KernelError, LoadedProgram};
+use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram};
 use deepwell_plan::{DryRun, Plan, lower, lower_evaluation};
 use deepwell_probe::Hardware;
 
@@ -29,10 +29,9 @@ pub struct Engine {
     policy: PrecisionPolicy,
     plan: Plan,
     prediction: DryRun,
-    rejected: Vec<String>,
     device: Device,
     catalog: Catalog,
-    executor: Executor,
+    pub(crate) executor: Executor,
     training: LoadedProgram,
     evaluation: LoadedProgram,
     /// Counters of the quantizations of each body, with the layers that they belong to.
@@ -63,11 +62,6 @@ impl Engine {
     /// The predicted memory and time of a step.
     pub fn prediction(&self) -> &DryRun {
         &self.prediction
-    }
-
-    /// Plans that were not taken, with reasons.
-    pub fn rejected_plans(&self) -> &[String] {
-        &self.rejected
     }
 
     /// The training program.
@@ -107,20 +101,15 @@ impl Engine {
         self.counts = counts;
     }
 
-    /// Share of the FLOPs of linear layers that a step runs in MXFP8 while no layer is in fallback:
-    /// of the blocks, and with the head.
-    pub fn mxfp8_flop_share_planned(&self) -> (f64, f64) {
+    /// Share of the FLOPs of linear layers that a step runs on quantized operands while no layer is
+    /// in fallback: of the blocks, and with the head.
+    pub fn quantized_flop_share_planned(&self) -> (f64, f64) {
         self.flop_share_planned
     }
 
     /// The policy that the engine was compiled for, without what guards changed since.
     pub fn policy(&self) -> &PrecisionPolicy {
         &self.policy
-    }
-
-    /// Number of transformer layers.
-    pub fn layer_count(&self) -> usize {
-        self.plan.stages.iter().map(|stage| stage.layer_count as usize).sum()
     }
 
     /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies.
@@ -223,35 +212,6 @@ impl Engine {
         Ok(self.executor.read(self.training.program(), id, bytes)?)
     }
 
-    /// Waits for the device and copies values, one behind the other, to the host.
-    ///
-    /// # Errors
-    /// More bytes than the buffer has.
-    pub fn read_all(&mut self, ids: &[ValueId], buffer: &mut HostBuffer) -> Result<(), TrainError> {
-        Ok(self.executor.read_all(self.training.program(), ids, buffer)?)
-    }
-
-    /// Host memory for [`Engine::read_all`].
-    ///
-    /// # Errors
-    /// Not enough memory.
-    pub fn host_buffer(&mut self, bytes: usize) -> Result<HostBuffer, TrainError> {
-        Ok(self.executor.host_buffer(bytes)?)
-    }
-
-    /// Gives a buffer back.
-    ///
-    /// # Errors
-    /// A buffer of another engine.
-    pub fn free_host_buffer(&mut self, buffer: HostBuffer) -> Result<(), TrainError> {
-        Ok(self.executor.free_host_buffer(buffer)?)
-    }
-
-    /// A value's bytes where they lie, if the host can see them.
-    pub fn host_view(&self, id: ValueId) -> Option<&[u8]> {
-        self.executor.host_view(self.training.program(), id)
-    }
-
     /// Runs a step on the data of the last one, whole and then call by call, and says when each
     /// call ran.
     ///
@@ -317,7 +277,7 @@ impl Engine {
         let evaluation =
             lower_evaluation(&self.graph, &plan, &program, self.catalog.as_ref(), &self.target)?;
         self.check_state_stays(&program)?;
-        self.executor.unload_all()?;
+        self.executor.backend_mut().forget_prepared()?;
         self.statistics = layers_of_statistics(&program);
         self.per_step = RunCounts::of_step(&program);
         self.per_evaluation = RunCounts::of_evaluation(&evaluation);

@@ -1,8 +1,8 @@
 //! Steps under way: inputs go in and results come out while the device runs.
 //!
 //! Each body with quantizations is followed by a readback of their counters, the last body of a
-//! step by one of its loss, norm and counters. Two readbacks can be under way; before a third is
-//! asked for, the oldest is fetched, so that the host is never further ahead than that.
+//! step by one of its loss, norm and counters. As many readbacks as a backend keeps can be under
+//! way; before another is asked for, the oldest is fetched, so that the host is never further ahead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::ops::Quantize;
 use deepwell_ir::{Invocation, Phase, ValueId};
-use deepwell_kernels::{KernelError, Observer, Readback, decode_statistics};
+use deepwell_kernels::{KernelError, Observer, READBACKS, Readback, decode_statistics};
 use deepwell_precision::QuantStats;
 use serde::{Deserialize, Serialize};
 
@@ -64,9 +64,6 @@ impl Counters {
 
 /// The counters of one body.
 pub(super) type Statistics = Arc<[Counters]>;
-
-/// Readbacks that a backend keeps.
-const READBACKS: usize = 2;
 
 /// A readback that was asked for.
 #[derive(Debug)]
@@ -289,7 +286,8 @@ impl Engine {
             };
             values.extend([loss, grad_norm, counters]);
         }
-        let readback = self.executor.read_later(program, &values)?;
+        let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
+        let readback = self.executor.backend_mut().read_later(&ranges)?;
         self.steps.parts.push_back(Part { step: self.steps.begun, readback, statistics, is_last });
         Ok(())
     }
@@ -306,8 +304,9 @@ impl Engine {
             bytes.push(cast_slice_mut(&mut scalars.1));
             bytes.push(cast_slice_mut(&mut scalars.2));
         }
-        self.executor.fetch(part.readback, &mut bytes)?;
-        let time = self.executor.time_of(part.readback)?;
+        let backend = self.executor.backend_mut();
+        backend.fetch(part.readback, &mut bytes)?;
+        let time = backend.time_of(part.readback)?;
         let Some(known) = self.steps.known.iter_mut().find(|known| known.number == part.step)
         else {
             return Ok(());

@@ -113,11 +113,11 @@ impl Forward {
         let program = self.forward.program();
         let value = program.value(self.rows);
         let hidden = value.shape[1];
-        if self.executor.host_view(program, self.rows).is_none() {
+        if self.executor.backend().host_view(value.range).is_none() {
             self.buffer.resize(value.range.bytes, 0);
             self.executor.read(program, self.rows, &mut self.buffer)?;
         }
-        let bytes = self.executor.host_view(program, self.rows).unwrap_or(&self.buffer);
+        let bytes = self.executor.backend().host_view(value.range).unwrap_or(&self.buffer);
         let row_bytes = bytes.len() / value.shape[0];
         let row = to_f32(value.dtype, &bytes[row * row_bytes..][..row_bytes]);
         let head = &self.head_values;

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::RunKind;
 use crate::lock::OutputLock;
 use crate::{Start, TrainError};
 
@@ -24,7 +25,7 @@ pub(super) fn seed_folder(seed: u64) -> String {
 pub(super) fn claim(out: &Path, start: Start) -> Result<OutputLock, TrainError> {
     let lock = OutputLock::acquire(out)?;
     match start {
-        Start::Resume | Start::ResumeChanged => {}
+        Start::Resume | Start::ResumeChanged => rename_former(out)?,
         Start::New => {
             let found = results(out)?;
             if !found.is_empty() {
@@ -42,6 +43,18 @@ pub(super) fn claim(out: &Path, start: Start) -> Result<OutputLock, TrainError> 
         }
     }
     Ok(lock)
+}
+
+/// Earlier versions called the folder of a run in low precision `mxfp8`, whatever it was.
+fn rename_former(out: &Path) -> Result<(), TrainError> {
+    for name in results(out)? {
+        let (former, folder) = (out.join(&name).join("mxfp8"), RunKind::LowPrecision.name());
+        let now = out.join(&name).join(folder);
+        if former.exists() && !now.exists() {
+            fs::rename(&former, &now).map_err(TrainError::io(&former))?;
+        }
+    }
+    Ok(())
 }
 
 /// Names of what a comparison left in `out`.
@@ -68,7 +81,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path();
         drop(claim(out, Start::New).unwrap());
-        for name in ["seed-3/bf16", "seed-x"] {
+        for name in ["seed-3/bf16", "seed-3/mxfp8", "seed-x/mxfp8"] {
             fs::create_dir_all(out.join(name)).unwrap();
         }
         for name in ["report.json", "notes.txt"] {
@@ -78,6 +91,9 @@ mod tests {
         let TrainError::Results { found, .. } = &error else { panic!("{error}") };
         assert_eq!(found[..], ["report.json", "seed-3"]);
         drop(claim(out, Start::Resume).unwrap());
+        let is_there = ["seed-3/low_precision", "seed-3/mxfp8", "seed-x/mxfp8"]
+            .map(|name| out.join(name).exists());
+        assert_eq!(is_there, [true, false, true], "runs of a former version are taken over");
         assert_eq!(results(out).unwrap().len(), 2);
         let lock = claim(out, Start::Overwrite).unwrap();
         assert_eq!(results(out).unwrap().len(), 0);

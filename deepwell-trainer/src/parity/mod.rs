@@ -1,10 +1,10 @@
-//! Does MXFP8 hold BF16's loss? Pairs of runs, one pair for each seed: the same weights and the
-//! same batches, in BF16 and in MXFP8.
+//! Does a low precision hold BF16's loss? Pairs of runs, one pair for each seed: the same weights
+//! and the same batches, in BF16 and in MXFP8 or whatever the policy says.
 //!
 //! Runs that differ in a rounding drift apart, so that one pair says what happened and not what
-//! MXFP8 does. Several pairs give a mean gap with a confidence interval, and the verdict is where
-//! that interval lies: within the tolerance, above it, or across it. A control, BF16 from weights
-//! that are perturbed in their last bit, shows what chaos alone does; it never widens the
+//! the precision does. Several pairs give a mean gap with a confidence interval, and the verdict is
+//! where that interval lies: within the tolerance, above it, or across it. A control, BF16 from
+//! weights that are perturbed in their last bit, shows what chaos alone does; it never widens the
 //! tolerance.
 
 pub mod ablation;
@@ -30,6 +30,7 @@ use verdict::{Judgement, Pair, gap_at_end, judge};
 use crate::commands::ExitStatus;
 use crate::console::{Console, say};
 use crate::data::HeldoutWindows;
+use crate::formats::quantized_formats;
 use crate::reference::{ReferenceEntropies, reference_entropies};
 use crate::run::open_data;
 use crate::trainer::Progress;
@@ -44,8 +45,8 @@ const AUDITED_FLOPS_MAX: u64 = 1_000_000_000_000;
 /// What to compare.
 #[derive(Clone, Debug)]
 pub struct ParityOptions {
-    /// Settings of the MXFP8 runs; the BF16 runs differ in the precision alone. Their seed is that
-    /// of the first pair.
+    /// Settings of the runs in low precision; the BF16 runs differ in the precision alone. Their
+    /// seed is that of the first pair.
     pub settings: Settings,
     /// Where the report and the runs go.
     pub out: PathBuf,
@@ -89,11 +90,12 @@ pub struct PairReport {
     pub seed: u64,
     /// The BF16 run.
     pub bf16: RunReport,
-    /// The MXFP8 run; none if the comparison was stopped before it began.
-    pub mxfp8: Option<RunReport>,
+    /// The run in low precision; none if the comparison was stopped before it began.
+    #[serde(alias = "mxfp8")]
+    pub low_precision: Option<RunReport>,
     /// BF16 from perturbed weights.
     pub control: Option<RunReport>,
-    /// `(mxfp8 - bf16) / bf16` of the held-out losses after the last step.
+    /// `(low_precision - bf16) / bf16` of the held-out losses after the last step.
     pub gap_rel: Option<f64>,
     /// The same of the control.
     pub control_gap_rel: Option<f64>,
@@ -102,6 +104,8 @@ pub struct PairReport {
 /// `report.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParityReport {
+    /// What was compared with BF16: formats of the quantized tensors, `nvfp4` for example.
+    pub precision: String,
     /// The answer.
     pub verdict: Verdict,
     /// Each check with its figures.
@@ -138,19 +142,20 @@ pub struct ParityReport {
     pub unigram_entropy: f64,
     /// Held-out cross-entropy of an add-one bigram model, nats per token.
     pub bigram_entropy: f64,
-    /// Share of the FLOPs of the blocks' linear layers that the plan promised in MXFP8.
-    pub mxfp8_flop_share_planned: f64,
+    /// Share of the FLOPs of the blocks' linear layers that the plan promised in low
+    /// precision.
+    pub quantized_flop_share_planned: f64,
     /// The same of what ran, in the run where it was least.
-    pub mxfp8_flop_share: f64,
+    pub quantized_flop_share: f64,
     /// The same with the output head counted as a linear layer.
-    pub mxfp8_flop_share_with_head: f64,
-    /// MXFP8 GEMMs that ran in the first MXFP8 run, by GEMM of a layer.
-    pub mxfp8_gemms_run: GemmCounts,
+    pub quantized_flop_share_with_head: f64,
+    /// GEMMs of quantized operands that ran in the first run in low precision, by GEMM of a layer.
+    pub quantized_gemms_run: GemmCounts,
     /// Bytes of quantized operands that they read.
-    pub mxfp8_quantized_bytes: GemmCounts,
-    /// Predicted peak of an MXFP8 run.
+    pub quantized_bytes: GemmCounts,
+    /// Predicted peak of a run in low precision.
     pub peak_bytes_predicted: u64,
-    /// Measured peak of an MXFP8 run.
+    /// Measured peak of a run in low precision.
     pub peak_bytes_measured: Option<u64>,
 }
 
@@ -166,26 +171,47 @@ impl ParityReport {
     }
 }
 
+/// Which of the runs of a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunKind {
+    Bf16,
+    LowPrecision,
+    /// BF16 from weights that are perturbed in their last bit.
+    Control,
+}
+
+impl RunKind {
+    /// Its name in metrics, and that of its folder.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            RunKind::Bf16 => "bf16",
+            RunKind::LowPrecision => "low_precision",
+            RunKind::Control => "control",
+        }
+    }
+}
+
 /// The runs of one seed as far as they are done.
 pub(crate) struct SeedRuns {
     pub(crate) seed: u64,
     pub(crate) bf16: FinishedRun,
-    pub(crate) mxfp8: Option<FinishedRun>,
+    pub(crate) low_precision: Option<FinishedRun>,
     pub(crate) control: Option<FinishedRun>,
 }
 
 impl SeedRuns {
-    /// Its runs with the names that metrics and folders have.
-    fn named(&self) -> impl Iterator<Item = (&'static str, &FinishedRun)> {
-        let rest = [("mxfp8", self.mxfp8.as_ref()), ("control", self.control.as_ref())];
-        let rest = rest.into_iter().filter_map(|(name, run)| Some((name, run?)));
-        std::iter::once(("bf16", &self.bf16)).chain(rest)
+    /// Its runs.
+    fn all(&self) -> impl Iterator<Item = (RunKind, &FinishedRun)> {
+        let low_precision = (RunKind::LowPrecision, self.low_precision.as_ref());
+        let rest = [low_precision, (RunKind::Control, self.control.as_ref())];
+        let rest = rest.into_iter().filter_map(|(kind, run)| Some((kind, run?)));
+        std::iter::once((RunKind::Bf16, &self.bf16)).chain(rest)
     }
 
     fn pair(&self) -> Option<Pair> {
-        let mxfp8 = self.mxfp8.as_ref()?.facts();
+        let low_precision = self.low_precision.as_ref()?.facts();
         let control = self.control.as_ref().map(FinishedRun::facts);
-        Some(Pair { bf16: self.bf16.facts(), mxfp8, control })
+        Some(Pair { bf16: self.bf16.facts(), low_precision, control })
     }
 
     fn report(&self) -> PairReport {
@@ -193,9 +219,9 @@ impl SeedRuns {
         PairReport {
             seed: self.seed,
             bf16: self.bf16.report(),
-            mxfp8: self.mxfp8.as_ref().map(FinishedRun::report),
+            low_precision: self.low_precision.as_ref().map(FinishedRun::report),
             control: self.control.as_ref().map(FinishedRun::report),
-            gap_rel: self.mxfp8.as_ref().map(gap),
+            gap_rel: self.low_precision.as_ref().map(gap),
             control_gap_rel: self.control.as_ref().map(gap),
         }
     }
@@ -214,7 +240,9 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let model = settings.model_source()?;
     model.check_trainable(settings.train_frozen)?;
     let graph = model.capture(Some(settings.seq_len))?;
-    deepwell_ir::apply_precision(&graph, &settings.precision_policy()?)?;
+    let policy = settings.precision_policy()?;
+    let (_, tensors) = deepwell_ir::apply_precision(&graph, &policy)?;
+    let precision = quantized_formats(&tensors).unwrap_or_else(|| settings.precision.clone());
     settings.resolve_learning_rate(graph.parameter_count());
     let options = &options;
     let settings = &options.settings;
@@ -249,7 +277,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         Progress::note(&mut console, &format!("audit of the first step {reason}"));
     }
     let runs = train_all(options, audit_left_out.is_none(), stop)?;
-    let report = report(options, &runs, entropies, audit_left_out.as_deref());
+    let report = report(options, &precision, &runs, entropies, audit_left_out.as_deref());
     write_outputs(options, &report, &runs)?;
     Ok(report)
 }
@@ -282,13 +310,19 @@ fn train_all(
     for index in 0..options.seeds {
         let seed = first_seed + index;
         let folder = options.out.join(folder::seed_folder(seed));
-        let mxfp8 = Settings { seed, audit: audit && index == 0, ..options.settings.clone() };
-        let bf16 =
-            Settings { precision: "bf16".to_string(), policy: None, audit: false, ..mxfp8.clone() };
+        let low_precision =
+            Settings { seed, audit: audit && index == 0, ..options.settings.clone() };
+        let bf16 = Settings {
+            precision: "bf16".to_string(),
+            policy: None,
+            audit: false,
+            ..low_precision.clone()
+        };
         let control = Settings { perturb_weights_seed: Some(seed), ..bf16.clone() };
         let is_stopped =
             |run: &FinishedRun| run.summary.fit.interrupted || stop.load(Ordering::Relaxed);
-        let train = |name: &str, settings: Settings| {
+        let train = |kind: RunKind, settings: Settings| {
+            let name = kind.name();
             let settings = Settings { out: folder.join(name), ..settings };
             let label = match options.seeds {
                 1 => name.to_string(),
@@ -296,17 +330,17 @@ fn train_all(
             };
             train_in_child(&label, &settings, options.start)
         };
-        let bf16 = train("bf16", bf16)?;
+        let bf16 = train(RunKind::Bf16, bf16)?;
         let mut is_over = is_stopped(&bf16);
-        all.push(SeedRuns { seed, bf16, mxfp8: None, control: None });
+        all.push(SeedRuns { seed, bf16, low_precision: None, control: None });
         let Some(runs) = all.last_mut() else { break };
         if !is_over {
-            let run = train("mxfp8", mxfp8)?;
+            let run = train(RunKind::LowPrecision, low_precision)?;
             is_over = is_stopped(&run);
-            runs.mxfp8 = Some(run);
+            runs.low_precision = Some(run);
         }
         if !is_over && options.control {
-            let run = train("control", control)?;
+            let run = train(RunKind::Control, control)?;
             is_over = is_stopped(&run);
             runs.control = Some(run);
         }
@@ -319,28 +353,33 @@ fn train_all(
 
 fn report(
     options: &ParityOptions,
+    precision: &str,
     runs: &[SeedRuns],
     entropies: ReferenceEntropies,
     audit_left_out: Option<&str>,
 ) -> ParityReport {
     let pairs: Vec<Pair> = runs.iter().filter_map(SeedRuns::pair).collect();
     let judged = (!pairs.is_empty())
-        .then(|| judge(&pairs, options.tolerance_rel, entropies.bigram, audit_left_out));
+        .then(|| judge(&pairs, precision, options.tolerance_rel, entropies.bigram, audit_left_out));
     let is_interrupted = pairs.len() < options.seeds as usize
-        || runs.iter().flat_map(SeedRuns::named).any(|(_, run)| run.summary.fit.interrupted);
+        || runs.iter().flat_map(SeedRuns::all).any(|(_, run)| run.summary.fit.interrupted);
     let verdict = match &judged {
         Some(judged) if !is_interrupted => judged.verdict,
         _ => Verdict::Interrupted,
     };
     let least_share = |share: fn(&FinishedRun) -> f64| {
-        runs.iter().filter_map(|run| run.mxfp8.as_ref()).map(share).fold(f64::INFINITY, f64::min)
+        runs.iter()
+            .filter_map(|run| run.low_precision.as_ref())
+            .map(share)
+            .fold(f64::INFINITY, f64::min)
     };
-    let summary = &runs[0].mxfp8.as_ref().unwrap_or(&runs[0].bf16).summary;
+    let summary = &runs[0].low_precision.as_ref().unwrap_or(&runs[0].bf16).summary;
     let [interim_eval_tokens, last_eval_tokens] = runs[0].bf16.eval_tokens();
     let (gap_rel, judged): (_, Option<Judgement>) =
         (judged.as_ref().map(|judged| judged.gap), judged);
     let of_judged = judged.as_ref();
     ParityReport {
+        precision: precision.to_string(),
         verdict,
         checks: of_judged.map_or_else(Vec::new, |judged| judged.checks.clone()),
         gap_rel,
@@ -359,11 +398,11 @@ fn report(
         learning_rate: summary.settings.learning_rate,
         unigram_entropy: entropies.unigram,
         bigram_entropy: entropies.bigram,
-        mxfp8_flop_share_planned: summary.mxfp8_flop_share_planned,
-        mxfp8_flop_share: least_share(|run| run.facts().mxfp8_share_run),
-        mxfp8_flop_share_with_head: summary.mxfp8_flop_share_with_head,
-        mxfp8_gemms_run: summary.mxfp8_gemms_run,
-        mxfp8_quantized_bytes: summary.quantized_bytes,
+        quantized_flop_share_planned: summary.quantized_flop_share_planned,
+        quantized_flop_share: least_share(|run| run.facts().quantized_share_run),
+        quantized_flop_share_with_head: summary.quantized_flop_share_with_head,
+        quantized_gemms_run: summary.quantized_gemms_run,
+        quantized_bytes: summary.quantized_bytes,
         peak_bytes_predicted: summary.peak_bytes_predicted,
         peak_bytes_measured: summary.peak_bytes_measured,
     }
@@ -383,10 +422,13 @@ fn write_outputs(
     write("report.html", page::html(options, report, runs))?;
     let mut lines = String::new();
     for pair in runs {
-        for (name, run) in pair.named() {
+        for (kind, run) in pair.all() {
             for record in &run.records {
                 let mut value = serde_json::to_value(record).expect("a record is plain data");
-                value["run"] = serde_json::Value::from(name);
+                value["run"] = serde_json::Value::from(kind.name());
+                if kind == RunKind::LowPrecision {
+                    value["precision"] = serde_json::Value::from(report.precision.as_str());
+                }
                 value["seed"] = serde_json::Value::from(pair.seed);
                 lines.push_str(&value.to_string());
                 lines.push('\n');

@@ -2,9 +2,9 @@
 
 use deepwell_plan::format_bytes;
 
-use super::text::{control, evaluations, headline, status};
+use super::text::{control, evaluations, headline, status, title};
 use super::verdict::{gaps, in_percent};
-use super::{Curve, FinishedRun, ParityOptions, ParityReport, SeedRuns, Verdict};
+use super::{Curve, FinishedRun, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict};
 use crate::report::{
     Block, KeyValueTable, LineChart, Marker, Outcome, ReferenceLine, Scale, Section, Series,
     Stroke, Table, html_page,
@@ -40,11 +40,15 @@ fn chart(title: &str, y_label: &str, series: Vec<Series>) -> LineChart {
 }
 
 /// A curve of every run: a colour for each kind of run, the name at the first seed alone.
-fn of_runs(runs: &[SeedRuns], curve: impl Fn(&FinishedRun) -> Vec<(f64, f64)>) -> Vec<Series> {
+fn of_runs(
+    report: &ParityReport,
+    runs: &[SeedRuns],
+    curve: impl Fn(&FinishedRun) -> Vec<(f64, f64)>,
+) -> Vec<Series> {
     let mut all = Vec::new();
     for (index, pair) in runs.iter().enumerate() {
-        for (color, (name, run)) in pair.named().enumerate() {
-            let name = if index == 0 { shown_name(name) } else { "" };
+        for (color, (kind, run)) in pair.all().enumerate() {
+            let name = if index == 0 { shown_name(report, kind) } else { String::new() };
             let stroke = if runs.len() > 1 { Stroke::Faint } else { Stroke::Solid };
             all.push(Series { stroke, color: Some(color), ..Series::new(name, curve(run)) });
         }
@@ -52,12 +56,17 @@ fn of_runs(runs: &[SeedRuns], curve: impl Fn(&FinishedRun) -> Vec<(f64, f64)>) -
     all
 }
 
-fn shown_name(name: &str) -> &str {
-    match name {
-        "bf16" => "BF16",
-        "mxfp8" => "MXFP8",
-        _ => "control (BF16 from perturbed weights)",
+fn shown_name(report: &ParityReport, kind: RunKind) -> String {
+    match kind {
+        RunKind::Bf16 => "BF16".to_string(),
+        RunKind::LowPrecision => title(&report.precision),
+        RunKind::Control => "control (BF16 from perturbed weights)".to_string(),
     }
+}
+
+/// The name of a run in a table, as metrics and the terminal have it.
+fn short_name(report: &ParityReport, kind: RunKind) -> &str {
+    if kind == RunKind::LowPrecision { &report.precision } else { kind.name() }
 }
 
 /// The whole page.
@@ -66,8 +75,8 @@ pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[SeedR
         Section { heading: "Verdict".to_string(), blocks: vec![verdict(report), summary(report)] },
         Section { heading: "Gap".to_string(), blocks: gap(report, runs) },
         Section { heading: "Loss".to_string(), blocks: losses(report, runs) },
-        Section { heading: "Gradients and guards".to_string(), blocks: gradients(runs) },
-        Section { heading: "Memory and speed".to_string(), blocks: memory(runs) },
+        Section { heading: "Gradients and guards".to_string(), blocks: gradients(report, runs) },
+        Section { heading: "Memory and speed".to_string(), blocks: memory(report, runs) },
         Section { heading: "Precision".to_string(), blocks: precision(report, runs) },
     ];
     let settings = toml::to_string(&options.settings).unwrap_or_default();
@@ -75,7 +84,8 @@ pub(super) fn html(options: &ParityOptions, report: &ParityReport, runs: &[SeedR
         heading: "Settings".to_string(),
         blocks: settings.lines().map(|line| Block::Text(line.to_string())).collect(),
     });
-    html_page("Deepwell parity: MXFP8 against BF16", &sections)
+    let subject = format!("Deepwell parity: {} against BF16", title(&report.precision));
+    html_page(&subject, &sections)
 }
 
 fn verdict(report: &ParityReport) -> Block {
@@ -90,8 +100,7 @@ fn verdict(report: &ParityReport) -> Block {
         .map(|check| format!("{} - {}: {}", status(check.status).trim(), check.name, check.detail))
         .chain(control(report))
         .collect();
-    let headline = headline(report.verdict).to_string();
-    Block::Verdict(crate::report::VerdictBlock { outcome, headline, reasons })
+    Block::Verdict(crate::report::VerdictBlock { outcome, headline: headline(report), reasons })
 }
 
 fn summary(report: &ParityReport) -> Block {
@@ -110,12 +119,12 @@ fn summary(report: &ParityReport) -> Block {
             )
             .row("evaluations", evaluations(report))
             .row(
-                "MXFP8 share of linear FLOPs",
+                "quantized share of linear FLOPs",
                 format!(
                     "{:.2} % of the blocks' ran, {:.2} % planned, {:.2} % with the head",
-                    100.0 * report.mxfp8_flop_share,
-                    100.0 * report.mxfp8_flop_share_planned,
-                    100.0 * report.mxfp8_flop_share_with_head
+                    100.0 * report.quantized_flop_share,
+                    100.0 * report.quantized_flop_share_planned,
+                    100.0 * report.quantized_flop_share_with_head
                 ),
             ),
     )
@@ -131,7 +140,8 @@ fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
         let by_step = report.gap_rel_by_step.iter();
         by_step.map(|(step, gap)| (*step as f64, 100.0 * value(gap))).collect()
     };
-    let mean = Series::new("mean gap of MXFP8", in_percent_at(&|gap| gap.mean));
+    let mean = format!("mean gap of {}", title(&report.precision));
+    let mean = Series::new(&mean, in_percent_at(&|gap| gap.mean));
     let mut series = vec![Series { color: Some(1), ..mean }];
     if runs.len() > 1 {
         for (name, points) in [
@@ -144,13 +154,13 @@ fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     }
     for (index, pair) in runs.iter().enumerate() {
         let base = pair.bf16.evaluations();
-        for (color, (name, run)) in pair.named().enumerate().skip(1) {
+        for (color, (kind, run)) in pair.all().enumerate().skip(1) {
             let curve = gaps(&base, &run.evaluations());
             let points = curve.iter().map(|&(s, g)| (s as f64, 100.0 * g)).collect();
-            let name = match (index, name) {
-                (0, "mxfp8") => "each pair",
-                (0, name) => shown_name(name),
-                _ => "",
+            let name = match (index, kind) {
+                (0, RunKind::LowPrecision) => "each pair".to_string(),
+                (0, kind) => shown_name(report, kind),
+                _ => String::new(),
             };
             let stroke = Stroke::Faint;
             series.push(Series { color: Some(color), stroke, ..Series::new(name, points) });
@@ -166,38 +176,43 @@ fn gap(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
             vec![
                 pair.seed.to_string(),
                 format!("{:.4}", pair.bf16.val_loss),
-                pair.mxfp8.as_ref().map_or_else(String::new, |run| format!("{:.4}", run.val_loss)),
+                pair.low_precision
+                    .as_ref()
+                    .map_or_else(String::new, |run| format!("{:.4}", run.val_loss)),
                 cell(pair.gap_rel),
                 cell(pair.control_gap_rel),
             ]
         })
         .collect();
-    let columns = ["seed", "BF16 held-out", "MXFP8 held-out", "gap", "gap of the control"];
+    let held_out = format!("{} held-out", title(&report.precision));
+    let columns = ["seed", "BF16 held-out", &held_out, "gap", "gap of the control"];
     let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
     vec![Block::Chart(chart), Block::Text(evaluations(report)), Block::Table(table)]
 }
 
 fn losses(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
-    let curves = of_runs(runs, |run| points(&run.evaluations()));
+    let curves = of_runs(report, runs, |run| points(&run.evaluations()));
     let mut held_out = chart("Held-out loss", "nats per token", curves);
     held_out.references = vec![
         reference("unigram", report.unigram_entropy),
         reference("bigram", report.bigram_entropy),
     ];
-    let curves = of_runs(runs, |run| smoothed(&run.losses()));
+    let curves = of_runs(report, runs, |run| smoothed(&run.losses()));
     vec![Block::Chart(held_out), Block::Chart(chart("Training loss", "nats per token", curves))]
 }
 
-fn gradients(runs: &[SeedRuns]) -> Vec<Block> {
+fn gradients(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let norms = |run: &FinishedRun| {
         let curve: Curve =
             run.records.iter().filter_map(|r| Some((r.step, r.grad_norm?))).collect();
         smoothed(&curve)
     };
-    let mut norm_chart = chart("Gradient norm before clipping", "L2 norm", of_runs(runs, norms));
+    let norms = of_runs(report, runs, norms);
+    let mut norm_chart = chart("Gradient norm before clipping", "L2 norm", norms);
     let mut rows = Vec::new();
     for pair in runs {
-        for (name, run) in pair.named() {
+        for (kind, run) in pair.all() {
+            let name = short_name(report, kind);
             for event in run.records.iter().filter_map(|record| record.guard.as_ref()) {
                 let label = format!("{name} {}", event.layer);
                 norm_chart.markers.push(Marker { label, x: event.step as f64 });
@@ -220,7 +235,7 @@ fn gradients(runs: &[SeedRuns]) -> Vec<Block> {
     vec![Block::Chart(norm_chart), events]
 }
 
-fn memory(runs: &[SeedRuns]) -> Vec<Block> {
+fn memory(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
     let row = |name: String, run: &FinishedRun| {
         let summary = &run.summary;
         let (predicted, measured) = (summary.peak_bytes_predicted, summary.peak_bytes_measured);
@@ -239,23 +254,25 @@ fn memory(runs: &[SeedRuns]) -> Vec<Block> {
     let rows = runs
         .iter()
         .flat_map(|pair| {
-            pair.named().map(move |(name, run)| row(format!("{name}, seed {}", pair.seed), run))
+            pair.all().map(move |(kind, run)| {
+                row(format!("{}, seed {}", short_name(report, kind), pair.seed), run)
+            })
         })
         .collect();
     let columns =
         ["run", "predicted peak", "measured peak", "predicted / measured", "tokens/s", "wall"];
     let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
-    vec![Block::Table(table), Block::Table(memory_by_kind(&runs[0]))]
+    vec![Block::Table(table), Block::Table(memory_by_kind(report, &runs[0]))]
 }
 
 /// What memory is predicted to hold at the peak, a column for each run of a seed.
-fn memory_by_kind(pair: &SeedRuns) -> Table {
+fn memory_by_kind(report: &ParityReport, pair: &SeedRuns) -> Table {
     let mut kinds: Vec<&String> =
-        pair.named().flat_map(|(_, run)| run.summary.bytes_at_peak.keys()).collect();
+        pair.all().flat_map(|(_, run)| run.summary.bytes_at_peak.keys()).collect();
     kinds.sort_unstable();
     kinds.dedup();
     let row = |name: &str, value: &dyn Fn(&FinishedRun) -> Option<u64>| {
-        let cells = pair.named().map(|(_, run)| value(run).map_or_else(String::new, format_bytes));
+        let cells = pair.all().map(|(_, run)| value(run).map_or_else(String::new, format_bytes));
         std::iter::once(name.to_string()).chain(cells).collect::<Vec<_>>()
     };
     let mut rows: Vec<Vec<String>> = kinds
@@ -264,18 +281,19 @@ fn memory_by_kind(pair: &SeedRuns) -> Table {
         .collect();
     rows.push(row("arena", &|run| Some(run.summary.arena_bytes[0])));
     rows.push(row("lower bound of the arena", &|run| Some(run.summary.arena_bytes[1])));
-    let names = pair.named().map(|(name, _)| shown_name(name).to_string());
+    let names = pair.all().map(|(kind, _)| shown_name(report, kind));
     let columns = std::iter::once("predicted at the peak".to_string()).chain(names).collect();
     Table { columns, rows }
 }
 
 fn precision(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
-    let (gemms, bytes) = (&report.mxfp8_gemms_run, &report.mxfp8_quantized_bytes);
+    let (gemms, bytes) = (&report.quantized_gemms_run, &report.quantized_bytes);
     let row = |name: &str, gemms: u64, bytes: u64| {
         vec![name.to_string(), gemms.to_string(), format_bytes(bytes)]
     };
+    let in_formats = format!("run in {}", title(&report.precision));
     let gemms = Table {
-        columns: ["GEMM", "run in MXFP8", "quantized bytes read"].map(str::to_string).to_vec(),
+        columns: ["GEMM", &in_formats, "quantized bytes read"].map(str::to_string).to_vec(),
         rows: vec![
             row("fprop", gemms.fprop, bytes.fprop),
             row("dgrad", gemms.dgrad, bytes.dgrad),
@@ -283,7 +301,7 @@ fn precision(report: &ParityReport, runs: &[SeedRuns]) -> Vec<Block> {
         ],
     };
     let mut blocks = vec![Block::Table(gemms)];
-    if let Some(run) = runs.first().and_then(|pair| pair.mxfp8.as_ref()) {
+    if let Some(run) = runs.first().and_then(|pair| pair.low_precision.as_ref()) {
         let rows = run
             .summary
             .precision

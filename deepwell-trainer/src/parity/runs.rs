@@ -69,9 +69,9 @@ impl FinishedRun {
             losses: self.losses(),
             evaluations: self.evaluations(),
             heldout_losses: summary.fit.heldout_losses.clone(),
-            mxfp8_gemms: summary.mxfp8_gemms_run.total(),
-            mxfp8_share_planned: summary.mxfp8_flop_share_planned,
-            mxfp8_share_run: summary.mxfp8_flop_share,
+            quantized_gemms: summary.quantized_gemms_run.total(),
+            quantized_share_planned: summary.quantized_flop_share_planned,
+            quantized_share_run: summary.quantized_flop_share,
             audit: summary.fit.audit.clone(),
         }
     }

@@ -7,14 +7,20 @@ use deepwell_plan::format_bytes;
 use super::verdict::{CheckStatus, Verdict, in_percent, percent};
 use super::{ParityReport, RunReport};
 
-/// What a verdict is called.
-pub(super) fn headline(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Holds => "MXFP8 holds BF16's loss",
-        Verdict::DoesNotHold => "MXFP8 does not hold BF16's loss",
-        Verdict::CannotTell => "Cannot tell yet whether MXFP8 holds BF16's loss",
-        Verdict::Invalid => "The runs cannot be compared",
-        Verdict::Interrupted => "Interrupted: no verdict",
+/// The formats that were compared with BF16, as they are written in a sentence.
+pub(super) fn title(precision: &str) -> String {
+    precision.to_uppercase()
+}
+
+/// What the verdict is called.
+pub(super) fn headline(report: &ParityReport) -> String {
+    let title = title(&report.precision);
+    match report.verdict {
+        Verdict::Holds => format!("{title} holds BF16's loss"),
+        Verdict::DoesNotHold => format!("{title} does not hold BF16's loss"),
+        Verdict::CannotTell => format!("Cannot tell yet whether {title} holds BF16's loss"),
+        Verdict::Invalid => "The runs cannot be compared".to_string(),
+        Verdict::Interrupted => "Interrupted: no verdict".to_string(),
     }
 }
 
@@ -75,11 +81,16 @@ pub(super) fn evaluations(report: &ParityReport) -> String {
 pub(super) fn text(report: &ParityReport) -> String {
     let mut text = String::new();
     let pairs = report.pairs.len();
-    let _ = writeln!(text, "parity over {} steps and {pairs} seeds", report.steps);
+    let _ = writeln!(
+        text,
+        "parity of {} over {} steps and {pairs} seeds",
+        title(&report.precision),
+        report.steps
+    );
     for pair in &report.pairs {
         text.push_str(&run_line(pair.seed, "bf16", &pair.bf16, None));
-        if let Some(run) = &pair.mxfp8 {
-            text.push_str(&run_line(pair.seed, "mxfp8", run, pair.gap_rel));
+        if let Some(run) = &pair.low_precision {
+            text.push_str(&run_line(pair.seed, &report.precision, run, pair.gap_rel));
         }
         if let Some(run) = &pair.control {
             text.push_str(&run_line(pair.seed, "control", run, pair.control_gap_rel));
@@ -97,6 +108,6 @@ pub(super) fn text(report: &ParityReport) -> String {
     for check in &report.checks {
         let _ = writeln!(text, "  {} {}: {}", status(check.status), check.name, check.detail);
     }
-    let _ = write!(text, "verdict: {}", headline(report.verdict));
+    let _ = write!(text, "verdict: {}", headline(report));
     text
 }

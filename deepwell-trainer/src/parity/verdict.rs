@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Curve;
 use super::runs::at_end;
 use super::statistics::{Estimate, evaluation_error_rel};
+use super::text::title;
+use super::{Curve, RunKind};
 use crate::Settings;
 use crate::audit::AuditReport;
 use crate::fingerprint::{differences, short};
@@ -21,10 +22,10 @@ const EVALUATION_ERROR_PART: f64 = 0.1;
 /// Runs at least this long are asked to have learned more than pairs of tokens.
 const LEARNED_AFTER_STEPS: u64 = 1000;
 
-/// How much lower than planned the MXFP8 share of what ran may be: rounding of a quotient.
+/// How much lower than planned the quantized share of what ran may be: rounding of a quotient.
 const SHARE_SLACK: f64 = 1e-9;
 
-/// The answer to whether MXFP8 holds BF16's loss.
+/// The answer to whether a low precision holds BF16's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -34,8 +35,8 @@ pub enum Verdict {
     DoesNotHold,
     /// The interval reaches over the tolerance, or the evaluation set is too small.
     CannotTell,
-    /// The runs cannot be compared: something else than the precision differs, or MXFP8 did not
-    /// run as planned.
+    /// The runs cannot be compared: something else than the precision differs, or the low one did
+    /// not run as planned.
     Invalid,
     /// The user stopped it.
     Interrupted,
@@ -80,12 +81,12 @@ pub(crate) struct RunFacts {
     pub(crate) evaluations: Curve,
     /// Held-out losses of the last evaluation, batch by batch.
     pub(crate) heldout_losses: Vec<f64>,
-    /// MXFP8 GEMMs that ran.
-    pub(crate) mxfp8_gemms: u64,
-    /// MXFP8 share of the linear FLOPs as planned before the first step.
-    pub(crate) mxfp8_share_planned: f64,
+    /// GEMMs of quantized operands that ran.
+    pub(crate) quantized_gemms: u64,
+    /// Quantized share of the linear FLOPs as planned before the first step.
+    pub(crate) quantized_share_planned: f64,
     /// The same of what ran.
-    pub(crate) mxfp8_share_run: f64,
+    pub(crate) quantized_share_run: f64,
     pub(crate) audit: Option<AuditReport>,
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct RunFacts {
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
     pub(crate) bf16: RunFacts,
-    pub(crate) mxfp8: RunFacts,
+    pub(crate) low_precision: RunFacts,
     pub(crate) control: Option<RunFacts>,
 }
 
@@ -144,15 +145,17 @@ pub(super) fn in_percent(estimate: &Estimate) -> String {
     }
 }
 
-/// Judges a comparison of at least one pair. `audit_left_out` says why no step was audited, if so.
+/// Judges a comparison of at least one pair. `precision` names what was compared with BF16,
+/// `audit_left_out` says why no step was audited, if so.
 pub(crate) fn judge(
     pairs: &[Pair],
+    precision: &str,
     tolerance_rel: f64,
     bigram_entropy: f64,
     audit_left_out: Option<&str>,
 ) -> Judgement {
     let gaps_at_end: Vec<f64> =
-        pairs.iter().map(|pair| gap_at_end(&pair.bf16, &pair.mxfp8)).collect();
+        pairs.iter().map(|pair| gap_at_end(&pair.bf16, &pair.low_precision)).collect();
     let gap = Estimate::of(&gaps_at_end);
     let control_gaps: Vec<f64> = pairs
         .iter()
@@ -160,7 +163,7 @@ pub(crate) fn judge(
         .collect();
     let control_gap = (!control_gaps.is_empty()).then(|| Estimate::of(&control_gaps));
 
-    let mut checks = vec![complete(pairs), same_runs(pairs), ran_as_planned(pairs)];
+    let mut checks = vec![complete(pairs), same_runs(pairs), ran_as_planned(pairs, precision)];
     checks.push(audited(pairs, audit_left_out));
     checks.extend(learned(pairs, bigram_entropy));
     let is_valid = checks.iter().all(|check| check.status != CheckStatus::Fails);
@@ -190,7 +193,9 @@ pub(crate) fn judge(
 fn gap_by_step(pairs: &[Pair]) -> Vec<(u64, Estimate)> {
     let curves: Vec<std::collections::BTreeMap<u64, f64>> = pairs
         .iter()
-        .map(|pair| gaps(&pair.bf16.evaluations, &pair.mxfp8.evaluations).into_iter().collect())
+        .map(|pair| {
+            gaps(&pair.bf16.evaluations, &pair.low_precision.evaluations).into_iter().collect()
+        })
         .collect();
     let Some(first) = curves.first() else { return Vec::new() };
     first
@@ -212,9 +217,13 @@ fn check(name: &str, problems: Vec<String>, otherwise: String) -> Check {
 /// Every run of every pair with a name for messages.
 fn runs(pairs: &[Pair]) -> impl Iterator<Item = (String, &RunFacts)> {
     pairs.iter().flat_map(|pair| {
-        let runs = [("bf16", Some(&pair.bf16)), ("mxfp8", Some(&pair.mxfp8))];
-        runs.into_iter().chain([("control", pair.control.as_ref())]).filter_map(|(name, run)| {
-            run.map(|run| (format!("{name} of seed {}", run.settings.seed), run))
+        let runs = [
+            (RunKind::Bf16, Some(&pair.bf16)),
+            (RunKind::LowPrecision, Some(&pair.low_precision)),
+            (RunKind::Control, pair.control.as_ref()),
+        ];
+        runs.into_iter().filter_map(|(kind, run)| {
+            run.map(|run| (format!("{} of seed {}", kind.name(), run.settings.seed), run))
         })
     })
 }
@@ -277,7 +286,7 @@ fn same_runs(pairs: &[Pair]) -> Check {
     };
     let between = [&FREE_IN_A_PAIR[..], &FREE_BETWEEN_PAIRS].concat();
     for pair in pairs {
-        for other in [Some(&pair.mxfp8), pair.control.as_ref()].into_iter().flatten() {
+        for other in [Some(&pair.low_precision), pair.control.as_ref()].into_iter().flatten() {
             compare(&pair.bf16, other, &FREE_IN_A_PAIR);
         }
         compare(&pairs[0].bf16, &pair.bf16, &between);
@@ -286,42 +295,44 @@ fn same_runs(pairs: &[Pair]) -> Check {
     check("the same weights and batches", problems, otherwise)
 }
 
-/// MXFP8 GEMMs ran, and as many as the plan promised.
-fn ran_as_planned(pairs: &[Pair]) -> Check {
+/// Quantized GEMMs ran, and as many as the plan promised.
+fn ran_as_planned(pairs: &[Pair], precision: &str) -> Check {
+    let title = title(precision);
     let mut problems = Vec::new();
     let mut least = f64::INFINITY;
     for pair in pairs {
-        let (run, seed) = (&pair.mxfp8, pair.mxfp8.settings.seed);
-        least = least.min(run.mxfp8_share_run);
-        if run.mxfp8_gemms == 0 {
-            problems.push(format!("no MXFP8 GEMM ran in the run of seed {seed}"));
-        } else if run.mxfp8_share_run < run.mxfp8_share_planned - SHARE_SLACK {
+        let (run, seed) = (&pair.low_precision, pair.low_precision.settings.seed);
+        least = least.min(run.quantized_share_run);
+        if run.quantized_gemms == 0 {
+            problems.push(format!("no quantized GEMM ran in the run of seed {seed}"));
+        } else if run.quantized_share_run < run.quantized_share_planned - SHARE_SLACK {
             problems.push(format!(
-                "seed {seed}: {:.2} % of the linear FLOPs ran in MXFP8, the plan promised {:.2} %",
-                100.0 * run.mxfp8_share_run,
-                100.0 * run.mxfp8_share_planned
+                "seed {seed}: {:.2} % of the linear FLOPs ran in {title}, the plan promised \
+                 {:.2} %",
+                100.0 * run.quantized_share_run,
+                100.0 * run.quantized_share_planned
             ));
         }
-        if pair.bf16.mxfp8_gemms > 0 {
-            problems.push(format!("MXFP8 GEMMs ran in the BF16 run of seed {seed}"));
+        if pair.bf16.quantized_gemms > 0 {
+            problems.push(format!("quantized GEMMs ran in the BF16 run of seed {seed}"));
         }
     }
-    let otherwise = format!("{:.2} % of the blocks' linear FLOPs ran in MXFP8", 100.0 * least);
-    check("MXFP8 ran as planned", problems, otherwise)
+    let otherwise = format!("{:.2} % of the blocks' linear FLOPs ran in {title}", 100.0 * least);
+    check("quantized GEMMs ran as planned", problems, otherwise)
 }
 
-/// The first MXFP8 step, call by call against slow definitions.
+/// The first step in low precision, call by call against slow definitions.
 fn audited(pairs: &[Pair], left_out: Option<&str>) -> Check {
-    let name = "audit of the first MXFP8 step, call by call";
+    let name = "audit of the first step in low precision, call by call";
     if let Some(reason) = left_out {
         let (name, detail) = (name.to_string(), reason.to_string());
         return Check { name, status: CheckStatus::LeftOut, detail };
     }
     let mut problems = Vec::new();
     let mut calls = 0;
-    let audit = pairs.first().and_then(|pair| pair.mxfp8.audit.as_ref());
+    let audit = pairs.first().and_then(|pair| pair.low_precision.audit.as_ref());
     match audit {
-        None => problems.push("the MXFP8 run has no result of it".to_string()),
+        None => problems.push("the run in low precision has no result of it".to_string()),
         Some(audit) => {
             calls = audit.calls_checked;
             if let Some(first) = audit.findings.first() {
@@ -336,7 +347,7 @@ fn audited(pairs: &[Pair], left_out: Option<&str>) -> Check {
 }
 
 fn learned(pairs: &[Pair], bigram_entropy: f64) -> Option<Check> {
-    let steps = pairs.first()?.mxfp8.settings.steps;
+    let steps = pairs.first()?.low_precision.settings.steps;
     if steps < LEARNED_AFTER_STEPS {
         return None;
     }
@@ -361,7 +372,9 @@ fn learned(pairs: &[Pair], bigram_entropy: f64) -> Option<Check> {
 fn evaluation_error(pairs: &[Pair], tolerance_rel: f64) -> (Check, Option<f64>) {
     let errors: Vec<Option<f64>> = pairs
         .iter()
-        .map(|pair| evaluation_error_rel(&pair.bf16.heldout_losses, &pair.mxfp8.heldout_losses))
+        .map(|pair| {
+            evaluation_error_rel(&pair.bf16.heldout_losses, &pair.low_precision.heldout_losses)
+        })
         .collect();
     let largest = errors
         .iter()
@@ -376,7 +389,8 @@ fn evaluation_error(pairs: &[Pair], tolerance_rel: f64) -> (Check, Option<f64>) 
             format!("{:.3} % of the loss, at most {:.3} %", 100.0 * error, 100.0 * limit),
         ),
         Some(error) if error.is_finite() => {
-            let tokens = pairs[0].mxfp8.settings.eval_tokens as f64 * (error / limit).powi(2);
+            let tokens =
+                pairs[0].low_precision.settings.eval_tokens as f64 * (error / limit).powi(2);
             let detail = format!(
                 "{:.3} % of the loss, should be at most {:.3} %: `--eval-tokens {:.0}` would do",
                 100.0 * error,

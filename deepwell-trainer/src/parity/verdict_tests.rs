@@ -19,9 +19,9 @@ fn run(seed: u64, last: f64) -> RunFacts {
         losses: (1..=STEPS).map(|step| (step, curve(step))).collect(),
         evaluations: (0..=STEPS).step_by(10).map(|step| (step, curve(step))).collect(),
         heldout_losses: vec![last - 1.0, last, last + 1.0],
-        mxfp8_gemms: 0,
-        mxfp8_share_planned: 0.0,
-        mxfp8_share_run: 0.0,
+        quantized_gemms: 0,
+        quantized_share_planned: 0.0,
+        quantized_share_run: 0.0,
         audit: None,
     }
 }
@@ -30,19 +30,19 @@ fn pair(seed: u64, gap_rel: f64) -> Pair {
     let bf16 = run(seed, 2.0);
     let scale =
         |curve: &Curve| curve.iter().map(|&(s, loss)| (s, loss * (1.0 + gap_rel))).collect();
-    let mxfp8 = RunFacts {
+    let low_precision = RunFacts {
         evaluations: scale(&bf16.evaluations),
-        mxfp8_gemms: 100,
-        mxfp8_share_planned: 0.9,
-        mxfp8_share_run: 0.9,
+        quantized_gemms: 100,
+        quantized_share_planned: 0.9,
+        quantized_share_run: 0.9,
         audit: Some(AuditReport { calls_checked: 10, ..AuditReport::default() }),
         ..bf16.clone()
     };
-    Pair { bf16, mxfp8, control: None }
+    Pair { bf16, low_precision, control: None }
 }
 
 fn verdict_of(pairs: &[Pair]) -> Judgement {
-    judge(pairs, GAP_TOLERANCE_REL, 3.0, None)
+    judge(pairs, "nvfp4", GAP_TOLERANCE_REL, 3.0, None)
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn the_end_is_the_last_evaluation_alone() {
     // Those before read fewer tokens: a gap of 5 % that they see is no gap at the end.
     let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
     for pair in &mut pairs {
-        for (_, loss) in pair.mxfp8.evaluations.iter_mut().rev().skip(1) {
+        for (_, loss) in pair.low_precision.evaluations.iter_mut().rev().skip(1) {
             *loss *= 1.05;
         }
     }
@@ -94,24 +94,33 @@ fn comparisons_that_are_none() {
     let audit = AuditReport { findings: vec![finding], findings_total: 1, ..Default::default() };
     type Change = Box<dyn Fn(&mut Pair)>;
     let changes: Vec<(&str, Change)> = vec![
-        ("no MXFP8 GEMM ran", Box::new(|pair| pair.mxfp8.mxfp8_gemms = 0)),
-        ("the plan promised 90.00 %", Box::new(|pair| pair.mxfp8.mxfp8_share_run = 0.89)),
-        ("MXFP8 GEMMs ran in the BF16 run", Box::new(|pair| pair.bf16.mxfp8_gemms = 1)),
+        ("no quantized GEMM ran", Box::new(|pair| pair.low_precision.quantized_gemms = 0)),
+        (
+            "ran in NVFP4, the plan promised 90.00 %",
+            Box::new(|pair| pair.low_precision.quantized_share_run = 0.89),
+        ),
+        ("quantized GEMMs ran in the BF16 run", Box::new(|pair| pair.bf16.quantized_gemms = 1)),
         (
             "no finite held-out loss at step 20",
-            Box::new(|pair| pair.mxfp8.evaluations[2].1 = f64::NAN),
+            Box::new(|pair| pair.low_precision.evaluations[2].1 = f64::NAN),
         ),
         ("no finite held-out loss at step 40", Box::new(|pair| pair.bf16.evaluations.truncate(4))),
-        ("at other steps", Box::new(|pair| pair.mxfp8.evaluations.push((45, 2.0)))),
-        ("30 of 40 steps", Box::new(|pair| pair.mxfp8.steps = 30)),
-        ("39 training losses", Box::new(|pair| pair.mxfp8.losses.truncate(39))),
+        ("at other steps", Box::new(|pair| pair.low_precision.evaluations.push((45, 2.0)))),
+        ("30 of 40 steps", Box::new(|pair| pair.low_precision.steps = 30)),
+        ("39 training losses", Box::new(|pair| pair.low_precision.losses.truncate(39))),
         ("loss of step 3 is not finite", Box::new(|pair| pair.bf16.losses[2].1 = f64::INFINITY)),
-        ("data \"a\" and \"b\"", Box::new(|pair| pair.mxfp8.fingerprint["data"] = json!("b"))),
-        ("data_seed 0 and 9", Box::new(|pair| pair.mxfp8.fingerprint["data_seed"] = json!(9))),
+        (
+            "data \"a\" and \"b\"",
+            Box::new(|pair| pair.low_precision.fingerprint["data"] = json!("b")),
+        ),
+        (
+            "data_seed 0 and 9",
+            Box::new(|pair| pair.low_precision.fingerprint["data_seed"] = json!(9)),
+        ),
         ("steps 3 and nothing", Box::new(|pair| pair.bf16.fingerprint["steps"] = json!(3))),
-        ("no result", Box::new(|pair| pair.mxfp8.audit = None)),
+        ("no result", Box::new(|pair| pair.low_precision.audit = None)),
         ("1 findings, the first: call: wrong", {
-            Box::new(move |pair| pair.mxfp8.audit = Some(audit.clone()))
+            Box::new(move |pair| pair.low_precision.audit = Some(audit.clone()))
         }),
     ];
     for (reason, change) in changes {
@@ -141,7 +150,7 @@ fn a_control_says_what_chaos_does_and_widens_nothing() {
 #[test]
 fn a_small_evaluation_set_is_said() {
     let mut pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
-    pairs[1].mxfp8.heldout_losses = vec![1.02, 1.98, 3.01];
+    pairs[1].low_precision.heldout_losses = vec![1.02, 1.98, 3.01];
     let judgement = verdict_of(&pairs);
     assert_eq!(judgement.verdict, Verdict::CannotTell);
     let open = judgement.checks.iter().find(|check| check.status == CheckStatus::Open).unwrap();
@@ -151,7 +160,7 @@ fn a_small_evaluation_set_is_said() {
 #[test]
 fn an_audit_that_was_left_out_is_said() {
     let pairs = [pair(0, 0.001), pair(1, 0.0011), pair(2, 0.0012)];
-    let judgement = judge(&pairs, GAP_TOLERANCE_REL, 3.0, Some("too large"));
+    let judgement = judge(&pairs, "mxfp8", GAP_TOLERANCE_REL, 3.0, Some("too large"));
     assert_eq!(judgement.verdict, Verdict::Holds);
     let left_out = CheckStatus::LeftOut;
     assert!(judgement.checks.iter().any(|c| c.status == left_out && c.detail == "too large"));

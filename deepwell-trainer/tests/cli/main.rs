@@ -413,7 +413,7 @@ fn data_goes_to_stdout_as_json() {
     let expected = predicted["in_bf16"]["time_s"].as_f64().expect("a time") / run.time_s;
     // The same two numbers divided twice.
     assert!((speedup / expected - 1.0).abs() < 1e-12, "{speedup} {expected}");
-    let share = predicted["mxfp8_flop_share"]["blocks"].as_f64().expect("a share");
+    let share = predicted["quantized_flop_share"]["blocks"].as_f64().expect("a share");
     assert!(share > 0.5 && share <= 1.0, "{share}");
     let in_bf16 = json_of(&["dryrun", "parity-3m", "--precision", "bf16", "--json"]);
     assert_eq!(in_bf16["expected_speedup_over_bf16"], Value::Null);
@@ -482,12 +482,10 @@ fn a_plan_as_a_table() {
     let plan = stdout_of(&["plan", "llama-micro", "--seq", "32", "--batch", "2"]);
     insta::with_settings!({ filters => vec![(r"_(amx|avx512|f32)\b", "_[tier]")] }, {
         insta::assert_snapshot!(plan, @r#"
-        plan of "llama" on 1 x cpu
+        plan of "llama" on cpu
           batch         2 x 32 tokens = 1 micro-batches of 2
           recompute     none
-          zero level    0
-          stage 0       layers 0..2, embedding, head, TP 1 EP 1 SP 1 DP 1
-          rank 0        stage 0 on cpu
+          optimizer     in buckets of 160.0 MiB of gradients
           embedding                     1 x cpu_embedding
           rms_norm                      1 x cpu_rms_norm
           quantize                     31 x cpu_quantize
@@ -507,6 +505,7 @@ fn a_plan_as_a_table() {
           rope_backward                 4 x cpu_rope_backward
           embedding_backward            1 x cpu_embedding_backward
           grad_norm                     1 x cpu_grad_norm
+          adamw_coefficients            1 x cpu_adamw_coefficients
           adamw                         1 x cpu_adamw
           cast                          9 x cpu_cast
              1 tensors  bf16: role `embedding` stays `bf16`

@@ -55,7 +55,7 @@ fn check_of<'a>(report: &'a Value, name: &str) -> (&'a str, &'a str) {
 
 #[test]
 fn verdicts_with_their_exit_codes() {
-    // A BF16 run in the place of the MXFP8 run once passed.
+    // A BF16 run in the place of the one in low precision once passed.
     for (options, code, verdict, check, status, detail) in [
         (&["--seeds", "3"][..], 0, "holds", "held-out loss at the end", "holds", "interval"),
         (&["--seeds", "1"], 3, "cannot-tell", "held-out loss at the end", "open", "--seeds 4"),
@@ -63,9 +63,17 @@ fn verdicts_with_their_exit_codes() {
             &["--seeds", "2", "--precision", "bf16"],
             1,
             "invalid",
-            "MXFP8 ran as planned",
+            "quantized GEMMs ran as planned",
             "fails",
-            "no MXFP8 GEMM ran",
+            "no quantized GEMM ran",
+        ),
+        (
+            &["--seeds", "2", "--precision", "nvfp4"],
+            0,
+            "holds",
+            "quantized GEMMs ran as planned",
+            "holds",
+            "FLOPs ran in NVFP4",
         ),
     ] {
         let folder = Folder::new();
@@ -74,6 +82,11 @@ fn verdicts_with_their_exit_codes() {
         let (got_status, got_detail) = check_of(&report, check);
         assert_eq!(got_status, status, "{options:?}: {got_detail}");
         assert!(got_detail.contains(detail), "{options:?}: {got_detail}");
+        let (audit, detail) = check_of(&report, "audit of the first step in low precision");
+        assert_eq!(audit, "holds", "{options:?}: {detail}");
+        let of = options.iter().position(|&option| option == "--precision");
+        let precision = of.map_or("mxfp8", |at| options[at + 1]);
+        assert_eq!(report["precision"], precision, "{options:?}");
         // An eighth of 512 tokens is less than a batch, which is 4 x 32.
         let read = [&report["interim_eval_tokens"], &report["eval_tokens"]];
         assert_eq!(read, [128, 512], "{options:?}");
@@ -155,7 +168,7 @@ fn on_an_emulated_device() {
     let options = [&options[..], &["--seq-len", "128", "--eval-tokens", "256"]].concat();
     let (code, report) = report(&folder, &options);
     assert_eq!((code, &report["verdict"]), (Some(3), &"cannot-tell".into()), "{report}");
-    let (status, detail) = check_of(&report, "audit of the first MXFP8 step");
+    let (status, detail) = check_of(&report, "audit of the first step in low precision");
     assert_eq!(status, "holds", "{detail}");
-    assert_eq!(check_of(&report, "MXFP8 ran as planned").0, "holds");
+    assert_eq!(check_of(&report, "quantized GEMMs ran as planned").0, "holds");
 }

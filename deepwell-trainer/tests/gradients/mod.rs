@@ -2,8 +2,7 @@
 
 use bytemuck::cast_slice_mut;
 use deepwell_trainer::{Engine, StepOutcome};
-
-use crate::trials::note;
+use deepwell_trials::note;
 
 /// Standard deviations that a gradient's size may be off.
 const Z: f64 = 6.0;

@@ -83,7 +83,8 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
         }
         What::All => recorded(shell, root, &options, None)?,
     };
-    let binary = build(shell, root)?;
+    let command = ("deepwell-kernels/emulator", "bin", "deepwell-emulate");
+    let binary = build(shell, root, "command", command)?;
     let mut command = Command::new(binary);
     command.arg(match (&options.what, options.mutate) {
         (What::All, _) => "survey",
@@ -196,20 +197,25 @@ fn recorded(
     Ok(folders)
 }
 
-/// Builds the command `deepwell-emulate` and returns where it is.
-fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
+/// Builds what the integration tests `test` need, as `cargo test --workspace` does, so that after
+/// that nothing is left to build; returns where a program of it is: of a folder, a kind and a name.
+fn build(
+    shell: &Shell,
+    root: &Path,
+    test: &str,
+    (folder, kind, name): (&str, &str, &str),
+) -> Result<PathBuf> {
     let cargo = cargo();
     let messages = cmd!(
         shell,
-        "{cargo} build --release --package deepwell-emulator --bin deepwell-emulate
+        "{cargo} test --workspace --no-run --test {test}
          --message-format json-render-diagnostics"
     )
     .quiet()
     .read()
-    .context("`deepwell-emulate` does not build; cargo's message is above")?;
-    let folder = root.join("deepwell-kernels/emulator");
-    let executable = cargo_messages::executable(&messages, &folder, "bin", "deepwell-emulate");
-    executable.context("cargo built `deepwell-emulate` and did not say where")
+    .with_context(|| format!("`{name}` does not build; cargo's message is above"))?;
+    let executable = cargo_messages::executable(&messages, &root.join(folder), kind, name);
+    executable.with_context(|| format!("cargo built `{name}` and did not say where"))
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use xshell::{Shell, cmd};
+use xshell::Shell;
 
+use super::build;
+use crate::kernels;
 use crate::kernels::unit::ARCHITECTURES;
-use crate::process::cargo;
-use crate::{cargo_messages, kernels};
 
 /// Where emulated devices write launches: `<architecture>/<.cu file>/<kernel>-….toml`.
 pub(super) const FOLDER: &str = "target/emulate";
@@ -32,7 +32,7 @@ pub(super) fn run(
     is_mutated: impl Fn(&str) -> bool,
 ) -> Result<()> {
     compile(root, which.architecture)?;
-    let program = build(shell, root)?;
+    let program = build(shell, root, "cuda", ("deepwell-kernels", "test", "cuda"))?;
     for former in recorded(root, which)? {
         fs::remove_dir_all(&former)
             .with_context(|| format!("cannot remove {}", former.display()))?;
@@ -126,22 +126,6 @@ fn compile(root: &Path, architecture: Option<&'static str>) -> Result<()> {
         Some(failed) => bail!("{}.cu does not compile: {}", failed.stem, failed.message),
         None => Ok(()),
     }
-}
-
-/// Builds the tests with the emulated device and returns where they are.
-fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
-    let cargo = cargo();
-    let messages = cmd!(
-        shell,
-        "{cargo} test --release --no-run --package deepwell-kernels --features cuda,emulated
-         --test cuda --message-format json-render-diagnostics"
-    )
-    .quiet()
-    .read()
-    .context("the tests do not build; cargo's message is above")?;
-    let folder = root.join("deepwell-kernels");
-    let program = cargo_messages::executable(&messages, &folder, "test", "cuda");
-    program.context("cargo built the tests and did not say where")
 }
 
 #[cfg(test)]

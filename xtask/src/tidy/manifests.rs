@@ -8,9 +8,10 @@ use super::Violation;
 use crate::source::{Package, packages, read};
 
 /// The layers of crates: a crate depends on crates of lower layers only.
-const LAYERS: [(&str, usize); 9] = [
+const LAYERS: [(&str, usize); 10] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
+    ("deepwell-trials", 1),
     ("deepwell-probe", 2),
     ("deepwell-ir", 2),
     ("deepwell-moe", 3),

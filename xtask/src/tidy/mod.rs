@@ -5,6 +5,7 @@
 mod cuda;
 mod docs;
 mod manifests;
+mod names;
 mod texts;
 mod trees;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Violation, cuda, docs, trees};
+use super::{Violation, cuda, docs, names, trees};
 use crate::source::{RustLines, committable_files, is_word, split_rust};
 
 const COLUMNS_MAX: usize = 100;
@@ -97,6 +97,7 @@ fn check_text(path: &str, text: &str) -> Vec<Violation> {
         violations.extend(check_banned(path, &lines));
         violations.extend(check_unsafe(path, &lines));
         violations.extend(trees::check(path, &lines));
+        violations.extend(names::check(path, &lines));
     }
     violations
 }

@@ -1,5 +1,6 @@
 //! Rules of a program, checked where one is made, read or run.
 
+mod buckets;
 mod data_flow;
 mod races;
 mod schedule;
@@ -24,6 +25,8 @@ pub const ALIGNMENT_BYTES: usize = 64;
 ///   use the same bytes, unless both only read them, one is over before the other begins;
 /// - the schedule runs each micro-batch forward and then backward in one slot, and what lives from
 ///   the one to the other has a place in each slot;
+/// - the optimizer updates each parameter with a gradient once, in buckets whose operands are the
+///   parameters that they name and lie one behind the other;
 /// - the target's groups are of the program's rank, and a collective is among all ranks of one of
 ///   them, with operands of the sizes that it makes.
 ///
@@ -40,7 +43,8 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
             let order = Order::of(&program.calls, &program.bodies)?;
             data_flow::check(program)?;
             races::check(program, &order)?;
-            schedule::check(program)
+            schedule::check(program)?;
+            buckets::check(program)
         })
         .map_err(|what| IrError::Program { program: program.name.clone(), what })
 }

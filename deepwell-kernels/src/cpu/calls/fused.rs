@@ -189,3 +189,7 @@ pub(crate) fn dual_gemm_workspace_bytes(
     });
     bytes[0].max(bytes[1])
 }
+
+#[cfg(test)]
+#[path = "dual_gemm_tests.rs"]
+mod dual_gemm_tests;

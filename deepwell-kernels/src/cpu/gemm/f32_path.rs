@@ -1,4 +1,4 @@
-//! The F32 tier: operands converted to `f32`, multiplied by the `gemm` crate.
+//! The F32 tier: operands converted to `f32`, multiplied by the `gemm-f32` crate.
 //!
 //! Where nothing needs converting it is one call. Otherwise blocks of at most 1024 rows of each
 //! operand are converted into the workspace and multiplied one after another, so that the workspace
@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use deepwell_precision::scale_tiles::offset;
+use gemm_common::Parallelism;
 use half::bf16;
 
 use super::carve::{align, whole_elements};
@@ -189,7 +190,7 @@ fn scale_value(code: u8) -> f32 {
     }
 }
 
-/// One call of the `gemm` crate: `c[rows, columns] (+)= a b^T`.
+/// One call of the `gemm-f32` crate: `c[rows, columns] (+)= a b^T`.
 fn multiply(
     m: usize,
     n: usize,
@@ -202,30 +203,36 @@ fn multiply(
     threads: Threads,
 ) {
     let parallelism = match threads {
-        Threads::One => gemm::Parallelism::None,
-        Threads::Pool => gemm::Parallelism::Rayon(0),
+        Threads::One => Parallelism::None,
+        Threads::Pool => Parallelism::Rayon(0),
     };
     // A slice is at most isize::MAX bytes long, so strides that stay inside one fit, too; a
     // stride over a single row or column is never used and may be anything.
     let stride = |stride: usize| isize::try_from(stride).unwrap_or(0);
     assert!((m - 1) * c_row_stride + n <= c.len());
+    // Its kernels write along columns. Where the rows of C are longer, they make its transpose, b a^T.
+    let row_stride = stride(c_row_stride);
+    let (left, m, right, n, column_stride, row_stride) = match row_stride > 1 {
+        true => (b, n, a, m, row_stride, 1),
+        false => (a, m, b, n, 1, row_stride),
+    };
     // SAFETY: `Operand::validate` (or `convert`'s own copy) puts every element of A and B inside
     // its slice, the assertion every element of C; C is borrowed mutably, so nothing aliases it.
     unsafe {
-        gemm::gemm(
+        gemm_f32::gemm::f32::get_gemm_fn()(
             m,
             n,
             k,
             c.as_mut_ptr(),
-            1,
-            stride(c_row_stride),
+            column_stride,
+            row_stride,
             accumulate,
-            a.data.as_ptr(),
-            stride(a.k_stride),
-            stride(a.outer_stride),
-            b.data.as_ptr(),
-            stride(b.outer_stride),
-            stride(b.k_stride),
+            left.data.as_ptr(),
+            stride(left.k_stride),
+            stride(left.outer_stride),
+            right.data.as_ptr(),
+            stride(right.outer_stride),
+            stride(right.k_stride),
             1.0,
             1.0,
             false,

@@ -10,7 +10,7 @@
 //! The arithmetic comes in three [`Tier`]s. On [`Tier::AmxBf16`] and [`Tier::Avx512Bf16`] the
 //! operands are packed to panels of BF16 and multiplied by a 32 x 32 kernel that sums in FP32;
 //! MXFP8 operands are decoded while they are packed, which is exact. [`Tier::F32`] converts to
-//! `f32` and calls the `gemm` crate. An F32 operand always takes the F32 tier: nothing is ever
+//! `f32` and calls the `gemm-f32` crate. An F32 operand always takes the F32 tier: nothing is ever
 //! rounded on the way in.
 //!
 //! ```
@@ -40,7 +40,7 @@
 //! |---|---|---|
 //! | AMX | even and odd `k` apart in each 32, then the 32s in order | `(18 + ceil(k/32)) u s` |
 //! | AVX512-BF16 | odd, then even `k` of each pair, pairs in order | `(k + 1) u s` |
-//! | F32 | the `gemm` crate's: fused, blocks of 512 or more in order | `(k + 2) u s` |
+//! | F32 | the `gemm-f32` crate's: fused, blocks of 512 or more in order | `(k + 2) u s` |
 //!
 //! An accumulating output adds the finished sum to what is there, one more rounding (on the F32
 //! tier one per block of 512, or per `k` where `k <= 2`); a BF16 output rounds once more, to
@@ -59,7 +59,7 @@
 //! # Memory
 //!
 //! All packing buffers lie in the caller's workspace ([`workspace_bytes`]); the BF16 tiers
-//! allocate nothing (rayon's own queues aside). The `gemm` crate takes scratch of its own from the
+//! allocate nothing (rayon's own queues aside). The `gemm-f32` crate takes scratch of its own from the
 //! heap: at most one packed copy of a `[m, kc]` and a `[n, kc]` slice of the operands in `f32`,
 //! `4 kc (m + n)` bytes rounded up to whole kernel tiles, freed before the call returns; `kc` is
 //! what fits its tiles to the first-level cache, 512 for one of 48 KiB. Each thread also keeps one

@@ -213,3 +213,27 @@ fn rows_of_whole_groups_have_a_kernel() {
         assert_eq!(chosen(&norm, &inputs, &target).unwrap(), "cuda_rms_norm_quantize");
     }
 }
+
+/// A format that no kernel takes is planned as BF16, with this reason.
+#[test]
+fn formats_that_are_not_served_say_why() {
+    let rule = |rule| QuantFormat::MXFP8.with_scale_rule(rule);
+    let target = cuda_target(Architecture::Sm100a, 148, &[]);
+    for (format, expected) in [
+        (rule(ScaleRule::Rceil), None),
+        (rule(ScaleRule::OcpFloor), None),
+        (
+            rule(ScaleRule::MinError),
+            Some("CUDA kernels quantize by the scale rules rceil and floor, not min_error"),
+        ),
+        (QuantFormat::NVFP4, Some("CUDA kernels take mxfp8, not nvfp4")),
+    ] {
+        let served = CudaCatalog.serves(&format, &target);
+        assert_eq!(served.err().as_deref(), expected, "{format}");
+        let op = Op::from(Quantize { format, axis: Axis::Both });
+        let refused = chosen(&op, &[operand(DType::Bf16, &[128, 128])], &target).err();
+        let reasons = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(reasons.contains(expected.unwrap_or_default()), "{format}: {reasons}");
+        assert_eq!(reasons.is_empty(), expected.is_none(), "{format}: {reasons}");
+    }
+}

@@ -1,5 +1,5 @@
-// AdamW over all parameters in one launch, with clipping by the gradients' norm. A step whose
-// norm is not finite changes nothing but the count of skipped steps.
+// AdamW over a bucket of parameters in one launch, with clipping by the gradients' norm. A step
+// whose norm is not finite changes nothing but the count of skipped steps.
 //
 // Per element, with g = gradient * clip, t the number of the step from 1:
 //
@@ -11,8 +11,8 @@
 // coefficients, made in FP64, may differ by their last one). 28 bytes move per parameter: four are
 // read, three written. The parameters are one list of chunks of 1024 elements, each with a CTA of
 // its own, four elements a thread: CTAs that begin as others end keep the memory busier than
-// CTAs that go from chunk to chunk (99 % of a copy on an H200 in place of 88 %). What all need is
-// made by a kernel before.
+// CTAs that go from chunk to chunk (99 % of a copy on an H200 in place of 88 %). What all buckets
+// need is made by a kernel before.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
@@ -35,9 +35,10 @@ struct Parameter {
 
 static_assert(sizeof(Parameter) == 56, "the host writes this layout");
 
-// What is the same for all elements.
+// What is the same for all elements, in the order that the op documents.
 struct Coefficients {
-    double learning_rate;
+    float applies;  // 1; 0 where the norm is infinite or NaN
+    float learning_rate;
     float clip;
     float one_minus_beta1;
     float beta2;
@@ -45,10 +46,9 @@ struct Coefficients {
     float step_size;
     float root_correction;
     float eps;
-    uint32 skips;  // the norm is infinite or NaN
 };
 
-static_assert(sizeof(Coefficients) == 40, "the host reserves so much");
+static_assert(sizeof(Coefficients) == 36, "nine numbers");
 
 // By one thread: the coefficients of a step, which is then counted. grad_norm [1], schedule [2]
 // (learning rate, largest norm), counters [2] (applied steps, skipped steps).
@@ -65,8 +65,10 @@ extern "C" __global__ void __launch_bounds__(32)
     const double wide_beta1 = beta1;
     const double wide_beta2 = beta2;
     const double t = static_cast<double>(counters[0] + 1);
+    const bool is_finite = fabsf(*grad_norm) < __uint_as_float(0x7f800000u);
     Coefficients c;
-    c.learning_rate = learning_rate;
+    c.applies = is_finite ? 1.0f : 0.0f;
+    c.learning_rate = schedule[0];
     c.clip = static_cast<float>(fmin(norm_max / (norm + 1e-6), 1.0));
     c.one_minus_beta1 = static_cast<float>(1.0 - wide_beta1);
     c.beta2 = beta2;
@@ -74,9 +76,8 @@ extern "C" __global__ void __launch_bounds__(32)
     c.step_size = static_cast<float>(learning_rate / (1.0 - pow(wide_beta1, t)));
     c.root_correction = static_cast<float>(1.0 / sqrt(1.0 - pow(wide_beta2, t)));
     c.eps = eps;
-    c.skips = fabsf(*grad_norm) < __uint_as_float(0x7f800000u) ? 0 : 1;
     *coefficients = c;
-    counters[c.skips] += 1;
+    counters[is_finite ? 0 : 1] += 1;
 }
 
 __device__ __forceinline__ void update(float gradient, float& w, float& m, float& v, float decay,
@@ -108,15 +109,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     adamw(const Parameter* __restrict__ table, uint32 parameters,
           const Coefficients* __restrict__ coefficients) {
     const Coefficients c = *coefficients;
-    if (c.skips) {
+    if (c.applies == 0.0f) {
         return;
     }
     const uint64 chunk = blockIdx.x;
     const Parameter p = table[parameter_of(table, parameters, chunk)];
     const uint64 at = (chunk - p.first_chunk) * kChunk + threadIdx.x * kQuad;
+    const double learning_rate = c.learning_rate;
     const double weight_decay = p.weight_decay;
     const float decay =
-        static_cast<float>(__dsub_rn(1.0, __dmul_rn(c.learning_rate, weight_decay)));
+        static_cast<float>(__dsub_rn(1.0, __dmul_rn(learning_rate, weight_decay)));
     if (at + kQuad <= p.elements) {
         const float4 g = *reinterpret_cast<const float4*>(p.gradient + at);
         float4 w = *reinterpret_cast<const float4*>(p.master + at);

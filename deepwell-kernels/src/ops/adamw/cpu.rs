@@ -6,7 +6,7 @@
 //! `torch.nn.utils.clip_grad_norm_`.
 
 use deepwell_ir::Op;
-use deepwell_ir::ops::AdamW;
+use deepwell_ir::ops::{AdamW, AdamWCoefficients};
 use rayon::prelude::*;
 
 use crate::KernelError;
@@ -65,11 +65,12 @@ pub struct StepOutcome {
     pub skipped: bool,
 }
 
-/// The scalars as the loop over elements takes them.
+/// The scalars as the loop over elements takes them, see [`AdamWCoefficients`].
 #[derive(Clone, Copy)]
 struct Coefficients {
+    applies: f32,
+    learning_rate: f32,
     clip: f32,
-    decay: f32,
     one_minus_beta1: f32,
     beta2: f32,
     one_minus_beta2: f32,
@@ -80,12 +81,13 @@ struct Coefficients {
 
 impl Coefficients {
     /// Worked out in `f64`, where `1 - beta2` and its powers keep their bits.
-    fn new(scalars: &StepScalars, weight_decay: f64) -> Self {
+    fn new(scalars: &StepScalars) -> Self {
         let StepScalars { learning_rate, beta1, beta2, eps, .. } = *scalars;
         let step = scalars.step as f64;
         Coefficients {
+            applies: if scalars.grad_norm.is_finite() { 1.0 } else { 0.0 },
+            learning_rate: learning_rate as f32,
             clip: scalars.clip_factor(),
-            decay: (1.0 - learning_rate * weight_decay) as f32,
             one_minus_beta1: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
             one_minus_beta2: (1.0 - beta2) as f32,
@@ -93,6 +95,42 @@ impl Coefficients {
             root_correction: (1.0 / (1.0 - beta2.powf(step)).sqrt()) as f32,
             eps: eps as f32,
         }
+    }
+
+    /// In the order of the op's output.
+    fn to_array(self) -> [f32; AdamWCoefficients::COUNT] {
+        [
+            self.applies,
+            self.learning_rate,
+            self.clip,
+            self.one_minus_beta1,
+            self.beta2,
+            self.one_minus_beta2,
+            self.step_size,
+            self.root_correction,
+            self.eps,
+        ]
+    }
+
+    fn from_array(array: [f32; AdamWCoefficients::COUNT]) -> Coefficients {
+        let [applies, learning_rate, clip, one_minus_beta1, ..] = array;
+        let [.., beta2, one_minus_beta2, step_size, root_correction, eps] = array;
+        Coefficients {
+            applies,
+            learning_rate,
+            clip,
+            one_minus_beta1,
+            beta2,
+            one_minus_beta2,
+            step_size,
+            root_correction,
+            eps,
+        }
+    }
+
+    /// What is left of a weight.
+    fn decay(&self, weight_decay: f64) -> f32 {
+        (1.0 - f64::from(self.learning_rate) * weight_decay) as f32
     }
 }
 
@@ -118,29 +156,39 @@ pub fn adamw(tensors: &mut [AdamwTensor<'_>], scalars: &StepScalars) -> StepOutc
         assert_eq!(tensor.m.len(), len, "`m` of tensor {index} differs in length");
         assert_eq!(tensor.v.len(), len, "`v` of tensor {index} differs in length");
     }
-    if !scalars.grad_norm.is_finite() {
+    let coefficients = Coefficients::new(scalars);
+    if coefficients.applies == 0.0 {
         return StepOutcome { skipped: true };
     }
-    tensors.par_iter_mut().for_each(|tensor| {
-        let coefficients = Coefficients::new(scalars, tensor.weight_decay);
-        tensor
-            .param
-            .par_chunks_mut(ELEMENTS_PER_CHUNK)
-            .zip(tensor.grad.par_chunks(ELEMENTS_PER_CHUNK))
-            .zip(tensor.m.par_chunks_mut(ELEMENTS_PER_CHUNK))
-            .zip(tensor.v.par_chunks_mut(ELEMENTS_PER_CHUNK))
-            .for_each(|(((param, grad), m), v)| {
-                vectorized(
-                    #[inline(always)]
-                    || update(param, grad, m, v, coefficients),
-                );
-            });
-    });
+    tensors.par_iter_mut().for_each(|tensor| apply(tensor, coefficients));
     StepOutcome { skipped: false }
 }
 
+fn apply(tensor: &mut AdamwTensor<'_>, c: Coefficients) {
+    let decay = c.decay(tensor.weight_decay);
+    tensor
+        .param
+        .par_chunks_mut(ELEMENTS_PER_CHUNK)
+        .zip(tensor.grad.par_chunks(ELEMENTS_PER_CHUNK))
+        .zip(tensor.m.par_chunks_mut(ELEMENTS_PER_CHUNK))
+        .zip(tensor.v.par_chunks_mut(ELEMENTS_PER_CHUNK))
+        .for_each(|(((param, grad), m), v)| {
+            vectorized(
+                #[inline(always)]
+                || update(param, grad, m, v, decay, c),
+            );
+        });
+}
+
 #[inline(always)]
-fn update(param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32], c: Coefficients) {
+fn update(
+    param: &mut [f32],
+    grad: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    decay: f32,
+    c: Coefficients,
+) {
     for (((param, &grad), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
         let grad = grad * c.clip;
         let m_new = *m + c.one_minus_beta1 * (grad - *m);
@@ -148,8 +196,34 @@ fn update(param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32], c: Coef
         let denominator = v_new.sqrt() * c.root_correction + c.eps;
         *m = m_new;
         *v = v_new;
-        *param = *param * c.decay - c.step_size * (m_new / denominator);
+        *param = *param * decay - c.step_size * (m_new / denominator);
     }
+}
+
+pub(super) fn prepare_coefficients(
+    operands: &Operands<'_>,
+    op: &Op,
+) -> Result<Run, KernelError> {
+    let Op::AdamWCoefficients(op) = op else { return Err(operands.unknown_kernel()) };
+    let (norm, schedule) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
+    let (counters, coefficients) = (operands.target::<u64>(2)?, operands.target::<f32>(3)?);
+    let (beta1, beta2, eps) = (f64::from(op.beta1), f64::from(op.beta2), f64::from(op.eps));
+    Ok(Box::new(move |arena| {
+        let (grad_norm, schedule) = (norm.of(arena)[0], schedule.of(arena));
+        let counters = counters.of(arena);
+        let made = Coefficients::new(&StepScalars {
+            learning_rate: f64::from(schedule[0]),
+            beta1,
+            beta2,
+            eps,
+            max_grad_norm: f64::from(schedule[1]),
+            step: counters[0] + 1,
+            grad_norm,
+        });
+        counters[if made.applies == 0.0 { 1 } else { 0 }] += 1;
+        coefficients.of(arena).copy_from_slice(&made.to_array());
+        Ok(())
+    }))
 }
 
 struct Parameter {
@@ -162,8 +236,7 @@ struct Parameter {
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::AdamW(op) = op else { return Err(operands.unknown_kernel()) };
-    let (norm, schedule) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
-    let counters = operands.target::<u64>(2)?;
+    let coefficients = operands.input::<f32>(0)?;
     let parameters = op
         .weight_decay
         .iter()
@@ -179,35 +252,22 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             })
         })
         .collect::<Result<Vec<_>, KernelError>>()?;
-    let (beta1, beta2, eps) = (f64::from(op.beta1), f64::from(op.beta2), f64::from(op.eps));
     Ok(Box::new(move |arena| {
-        let grad_norm = norm.of(arena)[0];
-        let counters = counters.of(arena);
-        if !grad_norm.is_finite() {
-            counters[1] += 1;
+        let coefficients: &[f32; AdamWCoefficients::COUNT] =
+            coefficients.of(arena).try_into().map_err(|_| "expected nine coefficients")?;
+        let coefficients = Coefficients::from_array(*coefficients);
+        if coefficients.applies == 0.0 {
             return Ok(());
         }
-        counters[0] += 1;
-        let schedule = schedule.of(arena);
-        let scalars = StepScalars {
-            learning_rate: f64::from(schedule[0]),
-            beta1,
-            beta2,
-            eps,
-            max_grad_norm: f64::from(schedule[1]),
-            step: counters[0],
-            grad_norm,
-        };
         for parameter in &parameters {
-            let tensor = AdamwTensor {
+            let mut tensor = AdamwTensor {
                 param: parameter.master.of(arena),
                 grad: parameter.gradient.of(arena),
                 m: parameter.first_moment.of(arena),
                 v: parameter.second_moment.of(arena),
                 weight_decay: parameter.weight_decay,
             };
-            // The norm is finite, so nothing is skipped: the step has been counted above.
-            let _ = adamw(&mut [tensor], &scalars);
+            apply(&mut tensor, coefficients);
         }
         Ok(())
     }))

@@ -1,7 +1,7 @@
-//! `adamw.cu`: the update of all parameters in one launch, behind one for the coefficients.
+//! `adamw.cu`: the coefficients of a step by one thread, and the update of a bucket in one launch.
 
 use deepwell_ir::Op;
-use deepwell_ir::ops::AdamW;
+use deepwell_ir::ops::{AdamW, AdamWCoefficients};
 
 use crate::KernelError;
 use crate::cuda::driver::Argument;
@@ -17,10 +17,8 @@ const THREADS: u32 = 256;
 const COEFFICIENTS_THREADS: u32 = 32;
 /// Elements of a chunk, as in the source.
 const CHUNK_ELEMENTS: usize = 1024;
-/// Of the coefficients, as in the source.
-const COEFFICIENTS_BYTES: usize = 40;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+const SPEC: CudaKernelSpec = CudaKernelSpec {
     name: "cuda_adamw",
     ops: &["adamw"],
     epilogue: no_epilogue,
@@ -28,10 +26,20 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     library: None,
     reject: takes_all,
     predict: roofline,
-    workspace_bytes: |_, _| COEFFICIENTS_BYTES,
+    workspace_bytes: |_, _| 0,
     select_tile: None,
     prepare,
-}];
+};
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    CudaKernelSpec {
+        name: "cuda_adamw_coefficients",
+        ops: &["adamw_coefficients"],
+        prepare: prepare_coefficients,
+        ..SPEC
+    },
+    SPEC,
+];
 
 /// The table `{gradient, master, first moment, second moment, elements, first chunk, decay}`.
 fn table(call: &CallView<'_>, op: &AdamW) -> Result<TensorList, KernelError> {
@@ -54,25 +62,45 @@ fn table(call: &CallView<'_>, op: &AdamW) -> Result<TensorList, KernelError> {
     Ok(list)
 }
 
+/// An operand of `count` elements.
+fn small_operand(call: &CallView<'_>, index: usize, count: usize) -> Result<Argument, KernelError> {
+    let tensor = call.operand(index);
+    match tensor.elements() {
+        elements if elements == count => Ok(tensor.argument()),
+        other => {
+            Err(call.refuse(format!("expected {count} elements in operand {index}, got {other}")))
+        }
+    }
+}
+
+fn prepare_coefficients(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let Op::AdamWCoefficients(op) = &call.call.op else {
+        return Err(call.refuse("expected the coefficients of AdamW"));
+    };
+    let function = device.function("adamw", "adamw_coefficients", 0)?;
+    let arguments = vec![
+        small_operand(call, 0, 1)?,
+        small_operand(call, 1, 2)?,
+        small_operand(call, 2, 2)?,
+        Argument::F32(op.beta1),
+        Argument::F32(op.beta2),
+        Argument::F32(op.eps),
+        small_operand(call, 3, AdamWCoefficients::COUNT)?,
+    ];
+    Ok(vec![Device::launch(function, 1, COEFFICIENTS_THREADS, 0, arguments)])
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::AdamW(op) = &call.call.op else {
         return Err(call.refuse("expected an AdamW update"));
     };
     let list = table(call, op)?;
-    let coefficients = Argument::Pointer(call.workspace().0);
-    let function = device.function("adamw", "adamw_coefficients", 0)?;
-    let arguments = vec![
-        call.operand(0).argument(),
-        call.operand(1).argument(),
-        call.operand(2).argument(),
-        Argument::F32(op.beta1),
-        Argument::F32(op.beta2),
-        Argument::F32(op.eps),
-        coefficients,
-    ];
-    let mut steps = vec![Device::launch(function, 1, COEFFICIENTS_THREADS, 0, arguments)];
+    let coefficients = small_operand(call, 0, AdamWCoefficients::COUNT)?;
     if list.chunks() == 0 {
-        return Ok(steps);
+        return Ok(Vec::new());
     }
     let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
     let Some(ctas) = ctas else {
@@ -88,6 +116,5 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::U32(list.tensors() as u32),
         coefficients,
     ];
-    steps.push(Device::launch(function, ctas, THREADS, 0, arguments));
-    Ok(steps)
+    Ok(vec![Device::launch(function, ctas, THREADS, 0, arguments)])
 }

@@ -1,5 +1,7 @@
 //! AdamW with decoupled decay and clipping by the global norm.
 
+use deepwell_ir::ops::AdamWCoefficients;
+
 /// The scalars of one step; see [`StepScalars`](crate::ops::adamw::cpu::StepScalars).
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
@@ -52,6 +54,49 @@ pub fn step(param: &[f64], grad: &[f64], m: &[f64], v: &[f64], s: &Settings) -> 
     updated
 }
 
+/// What a step makes of its settings for all tensors, in the order of
+/// [`AdamWCoefficients`](deepwell_ir::ops::AdamWCoefficients).
+pub fn coefficients(s: &Settings) -> [f64; AdamWCoefficients::COUNT] {
+    let t = s.step as f64;
+    [
+        if s.grad_norm.is_finite() { 1.0 } else { 0.0 },
+        s.learning_rate,
+        (s.max_grad_norm / (s.grad_norm + 1e-6)).min(1.0),
+        1.0 - s.beta1,
+        s.beta2,
+        1.0 - s.beta2,
+        s.learning_rate / (1.0 - s.beta1.powf(t)),
+        1.0 / (1.0 - s.beta2.powf(t)).sqrt(),
+        s.eps,
+    ]
+}
+
+/// [`step`] of one tensor by its coefficients; of a step that is skipped what is there.
+pub fn update(
+    param: &[f64],
+    grad: &[f64],
+    m: &[f64],
+    v: &[f64],
+    coefficients: &[f64; AdamWCoefficients::COUNT],
+    weight_decay: f64,
+) -> Updated {
+    let [applies, rate, clip, blend1, beta2, blend2, step_size, correction, eps] = *coefficients;
+    if applies == 0.0 {
+        return Updated { param: param.to_vec(), m: m.to_vec(), v: v.to_vec() };
+    }
+    let mut updated = Updated { param: Vec::new(), m: Vec::new(), v: Vec::new() };
+    for i in 0..param.len() {
+        let g = grad[i] * clip;
+        let m = m[i] + blend1 * (g - m[i]);
+        let v = beta2 * v[i] + blend2 * g * g;
+        let direction = m / (v.sqrt() * correction + eps);
+        updated.param.push(param[i] * (1.0 - rate * weight_decay) - step_size * direction);
+        updated.m.push(m);
+        updated.v.push(v);
+    }
+    updated
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +121,31 @@ mod tests {
         let clipped = Settings { max_grad_norm: 0.5, ..settings };
         let updated = step(&[2.0, 2.0], &[3.0, -4.0], &[0.0; 2], &[0.0; 2], &clipped);
         assert!((updated.m[0] - 0.03).abs() < 1e-8, "a tenth of 3, times 1 - 0.9");
+    }
+
+    #[test]
+    fn the_update_by_coefficients_is_the_step() {
+        let settings = Settings {
+            learning_rate: 0.02,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-3,
+            weight_decay: 0.1,
+            max_grad_norm: 1.0,
+            step: 3,
+            grad_norm: 2.5,
+        };
+        let (param, grad) = ([1.0, -2.0, 0.0, 3.0], [0.5, -0.25, 4.0, 0.0]);
+        let (m, v) = ([0.1, 0.2, 0.0, -0.3], [0.5, 0.01, 0.0, 0.2]);
+        let expected = step(&param, &grad, &m, &v, &settings);
+        let made = coefficients(&settings);
+        let got = update(&param, &grad, &m, &v, &made, settings.weight_decay);
+        let pairs = [(got.param, expected.param), (got.m, expected.m), (got.v, expected.v)];
+        for (got, expected) in pairs.iter().flat_map(|(a, b)| a.iter().zip(b)) {
+            assert!((got - expected).abs() <= 1e-15, "{got} is not {expected}");
+        }
+        let not_finite = Settings { grad_norm: f64::NAN, ..settings };
+        let skipped = update(&param, &grad, &m, &v, &coefficients(&not_finite), 0.1);
+        assert_eq!(skipped, Updated { param: param.into(), m: m.into(), v: v.into() });
     }
 }

@@ -3,9 +3,9 @@
 use deepwell_kernels::cuda::{
     Architecture, Argument, DeviceProperties, DevicePtr, Driver, DriverError, Launch, Stream,
 };
+use deepwell_trials::{note, skip};
 
 use crate::device::open_driver_or_emulated;
-use crate::trials::{note, skip};
 
 /// What every kernel here is compiled for.
 pub(super) const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";

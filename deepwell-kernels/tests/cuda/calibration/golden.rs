@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use deepwell_kernels::cuda::DeviceProperties;
+use deepwell_trials::{note, skip};
 use serde::{Deserialize, Serialize};
 
 use super::bench::ONLY_VARIABLE;
-use crate::trials::{note, skip};
 
 /// Names the folder that a GPU's outputs are written to.
 const OUT_VARIABLE: &str = "DEEPWELL_GOLDEN_OUT";

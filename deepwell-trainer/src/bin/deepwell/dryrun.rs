@@ -4,7 +4,8 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
-use deepwell_plan::{DryRun, dryrun, format_bytes, mxfp8_flop_share};
+use deepwell_plan::{DryRun, dryrun, format_bytes, quantized_flop_share};
+use deepwell_trainer::quantized_formats;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -38,13 +39,14 @@ pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
     let Planning { hardware, planned, .. } = args.planning.plan()?;
     let prediction = planned.prediction;
     let in_bf16 = planned.fallback.map(|program| dryrun(&[program], &hardware));
-    let (blocks, all) = mxfp8_flop_share(&planned.program);
+    let (blocks, all) = quantized_flop_share(&planned.program);
     let predicted = Predicted {
+        quantized_to: quantized_formats(&planned.program.precision),
         micro_batch: planned.plan.micro_batch,
         micro_batches: planned.plan.micro_batches,
         recompute: planned.plan.recompute.to_string(),
         prediction,
-        mxfp8_flop_share: FlopShare { blocks, all },
+        quantized_flop_share: FlopShare { blocks, all },
         in_bf16: in_bf16.map(|run| InBf16 {
             time_s: run.time_s,
             peak_bytes: run.ranks.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
@@ -61,16 +63,18 @@ pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
 /// A prediction with what it is to be read against.
 #[derive(Debug, Serialize)]
 struct Predicted {
+    /// Quantized formats, joined by `+`; null where nothing is quantized.
+    quantized_to: Option<String>,
     micro_batch: usize,
     micro_batches: usize,
     recompute: String,
     #[serde(flatten)]
     prediction: DryRun,
-    mxfp8_flop_share: FlopShare,
+    quantized_flop_share: FlopShare,
     in_bf16: Option<InBf16>,
 }
 
-/// Share of the FLOPs of linear layers that run in MXFP8, 0 to 1.
+/// Share of the FLOPs of linear layers whose operands are quantized, 0 to 1.
 #[derive(Debug, Serialize)]
 struct FlopShare {
     /// Of the layers in the transformer blocks.
@@ -97,9 +101,10 @@ impl fmt::Display for Predicted {
         write!(f, "{}", self.prediction)?;
         writeln!(
             f,
-            "MXFP8 share of linear FLOPs: {:.1} % in the blocks, {:.1} % with the head",
-            self.mxfp8_flop_share.blocks * 100.0,
-            self.mxfp8_flop_share.all * 100.0
+            "{} share of linear FLOPs: {:.1} % in the blocks, {:.1} % with the head",
+            self.quantized_to.as_ref().map_or("quantized".to_string(), |to| to.to_uppercase()),
+            self.quantized_flop_share.blocks * 100.0,
+            self.quantized_flop_share.all * 100.0
         )?;
         if let Some(in_bf16) = &self.in_bf16 {
             writeln!(

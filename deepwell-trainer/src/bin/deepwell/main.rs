@@ -94,7 +94,7 @@ enum Command {
     /// Train a model on text
     #[command(after_help = train::TRAIN_AFTER_HELP)]
     Train(Box<TrainArgs>),
-    /// Show whether MXFP8 holds BF16's loss, by training one model in both
+    /// Show whether MXFP8 or NVFP4 holds BF16's loss, by training one model in both
     #[command(after_help = train::PARITY_AFTER_HELP)]
     Parity(Box<ParityArgs>),
     Generate(Box<generate::GenerateArgs>),

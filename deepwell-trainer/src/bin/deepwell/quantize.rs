@@ -72,6 +72,8 @@ enum Rule {
     Rceil,
     /// Rounded down, of the OCP MX specification
     Floor,
+    /// Rounded up, or half of that where it gives the smaller squared error
+    MinError,
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<Outcome> {
@@ -95,6 +97,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<Outcome> {
     let options = QuantizeFileOptions {
         scale_rule: match args.scale_rule {
             Some(Rule::Floor) => ScaleRule::OcpFloor,
+            Some(Rule::MinError) => ScaleRule::MinError,
             Some(Rule::Rceil) | None => ScaleRule::Rceil,
         },
         policy,

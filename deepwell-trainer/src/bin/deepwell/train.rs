@@ -35,18 +35,19 @@ A run file:
 Exit codes: 0 done, 1 a guard stopped the run, 2 an input cannot be used, 130 interrupted";
 
 pub(crate) const PARITY_AFTER_HELP: &str = "\
-Trains pairs of models, one in BF16 and one in MXFP8, from the same weights on the same batches, and
-says whether MXFP8 holds BF16's held-out loss. Runs that differ in a rounding drift apart, so that
-one pair cannot tell precision from chaos: several seeds give a mean gap with its 95 % interval. It
-holds when the interval's upper end is within the tolerance, does not when the lower end is above
-it; else nobody can tell yet, and the report says how many seeds would. report.html, report.json and
-metrics.jsonl go to the output folder. Ctrl-C leaves a checkpoint and a report of what was done.
+Trains pairs of models, one in BF16 and one in low precision (MXFP8 unless --precision or --policy
+says otherwise), from the same weights on the same batches, and says whether the second holds BF16's
+held-out loss. Runs that differ in a rounding drift apart, so that one pair cannot tell precision
+from chaos: several seeds give a mean gap with its 95 % interval. It holds when the interval's upper
+end is within the tolerance, does not when the lower end is above it; else nobody can tell yet, and
+the report says how many seeds would. report.html, report.json and metrics.jsonl go to the output
+folder. Ctrl-C leaves a checkpoint and a report of what was done.
 
 Examples:
   deepwell parity                          4 pairs of 1000 steps of the 3 M model
   deepwell parity --seeds 1 --steps 200    one pair, for a first look
   deepwell parity --control                with BF16 from perturbed weights: what chaos alone does
-  deepwell parity --precision mxfp8-floor --out target/parity-floor
+  deepwell parity --precision nvfp4 --out target/parity-nvfp4
   deepwell parity --resume                 go on where an earlier call stopped
   deepwell parity --resume --seeds 8       four more pairs
 
@@ -58,7 +59,7 @@ pub(crate) fn run_train(args: TrainArgs) -> Result<Outcome> {
     until_interrupted(|stop| Ok(train(args, stop)?))
 }
 
-/// Trains in BF16 and in MXFP8 and compares.
+/// Trains in BF16 and in low precision and compares.
 pub(crate) fn run_parity(args: ParityArgs) -> Result<Outcome> {
     until_interrupted(|stop| Ok(parity(args, stop)?))
 }

@@ -1,6 +1,8 @@
 //! What an ablation quantizes and leaves out: classes of GEMM operands, of some tensors or of all.
 
-use deepwell_ir::{Graph, PrecisionPolicy, TensorKind};
+use std::collections::{HashMap, HashSet};
+
+use deepwell_ir::{Graph, PrecisionPolicy, Tag, TensorKind};
 use deepwell_precision::{Direction, OperandClass, PolicyError, Role};
 use serde::{Deserialize, Serialize};
 
@@ -30,9 +32,31 @@ pub(super) struct Class {
 }
 
 impl Class {
-    fn of_operands(name: &str, operands: Vec<OperandClass>, tensors: Option<&str>) -> Class {
-        let folder = name.replace('.', "-");
-        Class { name: name.to_string(), folder, operands, tensors: tensors.map(str::to_string) }
+    fn of_gemm(gemm: Direction, tensors: Option<&str>) -> Class {
+        let (name, operands) = (gemm.name().to_string(), OperandClass::of(gemm).to_vec());
+        Class { folder: name.clone(), name, operands, tensors: tensors.map(str::to_string) }
+    }
+
+    fn of_operand(class: OperandClass, tensors: Option<&str>) -> Class {
+        Class {
+            name: class.name().to_string(),
+            folder: format!("{}-{}", class.direction().name(), class.operand()),
+            operands: vec![class],
+            tensors: tensors.map(str::to_string),
+        }
+    }
+
+    fn of_kind(kind: &Kind<'_>) -> Class {
+        let name = match kind.names.as_slice() {
+            [] | [_] => kind.names.concat(),
+            [first, others @ ..] => format!("{first} and {} like it", others.len()),
+        };
+        Class {
+            name,
+            folder: format!("{}-{}", kind.tag, kind.place),
+            operands: OperandClass::ALL.to_vec(),
+            tensors: Some(format!("{{{}}}", kind.names.join(","))),
+        }
     }
 
     /// `policy` with nothing else quantized.
@@ -60,29 +84,31 @@ impl Class {
 /// The classes, in a fixed order. `tensors` restricts them to the tensors that it matches.
 pub(super) fn classes(graph: &Graph, by: AblateBy, tensors: Option<&str>) -> Vec<Class> {
     match by {
-        AblateBy::Gemm => Direction::ALL
-            .iter()
-            .map(|&gemm| Class::of_operands(gemm.name(), OperandClass::of(gemm).to_vec(), tensors))
-            .collect(),
-        AblateBy::Operand => OperandClass::ALL
-            .iter()
-            .map(|&class| Class::of_operands(class.name(), vec![class], tensors))
-            .collect(),
-        AblateBy::Tensor => kinds_of_tensors(graph)
-            .into_iter()
-            .map(|glob| {
-                let short = glob.trim_end_matches(".weight").rsplit(['.', '*']).next();
-                let folder = short.unwrap_or(&glob).to_string();
-                let operands = OperandClass::ALL.to_vec();
-                Class { name: folder.clone(), folder, operands, tensors: Some(glob) }
-            })
-            .collect(),
+        AblateBy::Gemm => {
+            Direction::ALL.iter().map(|&gemm| Class::of_gemm(gemm, tensors)).collect()
+        }
+        AblateBy::Operand => {
+            OperandClass::ALL.iter().map(|&class| Class::of_operand(class, tensors)).collect()
+        }
+        AblateBy::Tensor => kinds_of_tensors(graph).iter().map(Class::of_kind).collect(),
     }
 }
 
-/// A glob for each kind of linear tensor: the names of one layer with the layer's number left open.
-fn kinds_of_tensors(graph: &Graph) -> Vec<String> {
-    let mut globs: Vec<String> = Vec::new();
+/// Linear tensors that have one place in their layers: the third of attention, for example.
+struct Kind<'a> {
+    tag: Tag,
+    /// Place among the linear tensors of that part of a layer, from 1.
+    place: usize,
+    /// Names of the tensors, one of a layer.
+    names: Vec<&'a str>,
+}
+
+/// What the layers' linear tensors are, by the nodes that read them and never by their names: those
+/// of attention in their order, then those of the MLP or of the experts.
+fn kinds_of_tensors(graph: &Graph) -> Vec<Kind<'_>> {
+    let mut kinds: Vec<Kind<'_>> = Vec::new();
+    let mut seen = HashSet::new();
+    let mut places: HashMap<(u32, Tag), usize> = HashMap::new();
     for node in &graph.nodes {
         let Some(layer) = node.layer else { continue };
         for &id in &node.inputs {
@@ -91,39 +117,35 @@ fn kinds_of_tensors(graph: &Graph) -> Vec<String> {
                 tensor.kind,
                 TensorKind::Parameter { role: Role::Linear | Role::Expert, .. }
             );
-            if !is_linear || tensor.shape.rank() < 2 {
+            if !is_linear || tensor.shape.rank() < 2 || !seen.insert(id) {
                 continue;
             }
-            let glob = tensor.name.replacen(&format!(".{layer}."), ".*.", 1);
-            if !globs.contains(&glob) {
-                globs.push(glob);
+            let place = places.entry((layer, node.tag)).or_default();
+            *place += 1;
+            let (tag, place) = (node.tag, *place);
+            match kinds.iter_mut().find(|kind| (kind.tag, kind.place) == (tag, place)) {
+                Some(kind) => kind.names.push(&tensor.name),
+                None => kinds.push(Kind { tag, place, names: vec![&tensor.name] }),
             }
         }
     }
-    globs
+    kinds
 }
 
 #[cfg(test)]
 mod tests {
-    use deepwell_ir::capture::{LlamaConfig, capture};
+    use deepwell_ir::capture::ModelConfig;
 
     use super::*;
 
     #[test]
-    fn classes_of_a_llama() {
-        let graph = capture(&LlamaConfig::preset("llama-micro").unwrap()).unwrap();
-        for (by, expected) in [
-            (AblateBy::Gemm, "fprop dgrad wgrad"),
-            (
-                AblateBy::Operand,
-                "fprop.activation fprop.weight dgrad.gradient dgrad.weight wgrad.gradient \
-                 wgrad.activation",
-            ),
-            (AblateBy::Tensor, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
-        ] {
+    fn classes_of_models() {
+        let check = |model: &str, by, expected: &[&str]| {
+            let graph = ModelConfig::preset(model).unwrap().capture(Some(32)).unwrap();
             let classes = classes(&graph, by, None);
-            let names: Vec<&str> = classes.iter().map(|class| class.name.as_str()).collect();
-            assert_eq!(names.join(" "), expected);
+            let names: Vec<String> =
+                classes.iter().map(|class| format!("{}: {}", class.folder, class.name)).collect();
+            assert_eq!(names, expected);
             for class in &classes {
                 // Each policy can be applied: its globs match.
                 let policy = PrecisionPolicy::mxfp8();
@@ -131,6 +153,60 @@ mod tests {
                     deepwell_ir::apply_precision(&graph, &policy).unwrap();
                 }
             }
+        };
+        check("llama-micro", AblateBy::Gemm, &["fprop: fprop", "dgrad: dgrad", "wgrad: wgrad"]);
+        check(
+            "llama-micro",
+            AblateBy::Operand,
+            &[
+                "fprop-activation: fprop.activation",
+                "fprop-weight: fprop.weight",
+                "dgrad-gradient: dgrad.gradient",
+                "dgrad-weight: dgrad.weight",
+                "wgrad-gradient: wgrad.gradient",
+                "wgrad-activation: wgrad.activation",
+            ],
+        );
+        check(
+            "llama-micro",
+            AblateBy::Tensor,
+            &[
+                "attn-1: model.layers.0.self_attn.q_proj.weight and 1 like it",
+                "attn-2: model.layers.0.self_attn.k_proj.weight and 1 like it",
+                "attn-3: model.layers.0.self_attn.v_proj.weight and 1 like it",
+                "attn-4: model.layers.0.self_attn.o_proj.weight and 1 like it",
+                "mlp-1: model.layers.0.mlp.gate_proj.weight and 1 like it",
+                "mlp-2: model.layers.0.mlp.up_proj.weight and 1 like it",
+                "mlp-3: model.layers.0.mlp.down_proj.weight and 1 like it",
+            ],
+        );
+        check(
+            "gpt2-micro",
+            AblateBy::Tensor,
+            &[
+                "attn-1: h.0.attn.q.weight and 1 like it",
+                "attn-2: h.0.attn.k.weight and 1 like it",
+                "attn-3: h.0.attn.v.weight and 1 like it",
+                "attn-4: h.0.attn.c_proj.weight and 1 like it",
+                "mlp-1: h.0.mlp.c_fc.weight and 1 like it",
+                "mlp-2: h.0.mlp.c_proj.weight and 1 like it",
+            ],
+        );
+    }
+
+    /// A class takes the tensors of its place in all layers and no others.
+    #[test]
+    fn a_kind_is_the_same_place_of_every_layer() {
+        let graph = ModelConfig::preset("llama-micro").unwrap().capture(Some(32)).unwrap();
+        let kinds = kinds_of_tensors(&graph);
+        for kind in &kinds {
+            let layers = kind.names.len();
+            assert_eq!(layers, kinds[0].names.len(), "{}-{}", kind.tag, kind.place);
         }
+        let count: usize = kinds.iter().map(|kind| kind.names.len()).sum();
+        let is_linear =
+            |kind: &TensorKind| matches!(kind, TensorKind::Parameter { role: Role::Linear, .. });
+        let linear = graph.parameters().filter(|(_, tensor)| is_linear(&tensor.kind)).count();
+        assert_eq!(count, linear);
     }
 }

@@ -69,10 +69,12 @@ pub(super) fn text(report: &AblationReport) -> String {
             .map_or_else(String::new, |half_width| format!(" ± {:.3}", 100.0 * half_width));
         format!("{}{half_width}", percent(estimate.mean))
     };
-    let _ = writeln!(text, "  {:<18} {:>22} {:>22}", "class", "alone", "regained without");
+    let width = report.classes.iter().map(|cost| cost.class.chars().count()).max();
+    let width = width.unwrap_or_default().max(18);
+    let _ = writeln!(text, "  {:<width$} {:>22} {:>22}", "class", "alone", "regained without");
     for cost in &report.classes {
         let (alone, regained) = (short(&cost.alone), short(&cost.regained));
-        let _ = writeln!(text, "  {:<18} {alone:>22} {regained:>22}", cost.class);
+        let _ = writeln!(text, "  {:<width$} {alone:>22} {regained:>22}", cost.class);
     }
     text
 }

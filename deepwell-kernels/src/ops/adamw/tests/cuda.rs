@@ -1,5 +1,7 @@
 //! `adamw.cu`: against the CPU's kernel, which its own tests compare with the oracle.
 
+use std::ops::Range;
+
 use deepwell_ir::ops;
 use deepwell_kernels::ops::adamw::cpu::{AdamwTensor, StepScalars, adamw as cpu_adamw};
 
@@ -16,8 +18,11 @@ struct Parameter {
     second_moment: Vec<f32>,
 }
 
+const COEFFICIENTS: ops::AdamWCoefficients =
+    ops::AdamWCoefficients { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+
 struct State {
-    op: ops::AdamW,
+    weight_decay: Vec<f32>,
     counters: [u64; 2],
     parameters: Vec<Parameter>,
 }
@@ -31,38 +36,54 @@ impl State {
         };
         let decays = [0.1, 0.0, 0.01];
         State {
-            op: ops::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: (0..lengths.len()).map(|index| decays[index % 3]).collect(),
-            },
+            weight_decay: (0..lengths.len()).map(|index| decays[index % 3]).collect(),
             counters: [0, 0],
             parameters: lengths.iter().enumerate().map(parameter).collect(),
         }
     }
 
-    /// One step on the GPU; the gradients must be left as they are.
+    /// One step on the GPU, in two buckets; the gradients must be left as they are.
     fn step_on(&mut self, gpu: &mut Gpu, gradients: &[Vec<f32>], norm: f32) {
+        let options = RunOptions { update: true, ..RunOptions::default() };
         let inputs =
             [HostTensor::f32(&[1], &[norm]), HostTensor::f32(&[2], &[LEARNING_RATE, LARGEST_NORM])];
-        let vector = |values: &[f32]| HostTensor::f32(&[values.len()], values);
-        let mut updated = vec![HostTensor::u64(&[2], &self.counters)];
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
-            updated.extend([
-                vector(gradient),
-                vector(&parameter.master),
-                vector(&parameter.first_moment),
-                vector(&parameter.second_moment),
-            ]);
-        }
-        let options = RunOptions { update: true, ..RunOptions::default() };
-        let got = gpu.run_with(self.op.clone(), &inputs, &updated, options);
-        let floats = |index: usize| -> Vec<f32> { bytemuck::pod_collect_to_vec(&got[index].bytes) };
-        let counters = got[0].to_u64();
+        // What the coefficients hold before is nobody's business.
+        let before = [f32::NAN; ops::AdamWCoefficients::COUNT];
+        let updated =
+            [HostTensor::u64(&[2], &self.counters), HostTensor::f32(&[before.len()], &before)];
+        let made = gpu.run_with(COEFFICIENTS, &inputs, &updated, options);
+        let counters = made[0].to_u64();
         self.counters = [counters[0], counters[1]];
-        for (index, parameter) in self.parameters.iter_mut().enumerate() {
-            let first = 1 + 4 * index;
+        let first = self.parameters.len() / 2;
+        for bucket in [0..first, first..self.parameters.len()] {
+            self.update_on(gpu, &gradients[bucket.clone()], bucket, &made[1]);
+        }
+    }
+
+    fn update_on(
+        &mut self,
+        gpu: &mut Gpu,
+        gradients: &[Vec<f32>],
+        bucket: Range<usize>,
+        coefficients: &HostTensor,
+    ) {
+        let options = RunOptions { update: true, ..RunOptions::default() };
+        let vector = |values: &[f32]| HostTensor::f32(&[values.len()], values);
+        let parameters = &mut self.parameters[bucket.clone()];
+        let updated: Vec<HostTensor> = parameters
+            .iter()
+            .zip(gradients)
+            .flat_map(|(parameter, gradient)| {
+                let Parameter { master, first_moment, second_moment } = parameter;
+                [gradient, master, first_moment, second_moment].map(|values| vector(values))
+            })
+            .collect();
+        let weight_decay = self.weight_decay[bucket.clone()].to_vec();
+        let op = ops::AdamW { parameters: bucket, weight_decay };
+        let got = gpu.run_with(op, std::slice::from_ref(coefficients), &updated, options);
+        let floats = |index: usize| -> Vec<f32> { bytemuck::pod_collect_to_vec(&got[index].bytes) };
+        for (index, parameter) in parameters.iter_mut().enumerate() {
+            let first = 4 * index;
             assert_eq!(got[first].bytes, updated[first].bytes, "gradient {index} was written");
             *parameter = Parameter {
                 master: floats(first + 1),
@@ -81,14 +102,14 @@ impl State {
         self.counters[0] += 1;
         let scalars = StepScalars {
             learning_rate: LEARNING_RATE.into(),
-            beta1: self.op.beta1.into(),
-            beta2: self.op.beta2.into(),
-            eps: self.op.eps.into(),
+            beta1: COEFFICIENTS.beta1.into(),
+            beta2: COEFFICIENTS.beta2.into(),
+            eps: COEFFICIENTS.eps.into(),
             max_grad_norm: LARGEST_NORM.into(),
             step: self.counters[0],
             grad_norm: norm,
         };
-        let tensors = self.parameters.iter_mut().zip(gradients).zip(&self.op.weight_decay);
+        let tensors = self.parameters.iter_mut().zip(gradients).zip(&self.weight_decay);
         let mut tensors: Vec<AdamwTensor<'_>> = tensors
             .map(|((parameter, grad), &decay)| AdamwTensor {
                 param: &mut parameter.master,

@@ -4,13 +4,13 @@
 use deepwell_ir::{DType, GemmKind, ops};
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::QuantFormat;
+use deepwell_trials::skip;
 
 use crate::harness::{Gpu, HostTensor};
 use crate::mx::{MxKind, MxMatrix};
 use crate::mxfp8_gemm::{
     Kernel, check_ends_of_scales, check_hard_numbers, check_nan_elements, check_sizes, multiply,
 };
-use crate::trials::skip;
 
 /// A step of 32 sums 33 terms, of which the sum so far is one; each is cut below 2^-25 of the
 /// largest, and then their sum below 2^-23 of itself: 33 / 4 + 1.

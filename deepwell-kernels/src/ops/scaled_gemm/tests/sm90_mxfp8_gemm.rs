@@ -5,12 +5,12 @@ use deepwell_ir::{DType, GemmKind, Tile, ops};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_kernels::ops::linear::oracle as linear;
 use deepwell_precision::QuantFormat;
+use deepwell_trials::skip;
 
 use crate::cublaslt::{ROWS, SQUARES};
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::{MxKind, MxMatrix, assert_close_to_magnitudes, magnitudes};
 use crate::mxfp8_gemm::multiply;
-use crate::trials::skip;
 
 const KERNEL: &str = "cuda_sm90_mxfp8_gemm";
 

@@ -1,14 +1,30 @@
-//! The harness of this binary: tests that say why they were skipped.
+//! The harness of tests that want a device: they say why they were skipped.
 //!
 //! libtest knows only while it compiles whether a test is ignored. Whether there is a GPU shows
 //! when a test runs: then it calls [`skip`], and the line of the test says `ignored` and why.
 //! Filters and flags are libtest's; several names run the tests of each, as there.
+//!
+//! ```no_run
+//! use deepwell_trials::{skip, trial};
+//!
+//! trial!(products_on_a_gpu);
+//! fn products_on_a_gpu() {
+//!     let Some(gpu) = None::<u32> else { skip("no GPU") };
+//!     assert!(gpu < 8);
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     deepwell_trials::run()
+//! }
+//! ```
 
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[doc(hidden)]
+pub use inventory;
 use libtest_mimic::{Arguments, Completion, Trial};
 
 /// Flags whose value is an argument of its own.
@@ -19,7 +35,7 @@ const WITH_VALUE: [&str; 6] =
 static IS_VERBOSE: AtomicBool = AtomicBool::new(false);
 
 /// A function that [`trial!`] made a test.
-pub(crate) struct Test {
+pub struct Test {
     module: &'static str,
     name: &'static str,
     body: fn(),
@@ -28,7 +44,8 @@ pub(crate) struct Test {
 inventory::collect!(Test);
 
 impl Test {
-    pub(crate) const fn new(module: &'static str, name: &'static str, body: fn()) -> Test {
+    /// The test `name` of `module`, a path that begins with the crate.
+    pub const fn new(module: &'static str, name: &'static str, body: fn()) -> Test {
         Test { module, name, body }
     }
 
@@ -51,9 +68,12 @@ impl Test {
 
 /// Makes a function without arguments a test; one that is not is dead code, which the compiler
 /// reports.
+#[macro_export]
 macro_rules! trial {
     ($name:ident) => {
-        ::inventory::submit! { $crate::trials::Test::new(module_path!(), stringify!($name), $name) }
+        $crate::inventory::submit! {
+            $crate::Test::new(module_path!(), stringify!($name), $name)
+        }
     };
 }
 
@@ -63,21 +83,21 @@ struct Skipped {
 }
 
 /// Ends the test that calls it, which is reported as ignored for `reason`.
-pub(crate) fn skip(reason: impl Into<String>) -> ! {
+pub fn skip(reason: impl Into<String>) -> ! {
     // Without the hook of a panic: nothing is wrong.
     let reason = reason.into().replace('\n', "; ");
     resume_unwind(Box::new(Skipped { reason }))
 }
 
 /// A line on stderr, with `--nocapture` alone: this harness captures nothing.
-pub(crate) fn note(line: impl FnOnce() -> String) {
+pub fn note(line: impl FnOnce() -> String) {
     if IS_VERBOSE.load(Ordering::Relaxed) {
         eprintln!("{}", line());
     }
 }
 
 /// Runs the tests of this binary that the command line asks for.
-pub(crate) fn run() -> ExitCode {
+pub fn run() -> ExitCode {
     let (mut arguments, names) = arguments(std::env::args());
     // What one test does with the default stream of a GPU ends what another records at that time.
     if std::path::Path::new("/dev/nvidiactl").exists() {

@@ -1,0 +1,161 @@
+//! The least time of calls: rates of a device, and of its links to those of other ranks.
+
+use std::collections::HashMap;
+
+use deepwell_ir::{Call, EventId, Instance, MathUnit, Op, ProcessGroup, Program, StreamId};
+use deepwell_probe::{Endpoint, Gpu, Hardware, NumberFormat};
+
+use super::Bound;
+use crate::autoplan::gpu_of;
+
+/// Rates of a device in the units of the roofline.
+#[derive(Clone, Debug)]
+pub(super) struct Roof {
+    f32_flops_per_s: f64,
+    bf16_flops_per_s: f64,
+    mxfp8_flops_per_s: f64,
+    nvfp4_flops_per_s: f64,
+    bytes_per_s: f64,
+    /// To the other ranks of each group of the target.
+    link_bytes_per_s: Vec<f64>,
+}
+
+impl Roof {
+    /// Of the device of one of several programs.
+    pub(super) fn of(hardware: &Hardware, program: &Program, programs: &[Program]) -> Roof {
+        let target = &program.target;
+        let roof = match gpu_of(hardware, target) {
+            Some(gpu) => Roof::of_gpu(gpu),
+            None => Roof::of_cpu(hardware),
+        };
+        let groups = target.ranks.groups.iter();
+        let link = |group| match gpu_of(hardware, target) {
+            Some(gpu) => link_gbps(hardware, gpu, &other_gpus(group, program, programs)) * 1e9,
+            // Ranks of a processor are threads, which meet in its memory.
+            None => roof.bytes_per_s,
+        };
+        Roof { link_bytes_per_s: groups.map(link).collect(), ..roof }
+    }
+
+    fn of_gpu(gpu: &Gpu) -> Roof {
+        let tflops = |format| gpu.peak_tflops(format);
+        let f32_rate = tflops(NumberFormat::Fp32).unwrap_or(1.0);
+        let bf16 = tflops(NumberFormat::Bf16).unwrap_or(f32_rate);
+        let mxfp8 = tflops(NumberFormat::Mxfp8).or(tflops(NumberFormat::Fp8));
+        Roof {
+            f32_flops_per_s: f32_rate * 1e12,
+            bf16_flops_per_s: bf16 * 1e12,
+            mxfp8_flops_per_s: mxfp8.unwrap_or(bf16) * 1e12,
+            nvfp4_flops_per_s: tflops(NumberFormat::Nvfp4).unwrap_or(bf16) * 1e12,
+            bytes_per_s: gpu.hbw_gbps * 1e9,
+            link_bytes_per_s: Vec::new(),
+        }
+    }
+
+    fn of_cpu(hardware: &Hardware) -> Roof {
+        let cpu = &hardware.cpu;
+        Roof {
+            f32_flops_per_s: cpu.peak_gflops(NumberFormat::Fp32) * 1e9,
+            bf16_flops_per_s: cpu.peak_gflops(NumberFormat::Bf16) * 1e9,
+            mxfp8_flops_per_s: cpu.peak_gflops(NumberFormat::Mxfp8) * 1e9,
+            nvfp4_flops_per_s: cpu.peak_gflops(NumberFormat::Nvfp4) * 1e9,
+            bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
+            link_bytes_per_s: Vec::new(),
+        }
+    }
+
+    /// Least time of one run of a call.
+    pub(super) fn time(&self, call: &Call, instance: Instance) -> (f64, Bound) {
+        let cost = call.cost_in(instance);
+        let rate = match call.unit {
+            MathUnit::F32 => self.f32_flops_per_s,
+            MathUnit::Bf16 => self.bf16_flops_per_s,
+            MathUnit::Mxfp8 => self.mxfp8_flops_per_s,
+            MathUnit::Nvfp4 => self.nvfp4_flops_per_s,
+        };
+        let link_bytes_per_s = match &call.op {
+            Op::Collective(op) => self.link_bytes_per_s.get(op.group.index()).copied(),
+            _ => None,
+        };
+        let link_s = link_bytes_per_s.map_or(0.0, |rate| cost.bytes_on_link as f64 / rate);
+        let memory_s = cost.bytes() as f64 / self.bytes_per_s;
+        let compute_s = cost.flops as f64 / rate;
+        if compute_s > memory_s && compute_s > link_s {
+            (compute_s, Bound::Compute)
+        } else if link_s > memory_s {
+            (link_s, Bound::Link)
+        } else {
+            (memory_s, Bound::Memory)
+        }
+    }
+
+    /// Least time of the runs of a call in a step.
+    pub(super) fn step_time(&self, call: &Call, runs: usize) -> (f64, Bound) {
+        let [first, other] =
+            [true, false].map(|is_first| self.time(call, Instance { slot: 0, is_first }));
+        match runs {
+            0 => (0.0, first.1),
+            1 => first,
+            _ => (first.0 + other.0 * (runs - 1) as f64, other.1),
+        }
+    }
+
+    /// Least time of a step: its bodies one after the other.
+    pub(super) fn program_time_s(&self, program: &Program) -> f64 {
+        let of_body = |(body, runs): (&deepwell_ir::Body, usize)| {
+            let calls = &program.calls[body.calls.clone()];
+            match runs {
+                0 => 0.0,
+                1 => self.body_time_s(calls, true),
+                _ => {
+                    let others = self.body_time_s(calls, false) * (runs - 1) as f64;
+                    self.body_time_s(calls, true) + others
+                }
+            }
+        };
+        program.bodies.iter().zip(program.runs_per_step()).map(of_body).sum()
+    }
+
+    /// Least time of one run of the calls of a body: those of a stream one after the other, streams
+    /// beside each other but for the events that one waits for.
+    fn body_time_s(&self, calls: &[Call], is_first: bool) -> f64 {
+        let mut streams: HashMap<StreamId, f64> = HashMap::new();
+        let mut events: HashMap<EventId, f64> = HashMap::new();
+        let mut last_s = 0.0f64;
+        for call in calls {
+            let stream_s = streams.entry(call.stream).or_default();
+            let waits = call.waits.iter().filter_map(|event| events.get(event).copied());
+            let begin_s = waits.fold(*stream_s, f64::max);
+            let end_s = begin_s + self.time(call, Instance { slot: 0, is_first }).0;
+            *stream_s = end_s;
+            events.extend(call.records.map(|event| (event, end_s)));
+            last_s = last_s.max(end_s);
+        }
+        last_s
+    }
+}
+
+/// The GPUs of the other ranks of a group, of those whose programs are there.
+fn other_gpus(group: &ProcessGroup, program: &Program, programs: &[Program]) -> Vec<usize> {
+    let others = group.ranks.iter().filter(|&&rank| rank != program.rank);
+    let gpu_of_rank = |&rank: &u32| {
+        let other = programs.iter().find(|program| program.rank == rank)?;
+        other.target.gpu
+    };
+    others.filter_map(gpu_of_rank).collect()
+}
+
+/// GB/s in each direction of the narrowest link to one of the other GPUs, which all wait for; the
+/// widest of the machine where nobody says which GPUs these are. PCI Express where there is no link,
+/// and infinite where nothing is known: the time stays a bound.
+fn link_gbps(hardware: &Hardware, gpu: &Gpu, others: &[usize]) -> f64 {
+    let pcie = gpu.pcie.as_ref().map_or(f64::INFINITY, |pcie| pcie.gbps);
+    let to = |other: &Gpu| {
+        let [own, other] = [gpu, other].map(|gpu| Endpoint::Gpu(gpu.index));
+        hardware.link_between(own, other).and_then(|link| link.gbps).unwrap_or(pcie)
+    };
+    let named = others.iter().filter_map(|&other| hardware.gpus.get(other));
+    let any = || hardware.gpus.iter().filter(|other| other.index != gpu.index);
+    let narrowest = named.map(to).reduce(f64::min);
+    narrowest.or_else(|| any().map(to).reduce(f64::max)).unwrap_or(pcie)
+}
