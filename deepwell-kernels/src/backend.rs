@@ -216,7 +216,8 @@ pub trait Backend: Send {
     /// Waits for a readback and gives its ranges, in the order they were asked for.
     ///
     /// # Errors
-    /// A readback that is not one of the latest [`READBACKS`], or what the work before it failed with.
+    /// A readback that is not one of the latest [`READBACKS`], or what the work before it failed
+    /// with.
     fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError>;
 
     /// How long the device took for what a fetched readback waited for. The host cannot tell: its

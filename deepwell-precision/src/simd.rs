@@ -1,9 +1,9 @@
 //! Running a kernel with the widest vector instructions of the machine.
 //!
 //! Kernels are ordinary loops over arrays of fixed length. Inlined into a function that is compiled
-//! for AVX-512 they become vector code of that width; every operation is exact or rounds as IEEE 754
-//! says, so the bits do not depend on the width. Without the feature `std` there is no
-//! asking what the machine has, and kernels are compiled for what the compiler assumes of it.
+//! for AVX-512 they become vector code of that width; every operation is exact or rounds as IEEE
+//! 754 says, so the bits do not depend on the width. Without the feature `std` there is no asking
+//! what the machine has, and kernels are compiled for what the compiler assumes of it.
 
 /// A loop that is worth the widest instructions. `call` has to be `#[inline(always)]`, as does all
 /// that it calls.

@@ -7,8 +7,8 @@
 //! - Inputs have two slots. The host fills the pinned half of a slot once the copy that read it
 //!   (`uploaded`) is done; the copy stream then fills the device half once the compute stream has
 //!   taken the last contents out (`taken`); the compute stream moves it to the values.
-//! - Readbacks have [`READBACKS`] slots of pinned memory. The compute stream fills one (`filled`); the host
-//!   reads it after that event. Slots are used in turn.
+//! - Readbacks have [`READBACKS`] slots of pinned memory. The compute stream fills one (`filled`);
+//!   the host reads it after that event. Slots are used in turn.
 #![allow(unsafe_code)]
 
 mod issue;

@@ -146,8 +146,8 @@ fn other_gpus(group: &ProcessGroup, program: &Program, programs: &[Program]) -> 
 }
 
 /// GB/s in each direction of the narrowest link to one of the other GPUs, which all wait for; the
-/// widest of the machine where nobody says which GPUs these are. PCI Express where there is no link,
-/// and infinite where nothing is known: the time stays a bound.
+/// widest of the machine where nobody says which GPUs these are. PCI Express where there is no
+/// link, and infinite where nothing is known: the time stays a bound.
 fn link_gbps(hardware: &Hardware, gpu: &Gpu, others: &[usize]) -> f64 {
     let pcie = gpu.pcie.as_ref().map_or(f64::INFINITY, |pcie| pcie.gbps);
     let to = |other: &Gpu| {

@@ -30,8 +30,8 @@ pub struct Settings {
     pub iterations: usize,
     /// Bandwidth that was measured before, 10⁹ bytes a second; none takes the datasheet's.
     pub copy_gbps: Option<f64>,
-    /// Parts of names of kernels. Those that take a call are timed, each with all its tiles; without
-    /// any, the chosen one is.
+    /// Parts of names of kernels. Those that take a call are timed, each with all its tiles;
+    /// without any, the chosen one is.
     #[serde(default)]
     pub kernels: Vec<String>,
 }

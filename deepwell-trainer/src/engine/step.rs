@@ -2,7 +2,8 @@
 //!
 //! Each body with quantizations is followed by a readback of their counters, the last body of a
 //! step by one of its loss, norm and counters. As many readbacks as a backend keeps can be under
-//! way; before another is asked for, the oldest is fetched, so that the host is never further ahead.
+//! way; before another is asked for, the oldest is fetched, so that the host is never further
+//! ahead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

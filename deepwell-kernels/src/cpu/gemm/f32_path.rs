@@ -210,7 +210,8 @@ fn multiply(
     // stride over a single row or column is never used and may be anything.
     let stride = |stride: usize| isize::try_from(stride).unwrap_or(0);
     assert!((m - 1) * c_row_stride + n <= c.len());
-    // Its kernels write along columns. Where the rows of C are longer, they make its transpose, b a^T.
+    // Its kernels write along columns. Where the rows of C are longer, they make its transpose, b
+    // a^T.
     let row_stride = stride(c_row_stride);
     let (left, m, right, n, column_stride, row_stride) = match row_stride > 1 {
         true => (b, n, a, m, row_stride, 1),

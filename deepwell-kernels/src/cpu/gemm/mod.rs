@@ -59,8 +59,8 @@
 //! # Memory
 //!
 //! All packing buffers lie in the caller's workspace ([`workspace_bytes`]); the BF16 tiers
-//! allocate nothing (rayon's own queues aside). The `gemm-f32` crate takes scratch of its own from the
-//! heap: at most one packed copy of a `[m, kc]` and a `[n, kc]` slice of the operands in `f32`,
+//! allocate nothing (rayon's own queues aside). The `gemm-f32` crate takes scratch of its own from
+//! the heap: at most one packed copy of a `[m, kc]` and a `[n, kc]` slice of the operands in `f32`,
 //! `4 kc (m + n)` bytes rounded up to whole kernel tiles, freed before the call returns; `kc` is
 //! what fits its tiles to the first-level cache, 512 for one of 48 KiB. Each thread also keeps one
 //! slab of the size of the second-level cache.
