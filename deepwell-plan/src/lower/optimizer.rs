@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, GradNorm};
-use deepwell_ir::{Access, Accumulate, DType, MemoryKind, NodeId, Op, Operand, Phase, Tag, ValueId};
+use deepwell_ir::{
+    Access, Accumulate, DType, MemoryKind, NodeId, Op, Operand, Phase, Tag, ValueId,
+};
 
 use super::{Lowering, NewCall};
 use crate::{Plan, PlanError};
@@ -22,7 +24,8 @@ impl Lowering<'_> {
         let name = "adamw_coefficients";
         let shape = vec![AdamWCoefficients::COUNT];
         let coefficients = self.add(name.to_string(), DType::F32, shape, MemoryKind::Activations);
-        let of_host = [norm.map(read), self.host.schedule.map(read), self.host.counters.map(update)];
+        let of_host =
+            [norm.map(read), self.host.schedule.map(read), self.host.counters.map(update)];
         let inputs = of_host.into_iter().flatten().collect();
         let op = AdamWCoefficients { beta1, beta2, eps };
         self.optimizer_call(name, op.into(), inputs, vec![write(coefficients)])?;

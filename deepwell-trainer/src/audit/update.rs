@@ -201,7 +201,8 @@ impl BeforeUpdate {
             let expected =
                 update(master, gradient, first_moment, second_moment, &self.coefficients, decay);
             let operands = ParameterOperands::of(call, index);
-            let weight_tolerance = |at: usize| of_weight * master[at].abs().max(learning_rate.abs());
+            let weight_tolerance =
+                |at: usize| of_weight * master[at].abs().max(learning_rate.abs());
             let first_tolerance = |at: usize| {
                 let gradient = (gradient[at] * clip).abs();
                 8.0 * ROUNDOFF * (first_moment[at].abs() + gradient) + TINY

@@ -79,7 +79,8 @@ fn types(program: &Program, call: &Call) -> Result<(), String> {
     };
     let inputs: Vec<OperandType> = call.inputs().iter().map(type_of).collect();
     let outputs: Vec<OperandType> = call.outputs().iter().map(type_of).collect();
-    let expected = call.op.outputs_of(&inputs).map_err(|error| format!("`{}`: {error}", call.name))?;
+    let expected =
+        call.op.outputs_of(&inputs).map_err(|error| format!("`{}`: {error}", call.name))?;
     if outputs != expected {
         return Err(format!("call `{}` gives {outputs:?}, expected {expected:?}", call.name));
     }

@@ -1,7 +1,7 @@
 //! Two GEMMs as one call beside the f64 oracles of a GEMM and of SwiGLU.
 
 use deepwell_ir::ops::{Activation, DualGemm, Linear, ScaledGemm, SwiGlu};
-use deepwell_ir::{DType, Instance, Product};
+use deepwell_ir::{DType, GemmKind, Instance};
 use deepwell_precision::{QuantFormat, nvfp4, packed, quantize_rows, scale_tiles, scales_len};
 use half::bf16;
 
@@ -205,8 +205,8 @@ fn both_results_and_their_swiglu_are_those_of_the_oracle() {
             let planes = vector.planes.into_iter().map(|(dtype, _, bytes)| (dtype, vec![n], bytes));
             Matrix { planes: planes.collect(), ..vector }
         });
-        let product = Product::Fprop;
-        let scaled = |format| ScaledGemm { product, output, bias, a: format, b: format }.into();
+        let kind = GemmKind::Fprop;
+        let scaled = |format| ScaledGemm { kind, output, bias, a: format, b: format }.into();
         let gemm: Op = match stored {
             Stored::F32 | Stored::Bf16 => Linear { bias }.into(),
             Stored::Mxfp8 => scaled(QuantFormat::MXFP8),

@@ -200,10 +200,7 @@ fn update(
     }
 }
 
-pub(super) fn prepare_coefficients(
-    operands: &Operands<'_>,
-    op: &Op,
-) -> Result<Run, KernelError> {
+pub(super) fn prepare_coefficients(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::AdamWCoefficients(op) = op else { return Err(operands.unknown_kernel()) };
     let (norm, schedule) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
     let (counters, coefficients) = (operands.target::<u64>(2)?, operands.target::<f32>(3)?);
