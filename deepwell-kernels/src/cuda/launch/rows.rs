@@ -206,7 +206,7 @@ mod tests {
             for workers in [0, 1, 78, 132, 148] {
                 let division = CtaColumns::new(rows, 4, workers);
                 let CtaColumns { ctas, members } = division;
-                assert!(ctas >= 1 && blocks <= workers.max(1), "{division:?}");
+                assert!(ctas >= 1 && ctas <= workers.max(1), "{division:?}");
                 assert!(members >= 1 && members * members >= ctas, "{division:?}");
                 assert!((division.teams() - 1) * members < ctas, "{division:?}");
                 let scratch = division.scratch_bytes(8);
