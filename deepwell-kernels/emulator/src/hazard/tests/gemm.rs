@@ -203,7 +203,7 @@ fn every_step_of_a_tensor_memory_gemm_matters() {
 }
 
 #[test]
-fn a_pair_of_blocks_multiplies_together() {
+fn a_cta_pair_multiplies_together() {
     const PARTS: std::ops::Range<u32> = 0..2;
     let sequence = |m: &mut Machine| {
         for rank in PARTS {
