@@ -144,7 +144,7 @@ pub fn from_amax_for(amax: f32, element: ElementFormat, rule: ScaleRule) -> u8 {
 ///
 /// ```
 /// use deepwell_precision::{ElementFormat, ScaleRule, e8m0};
-/// // 7 saturates under the scale 1, which costs less than the 3s under the scale 2.
+/// // Under the scale 1 7 saturates to 6; under 2 it becomes 8, and 0.5 becomes 0, which is worse.
 /// let block = [7.0, 3.0, 3.0, 3.0, 3.0, 0.5];
 /// let scale = |rule| e8m0::decode(e8m0::from_block(&block, 6, ElementFormat::E2M1, rule));
 /// assert_eq!((scale(ScaleRule::Rceil), scale(ScaleRule::MinError)), (2.0, 1.0));
