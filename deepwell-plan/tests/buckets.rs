@@ -1,4 +1,6 @@
 //! The optimizer's buckets: which parameters are in one, and what the verifier says of broken ones.
+// Buckets are ranges of parameters, and one is a list of them.
+#![allow(clippy::single_range_in_vec_init)]
 
 mod common;
 

@@ -9,7 +9,13 @@ use deepwell_ir::TensorPrecision;
 /// use deepwell_precision::Format;
 /// use deepwell_trainer::quantized_formats;
 ///
-/// let tensor = |format| TensorPrecision { tensor: String::new(), format, reason: String::new() };
+/// let tensor = |format| TensorPrecision {
+///     tensor: String::new(),
+///     format,
+///     gemms: None,
+///     asked: None,
+///     reason: String::new(),
+/// };
 /// let tensors = [Format::Bf16, Format::NVFP4, Format::MXFP8, Format::NVFP4].map(tensor);
 /// assert_eq!(quantized_formats(&tensors).as_deref(), Some("mxfp8+nvfp4"));
 /// assert_eq!(quantized_formats(&tensors[..1]), None);

@@ -367,7 +367,7 @@ fn planted_faults_are_found_where_they_are() {
             "a kind of zeros",
             Fault::After(zero_the_output),
             ("layers.0.mlp.up_proj", 0),
-            &["of 64 sampled outputs are not the dot kind", "got 0e0"],
+            &["of 64 sampled outputs are not the dot product", "got 0e0"],
         ),
         (
             "one wrong output of a dgrad in BF16",
@@ -379,7 +379,7 @@ fn planted_faults_are_found_where_they_are() {
             "a gradient that leaves out a micro-batch",
             Fault::Skip,
             gradient,
-            &["sampled outputs are not the dot kind", "added to what was there"],
+            &["sampled outputs are not the dot product", "added to what was there"],
         ),
     ];
     let mut engine = micro_engine("mxfp8", 1);

@@ -343,6 +343,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 consume
                 const uint32 row = first_row + wave * kWaveM;
                 float partial[64];
                 turn.await();
+                // redundant wgmma.fence: the first wave's stands behind all reads of the second's sums
                 multiply_stage(partial, a + row * kStageK, a + S::kABytes);
                 turn.pass();
                 const Scales<S> scales(stage_scales, row + warp_row);
@@ -368,6 +369,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 consume
             store(place.row + first_row + wave * kWaveM + warp_row, place.column, sums[wave]);
         }
     }
+    // redundant bar.sync: nobody waits behind the last turn; the barrier is left as it was found
     turn.end();
 }
 

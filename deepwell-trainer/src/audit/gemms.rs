@@ -243,7 +243,7 @@ pub(super) fn check(
         .collect();
     if let Some((index, expected)) = wrong.first() {
         let what = format!(
-            "`{}`: {} of {} sampled outputs are not the dot gemm of the operands{}{}, first at \
+            "`{}`: {} of {} sampled outputs are not the dot product of the operands{}{}, first at \
              {}: expected {:e} to within {:.1e}, got {:e}",
             output.name,
             wrong.len(),

@@ -324,13 +324,13 @@ fn same_layer(
     if Some(known) != parameter {
         let (got, expected) =
             (origins.parameter_name(parameter), origins.parameter_name(Some(known)));
-        add(format!("belongs to {got}, other kinds of the layer to {expected}"));
+        add(format!("belongs to {got}, other GEMMs of the layer to {expected}"));
     }
     let mut same = |slot: &mut Option<Origin>, origin: &Origin, role: &str| {
         let expected = slot.get_or_insert_with(|| origin.clone());
         if expected.source != origin.source {
             let (got, expected) = (&origin.tensor, &expected.tensor);
-            add(format!("reads `{got}` as {role}, other kinds of the layer `{expected}`"));
+            add(format!("reads `{got}` as {role}, other GEMMs of the layer `{expected}`"));
         }
     };
     match op.kind {

@@ -57,7 +57,6 @@ pub struct CpuMeasurements {
     /// Whether the buffers fit in the caches: then it is their speed more than the memory's.
     pub fits_in_cache: bool,
     /// GEMMs.
-    #[serde(rename = "gemms")]
     pub gemms: Vec<GemmRate>,
     /// What could not be measured, and why.
     pub failures: Vec<String>,
@@ -75,7 +74,6 @@ pub struct GpuMeasurements {
     /// Times of launches.
     pub launches: Option<LaunchTimes>,
     /// GEMMs.
-    #[serde(rename = "gemms")]
     pub gemms: Vec<GemmRate>,
     /// What could not be measured, and why.
     pub failures: Vec<String>,

@@ -80,9 +80,9 @@ fn measurements_of_this_machine() {
     let probed = super::json_of(&["probe", "--measure", "--json"]);
     let cpu = &probed["measured"]["cpu"];
     assert_eq!(cpu["copy_gbps"], probed["cpu"]["memory_gbps"]);
-    for (product, format) in cpu["products"].as_array().unwrap().iter().zip(["fp32", "bf16"]) {
-        assert_eq!(product["format"], format);
-        assert!(product["tflops"].as_f64() > Some(0.0), "{product}");
+    for (gemm, format) in cpu["gemms"].as_array().unwrap().iter().zip(["fp32", "bf16"]) {
+        assert_eq!(gemm["format"], format);
+        assert!(gemm["tflops"].as_f64() > Some(0.0), "{gemm}");
     }
     let machine = folder.file("machine.json", probed.to_string());
     stdout_of(&["plan", "llama-micro", "--hardware", &machine, "--seq", "32", "--json"]);

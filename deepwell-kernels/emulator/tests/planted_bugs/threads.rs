@@ -366,8 +366,8 @@ fn what_settings_allow() {
     let one_address: &[_] = &[("lanes", "mov.u32 %r12, %r10;")];
     for (program, bug, settings) in [
         (&warp, &[("sync", "")] as &[_], &as_one),
-        (&TILES, &[("after done", "")], &no_fences),
-        (&TILES, &[("after drained", "")], &no_fences),
+        (&TILES, &[("after full", "")], &no_fences),
+        (&TILES, &[("after empty", "")], &no_fences),
         (&TILES, &[("before", "")], &no_fences),
         (&TILES, one_address, &any_lanes),
         (&one_barrier, &[("init", "mbarrier.init.shared.b64 [%r1], 32;")], &as_one),

@@ -55,7 +55,7 @@ pub fn step(param: &[f64], grad: &[f64], m: &[f64], v: &[f64], s: &Settings) -> 
 }
 
 /// What a step makes of its settings for all tensors, in the order of
-/// [`AdamWCoefficients`](deepwell_ir::ops::AdamWCoefficients).
+/// [`AdamWCoefficients`].
 pub fn coefficients(s: &Settings) -> [f64; AdamWCoefficients::COUNT] {
     let t = s.step as f64;
     [

@@ -47,6 +47,7 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
     }
     // No CTA ends while others of its cluster copy to it or arrive at its barriers.
     if constexpr (S::kAcross > 1) {
+        // redundant bar.warp.sync: the aligned barrier that follows waits for all lanes of a warp
         __syncwarp();
         synchronize_all<S>();
     }

@@ -64,10 +64,14 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Bytes that an SM reads of shared memory, or writes there, in a cycle.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed.
-const L2_BYTES_PER_CYCLE: usize = 32;
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed, as tiles that want 33 in
+/// the time that they take ran no slower for it on an H200.
+const L2_BYTES_PER_CYCLE: usize = 64;
 /// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
 const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_K / 8192;
+/// What a tile of 256 rows takes in clusters of two over what it takes alone, as measured on an H200
+/// (`benchmarks/sm90_mxfp8_gemm_2026-11-23.md`); one of 128 rows takes half again as much as alone.
+const MULTICAST_CYCLES: (usize, usize) = (5, 4);
 /// Cycles in which 64 rows of 128 results are written: assumed.
 const RESULT_CYCLES: usize = 500;
 
@@ -143,7 +147,8 @@ impl TileShape {
             .max((read_bytes + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
             .max(copied_bytes / L2_BYTES_PER_CYCLE);
         let tile_cycles = sizes.k.div_ceil(STAGE_K) * stage_cycles + self.waves * RESULT_CYCLES;
-        self.clusters(sizes).div_ceil(self.clusters_at_once(sms)) * tile_cycles
+        let cycles = self.clusters(sizes).div_ceil(self.clusters_at_once(sms)) * tile_cycles;
+        if self.across == 1 { cycles } else { cycles * MULTICAST_CYCLES.0 / MULTICAST_CYCLES.1 }
     }
 }
 
@@ -239,10 +244,10 @@ mod tests {
     #[test]
     fn tiles_fill_the_device() {
         for (gemm, expected) in [
-            ((16384, 2048, 2048), "256x128_1x2"),
-            ((4096, 4096, 4096), "256x128_1x2"),
+            ((16384, 2048, 2048), "256x128"),
+            ((4096, 4096, 4096), "256x128"),
             // Waves that larger tiles would not fill.
-            ((1024, 2048, 2048), "128x128_1x2"),
+            ((1024, 2048, 2048), "128x128"),
             // One tile.
             ((1, 1, 128), "128x128"),
         ] {
