@@ -543,7 +543,7 @@ fn programs_that_do_not_do_what_the_policy_says() {
             weight_as_activation,
             &["fprop reads the weight `model.layers.0.mlp.up_proj.weight` as its first operand"],
         ),
-        (high_precision_as_data, &["as quantized data, which no quantization wrote"]),
+        (high_precision_as_data, &["as data, which no quantization wrote"]),
     ];
     let clean = micro_engine("mxfp8", 2).program().clone();
     assert_eq!(of_program(&clean), "");

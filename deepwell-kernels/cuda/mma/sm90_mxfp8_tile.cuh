@@ -343,7 +343,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 consume
                 const uint32 row = first_row + wave * kWaveM;
                 float partial[64];
                 turn.await();
-                // redundant wgmma.fence: the first wave's stands behind all reads of the second's sums
+                // redundant wgmma.fence: the first wave's is behind all reads of these sums
                 multiply_stage(partial, a + row * kStageK, a + S::kABytes);
                 turn.pass();
                 const Scales<S> scales(stage_scales, row + warp_row);

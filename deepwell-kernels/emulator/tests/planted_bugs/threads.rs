@@ -376,7 +376,7 @@ fn what_settings_allow() {
         assert!(!findings_with(program, bug, Settings::default()).is_empty(), "{bug:?}");
         assert_eq!(findings_with(program, bug, settings.clone()), [""; 0], "{bug:?}");
     }
-    let no_wait = [("wait done", "")];
+    let no_wait = [("wait full", "")];
     let found = findings_with(&TILES, &no_wait, no_fences);
     assert!(found.iter().any(|of| of == "missing-tensor-commit-wait"), "{found:?}");
 }

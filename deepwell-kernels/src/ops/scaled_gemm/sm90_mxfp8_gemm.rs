@@ -64,13 +64,13 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Bytes that an SM reads of shared memory, or writes there, in a cycle.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed, as tiles that want 33 in
-/// the time that they take ran no slower for it on an H200.
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed, as tiles that want 33
+/// in the time that they take ran no slower for it on an H200.
 const L2_BYTES_PER_CYCLE: usize = 64;
 /// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
 const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_K / 8192;
-/// What a tile of 256 rows takes in clusters of two over what it takes alone, as measured on an H200
-/// (`benchmarks/sm90_mxfp8_gemm_2026-11-23.md`); one of 128 rows takes half again as much as alone.
+/// What a tile of 256 rows takes in clusters of two over what it takes alone, measured on an H200
+/// (`benchmarks/sm90_mxfp8_gemm_2026-11-23.md`); one of 128 rows takes half as much again.
 const MULTICAST_CYCLES: (usize, usize) = (5, 4);
 /// Cycles in which 64 rows of 128 results are written: assumed.
 const RESULT_CYCLES: usize = 500;
