@@ -18,8 +18,8 @@ const EVAL_TOKENS: u64 = 131_072;
 
 /// Held-out tokens of the last evaluation of a comparison, unless someone says otherwise.
 ///
-/// A comparison wants an error by the choice of tokens below 0.05 % of the loss. On an H200 the
-/// default model had up to 0.096 % with 131,072 tokens; the error falls with the root of their
+/// A comparison wants an error by the choice of tokens below 0.05 % of the loss. On an H200
+/// parity-3m had up to 0.096 % with 131,072 tokens; the error falls with the root of their
 /// number, and 483,000 would just do.
 pub(crate) const PARITY_EVAL_TOKENS: u64 = 655_360;
 

@@ -64,8 +64,8 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Bytes that an SM reads of shared memory, or writes there, in a cycle.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed, as tiles that want 33
-/// in the time that they take ran no slower for it on an H200.
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. With 32, clusters would
+/// be the fastest, and on an H200 they are not.
 const L2_BYTES_PER_CYCLE: usize = 64;
 /// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
 const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_K / 8192;
