@@ -186,7 +186,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
     /// Preset, config.json, model folder or .pt2 archive
-    #[arg(long, default_value = "parity-2m")]
+    #[arg(long, default_value = "parity-600k")]
     pub model: String,
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
@@ -204,7 +204,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 128)]
     pub seq_len: usize,
     /// Sequences per step
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 4)]
     pub batch_size: usize,
     /// Sequences that run at a time, a divisor of the batch [default: chosen]
     #[arg(long, value_name = "SEQUENCES")]

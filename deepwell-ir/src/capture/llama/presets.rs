@@ -4,8 +4,9 @@ use crate::capture::{HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, Sto
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 11] = [
+    pub const PRESETS: [&'static str; 12] = [
         "llama-micro",
+        "parity-600k",
         "parity-2m",
         "parity-3m",
         "llama-134m",
@@ -35,6 +36,7 @@ impl LlamaConfig {
     pub fn preset(name: &str) -> Option<LlamaConfig> {
         match name {
             "llama-micro" => Some(plain_llama(256, 64, 160, 2, 2, 1)),
+            "parity-600k" => Some(plain_llama(256, 128, 320, 3, 2, 1)),
             "parity-2m" => Some(plain_llama(256, 256, 512, 3, 4, 2)),
             "parity-3m" => Some(plain_llama(256, 256, 704, 4, 4, 2)),
             "llama-134m" => Some(plain_llama(32000, 768, 2048, 12, 12, 12)),
