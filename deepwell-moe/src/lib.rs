@@ -67,10 +67,10 @@ mod real;
 mod route;
 mod selection_bias;
 
-pub use dispatch::{Capacity, DROPPED, Dispatch};
+pub use dispatch::{Capacity, DROPPED, Dispatch, GroupedMaps, NOWHERE};
 pub use error::MoeError;
 pub use expand::expand;
-pub use losses::{LossAndGradient, load_balancing_loss, z_loss};
+pub use losses::{LossAndGradient, load_balancing_loss, router_losses, z_loss};
 pub use real::Real;
 pub use route::{Routing, TokenRouter, route};
 pub use selection_bias::update_selection_bias;

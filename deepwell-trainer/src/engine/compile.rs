@@ -132,7 +132,11 @@ pub fn compile_on(
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();
     for call in &program.calls {
-        if matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_)) {
+        let reads_quantized = matches!(
+            call.op.leading(),
+            Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_) | Op::Dequantize(_)
+        );
+        if reads_quantized {
             for operand in call.inputs() {
                 readers.entry(operand.value).or_insert(call);
             }
