@@ -296,6 +296,11 @@ impl<'a> Lowering<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
+        if matches!(node.op, Op::Dispatch(_)) {
+            // The host reads how many tokens each expert got.
+            let load = self.value(node.outputs[1]);
+            self.values[load.index()].memory = MemoryKind::Host;
+        }
         let mut operands: Vec<Operand> = node
             .inputs
             .iter()
