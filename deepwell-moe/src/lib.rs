@@ -66,6 +66,7 @@ mod losses;
 mod real;
 mod route;
 mod selection_bias;
+mod training;
 
 pub use dispatch::{Capacity, DROPPED, Dispatch, GroupedMaps, NOWHERE};
 pub use error::MoeError;
@@ -74,6 +75,7 @@ pub use losses::{LossAndGradient, load_balancing_loss, router_losses, z_loss};
 pub use real::Real;
 pub use route::{Routing, TokenRouter, route};
 pub use selection_bias::update_selection_bias;
+pub use training::{RouterTraining, with_router_training};
 
 #[cfg(test)]
 mod test_support;
