@@ -64,14 +64,14 @@ fn outputs_and_costs() {
     let rows: [Row; 6] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
-            ops::Experts { activation: SWIGLU, bias: false }.into(),
+            ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
             expert_operands(false),
             &[&[10, 64]],
             // 30 pairs of token and expert, three GEMMs of 64 by 32 each.
             30 * (3 * 2 * 64 * 32 + 5 * 32),
         ),
         (
-            ops::Experts { activation: SWIGLU, bias: true }.into(),
+            ops::Experts { activation: SWIGLU, bias: true, capacity_factor: None }.into(),
             expert_operands(true),
             &[&[10, 64]],
             30 * (3 * 2 * 64 * 32 + 5 * 32),
@@ -120,7 +120,7 @@ fn operands_that_do_not_fit_are_refused() {
         all[index] = to;
         all
     };
-    let experts: Op = ops::Experts { activation: SWIGLU, bias: false }.into();
+    let experts: Op = ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into();
     let wide = ops::Route { top_k: 5, ..route() };
     let uneven = ops::Route { groups: Some(ops::RouteGroups { count: 3, chosen: 2 }), ..route() };
     let short = ops::LatentAttention { inverse_frequencies: vec![1.0], ..latent() };

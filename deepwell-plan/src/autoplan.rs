@@ -5,7 +5,7 @@ use deepwell_ir::{
 };
 use deepwell_probe::{Gpu, Hardware};
 
-use crate::lower::with_batches;
+use crate::lower::{expand_experts, with_batches};
 use crate::{
     DryRun, KernelPlan, OptimizerSpec, Plan, PlanError, arena_bytes_with_fallback, dryrun,
     format_bytes, lower, lower_fallback,
@@ -76,7 +76,7 @@ pub fn autoplan(
     let limit_bytes = request.memory_limit_bytes.unwrap_or_else(|| free_bytes(hardware, target));
     let base = base_plan(graph, request, target);
     // Fails early, with the graph's own words, on a graph that cannot be trained at all.
-    differentiate(graph)?;
+    differentiate(&expand_experts(graph, &request.policy)?)?;
     let mut best: Option<Planned> = None;
     let mut rejected = Vec::new();
     for &rule in &rules {

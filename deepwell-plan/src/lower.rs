@@ -7,8 +7,8 @@ use deepwell_ir::{
     InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
     Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule,
     Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType,
-    Unstored, Value, ValueId, apply_served_precision, differentiate, fuse, recompute,
-    storage_bytes, verify_program,
+    Unstored, Value, ValueId, apply_served_precision, differentiate, expert_row_alignment, fuse,
+    recompute, storage_bytes, verify_program,
 };
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 
@@ -69,7 +69,8 @@ pub fn lower_scheduled(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
+    let expanded = expand_experts(graph, &plan.policy)?;
+    let differentiated = recompute(&differentiate(&expanded)?, plan.recompute)?;
     let serves = |format: &QuantFormat| catalog.serves(format, target);
     let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
@@ -97,13 +98,27 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (quantized, precision) = apply_served_precision(graph, &plan.policy, &serves)?;
+    let expanded = without_router_losses(&expand_experts(graph, &plan.policy)?);
+    let (quantized, precision) = apply_served_precision(&expanded, &plan.policy, &serves)?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
     lowering.persistent_values();
     lowering.body(Phase::Forward)?;
     lowering.finish(Mode::Evaluate, precision, Some(training))
+}
+
+/// Experts as ops that have kernels, in groups of rows that fit the formats of a policy.
+pub(crate) fn expand_experts(graph: &Graph, policy: &PrecisionPolicy) -> Result<Graph, IrError> {
+    deepwell_moe::expand(graph, expert_row_alignment(graph, policy)?)
+}
+
+/// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
+/// predicted.
+fn without_router_losses(graph: &Graph) -> Graph {
+    let is_kept = |node: &&Node| !matches!(node.op, Op::RouterLoss(_));
+    let nodes = graph.nodes.iter().filter(is_kept).cloned().collect();
+    Graph { nodes, ..graph.clone() }
 }
 
 /// Fuses where the catalog predicts less time for the sizes of a plan.
@@ -281,6 +296,11 @@ impl<'a> Lowering<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
+        if matches!(node.op, Op::Dispatch(_)) {
+            // The host reads how many tokens each expert got.
+            let load = self.value(node.outputs[1]);
+            self.values[load.index()].memory = MemoryKind::Host;
+        }
         let mut operands: Vec<Operand> = node
             .inputs
             .iter()

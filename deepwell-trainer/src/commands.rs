@@ -83,6 +83,15 @@ pub struct TrainArgs {
     /// or 100, at most a third]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
+    /// Coefficient of the load-balancing loss of each layer of experts [default: 0]
+    #[arg(long, value_name = "COEFFICIENT")]
+    pub router_balance: Option<f64>,
+    /// Coefficient of the z-loss of each router [default: 0]
+    #[arg(long, value_name = "COEFFICIENT")]
+    pub router_z: Option<f64>,
+    /// Most tokens of an expert over its even share; the rest is dropped [default: none are]
+    #[arg(long, value_name = "FACTOR")]
+    pub capacity_factor: Option<f64>,
     /// Seed of weights and data order
     #[arg(long)]
     pub seed: Option<u64>,
@@ -144,6 +153,10 @@ impl TrainArgs {
         settings.learning_rate = args.learning_rate.or(settings.learning_rate);
         settings.warmup_steps = args.warmup_steps.or(settings.warmup_steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
+        let router = &mut settings.router;
+        router.balance = args.router_balance.unwrap_or(router.balance);
+        router.z = args.router_z.unwrap_or(router.z);
+        router.capacity_factor = args.capacity_factor.or(router.capacity_factor);
         settings.device = args.device.unwrap_or(settings.device);
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);

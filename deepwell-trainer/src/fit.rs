@@ -229,7 +229,8 @@ impl<'r> Fit<'r> {
             tokens_per_s,
             speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
         };
-        self.log.step(&line, flight.learning_rate, outcome.skipped)?;
+        let loads = self.engine.expert_loads();
+        self.log.step(&line, flight.learning_rate, outcome.skipped, loads)?;
         self.progress.step(&line);
         self.guard(&outcome)
     }

@@ -74,8 +74,8 @@ pub mod weights;
 
 pub use device::{Catalog, Device, OpenDevice};
 pub use engine::{
-    CompileOptions, Engine, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime, compile,
-    compile_on, optimize,
+    CompileOptions, Engine, ExpertLoad, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime,
+    compile, compile_on, optimize,
 };
 pub use error::TrainError;
 pub use formats::quantized_formats;
@@ -83,4 +83,4 @@ pub use run_folder::{RunChange, RunFolder, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;
 pub use source::ModelSource;
-pub use trainer::{FitReport, Progress, Record, Trainer};
+pub use trainer::{ExpertRecord, FitReport, Progress, Record, Trainer};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use deepwell_ir::TensorPrecision;
+use deepwell_moe::with_router_training;
 use deepwell_plan::format_bytes;
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +139,7 @@ pub fn run(
     }
     let policy = settings.precision_policy()?;
     let graph = model.capture(Some(settings.seq_len))?;
+    let graph = with_router_training(&graph, &settings.router)?;
     settings.resolve_learning_rate(graph.parameter_count());
     let settings = &settings;
     let dataset = open_data(settings, progress)?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
+use deepwell_moe::RouterTraining;
 use deepwell_plan::OptimizerSpec;
 use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
@@ -89,6 +90,9 @@ pub struct Settings {
     pub max_grad_norm: f64,
     /// AdamW's constants.
     pub optimizer: OptimizerSpec,
+    /// Auxiliary losses of routers, and how many tokens experts take.
+    #[serde(skip_serializing_if = "is_default")]
+    pub router: RouterTraining,
     /// Steps between two evaluations; none takes a tenth of the run.
     pub eval_every: Option<u64>,
     /// Held-out tokens of the last evaluation, at least.
@@ -103,6 +107,10 @@ pub struct Settings {
     pub audit: bool,
     /// Thresholds of the guards, and how long a layer stays in fallback.
     pub guards: GuardConfig,
+}
+
+fn is_default(router: &RouterTraining) -> bool {
+    *router == RouterTraining::default()
 }
 
 impl Default for Settings {
@@ -130,6 +138,7 @@ impl Default for Settings {
             final_learning_rate_ratio: 0.1,
             max_grad_norm: 1.0,
             optimizer: OptimizerSpec::default(),
+            router: RouterTraining::default(),
             eval_every: None,
             eval_tokens: EVAL_TOKENS,
             interim_eval_tokens: None,

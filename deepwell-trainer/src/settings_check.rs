@@ -108,6 +108,9 @@ fn numbers(settings: &Settings) -> Vec<Row> {
             Some("without it a gradient of zeros is divided by zero"),
         ),
         ("optimizer.weight_decay", of(optimizer.weight_decay), NotBeNegative, None),
+        ("router.balance", Some(settings.router.balance), NotBeNegative, None),
+        ("router.z", Some(settings.router.z), NotBeNegative, None),
+        ("router.capacity_factor", settings.router.capacity_factor, BePositive, None),
     ]
 }
 

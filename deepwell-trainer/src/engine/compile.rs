@@ -11,6 +11,7 @@ use deepwell_plan::{
 use deepwell_precision::ScaleFormat;
 use deepwell_probe::Hardware;
 
+use super::routing::load_counters;
 use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::TrainError;
@@ -97,6 +98,7 @@ pub fn compile_on(
     prediction.reserve(arena_bytes, &target);
     let mut executor = Executor::new(backend, arena_bytes)?;
     let statistics = layers_of_statistics(&program);
+    let loads = load_counters(&program);
     let (inputs, outputs) = host_copy_bytes(&program);
     executor.backend_mut().reserve_host_copies(inputs, outputs)?;
     let per_step = RunCounts::of_step(&program);
@@ -116,6 +118,7 @@ pub fn compile_on(
         training,
         evaluation,
         statistics,
+        loads,
         steps: Steps::default(),
         skipped_steps: 0,
         steps_begun: 0,
@@ -132,7 +135,11 @@ pub fn compile_on(
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();
     for call in &program.calls {
-        if matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_)) {
+        let reads_quantized = matches!(
+            call.op.leading(),
+            Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_) | Op::Dequantize(_)
+        );
+        if reads_quantized {
             for operand in call.inputs() {
                 readers.entry(operand.value).or_insert(call);
             }
@@ -170,7 +177,10 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
     let inputs = [host.tokens, host.targets, host.loss_scale, host.schedule, host.rounding_key];
     let inputs = sum(&mut inputs.into_iter().flatten());
     let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
-    (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
+    let loads = load_counters(program);
+    let loads = loads.iter().flat_map(|body| body.iter().map(|load| load.id));
+    let counters = host.statistics.iter().map(|(_, id)| *id).chain(loads);
+    (inputs, sum(&mut outputs.chain(counters)))
 }
 
 /// From a model folder or `config.json` to an engine on a device in one call: probe, capture, plan,

@@ -3,6 +3,7 @@
 mod compile;
 mod counts;
 mod fallback;
+mod routing;
 mod step;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -15,6 +16,8 @@ use self::compile::layers_of_statistics;
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
 pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
+pub use self::routing::ExpertLoad;
+use self::routing::{LoadCounters, load_counters};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
@@ -36,6 +39,8 @@ pub struct Engine {
     evaluation: LoadedProgram,
     /// Counters of the quantizations of each body, with the layers that they belong to.
     statistics: Vec<Statistics>,
+    /// Loads of experts of each body.
+    loads: Vec<std::sync::Arc<[LoadCounters]>>,
     steps: Steps,
     skipped_steps: u64,
     /// Steps that were begun, and the seed, for what is rounded at random.
@@ -279,6 +284,7 @@ impl Engine {
         self.check_state_stays(&program)?;
         self.executor.backend_mut().forget_prepared()?;
         self.statistics = layers_of_statistics(&program);
+        self.loads = load_counters(&program);
         self.per_step = RunCounts::of_step(&program);
         self.per_evaluation = RunCounts::of_evaluation(&evaluation);
         self.plan = Plan { precision: program.precision.clone(), ..plan };

@@ -15,6 +15,7 @@ use deepwell_kernels::{KernelError, Observer, READBACKS, Readback, decode_statis
 use deepwell_precision::QuantStats;
 use serde::{Deserialize, Serialize};
 
+use super::routing::{ExpertLoad, LoadCounters, add_load};
 use super::{Engine, RunCounts};
 use crate::TrainError;
 
@@ -72,6 +73,7 @@ struct Part {
     step: u64,
     readback: Readback,
     statistics: Statistics,
+    loads: Arc<[LoadCounters]>,
     /// Whether it ends with loss, norm and counters of the step.
     is_last: bool,
 }
@@ -83,6 +85,7 @@ struct Known {
     /// What it computes, by the program that was loaded when it began.
     per_step: RunCounts,
     counted: Vec<(usize, QuantStats)>,
+    loads: Vec<ExpertLoad>,
     since_staged_s: Option<f64>,
     since_readback_s: Option<f64>,
     has_gap: bool,
@@ -190,6 +193,12 @@ impl Engine {
         &self.steps.finished.counted
     }
 
+    /// How the tokens of the step that was finished last were spread over experts, by layer; empty
+    /// for a model without.
+    pub fn expert_loads(&self) -> &[ExpertLoad] {
+        &self.steps.finished.loads
+    }
+
     /// How long the device took for the step that was finished last, by its own clock; `None` on a
     /// device that runs in the host's time.
     pub fn step_time(&self) -> Option<StepTime> {
@@ -269,7 +278,8 @@ impl Engine {
     /// Asks for what an invocation gives, if it gives anything.
     fn read_later(&mut self, invocation: &Invocation, is_last: bool) -> Result<(), TrainError> {
         let statistics = Arc::clone(&self.statistics[invocation.body.index()]);
-        if statistics.is_empty() && !is_last {
+        let loads = Arc::clone(&self.loads[invocation.body.index()]);
+        if statistics.is_empty() && loads.is_empty() && !is_last {
             return Ok(());
         }
         while self.steps.parts.len() >= READBACKS {
@@ -277,6 +287,7 @@ impl Engine {
         }
         let program = self.training.program();
         let mut values: Vec<ValueId> = statistics.iter().map(|counters| counters.id).collect();
+        values.extend(loads.iter().map(|load| load.id));
         if is_last {
             let host = &program.host;
             let (Some(loss), Some(grad_norm), Some(counters)) =
@@ -289,7 +300,8 @@ impl Engine {
         }
         let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
         let readback = self.executor.backend_mut().read_later(&ranges)?;
-        self.steps.parts.push_back(Part { step: self.steps.begun, readback, statistics, is_last });
+        let step = self.steps.begun;
+        self.steps.parts.push_back(Part { step, readback, statistics, loads, is_last });
         Ok(())
     }
 
@@ -297,9 +309,12 @@ impl Engine {
     fn fetch_oldest(&mut self) -> Result<(), TrainError> {
         let Some(part) = self.steps.parts.pop_front() else { return Ok(()) };
         let mut counters = vec![[0u64; Quantize::STATISTICS]; part.statistics.len()];
+        let mut loads: Vec<Vec<i32>> =
+            part.loads.iter().map(|load| vec![0; 2 * load.experts]).collect();
         let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
         let mut bytes: Vec<&mut [u8]> =
             counters.iter_mut().map(|words| cast_slice_mut(words.as_mut_slice())).collect();
+        bytes.extend(loads.iter_mut().map(|load| cast_slice_mut(load.as_mut_slice())));
         if part.is_last {
             bytes.push(cast_slice_mut(&mut scalars.0));
             bytes.push(cast_slice_mut(&mut scalars.1));
@@ -314,6 +329,9 @@ impl Engine {
         };
         let counted = part.statistics.iter().zip(&counters);
         known.counted.extend(counted.map(|(of, words)| of.decode(words)));
+        for (of, load) in part.loads.iter().zip(&loads) {
+            add_load(&mut known.loads, of.layer, load);
+        }
         if let Some(time) = time {
             let own_s = time.since_readback_s.unwrap_or_default();
             known.since_staged_s = match known.since_staged_s {

@@ -32,6 +32,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !matches!(source.dtype, DType::Bf16 | DType::F32) {
         return Some(format!("takes bf16 or f32, not {}", source.dtype));
     }
+    if source.shape.len() != 2 {
+        return Some("takes a matrix, not a stack of them".to_string());
+    }
     mx::reject(quantize, &source.shape)
 }
 
