@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
-use deepwell_plan::OptimizerSpec;
+use deepwell_plan::{OptimizerSpec, Parallel};
 use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
@@ -56,6 +56,10 @@ pub struct Settings {
     pub out: PathBuf,
     /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
     pub device: Device,
+    /// Ranks that train the model together, each on a `device` of its own; those of a processor
+    /// share it.
+    #[serde(skip_serializing_if = "is_one")]
+    pub ranks: usize,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
@@ -105,6 +109,10 @@ pub struct Settings {
     pub guards: GuardConfig,
 }
 
+fn is_one(count: &usize) -> bool {
+    *count == 1
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -115,6 +123,7 @@ impl Default for Settings {
             cache_dir: PathBuf::from("target/deepwell-cache"),
             out: PathBuf::from("target/deepwell-run"),
             device: Device::Cpu,
+            ranks: 1,
             precision: Settings::AUTO.to_string(),
             policy: None,
             steps: 1000,
@@ -245,6 +254,11 @@ impl Settings {
                 Ok(PrecisionPolicy::from_toml(&text, &path.display().to_string())?)
             }
         }
+    }
+
+    /// Over how many ranks the model trains.
+    pub fn parallel(&self) -> Parallel {
+        Parallel::data(self.ranks)
     }
 
     /// The learning rate over the run.
