@@ -69,7 +69,7 @@ pub use passes::{
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
     HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,
-    Quantization, Schedule, Slotted, StreamId, Unstored, Value, ValueId, verify_program,
+    Quantization, Schedule, Shard, Slotted, StreamId, Unstored, Value, ValueId, verify_program,
 };
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};

@@ -301,6 +301,10 @@ ops! {
     Collective,
     /// Global norm of all gradients.
     GradNorm,
+    /// Sums of squares of parts of the gradients.
+    SumsOfSquares,
+    /// Global norm of gradients that ranks have parts of.
+    NormOfSums,
     /// What a step of the optimizer needs for all parameters.
     AdamWCoefficients,
     /// Optimizer update of a bucket of parameters.

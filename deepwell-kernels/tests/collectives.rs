@@ -84,7 +84,7 @@ fn ranks(rank: u32, order: &[u32]) -> Ranks {
 }
 
 fn call(kind: &CollectiveKind, size: u32, elements: usize) -> SingleCall {
-    let op = Collective { kind: kind.clone(), group: GroupId(0), ranks: size };
+    let op = Collective::new(kind.clone(), GroupId(0), size);
     let x = |elements| (DType::F32, vec![elements]);
     let size = size as usize;
     match kind {

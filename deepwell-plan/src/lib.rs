@@ -26,16 +26,18 @@ mod autoplan;
 mod dryrun;
 mod error;
 mod lower;
+mod parallel;
 mod plan;
 
-pub use autoplan::{PlanRequest, Planned, autoplan};
-pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
+pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks};
+pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, dryrun_world, roofline};
 pub use error::PlanError;
 pub use lower::{
     Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
     lower_evaluation, lower_fallback, lower_inference, lower_scheduled, quantized_bytes,
     quantized_flop_share,
 };
+pub use parallel::Parallel;
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
 
 /// Bytes for people: `12.3 MiB`.

@@ -5,6 +5,7 @@
 //! [`compile`] plans and lowers a captured graph and loads it on a backend: an [`Engine`].
 //! [`Trainer`] feeds it batches of a [`data::Dataset`], evaluates, guards its precision, and
 //! writes metrics and checkpoints. [`optimize`] is the one call from a model folder to an engine.
+//! [`World`] is several ranks that train one model together.
 //! [`generate`] continues a text with what was trained.
 //! [`parity`] trains a model in BF16 and in low precision and says whether that holds BF16's loss;
 //! [`audit`] compares one step, call by call, with slow definitions. The `deepwell` command is
@@ -71,8 +72,10 @@ mod source;
 pub mod terminal;
 mod trainer;
 pub mod weights;
+mod world;
 
-pub use device::{Catalog, Device, OpenDevice};
+pub use deepwell_plan::Parallel;
+pub use device::{Catalog, Device, Devices, OpenDevice};
 pub use engine::{
     CompileOptions, Engine, ExpertLoad, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime,
     compile, compile_on, optimize,
@@ -84,3 +87,4 @@ pub use schedule::Schedule;
 pub use settings::Settings;
 pub use source::ModelSource;
 pub use trainer::{ExpertRecord, FitReport, Progress, Record, Trainer};
+pub use world::{Peers, World};

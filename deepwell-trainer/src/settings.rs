@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::RouterTraining;
-use deepwell_plan::OptimizerSpec;
+use deepwell_plan::{OptimizerSpec, Parallel};
 use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,10 @@ pub struct Settings {
     pub out: PathBuf,
     /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
     pub device: Device,
+    /// Ranks that train the model together, each on a `device` of its own; those of a processor
+    /// share it.
+    #[serde(skip_serializing_if = "is_one")]
+    pub ranks: usize,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
@@ -113,6 +117,10 @@ fn is_default(router: &RouterTraining) -> bool {
     *router == RouterTraining::default()
 }
 
+fn is_one(count: &usize) -> bool {
+    *count == 1
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -123,6 +131,7 @@ impl Default for Settings {
             cache_dir: PathBuf::from("target/deepwell-cache"),
             out: PathBuf::from("target/deepwell-run"),
             device: Device::Cpu,
+            ranks: 1,
             precision: Settings::AUTO.to_string(),
             policy: None,
             steps: 1000,
@@ -254,6 +263,11 @@ impl Settings {
                 Ok(PrecisionPolicy::from_toml(&text, &path.display().to_string())?)
             }
         }
+    }
+
+    /// Over how many ranks the model trains.
+    pub fn parallel(&self) -> Parallel {
+        Parallel::data(self.ranks)
     }
 
     /// The learning rate over the run.

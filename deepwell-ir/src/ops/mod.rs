@@ -34,7 +34,7 @@ mod split_columns;
 mod stochastic_round;
 mod swiglu;
 
-pub use adamw::{AdamW, AdamWCoefficients, GradNorm};
+pub use adamw::{AdamW, AdamWCoefficients, GradNorm, NormOfSums, SumsOfSquares};
 pub use add::Add;
 pub use add_positions::{AddPositions, AddPositionsBackward};
 pub use attention::{Attention, AttentionBackward, AttentionHeads, WindowAttention};

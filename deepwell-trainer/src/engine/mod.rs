@@ -14,6 +14,7 @@ use deepwell_probe::Hardware;
 
 use self::compile::layers_of_statistics;
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
+pub(crate) use self::compile::{Compiled, load, planned};
 pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
@@ -23,6 +24,7 @@ use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
 use crate::init;
+use crate::world::Peers;
 
 /// A model that is ready to train.
 pub struct Engine {
@@ -37,6 +39,8 @@ pub struct Engine {
     pub(crate) executor: Executor,
     training: LoadedProgram,
     evaluation: LoadedProgram,
+    /// The other ranks.
+    pub(crate) peers: Peers,
     /// Counters of the quantizations of each body, with the layers that they belong to.
     statistics: Vec<Statistics>,
     /// Loads of experts of each body.
@@ -62,6 +66,16 @@ impl Engine {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Which rank of the run it is, counted from 0.
+    pub fn rank(&self) -> usize {
+        self.peers.rank()
+    }
+
+    /// Tokens of a step, over all ranks.
+    pub fn tokens_per_step(&self) -> usize {
+        self.program().tokens_per_step() * self.plan.parallel.data
     }
 
     /// The predicted memory and time of a step.
@@ -117,11 +131,18 @@ impl Engine {
         &self.policy
     }
 
-    /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies.
+    /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies, on
+    /// all ranks at a time.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
+        self.initialize_masters(seed)?;
+        self.refresh_weight_copies()
+    }
+
+    /// [`Engine::initialize`] without the copies, so that no rank needs another.
+    pub(crate) fn initialize_masters(&mut self, seed: u64) -> Result<(), TrainError> {
         let inits: Vec<Init> = self
             .graph
             .parameters()
@@ -143,8 +164,7 @@ impl Engine {
             }
         }
         self.rounding_seed = seed;
-        self.set_applied_steps(0, 0)?;
-        self.refresh_weight_copies()
+        self.set_applied_steps(0, 0)
     }
 
     /// Flips the last bit of about half of the master weights and makes the weight copies again:
@@ -153,6 +173,12 @@ impl Engine {
     /// # Errors
     /// What the backend refuses.
     pub fn perturb_weights(&mut self, seed: u64) -> Result<(), TrainError> {
+        self.perturb_masters(seed)?;
+        self.refresh_weight_copies()
+    }
+
+    /// [`Engine::perturb_weights`] without the copies.
+    pub(crate) fn perturb_masters(&mut self, seed: u64) -> Result<(), TrainError> {
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();
@@ -162,7 +188,7 @@ impl Engine {
             init::perturb(seed, &state.name, &mut buffer);
             self.write_value(state.master, cast_slice(&buffer))?;
         }
-        self.refresh_weight_copies()
+        Ok(())
     }
 
     /// Sets the counters of applied and skipped steps.

@@ -6,6 +6,7 @@
 //! ahead.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -102,7 +103,7 @@ pub(super) struct Steps {
     finished: Known,
 }
 
-/// A batch and the scalars of a step.
+/// This rank's part of a batch and the scalars of a step.
 struct StepInputs<'a> {
     tokens: &'a [i32],
     targets: &'a [i32],
@@ -112,7 +113,9 @@ struct StepInputs<'a> {
 }
 
 impl Engine {
-    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major.
+    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major. Each of
+    /// several ranks is given the whole batch and takes its part: as many sequences one behind the
+    /// other, in the order of the ranks. Loss and norm are those of all ranks.
     ///
     /// # Errors
     /// Batches of the wrong size, or data that a call refuses.
@@ -199,6 +202,26 @@ impl Engine {
         &self.steps.finished.loads
     }
 
+    /// [`Engine::statistics`] of all ranks together, tensor by tensor: the same on each of them.
+    ///
+    /// # Errors
+    /// Ranks that have failed, or have other tensors.
+    pub fn statistics_of_ranks(&mut self) -> Result<Vec<(usize, QuantStats)>, TrainError> {
+        let mut all = self.steps.finished.counted.clone();
+        if self.peers.world_size() == 1 {
+            return Ok(all);
+        }
+        let words: Vec<u64> = all.iter().flat_map(|(_, stats)| words_of(stats)).collect();
+        let of_ranks = self.peers.gather(&words)?;
+        let own = self.peers.rank();
+        for (_, words) in of_ranks.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            for ((_, stats), words) in all.iter_mut().zip(words.chunks_exact(STATISTIC_WORDS)) {
+                stats.merge(&stats_of(words));
+            }
+        }
+        Ok(all)
+    }
+
     /// How long the device took for the step that was finished last, by its own clock; `None` on a
     /// device that runs in the host's time.
     pub fn step_time(&self) -> Option<StepTime> {
@@ -215,7 +238,7 @@ impl Engine {
         schedule: [f64; 2],
         mut observer: Option<&mut dyn Observer>,
     ) -> Result<PendingStep, TrainError> {
-        let tokens_per_step = self.program().tokens_per_step();
+        let tokens_per_step = self.tokens_per_step();
         if inputs.len() != tokens_per_step || targets.len() != tokens_per_step {
             return Err(TrainError::Setting {
                 setting: "batch",
@@ -224,9 +247,12 @@ impl Engine {
                 hint: None,
             });
         }
+        let part = self.part_of_batch();
         let inputs = StepInputs {
-            tokens: inputs,
-            targets,
+            tokens: &inputs[part.clone()],
+            targets: &targets[part],
+            // Over the tokens of all ranks: a mean of means would be another number where targets
+            // are left out.
             scale: [loss_scale(targets)],
             schedule: schedule.map(|value| value as f32),
             key: [self.rounding_seed, self.steps_begun],
@@ -251,6 +277,13 @@ impl Engine {
             self.read_later(&invocation, index + 1 == invocations)?;
         }
         Ok(PendingStep { number })
+    }
+
+    /// The tokens of a step that this rank has.
+    fn part_of_batch(&self) -> Range<usize> {
+        let own = self.program().tokens_per_step();
+        let place = self.plan.parallel.data_place(self.rank());
+        place * own..(place + 1) * own
     }
 
     /// Brings a micro-batch into its slot, and before the first one the scalars of the step.
@@ -346,6 +379,25 @@ impl Engine {
             known.scalars = Some((loss[0], grad_norm[0], skipped));
         }
         Ok(())
+    }
+}
+
+/// What a rank tells of a tensor.
+const STATISTIC_WORDS: usize = 6;
+
+fn words_of(stats: &QuantStats) -> [u64; STATISTIC_WORDS] {
+    let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } = *stats;
+    [u64::from(amax.to_bits()), elements, underflows, saturations, scale_clamps, nonfinite]
+}
+
+fn stats_of(words: &[u64]) -> QuantStats {
+    QuantStats {
+        amax: f32::from_bits(words[0] as u32),
+        elements: words[1],
+        underflows: words[2],
+        saturations: words[3],
+        scale_clamps: words[4],
+        nonfinite: words[5],
     }
 }
 
