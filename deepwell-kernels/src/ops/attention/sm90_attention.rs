@@ -24,18 +24,29 @@ const SHARED_BESIDE_TILES: usize = 1024 + 256;
 /// Tiles taken, CTAs done.
 const COUNTERS: usize = 2;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_attention",
-    ops: &["attention"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+const fn spec(name: &'static str, prepare: crate::cuda::spec::Prepare) -> CudaKernelSpec {
+    CudaKernelSpec {
+        name,
+        ops: &["attention"],
+        epilogue: no_epilogue,
+        architectures: &[Architecture::Sm90a],
+        library: None,
+        reject,
+        predict,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare,
+    }
+}
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    spec("cuda_sm90_attention", prepare::<0>),
+    spec("cuda_sm90_attention_v1", prepare::<1>),
+    spec("cuda_sm90_attention_v2", prepare::<2>),
+    spec("cuda_sm90_attention_v3", prepare::<3>),
+    spec("cuda_sm90_attention_v4", prepare::<4>),
+    spec("cuda_sm90_attention_v6", prepare::<6>),
+];
 
 /// A kernel: what works on which tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +136,10 @@ pub(crate) fn head_boxes(
     }
 }
 
-fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+fn prepare<const VARIANT: usize>(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
     let Op::Attention(op) = &call.call.op else {
         return Err(call.refuse("expected `attention`"));
     };
@@ -138,7 +152,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Some(shape) = Shape::of(sizes.head_dim) else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
     };
-    let name = format!("sm90_attention_d{}", shape.head_dim);
+    let (mut shape, mut name) = (shape, format!("sm90_attention_d{}", shape.head_dim));
+    if VARIANT > 0 && matches!(shape.head_dim, 64 | 128) {
+        name = format!("{name}_v{VARIANT}");
+        if VARIANT >= 4 {
+            shape.consumers = 2;
+        }
+    }
     let function = device.function("sm90_attention", &name, shape.shared_bytes())?;
     let mut arguments = Vec::with_capacity(13);
     for (tensor, heads, rows) in [

@@ -72,7 +72,14 @@ emulated! {
     sm90_attention on Sm90a: |gpu| {
         for head_dim in [64, 96, 128, 256] {
             for (seq, causal) in [(400, true), (300, false)] {
-                check(gpu, &Case::new([2, seq, 4, 2, head_dim], causal, Data::Uniform(1.0)));
+                for kernel in ["", "_v1", "_v2", "_v3", "_v4", "_v6"] {
+                    let name = format!("{KERNEL}{kernel}");
+                    let options = RunOptions { kernel: Some(&name), ..RunOptions::default() };
+                    let case = Case::new([1, seq, 3, 1, head_dim], causal, Data::Uniform(4.0));
+                    if kernel.is_empty() || matches!(head_dim, 64 | 128) && causal {
+                        check_forward_with(gpu, &case, options);
+                    }
+                }
             }
         }
     }
