@@ -4,6 +4,7 @@ pub mod cpu;
 mod cuda;
 mod cuda_backward;
 pub mod oracle;
+mod sm90_attention_backward;
 
 use super::OpKernels;
 use crate::cpu::CpuKernel;
@@ -15,5 +16,5 @@ pub(super) const KERNELS: OpKernels = OpKernels {
             .scratch(cpu::backward_workspace)
             .tiered(),
     ],
-    cuda: &[cuda::SPECS, cuda_backward::SPECS],
+    cuda: &[cuda::SPECS, cuda_backward::SPECS, sm90_attention_backward::SPECS],
 };
