@@ -6,7 +6,7 @@ use deepwell_kernels::ops::attention::oracle::{backward, forward, probabilities}
 
 use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases};
 use crate::compare::assert_within;
-use crate::harness::{Gpu, HostTensor};
+use crate::harness::{Gpu, HostTensor, RunOptions};
 
 /// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
 /// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
@@ -40,6 +40,11 @@ fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 4]) -> [Vec<f64>; 
 }
 
 pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
+    check_backward_with(gpu, case, RunOptions::default());
+}
+
+/// [`check_backward`] with a kernel of its own.
+pub(crate) fn check_backward_with(gpu: &mut Gpu, case: &Case, options: RunOptions<'_>) {
     let [q, k, v, dout] = case.inputs();
     let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
     let result = forward(&case.shape, &q64, &k64, &v64);
@@ -51,7 +56,8 @@ pub(crate) fn check_backward(gpu: &mut Gpu, case: &Case) {
     let op = AttentionBackward { heads: case.heads() };
     let outputs = [case.query_shape(), case.key_shape(), case.key_shape()]
         .map(|shape| HostTensor::output(DType::Bf16, &shape));
-    let got = gpu.run(op, &[dout, q, k, v, out, lse], &outputs, false, case.shape.seq);
+    let options = RunOptions { seq: case.shape.seq, ..options };
+    let got = gpu.run_with(op, &[dout, q, k, v, out, lse], &outputs, options);
     let expected = [expected.dq, expected.dk, expected.dv];
     for (index, what) in ["dq", "dk", "dv"].into_iter().enumerate() {
         // With one key, dp - delta cancels but for the rounding of FP32 sums.

@@ -1,0 +1,144 @@
+// What gradients of attention on wgmma are made of: products whose left rows are in registers,
+// weights and their gradients by row or by column, and results on their way out.
+//
+// A warpgroup has 64 rows of scores, of keys or of queries, as ptx/wgmma.cuh has them. With
+// p = 2^(scale_log2 score - lse) and dp the products of dout and values: ds = p (dp - delta).
+#pragma once
+
+#include "common/bf16x8.cuh"
+#include "common/types.cuh"
+#include "layout/wgmma_rows.cuh"
+#include "mma/sm90_attention_tile.cuh"
+#include "ptx/exp2.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/wgmma_bf16.cuh"
+
+namespace sm90_attention {
+
+// All left operands of this warp's 16 rows; `rows` is where the warpgroup's begin.
+template <typename Left>
+__device__ __forceinline__ void load_left(uint32 (&left)[Left::kSteps][4], uint32 rows) {
+    const uint32 lane = threadIdx.x % 32;
+    const uint32 row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < Left::kSteps; ++step) {
+        ldmatrix_x4(left[step], rows + Left::offset(row, 2 * step + lane / 16));
+    }
+}
+
+// Starts products = left right^T over all columns, as a group of its own; `right` is
+// `WgmmaRows::rows`.
+template <typename Right, int kCount, int kSteps>
+__device__ __forceinline__ void start_products_of(float (&products)[kCount],
+                                                  const uint32 (&left)[kSteps][4],
+                                                  const WgmmaMatrix& right) {
+    wgmma_bf16<false, false>(products, left[0], right.at(0));
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) {
+        wgmma_bf16<true, false>(products, left[step], right.at(Right::column_step(step)));
+    }
+    wgmma_commit();
+}
+
+// Scores of queries that do not see a key become -infinity, where rows are keys and columns
+// queries. The first `hidden[half]` queries do not see row `half`.
+template <int kCount>
+__device__ __forceinline__ void mask_columns(float (&scores)[kCount], const int32 (&hidden)[2]) {
+    const int32 column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int32 hidden_here = hidden[half] - column;
+#pragma unroll
+        for (int eight = 0; eight < kCount / 4; ++eight) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                if (8 * eight + e < hidden_here) {
+                    scores[4 * eight + 2 * half + e] = minus_infinity();
+                }
+            }
+        }
+    }
+}
+
+// Of the columns 8 eight + 2 (lane % 4) and the next.
+__device__ __forceinline__ float2 of_columns(const float* values, int eight) {
+    return *reinterpret_cast<const float2*>(values + 8 * eight + threadIdx.x % 4 * 2);
+}
+
+// scores become p; lse (in powers of two) by column, in shared memory.
+template <int kCount>
+__device__ __forceinline__ void weigh_columns(float (&scores)[kCount], const float* lse_log2,
+                                              float scale_log2) {
+#pragma unroll
+    for (int eight = 0; eight < kCount / 4; ++eight) {
+        const float2 lse = of_columns(lse_log2, eight);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float& score = scores[4 * eight + i];
+            score = ex2(fmaf(score, scale_log2, i % 2 == 0 ? -lse.x : -lse.y));
+        }
+    }
+}
+
+// dp becomes ds; delta by column, in shared memory.
+template <int kCount>
+__device__ __forceinline__ void differentiate_columns(float (&dp)[kCount],
+                                                      const float (&p)[kCount],
+                                                      const float* deltas) {
+#pragma unroll
+    for (int eight = 0; eight < kCount / 4; ++eight) {
+        const float2 delta = of_columns(deltas, eight);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = 4 * eight + i;
+            dp[at] = p[at] * (dp[at] - (i % 2 == 0 ? delta.x : delta.y));
+        }
+    }
+}
+
+// The same with lse and delta of this thread's two rows.
+template <int kCount>
+__device__ __forceinline__ void weigh_rows(float (&scores)[kCount], const float (&lse_log2)[2],
+                                           float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        scores[i] = ex2(fmaf(scores[i], scale_log2, -lse_log2[i % 4 / 2]));
+    }
+}
+
+template <int kCount>
+__device__ __forceinline__ void differentiate_rows(float (&dp)[kCount], const float (&p)[kCount],
+                                                   const float (&delta)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        dp[i] = p[i] * (dp[i] - delta[i % 4 / 2]);
+    }
+}
+
+// Puts `scale` times the sums of 64 rows into shared memory, from `staged` on.
+template <typename Rows, int kCount>
+__device__ __forceinline__ void stage_rows(uint8* staged, const float (&sums)[kCount],
+                                           float scale) {
+    const uint32 lane = threadIdx.x % 32;
+    const uint32 row = threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int unit = 0; unit < kCount / 4; ++unit) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            *reinterpret_cast<uint32*>(staged + Rows::offset(row + 8 * half, unit) +
+                                       lane % 4 * 4) =
+                to_bf16_pair(sums[4 * unit + 2 * half] * scale,
+                             sums[4 * unit + 2 * half + 1] * scale);
+        }
+    }
+}
+
+template <int kCount>
+__device__ __forceinline__ void set_zero(float (&sums)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        sums[i] = 0.0f;
+    }
+}
+
+}  // namespace sm90_attention

@@ -1,0 +1,601 @@
+// Gradients of attention (attention.cu) on wgmma: dq, dk and dv from dout, q, k, v, out and lse.
+//
+// dout, q, out, dq [batch * seq, heads * D], k, v, dk, dv [batch * seq, kv_heads * D] BF16, lse
+// [batch, heads, seq] FP32; D as in sm90_attention.cu. With p = exp(scale q k^T - lse) and
+// delta = sum(dout * out) by row:
+//   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q.
+//
+// Three kernels: `rows` makes lse in powers of two and delta, `keys` dk and dv of a tile of 128
+// keys over all queries of all heads that share them, `queries` dq of a tile of 128 queries over all
+// keys. The last two both compute p and ds: 7 GEMMs instead of 5. But no gradient is summed by more
+// than one CTA, in an order that is fixed, none passes through memory in FP32 (with 5 GEMMs dq does,
+// S^2 D 4 / 128 bytes a head, in turns of CTAs), and ds never leaves registers.
+//
+// In `keys` and `queries` a CTA has a producer and two consumers, warpgroups. One thread of the
+// producer takes tiles from a counter, the longest first, and has rows copied, those of the next
+// tile while the last results go out. A consumer has 64 rows of the tile; scores are computed with
+// these as rows, so that p and ds are left operands as they lie in registers. The next wgmma are
+// issued before the results of the last are looked at: exponentials run under dout v^T, ds under
+// p^T dout, and the other consumer's products under both.
+//
+// Budgets for D = 128, both consumers, tensor cores at 4096 FLOP and shared memory at 128 bytes in a
+// cycle; registers are those of a thread:
+//               | of rows      | tensor | shared memory        | registers
+//   keys        | 128 x 64     | 2048   | 1536 + 256 copied    | dk, dv 64 each, p, ds 32, 16 each
+//   queries     | 128 x 128    | 3072   | 2048 + 512 copied    | dq 64, p, ds 64 and 32
+// Exponentials, 16 in a cycle: 512 and 1024 cycles. With D = 64 the tensor cores' and shared memory's
+// cycles are half of these, and keys and values stay in registers.
+//
+// architectures: sm_90a
+#include "common/bf16x8.cuh"
+#include "common/infinity.cuh"
+#include "common/types.cuh"
+#include "layout/wgmma_rows.cuh"
+#include "mma/sm90_attention_backward_frame.cuh"
+#include "mma/sm90_attention_gradients.cuh"
+#include "mma/sm90_attention_tile.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/elect.cuh"
+#include "ptx/register_count.cuh"
+#include "ptx/tensor_copy_4d.cuh"
+#include "scheduler/attention_order.cuh"
+
+using namespace sm90_attention;
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+extern __shared__ __align__(1024) uint8 memory[];
+
+// ---- rows: statistics ----
+
+constexpr int kStatisticsThreads = 256;
+
+// Of 128 rows of a head, `kLanes` lanes each, the first of which have 16 bytes.
+template <int kLanes>
+__device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* out,
+                                                const float* lse, const Statistics& statistics,
+                                                uint32 seq, uint32 heads, uint32 head_dim) {
+    constexpr int kRowsAtOnce = kStatisticsThreads / kLanes;
+    constexpr int kPasses = kStatisticsRows / kRowsAtOnce;
+    const uint32 tiles = (seq + kStatisticsRows - 1) / kStatisticsRows;
+    const uint32 batch_head = blockIdx.x / tiles;
+    const uint32 first_query = (blockIdx.x - batch_head * tiles) * kStatisticsRows;
+    const uint32 batch = batch_head / heads;
+    const uint32 head = batch_head - batch * heads;
+    const uint32 unit = threadIdx.x % kLanes;
+    const uint32 units = head_dim / 8;
+    uint4 out_words[kPasses];
+    uint4 dout_words[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32 query = first_query + pass * kRowsAtOnce + threadIdx.x / kLanes;
+        out_words[pass] = dout_words[pass] = make_uint4(0, 0, 0, 0);
+        if (unit < units && query < seq) {
+            const uint64 token = static_cast<uint64>(batch) * seq + query;
+            const uint64 at = (token * heads + head) * units + unit;
+            out_words[pass] = reinterpret_cast<const uint4*>(out)[at];
+            dout_words[pass] = reinterpret_cast<const uint4*>(dout)[at];
+        }
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32 query = first_query + pass * kRowsAtOnce + threadIdx.x / kLanes;
+        float a[8], b[8];
+        unpack_bf16x8(out_words[pass], a);
+        unpack_bf16x8(dout_words[pass], b);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            sum = fmaf(a[i], b[i], sum);
+        }
+#pragma unroll
+        for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        }
+        if (unit == 0) {
+            const uint64 row = static_cast<uint64>(batch_head) * tiles * kStatisticsRows + query;
+            const bool is_inside = query < seq;
+            const uint64 source = static_cast<uint64>(batch_head) * seq + query;
+            statistics.lse_log2[row] =
+                is_inside ? lse[source] * kLog2E : -minus_infinity();
+            statistics.delta[row] = sum;
+        }
+    }
+}
+
+// ---- keys: dk and dv ----
+
+template <int kHeadElements, int kSlotCount, int kStageCount>
+struct KeyShape {
+    static constexpr int kHeadDim = kHeadElements;
+    static constexpr int kBlock = 64;  // queries of a stage
+    using Own = WgmmaRows<kTileRows, kHeadDim>;
+    using Streamed = WgmmaRows<kBlock, kHeadDim>;
+    using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>;
+    static constexpr bool kInRegisters = kHeadDim <= 64;
+};
+
+struct KeyPlace {
+    uint32 batch;
+    uint32 kv_head;
+    int32 first_key;
+    int32 first_block;  // of queries that see some of the keys
+    int32 blocks;       // and all before this one
+};
+
+template <typename S>
+__device__ __forceinline__ KeyPlace key_place(uint32 number, const Sizes& sizes) {
+    const HeadTileIndex index =
+        head_tile_at(number, sizes.tiles(), sizes.batch * sizes.kv_heads, sizes.section_heads);
+    const uint32 batch = index.head / sizes.kv_heads;
+    // The first keys are seen by the most queries.
+    const int32 first_key = index.tile * kTileRows;
+    return KeyPlace{batch, index.head - batch * sizes.kv_heads, first_key,
+                    sizes.causal != 0 ? first_key / S::kBlock : 0,
+                    (sizes.seq + S::kBlock - 1) / S::kBlock};
+}
+
+template <typename S>
+__device__ __forceinline__ void produce_for_keys(const typename S::Shared& shared,
+                                                 const Maps& maps, const Statistics& statistics,
+                                                 const Sizes& sizes) {
+    using Shared = typename S::Shared;
+    using Own = typename S::Own;
+    using Streamed = typename S::Streamed;
+    const uint32 all = sizes.tiles() * sizes.batch * sizes.kv_heads;
+    const uint32 group = sizes.heads / sizes.kv_heads;
+    const uint32 padded_seq = sizes.padded_seq();
+    Stage<Shared::kSlots> slot;
+    Stage<Shared::kStages> stage;
+    uint32 number = blockIdx.x;
+    for (;;) {
+        mbarrier_wait(shared.own_empty + slot.index, slot.phase ^ 1);
+        shared.tiles[slot.index] = number;
+        uint64* own_full = shared.own_full + slot.index;
+        if (number >= all) {
+            mbarrier_arrive(own_full);
+            break;
+        }
+        const KeyPlace place = key_place<S>(number, sizes);
+        // Its number is there when it is needed.
+        number = gridDim.x + atomicAdd(sizes.counters, 1u);
+        mbarrier_expect(own_full, 2 * Own::kBytes);
+        copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.k, place.first_key,
+                       place.kv_head, place.batch, own_full);
+        copy_rows<Own>(shared.own[1] + slot.index * Own::kBytes, maps.v, place.first_key,
+                       place.kv_head, place.batch, own_full);
+        slot.advance();
+        for (uint32 i = 0; i < group; ++i) {
+            const uint32 head = place.kv_head * group + i;
+            const uint64 rows = static_cast<uint64>(place.batch * sizes.heads + head) * padded_seq;
+            for (int32 block = place.first_block; block < place.blocks; ++block) {
+                const int32 query = block * S::kBlock;
+                mbarrier_wait(shared.empty[0] + stage.index, stage.phase ^ 1);
+                uint64* full = shared.full[0] + stage.index;
+                mbarrier_expect(full, Streamed::kBytes + S::kBlock * 4);
+                copy_rows<Streamed>(shared.streamed[0] + stage.index * Streamed::kBytes, maps.q,
+                                    query, head, place.batch, full);
+                bulk_copy(shared.lse_log2 + stage.index * S::kBlock,
+                          statistics.lse_log2 + rows + query, S::kBlock * 4, full);
+                full = shared.full[1] + stage.index;
+                mbarrier_expect(full, Streamed::kBytes + S::kBlock * 4);
+                copy_rows<Streamed>(shared.streamed[1] + stage.index * Streamed::kBytes, maps.dout,
+                                    query, head, place.batch, full);
+                bulk_copy(shared.delta + stage.index * S::kBlock, statistics.delta + rows + query,
+                          S::kBlock * 4, full);
+                stage.advance();
+            }
+        }
+    }
+    end_counting(sizes.counters);
+}
+
+template <typename S>
+__device__ __forceinline__ void sum_over_queries(const typename S::Shared& shared,
+                                                 const Maps& maps, const Sizes& sizes,
+                                                 uint32 consumer) {
+    using Shared = typename S::Shared;
+    using Own = typename S::Own;
+    using Streamed = typename S::Streamed;
+    constexpr int kSteps = S::kBlock / 16;
+    const uint32 all = sizes.tiles() * sizes.batch * sizes.kv_heads;
+    const uint32 group = sizes.heads / sizes.kv_heads;
+    const float scale_log2 = sizes.scale_log2;
+    const uint32 wave_offset = consumer * kWaveM * kChunkRowBytes;
+    const int32 lane_row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+    const bool is_first_thread = threadIdx.x % kWarpgroup == 0;
+    Stage<Shared::kSlots> slot;
+    Stage<Shared::kStages> stage;
+    Leaving leaving;
+
+    for (;;) {
+        mbarrier_wait(shared.own_full + slot.index, slot.phase);
+        const uint32 number = shared.tiles[slot.index];
+        if (number >= all) {
+            break;
+        }
+        const KeyPlace place = key_place<S>(number, sizes);
+        const int32 wave_key = place.first_key + consumer * kWaveM;
+        const uint32 keys_at =
+            Shared::address(shared.own[0], slot.index, Own::kBytes) + wave_offset;
+        const uint32 values_at =
+            Shared::address(shared.own[1], slot.index, Own::kBytes) + wave_offset;
+        uint32 key_words[S::kInRegisters ? Own::kSteps : 1][4];
+        uint32 value_words[S::kInRegisters ? Own::kSteps : 1][4];
+        if constexpr (S::kInRegisters) {
+            load_left<Own>(key_words, keys_at);
+            load_left<Own>(value_words, values_at);
+        }
+        const WgmmaMatrix keys = Own::rows(keys_at);
+        const WgmmaMatrix values = Own::rows(values_at);
+
+        float dk[S::kHeadDim / 2];
+        float dv[S::kHeadDim / 2];
+        set_zero(dk);
+        set_zero(dv);
+        // The stage that the last sums read, if any.
+        uint64* read = nullptr;
+#pragma unroll 1
+        for (uint32 i = 0; i < group; ++i) {
+#pragma unroll 1
+            for (int32 block = place.first_block; block < place.blocks; ++block) {
+                const int32 first_query = block * S::kBlock;
+                uint64* empty = shared.empty[0] + stage.index;
+                const bool is_causal = sizes.causal != 0;
+                mbarrier_wait(shared.full[0] + stage.index, stage.phase);
+                if (is_causal && first_query + S::kBlock <= wave_key) {
+                    // Nobody sees these keys. Copies end before the stage is given back.
+                    mbarrier_wait(shared.full[1] + stage.index, stage.phase);
+                    release(empty);
+                    stage.advance();
+                    continue;
+                }
+                const uint32 queries_at =
+                    Shared::address(shared.streamed[0], stage.index, Streamed::kBytes);
+                const uint32 dout_at =
+                    Shared::address(shared.streamed[1], stage.index, Streamed::kBytes);
+                float p[S::kBlock / 2];
+                float ds[S::kBlock / 2];
+                uint32 p_words[kSteps][4];
+                uint32 ds_words[kSteps][4];
+
+                wgmma_fence();
+                if constexpr (S::kInRegisters) {
+                    start_products_of<Streamed>(p, key_words, Streamed::rows(queries_at));
+                } else {
+                    start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
+                }
+                // All sums of the block before.
+                wgmma_wait_for<1>(dk);
+                if (read != nullptr) {
+                    release(read);
+                }
+                read = empty;
+                mbarrier_wait(shared.full[1] + stage.index, stage.phase);
+                wgmma_fence();
+                if constexpr (S::kInRegisters) {
+                    start_products_of<Streamed>(ds, value_words, Streamed::rows(dout_at));
+                } else {
+                    start_products<Own, Streamed>(ds, values, Streamed::rows(dout_at));
+                }
+                if (is_first_thread) {
+                    leaving.finish();
+                }
+                wgmma_wait_for<1>(p);
+                if (is_causal && first_query < wave_key + kWaveM - 1) {
+                    const int32 hidden = wave_key + lane_row - first_query;
+                    mask_columns(p, {hidden, hidden + 8});
+                }
+                weigh_columns(p, shared.lse_log2 + stage.index * S::kBlock, scale_log2);
+                to_left(p_words, p);
+                wgmma_fence();
+                start_weighted_sums<Streamed>(dv, p_words, Streamed::columns(dout_at));
+                wgmma_wait_for<1>(ds);
+                differentiate_columns(ds, p, shared.delta + stage.index * S::kBlock);
+                to_left(ds_words, ds);
+                wgmma_fence();
+                start_weighted_sums<Streamed>(dk, ds_words, Streamed::columns(queries_at));
+                stage.advance();
+            }
+        }
+        wgmma_wait_for<0>(dk);
+        wgmma_wait_for<0>(dv);
+        if (read != nullptr) {
+            release(read);
+        }
+        if (is_first_thread) {
+            leaving.finish();
+        }
+        // Nobody else reads these rows of keys and values.
+        uint8* staged_dk = shared.own[0] + slot.index * Own::kBytes + wave_offset;
+        uint8* staged_dv = shared.own[1] + slot.index * Own::kBytes + wave_offset;
+        synchronize_warpgroup<kConsumers>(consumer);
+        stage_rows<Own>(staged_dv, dv, 1.0f);
+        stage_rows<Own>(staged_dk, dk, sizes.scale);
+        fence_before_copies();
+        synchronize_warpgroup<kConsumers>(consumer);
+        if (is_first_thread) {
+            store_rows<Own>(maps.first, staged_dk, wave_key, place.kv_head, place.batch);
+            store_rows<Own>(maps.second, staged_dv, wave_key, place.kv_head, place.batch);
+            leaving.set(shared.own_empty + slot.index);
+            if constexpr (Shared::kSlots == 1) {
+                leaving.finish();
+            }
+        }
+        slot.advance();
+    }
+    if (is_first_thread) {
+        leaving.finish();
+    }
+}
+
+// ---- queries: dq ----
+
+template <int kHeadElements, int kBlockKeys, int kSlotCount, int kStageCount>
+struct QueryShape {
+    static constexpr int kHeadDim = kHeadElements;
+    static constexpr int kBlock = kBlockKeys;  // of a stage
+    using Own = WgmmaRows<kTileRows, kHeadDim>;
+    using Streamed = WgmmaRows<kBlock, kHeadDim>;
+    using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, 0>;
+};
+
+struct QueryPlace {
+    uint32 batch;
+    uint32 head;
+    int32 first_query;
+    int32 blocks;  // of keys
+};
+
+template <typename S>
+__device__ __forceinline__ QueryPlace query_place(uint32 number, const Sizes& sizes) {
+    const uint32 tiles = sizes.tiles();
+    const HeadTileIndex index =
+        head_tile_at(number, tiles, sizes.batch * sizes.heads, sizes.section_heads);
+    const uint32 batch = index.head / sizes.heads;
+    // The last queries see the most keys.
+    const uint32 tile = sizes.causal != 0 ? tiles - 1 - index.tile : index.tile;
+    const int32 first_query = tile * kTileRows;
+    const int32 keys_seen =
+        sizes.causal != 0 ? min(sizes.seq, first_query + kTileRows) : sizes.seq;
+    return QueryPlace{batch, index.head - batch * sizes.heads, first_query,
+                      (keys_seen + S::kBlock - 1) / S::kBlock};
+}
+
+template <typename S>
+__device__ __forceinline__ void produce_for_queries(const typename S::Shared& shared,
+                                                    const Maps& maps, const Sizes& sizes) {
+    using Shared = typename S::Shared;
+    using Own = typename S::Own;
+    using Streamed = typename S::Streamed;
+    const uint32 all = sizes.tiles() * sizes.batch * sizes.heads;
+    const uint32 group = sizes.heads / sizes.kv_heads;
+    Stage<Shared::kSlots> slot;
+    Stage<Shared::kStages> stage;
+    uint32 number = blockIdx.x;
+    for (;;) {
+        mbarrier_wait(shared.own_empty + slot.index, slot.phase ^ 1);
+        shared.tiles[slot.index] = number;
+        uint64* own_full = shared.own_full + slot.index;
+        if (number >= all) {
+            mbarrier_arrive(own_full);
+            break;
+        }
+        const QueryPlace place = query_place<S>(number, sizes);
+        // Its number is there when it is needed.
+        number = gridDim.x + atomicAdd(sizes.counters, 1u);
+        mbarrier_expect(own_full, 2 * Own::kBytes);
+        copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.q, place.first_query,
+                       place.head, place.batch, own_full);
+        copy_rows<Own>(shared.own[1] + slot.index * Own::kBytes, maps.dout, place.first_query,
+                       place.head, place.batch, own_full);
+        slot.advance();
+        const uint32 kv_head = place.head / group;
+        for (int32 block = 0; block < place.blocks; ++block) {
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+                mbarrier_wait(shared.empty[which] + stage.index, stage.phase ^ 1);
+                uint64* full = shared.full[which] + stage.index;
+                mbarrier_expect(full, Streamed::kBytes);
+                copy_rows<Streamed>(shared.streamed[which] + stage.index * Streamed::kBytes,
+                                    which == 0 ? maps.k : maps.v, block * S::kBlock, kv_head,
+                                    place.batch, full);
+            }
+            stage.advance();
+        }
+    }
+    end_counting(sizes.counters);
+}
+
+template <typename S>
+__device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, const Maps& maps,
+                                              const Statistics& statistics, const Sizes& sizes,
+                                              uint32 consumer) {
+    using Shared = typename S::Shared;
+    using Own = typename S::Own;
+    using Streamed = typename S::Streamed;
+    const uint32 all = sizes.tiles() * sizes.batch * sizes.heads;
+    const int32 seq = sizes.seq;
+    const float scale_log2 = sizes.scale_log2;
+    const uint32 wave_offset = consumer * kWaveM * kChunkRowBytes;
+    const int32 lane_row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+    const bool is_first_thread = threadIdx.x % kWarpgroup == 0;
+    Stage<Shared::kSlots> slot;
+    Stage<Shared::kStages> stage;
+    Leaving leaving;
+
+    for (;;) {
+        mbarrier_wait(shared.own_full + slot.index, slot.phase);
+        const uint32 number = shared.tiles[slot.index];
+        if (number >= all) {
+            break;
+        }
+        const QueryPlace place = query_place<S>(number, sizes);
+        const int32 wave_query = place.first_query + consumer * kWaveM;
+        const WgmmaMatrix queries =
+            Own::rows(Shared::address(shared.own[0], slot.index, Own::kBytes) + wave_offset);
+        const WgmmaMatrix dout =
+            Own::rows(Shared::address(shared.own[1], slot.index, Own::kBytes) + wave_offset);
+        const uint64 row = static_cast<uint64>(place.batch * sizes.heads + place.head) *
+                               sizes.padded_seq() +
+                           wave_query + lane_row;
+        const float lse_log2[2] = {statistics.lse_log2[row], statistics.lse_log2[row + 8]};
+        const float delta[2] = {statistics.delta[row], statistics.delta[row + 8]};
+
+        float dq[S::kHeadDim / 2];
+        set_zero(dq);
+        // The keys that the last sums read, if any.
+        uint64* read = nullptr;
+#pragma unroll 1
+        for (int32 block = 0; block < place.blocks; ++block) {
+            const uint32 keys_at =
+                Shared::address(shared.streamed[0], stage.index, Streamed::kBytes);
+            const uint32 values_at =
+                Shared::address(shared.streamed[1], stage.index, Streamed::kBytes);
+            float p[S::kBlock / 2];
+            float ds[S::kBlock / 2];
+            uint32 ds_words[S::kBlock / 16][4];
+
+            mbarrier_wait(shared.full[0] + stage.index, stage.phase);
+            wgmma_fence();
+            start_products<Own, Streamed>(p, queries, Streamed::rows(keys_at));
+            // The sums of the block before.
+            wgmma_wait_for<1>(dq);
+            if (read != nullptr) {
+                release(read);
+            }
+            read = shared.empty[0] + stage.index;
+            mbarrier_wait(shared.full[1] + stage.index, stage.phase);
+            wgmma_fence();
+            start_products<Own, Streamed>(ds, dout, Streamed::rows(values_at));
+            if (is_first_thread) {
+                leaving.finish();
+            }
+            wgmma_wait_for<1>(p);
+            const int32 first_key = block * S::kBlock;
+            const int32 all_see = sizes.causal != 0 ? min(seq, wave_query + 1) : seq;
+            if (first_key + S::kBlock > all_see) {
+                const int32 query = wave_query + lane_row;
+                mask(p, {(sizes.causal != 0 ? min(seq, query + 1) : seq) - first_key,
+                         (sizes.causal != 0 ? min(seq, query + 9) : seq) - first_key});
+            }
+            weigh_rows(p, lse_log2, scale_log2);
+            wgmma_wait_for<0>(ds);
+            release(shared.empty[1] + stage.index);
+            differentiate_rows(ds, p, delta);
+            to_left(ds_words, ds);
+            wgmma_fence();
+            start_weighted_sums<Streamed>(dq, ds_words, Streamed::columns(keys_at));
+            stage.advance();
+        }
+        wgmma_wait_for<0>(dq);
+        if (read != nullptr) {
+            release(read);
+        }
+        if (is_first_thread) {
+            leaving.finish();
+        }
+        // Nobody else reads these rows of queries.
+        uint8* staged = shared.own[0] + slot.index * Own::kBytes + wave_offset;
+        synchronize_warpgroup<kConsumers>(consumer);
+        stage_rows<Own>(staged, dq, sizes.scale);
+        fence_before_copies();
+        synchronize_warpgroup<kConsumers>(consumer);
+        if (is_first_thread) {
+            store_rows<Own>(maps.first, staged, wave_query, place.head, place.batch);
+            leaving.set(shared.own_empty + slot.index);
+            if constexpr (Shared::kSlots == 1) {
+                leaving.finish();
+            }
+        }
+        slot.advance();
+    }
+    if (is_first_thread) {
+        leaving.finish();
+    }
+}
+
+// ---- kernels ----
+
+template <typename S>
+__device__ __forceinline__ void make_key_gradients(const Maps& maps, const Statistics& statistics,
+                                                   const Sizes& sizes) {
+    const typename S::Shared shared(memory);
+    const uint32 warp = begin_warp(shared);
+    if (warp < kWarpgroup / 32) {
+        keep_registers<kProducerRegisters>();
+        if (warp == 0 && elect_one()) {
+            produce_for_keys<S>(shared, maps, statistics, sizes);
+        }
+    } else {
+        take_registers<kConsumerRegisters>();
+        sum_over_queries<S>(shared, maps, sizes, warp / (kWarpgroup / 32) - 1);
+    }
+}
+
+template <typename S>
+__device__ __forceinline__ void make_query_gradients(const Maps& maps,
+                                                     const Statistics& statistics,
+                                                     const Sizes& sizes) {
+    const typename S::Shared shared(memory);
+    const uint32 warp = begin_warp(shared);
+    if (warp < kWarpgroup / 32) {
+        keep_registers<kProducerRegisters>();
+        if (warp == 0 && elect_one()) {
+            produce_for_queries<S>(shared, maps, sizes);
+        }
+    } else {
+        take_registers<kConsumerRegisters>();
+        sum_over_keys<S>(shared, maps, statistics, sizes, warp / (kWarpgroup / 32) - 1);
+    }
+}
+
+// dout, q, dk, dv, dq and so on as the head of this file has them, of `head_dim` elements a head;
+// maps have boxes of 64 elements of a head and of the rows of a tile or a stage (results: 64).
+#define ROWS(name, lanes)                                                                        \
+    extern "C" __global__ void __launch_bounds__(kStatisticsThreads)                             \
+        sm90_attention_backward_rows_##name(const bf16* dout, const bf16* out, const float* lse, \
+                                            float* lse_log2, float* delta, uint32 seq,           \
+                                            uint32 heads, uint32 head_dim) {                     \
+        make_statistics<lanes>(dout, out, lse, Statistics{lse_log2, delta}, seq, heads,          \
+                               head_dim);                                                        \
+    }
+
+#define KEYS(name, ...)                                                                          \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
+        sm90_attention_backward_keys_##name(                                                     \
+            const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap q,         \
+            const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,            \
+            const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,          \
+            float* lse_log2, float* delta, uint32* counters, uint32 seq, uint32 heads,           \
+            uint32 kv_heads, uint32 batch, uint32 section_heads, uint32 causal, float scale,     \
+            float scale_log2) {                                                                  \
+        make_key_gradients<KeyShape<__VA_ARGS__>>(                                               \
+            Maps{dout, q, k, v, dk, dv}, Statistics{lse_log2, delta},                            \
+            Sizes{counters, static_cast<int32>(seq), heads, kv_heads, batch, section_heads,      \
+                  causal, scale, scale_log2});                                                   \
+    }
+
+#define QUERIES(name, ...)                                                                       \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                    \
+        sm90_attention_backward_queries_##name(                                                  \
+            const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap q,         \
+            const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,            \
+            const __grid_constant__ TensorMap dq, float* lse_log2, float* delta,                 \
+            uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,           \
+            uint32 section_heads, uint32 causal, float scale, float scale_log2) {                \
+        make_query_gradients<QueryShape<__VA_ARGS__>>(                                           \
+            Maps{dout, q, k, v, dq, dq}, Statistics{lse_log2, delta},                            \
+            Sizes{counters, static_cast<int32>(seq), heads, kv_heads, batch, section_heads,      \
+                  causal, scale, scale_log2});                                                   \
+    }
+
+// Elements of a head; keys of a stage of `queries`; tiles and stages that there is room for.
+ROWS(d64, 8)
+ROWS(d128, 16)
+KEYS(d64, 64, 2, 4)
+KEYS(d96, 96, 2, 3)
+KEYS(d128, 128, 2, 3)
+QUERIES(d64, 64, 128, 2, 3)
+QUERIES(d96, 96, 96, 2, 2)
+QUERIES(d128, 128, 96, 2, 2)

@@ -1,0 +1,255 @@
+//! `sm90_attention_backward.cu`: gradients of attention on wgmma, in three launches.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::cuda::{Sizes, reject_heads, scale_log2};
+use crate::KernelError;
+use crate::cuda::driver::{
+    Argument, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+/// Threads of a CTA, as in the source.
+const THREADS: u32 = 384;
+/// Those of the first launch.
+const STATISTICS_THREADS: u32 = 256;
+/// Rows of a tile, of keys or of queries, and rows to which statistics are padded.
+const TILE_ROWS: usize = 128;
+/// Rows of a consumer, and so of a box of results.
+const WAVE_ROWS: usize = 64;
+/// Queries of a stage of the work on keys.
+const STAGE_QUERIES: usize = 64;
+/// lse and delta of a row, FP32 each.
+const STATISTICS: usize = 2;
+/// Elements of a box of a head: one swizzle.
+const BOX_ELEMENTS: usize = 64;
+/// Shared memory for barriers, and to align the rest.
+const SHARED_BESIDE_TILES: usize = 1024 + 256;
+/// Tiles taken, CTAs done.
+const COUNTERS: usize = 2;
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
+    name: "cuda_sm90_attention_backward",
+    ops: &["attention_backward"],
+    epilogue: no_epilogue,
+    architectures: &[Architecture::Sm90a],
+    library: None,
+    reject,
+    predict,
+    workspace_bytes,
+    select_tile: None,
+    prepare,
+}];
+
+/// The kernels for heads of at most so many elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// Elements of a head at most.
+    head_dim: usize,
+    /// Work on keys: tiles and stages that there is room for.
+    keys: [usize; 2],
+    /// Work on queries: keys of a stage, tiles and stages that there is room for.
+    queries: [usize; 3],
+}
+
+/// For narrower heads first.
+const SHAPES: [Shape; 3] = [
+    Shape { head_dim: 64, keys: [2, 4], queries: [128, 2, 3] },
+    Shape { head_dim: 96, keys: [2, 3], queries: [96, 2, 2] },
+    Shape { head_dim: 128, keys: [2, 3], queries: [96, 2, 2] },
+];
+
+impl Shape {
+    /// The first that takes heads of `head_dim` elements.
+    fn of(head_dim: usize) -> Option<Shape> {
+        SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)
+    }
+
+    fn row_bytes(self) -> usize {
+        self.head_dim.next_multiple_of(BOX_ELEMENTS) * 2
+    }
+
+    /// Dynamic shared memory of the work on keys: tiles of keys and values, stages of queries,
+    /// dout and statistics.
+    fn key_bytes(self) -> u32 {
+        let [slots, stages] = self.keys;
+        let rows = 2 * slots * TILE_ROWS + 2 * stages * STAGE_QUERIES;
+        let statistics = stages * STAGE_QUERIES * STATISTICS * size_of::<f32>();
+        (rows * self.row_bytes() + statistics + SHARED_BESIDE_TILES) as u32
+    }
+
+    /// That of the work on queries: tiles of queries and dout, stages of keys and values.
+    fn query_bytes(self) -> u32 {
+        let [stage_keys, slots, stages] = self.queries;
+        let rows = 2 * slots * TILE_ROWS + 2 * stages * stage_keys;
+        (rows * self.row_bytes() + SHARED_BESIDE_TILES) as u32
+    }
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::AttentionBackward(op) = request.op else {
+        return Some("takes `attention_backward`".to_string());
+    };
+    all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8])
+        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+}
+
+/// No GPU has timed it. Until one has, it is said to take twice what `attention_backward.cu` is
+/// said to: nothing that has been timed gives way to a model.
+const UNTIMED: f64 = 2.0;
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    UNTIMED * roofline(request, target)
+}
+
+/// Rows of statistics, those of each sequence and head padded.
+fn statistics_rows(lse: &[usize]) -> usize {
+    let [batch, heads, seq] = [0, 1, 2].map(|axis| lse[axis]);
+    batch * heads * seq.next_multiple_of(TILE_ROWS)
+}
+
+/// lse in powers of two and delta of each row.
+fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
+    statistics_rows(&request.operands[5].shape) * STATISTICS * size_of::<f32>()
+}
+
+/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`. What
+/// lies beyond a head or a sequence is not its neighbor but zeros.
+fn boxes(tensor: &DeviceTensor, sizes: &Sizes, heads: usize, rows: usize) -> TensorMapSpec {
+    let batch = sizes.batch_heads / sizes.heads;
+    let head_bytes = (sizes.head_dim * 2) as u64;
+    let token_bytes = head_bytes * heads as u64;
+    TensorMapSpec {
+        base: tensor.pointer,
+        element: TensorMapElement::Bf16,
+        sizes: [sizes.head_dim, heads, sizes.seq, batch].map(|size| size as u64).to_vec(),
+        strides_bytes: vec![head_bytes, token_bytes, token_bytes * sizes.seq as u64],
+        box_sizes: vec![BOX_ELEMENTS as u32, 1, rows as u32, 1],
+        swizzle: TensorMapSwizzle::Bytes128,
+    }
+}
+
+fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
+    let Op::AttentionBackward(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention_backward`"));
+    };
+    let [dout, q, k, v, out, lse] = [0, 1, 2, 3, 4, 5].map(|index| call.input(index));
+    let [dq, dk, dv] = [0, 1, 2].map(|index| call.output(index));
+    let sizes = Sizes::new(&op.heads, &lse.shape);
+    if lse.elements() == 0 {
+        return Ok(Vec::new());
+    }
+    let Some(shape) = Shape::of(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let (heads, kv_heads, batch) = (sizes.heads, sizes.kv_heads, lse.shape[0]);
+    let lse_log2 = call.workspace().0;
+    let delta = lse_log2.offset(statistics_rows(&lse.shape) * size_of::<f32>());
+    let statistics = [lse_log2, delta].map(Argument::Pointer);
+
+    let lanes = if sizes.head_dim <= 64 { "d64" } else { "d128" };
+    let name = format!("sm90_attention_backward_rows_{lanes}");
+    let function = device.function("sm90_attention_backward", &name, 0)?;
+    let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
+    arguments.extend(statistics.clone());
+    arguments.extend([sizes.seq, heads, sizes.head_dim].map(|size| Argument::U32(size as u32)));
+    let tiles = sizes.seq.div_ceil(TILE_ROWS);
+    let l2_bytes = device.driver.properties().l2_bytes;
+    let ctas = (tiles * sizes.batch_heads) as u32;
+    let rows = Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments);
+
+    let mut launch = |of: &str, shared: u32, maps: Vec<TensorMapSpec>, tiles: usize, section| {
+        let name = format!("sm90_attention_backward_{of}_d{}", shape.head_dim);
+        let function = device.function("sm90_attention_backward", &name, shared)?;
+        let mut arguments = Vec::with_capacity(17);
+        for map in maps {
+            arguments.push(Argument::TensorMap(device.tensor_map(&map)?));
+        }
+        arguments.extend(statistics.clone());
+        arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
+        arguments.extend(
+            [sizes.seq, heads, kv_heads, batch, section].map(|size| Argument::U32(size as u32)),
+        );
+        arguments.push(Argument::U32(op.heads.causal.into()));
+        arguments.push(Argument::F32(op.heads.scale as f32));
+        arguments.push(Argument::F32(scale_log2(&op.heads)));
+        // CTAs stay and take one tile after the other.
+        let ctas = tiles.min(device.sm_count() as usize) as u32;
+        Ok::<_, KernelError>(Device::launch(function, ctas, THREADS, shared, arguments))
+    };
+    let of_queries = |tensor, rows| boxes(tensor, &sizes, heads, rows);
+    let of_keys = |tensor, rows| boxes(tensor, &sizes, kv_heads, rows);
+    let keys = launch(
+        "keys",
+        shape.key_bytes(),
+        vec![
+            of_queries(&dout, STAGE_QUERIES),
+            of_queries(&q, STAGE_QUERIES),
+            of_keys(&k, TILE_ROWS),
+            of_keys(&v, TILE_ROWS),
+            of_keys(&dk, WAVE_ROWS),
+            of_keys(&dv, WAVE_ROWS),
+        ],
+        tiles * sizes.key_heads(),
+        // Queries and dout of a group are streamed.
+        sizes.section(sizes.key_heads(), 2 * (heads / kv_heads), l2_bytes),
+    )?;
+    let [stage_keys, ..] = shape.queries;
+    let queries = launch(
+        "queries",
+        shape.query_bytes(),
+        vec![
+            of_queries(&dout, TILE_ROWS),
+            of_queries(&q, TILE_ROWS),
+            of_keys(&k, stage_keys),
+            of_keys(&v, stage_keys),
+            of_queries(&dq, WAVE_ROWS),
+        ],
+        tiles * sizes.batch_heads,
+        // Whole groups, which share keys and values.
+        sizes.section(sizes.key_heads(), 2, l2_bytes) * (heads / kv_heads),
+    )?;
+    Ok(vec![rows, keys, queries])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fit_and_names_are_those_of_the_source() {
+        let source = include_str!("sm90_attention_backward.cu");
+        for (head_dim, keys, key_bytes, queries, query_bytes) in [
+            (8, "KEYS(d64, 64, 2, 4)", 134_400, "QUERIES(d64, 64, 128, 2, 3)", 165_120),
+            (64, "KEYS(d64, 64, 2, 4)", 134_400, "QUERIES(d64, 64, 128, 2, 3)", 165_120),
+            (96, "KEYS(d96, 96, 2, 3)", 232_192, "QUERIES(d96, 96, 96, 2, 2)", 230_656),
+            (104, "KEYS(d128, 128, 2, 3)", 232_192, "QUERIES(d128, 128, 96, 2, 2)", 230_656),
+            (128, "KEYS(d128, 128, 2, 3)", 232_192, "QUERIES(d128, 128, 96, 2, 2)", 230_656),
+        ] {
+            let shape = Shape::of(head_dim).unwrap();
+            assert_eq!((shape.key_bytes(), shape.query_bytes()), (key_bytes, query_bytes));
+            assert!(key_bytes.max(query_bytes) <= 227 << 10);
+            let width = shape.head_dim;
+            let [slots, stages] = shape.keys;
+            assert_eq!(keys, format!("KEYS(d{width}, {width}, {slots}, {stages})"));
+            let [block, slots, stages] = shape.queries;
+            let of_shape = format!("QUERIES(d{width}, {width}, {block}, {slots}, {stages})");
+            assert_eq!(queries, of_shape);
+            assert!(source.contains(keys) && source.contains(queries), "{head_dim}");
+        }
+        assert_eq!(Shape::of(136), None);
+    }
+
+    #[test]
+    fn statistics_are_padded_by_sequence() {
+        for (lse, expected) in
+            [([2, 3, 0], 0), ([1, 1, 1], 128), ([2, 3, 128], 768), ([2, 3, 129], 1536)]
+        {
+            assert_eq!(statistics_rows(&lse), expected, "{lse:?}");
+        }
+    }
+}

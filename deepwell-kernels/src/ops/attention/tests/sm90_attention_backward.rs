@@ -1,0 +1,67 @@
+//! `sm90_attention_backward.cu`.
+
+use deepwell_kernels::cuda::Architecture;
+use deepwell_trials::skip;
+
+use crate::attention::{Case, Data, EMULATED_WORK, cases};
+use crate::attention_backward::check_backward_with;
+use crate::harness::{Gpu, RunOptions};
+
+const KERNEL: &str = "cuda_sm90_attention_backward";
+
+fn check(gpu: &mut Gpu, case: &Case) {
+    let options = RunOptions { kernel: Some(KERNEL), ..RunOptions::default() };
+    check_backward_with(gpu, case, options);
+}
+
+/// The GPU, if it has wgmma; other tests are skipped.
+fn open() -> Gpu {
+    let gpu = Gpu::open();
+    if gpu.target().arch != Architecture::Sm90a.target_name() {
+        skip("of sm_90");
+    }
+    gpu
+}
+
+trial!(gradients_of_any_size);
+fn gradients_of_any_size() {
+    let mut gpu = open();
+    for case in cases() {
+        // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
+        if !matches!(case.data, Data::Nan) && gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(gradients_of_long_sequences);
+/// What no emulator runs: every SM has several tiles, and stages are used many times.
+fn gradients_of_long_sequences() {
+    let mut gpu = open();
+    for (sizes, causal) in [
+        ([2, 1000, 8, 2, 64], true),
+        ([1, 1031, 8, 8, 128], true),
+        ([2, 1024, 4, 1, 128], false),
+        ([1, 777, 6, 3, 96], true),
+    ] {
+        let case = Case::new(sizes, causal, Data::Uniform(2.0));
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check(&mut gpu, &case);
+        }
+    }
+}
+
+// Tiles for each SM, whose stages are used more than twice: every wait sees both parities.
+emulated! {
+    sm90_attention_backward on Sm90a: |gpu| {
+        for (sizes, causal) in [
+            ([1, 400, 3, 1, 64], true),
+            ([2, 330, 2, 2, 48], false),
+            ([1, 400, 4, 2, 96], true),
+            ([1, 400, 4, 2, 128], true),
+            ([2, 270, 2, 1, 128], false),
+        ] {
+            check(gpu, &Case::new(sizes, causal, Data::Uniform(1.0)));
+        }
+    }
+}
