@@ -10,6 +10,7 @@
 // when the consumers of all have read it. Tiles beyond the result take part as others do, on zeros.
 #pragma once
 
+#include "common/opaque.cuh"
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 #include "layout/scale_tile.cuh"
@@ -136,7 +137,7 @@ __device__ __forceinline__ void synchronize_all() {
 // Gives a stage back to the producers of the cluster, by each warp of the consumers.
 template <typename S>
 __device__ __forceinline__ void release(uint64* empty) {
-    const uint32 lane = threadIdx.x % 32;
+    const uint32 lane = opaque(threadIdx.x) % 32;
     __syncwarp();
     if constexpr (S::kCtas == 1) {
         if (lane == 0) {

@@ -226,6 +226,7 @@ __device__ __forceinline__ void multiply(const Shared<S>& shared, uint32 consume
             }
             stage.advance();
         }
+        work.place = works.place();
         store(work, sums);
     }
 }

@@ -1,6 +1,7 @@
 // The static persistent tile scheduler: which tiles a CTA computes, one after the other.
 #pragma once
 
+#include "common/opaque.cuh"
 #include "common/tile_place.cuh"
 #include "common/types.cuh"
 #include "scheduler/tile_order.cuh"
@@ -16,25 +17,42 @@ class PersistentTiles {
     static constexpr uint32 kRows = kDown * kTileM;  // of a cluster
     static constexpr uint32 kColumns = kAcross * kTileN;
 
-    uint32 rows_;     // of clusters
-    uint32 columns_;  // of clusters
+    uint32 rows_;
+    uint32 columns_;
     uint32 cluster_ = blockIdx.x / kCtas;
 
+    __device__ __forceinline__ uint32 clusters_down() const { return (rows_ + kRows - 1) / kRows; }
+
+    __device__ __forceinline__ uint32 clusters_across() const {
+        return (columns_ + kColumns - 1) / kColumns;
+    }
+
+    __device__ __forceinline__ TilePlace place_of(uint32 cluster) const {
+        const TilePlace at =
+            grouped_tile<2048 / kRows>(cluster, clusters_down(), clusters_across());
+        const uint32 rank = blockIdx.x % kCtas;
+        return TilePlace{at.row * kRows + (kDown == 1 ? 0 : rank * kTileM),
+                         at.column * kColumns + (kAcross == 1 ? 0 : rank * kTileN)};
+    }
+
   public:
+    // Of a result of so many rows and columns.
     __device__ __forceinline__ PersistentTiles(uint32 rows, uint32 columns)
-        : rows_((rows + kRows - 1) / kRows), columns_((columns + kColumns - 1) / kColumns) {}
+        : rows_(rows), columns_(columns) {}
 
     // The first element of the next tile; false after the last. It may lie beyond the result where
     // those of other CTAs of the cluster do not.
     __device__ __forceinline__ bool next(TilePlace& place) {
-        if (cluster_ >= rows_ * columns_) {
+        if (cluster_ >= clusters_down() * clusters_across()) {
             return false;
         }
-        const TilePlace at = grouped_tile<2048 / kRows>(cluster_, rows_, columns_);
-        const uint32 rank = blockIdx.x % kCtas;
-        place = TilePlace{at.row * kRows + (kDown == 1 ? 0 : rank * kTileM),
-                          at.column * kColumns + (kAcross == 1 ? 0 : rank * kTileN)};
+        place = place_of(cluster_);
         cluster_ += gridDim.x / kCtas;
         return true;
+    }
+
+    // The same place once more, computed anew: for those who have no register to keep it in.
+    __device__ __forceinline__ TilePlace place() const {
+        return place_of(opaque(cluster_ - gridDim.x / kCtas));
     }
 };

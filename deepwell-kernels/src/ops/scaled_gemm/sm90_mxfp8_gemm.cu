@@ -12,7 +12,6 @@
 #include "epilogue/sm90_cluster_sum.cuh"
 #include "epilogue/sm90_store_tile.cuh"
 #include "mma/sm90_mxfp8_tile.cuh"
-#include "mma/sm90_mxfp8_turns.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/elect.cuh"
@@ -43,6 +42,9 @@ class GemmTiles {
             k_end_ = min(k_begin_ + blocks, k_blocks);
         }
     }
+
+    // Where the tile is that `next` gave last.
+    __device__ __forceinline__ TilePlace place() const { return tiles_.place(); }
 
     __device__ __forceinline__ bool next(TileWork& work) {
         const bool is_there = tiles_.next(work.place);
@@ -103,12 +105,7 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
     } else {
         take_registers<kConsumerRegisters>();
         uint8* staged = shared.staged + (warp - kWarpgroup / 32) * kStagedWarpBytes;
-        if constexpr (S::kTileM > kConsumers * kConsumerRows) {
-            sm90_mxfp8_turns::multiply(shared, consumer, tiles,
-                                       [&](int32 row, int32 column, const float(&sums)[64]) {
-                                           store_wgmma_rows(result, row, column, sums, staged);
-                                       });
-        } else if constexpr (S::kParts == 1) {
+        if constexpr (S::kParts == 1) {
             const uint32 row = first_row_of_warp(consumer);
             multiply(shared, consumer, tiles, [&](const TileWork& work, const Sums<S>& sums) {
 #pragma unroll
@@ -165,11 +162,9 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
 
 GEMMS(128x128, 128, 128, 1, 1, 1)
 GEMMS(128x256, 128, 256, 1, 1, 1)
-GEMMS(256x128, 256, 128, 1, 1, 1)
 
-// Two CTAs, one below the other, that share rows of b, or side by side, of a.
+// Two CTAs, one below the other, that share rows of b.
 GEMMS(128x256_2x1, 128, 256, 2, 1, 1)
-GEMMS(256x128_1x2, 256, 128, 1, 2, 1)
 
 // Eight CTAs that share out K: where there are few tiles.
 GEMMS(128x256_k8, 128, 256, 1, 1, 8)
