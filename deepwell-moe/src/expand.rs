@@ -90,6 +90,110 @@ fn experts(
     let active = add(graph, "swiglu", swiglu.into(), &[gate, up, gates, rows, pairs])?[0];
     let down = add(graph, "down_proj", gemm, &[active, w_down, offsets])?[0];
     let inputs = [down, rows, pairs];
-    nodes.push(graph.node_beside(node, &node.name, Unpermute {}, &inputs, Some(node.outputs[0]))?);
+    nodes.push(graph.node_beside(
+        node,
+        &node.name,
+        Unpermute {},
+        &inputs,
+        Some(node.outputs[0]),
+    )?);
     Ok(nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::capture::{LlamaConfig, capture};
+    use deepwell_ir::{PrecisionPolicy, apply_precision, differentiate, expert_row_alignment};
+
+    use super::*;
+    use crate::{RouterTraining, with_router_training};
+
+    fn graph() -> Graph {
+        capture(&LlamaConfig::preset("moe-micro").unwrap()).unwrap()
+    }
+
+    fn names(graph: &Graph) -> Vec<&'static str> {
+        let of_first = graph.nodes.iter().filter(|node| node.layer == Some(0));
+        let of_experts = of_first.skip_while(|node| !matches!(node.op, Op::RouterLogits(_)));
+        of_experts.map(|node| node.op.rule().name()).collect()
+    }
+
+    #[test]
+    fn experts_become_ops() {
+        let captured = graph();
+        assert_eq!(names(&captured), ["router_logits", "route", "experts", "add"]);
+        let expanded = expand(&captured, 32).unwrap();
+        let expected = [
+            "router_logits",
+            "route",
+            "dispatch",
+            "permute",
+            "grouped_gemm",
+            "grouped_gemm",
+            "expert_swiglu",
+            "grouped_gemm",
+            "unpermute",
+            "add",
+        ];
+        assert_eq!(names(&expanded), expected);
+        // What follows reads the same tensor; parameters are the same; sources are by node.
+        assert_eq!(expanded.parameter_count(), captured.parameter_count());
+        for (index, node) in expanded.nodes.iter().enumerate() {
+            assert_eq!(node.source.0 as usize, index);
+        }
+        assert_eq!(expand(&expanded, 32).unwrap(), expanded);
+        let error = expand(&Graph { stage: Stage::Fused, ..graph() }, 32).unwrap_err();
+        assert!(error.to_string().contains("expand"), "{error}");
+    }
+
+    #[test]
+    fn groups_fit_the_blocks_of_a_policy() {
+        for (name, rows) in [("bf16", 32), ("mxfp8", 32), ("mxfp8-2d", 32), ("mxfp8-128", 128)] {
+            let policy = PrecisionPolicy::preset(name).unwrap();
+            let align = expert_row_alignment(&graph(), &policy).unwrap();
+            assert_eq!(align, rows, "{name}");
+            let expanded = expand(&graph(), align).unwrap();
+            apply_precision(&differentiate(&expanded).unwrap(), &policy).unwrap();
+        }
+    }
+
+    /// A format with a scale for a whole tensor has no stacks: experts stay in BF16, and the report
+    /// says so.
+    #[test]
+    fn experts_are_not_in_nvfp4() {
+        let policy = PrecisionPolicy::nvfp4();
+        let expanded = expand(&graph(), 32).unwrap();
+        let (_, report) = apply_precision(&differentiate(&expanded).unwrap(), &policy).unwrap();
+        let kept = report.iter().filter(|it| it.reason.contains("`grouped_gemm` has no GEMM"));
+        assert_eq!(kept.count(), 5);
+    }
+
+    #[test]
+    fn a_run_adds_losses_and_a_limit() {
+        let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor: Some(1.25) };
+        let with = with_router_training(&graph(), &training).unwrap();
+        assert_eq!(with.loss, graph().loss);
+        let count = |graph: &Graph, name: &str| {
+            graph.nodes.iter().filter(|node| node.op.rule().name() == name).count()
+        };
+        assert_eq!(count(&with, "router_loss"), 2);
+        let expanded = expand(&with, 32).unwrap();
+        let limits = expanded.nodes.iter().filter_map(|node| match &node.op {
+            Op::Dispatch(op) => op.capacity_factor,
+            _ => None,
+        });
+        assert_eq!(limits.collect::<Vec<_>>(), [1.25; 2]);
+        let differentiated = differentiate(&expanded).unwrap();
+        assert_eq!(count(&differentiated, "router_loss"), 0);
+        assert_eq!(count(&differentiated, "router_loss_grad"), 2);
+        // They add behind the head, which overwrites.
+        let at =
+            |name: &str| differentiated.nodes.iter().position(|node| node.op.rule().name() == name);
+        assert!(at("linear_cross_entropy_grad") < at("router_loss_grad"));
+        let none = with_router_training(&graph(), &RouterTraining::default()).unwrap();
+        assert_eq!(none, graph());
+        let dense = capture(&LlamaConfig::preset("llama-micro").unwrap()).unwrap();
+        let error = with_router_training(&dense, &training).unwrap_err().to_string();
+        assert!(error.contains("expected a model with routers"), "{error}");
+    }
 }

@@ -29,11 +29,7 @@ pub fn with_router_training(graph: &Graph, training: &RouterTraining) -> Result<
     }
     let refuse = |expected: &str, got: &str| IrError::Operands {
         node: graph.name.clone(),
-        source: OpError {
-            op: "router_loss",
-            expected: expected.to_string(),
-            got: got.to_string(),
-        },
+        source: OpError { op: "router_loss", expected: expected.to_string(), got: got.to_string() },
     };
     let head = graph.nodes.iter().find(|node| matches!(node.op, Op::LinearCrossEntropy(_)));
     let (Some(head), Some(loss)) = (head, graph.loss) else {

@@ -5,9 +5,9 @@ use std::path::Path;
 use deepwell_precision::GuardEvent;
 
 use crate::engine::ExpertLoad;
-use crate::{ExpertRecord, TrainError};
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
 use crate::trainer::{Progress, Record, Trainer};
+use crate::{ExpertRecord, TrainError};
 
 /// `metrics.jsonl` and the event file, kept in step.
 pub(crate) struct Log {

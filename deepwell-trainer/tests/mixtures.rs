@@ -4,6 +4,7 @@
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::capture::{ExpertsConfig, LlamaConfig, ModelFamily, capture};
 use deepwell_ir::{Graph, Op, PrecisionPolicy, Recompute};
+use deepwell_moe::{RouterTraining, with_router_training};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::audit::Audit;
 use deepwell_trainer::{CompileOptions, Engine, compile};
@@ -137,6 +138,52 @@ fn losses_fall() {
             assert!((first - 256f32.ln()).abs() < 0.2, "{name}: {first}");
             let last = (0..40).map(|_| loss()).last().unwrap_or(first);
             assert!(last < 0.6 * first, "{name}: {first} fell to {last} only");
+        }
+    }
+}
+
+/// Loads are of the whole step and counted before anything is dropped.
+#[test]
+fn loads_are_counted_and_drops_reported() {
+    let pairs = (2 * BATCH * SEQ) as u64;
+    for (factor, drops) in [(None, false), (Some(0.5), true), (Some(8.0), false)] {
+        let training = RouterTraining { capacity_factor: factor, ..RouterTraining::default() };
+        let graph = with_router_training(&qwen3(2), &training).unwrap();
+        for (rule, micro_batch) in [(Recompute::None, 4), (Recompute::Full, 1)] {
+            let mut engine = engine(graph.clone(), PrecisionPolicy::mxfp8(), rule, micro_batch);
+            let outcome = engine.step(&batch(0), &batch(1), 1e-3, 1.0).unwrap();
+            assert!(outcome.loss.is_finite() && !outcome.skipped);
+            let loads = engine.expert_loads();
+            assert_eq!(loads.iter().map(|load| load.layer).collect::<Vec<_>>(), [0, 1]);
+            for load in loads {
+                assert_eq!(load.chosen.iter().sum::<u64>(), pairs, "{load:?}");
+                // Of half an even share half or more is dropped.
+                assert_eq!(load.dropped >= pairs / 2, drops, "{load:?}");
+                assert!(drops || load.dropped == 0, "{load:?}");
+            }
+        }
+    }
+}
+
+/// Balanced routing costs the coefficient in each layer, and that of new weights is nearly so; the
+/// same whatever the micro-batches, and nothing where a model is only evaluated.
+#[test]
+fn auxiliary_losses_are_part_of_the_loss() {
+    let policy = PrecisionPolicy::f32();
+    let mut plain = engine(qwen3(2), policy.clone(), Recompute::None, 4);
+    let expected = plain.step(&batch(0), &batch(1), 0.0, 1.0).unwrap();
+    let evaluated = plain.evaluate(&batch(0), &batch(1)).unwrap();
+    let training = RouterTraining { balance: 0.5, ..RouterTraining::default() };
+    let graph = with_router_training(&qwen3(2), &training).unwrap();
+    for (rule, micro_batch) in [(Recompute::None, 4), (Recompute::Full, 1)] {
+        let mut engine = engine(graph.clone(), policy.clone(), rule, micro_batch);
+        let outcome = engine.step(&batch(0), &batch(1), 0.0, 1.0).unwrap();
+        let added = f64::from(outcome.loss - expected.loss);
+        assert!(added > 0.99 && added < 1.3, "{rule} {micro_batch}: {added}");
+        assert!(outcome.grad_norm > expected.grad_norm);
+        if micro_batch == 4 {
+            let loss = engine.evaluate(&batch(0), &batch(1)).unwrap();
+            assert_eq!(loss.to_bits(), evaluated.to_bits());
         }
     }
 }

@@ -24,8 +24,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Check, product};
+use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
-use crate::{DType, Dim, OpError, Shape};
+use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
 /// How many groups there are, and of which multiple of rows each takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -137,5 +138,10 @@ impl OpRule for Dispatch {
     /// A comparison and an addition for each pair.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         2 * product(&shapes[0])
+    }
+
+    /// Neither a choice nor a place has a gradient.
+    fn backward(&self, _node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        Ok(())
     }
 }

@@ -184,9 +184,13 @@ pub(super) fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrEr
 
 /// What the policy says of a router is not what it gets, see [`reads_master`]: the report must say
 /// what is computed.
-pub(super) fn with_routers_in_f32(graph: &Graph, report: Vec<TensorPrecision>) -> Vec<TensorPrecision> {
+pub(super) fn with_routers_in_f32(
+    graph: &Graph,
+    report: Vec<TensorPrecision>,
+) -> Vec<TensorPrecision> {
     let masters = |node: &Node| -> Vec<String> {
-        let read = node.inputs.iter().enumerate().filter(|(index, _)| reads_master(&node.op, *index));
+        let read =
+            node.inputs.iter().enumerate().filter(|(index, _)| reads_master(&node.op, *index));
         read.map(|(_, &id)| graph.tensor(id).name.clone()).collect()
     };
     let routers: HashSet<String> = graph.nodes.iter().flat_map(masters).collect();
@@ -194,7 +198,8 @@ pub(super) fn with_routers_in_f32(graph: &Graph, report: Vec<TensorPrecision>) -
         if !routers.contains(&tensor.tensor) || tensor.format == Format::F32 {
             return tensor;
         }
-        let reason = format!("routers choose in f32 (asked for {}: {})", tensor.format, tensor.reason);
+        let reason =
+            format!("routers choose in f32 (asked for {}: {})", tensor.format, tensor.reason);
         TensorPrecision { format: Format::F32, reason, ..tensor }
     };
     report.into_iter().map(of_tensor).collect()

@@ -168,10 +168,12 @@ impl Rewrite<'_> {
             Op::LinearInputGrad(_) | Op::GroupedGemmInputGrad(_) => {
                 (GemmKind::Dgrad, node.inputs[1])
             }
-            Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => match self.source.tensor(node.outputs[0]).kind {
-                TensorKind::ParameterGradient { parameter } => (GemmKind::Wgrad, parameter),
-                _ => return None,
-            },
+            Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => {
+                match self.source.tensor(node.outputs[0]).kind {
+                    TensorKind::ParameterGradient { parameter } => (GemmKind::Wgrad, parameter),
+                    _ => return None,
+                }
+            }
             _ => return None,
         };
         let assignment = self.assignments.get(&parameter)?;

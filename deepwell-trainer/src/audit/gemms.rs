@@ -154,7 +154,9 @@ impl<'a> Gemm<'a> {
                 (plain(0, false)?, vec![plain(1, false)?], None, op.bias.then_some(2))
             }
             Op::GroupedGemm(_) => (plain(0, false)?, stack(false)?, groups(2, false)?, None),
-            Op::GroupedGemmInputGrad(_) => (plain(0, false)?, stack(true)?, groups(2, false)?, None),
+            Op::GroupedGemmInputGrad(_) => {
+                (plain(0, false)?, stack(true)?, groups(2, false)?, None)
+            }
             Op::GroupedGemmWeightGrad(_) => {
                 (plain(0, true)?, vec![plain(1, true)?], groups(2, true)?, None)
             }

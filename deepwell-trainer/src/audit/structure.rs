@@ -167,9 +167,7 @@ impl<'a> Origins<'a> {
         let output = call.outputs().first().map(|operand| operand.value);
         let weight = |index: usize| call.operands.get(index).map(|operand| operand.value);
         Some(match call.op.leading() {
-            Op::Linear(_) | Op::GroupedGemm(_) => {
-                (GemmKind::Fprop, weight(1).and_then(of_value))
-            }
+            Op::Linear(_) | Op::GroupedGemm(_) => (GemmKind::Fprop, weight(1).and_then(of_value)),
             Op::LinearInputGrad(_) | Op::GroupedGemmInputGrad(_) => {
                 (GemmKind::Dgrad, weight(1).and_then(of_value))
             }

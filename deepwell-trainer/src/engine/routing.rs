@@ -37,10 +37,8 @@ impl ExpertLoad {
             return 0.0;
         }
         let parts = self.chosen.iter().filter(|&&count| count > 0);
-        let sum: f64 = parts
-            .map(|&count| count as f64 / total as f64)
-            .map(|part| -part * part.ln())
-            .sum();
+        let sum: f64 =
+            parts.map(|&count| count as f64 / total as f64).map(|part| -part * part.ln()).sum();
         sum / (self.chosen.len() as f64).ln()
     }
 

@@ -101,10 +101,8 @@ impl Tensors {
         let mut held = String::new();
         move |tensor, elements| {
             let members = self.members.get(&tensor.name).map(Vec::as_slice).unwrap_or_default();
-            let covered: usize = members
-                .iter()
-                .map(|member| member.part.elements_of(&member.shape).0.len())
-                .sum();
+            let covered: usize =
+                members.iter().map(|member| member.part.elements_of(&member.shape).0.len()).sum();
             if covered < elements.len() {
                 // The rest is as it was exported.
                 elements.copy_from_slice(&self.model.read_stored(&tensor.name)?);

@@ -77,7 +77,9 @@ impl LlamaConfig {
                 torch_dtype: Some(StoredDType::Bf16),
                 ..qwen3(plain_llama(151_936, 1024, 3072, 28, 16, 8), 128)
             }),
-            "moe-micro" => Some(qwen3_moe(qwen3(plain_llama(256, 64, 160, 2, 2, 1), 32), [8, 2, 64])),
+            "moe-micro" => {
+                Some(qwen3_moe(qwen3(plain_llama(256, 64, 160, 2, 2, 1), 32), [8, 2, 64]))
+            }
             "moe-tiny" => {
                 Some(qwen3_moe(qwen3(plain_llama(256, 256, 704, 4, 4, 2), 64), [8, 2, 256]))
             }

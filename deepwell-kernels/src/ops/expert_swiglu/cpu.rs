@@ -278,11 +278,12 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close_each, for_thread_counts, poisoned, to_f64};
+    use crate::cpu::test_support::{
+        Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+    };
     use crate::ops::expert_swiglu::oracle;
 
-    const CLAMPED: ExpertActivation =
-        ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 2.5 };
+    const CLAMPED: ExpertActivation = ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 2.5 };
 
     fn check<E: Element>(activation: ExpertActivation, rows: usize, columns: usize) {
         let mut random = Random::new((rows * 100 + columns) as u64);
@@ -364,7 +365,8 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_not_hidden() {
         for activation in [ExpertActivation::SwiGlu, CLAMPED] {
-            for (gate, up, factor) in [(f32::NAN, 1.0, 1.0), (1.0, f32::NAN, 1.0), (1.0, 1.0, f32::NAN)]
+            for (gate, up, factor) in
+                [(f32::NAN, 1.0, 1.0), (1.0, f32::NAN, 1.0), (1.0, 1.0, f32::NAN)]
             {
                 let mut out = [0f32];
                 expert_swiglu_forward(activation, &[gate], &[up], &[factor], &[0], &mut out);

@@ -93,7 +93,9 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close_each, for_thread_counts, poisoned, to_f64};
+    use crate::cpu::test_support::{
+        Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+    };
     use crate::ops::dispatch::oracle::{self as grouping, Grouped};
     use crate::ops::permute::oracle;
 
@@ -106,8 +108,7 @@ mod tests {
             .flat_map(|first| (0..top_k).map(move |choice| ((first + choice) % experts) as i32))
             .collect();
         let length = chosen.len().next_multiple_of(32) + experts * 32;
-        let Grouped { rows, pairs, .. } =
-            grouping::forward(&chosen, experts, 32, capacity, length);
+        let Grouped { rows, pairs, .. } = grouping::forward(&chosen, experts, 32, capacity, length);
         let x: Vec<E> = random.normals(tokens * columns);
         let permuted = oracle::permute(&to_f64(&x), &pairs, top_k, columns);
         for_thread_counts(|| {

@@ -123,7 +123,9 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close_each, for_thread_counts, poisoned, to_f64};
+    use crate::cpu::test_support::{
+        Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+    };
     use crate::ops::linear::oracle;
 
     fn check<E: Element>(tokens: usize, experts: usize, width: usize) {
@@ -161,12 +163,18 @@ mod tests {
         let dw_allowed = allowed(of_dw, tokens);
         for_thread_counts(|| {
             let mut workspace = vec![0; 1 << 22];
-            let (mut own_dx, mut own_dw) = (poisoned::<E>(tokens * width), poisoned(experts * width));
+            let (mut own_dx, mut own_dw) =
+                (poisoned::<E>(tokens * width), poisoned(experts * width));
             for accumulate in [false, true] {
                 let operands = (x.as_slice(), w.as_slice());
                 let of_dw = (own_dw.as_mut_slice(), accumulate);
                 router_logits_backward(
-                    sizes, &dlogits, operands, &mut own_dx, of_dw, &mut workspace,
+                    sizes,
+                    &dlogits,
+                    operands,
+                    &mut own_dx,
+                    of_dw,
+                    &mut workspace,
                 )
                 .unwrap();
                 let times = if accumulate { 2.0 } else { 1.0 };

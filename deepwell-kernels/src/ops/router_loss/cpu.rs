@@ -87,8 +87,7 @@ mod tests {
         let (experts, top_k, tokens) = (4, 2, 6);
         let logits: Vec<f32> = Random::new(1).normals(tokens * experts);
         let chosen: Vec<i32> = (0..tokens).flat_map(|token| [token as i32 % 4, 3]).collect();
-        let chosen: Vec<i32> =
-            chosen.chunks(2).flat_map(|pair| [pair[0] % 3, pair[1]]).collect();
+        let chosen: Vec<i32> = chosen.chunks(2).flat_map(|pair| [pair[0] % 3, pair[1]]).collect();
         let once = router_losses(&op, &logits, experts, &chosen, top_k).unwrap();
         for micro_batches in [1usize, 4] {
             let scale = 1.0 / (tokens * micro_batches) as f32;

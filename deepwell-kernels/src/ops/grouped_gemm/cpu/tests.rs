@@ -125,8 +125,7 @@ fn check<E: Element>(tier: Tier, counts: &[usize], n: usize, k: usize) {
     let dw = oracle::weight_gradient(&wide_dy, &wide_x, offsets, k, n);
     let of_dw = allowed(&oracle::weight_gradient(&of_dy, &of_x, offsets, k, n), groups.used);
     for_thread_counts(|| {
-        let (mut y, mut dx) =
-            (poisoned::<E>(groups.rows() * n), poisoned::<E>(groups.rows() * k));
+        let (mut y, mut dx) = (poisoned::<E>(groups.rows() * n), poisoned::<E>(groups.rows() * k));
         case.run(GemmKind::Fprop, [of(&x), of(&w)], Output::overwrite(&mut y));
         case.run(GemmKind::Dgrad, [of(&dy), of(&w)], Output::overwrite(&mut dx));
         // Behind the groups both are zero, whatever lay there and was read from there.
@@ -214,8 +213,11 @@ fn check_quantized(tier: Tier, counts: &[usize], n: usize, k: usize) {
     let w: Vec<f32> = random.normals(counts.len() * n * k);
     let rows = groups.rows();
     let along = |source: &[f32], columns: usize, along_columns: bool| {
-        Quantized::new(source, rows, columns, along_columns)
-            .poisoned(groups.used, rows, along_columns)
+        Quantized::new(source, rows, columns, along_columns).poisoned(
+            groups.used,
+            rows,
+            along_columns,
+        )
     };
     let [x_row, x_column] = [false, true].map(|columns| along(&x, k, columns));
     let [dy_row, dy_column] = [false, true].map(|columns| along(&dy, n, columns));
