@@ -29,6 +29,14 @@ pub struct StepRules {
     pub gradient_bytes: f64,
     /// How much slower computation is while communication runs beside it.
     pub interference: f64,
+    /// Whether the GEMM of a weight's gradient adds to the FP32 sum itself; else a kernel does.
+    pub fused_accumulation: bool,
+    /// Whether a stage computes nothing while it sends or receives.
+    pub p2p_blocks: bool,
+    /// Bytes read and written for each logit by the loss, forward and backward.
+    pub loss_traffic: (f64, f64),
+    /// Shares of the GPU's attention efficiency that the framework's kernels reach.
+    pub attention_share: f64,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
     /// Whether linear layers are quantized to FP8.
@@ -45,6 +53,11 @@ impl StepRules {
         ep_overlap: false,
         gradient_bytes: 4.0,
         interference: 1.0,
+        fused_accumulation: false,
+        p2p_blocks: true,
+        // To FP32, maximum, difference, exponential, sum, quotient; scaled and back to BF16.
+        loss_traffic: (38.0, 14.0),
+        attention_share: 1.0,
         expert_imbalance: 1.0,
         fp8: false,
     };
@@ -56,7 +69,10 @@ impl StepRules {
         dropout: false,
         tp_exposed: 0.5,
         dp_overlap: true,
-        interference: 1.05,
+        // Collectives hold 16 of the 132 SMs (Megatron-Core's figure for registered buffers).
+        interference: 1.0 + 16.0 / 132.0,
+        fused_accumulation: true,
+        p2p_blocks: false,
         expert_imbalance: 1.1,
         ..StepRules::MEGATRON_2021
     };
@@ -187,7 +203,13 @@ impl Cost<'_> {
         for &(n, k) in sizes {
             time.forward += self.gemm(m, n, k);
             time.input_grad += self.gemm(m, k, n);
-            time.weight_grad += self.gemm(n, k, m);
+            let gemm = self.gemm(n, k, m);
+            // The FP32 sum of micro-batches is read and written, by the GEMM or after it.
+            time.weight_grad += if self.rules.fused_accumulation {
+                gemm.max(self.gpu.memory_s(8.0 * n * k))
+            } else {
+                gemm + self.kernels(10.0 * n * k, 1.0)
+            };
         }
         time
     }
@@ -202,8 +224,8 @@ impl Cost<'_> {
         if !self.rules.unfused_attention {
             // Causal: half of the square. Backward is five GEMMs where forward is two.
             let half = flops / 2.0 / gpu.bf16_flops;
-            let mut forward = half / gpu.attention_forward_efficiency;
-            let mut backward = 2.5 * half / gpu.attention_backward_efficiency;
+            let mut forward = half / gpu.attention_forward_efficiency / self.rules.attention_share;
+            let mut backward = 2.5 * half / gpu.attention_backward_efficiency / self.rules.attention_share;
             if at.cp > 1 {
                 // A ring of keys and values beside the computation, as fast as the slower of them.
                 let kv = 4.0 * self.tokens() * (self.shape.kv_heads * self.shape.head_dim) as f64
@@ -328,6 +350,12 @@ impl Cost<'_> {
         time
     }
 
+    /// Seconds that a gathering of nothing takes over all data-parallel ranks.
+    fn layer_latency(&self, ranks: usize) -> f64 {
+        let local = self.local(ranks, self.at.tp);
+        self.fabric.time(Collective::AllGather, 1.0, ranks, local).seconds
+    }
+
     /// Times of each stage for one micro-batch.
     fn stage_times(&self) -> Vec<OpTimes> {
         (0..self.at.pp).map(|stage| self.stage_time(stage)).collect()
@@ -358,10 +386,9 @@ impl Cost<'_> {
             let head = [(vocab, hidden)];
             let bf16 = Cost { rules: &StepRules { fp8: false, ..*self.rules }, ..*self };
             let time = bf16.linears(tokens, &head);
-            // FP32 logits are made, read for the maximum and the sum, and become gradients.
-            let softmax = self.kernels(tokens * vocab * 14.0, 6.0);
-            sum.forward += time.forward + softmax;
-            sum.input_grad += time.input_grad + self.kernels(tokens * vocab * 6.0, 2.0);
+            let (forward, backward) = self.rules.loss_traffic;
+            sum.forward += time.forward + self.kernels(tokens * vocab * forward, 8.0);
+            sum.input_grad += time.input_grad + self.kernels(tokens * vocab * backward, 3.0);
             sum.weight_grad += time.weight_grad;
         }
         if held.has_embedding {
@@ -375,9 +402,11 @@ impl Cost<'_> {
         } else {
             0.0
         };
+        // Each chunk's pass ends with a send and begins with a receive.
+        let blocked = if self.rules.p2p_blocks { p2p * at.vpp as f64 } else { 0.0 };
         OpTimes {
-            forward: sum.forward,
-            input_grad: sum.input_grad,
+            forward: sum.forward + blocked,
+            input_grad: sum.input_grad + blocked,
             weight_grad: sum.weight_grad,
             p2p,
         }
@@ -421,8 +450,14 @@ impl Cost<'_> {
         let (mut pipeline, mut exposed) = (pipeline, reduce + gather);
         if at.zero >= 3 {
             // Parameters are gathered for each pass, layer by layer beside the one before.
-            let slow = if ranks > 1 { self.rules.interference } else { 1.0 };
-            let pass = (forward * slow).max(gather) + (backward * slow).max(gather + reduce);
+            let slow = self.rules.interference - 1.0;
+            let both = |compute: f64, comm: f64| {
+                (compute + slow * comm.min(compute)).max(comm)
+            };
+            // A collective for each layer, each with its own latency.
+            let latency = self.layer_latency(ranks) * shape.layers as f64;
+            let pass =
+                both(forward, gather + latency) + both(backward, gather + reduce + 2.0 * latency);
             let idle = pipeline - count * (forward + backward);
             pipeline = count * pass + idle;
             // The first layer's gathering and the last one's reduction have nothing beside them.
