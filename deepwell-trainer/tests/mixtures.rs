@@ -209,7 +209,7 @@ fn gradients_are_those_of_finite_differences() {
             engine.write_value(state.master, cast_slice(&values)).unwrap();
         }
         engine.refresh_weight_copies().unwrap();
-        let mut loss = |engine: &mut Engine| {
+        let loss = |engine: &mut Engine| {
             engine.refresh_weight_copies().unwrap();
             f64::from(engine.step(&batch(0), &batch(1), 0.0, 1e9).unwrap().loss)
         };
