@@ -17,8 +17,8 @@ use deepwell_probe::Hardware;
 use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::TrainError;
-use crate::world::Peers;
 use crate::device::{Device, OpenDevice};
+use crate::world::Peers;
 
 /// What to compile for.
 #[derive(Clone, Debug)]
