@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use deepwell_ir::{
     Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
     InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
-    Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule, Shard,
-    Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType,
-    Unstored, Value, ValueId, apply_served_precision, differentiate, expert_row_alignment, fuse,
-    recompute, storage_bytes, verify_program,
+    Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule,
+    Shard, Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision,
+    TensorType, Unstored, Value, ValueId, apply_served_precision, differentiate,
+    expert_row_alignment, fuse, recompute, storage_bytes, verify_program,
 };
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 

@@ -5,11 +5,9 @@ mod common;
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 use deepwell_ir::{
-    Access, Call, Op, Operand, PrecisionPolicy, Program, Recompute, verify_program,
+    Access, Call, MemoryKind, Op, Operand, PrecisionPolicy, Program, Recompute, verify_program,
 };
-use deepwell_plan::{
-    Parallel, Plan, PlanRequest, Planned, autoplan_ranks, dryrun_world, lower,
-};
+use deepwell_plan::{Parallel, Plan, PlanRequest, Planned, autoplan_ranks, dryrun_world, lower};
 
 use common::{Kernels, graph, hardware, request, target};
 
@@ -29,6 +27,19 @@ fn lowered(ranks: usize) -> Program {
     let plan = Plan { bucket_bytes: 65_536 + 256, ..planned(ranks, 2 * ranks).plan };
     let target = target().as_rank(plan.parallel.ranks(0));
     lower(&graph("llama-micro"), &plan, &Kernels, &target).unwrap()
+}
+
+/// The same where the ranks share the optimizer state.
+fn shared(ranks: usize) -> Program {
+    let plan = planned(ranks, 2 * ranks).plan;
+    let parallel = Parallel { zero: 1, ..plan.parallel };
+    let plan = Plan { bucket_bytes: 65_536 + 256, parallel, ..plan };
+    let target = target().as_rank(plan.parallel.ranks(0));
+    lower(&graph("llama-micro"), &plan, &Kernels, &target).unwrap()
+}
+
+fn bytes_of(program: &Program, kind: MemoryKind) -> usize {
+    program.values_of(kind).map(|value| value.range.bytes).sum()
 }
 
 fn is_sum(call: &Call) -> bool {
@@ -81,6 +92,8 @@ fn ranks_of_a_class_have_one_program() {
 #[test]
 fn a_rank_has_its_part_of_the_batch() {
     let (one, four) = (planned(1, 8), planned(4, 8));
+    let alone = common::planned("llama-micro", PrecisionPolicy::mxfp8(), 32, 8, 1, Recompute::None);
+    assert_eq!((&one.plan, &one.program), (&alone.plan, &alone.program));
     assert_eq!((one.plan.micro_batches, four.plan.micro_batches), (8, 2));
     assert_eq!(one.prediction.tokens, four.prediction.tokens);
     assert_eq!(one.program.arena.bytes, four.program.arena.bytes);
@@ -90,8 +103,7 @@ fn a_rank_has_its_part_of_the_batch() {
     let json = serde_json::to_string(&four.plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), four.plan);
     let refuse = |ranks, batch, micro_batch, expected: &str| {
-        let wanted =
-            PlanRequest { micro_batch, ..request(PrecisionPolicy::bf16(), 32, batch) };
+        let wanted = PlanRequest { micro_batch, ..request(PrecisionPolicy::bf16(), 32, batch) };
         let (graph, parallel) = (graph("llama-micro"), Parallel::data(ranks));
         let error = autoplan_ranks(&graph, &hardware(), &wanted, parallel, &Kernels, &target());
         assert_eq!(error.unwrap_err().to_string(), expected);
@@ -168,4 +180,86 @@ fn a_program_that_does_not_sum_what_it_must_is_refused() {
     );
     // After the norm.
     check(&|p| p.calls.swap(at[0], last + 1), "is not summed over the 3 ranks of group `data` yet");
+}
+
+/// Masters and moments are a rank's part of what they are, gradients are whole.
+#[test]
+fn shared_state_takes_its_part_of_the_memory() {
+    for ranks in [2, 3, 4, 7] {
+        let (whole, shared) = (lowered(ranks), shared(ranks));
+        assert!(shared.shards.len() > 1);
+        // What fills slices up: less than 16 elements a rank and bucket, in three columns.
+        let filling = 3 * shared.shards.len() * 16 * size_of::<f32>();
+        let scalars = 24;
+        let optimizer = bytes_of(&whole, MemoryKind::Optimizer) - scalars;
+        let got = bytes_of(&shared, MemoryKind::Optimizer) - scalars;
+        assert!(got * ranks >= optimizer && got <= optimizer / ranks + filling, "{ranks}: {got}");
+        let gradients = bytes_of(&whole, MemoryKind::Gradients);
+        let got = bytes_of(&shared, MemoryKind::Gradients);
+        assert!(got >= gradients && got <= gradients + ranks * filling, "{ranks}: {got}");
+        assert!(shared.arena.bytes < whole.arena.bytes);
+        // A reduce-scatter and a gather move what an all-reduce does.
+        let on_link = |program: &Program| -> u64 {
+            program.calls.iter().map(|call| call.cost.bytes_on_link).sum()
+        };
+        let most = on_link(&whole) + 2 * (ranks * filling) as u64 + 8 * ranks as u64 * 64;
+        assert!(on_link(&shared) <= most, "{ranks}: {} over {most}", on_link(&shared));
+    }
+    let plan = planned(2, 4).plan;
+    let plan = Plan { parallel: Parallel { zero: 3, ..plan.parallel }, ..plan };
+    let target = target().as_rank(plan.parallel.ranks(0));
+    let error = lower(&graph("llama-micro"), &plan, &Kernels, &target).unwrap_err().to_string();
+    assert_eq!(error, "ZeRO stage: expected 0, or 1: optimizer state, got 3");
+}
+
+#[test]
+fn shards_that_are_not_what_they_say_are_refused() {
+    let sound = shared(3);
+    verify_program(&sound).unwrap();
+    let check = |change: &dyn Fn(&mut Program), expected: &str| {
+        let mut program = sound.clone();
+        change(&mut program);
+        let error = verify_program(&program).expect_err(expected).to_string();
+        assert!(error.contains(expected), "expected `{expected}` in: {error}");
+    };
+    let at = |part: &str| sound.calls.iter().position(|call| call.name.starts_with(part)).unwrap();
+    check(&|p| p.shards[0].parameters[0].1 = 16, "begins at 16, expected 0");
+    check(&|p| p.shards[0].group = "others".to_string(), "it is of group `others`");
+    check(
+        &|p| {
+            p.shards.pop();
+        },
+        "expected one for each",
+    );
+    check(
+        &|p| {
+            let again = p.shards[0].parameters[0];
+            p.shards[1].parameters[0] = again;
+        },
+        "is in another shard too",
+    );
+    check(
+        &|p| {
+            p.shards[1].parameters.pop();
+        },
+        "has a gradient and no update",
+    );
+    check(
+        &|p| {
+            let shard = &mut p.shards[0];
+            std::mem::swap(&mut shard.first_moment, &mut shard.second_moment);
+        },
+        "expected master and moments of shard 0",
+    );
+    let scatter = at("reduce_scatter.gradients.0");
+    check(&|p| p.calls[scatter].operands.swap(0, 1), "expected");
+    // The slices of four ranks are longer than a bucket for three.
+    let gather = at("all_gather.masters.0");
+    check(
+        &|p| {
+            let Op::Collective(op) = &mut p.calls[gather].op else { unreachable!() };
+            op.ranks = 4;
+        },
+        "it is among 4 ranks, group `data` has 3",
+    );
 }

@@ -171,8 +171,11 @@ impl Degrees {
                 return refuse(setting, "1", degree.to_string(), later);
             }
         }
-        if let Some(stage) = self.zero.filter(|&stage| stage != 0) {
-            return refuse("zero", "0", stage.to_string(), later);
+        let zero = self.zero.unwrap_or(0);
+        if zero > 1 {
+            let hint = "stages 2 and 3 are not there yet: 1 gives each rank a part of the \
+                        optimizer state";
+            return refuse("zero", "0 or 1", zero.to_string(), hint);
         }
         match self.dp.filter(|&dp| dp != ranks) {
             Some(dp) => refuse(
@@ -181,7 +184,7 @@ impl Degrees {
                 dp.to_string(),
                 "`--devices cpu:4` has four",
             ),
-            None => Ok(Parallel::data(ranks)),
+            None => Ok(Parallel { zero, ..Parallel::data(ranks) }),
         }
     }
 }
@@ -216,7 +219,7 @@ impl TrainArgs {
         if let Some(Devices { device, ranks }) = args.devices {
             (settings.device, settings.ranks) = (device, ranks);
         }
-        args.degrees.of_ranks(settings.ranks)?;
+        settings.zero = args.degrees.of_ranks(settings.ranks)?.zero.max(settings.zero);
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
         if !args.data.is_empty() {

@@ -251,7 +251,8 @@ impl FromStr for Devices {
                 Ok(Device::Cuda(index)) => Some(index),
                 _ => None,
             };
-            let all: Option<Vec<usize>> = [first].into_iter().chain(others.split(',')).map(gpu).collect();
+            let all: Option<Vec<usize>> =
+                [first].into_iter().chain(others.split(',')).map(gpu).collect();
             return match all {
                 Some(all) if all.windows(2).all(|pair| pair[0] + 1 == pair[1]) => {
                     Ok(Devices { device: Device::Cuda(all[0]), ranks: all.len() })

@@ -297,10 +297,10 @@ impl<'r> Fit<'r> {
 
     /// Writes a checkpoint, or begins to.
     fn save(&mut self) -> Result<(), TrainError> {
-        // Rank 0 has all of the state.
-        let Some(log) = &mut self.log else { return Ok(()) };
         // The checkpoint is what a resumed run trusts: metrics up to it must be there.
-        log.sync()?;
+        if let Some(log) = &mut self.log {
+            log.sync()?;
+        }
         let root = Trainer::checkpoints_path(&self.settings.out);
         let begun = Instant::now();
         let (settings, identity) = (self.settings, &self.identity);

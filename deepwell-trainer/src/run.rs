@@ -227,12 +227,14 @@ fn fit(
     progress: &mut dyn Progress,
 ) -> Result<FitReport, TrainError> {
     let train = |engine: &mut Engine, progress: &mut dyn Progress| {
-        let program = blake3::hash(engine.program().for_rank(Ranks::default()).to_json().as_bytes());
+        let program =
+            blake3::hash(engine.program().for_rank(Ranks::default()).to_json().as_bytes());
         engine.peers.expect_equal("program", cast_slice(program.as_bytes()))?;
         engine.refresh_weight_copies()?;
         Fit::begin(engine, settings, tokens, opened.clone(), progress)?.run_to_end(stop)
     };
-    let reports = world.with_first(|engine| train(engine, progress), |engine| train(engine, &mut ()))?;
+    let reports =
+        world.with_first(|engine| train(engine, progress), |engine| train(engine, &mut ()))?;
     Ok(reports.into_iter().next().expect("a world has a rank 0"))
 }
 

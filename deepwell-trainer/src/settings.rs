@@ -61,6 +61,9 @@ pub struct Settings {
     /// share it.
     #[serde(skip_serializing_if = "is_one")]
     pub ranks: usize,
+    /// ZeRO stage: what the ranks have a part of each. 0 nothing, 1 the optimizer state.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub zero: u8,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
@@ -121,6 +124,10 @@ fn is_one(count: &usize) -> bool {
     *count == 1
 }
 
+fn is_zero(stage: &u8) -> bool {
+    *stage == 0
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -132,6 +139,7 @@ impl Default for Settings {
             out: PathBuf::from("target/deepwell-run"),
             device: Device::Cpu,
             ranks: 1,
+            zero: 0,
             precision: Settings::AUTO.to_string(),
             policy: None,
             steps: 1000,
@@ -267,7 +275,7 @@ impl Settings {
 
     /// Over how many ranks the model trains.
     pub fn parallel(&self) -> Parallel {
-        Parallel::data(self.ranks)
+        Parallel { zero: self.zero, ..Parallel::data(self.ranks) }
     }
 
     /// The learning rate over the run.

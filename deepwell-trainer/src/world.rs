@@ -8,7 +8,6 @@
 mod peers;
 
 use std::panic::resume_unwind;
-use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
@@ -82,10 +81,7 @@ impl World {
                 graph: graph.clone(),
                 hardware: hardware.clone(),
                 evaluation: evaluation.for_rank(ranks.clone()),
-                planned: Planned {
-                    program: planned.program.for_rank(ranks),
-                    ..planned.clone()
-                },
+                planned: Planned { program: planned.program.for_rank(ranks), ..planned.clone() },
                 peers: Peers::of(Box::new(comm)),
             };
             engines.push(load(device, compiled, options)?);
@@ -136,8 +132,7 @@ impl World {
         let tell = |rank: usize, result: Result<T, TrainError>| {
             result.inspect_err(|error| monitor.abort(rank as u32, &error.to_string()))
         };
-        let panics: Mutex<Vec<Box<dyn std::any::Any + Send>>> = Mutex::default();
-        let results: Vec<Option<Result<T, TrainError>>> = thread::scope(|scope| {
+        let joined: Vec<thread::Result<Result<T, TrainError>>> = thread::scope(|scope| {
             let (other, tell) = (&other, &tell);
             let threads: Vec<_> = others
                 .iter_mut()
@@ -154,20 +149,11 @@ impl World {
             let guard = Ending { monitor, rank: 0 };
             let own = tell(0, first(own));
             drop(guard);
-            let joined = threads.into_iter().map(|thread| match thread.join() {
-                Ok(result) => Some(result),
-                Err(panic) => {
-                    panics.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(panic);
-                    None
-                }
-            });
-            std::iter::once(Some(own)).chain(joined).collect()
+            let others = threads.into_iter().map(|thread| thread.join());
+            std::iter::once(Ok(own)).chain(others).collect()
         });
-        let panics = panics.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(panic) = panics.into_iter().next() {
-            resume_unwind(panic);
-        }
-        let results: Vec<Result<T, TrainError>> = results.into_iter().flatten().collect();
+        let joined: thread::Result<Vec<Result<T, TrainError>>> = joined.into_iter().collect();
+        let results = joined.unwrap_or_else(|panic| resume_unwind(panic));
         if results.iter().all(Result::is_ok) {
             return results.into_iter().collect();
         }

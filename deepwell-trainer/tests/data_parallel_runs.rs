@@ -133,6 +133,38 @@ fn ranks_go_on_where_they_stopped() {
     assert!(tensors(&parts.out) == tensors(&whole.out));
 }
 
+/// What each rank has a part of only is whole in a checkpoint, and from there any number of ranks
+/// takes its parts again.
+#[test]
+fn shared_optimizer_state_is_saved_whole() {
+    let place = Place::new();
+    let whole = place.settings("whole", 4);
+    let expected = go(&whole, Start::New).unwrap();
+    let shared = Settings { zero: 1, ..place.settings("shared", 4) };
+    let got = go(&shared, Start::New).unwrap();
+    assert_eq!(metrics(&shared.out), metrics(&whole.out));
+    assert_eq!(got.fit.heldout_losses, expected.fit.heldout_losses);
+    assert!(tensors(&shared.out) == tensors(&whole.out), "masters, moments and copies");
+    assert!(got.peak_bytes_predicted < expected.peak_bytes_predicted);
+
+    // Stopped with shares of the state, gone on with, and without.
+    for (name, zero) in [("shared-again", 1), ("whole-then", 0)] {
+        let stopped = Settings { zero: 1, ..place.settings(name, 4) };
+        assert!(go_until(&stopped, 2).fit.interrupted);
+        let start = if zero == 1 { Start::Resume } else { Start::ResumeChanged };
+        go(&Settings { zero, ..stopped.clone() }, start).unwrap();
+        assert_eq!(metrics(&stopped.out), metrics(&whole.out), "{name}");
+        assert!(tensors(&stopped.out) == tensors(&whole.out), "{name}");
+    }
+    // Of two ranks each has other parts than of four.
+    let two = Settings { zero: 1, ..place.settings("four-then-two", 4) };
+    assert!(go_until(&two, 3).fit.interrupted);
+    let done = metrics(&two.out).0.len();
+    go(&Settings { ranks: 2, ..two.clone() }, Start::ResumeChanged).unwrap();
+    let ((_, loss, _), (_, expected, _)) = (metrics(&two.out).0[done], metrics(&whole.out).0[done]);
+    assert!((loss - expected).abs() <= 8.0 * f64::from(f32::EPSILON) / 2.0 * expected);
+}
+
 /// Tensors lie in checkpoints by name and whole, so that any number of ranks reads what any other
 /// has written.
 #[test]

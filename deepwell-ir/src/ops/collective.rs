@@ -219,7 +219,8 @@ impl Collective {
             }
             _ => {
                 let ranks = self.ranks;
-                let expected = format!("one flat slice of a bucket of {elements} in {ranks} slices");
+                let expected =
+                    format!("one flat slice of a bucket of {elements} in {ranks} slices");
                 Err(self.error(expected, format!("{slice:?}")))
             }
         }

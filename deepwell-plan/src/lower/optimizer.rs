@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use deepwell_ir::ops::{
-    AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction,
-};
+use deepwell_ir::ops::{AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction};
 use deepwell_ir::{
     Access, Accumulate, DType, MemoryKind, NodeId, Op, Operand, Phase, ProcessGroup, Tag, ValueId,
 };

@@ -11,9 +11,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::ops::{
-    AdamW, Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares,
-};
+use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares};
 use deepwell_ir::{
     DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, Shard, TensorId, ValueId,
 };
@@ -160,7 +158,9 @@ impl Lowering<'_> {
         let number = self.shards.len();
         let mut column: Vec<ValueId> = members
             .iter()
-            .map(|it| self.add(format!("{prefix}{}", it.name), DType::F32, it.shape.clone(), memory))
+            .map(|it| {
+                self.add(format!("{prefix}{}", it.name), DType::F32, it.shape.clone(), memory)
+            })
             .collect();
         if filling > 0 {
             let name = format!("{prefix}filling.{number}");
@@ -176,7 +176,8 @@ impl Lowering<'_> {
     ) -> Result<Vec<ValueId>, PlanError> {
         let mut slices = Vec::with_capacity(self.shared.len());
         for index in 0..self.shared.len() {
-            let (gradients, slice) = (self.shared[index].gradients.clone(), self.shared[index].slice);
+            let (gradients, slice) =
+                (self.shared[index].gradients.clone(), self.shared[index].slice);
             let name = format!("grad.shard.{index}");
             let own = self.add(name, DType::F32, vec![slice], MemoryKind::Activations);
             let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };

@@ -18,8 +18,8 @@ use super::routing::load_counters;
 use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::TrainError;
-use crate::world::Peers;
 use crate::device::{Device, OpenDevice};
+use crate::world::Peers;
 
 /// What to compile for.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@ mod compile;
 mod counts;
 mod fallback;
 mod routing;
+mod shards;
 mod step;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -19,6 +20,7 @@ pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
 pub use self::routing::ExpertLoad;
 use self::routing::{LoadCounters, load_counters};
+pub(crate) use self::shards::{Moment, WholeMoment};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
@@ -163,6 +165,7 @@ impl Engine {
                 self.write_value(moment, cast_slice(&buffer))?;
             }
         }
+        self.clear_moment_slices()?;
         self.rounding_seed = seed;
         self.set_applied_steps(0, 0)
     }
@@ -219,11 +222,13 @@ impl Engine {
         Ok((counters[0], counters[1]))
     }
 
-    /// Makes the compute copies again from the master weights.
+    /// Makes the compute copies again from the master weights. Where ranks have slices of those, all
+    /// of them do so at the same time.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn refresh_weight_copies(&mut self) -> Result<(), TrainError> {
+        self.scatter_masters()?;
         Ok(self.executor.run_phase(&self.training, Phase::Weights)?)
     }
 

@@ -1,7 +1,7 @@
 //! What a rank tells the others, and hears of them, on the host.
 
 use deepwell_ir::ops::CollectiveKind;
-use deepwell_ir::{DType, ProcessGroup};
+use deepwell_ir::{DType, ProcessGroup, Shape};
 use deepwell_kernels::{Comm, Exchange};
 
 use crate::TrainError;
@@ -50,12 +50,33 @@ impl Peers {
         let group = ProcessGroup { name: "host".to_string(), ranks: (0..ranks).collect() };
         let exchange = Exchange { kind: CollectiveKind::AllGather, group, dtype: DType::U64 };
         let mut all = vec![0u64; words.len() * ranks as usize];
-        comm.exchange(
-            &exchange,
-            bytemuck::cast_slice(words),
-            bytemuck::cast_slice_mut(&mut all),
-        )?;
+        comm.exchange(&exchange, bytemuck::cast_slice(words), bytemuck::cast_slice_mut(&mut all))?;
         Ok(all.chunks_exact(words.len()).map(<[u64]>::to_vec).collect())
+    }
+
+    /// The numbers of every rank, on rank 0; nothing on the others. All of them give equally many.
+    ///
+    /// # Errors
+    /// As [`Peers::gather`].
+    pub fn collect(&mut self, own: &[f32]) -> Result<Vec<Vec<f32>>, TrainError> {
+        let Some(comm) = &mut self.comm else { return Ok(vec![own.to_vec()]) };
+        let ranks = comm.world_size();
+        let group = ProcessGroup { name: "host".to_string(), ranks: (0..ranks).collect() };
+        let exchange = |kind| Exchange { kind, group: group.clone(), dtype: DType::F32 };
+        if comm.rank() > 0 {
+            let send = exchange(CollectiveKind::Send { to: 0 });
+            comm.exchange(&send, bytemuck::cast_slice(own), &mut [])?;
+            return Ok(Vec::new());
+        }
+        let mut all = vec![own.to_vec()];
+        for from in 1..ranks {
+            let (shape, dtype) = (Shape::new([own.len()]), DType::F32);
+            let mut theirs = vec![0f32; own.len()];
+            let recv = exchange(CollectiveKind::Recv { from, shape, dtype });
+            comm.exchange(&recv, &[], bytemuck::cast_slice_mut(&mut theirs))?;
+            all.push(theirs);
+        }
+        Ok(all)
     }
 
     /// What rank 0 says, which the others pass over their own answer for.

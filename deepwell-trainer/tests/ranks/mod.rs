@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_ir::{Graph, Program, ValueId};
+use deepwell_ir::{Graph, ParameterState, Program, ValueId};
 use deepwell_probe::{Cpu, Hardware};
 
 /// How long a rank waits for another; longer than any of these tests takes.
@@ -17,10 +17,13 @@ pub(crate) fn hardware() -> Hardware {
     Hardware::cpu_only(Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30))
 }
 
-/// Master weights and moments of a program.
-pub(crate) fn state_of(program: &Program) -> Vec<ValueId> {
-    let of_parameter = |state: &deepwell_ir::ParameterState| {
-        [Some(state.master), state.first_moment, state.second_moment]
-    };
+/// Master weights of a program.
+pub(crate) fn masters_of(program: &Program) -> Vec<ValueId> {
+    program.parameters.iter().map(|state| state.master).collect()
+}
+
+/// Moments of a program that are whole.
+pub(crate) fn moments_of(program: &Program) -> Vec<ValueId> {
+    let of_parameter = |state: &ParameterState| [state.first_moment, state.second_moment];
     program.parameters.iter().flat_map(of_parameter).flatten().collect()
 }

@@ -71,11 +71,7 @@ fn shards(program: &Program, buckets: &[(&Call, &AdamW)]) -> Result<(), String> 
 }
 
 /// The parameters of a shard lie one behind the other, within the slices of its group.
-fn shard_places(
-    program: &Program,
-    shard: &Shard,
-    is_sharded: &mut [bool],
-) -> Result<(), String> {
+fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Result<(), String> {
     let Some((_, group)) = program.target.ranks.named(&shard.group) else {
         return Err(format!("it is of group `{}`, which its target does not have", shard.group));
     };

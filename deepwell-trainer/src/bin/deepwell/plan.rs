@@ -118,7 +118,11 @@ impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.plan)?;
         if self.bytes_on_link > 0 {
-            writeln!(f, "  exchange      {} of each rank a step", format_bytes(self.bytes_on_link))?;
+            writeln!(
+                f,
+                "  exchange      {} of each rank a step",
+                format_bytes(self.bytes_on_link)
+            )?;
         }
         f.write_str("\nplans not taken\n")?;
         for rejected in &self.rejected_plans {
