@@ -164,11 +164,8 @@ impl Fabric {
     ) -> CollectiveTime {
         let local = local.clamp(1, ranks.max(1));
         let nodes = ranks.max(1).div_ceil(local);
-        let none = CollectiveTime {
-            seconds: 0.0,
-            algorithm: Algorithm::Ring,
-            protocol: Protocol::Simple,
-        };
+        let none =
+            CollectiveTime { seconds: 0.0, algorithm: Algorithm::Ring, protocol: Protocol::Simple };
         if ranks <= 1 || bytes <= 0.0 {
             return none;
         }
@@ -177,19 +174,18 @@ impl Fabric {
         }
         let mut best = CollectiveTime { seconds: f64::INFINITY, ..none };
         for (index, protocol) in PROTOCOLS.into_iter().enumerate() {
-            let mut candidates = vec![(
-                Algorithm::Ring,
-                self.ring(collective, bytes, ranks, local, nodes, index),
-            )];
-            if collective == Collective::AllReduce {
-                candidates.push((Algorithm::Tree, self.tree(bytes, local, nodes, index)));
-                if let (Protocol::Simple, Some(seconds)) = (protocol, self.nvls(bytes, local, nodes)) {
-                    candidates.push((Algorithm::Nvls, seconds));
-                }
-            }
-            for (algorithm, seconds) in candidates {
+            let mut consider = |algorithm, seconds: f64| {
                 if seconds < best.seconds {
                     best = CollectiveTime { seconds, algorithm, protocol };
+                }
+            };
+            let ring = self.ring(collective, bytes, ranks, local, nodes, index);
+            consider(Algorithm::Ring, ring);
+            if collective == Collective::AllReduce {
+                consider(Algorithm::Tree, self.tree(bytes, local, nodes, index));
+                if protocol == Protocol::Simple {
+                    let nvls = self.nvls(bytes, local, nodes);
+                    consider(Algorithm::Nvls, nvls.unwrap_or(f64::INFINITY));
                 }
             }
         }
@@ -258,8 +254,7 @@ impl Fabric {
         };
         let depth = (nodes as f64).log2().floor();
         let latency_us = TREE_BASE_US[protocol]
-            + 2.0
-                * ((local - 1) as f64 * TREE_NVLINK_US[protocol] + depth * TREE_NET_US[protocol]);
+            + 2.0 * ((local - 1) as f64 * TREE_NVLINK_US[protocol] + depth * TREE_NET_US[protocol]);
         latency_us * 1e-6 + bytes / (bus * 0.5 * 1e9)
     }
 

@@ -35,6 +35,7 @@ mod parallelism;
 mod plan;
 pub mod schedule;
 pub mod score;
+pub mod search;
 pub mod step_time;
 
 pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks};

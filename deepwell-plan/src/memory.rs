@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::{Pass, PipelineOp};
+use crate::schedule::{Pass, PipelineOp, PipelineSchedule};
 use crate::{ActivationRecompute, ModelShape, Parallelism};
 
 const MIB: f64 = (1u64 << 20) as f64;
@@ -235,8 +235,7 @@ fn attention_bytes(
     let heads = shape.heads as f64 / at.tp as f64;
     let (mut bytes, out_width) = match shape.latent {
         Some(latent) => {
-            let (qk, rope, v) =
-                (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
+            let (qk, rope, v) = (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
             // Before and after the latent norms, then queries, keys, values, the keys' projection.
             let low = 2.0 * (latent.q_rank + latent.kv_rank) as f64 + rope;
             let high = 2.0 * (qk + rope) + v + (qk + v);
@@ -279,18 +278,53 @@ pub fn stage_memory(
     layers: &StageLayers,
     order: &[PipelineOp],
 ) -> StageMemory {
+    let peak = |chunk_bytes: &[f64]| peak_bytes(chunk_bytes, order, layers.has_head);
+    memory_at_peak(shape, at, rules, seq, layers, &peak)
+}
+
+/// As [`stage_memory`] with a closed form for what is in flight, for equal chunks: at a cost that
+/// does not grow with micro-batches.
+pub fn stage_memory_estimate(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    seq: usize,
+    stage: usize,
+) -> StageMemory {
+    let layers = StageLayers::even(shape.layers, stage, at.pp, at.vpp);
+    let passes = match at.schedule {
+        PipelineSchedule::OneFOneB if at.vpp > 1 => {
+            2 * (at.pp - stage - 1) + (at.vpp - 1) * at.pp + 1
+        }
+        PipelineSchedule::OneFOneB => at.pp - stage,
+        PipelineSchedule::ZbH1 => at.pp,
+        PipelineSchedule::ZbH2 => 2 * at.pp - 1,
+    };
+    let passes = passes.min(at.micro_batches * at.vpp) as f64 / at.vpp as f64;
+    let peak = |chunk_bytes: &[f64]| chunk_bytes.iter().sum::<f64>() * passes;
+    memory_at_peak(shape, at, rules, seq, &layers, &peak)
+}
+
+fn memory_at_peak(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    seq: usize,
+    layers: &StageLayers,
+    peak: &dyn Fn(&[f64]) -> f64,
+) -> StageMemory {
     let tokens = (seq / at.cp * at.micro_batch) as f64;
     let between = tokens * shape.hidden as f64 / at.sequence_ranks() as f64;
     let mut memory = states(shape, at, rules, layers);
-    let chunk_bytes: Vec<f64> = layers
-        .chunks
-        .iter()
-        .map(|chunk| {
-            let of = |layer: &usize| layer_activation_bytes(shape, at, rules, seq, *layer);
-            chunk.iter().map(of).sum()
-        })
-        .collect();
-    memory.activations = peak_bytes(&chunk_bytes, order, layers.has_head);
+    // Layers of a kind are alike.
+    let of_layer = |layer| layer_activation_bytes(shape, at, rules, seq, layer);
+    let (dense, expert) = (of_layer(0), of_layer(shape.layers.saturating_sub(1)));
+    let of_chunk = |chunk: &Vec<usize>| {
+        let experts = chunk.iter().filter(|&&layer| shape.has_experts(layer)).count();
+        (chunk.len() - experts) as f64 * dense + experts as f64 * expert
+    };
+    let chunk_bytes: Vec<f64> = layers.chunks.iter().map(of_chunk).collect();
+    memory.activations = peak(&chunk_bytes);
     if layers.has_head {
         // The last norm's input and output.
         memory.activations += 4.0 * between;
@@ -382,7 +416,7 @@ fn peak_bytes(chunk_bytes: &[f64], order: &[PipelineOp], has_head: bool) -> f64 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{PipelineSchedule, orders};
+    use crate::schedule::orders;
 
     /// Bytes of a layer beside those of "Reducing Activation Recomputation in Large Transformer
     /// Models" (arXiv 2205.05198), table 2; statistics of the softmax are not in its formulas.

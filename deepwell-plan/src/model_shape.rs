@@ -118,8 +118,7 @@ impl ModelShape {
         let (hidden, heads, tp) = (self.hidden as f64, self.heads as f64, tp as f64);
         if let Some(latent) = self.latent {
             let (q, kv) = (latent.q_rank as f64, latent.kv_rank as f64);
-            let (qk, rope, v) =
-                (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
+            let (qk, rope, v) = (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
             let (down, q_up) = if latent.q_rank > 0 {
                 (hidden * q + self.norm_vectors as f64 * q, q * heads * (qk + rope))
             } else {
@@ -201,9 +200,9 @@ impl ModelShape {
         let active: f64 = (0..self.layers)
             .map(|layer| {
                 let all = self.layer_parameters(layer, 1, 1, 1);
-                let share = self.experts.map_or(1.0, |experts| {
-                    experts.top_k as f64 / experts.experts.max(1) as f64
-                });
+                let share = self
+                    .experts
+                    .map_or(1.0, |experts| experts.top_k as f64 / experts.experts.max(1) as f64);
                 all.dense + all.routed * share
             })
             .sum();
@@ -238,13 +237,8 @@ mod tests {
             ..ModelShape::gpt(126, 16384, 128, 128_256, 8192)
         };
         check(&llama, 405.9);
-        let experts = ExpertShape {
-            experts: 256,
-            top_k: 8,
-            ffn: 2048,
-            shared_ffn: 2048,
-            dense_layers: 3,
-        };
+        let experts =
+            ExpertShape { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3 };
         let latent =
             LatentAttention { q_rank: 1536, kv_rank: 512, qk_dim: 128, rope_dim: 64, v_dim: 128 };
         let deepseek = ModelShape {

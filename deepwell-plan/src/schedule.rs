@@ -17,6 +17,7 @@
 
 mod orders;
 mod simulate;
+mod timeline;
 
 use std::fmt;
 use std::str::FromStr;

@@ -4,6 +4,9 @@
 //! attention, memory-bound kernels, and exposed communication; the pipeline is simulated over
 //! them; data-parallel communication and the optimizer follow.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::collectives::{Collective, Fabric};
@@ -104,8 +107,17 @@ struct LayerTime {
     exposed: f64,
 }
 
+/// What a layer's time depends on while model, GPU, rules and sequence stay: TP and SP, CP, EP,
+/// ETP, micro-batch, recomputation, FP8, experts.
+type LayerKey = ((usize, bool), usize, usize, usize, usize, ActivationRecompute, bool, bool);
+
+/// Times of layers that a search has asked for, of one model, GPU, set of rules and sequence.
+#[derive(Default)]
+pub(crate) struct LayerTimes(RefCell<HashMap<LayerKey, LayerTime>>);
+
 /// The parts of the model that all functions here look at.
 struct Cost<'a> {
+    known: Option<&'a LayerTimes>,
     shape: &'a ModelShape,
     at: &'a Parallelism,
     gpu: &'a GpuModel,
@@ -126,7 +138,7 @@ pub fn step_time(
     rules: &StepRules,
     seq: usize,
 ) -> Result<StepTime, PlanError> {
-    let cost = Cost { shape, at, gpu, fabric, rules, seq };
+    let cost = Cost { known: None, shape, at, gpu, fabric, rules, seq };
     let times = cost.stage_times();
     let order = orders(at.schedule, at.pp, at.micro_batches, at.vpp)?;
     let run = simulate(&order, at.vpp, &times)?;
@@ -145,7 +157,7 @@ pub fn pipeline_run(
     rules: &StepRules,
     seq: usize,
 ) -> Result<PipelineRun, PlanError> {
-    let times = Cost { shape, at, gpu, fabric, rules, seq }.stage_times();
+    let times = Cost { known: None, shape, at, gpu, fabric, rules, seq }.stage_times();
     simulate(&orders(at.schedule, at.pp, at.micro_batches, at.vpp)?, at.vpp, &times)
 }
 
@@ -159,20 +171,44 @@ pub fn step_time_estimate(
     rules: &StepRules,
     seq: usize,
 ) -> StepTime {
-    let cost = Cost { shape, at, gpu, fabric, rules, seq };
-    let (first, last) = (cost.stage_time(0), cost.stage_time(at.pp - 1));
-    let total = |times: &OpTimes| times.forward + times.input_grad + times.weight_grad;
-    let slowest = if total(&last) > total(&first) { last } else { first };
-    let (count, stages) = (at.micro_batches as f64, at.pp as f64);
-    let hops = 2.0 * (stages * at.vpp as f64 - 1.0) * first.p2p;
-    let filling = match at.schedule {
-        PipelineSchedule::OneFOneB => total(&first) / at.vpp as f64,
-        PipelineSchedule::ZbH1 => (total(&first) - 2.0 * first.weight_grad).max(0.0),
-        PipelineSchedule::ZbH2 => (total(&first) - 3.0 * first.weight_grad).max(0.0),
-    };
-    let bubble = (stages - 1.0) * filling + if at.pp > 1 { hops } else { 0.0 };
-    let pipeline = count * total(&slowest) + bubble;
-    cost.with_data_parallel(&[first, last], pipeline, bubble / pipeline)
+    Cost { known: None, shape, at, gpu, fabric, rules, seq }.estimate()
+}
+
+/// As [`step_time_estimate`], with times of layers kept in `known` from call to call.
+pub(crate) fn step_time_known(
+    shape: &ModelShape,
+    at: &Parallelism,
+    machine: (&GpuModel, &Fabric),
+    rules: &StepRules,
+    seq: usize,
+    known: &LayerTimes,
+) -> StepTime {
+    let (gpu, fabric) = machine;
+    Cost { known: Some(known), shape, at, gpu, fabric, rules, seq }.estimate()
+}
+
+impl Cost<'_> {
+    fn estimate(&self) -> StepTime {
+        let at = self.at;
+        let (first, last) = (self.stage_time(0), self.stage_time(at.pp - 1));
+        // Of the stages between them the first without dense layers has the most to do.
+        let dense = self.shape.experts.map_or(0, |experts| experts.dense_layers);
+        let each = self.shape.layers.div_ceil(at.pp * at.vpp).max(1);
+        let middle = self.stage_time(dense.div_ceil(each).min(at.pp - 1));
+        let total = |times: &OpTimes| times.forward + times.input_grad + times.weight_grad;
+        let slower = |a, b| if total(&b) > total(&a) { b } else { a };
+        let slowest = slower(slower(first, middle), last);
+        let (count, stages) = (at.micro_batches as f64, at.pp as f64);
+        let hops = 2.0 * (stages * at.vpp as f64 - 1.0) * first.p2p;
+        let filling = match at.schedule {
+            PipelineSchedule::OneFOneB => total(&slowest) / at.vpp as f64,
+            PipelineSchedule::ZbH1 => (total(&slowest) - 2.0 * slowest.weight_grad).max(0.0),
+            PipelineSchedule::ZbH2 => (total(&slowest) - 3.0 * slowest.weight_grad).max(0.0),
+        };
+        let bubble = (stages - 1.0) * filling + if at.pp > 1 { hops } else { 0.0 };
+        let pipeline = count * total(&slowest) + bubble;
+        self.with_data_parallel(&[first, slowest, last], pipeline, bubble / pipeline)
+    }
 }
 
 impl Cost<'_> {
@@ -225,7 +261,8 @@ impl Cost<'_> {
             // Causal: half of the square. Backward is five GEMMs where forward is two.
             let half = flops / 2.0 / gpu.bf16_flops;
             let mut forward = half / gpu.attention_forward_efficiency / self.rules.attention_share;
-            let mut backward = 2.5 * half / gpu.attention_backward_efficiency / self.rules.attention_share;
+            let mut backward =
+                2.5 * half / gpu.attention_backward_efficiency / self.rules.attention_share;
             if at.cp > 1 {
                 // A ring of keys and values beside the computation, as fast as the slower of them.
                 let kv = 4.0 * self.tokens() * (self.shape.kv_heads * self.shape.head_dim) as f64
@@ -250,6 +287,28 @@ impl Cost<'_> {
     }
 
     fn layer(&self, layer: usize) -> LayerTime {
+        let Some(LayerTimes(known)) = self.known else { return self.layer_anew(layer) };
+        let at = self.at;
+        let has_experts = self.shape.has_experts(layer);
+        let key = (
+            (at.tp, at.sp),
+            at.cp,
+            at.ep,
+            at.etp,
+            at.micro_batch,
+            at.recompute,
+            self.rules.fp8,
+            has_experts,
+        );
+        let found = known.borrow().get(&key).copied();
+        found.unwrap_or_else(|| {
+            let time = self.layer_anew(layer);
+            known.borrow_mut().insert(key, time);
+            time
+        })
+    }
+
+    fn layer_anew(&self, layer: usize) -> LayerTime {
         let (shape, at) = (self.shape, self.at);
         let (hidden, tp) = (shape.hidden as f64, at.tp as f64);
         let tokens = self.tokens();
@@ -432,7 +491,8 @@ impl Cost<'_> {
         let (mut reduce, mut gather) = (0.0, 0.0);
         let mut held_states = 0.0;
         for (parameters, ranks, local) in groups {
-            let time = |collective, bytes| self.fabric.time(collective, bytes, ranks, local).seconds;
+            let time =
+                |collective, bytes| self.fabric.time(collective, bytes, ranks, local).seconds;
             let gradients = parameters * self.rules.gradient_bytes;
             if at.zero == 0 {
                 reduce += time(Collective::AllReduce, gradients);
@@ -451,9 +511,7 @@ impl Cost<'_> {
         if at.zero >= 3 {
             // Parameters are gathered for each pass, layer by layer beside the one before.
             let slow = self.rules.interference - 1.0;
-            let both = |compute: f64, comm: f64| {
-                (compute + slow * comm.min(compute)).max(comm)
-            };
+            let both = |compute: f64, comm: f64| (compute + slow * comm.min(compute)).max(comm);
             // A collective for each layer, each with its own latency.
             let latency = self.layer_latency(ranks) * shape.layers as f64;
             let pass =

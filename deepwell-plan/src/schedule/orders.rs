@@ -31,12 +31,10 @@ pub fn orders(
             return Ok((0..stages).map(of_stage).collect());
         }
         PipelineSchedule::OneFOneB => one_f_one_b,
-        PipelineSchedule::ZbH1 => |stage, stages, count| {
-            zero_bubble(stages - stage, stage, count)
-        },
-        PipelineSchedule::ZbH2 => |stage, stages, count| {
-            zero_bubble(2 * (stages - stage) - 1, 2 * stage, count)
-        },
+        PipelineSchedule::ZbH1 => |stage, stages, count| zero_bubble(stages - stage, stage, count),
+        PipelineSchedule::ZbH2 => {
+            |stage, stages, count| zero_bubble(2 * (stages - stage) - 1, 2 * stage, count)
+        }
     };
     if chunks > 1 {
         return Err(PlanError::Request {

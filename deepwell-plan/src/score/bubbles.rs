@@ -23,7 +23,8 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
         for (column, schedule, interleaved) in CELLS {
             let Some(measured) = row.number(column)? else { continue };
             let predicted = rate(&row, schedule, interleaved)?;
-            let label = format!("{} p{} m{} {column}", row.text("model"), row.text("p"), row.text("m"));
+            let label =
+                format!("{} p{} m{} {column}", row.text("model"), row.text("p"), row.text("m"));
             scored.rows.push(ScoredRow::new(row.line, label, &column[4..], predicted, measured));
         }
     }

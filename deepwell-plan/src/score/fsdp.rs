@@ -26,7 +26,8 @@ const MPT: [(&str, usize, usize, usize); 6] = [
 ];
 
 pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
-    let mut scored = Scored::new("throughput and micro-batch, llm-foundry FSDP", "tokens/s/GPU", false);
+    let mut scored =
+        Scored::new("throughput and micro-batch, llm-foundry FSDP", "tokens/s/GPU", false);
     scored.published = "regret: nobody";
     scored.ranks = true;
     scored.larger_is_better = true;
@@ -82,7 +83,9 @@ impl Run {
             "FS" | "FULL_SHARD" => 3,
             "SGO" | "SHARD_GRAD_OP" => 2,
             "NO" | "NO_SHARD" => 0,
-            other => return Err(row.refuse(format!("`shard`: expected FS, SGO or NO, got `{other}`"))),
+            other => {
+                return Err(row.refuse(format!("`shard`: expected FS, SGO or NO, got `{other}`")));
+            }
         };
         if row.text("offload") == "1" {
             return Err(row.refuse("`offload`: expected 0, got 1; it is not modelled".to_string()));

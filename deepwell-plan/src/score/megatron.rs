@@ -294,7 +294,8 @@ fn last_stage(
 
 /// The last stage of a layout such as `Et*3|(tt|)*6mL`.
 fn layout_stage(row: &Row<'_>, layout: &str, pp: usize) -> Result<StageLayers, PlanError> {
-    let wrong = || row.refuse(format!("`layout`: expected stages of E, t, m and L, got `{layout}`"));
+    let wrong =
+        || row.refuse(format!("`layout`: expected stages of E, t, m and L, got `{layout}`"));
     let text = expand(layout).ok_or_else(wrong)?;
     let parts: Vec<&str> = text.split('|').collect();
     let vpp = row.share("stages of the layout", parts.len(), pp)?;

@@ -22,11 +22,8 @@ pub(super) struct Row<'a> {
 impl Table {
     /// Reads a header and its rows; lines of `#` and empty ones are passed over.
     pub(super) fn read(name: &str, text: &str) -> Result<Table, PlanError> {
-        let refuse = |line: usize, what: String| PlanError::Score {
-            file: name.to_string(),
-            line,
-            what,
-        };
+        let refuse =
+            |line: usize, what: String| PlanError::Score { file: name.to_string(), line, what };
         let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
         let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let Some((header_line, header)) = lines.next() else {
@@ -126,7 +123,8 @@ impl<'a> Row<'a> {
             // Larger sizes would overflow products of them.
             Some(size) if size >= 1.0 && size.fract() == 0.0 && size <= 1e9 => Ok(size as usize),
             Some(size) => {
-                Err(self.refuse(format!("`{column}`: expected a whole number from 1, got `{size}`")))
+                Err(self
+                    .refuse(format!("`{column}`: expected a whole number from 1, got `{size}`")))
             }
         }
     }
@@ -140,12 +138,7 @@ impl<'a> Row<'a> {
     }
 
     /// How many ways `whole` is divided, in equal parts.
-    pub(super) fn share(
-        &self,
-        what: &str,
-        whole: usize,
-        part: usize,
-    ) -> Result<usize, PlanError> {
+    pub(super) fn share(&self, what: &str, whole: usize, part: usize) -> Result<usize, PlanError> {
         if part == 0 || whole < part || !whole.is_multiple_of(part) {
             return Err(self.refuse(format!("{what}: expected a multiple of {part}, got {whole}")));
         }
@@ -159,17 +152,19 @@ mod tests {
 
     #[test]
     fn tables_are_read_or_refused_with_the_line() {
-        let check = |text: &str, expected: Result<&[&str], (usize, &str)>| {
-            match (Table::read("t.csv", text), expected) {
-                (Ok(table), Ok(cells)) => {
-                    let found: Vec<&str> = table.rows().flat_map(|row| row.cells).map(|s| s.as_str()).collect();
-                    assert_eq!(found, cells);
-                }
-                (Err(PlanError::Score { line, what, .. }), Err((at, part))) => {
-                    assert!(line == at && what.contains(part), "{line}: {what}");
-                }
-                (found, _) => panic!("{text:?}: {found:?}"),
+        let check = |text: &str, expected: Result<&[&str], (usize, &str)>| match (
+            Table::read("t.csv", text),
+            expected,
+        ) {
+            (Ok(table), Ok(cells)) => {
+                let found: Vec<&str> =
+                    table.rows().flat_map(|row| row.cells).map(|s| s.as_str()).collect();
+                assert_eq!(found, cells);
             }
+            (Err(PlanError::Score { line, what, .. }), Err((at, part))) => {
+                assert!(line == at && what.contains(part), "{line}: {what}");
+            }
+            (found, _) => panic!("{text:?}: {found:?}"),
         };
         check("a,b\n1,2\n", Ok(&["1", "2"]));
         check("# source\na,b\r\n\r\n 1 ,\"x, \"\"y\"\"\"\r\n", Ok(&["1", "x, \"y\""]));
@@ -187,7 +182,10 @@ mod tests {
         assert_eq!(row.size_or("c", 3).unwrap(), 3);
         for (column, part) in [("b", "got `x`"), ("c", "got nothing"), ("d", "got `-2`")] {
             let error = row.size(column).unwrap_err().to_string();
-            assert!(error.contains(part) && error.contains("t.csv") && error.contains("line 2"), "{error}");
+            assert!(
+                error.contains(part) && error.contains("t.csv") && error.contains("line 2"),
+                "{error}"
+            );
         }
         assert!(row.share("GPUs", 8, 3).is_err());
     }

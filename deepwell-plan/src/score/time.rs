@@ -115,12 +115,8 @@ fn chosen(
     let mut first_error = None;
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
         for vpp in 1..=if base.pp > 1 { 8 } else { 1 } {
-            let at = Parallelism {
-                micro_batch,
-                micro_batches: per_rank / micro_batch,
-                vpp,
-                ..*base
-            };
+            let at =
+                Parallelism { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
             if vpp > 1 && !shape.layers.is_multiple_of(at.pp * vpp) {
                 continue;
             }
@@ -153,24 +149,18 @@ pub(super) fn sc21(table: &Table) -> Result<Scored, PlanError> {
         let shape = gpt(&row, A100_SEQ, A100_VOCAB)?;
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
-        let base = Parallelism {
-            tp,
-            pp,
-            dp,
-            recompute: ActivationRecompute::Full,
-            ..Parallelism::SINGLE
-        };
-        let memory = MemoryRules {
-            attention: AttentionKernel::Unfused,
-            ..MemoryRules::megatron()
-        };
+        let base =
+            Parallelism { tp, pp, dp, recompute: ActivationRecompute::Full, ..Parallelism::SINGLE };
+        let memory = MemoryRules { attention: AttentionKernel::Unfused, ..MemoryRules::megatron() };
         let rules = (&StepRules::MEGATRON_2021, &memory);
         let (at, time) = chosen(&row, &shape, &base, &gpu, &a100_fabric(), rules, A100_SEQ)?;
         let measured = sc21_seconds(&row, &shape)?;
         let label = format!("{}B {at}", row.text("params_B"));
         scored.rows.push(ScoredRow::new(row.line, label, "sc21", time, measured));
     }
-    scored.notes.push("micro-batch and interleaving are not in the table: those of least time".into());
+    scored
+        .notes
+        .push("micro-batch and interleaving are not in the table: those of least time".into());
     Ok(scored)
 }
 
@@ -193,7 +183,8 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let base = Parallelism { tp, pp, dp, sp: tp > 1, zero: 1, ..Parallelism::SINGLE };
-        let rules = (&StepRules::MODERN, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
+        let rules =
+            (&StepRules::MODERN, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
         let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
         let tokens = (row.size("gbs")? * seq) as f64;
         let flops = shape.model_flops(tokens, seq);
@@ -201,7 +192,9 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         let label = format!("{} {at}", row.text("params"));
         scored.rows.push(ScoredRow::new(row.line, label, "h100", time, measured));
     }
-    scored.notes.push("micro-batch and interleaving are not in the table: those of least time".into());
+    scored
+        .notes
+        .push("micro-batch and interleaving are not in the table: those of least time".into());
     Ok(scored)
 }
 
@@ -227,7 +220,8 @@ pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
             ("ptd(MP96)", true) => (8, 12),
             ("ptd(MP280)", false) => (8, 35),
             _ => {
-                let what = format!("`scheme`: expected zero3, ptd(MP96) or ptd(MP280), got `{scheme}`");
+                let what =
+                    format!("`scheme`: expected zero3, ptd(MP96) or ptd(MP280), got `{scheme}`");
                 return Err(row.refuse(what));
             }
         };
