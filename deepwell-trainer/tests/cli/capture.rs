@@ -83,7 +83,7 @@ fn a_mixture_is_counted_and_planned() {
         check_error(
             &[command, &model],
             2,
-            &["op `latent_attention` has no backward rule", "captured and counted, not trained yet"],
+            &["op `latent_attention` has no backward rule", "captured and counted, not trained"],
         );
     }
 }
