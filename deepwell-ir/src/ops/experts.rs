@@ -39,8 +39,8 @@ impl ExpertActivation {
 /// over its chosen experts of the gate times the expert's output.
 ///
 /// The whole of a layer's experts as one node, as capture makes it: it holds a model's structure
-/// and counts. No kernel computes it, nor has it a derivative: `deepwell_moe::expand` turns it into ops
-/// that move the tokens.
+/// and counts. No kernel computes it, nor has it a derivative: `deepwell_moe::expand` turns it
+/// into ops that move the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// What stands between the projections.
