@@ -210,8 +210,8 @@ FOLDERS = {
     "qwen3": lambda: of_class("Qwen3", head_dim=16),
     "qwen3 tied": lambda: of_class("Qwen3", head_dim=16, tie_word_embeddings=True),
     "mixtral": lambda: of_class("Mixtral", **EXPERTS),
-    # Not one expert a token: its gate over the sum of its gates is 1 whatever the router says, whose
-    # gradient is then rounding, which AdamW scales up to whole steps.
+    # Not one expert a token: its gate over the sum of its gates is 1 whatever the router says, so
+    # that nothing but rounding determines the router's gradient.
     "mixtral 2 of 3": lambda: of_class("Mixtral", num_local_experts=3, num_experts_per_tok=2),
     "mixtral all": lambda: of_class("Mixtral", num_local_experts=3, num_experts_per_tok=3),
     "qwen3_moe": lambda: of_class("Qwen3Moe", **QWEN_EXPERTS),

@@ -226,7 +226,7 @@ fn gradients_are_those_of_finite_differences() {
         for (state, gradient) in parameters.iter().zip(&gradients) {
             let at = read(&mut engine, state.master);
             let size = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
-            assert!(size > 1e-4, "{name}: the gradient of `{}` is only {size}", state.name);
+            assert!(size > 1e-5, "{name}: the gradient of `{}` is only {size}", state.name);
             let mut loss_at = |distance: f64| {
                 let moved = at.iter().zip(gradient);
                 let moved: Vec<f32> = moved

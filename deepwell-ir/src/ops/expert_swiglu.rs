@@ -13,7 +13,7 @@ use crate::{DType, IrError, Node, OpError, Shape};
 ///
 /// The gate multiplies what goes into the down projection, not what comes out of it (as in
 /// Megatron-LM, where transformers multiplies the output): in exact numbers the same, but the
-/// gradient of the gate is then `⟨dout, activation⟩`, which needs no output of an expert to be kept.
+/// gradient of the gate is then `⟨dout, activation⟩`, for which no output of an expert is kept.
 /// In MXFP8 it is the product that is quantized.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSwiGlu {
@@ -68,7 +68,7 @@ impl OpRule for ExpertSwiGlu {
 
 /// dout, gate, up `[R, F]`, gates, rows, pairs → dgate, dup `[R, F]`, dgates f32 `[T, K]`.
 ///
-/// dgates of a pair is the dot product of its row of `dout` with the activation of its row, computed
+/// dgates of a pair is the dot product of its row of `dout` with the activation of its row, made
 /// again; 0 for a pair that was dropped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSwiGluBackward {

@@ -38,9 +38,9 @@ impl ExpertActivation {
 /// `[E, D, F]` (, their biases `[E, F]`, `[E, F]`, `[E, D]`) → `[T, D]`: for each token the sum
 /// over its chosen experts of the gate times the expert's output.
 ///
-/// The whole of a layer's experts as one node, as capture makes it: it holds a model's structure and
-/// counts. No kernel computes it, nor has it a derivative: `deepwell_moe::expand` turns it into ops
-/// that move the tokens.
+/// The whole of a layer's experts as one node, as capture makes it: it holds a model's structure
+/// and counts. No kernel computes it, nor has it a derivative: `deepwell_moe::expand` turns it
+/// into ops that move the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// What stands between the projections.

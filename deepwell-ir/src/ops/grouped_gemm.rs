@@ -9,12 +9,12 @@
 //! | dgrad, [`GroupedGemmInputGrad`] | `dx_e = dy_e · w[e]` | as fprop |
 //! | wgrad, [`GroupedGemmWeightGrad`] | `dw[e] (+)= dy_eᵀ · x_e` | all of `dw` |
 //!
-//! Where wgrad overwrites, the matrix of a group without rows becomes exactly 0; where it adds, that
-//! matrix stays as it was.
+//! Where wgrad overwrites, the matrix of a group without rows becomes exactly 0; where it adds,
+//! that matrix stays as it was.
 //!
 //! Rows of operands without a pair are zero, within groups and behind them; a kernel may multiply
-//! them, or leave them out and write zeros. `offsets` are values of the device and not known where a
-//! kernel is launched: a grid is sized for `R` rows.
+//! them, or leave them out and write zeros. `offsets` are values of the device and not known where
+//! a kernel is launched: a grid is sized for `R` rows.
 //!
 //! # Quantized operands
 //!
@@ -29,10 +29,11 @@
 //!
 //! The scales of `[M, K]` are tiles `[M/128, K/128, 512]`, quotients rounded up, G times with a
 //! leading `G`. Each matrix of a weight is quantized by itself: its tiles begin anew.
-//! Activations and gradients are quantized as one matrix of `R` rows. So the scales of row `r` of `x`
-//! are where those of row `r` of any matrix are, whatever its group, and a tile of 128 rows belongs
-//! to one group alone only where `align` is a multiple of 128. Of wgrad, block `j` along K is rows
-//! `32·j..32·j + 32` of the buffer; group `e` has the blocks `offsets[e]/32..offsets[e + 1]/32`.
+//! Activations and gradients are quantized as one matrix of `R` rows. So the scales of row `r` of
+//! `x` are where those of row `r` of any matrix are, whatever its group, and a tile of 128 rows
+//! belongs to one group alone only where `align` is a multiple of 128. Of wgrad, block `j` along K
+//! is rows `32·j..32·j + 32` of the buffer; group `e` has the blocks
+//! `offsets[e]/32..offsets[e + 1]/32`.
 //! Where 128 elements share an exponent, `align` is a multiple of 128.
 
 use deepwell_precision::QuantFormat;

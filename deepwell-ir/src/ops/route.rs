@@ -29,8 +29,8 @@ pub struct RouteGroups {
     pub chosen: usize,
 }
 
-/// logits f32 `[T, E]` (, selection bias f32 `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`, best
-/// first, ties to the lower index.
+/// logits f32 `[T, E]` (, selection bias f32 `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`,
+/// best first, ties to the lower index.
 ///
 /// The choice is by the score plus the bias; the gates are the scores without it, and have a
 /// gradient. The choice has none, nor has the bias: it is moved by counts of tokens.

@@ -205,8 +205,8 @@ pub(super) fn with_routers_in_f32(
     report.into_iter().map(of_tensor).collect()
 }
 
-/// Rows that a group of tokens is a multiple of, so that no scale is shared across groups: 32, or as
-/// many as share a scale along K in any operand of an expert's GEMMs under `policy`.
+/// Rows that a group of tokens is a multiple of, so that no scale is shared across groups: 32, or
+/// as many as share a scale along K in any operand of an expert's GEMMs under `policy`.
 ///
 /// # Errors
 /// A policy that cannot be applied.

@@ -57,7 +57,7 @@ fn an_exported_model_as_a_table() {
 }
 
 #[test]
-fn a_mixture_is_counted_and_not_planned() {
+fn a_mixture_is_counted_and_planned() {
     let folder = Folder::new();
     let model = mixture(&folder);
     let summary = json_of(&["capture", &model, "--summary", "--json"]);
@@ -66,11 +66,24 @@ fn a_mixture_is_counted_and_not_planned() {
         summary["tags"].as_array().unwrap().iter().filter_map(|tag| tag["tag"].as_str()).collect();
     assert_eq!(tags, ["embed", "norm", "attn", "router", "experts", "head"]);
     assert_eq!(summary["keys_without_effect"], json!(["router_aux_loss_coef"]));
+    let planned = json_of(&["plan", &model, "--seq", "32", "--json"]);
+    assert!(planned["plan"].is_object(), "{planned}");
+    // Latent attention has no kernel yet.
+    let latent = json!({
+        "model_type": "deepseek_v3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+        "kv_lora_rank": 16, "q_lora_rank": null, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "norm_topk_prob": true, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1
+    });
+    let model = folder.file("deepseek.json", latent.to_string());
     for command in ["plan", "dryrun"] {
         check_error(
             &[command, &model],
             2,
-            &["op `experts` has no backward rule", "captured and counted, not trained yet"],
+            &["op `latent_attention` has no backward rule", "captured and counted, not trained"],
         );
     }
 }

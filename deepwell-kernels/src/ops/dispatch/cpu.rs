@@ -89,7 +89,7 @@ mod tests {
                     (0..top_k).map(move |choice| ((first + choice) % experts) as i32)
                 };
                 let spread: Vec<i32> = (0..tokens).flat_map(|_| token()).collect();
-                // All on the first, on the last; the first and the last stay empty with one between.
+                // All on the first, on the last; on one between, both stay empty.
                 let all_on = |expert: usize| -> Vec<i32> {
                     let of_token = (0..top_k).map(|choice| ((expert + choice) % experts) as i32);
                     of_token.cycle().take(tokens * top_k).collect()

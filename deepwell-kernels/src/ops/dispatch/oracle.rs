@@ -36,7 +36,7 @@ pub fn forward(
                 grouped.pairs.push(pair as i32);
             }
         }
-        while grouped.pairs.len() % align != 0 {
+        while !grouped.pairs.len().is_multiple_of(align) {
             grouped.pairs.push(-1);
         }
         grouped.offsets.push(grouped.pairs.len() as i32);

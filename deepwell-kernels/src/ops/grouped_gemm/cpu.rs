@@ -90,8 +90,8 @@ pub struct Sizes {
 /// One of the three GEMMs of a layer for each group of rows.
 ///
 /// Plain operands: fprop takes `a` = x `[rows, k]` and `b` = w `[groups, n, k]`, dgrad dy `[rows,
-/// n]` and w, wgrad dy and x. Quantized ones lie along their contraction: of dgrad w is `[groups, k,
-/// n]`, of wgrad `a` is `[n, rows]` and `b` is `[k, rows]`. `out` is `[rows, n]`, `[rows, k]` or
+/// n]` and w, wgrad dy and x. Quantized ones lie along their contraction: of dgrad w is `[groups,
+/// k, n]`, of wgrad `a` is `[n, rows]` and `b` is `[k, rows]`. `out` is `[rows, n]`, `[rows, k]` or
 /// `[groups, n, k]`.
 ///
 /// # Errors
@@ -207,7 +207,7 @@ impl MatrixIn {
     }
 }
 
-/// Where a call's operands are and how large: which GEMM, the data of `b`, `offsets`, and the sizes.
+/// Where a call's operands are, how large: which GEMM, the data of `b`, `offsets`, and the sizes.
 fn layout(op: &Op, shape: &dyn Fn(usize) -> Vec<usize>) -> Option<(GemmKind, [usize; 2], Sizes)> {
     let (kind, b, offsets, is_scaled) = match op {
         Op::GroupedGemm(_) => (GemmKind::Fprop, 1, 2, false),

@@ -8,8 +8,8 @@ use crate::cpu::calls::{Operands, Run, by_float};
 use crate::cpu::element::Element;
 use crate::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
 
-/// Rows of pairs: `x` `[tokens, columns]`, `pairs` `[rows]`, `out` `[rows, columns]`, zero for a row
-/// without a pair. A pair is `token * top_k + choice`.
+/// Rows of pairs: `x` `[tokens, columns]`, `pairs` `[rows]`, `out` `[rows, columns]`, zero for a
+/// row without a pair. A pair is `token * top_k + choice`.
 ///
 /// # Panics
 ///

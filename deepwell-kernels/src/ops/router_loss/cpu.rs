@@ -21,8 +21,8 @@ pub struct Routed<'a> {
     pub loss_scale: f32,
 }
 
-/// Adds the losses of a micro-batch, times its share of the step's tokens, to `loss`, or writes them
-/// there; writes their gradient `[tokens, experts]`, if it is asked for.
+/// Adds the losses of a micro-batch, times its share of the step's tokens, to `loss`, or writes
+/// them there; writes their gradient `[tokens, experts]`, if it is asked for.
 ///
 /// # Errors
 ///
