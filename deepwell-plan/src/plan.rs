@@ -95,7 +95,8 @@ impl fmt::Display for Plan {
         };
         writeln!(
             f,
-            "  batch         {} x {seq} tokens = {ranks}{micro_batches} micro-batches of {micro_batch}",
+            "  batch         {} x {seq} tokens = {ranks}{micro_batches} micro-batches of \
+             {micro_batch}",
             micro_batches * micro_batch * parallel.data
         )?;
         if !parallel.is_single() {

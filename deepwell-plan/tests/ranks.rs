@@ -1,5 +1,5 @@
-//! Programs of ranks that split the batch: what is summed, what it costs, and what the verifier says
-//! of one that leaves something out.
+//! Programs of ranks that split the batch: what is summed, what it costs, and what the verifier
+//! says of one that leaves something out.
 
 mod common;
 

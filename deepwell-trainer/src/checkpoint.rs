@@ -140,8 +140,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a checkpoint of the state after `position.step`, or begins to. Where ranks have slices
-    /// of the moments, all of them come here, and rank 0 writes.
+    /// Writes a checkpoint of the state after `position.step`, or begins to. Where ranks have
+    /// slices of the moments, all of them come here, and rank 0 writes.
     ///
     /// # Errors
     /// Non-finite state, or a disk that refuses; nothing is listed then. An error of the thread

@@ -44,8 +44,8 @@ fn scale(targets: &[i32]) -> f32 {
     1.0 / targets.iter().filter(|&&target| target != IGNORED_TARGET).count() as f32
 }
 
-/// What a run gave: bits of loss and norm of each step, then of all masters, and of all moments that
-/// are whole.
+/// What a run gave: bits of loss and norm of each step, then of all masters, and of all moments
+/// that are whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Bits {
     steps: Vec<[u32; 2]>,

@@ -67,8 +67,11 @@ fn go_until(settings: &Settings, step: u64) -> RunSummary {
     run(settings, RunOptions::default(), stop, &mut progress).expect("a run")
 }
 
-/// Step, loss and norm of each training step; step and loss of each evaluation.
-fn metrics(out: &Path) -> (Vec<(u64, f64, f64)>, Vec<(u64, f64)>) {
+/// Step, loss and norm of each training step.
+type Steps = Vec<(u64, f64, f64)>;
+
+/// The training steps of a run; step and loss of each evaluation.
+fn metrics(out: &Path) -> (Steps, Vec<(u64, f64)>) {
     let text = fs::read_to_string(Trainer::metrics_path(out)).expect("metrics");
     let records: Vec<Record> =
         text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect();

@@ -71,8 +71,8 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Lets every rank's present and later exchanges fail with a reason of `rank`, unless a rank has
-    /// failed before.
+    /// Lets every rank's present and later exchanges fail with a reason of `rank`, unless a rank
+    /// has failed before.
     pub fn abort(&self, rank: u32, reason: &str) {
         self.world.abort(rank, reason);
     }

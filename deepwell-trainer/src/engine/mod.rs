@@ -222,8 +222,8 @@ impl Engine {
         Ok((counters[0], counters[1]))
     }
 
-    /// Makes the compute copies again from the master weights. Where ranks have slices of those, all
-    /// of them do so at the same time.
+    /// Makes the compute copies again from the master weights. Where ranks have slices of those,
+    /// all of them do so at the same time.
     ///
     /// # Errors
     /// What the backend refuses.

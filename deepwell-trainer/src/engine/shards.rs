@@ -1,9 +1,9 @@
 //! Optimizer state of which this rank has one slice of each bucket.
 //!
-//! Between steps the masters are whole on every rank, where the weights' body gathers them, so that
-//! whoever reads or writes them sees no slices. Before the body runs on masters that the host wrote,
-//! each rank takes its slices from there. Moments are nowhere whole: rank 0 collects them for a
-//! checkpoint.
+//! Between steps the masters are whole on every rank, where the weights' body gathers them, so
+//! that whoever reads or writes them sees no slices. Before the body runs on masters that the host
+//! wrote, each rank takes its slices from there. Moments are nowhere whole: rank 0 collects them
+//! for a checkpoint.
 
 use std::ops::Range;
 

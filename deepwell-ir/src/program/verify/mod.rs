@@ -31,8 +31,8 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// - the target's groups are of the program's rank, and a collective is among all ranks of one of
 ///   them, with operands of the sizes that it makes; the tensors of a bucket lie one behind the
 ///   other;
-/// - where several ranks split the batches of a step, each gradient is summed over them once, before
-///   the optimizer uses it.
+/// - where several ranks split the batches of a step, each gradient is summed over them once,
+///   before the optimizer uses it.
 ///
 /// # Errors
 /// [`IrError::Program`] naming the first offender.
