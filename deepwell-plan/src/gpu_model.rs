@@ -31,6 +31,10 @@ pub struct GpuModel {
     pub memory_bytes: f64,
     /// SMs.
     pub sms: f64,
+    /// GPUs of an NVLink domain.
+    pub domain_gpus: usize,
+    /// GB/s of the network in one direction for each GPU, as NVIDIA's own systems have it.
+    pub nic_gbps: f64,
     /// Share of the peak that a large GEMM reaches.
     pub gemm_efficiency: f64,
     /// Share of the bandwidth that elementwise kernels reach.
@@ -55,6 +59,8 @@ impl GpuModel {
             memory_bytes_per_s,
             memory_bytes,
             sms: 132.0,
+            domain_gpus: 8,
+            nic_gbps: 50.0,
             gemm_efficiency: 0.72,
             memory_efficiency: 0.80,
             attention_forward_efficiency: 0.45,
@@ -71,6 +77,7 @@ impl GpuModel {
             bf16_flops: 312e12,
             fp8_flops: 312e12,
             sms: 108.0,
+            nic_gbps: 25.0,
             gemm_efficiency: 0.82,
             calibration: "datasheet; GEMMs at 82 % of it, the rest carried over from Hopper",
             ..GpuModel::hopper("a100", 2039e9, 80.0 * 1e9)
@@ -106,22 +113,25 @@ impl GpuModel {
 
     /// NVIDIA GB200 in a rack.
     pub fn gb200() -> GpuModel {
-        GpuModel::blackwell("gb200", 2500e12, 8000e9, 189_471.0)
+        let board = GpuModel::blackwell("gb200", 2500e12, 8000e9, 189_471.0);
+        GpuModel { domain_gpus: 72, ..board }
     }
 
     /// NVIDIA B300 on an HGX board.
     pub fn b300() -> GpuModel {
-        GpuModel::blackwell("b300", 2250e12, 7700e9, 275_040.0)
+        let board = GpuModel::blackwell("b300", 2250e12, 7700e9, 275_040.0);
+        GpuModel { nic_gbps: 100.0, ..board }
     }
 
     /// NVIDIA GB300 in a rack.
     pub fn gb300() -> GpuModel {
-        GpuModel::blackwell("gb300", 2500e12, 8000e9, 284_208.0)
+        let board = GpuModel::blackwell("gb300", 2500e12, 8000e9, 284_208.0);
+        GpuModel { domain_gpus: 72, nic_gbps: 100.0, ..board }
     }
 
     /// A GPU whose name begins with, or contains, that of one of the models.
     pub fn named(name: &str) -> Option<GpuModel> {
-        let name = name.to_ascii_lowercase();
+        let sku = name.to_ascii_lowercase();
         let all: [fn() -> GpuModel; 7] = [
             GpuModel::gb300,
             GpuModel::gb200,
@@ -131,7 +141,7 @@ impl GpuModel {
             GpuModel::h100,
             GpuModel::a100,
         ];
-        all.into_iter().map(|model| model()).find(|model| name.contains(&model.name))
+        all.into_iter().map(|model| model()).find(|model| sku.contains(&model.name))
     }
 
     /// Seconds of a GEMM, out[m,n] = a[m,k] b[n,k]ᵀ with operands of `element_bytes`.

@@ -32,6 +32,7 @@ Commands that build the release binary `deepwell` and run it, with all ARGS pass
   train      Train a model from a run file
   bench      Time kernels and training beside the hardware's limits and PyTorch
   probe      Say what hardware is here
+  score      Score the planner's predictions against tables of measurements
 
 Commands for the repository:
   kernels    Compile the CUDA kernels; `cargo xtask kernels --help` has the flags
@@ -51,6 +52,7 @@ Examples:
   cargo xtask bench quantize --peers          quantization, and PyTorch's beside it
   cargo xtask bench --help                    its sections and flags (`cargo bench` runs those
                                               of the crates for processors)
+  cargo xtask score                           predictions beside what others measured
   cargo xtask kernels --arch sm_90a           kernels for one architecture
   cargo xtask emulate --all                   every kernel in all modes, without a GPU
   cargo xtask bundle                          target/bundle, to be copied to a GPU machine
@@ -78,7 +80,9 @@ fn run() -> Result<ExitCode> {
     shell.change_dir(&root);
     let command = command.to_string_lossy();
     match &*command {
-        "parity" | "train" | "bench" | "probe" => deepwell::run(&shell, &root, &command, &args),
+        "parity" | "train" | "bench" | "probe" | "score" => {
+            deepwell::run(&shell, &root, &command, &args)
+        }
         "kernels" => kernels::run(&root, &args),
         "emulate" => emulate::run(&shell, &root, &args),
         "bundle" => bundle::run(&shell, &root, &args),

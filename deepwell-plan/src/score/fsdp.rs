@@ -66,11 +66,11 @@ struct Run {
 
 impl Run {
     fn of(row: &Row<'_>) -> Result<Run, PlanError> {
-        let name = row.text("model").to_ascii_lowercase();
-        let name = name.trim_start_matches("mpt-");
-        let Some(&(_, layers, hidden, heads)) = MPT.iter().find(|known| known.0 == name) else {
+        let text = row.text("model").to_ascii_lowercase();
+        let size = text.trim_start_matches("mpt-");
+        let Some(&(_, layers, hidden, heads)) = MPT.iter().find(|known| known.0 == size) else {
             let known = MPT.map(|known| known.0).join(", ");
-            return Err(row.refuse(format!("`model`: expected one of {known}, got `{name}`")));
+            return Err(row.refuse(format!("`model`: expected one of {known}, got `{size}`")));
         };
         let seq = row.size("seq")?;
         // MPT: no biases, LayerNorm without one, ALiBi or learned positions, tied embedding.

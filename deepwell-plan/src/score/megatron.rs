@@ -83,7 +83,7 @@ impl Run {
             (flags.value("cg").is_some(), "CUDA graphs' pools"),
             (flags.value("fp8").is_some(), "FP8 copies and overlap buffers"),
             (flags.value("opt") == Some("muon"), "Muon's states"),
-            (case.contains("defer_embedding_wgrad"), "deferred gradients of the embedding"),
+            (case.split('_').any(|word| word == "defer"), "deferred gradients of the embedding"),
             (flags.value("impl") == Some("local"), "buffers of the local implementation"),
         ];
         let unmodelled = unmodelled.into_iter().find(|(used, _)| *used).map(|(_, what)| what);
@@ -229,11 +229,11 @@ fn rules(row: &Row<'_>, flags: &Flags<'_>, case: &str) -> Result<MemoryRules, Pl
         workspace_mib += 4.0 * 32.0;
     }
     let modules = flags.value("rcmod").map(|text| RecomputedModules {
-        core_attention: text.contains("core_attn"),
-        expert_activation: text.contains("moe_act"),
-        mlp: text.contains("mlp"),
-        norms: text.contains("layernorm"),
-        mla_up: text.contains("mla_up_proj"),
+        core_attention: listed(text, "core_attn"),
+        expert_activation: listed(text, "moe_act"),
+        mlp: listed(text, "mlp"),
+        norms: listed(text, "layernorm"),
+        mla_up: listed(text, "mla_up_proj"),
     });
     let base = MemoryRules::megatron();
     Ok(MemoryRules {
@@ -246,6 +246,11 @@ fn rules(row: &Row<'_>, flags: &Flags<'_>, case: &str) -> Result<MemoryRules, Pl
         optimizer_instances: flags.size(row, "ndoi")?.unwrap_or(1),
         ..base
     })
+}
+
+/// Whether a list such as `[layernorm+mlp]` has a module.
+fn listed(list: &str, module: &str) -> bool {
+    list.trim_matches(['[', ']']).split('+').any(|known| known == module)
 }
 
 /// What the last stage holds: by a layout string, by virtual stages, or in equal parts.

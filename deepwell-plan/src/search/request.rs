@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::collectives::{Fabric, Generation};
+use crate::collectives::Fabric;
 use crate::gpu_model::GpuModel;
 use crate::memory::MemoryRules;
 use crate::model_shape::{ExpertShape, LatentAttention};
@@ -135,13 +135,13 @@ impl FromStr for Pin {
             ),
             got: format!("`{text}`"),
         };
-        let (name, value) = text.split_once('=').ok_or_else(wrong)?;
-        let forbidden = name.ends_with('!');
-        let name = name.trim_end_matches('!').trim();
-        let dimension = Dimension::ALL.into_iter().find(|known| known.name() == name);
+        let (left, value) = text.split_once('=').ok_or_else(wrong)?;
+        let forbidden = left.ends_with('!');
+        let left = left.trim_end_matches('!').trim();
+        let dimension = Dimension::ALL.into_iter().find(|known| known.name() == left);
         let dimension = dimension.ok_or_else(wrong)?;
         let value = match (dimension, value.trim()) {
-            (Dimension::Schedule, name) => name.parse::<PipelineSchedule>()? as usize,
+            (Dimension::Schedule, value) => value.parse::<PipelineSchedule>()? as usize,
             (Dimension::Recompute, "none") => 0,
             (Dimension::Recompute, "selective") => 1,
             (Dimension::Recompute, "full") => 2,
@@ -189,13 +189,7 @@ impl SearchRequest {
         gpu: GpuModel,
         gpus: usize,
     ) -> SearchRequest {
-        let domain_gpus = if gpu.name.starts_with('g') { 72 } else { 8 };
-        let nic_gbps = match gpu.generation {
-            Generation::Ampere => 25.0,
-            Generation::Hopper => 50.0,
-            Generation::Blackwell if gpu.name.ends_with("300") => 100.0,
-            Generation::Blackwell => 50.0,
-        };
+        let (domain_gpus, nic_gbps) = (gpu.domain_gpus, gpu.nic_gbps);
         SearchRequest {
             shape,
             seq,
@@ -248,7 +242,7 @@ impl SearchRequest {
 }
 
 /// Shapes of models that many know, by name.
-pub fn known_model(name: &str) -> Option<ModelShape> {
+pub fn known_model(model: &str) -> Option<ModelShape> {
     let llama = |name: &str, layers, hidden, ffn, heads, vocab| ModelShape {
         name: name.to_string(),
         ffn,
@@ -262,10 +256,10 @@ pub fn known_model(name: &str) -> Option<ModelShape> {
     };
     let latent =
         LatentAttention { q_rank: 1536, kv_rank: 512, qk_dim: 128, rope_dim: 64, v_dim: 128 };
-    Some(match name {
-        "llama3-8b" => llama(name, 32, 4096, 14336, 32, 128_256),
-        "llama3-70b" => llama(name, 80, 8192, 28672, 64, 128_256),
-        "llama3.1-405b" => llama(name, 126, 16384, 53248, 128, 128_256),
+    Some(match model {
+        "llama3-8b" => llama(model, 32, 4096, 14336, 32, 128_256),
+        "llama3-70b" => llama(model, 80, 8192, 28672, 64, 128_256),
+        "llama3.1-405b" => llama(model, 126, 16384, 53248, 128, 128_256),
         "mixtral-8x7b" => ModelShape {
             experts: Some(ExpertShape {
                 experts: 8,
@@ -274,7 +268,7 @@ pub fn known_model(name: &str) -> Option<ModelShape> {
                 shared_ffn: 0,
                 dense_layers: 0,
             }),
-            ..llama(name, 32, 4096, 14336, 32, 32000)
+            ..llama(model, 32, 4096, 14336, 32, 32000)
         },
         "deepseek-v3" => ModelShape {
             kv_heads: 128,
@@ -286,10 +280,10 @@ pub fn known_model(name: &str) -> Option<ModelShape> {
                 shared_ffn: 2048,
                 dense_layers: 3,
             }),
-            ..llama(name, 61, 7168, 18432, 128, 129_280)
+            ..llama(model, 61, 7168, 18432, 128, 129_280)
         },
         "gpt3-175b" => {
-            ModelShape { name: name.to_string(), ..ModelShape::gpt(96, 12288, 96, 51200, 2048) }
+            ModelShape { name: model.to_string(), ..ModelShape::gpt(96, 12288, 96, 51200, 2048) }
         }
         _ => return None,
     })

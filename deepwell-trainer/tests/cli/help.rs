@@ -3,11 +3,12 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-const COMMANDS: [&[&str]; 15] = [
+const COMMANDS: [&[&str]; 16] = [
     &["probe"],
     &["capture"],
     &["plan"],
     &["dryrun"],
+    &["score"],
     &["train"],
     &["parity"],
     &["generate"],

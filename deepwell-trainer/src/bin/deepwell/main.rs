@@ -23,6 +23,7 @@ mod plan;
 mod planning;
 mod probe;
 mod quantize;
+mod score;
 mod tokenizer;
 mod train;
 
@@ -49,6 +50,7 @@ Examples:
   deepwell capture llama-micro                  a model as a graph of ops
   deepwell plan parity-3m --explain             how it would train here, and what was not taken
   deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
+  deepwell score                                predictions beside what others measured
   deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
   deepwell parity --steps 200                   does MXFP8 hold BF16's loss
   deepwell generate --prompt 'fn main() {'      text from the newest checkpoint
@@ -91,6 +93,7 @@ enum Command {
     Capture(capture::CaptureArgs),
     Plan(plan::PlanCommand),
     Dryrun(dryrun::DryrunCommand),
+    Score(score::ScoreArgs),
     /// Train a model on text
     #[command(after_help = train::TRAIN_AFTER_HELP)]
     Train(Box<TrainArgs>),
@@ -155,6 +158,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Capture(args) => capture::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Dryrun(args) => dryrun::run(&args),
+        Command::Score(args) => score::run(&args),
         Command::Train(args) => train::run_train(*args),
         Command::Parity(args) => train::run_parity(*args),
         Command::Generate(args) => generate::run(&args),

@@ -1,0 +1,69 @@
+//! `deepwell score`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use deepwell_plan::score::{Scored, TABLES, score};
+
+use crate::Outcome;
+use crate::output::{print, print_json};
+
+const AFTER_HELP: &str = "\
+Each row of a table is predicted from what the row says and compared with what was measured. A
+table's columns say its kind: pipeline bubbles, peak memory in Megatron-LM's accounting, step
+times, or throughput with FSDP. Without FILE the tables are those of the repository, in
+deepwell-plan/scores/, with their sources.
+
+Examples:
+  deepwell score
+  deepwell score my_runs.csv
+  deepwell score my_runs.csv --csv > rows.csv
+
+Exit codes: 0 scored, 2 a table cannot be read";
+
+/// Score the planner's predictions against tables of measurements
+#[derive(Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct ScoreArgs {
+    /// Tables as CSV [default: those of the repository]
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print each row's prediction, measurement and error as CSV
+    #[arg(long)]
+    csv: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &ScoreArgs) -> Result<Outcome> {
+    let tables: Vec<Scored> = if args.files.is_empty() {
+        TABLES.iter().map(|(name, text)| score(name, text)).collect::<Result<_, _>>()?
+    } else {
+        args.files.iter().map(scored_file).collect::<Result<_>>()?
+    };
+    if args.json {
+        print_json(&tables)?;
+        return Ok(Outcome::Success);
+    }
+    let mut text = String::new();
+    for (index, table) in tables.iter().enumerate() {
+        if args.csv {
+            let rows = table.csv();
+            // One header for all tables.
+            let start = if index == 0 { 0 } else { rows.find('\n').map_or(0, |end| end + 1) };
+            text += &rows[start..];
+        } else {
+            text += &format!("{table}");
+        }
+    }
+    print(&text)?;
+    Ok(Outcome::Success)
+}
+
+fn scored_file(path: &PathBuf) -> Result<Scored> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{name}`"))?;
+    Ok(score(&name, &text)?)
+}
