@@ -1,6 +1,6 @@
-// From sums of wgmma in the registers of the CTAs of a cluster, each of a part of K, to the result:
-// every CTA puts its sums into its shared memory, and then adds those of all for a part of the rows,
-// in the order of the parts.
+// From sums of wgmma in the registers of the CTAs of a cluster, each of a part of K, to the
+// result: every CTA puts its sums into its shared memory, and then adds those of all for a part of
+// the rows, in the order of the parts.
 #pragma once
 
 #include "common/types.cuh"

@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& resu
                 values[i] += bias_of(result, column + subtile * kSubtileColumns + at);
             }
         }
-        // redundant bar.warp.sync: before the first wave, the turns along K ordered all lanes
+        // redundant bar.warp.sync: before a tile's first, the release of a stage ordered all lanes
         __syncwarp();
         stage_subtile(static_cast<Element*>(nullptr), staged, values);
         __syncwarp();

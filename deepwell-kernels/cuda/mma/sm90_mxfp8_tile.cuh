@@ -4,8 +4,9 @@
 //
 // Each consumer has 64 rows of the tile, whose elements of a stage it holds in registers, and goes
 // over the columns in slices of 64. Two slices have registers for what is not promoted yet: while
-// one is, the wgmma of the next run, of the next stage behind the last. That reads from shared
-// memory a once and b, where wgmma that has both there reads more than an SM can.
+// one is, the wgmma of the next run; between stages, those of the other consumer, which begins a
+// tile half a stage later. A stage of a is read from shared memory once, one of b by both
+// consumers; wgmma with both operands there would read more than an SM can.
 #pragma once
 
 #include "common/tile_place.cuh"

@@ -4,8 +4,9 @@
 //
 // Static persistent: a CTA computes tile after tile in an order that keeps operands in the L2
 // cache; of a tile whose K is shared out, each CTA of a cluster a part. Warp specialized, see
-// mma/sm90_mxfp8_tile.cuh. What lies outside of the operands reads as zeros. K is a multiple of 16, as tensor copies need, and nothing is empty. Sums run over K, or over
-// parts of it and then over these, in ascending order whatever the grid.
+// mma/sm90_mxfp8_tile.cuh. What lies outside of the operands reads as zeros. K is a multiple of 16,
+// as tensor copies need, and nothing is empty. Sums run over K, or over parts of it and then over
+// these, in ascending order whatever the grid.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -139,9 +140,9 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
 }
 
 // a [m, k] and b [n, k] in boxes of the rows that a CTA copies, of 128 columns and swizzled by 128
-// bytes; their scales in boxes of a tile, bias [n] or null, out [m, n]; `accumulate` adds to what is
-// in an FP32 result. `by_column`: rows of b have scales of their own; otherwise 128 x 128 elements
-// share one.
+// bytes; their scales in boxes of a tile, bias [n] or null, out [m, n]; `accumulate` adds to what
+// is in an FP32 result. `by_column`: rows of b have scales of their own; otherwise 128 x 128
+// elements share one.
 #define MXFP8_GEMM(name, m_, n_, down, across, parts, by_column, Element)                        \
     extern "C" __global__ void __cluster_dims__((down) * (across) * (parts), 1, 1)               \
         __launch_bounds__(kThreads, 1)                                                           \

@@ -62,8 +62,8 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Bytes that an SM reads of shared memory, or writes there, in a cycle.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: 7.5 TB/s at 1.4 GHz, what tiles of
-/// 128 x 128 took on an H200.
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: 7.5 TB/s at 1.4 GHz, what tiles
+/// of 128 x 128 took on an H200.
 const L2_BYTES_PER_CYCLE: usize = 40;
 /// Bytes that an SM reads in a cycle of the shared memory of others: assumed.
 const CLUSTER_BYTES_PER_CYCLE: usize = 24;
@@ -81,7 +81,8 @@ const RESULT_CYCLES: usize = 400;
 struct TileShape {
     rows: usize,
     columns: usize,
-    /// CTAs one below the other, which share rows of `b`, and side by side, which share rows of `a`.
+    /// CTAs one below the other, which share rows of `b`, and side by side, which share rows of
+    /// `a`.
     cluster: [usize; 2],
     /// CTAs of a cluster that share out K, if it is not 1.
     parts: usize,
@@ -158,8 +159,7 @@ impl TileShape {
     /// Cycles of a GEMM, by a model: of a stage those of the slowest of tensor cores, shared memory
     /// and the L2 cache; tile after tile, each of which is then written.
     fn cycles(self, sizes: GemmSizes, sms: usize) -> usize {
-        let copied_bytes =
-            self.copied_rows().iter().sum::<usize>() * STAGE_K + self.scale_bytes();
+        let copied_bytes = self.copied_rows().iter().sum::<usize>() * STAGE_K + self.scale_bytes();
         let stage_cycles = (2 * self.rows * self.columns * STAGE_K / FLOP_PER_CYCLE)
             .max((self.read_bytes() + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
             .max(copied_bytes / L2_BYTES_PER_CYCLE);
