@@ -105,14 +105,14 @@ __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* ou
 
 // ---- keys: dk and dv ----
 
-template <int kHeadElements, int kSlotCount, int kStageCount>
+template <int kHeadElements, int kBlockQueries, int kSlotCount, int kStageCount>
 struct KeyShape {
     static constexpr int kHeadDim = kHeadElements;
-    static constexpr int kBlock = 64;  // queries of a stage
+    static constexpr int kBlock = kBlockQueries;  // of a stage
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
     using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>;
-    static constexpr bool kInRegisters = kHeadDim <= 64;
+    static constexpr bool kInRegisters = kHeadDim <= 64 && kBlock <= 64;
 };
 
 struct KeyPlace {
@@ -590,12 +590,15 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
                   causal, scale, scale_log2});                                                   \
     }
 
-// Elements of a head; keys of a stage of `queries`; tiles and stages that there is room for.
+// Elements of a head; queries or keys of a stage; tiles and stages that there is room for.
 ROWS(d64, 8)
 ROWS(d128, 16)
-KEYS(d64, 64, 2, 4)
-KEYS(d96, 96, 2, 3)
-KEYS(d128, 128, 2, 3)
-QUERIES(d64, 64, 128, 2, 3)
-QUERIES(d96, 96, 96, 2, 2)
-QUERIES(d128, 128, 96, 2, 2)
+KEYS(d64_64, 64, 64, 2, 4)
+KEYS(d64_128, 64, 128, 2, 3)
+KEYS(d96_64, 96, 64, 2, 3)
+KEYS(d128_64, 128, 64, 2, 3)
+QUERIES(d64_64, 64, 64, 2, 4)
+QUERIES(d64_128, 64, 128, 2, 3)
+QUERIES(d96_96, 96, 96, 2, 2)
+QUERIES(d128_96, 128, 96, 2, 2)
+QUERIES(d128_128, 128, 128, 1, 2)
