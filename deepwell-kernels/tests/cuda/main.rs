@@ -97,6 +97,8 @@ mod sm100_bf16_gemm;
 mod sm100_mxfp8_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_mxfp8_gemm.rs"]
 mod sm120_mxfp8_gemm;
+#[path = "../../src/ops/attention/tests/sm90_attention.rs"]
+mod sm90_attention;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward.rs"]
 mod sm90_attention_backward;
 #[path = "../../src/ops/scaled_gemm/tests/sm90_mxfp8_gemm.rs"]

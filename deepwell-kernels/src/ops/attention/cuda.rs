@@ -22,7 +22,7 @@ const WIDTHS: [usize; 4] = [16, 32, 64, 128];
 /// Those of which there is a kernel for narrower heads, too.
 const WIDTHS_PADDED: [usize; 2] = [64, 128];
 /// BF16 of 16 bytes, the unit of copies.
-const UNIT: usize = 8;
+pub(crate) const UNIT: usize = 8;
 
 /// Rows of scores of a call at most.
 const ROWS_MAX: usize = i32::MAX as usize;
@@ -116,6 +116,11 @@ pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<Stri
             heads.head_dim
         ));
     }
+    reject_sizes(heads, lse)
+}
+
+/// The same but for the width of a head.
+pub(crate) fn reject_sizes(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
     if !(heads.scale > 0.0 && heads.scale.is_finite()) {
         return Some(format!("takes a positive scale, not {}", heads.scale));
     }

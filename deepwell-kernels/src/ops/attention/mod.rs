@@ -4,6 +4,7 @@ pub mod cpu;
 mod cuda;
 mod cuda_backward;
 pub mod oracle;
+mod sm90_attention;
 mod sm90_attention_backward;
 
 use super::OpKernels;
@@ -16,5 +17,10 @@ pub(super) const KERNELS: OpKernels = OpKernels {
             .scratch(cpu::backward_workspace)
             .tiered(),
     ],
-    cuda: &[cuda::SPECS, cuda_backward::SPECS, sm90_attention_backward::SPECS],
+    cuda: &[
+        cuda::SPECS,
+        cuda_backward::SPECS,
+        sm90_attention::SPECS,
+        sm90_attention_backward::SPECS,
+    ],
 };

@@ -261,7 +261,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
 
                 wgmma_fence();
                 if constexpr (S::kInRegisters) {
-                    start_products_of<Streamed>(p, key_words, Streamed::rows(queries_at));
+                    start_products<Streamed>(p, key_words, Streamed::rows(queries_at));
                 } else {
                     start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
                 }
@@ -274,7 +274,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 mbarrier_wait(shared.full[1] + stage.index, stage.phase);
                 wgmma_fence();
                 if constexpr (S::kInRegisters) {
-                    start_products_of<Streamed>(ds, value_words, Streamed::rows(dout_at));
+                    start_products<Streamed>(ds, value_words, Streamed::rows(dout_at));
                 } else {
                     start_products<Own, Streamed>(ds, values, Streamed::rows(dout_at));
                 }

@@ -3,10 +3,9 @@
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
 use super::cuda::{Sizes, reject_heads, scale_log2};
+use super::sm90_attention::head_boxes;
 use crate::KernelError;
-use crate::cuda::driver::{
-    Argument, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
-};
+use crate::cuda::driver::{Argument, TensorMapSpec};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection};
@@ -134,22 +133,6 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     statistics_rows(&request.operands[5].shape) * STATISTICS * size_of::<f32>()
 }
 
-/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`. What
-/// lies beyond a head or a sequence is not its neighbor but zeros.
-fn boxes(tensor: &DeviceTensor, sizes: &Sizes, heads: usize, rows: usize) -> TensorMapSpec {
-    let batch = sizes.batch_heads / sizes.heads;
-    let head_bytes = (sizes.head_dim * 2) as u64;
-    let token_bytes = head_bytes * heads as u64;
-    TensorMapSpec {
-        base: tensor.pointer,
-        element: TensorMapElement::Bf16,
-        sizes: [sizes.head_dim, heads, sizes.seq, batch].map(|size| size as u64).to_vec(),
-        strides_bytes: vec![head_bytes, token_bytes, token_bytes * sizes.seq as u64],
-        box_sizes: vec![BOX_ELEMENTS as u32, 1, rows as u32, 1],
-        swizzle: TensorMapSwizzle::Bytes128,
-    }
-}
-
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
@@ -205,8 +188,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let ctas = tiles.min(device.sm_count() as usize) as u32;
         Ok::<_, KernelError>(Device::launch(function, ctas, THREADS, shared, arguments))
     };
-    let of_queries = |tensor, rows| boxes(tensor, &sizes, heads, rows);
-    let of_keys = |tensor, rows| boxes(tensor, &sizes, kv_heads, rows);
+    let of_queries = |tensor, rows| head_boxes(tensor, &sizes, heads, rows);
+    let of_keys = |tensor, rows| head_boxes(tensor, &sizes, kv_heads, rows);
     let [stage_queries, ..] = shape.keys;
     let keys = launch(
         format!("keys_d{}_{stage_queries}", shape.head_dim),

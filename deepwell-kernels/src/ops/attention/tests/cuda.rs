@@ -5,7 +5,7 @@ use deepwell_ir::{DType, Op};
 use deepwell_kernels::ops::attention::oracle::{Shape, forward};
 
 use crate::compare::{assert_biased_within, assert_within};
-use crate::harness::{Gpu, HostTensor, uniform};
+use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 
 /// What the numbers look like.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +149,11 @@ pub(crate) const HALF_ULP: f64 = 1.0 / 256.0;
 pub(crate) const SLACK: f64 = 1.25;
 
 pub(crate) fn check_forward(gpu: &mut Gpu, case: &Case) {
+    check_forward_with(gpu, case, RunOptions::default());
+}
+
+/// [`check_forward`] with a kernel of its own.
+pub(crate) fn check_forward_with(gpu: &mut Gpu, case: &Case, options: RunOptions<'_>) {
     let [q, k, v, _] = case.inputs();
     let expected = forward(&case.shape, &q.to_f64(), &k.to_f64(), &v.to_f64());
     let magnitudes: Vec<f64> = v.to_f64().iter().map(|v| v.abs()).collect();
@@ -164,7 +169,8 @@ pub(crate) fn check_forward(gpu: &mut Gpu, case: &Case) {
         HostTensor::output(DType::Bf16, &case.query_shape()),
         HostTensor::output(DType::F32, &case.lse_shape()),
     ];
-    let got = gpu.run(op, &[q.clone(), k.clone(), v], &outputs, false, case.shape.seq);
+    let options = RunOptions { seq: case.shape.seq, ..options };
+    let got = gpu.run_with(op, &[q.clone(), k.clone(), v], &outputs, options);
     let name = case.name();
     // Where scores follow from the place alone, all rows have the same few probabilities, whose
     // rounding to BF16 they share.

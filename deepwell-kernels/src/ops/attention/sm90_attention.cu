@@ -1,0 +1,444 @@
+// Causal or full attention with grouped query heads on wgmma: out = softmax(scale q k^T) v and lse,
+// the natural logarithm of each row's sum of exponentials.
+//
+// q, out [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, lse [batch, heads, seq]
+// FP32. Query head h reads key and value head h / (heads / kv_heads). Heads of fewer elements than a
+// kernel is compiled for, whole units of 16 bytes, end in zeros in shared memory.
+//
+// A CTA has a producer and consumers, warpgroups. One thread of the producer takes tiles of queries
+// from a counter, the longest first, and has queries, keys and values copied: queries of two tiles,
+// keys and values in stages of 128, from the last that the tile sees to the first. A consumer has 64
+// queries. It issues the scores of its next keys before the sums of values of the last ones, so that
+// its softmax runs while tensor cores sum, and consumers issue by turns, so that they multiply for
+// one while another takes exponentials. Weights never leave registers. The result goes out by way of
+// the memory of the queries.
+//
+// Which CTA computes a tile changes nothing in it: its keys are summed in one order.
+//
+// architectures: sm_90a
+#include "common/types.cuh"
+#include "layout/wgmma_rows.cuh"
+#include "mma/sm90_attention_tile.cuh"
+#include "ptx/elect.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/register_count.cuh"
+#include "ptx/release.cuh"
+#include "ptx/tensor_copy_4d.cuh"
+#include "scheduler/attention_order.cuh"
+
+using namespace sm90_attention;
+
+extern __shared__ __align__(1024) uint8 memory[];
+
+template <int kHeadElements, int kConsumerCount, int kBlockKeys, int kTilesOfQueries,
+          int kVariant = 0>
+struct Shape {
+    // Consumers issue by turns.
+    static constexpr bool kTurns = (kVariant & 1) == 0;
+    // Sums are rescaled only where a score exceeds the reference of its row by a margin.
+    static constexpr bool kLazy = (kVariant & 2) != 0;
+    static constexpr bool kQueriesInRegisters = (kVariant & 4) != 0;
+    static constexpr int kHeadDim = kHeadElements;
+    static constexpr int kConsumers = kConsumerCount;
+    static constexpr int kBlockM = kConsumers * kWaveM;
+    static constexpr int kBlockN = kBlockKeys;
+    static constexpr int kSlots = kTilesOfQueries;  // that there is room for
+    static constexpr int kStages = 2;               // blocks of keys, and of values
+    using Queries = WgmmaRows<kBlockM, kHeadDim>;
+    using Keys = WgmmaRows<kBlockN, kHeadDim>;
+
+    static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+    // Of a thread. All together are no more than those that a CTA starts with.
+    static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+    static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+
+    static constexpr int kSharedBytes =
+        1024 + kSlots * Queries::kBytes + 2 * kStages * Keys::kBytes + 256;
+    static_assert(kSharedBytes <= 227 * 1024, "what a CTA may have");
+};
+
+// q, k, v and out as [batch, seq, heads, D], in boxes of 64 elements of a head: q of kBlockM
+// rows, k and v of kBlockN, out of 64.
+struct Maps {
+    const TensorMap& q;
+    const TensorMap& k;
+    const TensorMap& v;
+    const TensorMap& out;
+};
+
+struct Arguments {
+    float* lse;
+    uint32* counters;      // tiles taken, CTAs done; zero before and after
+    int32 seq;
+    uint32 heads;
+    uint32 kv_heads;
+    uint32 batch_heads;    // batch * heads
+    uint32 section_heads;  // see scheduler/attention_order.cuh
+    uint32 causal;
+    float scale_log2;      // scale * log2(e), positive
+};
+
+// Shared memory from a 1024-byte boundary on.
+template <typename S>
+struct Shared {
+    uint8* queries;  // [kSlots] tiles, then results on their way out
+    uint8* keys;     // [kStages]
+    uint8* values;   // [kStages]
+    uint64* queries_full;
+    uint64* queries_empty;
+    uint64* keys_full;
+    uint64* keys_empty;
+    uint64* values_full;
+    uint64* values_empty;
+    volatile uint32* tiles;  // [kSlots] numbers of the tiles
+
+    __device__ __forceinline__ explicit Shared(uint8* memory) {
+        const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
+        queries = memory + (-address & 1023);
+        keys = queries + S::kSlots * S::Queries::kBytes;
+        values = keys + S::kStages * S::Keys::kBytes;
+        queries_full = reinterpret_cast<uint64*>(values + S::kStages * S::Keys::kBytes);
+        queries_empty = queries_full + S::kSlots;
+        keys_full = queries_empty + S::kSlots;
+        keys_empty = keys_full + S::kStages;
+        values_full = keys_empty + S::kStages;
+        values_empty = values_full + S::kStages;
+        tiles = reinterpret_cast<uint32*>(values_empty + S::kStages);
+    }
+
+    // By one thread.
+    __device__ __forceinline__ void init_barriers() const {
+        for (int i = 0; i < S::kSlots; ++i) {
+            mbarrier_set(queries_full + i);
+            mbarrier_set(queries_empty + i, S::kConsumers);
+        }
+        for (int i = 0; i < S::kStages; ++i) {
+            mbarrier_set(keys_full + i);
+            mbarrier_set(keys_empty + i, S::kConsumers * kWarpgroup / 32);
+            mbarrier_set(values_full + i);
+            mbarrier_set(values_empty + i, S::kConsumers * kWarpgroup / 32);
+        }
+        mbarrier_publish();
+    }
+};
+
+// A tile of queries.
+struct Place {
+    uint32 batch;
+    uint32 head;
+    int32 first_query;
+    int32 blocks;  // of keys
+};
+
+template <typename S>
+struct Tiles {
+    uint32 of_head;
+    uint32 all;
+
+    __device__ __forceinline__ explicit Tiles(const Arguments& arguments)
+        : of_head((arguments.seq + S::kBlockM - 1) / S::kBlockM),
+          all(of_head * arguments.batch_heads) {}
+
+    __device__ __forceinline__ Place place(uint32 number, const Arguments& arguments) const {
+        const HeadTileIndex index =
+            head_tile_at(number, of_head, arguments.batch_heads, arguments.section_heads);
+        const uint32 batch = index.head / arguments.heads;
+        // The last queries see the most keys.
+        const uint32 tile = arguments.causal != 0 ? of_head - 1 - index.tile : index.tile;
+        const int32 first_query = tile * S::kBlockM;
+        const int32 seq = arguments.seq;
+        const int32 keys_seen =
+            arguments.causal != 0 ? min(seq, first_query + S::kBlockM) : seq;
+        return Place{batch, index.head - batch * arguments.heads, first_query,
+                     (keys_seen + S::kBlockN - 1) / S::kBlockN};
+    }
+};
+
+// All columns of kRows rows of a head, from row `row` on.
+template <typename Rows>
+__device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& map, int32 row,
+                                          uint32 head, uint32 batch, uint64* full) {
+    mbarrier_expect(full, Rows::kBytes);
+#pragma unroll
+    for (uint32 chunk = 0; chunk < Rows::kChunks; ++chunk) {
+        const TensorPlace place{
+            {chunk * kChunkColumns, head, static_cast<uint32>(row), batch}};
+        tensor_copy_4d(target + chunk * Rows::kChunkBytes, map, place, full);
+    }
+}
+
+// The producer, one thread.
+template <typename S>
+__device__ __forceinline__ void produce(const Shared<S>& shared, const Maps& maps,
+                                        const Arguments& arguments) {
+    using Keys = typename S::Keys;
+    const Tiles<S> tiles(arguments);
+    const uint32 group = arguments.heads / arguments.kv_heads;
+    Stage<S::kSlots> slot;
+    Stage<S::kStages> key_stage;
+    Stage<S::kStages> value_stage;
+    uint32 number = blockIdx.x;
+    for (;;) {
+        mbarrier_wait(shared.queries_empty + slot.index, slot.phase ^ 1);
+        shared.tiles[slot.index] = number;
+        uint64* full = shared.queries_full + slot.index;
+        if (number >= tiles.all) {
+            mbarrier_arrive(full);
+            break;
+        }
+        const Place place = tiles.place(number, arguments);
+        // Its number is there when it is needed.
+        number = gridDim.x + atomicAdd(arguments.counters, 1u);
+        copy_rows<typename S::Queries>(shared.queries + slot.index * S::Queries::kBytes, maps.q,
+                                       place.first_query, place.head, place.batch, full);
+        slot.advance();
+        const uint32 kv_head = place.head / group;
+        for (int32 block = place.blocks; block >= 0; --block) {
+            // A block of values comes behind the keys of the block before.
+            if (block > 0) {
+                mbarrier_wait(shared.keys_empty + key_stage.index, key_stage.phase ^ 1);
+                copy_rows<Keys>(shared.keys + key_stage.index * Keys::kBytes, maps.k,
+                                (block - 1) * S::kBlockN, kv_head, place.batch,
+                                shared.keys_full + key_stage.index);
+                key_stage.advance();
+            }
+            if (block < place.blocks) {
+                mbarrier_wait(shared.values_empty + value_stage.index, value_stage.phase ^ 1);
+                copy_rows<Keys>(shared.values + value_stage.index * Keys::kBytes, maps.v,
+                                block * S::kBlockN, kv_head, place.batch,
+                                shared.values_full + value_stage.index);
+                value_stage.advance();
+            }
+        }
+    }
+    // The last CTA leaves the counters as it found them.
+    if (add_acquire_release(arguments.counters + 1, 1) == gridDim.x - 1) {
+        arguments.counters[0] = 0;
+        arguments.counters[1] = 0;
+    }
+}
+
+// A consumer.
+template <typename S>
+__device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& maps,
+                                        const Arguments& arguments, uint32 consumer) {
+    using Queries = typename S::Queries;
+    using Keys = typename S::Keys;
+    const Tiles<S> tiles(arguments);
+    const float scale_log2 = arguments.scale_log2;
+    const int32 seq = arguments.seq;
+    const int32 lane_row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+    const bool is_first_thread = threadIdx.x % kWarpgroup == 0;
+    const uint32 queries_at = static_cast<uint32>(__cvta_generic_to_shared(shared.queries)) +
+                              consumer * kWaveM * kChunkRowBytes;
+    const uint32 keys_at = static_cast<uint32>(__cvta_generic_to_shared(shared.keys));
+    const uint32 values_at = static_cast<uint32>(__cvta_generic_to_shared(shared.values));
+    const Turn<S::kTurns ? S::kConsumers : 0> turn(consumer);
+    Stage<S::kSlots> slot;
+    Stage<S::kStages> key_stage;
+    Stage<S::kStages> value_stage;
+    // The slot from which results are on their way out.
+    uint64* stored = nullptr;
+
+    for (;;) {
+        mbarrier_wait(shared.queries_full + slot.index, slot.phase);
+        const uint32 number = shared.tiles[slot.index];
+        if (number >= tiles.all) {
+            break;
+        }
+        const Place place = tiles.place(number, arguments);
+        const int32 wave_query = place.first_query + consumer * kWaveM;
+        const uint32 queries_here = queries_at + slot.index * Queries::kBytes;
+        const WgmmaMatrix queries = Queries::rows(queries_here);
+        uint32 query_words[S::kQueriesInRegisters ? Queries::kSteps : 1][4];
+        if constexpr (S::kQueriesInRegisters) {
+#pragma unroll
+            for (int step = 0; step < Queries::kSteps; ++step) {
+                const uint32 row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 16;
+                const uint32 unit = 2 * step + threadIdx.x % 32 / 16;
+                ldmatrix_x4(query_words[step], queries_here + Queries::offset(row, unit));
+            }
+        }
+
+        float scores[S::kBlockN / 2];
+        float sums[S::kHeadDim / 2];
+        uint32 weights[S::kBlockN / 16][4];
+        float factors[2];
+        Softmax softmax;
+#pragma unroll
+        for (int i = 0; i < S::kHeadDim / 2; ++i) {
+            sums[i] = 0.0f;
+        }
+        // Of the keys of a block.
+        const auto start_scores = [&]() {
+            const WgmmaMatrix keys = Keys::rows(keys_at + key_stage.index * Keys::kBytes);
+            if constexpr (S::kQueriesInRegisters) {
+                start_products<Keys>(scores, query_words, keys);
+            } else {
+                start_products<Queries, Keys>(scores, queries, keys);
+            }
+        };
+        const auto start_sums = [&]() {
+            start_weighted_sums<Keys>(
+                sums, weights, Keys::columns(values_at + value_stage.index * Keys::kBytes));
+        };
+        const auto weigh = [&](int32 block) {
+            const int32 first_key = block * S::kBlockN;
+            const int32 all_see = arguments.causal != 0 ? min(seq, wave_query + 1) : seq;
+            if (first_key + S::kBlockN > all_see) {
+                const int32 query = wave_query + lane_row;
+                const int32 seen[2] = {
+                    (arguments.causal != 0 ? min(seq, query + 1) : seq) - first_key,
+                    (arguments.causal != 0 ? min(seq, query + 9) : seq) - first_key};
+                mask(scores, seen);
+            }
+            return softmax.template weigh<S::kLazy>(scores, factors, scale_log2);
+        };
+
+        int32 block = place.blocks - 1;
+        mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
+        wgmma_fence();
+        start_scores();
+        wgmma_wait_for<0>(scores);
+        release(shared.keys_empty + key_stage.index);
+        key_stage.advance();
+        if (stored != nullptr && is_first_thread) {
+            tensor_store_wait_read();
+            mbarrier_arrive(stored);
+        }
+        weigh(block);
+        to_left(weights, scores);
+
+#pragma unroll 1
+        for (--block; block >= 0; --block) {
+            mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
+            if constexpr (S::kTurns) {
+                turn.await();
+            }
+            wgmma_fence();
+            start_scores();
+            mbarrier_wait(shared.values_full + value_stage.index, value_stage.phase);
+            start_sums();
+            if constexpr (S::kTurns) {
+                turn.pass();
+            }
+            wgmma_wait_for<1>(scores);
+            release(shared.keys_empty + key_stage.index);
+            key_stage.advance();
+            const bool moved = weigh(block);
+            wgmma_wait_for<0>(sums);
+            release(shared.values_empty + value_stage.index);
+            value_stage.advance();
+            to_left(weights, scores);
+            if (moved) {
+                scale_rows(sums, factors);
+            }
+        }
+
+        mbarrier_wait(shared.values_full + value_stage.index, value_stage.phase);
+        wgmma_fence();
+        start_sums();
+        wgmma_wait_for<0>(sums);
+        release(shared.values_empty + value_stage.index);
+        value_stage.advance();
+
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = softmax.whole_sum(half);
+            factors[half] = 1.0f / sum;
+            const int32 query = wave_query + lane_row + 8 * half;
+            if (threadIdx.x % 4 == 0 && query < seq) {
+                const uint32 batch_head = place.batch * arguments.heads + place.head;
+                arguments.lse[static_cast<uint64>(batch_head) * seq + query] =
+                    (softmax.reference[half] + lg2(sum)) * kLn2;
+            }
+        }
+        scale_rows(sums, factors);
+        uint8* staged = shared.queries + slot.index * Queries::kBytes +
+                        consumer * kWaveM * kChunkRowBytes;
+#pragma unroll
+        for (int unit = 0; unit < S::kHeadDim / 8; ++unit) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint32 at = Queries::offset(lane_row + 8 * half, unit);
+                *reinterpret_cast<uint32*>(staged + at + threadIdx.x % 4 * 4) =
+                    to_bf16_pair(sums[4 * unit + 2 * half], sums[4 * unit + 2 * half + 1]);
+            }
+        }
+        fence_before_copies();
+        synchronize_warpgroup<S::kConsumers>(consumer);
+        if (is_first_thread) {
+#pragma unroll
+            for (uint32 chunk = 0; chunk < Queries::kChunks; ++chunk) {
+                const TensorPlace target{{chunk * kChunkColumns, place.head,
+                                          static_cast<uint32>(wave_query), place.batch}};
+                tensor_store_4d(maps.out, target, staged + chunk * Queries::kChunkBytes);
+            }
+            tensor_store_commit();
+            if constexpr (S::kSlots == 1) {
+                tensor_store_wait_read();
+                mbarrier_arrive(shared.queries_empty);
+            }
+        }
+        if constexpr (S::kSlots > 1) {
+            stored = shared.queries_empty + slot.index;
+        }
+        slot.advance();
+    }
+    if (is_first_thread) {
+        tensor_store_wait_read();
+    }
+    if constexpr (S::kTurns) {
+        turn.end();
+    }
+}
+
+template <typename S>
+__device__ __forceinline__ void attend(const Maps& maps, const Arguments& arguments) {
+    const Shared<S> shared(memory);
+    // The same in all lanes, as the compiler shall know.
+    const uint32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    if (warp == 0 && elect_one()) {
+        shared.init_barriers();
+    }
+    __syncthreads();
+    if (warp < kWarpgroup / 32) {
+        keep_registers<S::kProducerRegisters>();
+        if (warp == 0 && elect_one()) {
+            produce(shared, maps, arguments);
+        }
+    } else {
+        take_registers<S::kConsumerRegisters>();
+        consume(shared, maps, arguments, warp / (kWarpgroup / 32) - 1);
+    }
+}
+
+#define SM90_ATTENTION(name, ...)                                                                \
+    extern "C" __global__ void __launch_bounds__(Shape<__VA_ARGS__>::kThreads, 1)                \
+        sm90_attention_##name(const __grid_constant__ TensorMap q,                               \
+                              const __grid_constant__ TensorMap k,                               \
+                              const __grid_constant__ TensorMap v,                               \
+                              const __grid_constant__ TensorMap out, float* lse,                 \
+                              uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads,       \
+                              uint32 batch_heads, uint32 section_heads, uint32 causal,           \
+                              float scale_log2) {                                                \
+        attend<Shape<__VA_ARGS__>>(                                                              \
+            Maps{q, k, v, out},                                                                  \
+            Arguments{lse, counters, static_cast<int32>(seq), heads, kv_heads, batch_heads,      \
+                      section_heads, causal, scale_log2});                                       \
+    }
+
+SM90_ATTENTION(d64, 64, 3, 128, 2)
+SM90_ATTENTION(d96, 96, 2, 128, 2)
+SM90_ATTENTION(d128, 128, 2, 128, 2)
+SM90_ATTENTION(d128_v1, 128, 2, 128, 2, 1)
+SM90_ATTENTION(d128_v2, 128, 2, 128, 2, 2)
+SM90_ATTENTION(d128_v3, 128, 2, 128, 2, 3)
+SM90_ATTENTION(d128_v4, 128, 2, 128, 2, 4)
+SM90_ATTENTION(d128_v6, 128, 2, 128, 2, 6)
+SM90_ATTENTION(d64_v1, 64, 3, 128, 2, 1)
+SM90_ATTENTION(d64_v2, 64, 3, 128, 2, 2)
+SM90_ATTENTION(d64_v3, 64, 3, 128, 2, 3)
+SM90_ATTENTION(d64_v4, 64, 2, 128, 2, 4)
+SM90_ATTENTION(d64_v6, 64, 2, 128, 2, 6)
+SM90_ATTENTION(d256, 256, 2, 64, 1)

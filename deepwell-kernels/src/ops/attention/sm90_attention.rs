@@ -1,0 +1,236 @@
+//! `sm90_attention.cu`: softmax attention with grouped query heads, on wgmma.
+
+use deepwell_ir::{KernelRequest, Op, Target};
+
+use super::cuda::{Sizes, UNIT, reject_sizes, scale_log2};
+use crate::KernelError;
+use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
+use crate::cuda::launch::support::all_bf16;
+use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
+use crate::epilogue::no_epilogue;
+use crate::predict::roofline;
+
+/// Threads of a warpgroup.
+const WARPGROUP: usize = 128;
+/// Queries of a consumer.
+const WAVE_QUERIES: usize = 64;
+/// Blocks of keys that there is room for, and of values.
+const STAGES: usize = 2;
+/// Elements of a box of a head: one swizzle.
+const BOX_ELEMENTS: usize = 64;
+/// Shared memory for barriers, and to align the rest.
+const SHARED_BESIDE_TILES: usize = 1024 + 256;
+/// Tiles taken, CTAs done.
+const COUNTERS: usize = 2;
+
+const fn spec(name: &'static str, prepare: crate::cuda::spec::Prepare) -> CudaKernelSpec {
+    CudaKernelSpec {
+        name,
+        ops: &["attention"],
+        epilogue: no_epilogue,
+        architectures: &[Architecture::Sm90a],
+        library: None,
+        reject,
+        predict,
+        workspace_bytes: no_workspace,
+        select_tile: None,
+        prepare,
+    }
+}
+
+pub(crate) const SPECS: &[CudaKernelSpec] = &[
+    spec("cuda_sm90_attention", prepare::<0>),
+    spec("cuda_sm90_attention_v1", prepare::<1>),
+    spec("cuda_sm90_attention_v2", prepare::<2>),
+    spec("cuda_sm90_attention_v3", prepare::<3>),
+    spec("cuda_sm90_attention_v4", prepare::<4>),
+    spec("cuda_sm90_attention_v6", prepare::<6>),
+];
+
+/// A kernel: what works on which tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// Elements of a head at most.
+    head_dim: usize,
+    /// Warpgroups that multiply.
+    consumers: usize,
+    /// Keys of a block.
+    block_keys: usize,
+    /// Tiles of queries that there is room for.
+    slots: usize,
+}
+
+/// For narrower heads first.
+const SHAPES: [Shape; 4] = [
+    Shape { head_dim: 64, consumers: 3, block_keys: 128, slots: 2 },
+    Shape { head_dim: 96, consumers: 2, block_keys: 128, slots: 2 },
+    Shape { head_dim: 128, consumers: 2, block_keys: 128, slots: 2 },
+    Shape { head_dim: 256, consumers: 2, block_keys: 64, slots: 1 },
+];
+
+impl Shape {
+    /// The first that takes heads of `head_dim` elements.
+    fn of(head_dim: usize) -> Option<Shape> {
+        SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)
+    }
+
+    /// Queries of a tile.
+    fn queries(self) -> usize {
+        self.consumers * WAVE_QUERIES
+    }
+
+    fn threads(self) -> u32 {
+        ((1 + self.consumers) * WARPGROUP) as u32
+    }
+
+    /// Dynamic shared memory: tiles of queries, blocks of keys and of values, barriers.
+    fn shared_bytes(self) -> u32 {
+        let rows = self.slots * self.queries() + 2 * STAGES * self.block_keys;
+        let row_bytes = self.head_dim.next_multiple_of(BOX_ELEMENTS) * 2;
+        (rows * row_bytes + SHARED_BESIDE_TILES) as u32
+    }
+}
+
+fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::Attention(op) = request.op else { return Some("takes `attention`".to_string()) };
+    all_bf16(request, &[0, 1, 2, 3])
+        .or_else(|| reject_width(op.heads.head_dim))
+        .or_else(|| reject_sizes(&op.heads, &request.operands[4].shape))
+}
+
+fn reject_width(head_dim: usize) -> Option<String> {
+    let is_whole = head_dim > 0 && head_dim.is_multiple_of(UNIT);
+    let most = SHAPES[SHAPES.len() - 1].head_dim;
+    (!is_whole || head_dim > most).then(|| {
+        format!("takes heads of {UNIT} to {most} elements, a multiple of {UNIT}, not of {head_dim}")
+    })
+}
+
+/// No GPU has timed it. Until one has, it is said to take twice what `attention.cu` is said to:
+/// nothing that has been timed gives way to a model.
+const UNTIMED: f64 = 2.0;
+
+fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
+    UNTIMED * roofline(request, target)
+}
+
+/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`. What
+/// lies beyond a head or a sequence is not its neighbor but zeros.
+pub(crate) fn head_boxes(
+    tensor: &DeviceTensor,
+    sizes: &Sizes,
+    heads: usize,
+    rows: usize,
+) -> TensorMapSpec {
+    let batch = sizes.batch_heads / sizes.heads;
+    let head_bytes = (sizes.head_dim * 2) as u64;
+    let token_bytes = head_bytes * heads as u64;
+    TensorMapSpec {
+        base: tensor.pointer,
+        element: TensorMapElement::Bf16,
+        sizes: [sizes.head_dim, heads, sizes.seq, batch].map(|size| size as u64).to_vec(),
+        strides_bytes: vec![head_bytes, token_bytes, token_bytes * sizes.seq as u64],
+        box_sizes: vec![BOX_ELEMENTS as u32, 1, rows as u32, 1],
+        swizzle: TensorMapSwizzle::Bytes128,
+    }
+}
+
+fn prepare<const VARIANT: usize>(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+) -> Result<Vec<Step>, KernelError> {
+    let Op::Attention(op) = &call.call.op else {
+        return Err(call.refuse("expected `attention`"));
+    };
+    let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
+    let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(1));
+    let sizes = Sizes::new(&op.heads, &lse.shape);
+    if lse.elements() == 0 {
+        return Ok(Vec::new());
+    }
+    let Some(shape) = Shape::of(sizes.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let (mut shape, mut name) = (shape, format!("sm90_attention_d{}", shape.head_dim));
+    if VARIANT > 0 && matches!(shape.head_dim, 64 | 128) {
+        name = format!("{name}_v{VARIANT}");
+        if VARIANT >= 4 {
+            shape.consumers = 2;
+        }
+    }
+    let function = device.function("sm90_attention", &name, shape.shared_bytes())?;
+    let mut arguments = Vec::with_capacity(13);
+    for (tensor, heads, rows) in [
+        (&q, sizes.heads, shape.queries()),
+        (&k, sizes.kv_heads, shape.block_keys),
+        (&v, sizes.kv_heads, shape.block_keys),
+        (&out, sizes.heads, WAVE_QUERIES),
+    ] {
+        let boxes = head_boxes(tensor, &sizes, heads, rows);
+        arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
+    }
+    // Whole groups, which share keys and values.
+    let l2_bytes = device.driver.properties().l2_bytes;
+    let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
+    arguments.push(lse.argument());
+    arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
+    arguments.extend(
+        [sizes.seq, sizes.heads, sizes.kv_heads, sizes.batch_heads, section]
+            .map(|size| Argument::U32(size as u32)),
+    );
+    arguments.push(Argument::U32(op.heads.causal.into()));
+    arguments.push(Argument::F32(scale_log2(&op.heads)));
+    let tiles = sizes.seq.div_ceil(shape.queries()) * sizes.batch_heads;
+    Ok(vec![Step::Launch(Launch {
+        function,
+        // CTAs stay and take one tile after the other.
+        grid: [tiles.min(device.sm_count() as usize) as u32, 1, 1],
+        block: [shape.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        shared_bytes: shape.shared_bytes(),
+        programmatic: false,
+        arguments,
+    })])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::DevicePtr;
+    use deepwell_ir::DType;
+
+    #[test]
+    fn tiles_fit_and_names_are_those_of_the_source() {
+        let source = include_str!("sm90_attention.cu");
+        for (head_dim, line, threads, shared_bytes) in [
+            (8, "SM90_ATTENTION(d64, 64, 3, 128, 2)", 512, 115_968),
+            (64, "SM90_ATTENTION(d64, 64, 3, 128, 2)", 512, 115_968),
+            (72, "SM90_ATTENTION(d96, 96, 2, 128, 2)", 384, 197_888),
+            (128, "SM90_ATTENTION(d128, 128, 2, 128, 2)", 384, 197_888),
+            (136, "SM90_ATTENTION(d256, 256, 2, 64, 1)", 384, 197_888),
+        ] {
+            let shape = Shape::of(head_dim).unwrap();
+            assert_eq!((shape.threads(), shape.shared_bytes()), (threads, shared_bytes));
+            assert!(shared_bytes <= 227 << 10);
+            let Shape { head_dim, consumers, block_keys, slots } = shape;
+            let of_shape = format!(
+                "SM90_ATTENTION(d{head_dim}, {head_dim}, {consumers}, {block_keys}, {slots})"
+            );
+            assert_eq!(of_shape, line);
+            assert!(source.contains(line), "{line}");
+        }
+        assert_eq!(Shape::of(264), None);
+    }
+
+    #[test]
+    fn boxes_end_where_heads_and_sequences_do() {
+        let tensor =
+            DeviceTensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![30, 192] };
+        let sizes = Sizes { seq: 10, heads: 4, kv_heads: 2, batch_heads: 12, head_dim: 96 };
+        let boxes = head_boxes(&tensor, &sizes, 2, 128);
+        assert_eq!(boxes.sizes, [96, 2, 10, 3]);
+        assert_eq!(boxes.strides_bytes, [192, 384, 3840]);
+        assert_eq!(boxes.box_sizes, [64, 1, 128, 1]);
+    }
+}
