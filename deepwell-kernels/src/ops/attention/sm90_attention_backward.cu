@@ -157,8 +157,6 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
             break;
         }
         const KeyPlace place = key_place<S>(number, sizes);
-        // Its number is there when it is needed.
-        number = gridDim.x + atomicAdd(sizes.counters, 1u);
         mbarrier_expect(own_full, 2 * Own::kBytes);
         copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.k, place.first_key,
                        place.kv_head, place.batch, own_full);
@@ -186,6 +184,8 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
                 stage.advance();
             }
         }
+        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
 }
@@ -382,8 +382,6 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             break;
         }
         const QueryPlace place = query_place<S>(number, sizes);
-        // Its number is there when it is needed.
-        number = gridDim.x + atomicAdd(sizes.counters, 1u);
         mbarrier_expect(own_full, 2 * Own::kBytes);
         copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.q, place.first_query,
                        place.head, place.batch, own_full);
@@ -403,6 +401,8 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             }
             stage.advance();
         }
+        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
 }

@@ -67,8 +67,7 @@ impl Shape {
     /// The preferred one that takes heads of `head_dim` elements, and others that do.
     fn of(head_dim: usize) -> Option<(Shape, Vec<Shape>)> {
         let preferred = SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)?;
-        let is_other =
-            |shape: &Shape| shape.head_dim == preferred.head_dim && *shape != preferred;
+        let is_other = |shape: &Shape| shape.head_dim == preferred.head_dim && *shape != preferred;
         Some((preferred, SHAPES.into_iter().filter(is_other).collect()))
     }
 
@@ -133,6 +132,13 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     statistics_rows(&request.operands[5].shape) * STATISTICS * size_of::<f32>()
 }
 
+/// Heads of a section at least, of which each has `tiles`: the longest tiles of the last section
+/// must not be what all wait for.
+fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
+    const TILES_PER_SM: usize = 4;
+    (TILES_PER_SM * sms).div_ceil(tiles).min(heads)
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
@@ -165,7 +171,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.extend(statistics.clone());
     arguments.extend([sizes.seq, heads, sizes.head_dim].map(|size| Argument::U32(size as u32)));
     let tiles = sizes.seq.div_ceil(TILE_ROWS);
-    let l2_bytes = device.driver.properties().l2_bytes;
+    let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
+    let (l2_bytes, sms) = (device.driver.properties().l2_bytes, device.sm_count() as usize);
     let ctas = (tiles * sizes.batch_heads) as u32;
     let rows = Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments);
 
@@ -202,9 +209,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
             of_keys(&dk, WAVE_ROWS),
             of_keys(&dv, WAVE_ROWS),
         ],
-        tiles * sizes.key_heads(),
+        tiles * key_heads,
         // Queries and dout of a group are streamed.
-        sizes.section(sizes.key_heads(), 2 * (heads / kv_heads), l2_bytes),
+        sizes.section(key_heads, 2 * group, l2_bytes).max(least_section(tiles, sms, key_heads)),
     )?;
     let [stage_keys, ..] = shape.queries;
     let queries = launch(
@@ -219,7 +226,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         ],
         tiles * sizes.batch_heads,
         // Whole groups, which share keys and values.
-        sizes.section(sizes.key_heads(), 2, l2_bytes) * (heads / kv_heads),
+        sizes.section(key_heads, 2, l2_bytes).max(least_section(tiles * group, sms, key_heads))
+            * group,
     )?;
     Ok(vec![rows, keys, queries])
 }
@@ -255,6 +263,14 @@ mod tests {
             }
         }
         assert_eq!(Shape::of(136), None);
+    }
+
+    #[test]
+    fn sections_have_tiles_for_every_sm() {
+        // (tiles of a head, heads, expected)
+        for (tiles, heads, expected) in [(16, 32, 32), (16, 64, 33), (64, 32, 9), (1000, 8, 1)] {
+            assert_eq!(least_section(tiles, 132, heads), expected, "{tiles} {heads}");
+        }
     }
 
     #[test]
