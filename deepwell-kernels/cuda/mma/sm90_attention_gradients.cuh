@@ -1,5 +1,5 @@
-// What gradients of attention on wgmma are made of: products whose left rows are in registers,
-// weights and their gradients by row or by column, and results on their way out.
+// What gradients of attention on wgmma are made of: left rows in registers, weights and their
+// gradients by row or by column, and results on their way out.
 //
 // A warpgroup has 64 rows of scores, of keys or of queries, as ptx/wgmma.cuh has them. With
 // p = 2^(scale_log2 score - lse) and dp the products of dout and values: ds = p (dp - delta).
@@ -24,20 +24,6 @@ __device__ __forceinline__ void load_left(uint32 (&left)[Left::kSteps][4], uint3
     for (int step = 0; step < Left::kSteps; ++step) {
         ldmatrix_x4(left[step], rows + Left::offset(row, 2 * step + lane / 16));
     }
-}
-
-// Starts products = left right^T over all columns, as a group of its own; `right` is
-// `WgmmaRows::rows`.
-template <typename Right, int kCount, int kSteps>
-__device__ __forceinline__ void start_products_of(float (&products)[kCount],
-                                                  const uint32 (&left)[kSteps][4],
-                                                  const WgmmaMatrix& right) {
-    wgmma_bf16<false, false>(products, left[0], right.at(0));
-#pragma unroll
-    for (int step = 1; step < kSteps; ++step) {
-        wgmma_bf16<true, false>(products, left[step], right.at(Right::column_step(step)));
-    }
-    wgmma_commit();
 }
 
 // Scores of queries that do not see a key become -infinity, where rows are keys and columns

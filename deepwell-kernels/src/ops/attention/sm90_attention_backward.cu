@@ -105,14 +105,14 @@ __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* ou
 
 // ---- keys: dk and dv ----
 
-template <int kHeadElements, int kSlotCount, int kStageCount>
+template <int kHeadElements, int kBlockQueries, int kSlotCount, int kStageCount>
 struct KeyShape {
     static constexpr int kHeadDim = kHeadElements;
-    static constexpr int kBlock = 64;  // queries of a stage
+    static constexpr int kBlock = kBlockQueries;  // of a stage
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
     using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>;
-    static constexpr bool kInRegisters = kHeadDim <= 64;
+    static constexpr bool kInRegisters = kHeadDim <= 64 && kBlock <= 64;
 };
 
 struct KeyPlace {
@@ -157,8 +157,6 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
             break;
         }
         const KeyPlace place = key_place<S>(number, sizes);
-        // Its number is there when it is needed.
-        number = gridDim.x + atomicAdd(sizes.counters, 1u);
         mbarrier_expect(own_full, 2 * Own::kBytes);
         copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.k, place.first_key,
                        place.kv_head, place.batch, own_full);
@@ -186,6 +184,8 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
                 stage.advance();
             }
         }
+        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
 }
@@ -261,7 +261,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
 
                 wgmma_fence();
                 if constexpr (S::kInRegisters) {
-                    start_products_of<Streamed>(p, key_words, Streamed::rows(queries_at));
+                    start_products<Streamed>(p, key_words, Streamed::rows(queries_at));
                 } else {
                     start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
                 }
@@ -274,7 +274,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 mbarrier_wait(shared.full[1] + stage.index, stage.phase);
                 wgmma_fence();
                 if constexpr (S::kInRegisters) {
-                    start_products_of<Streamed>(ds, value_words, Streamed::rows(dout_at));
+                    start_products<Streamed>(ds, value_words, Streamed::rows(dout_at));
                 } else {
                     start_products<Own, Streamed>(ds, values, Streamed::rows(dout_at));
                 }
@@ -382,8 +382,6 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             break;
         }
         const QueryPlace place = query_place<S>(number, sizes);
-        // Its number is there when it is needed.
-        number = gridDim.x + atomicAdd(sizes.counters, 1u);
         mbarrier_expect(own_full, 2 * Own::kBytes);
         copy_rows<Own>(shared.own[0] + slot.index * Own::kBytes, maps.q, place.first_query,
                        place.head, place.batch, own_full);
@@ -403,6 +401,8 @@ __device__ __forceinline__ void produce_for_queries(const typename S::Shared& sh
             }
             stage.advance();
         }
+        // Not sooner, so that who is done first takes the next. Consumers have stages to go.
+        number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
 }
@@ -590,12 +590,15 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
                   causal, scale, scale_log2});                                                   \
     }
 
-// Elements of a head; keys of a stage of `queries`; tiles and stages that there is room for.
+// Elements of a head; queries or keys of a stage; tiles and stages that there is room for.
 ROWS(d64, 8)
 ROWS(d128, 16)
-KEYS(d64, 64, 2, 4)
-KEYS(d96, 96, 2, 3)
-KEYS(d128, 128, 2, 3)
-QUERIES(d64, 64, 128, 2, 3)
-QUERIES(d96, 96, 96, 2, 2)
-QUERIES(d128, 128, 96, 2, 2)
+KEYS(d64_64, 64, 64, 2, 4)
+KEYS(d64_128, 64, 128, 2, 3)
+KEYS(d96_64, 96, 64, 2, 3)
+KEYS(d128_64, 128, 64, 2, 3)
+QUERIES(d64_64, 64, 64, 2, 4)
+QUERIES(d64_128, 64, 128, 2, 3)
+QUERIES(d96_96, 96, 96, 2, 2)
+QUERIES(d128_96, 128, 96, 2, 2)
+QUERIES(d128_128, 128, 128, 1, 2)

@@ -1,15 +1,14 @@
 //! `sm90_attention_backward.cu`: gradients of attention on wgmma, in three launches.
 
-use deepwell_ir::{KernelRequest, Op, Target};
+use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
 use super::cuda::{Sizes, reject_heads, scale_log2};
+use super::sm90_attention::head_boxes;
 use crate::KernelError;
-use crate::cuda::driver::{
-    Argument, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
-};
+use crate::cuda::driver::{Argument, TensorMapSpec};
 use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
+use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
 
@@ -21,8 +20,6 @@ const STATISTICS_THREADS: u32 = 256;
 const TILE_ROWS: usize = 128;
 /// Rows of a consumer, and so of a box of results.
 const WAVE_ROWS: usize = 64;
-/// Queries of a stage of the work on keys.
-const STAGE_QUERIES: usize = 64;
 /// lse and delta of a row, FP32 each.
 const STATISTICS: usize = 2;
 /// Elements of a box of a head: one swizzle.
@@ -41,32 +38,42 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     reject,
     predict,
     workspace_bytes,
-    select_tile: None,
+    select_tile: Some(select_tile),
     prepare,
 }];
 
-/// The kernels for heads of at most so many elements.
+/// Two kernels that make gradients, for heads of at most so many elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     /// Elements of a head at most.
     head_dim: usize,
-    /// Work on keys: tiles and stages that there is room for.
-    keys: [usize; 2],
+    /// Work on keys: queries of a stage, tiles and stages that there is room for.
+    keys: [usize; 3],
     /// Work on queries: keys of a stage, tiles and stages that there is room for.
     queries: [usize; 3],
 }
 
-/// For narrower heads first.
-const SHAPES: [Shape; 3] = [
-    Shape { head_dim: 64, keys: [2, 4], queries: [128, 2, 3] },
-    Shape { head_dim: 96, keys: [2, 3], queries: [96, 2, 2] },
-    Shape { head_dim: 128, keys: [2, 3], queries: [96, 2, 2] },
+/// For narrower heads first, preferred ones first.
+const SHAPES: [Shape; 6] = [
+    Shape { head_dim: 64, keys: [64, 2, 4], queries: [128, 2, 3] },
+    Shape { head_dim: 64, keys: [64, 2, 4], queries: [64, 2, 4] },
+    Shape { head_dim: 64, keys: [128, 2, 3], queries: [128, 2, 3] },
+    Shape { head_dim: 96, keys: [64, 2, 3], queries: [96, 2, 2] },
+    Shape { head_dim: 128, keys: [64, 2, 3], queries: [96, 2, 2] },
+    Shape { head_dim: 128, keys: [64, 2, 3], queries: [128, 1, 2] },
 ];
 
 impl Shape {
-    /// The first that takes heads of `head_dim` elements.
-    fn of(head_dim: usize) -> Option<Shape> {
-        SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)
+    /// The preferred one that takes heads of `head_dim` elements, and others that do.
+    fn of(head_dim: usize) -> Option<(Shape, Vec<Shape>)> {
+        let preferred = SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)?;
+        let is_other = |shape: &Shape| shape.head_dim == preferred.head_dim && *shape != preferred;
+        Some((preferred, SHAPES.into_iter().filter(is_other).collect()))
+    }
+
+    /// As plans have it: queries that are streamed past keys, and keys past queries.
+    fn tile(self) -> Tile {
+        Tile::new(self.keys[0], self.queries[0], self.head_dim)
     }
 
     fn row_bytes(self) -> usize {
@@ -76,18 +83,26 @@ impl Shape {
     /// Dynamic shared memory of the work on keys: tiles of keys and values, stages of queries,
     /// dout and statistics.
     fn key_bytes(self) -> u32 {
-        let [slots, stages] = self.keys;
-        let rows = 2 * slots * TILE_ROWS + 2 * stages * STAGE_QUERIES;
-        let statistics = stages * STAGE_QUERIES * STATISTICS * size_of::<f32>();
+        let [block, slots, stages] = self.keys;
+        let rows = 2 * slots * TILE_ROWS + 2 * stages * block;
+        let statistics = stages * block * STATISTICS * size_of::<f32>();
         (rows * self.row_bytes() + statistics + SHARED_BESIDE_TILES) as u32
     }
 
     /// That of the work on queries: tiles of queries and dout, stages of keys and values.
     fn query_bytes(self) -> u32 {
-        let [stage_keys, slots, stages] = self.queries;
-        let rows = 2 * slots * TILE_ROWS + 2 * stages * stage_keys;
+        let [block, slots, stages] = self.queries;
+        let rows = 2 * slots * TILE_ROWS + 2 * stages * block;
         (rows * self.row_bytes() + SHARED_BESIDE_TILES) as u32
     }
+}
+
+fn select_tile(request: &KernelRequest<'_>, _: &Target) -> TileSelection {
+    let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
+    let (preferred, others) = Shape::of(op.heads.head_dim).expect("`reject` refuses others");
+    let tile = preferred.tile();
+    let reason = |shape: Shape| (shape.tile(), format!("no GPU has timed it, nor {tile}"));
+    TileSelection { tile, rejected: others.into_iter().map(reason).collect() }
 }
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
@@ -117,20 +132,11 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     statistics_rows(&request.operands[5].shape) * STATISTICS * size_of::<f32>()
 }
 
-/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`. What
-/// lies beyond a head or a sequence is not its neighbor but zeros.
-fn boxes(tensor: &DeviceTensor, sizes: &Sizes, heads: usize, rows: usize) -> TensorMapSpec {
-    let batch = sizes.batch_heads / sizes.heads;
-    let head_bytes = (sizes.head_dim * 2) as u64;
-    let token_bytes = head_bytes * heads as u64;
-    TensorMapSpec {
-        base: tensor.pointer,
-        element: TensorMapElement::Bf16,
-        sizes: [sizes.head_dim, heads, sizes.seq, batch].map(|size| size as u64).to_vec(),
-        strides_bytes: vec![head_bytes, token_bytes, token_bytes * sizes.seq as u64],
-        box_sizes: vec![BOX_ELEMENTS as u32, 1, rows as u32, 1],
-        swizzle: TensorMapSwizzle::Bytes128,
-    }
+/// Heads of a section at least, of which each has `tiles`: the longest tiles of the last section
+/// must not be what all wait for.
+fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
+    const TILES_PER_SM: usize = 4;
+    (TILES_PER_SM * sms).div_ceil(tiles).min(heads)
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -143,8 +149,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     if lse.elements() == 0 {
         return Ok(Vec::new());
     }
-    let Some(shape) = Shape::of(sizes.head_dim) else {
+    let Some((preferred, others)) = Shape::of(sizes.head_dim) else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    };
+    let tile = call.call.choice.tile;
+    let mut shapes = others.into_iter().chain([preferred]);
+    let Some(shape) = shapes.find(|shape| Some(shape.tile()) == tile) else {
+        let got = tile.map_or("none".to_string(), |tile| tile.to_string());
+        let known = preferred.tile();
+        return Err(call.refuse(format!("takes a tile such as {known}, not {got}; plan again")));
     };
     let (heads, kv_heads, batch) = (sizes.heads, sizes.kv_heads, lse.shape[0]);
     let lse_log2 = call.workspace().0;
@@ -158,12 +171,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.extend(statistics.clone());
     arguments.extend([sizes.seq, heads, sizes.head_dim].map(|size| Argument::U32(size as u32)));
     let tiles = sizes.seq.div_ceil(TILE_ROWS);
-    let l2_bytes = device.driver.properties().l2_bytes;
+    let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
+    let (l2_bytes, sms) = (device.driver.properties().l2_bytes, device.sm_count() as usize);
     let ctas = (tiles * sizes.batch_heads) as u32;
     let rows = Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments);
 
-    let mut launch = |of: &str, shared: u32, maps: Vec<TensorMapSpec>, tiles: usize, section| {
-        let name = format!("sm90_attention_backward_{of}_d{}", shape.head_dim);
+    let mut launch = |of: String, shared: u32, maps: Vec<TensorMapSpec>, tiles: usize, section| {
+        let name = format!("sm90_attention_backward_{of}");
         let function = device.function("sm90_attention_backward", &name, shared)?;
         let mut arguments = Vec::with_capacity(17);
         for map in maps {
@@ -181,26 +195,27 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let ctas = tiles.min(device.sm_count() as usize) as u32;
         Ok::<_, KernelError>(Device::launch(function, ctas, THREADS, shared, arguments))
     };
-    let of_queries = |tensor, rows| boxes(tensor, &sizes, heads, rows);
-    let of_keys = |tensor, rows| boxes(tensor, &sizes, kv_heads, rows);
+    let of_queries = |tensor, rows| head_boxes(tensor, &sizes, heads, rows);
+    let of_keys = |tensor, rows| head_boxes(tensor, &sizes, kv_heads, rows);
+    let [stage_queries, ..] = shape.keys;
     let keys = launch(
-        "keys",
+        format!("keys_d{}_{stage_queries}", shape.head_dim),
         shape.key_bytes(),
         vec![
-            of_queries(&dout, STAGE_QUERIES),
-            of_queries(&q, STAGE_QUERIES),
+            of_queries(&dout, stage_queries),
+            of_queries(&q, stage_queries),
             of_keys(&k, TILE_ROWS),
             of_keys(&v, TILE_ROWS),
             of_keys(&dk, WAVE_ROWS),
             of_keys(&dv, WAVE_ROWS),
         ],
-        tiles * sizes.key_heads(),
+        tiles * key_heads,
         // Queries and dout of a group are streamed.
-        sizes.section(sizes.key_heads(), 2 * (heads / kv_heads), l2_bytes),
+        sizes.section(key_heads, 2 * group, l2_bytes).max(least_section(tiles, sms, key_heads)),
     )?;
     let [stage_keys, ..] = shape.queries;
     let queries = launch(
-        "queries",
+        format!("queries_d{}_{stage_keys}", shape.head_dim),
         shape.query_bytes(),
         vec![
             of_queries(&dout, TILE_ROWS),
@@ -211,7 +226,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         ],
         tiles * sizes.batch_heads,
         // Whole groups, which share keys and values.
-        sizes.section(sizes.key_heads(), 2, l2_bytes) * (heads / kv_heads),
+        sizes.section(key_heads, 2, l2_bytes).max(least_section(tiles * group, sms, key_heads))
+            * group,
     )?;
     Ok(vec![rows, keys, queries])
 }
@@ -223,25 +239,38 @@ mod tests {
     #[test]
     fn tiles_fit_and_names_are_those_of_the_source() {
         let source = include_str!("sm90_attention_backward.cu");
-        for (head_dim, keys, key_bytes, queries, query_bytes) in [
-            (8, "KEYS(d64, 64, 2, 4)", 134_400, "QUERIES(d64, 64, 128, 2, 3)", 165_120),
-            (64, "KEYS(d64, 64, 2, 4)", 134_400, "QUERIES(d64, 64, 128, 2, 3)", 165_120),
-            (96, "KEYS(d96, 96, 2, 3)", 232_192, "QUERIES(d96, 96, 96, 2, 2)", 230_656),
-            (104, "KEYS(d128, 128, 2, 3)", 232_192, "QUERIES(d128, 128, 96, 2, 2)", 230_656),
-            (128, "KEYS(d128, 128, 2, 3)", 232_192, "QUERIES(d128, 128, 96, 2, 2)", 230_656),
+        for (head_dim, expected) in [
+            (8, [(134_400, 165_120), (134_400, 132_352), (168_192, 165_120)].as_slice()),
+            (64, &[(134_400, 165_120), (134_400, 132_352), (168_192, 165_120)]),
+            (72, &[(232_192, 230_656)]),
+            (128, &[(232_192, 230_656), (232_192, 197_888)]),
         ] {
-            let shape = Shape::of(head_dim).unwrap();
-            assert_eq!((shape.key_bytes(), shape.query_bytes()), (key_bytes, query_bytes));
-            assert!(key_bytes.max(query_bytes) <= 227 << 10);
-            let width = shape.head_dim;
-            let [slots, stages] = shape.keys;
-            assert_eq!(keys, format!("KEYS(d{width}, {width}, {slots}, {stages})"));
-            let [block, slots, stages] = shape.queries;
-            let of_shape = format!("QUERIES(d{width}, {width}, {block}, {slots}, {stages})");
-            assert_eq!(queries, of_shape);
-            assert!(source.contains(keys) && source.contains(queries), "{head_dim}");
+            let (preferred, others) = Shape::of(head_dim).unwrap();
+            let shapes: Vec<_> = [preferred].into_iter().chain(others).collect();
+            let bytes: Vec<_> =
+                shapes.iter().map(|shape| (shape.key_bytes(), shape.query_bytes())).collect();
+            assert_eq!(bytes, expected, "{head_dim}");
+            for shape in shapes {
+                assert!(shape.key_bytes().max(shape.query_bytes()) <= 227 << 10);
+                let width = shape.head_dim;
+                for (of, [block, slots, stages]) in
+                    [("KEYS", shape.keys), ("QUERIES", shape.queries)]
+                {
+                    let line =
+                        format!("{of}(d{width}_{block}, {width}, {block}, {slots}, {stages})");
+                    assert!(source.contains(&line), "{line}");
+                }
+            }
         }
         assert_eq!(Shape::of(136), None);
+    }
+
+    #[test]
+    fn sections_have_tiles_for_every_sm() {
+        // (tiles of a head, heads, expected)
+        for (tiles, heads, expected) in [(16, 32, 32), (16, 64, 33), (64, 32, 9), (1000, 8, 1)] {
+            assert_eq!(least_section(tiles, 132, heads), expected, "{tiles} {heads}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `sm90_attention_backward.cu`.
 
+use deepwell_ir::Tile;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
@@ -9,8 +10,18 @@ use crate::harness::{Gpu, RunOptions};
 
 const KERNEL: &str = "cuda_sm90_attention_backward";
 
+/// Queries that are streamed past keys, keys past queries, and elements of a head: what there is
+/// beside the preferred tiles.
+const OTHER_TILES: [(usize, usize, usize); 3] = [(64, 64, 64), (128, 128, 64), (64, 128, 128)];
+
 fn check(gpu: &mut Gpu, case: &Case) {
     let options = RunOptions { kernel: Some(KERNEL), ..RunOptions::default() };
+    check_backward_with(gpu, case, options);
+}
+
+fn check_tile(gpu: &mut Gpu, case: &Case, (queries, keys, head_dim): (usize, usize, usize)) {
+    let tile = Some(Tile::new(queries, keys, head_dim));
+    let options = RunOptions { kernel: Some(KERNEL), tile, ..RunOptions::default() };
     check_backward_with(gpu, case, options);
 }
 
@@ -30,6 +41,21 @@ fn gradients_of_any_size() {
         // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
         if !matches!(case.data, Data::Nan) && gpu.runs(case.work(), EMULATED_WORK / 2) {
             check(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(gradients_by_every_tile);
+fn gradients_by_every_tile() {
+    let mut gpu = open();
+    for tile in OTHER_TILES {
+        for seq in [1, 63, 65, 129, 200, 257] {
+            for causal in [true, false] {
+                let case = Case::new([2, seq, 4, 2, tile.2], causal, Data::Uniform(1.0));
+                if gpu.runs(case.work(), EMULATED_WORK / 4) {
+                    check_tile(&mut gpu, &case, tile);
+                }
+            }
         }
     }
 }
@@ -62,6 +88,9 @@ emulated! {
             ([2, 270, 2, 1, 128], false),
         ] {
             check(gpu, &Case::new(sizes, causal, Data::Uniform(1.0)));
+        }
+        for tile in OTHER_TILES {
+            check_tile(gpu, &Case::new([1, 400, 4, 1, tile.2], true, Data::Uniform(1.0)), tile);
         }
     }
 }
