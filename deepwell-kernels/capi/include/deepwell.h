@@ -100,18 +100,18 @@ enum DwStatus dw_attention_bf16_backward(const void *dout,
 
 // Bytes of the scales of a matrix of `rows` x `columns` that is quantized rowwise; those of the
 // columnwise operand are `dw_mxfp8_scale_bytes(columns, rows)`. Scales lie in tiles of 128 rows by
-// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a size
-// is negative.
+// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a
+// size is negative.
 size_t dw_mxfp8_scale_bytes(int32_t rows, int32_t columns);
 
-// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales by
-// the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
+// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
+// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
 // `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null. `granularity`
 // elements, 32 or 128, share an exponent; where `square` is not 0 so do as many rows.
 //
 // # Safety
-// Each pointer that is not null is memory of the chosen device of as many elements as said (scales:
-// [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
+// Each pointer that is not null is memory of the chosen device of as many elements as said
+// (scales: [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
 enum DwStatus dw_mxfp8_quantize(const void *x,
                                 int32_t x_dtype,
                                 int32_t rows,
@@ -123,8 +123,8 @@ enum DwStatus dw_mxfp8_quantize(const void *x,
                                 void *data_t,
                                 void *scales_t);
 
-// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized along
-// `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
+// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized
+// along `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
 // `b_square` says whether `b` has squares. `out_dtype` is a `DwDType`; where it is FP32 and
 // `accumulate` is not 0 the result is added to `out`.
 //
@@ -148,8 +148,8 @@ enum DwStatus dw_mxfp8_gemm(const void *a,
 // `out [m, n] = a [m, k] · b [n, k]ᵀ` in BF16, accumulated in FP32.
 //
 // # Safety
-// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else uses
-// what is written during the call.
+// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else
+// uses what is written during the call.
 enum DwStatus dw_bf16_gemm(const void *a,
                            const void *b,
                            void *out,
@@ -157,8 +157,8 @@ enum DwStatus dw_bf16_gemm(const void *a,
                            int32_t n,
                            int32_t k);
 
-// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of that
-// GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
+// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
+// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
 // are addresses of host memory). Without it they run on `cuda:0`.
 //
 // # Safety
@@ -173,8 +173,8 @@ const char *dw_last_error(void);
 // call of this thread.
 const char *dw_last_error(void);
 
-// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of that
-// GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
+// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
+// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
 // are addresses of host memory). Without it they run on `cuda:0`.
 //
 // # Safety
@@ -245,18 +245,18 @@ enum DwStatus dw_attention_bf16_backward(const void *dout,
 
 // Bytes of the scales of a matrix of `rows` x `columns` that is quantized rowwise; those of the
 // columnwise operand are `dw_mxfp8_scale_bytes(columns, rows)`. Scales lie in tiles of 128 rows by
-// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a size
-// is negative.
+// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a
+// size is negative.
 size_t dw_mxfp8_scale_bytes(int32_t rows, int32_t columns);
 
-// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales by
-// the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
+// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
+// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
 // `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null. `granularity`
 // elements, 32 or 128, share an exponent; where `square` is not 0 so do as many rows.
 //
 // # Safety
-// Each pointer that is not null is memory of the chosen device of as many elements as said (scales:
-// [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
+// Each pointer that is not null is memory of the chosen device of as many elements as said
+// (scales: [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
 enum DwStatus dw_mxfp8_quantize(const void *x,
                                 int32_t x_dtype,
                                 int32_t rows,
@@ -268,8 +268,8 @@ enum DwStatus dw_mxfp8_quantize(const void *x,
                                 void *data_t,
                                 void *scales_t);
 
-// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized along
-// `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
+// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized
+// along `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
 // `b_square` says whether `b` has squares. `out_dtype` is a `DwDType`; where it is FP32 and
 // `accumulate` is not 0 the result is added to `out`.
 //
@@ -293,8 +293,8 @@ enum DwStatus dw_mxfp8_gemm(const void *a,
 // `out [m, n] = a [m, k] · b [n, k]ᵀ` in BF16, accumulated in FP32.
 //
 // # Safety
-// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else uses
-// what is written during the call.
+// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else
+// uses what is written during the call.
 enum DwStatus dw_bf16_gemm(const void *a,
                            const void *b,
                            void *out,

@@ -51,8 +51,8 @@ fn scale_shape(rows: usize, columns: usize) -> Vec<usize> {
 
 /// Bytes of the scales of a matrix of `rows` x `columns` that is quantized rowwise; those of the
 /// columnwise operand are `dw_mxfp8_scale_bytes(columns, rows)`. Scales lie in tiles of 128 rows by
-/// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a size
-/// is negative.
+/// four scales of 32 elements, 512 bytes each, as cuBLAS and `tcgen05.mma` read them. 0 where a
+/// size is negative.
 #[unsafe(no_mangle)]
 pub extern "C" fn dw_mxfp8_scale_bytes(rows: i32, columns: i32) -> usize {
     match (usize::try_from(rows), usize::try_from(columns)) {
@@ -61,14 +61,14 @@ pub extern "C" fn dw_mxfp8_scale_bytes(rows: i32, columns: i32) -> usize {
     }
 }
 
-/// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales by
-/// the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
+/// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
+/// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
 /// `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null. `granularity`
 /// elements, 32 or 128, share an exponent; where `square` is not 0 so do as many rows.
 ///
 /// # Safety
-/// Each pointer that is not null is memory of the chosen device of as many elements as said (scales:
-/// [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
+/// Each pointer that is not null is memory of the chosen device of as many elements as said
+/// (scales: [`dw_mxfp8_scale_bytes`] bytes), and nobody else uses what is written during the call.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // C has no other way
 pub unsafe extern "C" fn dw_mxfp8_quantize(
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn dw_mxfp8_quantize(
     })
 }
 
-/// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized along
-/// `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
+/// `out [m, n] = a [m, k] · b [n, k]ᵀ` of two operands that [`dw_mxfp8_quantize`] has quantized
+/// along `k`, accumulated in FP32. `a_granularity` and `b_granularity` are those of the operands,
 /// `b_square` says whether `b` has squares. `out_dtype` is a `DwDType`; where it is FP32 and
 /// `accumulate` is not 0 the result is added to `out`.
 ///
@@ -184,8 +184,8 @@ pub unsafe extern "C" fn dw_mxfp8_gemm(
 /// `out [m, n] = a [m, k] · b [n, k]ᵀ` in BF16, accumulated in FP32.
 ///
 /// # Safety
-/// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else uses
-/// what is written during the call.
+/// Each pointer is memory of the chosen device of as many BF16 numbers as said, and nobody else
+/// uses what is written during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dw_bf16_gemm(
     a: *const c_void,

@@ -1,12 +1,37 @@
 //! C interface of Deepwell's kernels: `include/deepwell.h` and `libdeepwell.so`.
 //!
 //! Each function runs one op on memory that the caller owns: of an NVIDIA GPU, or of the host where
-//! [`dw_set_device`] has chosen the CPU. It returns when the result is there. Matrices are row-major
-//! and contiguous, every pointer is a multiple of 64 bytes. A function returns [`DwStatus::Ok`] or
-//! says in [`dw_last_error`] what was expected, what came and what to do.
+//! [`dw_set_device`] has chosen the CPU. It returns when the result is there. Matrices are
+//! row-major and contiguous, every pointer is a multiple of 64 bytes. A function returns
+//! [`DwStatus::Ok`] or says in [`dw_last_error`] what was expected, what came and what to do.
 //!
 //! On a GPU a call waits for all work of the device before it begins and after it ends, so that
 //! results of other streams are seen without further ado. That costs a few microseconds a call.
+//!
+//! ```
+//! use deepwell::{DwStatus, dw_bf16_gemm, dw_set_device};
+//!
+//! #[repr(align(64))]
+//! struct Matrix([half::bf16; 4]);
+//!
+//! let [one, two] = [1.0, 2.0].map(half::bf16::from_f32);
+//! let (a, b) = (Matrix([one, two, two, one]), Matrix([one, one, one, one]));
+//! let mut out = Matrix([one; 4]);
+//! let (from_a, from_b) = (a.0.as_ptr().cast(), b.0.as_ptr().cast());
+//! // SAFETY: a string that ends with a zero byte, and matrices of these sizes.
+//! let status = unsafe {
+//!     assert_eq!(dw_set_device(c"cpu".as_ptr()), DwStatus::Ok);
+//!     dw_bf16_gemm(from_a, from_b, out.0.as_mut_ptr().cast(), 2, 2, 2)
+//! };
+//! assert_eq!(status, DwStatus::Ok);
+//! assert_eq!(out.0.map(half::bf16::to_f32), [3.0; 4]);
+//! ```
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `cuda` (default) | NVIDIA GPUs; libraries are looked up when a device is opened |
 #![allow(unsafe_code)]
 
 mod attention;

@@ -8,7 +8,7 @@ use super::Violation;
 use crate::source::{Package, packages, read};
 
 /// The layers of crates: a crate depends on crates of lower layers only.
-const LAYERS: [(&str, usize); 10] = [
+const LAYERS: [(&str, usize); 11] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
     ("deepwell-trials", 1),
@@ -17,6 +17,7 @@ const LAYERS: [(&str, usize); 10] = [
     ("deepwell-moe", 3),
     ("deepwell-plan", 4),
     ("deepwell-kernels", 4),
+    ("deepwell-capi", 5),
     ("deepwell-ckpt", 5),
     ("deepwell-trainer", 6),
 ];
