@@ -105,9 +105,10 @@ enum DwStatus dw_attention_bf16_backward(const void *dout,
 size_t dw_mxfp8_scale_bytes(int32_t rows, int32_t columns);
 
 // Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
-// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
-// `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null. `granularity`
-// elements, 32 or 128, share an exponent; where `square` is not 0 so do as many rows.
+// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed,
+// into `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null.
+// `granularity` elements, 32 or 128, share an exponent; where `square` is not 0 so do as many
+// rows.
 //
 // # Safety
 // Each pointer that is not null is memory of the chosen device of as many elements as said
@@ -158,8 +159,8 @@ enum DwStatus dw_bf16_gemm(const void *a,
                            int32_t k);
 
 // Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
-// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
-// are addresses of host memory). Without it they run on `cuda:0`.
+// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu`
+// (pointers are addresses of host memory). Without it they run on `cuda:0`.
 //
 // # Safety
 // `device` is a string that ends with a zero byte.
@@ -174,8 +175,8 @@ const char *dw_last_error(void);
 const char *dw_last_error(void);
 
 // Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
-// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
-// are addresses of host memory). Without it they run on `cuda:0`.
+// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu`
+// (pointers are addresses of host memory). Without it they run on `cuda:0`.
 //
 // # Safety
 // `device` is a string that ends with a zero byte.
@@ -250,9 +251,10 @@ enum DwStatus dw_attention_bf16_backward(const void *dout,
 size_t dw_mxfp8_scale_bytes(int32_t rows, int32_t columns);
 
 // Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
-// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
-// `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null. `granularity`
-// elements, 32 or 128, share an exponent; where `square` is not 0 so do as many rows.
+// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed,
+// into `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null.
+// `granularity` elements, 32 or 128, share an exponent; where `square` is not 0 so do as many
+// rows.
 //
 // # Safety
 // Each pointer that is not null is memory of the chosen device of as many elements as said

@@ -62,9 +62,10 @@ pub extern "C" fn dw_mxfp8_scale_bytes(rows: i32, columns: i32) -> usize {
 }
 
 /// Quantizes `x` `[rows, columns]` (`x_dtype` is a `DwDType`) to MXFP8, E4M3 data with E8M0 scales
-/// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed, into
-/// `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null. `granularity`
-/// elements, 32 or 128, share an exponent; where `square` is not 0 so do as many rows.
+/// by the RCEIL rule: rowwise into `data` `[rows, columns]` and `scales`, columnwise, transposed,
+/// into `data_t` `[columns, rows]` and `scales_t`, or both. What is not wanted is null.
+/// `granularity` elements, 32 or 128, share an exponent; where `square` is not 0 so do as many
+/// rows.
 ///
 /// # Safety
 /// Each pointer that is not null is memory of the chosen device of as many elements as said

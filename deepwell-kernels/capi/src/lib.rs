@@ -31,7 +31,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `cuda` (default) | NVIDIA GPUs; libraries are looked up when a device is opened |
+//! | `cuda` | NVIDIA GPUs (on by default); libraries are looked up when a device is opened |
 #![allow(unsafe_code)]
 
 mod attention;

@@ -291,8 +291,8 @@ pub(crate) fn run(request: &Request) -> Result<(), Failure> {
 }
 
 /// Chooses what the calls of this process run on: `cuda` or `cuda:N` (pointers are addresses of
-/// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu` (pointers
-/// are addresses of host memory). Without it they run on `cuda:0`.
+/// that GPU's memory in its primary context, which PyTorch and the CUDA runtime use), or `cpu`
+/// (pointers are addresses of host memory). Without it they run on `cuda:0`.
 ///
 /// # Safety
 /// `device` is a string that ends with a zero byte.
