@@ -182,6 +182,10 @@ def gpt2(**changes):
     return hf.GPT2LMHeadModel(hf.GPT2Config(**{**sizes, **NO_DROPOUT, **changes}))
 
 
+EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+QWEN_EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16)
+
+
 def rope(kind, **more):
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=10000.0, **more))
 
@@ -205,6 +209,14 @@ FOLDERS = {
     "qwen2 tied": lambda: of_class("Qwen2", tie_word_embeddings=True),
     "qwen3": lambda: of_class("Qwen3", head_dim=16),
     "qwen3 tied": lambda: of_class("Qwen3", head_dim=16, tie_word_embeddings=True),
+    "mixtral": lambda: of_class("Mixtral", **EXPERTS),
+    # Not one expert a token: its gate over the sum of its gates is 1 whatever the router says, whose
+    # gradient is then rounding, which AdamW scales up to whole steps.
+    "mixtral 2 of 3": lambda: of_class("Mixtral", num_local_experts=3, num_experts_per_tok=2),
+    "mixtral all": lambda: of_class("Mixtral", num_local_experts=3, num_experts_per_tok=3),
+    "qwen3_moe": lambda: of_class("Qwen3Moe", **QWEN_EXPERTS),
+    "qwen3_moe normalized": lambda: of_class("Qwen3Moe", norm_topk_prob=True, **QWEN_EXPERTS),
+    "qwen3_moe one dense": lambda: of_class("Qwen3Moe", mlp_only_layers=[0], **QWEN_EXPERTS),
     "gpt2": lambda: gpt2(),
     "gpt2 untied": lambda: gpt2(tie_word_embeddings=False),
     "gpt2 n_inner gelu": lambda: gpt2(n_inner=40, activation_function="gelu"),
@@ -277,13 +289,23 @@ def relative(got, expected):
     return max(abs(a - b) / abs(b) if math.isfinite(a) else math.inf for a, b in pairs)
 
 
+def tensors_of(folder):
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        tensors.update(load_file(path))
+    return tensors
+
+
 def weight_difference(folder, model, left_out):
     """Largest difference to PyTorch's weights, over the largest weight of the tensor, and how many
     weights were not compared. Of those that `left_out` has only the biases of keys may be there."""
-    written = {}
-    for path in folder.glob("*.safetensors"):
-        written.update(load_file(path))
-    state = model.state_dict()
+    written = tensors_of(folder)
+    # As it saves them, experts one by one.
+    with tempfile.TemporaryDirectory() as own:
+        state = model.state_dict()
+        if any(".experts." in name for name in state):
+            model.save_pretrained(own)
+            state = tensors_of(pathlib.Path(own))
     worst, count = 0.0, 0
     for name, tensor in written.items():
         scale = state[name].abs().max().clamp(min=1e-3)
@@ -384,7 +406,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("binary", help="the deepwell command")
     parser.add_argument("--only", default="", help="models whose name holds this")
-    parser.add_argument("--presets", nargs="*", default=["llama-micro", "parity-3m", "gpt2-micro"])
+    parser.add_argument("--presets", nargs="*", default=["llama-micro", "parity-3m", "moe-micro", "gpt2-micro"])
     options = parser.parse_args()
     hf.logging.set_verbosity_error()
     hf.utils.logging.disable_progress_bar()

@@ -216,7 +216,10 @@ impl BackwardContext<'_> {
             None => gradient,
             Some(&earlier) => {
                 let name = format!("{}.{}.sum", self.current.name, self.graph.tensor(tensor).name);
-                self.push(ops::Add {}.into(), name, &[earlier, gradient], &[])?[0]
+                let sum = self.push(ops::Add {}.into(), name, &[earlier, gradient], &[])?[0];
+                // Of gradients that the policy leaves in FP32, the sum is left so too.
+                self.graph.tensors[sum.index()].kind = self.graph.tensor(gradient).kind.clone();
+                sum
             }
         };
         self.gradients.insert(tensor, total);

@@ -100,8 +100,15 @@ impl GraphBuilder {
                 kind => kind_of_output(&self.graph, kind, inputs),
             };
             let is_loss = kind == TensorKind::Loss;
+            let name = output_name(name, output.suffix);
+            if let Some(loss) = self.graph.loss.filter(|_| is_loss) {
+                // One loss of several terms, under the name of the last.
+                self.graph.tensors[loss.index()].name = name;
+                outputs.push(loss);
+                continue;
+            }
             let id = self.graph.add_tensor(Tensor {
-                name: output_name(name, output.suffix),
+                name,
                 shape: output.shape,
                 dtype: output.dtype,
                 kind,
@@ -135,6 +142,41 @@ impl GraphBuilder {
     pub fn finish(self) -> Result<Graph, IrError> {
         crate::verify(&self.graph)?;
         Ok(self.graph)
+    }
+}
+
+impl Graph {
+    /// A node of `op` in place of `place` or beside it, with its tag, layer, phase and source. Its
+    /// outputs are fresh, but for the first where one is `given`. The node is not added.
+    ///
+    /// # Errors
+    /// [`IrError::Operands`] when the op does not take these inputs.
+    pub fn node_beside(
+        &mut self,
+        place: &Node,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+        given: Option<TensorId>,
+    ) -> Result<Node, IrError> {
+        let op = op.into();
+        let types = op
+            .rule()
+            .infer(&input_types(self, inputs))
+            .map_err(|source| IrError::Operands { node: name.to_string(), source })?;
+        let mut outputs: Vec<TensorId> = given.into_iter().collect();
+        for output in types.into_iter().skip(outputs.len()) {
+            let kind = kind_of_output(self, output.kind, inputs);
+            outputs.push(self.add_tensor(Tensor {
+                name: output_name(name, output.suffix),
+                shape: output.shape,
+                dtype: output.dtype,
+                kind,
+                link: None,
+            }));
+        }
+        let (name, inputs) = (name.to_string(), inputs.to_vec());
+        Ok(Node { name, op, inputs, outputs, ..place.clone() })
     }
 }
 

@@ -63,12 +63,13 @@ pub use graph::{
 pub use link::{Link, Part};
 pub use op::{GemmKind, MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
 pub use passes::{
-    Predict, Recompute, TensorPrecision, apply_precision, apply_served_precision, fuse, recompute,
+    Predict, Recompute, TensorPrecision, apply_precision, apply_served_precision,
+    expert_row_alignment, fuse, recompute,
 };
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
     HostInterface, Instance, Invocation, MemoryKind, Mode, Operand, Order, ParameterState, Program,
-    Quantization, Schedule, Slotted, StreamId, Unstored, Value, ValueId, verify_program,
+    Quantization, Schedule, Shard, Slotted, StreamId, Unstored, Value, ValueId, verify_program,
 };
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};

@@ -247,6 +247,24 @@ ops! {
     RouteBackward,
     /// The feed-forward blocks of a mixture.
     Experts,
+    /// A router's projection, in FP32.
+    RouterLogits,
+    /// Gradients of [`Op::RouterLogits`].
+    RouterLogitsBackward,
+    /// Auxiliary losses of a router.
+    RouterLoss,
+    /// The same with the gradient in one pass.
+    RouterLossGrad,
+    /// Where each pair of token and expert goes.
+    Dispatch,
+    /// Rows of tokens to rows of pairs.
+    Permute,
+    /// Sums of rows of pairs to rows of tokens.
+    Unpermute,
+    /// The gated activation of experts, times the router's gates.
+    ExpertSwiGlu,
+    /// Gradients of [`Op::ExpertSwiGlu`].
+    ExpertSwiGluBackward,
     /// A matrix in two parts.
     SplitColumns,
     /// A call of another framework that no op here stands for.
@@ -271,12 +289,22 @@ ops! {
     DualGemm,
     /// A GEMM for each group of rows.
     GroupedGemm,
+    /// `dx = dy · w` for each group.
+    GroupedGemmInputGrad,
+    /// `dw = dyᵀ · x` for each group.
+    GroupedGemmWeightGrad,
+    /// One of the three on quantized operands.
+    ScaledGroupedGemm,
     /// GEMM of two quantized matrices with their scales.
     ScaledGemm,
     /// An exchange between ranks.
     Collective,
     /// Global norm of all gradients.
     GradNorm,
+    /// Sums of squares of parts of the gradients.
+    SumsOfSquares,
+    /// Global norm of gradients that ranks have parts of.
+    NormOfSums,
     /// What a step of the optimizer needs for all parameters.
     AdamWCoefficients,
     /// Optimizer update of a bucket of parameters.
@@ -315,6 +343,7 @@ impl Op {
             Op::Dequantize(op) => vec![op.format],
             Op::StochasticRound(op) => vec![op.format],
             Op::ScaledGemm(op) => vec![op.a, op.b],
+            Op::ScaledGroupedGemm(op) => vec![op.a, op.b],
             Op::DualGemm(op) => op.gemm.formats(),
             Op::Fused(op) => {
                 let made = op.quantizations().map(|step| step.quantize.format);

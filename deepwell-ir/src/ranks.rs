@@ -30,6 +30,9 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
+    /// The name of the ranks that share the weights of a model and split the batches of a step.
+    pub const DATA: &str = "data";
+
     /// The place of a rank in the group.
     pub fn position_of(&self, rank: u32) -> Option<usize> {
         self.ranks.iter().position(|&member| member == rank)
@@ -62,6 +65,12 @@ impl Ranks {
     /// The group behind an id.
     pub fn group(&self, id: GroupId) -> Option<&ProcessGroup> {
         self.groups.get(id.index())
+    }
+
+    /// The group of a name, with its id.
+    pub fn named(&self, name: &str) -> Option<(GroupId, &ProcessGroup)> {
+        let index = self.groups.iter().position(|group| group.name == name)?;
+        Some((GroupId(index as u32), &self.groups[index]))
     }
 
     /// Checks that the rank is one of the world's, and that each group has a name of its own and

@@ -112,8 +112,12 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
         if let Op::StochasticRound(op) = &node.op {
             specs.extend(node.outputs.iter().map(|&id| (id, op.format)));
         }
-        let Op::ScaledGemm(gemm) = node.op.leading() else { continue };
-        for (index, said) in [(0, gemm.a), (gemm.b_input(), gemm.b)] {
+        let said = match node.op.leading() {
+            Op::ScaledGemm(gemm) => [(0, gemm.a), (gemm.b_input(), gemm.b)],
+            Op::ScaledGroupedGemm(gemm) => [(0, gemm.a), (gemm.b_input(), gemm.b)],
+            _ => continue,
+        };
+        for (index, said) in said {
             let id = node.inputs[index];
             if let Some(spec) = specs.get(&id).filter(|&&spec| spec != said) {
                 return Err(format!(

@@ -86,6 +86,7 @@ fn program() -> Program {
             gradient: Some(ValueId(GRAD)),
         }],
         precision: Vec::new(),
+        shards: Vec::new(),
         unstored: Vec::new(),
         fixed_overhead_bytes: 0,
     }

@@ -11,7 +11,7 @@ use deepwell_ir::{
 const SUM: Reduction = Reduction::Sum;
 
 fn among(ranks: u32, kind: CollectiveKind) -> Collective {
-    Collective { kind, group: GroupId(0), ranks }
+    Collective::new(kind, GroupId(0), ranks)
 }
 
 fn recv(from: u32, sizes: &[usize]) -> CollectiveKind {
@@ -235,6 +235,7 @@ fn program() -> Program {
         host: HostInterface::default(),
         parameters: Vec::new(),
         precision: Vec::new(),
+        shards: Vec::new(),
         unstored: Vec::new(),
         fixed_overhead_bytes: 0,
     }

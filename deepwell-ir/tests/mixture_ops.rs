@@ -1,6 +1,7 @@
-//! Ops of mixtures: what they take and give, what they cost, and that nothing runs them yet.
+//! Ops of mixtures: what they take and give, and what they cost.
 
-use deepwell_ir::{DType, NoKernel, Op, OperandType, Rejected, ops};
+use deepwell_ir::{DType, GemmKind, NoKernel, Op, OperandType, Rejected, ops};
+use deepwell_precision::QuantFormat;
 
 fn operand(dtype: DType, shape: &[usize]) -> OperandType {
     OperandType { dtype, shape: shape.to_vec() }
@@ -35,6 +36,13 @@ fn latent() -> ops::LatentAttention {
     }
 }
 
+const GROUPED: ops::GroupedRows = ops::GroupedRows { groups: 8, align: 32 };
+
+fn scaled(kind: GemmKind) -> ops::ScaledGroupedGemm {
+    let (output, format) = (DType::Bf16, QuantFormat::MXFP8);
+    ops::ScaledGroupedGemm { kind, grouped: GROUPED, output, a: format, b: format }
+}
+
 const SWIGLU: ops::ExpertActivation = ops::ExpertActivation::SwiGlu;
 
 /// Operands of experts: 10 tokens of 64, 3 of 8 experts of width 32 each.
@@ -61,20 +69,91 @@ fn expert_operands(bias: bool) -> Vec<OperandType> {
 fn outputs_and_costs() {
     let f32s = |shape: &[usize]| operand(DType::F32, shape);
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
-    let rows: [Row; 6] = [
+    let i32s = |shape: &[usize]| operand(DType::I32, shape);
+    let maps = [i32s(&[10, 3]), i32s(&[288])];
+    let rows: [Row; 16] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
-            ops::Experts { activation: SWIGLU, bias: false }.into(),
+            ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
             expert_operands(false),
             &[&[10, 64]],
             // 30 pairs of token and expert, three GEMMs of 64 by 32 each.
             30 * (3 * 2 * 64 * 32 + 5 * 32),
         ),
         (
-            ops::Experts { activation: SWIGLU, bias: true }.into(),
+            ops::Experts { activation: SWIGLU, bias: true, capacity_factor: None }.into(),
             expert_operands(true),
             &[&[10, 64]],
             30 * (3 * 2 * 64 * 32 + 5 * 32),
+        ),
+        // 30 pairs in 8 groups of whole 32 rows are 32 + 248, in whole 32: 288.
+        (
+            ops::Dispatch { grouped: GROUPED, capacity_factor: None }.into(),
+            vec![i32s(&[10, 3])],
+            &[&[9], &[2, 8], &[10, 3], &[288]],
+            60,
+        ),
+        (ops::Permute {}.into(), [&[f32s(&[10, 64])], &maps[..]].concat(), &[&[288, 64]], 0),
+        (
+            ops::Unpermute {}.into(),
+            [&[f32s(&[288, 64])], &maps[..]].concat(),
+            &[&[10, 64]],
+            30 * 64,
+        ),
+        // Of 288 rows 256 are padding at most: what counts are the other 32.
+        (
+            ops::GroupedGemm { grouped: GROUPED }.into(),
+            vec![f32s(&[288, 64]), f32s(&[8, 96, 64]), i32s(&[9])],
+            &[&[288, 96]],
+            2 * 32 * 64 * 96,
+        ),
+        (
+            ops::GroupedGemmInputGrad { grouped: GROUPED }.into(),
+            vec![f32s(&[288, 96]), f32s(&[8, 96, 64]), i32s(&[9])],
+            &[&[288, 64]],
+            2 * 32 * 64 * 96,
+        ),
+        (
+            ops::GroupedGemmWeightGrad { grouped: GROUPED }.into(),
+            vec![f32s(&[288, 96]), f32s(&[288, 64]), i32s(&[9])],
+            &[&[8, 96, 64]],
+            2 * 32 * 64 * 96,
+        ),
+        (
+            scaled(GemmKind::Fprop).into(),
+            vec![
+                operand(DType::E4m3, &[288, 64]),
+                operand(DType::E8m0, &[3, 1, 512]),
+                operand(DType::E4m3, &[8, 96, 64]),
+                operand(DType::E8m0, &[8, 1, 1, 512]),
+                i32s(&[9]),
+            ],
+            &[&[288, 96]],
+            2 * 32 * 64 * 96,
+        ),
+        (
+            scaled(GemmKind::Wgrad).into(),
+            vec![
+                operand(DType::E4m3, &[96, 288]),
+                operand(DType::E8m0, &[1, 3, 512]),
+                operand(DType::E4m3, &[64, 288]),
+                operand(DType::E8m0, &[1, 3, 512]),
+                i32s(&[9]),
+            ],
+            &[&[8, 96, 64]],
+            2 * 32 * 64 * 96,
+        ),
+        (
+            ops::ExpertSwiGlu { activation: SWIGLU }.into(),
+            [&[f32s(&[288, 96]), f32s(&[288, 96]), f32s(&[10, 3])], &maps[..]].concat(),
+            &[&[288, 96]],
+            6 * 288 * 96,
+        ),
+        (
+            ops::RouterLogits { bias: false }.into(),
+            vec![operand(DType::Bf16, &[10, 64]), f32s(&[8, 64])],
+            &[&[10, 8]],
+            2 * 10 * 64 * 8,
         ),
         (
             ops::SplitColumns { columns: 40 }.into(),
@@ -120,7 +199,8 @@ fn operands_that_do_not_fit_are_refused() {
         all[index] = to;
         all
     };
-    let experts: Op = ops::Experts { activation: SWIGLU, bias: false }.into();
+    let experts: Op =
+        ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into();
     let wide = ops::Route { top_k: 5, ..route() };
     let uneven = ops::Route { groups: Some(ops::RouteGroups { count: 3, chosen: 2 }), ..route() };
     let short = ops::LatentAttention { inverse_frequencies: vec![1.0], ..latent() };
@@ -134,6 +214,48 @@ fn operands_that_do_not_fit_are_refused() {
         (experts.clone(), changed(1, f32s(&[9, 3])), "expected operand 1 [10, 3], got [9, 3]"),
         (experts.clone(), changed(5, f32s(&[8, 32, 64])), "expected operand 5 [8, 64, 32]"),
         (experts, expert_operands(true), "expected 6 operands"),
+        (
+            ops::Route { selection_bias: false, ..route() }.into(),
+            vec![operand(DType::Bf16, &[10, 8])],
+            "expected operand 0 as f32, got bf16",
+        ),
+        (
+            ops::Dispatch { grouped: GROUPED, capacity_factor: Some(0.0) }.into(),
+            vec![operand(DType::I32, &[10, 3])],
+            "expected a finite capacity factor over 0, got 0",
+        ),
+        (
+            ops::GroupedGemm { grouped: GROUPED }.into(),
+            vec![f32s(&[288, 64]), f32s(&[8, 96, 64]), operand(DType::I32, &[8])],
+            "expected operand 2 [9], got [8]",
+        ),
+        (
+            ops::GroupedGemm { grouped: ops::GroupedRows { groups: 8, align: 0 } }.into(),
+            vec![f32s(&[288, 64]), f32s(&[8, 96, 64]), operand(DType::I32, &[9])],
+            "expected at least 1 group of a multiple of 1 row",
+        ),
+        (
+            // Where 128 elements share an exponent, groups of 32 rows would share it too.
+            ops::ScaledGroupedGemm {
+                a: QuantFormat::MXFP8_128,
+                b: QuantFormat::MXFP8_128,
+                ..scaled(GemmKind::Wgrad)
+            }
+            .into(),
+            vec![
+                operand(DType::E4m3, &[96, 288]),
+                operand(DType::E8m0, &[1, 3, 512]),
+                operand(DType::E4m3, &[64, 288]),
+                operand(DType::E8m0, &[1, 3, 512]),
+                operand(DType::I32, &[9]),
+            ],
+            "expected groups of a multiple of 128 rows, which share a scale",
+        ),
+        (
+            ops::RouterLogits { bias: false }.into(),
+            vec![operand(DType::Bf16, &[10, 64]), operand(DType::Bf16, &[8, 64])],
+            "expected operand 1 as f32, got bf16",
+        ),
         (
             ops::SplitColumns { columns: 48 }.into(),
             vec![f32s(&[10, 48])],

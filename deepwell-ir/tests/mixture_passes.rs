@@ -1,5 +1,5 @@
-//! What the passes make of mixtures of experts: the router trains, and the precision report claims
-//! only what is computed.
+//! What the passes make of mixtures of experts before they are expanded: the router trains, and the
+//! precision report claims only what is computed.
 
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{

@@ -51,7 +51,7 @@ pub use backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
     Recording,
 };
-pub use comm::{Comm, CommError, Exchange, InProcess};
+pub use comm::{Comm, CommError, Exchange, InProcess, Monitor};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
 pub use epilogue::{EpilogueSet, no_epilogue};
 pub use error::KernelError;

@@ -202,6 +202,7 @@ impl SingleCall {
             host: HostInterface::default(),
             parameters: Vec::new(),
             precision: Vec::new(),
+            shards: Vec::new(),
             unstored: Vec::new(),
             fixed_overhead_bytes: 0,
         }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use deepwell_ir::ops::{Add, Collective, CollectiveKind, Reduction};
 use deepwell_ir::{
-    DType, GroupId, KernelCatalog, MemoryKind, OperandType, ProcessGroup, Program, Ranks, Shape,
-    Target, ValueId,
+    Access, DType, GroupId, KernelCatalog, MemoryKind, OperandType, ProcessGroup, Program, Ranks,
+    Shape, Target, ValueId,
 };
 use deepwell_kernels::cuda::{
     Architecture, COLLECTIVES, CudaBackend, CudaCatalog, FakeDriver, HostDriver, KernelImages,
@@ -84,7 +84,7 @@ fn ranks(rank: u32, order: &[u32]) -> Ranks {
 }
 
 fn call(kind: &CollectiveKind, size: u32, elements: usize) -> SingleCall {
-    let op = Collective { kind: kind.clone(), group: GroupId(0), ranks: size };
+    let op = Collective::new(kind.clone(), GroupId(0), size);
     let x = |elements| (DType::F32, vec![elements]);
     let size = size as usize;
     match kind {
@@ -271,4 +271,111 @@ fn other_ops_are_served_as_ever() {
     let among = add.select(&CpuCatalog, &cpu_target(1).as_rank(ranks(1, &[0, 1]))).unwrap();
     assert_eq!(alone, among);
     assert_eq!(add.operands[0], OperandType { dtype: DType::F32, shape: vec![4, 8] });
+}
+
+/// Runs a program once on values that are given, and gives what all its values hold.
+fn run_once(
+    device: Device,
+    comm: InProcess,
+    program: &Program,
+    given: &[(ValueId, Vec<f64>)],
+) -> Vec<Vec<f64>> {
+    let mut executor = Executor::new(device.backend(Some(comm)), program.arena.bytes).unwrap();
+    let loaded = executor.load(program.clone()).unwrap();
+    for (id, numbers) in given {
+        executor.write(program, *id, &bytes(numbers)).unwrap();
+    }
+    executor.run(&loaded).unwrap();
+    let read = |id: u32| -> Vec<f64> {
+        let id = ValueId(id);
+        let mut out = vec![0; program.value(id).range.bytes];
+        executor.read(program, id, &mut out).unwrap();
+        out.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes).into()).collect()
+    };
+    (0..program.values.len() as u32).map(read).collect()
+}
+
+/// A bucket is one tensor to those that exchange it: with what lies between its tensors.
+#[test]
+fn buckets_are_exchanged_as_one() {
+    // Where tensors begin in a bucket of slices of 16 elements, and how long they are.
+    let tensors: &[(usize, usize)] = &[(0, 5), (16, 16), (32, 1)];
+    for device in DEVICES {
+        for size in [1, 2, 3] {
+            let tensors = &tensors[..size as usize];
+            let types: Vec<_> =
+                tensors.iter().map(|&(_, elements)| (DType::F32, vec![elements])).collect();
+            let slice = [(DType::F32, vec![16])];
+            let group: Vec<u32> = (0..size).collect();
+            for kind in [
+                CollectiveKind::AllReduce { reduction: SUM },
+                CollectiveKind::ReduceScatter { reduction: SUM },
+                CollectiveKind::AllGather,
+            ] {
+                let op = Collective::of_bucket(kind.clone(), GroupId(0), size, tensors.len());
+                let call = match kind {
+                    CollectiveKind::AllReduce { .. } => SingleCall::new(op, &types, &[]),
+                    CollectiveKind::AllGather => SingleCall::new(op, &slice, &types),
+                    _ => SingleCall::new(op, &types, &slice),
+                };
+                let is_gather = kind == CollectiveKind::AllGather;
+                // The bucket of each rank with zeros between its tensors, or its slice.
+                let input = |rank: u32| -> Vec<f64> {
+                    let mut whole = vec![0.0; if is_gather { 16 } else { 16 * size as usize }];
+                    let pieces = if is_gather { &[(0, 16)][..] } else { tensors };
+                    for &(begin, elements) in pieces {
+                        let own = &numbers(rank + 1, 48)[begin..begin + elements];
+                        whole[begin..begin + elements].copy_from_slice(own);
+                    }
+                    whole
+                };
+                let inputs: Vec<_> = group.iter().map(|&rank| input(rank)).collect();
+                let expected = oracle::exchange(&kind, &inputs);
+                let outputs = thread::scope(|scope| {
+                    let (call, inputs, group) = (&call, &inputs, &group);
+                    let threads: Vec<_> = InProcess::world(size, PATIENCE)
+                        .into_iter()
+                        .zip(0..)
+                        .map(|(comm, rank)| {
+                            scope.spawn(move || {
+                                let mut program = program(device, call, ranks(rank, group));
+                                if call.op.rule().name() == "all_reduce" {
+                                    for operand in &mut program.calls[0].operands {
+                                        operand.access = Access::Update;
+                                    }
+                                }
+                                let input = &inputs[rank as usize];
+                                let given: Vec<_> = match is_gather {
+                                    true => vec![(ValueId(0), input.clone())],
+                                    false => tensors
+                                        .iter()
+                                        .zip(0..)
+                                        .map(|(&(begin, elements), id)| {
+                                            let own = input[begin..begin + elements].to_vec();
+                                            (ValueId(id), own)
+                                        })
+                                        .collect(),
+                                };
+                                run_once(device, comm, &program, &given)
+                            })
+                        })
+                        .collect();
+                    let joined = threads.into_iter().map(|thread| thread.join().unwrap());
+                    joined.collect::<Vec<_>>()
+                });
+                for (rank, values) in outputs.iter().enumerate() {
+                    let what = format!("{device:?}, {kind:?}, rank {rank} of {size}");
+                    let expected = &expected[rank];
+                    if matches!(kind, CollectiveKind::ReduceScatter { .. }) {
+                        assert_eq!(values.last(), Some(expected), "{what}");
+                        continue;
+                    }
+                    let first = usize::from(is_gather);
+                    for (value, &(begin, elements)) in values[first..].iter().zip(tensors) {
+                        assert_eq!(value[..], expected[begin..begin + elements], "{what}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -12,6 +12,22 @@ use crate::{MoeError, Real, Routing};
 /// The slot of a pair that was dropped.
 pub const DROPPED: u32 = u32::MAX;
 
+/// The row of a pair that was dropped, and the pair of a row that has none.
+pub const NOWHERE: i32 = -1;
+
+/// Where each pair and each row goes; all are written.
+#[derive(Debug)]
+pub struct GroupedMaps<'a> {
+    /// First row of each group, and where the last ends, `[experts + 1]`.
+    pub offsets: &'a mut [i32],
+    /// Pairs that chose each expert, then those of them that have a row, `[2, experts]`.
+    pub load: &'a mut [i32],
+    /// The row of each pair, or [`NOWHERE`], `[tokens, top_k]`.
+    pub rows: &'a mut [i32],
+    /// The pair of each row, or [`NOWHERE`], `[rows]`.
+    pub pairs: &'a mut [i32],
+}
+
 /// How many tokens an expert takes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -187,6 +203,48 @@ impl Dispatch {
         self.slots.len() - self.sources.len()
     }
 
+    /// Writes the maps of rows that are grouped by expert, each group padded to a multiple of
+    /// `align` rows, as the op [`Dispatch`](deepwell_ir::ops::Dispatch) has them.
+    ///
+    /// # Errors
+    ///
+    /// A wrong length, or fewer rows than the pairs need.
+    pub fn write_grouped(&self, align: usize, maps: GroupedMaps<'_>) -> Result<(), MoeError> {
+        let GroupedMaps { offsets, load, rows, pairs } = maps;
+        let experts = self.counts.len();
+        for (name, layout, expected, got) in [
+            ("offsets", "[experts + 1]", experts + 1, offsets.len()),
+            ("load", "[2, experts]", 2 * experts, load.len()),
+            ("rows", "[tokens, top_k]", self.slots.len(), rows.len()),
+        ] {
+            if expected != got {
+                return Err(MoeError::Length { name, layout, expected, got });
+            }
+        }
+        let padded = |count: usize| count.next_multiple_of(align.max(1));
+        let needed: usize = self.counts.iter().map(|&count| padded(count)).sum();
+        if pairs.len() < needed {
+            let (name, layout, got) = ("pairs", "rows of all groups", pairs.len());
+            return Err(MoeError::Length { name, layout, expected: needed, got });
+        }
+        pairs.fill(NOWHERE);
+        rows.fill(NOWHERE);
+        offsets[0] = 0;
+        let mut first = 0;
+        for expert in 0..experts {
+            let places = self.offsets[expert]..self.offsets[expert + 1];
+            for (row, &pair) in (first..).zip(&self.sources[places]) {
+                pairs[row] = pair as i32;
+                rows[pair as usize] = row as i32;
+            }
+            first += padded(self.counts[expert]);
+            offsets[expert + 1] = first as i32;
+            load[expert] = self.counts_wanted[expert] as i32;
+            load[experts + expert] = self.counts[expert] as i32;
+        }
+        Ok(())
+    }
+
     /// Sets the numbers of dropped pairs to zero: gate weights before they are used, or their
     /// gradients. `values` is `[tokens, top_k]`.
     ///
@@ -252,6 +310,34 @@ mod tests {
             assert_eq!(got, expected, "{factor} {tokens} {top_k} {experts}");
         }
         assert_eq!(Capacity::Dropless.tokens_per_expert_max(8, 1, 4), Ok(8));
+    }
+
+    #[test]
+    fn groups_are_padded() {
+        // Counts of 4, 2 and 2, and with a capacity of 3 pairs 3, 2, 2; an empty fourth expert.
+        let chosen = [0, 1, 0, 2, 0, 1, 2, 0];
+        let grouped = |experts: usize, align: usize, capacity, length: usize| {
+            let (mut offsets, mut load) = (vec![9; experts + 1], vec![9; 2 * experts]);
+            let (mut rows, mut pairs) = (vec![9; 8], vec![9; length]);
+            let maps = GroupedMaps {
+                offsets: &mut offsets,
+                load: &mut load,
+                rows: &mut rows,
+                pairs: &mut pairs,
+            };
+            let sorted = Dispatch::new(&chosen, 2, experts, capacity).unwrap();
+            sorted.write_grouped(align, maps).map(|()| (offsets, load, rows, pairs))
+        };
+        let (offsets, load, rows, pairs) = grouped(4, 4, Capacity::Dropless, 14).unwrap();
+        assert_eq!(offsets, [0, 4, 8, 12, 12]);
+        assert_eq!(load, [4, 2, 2, 0, 4, 2, 2, 0]);
+        assert_eq!(rows, [0, 4, 1, 8, 2, 5, 9, 3]);
+        assert_eq!(pairs, [0, 2, 4, 7, 1, 5, -1, -1, 3, 6, -1, -1, -1, -1]);
+        let (offsets, load, rows, pairs) = grouped(3, 1, Capacity::Factor(1.0), 7).unwrap();
+        assert_eq!((offsets, load), (vec![0, 3, 5, 7], vec![4, 2, 2, 3, 2, 2]));
+        assert_eq!((rows, pairs), (vec![0, 3, 1, 5, 2, 4, 6, -1], vec![0, 2, 4, 1, 5, 3, 6]));
+        let error = grouped(3, 4, Capacity::Dropless, 11).unwrap_err().to_string();
+        assert!(error.contains("`pairs`: expected 12 numbers"), "{error}");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //!   weights back to the logits. [`TokenRouter`] is the same token by token, for kernels.
 //! - [`Dispatch`] sorts the chosen (token, expert) pairs by expert: counts, offsets and the
 //!   permutation both ways, with every pair kept or with a [`Capacity`] beyond which pairs drop.
+//! - [`expand`] is the pass that turns the experts of a captured graph into ops.
 //! - [`load_balancing_loss`] and [`z_loss`] are the two auxiliary losses that keep a router
 //!   trainable, each with its gradient; [`update_selection_bias`] is the alternative without one.
 //!
@@ -60,17 +61,21 @@
 
 mod dispatch;
 mod error;
+mod expand;
 mod losses;
 mod real;
 mod route;
 mod selection_bias;
+mod training;
 
-pub use dispatch::{Capacity, DROPPED, Dispatch};
+pub use dispatch::{Capacity, DROPPED, Dispatch, GroupedMaps, NOWHERE};
 pub use error::MoeError;
-pub use losses::{LossAndGradient, load_balancing_loss, z_loss};
+pub use expand::expand;
+pub use losses::{LossAndGradient, load_balancing_loss, router_losses, z_loss};
 pub use real::Real;
 pub use route::{Routing, TokenRouter, route};
 pub use selection_bias::update_selection_bias;
+pub use training::{RouterTraining, with_router_training};
 
 #[cfg(test)]
 mod test_support;

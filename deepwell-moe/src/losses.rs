@@ -1,9 +1,9 @@
 //! The two auxiliary losses of a router, each with the gradient of the logits.
 
-use deepwell_ir::ops::RouteScore;
+use deepwell_ir::ops::{Route, RouteScore, RouterLoss};
 
-use crate::error::{check_expert_count, check_rows};
-use crate::route::{SUM_FLOOR, logit_gradients, softmax};
+use crate::error::{check_expert_count, check_length, check_rows, check_top_k};
+use crate::route::{SUM_FLOOR, logit_gradients, score_row, softmax};
 use crate::{MoeError, Real, Routing};
 
 /// A loss and its gradient.
@@ -28,37 +28,86 @@ pub struct LossAndGradient<T> {
 ///
 /// No tokens have the loss 0.
 pub fn load_balancing_loss<T: Real>(routing: &Routing<T>, coefficient: f64) -> LossAndGradient<T> {
-    let config = routing.settings();
-    let (experts, tokens) = (config.experts, routing.token_count());
+    let Route { score, experts, top_k, .. } = *routing.settings();
+    let counts = routing.expert_counts();
+    balance(score, [experts, top_k], routing.scores(), &counts, coefficient)
+}
+
+fn balance<S: Real, T: Real>(
+    score: RouteScore,
+    [experts, top_k]: [usize; 2],
+    scores: &[S],
+    counts: &[usize],
+    coefficient: f64,
+) -> LossAndGradient<T> {
+    let tokens = scores.len() / experts;
     if tokens == 0 {
         return LossAndGradient { loss: 0.0, dlogits: Vec::new() };
     }
     // The loss is the sum over tokens and experts of `weights[expert] * probability`.
-    let scale = coefficient * experts as f64 / (tokens as f64 * (tokens * config.top_k) as f64);
-    let weights: Vec<f64> =
-        routing.expert_counts().into_iter().map(|count| scale * count as f64).collect();
+    let scale = coefficient * experts as f64 / (tokens as f64 * (tokens * top_k) as f64);
+    let weights: Vec<f64> = counts.iter().map(|&count| scale * count as f64).collect();
 
     let mut loss = 0.0;
-    let mut dlogits = Vec::with_capacity(routing.scores().len());
+    let mut dlogits = Vec::with_capacity(scores.len());
     let (mut dscores, mut row) = (vec![0.0; experts], vec![0.0; experts]);
-    for scores in routing.scores().chunks_exact(experts) {
-        let sum = match config.score {
+    for scores in scores.chunks_exact(experts) {
+        let sum = match score {
             RouteScore::Softmax => 1.0,
             RouteScore::Sigmoid => scores.iter().map(|s| s.to_f64()).sum::<f64>() + SUM_FLOOR,
         };
         let weighted = scores.iter().zip(&weights).map(|(s, w)| s.to_f64() / sum * w).sum::<f64>();
         loss += weighted;
         for (dscore, weight) in dscores.iter_mut().zip(&weights) {
-            *dscore = match config.score {
+            *dscore = match score {
                 RouteScore::Softmax => *weight,
                 // Through the division by the sum of the scores.
                 RouteScore::Sigmoid => (weight - weighted) / sum,
             };
         }
-        logit_gradients(config.score, scores, &dscores, &mut row);
+        logit_gradients(score, scores, &dscores, &mut row);
         dlogits.extend(row.iter().map(|&dlogit| T::from_f64(dlogit)));
     }
     LossAndGradient { loss, dlogits }
+}
+
+/// Both losses of the op [`RouterLoss`], without the micro-batch's share: `logits` `[tokens,
+/// experts]`, `chosen` `[tokens, top_k]`. Logits that are not finite give losses that are not.
+///
+/// # Errors
+///
+/// Logits or choices that are not whole rows of as many tokens, an expert that does not exist.
+pub fn router_losses<T: Real>(
+    op: &RouterLoss,
+    logits: &[T],
+    experts: usize,
+    chosen: &[i32],
+    top_k: usize,
+) -> Result<LossAndGradient<T>, MoeError> {
+    check_expert_count(experts)?;
+    check_top_k(top_k, experts)?;
+    let tokens = logits.len() / experts;
+    check_length("logits", "[tokens, experts]", logits, tokens * experts)?;
+    check_length("chosen", "[tokens, top_k]", chosen, tokens * top_k)?;
+    let mut counts = vec![0; experts];
+    for (index, &expert) in chosen.iter().enumerate() {
+        match counts.get_mut(usize::try_from(expert).unwrap_or(usize::MAX)) {
+            Some(count) => *count += 1,
+            None => {
+                let expert = expert as u32;
+                return Err(MoeError::ExpertOutOfRange { index, expert, experts });
+            }
+        }
+    }
+    let mut scores = vec![0.0; logits.len()];
+    for (logits, scores) in logits.chunks_exact(experts).zip(scores.chunks_exact_mut(experts)) {
+        score_row(op.score, logits, scores);
+    }
+    let balance: LossAndGradient<f64> =
+        balance(op.score, [experts, top_k], &scores, &counts, op.balance);
+    let z: LossAndGradient<f64> = z_of_rows(logits, experts, op.z);
+    let sums = balance.dlogits.iter().zip(&z.dlogits).map(|(a, b)| T::from_f64(a + b));
+    Ok(LossAndGradient { loss: balance.loss + z.loss, dlogits: sums.collect() })
 }
 
 /// The router z-loss: `coefficient` times the mean over tokens of the squared logarithm of the
@@ -77,7 +126,16 @@ pub fn z_loss<T: Real>(
     coefficient: f64,
 ) -> Result<LossAndGradient<T>, MoeError> {
     check_expert_count(experts)?;
-    let tokens = check_rows("logits", logits, experts)?;
+    check_rows("logits", logits, experts)?;
+    Ok(z_of_rows(logits, experts, coefficient))
+}
+
+fn z_of_rows<L: Real, T: Real>(
+    logits: &[L],
+    experts: usize,
+    coefficient: f64,
+) -> LossAndGradient<T> {
+    let tokens = logits.len() / experts;
     let mut loss = 0.0;
     let mut dlogits = Vec::with_capacity(logits.len());
     let mut probabilities = vec![0.0; experts];
@@ -87,7 +145,7 @@ pub fn z_loss<T: Real>(
         loss += scale * log_sum * log_sum;
         dlogits.extend(probabilities.iter().map(|p| T::from_f64(2.0 * scale * log_sum * p)));
     }
-    Ok(LossAndGradient { loss, dlogits })
+    LossAndGradient { loss, dlogits }
 }
 
 #[cfg(test)]
@@ -171,6 +229,47 @@ mod tests {
                 z_loss(logits, experts, 0.3).unwrap().loss
             });
         }
+    }
+
+    #[test]
+    fn both_losses_are_those_of_each() {
+        let router = settings(6, 2, RouteScore::Sigmoid);
+        let logits: Vec<f64> = varied(5 * 6, 17).iter().map(|x| 2.0 * x).collect();
+        let routing = route(&router, &logits, None).unwrap();
+        let chosen: Vec<i32> = routing.experts().iter().map(|&expert| expert as i32).collect();
+        let op = RouterLoss { score: RouteScore::Sigmoid, balance: 0.3, z: 0.2 };
+        let both = router_losses(&op, &logits, 6, &chosen, 2).unwrap();
+        let (balance, z) = (load_balancing_loss(&routing, 0.3), z_loss(&logits, 6, 0.2).unwrap());
+        assert!((both.loss - balance.loss - z.loss).abs() < 1e-14);
+        check_gradient("dlogits", &logits, &both.dlogits, |logits| {
+            router_losses(&op, logits, 6, &chosen, 2).unwrap().loss
+        });
+        let nan = router_losses(&op, &[f64::NAN; 6], 6, &[0, 1], 2).unwrap();
+        assert!(nan.loss.is_nan() && nan.dlogits.iter().all(|d| d.is_nan()));
+        let error = router_losses(&op, &logits, 6, &[-1; 10], 2).unwrap_err();
+        assert!(matches!(error, MoeError::ExpertOutOfRange { index: 0, .. }), "{error}");
+    }
+
+    /// Four layers that each send all tokens to two experts of their own cost 8 a layer in all; the
+    /// same tokens pooled over the layers look balanced.
+    #[test]
+    fn collapse_is_seen_in_each_layer() {
+        let (experts, top_k, tokens) = (8, 2, 16);
+        let op = RouterLoss { score: RouteScore::Softmax, balance: 1.0, z: 0.0 };
+        let (mut all_logits, mut all_chosen) = (Vec::new(), Vec::new());
+        for layer in 0..4 {
+            let is_own = |expert: usize| expert / 2 == layer;
+            let logit = |expert| if is_own(expert) { 50.0 } else { 0.0 };
+            let logits: Vec<f64> = (0..tokens).flat_map(|_| (0..experts).map(logit)).collect();
+            let chosen = [2 * layer as i32, 2 * layer as i32 + 1].repeat(tokens);
+            let loss = router_losses(&op, &logits, experts, &chosen, top_k).unwrap().loss;
+            // Each of its two experts has half of the pairs and half of the probability: 8 / 2.
+            assert!((loss - 4.0).abs() < 1e-9, "{loss}");
+            all_logits.extend(logits);
+            all_chosen.extend(chosen);
+        }
+        let pooled = router_losses(&op, &all_logits, experts, &all_chosen, top_k).unwrap().loss;
+        assert!((pooled - 1.0).abs() < 1e-9, "{pooled}");
     }
 
     #[test]

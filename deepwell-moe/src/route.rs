@@ -180,7 +180,7 @@ impl TokenRouter {
 }
 
 /// Writes the scores of one token.
-fn score_row<T: Real>(function: RouteScore, logits: &[T], scores: &mut [f64]) {
+pub(crate) fn score_row<T: Real>(function: RouteScore, logits: &[T], scores: &mut [f64]) {
     match function {
         RouteScore::Softmax => {
             softmax(logits, scores);

@@ -5,10 +5,10 @@ use deepwell_ir::{
 };
 use deepwell_probe::{Gpu, Hardware};
 
-use crate::lower::with_batches;
+use crate::lower::{expand_experts, with_batches};
 use crate::{
-    DryRun, KernelPlan, OptimizerSpec, Plan, PlanError, arena_bytes_with_fallback, dryrun,
-    format_bytes, lower, lower_fallback,
+    DryRun, KernelPlan, OptimizerSpec, Parallel, Plan, PlanError, arena_bytes_with_fallback,
+    dryrun_world, format_bytes, lower, lower_fallback,
 };
 
 /// What the user wants trained.
@@ -45,7 +45,22 @@ pub struct Planned {
     pub rejected: Vec<String>,
 }
 
-/// Plans for one device of `hardware`: the one that `target` names.
+/// Plans for one device of `hardware`: the one that `target` names. See [`autoplan_ranks`].
+///
+/// # Errors
+/// As [`autoplan_ranks`].
+pub fn autoplan(
+    graph: &Graph,
+    hardware: &Hardware,
+    request: &PlanRequest,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, PlanError> {
+    autoplan_ranks(graph, hardware, request, Parallel::default(), catalog, target)
+}
+
+/// Plans for ranks that each have a device like `target`; the program is that of rank 0, and
+/// [`Program::for_rank`] makes those of its class of it.
 ///
 /// Recomputation only adds work and smaller micro-batches only read weights more often, so
 /// candidates are tried from the least predicted time upwards: the least recomputation first, the
@@ -54,10 +69,11 @@ pub struct Planned {
 /// # Errors
 /// A request that cannot be planned, a GPU that `hardware` does not have, a model without kernels
 /// on `target`, or nothing that fits.
-pub fn autoplan(
+pub fn autoplan_ranks(
     graph: &Graph,
     hardware: &Hardware,
     request: &PlanRequest,
+    parallel: Parallel,
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Planned, PlanError> {
@@ -68,23 +84,29 @@ pub fn autoplan(
         }
     }
     check_gpu(hardware, target)?;
-    let micro_batches = micro_batch_candidates(request)?;
+    let rows = parallel.rows_of_rank(request.global_batch)?;
+    let micro_batches = micro_batch_candidates(request, rows)?;
+    let target = &target.clone().as_rank(parallel.ranks(0));
     let rules = match request.recompute {
         Some(rule) => vec![rule],
         None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
     };
-    let limit_bytes = request.memory_limit_bytes.unwrap_or_else(|| free_bytes(hardware, target));
-    let base = base_plan(graph, request, target);
+    let limit_bytes = request.memory_limit_bytes.unwrap_or_else(|| {
+        // Ranks of a processor, or of the GPUs that it emulates, share its memory.
+        let sharing = if target.gpu.is_none() { parallel.world_size() as u64 } else { 1 };
+        free_bytes(hardware, target) / sharing
+    });
+    let base = Plan { parallel, ..base_plan(graph, request, target) };
     // Fails early, with the graph's own words, on a graph that cannot be trained at all.
-    differentiate(graph)?;
+    differentiate(&expand_experts(graph, &request.policy)?)?;
     let mut best: Option<Planned> = None;
     let mut rejected = Vec::new();
     for &rule in &rules {
         for &micro_batch in &micro_batches {
-            let count = request.global_batch / micro_batch;
+            let count = rows / micro_batch;
             let candidate = with_batches(&base, micro_batch, count, rule);
             let program = lower(graph, &candidate, catalog, target)?;
-            let mut prediction = dryrun(std::slice::from_ref(&program), hardware);
+            let mut prediction = dryrun_world(&program, parallel, hardware);
             let fallback = lower_fallback(graph, &candidate, &program, catalog, target)?;
             prediction.reserve(arena_bytes_with_fallback(&program, fallback.as_ref()), target);
             let name = format!("micro-batch {micro_batch} x {count}, recompute {rule}");
@@ -98,7 +120,7 @@ pub fn autoplan(
                 continue;
             }
             if let Some(fallback) = &fallback {
-                let in_bf16 = dryrun(std::slice::from_ref(fallback), hardware);
+                let in_bf16 = dryrun_world(fallback, parallel, hardware);
                 prediction.expected_speedup_over_bf16 = Some(in_bf16.time_s / prediction.time_s);
             }
             let plan = candidate;
@@ -125,16 +147,20 @@ pub fn autoplan(
     Ok(best)
 }
 
-fn micro_batch_candidates(request: &PlanRequest) -> Result<Vec<usize>, PlanError> {
-    let global = request.global_batch;
+/// Sizes of a micro-batch of a rank that has `rows` sequences of a step.
+fn micro_batch_candidates(request: &PlanRequest, rows: usize) -> Result<Vec<usize>, PlanError> {
+    let of_rank = match rows == request.global_batch {
+        true => String::new(),
+        false => " that each rank has".to_string(),
+    };
     match request.micro_batch {
-        Some(size) if global.is_multiple_of(size) => Ok(vec![size]),
+        Some(size) if rows.is_multiple_of(size) => Ok(vec![size]),
         Some(size) => Err(PlanError::Request {
             what: "micro-batch",
-            expected: format!("a divisor of the batch of {global}"),
+            expected: format!("a divisor of the batch of {rows}{of_rank}"),
             got: size.to_string(),
         }),
-        None => Ok((1..=global).rev().filter(|size| global.is_multiple_of(*size)).collect()),
+        None => Ok((1..=rows).rev().filter(|size| rows.is_multiple_of(*size)).collect()),
     }
 }
 
@@ -189,6 +215,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         kernels: Vec::new(),
         optimizer: request.optimizer.clone(),
         bucket_bytes: Plan::BUCKET_BYTES,
+        parallel: Parallel::default(),
     }
 }
 

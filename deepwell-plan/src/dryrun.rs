@@ -10,7 +10,7 @@ use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
 use self::roof::Roof;
-use crate::format_bytes;
+use crate::{Parallel, format_bytes};
 
 /// What limits a call: the largest of three times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -54,11 +54,14 @@ pub struct OpTime {
     pub bound: Bound,
 }
 
-/// Prediction for one rank.
+/// Prediction for one rank, and for those that are like it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     /// The rank.
     pub rank: u32,
+    /// Other ranks with the same program, which this is said of too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alike: Vec<u32>,
     /// Arena and what the backend holds beside it.
     pub peak_bytes: u64,
     /// Size of the arena.
@@ -76,6 +79,9 @@ pub struct RankReport {
     pub flops: u64,
     /// Bytes moved per step.
     pub bytes: u64,
+    /// Bytes through the link to other ranks per step, in its busier direction.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_on_link: u64,
     /// Least time per step by roofline: of its streams, where it has several, the one that ends
     /// last.
     pub time_s: f64,
@@ -98,6 +104,16 @@ pub struct DryRun {
 
 fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
+}
+
+impl RankReport {
+    /// `rank 0`, or `each of 4 ranks`.
+    fn names(&self) -> String {
+        match self.alike.len() {
+            0 => format!("rank {}", self.rank),
+            others => format!("each of {} ranks", others + 1),
+        }
+    }
 }
 
 impl DryRun {
@@ -127,6 +143,21 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
         ranks,
         expected_speedup_over_bf16: None,
     }
+}
+
+/// Predicts a step of ranks that all run `program`, but for their numbers: what it costs does not
+/// grow with them.
+pub fn dryrun_world(program: &Program, parallel: Parallel, hardware: &Hardware) -> DryRun {
+    let mut run = dryrun(std::slice::from_ref(program), hardware);
+    run.tokens *= parallel.data as u64;
+    if program.target.gpu.is_none() {
+        // They share one processor.
+        run.time_s *= parallel.world_size() as f64;
+    }
+    for rank in &mut run.ranks {
+        rank.alike = (0..parallel.world_size() as u32).filter(|&it| it != rank.rank).collect();
+    }
+    run
 }
 
 /// Least time of the first run of one call of `program` on `hardware`, in seconds, and what limits
@@ -172,6 +203,7 @@ fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> 
     let arena_bytes = program.arena.bytes as u64;
     RankReport {
         rank: program.rank,
+        alike: Vec::new(),
         peak_bytes: arena_bytes + program.fixed_overhead_bytes as u64,
         arena_bytes,
         reserved_bytes: 0,
@@ -181,6 +213,10 @@ fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> 
         peak_call,
         flops: program.flops(),
         bytes: program.bytes_moved(),
+        bytes_on_link: program
+            .calls_with_runs()
+            .map(|(call, runs)| call.cost.bytes_on_link * runs as u64)
+            .sum(),
         time_s: roof.program_time_s(program),
         ops,
     }
@@ -243,8 +279,8 @@ impl fmt::Display for DryRun {
         for rank in &self.ranks {
             writeln!(
                 f,
-                "rank {}: peak {} at `{}`; arena {} (lower bound {})",
-                rank.rank,
+                "{}: peak {} at `{}`; arena {} (lower bound {})",
+                rank.names(),
                 format_bytes(rank.peak_bytes),
                 rank.peak_call,
                 format_bytes(rank.arena_bytes),
@@ -252,6 +288,10 @@ impl fmt::Display for DryRun {
             )?;
             for (kind, bytes) in &rank.bytes_at_peak {
                 writeln!(f, "  {kind:<12} {:>12}", format_bytes(*bytes))?;
+            }
+            if rank.bytes_on_link > 0 {
+                let bytes = format_bytes(rank.bytes_on_link);
+                writeln!(f, "  {:<12} {bytes:>12} to other ranks a step", "link")?;
             }
             writeln!(
                 f,

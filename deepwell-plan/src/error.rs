@@ -29,6 +29,16 @@ pub enum PlanError {
         /// What came.
         got: String,
     },
+    /// A table of measurements that cannot be read.
+    #[error("{file}, line {line}: {what}")]
+    Score {
+        /// The file.
+        file: String,
+        /// Its line, from 1.
+        line: usize,
+        /// What was expected and what came.
+        what: String,
+    },
     /// Nothing fits.
     #[error(
         "no plan fits into {} of memory; tried:{}\nhint: a shorter sequence or a smaller model \

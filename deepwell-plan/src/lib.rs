@@ -23,19 +23,32 @@
 
 pub mod arena;
 mod autoplan;
+pub mod collectives;
 mod dryrun;
 mod error;
+pub mod gpu_model;
 mod lower;
+pub mod memory;
+pub mod model_shape;
+mod parallel;
+mod parallelism;
 mod plan;
+pub mod schedule;
+pub mod score;
+pub mod search;
+pub mod step_time;
 
-pub use autoplan::{PlanRequest, Planned, autoplan};
-pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, roofline};
+pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks};
+pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, dryrun_world, roofline};
 pub use error::PlanError;
 pub use lower::{
     Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
     lower_evaluation, lower_fallback, lower_inference, lower_scheduled, quantized_bytes,
     quantized_flop_share,
 };
+pub use model_shape::ModelShape;
+pub use parallel::Parallel;
+pub use parallelism::{ActivationRecompute, Parallelism};
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
 
 /// Bytes for people: `12.3 MiB`.

@@ -6,9 +6,9 @@ use deepwell_ir::{
     Access, Accumulate, Binding, Body, BodyId, ByteRange, Call, Cost, DType, Graph, HostInterface,
     InputRole, Invocation, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId,
     Op, Operand, OperandType, Order, ParameterState, Phase, Plane, Program, Recompute, Schedule,
-    Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType,
-    Unstored, Value, ValueId, apply_served_precision, differentiate, fuse, recompute,
-    storage_bytes, verify_program,
+    Shard, Slotted, StreamId, Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision,
+    TensorType, Unstored, Value, ValueId, apply_served_precision, differentiate,
+    expert_row_alignment, fuse, recompute, storage_bytes, verify_program,
 };
 use deepwell_precision::{PrecisionPolicy, QuantFormat};
 
@@ -18,6 +18,7 @@ mod flops;
 mod inference;
 mod optimizer;
 mod place;
+mod shard;
 mod streams;
 
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
@@ -69,15 +70,19 @@ pub fn lower_scheduled(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let differentiated = recompute(&differentiate(graph)?, plan.recompute)?;
+    check_ranks(plan, target)?;
+    shard::check(plan)?;
+    let expanded = expand_experts(graph, &plan.policy)?;
+    let differentiated = recompute(&differentiate(&expanded)?, plan.recompute)?;
     let serves = |format: &QuantFormat| catalog.serves(format, target);
     let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
-    lowering.persistent_values();
+    lowering.persistent_values(Mode::Train);
     lowering.body(Phase::Forward)?;
     lowering.body(Phase::Backward)?;
     lowering.optimizer(plan)?;
+    lowering.gather_masters()?;
     lowering.body(Phase::Weights)?;
     streams::assign(&mut lowering.calls, &lowering.bodies, scheduling.stream_of);
     lowering.finish(Mode::Train, precision, None)
@@ -97,13 +102,40 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (quantized, precision) = apply_served_precision(graph, &plan.policy, &serves)?;
+    let expanded = without_router_losses(&expand_experts(graph, &plan.policy)?);
+    let (quantized, precision) = apply_served_precision(&expanded, &plan.policy, &serves)?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
-    lowering.persistent_values();
+    lowering.persistent_values(Mode::Evaluate);
     lowering.body(Phase::Forward)?;
     lowering.finish(Mode::Evaluate, precision, Some(training))
+}
+
+/// Experts as ops that have kernels, in groups of rows that fit the formats of a policy.
+pub(crate) fn expand_experts(graph: &Graph, policy: &PrecisionPolicy) -> Result<Graph, IrError> {
+    deepwell_moe::expand(graph, expert_row_alignment(graph, policy)?)
+}
+
+/// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
+/// predicted.
+fn without_router_losses(graph: &Graph) -> Graph {
+    let is_kept = |node: &&Node| !matches!(node.op, Op::RouterLoss(_));
+    let nodes = graph.nodes.iter().filter(is_kept).cloned().collect();
+    Graph { nodes, ..graph.clone() }
+}
+
+/// A program is for one rank of the plan's world.
+fn check_ranks(plan: &Plan, target: &Target) -> Result<(), PlanError> {
+    let expected = plan.parallel.ranks(target.ranks.rank as usize);
+    if target.ranks == expected {
+        return Ok(());
+    }
+    Err(PlanError::Request {
+        what: "ranks of the target",
+        expected: format!("those of the plan, {expected:?}"),
+        got: format!("{:?}", target.ranks),
+    })
 }
 
 /// Fuses where the catalog predicts less time for the sizes of a plan.
@@ -135,6 +167,9 @@ struct Lowering<'a> {
     bodies: Vec<Body>,
     host: HostInterface,
     parameters: Vec<ParameterState>,
+    shards: Vec<Shard>,
+    /// The buckets of the shards.
+    shared: Vec<shard::Bucket>,
     value_of: HashMap<TensorId, ValueId>,
     /// Accumulators that a call has written.
     written: HashSet<ValueId>,
@@ -163,6 +198,8 @@ impl<'a> Lowering<'a> {
             bodies: Vec::new(),
             host: HostInterface::default(),
             parameters: Vec::new(),
+            shards: Vec::new(),
+            shared: Vec::new(),
             value_of: HashMap::new(),
             written: HashSet::new(),
         }
@@ -182,9 +219,25 @@ impl<'a> Lowering<'a> {
         ValueId(self.values.len() as u32 - 1)
     }
 
+    /// What outlives a step and no call makes first.
+    fn persistent_values(&mut self, mode: Mode) {
+        match (self.sharing().map(|(_, group)| group.ranks.len()), mode) {
+            (None, _) => self.parameter_values(),
+            (Some(ranks), Mode::Train) => self.sharded_values(ranks),
+            // It reads the weight copies of the training program, which are made on first use.
+            (Some(_), Mode::Evaluate) => {}
+        }
+        self.host.schedule =
+            Some(self.add("schedule".to_string(), DType::F32, vec![2], MemoryKind::Optimizer));
+        self.host.counters =
+            Some(self.add("counters".to_string(), DType::U64, vec![2], MemoryKind::Optimizer));
+        self.host.grad_norm =
+            Some(self.add("grad_norm".to_string(), DType::F32, vec![1], MemoryKind::Host));
+    }
+
     /// Parameters, their state and gradients, in canonical order, so that a program compiled
     /// under another policy keeps them at the same offsets.
-    fn persistent_values(&mut self) {
+    fn parameter_values(&mut self) {
         let graph = self.graph;
         let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
         let parameters: Vec<_> = graph
@@ -217,12 +270,6 @@ impl<'a> Lowering<'a> {
                 gradient,
             });
         }
-        self.host.schedule =
-            Some(self.add("schedule".to_string(), DType::F32, vec![2], MemoryKind::Optimizer));
-        self.host.counters =
-            Some(self.add("counters".to_string(), DType::U64, vec![2], MemoryKind::Optimizer));
-        self.host.grad_norm =
-            Some(self.add("grad_norm".to_string(), DType::F32, vec![1], MemoryKind::Host));
     }
 
     /// The value that stands for a tensor, made on first use.
@@ -281,6 +328,11 @@ impl<'a> Lowering<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
+        if matches!(node.op, Op::Dispatch(_)) {
+            // The host reads how many tokens each expert got.
+            let load = self.value(node.outputs[1]);
+            self.values[load.index()].memory = MemoryKind::Host;
+        }
         let mut operands: Vec<Operand> = node
             .inputs
             .iter()
@@ -426,6 +478,7 @@ impl<'a> Lowering<'a> {
             arena,
             host: self.host,
             parameters: self.parameters,
+            shards: self.shards,
             precision,
             unstored,
             fixed_overhead_bytes: self.catalog.fixed_overhead_bytes(self.target),
@@ -437,8 +490,10 @@ impl<'a> Lowering<'a> {
     /// What links lead to without a value.
     fn unstored(&self) -> Vec<Unstored> {
         let links = self.values.iter().filter_map(|value| value.link);
+        let stored: HashSet<TensorId> =
+            self.values.iter().filter_map(|value| value.tensor).collect();
         let mut ids: Vec<TensorId> =
-            links.map(|link| link.of).filter(|id| !self.value_of.contains_key(id)).collect();
+            links.map(|link| link.of).filter(|id| !stored.contains(id)).collect();
         ids.sort_unstable();
         ids.dedup();
         let unstored = |tensor: TensorId| {

@@ -5,7 +5,7 @@ use std::fmt;
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
 use serde::{Deserialize, Serialize};
 
-use crate::format_bytes;
+use crate::{Parallel, format_bytes};
 
 /// The kernel that serves an op, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ impl Default for OptimizerSpec {
     }
 }
 
-/// Everything that decides how a model runs on one device.
+/// Everything that decides how a model runs: on one device, or on each of several ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -56,7 +56,7 @@ pub struct Plan {
     pub seq: usize,
     /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches per step.
+    /// Micro-batches per step, of each rank.
     pub micro_batches: usize,
     /// What the backward makes again.
     pub recompute: Recompute,
@@ -71,6 +71,9 @@ pub struct Plan {
     /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
     /// split: one with more is alone in its bucket.
     pub bucket_bytes: usize,
+    /// Over how many ranks.
+    #[serde(default, skip_serializing_if = "Parallel::is_single")]
+    pub parallel: Parallel,
 }
 
 impl Plan {
@@ -85,11 +88,19 @@ impl fmt::Display for Plan {
         let bucket = format_bytes(self.bucket_bytes as u64);
         let of_arch = if device == arch { String::new() } else { format!(" ({arch})") };
         writeln!(f, "plan of {model:?} on {device}{of_arch}")?;
+        let parallel = self.parallel;
+        let ranks = match parallel.data {
+            1 => String::new(),
+            ranks => format!("{ranks} ranks of "),
+        };
         writeln!(
             f,
-            "  batch         {} x {seq} tokens = {micro_batches} micro-batches of {micro_batch}",
-            micro_batches * micro_batch
+            "  batch         {} x {seq} tokens = {ranks}{micro_batches} micro-batches of {micro_batch}",
+            micro_batches * micro_batch * parallel.data
         )?;
+        if !parallel.is_single() {
+            writeln!(f, "  ranks         {} = {parallel}", parallel.world_size())?;
+        }
         writeln!(f, "  recompute     {}", self.recompute)?;
         writeln!(f, "  optimizer     in buckets of {bucket} of gradients")?;
         for kernel in &self.kernels {

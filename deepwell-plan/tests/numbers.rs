@@ -229,7 +229,7 @@ fn rank_of_two(rank: u32, target: Target, exchange_stream: u32) -> Program {
         groups: vec![ProcessGroup { name: "data".to_string(), ranks: vec![0, 1] }],
     };
     let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
-    let exchange = Collective { kind, group: GroupId(0), ranks: 2 };
+    let exchange = Collective::new(kind, GroupId(0), 2);
     let gemm = Cost { flops: 1_000_000_000_000, ..Cost::default() };
     // The memory would take less than a millisecond.
     let bytes = 3_000_000_000;
@@ -262,6 +262,7 @@ fn rank_of_two(rank: u32, target: Target, exchange_stream: u32) -> Program {
         host: HostInterface::default(),
         parameters: Vec::new(),
         precision: Vec::new(),
+        shards: Vec::new(),
         unstored: Vec::new(),
         fixed_overhead_bytes: 0,
     }

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::thread::JoinHandle;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ckpt::{
-    CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
+    Checkpoint, CheckpointContents, CheckpointEntry, CkptDtype, SaveOptions, Section, TensorView,
 };
 use deepwell_ir::{
     ByteRange, DType, Link, MemoryKind, Part, Plane, PrecisionPolicy, Program, TensorPrecision,
@@ -18,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::audit::AuditReport;
+use crate::engine::{Moment, WholeMoment};
 use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
 
@@ -53,24 +55,44 @@ fn stored(value: &IrValue) -> (CkptDtype, Vec<usize>) {
     (dtype, shape)
 }
 
-/// Values that a checkpoint holds, with their sections: master weights, moments, and the compute
-/// copies with their scales.
-fn sections(engine: &Engine) -> Vec<(ValueId, Section)> {
+/// A value that a checkpoint holds.
+struct Kept {
+    name: String,
+    id: ValueId,
+    section: Section,
+}
+
+/// Values that a checkpoint holds: master weights, moments, and the compute copies with their
+/// scales. Moments that ranks have slices of are not among them.
+fn sections(engine: &Engine) -> Vec<Kept> {
     let program = engine.program();
     let mut sections = Vec::new();
     for state in &program.parameters {
-        sections.push((state.master, Section::Master));
-        sections.extend(state.first_moment.map(|id| (id, Section::MomentFirst)));
-        sections.extend(state.second_moment.map(|id| (id, Section::MomentSecond)));
+        let moments = [
+            (Moment::First, state.first_moment, Section::MomentFirst),
+            (Moment::Second, state.second_moment, Section::MomentSecond),
+        ];
+        sections.push(Kept {
+            name: state.name.clone(),
+            id: state.master,
+            section: Section::Master,
+        });
+        sections.extend(moments.into_iter().filter_map(|(moment, id, section)| {
+            Some(Kept { name: moment.name_of(&state.name), id: id?, section })
+        }));
     }
+    let is_master = |id| program.parameters.iter().any(|state| state.master == id);
     for (index, value) in program.values.iter().enumerate() {
-        if value.memory == MemoryKind::Weights {
+        let id = ValueId(index as u32);
+        // Masters that are gathered among the copies are there already; what fills slices up is no
+        // tensor.
+        if value.memory == MemoryKind::Weights && value.tensor.is_some() && !is_master(id) {
             let section = match value.link.and_then(|link| link.plane()) {
                 Some(Plane::Data) => Section::Quantized,
                 Some(_) => Section::Scales,
                 None => Section::Weights,
             };
-            sections.push((ValueId(index as u32), section));
+            sections.push(Kept { name: value.name.clone(), id, section });
         }
     }
     sections
@@ -80,7 +102,7 @@ fn sections(engine: &Engine) -> Vec<(ValueId, Section)> {
 /// memory: master weights, moments and copies once more.
 pub fn host_bytes(engine: &Engine) -> usize {
     let program = engine.program();
-    sections(engine).iter().map(|&(id, _)| program.value(id).range.bytes).sum()
+    sections(engine).iter().map(|kept| program.value(kept.id).range.bytes).sum()
 }
 
 /// Writes checkpoints: at once from memory that the host sees; else a copy is taken and written
@@ -101,7 +123,7 @@ impl Writer {
     /// Not enough memory.
     pub fn reserve(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         let program = engine.program();
-        let mut ranges = sections(engine).into_iter().map(|(id, _)| program.value(id).range);
+        let mut ranges = sections(engine).into_iter().map(|kept| program.value(kept.id).range);
         if ranges.all(|range| engine.executor.backend().host_view(range).is_some()) {
             return Ok(());
         }
@@ -118,7 +140,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a checkpoint of the state after `position.step`, or begins to.
+    /// Writes a checkpoint of the state after `position.step`, or begins to. Where ranks have slices
+    /// of the moments, all of them come here, and rank 0 writes.
     ///
     /// # Errors
     /// Non-finite state, or a disk that refuses; nothing is listed then. An error of the thread
@@ -131,7 +154,11 @@ impl Writer {
         settings: &Settings,
         identity: &RunIdentity,
     ) -> Result<(), TrainError> {
-        let state = State::of(engine, position, settings, identity)?;
+        let moments = engine.collect_moments()?;
+        if !engine.peers.is_first() {
+            return Ok(());
+        }
+        let state = State::of(engine, position, settings, identity, moments)?;
         let ranges: Vec<ByteRange> = state.tensors.iter().map(|tensor| tensor.range).collect();
         let backend = engine.executor.backend();
         let views: Option<Vec<&[u8]>> =
@@ -224,6 +251,8 @@ fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
 struct State {
     step: u64,
     tensors: Vec<Described>,
+    /// Names and shapes of the moments that were collected, with their bytes.
+    moments: Vec<(String, Vec<usize>, WholeMoment)>,
     plan: Value,
     policy: Value,
     guards: Value,
@@ -237,10 +266,17 @@ impl State {
         position: &Position,
         settings: &Settings,
         identity: &RunIdentity,
+        moments: Vec<WholeMoment>,
     ) -> Result<State, TrainError> {
         let (applied, skipped) = engine.applied_steps()?;
         let program = engine.program();
-        let described = |(id, section): (ValueId, Section)| {
+        let moments = moments.into_iter().map(|whole| {
+            let state = &program.parameters[whole.parameter];
+            let shape = program.value(state.master).shape.clone();
+            (whole.moment.name_of(&state.name), shape, whole)
+        });
+        let moments = moments.collect();
+        let described = |Kept { name, id, section }: Kept| {
             let value = program.value(id);
             let plain = match section {
                 Section::Scales => value.link.and_then(|link| plain_shape(program, link)),
@@ -248,7 +284,7 @@ impl State {
             };
             let (dtype, shape) = stored(value);
             Described {
-                name: value.name.clone(),
+                name,
                 dtype,
                 in_tiles: plain.is_some(),
                 shape: plain.unwrap_or(shape),
@@ -259,6 +295,7 @@ impl State {
         Ok(State {
             step: position.step,
             tensors: sections(engine).into_iter().map(described).collect(),
+            moments,
             plan: to_json(engine.plan()),
             policy: to_json(&engine.plan().policy),
             guards: to_json(&position.guards),
@@ -297,6 +334,16 @@ impl State {
                 section: tensor.section,
             })
             .collect();
+        contents.tensors.extend(self.moments.iter().map(|(name, shape, whole)| TensorView {
+            name,
+            dtype: CkptDtype::F32,
+            shape: shape.clone(),
+            data: cast_slice(&whole.values),
+            section: match whole.moment {
+                Moment::First => Section::MomentFirst,
+                Moment::Second => Section::MomentSecond,
+            },
+        }));
         contents.plan = self.plan.clone();
         contents.policy = self.policy.clone();
         contents.guards = self.guards.clone();
@@ -337,18 +384,19 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
         return Err(parts.refuse(what));
     }
     let mut buffer: Vec<u8> = Vec::new();
-    for (id, section) in sections(engine) {
+    for Kept { name, id, section } in sections(engine) {
         if !matches!(section, Section::Master | Section::MomentFirst | Section::MomentSecond) {
             continue;
         }
         let value = engine.program().value(id).clone();
         let (dtype, shape) = stored(&value);
-        checkpoint.expect(section, &value.name, dtype, &shape)?;
+        checkpoint.expect(section, &name, dtype, &shape)?;
         buffer.clear();
         buffer.resize(value.range.bytes, 0);
-        checkpoint.read_into(section, &value.name, &mut buffer)?;
+        checkpoint.read_into(section, &name, &mut buffer)?;
         engine.write_value(id, &buffer)?;
     }
+    load_slices(&checkpoint, engine)?;
     let counters = [&run["applied_steps"], &run["skipped_steps"]];
     let [applied, skipped] = counters.map(|count| parts.read("step counters", count));
     engine.set_applied_steps(applied?, skipped?)?;
@@ -357,6 +405,34 @@ pub fn load(entry: &CheckpointEntry, engine: &mut Engine) -> Result<Position, Tr
     let audit = parts.read("audit", &run["audit"])?;
     let next_batch = parts.read("data_position", &checkpoint.data_position()["next_batch"])?;
     Ok(Position { step: checkpoint.step(), guards, next_batch, audit })
+}
+
+/// Reads the moments that ranks have slices of, whoever saved them, and keeps this rank's.
+fn load_slices(checkpoint: &Checkpoint, engine: &mut Engine) -> Result<(), TrainError> {
+    let program = engine.program();
+    let sharded: Vec<(usize, String, Vec<usize>)> = program
+        .shards
+        .iter()
+        .flat_map(|shard| &shard.parameters)
+        .map(|&(index, _)| {
+            let state = &program.parameters[index];
+            (index, state.name.clone(), program.value(state.master).shape.clone())
+        })
+        .collect();
+    let mut whole: Vec<f32> = Vec::new();
+    for (index, parameter, shape) in sharded {
+        for (moment, section) in
+            [(Moment::First, Section::MomentFirst), (Moment::Second, Section::MomentSecond)]
+        {
+            let name = moment.name_of(&parameter);
+            checkpoint.expect(section, &name, CkptDtype::F32, &shape)?;
+            whole.clear();
+            whole.resize(shape.iter().product(), 0.0);
+            checkpoint.read_into(section, &name, cast_slice_mut(&mut whole))?;
+            engine.write_moment(index, moment, &whole)?;
+        }
+    }
+    Ok(())
 }
 
 /// What a resumed run asks of the plan that it began with. Its other fields are for people, and may

@@ -6,13 +6,14 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use deepwell_ir::Recompute;
+use deepwell_plan::Parallel;
 
 use crate::console::{Console, print_json};
 use crate::parity::ablation::{self, AblateBy, AblationOptions};
 use crate::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport};
 use crate::run::{RunOptions, run, stop_with_parent};
 use crate::settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART};
-use crate::{Device, Settings, Start, TrainError};
+use crate::{Device, Devices, Settings, Start, TrainError};
 
 /// Pairs of runs that `deepwell parity` trains unless told otherwise.
 const SEEDS: u64 = 3;
@@ -83,6 +84,15 @@ pub struct TrainArgs {
     /// or 100, at most a third]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
+    /// Coefficient of the load-balancing loss of each layer of experts [default: 0]
+    #[arg(long, value_name = "COEFFICIENT")]
+    pub router_balance: Option<f64>,
+    /// Coefficient of the z-loss of each router [default: 0]
+    #[arg(long, value_name = "COEFFICIENT")]
+    pub router_z: Option<f64>,
+    /// Most tokens of an expert over its even share; the rest is dropped [default: none are]
+    #[arg(long, value_name = "FACTOR")]
+    pub capacity_factor: Option<f64>,
     /// Seed of weights and data order
     #[arg(long)]
     pub seed: Option<u64>,
@@ -90,6 +100,12 @@ pub struct TrainArgs {
     /// emulator, for small models
     #[arg(long)]
     pub device: Option<Device>,
+    /// Where the ranks of one run are: `cpu:N` for N ranks on this processor, `emulated:ARCH:N`
+    #[arg(long, conflicts_with = "device")]
+    pub devices: Option<Devices>,
+    /// How those ranks share the model
+    #[command(flatten)]
+    pub degrees: Degrees,
     /// Steps between two checkpoints [default: a fifth of the run]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
@@ -122,6 +138,57 @@ pub struct TrainArgs {
     pub stop_with_parent: bool,
 }
 
+/// How the ranks of `--devices` share a model.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Degrees {
+    /// Ranks that split the batch and sum up their gradients [default: all]
+    #[arg(long, value_name = "RANKS")]
+    pub dp: Option<usize>,
+    /// What data-parallel ranks have a part of only: 0 nothing, 1 optimizer state
+    #[arg(long, value_name = "STAGE")]
+    pub zero: Option<u8>,
+    /// Ranks that split each layer
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<usize>,
+    /// Ranks that have some of the layers each
+    #[arg(long, value_name = "RANKS")]
+    pub pp: Option<usize>,
+}
+
+impl Degrees {
+    /// How `ranks` ranks share a model, with the degrees that were asked for.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] for a degree that is not there yet, or does not fit the ranks.
+    pub fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
+        let refuse = |setting, expected: &str, got: String, hint: &str| {
+            let (expected, hint) = (expected.to_string(), Some(hint.to_string()));
+            Err(TrainError::Setting { setting, expected, got, hint })
+        };
+        let later = "it is not there yet; ranks are data parallel: `--devices cpu:4 --dp 4`";
+        for (setting, degree) in [("tp", self.tp), ("pp", self.pp)] {
+            if let Some(degree) = degree.filter(|&degree| degree != 1) {
+                return refuse(setting, "1", degree.to_string(), later);
+            }
+        }
+        let zero = self.zero.unwrap_or(0);
+        if zero > 1 {
+            let hint = "stages 2 and 3 are not there yet: 1 gives each rank a part of the \
+                        optimizer state";
+            return refuse("zero", "0 or 1", zero.to_string(), hint);
+        }
+        match self.dp.filter(|&dp| dp != ranks) {
+            Some(dp) => refuse(
+                "dp",
+                &format!("{ranks}, the ranks of `--devices`"),
+                dp.to_string(),
+                "`--devices cpu:4` has four",
+            ),
+            None => Ok(Parallel { zero, ..Parallel::data(ranks) }),
+        }
+    }
+}
+
 impl TrainArgs {
     fn settings(&self) -> Result<Settings, TrainError> {
         let mut settings = match &self.run_file {
@@ -144,7 +211,15 @@ impl TrainArgs {
         settings.learning_rate = args.learning_rate.or(settings.learning_rate);
         settings.warmup_steps = args.warmup_steps.or(settings.warmup_steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
+        let router = &mut settings.router;
+        router.balance = args.router_balance.unwrap_or(router.balance);
+        router.z = args.router_z.unwrap_or(router.z);
+        router.capacity_factor = args.capacity_factor.or(router.capacity_factor);
         settings.device = args.device.unwrap_or(settings.device);
+        if let Some(Devices { device, ranks }) = args.devices {
+            (settings.device, settings.ranks) = (device, ranks);
+        }
+        settings.zero = args.degrees.of_ranks(settings.ranks)?.zero.max(settings.zero);
         settings.out = args.out.unwrap_or(settings.out);
         settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
         if !args.data.is_empty() {
@@ -186,7 +261,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
     /// Preset, config.json, model folder or .pt2 archive
-    #[arg(long, default_value = "parity-2m")]
+    #[arg(long, default_value = "parity-600k")]
     pub model: String,
     /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
     #[arg(long)]
@@ -204,7 +279,7 @@ pub struct ParityArgs {
     #[arg(long, default_value_t = 128)]
     pub seq_len: usize,
     /// Sequences per step
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 4)]
     pub batch_size: usize,
     /// Sequences that run at a time, a divisor of the batch [default: chosen]
     #[arg(long, value_name = "SEQUENCES")]

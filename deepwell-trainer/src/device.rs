@@ -1,11 +1,11 @@
-//! Where a model runs: `cpu`, `cuda[:N]` or `emulated:ARCH`.
+//! Where a model runs: `cpu`, `cuda[:N]` or `emulated:ARCH`, on one rank or several.
 
 use std::fmt;
 use std::str::FromStr;
 
 use deepwell_ir::{KernelCatalog, Target};
-use deepwell_kernels::cuda::{Architecture, CUBLASLT, CudaCatalog, cuda_target};
-use deepwell_kernels::{Backend, CpuBackend, CpuCatalog, cpu_target};
+use deepwell_kernels::cuda::{Architecture, COLLECTIVES, CUBLASLT, CudaCatalog, cuda_target};
+use deepwell_kernels::{Backend, Comm, CpuBackend, CpuCatalog, cpu_target};
 use deepwell_probe::{Gpu, Hardware};
 use serde::{Deserialize, Serialize};
 
@@ -159,9 +159,121 @@ impl Device {
         let backend: Box<dyn Backend> = match self {
             Device::Cpu => Box::new(CpuBackend::new()),
             Device::Cuda(index) => open_cuda(index)?,
-            Device::Emulated(architecture) => open_emulated(architecture)?,
+            Device::Emulated(architecture) => open_emulated(architecture, None)?,
         };
         Ok(OpenDevice { backend, catalog: self.catalog(), target })
+    }
+}
+
+impl Device {
+    /// What programs of one rank among several are lowered for.
+    ///
+    /// # Errors
+    /// As [`Device::target`].
+    pub(crate) fn target_of_rank(self, hardware: &Hardware) -> Result<Target, TrainError> {
+        Ok(self.among_ranks(self.target(hardware)?))
+    }
+
+    /// The target with what ranks on such devices exchange data by.
+    pub fn among_ranks(self, mut target: Target) -> Target {
+        if self != Device::Cpu {
+            target.libraries.push(COLLECTIVES.to_string());
+        }
+        target
+    }
+
+    /// Checks that ranks on such devices can exchange data.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] for GPUs.
+    pub(crate) fn check_ranks(self) -> Result<(), TrainError> {
+        match self {
+            Device::Cpu | Device::Emulated(_) => Ok(()),
+            Device::Cuda(_) => Err(no_nccl(self.to_string())),
+        }
+    }
+
+    /// Opens the device for one rank among several.
+    ///
+    /// # Errors
+    /// As [`Device::open`] and [`Device::check_ranks`].
+    pub(crate) fn open_rank(
+        self,
+        hardware: &Hardware,
+        comm: Box<dyn Comm>,
+    ) -> Result<OpenDevice, TrainError> {
+        self.check_ranks()?;
+        let target = self.target_of_rank(hardware)?;
+        let backend: Box<dyn Backend> = match self {
+            Device::Cpu => Box::new(CpuBackend::new().with_comm(comm)),
+            Device::Emulated(architecture) => open_emulated(architecture, Some(comm))?,
+            Device::Cuda(_) => return Err(no_nccl(self.to_string())),
+        };
+        Ok(OpenDevice { backend, catalog: self.catalog(), target })
+    }
+}
+
+fn no_nccl(got: String) -> TrainError {
+    TrainError::Setting {
+        setting: "devices",
+        expected: "`cpu:N`, or `emulated:ARCH:N`".to_string(),
+        got: format!("`{got}`"),
+        hint: Some(
+            "several GPUs exchange data by NCCL, which is not there yet: they can be planned for; \
+             one trains by `--device`"
+                .to_string(),
+        ),
+    }
+}
+
+/// Where the ranks of a run are, as people name it.
+///
+/// ```
+/// use deepwell_trainer::{Device, Devices};
+/// assert_eq!("cpu:4".parse(), Ok(Devices { device: Device::Cpu, ranks: 4 }));
+/// assert_eq!("cuda:1".parse(), Ok(Devices { device: Device::Cuda(1), ranks: 1 }));
+/// assert_eq!("cuda:0,cuda:1".parse(), Ok(Devices { device: Device::Cuda(0), ranks: 2 }));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Devices {
+    /// The device of each rank; of GPUs the first, whose neighbours the others have.
+    pub device: Device,
+    /// How many there are.
+    pub ranks: usize,
+}
+
+impl FromStr for Devices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Devices, String> {
+        if let Some((first, others)) = text.split_once(',') {
+            let gpu = |text: &str| match text.trim().parse() {
+                Ok(Device::Cuda(index)) => Some(index),
+                _ => None,
+            };
+            let all: Option<Vec<usize>> =
+                [first].into_iter().chain(others.split(',')).map(gpu).collect();
+            return match all {
+                Some(all) if all.windows(2).all(|pair| pair[0] + 1 == pair[1]) => {
+                    Ok(Devices { device: Device::Cuda(all[0]), ranks: all.len() })
+                }
+                _ => Err(format!("expected GPUs in a row, `cuda:0,cuda:1`, got `{text}`")),
+            };
+        }
+        let several = text.rsplit_once(':').and_then(|(device, ranks)| {
+            let device: Device = device.parse().ok()?;
+            let ranks = ranks.parse().ok()?;
+            (!matches!(device, Device::Cuda(_))).then_some(Devices { device, ranks })
+        });
+        match several {
+            Some(Devices { ranks: 0, .. }) => {
+                return Err("expected at least 1 rank, got 0".to_string());
+            }
+            Some(devices) => return Ok(devices),
+            None => {}
+        }
+        let device = text.parse().map_err(|error| format!("{error}; or `cpu:N` for N ranks"))?;
+        Ok(Devices { device, ranks: 1 })
     }
 }
 
@@ -191,7 +303,10 @@ fn open_cuda(index: usize) -> Result<Box<dyn Backend>, TrainError> {
 }
 
 #[cfg(feature = "emulated")]
-fn open_emulated(architecture: Architecture) -> Result<Box<dyn Backend>, TrainError> {
+fn open_emulated(
+    architecture: Architecture,
+    comm: Option<Box<dyn Comm>>,
+) -> Result<Box<dyn Backend>, TrainError> {
     use deepwell_kernels::KernelError;
     use deepwell_kernels::cuda::emulator::launch::Settings;
     use deepwell_kernels::cuda::{CudaBackend, EmulatedDriver, KernelImages};
@@ -200,11 +315,19 @@ fn open_emulated(architecture: Architecture) -> Result<Box<dyn Backend>, TrainEr
     let driver =
         EmulatedDriver::from_environment(architecture, settings).map_err(KernelError::from)?;
     let images = KernelImages::discover().into_ptx();
-    Ok(Box::new(CudaBackend::new(Box::new(driver), None, images)?))
+    let comm = comm.map(|comm| driver.comm(comm));
+    let backend = CudaBackend::new(Box::new(driver), None, images)?;
+    Ok(match comm {
+        None => Box::new(backend),
+        Some(comm) => Box::new(backend.with_comm(Box::new(comm))),
+    })
 }
 
 #[cfg(not(feature = "emulated"))]
-fn open_emulated(architecture: Architecture) -> Result<Box<dyn Backend>, TrainError> {
+fn open_emulated(
+    architecture: Architecture,
+    _comm: Option<Box<dyn Comm>>,
+) -> Result<Box<dyn Backend>, TrainError> {
     Err(TrainError::Setting {
         setting: "device",
         expected: "`cpu` or `cuda`: this build has no emulator".to_string(),

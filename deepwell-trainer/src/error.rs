@@ -41,6 +41,20 @@ pub enum TrainError {
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] deepwell_ckpt::CheckpointError),
+    /// Ranks did not agree.
+    #[error(transparent)]
+    Comm(#[from] deepwell_kernels::CommError),
+    /// One of several ranks failed, and the others ended with it.
+    #[error("rank {rank} of {world_size}: {source}")]
+    Rank {
+        /// Which one, counted from 0.
+        rank: usize,
+        /// How many there are.
+        world_size: usize,
+        /// How.
+        #[source]
+        source: Box<TrainError>,
+    },
     /// A setting that cannot be.
     #[error("{setting}: expected {expected}, got {got}{}", hint_line(.hint))]
     Setting {

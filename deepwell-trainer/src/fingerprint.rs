@@ -53,6 +53,9 @@ pub struct Fingerprint {
     pub batch_size: usize,
     /// Sequences that run at a time.
     pub micro_batch: usize,
+    /// Ranks that split the sequences of a step: the order of sums follows from it.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub data_ranks: usize,
     /// The largest learning rate.
     pub learning_rate: f64,
     /// Steps until it is reached.
@@ -111,6 +114,7 @@ impl Fingerprint {
             seq_len: settings.seq_len,
             batch_size: settings.batch_size,
             micro_batch: plan.micro_batch,
+            data_ranks: plan.parallel.data,
             learning_rate: schedule.peak,
             warmup_steps: schedule.warmup_steps,
             final_learning_rate_ratio: schedule.final_ratio,
@@ -126,6 +130,14 @@ impl Fingerprint {
     pub fn to_value(&self) -> Value {
         to_value(self)
     }
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(count: &usize) -> bool {
+    *count == 1
 }
 
 /// A field in which two runs differ.
@@ -170,12 +182,19 @@ pub(crate) fn short(value: Option<&Value>) -> String {
 pub struct HashedWeights<'a> {
     target: &'a mut dyn MasterWeights,
     hasher: blake3::Hasher,
+    makes_copies: bool,
 }
 
 impl<'a> HashedWeights<'a> {
     /// Weights on their way to `target`.
     pub fn new(target: &'a mut dyn MasterWeights) -> HashedWeights<'a> {
-        HashedWeights { target, hasher: blake3::Hasher::new() }
+        HashedWeights { target, hasher: blake3::Hasher::new(), makes_copies: true }
+    }
+
+    /// Leaves the compute copies to whoever makes them on all ranks.
+    #[must_use]
+    pub fn without_copies(self) -> HashedWeights<'a> {
+        HashedWeights { makes_copies: false, ..self }
     }
 
     /// The hash of what was written.
@@ -199,7 +218,7 @@ impl MasterWeights for HashedWeights<'_> {
     }
 
     fn refresh_copies(&mut self) -> Result<(), TrainError> {
-        self.target.refresh_copies()
+        if self.makes_copies { self.target.refresh_copies() } else { Ok(()) }
     }
 }
 

@@ -1,6 +1,10 @@
 //! The training loop: batches, steps, guards, evaluation, metrics, checkpoints.
 //!
 //! While the device runs a step, the one before is looked at: one step is in flight.
+//!
+//! Of several ranks each has a [`Fit`] of its own, which does the same in the same order: what they
+//! decide follows from numbers that are equal on all of them, or is decided by rank 0. Rank 0 alone
+//! writes metrics and checkpoints.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +34,8 @@ pub(crate) struct Fit<'r> {
     heldout: HeldoutWindows,
     /// Of those before.
     interim: HeldoutWindows,
-    log: Log,
+    /// Of rank 0.
+    log: Option<Log>,
     writer: checkpoint::Writer,
     /// After the last step that was looked at.
     position: Position,
@@ -95,7 +100,10 @@ impl<'r> Fit<'r> {
             resumed_after = Some(position.step);
             progress.note(&format!("resumed after step {}", position.step));
         }
-        let log = Log::open(&settings.out, position.step, progress)?;
+        let log = match engine.peers.is_first() {
+            true => Some(Log::open(&settings.out, position.step, progress)?),
+            false => None,
+        };
         let mut loader = Loader::new(
             Arc::clone(tokens),
             Split::Train,
@@ -134,11 +142,13 @@ impl<'r> Fit<'r> {
         if self.position.step == 0 {
             self.evaluate(0)?;
         }
-        self.writer.reserve(self.engine)?;
+        if self.log.is_some() {
+            self.writer.reserve(self.engine)?;
+        }
         let mut interrupted = false;
         for step in self.position.step + 1..=self.settings.steps {
             let before = self.start(step)?;
-            let behind = self.behind(step, stop);
+            let behind = self.behind(step, stop)?;
             if let Some(before) = before {
                 self.look_at(before)?;
             }
@@ -193,14 +203,16 @@ impl<'r> Fit<'r> {
     }
 
     /// What comes behind a step that was just started.
-    fn behind(&self, step: u64, stop: &AtomicBool) -> Behind {
+    fn behind(&mut self, step: u64, stop: &AtomicBool) -> Result<Behind, TrainError> {
         let last = step == self.settings.steps;
         let evaluates = last || step.is_multiple_of(self.settings.eval_interval());
-        let interrupts = !last && stop.load(Ordering::Relaxed);
+        // Ranks that look at it at different times would stop after different steps.
+        let stops = self.engine.peers.as_first(stop.load(Ordering::Relaxed))?;
+        let interrupts = !last && stops;
         let saves = last || interrupts || step.is_multiple_of(self.settings.checkpoint_interval());
         let is_audited = matches!(&self.in_flight, Some(InFlight { begun: Begun::Audited(_), .. }));
         let waits = evaluates || saves || is_audited || !self.engine.is_asynchronous();
-        Behind { evaluates, interrupts, saves, waits }
+        Ok(Behind { evaluates, interrupts, saves, waits })
     }
 
     /// Waits for a step, logs it and shows it to the guards.
@@ -229,7 +241,10 @@ impl<'r> Fit<'r> {
             tokens_per_s,
             speed_of_light: Some(self.engine.prediction().time_s / elapsed_s),
         };
-        self.log.step(&line, flight.learning_rate, outcome.skipped)?;
+        let loads = self.engine.expert_loads();
+        if let Some(log) = &mut self.log {
+            log.step(&line, flight.learning_rate, outcome.skipped, loads)?;
+        }
         self.progress.step(&line);
         self.guard(&outcome)
     }
@@ -237,8 +252,9 @@ impl<'r> Fit<'r> {
     /// Shows the step to the guards and does what they decide.
     fn guard(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
         let step = self.position.step;
+        let statistics = self.engine.statistics_of_ranks()?;
         let guards = &mut self.position.guards;
-        for (layer, stats) in self.engine.statistics() {
+        for (layer, stats) in &statistics {
             guards.observe_tensor(step, *layer, stats);
         }
         guards.observe_loss(step, outcome.loss, outcome.grad_norm);
@@ -251,7 +267,9 @@ impl<'r> Fit<'r> {
                 "guard at step {step}: {:?} {}: {}",
                 event.kind, event.layer, event.reason
             ));
-            self.log.guard(event)?;
+            if let Some(log) = &mut self.log {
+                log.guard(event)?;
+            }
         }
         if switches {
             let reason = events.last().map_or("", |event| event.reason.as_str());
@@ -266,7 +284,10 @@ impl<'r> Fit<'r> {
         let windows = if last { &self.heldout } else { &self.interim };
         let losses = losses_on(self.engine, windows)?;
         let val_loss = losses.iter().sum::<f64>() / losses.len() as f64;
-        self.log.evaluation(step, val_loss, windows.tokens())?;
+        let tokens = windows.tokens();
+        if let Some(log) = &mut self.log {
+            log.evaluation(step, val_loss, tokens)?;
+        }
         self.progress.evaluation(step, val_loss);
         if last {
             self.heldout_losses = losses;
@@ -277,7 +298,9 @@ impl<'r> Fit<'r> {
     /// Writes a checkpoint, or begins to.
     fn save(&mut self) -> Result<(), TrainError> {
         // The checkpoint is what a resumed run trusts: metrics up to it must be there.
-        self.log.sync()?;
+        if let Some(log) = &mut self.log {
+            log.sync()?;
+        }
         let root = Trainer::checkpoints_path(&self.settings.out);
         let begun = Instant::now();
         let (settings, identity) = (self.settings, &self.identity);
@@ -289,7 +312,9 @@ impl<'r> Fit<'r> {
     /// Waits for the last checkpoint, and says how the run ended.
     fn report(mut self, interrupted: bool) -> Result<FitReport, TrainError> {
         self.writer.finish(self.engine)?;
-        self.log.sync()?;
+        if let Some(log) = &mut self.log {
+            log.sync()?;
+        }
         if self.heldout_losses.is_empty() && !interrupted {
             // Resumed after the last evaluation, whose line has the mean alone.
             self.heldout_losses = losses_on(self.engine, &self.heldout)?;
@@ -308,13 +333,22 @@ impl<'r> Fit<'r> {
     }
 }
 
-/// Losses on held-out windows, batch by batch.
+/// Losses on held-out windows, batch by batch: the ranks take turns, and all of them get all.
 fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, TrainError> {
+    let (rank, ranks) = (engine.peers.rank() as u64, engine.peers.world_size() as u64);
     let mut batch = windows.buffer();
-    let mut losses = Vec::with_capacity(windows.len() as usize);
-    for index in 0..windows.len() {
-        windows.fill(index, &mut batch);
-        losses.push(f64::from(engine.evaluate(&batch.inputs, &batch.targets)?));
+    let turns = windows.len().div_ceil(ranks);
+    let mut own = Vec::with_capacity(turns as usize);
+    for index in (0..turns).map(|turn| turn * ranks + rank) {
+        let loss = if index < windows.len() {
+            windows.fill(index, &mut batch);
+            f64::from(engine.evaluate(&batch.inputs, &batch.targets)?)
+        } else {
+            f64::NAN
+        };
+        own.push(loss.to_bits());
     }
-    Ok(losses)
+    let all = engine.peers.gather(&own)?;
+    let of_turn = |turn: usize| all.iter().map(move |losses| f64::from_bits(losses[turn]));
+    Ok((0..turns as usize).flat_map(of_turn).take(windows.len() as usize).collect())
 }

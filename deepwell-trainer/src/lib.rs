@@ -5,6 +5,7 @@
 //! [`compile`] plans and lowers a captured graph and loads it on a backend: an [`Engine`].
 //! [`Trainer`] feeds it batches of a [`data::Dataset`], evaluates, guards its precision, and
 //! writes metrics and checkpoints. [`optimize`] is the one call from a model folder to an engine.
+//! [`World`] is several ranks that train one model together.
 //! [`generate`] continues a text with what was trained.
 //! [`parity`] trains a model in BF16 and in low precision and says whether that holds BF16's loss;
 //! [`audit`] compares one step, call by call, with slow definitions. The `deepwell` command is
@@ -71,11 +72,13 @@ mod source;
 pub mod terminal;
 mod trainer;
 pub mod weights;
+mod world;
 
-pub use device::{Catalog, Device, OpenDevice};
+pub use deepwell_plan::Parallel;
+pub use device::{Catalog, Device, Devices, OpenDevice};
 pub use engine::{
-    CompileOptions, Engine, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime, compile,
-    compile_on, optimize,
+    CompileOptions, Engine, ExpertLoad, GemmCounts, PendingStep, RunCounts, StepOutcome, StepTime,
+    compile, compile_on, optimize,
 };
 pub use error::TrainError;
 pub use formats::quantized_formats;
@@ -83,4 +86,5 @@ pub use run_folder::{RunChange, RunFolder, RunRecord, Start};
 pub use schedule::Schedule;
 pub use settings::Settings;
 pub use source::ModelSource;
-pub use trainer::{FitReport, Progress, Record, Trainer};
+pub use trainer::{ExpertRecord, FitReport, Progress, Record, Trainer};
+pub use world::{Peers, World};

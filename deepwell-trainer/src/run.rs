@@ -6,20 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use deepwell_ir::TensorPrecision;
+use bytemuck::cast_slice;
+use deepwell_ir::{Ranks, TensorPrecision};
+use deepwell_moe::with_router_training;
 use deepwell_plan::format_bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
-use crate::data::{DataOptions, Dataset, Tokenizer};
+use crate::data::{DataOptions, Dataset, TokenCache, Tokenizer};
 use crate::export::{self, ModelFiles, TokensOf};
-use crate::fingerprint::{HashedWeights, Sources};
+use crate::fingerprint::{Fingerprint, HashedWeights, Sources};
+use crate::fit::Fit;
 use crate::formats::quantized_formats;
 use crate::memory::MemorySampler;
 use crate::profile::Profile;
-use crate::run_folder::{RunFolder, Start, write_whole};
-use crate::trainer::{FitReport, Progress, Trainer};
-use crate::{CompileOptions, Engine, GemmCounts, Settings, TrainError, compile};
+use crate::run_folder::{Opened, RunFolder, Start, write_whole};
+use crate::trainer::{FitReport, Progress};
+use crate::{CompileOptions, Engine, GemmCounts, ModelSource, Settings, TrainError, World};
 
 /// What a run leaves in `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +37,10 @@ pub struct RunSummary {
     pub tokens_per_step: u64,
     /// `cpu`, or the GPU.
     pub device: String,
-    /// Predicted peak memory.
+    /// Ranks that trained together; what is said of one rank is said of rank 0.
+    #[serde(default = "one_rank")]
+    pub ranks: usize,
+    /// Predicted peak memory, of all ranks that share it.
     pub peak_bytes_predicted: u64,
     /// Highest anonymous resident memory, or memory of the GPU as its driver counts it, less its
     /// value before compilation.
@@ -138,6 +144,7 @@ pub fn run(
     }
     let policy = settings.precision_policy()?;
     let graph = model.capture(Some(settings.seq_len))?;
+    let graph = with_router_training(&graph, &settings.router)?;
     settings.resolve_learning_rate(graph.parameter_count());
     let settings = &settings;
     let dataset = open_data(settings, progress)?;
@@ -158,26 +165,23 @@ pub fn run(
         micro_batch: settings.micro_batch.or(folder.micro_batch()),
         recompute: settings.recompute,
         device: settings.device,
+        parallel: settings.parallel(),
         ..CompileOptions::new(policy, settings.seq_len, settings.batch_size)
     };
-    let mut engine = compile(graph, hardware, &compile_options)?;
-    engine.initialize(settings.seed)?;
-    let mut hashed = HashedWeights::new(&mut engine);
-    let weights = model.load_weights(&mut hashed)?.then(|| hashed.hash());
+    let mut world = World::compile(graph, hardware, &compile_options)?;
+    let weights = write_masters(&mut world, &mut model, settings)?;
     let sources = Sources { tokenizer: Some(dataset.tokenizer_hash()), weights };
-    if let Some(seed) = settings.perturb_weights_seed {
-        engine.perturb_weights(seed)?;
-    }
-    progress.note(&memory_table(&engine));
-    let mut trainer = Trainer::from_engine(engine, settings.clone(), Arc::clone(dataset.tokens()))
-        .in_folder(folder)
-        .made_from(sources)
-        .stopping_on(stop);
-    let fit = trainer.fit(progress)?;
+    progress.note(&memory_table(&world));
+    let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), &sources);
+    let opened = folder.begin(&fingerprint, progress)?;
+    let fit = fit(&mut world, settings, dataset.tokens(), &opened, &stop, progress)?;
     if options.profile && !fit.interrupted {
-        let profile = Profile::of(trainer.engine_mut())?;
-        profile.write(&settings.out)?;
-        progress.note(&format!("profile, also in {}\n{profile}", settings.out.display()));
+        let profiles = world.on_all(Profile::of)?;
+        if let Some(profile) = profiles.first() {
+            profile.write(&settings.out)?;
+            let out = settings.out.display();
+            progress.note(&format!("profile, also in {out}\n{profile}"));
+        }
     }
     let measured = sampler.as_ref().map(MemorySampler::peak_over_baseline_bytes);
     let path = settings.out.join("summary.json");
@@ -187,10 +191,51 @@ pub fn run(
         progress.note("the run has ended already; its summary stays");
         return Ok(summary);
     }
-    let summary = summarize(trainer.engine(), settings, fit, measured, started);
+    let summary = summarize(&world, settings, fit, measured, started);
     let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
     write_whole(&path, &text)?;
     Ok(summary)
+}
+
+/// Gives every rank the weights that the run begins with, without their copies. The hash of what
+/// was loaded.
+fn write_masters(
+    world: &mut World,
+    model: &mut ModelSource,
+    settings: &Settings,
+) -> Result<Option<String>, TrainError> {
+    let mut hash = None;
+    for engine in world.engines_mut() {
+        engine.initialize_masters(settings.seed)?;
+        let mut hashed = HashedWeights::new(engine).without_copies();
+        let loaded = model.load_weights(&mut hashed)?;
+        hash = loaded.then(|| hashed.hash());
+        if let Some(seed) = settings.perturb_weights_seed {
+            engine.perturb_masters(seed)?;
+        }
+    }
+    Ok(hash)
+}
+
+/// Trains on all ranks; rank 0 writes and tells.
+fn fit(
+    world: &mut World,
+    settings: &Settings,
+    tokens: &Arc<TokenCache>,
+    opened: &Opened,
+    stop: &AtomicBool,
+    progress: &mut dyn Progress,
+) -> Result<FitReport, TrainError> {
+    let train = |engine: &mut Engine, progress: &mut dyn Progress| {
+        let program =
+            blake3::hash(engine.program().for_rank(Ranks::default()).to_json().as_bytes());
+        engine.peers.expect_equal("program", cast_slice(program.as_bytes()))?;
+        engine.refresh_weight_copies()?;
+        Fit::begin(engine, settings, tokens, opened.clone(), progress)?.run_to_end(stop)
+    };
+    let reports =
+        world.with_first(|engine| train(engine, progress), |engine| train(engine, &mut ()))?;
+    Ok(reports.into_iter().next().expect("a world has a rank 0"))
 }
 
 /// The summary of a run that has done all its steps: speed and memory are of the process that did
@@ -202,12 +247,13 @@ fn summary_of_ended(path: &Path, steps: u64) -> Option<RunSummary> {
 }
 
 fn summarize(
-    engine: &Engine,
+    world: &World,
     settings: &Settings,
     fit: FitReport,
     peak_bytes_measured: Option<u64>,
     started: Instant,
 ) -> RunSummary {
+    let engine = world.first();
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
     let counts = engine.counts();
@@ -216,9 +262,10 @@ fn summarize(
         settings: settings.clone(),
         fit,
         params: engine.graph().parameter_count(),
-        tokens_per_step: program.tokens_per_step() as u64,
+        tokens_per_step: engine.tokens_per_step() as u64,
+        ranks: world.size(),
         device: settings.device.to_string(),
-        peak_bytes_predicted: engine.predicted_peak_bytes(),
+        peak_bytes_predicted: predicted_peak_bytes(world),
         peak_bytes_measured,
         pinned_bytes_predicted: pinned_bytes(engine),
         arena_bytes: [rank.arena_bytes, rank.arena_lower_bound_bytes],
@@ -236,11 +283,24 @@ fn summarize(
     }
 }
 
+fn one_rank() -> usize {
+    1
+}
+
+/// Ranks of a processor, also those of GPUs that it emulates, share its memory and threads.
+fn predicted_peak_bytes(world: &World) -> u64 {
+    let engine = world.first();
+    let own = engine.predicted_peak_bytes();
+    let others = world.size() as u64 - 1;
+    own + others * (own - engine.program().fixed_overhead_bytes as u64)
+}
+
 fn pinned_bytes(engine: &Engine) -> u64 {
     if engine.is_asynchronous() { checkpoint::host_bytes(engine) as u64 } else { 0 }
 }
 
-fn memory_table(engine: &Engine) -> String {
+fn memory_table(world: &World) -> String {
+    let engine = world.first();
     let program = engine.program();
     let rank = &engine.prediction().ranks[0];
     let quantized = program.precision.iter().filter(|t| t.format.is_quantized()).count();
@@ -250,11 +310,15 @@ fn memory_table(engine: &Engine) -> String {
     );
     let mut text = format!(
         "model {}: {} parameters, {} of {} tensors {formats}\n\
-         plan: {} micro-batches of {} x {} tokens, recompute {}\nmemory\n",
+         plan: {}{} micro-batches of {} x {} tokens, recompute {}\nmemory\n",
         program.name,
         engine.graph().parameter_count(),
         quantized,
         program.precision.len(),
+        match world.size() {
+            1 => String::new(),
+            ranks => format!("{ranks} ranks of "),
+        },
         program.micro_batches,
         program.batch,
         program.seq,
@@ -270,6 +334,15 @@ fn memory_table(engine: &Engine) -> String {
         format_bytes(rank.arena_bytes),
         format_bytes(rank.arena_lower_bound_bytes)
     ));
+    if world.size() > 1 {
+        text.push_str(&format!(
+            "\n  {:<12} {:>12} of {} ranks, which exchange {} a step",
+            "together",
+            format_bytes(predicted_peak_bytes(world)),
+            world.size(),
+            format_bytes(rank.bytes_on_link)
+        ));
+    }
     if pinned_bytes(engine) > 0 {
         let bytes = format_bytes(pinned_bytes(engine));
         text.push_str(&format!("\n  pinned       {bytes:>12} of host memory, for checkpoints"));

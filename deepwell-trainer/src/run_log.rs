@@ -4,9 +4,10 @@ use std::path::Path;
 
 use deepwell_precision::GuardEvent;
 
-use crate::TrainError;
+use crate::engine::ExpertLoad;
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
 use crate::trainer::{Progress, Record, Trainer};
+use crate::{ExpertRecord, TrainError};
 
 /// `metrics.jsonl` and the event file, kept in step.
 pub(crate) struct Log {
@@ -54,8 +55,10 @@ impl Log {
         line: &StepLine,
         learning_rate: f64,
         skipped: bool,
+        loads: &[ExpertLoad],
     ) -> Result<(), TrainError> {
         self.jsonl.write(&Record {
+            experts: loads.iter().map(ExpertRecord::from).collect(),
             loss: Some(line.loss),
             grad_norm: Some(line.grad_norm),
             learning_rate: Some(learning_rate),
@@ -151,7 +154,7 @@ mod tests {
         let mut notes = Notes::default();
         let mut log = Log::open(out, 0, &mut notes).unwrap();
         for step in 1..=written {
-            log.step(&line(step), 0.1, false).unwrap();
+            log.step(&line(step), 0.1, false, &[]).unwrap();
             log.evaluation(step, f64::NAN, 8).unwrap();
         }
         log.sync().unwrap();
@@ -161,7 +164,7 @@ mod tests {
         std::fs::write(&path, text + torn).unwrap();
         let mut log = Log::open(out, resumed_after, &mut notes).unwrap();
         for step in resumed_after + 1..=9 {
-            log.step(&line(step), 0.1, false).unwrap();
+            log.step(&line(step), 0.1, false, &[]).unwrap();
             log.evaluation(step, f64::NAN, 8).unwrap();
         }
         log.sync().unwrap();

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use deepwell_ir::{PrecisionPolicy, Recompute};
 use deepwell_kernels::cuda::Architecture;
-use deepwell_plan::OptimizerSpec;
+use deepwell_moe::RouterTraining;
+use deepwell_plan::{OptimizerSpec, Parallel};
 use deepwell_precision::GuardConfig;
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,13 @@ pub struct Settings {
     pub out: PathBuf,
     /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
     pub device: Device,
+    /// Ranks that train the model together, each on a `device` of its own; those of a processor
+    /// share it.
+    #[serde(skip_serializing_if = "is_one")]
+    pub ranks: usize,
+    /// ZeRO stage: what the ranks have a part of each. 0 nothing, 1 the optimizer state.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub zero: u8,
     /// Name of a precision preset, or [`Settings::AUTO`].
     pub precision: String,
     /// A policy file; takes the place of `precision`.
@@ -89,6 +97,9 @@ pub struct Settings {
     pub max_grad_norm: f64,
     /// AdamW's constants.
     pub optimizer: OptimizerSpec,
+    /// Auxiliary losses of routers, and how many tokens experts take.
+    #[serde(skip_serializing_if = "is_default")]
+    pub router: RouterTraining,
     /// Steps between two evaluations; none takes a tenth of the run.
     pub eval_every: Option<u64>,
     /// Held-out tokens of the last evaluation, at least.
@@ -105,6 +116,18 @@ pub struct Settings {
     pub guards: GuardConfig,
 }
 
+fn is_default(router: &RouterTraining) -> bool {
+    *router == RouterTraining::default()
+}
+
+fn is_one(count: &usize) -> bool {
+    *count == 1
+}
+
+fn is_zero(stage: &u8) -> bool {
+    *stage == 0
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -115,6 +138,8 @@ impl Default for Settings {
             cache_dir: PathBuf::from("target/deepwell-cache"),
             out: PathBuf::from("target/deepwell-run"),
             device: Device::Cpu,
+            ranks: 1,
+            zero: 0,
             precision: Settings::AUTO.to_string(),
             policy: None,
             steps: 1000,
@@ -130,6 +155,7 @@ impl Default for Settings {
             final_learning_rate_ratio: 0.1,
             max_grad_norm: 1.0,
             optimizer: OptimizerSpec::default(),
+            router: RouterTraining::default(),
             eval_every: None,
             eval_tokens: EVAL_TOKENS,
             interim_eval_tokens: None,
@@ -245,6 +271,11 @@ impl Settings {
                 Ok(PrecisionPolicy::from_toml(&text, &path.display().to_string())?)
             }
         }
+    }
+
+    /// Over how many ranks the model trains.
+    pub fn parallel(&self) -> Parallel {
+        Parallel { zero: self.zero, ..Parallel::data(self.ranks) }
     }
 
     /// The learning rate over the run.

@@ -50,6 +50,14 @@ pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
         let (got, hint) = (value.to_string(), hint.map(str::to_string));
         return Err(TrainError::Setting { setting, expected: must.expected(), got, hint });
     }
+    if settings.audit && settings.ranks > 1 {
+        return Err(TrainError::Setting {
+            setting: "audit",
+            expected: "one rank, whose calls follow from its own operands".to_string(),
+            got: format!("{} ranks", settings.ranks),
+            hint: Some("audit the model on one device".to_string()),
+        });
+    }
     Ok(())
 }
 
@@ -61,6 +69,7 @@ fn counts(settings: &Settings) -> Vec<Row> {
         ("steps", count(settings.steps), BeAtLeastOne, Some("`--steps 1000`")),
         ("seq_len", size(settings.seq_len), BeAtLeastOne, None),
         ("batch_size", size(settings.batch_size), BeAtLeastOne, None),
+        ("ranks", size(settings.ranks), BeAtLeastOne, Some("`--devices cpu:4`")),
         ("micro_batch", settings.micro_batch.and_then(size), BeAtLeastOne, None),
         ("keep_last", size(settings.keep_last), BeAtLeastOne, None),
         ("eval_tokens", count(settings.eval_tokens), BeAtLeastOne, None),
@@ -108,6 +117,9 @@ fn numbers(settings: &Settings) -> Vec<Row> {
             Some("without it a gradient of zeros is divided by zero"),
         ),
         ("optimizer.weight_decay", of(optimizer.weight_decay), NotBeNegative, None),
+        ("router.balance", Some(settings.router.balance), NotBeNegative, None),
+        ("router.z", Some(settings.router.z), NotBeNegative, None),
+        ("router.capacity_factor", settings.router.capacity_factor, BePositive, None),
     ]
 }
 

@@ -143,31 +143,36 @@ impl ModelSource {
     }
 
     /// Its parameters by name with their shapes, and where each lies in the weight files, under the
-    /// names that transformers, or the exported module, has for them.
+    /// names that transformers, or the exported module, has for them: a stack of experts once for
+    /// each of them.
     ///
     /// # Errors
-    /// A model whose weights are stored in a form that is not written: packed, or experts one by
-    /// one.
+    /// A model whose weights are stored in a form that is not written: packed, or projections of
+    /// experts in one.
     pub fn stored_parts(&self) -> Result<Vec<(String, Vec<usize>, StoredPart)>, TrainError> {
         let refuse = |name: &str| TrainError::Setting {
             setting: "model",
-            expected: format!("`{name}` in one tensor of F32, BF16 or F16"),
-            got: "packed weights, or experts one by one".to_string(),
-            hint: Some("only dense models are written".to_string()),
+            expected: format!("`{name}` in tensors of F32, BF16 or F16"),
+            got: "packed weights, or projections of experts in one".to_string(),
+            hint: Some("such models are not written".to_string()),
         };
         match &self.description {
-            Description::Config(config) => config
-                .parameters_and_parts()
-                .into_iter()
-                .map(|(spec, part)| {
-                    let mut part = part.ok_or_else(|| refuse(&spec.name))?;
-                    let is_head = spec.role == ParameterRole::Head;
-                    if matches!(**config, ModelConfig::Gpt2(_)) && !is_head {
-                        part.name = format!("transformer.{}", part.name);
+            Description::Config(config) => {
+                let mut all = Vec::new();
+                for (spec, parts) in config.stored_parts() {
+                    if parts.is_empty() {
+                        return Err(refuse(&spec.name));
                     }
-                    Ok((spec.name, spec.shape, part))
-                })
-                .collect(),
+                    let is_head = spec.role == ParameterRole::Head;
+                    for mut part in parts {
+                        if matches!(**config, ModelConfig::Gpt2(_)) && !is_head {
+                            part.name = format!("transformer.{}", part.name);
+                        }
+                        all.push((spec.name.clone(), spec.shape.clone(), part));
+                    }
+                }
+                Ok(all)
+            }
             Description::Exported(model) => model
                 .graph
                 .parameters()
@@ -311,7 +316,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// Weights that cannot be read, or that are stored in a form that is not read: packed, or
-    /// experts one by one.
+    /// projections of experts in one.
     pub fn load_weights(&mut self, target: &mut dyn MasterWeights) -> Result<bool, TrainError> {
         if let Some(folder) = &self.folder {
             weights::load_model_folder(target, folder)?;

@@ -14,7 +14,7 @@ use crate::fit::Fit;
 use crate::metrics::StepLine;
 use crate::metrics::nonfinite::option as number;
 use crate::run_folder::{Opened, RunFolder, Start};
-use crate::{Engine, Settings, TrainError};
+use crate::{Engine, ExpertLoad, Settings, TrainError};
 
 /// One line of `metrics.jsonl`. A number that is `None` was not taken; one that was taken and is
 /// not finite is there, as the string `"NaN"`, `"inf"` or `"-inf"`.
@@ -49,9 +49,34 @@ pub struct Record {
     /// What a guard did after the step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub guard: Option<GuardEvent>,
+    /// How the step's tokens were spread over experts, by layer.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub experts: Vec<ExpertRecord>,
     /// Whether the update was left out because the gradient norm was not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub skipped: bool,
+}
+
+/// The load of a layer's experts in a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertRecord {
+    /// The counts.
+    #[serde(flatten)]
+    pub load: ExpertLoad,
+    /// Experts that no token chose.
+    pub dead: usize,
+    /// Entropy of the load over that of an equal one, 0 to 1.
+    pub entropy: f64,
+    /// The largest load over the mean.
+    pub largest_over_mean: f64,
+}
+
+impl From<&ExpertLoad> for ExpertRecord {
+    fn from(load: &ExpertLoad) -> ExpertRecord {
+        let (dead, entropy) = (load.dead(), load.entropy());
+        let largest_over_mean = load.largest_over_mean();
+        ExpertRecord { load: load.clone(), dead, entropy, largest_over_mean }
+    }
 }
 
 impl Record {
@@ -68,6 +93,7 @@ impl Record {
             val_ppl: None,
             val_tokens: None,
             guard: None,
+            experts: Vec::new(),
             skipped: false,
         }
     }

@@ -81,47 +81,50 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
 ///
 /// # Errors
 /// A folder whose tensors are not those of its configuration, unreadable files, and weights that
-/// are stored in a form that is not read: packed, or experts one by one.
+/// are stored in a form that is not read: packed, or projections of experts in one.
 pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<(), TrainError> {
     // Names, shapes and types are checked before anything is read.
     let model = ModelFolder::open_any(path)?;
-    let parts: HashMap<String, Option<StoredPart>> = model
-        .config
-        .parameters_and_parts()
-        .into_iter()
-        .map(|(spec, part)| (spec.name, part))
-        .collect();
+    let parts = model.config.stored_parts().into_iter().map(|(spec, parts)| (spec.name, parts));
+    let parts: HashMap<String, Vec<StoredPart>> = parts.collect();
     let folder = hf::open_model_folder(path)?;
     check_tied_head(&folder, &model.tensors)?;
     let mut buffer: Vec<f32> = Vec::new();
     for index in 0..target.program().parameters.len() {
         let state = target.program().parameters[index].clone();
         let value = target.program().value(state.master).clone();
-        let Some(part) = parts.get(&state.name).and_then(Option::as_ref) else {
+        let parts = parts.get(&state.name).map(Vec::as_slice).unwrap_or_default();
+        if parts.is_empty() {
             return Err(TrainError::Setting {
                 setting: "model",
-                expected: format!("`{}` in one tensor of F32, BF16 or F16", state.name),
-                got: "packed weights, or experts one by one".to_string(),
+                expected: format!("`{}` in tensors of F32, BF16 or F16", state.name),
+                got: "packed weights, or projections of experts in one".to_string(),
                 hint: Some("start from nothing with the config.json alone".to_string()),
             });
-        };
-        // GPT-2's files put `transformer.` before a name, or not.
-        let prefixed = format!("transformer.{}", part.name);
-        let is_prefixed = model.tensors.iter().any(|tensor| tensor.name == prefixed);
-        let stored = if is_prefixed { &prefixed } else { &part.name };
-        buffer.clear();
-        buffer.resize(part.shape.iter().product(), 0.0);
-        folder.read_f32_into(stored, &part.shape, &mut buffer)?;
-        if part.shape == value.shape && !part.transposed {
-            target.write_master(state.master, cast_slice(&buffer))?;
-            continue;
         }
-        let values = part.extract(&buffer, &value.shape).ok_or_else(|| TrainError::Setting {
-            setting: "model",
-            expected: format!("`{stored}` to hold `{}` {:?}", state.name, value.shape),
-            got: format!("{:?}", part.shape),
-            hint: None,
-        })?;
+        let mut values = vec![0.0; value.elements()];
+        for part in parts {
+            // GPT-2's files put `transformer.` before a name, or not.
+            let prefixed = format!("transformer.{}", part.name);
+            let is_prefixed = model.tensors.iter().any(|tensor| tensor.name == prefixed);
+            let stored = if is_prefixed { &prefixed } else { &part.name };
+            let (elements, shape) = part.elements_of(&value.shape);
+            let values = &mut values[elements];
+            if part.shape == shape && !part.transposed {
+                folder.read_f32_into(stored, &part.shape, values)?;
+                continue;
+            }
+            buffer.clear();
+            buffer.resize(part.shape.iter().product(), 0.0);
+            folder.read_f32_into(stored, &part.shape, &mut buffer)?;
+            let own = part.extract(&buffer, shape).ok_or_else(|| TrainError::Setting {
+                setting: "model",
+                expected: format!("`{stored}` to hold `{}` {shape:?}", state.name),
+                got: format!("{:?}", part.shape),
+                hint: None,
+            })?;
+            values.copy_from_slice(&own);
+        }
         target.write_master(state.master, cast_slice(&values))?;
     }
     target.refresh_copies()

@@ -128,7 +128,9 @@ fn round_trip(config: &Value, dtype: CkptDtype, shard_bytes_max: u64) -> Vec<Str
 }
 
 #[test]
-fn models_of_every_dense_family_come_back() {
+fn models_of_every_family_come_back() {
+    let experts = json!({"num_local_experts": 4, "num_experts_per_tok": 2});
+    let more = json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24});
     for (family, changes, tensors) in [
         ("llama", json!({}), 21),
         ("llama", json!({"tie_word_embeddings": true, "head_dim": 16}), 20),
@@ -136,6 +138,8 @@ fn models_of_every_dense_family_come_back() {
         ("mistral", json!({"sliding_window": null}), 21),
         ("qwen2", json!({}), 27),
         ("qwen3", json!({"head_dim": 16}), 25),
+        ("mixtral", experts, 41),
+        ("qwen3_moe", more, 57),
         ("gpt2", json!({}), 28),
         ("gpt2", json!({"tie_word_embeddings": false, "n_inner": 40}), 29),
     ] {
@@ -179,6 +183,12 @@ fn tensors_have_the_names_and_shapes_of_transformers() {
         "transformer.wte.weight [96, 32]",
     ];
     assert_eq!(names, expected);
+    let changes = json!({"num_hidden_layers": 1, "num_local_experts": 3, "num_experts_per_tok": 1});
+    let names = round_trip(&config("mixtral", changes), CkptDtype::F32, 5_000_000_000);
+    for (name, shape) in [("gate", "[3, 32]"), ("experts.2.w1", "[48, 32]")] {
+        let name = format!("model.layers.0.block_sparse_moe.{name}.weight {shape}");
+        assert!(names.contains(&name), "{name}: {names:#?}");
+    }
     let changes = json!({"num_hidden_layers": 1});
     let names = round_trip(&config("qwen2", changes), CkptDtype::F32, 5_000_000_000);
     let attention = "model.layers.0.self_attn";

@@ -35,6 +35,11 @@ impl Blocks {
         self.parameters[&(role, layer)]
     }
 
+    /// A parameter that only some configurations have.
+    pub(super) fn optional(&self, role: ParameterRole, layer: Option<u32>) -> Option<TensorId> {
+        self.parameters.get(&(role, layer)).copied()
+    }
+
     /// Applies an op and gives its first output.
     pub(super) fn op(
         &mut self,

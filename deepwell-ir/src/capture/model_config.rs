@@ -179,6 +179,23 @@ impl ModelConfig {
         }
     }
 
+    /// All parameters, each with the tensors of the weight files that hold it: one, or one for each
+    /// expert; none for packed weights and for what gpt-oss stores in one.
+    pub fn stored_parts(&self) -> Vec<(ParameterSpec, Vec<StoredPart>)> {
+        let experts = |spec: &ParameterSpec| match self {
+            ModelConfig::Llama(config) => config.parts_of_experts(spec),
+            ModelConfig::Gpt2(_) => Vec::new(),
+        };
+        let parts = |(spec, whole): (ParameterSpec, Option<StoredPart>)| {
+            let parts = match whole {
+                Some(whole) => vec![whole],
+                None => experts(&spec),
+            };
+            (spec, parts)
+        };
+        self.parameters_and_parts().into_iter().map(parts).collect()
+    }
+
     /// The forward pass as a graph, for sequences of `seq` tokens where that is known; see
     /// [`capture`] and [`capture_for_sequence`].
     ///

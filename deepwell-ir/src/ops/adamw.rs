@@ -26,6 +26,51 @@ impl OpRule for GradNorm {
     }
 }
 
+/// Tensors → the sum of squares of each, u64 `[tensors]`: the bits of an f64. Ranks exchange them
+/// where each has a part of the gradients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SumsOfSquares {}
+
+impl OpRule for SumsOfSquares {
+    fn name(&self) -> &'static str {
+        "sums_of_squares"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check { op: self.name(), inputs };
+        for index in 0..inputs.len() {
+            check.dtype(index, DType::F32)?;
+        }
+        Ok(vec![OutputType::statistic("", Shape::new([inputs.len()]), DType::U64)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        2 * shapes.iter().map(|shape| product(shape)).sum::<u64>()
+    }
+}
+
+/// Sums of squares as [`SumsOfSquares`] makes them, u64 `[n]` → the root of their sum in this
+/// order, f32 `[1]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NormOfSums {}
+
+impl OpRule for NormOfSums {
+    fn name(&self) -> &'static str {
+        "norm_of_sums"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["sums"])?;
+        check.dtype(0, DType::U64)?;
+        check.rank(0, 1)?;
+        Ok(vec![OutputType::statistic("", Shape::new([1usize]), DType::F32)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        shapes.first().map_or(0, |shape| product(shape))
+    }
+}
+
 /// Counts a step and makes what all buckets of it need.
 ///
 /// grad_norm f32 `[1]`, schedule f32 `[2]` (learning rate, largest gradient norm), counters u64
@@ -85,7 +130,8 @@ impl OpRule for AdamWCoefficients {
 /// is skipped changes nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
-    /// The bucket, as indices into the parameters of the program.
+    /// The bucket, as indices into the parameters of the program; where it has
+    /// [shards](crate::Shard), the one that is updated, with operands `[m]`.
     pub parameters: Range<usize>,
     /// Decoupled weight decay of each parameter, in operand order.
     pub weight_decay: Vec<f32>,

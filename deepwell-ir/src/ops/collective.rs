@@ -76,6 +76,9 @@ pub enum CollectiveKind {
     },
 }
 
+/// Types whose numbers can be reduced.
+const SUMS: [DType; 4] = [DType::F32, DType::Bf16, DType::I32, DType::U64];
+
 /// An exchange between the ranks of a group, along the first dimension where a tensor is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Collective {
@@ -85,12 +88,35 @@ pub struct Collective {
     pub group: GroupId,
     /// How many ranks the group has.
     pub ranks: u32,
+    /// Of how many tensors the bucket is that a call of a program exchanges in place of one tensor;
+    /// none where it is one tensor.
+    ///
+    /// The tensors lie one behind the other. An all-reduce updates them and has no results; a
+    /// reduce-scatter reads them and an all-gather writes them, and the slice of a rank is one flat
+    /// tensor `[m]`: the bucket is `ranks · m` elements long, padding included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<u32>,
 }
 
 impl Collective {
     /// The names of all kinds; kernels are registered under them.
     pub const NAMES: [&str; 7] =
         ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", "recv"];
+
+    /// An exchange of one tensor.
+    pub fn new(kind: CollectiveKind, group: GroupId, ranks: u32) -> Collective {
+        Collective { kind, group, ranks, bucket: None }
+    }
+
+    /// An exchange of a bucket of `tensors` tensors.
+    pub fn of_bucket(
+        kind: CollectiveKind,
+        group: GroupId,
+        ranks: u32,
+        tensors: usize,
+    ) -> Collective {
+        Collective { kind, group, ranks, bucket: Some(tensors as u32) }
+    }
 
     /// Another kind among the same ranks.
     fn with(&self, kind: CollectiveKind) -> Collective {
@@ -122,6 +148,9 @@ impl Collective {
     /// # Errors
     /// What was expected, and what is there.
     pub fn check(&self, inputs: &[OperandType], outputs: &[OperandType]) -> Result<(), OpError> {
+        if let Some(tensors) = self.bucket {
+            return self.check_bucket(tensors as usize, inputs, outputs);
+        }
         if let CollectiveKind::Recv { dtype, .. } = self.kind {
             // Its sizes are given by whoever made the call of a shape that depends on them.
             let fits = inputs.is_empty() && outputs.len() == 1 && outputs[0].dtype == dtype;
@@ -149,6 +178,52 @@ impl Collective {
             return Err(self.error(format!("results {expected:?}"), format!("{outputs:?}")));
         }
         Ok(())
+    }
+
+    fn check_bucket(
+        &self,
+        tensors: usize,
+        inputs: &[OperandType],
+        outputs: &[OperandType],
+    ) -> Result<(), OpError> {
+        let none: &[OperandType] = &[];
+        let (bucket, slice) = match self.kind {
+            CollectiveKind::AllReduce { .. } if outputs.is_empty() => (inputs, none),
+            CollectiveKind::ReduceScatter { .. } => (inputs, outputs),
+            CollectiveKind::AllGather => (outputs, inputs),
+            _ => {
+                let expected = "an all-reduce in place, a reduce-scatter or an all-gather";
+                return Err(self.error(expected, format!("{} of a bucket", self.name())));
+            }
+        };
+        if bucket.len() != tensors || tensors == 0 {
+            let expected = format!("a bucket of {tensors} tensors, at least 1");
+            return Err(self.error(expected, bucket.len().to_string()));
+        }
+        let dtype = bucket[0].dtype;
+        if let Some(other) = bucket.iter().chain(slice).find(|operand| operand.dtype != dtype) {
+            return Err(self.error(format!("a bucket in {dtype}"), other.dtype.name()));
+        }
+        if self.reduction().is_some() && !SUMS.contains(&dtype) {
+            return Err(self.error("f32, bf16, i32 or u64, which can be reduced", dtype.name()));
+        }
+        if matches!(self.kind, CollectiveKind::AllReduce { .. }) {
+            return self.check_places();
+        }
+        let elements: u64 = bucket.iter().map(|tensor| product(&tensor.shape)).sum();
+        match slice {
+            [OperandType { shape, .. }]
+                if shape.len() == 1 && elements <= u64::from(self.ranks) * product(shape) =>
+            {
+                self.check_places()
+            }
+            _ => {
+                let ranks = self.ranks;
+                let expected =
+                    format!("one flat slice of a bucket of {elements} in {ranks} slices");
+                Err(self.error(expected, format!("{slice:?}")))
+            }
+        }
     }
 
     fn error(&self, expected: impl Into<String>, got: impl Into<String>) -> OpError {
@@ -180,8 +255,14 @@ impl Collective {
     /// Bytes that pass through this rank's link in its busier direction.
     fn link_bytes(&self, operands: &[OperandType]) -> u64 {
         let bytes = |operand: &OperandType| operand.storage_bytes().unwrap_or(usize::MAX) as u64;
-        let largest = operands.iter().map(bytes).max().unwrap_or(0);
         let ranks = u64::from(self.ranks).max(1);
+        let largest = match (&self.kind, self.bucket) {
+            (_, None) => operands.iter().map(bytes).max().unwrap_or(0),
+            (CollectiveKind::AllReduce { .. }, _) => operands.iter().map(bytes).sum(),
+            // The slice stands behind the bucket, or before it.
+            (CollectiveKind::AllGather, _) => operands.first().map_or(0, bytes) * ranks,
+            _ => operands.last().map_or(0, bytes) * ranks,
+        };
         let others = largest * (ranks - 1) / ranks;
         match self.kind {
             CollectiveKind::AllReduce { .. } => 2 * largest * (ranks - 1) / ranks,
@@ -211,6 +292,9 @@ impl OpRule for Collective {
 
     fn attributes(&self) -> String {
         let mut text = format!("group={} ranks={}", self.group.0, self.ranks);
+        if let Some(tensors) = self.bucket {
+            text.push_str(&format!(" bucket={tensors}"));
+        }
         match &self.kind {
             CollectiveKind::AllReduce { reduction }
             | CollectiveKind::ReduceScatter { reduction } => {
@@ -227,6 +311,9 @@ impl OpRule for Collective {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        if self.bucket.is_some() {
+            return Err(self.error("one tensor in a graph", "a bucket, which programs have"));
+        }
         let is_recv = matches!(self.kind, CollectiveKind::Recv { .. });
         let names: &[&str] = if is_recv { &[] } else { &["x"] };
         let check = Check::count(self.name(), inputs, names)?;
@@ -239,8 +326,7 @@ impl OpRule for Collective {
             return output(shape.clone(), *dtype);
         }
         let TensorType { shape, dtype } = inputs[0].clone();
-        let sums = [DType::F32, DType::Bf16, DType::I32, DType::U64];
-        if self.reduction().is_some() && !sums.contains(&dtype) {
+        if self.reduction().is_some() && !SUMS.contains(&dtype) {
             return Err(check.error("f32, bf16, i32 or u64, which can be reduced", dtype.name()));
         }
         let with_first = |first: &dyn Fn(Dim) -> Result<Dim, OpError>| {
@@ -269,8 +355,13 @@ impl OpRule for Collective {
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         let ranks = u64::from(self.ranks).max(1);
+        let elements = match (&self.kind, self.bucket) {
+            (_, None) => shapes.first().map_or(0, |shape| product(shape)),
+            (CollectiveKind::AllReduce { .. }, _) => shapes.iter().map(|s| product(s)).sum(),
+            _ => shapes.last().map_or(0, |slice| product(slice)) * ranks,
+        };
         match self.reduction() {
-            Some(_) => product(&shapes[0]) * (ranks - 1) / ranks,
+            Some(_) => elements * (ranks - 1) / ranks,
             None => 0,
         }
     }

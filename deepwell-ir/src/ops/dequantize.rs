@@ -3,7 +3,7 @@
 use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
-use super::quantize::planes_of;
+use super::quantize::{matrices, stacked_planes_of};
 use super::{Axis, Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
 use crate::{DType, OpError, Shape, Storage};
@@ -44,20 +44,20 @@ impl OpRule for Dequantize {
         let names = ["data", "scales", "tensor_scale"];
         let check =
             Check::count(self.name(), inputs, &names[..Storage::plane_count(&self.format)])?;
-        let data = check.rank(0, 2)?;
+        let (stack, data) = matrices(&check, 0)?;
         if !self.to.is_high_precision() {
             return Err(check.error("a result in f32 or bf16", self.to.name()));
         }
         let shape = match self.axis {
-            Axis::Row => vec![data[0], data[1]],
-            Axis::Column => vec![data[1], data[0]],
+            Axis::Row => data,
+            Axis::Column => [data[1], data[0]],
             Axis::Both => return Err(check.error("axis row or column", "both")),
         };
-        let planes = planes_of(&check, self.format, self.axis, [shape[0], shape[1]])?;
+        let planes = stacked_planes_of(&check, self.format, self.axis, stack, shape)?;
         check.planes(0, &planes)?;
         Ok(vec![OutputType {
             suffix: "".into(),
-            shape: Shape(shape),
+            shape: Shape([stack, &shape].concat()),
             dtype: self.to,
             kind: OutputKind::Copy,
         }])

@@ -22,18 +22,34 @@ pub enum ExpertActivation {
     },
 }
 
+impl ExpertActivation {
+    /// As it stands among attributes.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            ExpertActivation::SwiGlu => "swiglu".to_string(),
+            ExpertActivation::ClampedSwiGlu { alpha, limit } => {
+                format!("clamped_swiglu alpha={alpha} limit={limit}")
+            }
+        }
+    }
+}
+
 /// x `[T, D]`, gates f32 `[T, K]`, chosen i32 `[T, K]`, w_gate, w_up `[E, F, D]`, w_down
 /// `[E, D, F]` (, their biases `[E, F]`, `[E, F]`, `[E, D]`) → `[T, D]`: for each token the sum
 /// over its chosen experts of the gate times the expert's output.
 ///
-/// The whole of a layer's experts as one node, so that expansion decides how tokens are moved.
-/// No kernel computes it yet, nor has it a derivative: it holds a model's structure and counts.
+/// The whole of a layer's experts as one node, as capture makes it: it holds a model's structure and
+/// counts. No kernel computes it, nor has it a derivative: `deepwell_moe::expand` turns it into ops
+/// that move the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// What stands between the projections.
     pub activation: ExpertActivation,
     /// Whether the three projections have biases.
     pub bias: bool,
+    /// Limits the pairs of an expert, see [`super::Dispatch::capacity_factor`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
 }
 
 const OPERANDS: [&str; 9] =
@@ -45,12 +61,7 @@ impl OpRule for Experts {
     }
 
     fn attributes(&self) -> String {
-        let activation = match self.activation {
-            ExpertActivation::SwiGlu => "swiglu".to_string(),
-            ExpertActivation::ClampedSwiGlu { alpha, limit } => {
-                format!("clamped_swiglu alpha={alpha} limit={limit}")
-            }
-        };
+        let activation = self.activation.describe();
         if self.bias { format!("{activation} bias") } else { activation }
     }
 

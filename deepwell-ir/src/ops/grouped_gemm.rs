@@ -1,122 +1,261 @@
-//! Several GEMMs as one op: cores of fused kernels that a single GEMM cannot be.
+//! A GEMM for each group of rows: the projections of the experts of a mixture.
+//!
+//! Rows lie as [`super::Dispatch`] has them, `R` of them at most. Group `e` has the rows
+//! `offsets[e]..offsets[e + 1]`, multiples of `align`; below, `x_e` are those rows of `x`.
+//!
+//! | op | for each group | written |
+//! |---|---|---|
+//! | fprop, [`GroupedGemm`] | `y_e = x_e · w[e]ᵀ` | all `R` rows; zero from `offsets[G]` on |
+//! | dgrad, [`GroupedGemmInputGrad`] | `dx_e = dy_e · w[e]` | as fprop |
+//! | wgrad, [`GroupedGemmWeightGrad`] | `dw[e] (+)= dy_eᵀ · x_e` | all of `dw` |
+//!
+//! Where wgrad overwrites, the matrix of a group without rows becomes exactly 0; where it adds, that
+//! matrix stays as it was.
+//!
+//! Rows of operands without a pair are zero, within groups and behind them; a kernel may multiply
+//! them, or leave them out and write zeros. `offsets` are values of the device and not known where a
+//! kernel is launched: a grid is sized for `R` rows.
+//!
+//! # Quantized operands
+//!
+//! [`ScaledGroupedGemm`] takes planes in the layout of [`crate::Storage`], data `[M, K]` with K
+//! contiguous and scales in tiles of 128 rows by four blocks of 32 along K, 512 bytes each:
+//!
+//! | | a | its scales | b | its scales |
+//! |---|---|---|---|---|
+//! | fprop | x rowwise `[R, K]` | `[R, K]` | w rowwise `[G, N, K]` | G times `[N, K]` |
+//! | dgrad | dy rowwise `[R, N]` | `[R, N]` | w columnwise `[G, K, N]` | G times `[K, N]` |
+//! | wgrad | dy columnwise `[N, R]` | `[N, R]` | x columnwise `[K, R]` | `[K, R]` |
+//!
+//! The scales of `[M, K]` are tiles `[M/128, K/128, 512]`, quotients rounded up, G times with a
+//! leading `G`. Each matrix of a weight is quantized by itself: its tiles begin anew.
+//! Activations and gradients are quantized as one matrix of `R` rows. So the scales of row `r` of `x`
+//! are where those of row `r` of any matrix are, whatever its group, and a tile of 128 rows belongs
+//! to one group alone only where `align` is a multiple of 128. Of wgrad, block `j` along K is rows
+//! `32·j..32·j + 32` of the buffer; group `e` has the blocks `offsets[e]/32..offsets[e + 1]/32`.
+//! Where 128 elements share an exponent, `align` is a multiple of 128.
 
+use deepwell_precision::QuantFormat;
 use serde::{Deserialize, Serialize};
 
-use super::{Check, product};
-use crate::op::{MathUnit, OpRule, OutputType, TensorType};
-use crate::{DType, Op, OpError, Shape};
+use super::quantize::{planes_of, stacked_planes_of};
+use super::{Axis, Check, GroupedRows};
+use crate::autodiff::BackwardContext;
+use crate::op::{GemmKind, MathUnit, OpRule, OutputType, TensorType};
+use crate::{DType, Dim, IrError, Node, OpError, Shape, Storage};
 
-/// Two GEMMs of one and the same `a`, as the gate and up projections are: with a
-/// [`super::SwiGlu`] behind it, neither result is stored.
-///
-/// Takes what `gemm` takes, then once more what it takes beside the planes of `a`. Gives both
-/// results.
+fn unit(operands: &[DType]) -> MathUnit {
+    if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+}
+
+/// Multiply-adds of the pairs, two each, without the rows that alignment adds: `rows`, and both
+/// sizes of a matrix.
+fn flops(grouped: &GroupedRows, rows: usize, sizes: [usize; 2]) -> u64 {
+    2 * grouped.pairs_of(rows) as u64 * sizes[0] as u64 * sizes[1] as u64
+}
+
+/// x `[R, K]`, w `[G, N, K]`, offsets i32 `[G + 1]` → `[R, N]`: rows of each group by its matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DualGemm {
-    /// Each of both: a [`super::Linear`] or a [`super::ScaledGemm`].
-    pub gemm: Box<Op>,
+pub struct GroupedGemm {
+    /// Groups and their alignment.
+    pub grouped: GroupedRows,
 }
-
-impl DualGemm {
-    /// How many operands of `gemm` are `a`; none for an op that is no GEMM of this kind.
-    fn shared_inputs(&self) -> Option<usize> {
-        match &*self.gemm {
-            Op::Linear(_) => Some(1),
-            Op::ScaledGemm(op) => Some(op.b_input()),
-            _ => None,
-        }
-    }
-
-    /// Which operands the two GEMMs take of `inputs` inputs; none where they cannot be shared out.
-    pub fn operands(&self, inputs: usize) -> Option<[Vec<usize>; 2]> {
-        let shared = self.shared_inputs()?;
-        let own = inputs.checked_sub(shared).filter(|own| own.is_multiple_of(2))? / 2;
-        let of = |start: usize| (0..shared).chain(start..start + own).collect();
-        Some([of(shared), of(shared + own)])
-    }
-}
-
-impl OpRule for DualGemm {
-    fn name(&self) -> &'static str {
-        "dual_gemm"
-    }
-
-    fn attributes(&self) -> String {
-        let attributes = self.gemm.rule().attributes();
-        [&*self.gemm.name(), &attributes].join(" ").trim_end().to_string()
-    }
-
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let error = |expected: &str, got: String| OpError {
-            op: self.name(),
-            expected: expected.to_string(),
-            got,
-        };
-        if self.shared_inputs().is_none() {
-            let got = format!("`{}`", self.gemm.name());
-            return Err(error("two of `linear` or of a GEMM of quantized operands", got));
-        }
-        let of = self.operands(inputs.len()).ok_or_else(|| {
-            error("one `a`, and as many operands for either GEMM", inputs.len().to_string())
-        })?;
-        let mut outputs = Vec::with_capacity(2);
-        for (suffix, operands) in ["first", "second"].into_iter().zip(of) {
-            let operands: Vec<TensorType> =
-                operands.into_iter().map(|index| inputs[index].clone()).collect();
-            for output in self.gemm.rule().infer(&operands)? {
-                outputs.push(OutputType { suffix: suffix.into(), ..output });
-            }
-        }
-        Ok(outputs)
-    }
-
-    fn result_count(&self) -> usize {
-        2
-    }
-
-    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        let of = self.operands(shapes.len().saturating_sub(2)).unwrap_or_default();
-        of.iter()
-            .map(|operands| {
-                let operands: Vec<Vec<usize>> =
-                    operands.iter().map(|&index| shapes[index].clone()).collect();
-                self.gemm.rule().flops(&operands)
-            })
-            .sum()
-    }
-
-    fn unit(&self, operands: &[DType]) -> MathUnit {
-        self.gemm.rule().unit(operands)
-    }
-}
-
-/// x `[T, K]`, w `[G, N, K]`, ends i32 `[G]` → `[T, N]`: rows of `x` from one end to the next are
-/// multiplied by the matrix of their group, as the tokens of each expert are.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupedGemm {}
 
 impl OpRule for GroupedGemm {
     fn name(&self) -> &'static str {
         "grouped_gemm"
     }
 
+    fn attributes(&self) -> String {
+        self.grouped.describe()
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["x", "w", "ends"])?;
+        let check = Check::count(self.name(), inputs, &["x", "w", "offsets"])?;
         let dtype = check.same_float(&[0, 1])?;
-        check.dtype(2, DType::I32)?;
-        let x = check.rank(0, 2)?;
-        let w = check.rank(1, 3)?;
-        check.shape(1, &Shape(vec![w[0], w[1], x[1]]))?;
-        check.shape(2, &Shape(vec![w[0]]))?;
+        self.grouped.check_offsets(&check, 2)?;
+        let (x, w) = (check.rank(0, 2)?, check.rank(1, 3)?);
+        check.shape(1, &Shape(vec![Dim::fixed(self.grouped.groups), w[1], x[1]]))?;
         Ok(vec![OutputType::activation("", Shape(vec![x[0], w[1]]), dtype)])
     }
 
-    /// Each row meets one matrix.
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        2 * product(&shapes[0]) * shapes[1][1] as u64
+        flops(&self.grouped, shapes[0][0], [shapes[1][1], shapes[1][2]])
     }
 
     fn unit(&self, operands: &[DType]) -> MathUnit {
-        if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+        unit(operands)
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let (x, w, offsets) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        let grouped = self.grouped;
+        let dw = context.parameter_gradient(w);
+        context.emit(GroupedGemmWeightGrad { grouped }, "wgrad", &[dy, x, offsets], &[dw])?;
+        let op = GroupedGemmInputGrad { grouped };
+        let dx = context.emit_fresh(op, "dgrad", &[dy, w, offsets])?[0];
+        context.contribute(x, dx)
+    }
+}
+
+/// dy `[R, N]`, w `[G, N, K]`, offsets i32 `[G + 1]` → dx `[R, K]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupedGemmInputGrad {
+    /// Groups and their alignment.
+    pub grouped: GroupedRows,
+}
+
+impl OpRule for GroupedGemmInputGrad {
+    fn name(&self) -> &'static str {
+        "grouped_gemm_input_grad"
+    }
+
+    fn attributes(&self) -> String {
+        self.grouped.describe()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["dy", "w", "offsets"])?;
+        let dtype = check.same_float(&[0, 1])?;
+        self.grouped.check_offsets(&check, 2)?;
+        let (dy, w) = (check.rank(0, 2)?, check.rank(1, 3)?);
+        check.shape(1, &Shape(vec![Dim::fixed(self.grouped.groups), dy[1], w[2]]))?;
+        Ok(vec![OutputType::activation("", Shape(vec![dy[0], w[2]]), dtype)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        flops(&self.grouped, shapes[0][0], [shapes[1][1], shapes[1][2]])
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        unit(operands)
+    }
+}
+
+/// dy `[R, N]`, x `[R, K]`, offsets i32 `[G + 1]` → dw f32 `[G, N, K]`, `(+)=`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupedGemmWeightGrad {
+    /// Groups and their alignment.
+    pub grouped: GroupedRows,
+}
+
+impl OpRule for GroupedGemmWeightGrad {
+    fn name(&self) -> &'static str {
+        "grouped_gemm_weight_grad"
+    }
+
+    fn attributes(&self) -> String {
+        self.grouped.describe()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["dy", "x", "offsets"])?;
+        check.same_float(&[0, 1])?;
+        self.grouped.check_offsets(&check, 2)?;
+        let (dy, x) = (check.rank(0, 2)?, check.rank(1, 2)?);
+        check.shape(1, &Shape(vec![dy[0], x[1]]))?;
+        let groups = Dim::fixed(self.grouped.groups);
+        Ok(vec![OutputType::accumulator("dw", Shape(vec![groups, dy[1], x[1]]))])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        flops(&self.grouped, shapes[0][0], [shapes[0][1], shapes[1][1]])
+    }
+
+    fn unit(&self, operands: &[DType]) -> MathUnit {
+        unit(operands)
+    }
+}
+
+/// The planes of a, those of b, offsets i32 `[G + 1]` → `[R, N]`, of wgrad dw f32 `[G, N, K]`
+/// `(+)=`: one of the three GEMMs on quantized operands, with FP32 accumulation. The module's
+/// documentation has the shapes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScaledGroupedGemm {
+    /// Which GEMM of the layer.
+    pub kind: GemmKind,
+    /// Groups and their alignment.
+    pub grouped: GroupedRows,
+    /// Storage of the result of fprop and dgrad.
+    pub output: DType,
+    /// How `a` was quantized.
+    pub a: QuantFormat,
+    /// How `b` was quantized.
+    pub b: QuantFormat,
+}
+
+impl ScaledGroupedGemm {
+    /// Which input the data of `b` is; its scales follow.
+    pub fn b_input(&self) -> usize {
+        Storage::plane_count(&self.a)
+    }
+
+    /// How many inputs are planes of operands; `offsets` are the next.
+    pub fn plane_inputs(&self) -> usize {
+        self.b_input() + Storage::plane_count(&self.b)
+    }
+}
+
+impl OpRule for ScaledGroupedGemm {
+    fn name(&self) -> &'static str {
+        "scaled_grouped_gemm"
+    }
+
+    fn attributes(&self) -> String {
+        let ScaledGroupedGemm { kind, grouped, a, b, .. } = self;
+        let mut text = format!("{} {}", kind.name(), grouped.describe());
+        if !a.is_of_family(&QuantFormat::MXFP8) {
+            text += &format!(" {}", a.name());
+        }
+        let row = deepwell_precision::Block::row(a.scale.stored_every() as u16);
+        if a.block != row || b.block != row {
+            text += &format!(" blocks={}*{}", a.block, b.block);
+        }
+        text
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let mut names = vec!["a", "a_scale", "a_tensor_scale"][..self.b_input()].to_vec();
+        names.extend(&["b", "b_scale", "b_tensor_scale"][..Storage::plane_count(&self.b)]);
+        names.push("offsets");
+        let check = Check::count(self.name(), inputs, &names)?;
+        let ScaledGroupedGemm { kind, grouped, output, a: a_format, b: b_format } = *self;
+        if !a_format.is_of_family(&b_format) {
+            let got = format!("{} and {}", a_format.name(), b_format.name());
+            return Err(check.error("operands of one format", got));
+        }
+        grouped.check_offsets(&check, self.plane_inputs())?;
+        let (a, groups) = (check.rank(0, 2)?, Dim::fixed(grouped.groups));
+        check.planes(0, &planes_of(&check, a_format, Axis::Row, [a[0], a[1]])?)?;
+        let b_input = self.b_input();
+        if kind == GemmKind::Wgrad {
+            let every = a_format.block.k.max(b_format.block.k) as usize;
+            if !grouped.align.is_multiple_of(every) {
+                let expected = format!("groups of a multiple of {every} rows, which share a scale");
+                return Err(check.error(expected, grouped.describe()));
+            }
+            let b = check.rank(b_input, 2)?;
+            check.shape(b_input, &Shape(vec![b[0], a[1]]))?;
+            check.planes(b_input, &planes_of(&check, b_format, Axis::Row, [b[0], b[1]])?)?;
+            return Ok(vec![OutputType::accumulator("dw", Shape(vec![groups, a[0], b[0]]))]);
+        }
+        let b = check.rank(b_input, 3)?;
+        check.shape(b_input, &Shape(vec![groups, b[1], a[1]]))?;
+        let planes = stacked_planes_of(&check, b_format, Axis::Row, &[b[0]], [b[1], b[2]])?;
+        check.planes(b_input, &planes)?;
+        Ok(vec![OutputType::activation("", Shape(vec![a[0], b[1]]), output)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        let (a, b) = (&shapes[0], &shapes[self.b_input()]);
+        match self.kind {
+            GemmKind::Wgrad => flops(&self.grouped, a[1], [a[0], b[0]]),
+            _ => flops(&self.grouped, a[0], [b[1], b[2]]),
+        }
+    }
+
+    fn unit(&self, _operands: &[DType]) -> MathUnit {
+        super::scaled_gemm::unit_of(&self.a)
     }
 }

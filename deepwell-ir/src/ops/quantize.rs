@@ -43,16 +43,48 @@ pub(super) fn planes_of(
     axis: Axis,
     shape: [Dim; 2],
 ) -> Result<Vec<PlaneType>, OpError> {
-    Storage::Planes { format, axis, shape }.planes().ok_or_else(|| {
-        check.error(
-            "a format that a tensor stores, along one axis",
-            format!("{format} {}", axis.name()),
-        )
-    })
+    stacked_planes_of(check, format, axis, &[], shape)
+}
+
+/// The same of `stack` matrices, each quantized by itself; of one where `stack` is empty.
+pub(super) fn stacked_planes_of(
+    check: &Check<'_>,
+    format: QuantFormat,
+    axis: Axis,
+    stack: &[Dim],
+    shape: [Dim; 2],
+) -> Result<Vec<PlaneType>, OpError> {
+    let error = |expected: &str, got: String| Err(check.error(expected, got));
+    let Some(mut planes) = (Storage::Planes { format, axis, shape }).planes() else {
+        let got = format!("{format} {}", axis.name());
+        return error("a format that a tensor stores, along one axis", got);
+    };
+    if !stack.is_empty() && Storage::plane_count(&format) == 3 {
+        return error("a stack of matrices in a format without tensor scale", format.to_string());
+    }
+    for plane in &mut planes {
+        plane.shape.0.splice(0..0, stack.iter().copied());
+    }
+    Ok(planes)
+}
+
+/// The leading dimension of a stack of matrices, if there is one, and rows and columns of each.
+pub(super) fn matrices<'a>(
+    check: &Check<'a>,
+    index: usize,
+) -> Result<(&'a [Dim], [Dim; 2]), OpError> {
+    match check.inputs[index].shape.0.as_slice() {
+        &[rows, columns] => Ok((&[], [rows, columns])),
+        [stack @ .., rows, columns] if stack.len() == 1 => Ok((stack, [*rows, *columns])),
+        _ => Err(check.rank(index, 2).expect_err("neither two nor three dimensions")),
+    }
 }
 
 /// x `[R, C]` → the planes of x quantized rowwise, `[R, C]`, and/or columnwise, `[C, R]`, as
 /// [`Storage::planes`] has them; always last the counters `[STATISTICS]` as u64.
+///
+/// Of a stack of matrices, x `[G, R, C]` as experts have their weights, each is quantized by itself
+/// and planes have a leading `G`; the counters are of all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
     /// How; elements are rounded to nearest.
@@ -102,7 +134,7 @@ impl OpRule for Quantize {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         let check = Check::count(self.name(), inputs, &["x"])?;
         check.same_float(&[0])?;
-        let x = check.rank(0, 2)?;
+        let (stack, shape) = matrices(&check, 0)?;
         if self.format.is_stochastic() {
             return Err(check.error("rounding to nearest", self.format.to_string()));
         }
@@ -110,7 +142,7 @@ impl OpRule for Quantize {
         for &axis in self.axes() {
             let prefix = if axis == Axis::Column { "col" } else { "row" };
             for PlaneType { plane, dtype, shape } in
-                planes_of(&check, self.format, axis, [x[0], x[1]])?
+                stacked_planes_of(&check, self.format, axis, stack, shape)?
             {
                 let suffix = format!("{prefix}{}", plane.suffix()).into();
                 outputs.push(OutputType { suffix, shape, dtype, kind: OutputKind::Copy });

@@ -29,7 +29,7 @@ pub struct RouteGroups {
     pub chosen: usize,
 }
 
-/// logits `[T, E]` (, selection bias `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`, best
+/// logits f32 `[T, E]` (, selection bias f32 `[E]`) → gates f32 `[T, K]`, experts i32 `[T, K]`, best
 /// first, ties to the lower index.
 ///
 /// The choice is by the score plus the bias; the gates are the scores without it, and have a
@@ -118,11 +118,11 @@ impl OpRule for Route {
         let names: &[&str] = if self.selection_bias { &["logits", "bias"] } else { &["logits"] };
         let check = Check::count(self.name(), inputs, names)?;
         self.check()?;
-        check.same_float(&[0])?;
+        check.dtype(0, DType::F32)?;
         let tokens = check.rank(0, 2)?[0];
         check.shape(0, &Shape(vec![tokens, Dim::fixed(self.experts)]))?;
         if self.selection_bias {
-            check.same_float(&[1])?;
+            check.dtype(1, DType::F32)?;
             check.shape(1, &Shape::new([self.experts]))?;
         }
         let chosen = Shape(vec![tokens, Dim::fixed(self.top_k)]);
@@ -146,7 +146,7 @@ impl OpRule for Route {
     }
 }
 
-/// dgates f32 `[T, K]`, logits `[T, E]`, experts i32 `[T, K]` → dlogits `[T, E]`.
+/// dgates f32 `[T, K]`, logits f32 `[T, E]`, experts i32 `[T, K]` → dlogits f32 `[T, E]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteBackward {
     /// The router.
@@ -168,13 +168,13 @@ impl OpRule for RouteBackward {
         let Route { experts, top_k, .. } = self.forward;
         check.dtype(0, DType::F32)?;
         check.dtype(2, DType::I32)?;
-        let dtype = check.same_float(&[1])?;
+        check.dtype(1, DType::F32)?;
         let tokens = check.rank(1, 2)?[0];
         let rows = |columns| Shape(vec![tokens, Dim::fixed(columns)]);
         check.shape(0, &rows(top_k))?;
         check.shape(1, &rows(experts))?;
         check.shape(2, &rows(top_k))?;
-        Ok(vec![OutputType::activation("dlogits", rows(experts), dtype)])
+        Ok(vec![OutputType::statistic("dlogits", rows(experts), DType::F32)])
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

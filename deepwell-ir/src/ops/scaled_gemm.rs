@@ -99,9 +99,14 @@ impl OpRule for ScaledGemm {
     }
 
     fn unit(&self, _operands: &[DType]) -> MathUnit {
-        match (self.a.element, self.a.scale) {
-            (ElementFormat::E2M1, ScaleFormat::Ue4m3(_)) => MathUnit::Nvfp4,
-            _ => MathUnit::Mxfp8,
-        }
+        unit_of(&self.a)
+    }
+}
+
+/// The unit that multiplies operands of a format.
+pub(super) fn unit_of(format: &QuantFormat) -> MathUnit {
+    match (format.element, format.scale) {
+        (ElementFormat::E2M1, ScaleFormat::Ue4m3(_)) => MathUnit::Nvfp4,
+        _ => MathUnit::Mxfp8,
     }
 }

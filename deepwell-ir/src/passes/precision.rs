@@ -15,15 +15,16 @@
 use std::collections::{HashMap, HashSet};
 
 use deepwell_precision::{
-    Assignment, Direction, ElementRounding, Format, OperandClass, PrecisionPolicy, QuantFormat,
-    Role, TensorUse,
+    Assignment, Direction, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat,
 };
 
 use super::TensorPrecision;
+use super::assign::{activation_dtype, assign, with_routers_in_f32};
 use crate::builder::output_name;
 use crate::op::input_types;
 use crate::ops::{
-    Axis, Collective, CollectiveKind, Dequantize, Quantize, ScaledGemm, StochasticRound,
+    Axis, Collective, CollectiveKind, Dequantize, GroupedRows, Quantize, ScaledGemm,
+    ScaledGroupedGemm, StochasticRound,
 };
 use crate::{
     DType, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, Stage, Storage,
@@ -64,6 +65,7 @@ pub fn apply_served_precision(
     }
     let (assignments, report) = assign(graph, policy, serves)?;
     let activation = activation_dtype(&report)?;
+    let report = with_routers_in_f32(graph, report);
     let mut result = Graph { stage: Stage::Quantized, nodes: Vec::new(), ..graph.clone() };
     for tensor in &mut result.tensors {
         if tensor.kind == TensorKind::Activation {
@@ -95,161 +97,23 @@ pub fn apply_served_precision(
     Ok((result, report))
 }
 
-fn assign(
-    graph: &Graph,
-    policy: &PrecisionPolicy,
-    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
-) -> Result<(HashMap<TensorId, Assignment>, Vec<TensorPrecision>), IrError> {
-    let order = parameters_in_order(graph);
-    let uses: Vec<TensorUse<'_>> =
-        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
-    let mut assigned = policy.assign(&uses)?;
-    let readers = readers_without_gemm(graph);
-    for (&(id, role), assignment) in order.iter().zip(&mut assigned) {
-        if let Some(reader) = readers.get(&id).filter(|_| is_quantizable(role)) {
-            keep_without_gemm(reader, assignment);
-        }
-    }
-    let asked: Vec<Option<Format>> =
-        assigned.iter_mut().map(|assignment| without_unserved(assignment, serves)).collect();
-    let report = uses
-        .iter()
-        .zip(assigned.iter().zip(asked))
-        .map(|(tensor, (assignment, asked))| TensorPrecision {
-            asked,
-            ..TensorPrecision::new(tensor.name, assignment)
-        })
-        .collect();
-    for (&(id, role), assignment) in order.iter().zip(&assigned) {
-        if assignment.format.is_quantized() && !is_quantizable(role) {
-            return Err(IrError::Precision {
-                tensor: graph.tensor(id).name.clone(),
-                what: format!(
-                    "expected f32 or bf16 for a tensor of role {role:?}, got {format}\n\
-                     hint: only linear and expert tensors have {format} GEMMs; narrow the rule",
-                    format = assignment.format
-                ),
-            });
-        }
-    }
-    for (&(id, _), assignment) in order.iter().zip(&assigned) {
-        let tensor = graph.tensor(id);
-        let Some(format) = assignment.format.quantized() else { continue };
-        let block = format.scale.stored_every();
-        let sizes = tensor.shape.as_fixed().unwrap_or_default();
-        if !sizes.iter().all(|size| size.is_multiple_of(block)) {
-            return Err(IrError::Precision {
-                tensor: tensor.name.clone(),
-                what: format!(
-                    "expected sizes divisible by {block} for {}, got {}\n\
-                     hint: choose such sizes, or keep it in bf16 by a rule of the policy",
-                    format.name(),
-                    tensor.shape
-                ),
-            });
-        }
-    }
-    for (&(id, _), assignment) in order.iter().zip(&assigned) {
-        for &class in OperandClass::ALL.iter().filter(|class| class.operand() != "gradient") {
-            let operand = assignment.operand(class);
-            if operand.is_some_and(|it| it.rounding != ElementRounding::Nearest) {
-                return Err(IrError::Precision {
-                    tensor: graph.tensor(id).name.clone(),
-                    what: format!(
-                        "expected rounding `nearest` for {class}, got `stochastic`\n\
-                         hint: only gradients are rounded at random; set it for dgrad.gradient and \
-                         wgrad.gradient"
-                    ),
-                });
-            }
-        }
-    }
-    let assignments = order.into_iter().map(|(id, _)| id).zip(assigned).collect();
-    Ok((assignments, report))
-}
-
-/// Whether a tensor of a role may be an operand of a GEMM of quantized operands.
-fn is_quantizable(role: Role) -> bool {
-    matches!(role, Role::Linear | Role::Expert)
-}
-
-/// For each tensor that an op reads otherwise than as the weight of a linear GEMM, that op.
-fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
-    let mut readers = HashMap::new();
-    for node in &graph.nodes {
-        let has_gemm = matches!(node.op, Op::Linear(_) | Op::LinearInputGrad(_));
-        for (index, &input) in node.inputs.iter().enumerate() {
-            if !(has_gemm && index == 1) {
-                readers.entry(input).or_insert(node.op.rule().name());
-            }
-        }
-    }
-    readers
-}
-
-/// Leaves a weight in BF16 that the policy would quantize, but that `reader` reads, which has no
-/// GEMM of quantized operands: the report must not claim what nobody computes.
-fn keep_without_gemm(reader: &str, assignment: &mut Assignment) {
-    if assignment.format.is_quantized() {
-        assignment.reason = format!(
-            "`{reader}` has no GEMM of quantized operands (asked for {} by: {})",
-            assignment.format, assignment.reason
-        );
-        assignment.format = Format::Bf16;
-        assignment.operands = Default::default();
+/// Whether an op reads an operand as the FP32 master, whatever the policy has for activations:
+/// routers choose in FP32.
+pub(super) fn reads_master(op: &Op, index: usize) -> bool {
+    match op {
+        Op::RouterLogits(_) | Op::Route(_) => index >= 1,
+        Op::RouterLogitsBackward(_) => index == 2,
+        _ => false,
     }
 }
 
-/// Takes quantization from what a target does not serve. Gives the format that was asked for where
-/// it does.
-fn without_unserved(
-    assignment: &mut Assignment,
-    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
-) -> Option<Format> {
-    let mut operands = assignment.operands.iter().flatten();
-    let why = operands.find_map(|format| serves(format).err())?;
-    let reason = format!("{why}; asked for by: {}", assignment.reason);
-    let asked = assignment.format;
-    *assignment =
-        Assignment { format: Format::Bf16, operands: [None; 6], gemm: assignment.gemm, reason };
-    Some(asked)
-}
-
-/// Parameters by their first use in the forward. The loss op stands in the backward of a
-/// differentiated graph; its head comes last.
-fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
-    let of_phase = |phase| graph.nodes.iter().filter(move |node| node.phase == phase);
-    let mut known = HashSet::new();
-    let mut order = Vec::new();
-    for node in of_phase(Phase::Forward).chain(of_phase(Phase::Backward)) {
-        for &id in &node.inputs {
-            let tensor = graph.tensor(id);
-            let TensorKind::Parameter { role, .. } = tensor.kind else { continue };
-            // A bias follows the activations: it has no GEMM of its own.
-            let is_bias = role == Role::Linear && tensor.shape.rank() == 1;
-            if !is_bias && known.insert(id) {
-                order.push((id, role));
-            }
-        }
-    }
-    order
-}
-
-fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
-    let f32_count = report.iter().filter(|tensor| tensor.format == Format::F32).count();
-    if f32_count == 0 {
-        return Ok(DType::Bf16);
-    }
-    match report.iter().find(|tensor| tensor.format != Format::F32) {
-        None => Ok(DType::F32),
-        Some(other) => Err(IrError::Precision {
-            tensor: other.tensor.clone(),
-            what: format!(
-                "expected f32 as for {f32_count} other tensors, got {}\n\
-                 hint: f32 is for whole models; use bf16 for single tensors",
-                other.format
-            ),
-        }),
+/// The groups of a GEMM of grouped rows.
+fn grouped_rows(op: &Op) -> Option<GroupedRows> {
+    match op {
+        Op::GroupedGemm(op) => Some(op.grouped),
+        Op::GroupedGemmInputGrad(op) => Some(op.grouped),
+        Op::GroupedGemmWeightGrad(op) => Some(op.grouped),
+        _ => None,
     }
 }
 
@@ -300,12 +164,16 @@ impl Rewrite<'_> {
     /// What the policy makes of a node, when it has the node's tensor in MXFP8.
     fn gemm(&self, node: &Node) -> Option<Gemm> {
         let (kind, parameter) = match &node.op {
-            Op::Linear(_) => (GemmKind::Fprop, node.inputs[1]),
-            Op::LinearInputGrad(_) => (GemmKind::Dgrad, node.inputs[1]),
-            Op::LinearWeightGrad(_) => match self.source.tensor(node.outputs[0]).kind {
-                TensorKind::ParameterGradient { parameter } => (GemmKind::Wgrad, parameter),
-                _ => return None,
-            },
+            Op::Linear(_) | Op::GroupedGemm(_) => (GemmKind::Fprop, node.inputs[1]),
+            Op::LinearInputGrad(_) | Op::GroupedGemmInputGrad(_) => {
+                (GemmKind::Dgrad, node.inputs[1])
+            }
+            Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => {
+                match self.source.tensor(node.outputs[0]).kind {
+                    TensorKind::ParameterGradient { parameter } => (GemmKind::Wgrad, parameter),
+                    _ => return None,
+                }
+            }
             _ => return None,
         };
         let assignment = self.assignments.get(&parameter)?;
@@ -412,8 +280,9 @@ impl Rewrite<'_> {
                 let operand = gemm.as_ref().and_then(|gemm| gemm.operands.get(index));
                 matches!(operand, Some(Reading::Quantized(..)))
             };
+            let reads_copy = |index: usize| !is_quantized(index) && !reads_master(&node.op, index);
             let inputs = node.inputs.iter().enumerate();
-            read.extend(inputs.filter(|(index, _)| !is_quantized(*index)).map(|(_, &id)| id));
+            read.extend(inputs.filter(|(index, _)| reads_copy(*index)).map(|(_, &id)| id));
         }
         read
     }
@@ -544,8 +413,10 @@ impl Rewrite<'_> {
         let mut node = node.clone();
         match gemm {
             None => {
-                for input in &mut node.inputs {
-                    *input = self.high_precision(*input);
+                for (index, input) in node.inputs.iter_mut().enumerate() {
+                    if !reads_master(&node.op, index) {
+                        *input = self.high_precision(*input);
+                    }
                 }
                 // What another rank sends is stored as its activations are.
                 if let Op::Collective(Collective {
@@ -562,12 +433,16 @@ impl Rewrite<'_> {
             }) => {
                 let operands = [(a, a_axis), (b, b_axis)];
                 let mut inputs = operands.map(|operand| self.quantized[&operand].clone()).concat();
-                let bias = matches!(&node.op, Op::Linear(linear) if linear.bias);
-                if bias {
-                    inputs.push(self.high_precision(node.inputs[2]));
-                }
-                let (a, b) = (a.1, b.1);
-                node.op = ScaledGemm { kind, output: self.activation, bias, a, b }.into();
+                // A bias, or where groups begin.
+                inputs.extend(node.inputs[2..].iter().map(|&input| self.high_precision(input)));
+                let (a, b, output) = (a.1, b.1, self.activation);
+                node.op = match grouped_rows(&node.op) {
+                    Some(grouped) => ScaledGroupedGemm { kind, grouped, output, a, b }.into(),
+                    None => {
+                        let bias = matches!(&node.op, Op::Linear(linear) if linear.bias);
+                        ScaledGemm { kind, output, bias, a, b }.into()
+                    }
+                };
                 node.inputs = inputs;
                 // Its operands are kept for the backward as quantized data; nothing is left to
                 // recompute.

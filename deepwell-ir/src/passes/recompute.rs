@@ -101,17 +101,30 @@ fn crossing_layers(graph: &Graph) -> HashSet<TensorId> {
 }
 
 fn is_marked(node: &Node, rule: Recompute, crossing: &HashSet<TensorId>) -> bool {
-    if node.phase != Phase::Forward || node.layer.is_none() {
+    if node.phase != Phase::Forward || node.layer.is_none() || routes(&node.op) {
         return false;
     }
     match rule {
         Recompute::None => false,
         // The final norm's output is read by the very next node: nothing is won there.
         Recompute::Selective => {
-            matches!(node.op, Op::RmsNorm(_) | Op::LayerNorm(_) | Op::SwiGlu(_) | Op::Gelu(_))
+            matches!(
+                node.op,
+                Op::RmsNorm(_)
+                    | Op::LayerNorm(_)
+                    | Op::SwiGlu(_)
+                    | Op::ExpertSwiGlu(_)
+                    | Op::Gelu(_)
+            )
         }
         Recompute::Full => !node.outputs.iter().any(|output| crossing.contains(output)),
     }
+}
+
+/// Whether the op decides which experts tokens visit. That is small and kept: a second run on
+/// numbers that another kernel made could choose others than those whose outputs were added up.
+fn routes(op: &Op) -> bool {
+    matches!(op, Op::RouterLogits(_) | Op::Route(_) | Op::Dispatch(_))
 }
 
 struct SecondRun<'a> {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ALIGNMENT_BYTES;
 use crate::{DType, Link, TensorId, storage_bytes};
 
 /// Index of a value in its program.
@@ -76,6 +77,18 @@ impl ByteRange {
     /// One past the last byte; the largest number where that is more.
     pub fn end(&self) -> usize {
         self.offset.saturating_add(self.bytes)
+    }
+
+    /// From the first byte of the first range to the last of the last, of ranges that lie one
+    /// behind the other: each begins at the next multiple of [`ALIGNMENT_BYTES`]. None of others.
+    pub fn spanning(ranges: &[ByteRange]) -> Option<ByteRange> {
+        let (first, last) = (ranges.first()?, ranges.last()?);
+        let follows = |pair: &[ByteRange]| {
+            let expected = pair[0].end().checked_next_multiple_of(ALIGNMENT_BYTES);
+            expected == Some(pair[1].offset)
+        };
+        let span = ByteRange { offset: first.offset, bytes: last.end() - first.offset };
+        ranges.windows(2).all(follows).then_some(span)
     }
 
     /// Whether two ranges share a byte.

@@ -22,7 +22,7 @@ pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
 pub use self::order::Order;
 pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
 pub use self::verify::{ALIGNMENT_BYTES, verify_program};
-use crate::{Link, Part, Phase, Target, TensorId, TensorPrecision};
+use crate::{Link, Part, Phase, Ranks, Target, TensorId, TensorPrecision};
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -63,14 +63,36 @@ pub struct HostInterface {
 pub struct ParameterState {
     /// Name of the parameter in the source model.
     pub name: String,
-    /// FP32 master weight.
+    /// FP32 master weight. Where ranks have a part each, see [`Shard`], it is here between steps: the
+    /// body of [`Phase::Weights`] gathers it.
     pub master: ValueId,
-    /// First moment; none in a program that only evaluates.
+    /// First moment; none in a program that only evaluates, or where ranks have a part each.
     pub first_moment: Option<ValueId>,
     /// Second moment.
     pub second_moment: Option<ValueId>,
     /// FP32 gradient.
     pub gradient: Option<ValueId>,
+}
+
+/// A bucket of parameters of whose optimizer state each rank of a group has one slice (ZeRO,
+/// Rajbhandari et al., arXiv 1910.02054).
+///
+/// The parameters lie one behind the other in the bucket, each from a multiple of
+/// [`ALIGNMENT_BYTES`] on; slices are equally long, `[m]`, and the last ones may hold zeros. Slice
+/// `p` is that of place `p` in the group. A slice may end within a parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Name of the group.
+    pub group: String,
+    /// Slice of the FP32 master weights.
+    pub master: ValueId,
+    /// Slice of the first moments.
+    pub first_moment: ValueId,
+    /// Slice of the second moments.
+    pub second_moment: ValueId,
+    /// The parameters, as indices into [`Program::parameters`], and the element of the bucket that
+    /// each begins at.
+    pub parameters: Vec<(usize, usize)>,
 }
 
 /// A tensor that calls quantize without storing it.
@@ -120,6 +142,9 @@ pub struct Program {
     pub host: HostInterface,
     /// Parameters in canonical order.
     pub parameters: Vec<ParameterState>,
+    /// Buckets of parameters whose optimizer state the ranks share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<Shard>,
     /// What each parameter got from the policy.
     pub precision: Vec<TensorPrecision>,
     /// Tensors that links lead to and that have no value.
@@ -130,6 +155,12 @@ pub struct Program {
 }
 
 impl Program {
+    /// The same program for another rank of its class: calls, values and places are those of all.
+    pub fn for_rank(&self, ranks: Ranks) -> Program {
+        let target = self.target.clone().as_rank(ranks);
+        Program { rank: target.ranks.rank, target, ..self.clone() }
+    }
+
     /// The value behind an id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]

@@ -18,8 +18,6 @@ namespace sm90_attention {
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kWaveM = 64;       // rows of a wgmma
 constexpr float kLn2 = 0.69314718055994531f;
-// How far (in powers of two) a scaled score may exceed the reference of its row.
-constexpr float kMargin = 8.0f;
 constexpr float kLeast = -3.4028234663852886e38f;
 
 // Index of a pipeline stage, and the phase of its barriers.
@@ -161,36 +159,22 @@ struct Softmax {
 
     // Turns scores into weights relative to the new references; `factors` are what sums so far
     // are to be multiplied with.
-    template <bool kLazy, int kCount>
-    __device__ __forceinline__ bool weigh(float (&scores)[kCount], float (&factors)[2],
+    template <int kCount>
+    __device__ __forceinline__ void weigh(float (&scores)[kCount], float (&factors)[2],
                                           float scale_log2) {
-        float tops[2];
-        bool exceeds = false;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            tops[half] = fmaxf(scores[2 * half], scores[2 * half + 1]);
+            float top = fmaxf(scores[2 * half], scores[2 * half + 1]);
 #pragma unroll
             for (int eight = 1; eight < kCount / 4; ++eight) {
-                tops[half] = fmaxf(tops[half], fmaxf(scores[4 * eight + 2 * half],
-                                                     scores[4 * eight + 2 * half + 1]));
+                top = fmaxf(top, fmaxf(scores[4 * eight + 2 * half],
+                                       scores[4 * eight + 2 * half + 1]));
             }
-            exceeds |= fmaf(tops[half], scale_log2, -kMargin) > reference[half];
-            factors[half] = 1.0f;
-        }
-        bool moves = true;
-        if constexpr (kLazy) {
-            moves = __any_sync(0xffffffffu, exceeds);
-        }
-        if (moves) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float top = tops[half];
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                const float raised = fmaxf(top * scale_log2, reference[half]);
-                factors[half] = ex2(reference[half] - raised);
-                reference[half] = raised;
-            }
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            const float raised = fmaxf(top * scale_log2, reference[half]);
+            factors[half] = ex2(reference[half] - raised);
+            reference[half] = raised;
         }
         // In two parts, as additions wait for each other.
         float parts[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
@@ -207,7 +191,6 @@ struct Softmax {
         for (int half = 0; half < 2; ++half) {
             sum[half] = fmaf(sum[half], factors[half], parts[half][0] + parts[half][1]);
         }
-        return moves;
     }
 
     // The sum of all weights of a row.

@@ -154,7 +154,9 @@
             WGMMA_BF16(kN, kSums, "setp.ne.u32", "=f",                                            \
                        "{" n0 ", " n1 ", " n2 ", " n3 "}, " n4, WGMMA_BF16_A_REGISTERS, n5);      \
         }                                                                                         \
-    }                                                                                             \
+    }
+
+#define WGMMA_WAIT_FOR(kSums, n0)                                                                 \
     template <int kPending>                                                                       \
     __device__ __forceinline__ void wgmma_wait_for(float (&sums)[kSums]) {                        \
         asm volatile("wgmma.wait_group.sync.aligned " n0 ";"                                      \
@@ -167,8 +169,13 @@ WGMMA_BF16_FUNCTIONS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 WGMMA_BF16_FUNCTIONS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
 WGMMA_BF16_FUNCTIONS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 WGMMA_BF16_FUNCTIONS(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
+// That of 32 is in ptx/wgmma.cuh.
+WGMMA_WAIT_FOR(48, "%48")
+WGMMA_WAIT_FOR(64, "%64")
+WGMMA_WAIT_FOR(128, "%128")
 
 #undef WGMMA_BF16_FUNCTIONS
+#undef WGMMA_WAIT_FOR
 #undef WGMMA_BF16_A_SHARED
 #undef WGMMA_BF16_A_REGISTERS
 #undef WGMMA_BF16_REGISTERS_32

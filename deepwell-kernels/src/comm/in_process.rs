@@ -49,10 +49,38 @@ use super::{Comm, CommError, Exchange, reduce};
 /// });
 /// assert_eq!(sums.unwrap(), [82, 82]);
 /// ```
-#[derive(Debug)]
+///
+/// A clone is the same rank once more, for the same thread: a rank has ended when all its clones
+/// are dropped.
+#[derive(Clone, Debug)]
 pub struct InProcess {
+    seat: Arc<Seat>,
+}
+
+/// A rank's place in its world.
+#[derive(Debug)]
+struct Seat {
     world: Arc<World>,
     rank: u32,
+}
+
+/// Looks at a world from outside: for whoever started its ranks.
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    world: Arc<World>,
+}
+
+impl Monitor {
+    /// Lets every rank's present and later exchanges fail with a reason of `rank`, unless a rank has
+    /// failed before.
+    pub fn abort(&self, rank: u32, reason: &str) {
+        self.world.abort(rank, reason);
+    }
+
+    /// Who failed first, and how.
+    pub fn failure(&self) -> Option<(u32, CommError)> {
+        self.world.failure()
+    }
 }
 
 impl InProcess {
@@ -60,7 +88,13 @@ impl InProcess {
     /// another rank gives up.
     pub fn world(size: u32, timeout: Duration) -> Vec<InProcess> {
         let world = Arc::new(World::new(size, timeout));
-        (0..size).map(|rank| InProcess { world: Arc::clone(&world), rank }).collect()
+        let seat = |rank| Arc::new(Seat { world: Arc::clone(&world), rank });
+        (0..size).map(|rank| InProcess { seat: seat(rank) }).collect()
+    }
+
+    /// What watches this rank's world, and is no rank.
+    pub fn monitor(&self) -> Monitor {
+        Monitor { world: Arc::clone(&self.seat.world) }
     }
 
     /// What this rank wants, if it can be had.
@@ -73,8 +107,8 @@ impl InProcess {
             bytes: if input == 0 { output } else { input },
         };
         let refuse = |reason| Err(CommError::Request { what: want.to_string(), reason });
-        let Some(place) = group.position_of(self.rank) else {
-            return refuse(format!("expected a group with rank {}", self.rank));
+        let Some(place) = group.position_of(self.rank()) else {
+            return refuse(format!("expected a group with rank {}", self.rank()));
         };
         if let Some(rank) = group.ranks.iter().find(|&&rank| rank >= self.world_size()) {
             return refuse(format!("expected ranks below {}, got {rank}", self.world_size()));
@@ -113,11 +147,11 @@ impl InProcess {
 
 impl Comm for InProcess {
     fn rank(&self) -> u32 {
-        self.rank
+        self.seat.rank
     }
 
     fn world_size(&self) -> u32 {
-        self.world.size()
+        self.seat.world.size()
     }
 
     fn exchange(
@@ -126,7 +160,7 @@ impl Comm for InProcess {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CommError> {
-        let (world, rank) = (&self.world, self.rank);
+        let (world, rank) = (&self.seat.world, self.seat.rank);
         let fail = |error: CommError| world.fail(rank, error);
         let want = self.want(exchange, input.len(), output.len()).map_err(fail)?;
         let member = |place: u32| exchange.group.ranks[place as usize];
@@ -149,11 +183,11 @@ impl Comm for InProcess {
     }
 
     fn abort(&mut self, reason: &str) {
-        self.world.abort(self.rank, reason);
+        self.seat.world.abort(self.seat.rank, reason);
     }
 }
 
-impl Drop for InProcess {
+impl Drop for Seat {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.world.abort(self.rank, "its thread panicked");

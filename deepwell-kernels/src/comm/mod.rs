@@ -13,7 +13,7 @@ use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{DType, ProcessGroup, Ranks};
 
 pub use error::CommError;
-pub use in_process::InProcess;
+pub use in_process::{InProcess, Monitor};
 pub(crate) use reduce::reduce;
 
 /// What one rank takes part in.

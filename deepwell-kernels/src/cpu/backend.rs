@@ -255,6 +255,7 @@ mod tests {
             host: HostInterface::default(),
             parameters: Vec::new(),
             precision: Vec::new(),
+            shards: Vec::new(),
             unstored: Vec::new(),
             fixed_overhead_bytes: 0,
         }

@@ -148,6 +148,26 @@ impl CudaBackend {
         self.prepared.get(call.0).map_or(&[], |prepared| &prepared.steps)
     }
 
+    /// Prepares a call whose operands and workspace lie wherever they are on the device: the offsets
+    /// of `program` are addresses. For callers that bring memory of their own.
+    ///
+    /// # Errors
+    /// As [`Backend::prepare`].
+    ///
+    /// # Safety
+    /// Until the call has run, each operand and the workspace has as many bytes at its address as the
+    /// program says, and nobody else uses them.
+    pub unsafe fn prepare_at_addresses(
+        &mut self,
+        program: &Program,
+        call: &Call,
+    ) -> Result<PreparedCall, KernelError> {
+        let arena = self.arena.replace((DevicePtr(0), usize::MAX));
+        let prepared = self.prepare(program, call, Instance::ONLY);
+        self.arena = arena;
+        prepared
+    }
+
     fn address(&self, range: ByteRange) -> Result<DevicePtr, KernelError> {
         match self.arena {
             Some((base, bytes)) if range.end() <= bytes => Ok(base.offset(range.offset)),

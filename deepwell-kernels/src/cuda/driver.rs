@@ -252,6 +252,15 @@ pub trait Driver: Send {
     /// What the work failed with.
     fn synchronize(&mut self) -> DriverResult<()>;
 
+    /// Waits on the host until all work of the device's context has ended, that of streams which
+    /// others have made too.
+    ///
+    /// # Errors
+    /// What the work failed with.
+    fn synchronize_device(&mut self) -> DriverResult<()> {
+        self.synchronize()
+    }
+
     /// Milliseconds between two events that are done.
     ///
     /// # Errors

@@ -18,18 +18,24 @@ pub mod bias_grad;
 pub mod cast;
 pub mod collective;
 pub mod dequantize;
+pub mod dispatch;
 pub mod embedding;
+pub mod expert_swiglu;
 pub mod finite_difference;
 pub mod gelu;
 pub mod grad_norm;
+pub mod grouped_gemm;
 pub mod head_rms_norm;
 pub mod layer_norm;
 pub mod linear;
 pub mod linear_cross_entropy;
+pub mod permute;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
+pub mod router_logits;
+pub mod router_loss;
 pub mod scaled_gemm;
 pub mod stochastic_round;
 pub mod swiglu;
@@ -55,18 +61,24 @@ pub(crate) const OPS: &[OpKernels] = &[
     cast::KERNELS,
     collective::KERNELS,
     dequantize::KERNELS,
+    dispatch::KERNELS,
     embedding::KERNELS,
+    expert_swiglu::KERNELS,
     gelu::KERNELS,
     grad_norm::KERNELS,
+    grouped_gemm::KERNELS,
     head_rms_norm::KERNELS,
     layer_norm::KERNELS,
     linear::KERNELS,
     linear_cross_entropy::KERNELS,
+    permute::KERNELS,
     scaled_gemm::KERNELS,
     quantize::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
     route::KERNELS,
+    router_logits::KERNELS,
+    router_loss::KERNELS,
     stochastic_round::KERNELS,
     swiglu::KERNELS,
 ];

@@ -19,14 +19,19 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
     for (call, runs) in program.calls_with_runs().filter(|(call, _)| !call.recomputes) {
         let flops = || gemm_flops(program, call) * runs as u64;
         match call.op.leading() {
-            Op::ScaledGemm(_) => {
+            Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_) => {
                 let flops = flops();
                 sums.quantized += flops;
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
-            // Of experts the GEMMs are nearly all.
-            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::Experts(_) => {
+            // Of grouped rows only those of pairs count, not what alignment adds.
+            Op::Linear(_)
+            | Op::LinearInputGrad(_)
+            | Op::LinearWeightGrad(_)
+            | Op::GroupedGemm(_)
+            | Op::GroupedGemmInputGrad(_)
+            | Op::GroupedGemmWeightGrad(_) => {
                 let flops = flops();
                 sums.blocks += flops;
                 sums.with_head += flops;

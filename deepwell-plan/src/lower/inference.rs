@@ -6,7 +6,7 @@ use deepwell_ir::{
 };
 use deepwell_precision::QuantFormat;
 
-use super::{FORWARD, Lowering, fuse_for};
+use super::{FORWARD, Lowering, expand_experts, fuse_for, without_router_losses};
 use crate::autoplan::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
 
@@ -52,7 +52,8 @@ pub fn lower_inference(
     };
     let plan = base_plan(graph, &request, target);
     let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (quantized, precision) = apply_served_precision(graph, policy, &serves)?;
+    let expanded = without_router_losses(&expand_experts(graph, policy)?);
+    let (quantized, precision) = apply_served_precision(&expanded, policy, &serves)?;
     let mut graph = fuse_for(&quantized, &plan, catalog, target)?;
     // The loss is dropped only now: the head has its compute copy already.
     let is_loss = |op: &Op| matches!(op, Op::LinearCrossEntropy(_));

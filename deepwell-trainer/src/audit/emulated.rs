@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::planes::{Planes, Tables};
 use super::report::AuditReport;
 use super::structure::{Origins, wanted_axes};
-use super::view::{Memory, view};
+use super::view::{Memory, View, view};
 
 /// Checks that a GEMM of plain operands reads those dequantized that `gemm` says, along the axis
 /// that they have in a GEMM of quantized ones, and the others as they are.
@@ -53,11 +53,28 @@ pub(super) fn check_dequantize(
     memory: &Memory<'_>,
     tables: &Tables,
 ) -> Result<(), KernelError> {
-    let operand = |index: usize| view(program, call.operands[index].value, memory);
+    report.calls_checked += 1;
+    let stack = view(program, call.operands[0].value, memory)?.stack();
+    for index in 0..stack.unwrap_or(1) {
+        let operand = |at: usize| -> Result<View<'_>, KernelError> {
+            Ok(view(program, call.operands[at].value, memory)?.part(index, stack.is_some()))
+        };
+        check_matrix(report, call, op, &operand, tables)?;
+    }
+    Ok(())
+}
+
+/// One matrix of a stack; `operand` is what of an operand is about it.
+fn check_matrix<'a>(
+    report: &mut AuditReport,
+    call: &Call,
+    op: &Dequantize,
+    operand: &dyn Fn(usize) -> Result<View<'a>, KernelError>,
+    tables: &Tables,
+) -> Result<(), KernelError> {
     let (data, scales, target) = (operand(0)?, operand(1)?, operand(call.input_count)?);
     let tensor_scale = if call.input_count == 3 { Some(operand(2)?) } else { None };
     let planes = Planes { format: op.format, data, scales, tensor_scale };
-    report.calls_checked += 1;
     report.count_tensor(target.len());
     let columns = target.shape[1];
     let expected = |index: usize| {

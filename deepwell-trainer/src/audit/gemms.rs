@@ -20,7 +20,9 @@
 //! in it, each rounded up to a power of two. That finds a wrong operand, scale or sum, not the
 //! loss of a bit.
 
-use deepwell_ir::{Call, DType, MathUnit, Op, Program, Storage};
+use std::ops::Range;
+
+use deepwell_ir::{Call, DType, GemmKind, MathUnit, Op, Program, Storage};
 use deepwell_kernels::KernelError;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_precision::QuantFormat;
@@ -44,9 +46,14 @@ const FP8_SPAN_LOSS: f64 = 4.0 * 33.0 / (1 << 13) as f64;
 /// the GEMM's.
 pub(super) fn is_gemm(op: &Op) -> bool {
     match op {
-        Op::ScaledGemm(_) | Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-            true
-        }
+        Op::ScaledGemm(_)
+        | Op::Linear(_)
+        | Op::LinearInputGrad(_)
+        | Op::LinearWeightGrad(_)
+        | Op::GroupedGemm(_)
+        | Op::GroupedGemmInputGrad(_)
+        | Op::GroupedGemmWeightGrad(_)
+        | Op::ScaledGroupedGemm(_) => true,
         Op::Fused(op) => op.is_stored(0) && is_gemm(&op.core),
         _ => false,
     }
@@ -83,9 +90,19 @@ struct Expected {
     largest: f64,
 }
 
+/// Groups of rows, each of which meets a matrix of its own.
+struct Groups {
+    /// First row of each group, and the end of the last.
+    offsets: Vec<usize>,
+    /// Whether rows are what is contracted.
+    is_wgrad: bool,
+}
+
 struct Gemm<'a> {
     a: Factor<'a>,
-    b: Factor<'a>,
+    /// One for each group of rows, or one alone.
+    b: Vec<Factor<'a>>,
+    groups: Option<Groups>,
     bias: Option<View<'a>>,
     output: View<'a>,
     /// Whether Hopper's FP8 tensor cores multiply.
@@ -103,23 +120,53 @@ impl<'a> Gemm<'a> {
         let plain = |index: usize, is_transposed: bool| -> Result<Factor<'a>, KernelError> {
             Ok(Factor { data: operand(index)?, planes: None, is_transposed })
         };
-        let scaled = |index: usize, format: QuantFormat| -> Result<Factor<'a>, KernelError> {
-            let (data, scales) = (operand(index)?, operand(index + 1)?);
+        let scaled = |index: usize, format: QuantFormat, part: usize, is_stack: bool| {
+            let data = operand(index)?.part(part, is_stack);
+            let scales = operand(index + 1)?.part(part, is_stack);
             let tensor_scale = match Storage::plane_count(&format) {
                 3 => Some(operand(index + 2)?),
                 _ => None,
             };
             let planes = Some((Planes { format, data, scales, tensor_scale }, tables));
-            Ok(Factor { data, planes, is_transposed: false })
+            Ok::<_, KernelError>(Factor { data, planes, is_transposed: false })
         };
-        let (a, b, bias) = match call.op.leading() {
+        // The matrices of a stack, each by itself.
+        let stack = |is_transposed: bool| -> Result<Vec<Factor<'a>>, KernelError> {
+            let all = operand(1)?;
+            let part = |index| all.part(index, true);
+            let factor = |index| Factor { data: part(index), planes: None, is_transposed };
+            Ok((0..all.shape[0]).map(factor).collect())
+        };
+        let groups = |input: usize, is_wgrad: bool| -> Result<Option<Groups>, KernelError> {
+            let offsets = operand(input)?;
+            let offsets = (0..offsets.len()).map(|index| offsets.index(index)).collect();
+            Ok(Some(Groups { offsets, is_wgrad }))
+        };
+        let (a, b, groups, bias) = match call.op.leading() {
             Op::ScaledGemm(op) => {
                 let bias = op.bias.then_some(op.plane_inputs());
-                (scaled(0, op.a)?, scaled(op.b_input(), op.b)?, bias)
+                let a = scaled(0, op.a, 0, false)?;
+                (a, vec![scaled(op.b_input(), op.b, 0, false)?], None, bias)
             }
-            Op::LinearInputGrad(_) => (plain(0, false)?, plain(1, true)?, None),
-            Op::LinearWeightGrad(_) => (plain(0, true)?, plain(1, true)?, None),
-            Op::Linear(op) => (plain(0, false)?, plain(1, false)?, op.bias.then_some(2)),
+            Op::LinearInputGrad(_) => (plain(0, false)?, vec![plain(1, true)?], None, None),
+            Op::LinearWeightGrad(_) => (plain(0, true)?, vec![plain(1, true)?], None, None),
+            Op::Linear(op) => {
+                (plain(0, false)?, vec![plain(1, false)?], None, op.bias.then_some(2))
+            }
+            Op::GroupedGemm(_) => (plain(0, false)?, stack(false)?, groups(2, false)?, None),
+            Op::GroupedGemmInputGrad(_) => {
+                (plain(0, false)?, stack(true)?, groups(2, false)?, None)
+            }
+            Op::GroupedGemmWeightGrad(_) => {
+                (plain(0, true)?, vec![plain(1, true)?], groups(2, true)?, None)
+            }
+            Op::ScaledGroupedGemm(op) => {
+                let is_wgrad = op.kind == GemmKind::Wgrad;
+                let count = if is_wgrad { 1 } else { op.grouped.groups };
+                let b = (0..count).map(|index| scaled(op.b_input(), op.b, index, !is_wgrad));
+                let b = b.collect::<Result<Vec<_>, _>>()?;
+                (scaled(0, op.a, 0, false)?, b, groups(op.plane_inputs(), is_wgrad)?, None)
+            }
             other => {
                 return Err(KernelError::Run {
                     call: call.name.clone(),
@@ -136,19 +183,39 @@ impl<'a> Gemm<'a> {
             && call.unit == MathUnit::Mxfp8
             && program.target.arch == Architecture::Sm90a.target_name();
         let bias = bias.map(operand).transpose()?;
-        Ok(Gemm { a, b, bias, output, has_short_accumulator })
+        Ok(Gemm { a, b, groups, bias, output, has_short_accumulator })
+    }
+
+    /// Of a row of the output: the row of `a`, the group, and what is contracted.
+    fn place(&self, row: usize) -> (usize, usize, Range<usize>) {
+        let all = 0..self.a.contraction();
+        match &self.groups {
+            None => (row, 0, all),
+            Some(Groups { offsets, is_wgrad: true }) => {
+                let rows = self.output.shape[1];
+                let group = row / rows;
+                (row % rows, group, offsets[group]..offsets[group + 1])
+            }
+            Some(Groups { offsets, is_wgrad: false }) => {
+                // Behind the groups there are zeros.
+                let group = offsets[1..].iter().position(|&end| row < end);
+                group.map_or((row, 0, 0..0), |group| (row, group, all))
+            }
+        }
     }
 
     /// Output `index`, given what was there before an accumulating call.
     fn expected(&self, index: usize, previous: Option<f32>) -> Expected {
-        let columns = self.output.shape[1];
+        let columns = *self.output.shape.last().unwrap_or(&1);
         let (row, column) = (index / columns, index % columns);
-        let contraction = self.a.contraction();
+        let (row, group, terms) = self.place(row);
+        let contraction = terms.len();
+        let b = &self.b[group.min(self.b.len() - 1)];
         let (mut value, mut size, mut largest, mut flushed) = (0.0, 0.0f64, 0.0f64, 0.0);
         // Of the present span: its sum, and the largest product or partial sum.
         let (mut span_sum, mut span_largest, mut span_loss) = (0.0f64, 0.0f64, 0.0f64);
-        for k in 0..contraction {
-            let (a, b) = (self.a.at(row, k), self.b.at(column, k));
+        for (k, at) in terms.enumerate() {
+            let (a, b) = (self.a.at(row, at), b.at(column, at));
             value += a * b;
             span_sum += a * b;
             span_largest = span_largest.max((a * b).abs()).max(span_sum.abs());

@@ -184,7 +184,10 @@ impl Observer for Audit {
             }
             _ => {}
         }
-        let reads_quantized = matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_));
+        let reads_quantized = matches!(
+            call.op.leading(),
+            Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_) | Op::Dequantize(_)
+        );
         let adds = gemms::is_gemm(&call.op) && call.accumulate.adds(instance);
         if reads_quantized || adds {
             let memory = Memory::of_call(program, call, instance, backend)?;

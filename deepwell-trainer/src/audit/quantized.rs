@@ -7,7 +7,7 @@
 //! a scale for the tensor.
 
 use deepwell_ir::ops::{Axis, Quantize};
-use deepwell_ir::{Call, DType, Phase, Program, Quantization, Storage};
+use deepwell_ir::{Call, DType, Phase, Program, Quantization, Storage, ValueId};
 use deepwell_kernels::KernelError;
 use deepwell_precision::{QuantFormat, scale_tiles};
 use half::bf16;
@@ -189,10 +189,26 @@ pub(super) fn check_quantize(
     moment: &str,
 ) -> Result<(), KernelError> {
     let Some(source) = quantization.source else { return Ok(()) };
-    let source = view(program, source, memory)?;
-    let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
-    let output = |index: usize| view(program, quantization.outputs[index].value, memory);
+    let stack = view(program, source, memory)?.stack();
+    for index in 0..stack.unwrap_or(1) {
+        let part = |id: ValueId| Ok(view(program, id, memory)?.part(index, stack.is_some()));
+        check_matrix(report, call, quantization, &part, moment)?;
+    }
+    Ok(())
+}
+
+/// One matrix of a stack; `part` is what of a value is about it.
+fn check_matrix<'a>(
+    report: &mut AuditReport,
+    call: &Call,
+    quantization: &Quantization<'_>,
+    part: &dyn Fn(ValueId) -> Result<View<'a>, KernelError>,
+    moment: &str,
+) -> Result<(), KernelError> {
+    let Some(source) = quantization.source.map(part).transpose()? else { return Ok(()) };
+    let (moment, of) = phrases(&source, call, moment);
+    let output = |index: usize| part(quantization.outputs[index].value);
     let quantize @ &Quantize { format, .. } = quantization.quantize;
     let planes = Storage::plane_count(&format);
     let amax = if planes == 3 { source.amax() } else { 0.0 };

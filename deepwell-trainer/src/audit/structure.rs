@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::ops::{Axis, ScaledGemm};
+use deepwell_ir::ops::{Axis, ScaledGemm, ScaledGroupedGemm};
 use deepwell_ir::{
     Call, GemmKind, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase,
     Plane, Program, Storage, TensorId, TensorPrecision, ValueId,
@@ -167,18 +167,34 @@ impl<'a> Origins<'a> {
         let output = call.outputs().first().map(|operand| operand.value);
         let weight = |index: usize| call.operands.get(index).map(|operand| operand.value);
         Some(match call.op.leading() {
-            Op::Linear(_) => (GemmKind::Fprop, weight(1).and_then(of_value)),
-            Op::LinearInputGrad(_) => (GemmKind::Dgrad, weight(1).and_then(of_value)),
-            Op::LinearWeightGrad(_) => (GemmKind::Wgrad, output.and_then(of_value)),
-            Op::ScaledGemm(op) if op.kind == GemmKind::Wgrad => {
+            Op::Linear(_) | Op::GroupedGemm(_) => (GemmKind::Fprop, weight(1).and_then(of_value)),
+            Op::LinearInputGrad(_) | Op::GroupedGemmInputGrad(_) => {
+                (GemmKind::Dgrad, weight(1).and_then(of_value))
+            }
+            Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => {
                 (GemmKind::Wgrad, output.and_then(of_value))
             }
-            Op::ScaledGemm(op) => {
+            op => {
+                let op = scaled_gemm(op)?;
+                if op.kind == GemmKind::Wgrad {
+                    return Some((op.kind, output.and_then(of_value)));
+                }
                 let origin = weight(op.b_input()).and_then(|value| self.quantized.get(&value));
                 (op.kind, origin.and_then(|origin| origin.parameter))
             }
-            _ => return None,
         })
+    }
+}
+
+/// A GEMM of quantized operands; of one for each group of rows what it has in common with it.
+fn scaled_gemm(op: &Op) -> Option<ScaledGemm> {
+    match op {
+        Op::ScaledGemm(op) => Some(op.clone()),
+        Op::ScaledGroupedGemm(op) => {
+            let ScaledGroupedGemm { kind, output, a, b, .. } = op.clone();
+            Some(ScaledGemm { kind, output, bias: false, a, b })
+        }
+        _ => None,
     }
 }
 
@@ -223,11 +239,11 @@ pub fn audit_provenance(program: &Program) -> Vec<Finding> {
                 ));
             }
         }
-        if let Op::ScaledGemm(op) = call.op.leading() {
-            let [Some(a), Some(b)] = operands(&origins, call, op, &mut add) else { continue };
-            roles(&origins, call, op, a, b, &mut add);
+        if let Some(op) = scaled_gemm(call.op.leading()) {
+            let [Some(a), Some(b)] = operands(&origins, call, &op, &mut add) else { continue };
+            roles(&origins, call, &op, a, b, &mut add);
             let layer = layers.entry(call.source).or_default();
-            same_layer(&origins, call, op, [a, b], layer, &mut add);
+            same_layer(&origins, call, &op, [a, b], layer, &mut add);
         }
     }
     findings
@@ -365,7 +381,7 @@ pub fn audit_counts(program: &Program) -> Vec<Finding> {
     let mut counts: HashMap<(usize, GemmKind), usize> = HashMap::new();
     for call in &program.calls {
         let Some((kind, parameter)) = origins.parameter_of(call) else { continue };
-        let is_scaled_call = matches!(call.op.leading(), Op::ScaledGemm(_));
+        let is_scaled_call = scaled_gemm(call.op.leading()).is_some();
         let Some(index) = parameter else {
             add(&call.name, format!("{} of no known parameter", kind.name()));
             continue;

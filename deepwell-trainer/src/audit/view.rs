@@ -79,6 +79,24 @@ pub(super) fn view<'a>(
     Ok(View { name: &value.name, shape: &value.shape, dtype: value.dtype, bytes })
 }
 
+impl<'a> View<'a> {
+    /// How many matrices a stack has; none for a matrix.
+    pub(super) fn stack(&self) -> Option<usize> {
+        (self.shape.len() == 3).then(|| self.shape[0])
+    }
+
+    /// Part `index` along the first dimension of what belongs to a stack, else all of it.
+    pub(super) fn part(self, index: usize, is_stack: bool) -> View<'a> {
+        match (self.shape, is_stack) {
+            ([count, shape @ ..], true) => {
+                let bytes = self.bytes.len() / (*count).max(1);
+                View { shape, bytes: &self.bytes[index * bytes..][..bytes], ..self }
+            }
+            _ => self,
+        }
+    }
+}
+
 impl View<'_> {
     /// Number of elements.
     pub(super) fn len(&self) -> usize {
@@ -100,6 +118,13 @@ impl View<'_> {
         let mut word = [0; 4];
         word.copy_from_slice(&self.bytes[4 * index..4 * index + 4]);
         f32::from_le_bytes(word)
+    }
+
+    /// Element `index` of an I32 value that is not negative.
+    pub(super) fn index(&self, index: usize) -> usize {
+        let mut word = [0; 4];
+        word.copy_from_slice(&self.bytes[4 * index..4 * index + 4]);
+        usize::try_from(i32::from_le_bytes(word)).unwrap_or(0)
     }
 
     /// Element `index` of a U64 value.

@@ -3,18 +3,23 @@
 use std::collections::HashMap;
 
 use deepwell_ir::capture::ModelConfig;
-use deepwell_ir::{Call, Graph, Op, PrecisionPolicy, Program, Recompute, ValueId};
+use deepwell_ir::{
+    Call, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId,
+};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
-    OptimizerSpec, PlanRequest, Planned, arena_bytes_with_fallback, autoplan, lower_evaluation,
+    OptimizerSpec, Parallel, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_ranks,
+    lower_evaluation,
 };
 use deepwell_precision::ScaleFormat;
 use deepwell_probe::Hardware;
 
+use super::routing::load_counters;
 use super::step::{Counters, Statistics, Steps};
 use super::{Engine, RunCounts};
 use crate::TrainError;
 use crate::device::{Device, OpenDevice};
+use crate::world::Peers;
 
 /// What to compile for.
 #[derive(Clone, Debug)]
@@ -33,8 +38,10 @@ pub struct CompileOptions {
     pub micro_batch: Option<usize>,
     /// Fixes what the backward makes again.
     pub recompute: Option<Recompute>,
-    /// Where to run.
+    /// Where to run: of several ranks the device of each.
     pub device: Device,
+    /// Over how many ranks, see [`World`](crate::World).
+    pub parallel: Parallel,
 }
 
 impl CompileOptions {
@@ -49,6 +56,7 @@ impl CompileOptions {
             micro_batch: None,
             recompute: None,
             device: Device::Cpu,
+            parallel: Parallel::default(),
         }
     }
 }
@@ -77,8 +85,29 @@ pub fn compile_on(
     hardware: Hardware,
     options: &CompileOptions,
 ) -> Result<Engine, TrainError> {
-    let OpenDevice { backend, catalog, target } = device;
-    let kernels = catalog.as_ref();
+    if !options.parallel.is_single() {
+        return Err(TrainError::Setting {
+            setting: "ranks",
+            expected: "one rank in one engine".to_string(),
+            got: options.parallel.to_string(),
+            hint: Some("`World::compile` makes an engine for each rank".to_string()),
+        });
+    }
+    let (kernels, target) = (device.catalog.as_ref(), &device.target);
+    let planned = planned(&graph, &hardware, options, kernels, target)?;
+    let evaluation = lower_evaluation(&graph, &planned.plan, &planned.program, kernels, target)?;
+    let peers = Peers::none();
+    load(device, Compiled { graph, hardware, planned, evaluation, peers }, options)
+}
+
+/// The plan for a model on devices like `target`, with the program of rank 0.
+pub(crate) fn planned(
+    graph: &Graph,
+    hardware: &Hardware,
+    options: &CompileOptions,
+    kernels: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, TrainError> {
     let request = PlanRequest {
         seq: options.seq,
         global_batch: options.global_batch,
@@ -88,15 +117,36 @@ pub fn compile_on(
         micro_batch: options.micro_batch,
         recompute: options.recompute,
     };
-    let Planned { plan, program, fallback, mut prediction, .. } =
-        autoplan(&graph, &hardware, &request, kernels, &target)?;
-    let evaluation = lower_evaluation(&graph, &plan, &program, kernels, &target)?;
+    Ok(autoplan_ranks(graph, hardware, &request, options.parallel, kernels, target)?)
+}
+
+/// What is loaded on the device of a rank.
+pub(crate) struct Compiled {
+    pub(crate) graph: Graph,
+    pub(crate) hardware: Hardware,
+    /// With the program of this rank.
+    pub(crate) planned: Planned,
+    pub(crate) evaluation: Program,
+    pub(crate) peers: Peers,
+}
+
+/// Loads programs on an open device.
+pub(crate) fn load(
+    device: OpenDevice,
+    compiled: Compiled,
+    options: &CompileOptions,
+) -> Result<Engine, TrainError> {
+    let OpenDevice { backend, catalog, target } = device;
+    let Compiled { graph, hardware, planned, evaluation, peers } = compiled;
+    let Planned { plan, program, fallback, mut prediction, .. } = planned;
+    let target = target.as_rank(program.target.ranks.clone());
     // A layer that falls back to BF16 is compiled again into the same arena.
     let with_fallback = arena_bytes_with_fallback(&program, fallback.as_ref());
     let arena_bytes = with_fallback.max(evaluation.arena.bytes);
     prediction.reserve(arena_bytes, &target);
     let mut executor = Executor::new(backend, arena_bytes)?;
     let statistics = layers_of_statistics(&program);
+    let loads = load_counters(&program);
     let (inputs, outputs) = host_copy_bytes(&program);
     executor.backend_mut().reserve_host_copies(inputs, outputs)?;
     let per_step = RunCounts::of_step(&program);
@@ -115,7 +165,9 @@ pub fn compile_on(
         executor,
         training,
         evaluation,
+        peers,
         statistics,
+        loads,
         steps: Steps::default(),
         skipped_steps: 0,
         steps_begun: 0,
@@ -132,7 +184,11 @@ pub fn compile_on(
 pub(super) fn layers_of_statistics(program: &Program) -> Vec<Statistics> {
     let mut readers: HashMap<ValueId, &Call> = HashMap::new();
     for call in &program.calls {
-        if matches!(call.op.leading(), Op::ScaledGemm(_) | Op::Dequantize(_)) {
+        let reads_quantized = matches!(
+            call.op.leading(),
+            Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_) | Op::Dequantize(_)
+        );
+        if reads_quantized {
             for operand in call.inputs() {
                 readers.entry(operand.value).or_insert(call);
             }
@@ -170,7 +226,10 @@ fn host_copy_bytes(program: &Program) -> (usize, usize) {
     let inputs = [host.tokens, host.targets, host.loss_scale, host.schedule, host.rounding_key];
     let inputs = sum(&mut inputs.into_iter().flatten());
     let outputs = [host.loss, host.grad_norm, host.counters].into_iter().flatten();
-    (inputs, sum(&mut outputs.chain(host.statistics.iter().map(|(_, id)| *id))))
+    let loads = load_counters(program);
+    let loads = loads.iter().flat_map(|body| body.iter().map(|load| load.id));
+    let counters = host.statistics.iter().map(|(_, id)| *id).chain(loads);
+    (inputs, sum(&mut outputs.chain(counters)))
 }
 
 /// From a model folder or `config.json` to an engine on a device in one call: probe, capture, plan,

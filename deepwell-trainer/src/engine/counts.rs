@@ -72,12 +72,16 @@ impl RunCounts {
     pub(super) fn of_evaluation(program: &Program) -> RunCounts {
         let mut counts = RunCounts::default();
         for (call, runs) in program.calls_with_runs() {
-            let Op::ScaledGemm(op) = call.op.leading() else { continue };
-            let operands = call.operands[..op.plane_inputs()].iter();
+            let (kind, plane_inputs) = match call.op.leading() {
+                Op::ScaledGemm(op) => (op.kind, op.plane_inputs()),
+                Op::ScaledGroupedGemm(op) => (op.kind, op.plane_inputs()),
+                _ => continue,
+            };
+            let operands = call.operands[..plane_inputs].iter();
             let bytes: usize =
                 operands.map(|operand| program.value(operand.value).range.bytes).sum();
-            *counts.quantized_gemms.of(op.kind) += runs as u64;
-            *counts.quantized_bytes.of(op.kind) += (bytes * runs) as u64;
+            *counts.quantized_gemms.of(kind) += runs as u64;
+            *counts.quantized_bytes.of(kind) += (bytes * runs) as u64;
         }
         counts
     }

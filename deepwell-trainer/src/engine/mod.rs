@@ -3,6 +3,8 @@
 mod compile;
 mod counts;
 mod fallback;
+mod routing;
+mod shards;
 mod step;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -13,13 +15,18 @@ use deepwell_probe::Hardware;
 
 use self::compile::layers_of_statistics;
 pub use self::compile::{CompileOptions, compile, compile_on, optimize};
+pub(crate) use self::compile::{Compiled, load, planned};
 pub use self::counts::{GemmCounts, RunCounts};
 use self::fallback::tensors_of_layers;
+pub use self::routing::ExpertLoad;
+use self::routing::{LoadCounters, load_counters};
+pub(crate) use self::shards::{Moment, WholeMoment};
 pub use self::step::{PendingStep, StepOutcome, StepTime};
 use self::step::{Statistics, Steps, loss_scale};
 use crate::TrainError;
 use crate::device::{Catalog, Device};
 use crate::init;
+use crate::world::Peers;
 
 /// A model that is ready to train.
 pub struct Engine {
@@ -34,8 +41,12 @@ pub struct Engine {
     pub(crate) executor: Executor,
     training: LoadedProgram,
     evaluation: LoadedProgram,
+    /// The other ranks.
+    pub(crate) peers: Peers,
     /// Counters of the quantizations of each body, with the layers that they belong to.
     statistics: Vec<Statistics>,
+    /// Loads of experts of each body.
+    loads: Vec<std::sync::Arc<[LoadCounters]>>,
     steps: Steps,
     skipped_steps: u64,
     /// Steps that were begun, and the seed, for what is rounded at random.
@@ -57,6 +68,16 @@ impl Engine {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Which rank of the run it is, counted from 0.
+    pub fn rank(&self) -> usize {
+        self.peers.rank()
+    }
+
+    /// Tokens of a step, over all ranks.
+    pub fn tokens_per_step(&self) -> usize {
+        self.program().tokens_per_step() * self.plan.parallel.data
     }
 
     /// The predicted memory and time of a step.
@@ -112,11 +133,18 @@ impl Engine {
         &self.policy
     }
 
-    /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies.
+    /// Initializes the weights from `seed`, zeroes the optimizer and makes the weight copies, on
+    /// all ranks at a time.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
+        self.initialize_masters(seed)?;
+        self.refresh_weight_copies()
+    }
+
+    /// [`Engine::initialize`] without the copies, so that no rank needs another.
+    pub(crate) fn initialize_masters(&mut self, seed: u64) -> Result<(), TrainError> {
         let inits: Vec<Init> = self
             .graph
             .parameters()
@@ -137,9 +165,9 @@ impl Engine {
                 self.write_value(moment, cast_slice(&buffer))?;
             }
         }
+        self.clear_moment_slices()?;
         self.rounding_seed = seed;
-        self.set_applied_steps(0, 0)?;
-        self.refresh_weight_copies()
+        self.set_applied_steps(0, 0)
     }
 
     /// Flips the last bit of about half of the master weights and makes the weight copies again:
@@ -148,6 +176,12 @@ impl Engine {
     /// # Errors
     /// What the backend refuses.
     pub fn perturb_weights(&mut self, seed: u64) -> Result<(), TrainError> {
+        self.perturb_masters(seed)?;
+        self.refresh_weight_copies()
+    }
+
+    /// [`Engine::perturb_weights`] without the copies.
+    pub(crate) fn perturb_masters(&mut self, seed: u64) -> Result<(), TrainError> {
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();
@@ -157,7 +191,7 @@ impl Engine {
             init::perturb(seed, &state.name, &mut buffer);
             self.write_value(state.master, cast_slice(&buffer))?;
         }
-        self.refresh_weight_copies()
+        Ok(())
     }
 
     /// Sets the counters of applied and skipped steps.
@@ -188,11 +222,13 @@ impl Engine {
         Ok((counters[0], counters[1]))
     }
 
-    /// Makes the compute copies again from the master weights.
+    /// Makes the compute copies again from the master weights. Where ranks have slices of those, all
+    /// of them do so at the same time.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn refresh_weight_copies(&mut self) -> Result<(), TrainError> {
+        self.scatter_masters()?;
         Ok(self.executor.run_phase(&self.training, Phase::Weights)?)
     }
 
@@ -279,6 +315,7 @@ impl Engine {
         self.check_state_stays(&program)?;
         self.executor.backend_mut().forget_prepared()?;
         self.statistics = layers_of_statistics(&program);
+        self.loads = load_counters(&program);
         self.per_step = RunCounts::of_step(&program);
         self.per_evaluation = RunCounts::of_evaluation(&evaluation);
         self.plan = Plan { precision: program.precision.clone(), ..plan };

@@ -6,6 +6,7 @@
 //! ahead.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -15,6 +16,7 @@ use deepwell_kernels::{KernelError, Observer, READBACKS, Readback, decode_statis
 use deepwell_precision::QuantStats;
 use serde::{Deserialize, Serialize};
 
+use super::routing::{ExpertLoad, LoadCounters, add_load};
 use super::{Engine, RunCounts};
 use crate::TrainError;
 
@@ -72,6 +74,7 @@ struct Part {
     step: u64,
     readback: Readback,
     statistics: Statistics,
+    loads: Arc<[LoadCounters]>,
     /// Whether it ends with loss, norm and counters of the step.
     is_last: bool,
 }
@@ -83,6 +86,7 @@ struct Known {
     /// What it computes, by the program that was loaded when it began.
     per_step: RunCounts,
     counted: Vec<(usize, QuantStats)>,
+    loads: Vec<ExpertLoad>,
     since_staged_s: Option<f64>,
     since_readback_s: Option<f64>,
     has_gap: bool,
@@ -99,7 +103,7 @@ pub(super) struct Steps {
     finished: Known,
 }
 
-/// A batch and the scalars of a step.
+/// This rank's part of a batch and the scalars of a step.
 struct StepInputs<'a> {
     tokens: &'a [i32],
     targets: &'a [i32],
@@ -109,7 +113,9 @@ struct StepInputs<'a> {
 }
 
 impl Engine {
-    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major.
+    /// Trains one step on `inputs` and `targets`, i32 `[global batch · seq]` row-major. Each of
+    /// several ranks is given the whole batch and takes its part: as many sequences one behind the
+    /// other, in the order of the ranks. Loss and norm are those of all ranks.
     ///
     /// # Errors
     /// Batches of the wrong size, or data that a call refuses.
@@ -190,6 +196,32 @@ impl Engine {
         &self.steps.finished.counted
     }
 
+    /// How the tokens of the step that was finished last were spread over experts, by layer; empty
+    /// for a model without.
+    pub fn expert_loads(&self) -> &[ExpertLoad] {
+        &self.steps.finished.loads
+    }
+
+    /// [`Engine::statistics`] of all ranks together, tensor by tensor: the same on each of them.
+    ///
+    /// # Errors
+    /// Ranks that have failed, or have other tensors.
+    pub fn statistics_of_ranks(&mut self) -> Result<Vec<(usize, QuantStats)>, TrainError> {
+        let mut all = self.steps.finished.counted.clone();
+        if self.peers.world_size() == 1 {
+            return Ok(all);
+        }
+        let words: Vec<u64> = all.iter().flat_map(|(_, stats)| words_of(stats)).collect();
+        let of_ranks = self.peers.gather(&words)?;
+        let own = self.peers.rank();
+        for (_, words) in of_ranks.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            for ((_, stats), words) in all.iter_mut().zip(words.chunks_exact(STATISTIC_WORDS)) {
+                stats.merge(&stats_of(words));
+            }
+        }
+        Ok(all)
+    }
+
     /// How long the device took for the step that was finished last, by its own clock; `None` on a
     /// device that runs in the host's time.
     pub fn step_time(&self) -> Option<StepTime> {
@@ -206,7 +238,7 @@ impl Engine {
         schedule: [f64; 2],
         mut observer: Option<&mut dyn Observer>,
     ) -> Result<PendingStep, TrainError> {
-        let tokens_per_step = self.program().tokens_per_step();
+        let tokens_per_step = self.tokens_per_step();
         if inputs.len() != tokens_per_step || targets.len() != tokens_per_step {
             return Err(TrainError::Setting {
                 setting: "batch",
@@ -215,9 +247,12 @@ impl Engine {
                 hint: None,
             });
         }
+        let part = self.part_of_batch();
         let inputs = StepInputs {
-            tokens: inputs,
-            targets,
+            tokens: &inputs[part.clone()],
+            targets: &targets[part],
+            // Over the tokens of all ranks: a mean of means would be another number where targets
+            // are left out.
             scale: [loss_scale(targets)],
             schedule: schedule.map(|value| value as f32),
             key: [self.rounding_seed, self.steps_begun],
@@ -242,6 +277,13 @@ impl Engine {
             self.read_later(&invocation, index + 1 == invocations)?;
         }
         Ok(PendingStep { number })
+    }
+
+    /// The tokens of a step that this rank has.
+    fn part_of_batch(&self) -> Range<usize> {
+        let own = self.program().tokens_per_step();
+        let place = self.plan.parallel.data_place(self.rank());
+        place * own..(place + 1) * own
     }
 
     /// Brings a micro-batch into its slot, and before the first one the scalars of the step.
@@ -269,7 +311,8 @@ impl Engine {
     /// Asks for what an invocation gives, if it gives anything.
     fn read_later(&mut self, invocation: &Invocation, is_last: bool) -> Result<(), TrainError> {
         let statistics = Arc::clone(&self.statistics[invocation.body.index()]);
-        if statistics.is_empty() && !is_last {
+        let loads = Arc::clone(&self.loads[invocation.body.index()]);
+        if statistics.is_empty() && loads.is_empty() && !is_last {
             return Ok(());
         }
         while self.steps.parts.len() >= READBACKS {
@@ -277,6 +320,7 @@ impl Engine {
         }
         let program = self.training.program();
         let mut values: Vec<ValueId> = statistics.iter().map(|counters| counters.id).collect();
+        values.extend(loads.iter().map(|load| load.id));
         if is_last {
             let host = &program.host;
             let (Some(loss), Some(grad_norm), Some(counters)) =
@@ -289,7 +333,8 @@ impl Engine {
         }
         let ranges: Vec<_> = values.iter().map(|&id| program.value(id).range).collect();
         let readback = self.executor.backend_mut().read_later(&ranges)?;
-        self.steps.parts.push_back(Part { step: self.steps.begun, readback, statistics, is_last });
+        let step = self.steps.begun;
+        self.steps.parts.push_back(Part { step, readback, statistics, loads, is_last });
         Ok(())
     }
 
@@ -297,9 +342,12 @@ impl Engine {
     fn fetch_oldest(&mut self) -> Result<(), TrainError> {
         let Some(part) = self.steps.parts.pop_front() else { return Ok(()) };
         let mut counters = vec![[0u64; Quantize::STATISTICS]; part.statistics.len()];
+        let mut loads: Vec<Vec<i32>> =
+            part.loads.iter().map(|load| vec![0; 2 * load.experts]).collect();
         let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
         let mut bytes: Vec<&mut [u8]> =
             counters.iter_mut().map(|words| cast_slice_mut(words.as_mut_slice())).collect();
+        bytes.extend(loads.iter_mut().map(|load| cast_slice_mut(load.as_mut_slice())));
         if part.is_last {
             bytes.push(cast_slice_mut(&mut scalars.0));
             bytes.push(cast_slice_mut(&mut scalars.1));
@@ -314,6 +362,9 @@ impl Engine {
         };
         let counted = part.statistics.iter().zip(&counters);
         known.counted.extend(counted.map(|(of, words)| of.decode(words)));
+        for (of, load) in part.loads.iter().zip(&loads) {
+            add_load(&mut known.loads, of.layer, load);
+        }
         if let Some(time) = time {
             let own_s = time.since_readback_s.unwrap_or_default();
             known.since_staged_s = match known.since_staged_s {
@@ -328,6 +379,25 @@ impl Engine {
             known.scalars = Some((loss[0], grad_norm[0], skipped));
         }
         Ok(())
+    }
+}
+
+/// What a rank tells of a tensor.
+const STATISTIC_WORDS: usize = 6;
+
+fn words_of(stats: &QuantStats) -> [u64; STATISTIC_WORDS] {
+    let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } = *stats;
+    [u64::from(amax.to_bits()), elements, underflows, saturations, scale_clamps, nonfinite]
+}
+
+fn stats_of(words: &[u64]) -> QuantStats {
+    QuantStats {
+        amax: f32::from_bits(words[0] as u32),
+        elements: words[1],
+        underflows: words[2],
+        saturations: words[3],
+        scale_clamps: words[4],
+        nonfinite: words[5],
     }
 }
 

@@ -97,10 +97,12 @@ impl Tensors {
         checkpoint: &Checkpoint,
     ) -> impl FnMut(&FolderTensor, &mut [f32]) -> Result<(), TrainError> {
         let mut buffer: Vec<f32> = Vec::new();
+        // Whose values the buffer holds: those of a stack serve many tensors.
+        let mut held = String::new();
         move |tensor, elements| {
             let members = self.members.get(&tensor.name).map(Vec::as_slice).unwrap_or_default();
             let covered: usize =
-                members.iter().map(|member| member.shape.iter().product::<usize>()).sum();
+                members.iter().map(|member| member.part.elements_of(&member.shape).0.len()).sum();
             if covered < elements.len() {
                 // The rest is as it was exported.
                 elements.copy_from_slice(&self.model.read_stored(&tensor.name)?);
@@ -110,10 +112,15 @@ impl Tensors {
                     checkpoint.read_f32_into(Section::Master, parameter, shape, elements)?;
                     continue;
                 }
-                buffer.clear();
-                buffer.resize(shape.iter().product(), 0.0);
-                checkpoint.read_f32_into(Section::Master, parameter, shape, &mut buffer)?;
-                part.insert(&buffer, shape, elements).ok_or_else(|| TrainError::Setting {
+                if held != *parameter {
+                    held.clear();
+                    buffer.clear();
+                    buffer.resize(shape.iter().product(), 0.0);
+                    checkpoint.read_f32_into(Section::Master, parameter, shape, &mut buffer)?;
+                    held.push_str(parameter);
+                }
+                let (own, shape) = part.elements_of(shape);
+                part.insert(&buffer[own], shape, elements).ok_or_else(|| TrainError::Setting {
                     setting: "checkpoint",
                     expected: format!("`{parameter}` to be a part of `{}`", tensor.name),
                     got: format!("{shape:?} for {:?}", tensor.shape),

@@ -156,7 +156,7 @@ fn models_that_cannot_be_read() {
     let layers = folder.config("layers.json", json!({ "num_hidden_layers": 0 }));
     for command in ["capture", "plan", "dryrun"] {
         let check = |model: &str, contains: &[&str]| check_error(&[command, model], 2, contains);
-        check("lama-micro", &["got `lama-micro`", "llama-micro, parity-2m", "hint: "]);
+        check("lama-micro", &["got `lama-micro`", "llama-micro, parity-600k", "hint: "]);
         check(&none, &["a model folder", &none]);
         check(&empty, &["a config.json", "hint: "]);
         check(&not_json, &["not.json:1:17: not valid JSON"]);

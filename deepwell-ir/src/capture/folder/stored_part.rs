@@ -1,5 +1,7 @@
 //! Parameters that are a part of a tensor of the weight files, or one that is stored turned.
 
+use std::ops::Range;
+
 /// Where a parameter lies in a tensor of the weight files.
 ///
 /// A weight `[outputs, inputs]` takes some of the outputs of a stored weight: rows of one that is
@@ -14,12 +16,39 @@ pub struct StoredPart {
     pub start: usize,
     /// Whether it is stored as `[inputs, outputs]`.
     pub transposed: bool,
+    /// Which matrix of the parameter it is, where that is a stack of which each is stored by
+    /// itself.
+    pub matrix: Option<usize>,
 }
 
 impl StoredPart {
     /// A tensor that is stored as it is.
     pub fn whole(name: &str, shape: &[usize]) -> StoredPart {
-        StoredPart { name: name.to_string(), shape: shape.to_vec(), start: 0, transposed: false }
+        let (name, shape) = (name.to_string(), shape.to_vec());
+        StoredPart { name, shape, start: 0, transposed: false, matrix: None }
+    }
+
+    /// Matrix `index` of a stack, stored by itself as it is.
+    pub fn of_stack(name: &str, shape: &[usize], index: usize) -> StoredPart {
+        StoredPart { matrix: Some(index), ..StoredPart::whole(name, shape) }
+    }
+
+    /// Which elements of a parameter of shape `shape` it holds, and the shape of those.
+    ///
+    /// ```
+    /// use deepwell_ir::capture::StoredPart;
+    ///
+    /// let expert = StoredPart::of_stack("experts.2.w1.weight", &[4, 3], 2);
+    /// assert_eq!(expert.elements_of(&[8, 4, 3]), (24..36, &[4, 3][..]));
+    /// ```
+    pub fn elements_of<'a>(&self, shape: &'a [usize]) -> (Range<usize>, &'a [usize]) {
+        match (self.matrix, shape) {
+            (Some(index), [_, matrix @ ..]) => {
+                let elements: usize = matrix.iter().product();
+                (index * elements..(index + 1) * elements, matrix)
+            }
+            _ => (0..shape.iter().product(), shape),
+        }
     }
 
     /// Cuts the parameter of shape `shape` out of the stored tensor's values, `None` if the
@@ -79,7 +108,8 @@ mod tests {
             (vec![8], 0, true, vec![8], None),
             (vec![4, 2], usize::MAX, false, vec![2, 2], None),
         ] {
-            let part = StoredPart { name: "w".to_string(), shape: stored, start, transposed };
+            let whole = StoredPart::whole("w", &stored);
+            let part = StoredPart { start, transposed, ..whole };
             let values: Vec<f32> = (0..8).map(|value| value as f32).collect();
             assert_eq!(part.extract(&values, &shape), expected, "{part:?}");
             let mut back = vec![-1.0; 8];

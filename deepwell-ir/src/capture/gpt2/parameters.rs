@@ -128,6 +128,7 @@ impl List {
                 shape: stored_shape,
                 start,
                 transposed,
+                matrix: None,
             };
             self.add(format!("h.{layer}.{name}.{suffix}"), shape, role, Some(layer), part);
         }

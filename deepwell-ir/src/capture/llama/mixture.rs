@@ -73,7 +73,10 @@ impl LlamaBuilder<'_> {
         let names = family.expert_names();
         let at = |name: &str| format!("layers.{layer}.{}.{name}", names.block);
         self.blocks.graph.scope(Tag::Router, Some(layer));
-        let logits = self.blocks.linear(&at(names.router), R::Router, R::RouterBias, layer, y)?;
+        let mut inputs = vec![y, self.blocks.parameter(R::Router, Some(layer))];
+        inputs.extend(self.blocks.optional(R::RouterBias, Some(layer)));
+        let op = ops::RouterLogits { bias: inputs.len() == 3 };
+        let logits = self.blocks.op(&at(names.router), op, &inputs)?;
         let route = experts.route(family);
         let mut inputs = vec![logits];
         if route.selection_bias {
@@ -88,7 +91,7 @@ impl LlamaBuilder<'_> {
         for role in weights.into_iter().chain(biases.into_iter().filter(|_| bias)) {
             inputs.push(self.blocks.parameter(role, Some(layer)));
         }
-        let op = ops::Experts { activation: experts.activation, bias };
+        let op = ops::Experts { activation: experts.activation, bias, capacity_factor: None };
         let mut sum = self.blocks.op(&at("experts"), op, &inputs)?;
         if experts.shared_experts > 0 {
             let shared = self.shared_experts(layer, y)?;

@@ -1,11 +1,15 @@
 //! Configurations known by name.
 
-use crate::capture::{HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType};
+use crate::capture::{
+    ExpertsConfig, HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType,
+};
+use crate::ops::ExpertActivation;
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 11] = [
+    pub const PRESETS: [&'static str; 17] = [
         "llama-micro",
+        "parity-600k",
         "parity-2m",
         "parity-3m",
         "llama-134m",
@@ -16,14 +20,20 @@ impl LlamaConfig {
         "llama-3-70b",
         "qwen3-micro",
         "qwen3-0.6b",
+        "moe-micro",
+        "moe-tiny",
+        "moe-1b-a300m",
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
     ];
 
     /// A configuration by name, `None` if there is none of that name.
     ///
     /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b`, `llama-3-8b` and `llama-3-70b` are
     /// those published as TinyLlama-1.1B-Chat-v1.0, Llama-2-7B, Meta-Llama-3-8B and
-    /// Meta-Llama-3-70B, `qwen3-0.6b` is Qwen3-0.6B; the others are sizes for tests and
-    /// measurements.
+    /// Meta-Llama-3-70B, `qwen3-0.6b` is Qwen3-0.6B, `qwen3-30b-a3b` Qwen3-30B-A3B and
+    /// `mixtral-8x7b` Mixtral-8x7B-v0.1; the others are sizes for tests and measurements, those
+    /// that begin with `moe` of Qwen 3 with experts.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -35,6 +45,7 @@ impl LlamaConfig {
     pub fn preset(name: &str) -> Option<LlamaConfig> {
         match name {
             "llama-micro" => Some(plain_llama(256, 64, 160, 2, 2, 1)),
+            "parity-600k" => Some(plain_llama(256, 128, 320, 3, 2, 1)),
             "parity-2m" => Some(plain_llama(256, 256, 512, 3, 4, 2)),
             "parity-3m" => Some(plain_llama(256, 256, 704, 4, 4, 2)),
             "llama-134m" => Some(plain_llama(32000, 768, 2048, 12, 12, 12)),
@@ -66,9 +77,51 @@ impl LlamaConfig {
                 torch_dtype: Some(StoredDType::Bf16),
                 ..qwen3(plain_llama(151_936, 1024, 3072, 28, 16, 8), 128)
             }),
+            "moe-micro" => {
+                Some(qwen3_moe(qwen3(plain_llama(256, 64, 160, 2, 2, 1), 32), [8, 2, 64]))
+            }
+            "moe-tiny" => {
+                Some(qwen3_moe(qwen3(plain_llama(256, 256, 704, 4, 4, 2), 64), [8, 2, 256]))
+            }
+            "moe-1b-a300m" => {
+                Some(qwen3_moe(qwen3(plain_llama(32000, 1024, 2816, 16, 16, 4), 64), [32, 4, 512]))
+            }
+            "qwen3-30b-a3b" => Some(LlamaConfig {
+                max_position_embeddings: 40960,
+                torch_dtype: Some(StoredDType::Bf16),
+                ..qwen3_moe(qwen3(plain_llama(151_936, 2048, 6144, 48, 32, 4), 128), [128, 8, 768])
+            }),
+            "mixtral-8x7b" => Some(LlamaConfig {
+                family: ModelFamily::Mixtral,
+                experts: Some(experts([8, 2, 14336])),
+                rope: Rope { theta: 1_000_000.0, scaling: RopeScaling::None },
+                max_position_embeddings: 32768,
+                torch_dtype: Some(StoredDType::Bf16),
+                ..plain_llama(32000, 4096, 14336, 32, 32, 8)
+            }),
             _ => None,
         }
     }
+}
+
+/// Experts of a layer, experts of a token and their width; gates of a sum of 1, nothing shared.
+fn experts([num_experts, experts_per_token, intermediate_size]: [usize; 3]) -> ExpertsConfig {
+    ExpertsConfig {
+        num_experts,
+        experts_per_token,
+        intermediate_size,
+        shared_experts: 0,
+        dense_layers: Vec::new(),
+        normalize_gates: true,
+        gate_scaling: 1.0,
+        groups: None,
+        activation: ExpertActivation::SwiGlu,
+    }
+}
+
+/// The same model with experts in each layer.
+fn qwen3_moe(dense: LlamaConfig, sizes: [usize; 3]) -> LlamaConfig {
+    LlamaConfig { family: ModelFamily::Qwen3Moe, experts: Some(experts(sizes)), ..dense }
 }
 
 /// What the presets of Qwen3 share: a width of heads of their own, theta 1e6, epsilon 1e-6.

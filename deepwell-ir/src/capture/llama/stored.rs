@@ -3,7 +3,9 @@
 
 use super::parameters::ParameterSpec;
 use crate::Role;
-use crate::capture::{LlamaConfig, ModelFamily, ParameterRole, StoredDType, WeightPacking};
+use crate::capture::{
+    LlamaConfig, ModelFamily, ParameterRole, StoredDType, StoredPart, WeightPacking,
+};
 
 /// Values that share an MXFP4 scale.
 pub(super) const MXFP4_BLOCK: usize = 32;
@@ -26,6 +28,11 @@ pub struct StoredSpec {
     pub shape: Vec<usize>,
     /// Its element type.
     pub element: StoredElement,
+}
+
+/// The name of one expert's tensor, from that of the stack.
+fn name_of_expert(stack: &str, expert: usize) -> String {
+    stack.replace(".experts.", &format!(".experts.{expert}."))
 }
 
 impl LlamaConfig {
@@ -51,6 +58,20 @@ impl LlamaConfig {
         all
     }
 
+    /// The tensors of a stack of experts that is stored one by one and not packed; none for any
+    /// other parameter.
+    pub(in crate::capture) fn parts_of_experts(&self, spec: &ParameterSpec) -> Vec<StoredPart> {
+        use ParameterRole as R;
+        let is_stack = matches!(spec.role, R::ExpertGate | R::ExpertUp | R::ExpertDown);
+        if !is_stack || self.packing.is_some() || self.family == ModelFamily::GptOss {
+            return Vec::new();
+        }
+        let part = |expert| {
+            StoredPart::of_stack(&name_of_expert(&spec.name, expert), &spec.shape[1..], expert)
+        };
+        (0..spec.shape[0]).map(part).collect()
+    }
+
     fn add_stored(&self, spec: &ParameterSpec, all: &mut Vec<StoredSpec>) {
         use ParameterRole as R;
         let stacked = matches!(spec.role, R::ExpertGate | R::ExpertUp | R::ExpertDown);
@@ -62,8 +83,7 @@ impl LlamaConfig {
         }
         let (experts, matrix) = (spec.shape[0], &spec.shape[1..]);
         for expert in 0..experts {
-            let name = spec.name.replace(".experts.", &format!(".experts.{expert}."));
-            self.add_matrix(&name, matrix, spec.role, all);
+            self.add_matrix(&name_of_expert(&spec.name, expert), matrix, spec.role, all);
         }
     }
 

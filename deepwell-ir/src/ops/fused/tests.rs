@@ -4,10 +4,12 @@ use deepwell_precision::QuantFormat;
 
 use super::*;
 use crate::ops::{
-    AddRmsNorm, DualGemm, GroupedGemm, LayerNorm, Linear, LinearInputGrad, RmsNorm, ScaledGemm,
-    SwiGluBackward,
+    AddRmsNorm, DualGemm, GroupedGemm, GroupedRows, LayerNorm, Linear, LinearInputGrad, RmsNorm,
+    ScaledGemm, SwiGluBackward,
 };
 use crate::{Dim, GemmKind};
+
+const GROUPED: GroupedRows = GroupedRows { groups: 8, align: 32 };
 
 fn quantize(of: usize, axis: Axis) -> Epilogue {
     Epilogue::Quantize { of, quantize: Quantize { format: QuantFormat::MXFP8, axis } }
@@ -87,11 +89,11 @@ fn outputs_are_the_stored_results_in_order() {
             &[matrix(64), weight(96, 64), weight(96, 64)],
         ),
         (
-            fused(GroupedGemm {}, &[gelu(0)], &[0]),
+            fused(GroupedGemm { grouped: GROUPED }, &[gelu(0)], &[0]),
             &[
                 matrix(64),
                 tensor(DType::Bf16, &[8usize.into(), 96usize.into(), 64usize.into()]),
-                tensor(DType::I32, &[8usize.into()]),
+                tensor(DType::I32, &[9usize.into()]),
             ],
         ),
     ]

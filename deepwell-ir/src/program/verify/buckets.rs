@@ -1,8 +1,9 @@
-//! The optimizer updates every parameter once, in buckets that lie as they say.
+//! The optimizer updates every parameter once, in buckets that lie as they say, or in slices of
+//! buckets that ranks share.
 
 use super::ALIGNMENT_BYTES;
 use crate::ops::AdamW;
-use crate::{Access, Call, Op, Operand, OperandType, ParameterState, Program, ValueId};
+use crate::{Access, Call, Op, Operand, OperandType, ParameterState, Program, Shard, ValueId};
 
 /// Buckets in the order of their parameters: each is what its call says, they do not meet, and what
 /// has a gradient is in one of them.
@@ -19,6 +20,9 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
         return Ok(());
     }
     buckets.sort_by_key(|(_, bucket)| bucket.parameters.start);
+    if !program.shards.is_empty() {
+        return shards(program, &buckets);
+    }
     let mut next = 0;
     for (call, bucket) in buckets {
         let (name, range) = (&call.name, &bucket.parameters);
@@ -36,6 +40,60 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
         next = range.end;
     }
     all_frozen(&program.parameters[next..])
+}
+
+/// Each call updates the slice of the shard that it names, each shard is updated once, and each
+/// parameter with a gradient is in one, behind those before it.
+fn shards(program: &Program, buckets: &[(&Call, &AdamW)]) -> Result<(), String> {
+    let (expected, got) = (program.shards.len(), buckets.len());
+    if expected != got {
+        return Err(format!("{got} calls update {expected} shards, expected one for each"));
+    }
+    let mut is_sharded = vec![false; program.parameters.len()];
+    for (index, (call, bucket)) in buckets.iter().enumerate() {
+        let (name, shard) = (&call.name, &program.shards[index]);
+        if bucket.parameters != (index..index + 1) {
+            let got = &bucket.parameters;
+            return Err(format!("call `{name}` updates shards {got:?}, expected {index}"));
+        }
+        types(program, call)?;
+        let operands = call.operands.get(AdamW::LEADING_OPERANDS + 1..).unwrap_or_default();
+        let expected = [shard.master, shard.first_moment, shard.second_moment];
+        let got = operands.iter().map(|operand| (operand.value, operand.access));
+        if !got.eq(expected.map(|value| (value, Access::Update))) {
+            return Err(format!("call `{name}`: expected master and moments of shard {index}"));
+        }
+        shard_places(program, shard, &mut is_sharded)
+            .map_err(|what| format!("shard {index}: {what}"))?;
+    }
+    let rest = program.parameters.iter().zip(is_sharded).filter(|(_, sharded)| !sharded);
+    rest.map(|(state, _)| state).try_for_each(|state| all_frozen(std::slice::from_ref(state)))
+}
+
+/// The parameters of a shard lie one behind the other, within the slices of its group.
+fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Result<(), String> {
+    let Some((_, group)) = program.target.ranks.named(&shard.group) else {
+        return Err(format!("it is of group `{}`, which its target does not have", shard.group));
+    };
+    let mut next = 0;
+    for &(index, offset) in &shard.parameters {
+        let Some(state) = program.parameters.get(index) else {
+            return Err(format!("it names parameter {index}, there are {}", is_sharded.len()));
+        };
+        if std::mem::replace(&mut is_sharded[index], true) {
+            return Err(format!("parameter `{}` is in another shard too", state.name));
+        }
+        if offset != next {
+            return Err(format!("`{}` begins at {offset}, expected {next}", state.name));
+        }
+        let bytes = program.value(state.master).range.bytes;
+        next += bytes.next_multiple_of(ALIGNMENT_BYTES) / size_of::<f32>();
+    }
+    let room = program.value(shard.master).elements() * group.ranks.len();
+    if next > room {
+        return Err(format!("expected slices for {next} elements, got {room}"));
+    }
+    Ok(())
 }
 
 fn all_frozen(states: &[ParameterState]) -> Result<(), String> {

@@ -3,6 +3,7 @@
 mod buckets;
 mod data_flow;
 mod races;
+mod reduced;
 mod schedule;
 
 use std::collections::HashSet;
@@ -28,7 +29,10 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// - the optimizer updates each parameter with a gradient once, in buckets whose operands are the
 ///   parameters that they name and lie one behind the other;
 /// - the target's groups are of the program's rank, and a collective is among all ranks of one of
-///   them, with operands of the sizes that it makes.
+///   them, with operands of the sizes that it makes; the tensors of a bucket lie one behind the
+///   other;
+/// - where several ranks split the batches of a step, each gradient is summed over them once, before
+///   the optimizer uses it.
 ///
 /// # Errors
 /// [`IrError::Program`] naming the first offender.
@@ -44,7 +48,8 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
             data_flow::check(program)?;
             races::check(program, &order)?;
             schedule::check(program)?;
-            buckets::check(program)
+            buckets::check(program)?;
+            reduced::check(program)
         })
         .map_err(|what| IrError::Program { program: program.name.clone(), what })
 }
@@ -83,6 +88,9 @@ impl Check<'_> {
         if let Err(error) = collective.check(&inputs, &outputs) {
             return refuse(error.to_string());
         }
+        if collective.bucket.is_some() {
+            self.bucket(call, collective).or_else(refuse)?;
+        }
         if let CollectiveKind::Recv { shape, .. } = &collective.kind {
             let binding = Binding { batch: self.program.batch, seq: self.program.seq };
             let (expected, got) = (shape.bind(&binding), &outputs[0].shape);
@@ -91,6 +99,31 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The tensors of a bucket lie one behind the other and are as long as the slices of all ranks;
+    /// an all-reduce updates them.
+    fn bucket(&self, call: &Call, collective: &Collective) -> Result<(), String> {
+        let (bucket, slice) = match collective.kind {
+            CollectiveKind::AllGather => (call.outputs(), call.inputs().first()),
+            CollectiveKind::ReduceScatter { .. } => (call.inputs(), call.outputs().first()),
+            _ => (call.inputs(), None),
+        };
+        let range = |operand: &Operand| self.program.value(operand.value).range;
+        let ranges: Vec<ByteRange> = bucket.iter().map(range).collect();
+        let Some(span) = ByteRange::spanning(&ranges) else {
+            return Err("expected tensors one behind the other in its bucket".to_string());
+        };
+        let is_all_reduce = matches!(collective.kind, CollectiveKind::AllReduce { .. });
+        if is_all_reduce && bucket.iter().any(|operand| operand.access != Access::Update) {
+            return Err("expected a bucket that is updated".to_string());
+        }
+        let Some(slice) = slice else { return Ok(()) };
+        let expected = range(slice).bytes * collective.ranks as usize;
+        match span.bytes.next_multiple_of(ALIGNMENT_BYTES) {
+            bytes if bytes == expected => Ok(()),
+            bytes => Err(format!("expected a bucket of {expected} bytes, got {bytes}")),
+        }
     }
 
     fn values(&self) -> Result<(), String> {
@@ -184,6 +217,10 @@ impl Check<'_> {
             .chain([&host.counters, &host.loss, &host.grad_norm, &host.rounding_key])
             .flatten();
         self.ids("the host interface", statistics.chain(others).copied())?;
+        for (index, shard) in self.program.shards.iter().enumerate() {
+            let ids = [shard.master, shard.first_moment, shard.second_moment];
+            self.ids(&format!("shard {index}"), ids)?;
+        }
         for state in &self.program.parameters {
             let kept = [state.first_moment, state.second_moment, state.gradient];
             let ids = [Some(state.master)].into_iter().chain(kept).flatten();

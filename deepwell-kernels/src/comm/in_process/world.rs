@@ -198,6 +198,10 @@ impl World {
         self.fail(rank, CommError::Request { what, reason: reason.to_string() });
     }
 
+    pub(super) fn failure(&self) -> Option<(u32, CommError)> {
+        self.lock().failure.clone()
+    }
+
     pub(super) fn leave(&self, rank: u32) {
         self.lock().ended.push(rank);
         self.changed.notify_all();

@@ -5,7 +5,7 @@ pub(crate) mod fused;
 pub(crate) mod gemm_output;
 
 use bytemuck::Pod;
-use deepwell_ir::{ByteRange, Call, DType, Instance, Op, Program, Value};
+use deepwell_ir::{ALIGNMENT_BYTES, ByteRange, Call, DType, Instance, Op, Program, Value};
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -233,6 +233,36 @@ impl<'a> Operands<'a> {
     /// The bytes of operand `index`, of whatever type, which are written.
     pub(crate) fn target_bytes(&self, index: usize) -> Result<Out<u8>, KernelError> {
         let range = self.value(index).range_in(self.instance.slot);
+        self.view(range, Out::new(range), true)
+    }
+
+    /// The bytes of operands that lie one behind the other: a bucket, padded to `whole` bytes where
+    /// that is given.
+    pub(crate) fn bucket_bytes(
+        &self,
+        places: std::ops::Range<usize>,
+        whole: Option<usize>,
+    ) -> Result<ByteRange, KernelError> {
+        let ranges: Vec<ByteRange> =
+            self.values[places].iter().map(|value| value.range_in(self.instance.slot)).collect();
+        let Some(span) = ByteRange::spanning(&ranges) else {
+            return Err(self.refused("expected a bucket of one operand behind the other".into()));
+        };
+        let bytes = whole.unwrap_or(span.bytes);
+        if bytes < span.bytes || bytes - span.bytes >= ALIGNMENT_BYTES {
+            let got = span.bytes;
+            return Err(self.refused(format!("expected a bucket of {bytes} bytes, got {got}")));
+        }
+        Ok(ByteRange { bytes, ..span })
+    }
+
+    /// A range of operands that are read.
+    pub(crate) fn input_range(&self, range: ByteRange) -> Result<In<u8>, KernelError> {
+        self.view(range, In::new(range), false)
+    }
+
+    /// A range of operands that are written.
+    pub(crate) fn target_range(&self, range: ByteRange) -> Result<Out<u8>, KernelError> {
         self.view(range, Out::new(range), true)
     }
 

@@ -5,7 +5,6 @@
 //! of a very large GEMM stays bounded.
 #![allow(unsafe_code)]
 
-use deepwell_precision::scale_tiles::offset;
 use gemm_common::Parallelism;
 use half::bf16;
 
@@ -122,10 +121,9 @@ fn convert<'a>(
                     }
                 }
                 OperandData::Mx { data, scales } => {
-                    let blocks = k.div_ceil(32);
-                    let data = data[row * k..][..k].chunks(32);
+                    let data = data[row * outer_stride..][..k].chunks(32);
                     for (block, (data, target)) in data.zip(target.chunks_mut(32)).enumerate() {
-                        decode_block(data, scales[offset(row, block, blocks)], target);
+                        decode_block(data, scales[operand.scale_offset(row, block, k)], target);
                     }
                 }
             }

@@ -83,7 +83,7 @@ mod tests;
 use std::sync::OnceLock;
 
 pub(crate) use carve::{Carver, carved_bytes};
-pub use operand::{DataKind, GemmError, Operand, OperandData, Output};
+pub use operand::{DataKind, GemmError, MxPart, Operand, OperandData, Output};
 
 /// The instructions that a GEMM runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 
 use std::any::TypeId;
 
-use deepwell_precision::scale_tiles::{TILE_BYTES, shape};
+use deepwell_precision::scale_tiles::{self, TILE_BYTES, shape};
 use half::bf16;
 
 use crate::cpu::element::Element;
@@ -55,19 +55,33 @@ pub struct Operand<'a> {
     pub outer_stride: usize,
     /// Elements from one step along `k` to the next. For MXFP8: 1.
     pub k_stride: usize,
+    /// For MXFP8: where its scales are, if it is a part of a larger operand.
+    pub part: Option<MxPart>,
+}
+
+/// A part of a larger MXFP8 operand. Its data begins with its first element, and rows are as far
+/// apart as those of the whole; its scales are all of the whole's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MxPart {
+    /// Which row of the whole is its first; a multiple of 32.
+    pub first_row: usize,
+    /// Which block of 32 along `k` of the whole is its first.
+    pub first_block: usize,
+    /// Blocks along `k` of the whole.
+    pub blocks: usize,
 }
 
 impl<'a> Operand<'a> {
     /// BF16 rows `[outer, k]`, `row_stride` elements apart (`k` when there are no gaps).
     #[must_use]
     pub fn rows_bf16(data: &'a [bf16], row_stride: usize) -> Self {
-        Self { data: OperandData::Bf16(data), outer_stride: row_stride, k_stride: 1 }
+        Self { data: OperandData::Bf16(data), outer_stride: row_stride, k_stride: 1, part: None }
     }
 
     /// F32 rows `[outer, k]`, `row_stride` elements apart.
     #[must_use]
     pub fn rows_f32(data: &'a [f32], row_stride: usize) -> Self {
-        Self { data: OperandData::F32(data), outer_stride: row_stride, k_stride: 1 }
+        Self { data: OperandData::F32(data), outer_stride: row_stride, k_stride: 1, part: None }
     }
 
     /// Rows `[outer, k]` of either element type, `row_stride` elements apart.
@@ -83,7 +97,26 @@ impl<'a> Operand<'a> {
     /// MXFP8 rows `[outer, k]`, with scales in tiles.
     #[must_use]
     pub fn rows_mx(data: &'a [u8], scales: &'a [u8], k: usize) -> Self {
-        Self { data: OperandData::Mx { data, scales }, outer_stride: k, k_stride: 1 }
+        Self { data: OperandData::Mx { data, scales }, outer_stride: k, k_stride: 1, part: None }
+    }
+
+    /// Rows of a larger MXFP8 operand, whose rows are `row_stride` apart and whose `scales` are all
+    /// of its scales.
+    #[must_use]
+    pub fn part_mx(data: &'a [u8], scales: &'a [u8], row_stride: usize, part: MxPart) -> Self {
+        let data = OperandData::Mx { data, scales };
+        Self { data, outer_stride: row_stride, k_stride: 1, part: Some(part) }
+    }
+
+    /// Where among the scales that of a block along `k` is.
+    #[inline(always)]
+    pub(super) fn scale_offset(&self, row: usize, block: usize, k: usize) -> usize {
+        match self.part {
+            None => scale_tiles::offset(row, block, k.div_ceil(32)),
+            Some(MxPart { first_row, first_block, blocks }) => {
+                scale_tiles::offset(first_row + row, first_block + block, blocks)
+            }
+        }
     }
 
     /// The operand whose memory is `[k, outer]` where this one's is `[outer, k]`.
@@ -92,7 +125,7 @@ impl<'a> Operand<'a> {
     /// (MXFP8 has its blocks along `k` and cannot be transposed: [`GemmError::MxLayout`].)
     #[must_use]
     pub fn transposed(self) -> Self {
-        Self { data: self.data, outer_stride: self.k_stride, k_stride: self.outer_stride }
+        Self { outer_stride: self.k_stride, k_stride: self.outer_stride, ..self }
     }
 
     /// The type of the numbers.
@@ -135,7 +168,11 @@ impl<'a> Operand<'a> {
             OperandData::F32(data) => check("elements", last_element(), data.len()),
             OperandData::Bf16(data) => check("elements", last_element(), data.len()),
             OperandData::Mx { data, scales } => {
-                if self.k_stride != 1 || self.outer_stride != k {
+                let is_apart = match self.part {
+                    None => self.outer_stride != k,
+                    Some(part) => self.outer_stride < k || !part.first_row.is_multiple_of(32),
+                };
+                if self.k_stride != 1 || is_apart {
                     return Err(GemmError::MxLayout {
                         operand: name,
                         k,
@@ -143,8 +180,16 @@ impl<'a> Operand<'a> {
                         k_stride: self.k_stride,
                     });
                 }
-                check("data", outer.checked_mul(k), data.len())?;
-                let [down, along, _] = shape(outer, k.div_ceil(32));
+                check("data", last_element(), data.len())?;
+                let (rows, blocks) = match self.part {
+                    None => (outer, k.div_ceil(32)),
+                    Some(part) => {
+                        let needed = part.first_block.saturating_add(k.div_ceil(32));
+                        check("blocks of scales", Some(needed), part.blocks)?;
+                        (outer.saturating_add(part.first_row), part.blocks)
+                    }
+                };
+                let [down, along, _] = shape(rows, blocks);
                 let bytes = down.checked_mul(along).and_then(|tiles| tiles.checked_mul(TILE_BYTES));
                 check("scales", bytes, scales.len())
             }

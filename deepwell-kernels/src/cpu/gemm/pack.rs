@@ -15,8 +15,6 @@
 
 use core::arch::x86_64::*;
 
-use deepwell_precision::scale_tiles;
-
 use super::operand::{Operand, OperandData};
 
 /// Elements of one step of a panel.
@@ -103,12 +101,13 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, For
         },
         // SAFETY: `place` is inside the validated matrix, and begins at a block of 32.
         OperandData::Mx { data, scales } => unsafe {
-            let data = data.as_ptr().wrapping_add(row * k + column);
-            // Within 32 rows scales are 16 bytes apart.
+            let stride = operand.outer_stride;
+            let data = data.as_ptr().wrapping_add(row * stride + column);
+            // Within 32 rows scales are 16 bytes apart; a part begins with such rows.
             debug_assert!(row % 32 + rows <= 32);
-            let first = scale_tiles::offset(row, column / 32, k.div_ceil(32));
+            let first = operand.scale_offset(row, column / 32, k);
             let scales = scales.as_ptr().wrapping_add(first);
-            (decode_rows(data, k, scales, 16, rows, columns), Form::ByRow)
+            (decode_rows(data, stride, scales, 16, rows, columns), Form::ByRow)
         },
         OperandData::F32(_) => unreachable!("F32 operands take the F32 tier"),
     }

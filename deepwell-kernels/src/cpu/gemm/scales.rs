@@ -6,7 +6,7 @@
 //! `-126 ..= 127`, so `c` must be in `10 ..= 246`; the least exponent of a product of two such
 //! values is `ca + cb - 272`, at least -126 when `ca + cb >= 146`.
 
-use deepwell_precision::scale_tiles::{offset, tiled_len};
+use deepwell_precision::scale_tiles::tiled_len;
 
 use super::operand::{Operand, OperandData};
 
@@ -22,10 +22,11 @@ pub(super) fn fit_bf16(a: &Operand<'_>, m: usize, b: &Operand<'_>, n: usize, k: 
     let by_bytes = |operand: &Operand<'_>, outer: usize| match operand.data {
         OperandData::Mx { scales, .. } => {
             let blocks = k.div_ceil(32);
-            let is_padded = outer * blocks != tiled_len(outer, blocks);
+            let is_padded = outer * blocks != tiled_len(outer, blocks) || operand.part.is_some();
             Some(if is_padded {
                 let rows = 0..outer;
-                let row = |row| (0..blocks).map(move |block| scales[offset(row, block, blocks)]);
+                let at = |row, block| scales[operand.scale_offset(row, block, k)];
+                let row = |row| (0..blocks).map(move |block| at(row, block));
                 scale_range(rows.flat_map(row))
             } else {
                 scale_range(scales[..tiled_len(outer, blocks)].iter().copied())
@@ -62,13 +63,13 @@ fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
 
 fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {
     let OperandData::Mx { data, scales } = operand.data else { return None };
-    let blocks_per_row = k.div_ceil(32);
-    let rows = data.chunks_exact(k).take(outer).enumerate();
+    // The last row of a part may end before its stride does.
+    let rows = data.chunks(operand.outer_stride).take(outer).enumerate();
     Some(scale_range(rows.flat_map(|(row, data)| {
-        let blocks = data.chunks(32).enumerate();
+        let blocks = data[..k].chunks(32).enumerate();
         blocks
             .filter(|(_, data)| data.iter().any(|code| code & 0x7f != 0))
-            .map(move |(block, _)| scales[offset(row, block, blocks_per_row)])
+            .map(move |(block, _)| scales[operand.scale_offset(row, block, k)])
     })))
 }
 

@@ -90,7 +90,7 @@ impl Matrix {
             Numbers::Bf16(data) => OperandData::Bf16(data),
             Numbers::Mx { data, scales } => OperandData::Mx { data, scales },
         };
-        Operand { data, outer_stride: self.outer_stride, k_stride: self.k_stride }
+        Operand { data, outer_stride: self.outer_stride, k_stride: self.k_stride, part: None }
     }
 
     fn value(&self, row: usize, column: usize) -> f64 {

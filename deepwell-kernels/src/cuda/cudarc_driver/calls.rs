@@ -115,6 +115,12 @@ impl Driver for CudarcDriver {
         self.context.synchronize()
     }
 
+    fn synchronize_device(&mut self) -> DriverResult<()> {
+        self.context.enter()?;
+        // SAFETY: takes nothing; the context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
     fn elapsed_ms(&mut self, from: Event, to: Event) -> DriverResult<f32> {
         self.context.enter()?;
         let (from, to) = (self.event_slot(from)?.raw, self.event_slot(to)?.raw);

@@ -33,6 +33,9 @@ pub(crate) fn ctas(rows: usize, columns: usize) -> u32 {
     (rows.div_ceil(TILE) * columns.div_ceil(TILE)).max(1) as u32
 }
 
+/// The [`flags`] of squares of 128 x 128 elements with scales by the RCEIL rule.
+pub(crate) const SQUARE_OF_128: u32 = 2 | 4;
+
 /// How elements share exponents, as the kernels read it.
 pub(crate) fn flags(spec: &QuantFormat) -> u32 {
     u32::from(spec.scale == ScaleFormat::E8m0(ScaleRule::OcpFloor))

@@ -2,16 +2,16 @@
 // the natural logarithm of each row's sum of exponentials.
 //
 // q, out [batch * seq, heads * D], k, v [batch * seq, kv_heads * D] BF16, lse [batch, heads, seq]
-// FP32. Query head h reads key and value head h / (heads / kv_heads). Heads of fewer elements than a
-// kernel is compiled for, whole units of 16 bytes, end in zeros in shared memory.
+// FP32. Query head h reads key and value head h / (heads / kv_heads). Heads of fewer elements than
+// a kernel is compiled for, whole units of 16 bytes, end in zeros in shared memory.
 //
 // A CTA has a producer and consumers, warpgroups. One thread of the producer takes tiles of queries
 // from a counter, the longest first, and has queries, keys and values copied: queries of two tiles,
-// keys and values in stages of 128, from the last that the tile sees to the first. A consumer has 64
-// queries. It issues the scores of its next keys before the sums of values of the last ones, so that
-// its softmax runs while tensor cores sum, and consumers issue by turns, so that they multiply for
-// one while another takes exponentials. Weights never leave registers. The result goes out by way of
-// the memory of the queries.
+// keys and values in stages of 128, from the last that the tile sees to the first. A consumer has
+// 64 queries. It issues the scores of its next keys before the sums of values of the last ones, so
+// that its softmax runs while tensor cores sum, and consumers issue by turns, so that they multiply
+// for one while another takes exponentials. Weights never leave registers. The result goes out by
+// way of the memory of the queries.
 //
 // Which CTA computes a tile changes nothing in it: its keys are summed in one order.
 //
@@ -20,7 +20,6 @@
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_attention_tile.cuh"
 #include "ptx/elect.cuh"
-#include "ptx/ldmatrix.cuh"
 #include "ptx/register_count.cuh"
 #include "ptx/release.cuh"
 #include "ptx/tensor_copy_4d.cuh"
@@ -30,14 +29,8 @@ using namespace sm90_attention;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-template <int kHeadElements, int kConsumerCount, int kBlockKeys, int kTilesOfQueries,
-          int kVariant = 0>
+template <int kHeadElements, int kConsumerCount, int kBlockKeys, int kTilesOfQueries>
 struct Shape {
-    // Consumers issue by turns.
-    static constexpr bool kTurns = (kVariant & 1) == 0;
-    // Sums are rescaled only where a score exceeds the reference of its row by a margin.
-    static constexpr bool kLazy = (kVariant & 2) != 0;
-    static constexpr bool kQueriesInRegisters = (kVariant & 4) != 0;
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kConsumers = kConsumerCount;
     static constexpr int kBlockM = kConsumers * kWaveM;
@@ -233,7 +226,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
                               consumer * kWaveM * kChunkRowBytes;
     const uint32 keys_at = static_cast<uint32>(__cvta_generic_to_shared(shared.keys));
     const uint32 values_at = static_cast<uint32>(__cvta_generic_to_shared(shared.values));
-    const Turn<S::kTurns ? S::kConsumers : 0> turn(consumer);
+    const Turn<S::kConsumers> turn(consumer);
     Stage<S::kSlots> slot;
     Stage<S::kStages> key_stage;
     Stage<S::kStages> value_stage;
@@ -248,17 +241,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
         }
         const Place place = tiles.place(number, arguments);
         const int32 wave_query = place.first_query + consumer * kWaveM;
-        const uint32 queries_here = queries_at + slot.index * Queries::kBytes;
-        const WgmmaMatrix queries = Queries::rows(queries_here);
-        uint32 query_words[S::kQueriesInRegisters ? Queries::kSteps : 1][4];
-        if constexpr (S::kQueriesInRegisters) {
-#pragma unroll
-            for (int step = 0; step < Queries::kSteps; ++step) {
-                const uint32 row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 16;
-                const uint32 unit = 2 * step + threadIdx.x % 32 / 16;
-                ldmatrix_x4(query_words[step], queries_here + Queries::offset(row, unit));
-            }
-        }
+        const WgmmaMatrix queries = Queries::rows(queries_at + slot.index * Queries::kBytes);
 
         float scores[S::kBlockN / 2];
         float sums[S::kHeadDim / 2];
@@ -271,12 +254,8 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
         }
         // Of the keys of a block.
         const auto start_scores = [&]() {
-            const WgmmaMatrix keys = Keys::rows(keys_at + key_stage.index * Keys::kBytes);
-            if constexpr (S::kQueriesInRegisters) {
-                start_products<Keys>(scores, query_words, keys);
-            } else {
-                start_products<Queries, Keys>(scores, queries, keys);
-            }
+            start_products<Queries, Keys>(scores, queries,
+                                          Keys::rows(keys_at + key_stage.index * Keys::kBytes));
         };
         const auto start_sums = [&]() {
             start_weighted_sums<Keys>(
@@ -292,7 +271,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
                     (arguments.causal != 0 ? min(seq, query + 9) : seq) - first_key};
                 mask(scores, seen);
             }
-            return softmax.template weigh<S::kLazy>(scores, factors, scale_log2);
+            softmax.weigh(scores, factors, scale_log2);
         };
 
         int32 block = place.blocks - 1;
@@ -308,31 +287,32 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
         }
         weigh(block);
         to_left(weights, scores);
+        if (block > 0) {
+            mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
+        }
 
 #pragma unroll 1
         for (--block; block >= 0; --block) {
-            mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
-            if constexpr (S::kTurns) {
-                turn.await();
-            }
+            turn.await();
             wgmma_fence();
             start_scores();
             mbarrier_wait(shared.values_full + value_stage.index, value_stage.phase);
             start_sums();
-            if constexpr (S::kTurns) {
-                turn.pass();
-            }
+            turn.pass();
             wgmma_wait_for<1>(scores);
             release(shared.keys_empty + key_stage.index);
             key_stage.advance();
-            const bool moved = weigh(block);
+            weigh(block);
+            // Here, as the compiler would move all of the softmax behind the next wait, where
+            // nothing is multiplied beneath it; it moves nothing across this one.
+            if (block > 0) {
+                mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
+            }
             wgmma_wait_for<0>(sums);
             release(shared.values_empty + value_stage.index);
             value_stage.advance();
             to_left(weights, scores);
-            if (moved) {
-                scale_rows(sums, factors);
-            }
+            scale_rows(sums, factors);
         }
 
         mbarrier_wait(shared.values_full + value_stage.index, value_stage.phase);
@@ -388,9 +368,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
     if (is_first_thread) {
         tensor_store_wait_read();
     }
-    if constexpr (S::kTurns) {
-        turn.end();
-    }
+    turn.end();
 }
 
 template <typename S>
@@ -431,14 +409,4 @@ __device__ __forceinline__ void attend(const Maps& maps, const Arguments& argume
 SM90_ATTENTION(d64, 64, 3, 128, 2)
 SM90_ATTENTION(d96, 96, 2, 128, 2)
 SM90_ATTENTION(d128, 128, 2, 128, 2)
-SM90_ATTENTION(d128_v1, 128, 2, 128, 2, 1)
-SM90_ATTENTION(d128_v2, 128, 2, 128, 2, 2)
-SM90_ATTENTION(d128_v3, 128, 2, 128, 2, 3)
-SM90_ATTENTION(d128_v4, 128, 2, 128, 2, 4)
-SM90_ATTENTION(d128_v6, 128, 2, 128, 2, 6)
-SM90_ATTENTION(d64_v1, 64, 3, 128, 2, 1)
-SM90_ATTENTION(d64_v2, 64, 3, 128, 2, 2)
-SM90_ATTENTION(d64_v3, 64, 3, 128, 2, 3)
-SM90_ATTENTION(d64_v4, 64, 2, 128, 2, 4)
-SM90_ATTENTION(d64_v6, 64, 2, 128, 2, 6)
 SM90_ATTENTION(d256, 256, 2, 64, 1)

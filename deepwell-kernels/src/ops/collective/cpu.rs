@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use deepwell_ir::Op;
+use deepwell_ir::ops::CollectiveKind;
 
 use crate::cpu::calls::{Operands, Run};
 use crate::{Exchange, KernelError};
@@ -30,18 +31,44 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     }
     let exchange = Exchange::of(op, ranks, operands.dtype(0))
         .map_err(|error| operands.refused(error.to_string()))?;
-    let input = match operands.input_count {
-        0 => None,
-        _ => Some(operands.input_bytes(0)?),
+    let inputs = operands.input_count;
+    let of_group = |bytes: usize| bytes * op.ranks as usize;
+    let (input, output) = match (&op.kind, op.bucket) {
+        (_, None) => {
+            let is_there = |index: usize| operands.values.get(index).is_some();
+            let output = operands.output(0);
+            (
+                (inputs > 0).then(|| operands.input_bytes(0)).transpose()?,
+                is_there(output).then(|| operands.target_bytes(output)).transpose()?,
+            )
+        }
+        (CollectiveKind::ReduceScatter { .. }, _) => {
+            let slice = operands.output(0);
+            let whole = of_group(operands.value(slice).range.bytes);
+            let bucket = operands.bucket_bytes(0..inputs, Some(whole))?;
+            (Some(operands.input_range(bucket)?), Some(operands.target_bytes(slice)?))
+        }
+        (CollectiveKind::AllGather, _) => {
+            let whole = of_group(operands.value(0).range.bytes);
+            let bucket = operands.bucket_bytes(inputs..operands.values.len(), Some(whole))?;
+            (Some(operands.input_bytes(0)?), Some(operands.target_range(bucket)?))
+        }
+        _ => {
+            let bucket = operands.bucket_bytes(0..inputs, None)?;
+            (None, Some(operands.target_range(bucket)?))
+        }
     };
-    let output = match operands.values.get(operands.output(0)) {
-        None => None,
-        Some(_) => Some(operands.target_bytes(operands.output(0))?),
-    };
+    let in_place = op.bucket.is_some() && input.is_none();
     Ok(Box::new(move |arena| {
-        let input = input.as_ref().map_or(&[][..], |input| input.of(arena));
         let output = output.as_ref().map_or(&mut [][..], |output| output.of(arena));
         let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
-        comm.exchange(&exchange, input, output).map_err(|error| error.to_string())
+        let exchanged = if in_place {
+            let input = output.to_vec();
+            comm.exchange(&exchange, &input, output)
+        } else {
+            let input = input.as_ref().map_or(&[][..], |input| input.of(arena));
+            comm.exchange(&exchange, input, output)
+        };
+        exchanged.map_err(|error| error.to_string())
     }))
 }

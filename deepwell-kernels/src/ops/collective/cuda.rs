@@ -1,13 +1,15 @@
 //! Exchanges between ranks, by whatever the backend is given for them.
 
-use deepwell_ir::ops::Collective;
-use deepwell_ir::{KernelRequest, Op};
+use std::ops::Range;
+
+use deepwell_ir::ops::{Collective, CollectiveKind};
+use deepwell_ir::{ByteRange, KernelRequest, Op, Operand};
 
 use crate::KernelError;
 use crate::cuda::catalog::COLLECTIVES;
 use crate::cuda::comm::DeviceExchange;
 use crate::cuda::driver::DevicePtr;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
+use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
@@ -41,12 +43,36 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let dtype = call.operand(0).dtype;
     let exchange = crate::Exchange::of(op, ranks, dtype);
     let exchange = exchange.map_err(|error| call.refuse(error.to_string()))?;
-    let place = |tensor: Option<DeviceTensor>| {
-        tensor.map_or((DevicePtr(0), 0), |tensor| (tensor.pointer, tensor.bytes()))
+    let inputs = call.call.input_count;
+    let (input, output) = match &op.kind {
+        CollectiveKind::AllReduce { .. } if op.bucket.is_some() => (0..inputs, 0..inputs),
+        _ => (0..inputs, inputs..call.call.operands.len()),
     };
-    let (input, input_bytes) = place((call.call.input_count > 0).then(|| call.input(0)));
-    let (output, output_bytes) = place((call.output_count() > 0).then(|| call.output(0)));
+    let slice_bytes = |index: usize| op.bucket.map(|_| call.operand(index).bytes());
+    let ranks_bytes = |bytes: usize| bytes * op.ranks as usize;
+    // A bucket is as long as the slices of all ranks; its tensors may be shorter.
+    let (input_whole, output_whole) = match &op.kind {
+        CollectiveKind::ReduceScatter { .. } => (slice_bytes(inputs).map(ranks_bytes), None),
+        CollectiveKind::AllGather => (None, slice_bytes(0).map(ranks_bytes)),
+        _ => (None, None),
+    };
+    let (input, input_bytes) = place(call, input, input_whole)?;
+    let (output, output_bytes) = place(call, output, output_whole)?;
     let exchange = DeviceExchange { exchange, input, input_bytes, output, output_bytes };
     let step = device.exchange(&exchange, (ranks.rank, ranks.world_size));
     Ok(vec![step.map_err(|error| call.refuse(error.to_string()))?])
+}
+
+/// First byte and length of operands one behind the other; of a bucket `whole` bytes.
+fn place(
+    call: &CallView<'_>,
+    operands: Range<usize>,
+    whole: Option<usize>,
+) -> Result<(DevicePtr, usize), KernelError> {
+    let Some(first) = operands.clone().next() else { return Ok((DevicePtr(0), 0)) };
+    let range = |operand: &Operand| call.program.value(operand.value).range;
+    let ranges: Vec<ByteRange> = call.call.operands[operands].iter().map(range).collect();
+    let span = ByteRange::spanning(&ranges)
+        .ok_or_else(|| call.refuse("expected a bucket of one operand behind the other"))?;
+    Ok((call.operand(first).pointer, whole.unwrap_or(span.bytes)))
 }

@@ -84,15 +84,17 @@ pub fn dequantize_columns<E: Element>(
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::Dequantize(op) = op else { return Err(operands.unknown_kernel()) };
     let target_index = operands.output(0);
-    let &[_, columns] = operands.shape(target_index) else {
-        return Err(operands.unexpected(target_index, "a matrix"));
+    let (matrices, columns) = match *operands.shape(target_index) {
+        [_, columns] => (1, columns),
+        [matrices, _, columns] => (matrices, columns),
+        _ => return Err(operands.unexpected(target_index, "a matrix, or a stack of them")),
     };
     let (data, scales) = (operands.input::<u8>(0)?, operands.input::<u8>(1)?);
     let tensor_scale: Option<In<f32>> = match Storage::plane_count(&op.format) {
         3 => Some(operands.input(2)?),
         _ => None,
     };
-    let (axis, k) = (op.axis, operands.shape(0)[1]);
+    let (axis, k) = (op.axis, *operands.shape(0).last().unwrap_or(&0));
     by_float!(operands, target_index, E => {
         let target = operands.target::<E>(target_index)?;
         Ok(Box::new(move |arena| {
@@ -105,8 +107,18 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
                         _ => planes.dequantize_rows(target),
                     }
                 }
-                (None, Axis::Column) => dequantize_columns(data, scales, columns, target),
-                (None, _) => dequantize_rows(data, scales, columns, target),
+                (None, axis) => {
+                    let [elements, tiles] = [data.len(), scales.len()].map(|n| n / matrices.max(1));
+                    for index in 0..matrices {
+                        let data = &data[index * elements..][..elements];
+                        let scales = &scales[index * tiles..][..tiles];
+                        let target = &mut target[index * elements..][..elements];
+                        match axis {
+                            Axis::Column => dequantize_columns(data, scales, columns, target),
+                            _ => dequantize_rows(data, scales, columns, target),
+                        }
+                    }
+                }
             }
             Ok(())
         }))

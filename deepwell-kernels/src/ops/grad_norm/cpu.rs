@@ -100,6 +100,32 @@ pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelErro
     }))
 }
 
+/// The root of sums of squares, added up in their order.
+pub fn norm_of_sums(sums: impl IntoIterator<Item = f64>) -> f32 {
+    sums.into_iter().sum::<f64>().sqrt() as f32
+}
+
+pub(super) fn prepare_sums(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let tensors: Vec<In<f32>> =
+        (0..operands.input_count).map(|i| operands.input(i)).collect::<Result<_, _>>()?;
+    let sums = operands.target::<u64>(operands.output(0))?;
+    Ok(Box::new(move |arena| {
+        for (sum, tensor) in sums.of(arena).iter_mut().zip(&tensors) {
+            *sum = sum_of_squares(tensor.of(arena)).to_bits();
+        }
+        Ok(())
+    }))
+}
+
+pub(super) fn prepare_norm_of_sums(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
+    let sums = operands.input::<u64>(0)?;
+    let norm = operands.target::<f32>(operands.output(0))?;
+    Ok(Box::new(move |arena| {
+        norm.of(arena)[0] = norm_of_sums(sums.of(arena).iter().map(|&bits| f64::from_bits(bits)));
+        Ok(())
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +156,19 @@ mod tests {
                 norm
             });
         }
+    }
+
+    /// Parts of any lengths: sums in f64 that are rounded to f32 once.
+    #[test]
+    fn sums_of_parts_give_the_norm() {
+        let values = Random::new(3).normals(3 * BLOCK + 70);
+        let expected = [oracle::forward(&[&to_f64(&values)])];
+        for parts in [1, 2, 3, 7, 64] {
+            let sums = values.chunks(values.len().div_ceil(parts)).map(sum_of_squares);
+            assert_close("norm", &[norm_of_sums(sums)], &expected, 6e-8, 0.0);
+        }
+        assert!(norm_of_sums([1.0, f64::NAN]).is_nan() && norm_of_sums([]) == 0.0);
+        assert_eq!(norm_of_sums([1.0, f64::INFINITY]), f32::INFINITY);
     }
 
     #[test]

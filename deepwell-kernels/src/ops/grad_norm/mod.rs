@@ -1,4 +1,4 @@
-//! Global norm of all gradients.
+//! Global norm of all gradients, at once or from sums that ranks exchange.
 
 pub mod cpu;
 mod cuda;
@@ -7,5 +7,11 @@ pub mod oracle;
 use super::OpKernels;
 use crate::cpu::CpuKernel;
 
-pub(super) const KERNELS: OpKernels =
-    OpKernels { cpu: &[CpuKernel::new("grad_norm", cpu::prepare)], cuda: &[cuda::SPECS] };
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("grad_norm", cpu::prepare),
+        CpuKernel::new("sums_of_squares", cpu::prepare_sums),
+        CpuKernel::new("norm_of_sums", cpu::prepare_norm_of_sums),
+    ],
+    cuda: &[cuda::SPECS],
+};

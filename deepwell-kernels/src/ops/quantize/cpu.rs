@@ -1,5 +1,7 @@
 //! Block quantization, by deepwell-precision.
 
+use std::ops::Range;
+
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Op, Storage};
 use deepwell_precision::nvfp4::{self, Common};
@@ -39,8 +41,10 @@ impl PlanesOut {
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::Quantize(op) = op else { return Err(operands.unknown_kernel()) };
-    let &[rows, columns] = operands.shape(0) else {
-        return Err(operands.unexpected(0, "a matrix"));
+    let (matrices, rows, columns) = match *operands.shape(0) {
+        [rows, columns] => (1, rows, columns),
+        [matrices, rows, columns] => (matrices, rows, columns),
+        _ => return Err(operands.unexpected(0, "a matrix, or a stack of them")),
     };
     let Quantize { format, axis: _ } = *op;
     let statistics = operands.target::<u64>(operands.values.len() - 1)?;
@@ -54,47 +58,60 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             let (x, shape) = (x.of(arena), [rows, columns]);
             let stats = match format.scale {
                 ScaleFormat::Ue4m3(_) => quantize_nvfp4(x, shape, &format, &planes, arena),
-                _ => quantize_mx(x, shape, &format, &planes, arena),
+                _ => (0..matrices).try_fold(QuantStats::default(), |mut stats, index| {
+                    let x = &x[index * rows * columns..][..rows * columns];
+                    stats.merge(&quantize_mx(x, shape, &format, &planes, index, arena)?);
+                    Ok(stats)
+                }),
             };
-            let stats = stats.map_err(|error| error.to_string())?;
+            let stats = stats.map_err(|error: QuantizeError| error.to_string())?;
             statistics.of(arena).copy_from_slice(&encode(&stats));
             Ok(())
         }))
     })
 }
 
+/// Matrix `index` of a stack, each by itself.
 fn quantize_mx<S: Source>(
     x: &[S],
     [rows, columns]: [usize; 2],
     format: &QuantFormat,
     planes: &[PlanesOut],
+    index: usize,
     arena: &Arena,
 ) -> Result<QuantStats, QuantizeError> {
+    let elements = index * rows * columns..(index + 1) * rows * columns;
+    // Plain scales, in what will be the tiles of the matrix.
+    let scales = |planes: &PlanesOut| -> Range<usize> {
+        let (outer, k) = outer_and_k(planes.axis, rows, columns);
+        let begin = index * tiles(outer, k, format);
+        begin..begin + scales_len(outer, k)
+    };
     let stats = match planes {
         [row, column] => {
             let by_row =
-                (row.data.of(arena), &mut row.scales.of(arena)[..scales_len(rows, columns)]);
-            let by_column =
-                (column.data.of(arena), &mut column.scales.of(arena)[..scales_len(columns, rows)]);
+                (&mut row.data.of(arena)[elements.clone()], &mut row.scales.of(arena)[scales(row)]);
+            let by_column = (
+                &mut column.data.of(arena)[elements],
+                &mut column.scales.of(arena)[scales(column)],
+            );
             quantize_both(x, rows, columns, format, by_row, by_column)?
         }
         _ => {
             let mut stats = QuantStats::default();
-            for PlanesOut { data, scales, axis, .. } in planes {
-                let (outer, k) = outer_and_k(*axis, rows, columns);
-                let plain = &mut scales.of(arena)[..scales_len(outer, k)];
-                let of_axis = match axis {
-                    Axis::Column => {
-                        quantize_columns(x, rows, columns, format, data.of(arena), plain)
-                    }
-                    _ => quantize_rows(x, rows, columns, format, data.of(arena), plain),
+            for planes in planes {
+                let data = &mut planes.data.of(arena)[elements.clone()];
+                let plain = &mut planes.scales.of(arena)[scales(planes)];
+                let of_axis = match planes.axis {
+                    Axis::Column => quantize_columns(x, rows, columns, format, data, plain),
+                    _ => quantize_rows(x, rows, columns, format, data, plain),
                 };
                 stats.merge(&of_axis?);
             }
             stats
         }
     };
-    tile_all(planes, [rows, columns], format, arena)?;
+    tile_all(planes, [rows, columns], format, index, arena)?;
     Ok(stats)
 }
 
@@ -120,8 +137,13 @@ fn quantize_nvfp4<S: Source>(
         }
         stats.merge(&of_axis);
     }
-    tile_all(planes, [rows, columns], format, arena)?;
+    tile_all(planes, [rows, columns], format, 0, arena)?;
     Ok(stats)
+}
+
+/// Bytes of the scales of `[outer, k]` in tiles.
+fn tiles(outer: usize, k: usize, format: &QuantFormat) -> usize {
+    scale_tiles::tiled_len(outer, k.div_ceil(format.scale.stored_every()))
 }
 
 /// Rows of an operand and its contraction.
@@ -129,17 +151,20 @@ fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
     if axis == Axis::Column { (columns, rows) } else { (rows, columns) }
 }
 
-/// Scales, from plain ones to tiles.
+/// Scales of matrix `index` of a stack, from plain ones to tiles.
 fn tile_all(
     planes: &[PlanesOut],
     [rows, columns]: [usize; 2],
     format: &QuantFormat,
+    index: usize,
     arena: &Arena,
 ) -> Result<(), QuantizeError> {
     planes.iter().try_for_each(|planes| {
         let (outer, k) = outer_and_k(planes.axis, rows, columns);
         let blocks = k.div_ceil(format.scale.stored_every());
-        scale_tiles::tile_in_place(planes.scales.of(arena), outer, blocks)
+        let tiles = tiles(outer, k, format);
+        let scales = &mut planes.scales.of(arena)[index * tiles..][..tiles];
+        scale_tiles::tile_in_place(scales, outer, blocks)
     })
 }
 

@@ -1,4 +1,4 @@
-//! `quantize.cu`: block quantization to MXFP8.
+//! `quantize.cu` and `quantize_square.cu`: block quantization to MXFP8.
 
 use deepwell_ir::{DType, KernelRequest, Op};
 
@@ -9,6 +9,9 @@ use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
 use crate::epilogue::no_epilogue;
 use crate::predict::roofline;
+
+/// Threads of a CTA of `quantize_square.cu`.
+const SQUARE_THREADS: u32 = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     name: "cuda_quantize",
@@ -29,6 +32,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !matches!(source.dtype, DType::Bf16 | DType::F32) {
         return Some(format!("takes bf16 or f32, not {}", source.dtype));
     }
+    if source.shape.len() != 2 {
+        return Some("takes a matrix, not a stack of them".to_string());
+    }
     mx::reject(quantize, &source.shape)
 }
 
@@ -41,22 +47,30 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected a matrix"));
     };
     let flags = mx::flags(&quantize.format);
-    let (element, threads, shared_bytes) = match x.dtype {
-        DType::Bf16 => ("bf16", mx::BF16_TILE_THREADS, mx::shared_bytes(rows, columns, flags)),
-        _ => ("f32", 2 * mx::BF16_TILE_THREADS, 2 * mx::BF16_TILE_BYTES),
+    let axis = quantize.axis.name();
+    let is_whole = |size: usize| size > 0 && size.is_multiple_of(mx::TILE);
+    let square =
+        x.dtype == DType::F32 && is_whole(rows) && is_whole(columns) && flags == mx::SQUARE_OF_128;
+    let (file, entry, threads, shared_bytes) = match x.dtype {
+        _ if square => ("quantize_square", format!("quantize_square_{axis}"), SQUARE_THREADS, 0),
+        DType::Bf16 => {
+            let shared_bytes = mx::shared_bytes(rows, columns, flags);
+            ("quantize", format!("quantize_bf16_{axis}"), mx::BF16_TILE_THREADS, shared_bytes)
+        }
+        _ => {
+            let shared_bytes = 2 * mx::BF16_TILE_BYTES;
+            ("quantize", format!("quantize_f32_{axis}"), 2 * mx::BF16_TILE_THREADS, shared_bytes)
+        }
     };
-    let entry = format!("quantize_{element}_{}", quantize.axis.name());
-    let function = device.function("quantize", &entry, shared_bytes)?;
+    let function = device.function(file, &entry, shared_bytes)?;
     let mx::Outputs { places, statistics } = mx::outputs(call, quantize.axis, 0);
     let mut arguments = vec![x.argument()];
     arguments.extend(places);
-    arguments.extend([
-        Argument::U32(rows as u32),
-        Argument::U32(columns as u32),
-        Argument::U32(flags),
-        mx::totals(device, 1)?,
-        statistics,
-    ]);
+    arguments.extend([Argument::U32(rows as u32), Argument::U32(columns as u32)]);
+    if !square {
+        arguments.push(Argument::U32(flags));
+    }
+    arguments.extend([mx::totals(device, 1)?, statistics]);
     let ctas = mx::ctas(rows, columns);
     Ok(vec![Device::launch(function, ctas, threads, shared_bytes, arguments)])
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
-use deepwell_plan::{DryRun, dryrun, format_bytes, quantized_flop_share};
-use deepwell_trainer::quantized_formats;
+use deepwell_plan::{DryRun, dryrun_world, format_bytes, quantized_flop_share};
+use deepwell_trainer::{Parallel, quantized_formats};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -21,6 +21,7 @@ Examples:
   deepwell dryrun parity-3m
   deepwell dryrun llama-134m --seq 512 --batch 16 --precision bf16
   deepwell dryrun parity-3m --hardware machine.json --json
+  deepwell dryrun llama-134m --devices cpu:4            what each of four ranks needs
 
 Exit codes: 0 predicted, 1 nothing fits into memory, 2 an input cannot be used";
 
@@ -38,12 +39,14 @@ pub(crate) struct DryrunCommand {
 pub(crate) fn run(args: &DryrunCommand) -> Result<Outcome> {
     let Planning { hardware, planned, .. } = args.planning.plan()?;
     let prediction = planned.prediction;
-    let in_bf16 = planned.fallback.map(|program| dryrun(&[program], &hardware));
+    let parallel = planned.plan.parallel;
+    let in_bf16 = planned.fallback.map(|program| dryrun_world(&program, parallel, &hardware));
     let (blocks, all) = quantized_flop_share(&planned.program);
     let predicted = Predicted {
         quantized_to: quantized_formats(&planned.program.precision),
         micro_batch: planned.plan.micro_batch,
         micro_batches: planned.plan.micro_batches,
+        parallel,
         recompute: planned.plan.recompute.to_string(),
         prediction,
         quantized_flop_share: FlopShare { blocks, all },
@@ -67,6 +70,8 @@ struct Predicted {
     quantized_to: Option<String>,
     micro_batch: usize,
     micro_batches: usize,
+    #[serde(skip_serializing_if = "Parallel::is_single")]
+    parallel: Parallel,
     recompute: String,
     #[serde(flatten)]
     prediction: DryRun,
@@ -93,6 +98,9 @@ struct InBf16 {
 impl fmt::Display for Predicted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.micro_batches == 1 { "" } else { "es" };
+        if !self.parallel.is_single() {
+            write!(f, "{} ranks ({}) with each ", self.parallel.world_size(), self.parallel)?;
+        }
         writeln!(
             f,
             "{} micro-batch{plural} of {}, recompute {}",

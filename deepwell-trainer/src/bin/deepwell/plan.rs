@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::Result;
 use clap::Args;
 use deepwell_ir::{Call, Program, Rejected};
-use deepwell_plan::Plan;
+use deepwell_plan::{Plan, format_bytes};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -49,6 +49,7 @@ pub(crate) struct PlanCommand {
 pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
     let planned = args.planning.plan()?.planned;
     let explained = Explained {
+        bytes_on_link: planned.prediction.ranks[0].bytes_on_link,
         rejected_plans: planned.rejected,
         kernels: kernel_choices(&planned.program),
         plan: planned.plan,
@@ -69,6 +70,13 @@ struct Explained {
     plan: Plan,
     rejected_plans: Vec<String>,
     kernels: Vec<KernelChoices>,
+    /// Bytes that a rank exchanges with others in a step.
+    #[serde(skip_serializing_if = "is_zero")]
+    bytes_on_link: u64,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// The kernel that serves a kind of call, and those that do not.
@@ -109,6 +117,13 @@ fn kernel_choices(program: &Program) -> Vec<KernelChoices> {
 impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.plan)?;
+        if self.bytes_on_link > 0 {
+            writeln!(
+                f,
+                "  exchange      {} of each rank a step",
+                format_bytes(self.bytes_on_link)
+            )?;
+        }
         f.write_str("\nplans not taken\n")?;
         for rejected in &self.rejected_plans {
             writeln!(f, "  {rejected}")?;

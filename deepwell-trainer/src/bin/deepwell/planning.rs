@@ -6,10 +6,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use deepwell_ir::{PrecisionPolicy, Recompute};
-use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan};
+use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_ranks};
 use deepwell_precision::PRESETS;
 use deepwell_probe::Hardware;
-use deepwell_trainer::{Device, ModelSource};
+use deepwell_trainer::commands::Degrees;
+use deepwell_trainer::{Device, Devices, ModelSource};
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
@@ -51,13 +52,18 @@ pub(crate) struct PlanningArgs {
     /// Where it will run: cpu, cuda, cuda:N, or emulated: and one of sm90, sm100, sm103, sm120
     #[arg(long, default_value_t = Device::Cpu)]
     device: Device,
+    /// Where the ranks of one run will be: cpu:N, emulated:ARCH:N, or GPUs as in cuda:0,cuda:1
+    #[arg(long, conflicts_with = "device")]
+    devices: Option<Devices>,
+    #[command(flatten)]
+    degrees: Degrees,
 }
 
 /// A plan and the machine that it is for.
 pub(crate) struct Planning {
     /// The machine.
     pub(crate) hardware: Hardware,
-    /// The plan, its program and its prediction.
+    /// The plan, its program (of rank 0) and its prediction.
     pub(crate) planned: Planned,
 }
 
@@ -80,7 +86,13 @@ impl PlanningArgs {
             ));
         }
         let graph = model.capture(Some(self.seq))?;
-        let (hardware, target) = hardware_and_target(self.hardware.as_deref(), self.device)?;
+        let alone = Devices { device: self.device, ranks: 1 };
+        let Devices { device, ranks } = self.devices.unwrap_or(alone);
+        let parallel = self.degrees.of_ranks(ranks)?;
+        let (hardware, mut target) = hardware_and_target(self.hardware.as_deref(), device)?;
+        if ranks > 1 {
+            target = device.among_ranks(target);
+        }
         let request = PlanRequest {
             seq: self.seq,
             global_batch: self.batch,
@@ -90,8 +102,9 @@ impl PlanningArgs {
             micro_batch: self.micro_batch,
             recompute: self.recompute,
         };
-        let catalog = self.device.catalog();
-        let planned = autoplan(&graph, &hardware, &request, catalog.as_ref(), &target)?;
+        let catalog = device.catalog();
+        let planned =
+            autoplan_ranks(&graph, &hardware, &request, parallel, catalog.as_ref(), &target)?;
         Ok(Planning { hardware, planned })
     }
 

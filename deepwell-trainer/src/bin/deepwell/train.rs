@@ -24,6 +24,7 @@ Examples:
   deepwell train --model config.json --data 'texts/**/*.md' --tokenizer tokenizer.json
   deepwell train --run-file run.toml --seed 7
   deepwell train --run-file run.toml --resume
+  deepwell train --devices cpu:4 --zero 1             four ranks that split batch and optimizer state
 
 A run file:
   model = \"parity-3m\"

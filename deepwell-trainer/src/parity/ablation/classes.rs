@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{Graph, PrecisionPolicy, Tag, TensorKind};
 use deepwell_precision::{Direction, OperandClass, PolicyError, Role};
+use globset::Glob;
 use serde::{Deserialize, Serialize};
 
 /// By what the quantized operands of a policy are divided into classes.
@@ -82,16 +83,54 @@ impl Class {
 }
 
 /// The classes, in a fixed order. `tensors` restricts them to the tensors that it matches.
-pub(super) fn classes(graph: &Graph, by: AblateBy, tensors: Option<&str>) -> Vec<Class> {
-    match by {
+///
+/// # Errors
+/// [`PolicyError::Glob`] when `tensors` is malformed, [`PolicyError::NoMatch`] when the classes are
+/// of tensors and it matches none of them.
+pub(super) fn classes(
+    graph: &Graph,
+    by: AblateBy,
+    tensors: Option<&str>,
+) -> Result<Vec<Class>, PolicyError> {
+    Ok(match by {
         AblateBy::Gemm => {
             Direction::ALL.iter().map(|&gemm| Class::of_gemm(gemm, tensors)).collect()
         }
         AblateBy::Operand => {
             OperandClass::ALL.iter().map(|&class| Class::of_operand(class, tensors)).collect()
         }
-        AblateBy::Tensor => kinds_of_tensors(graph).iter().map(Class::of_kind).collect(),
+        AblateBy::Tensor => {
+            let mut kinds = kinds_of_tensors(graph);
+            if let Some(glob) = tensors {
+                restrict(&mut kinds, glob)?;
+            }
+            kinds.iter().map(Class::of_kind).collect()
+        }
+    })
+}
+
+/// Leaves the tensors that `glob` matches, and no kind without any.
+fn restrict(kinds: &mut Vec<Kind<'_>>, glob: &str) -> Result<(), PolicyError> {
+    let matcher = Glob::new(glob).map_err(|error| PolicyError::Glob {
+        place: String::new(),
+        glob: glob.to_string(),
+        message: error.kind().to_string(),
+    })?;
+    let matcher = matcher.compile_matcher();
+    let tensor_count = kinds.iter().map(|kind| kind.names.len()).sum();
+    for kind in kinds.iter_mut() {
+        kind.names.retain(|name| matcher.is_match(name));
     }
+    kinds.retain(|kind| !kind.names.is_empty());
+    if kinds.is_empty() {
+        return Err(PolicyError::NoMatch {
+            place: String::new(),
+            glob: glob.to_string(),
+            tensor_count,
+            hint: String::new(),
+        });
+    }
+    Ok(())
 }
 
 /// Linear tensors that have one place in their layers: the third of attention, for example.
@@ -140,9 +179,9 @@ mod tests {
 
     #[test]
     fn classes_of_models() {
-        let check = |model: &str, by, expected: &[&str]| {
+        let check = |model: &str, by, tensors: Option<&str>, expected: &[&str]| {
             let graph = ModelConfig::preset(model).unwrap().capture(Some(32)).unwrap();
-            let classes = classes(&graph, by, None);
+            let classes = classes(&graph, by, tensors).unwrap();
             let names: Vec<String> =
                 classes.iter().map(|class| format!("{}: {}", class.folder, class.name)).collect();
             assert_eq!(names, expected);
@@ -154,10 +193,16 @@ mod tests {
                 }
             }
         };
-        check("llama-micro", AblateBy::Gemm, &["fprop: fprop", "dgrad: dgrad", "wgrad: wgrad"]);
+        check(
+            "llama-micro",
+            AblateBy::Gemm,
+            None,
+            &["fprop: fprop", "dgrad: dgrad", "wgrad: wgrad"],
+        );
         check(
             "llama-micro",
             AblateBy::Operand,
+            None,
             &[
                 "fprop-activation: fprop.activation",
                 "fprop-weight: fprop.weight",
@@ -170,6 +215,7 @@ mod tests {
         check(
             "llama-micro",
             AblateBy::Tensor,
+            None,
             &[
                 "attn-1: model.layers.0.self_attn.q_proj.weight and 1 like it",
                 "attn-2: model.layers.0.self_attn.k_proj.weight and 1 like it",
@@ -183,6 +229,7 @@ mod tests {
         check(
             "gpt2-micro",
             AblateBy::Tensor,
+            None,
             &[
                 "attn-1: h.0.attn.q.weight and 1 like it",
                 "attn-2: h.0.attn.k.weight and 1 like it",
@@ -192,6 +239,29 @@ mod tests {
                 "mlp-2: h.0.mlp.c_proj.weight and 1 like it",
             ],
         );
+        check(
+            "llama-micro",
+            AblateBy::Tensor,
+            Some("*.{v_proj,down_proj}.weight"),
+            &[
+                "attn-3: model.layers.0.self_attn.v_proj.weight and 1 like it",
+                "mlp-3: model.layers.0.mlp.down_proj.weight and 1 like it",
+            ],
+        );
+        check(
+            "llama-micro",
+            AblateBy::Tensor,
+            Some("*.1.*.v_proj.weight"),
+            &["attn-3: model.layers.1.self_attn.v_proj.weight"],
+        );
+    }
+
+    #[test]
+    fn a_glob_that_matches_nothing_is_an_error() {
+        let graph = ModelConfig::preset("llama-micro").unwrap().capture(Some(32)).unwrap();
+        let error = classes(&graph, AblateBy::Tensor, Some("*.lm_head.*")).unwrap_err();
+        let expected = "rule `*.lm_head.*` matches none of the 14 tensors";
+        assert_eq!(error.to_string(), expected);
     }
 
     /// A class takes the tensors of its place in all layers and no others.

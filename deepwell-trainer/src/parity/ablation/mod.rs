@@ -99,7 +99,7 @@ pub fn run(
     let graph = options.settings.model_source()?.capture(Some(options.settings.seq_len))?;
     options.settings.resolve_learning_rate(graph.parameter_count());
     let policy = options.settings.precision_policy()?;
-    let classes = classes(&graph, options.by, options.tensors.as_deref());
+    let classes = classes(&graph, options.by, options.tensors.as_deref())?;
     for class in &classes {
         for policy in [class.alone(&policy)?, class.left_out(&policy)?] {
             deepwell_ir::apply_precision(&graph, &policy)?;

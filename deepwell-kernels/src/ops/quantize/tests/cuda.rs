@@ -247,3 +247,16 @@ emulated! {
         }
     }
 }
+
+emulated! {
+    quantize_square on Sm100a: |gpu| {
+        let square = QuantFormat::MXFP8
+            .with_granularity(Granularity::G128)
+            .with_shape(BlockShape::Square);
+        for axis in [Axis::Row, Axis::Column, Axis::Both] {
+            for kind in ["wide", "special", "clamped"] {
+                check(gpu, 256, 384, kind, &Quantize { format: square, axis });
+            }
+        }
+    }
+}

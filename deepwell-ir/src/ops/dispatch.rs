@@ -1,0 +1,147 @@
+//! Where each pair of token and expert goes in a buffer that is sorted by expert.
+//!
+//! # Grouped rows
+//!
+//! Token `t` and its `k`-th expert are pair `t · K + k`. A matrix of grouped rows is `[R, C]`, one
+//! row for each pair, sorted by expert ([`GroupedRows`] says how many rows that are at most). On
+//! the device, so that the host waits for nothing, lie
+//!
+//! | name | type | holds |
+//! |---|---|---|
+//! | `offsets` | i32 `[E + 1]` | group `e` has the rows `offsets[e]..offsets[e + 1]` |
+//! | `load` | i32 `[2, E]` | pairs that chose each expert; those of them that have a row |
+//! | `rows` | i32 `[T, K]` | the row of each pair, -1 for one that was dropped |
+//! | `pairs` | i32 `[R]` | the pair of each row, -1 for a row without one |
+//!
+//! - `offsets[0]` is 0, and every offset is a multiple of `align`: a block of 32 rows never crosses
+//!   groups, so a columnwise quantization of the whole matrix starts anew with each group. A group
+//!   without pairs has no rows.
+//! - The first `load[1][e]` rows of a group have its pairs, in ascending order; fewer than `align`
+//!   rows follow that have none, to the end of the group.
+//! - Rows without a pair are zero, those from `offsets[E]` to `R` too. Every op that writes grouped
+//!   rows writes these zeros, so no quantization counts, and no op reads, what nobody wrote.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Check, product};
+use crate::autodiff::BackwardContext;
+use crate::op::{OpRule, OutputType, TensorType};
+use crate::{DType, Dim, IrError, Node, OpError, Shape};
+
+/// How many groups there are, and of which multiple of rows each takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GroupedRows {
+    /// Groups: the experts of a layer, `E`.
+    pub groups: usize,
+    /// Each group has a multiple of so many rows: of as many as share a scale along them.
+    pub align: usize,
+}
+
+impl GroupedRows {
+    /// Most rows that alignment adds, a multiple of it.
+    pub const fn padding_max(&self) -> usize {
+        (self.groups * self.align.saturating_sub(1)).next_multiple_of(self.align)
+    }
+
+    /// Rows of a buffer that holds so many pairs, however they are spread; `None` for a number of
+    /// pairs that is counted in blocks.
+    ///
+    /// ```
+    /// use deepwell_ir::{Binding, Dim, ops::GroupedRows};
+    ///
+    /// // Two experts for each of 99 tokens, in 8 groups of whole 32 rows.
+    /// let rows = GroupedRows { groups: 8, align: 32 }.rows(Dim::TOKENS.times(2)).unwrap();
+    /// assert_eq!(rows.bind(&Binding { batch: 3, seq: 33 }), 224 + 248_usize.next_multiple_of(32));
+    /// ```
+    pub fn rows(&self, pairs: Dim) -> Option<Dim> {
+        Some(pairs.plus(self.padding_max())?.round_up_to(self.align))
+    }
+
+    /// Rows of a buffer without what alignment adds at most: its pairs, rounded up to `align`.
+    pub const fn pairs_of(&self, rows: usize) -> usize {
+        rows.saturating_sub(self.padding_max())
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!("groups={} align={}", self.groups, self.align)
+    }
+
+    /// Wants a number of groups and an alignment that are not zero.
+    pub(super) fn check(&self, check: &Check<'_>) -> Result<(), OpError> {
+        if self.groups == 0 || self.align == 0 {
+            return Err(check.error("at least 1 group of a multiple of 1 row", self.describe()));
+        }
+        Ok(())
+    }
+
+    /// Wants input `index` to be `offsets`.
+    pub(super) fn check_offsets(&self, check: &Check<'_>, index: usize) -> Result<(), OpError> {
+        self.check(check)?;
+        check.dtype(index, DType::I32)?;
+        check.shape(index, &Shape::new([self.groups + 1]))
+    }
+}
+
+/// experts i32 `[T, K]` → offsets i32 `[E + 1]`, load i32 `[2, E]`, rows i32 `[T, K]`, pairs i32
+/// `[R]`, as the module's documentation has them.
+///
+/// Pairs are sorted stably. With a capacity factor an expert takes
+/// `ceil(factor · T · K / E)` pairs at most, in ascending order; the gates of what is left are not
+/// renormalized.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dispatch {
+    /// Groups and their alignment.
+    pub grouped: GroupedRows,
+    /// Limits the pairs of an expert to so many times its even share; none drops nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
+}
+
+impl OpRule for Dispatch {
+    fn name(&self) -> &'static str {
+        "dispatch"
+    }
+
+    fn attributes(&self) -> String {
+        let grouped = self.grouped.describe();
+        match self.capacity_factor {
+            Some(factor) => format!("{grouped} capacity_factor={factor}"),
+            None => grouped,
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["experts"])?;
+        check.dtype(0, DType::I32)?;
+        self.grouped.check(&check)?;
+        let experts = check.rank(0, 2)?;
+        let top_k = check.fixed(0, 1)?;
+        if let Some(factor) = self.capacity_factor.filter(|f| !f.is_finite() || *f <= 0.0) {
+            return Err(check.error("a finite capacity factor over 0", factor.to_string()));
+        }
+        let rows = self.grouped.rows(experts[0].times(top_k));
+        let rows = rows.ok_or_else(|| check.error("tokens one by one", experts[0].to_string()))?;
+        let i32s = |suffix, shape| OutputType::statistic(suffix, shape, DType::I32);
+        let groups = self.grouped.groups;
+        Ok(vec![
+            i32s("offsets", Shape::new([groups + 1])),
+            i32s("load", Shape::new([2, groups])),
+            i32s("rows", inputs[0].shape.clone()),
+            i32s("pairs", Shape(vec![rows])),
+        ])
+    }
+
+    fn result_count(&self) -> usize {
+        4
+    }
+
+    /// A comparison and an addition for each pair.
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        2 * product(&shapes[0])
+    }
+
+    /// Neither a choice nor a place has a gradient.
+    fn backward(&self, _node: &Node, _context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! The gated activation of experts, with the gates of the router.
+
+use serde::{Deserialize, Serialize};
+
+use super::permute::check_maps;
+use super::{Check, ExpertActivation, product};
+use crate::autodiff::BackwardContext;
+use crate::op::{OpRule, OutputType, TensorType};
+use crate::{DType, IrError, Node, OpError, Shape};
+
+/// gate, up `[R, F]`, gates f32 `[T, K]`, rows i32 `[T, K]`, pairs i32 `[R]` → `[R, F]`: the
+/// activation of each row times the gate of its pair, zero for a row without a pair.
+///
+/// The gate multiplies what goes into the down projection, not what comes out of it (as in
+/// Megatron-LM, where transformers multiplies the output): in exact numbers the same, but the
+/// gradient of the gate is then `⟨dout, activation⟩`, which needs no output of an expert to be kept.
+/// In MXFP8 it is the product that is quantized.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertSwiGlu {
+    /// The activation.
+    pub activation: ExpertActivation,
+}
+
+const OPERANDS: [&str; 5] = ["gate", "up", "gates", "rows", "pairs"];
+
+/// Wants inputs `first` and on to be those of the forward; gives the element type.
+fn check_operands(check: &Check<'_>, first: usize) -> Result<DType, OpError> {
+    let dtype = check.same_float(&[first, first + 1])?;
+    let gate = check.rank(first, 2)?;
+    check.shape(first + 1, &check.inputs[first].shape)?;
+    check.dtype(first + 2, DType::F32)?;
+    check_maps(check, first + 3)?;
+    check.shape(first + 2, &check.inputs[first + 3].shape)?;
+    check.shape(first + 4, &Shape(vec![gate[0]]))?;
+    Ok(dtype)
+}
+
+impl OpRule for ExpertSwiGlu {
+    fn name(&self) -> &'static str {
+        "expert_swiglu"
+    }
+
+    fn attributes(&self) -> String {
+        self.activation.describe()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &OPERANDS)?;
+        let dtype = check_operands(&check, 0)?;
+        Ok(vec![OutputType::activation("", inputs[0].shape.clone(), dtype)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        6 * product(&shapes[0])
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let Some(dout) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let inputs = [&[dout], &node.inputs[..]].concat();
+        let op = ExpertSwiGluBackward { activation: self.activation };
+        let gradients = context.emit_fresh(op, "", &inputs)?;
+        for (&input, gradient) in node.inputs.iter().zip(gradients) {
+            context.contribute(input, gradient)?;
+        }
+        Ok(())
+    }
+}
+
+/// dout, gate, up `[R, F]`, gates, rows, pairs → dgate, dup `[R, F]`, dgates f32 `[T, K]`.
+///
+/// dgates of a pair is the dot product of its row of `dout` with the activation of its row, computed
+/// again; 0 for a pair that was dropped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertSwiGluBackward {
+    /// The activation.
+    pub activation: ExpertActivation,
+}
+
+impl OpRule for ExpertSwiGluBackward {
+    fn name(&self) -> &'static str {
+        "expert_swiglu_backward"
+    }
+
+    fn attributes(&self) -> String {
+        self.activation.describe()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let names = [&["dout"][..], &OPERANDS].concat();
+        let check = Check::count(self.name(), inputs, &names)?;
+        let dtype = check_operands(&check, 1)?;
+        check.dtype(0, dtype)?;
+        check.shape(0, &inputs[1].shape)?;
+        let matrix = |suffix| OutputType::activation(suffix, inputs[1].shape.clone(), dtype);
+        Ok(vec![
+            matrix("dgate"),
+            matrix("dup"),
+            OutputType::statistic("dgates", inputs[3].shape.clone(), DType::F32),
+        ])
+    }
+
+    fn result_count(&self) -> usize {
+        3
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        13 * product(&shapes[1])
+    }
+}

@@ -1,0 +1,224 @@
+//! What a precision policy says of the parameters of a graph, and what of that is computed.
+
+use std::collections::{HashMap, HashSet};
+
+use deepwell_precision::{
+    Assignment, ElementRounding, Format, OperandClass, PrecisionPolicy, QuantFormat, Role,
+    TensorScale, TensorUse,
+};
+
+use super::TensorPrecision;
+use super::precision::reads_master;
+use crate::{DType, Graph, IrError, Node, Op, Phase, TensorId, TensorKind};
+
+pub(super) fn assign(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+) -> Result<(HashMap<TensorId, Assignment>, Vec<TensorPrecision>), IrError> {
+    let order = parameters_in_order(graph);
+    let uses: Vec<TensorUse<'_>> =
+        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
+    let mut assigned = policy.assign(&uses)?;
+    let readers = readers_without_gemm(graph);
+    for (&(id, role), assignment) in order.iter().zip(&mut assigned) {
+        if let Some(reader) = readers.get(&id).filter(|_| is_quantizable(role)) {
+            keep_without_gemm(reader, assignment);
+        }
+        let is_stack = graph.tensor(id).shape.rank() > 2;
+        let format = assignment.format.quantized().filter(|_| is_stack);
+        if format.is_some_and(|format| format.tensor_scale != TensorScale::None) {
+            keep_without_gemm("grouped_gemm", assignment);
+        }
+    }
+    let asked: Vec<Option<Format>> =
+        assigned.iter_mut().map(|assignment| without_unserved(assignment, serves)).collect();
+    let report = uses
+        .iter()
+        .zip(assigned.iter().zip(asked))
+        .map(|(tensor, (assignment, asked))| TensorPrecision {
+            asked,
+            ..TensorPrecision::new(tensor.name, assignment)
+        })
+        .collect();
+    for (&(id, role), assignment) in order.iter().zip(&assigned) {
+        if assignment.format.is_quantized() && !is_quantizable(role) {
+            return Err(IrError::Precision {
+                tensor: graph.tensor(id).name.clone(),
+                what: format!(
+                    "expected f32 or bf16 for a tensor of role {role:?}, got {format}\n\
+                     hint: only linear and expert tensors have {format} GEMMs; narrow the rule",
+                    format = assignment.format
+                ),
+            });
+        }
+    }
+    for (&(id, _), assignment) in order.iter().zip(&assigned) {
+        let tensor = graph.tensor(id);
+        let Some(format) = assignment.format.quantized() else { continue };
+        let block = format.scale.stored_every();
+        let sizes = tensor.shape.as_fixed().unwrap_or_default();
+        // Of a stack of matrices each is quantized by itself: their number may be any.
+        let matrix = &sizes[sizes.len().saturating_sub(2)..];
+        if !matrix.iter().all(|size| size.is_multiple_of(block)) {
+            return Err(IrError::Precision {
+                tensor: tensor.name.clone(),
+                what: format!(
+                    "expected sizes divisible by {block} for {}, got {}\n\
+                     hint: choose such sizes, or keep it in bf16 by a rule of the policy",
+                    format.name(),
+                    tensor.shape
+                ),
+            });
+        }
+    }
+    for (&(id, _), assignment) in order.iter().zip(&assigned) {
+        for &class in OperandClass::ALL.iter().filter(|class| class.operand() != "gradient") {
+            let operand = assignment.operand(class);
+            if operand.is_some_and(|it| it.rounding != ElementRounding::Nearest) {
+                return Err(IrError::Precision {
+                    tensor: graph.tensor(id).name.clone(),
+                    what: format!(
+                        "expected rounding `nearest` for {class}, got `stochastic`\n\
+                         hint: only gradients are rounded at random; set it for dgrad.gradient and \
+                         wgrad.gradient"
+                    ),
+                });
+            }
+        }
+    }
+    let assignments = order.into_iter().map(|(id, _)| id).zip(assigned).collect();
+    Ok((assignments, report))
+}
+
+/// Whether a tensor of a role may be an operand of a GEMM of quantized operands.
+fn is_quantizable(role: Role) -> bool {
+    matches!(role, Role::Linear | Role::Expert)
+}
+
+/// For each tensor that an op reads otherwise than as the weight of a linear GEMM, that op.
+fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
+    let mut readers = HashMap::new();
+    for node in &graph.nodes {
+        let has_gemm = matches!(
+            node.op,
+            Op::Linear(_)
+                | Op::LinearInputGrad(_)
+                | Op::GroupedGemm(_)
+                | Op::GroupedGemmInputGrad(_)
+        );
+        for (index, &input) in node.inputs.iter().enumerate() {
+            if !(has_gemm && index == 1) {
+                readers.entry(input).or_insert(node.op.rule().name());
+            }
+        }
+    }
+    readers
+}
+
+/// Leaves a weight in BF16 that the policy would quantize, but that `reader` reads, which has no
+/// GEMM of quantized operands: the report must not claim what nobody computes.
+fn keep_without_gemm(reader: &str, assignment: &mut Assignment) {
+    if assignment.format.is_quantized() {
+        assignment.reason = format!(
+            "`{reader}` has no GEMM of quantized operands (asked for {} by: {})",
+            assignment.format, assignment.reason
+        );
+        assignment.format = Format::Bf16;
+        assignment.operands = Default::default();
+    }
+}
+
+/// Takes quantization from what a target does not serve. Gives the format that was asked for where
+/// it does.
+fn without_unserved(
+    assignment: &mut Assignment,
+    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+) -> Option<Format> {
+    let mut operands = assignment.operands.iter().flatten();
+    let why = operands.find_map(|format| serves(format).err())?;
+    let reason = format!("{why}; asked for by: {}", assignment.reason);
+    let asked = assignment.format;
+    *assignment =
+        Assignment { format: Format::Bf16, operands: [None; 6], gemm: assignment.gemm, reason };
+    Some(asked)
+}
+
+/// Parameters by their first use in the forward. The loss op stands in the backward of a
+/// differentiated graph; its head comes last.
+fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
+    let of_phase = |phase| graph.nodes.iter().filter(move |node| node.phase == phase);
+    let mut known = HashSet::new();
+    let mut order = Vec::new();
+    for node in of_phase(Phase::Forward).chain(of_phase(Phase::Backward)) {
+        for &id in &node.inputs {
+            let tensor = graph.tensor(id);
+            let TensorKind::Parameter { role, .. } = tensor.kind else { continue };
+            // A bias follows the activations: it has no GEMM of its own.
+            let is_bias = role == Role::Linear && tensor.shape.rank() == 1;
+            if !is_bias && known.insert(id) {
+                order.push((id, role));
+            }
+        }
+    }
+    order
+}
+
+pub(super) fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
+    let f32_count = report.iter().filter(|tensor| tensor.format == Format::F32).count();
+    if f32_count == 0 {
+        return Ok(DType::Bf16);
+    }
+    match report.iter().find(|tensor| tensor.format != Format::F32) {
+        None => Ok(DType::F32),
+        Some(other) => Err(IrError::Precision {
+            tensor: other.tensor.clone(),
+            what: format!(
+                "expected f32 as for {f32_count} other tensors, got {}\n\
+                 hint: f32 is for whole models; use bf16 for single tensors",
+                other.format
+            ),
+        }),
+    }
+}
+
+/// What the policy says of a router is not what it gets, see [`reads_master`]: the report must say
+/// what is computed.
+pub(super) fn with_routers_in_f32(
+    graph: &Graph,
+    report: Vec<TensorPrecision>,
+) -> Vec<TensorPrecision> {
+    let masters = |node: &Node| -> Vec<String> {
+        let read =
+            node.inputs.iter().enumerate().filter(|(index, _)| reads_master(&node.op, *index));
+        read.map(|(_, &id)| graph.tensor(id).name.clone()).collect()
+    };
+    let routers: HashSet<String> = graph.nodes.iter().flat_map(masters).collect();
+    let of_tensor = |tensor: TensorPrecision| {
+        if !routers.contains(&tensor.tensor) || tensor.format == Format::F32 {
+            return tensor;
+        }
+        let reason =
+            format!("routers choose in f32 (asked for {}: {})", tensor.format, tensor.reason);
+        TensorPrecision { format: Format::F32, reason, ..tensor }
+    };
+    report.into_iter().map(of_tensor).collect()
+}
+
+/// Rows that a group of tokens is a multiple of, so that no scale is shared across groups: 32, or as
+/// many as share a scale along K in any operand of an expert's GEMMs under `policy`.
+///
+/// # Errors
+/// A policy that cannot be applied.
+pub fn expert_row_alignment(graph: &Graph, policy: &PrecisionPolicy) -> Result<usize, IrError> {
+    let order = parameters_in_order(graph);
+    let uses: Vec<TensorUse<'_>> =
+        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
+    let assigned = policy.assign(&uses)?;
+    let of_experts = order.iter().zip(&assigned).filter(|((_, role), _)| *role == Role::Expert);
+    let formats = of_experts.flat_map(|(_, assignment)| assignment.operands.iter().flatten());
+    Ok(formats.map(|format| usize::from(format.block.k)).fold(EXPERT_ROWS, usize::max))
+}
+
+/// Rows of a block of MXFP8 along the contraction of a weight gradient.
+const EXPERT_ROWS: usize = 32;

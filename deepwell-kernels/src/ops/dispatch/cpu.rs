@@ -1,0 +1,123 @@
+//! Sorting pairs of token and expert, by [`deepwell_moe`]'s definition.
+
+use deepwell_ir::Op;
+use deepwell_ir::ops::Dispatch;
+use deepwell_moe::{Capacity, GroupedMaps, MoeError};
+
+use crate::KernelError;
+use crate::cpu::calls::{Operands, Run};
+
+/// Sorts the pairs `chosen` `[tokens, top_k]` by expert.
+///
+/// # Errors
+///
+/// An expert that does not exist, a bad capacity factor, or maps of another length.
+pub fn dispatch(
+    op: &Dispatch,
+    chosen: &[i32],
+    top_k: usize,
+    maps: GroupedMaps<'_>,
+) -> Result<(), MoeError> {
+    // A negative number becomes one that no expert has.
+    let chosen: Vec<u32> = chosen.iter().map(|&expert| expert as u32).collect();
+    let capacity = op.capacity_factor.map_or(Capacity::Dropless, Capacity::Factor);
+    let sorted = deepwell_moe::Dispatch::new(&chosen, top_k, op.grouped.groups, capacity)?;
+    sorted.write_grouped(op.grouped.align, maps)
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::Dispatch(op) = op else { return Err(operands.unknown_kernel()) };
+    let (op, top_k) = (op.clone(), operands.shape(0)[1]);
+    let chosen = operands.input::<i32>(0)?;
+    let [offsets, load, rows, pairs] = [
+        operands.target::<i32>(1)?,
+        operands.target::<i32>(2)?,
+        operands.target::<i32>(3)?,
+        operands.target::<i32>(4)?,
+    ];
+    Ok(Box::new(move |arena| {
+        let maps = GroupedMaps {
+            offsets: offsets.of(arena),
+            load: load.of(arena),
+            rows: rows.of(arena),
+            pairs: pairs.of(arena),
+        };
+        dispatch(&op, chosen.of(arena), top_k, maps).map_err(|error| error.to_string())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::Dim;
+    use deepwell_ir::ops::GroupedRows;
+
+    use super::*;
+    use crate::cpu::test_support::Random;
+    use crate::ops::dispatch::oracle::{self, Grouped};
+
+    /// Compares with the oracle, with a buffer as long as the op says.
+    fn check(chosen: &[i32], top_k: usize, experts: usize, align: usize, factor: Option<f64>) {
+        let grouped = GroupedRows { groups: experts, align };
+        let op = Dispatch { grouped, capacity_factor: factor };
+        let rows = grouped.rows(Dim::fixed(chosen.len())).unwrap().as_fixed().unwrap();
+        assert!(grouped.pairs_of(rows) >= chosen.len() && rows.is_multiple_of(align));
+        let mut got = Grouped {
+            offsets: vec![7; experts + 1],
+            load: vec![7; 2 * experts],
+            rows: vec![7; chosen.len()],
+            pairs: vec![7; rows],
+        };
+        let maps = GroupedMaps {
+            offsets: &mut got.offsets,
+            load: &mut got.load,
+            rows: &mut got.rows,
+            pairs: &mut got.pairs,
+        };
+        dispatch(&op, chosen, top_k, maps).unwrap();
+        let share = |factor: f64| (factor * chosen.len() as f64 / experts as f64).ceil() as usize;
+        let capacity = factor.map_or(usize::MAX, share);
+        assert_eq!(got, oracle::forward(chosen, experts, align, capacity, rows));
+    }
+
+    #[test]
+    fn matches_the_oracle() {
+        for (experts, top_k) in [(1, 1), (3, 2), (8, 2), (33, 6)] {
+            for tokens in [0, 1, 31, 32, 33, 127, 129] {
+                let mut random = Random::new(tokens as u64);
+                let mut token = || {
+                    let first = random.below(experts);
+                    (0..top_k).map(move |choice| ((first + choice) % experts) as i32)
+                };
+                let spread: Vec<i32> = (0..tokens).flat_map(|_| token()).collect();
+                // All on the first, on the last; the first and the last stay empty with one between.
+                let all_on = |expert: usize| -> Vec<i32> {
+                    let of_token = (0..top_k).map(|choice| ((expert + choice) % experts) as i32);
+                    of_token.cycle().take(tokens * top_k).collect()
+                };
+                for chosen in [spread, all_on(0), all_on(experts - 1), all_on(experts / 2)] {
+                    for align in [1, 32, 128] {
+                        for factor in [None, Some(0.3), Some(1.0), Some(2.0)] {
+                            check(&chosen, top_k, experts, align, factor);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_expert_that_does_not_exist_is_refused() {
+        let grouped = GroupedRows { groups: 2, align: 1 };
+        for expert in [-1, 2] {
+            let maps = GroupedMaps {
+                offsets: &mut [0; 3],
+                load: &mut [0; 4],
+                rows: &mut [0; 2],
+                pairs: &mut [0; 2],
+            };
+            let op = Dispatch { grouped, capacity_factor: None };
+            let error = dispatch(&op, &[0, expert], 1, maps);
+            assert!(matches!(error, Err(MoeError::ExpertOutOfRange { index: 1, .. })), "{error:?}");
+        }
+    }
+}

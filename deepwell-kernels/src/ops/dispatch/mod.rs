@@ -1,0 +1,10 @@
+//! Where each pair of token and expert goes in a buffer that is sorted by expert.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("dispatch", cpu::prepare)], cuda: &[] };

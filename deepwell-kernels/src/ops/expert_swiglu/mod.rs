@@ -1,0 +1,16 @@
+//! The gated activation of experts times the router's gates, and its backward.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("expert_swiglu", cpu::prepare_forward),
+        CpuKernel::new("expert_swiglu_backward", cpu::prepare_backward)
+            .scratch(cpu::workspace_bytes),
+    ],
+    cuda: &[],
+};

@@ -1,0 +1,262 @@
+//! The GEMMs of grouped rows: a GEMM of the backend for each group, one after the other.
+
+use std::ops::Range;
+
+use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Storage};
+use deepwell_precision::{BLOCK, scale_tiles};
+use half::bf16;
+
+use crate::KernelError;
+use crate::cpu::arena::{Arena, In};
+use crate::cpu::calls::gemm_output::{self, GemmTarget};
+use crate::cpu::calls::{Operands, Run};
+use crate::cpu::gemm::{MxPart, Operand, Output, Tier, gemm};
+
+/// The numbers of an operand: `[rows, columns]`, or a stack of such matrices.
+#[derive(Clone, Copy, Debug)]
+pub enum Matrix<'a> {
+    /// FP32.
+    F32(&'a [f32]),
+    /// BF16.
+    Bf16(&'a [bf16]),
+    /// MXFP8, quantized along the columns.
+    Mx {
+        /// E4M3 data.
+        data: &'a [u8],
+        /// E8M0 scales in tiles, those of each matrix of a stack by themselves.
+        scales: &'a [u8],
+    },
+}
+
+impl<'a> Matrix<'a> {
+    fn is_mx(&self) -> bool {
+        matches!(self, Matrix::Mx { .. })
+    }
+
+    /// The rows from `first` on of a matrix of `columns` columns.
+    fn rows_from(&self, first: usize, columns: usize) -> Operand<'a> {
+        match self {
+            Matrix::F32(data) => Operand::rows_f32(&data[first * columns..], columns),
+            Matrix::Bf16(data) => Operand::rows_bf16(&data[first * columns..], columns),
+            Matrix::Mx { data, scales } => {
+                let blocks = columns.div_ceil(BLOCK);
+                let part = MxPart { first_row: first, first_block: 0, blocks };
+                Operand::part_mx(&data[first * columns..], scales, columns, part)
+            }
+        }
+    }
+
+    /// The columns from `first` on of a quantized matrix of `columns` columns.
+    fn columns_from(&self, first: usize, columns: usize) -> Operand<'a> {
+        match self {
+            Matrix::Mx { data, scales } => {
+                let blocks = columns.div_ceil(BLOCK);
+                let part = MxPart { first_row: 0, first_block: first / BLOCK, blocks };
+                Operand::part_mx(&data[first.min(data.len())..], scales, columns, part)
+            }
+            // Not quantized, it lies as `[columns, rows]`: the caller turns rows around.
+            _ => self.rows_from(first, columns),
+        }
+    }
+
+    /// Matrix `index` of a stack of `[rows, columns]`.
+    fn of_stack(&self, index: usize, rows: usize, columns: usize) -> Operand<'a> {
+        let elements = rows * columns;
+        match self {
+            Matrix::F32(data) => Operand::rows_f32(&data[index * elements..][..elements], columns),
+            Matrix::Bf16(data) => {
+                Operand::rows_bf16(&data[index * elements..][..elements], columns)
+            }
+            Matrix::Mx { data, scales } => {
+                let tiles = scale_tiles::tiled_len(rows, columns.div_ceil(BLOCK));
+                let scales = &scales[index * tiles..][..tiles];
+                Operand::rows_mx(&data[index * elements..][..elements], scales, columns)
+            }
+        }
+    }
+}
+
+/// Sizes of grouped GEMMs: `n` outputs and `k` inputs of the layer, `rows` of the buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Rows of the buffer, those behind the groups included.
+    pub rows: usize,
+    /// Outputs of the layer.
+    pub n: usize,
+    /// Inputs of the layer.
+    pub k: usize,
+}
+
+/// One of the three GEMMs of a layer for each group of rows.
+///
+/// Plain operands: fprop takes `a` = x `[rows, k]` and `b` = w `[groups, n, k]`, dgrad dy `[rows,
+/// n]` and w, wgrad dy and x. Quantized ones lie along their contraction: of dgrad w is `[groups, k,
+/// n]`, of wgrad `a` is `[n, rows]` and `b` is `[k, rows]`. `out` is `[rows, n]`, `[rows, k]` or
+/// `[groups, n, k]`.
+///
+/// # Errors
+///
+/// Offsets that do not ascend within the buffer (with quantized operands in whole blocks), and what
+/// [`gemm`] refuses.
+pub fn grouped_gemm(
+    tier: Tier,
+    kind: GemmKind,
+    Sizes { rows, n, k }: Sizes,
+    [a, b]: [Matrix<'_>; 2],
+    offsets: &[i32],
+    out: &mut Output<'_>,
+    workspace: &mut [u8],
+) -> Result<(), String> {
+    let groups = check_offsets(offsets, rows, if a.is_mx() { BLOCK } else { 1 })?;
+    for (index, group) in groups.iter().enumerate() {
+        let (first, count) = (group.start, group.len());
+        let (m, columns, contraction, a, b) = match kind {
+            GemmKind::Fprop => (count, n, k, a.rows_from(first, k), b.of_stack(index, n, k)),
+            GemmKind::Dgrad => {
+                let b = match b.is_mx() {
+                    true => b.of_stack(index, k, n),
+                    false => b.of_stack(index, n, k).transposed(),
+                };
+                (count, k, n, a.rows_from(first, n), b)
+            }
+            GemmKind::Wgrad if a.is_mx() => {
+                (n, k, count, a.columns_from(first, rows), b.columns_from(first, rows))
+            }
+            GemmKind::Wgrad => {
+                let (a, b) = (a.rows_from(first, n), b.rows_from(first, k));
+                (n, k, count, a.transposed(), b.transposed())
+            }
+        };
+        let start = match kind {
+            GemmKind::Wgrad => index * n * k,
+            _ => first * columns,
+        };
+        let part = part_of(out, start..start + m * columns);
+        gemm(tier, m, columns, contraction, a, b, part, workspace)
+            .map_err(|error| error.to_string())?;
+    }
+    if kind != GemmKind::Wgrad {
+        let columns = if kind == GemmKind::Fprop { n } else { k };
+        let end = groups.last().map_or(0, |group| group.end);
+        match out {
+            Output::F32 { data, .. } => data[end * columns..].fill(0.0),
+            Output::Bf16 { data } => data[end * columns..].fill(bf16::ZERO),
+        }
+    }
+    Ok(())
+}
+
+/// The rows of each group.
+fn check_offsets(
+    offsets: &[i32],
+    rows: usize,
+    multiple: usize,
+) -> Result<Vec<Range<usize>>, String> {
+    let places: Option<Vec<usize>> =
+        offsets.iter().map(|&offset| usize::try_from(offset).ok()).collect();
+    let fits = |places: &[usize]| {
+        places.first() == Some(&0)
+            && places.is_sorted()
+            && places.iter().all(|place| place.is_multiple_of(multiple) && *place <= rows)
+    };
+    match places.filter(|places| fits(places)) {
+        Some(places) => Ok(places.windows(2).map(|pair| pair[0]..pair[1]).collect()),
+        None => Err(format!(
+            "expected offsets that ascend from 0 to {rows} in multiples of {multiple}, got \
+             {offsets:?}"
+        )),
+    }
+}
+
+fn part_of<'a>(out: &'a mut Output<'_>, range: Range<usize>) -> Output<'a> {
+    match out {
+        Output::F32 { data, accumulate } => {
+            Output::F32 { data: &mut data[range], accumulate: *accumulate }
+        }
+        Output::Bf16 { data } => Output::Bf16 { data: &mut data[range] },
+    }
+}
+
+/// An operand where it lies in the arena.
+enum MatrixIn {
+    F32(In<f32>),
+    Bf16(In<bf16>),
+    Mx { data: In<u8>, scales: In<u8> },
+}
+
+impl MatrixIn {
+    fn new(operands: &Operands<'_>, index: usize) -> Result<MatrixIn, KernelError> {
+        Ok(match operands.dtype(index) {
+            DType::Bf16 => MatrixIn::Bf16(operands.input(index)?),
+            DType::F32 => MatrixIn::F32(operands.input(index)?),
+            DType::E4m3 => {
+                MatrixIn::Mx { data: operands.input(index)?, scales: operands.input(index + 1)? }
+            }
+            _ => return Err(operands.unexpected(index, "f32, bf16 or e4m3")),
+        })
+    }
+
+    fn of<'a>(&self, arena: &'a Arena) -> Matrix<'a> {
+        match self {
+            MatrixIn::F32(data) => Matrix::F32(data.of(arena)),
+            MatrixIn::Bf16(data) => Matrix::Bf16(data.of(arena)),
+            MatrixIn::Mx { data, scales } => {
+                Matrix::Mx { data: data.of(arena), scales: scales.of(arena) }
+            }
+        }
+    }
+}
+
+/// Where a call's operands are and how large: which GEMM, the data of `b`, `offsets`, and the sizes.
+fn layout(op: &Op, shape: &dyn Fn(usize) -> Vec<usize>) -> Option<(GemmKind, [usize; 2], Sizes)> {
+    let (kind, b, offsets, is_scaled) = match op {
+        Op::GroupedGemm(_) => (GemmKind::Fprop, 1, 2, false),
+        Op::GroupedGemmInputGrad(_) => (GemmKind::Dgrad, 1, 2, false),
+        Op::GroupedGemmWeightGrad(_) => (GemmKind::Wgrad, 1, 2, false),
+        Op::ScaledGroupedGemm(op) if Storage::plane_count(&op.a) == 2 => {
+            (op.kind, op.b_input(), op.plane_inputs(), true)
+        }
+        _ => return None,
+    };
+    let (of_a, of_b) = (shape(0), shape(b));
+    let sizes = match (kind, is_scaled) {
+        (GemmKind::Fprop, _) => Sizes { rows: of_a[0], n: of_b[1], k: of_b[2] },
+        (GemmKind::Dgrad, false) => Sizes { rows: of_a[0], n: of_b[1], k: of_b[2] },
+        (GemmKind::Dgrad, true) => Sizes { rows: of_a[0], n: of_b[2], k: of_b[1] },
+        (GemmKind::Wgrad, false) => Sizes { rows: of_a[0], n: of_a[1], k: of_b[1] },
+        (GemmKind::Wgrad, true) => Sizes { rows: of_a[1], n: of_a[0], k: of_b[0] },
+    };
+    Some((kind, [b, offsets], sizes))
+}
+
+pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let shape = |index: usize| operands.shape(index).to_vec();
+    let Some((kind, [b, offsets], sizes)) = layout(op, &shape) else {
+        return Err(operands.unknown_kernel());
+    };
+    let tier = operands.tier()?;
+    let (a, b) = (MatrixIn::new(operands, 0)?, MatrixIn::new(operands, b)?);
+    let offsets = operands.input::<i32>(offsets)?;
+    let target = GemmTarget::new(operands, operands.output(0))?;
+    let workspace = operands.workspace::<u8>()?;
+    Ok(Box::new(move |arena| {
+        let (matrices, mut out) = ([a.of(arena), b.of(arena)], target.output(arena));
+        let offsets = offsets.of(arena);
+        grouped_gemm(tier, kind, sizes, matrices, offsets, &mut out, workspace.of(arena))
+    }))
+}
+
+/// Scratch of the GEMM of a group that has all rows.
+pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
+    let shape = |index: usize| request.operands[index].shape.clone();
+    let Some((kind, [b, _], Sizes { rows, n, k })) = layout(request.op, &shape) else { return 0 };
+    let sizes = match kind {
+        GemmKind::Fprop => [rows, n, k],
+        GemmKind::Dgrad => [rows, k, n],
+        GemmKind::Wgrad => [n, k, rows],
+    };
+    gemm_output::workspace_bytes(request, [0, b], sizes, tier)
+}
+
+#[cfg(test)]
+mod tests;

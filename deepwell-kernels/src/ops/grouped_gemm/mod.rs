@@ -1,0 +1,22 @@
+//! The three GEMMs of a layer for each group of rows, plain and on quantized operands. How rows,
+//! offsets and planes lie is said by [`deepwell_ir::ops::GroupedGemm`]'s module.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+const fn tiered(op: &'static str) -> CpuKernel {
+    CpuKernel::new(op, cpu::prepare).scratch(cpu::workspace_bytes).tiered()
+}
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        tiered("grouped_gemm"),
+        tiered("grouped_gemm_input_grad"),
+        tiered("grouped_gemm_weight_grad"),
+        tiered("scaled_grouped_gemm"),
+    ],
+    cuda: &[],
+};

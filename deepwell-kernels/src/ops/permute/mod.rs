@@ -1,0 +1,15 @@
+//! Rows of tokens to rows of pairs, and their sums back.
+
+pub mod cpu;
+pub mod oracle;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("permute", cpu::prepare_permute),
+        CpuKernel::new("unpermute", cpu::prepare_unpermute),
+    ],
+    cuda: &[],
+};

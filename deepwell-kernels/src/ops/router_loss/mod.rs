@@ -1,0 +1,14 @@
+//! The auxiliary losses of a router, with their gradient.
+
+pub mod cpu;
+
+use super::OpKernels;
+use crate::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[
+        CpuKernel::new("router_loss", cpu::prepare),
+        CpuKernel::new("router_loss_grad", cpu::prepare),
+    ],
+    cuda: &[],
+};

@@ -1,0 +1,204 @@
+//! What the cost model knows about a GPU: datasheet peaks, and the share of them that kernels
+//! reach.
+//!
+//! Efficiencies are calibrated once for each generation, on no row of the tables in `scores/`:
+//!
+//! - Hopper: the runs on an H200 in `benchmarks/` (GEMMs of the library at 661 to 712 of 989
+//!   TFLOP/s, norms and SwiGLU at 76 to 97 % of the copy's bandwidth, which is 88 % of the
+//!   datasheet's, causal attention of PyTorch at 441 and 371 TFLOP/s);
+//! - Ampere: no GPU of this generation was measured. GEMMs of random numbers are publicly known to
+//!   reach 250 to 260 of 312 TFLOP/s; attention's and memory's shares are those of Hopper;
+//! - Blackwell: carried over from Hopper, which every report says.
+
+use serde::{Deserialize, Serialize};
+
+use crate::collectives::Generation;
+
+/// A GPU as the cost model sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuModel {
+    /// Name.
+    pub name: String,
+    /// Generation.
+    pub generation: Generation,
+    /// Dense BF16 FLOP/s of the datasheet.
+    pub bf16_flops: f64,
+    /// Dense FP8 FLOP/s of the datasheet; that of BF16 where there is no FP8.
+    pub fp8_flops: f64,
+    /// Bytes a second of the device memory, of the datasheet.
+    pub memory_bytes_per_s: f64,
+    /// Bytes of memory.
+    pub memory_bytes: f64,
+    /// SMs.
+    pub sms: f64,
+    /// Share of the peak that a large GEMM reaches.
+    pub gemm_efficiency: f64,
+    /// Share of the bandwidth that elementwise kernels reach.
+    pub memory_efficiency: f64,
+    /// Share of the peak of flash attention, forward.
+    pub attention_forward_efficiency: f64,
+    /// Share of the peak of flash attention, backward.
+    pub attention_backward_efficiency: f64,
+    /// Between the end of a kernel and the begin of the next, in seconds.
+    pub gap_s: f64,
+    /// Where efficiencies are from.
+    pub calibration: &'static str,
+}
+
+impl GpuModel {
+    fn hopper(name: &str, memory_bytes_per_s: f64, memory_bytes: f64) -> GpuModel {
+        GpuModel {
+            name: name.to_string(),
+            generation: Generation::Hopper,
+            bf16_flops: 989e12,
+            fp8_flops: 1979e12,
+            memory_bytes_per_s,
+            memory_bytes,
+            sms: 132.0,
+            gemm_efficiency: 0.72,
+            memory_efficiency: 0.80,
+            attention_forward_efficiency: 0.45,
+            attention_backward_efficiency: 0.375,
+            gap_s: 2e-6,
+            calibration: "measured on an H200 (benchmarks/)",
+        }
+    }
+
+    /// NVIDIA A100 SXM, 80 GB.
+    pub fn a100() -> GpuModel {
+        GpuModel {
+            generation: Generation::Ampere,
+            bf16_flops: 312e12,
+            fp8_flops: 312e12,
+            sms: 108.0,
+            gemm_efficiency: 0.82,
+            calibration: "datasheet; GEMMs at 82 % of it, the rest carried over from Hopper",
+            ..GpuModel::hopper("a100", 2039e9, 80.0 * 1e9)
+        }
+    }
+
+    /// NVIDIA H100 SXM, 80 GB.
+    pub fn h100() -> GpuModel {
+        GpuModel::hopper("h100", 3350e9, 81_559.0 * 1_048_576.0)
+    }
+
+    /// NVIDIA H200 SXM.
+    pub fn h200() -> GpuModel {
+        GpuModel::hopper("h200", 4800e9, 143_771.0 * 1_048_576.0)
+    }
+
+    /// Blackwell with the peaks of its datasheet.
+    fn blackwell(name: &str, bf16_flops: f64, memory_bytes_per_s: f64, mib: f64) -> GpuModel {
+        GpuModel {
+            generation: Generation::Blackwell,
+            bf16_flops,
+            fp8_flops: 2.0 * bf16_flops,
+            sms: 148.0,
+            calibration: "datasheet; efficiencies carried over from Hopper, nothing measured",
+            ..GpuModel::hopper(name, memory_bytes_per_s, mib * 1_048_576.0)
+        }
+    }
+
+    /// NVIDIA B200 on an HGX board.
+    pub fn b200() -> GpuModel {
+        GpuModel::blackwell("b200", 2250e12, 7700e9, 183_359.0)
+    }
+
+    /// NVIDIA GB200 in a rack.
+    pub fn gb200() -> GpuModel {
+        GpuModel::blackwell("gb200", 2500e12, 8000e9, 189_471.0)
+    }
+
+    /// NVIDIA B300 on an HGX board.
+    pub fn b300() -> GpuModel {
+        GpuModel::blackwell("b300", 2250e12, 7700e9, 275_040.0)
+    }
+
+    /// NVIDIA GB300 in a rack.
+    pub fn gb300() -> GpuModel {
+        GpuModel::blackwell("gb300", 2500e12, 8000e9, 284_208.0)
+    }
+
+    /// A GPU whose name begins with, or contains, that of one of the models.
+    pub fn named(name: &str) -> Option<GpuModel> {
+        let name = name.to_ascii_lowercase();
+        let all: [fn() -> GpuModel; 7] = [
+            GpuModel::gb300,
+            GpuModel::gb200,
+            GpuModel::b300,
+            GpuModel::b200,
+            GpuModel::h200,
+            GpuModel::h100,
+            GpuModel::a100,
+        ];
+        all.into_iter().map(|model| model()).find(|model| name.contains(&model.name))
+    }
+
+    /// Seconds of a GEMM, out[m,n] = a[m,k] b[n,k]ᵀ with operands of `element_bytes`.
+    ///
+    /// The share of the peak falls where the last wave of tiles leaves SMs idle and where K is so
+    /// short that filling the pipeline counts; no GEMM is faster than its operands are read.
+    pub fn gemm_s(&self, m: f64, n: f64, k: f64, flops_peak: f64, element_bytes: f64) -> f64 {
+        if m <= 0.0 || n <= 0.0 || k <= 0.0 {
+            return 0.0;
+        }
+        let waste = |tile_m: f64, tile_n: f64| {
+            let tiles = (m / tile_m).ceil() * (n / tile_n).ceil();
+            let waves = (tiles / self.sms).ceil();
+            waves * self.sms * tile_m * tile_n / (m * n)
+        };
+        // Smaller tiles read operands more often: they reach 90 % and 75 % of what the large do.
+        let choices = [(128.0, 256.0, 1.0), (128.0, 128.0, 0.9), (64.0, 64.0, 0.75)];
+        let waste = choices
+            .iter()
+            .map(|&(tile_m, tile_n, share)| waste(tile_m, tile_n) / share)
+            .fold(f64::INFINITY, f64::min);
+        let fill = 1.0 + 64.0 / k;
+        let compute = 2.0 * m * n * k / (flops_peak * self.gemm_efficiency) * waste * fill;
+        let bytes = element_bytes * (m * k + n * k) + 2.0 * m * n;
+        compute.max(self.memory_s(bytes))
+    }
+
+    /// Seconds of reading and writing `bytes`.
+    pub fn memory_s(&self, bytes: f64) -> f64 {
+        bytes / (self.memory_bytes_per_s * self.memory_efficiency)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GEMMs of `benchmarks/bench_h200_2026-11-21.md`, in microseconds: 8 % is the spread of the
+    /// library's efficiency over these shapes, 61.6 to 72 %.
+    #[test]
+    fn gemms_are_those_measured() {
+        let gpu = GpuModel::h200();
+        let rows = [
+            (4096.0, 4096.0, 4096.0, 197.7),
+            (8192.0, 8192.0, 8192.0, 1600.0),
+            (16384.0, 4096.0, 4096.0, 818.1),
+            (8192.0, 14336.0, 4096.0, 1382.0),
+            (8192.0, 4096.0, 14336.0, 1351.0),
+            (16384.0, 2048.0, 2048.0, 204.6),
+            (16384.0, 5632.0, 2048.0, 571.4),
+            (16384.0, 2048.0, 5632.0, 543.9),
+        ];
+        for (m, n, k, us) in rows {
+            let found = gpu.gemm_s(m, n, k, gpu.bf16_flops, 2.0) * 1e6;
+            assert!((found / us - 1.0).abs() < 0.08, "{m} {n} {k}: {found} {us}");
+        }
+    }
+
+    #[test]
+    fn names_find_their_model() {
+        let check = |name: &str, expected: Option<&str>| {
+            assert_eq!(GpuModel::named(name).map(|gpu| gpu.name).as_deref(), expected, "{name}");
+        };
+        check("h100_80gb", Some("h100"));
+        check("NVIDIA GB200", Some("gb200"));
+        check("B200", Some("b200"));
+        check("NVIDIA A100-SXM4-80GB", Some("a100"));
+        check("T4", None);
+    }
+}

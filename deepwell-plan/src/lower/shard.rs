@@ -1,0 +1,272 @@
+//! Optimizer state that the data-parallel ranks share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+//!
+//! Of each bucket a rank has one slice of master weights and moments. Gradients are whole on each
+//! rank while they are made, reduce-scattered before the update, and then their memory is idle: the
+//! masters are gathered there, for the calls that make the compute copies of the weights. Masters
+//! that calls of other bodies read have a place of their own.
+//!
+//! A step gives the bits that it gives without shards, for sums over ranks have the same order and
+//! AdamW goes element by element. The norm alone is summed by slices in place of parameters, in
+//! `f64`, and rounded to `f32`.
+
+use std::collections::{HashMap, HashSet};
+
+use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares};
+use deepwell_ir::{
+    DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, Shard, TensorId, ValueId,
+};
+
+use super::Lowering;
+use super::optimizer::{read, update, write};
+use crate::arena::align;
+use crate::{Plan, PlanError};
+
+/// FP32 elements that one stretch of aligned bytes holds.
+const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
+
+/// A bucket of parameters on its way through a step.
+pub(super) struct Bucket {
+    /// Gradients, and what fills the last slices up.
+    gradients: Vec<ValueId>,
+    /// Where the masters are gathered, filled up alike.
+    gathered: Vec<ValueId>,
+    /// The parameters that are gathered.
+    parameters: Vec<TensorId>,
+    /// Elements of a slice.
+    slice: usize,
+    weight_decay: f32,
+}
+
+/// A parameter that is put into a bucket.
+#[derive(Clone)]
+struct Member {
+    /// Among all parameters.
+    index: usize,
+    id: TensorId,
+    gradient: TensorId,
+    name: String,
+    shape: Vec<usize>,
+    /// What no bucket mixes: whether weight decays, and whether other bodies read the master.
+    class: (bool, bool),
+}
+
+impl Member {
+    /// Elements that it takes in a bucket.
+    fn elements(&self) -> usize {
+        let elements: usize = self.shape.iter().product();
+        elements.next_multiple_of(ALIGNED_ELEMENTS)
+    }
+}
+
+impl Lowering<'_> {
+    /// The group whose ranks share the optimizer state, if any do.
+    pub(super) fn sharing(&self) -> Option<(GroupId, &ProcessGroup)> {
+        let target = self.target;
+        let group = target.ranks.named(ProcessGroup::DATA)?;
+        (self.plan.parallel.zero > 0 && group.1.ranks.len() > 1).then_some(group)
+    }
+
+    /// Gradients whole, of masters and moments one slice of each bucket.
+    pub(super) fn sharded_values(&mut self, ranks: usize) {
+        let graph = self.graph;
+        let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
+        let other_bodies = graph.nodes.iter().filter(|node| node.phase != Phase::Weights);
+        let resident: HashSet<TensorId> =
+            other_bodies.flat_map(|node| node.inputs.iter().copied()).collect();
+        let mut members = Vec::new();
+        for (index, (id, tensor)) in graph.parameters().enumerate() {
+            let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&self.binding));
+            let Some(&gradient) = gradients.get(&id) else {
+                let state = self.whole_parameter(id, name, shape);
+                self.parameters.push(state);
+                continue;
+            };
+            // Its values are filled in with its bucket.
+            let master = ValueId(u32::MAX);
+            self.parameters.push(ParameterState {
+                name: name.clone(),
+                master,
+                first_moment: None,
+                second_moment: None,
+                gradient: None,
+            });
+            let class = (shape.len() > 1, resident.contains(&id));
+            members.push(Member { index, id, gradient, name, shape, class });
+        }
+        for members in buckets_of(&members, self.plan.bucket_bytes) {
+            self.shard(&members, ranks);
+        }
+    }
+
+    /// A parameter that nothing trains.
+    fn whole_parameter(&mut self, id: TensorId, name: String, shape: Vec<usize>) -> ParameterState {
+        let [master, first_moment, second_moment] = ["", "moment1.", "moment2."].map(|prefix| {
+            self.add(format!("{prefix}{name}"), DType::F32, shape.clone(), MemoryKind::Optimizer)
+        });
+        self.value_of.insert(id, master);
+        self.values[master.index()].tensor = Some(id);
+        let (first_moment, second_moment) = (Some(first_moment), Some(second_moment));
+        ParameterState { name, master, first_moment, second_moment, gradient: None }
+    }
+
+    fn shard(&mut self, members: &[Member], ranks: usize) {
+        let number = self.shards.len();
+        let elements: usize = members.iter().map(Member::elements).sum();
+        let slice = elements.div_ceil(ranks).next_multiple_of(ALIGNED_ELEMENTS);
+        let filling = slice * ranks - elements;
+        let gradients = self.column(members, "grad.", MemoryKind::Gradients, filling);
+        let (decays, is_resident) = members[0].class;
+        let gathered = match is_resident {
+            true => self.column(members, "", MemoryKind::Weights, filling),
+            false => gradients.clone(),
+        };
+        let mut next = 0;
+        let mut places = Vec::with_capacity(members.len());
+        for (place, member) in members.iter().enumerate() {
+            let (gradient, master) = (gradients[place], gathered[place]);
+            self.value_of.insert(member.gradient, gradient);
+            self.values[gradient.index()].tensor = Some(member.gradient);
+            if is_resident {
+                self.value_of.insert(member.id, master);
+                self.values[master.index()].tensor = Some(member.id);
+            }
+            let state = &mut self.parameters[member.index];
+            (state.master, state.gradient) = (master, Some(gradient));
+            places.push((member.index, next));
+            next += member.elements();
+        }
+        let [master, first_moment, second_moment] =
+            ["master.shard", "moment1.shard", "moment2.shard"].map(|name| {
+                let name = format!("{name}.{number}");
+                self.add(name, DType::F32, vec![slice], MemoryKind::Optimizer)
+            });
+        let group = ProcessGroup::DATA.to_string();
+        self.shards.push(Shard { group, master, first_moment, second_moment, parameters: places });
+        let weight_decay = if decays { self.plan.optimizer.weight_decay } else { 0.0 };
+        let parameters = members.iter().map(|member| member.id).collect();
+        self.shared.push(Bucket { gradients, gathered, parameters, slice, weight_decay });
+    }
+
+    /// Values for all of a bucket, one behind the other, and one that fills the slices up.
+    fn column(
+        &mut self,
+        members: &[Member],
+        prefix: &str,
+        memory: MemoryKind,
+        filling: usize,
+    ) -> Vec<ValueId> {
+        let number = self.shards.len();
+        let mut column: Vec<ValueId> = members
+            .iter()
+            .map(|it| {
+                self.add(format!("{prefix}{}", it.name), DType::F32, it.shape.clone(), memory)
+            })
+            .collect();
+        if filling > 0 {
+            let name = format!("{prefix}filling.{number}");
+            column.push(self.add(name, DType::F32, vec![filling], memory));
+        }
+        column
+    }
+
+    /// Each rank's slice of the gradients, summed over all of them, and their norm.
+    pub(super) fn scatter_gradients(
+        &mut self,
+        (group, ranks): (GroupId, u32),
+    ) -> Result<Vec<ValueId>, PlanError> {
+        let mut slices = Vec::with_capacity(self.shared.len());
+        for index in 0..self.shared.len() {
+            let (gradients, slice) =
+                (self.shared[index].gradients.clone(), self.shared[index].slice);
+            let name = format!("grad.shard.{index}");
+            let own = self.add(name, DType::F32, vec![slice], MemoryKind::Activations);
+            let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
+            let op = Collective::of_bucket(kind, group, ranks, gradients.len());
+            let inputs = gradients.into_iter().map(read).collect();
+            let name = format!("reduce_scatter.gradients.{index}");
+            self.optimizer_call(&name, op.into(), inputs, vec![write(own)])?;
+            slices.push(own);
+        }
+        let buckets = slices.len();
+        let [own, all] = [("grad_norm.squares", 1), ("grad_norm.squares.ranks", ranks as usize)]
+            .map(|(name, count)| {
+                let shape = vec![count * buckets];
+                self.add(name.to_string(), DType::U64, shape, MemoryKind::Activations)
+            });
+        let parts = slices.iter().copied().map(read).collect();
+        self.optimizer_call("grad_norm.squares", SumsOfSquares {}.into(), parts, vec![write(own)])?;
+        let gather = Collective::new(CollectiveKind::AllGather, group, ranks);
+        let name = "all_gather.grad_norm";
+        self.optimizer_call(name, gather.into(), vec![read(own)], vec![write(all)])?;
+        let norm = self.host.grad_norm.map(write).into_iter().collect();
+        self.optimizer_call("grad_norm", NormOfSums {}.into(), vec![read(all)], norm)?;
+        Ok(slices)
+    }
+
+    /// The update of this rank's slices.
+    pub(super) fn update_shards(
+        &mut self,
+        coefficients: ValueId,
+        gradients: &[ValueId],
+    ) -> Result<(), PlanError> {
+        for (index, &gradient) in gradients.iter().enumerate() {
+            let Shard { master, first_moment, second_moment, .. } = self.shards[index].clone();
+            let state = [master, first_moment, second_moment].map(update);
+            let operands = [read(coefficients), read(gradient)].into_iter().chain(state).collect();
+            let weight_decay = vec![self.shared[index].weight_decay];
+            let op = AdamW { parameters: index..index + 1, weight_decay };
+            self.optimizer_call(&format!("adamw.{index}"), op.into(), operands, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    /// Gathers the masters where the calls that make weight copies, which follow, read them.
+    pub(super) fn gather_masters(&mut self) -> Result<(), PlanError> {
+        let Some((group, members)) = self.sharing() else { return Ok(()) };
+        let ranks = members.ranks.len() as u32;
+        for index in 0..self.shared.len() {
+            let Bucket { gathered, parameters, .. } = &self.shared[index];
+            let (gathered, parameters) = (gathered.clone(), parameters.clone());
+            let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
+            let own = vec![read(self.shards[index].master)];
+            self.value_of.extend(parameters.into_iter().zip(gathered.iter().copied()));
+            let outputs = gathered.into_iter().map(write).collect();
+            let name = format!("all_gather.masters.{index}");
+            self.phase_call(Phase::Weights, &name, op.into(), own, outputs)?;
+        }
+        Ok(())
+    }
+}
+
+/// Parameters of one class in their order, of at most `limit_bytes` of gradients together; one with
+/// more is alone.
+fn buckets_of(members: &[Member], limit_bytes: usize) -> Vec<Vec<Member>> {
+    let mut buckets: Vec<Vec<Member>> = Vec::new();
+    let mut open: HashMap<(bool, bool), (usize, usize)> = HashMap::new();
+    for member in members {
+        let bytes = align(member.elements() * size_of::<f32>());
+        match open.get_mut(&member.class) {
+            Some((bucket, filled)) if *filled + bytes <= limit_bytes => {
+                *filled += bytes;
+                buckets[*bucket].push(member.clone());
+            }
+            _ => {
+                open.insert(member.class, (buckets.len(), bytes));
+                buckets.push(vec![member.clone()]);
+            }
+        }
+    }
+    buckets
+}
+
+/// Checks a plan's stage.
+pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
+    match plan.parallel.zero {
+        0 | 1 => Ok(()),
+        stage => Err(PlanError::Request {
+            what: "ZeRO stage",
+            expected: "0, or 1: optimizer state".to_string(),
+            got: stage.to_string(),
+        }),
+    }
+}

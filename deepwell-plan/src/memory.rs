@@ -1,0 +1,482 @@
+//! Memory of a pipeline stage's rank: states, activations, logits, workspaces.
+//!
+//! Activations are counted tensor by tensor from what the backward pass of each op reads, the way
+//! Megatron-LM with Transformer Engine saves it. Every term is a count of elements times the bytes
+//! of one; no coefficient is fitted. [`MemoryRules`] says which kernels and buffers there are;
+//! [`MemoryRules::megatron`] are those of Megatron-LM's own accounting, where a figure is what
+//! PyTorch's allocator gave out: neither context nor NCCL.
+
+use serde::{Deserialize, Serialize};
+
+use crate::schedule::{Pass, PipelineOp, PipelineSchedule};
+use crate::{ActivationRecompute, ModelShape, Parallelism};
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// Which kernel computes attention, and so what it saves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttentionKernel {
+    /// Scores, probabilities, dropout and its mask are stored: 5 bytes of each score.
+    Unfused,
+    /// Flash attention: output and the log-sum-exp of each row.
+    Flash,
+    /// As flash, with another copy of the output: cuDNN's on Blackwell.
+    FusedWithCopy,
+}
+
+/// What selective recomputation makes again, as Megatron-LM names the modules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecomputedModules {
+    /// Scores and probabilities of attention (`core_attn`).
+    pub core_attention: bool,
+    /// Activation functions of experts (`moe_act`).
+    pub expert_activation: bool,
+    /// Dense feed-forward layers and shared experts (`mlp`).
+    pub mlp: bool,
+    /// Outputs of norms (`layernorm`).
+    pub norms: bool,
+    /// Queries, keys and values of latent attention (`mla_up_proj`).
+    pub mla_up: bool,
+}
+
+/// What beside the model decides how much memory a rank takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryRules {
+    /// Kernel of attention.
+    pub attention: AttentionKernel,
+    /// Bytes held for each logit while the loss is computed: BF16 logits and one FP32 copy are 6,
+    /// a fused cross-entropy that keeps the exponentials apart has 10, one in chunks nearly 0.
+    pub logit_bytes: f64,
+    /// GEMM workspaces.
+    pub workspace_bytes: f64,
+    /// Whether a mask of `seq` x `seq` bytes for each sequence comes with the batch.
+    pub attention_mask: bool,
+    /// Whether dropout stores masks.
+    pub dropout: bool,
+    /// Whether queries and keys are normalized, which keeps them before and after.
+    pub qk_norm: bool,
+    /// Buffers of hidden states that P2P holds beside the input of a micro-batch.
+    pub p2p_buffers: f64,
+    /// What selective recomputation makes again.
+    pub selective: RecomputedModules,
+    /// Groups of data-parallel ranks that each hold all optimizer states.
+    pub optimizer_instances: usize,
+    /// Bytes of a parameter without ZeRO: compute copy, gradient, master weight, two moments.
+    pub parameter_bytes: f64,
+    /// See `parameter_bytes`.
+    pub gradient_bytes: f64,
+    /// See `parameter_bytes`.
+    pub optimizer_bytes: f64,
+}
+
+impl MemoryRules {
+    /// Megatron-LM in BF16 with Transformer Engine on Hopper: cuBLAS of PyTorch twice and of
+    /// Transformer Engine once, 32 MiB each.
+    pub fn megatron() -> MemoryRules {
+        MemoryRules {
+            attention: AttentionKernel::Flash,
+            logit_bytes: 6.0,
+            workspace_bytes: 96.0 * MIB,
+            attention_mask: true,
+            dropout: true,
+            qk_norm: false,
+            p2p_buffers: 2.0,
+            selective: RecomputedModules {
+                core_attention: true,
+                expert_activation: true,
+                ..RecomputedModules::default()
+            },
+            optimizer_instances: 1,
+            parameter_bytes: 2.0,
+            gradient_bytes: 4.0,
+            optimizer_bytes: 12.0,
+        }
+    }
+
+    /// Without dropout and masks, the loss in chunks: large models as they are trained today.
+    pub fn lean() -> MemoryRules {
+        MemoryRules { logit_bytes: 0.5, attention_mask: false, dropout: false, ..Self::megatron() }
+    }
+}
+
+/// What a pipeline stage holds of the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageLayers {
+    /// Layers of each chunk.
+    pub chunks: Vec<Vec<usize>>,
+    /// Whether the embedding is here.
+    pub has_embedding: bool,
+    /// Whether the output head and the loss are here.
+    pub has_head: bool,
+}
+
+impl StageLayers {
+    /// Stage `stage` where layers are divided evenly; the first chunks take what is left over.
+    pub fn even(layers: usize, stage: usize, pp: usize, vpp: usize) -> StageLayers {
+        let parts = pp * vpp;
+        let start = |part: usize| part * (layers / parts) + part.min(layers % parts);
+        let of_chunk = |chunk: usize| {
+            let part = chunk * pp + stage;
+            (start(part)..start(part + 1)).collect()
+        };
+        StageLayers {
+            chunks: (0..vpp).map(of_chunk).collect(),
+            has_embedding: stage == 0,
+            has_head: stage + 1 == pp,
+        }
+    }
+}
+
+/// Memory of one rank by what holds it, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageMemory {
+    /// Compute copies of the parameters.
+    pub parameters: f64,
+    /// Gradients.
+    pub gradients: f64,
+    /// Master weights and moments.
+    pub optimizer: f64,
+    /// What forward passes keep for backward passes.
+    pub activations: f64,
+    /// The loss: logits and what is made of them.
+    pub logits: f64,
+    /// Workspaces, masks, P2P buffers, gathered parameters.
+    pub workspace: f64,
+    /// Outside of the allocator: context, NCCL, graphs.
+    pub outside: f64,
+    /// The host's: pinned batches and the copy that a checkpoint is staged in.
+    pub host: f64,
+}
+
+impl StageMemory {
+    /// What the allocator gives out at the peak of a step.
+    pub fn allocated(&self) -> f64 {
+        self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.logits
+            + self.workspace
+    }
+
+    /// What the allocator takes from the device: blocks of 2 MiB for each kind.
+    pub fn reserved(&self) -> f64 {
+        let parts = [
+            self.parameters,
+            self.gradients,
+            self.optimizer,
+            self.activations,
+            self.logits,
+            self.workspace,
+        ];
+        parts.iter().map(|bytes| (bytes / (2.0 * MIB)).ceil() * 2.0 * MIB).sum()
+    }
+
+    /// What the device must have.
+    pub fn device(&self) -> f64 {
+        self.reserved() + self.outside
+    }
+}
+
+/// Bytes that a forward pass of one micro-batch through `layer` keeps on one rank.
+pub fn layer_activation_bytes(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    seq: usize,
+    layer: usize,
+) -> f64 {
+    let tokens = (seq / at.cp * at.micro_batch) as f64;
+    let (tp, sequence_ranks) = (at.tp as f64, at.sequence_ranks() as f64);
+    // Elements of the hidden states: where TP divides them, and where only SP does.
+    let hidden = tokens * shape.hidden as f64;
+    let between = hidden / sequence_ranks;
+    if at.recompute == ActivationRecompute::Full {
+        return 2.0 * between;
+    }
+    let mask = if rules.dropout { between } else { 0.0 };
+    // Input of the layer, its norm's output, dropout's mask; the same around the second block.
+    let selective = at.recompute == ActivationRecompute::Selective;
+    let again = if selective { rules.selective } else { RecomputedModules::default() };
+    let norm_outputs = if again.norms { 0.0 } else { 2.0 * between };
+    let frame = 2.0 * (2.0 * between + norm_outputs + mask);
+    frame + attention_bytes(shape, at, rules, again, seq) + {
+        match shape.experts.filter(|_| shape.has_experts(layer)) {
+            None if again.mlp => 0.0,
+            None => {
+                let columns = (shape.gate_factor() + 1.0) * shape.ffn as f64;
+                2.0 * tokens * columns / tp
+            }
+            Some(experts) => {
+                let etp = at.etp as f64;
+                let rows = tokens * experts.top_k as f64 * etp / tp;
+                // Output of the first GEMM, of the activation, and of the router's weight on it.
+                let kept = if again.expert_activation { 0.0 } else { 2.0 };
+                let columns = (shape.gate_factor() + kept) * experts.ffn as f64 / etp;
+                let shared = (shape.gate_factor() + 1.0) * experts.shared_ffn as f64;
+                let shared = if again.mlp { 0.0 } else { shared };
+                // Permuted in, permuted out.
+                rows * (4.0 * shape.hidden as f64 + 2.0 * columns) + 2.0 * tokens * shared / tp
+            }
+        }
+    }
+}
+
+/// What attention itself keeps: queries, keys, values, output, statistics or scores.
+fn attention_bytes(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    again: RecomputedModules,
+    seq: usize,
+) -> f64 {
+    let local = (seq / at.cp) as f64;
+    let tokens = local * at.micro_batch as f64;
+    let heads = shape.heads as f64 / at.tp as f64;
+    let (mut bytes, out_width) = match shape.latent {
+        Some(latent) => {
+            let (qk, rope, v) = (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
+            // Before and after the latent norms, then queries, keys, values, the keys' projection.
+            let low = 2.0 * (latent.q_rank + latent.kv_rank) as f64 + rope;
+            let high = 2.0 * (qk + rope) + v + (qk + v);
+            let high = if again.mla_up { 0.0 } else { high };
+            (2.0 * tokens * (low + heads * high), v)
+        }
+        None => {
+            let width = shape.head_dim as f64;
+            let kv = 2.0 * shape.kv_heads as f64 / at.tp as f64;
+            (2.0 * tokens * (heads + kv) * width, width)
+        }
+    };
+    let output = 2.0 * tokens * heads * out_width;
+    bytes += output;
+    if rules.attention == AttentionKernel::FusedWithCopy {
+        bytes += output;
+    }
+    // The ring's result is not in the order in which the next GEMM reads it.
+    if at.cp > 1 {
+        bytes += output;
+    }
+    if rules.qk_norm {
+        bytes += 3.0 * output;
+    }
+    let rows = heads * tokens;
+    bytes += match rules.attention {
+        AttentionKernel::Unfused if again.core_attention => 0.0,
+        AttentionKernel::Unfused => (4.0 + 5.0 * local) * rows,
+        _ => 4.0 * rows,
+    };
+    bytes
+}
+
+/// Memory of a rank of the stage that holds `layers` and runs `order`.
+pub fn stage_memory(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    seq: usize,
+    layers: &StageLayers,
+    order: &[PipelineOp],
+) -> StageMemory {
+    let peak = |chunk_bytes: &[f64]| peak_bytes(chunk_bytes, order, layers.has_head);
+    memory_at_peak(shape, at, rules, seq, layers, &peak)
+}
+
+/// As [`stage_memory`] with a closed form for what is in flight, for equal chunks: at a cost that
+/// does not grow with micro-batches.
+pub fn stage_memory_estimate(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    seq: usize,
+    stage: usize,
+) -> StageMemory {
+    let layers = StageLayers::even(shape.layers, stage, at.pp, at.vpp);
+    let passes = match at.schedule {
+        PipelineSchedule::OneFOneB if at.vpp > 1 => {
+            2 * (at.pp - stage - 1) + (at.vpp - 1) * at.pp + 1
+        }
+        PipelineSchedule::OneFOneB => at.pp - stage,
+        PipelineSchedule::ZbH1 => at.pp,
+        PipelineSchedule::ZbH2 => 2 * at.pp - 1,
+    };
+    let passes = passes.min(at.micro_batches * at.vpp) as f64 / at.vpp as f64;
+    let peak = |chunk_bytes: &[f64]| chunk_bytes.iter().sum::<f64>() * passes;
+    memory_at_peak(shape, at, rules, seq, &layers, &peak)
+}
+
+fn memory_at_peak(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    seq: usize,
+    layers: &StageLayers,
+    peak: &dyn Fn(&[f64]) -> f64,
+) -> StageMemory {
+    let tokens = (seq / at.cp * at.micro_batch) as f64;
+    let between = tokens * shape.hidden as f64 / at.sequence_ranks() as f64;
+    let mut memory = states(shape, at, rules, layers);
+    // Layers of a kind are alike.
+    let of_layer = |layer| layer_activation_bytes(shape, at, rules, seq, layer);
+    let (dense, expert) = (of_layer(0), of_layer(shape.layers.saturating_sub(1)));
+    let of_chunk = |chunk: &Vec<usize>| {
+        let experts = chunk.iter().filter(|&&layer| shape.has_experts(layer)).count();
+        (chunk.len() - experts) as f64 * dense + experts as f64 * expert
+    };
+    let chunk_bytes: Vec<f64> = layers.chunks.iter().map(of_chunk).collect();
+    memory.activations = peak(&chunk_bytes);
+    if layers.has_head {
+        // The last norm's input and output.
+        memory.activations += 4.0 * between;
+        memory.logits = tokens * shape.vocab as f64 / at.tp as f64 * rules.logit_bytes;
+    }
+    if layers.has_embedding && rules.dropout {
+        memory.activations += between;
+    }
+    memory.workspace += rules.workspace_bytes;
+    if rules.attention_mask {
+        memory.workspace += at.micro_batch as f64 * (seq / at.cp).pow(2) as f64;
+    }
+    if at.pp > 1 {
+        memory.workspace += rules.p2p_buffers * 2.0 * between;
+    }
+    memory.host = memory.parameters + memory.optimizer + 16.0 * tokens * at.micro_batches as f64;
+    memory
+}
+
+/// Parameters, gradients and optimizer of a stage's rank, divided as ZeRO says.
+fn states(
+    shape: &ModelShape,
+    at: &Parallelism,
+    rules: &MemoryRules,
+    layers: &StageLayers,
+) -> StageMemory {
+    let (mut dense, mut routed, mut largest) = (0.0, 0.0, 0.0_f64);
+    for &layer in layers.chunks.iter().flatten() {
+        let of_layer = shape.layer_parameters(layer, at.tp, at.etp, at.ep);
+        dense += of_layer.dense;
+        routed += of_layer.routed;
+        largest = largest.max(of_layer.dense + of_layer.routed);
+    }
+    let embedding = (shape.vocab * shape.hidden) as f64 / at.tp as f64;
+    let mut tables = 0.0;
+    if layers.has_embedding {
+        tables += embedding;
+        dense += (shape.positions * shape.hidden) as f64;
+    }
+    if layers.has_head {
+        dense += (shape.norm_vectors * shape.hidden) as f64;
+        // On a stage of its own a tied head is a copy.
+        if !shape.tied || !layers.has_embedding {
+            tables += embedding;
+        }
+    }
+    dense += tables;
+    let ranks = (at.dp * at.cp) as f64;
+    let expert_ranks = at.expert_dp() as f64;
+    let held = |from_stage: u8| {
+        if at.zero >= from_stage { dense / ranks + routed / expert_ranks } else { dense + routed }
+    };
+    let instances = rules.optimizer_instances.max(1) as f64;
+    let held_once = if at.zero >= 1 {
+        dense / (ranks / instances).max(1.0) + routed / (expert_ranks / instances).max(1.0)
+    } else {
+        dense + routed
+    };
+    // ZeRO-3 gathers two layers at a time, and the table of the head while the loss is computed.
+    let around_loss = tables.min(embedding) + largest;
+    let gathered = if at.zero >= 3 { around_loss.max(2.0 * largest) } else { 0.0 };
+    StageMemory {
+        parameters: rules.parameter_bytes * held(3),
+        gradients: rules.gradient_bytes * held(2),
+        optimizer: rules.optimizer_bytes * held_once,
+        workspace: rules.parameter_bytes * gathered,
+        ..StageMemory::default()
+    }
+}
+
+/// Most bytes of activations in flight; on the stage of the loss, while a loss is computed, since
+/// the logits are there then.
+fn peak_bytes(chunk_bytes: &[f64], order: &[PipelineOp], has_head: bool) -> f64 {
+    let (mut live, mut peak) = (0.0, 0.0_f64);
+    for op in order {
+        let bytes = chunk_bytes.get(op.chunk as usize).copied().unwrap_or(0.0);
+        match op.pass {
+            Pass::Forward => live += bytes,
+            Pass::Backward | Pass::WeightGrad => live -= bytes,
+            Pass::InputGrad => {}
+        }
+        if !has_head || op.chunk as usize + 1 == chunk_bytes.len() {
+            peak = peak.max(live);
+        }
+    }
+    peak
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::orders;
+
+    /// Bytes of a layer beside those of "Reducing Activation Recomputation in Large Transformer
+    /// Models" (arXiv 2205.05198), table 2; statistics of the softmax are not in its formulas.
+    #[test]
+    fn layers_are_those_of_korthikanti() {
+        let (seq, batch, hidden, heads) = (2048, 4, 6144, 64);
+        let shape = ModelShape::gpt(48, hidden, heads, 51200, seq);
+        let sbh = (seq * batch * hidden) as f64;
+        let scores = 5.0 * (heads * seq) as f64 / hidden as f64;
+        let check = |tp: usize, sp: bool, recompute, attention, expected: f64| {
+            let at = Parallelism { tp, sp, recompute, micro_batch: batch, ..Parallelism::SINGLE };
+            let rules = MemoryRules { attention, ..MemoryRules::megatron() };
+            let statistics = match recompute {
+                ActivationRecompute::None => (4 * heads * seq * batch / tp) as f64,
+                _ => 0.0,
+            };
+            let found = layer_activation_bytes(&shape, &at, &rules, seq, 0) - statistics;
+            assert!((found / sbh - expected).abs() < 1e-9, "tp {tp}: {} {expected}", found / sbh);
+        };
+        use ActivationRecompute::{Full, None, Selective};
+        use AttentionKernel::{Flash, Unfused};
+        check(1, false, None, Unfused, 34.0 + scores);
+        check(8, false, None, Unfused, 10.0 + 24.0 / 8.0 + scores / 8.0);
+        check(8, true, None, Unfused, (34.0 + scores) / 8.0);
+        check(8, true, Selective, Unfused, 34.0 / 8.0);
+        check(8, true, None, Flash, 34.0 / 8.0);
+        check(8, false, Full, Unfused, 2.0);
+    }
+
+    #[test]
+    fn states_are_those_of_zero() {
+        let shape = ModelShape::gpt(4, 64, 4, 256, 32);
+        let check = |zero: u8, expected: fn(f64) -> f64| {
+            let at = Parallelism { dp: 4, zero, ..Parallelism::SINGLE };
+            let layers = StageLayers::even(4, 0, 1, 1);
+            let memory = states(&shape, &at, &MemoryRules::megatron(), &layers);
+            let found = memory.parameters + memory.gradients + memory.optimizer;
+            let expected = expected(shape.parameters());
+            assert!((found - expected).abs() < 1.0, "ZeRO-{zero}: {found} {expected}");
+        };
+        check(0, |count| 18.0 * count);
+        check(1, |count| (6.0 + 12.0 / 4.0) * count);
+        check(2, |count| (2.0 + 16.0 / 4.0) * count);
+        check(3, |count| 18.0 / 4.0 * count);
+    }
+
+    #[test]
+    fn stages_share_all_layers() {
+        for (layers, pp, vpp) in [(12, 4, 3), (61, 16, 1), (7, 2, 2), (3, 4, 1)] {
+            let stages = (0..pp).map(|stage| StageLayers::even(layers, stage, pp, vpp));
+            let mut all: Vec<usize> = stages.flat_map(|stage| stage.chunks.concat()).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..layers).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_loss_counts_what_is_in_flight_then() {
+        let order = &orders(PipelineSchedule::OneFOneB, 4, 8, 2).unwrap()[3];
+        // Four passes of the first chunk, one of the last.
+        assert_eq!(peak_bytes(&[10.0, 1.0], order, true), 41.0);
+    }
+}

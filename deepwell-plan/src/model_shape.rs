@@ -1,0 +1,262 @@
+//! A transformer by its sizes: parameters and FLOPs without a graph.
+
+use serde::{Deserialize, Serialize};
+
+/// Latent attention (MLA): low-rank projections of queries, keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatentAttention {
+    /// Rank of the queries' projection; 0 where they are projected at once.
+    pub q_rank: usize,
+    /// Rank of the common projection of keys and values.
+    pub kv_rank: usize,
+    /// Width of a head's query and key without position.
+    pub qk_dim: usize,
+    /// Width of the part with rotary position.
+    pub rope_dim: usize,
+    /// Width of a head's value.
+    pub v_dim: usize,
+}
+
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertShape {
+    /// Experts.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Width of an expert.
+    pub ffn: usize,
+    /// Width of the shared experts together; 0 without.
+    pub shared_ffn: usize,
+    /// First layers that are dense.
+    pub dense_layers: usize,
+}
+
+/// Sizes of a decoder-only transformer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelShape {
+    /// Name.
+    pub name: String,
+    /// Layers.
+    pub layers: usize,
+    /// Hidden size.
+    pub hidden: usize,
+    /// Width of a dense feed-forward layer.
+    pub ffn: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Rows of the embedding, padding included.
+    pub vocab: usize,
+    /// Whether the feed-forward layer has a gate (SwiGLU): three matrices in place of two.
+    pub gated: bool,
+    /// Whether the output head is the embedding.
+    pub tied: bool,
+    /// Whether linear layers have biases.
+    pub bias: bool,
+    /// Vectors of a norm: 2 for LayerNorm, 1 for RMSNorm.
+    pub norm_vectors: usize,
+    /// Rows of a learned position embedding; 0 without.
+    pub positions: usize,
+    /// MLA in place of heads of `head_dim`.
+    pub latent: Option<LatentAttention>,
+    /// Experts in place of the dense feed-forward layer.
+    pub experts: Option<ExpertShape>,
+}
+
+/// Parameters of one layer on one rank, by what divides them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerParameters {
+    /// On each rank of a tensor-parallel group, what it holds of the parts that all tokens use.
+    pub dense: f64,
+    /// Routed experts that it holds.
+    pub routed: f64,
+}
+
+impl ModelShape {
+    /// A dense model of the GPT family: LayerNorm, biases, learned positions, tied embedding, a
+    /// feed-forward layer of four times the hidden size.
+    pub fn gpt(layers: usize, hidden: usize, heads: usize, vocab: usize, seq: usize) -> ModelShape {
+        ModelShape {
+            name: format!("gpt-{layers}x{hidden}"),
+            layers,
+            hidden,
+            ffn: 4 * hidden,
+            heads,
+            kv_heads: heads,
+            head_dim: hidden / heads.max(1),
+            vocab,
+            gated: false,
+            tied: true,
+            bias: true,
+            norm_vectors: 2,
+            positions: seq,
+            latent: None,
+            experts: None,
+        }
+    }
+
+    /// Whether a layer, from 0, has experts.
+    pub fn has_experts(&self, layer: usize) -> bool {
+        self.experts.is_some_and(|experts| layer >= experts.dense_layers)
+    }
+
+    fn biases(&self, count: f64) -> f64 {
+        if self.bias { count } else { 0.0 }
+    }
+
+    /// Columns of the first feed-forward GEMM for each of `ffn`.
+    pub fn gate_factor(&self) -> f64 {
+        if self.gated { 2.0 } else { 1.0 }
+    }
+
+    /// Parameters of attention on one of `tp` ranks, its norm excluded.
+    pub fn attention_parameters(&self, tp: usize) -> f64 {
+        let (hidden, heads, tp) = (self.hidden as f64, self.heads as f64, tp as f64);
+        if let Some(latent) = self.latent {
+            let (q, kv) = (latent.q_rank as f64, latent.kv_rank as f64);
+            let (qk, rope, v) = (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
+            let (down, q_up) = if latent.q_rank > 0 {
+                (hidden * q + self.norm_vectors as f64 * q, q * heads * (qk + rope))
+            } else {
+                (0.0, hidden * heads * (qk + rope))
+            };
+            let up = q_up + kv * heads * (qk + v) + heads * v * hidden;
+            return down
+                + hidden * (kv + rope)
+                + self.norm_vectors as f64 * kv
+                + up / tp
+                + self.biases(hidden);
+        }
+        let width = self.head_dim as f64;
+        let qkv = (heads + 2.0 * self.kv_heads as f64) * width;
+        (hidden * qkv + heads * width * hidden + self.biases(qkv)) / tp + self.biases(hidden)
+    }
+
+    /// Parameters of a feed-forward layer of width `ffn` on one of `tp` ranks.
+    pub fn ffn_parameters(&self, ffn: usize, tp: usize) -> f64 {
+        let (hidden, ffn, gate) = (self.hidden as f64, ffn as f64, self.gate_factor());
+        (hidden * ffn * (gate + 1.0) + self.biases(gate * ffn)) / tp as f64 + self.biases(hidden)
+    }
+
+    /// Parameters of a layer on a rank of `tp` for all tokens, `etp` x `ep` for routed experts.
+    pub fn layer_parameters(
+        &self,
+        layer: usize,
+        tp: usize,
+        etp: usize,
+        ep: usize,
+    ) -> LayerParameters {
+        let norms = 2.0 * (self.norm_vectors * self.hidden) as f64;
+        let attention = self.attention_parameters(tp) + norms;
+        match self.experts.filter(|_| self.has_experts(layer)) {
+            None => LayerParameters {
+                dense: attention + self.ffn_parameters(self.ffn, tp),
+                routed: 0.0,
+            },
+            Some(experts) => {
+                let shared = if experts.shared_ffn > 0 {
+                    self.ffn_parameters(experts.shared_ffn, tp)
+                } else {
+                    0.0
+                };
+                let router = (self.hidden * experts.experts) as f64;
+                let each = self.ffn_parameters(experts.ffn, etp);
+                LayerParameters {
+                    dense: attention + shared + router,
+                    routed: each * experts.experts as f64 / ep as f64,
+                }
+            }
+        }
+    }
+
+    /// All parameters.
+    pub fn parameters(&self) -> f64 {
+        let layers: f64 = (0..self.layers)
+            .map(|layer| self.layer_parameters(layer, 1, 1, 1))
+            .map(|layer| layer.dense + layer.routed)
+            .sum();
+        let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
+        let rest = self.positions * self.hidden + self.norm_vectors * self.hidden;
+        layers + (embeddings + rest) as f64
+    }
+
+    /// FLOPs of attention's scores and values for `rows` sequences of `seq` tokens, forward, all of
+    /// the square.
+    pub fn score_flops(&self, rows: f64, seq: usize) -> f64 {
+        let width = match self.latent {
+            Some(latent) => (latent.qk_dim + latent.rope_dim + latent.v_dim) as f64,
+            None => 2.0 * self.head_dim as f64,
+        };
+        2.0 * rows * (seq as f64).powi(2) * self.heads as f64 * width
+    }
+
+    /// FLOPs of a training step of `tokens` tokens in sequences of `seq`, as papers count them: the
+    /// GEMMs three times, attention's full square, nothing for recomputation.
+    pub fn model_flops(&self, tokens: f64, seq: usize) -> f64 {
+        let active: f64 = (0..self.layers)
+            .map(|layer| {
+                let all = self.layer_parameters(layer, 1, 1, 1);
+                let share = self
+                    .experts
+                    .map_or(1.0, |experts| experts.top_k as f64 / experts.experts.max(1) as f64);
+                all.dense + all.routed * share
+            })
+            .sum();
+        let head = (self.vocab * self.hidden) as f64;
+        let scores = self.score_flops(tokens / seq as f64, seq) * self.layers as f64;
+        3.0 * (2.0 * tokens * (active + head) + scores)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_known_models() {
+        // Billions of parameters as the models' cards give them.
+        let check = |shape: &ModelShape, billions: f64| {
+            let found = shape.parameters() / 1e9;
+            assert!((found / billions - 1.0).abs() < 0.01, "{}: {found}", shape.name);
+        };
+        check(&ModelShape::gpt(96, 12288, 96, 51200, 2048), 174.6);
+        check(&ModelShape::gpt(105, 20480, 128, 51200, 2048), 529.6);
+        let llama = ModelShape {
+            name: "llama-3.1-405b".to_string(),
+            ffn: 53248,
+            kv_heads: 8,
+            gated: true,
+            tied: false,
+            bias: false,
+            norm_vectors: 1,
+            positions: 0,
+            ..ModelShape::gpt(126, 16384, 128, 128_256, 8192)
+        };
+        check(&llama, 405.9);
+        let experts =
+            ExpertShape { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3 };
+        let latent =
+            LatentAttention { q_rank: 1536, kv_rank: 512, qk_dim: 128, rope_dim: 64, v_dim: 128 };
+        let deepseek = ModelShape {
+            name: "deepseek-v3".to_string(),
+            ffn: 18432,
+            latent: Some(latent),
+            experts: Some(experts),
+            ..ModelShape { layers: 61, hidden: 7168, heads: 128, vocab: 129_280, ..llama }
+        };
+        check(&deepseek, 671.0);
+    }
+
+    #[test]
+    fn shards_add_up() {
+        let shape = ModelShape { bias: false, ..ModelShape::gpt(2, 64, 4, 256, 32) };
+        let whole = shape.layer_parameters(0, 1, 1, 1).dense;
+        let norms = 256.0;
+        let half = shape.layer_parameters(0, 2, 2, 1).dense;
+        assert_eq!((whole - norms) / 2.0 + norms, half);
+    }
+}

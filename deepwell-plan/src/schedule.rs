@@ -1,0 +1,100 @@
+//! Pipeline schedules: the order of each stage's ops, and an event-driven simulation of them.
+//!
+//! A schedule is data: for each stage a list of [`PipelineOp`]. [`simulate`] runs the lists against
+//! each other: an op starts when its stage is free and when what it needs has arrived, P2P latency
+//! included. Nothing here knows why an op takes as long as it does.
+//!
+//! ```
+//! use deepwell_plan::schedule::{OpTimes, PipelineSchedule, orders, simulate};
+//!
+//! let times = OpTimes { forward: 1.0, input_grad: 1.0, weight_grad: 1.0, p2p: 0.0 };
+//! let orders = orders(PipelineSchedule::OneFOneB, 4, 8, 1)?;
+//! let run = simulate(&orders, 1, &vec![times; 4])?;
+//! // (p - 1) (F + B + W) of idle time beside m (F + B + W) of work.
+//! assert!((run.bubble_rate() - 3.0 / 11.0).abs() < 1e-12);
+//! # Ok::<(), deepwell_plan::PlanError>(())
+//! ```
+
+mod orders;
+mod simulate;
+mod timeline;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+pub use orders::{in_flight, interleaving_group, orders};
+pub use simulate::{OpRun, OpTimes, PipelineRun, simulate};
+
+use crate::PlanError;
+
+/// In which order the stages of a pipeline run forward and backward passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PipelineSchedule {
+    /// One forward, one backward (PipeDream-flush); interleaved where a stage has several chunks.
+    OneFOneB,
+    /// Zero bubble with the memory of 1F1B: weight gradients fill the bubble at the end.
+    ZbH1,
+    /// Zero bubble with twice the memory: further forward passes fill the one at the start.
+    ZbH2,
+}
+
+impl PipelineSchedule {
+    /// All of them.
+    pub const ALL: [PipelineSchedule; 3] =
+        [PipelineSchedule::OneFOneB, PipelineSchedule::ZbH1, PipelineSchedule::ZbH2];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PipelineSchedule::OneFOneB => "1f1b",
+            PipelineSchedule::ZbH1 => "zb-h1",
+            PipelineSchedule::ZbH2 => "zb-h2",
+        }
+    }
+}
+
+impl fmt::Display for PipelineSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for PipelineSchedule {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<PipelineSchedule, PlanError> {
+        let found = PipelineSchedule::ALL.into_iter().find(|schedule| schedule.name() == text);
+        found.ok_or_else(|| PlanError::Request {
+            what: "schedule",
+            expected: PipelineSchedule::ALL.map(PipelineSchedule::name).join(", "),
+            got: format!("`{text}`"),
+        })
+    }
+}
+
+/// What a pipeline op computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Pass {
+    /// F: the forward pass.
+    Forward,
+    /// B: gradients of the input; the one before needs them.
+    InputGrad,
+    /// W: gradients of the weights; nobody waits for them.
+    WeightGrad,
+    /// B and W as one op.
+    Backward,
+}
+
+/// One op of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PipelineOp {
+    /// What it computes.
+    pub pass: Pass,
+    /// Which of the stage's chunks, from 0.
+    pub chunk: u32,
+    /// Which micro-batch, from 0.
+    pub micro_batch: u32,
+}

@@ -1,0 +1,151 @@
+//! llm-foundry's runs of MPT with FSDP: throughput, and the micro-batch that fits.
+
+use super::table::{Row, Table};
+use super::time::gpu_of;
+use super::{FitCounts, Scored, ScoredRow};
+use crate::collectives::{Fabric, Generation};
+use crate::gpu_model::GpuModel;
+use crate::memory::{MemoryRules, StageLayers, stage_memory};
+use crate::schedule::orders;
+use crate::step_time::{StepRules, step_time};
+use crate::{ActivationRecompute, ModelShape, Parallelism, PlanError};
+
+/// Columns of this kind.
+pub(super) const COLUMNS: [&str; 6] = ["model", "seq", "nGPU", "mbs", "tok_s_gpu", "shard"];
+
+const VOCAB: usize = 50368;
+
+/// Sizes of MPT: name, layers, hidden size, heads.
+const MPT: [(&str, usize, usize, usize); 6] = [
+    ("1b", 24, 2048, 16),
+    ("3b", 32, 2560, 20),
+    ("7b", 32, 4096, 32),
+    ("13b", 40, 5120, 40),
+    ("30b", 48, 7168, 56),
+    ("70b", 80, 8192, 64),
+];
+
+pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
+    let mut scored =
+        Scored::new("throughput and micro-batch, llm-foundry FSDP", "tokens/s/GPU", false);
+    scored.published = "regret: nobody";
+    scored.ranks = true;
+    scored.larger_is_better = true;
+    let mut fits = FitCounts::default();
+    for row in table.rows() {
+        let run = Run::of(&row)?;
+        let time = run.tokens_per_s(&row)?;
+        let group = format!("{} on {} GPUs or any", row.text("model"), row.text("gpu"));
+        let label = format!(
+            "{} seq{} {}GPU mbs{} {}",
+            row.text("model"),
+            run.seq,
+            run.at.dp,
+            run.at.micro_batch,
+            row.text("shard")
+        );
+        let measured = row.positive("tok_s_gpu")?;
+        let mut scored_row = ScoredRow::new(row.line, label, &group, time, measured);
+        let (this, next) = (run.bytes(&row, 0)?, run.bytes(&row, 1)?);
+        fits.rows += 1;
+        fits.fits += usize::from(this <= run.gpu.memory_bytes);
+        fits.next_does_not += usize::from(next > run.gpu.memory_bytes);
+        scored_row.memory_gb = Some((this / 1e9, next / 1e9));
+        scored.rows.push(scored_row);
+    }
+    scored.fits = Some(fits);
+    Ok(scored)
+}
+
+struct Run {
+    shape: ModelShape,
+    at: Parallelism,
+    gpu: GpuModel,
+    seq: usize,
+}
+
+impl Run {
+    fn of(row: &Row<'_>) -> Result<Run, PlanError> {
+        let name = row.text("model").to_ascii_lowercase();
+        let name = name.trim_start_matches("mpt-");
+        let Some(&(_, layers, hidden, heads)) = MPT.iter().find(|known| known.0 == name) else {
+            let known = MPT.map(|known| known.0).join(", ");
+            return Err(row.refuse(format!("`model`: expected one of {known}, got `{name}`")));
+        };
+        let seq = row.size("seq")?;
+        // MPT: no biases, LayerNorm without one, ALiBi or learned positions, tied embedding.
+        let shape = ModelShape {
+            bias: false,
+            norm_vectors: 1,
+            ..ModelShape::gpt(layers, hidden, heads, VOCAB, seq)
+        };
+        let zero = match row.text("shard") {
+            "FS" | "FULL_SHARD" => 3,
+            "SGO" | "SHARD_GRAD_OP" => 2,
+            "NO" | "NO_SHARD" => 0,
+            other => {
+                return Err(row.refuse(format!("`shard`: expected FS, SGO or NO, got `{other}`")));
+            }
+        };
+        if row.text("offload") == "1" {
+            return Err(row.refuse("`offload`: expected 0, got 1; it is not modelled".to_string()));
+        }
+        let recompute = match row.text("AC") {
+            "1" | "True" => ActivationRecompute::Full,
+            _ => ActivationRecompute::None,
+        };
+        let at = Parallelism {
+            dp: row.size("nGPU")?,
+            zero,
+            micro_batch: row.size("mbs")?,
+            micro_batches: row.size_or("GA", 1)?,
+            recompute,
+            ..Parallelism::SINGLE
+        };
+        Ok(Run { shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })
+    }
+
+    fn tokens_per_s(&self, row: &Row<'_>) -> Result<f64, PlanError> {
+        let (generation, domain_gpus) = (self.gpu.generation, 8);
+        let nic_gbps = if generation == Generation::Ampere { 25.0 } else { 50.0 };
+        let fabric = Fabric { generation, domain_gpus, nic_gbps };
+        let fp8 = row.text("prec").contains("fp8");
+        // FlashAttention 2 reaches 35 % of an H100 (arXiv 2407.08608), where cuDNN's reaches 45;
+        // the loss is one kernel each way.
+        let rules = StepRules {
+            gradient_bytes: 2.0,
+            fp8,
+            attention_share: 0.35 / 0.45,
+            loss_traffic: (8.0, 6.0),
+            ..StepRules::MODERN
+        };
+        let time = step_time(&self.shape, &self.at, &self.gpu, &fabric, &rules, self.seq)?;
+        Ok((self.at.micro_batch * self.at.micro_batches * self.seq) as f64 / time.seconds)
+    }
+
+    /// Bytes on a GPU with the micro-batch larger by `more`: FSDP keeps FP32 parameters, gradients
+    /// and two moments, 16 bytes, and gathers BF16.
+    fn bytes(&self, row: &Row<'_>, more: usize) -> Result<f64, PlanError> {
+        let at = Parallelism { micro_batch: self.at.micro_batch + more, ..self.at };
+        let rules = MemoryRules {
+            parameter_bytes: if at.zero >= 3 { 4.0 } else { 6.0 },
+            gradient_bytes: 4.0,
+            optimizer_bytes: 8.0,
+            // BF16 logits, the FP32 copy of the loss, and its gradient.
+            logit_bytes: 10.0,
+            workspace_bytes: 64.0 * (1u64 << 20) as f64,
+            ..MemoryRules::lean()
+        };
+        let layers = StageLayers::even(self.shape.layers, 0, 1, 1);
+        let order = orders(at.schedule, 1, 1, 1).map_err(|error| row.refuse(error.to_string()))?;
+        let mut memory = stage_memory(&self.shape, &at, &rules, self.seq, &layers, &order[0]);
+        if at.recompute == ActivationRecompute::Full {
+            // One layer is there in full while its backward runs.
+            let whole = Parallelism { recompute: ActivationRecompute::None, ..at };
+            memory.activations +=
+                crate::memory::layer_activation_bytes(&self.shape, &whole, &rules, self.seq, 0);
+        }
+        // Context and NCCL.
+        Ok(memory.allocated() + 2e9)
+    }
+}

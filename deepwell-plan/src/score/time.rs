@@ -1,0 +1,289 @@
+//! Tables of step times and throughputs.
+
+use super::table::{Row, Table};
+use super::{Scored, ScoredRow};
+use crate::collectives::{Fabric, Generation};
+use crate::gpu_model::GpuModel;
+use crate::memory::{AttentionKernel, MemoryRules, StageLayers, stage_memory};
+use crate::schedule::orders;
+use crate::step_time::{StepRules, step_time};
+use crate::{ActivationRecompute, ModelShape, Parallelism, PlanError};
+
+/// Columns of "Reducing Activation Recomputation".
+pub(super) const KORTHIKANTI: [&str; 5] = ["iter_present_s", "L", "h", "TP", "PP"];
+/// Columns of the Megatron-LM papers' weak scaling on A100.
+pub(super) const SC21: [&str; 5] = ["params_B", "TF_per_GPU", "nGPU", "TP", "PP"];
+/// Columns of Megatron-Core's weak scaling on H100.
+pub(super) const H100: [&str; 5] = ["params", "TF_per_GPU", "nGPU", "TP", "PP"];
+/// Columns of the comparison with ZeRO-3.
+pub(super) const ZERO3: [&str; 5] = ["scheme", "params_B", "nGPU", "mbs", "TF_per_GPU"];
+/// Columns of vTrain's measurements.
+pub(super) const VTRAIN: [&str; 5] = ["iter_ms", "L", "TP", "DP", "PP"];
+
+/// Sequence and padded vocabulary of the papers on A100.
+const A100_SEQ: usize = 2048;
+const A100_VOCAB: usize = 51200;
+
+fn a100_fabric() -> Fabric {
+    Fabric { generation: Generation::Ampere, domain_gpus: 8, nic_gbps: 25.0 }
+}
+
+/// The GPU of a row: by its column `gpu`, where it has one.
+pub(super) fn gpu_of(row: &Row<'_>, default: fn() -> GpuModel) -> Result<GpuModel, PlanError> {
+    let name = row.text("gpu");
+    if name.is_empty() {
+        return Ok(default());
+    }
+    GpuModel::named(name).ok_or_else(|| {
+        let known = "a100, h100, h200, b200, b300, gb200, gb300";
+        row.refuse(format!("`gpu`: expected one of {known}, got `{name}`"))
+    })
+}
+
+fn gpt(row: &Row<'_>, seq: usize, vocab: usize) -> Result<ModelShape, PlanError> {
+    let (layers, hidden, heads) = (row.size("L")?, row.size("h")?, row.size("a")?);
+    if !hidden.is_multiple_of(heads) {
+        return Err(row.refuse(format!("`h`: expected a multiple of {heads} heads, got {hidden}")));
+    }
+    let vocab = row.size_or("V", vocab)?;
+    Ok(ModelShape::gpt(layers, hidden, heads, vocab, seq))
+}
+
+/// Checks what every pipeline needs of a row: stages that have layers.
+fn stages_fit(row: &Row<'_>, shape: &ModelShape, at: &Parallelism) -> Result<(), PlanError> {
+    if shape.layers < at.pp * at.vpp {
+        let (layers, parts) = (shape.layers, at.pp * at.vpp);
+        return Err(row.refuse(format!("`L`: expected {parts} layers or more, got {layers}")));
+    }
+    if at.pp * at.micro_batches * at.vpp > 4_000_000 {
+        return Err(row.refuse("expected at most 4,000,000 passes".to_string()));
+    }
+    Ok(())
+}
+
+pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
+    let mut scored = Scored::new("step time, Korthikanti et al.", "s", false);
+    scored.published = "Calculon: 3.65 % average, 8.87 % at most, with the next table";
+    for row in table.rows() {
+        let gpu = gpu_of(&row, GpuModel::a100)?;
+        let shape = gpt(&row, A100_SEQ, A100_VOCAB)?;
+        let (tp, pp) = (row.size("TP")?, row.size("PP")?);
+        let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
+        let micro_batch = row.size("mbs")?;
+        let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
+        let base = Parallelism {
+            tp,
+            pp,
+            dp,
+            micro_batch,
+            micro_batches,
+            vpp: row.size_or("interleave", 1)?,
+            ..Parallelism::SINGLE
+        };
+        stages_fit(&row, &shape, &base)?;
+        let runs = [
+            ("iter_full_s", false, ActivationRecompute::Full),
+            ("iter_present_s", true, ActivationRecompute::Selective),
+        ];
+        for (column, sp, recompute) in runs {
+            let Some(measured) = row.number(column)? else { continue };
+            let at = Parallelism { sp, recompute, ..base };
+            let rules = &StepRules::MEGATRON_2021;
+            let time = step_time(&shape, &at, &gpu, &a100_fabric(), rules, A100_SEQ);
+            let time = time.map_err(|error| row.refuse(error.to_string()))?;
+            let label = format!("{} {}", row.text("model"), recompute.name());
+            let group = recompute.name();
+            scored.rows.push(ScoredRow::new(row.line, label, group, time.seconds, measured));
+        }
+    }
+    Ok(scored)
+}
+
+/// The micro-batch and chunks of the least predicted time that fit: the table does not have them.
+fn chosen(
+    row: &Row<'_>,
+    shape: &ModelShape,
+    base: &Parallelism,
+    gpu: &GpuModel,
+    fabric: &Fabric,
+    rules: (&StepRules, &MemoryRules),
+    seq: usize,
+) -> Result<(Parallelism, f64), PlanError> {
+    let per_rank = row.share("gbs", row.size("gbs")?, base.dp)?;
+    stages_fit(row, shape, &Parallelism { micro_batches: per_rank, ..*base })?;
+    let mut best: Option<(Parallelism, f64)> = None;
+    let mut first_error = None;
+    for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
+        for vpp in 1..=if base.pp > 1 { 8 } else { 1 } {
+            let at =
+                Parallelism { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
+            if vpp > 1 && !shape.layers.is_multiple_of(at.pp * vpp) {
+                continue;
+            }
+            let Ok(orders) = orders(at.schedule, at.pp, at.micro_batches, vpp) else { continue };
+            let layers = StageLayers::even(shape.layers, 0, at.pp, vpp);
+            let memory = stage_memory(shape, &at, rules.1, seq, &layers, &orders[0]);
+            if memory.allocated() > 0.9 * gpu.memory_bytes && (micro_batch, vpp) != (1, 1) {
+                continue;
+            }
+            match step_time(shape, &at, gpu, fabric, rules.0, seq) {
+                Ok(time) if best.is_none_or(|(_, least)| time.seconds < least) => {
+                    best = Some((at, time.seconds));
+                }
+                Ok(_) => {}
+                Err(error) => first_error = Some(error),
+            }
+        }
+    }
+    best.ok_or_else(|| {
+        let why = first_error.map_or("nothing fits".to_string(), |error| error.to_string());
+        row.refuse(format!("expected degrees with a schedule, got none: {why}"))
+    })
+}
+
+pub(super) fn sc21(table: &Table) -> Result<Scored, PlanError> {
+    let mut scored = Scored::new("step time, Megatron-LM SC21", "s", false);
+    scored.published = "Calculon: 3.65 % average, 8.87 % at most, with the table before";
+    for row in table.rows() {
+        let gpu = gpu_of(&row, GpuModel::a100)?;
+        let shape = gpt(&row, A100_SEQ, A100_VOCAB)?;
+        let (tp, pp) = (row.size("TP")?, row.size("PP")?);
+        let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
+        let base =
+            Parallelism { tp, pp, dp, recompute: ActivationRecompute::Full, ..Parallelism::SINGLE };
+        let memory = MemoryRules { attention: AttentionKernel::Unfused, ..MemoryRules::megatron() };
+        let rules = (&StepRules::MEGATRON_2021, &memory);
+        let (at, time) = chosen(&row, &shape, &base, &gpu, &a100_fabric(), rules, A100_SEQ)?;
+        let measured = sc21_seconds(&row, &shape)?;
+        let label = format!("{}B {at}", row.text("params_B"));
+        scored.rows.push(ScoredRow::new(row.line, label, "sc21", time, measured));
+    }
+    scored
+        .notes
+        .push("micro-batch and interleaving are not in the table: those of least time".into());
+    Ok(scored)
+}
+
+/// Seconds behind the paper's FLOP/s of a GPU, which count recomputation.
+fn sc21_seconds(row: &Row<'_>, shape: &ModelShape) -> Result<f64, PlanError> {
+    let (layers, hidden) = (shape.layers as f64, shape.hidden as f64);
+    let tokens = (row.size("gbs")? * A100_SEQ) as f64;
+    let rest = A100_SEQ as f64 / (6.0 * hidden) + shape.vocab as f64 / (16.0 * layers * hidden);
+    let flops = 96.0 * tokens * layers * hidden * hidden * (1.0 + rest);
+    Ok(flops / row.positive("TF_per_GPU")? / 1e12 / row.size("nGPU")? as f64)
+}
+
+pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
+    let mut scored = Scored::new("step time, Megatron-Core weak scaling", "s", false);
+    let (seq, vocab) = (4096, 131_072);
+    let fabric = Fabric { generation: Generation::Hopper, domain_gpus: 8, nic_gbps: 50.0 };
+    for row in table.rows() {
+        let gpu = gpu_of(&row, GpuModel::h100)?;
+        let shape = ModelShape { tied: false, ..gpt(&row, seq, vocab)? };
+        let (tp, pp) = (row.size("TP")?, row.size("PP")?);
+        let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
+        let base = Parallelism { tp, pp, dp, sp: tp > 1, zero: 1, ..Parallelism::SINGLE };
+        let rules =
+            (&StepRules::MODERN, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
+        let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
+        let tokens = (row.size("gbs")? * seq) as f64;
+        let flops = shape.model_flops(tokens, seq);
+        let measured = flops / row.positive("TF_per_GPU")? / 1e12 / row.size("nGPU")? as f64;
+        let label = format!("{} {at}", row.text("params"));
+        scored.rows.push(ScoredRow::new(row.line, label, "h100", time, measured));
+    }
+    scored
+        .notes
+        .push("micro-batch and interleaving are not in the table: those of least time".into());
+    Ok(scored)
+}
+
+pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
+    let mut scored = Scored::new("step time, ZeRO-3 and Megatron-LM SC21", "s", false);
+    for row in table.rows() {
+        let gpu = gpu_of(&row, GpuModel::a100)?;
+        let billions = row.positive("params_B")?;
+        // The two models of the comparison, GPT-3 and MT-NLG.
+        let shape = if billions < 300.0 {
+            ModelShape::gpt(96, 12288, 96, A100_VOCAB, A100_SEQ)
+        } else {
+            ModelShape::gpt(105, 20480, 128, A100_VOCAB, A100_SEQ)
+        };
+        if (shape.parameters() / 1e9 / billions - 1.0).abs() > 0.02 {
+            let what = format!("`params_B`: expected 174.6 or 529.6, got `{billions}`");
+            return Err(row.refuse(what));
+        }
+        let gpus = row.size("nGPU")?;
+        let scheme = row.text("scheme");
+        let (tp, pp) = match (scheme, billions < 300.0) {
+            ("zero3", _) => (1, 1),
+            ("ptd(MP96)", true) => (8, 12),
+            ("ptd(MP280)", false) => (8, 35),
+            _ => {
+                let what =
+                    format!("`scheme`: expected zero3, ptd(MP96) or ptd(MP280), got `{scheme}`");
+                return Err(row.refuse(what));
+            }
+        };
+        let dp = row.share("nGPU", gpus, tp * pp)?;
+        let micro_batch = row.size("mbs")?;
+        let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
+        let at = Parallelism {
+            tp,
+            pp,
+            dp,
+            micro_batch,
+            micro_batches,
+            zero: if scheme == "zero3" { 3 } else { 0 },
+            recompute: ActivationRecompute::Full,
+            ..Parallelism::SINGLE
+        };
+        stages_fit(&row, &shape, &at)?;
+        let half = StepRules { gradient_bytes: 2.0, ..StepRules::MEGATRON_2021 };
+        let rules = if scheme == "zero3" { half } else { StepRules::MEGATRON_2021 };
+        let time = step_time(&shape, &at, &gpu, &a100_fabric(), &rules, A100_SEQ);
+        let time = time.map_err(|error| row.refuse(error.to_string()))?;
+        let measured = sc21_seconds(&row, &shape)?;
+        let label = format!("{scheme} {billions}B {gpus} GPUs");
+        let group = if scheme == "zero3" { "zero3" } else { "ptd" };
+        scored.rows.push(ScoredRow::new(row.line, label, group, time.seconds, measured));
+    }
+    Ok(scored)
+}
+
+pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
+    let mut scored = Scored::new("step time and ranking, vTrain", "s", false);
+    scored.published = "vTrain: 14.7 % over several nodes; regret: nobody";
+    scored.ranks = true;
+    // 800 Gbit/s of a node for its eight GPUs.
+    let fabric = Fabric { nic_gbps: 12.5, ..a100_fabric() };
+    for row in table.rows() {
+        let gpu = gpu_of(&row, GpuModel::a100)?;
+        let seq = row.size_or("seq", A100_SEQ)?;
+        let shape = gpt(&row, seq, A100_VOCAB)?;
+        let (tp, dp, pp) = (row.size("TP")?, row.size("DP")?, row.size("PP")?);
+        if tp * dp * pp != row.size_or("nGPU", tp * dp * pp)? {
+            return Err(row.refuse(format!("`nGPU`: expected {}, TP x DP x PP", tp * dp * pp)));
+        }
+        let micro_batch = row.size("mbs")?;
+        let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
+        let at = Parallelism {
+            tp,
+            pp,
+            dp,
+            micro_batch,
+            micro_batches,
+            recompute: ActivationRecompute::Full,
+            ..Parallelism::SINGLE
+        };
+        stages_fit(&row, &shape, &at)?;
+        let rules = &StepRules::MEGATRON_2021;
+        let time = step_time(&shape, &at, &gpu, &fabric, rules, seq);
+        let time = time.map_err(|error| row.refuse(error.to_string()))?;
+        let label = format!("{}B TP{tp} DP{dp} PP{pp} mbs{micro_batch}", row.text("params_B"));
+        let group = format!("{}B on {}", row.text("params_B"), row.text("nGPU"));
+        let measured = row.positive("iter_ms")? / 1e3;
+        scored.rows.push(ScoredRow::new(row.line, label, &group, time.seconds, measured));
+    }
+    Ok(scored)
+}

@@ -1,0 +1,178 @@
+//! The combinations, each with what forbids it.
+
+use crate::schedule::PipelineSchedule;
+use crate::{ActivationRecompute, Parallelism};
+
+use super::{Dimension, SearchRequest};
+
+/// Stages and chunks at most: beyond them bubbles and messages eat what they win.
+const PP_MAX: usize = 64;
+const VPP_MAX: usize = 8;
+const CP_MAX: usize = 16;
+const MICRO_BATCH_MAX: usize = 8;
+
+fn divisors(of: usize, most: usize) -> Vec<usize> {
+    (1..=of.min(most)).filter(|size| of.is_multiple_of(*size)).collect()
+}
+
+fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(1), |size| Some(size * 2)).take_while(move |size| *size <= most)
+}
+
+/// Whether `size` of a dimension passes the pins, so that whole branches need not be walked.
+fn pinned(request: &SearchRequest, dimension: Dimension, size: usize) -> bool {
+    let mut pins = request.pins.iter().filter(|pin| pin.dimension == dimension);
+    pins.all(|pin| (pin.value == size) != pin.forbidden)
+}
+
+/// Calls `visit` with every combination, and the reason why one cannot be.
+///
+/// A branch that cannot hold a plan is visited once, with the degrees that are known by then.
+pub(super) fn for_each(
+    request: &SearchRequest,
+    visit: &mut dyn FnMut(Parallelism, Option<&'static str>),
+) {
+    let shape = &request.shape;
+    let kv_limit = if shape.latent.is_some() { shape.heads } else { shape.kv_heads };
+    for &gpus in &request.gpus {
+        for tp in powers_of_two(request.fabric.domain_gpus.min(gpus)) {
+            let at = Parallelism { tp, sp: tp > 1, ..Parallelism::SINGLE };
+            if !pinned(request, Dimension::Tp, tp) || !pinned(request, Dimension::Gpus, gpus) {
+                visit(at, Some("forbidden by a pin"));
+                continue;
+            }
+            if !shape.heads.is_multiple_of(tp) || tp > kv_limit {
+                visit(at, Some("heads or key-value heads do not divide by TP"));
+                continue;
+            }
+            if !request.seq.is_multiple_of(tp) {
+                visit(at, Some("the sequence does not divide by TP"));
+                continue;
+            }
+            for cp in powers_of_two(CP_MAX) {
+                let at = Parallelism { cp, ..at };
+                if !pinned(request, Dimension::Cp, cp) {
+                    visit(at, Some("forbidden by a pin"));
+                    continue;
+                }
+                if cp > 1 && request.seq / cp < 2048 {
+                    visit(at, Some("less than 2048 tokens for a context-parallel rank"));
+                    continue;
+                }
+                if !request.seq.is_multiple_of(2 * cp * tp) && cp > 1 {
+                    visit(at, Some("the sequence does not divide by 2 CP TP"));
+                    continue;
+                }
+                for pp in 1..=PP_MAX.min(shape.layers) {
+                    let at = Parallelism { pp, ..at };
+                    if !pinned(request, Dimension::Pp, pp) {
+                        visit(at, Some("forbidden by a pin"));
+                        continue;
+                    }
+                    if !gpus.is_multiple_of(tp * cp * pp) {
+                        visit(at, Some("GPUs do not divide by TP x CP x PP"));
+                        continue;
+                    }
+                    with_data_parallel(
+                        request,
+                        Parallelism { dp: gpus / (tp * cp * pp), ..at },
+                        visit,
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn with_data_parallel(
+    request: &SearchRequest,
+    at: Parallelism,
+    visit: &mut dyn FnMut(Parallelism, Option<&'static str>),
+) {
+    if !pinned(request, Dimension::Dp, at.dp) {
+        return visit(at, Some("forbidden by a pin"));
+    }
+    if !request.global_batch.is_multiple_of(at.dp) {
+        return visit(at, Some("the batch does not divide by DP"));
+    }
+    let per_rank = request.global_batch / at.dp;
+    let experts = request.shape.experts.map_or(1, |experts| experts.experts);
+    for ep in divisors(experts, experts) {
+        let both = [1, at.tp];
+        let has_choice = request.shape.experts.is_some() && at.tp > 1;
+        for &etp in if has_choice { &both[..] } else { &both[..1] } {
+            let at = Parallelism { ep, etp, ..at };
+            let grid = at.tp * at.cp * at.dp;
+            if ep * etp > grid || !grid.is_multiple_of(ep * etp) {
+                visit(at, Some("EP x ETP does not divide TP x CP x DP"));
+                continue;
+            }
+            let batches = powers_of_two(MICRO_BATCH_MAX.min(per_rank));
+            for micro_batch in batches.filter(|size| per_rank.is_multiple_of(*size)) {
+                let micro_batches = per_rank / micro_batch;
+                with_schedule(request, Parallelism { micro_batch, micro_batches, ..at }, visit);
+            }
+        }
+    }
+}
+
+fn with_schedule(
+    request: &SearchRequest,
+    at: Parallelism,
+    visit: &mut dyn FnMut(Parallelism, Option<&'static str>),
+) {
+    let chunks = if at.pp == 1 { 1 } else { (request.shape.layers / at.pp).min(VPP_MAX) };
+    for vpp in 1..=chunks {
+        let schedules: &[PipelineSchedule] = if vpp == 1 && at.pp > 1 {
+            &PipelineSchedule::ALL
+        } else {
+            &PipelineSchedule::ALL[..1]
+        };
+        for &schedule in schedules {
+            let at = Parallelism { vpp, schedule, ..at };
+            if at.pp > 1 && at.micro_batches < at.pp {
+                visit(at, Some("fewer micro-batches than pipeline stages"));
+                continue;
+            }
+            if vpp > 1 && !at.micro_batches.is_multiple_of(at.pp) {
+                visit(
+                    at,
+                    Some("micro-batches do not divide by the stages of an interleaved schedule"),
+                );
+                continue;
+            }
+            if vpp > 1 && at.pp * vpp > request.shape.layers {
+                visit(at, Some("fewer layers than chunks"));
+                continue;
+            }
+            for zero in [0, 1, 2, 3] {
+                if at.dp * at.cp == 1 && zero > 0 {
+                    continue;
+                }
+                for recompute in ActivationRecompute::ALL {
+                    let at = Parallelism { zero, recompute, ..at };
+                    visit(at, reason(request, &at));
+                }
+            }
+        }
+    }
+}
+
+fn reason(request: &SearchRequest, at: &Parallelism) -> Option<&'static str> {
+    if !request.pins.iter().all(|pin| pin.allows(at)) {
+        return Some("forbidden by a pin");
+    }
+    if at.zero == 0
+        && at.dp * at.cp > 1
+        && !request.pins.iter().any(|pin| pin.dimension == Dimension::Zero)
+    {
+        return Some("ZeRO-1 has the same time and less memory than ZeRO-0");
+    }
+    if at.zero >= 2 && at.pp > 1 {
+        return Some("ZeRO-2 and 3 reduce or gather for each micro-batch of a pipeline");
+    }
+    if at.recompute == ActivationRecompute::Selective && request.shape.experts.is_none() {
+        return Some("flash attention leaves nothing to recompute selectively");
+    }
+    None
+}

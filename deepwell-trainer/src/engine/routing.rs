@@ -1,0 +1,109 @@
+//! How the tokens of a step were spread over the experts of each layer, as dispatches counted them.
+
+use std::sync::Arc;
+
+use deepwell_ir::{Op, Program, ValueId};
+use serde::{Deserialize, Serialize};
+
+/// The load of a layer's experts in one step. A pair is a token and one of its experts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertLoad {
+    /// The layer, counted from 0.
+    pub layer: u32,
+    /// Pairs that chose each expert, before any were dropped.
+    pub chosen: Vec<u64>,
+    /// Pairs that were dropped, as their expert was full.
+    pub dropped: u64,
+}
+
+impl ExpertLoad {
+    /// Experts that no token chose.
+    pub fn dead(&self) -> usize {
+        self.chosen.iter().filter(|&&count| count == 0).count()
+    }
+
+    /// The largest load over the mean; 1 where all are equal, 0 without tokens.
+    pub fn largest_over_mean(&self) -> f64 {
+        let total: u64 = self.chosen.iter().sum();
+        let largest = self.chosen.iter().copied().max().unwrap_or(0);
+        if total == 0 { 0.0 } else { (largest * self.chosen.len() as u64) as f64 / total as f64 }
+    }
+
+    /// Entropy of the load over that of an equal one: 1 where all are equal, 0 where one expert has
+    /// everything, or there is one alone.
+    pub fn entropy(&self) -> f64 {
+        let total: u64 = self.chosen.iter().sum();
+        if total == 0 || self.chosen.len() < 2 {
+            return 0.0;
+        }
+        let parts = self.chosen.iter().filter(|&&count| count > 0);
+        let sum: f64 =
+            parts.map(|&count| count as f64 / total as f64).map(|part| -part * part.ln()).sum();
+        sum / (self.chosen.len() as f64).ln()
+    }
+
+    /// Adds what another micro-batch counted: pairs that chose each expert, then those that have a
+    /// row.
+    fn add(&mut self, load: &[i32]) {
+        let (chosen, kept) = load.split_at(load.len() / 2);
+        self.chosen.resize(chosen.len(), 0);
+        for ((sum, &chosen), &kept) in self.chosen.iter_mut().zip(chosen).zip(kept) {
+            *sum += u64::try_from(chosen).unwrap_or(0);
+            self.dropped += u64::try_from(chosen - kept).unwrap_or(0);
+        }
+    }
+}
+
+/// Adds the load of a micro-batch to that of its step.
+pub(super) fn add_load(loads: &mut Vec<ExpertLoad>, layer: u32, load: &[i32]) {
+    let at = loads.iter().position(|known| known.layer == layer).unwrap_or_else(|| {
+        loads.push(ExpertLoad { layer, ..ExpertLoad::default() });
+        loads.len() - 1
+    });
+    loads[at].add(load);
+}
+
+/// Where a dispatch leaves its counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadCounters {
+    pub(super) id: ValueId,
+    pub(super) layer: u32,
+    pub(super) experts: usize,
+}
+
+/// Those of each body.
+pub(super) fn load_counters(program: &Program) -> Vec<Arc<[LoadCounters]>> {
+    let of_body = |calls: std::ops::Range<usize>| -> Arc<[LoadCounters]> {
+        let calls = program.calls[calls].iter().filter(|call| !call.recomputes);
+        let counters = calls.filter_map(|call| {
+            let Op::Dispatch(op) = &call.op else { return None };
+            let id = call.outputs().get(1)?.value;
+            Some(LoadCounters { id, layer: call.layer?, experts: op.grouped.groups })
+        });
+        counters.collect()
+    };
+    program.bodies.iter().map(|body| of_body(body.calls.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_by_hand() {
+        let mut loads = Vec::new();
+        add_load(&mut loads, 1, &[4, 0, 0, 4, 3, 0, 0, 4]);
+        add_load(&mut loads, 0, &[1, 1, 1, 1]);
+        add_load(&mut loads, 1, &[4, 0, 0, 4, 4, 0, 0, 2]);
+        assert_eq!(loads.len(), 2);
+        let ExpertLoad { layer, chosen, dropped } = &loads[0];
+        assert_eq!((*layer, chosen.as_slice(), *dropped), (1, &[8, 0, 0, 8][..], 3));
+        assert_eq!(loads[0].dead(), 2);
+        // Half of the experts have all: 2 of 4, and ln 2 / ln 4.
+        assert_eq!(loads[0].largest_over_mean(), 2.0);
+        assert!((loads[0].entropy() - 0.5).abs() < 1e-15);
+        assert!((loads[1].entropy() - 1.0).abs() < 1e-15);
+        let none = ExpertLoad { chosen: vec![0; 3], ..ExpertLoad::default() };
+        assert_eq!((none.entropy(), none.largest_over_mean(), none.dead()), (0.0, 0.0, 3));
+    }
+}

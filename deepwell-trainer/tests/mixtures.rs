@@ -1,0 +1,249 @@
+//! Mixtures of experts that train on the CPU: every rule of recomputation and any number of threads
+//! give the same bits, every call is what its definition says, and gradients are those of the loss.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use deepwell_ir::capture::{ExpertsConfig, LlamaConfig, ModelFamily, capture};
+use deepwell_ir::{Graph, Op, PrecisionPolicy, Recompute};
+use deepwell_moe::{RouterTraining, with_router_training};
+use deepwell_probe::{Cpu, Hardware};
+use deepwell_trainer::audit::Audit;
+use deepwell_trainer::{CompileOptions, Engine, compile};
+
+const SEQ: usize = 40;
+const BATCH: usize = 4;
+
+/// The preset for tests with so many experts for each token.
+fn config(family: ModelFamily, top_k: usize, normalize_gates: bool) -> LlamaConfig {
+    let preset = LlamaConfig::preset("moe-micro").expect("the preset");
+    let experts = preset.experts.clone().expect("its experts");
+    let experts = ExpertsConfig { experts_per_token: top_k, normalize_gates, ..experts };
+    LlamaConfig { family, experts: Some(experts), ..preset }
+}
+
+fn qwen3(top_k: usize) -> Graph {
+    capture(&config(ModelFamily::Qwen3Moe, top_k, false)).unwrap()
+}
+
+fn mixtral(top_k: usize) -> Graph {
+    let config = config(ModelFamily::Mixtral, top_k, true);
+    let experts = config.experts.clone();
+    let intermediate_size = experts.as_ref().map_or(0, |experts| experts.intermediate_size);
+    capture(&LlamaConfig { intermediate_size, head_dim: 32, ..config }).unwrap()
+}
+
+fn engine(graph: Graph, policy: PrecisionPolicy, rule: Recompute, micro_batch: usize) -> Engine {
+    let options = CompileOptions {
+        micro_batch: Some(micro_batch),
+        recompute: Some(rule),
+        ..CompileOptions::new(policy, SEQ, BATCH)
+    };
+    let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
+    let mut engine = compile(graph, Hardware::cpu_only(cpu), &options).unwrap();
+    engine.initialize(7).unwrap();
+    engine
+}
+
+fn batch(shift: usize) -> Vec<i32> {
+    let token = |index: usize| (index * index * 31 + index * 7 + 3) as i32 % 256;
+    (0..BATCH * SEQ).map(|index| token(index + shift)).collect()
+}
+
+/// Bits of the losses of three steps, and of every gradient of the last.
+fn bits(engine: &mut Engine) -> (Vec<u32>, Vec<(String, Vec<u32>)>) {
+    let losses = (0..3).map(|step| {
+        let outcome = engine.step(&batch(step), &batch(step + 1), 1e-3, 1.0).unwrap();
+        assert!(outcome.loss.is_finite() && !outcome.skipped);
+        outcome.loss.to_bits()
+    });
+    let losses = losses.collect();
+    let mut gradients = Vec::new();
+    for state in engine.program().parameters.clone() {
+        let Some(id) = state.gradient else { continue };
+        let mut bits = vec![0u32; engine.program().value(id).elements()];
+        engine.read_value(id, cast_slice_mut(&mut bits)).unwrap();
+        assert!(bits.iter().any(|&bits| bits != 0), "gradient of `{}` is zero", state.name);
+        gradients.push((state.name, bits));
+    }
+    (losses, gradients)
+}
+
+#[test]
+fn every_rule_and_number_of_threads_gives_the_same_bits() {
+    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+        let run = |rule, threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| bits(&mut engine(qwen3(2), policy.clone(), rule, 2)))
+        };
+        let expected = run(Recompute::None, 1);
+        for (rule, threads) in [
+            (Recompute::None, 3),
+            (Recompute::Selective, 2),
+            (Recompute::Full, 2),
+            (Recompute::None, 1),
+        ] {
+            assert!(run(rule, threads) == expected, "{rule} on {threads} threads");
+        }
+    }
+}
+
+/// Choices, permutations and sums are those of their ops' tests; here each quantization, GEMM and
+/// update of a step is looked at, and which operands are read.
+#[test]
+fn audits_find_nothing() {
+    for name in ["f32", "bf16", "mxfp8", "mxfp8-128", "mxfp8-2d"] {
+        for graph in [qwen3(2), mixtral(2)] {
+            let policy = PrecisionPolicy::preset(name).unwrap();
+            let model = graph.name.clone();
+            let mut engine = engine(graph, policy, Recompute::None, 2);
+            let mut audit = Audit::new(engine.program());
+            for step in 0..2 {
+                engine
+                    .step_observed(&batch(step), &batch(step + 1), 1e-3, 1.0, &mut audit)
+                    .unwrap();
+            }
+            let report = audit.finish();
+            assert!(report.is_clean(), "{model} in {name}: {report}");
+        }
+    }
+}
+
+/// Of 13 tensors of experts' and attention's projections in two layers all but the first and the
+/// last are in MXFP8, whatever their number of experts.
+#[test]
+fn experts_are_computed_in_mxfp8() {
+    let mut config = config(ModelFamily::Qwen3Moe, 2, true);
+    if let Some(experts) = &mut config.experts {
+        experts.num_experts = 5;
+    }
+    let graph = capture(&config).unwrap();
+    let engine = engine(graph, PrecisionPolicy::mxfp8(), Recompute::None, 2);
+    let program = engine.program();
+    let scaled = program.calls.iter().filter(|call| matches!(call.op, Op::ScaledGroupedGemm(_)));
+    // Six stacks, the last of which stays in BF16, with three GEMMs each.
+    assert_eq!(scaled.count(), 5 * 3);
+    let (share, _) = engine.quantized_flop_share_planned();
+    assert!(share > 0.7 && share < 1.0, "{share}");
+    let routers = program.precision.iter().filter(|tensor| tensor.reason.contains("routers"));
+    assert_eq!(routers.map(|tensor| tensor.format.name()).collect::<Vec<_>>(), ["f32", "f32"]);
+}
+
+#[test]
+fn losses_fall() {
+    for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
+        for graph in [qwen3(2), mixtral(2), qwen3(8)] {
+            let name = format!("{} in {}", graph.name, policy.format().name());
+            let mut engine = engine(graph, policy.clone(), Recompute::None, 4);
+            let mut loss = || engine.step(&batch(0), &batch(1), 3e-3, 1.0).unwrap().loss;
+            let first = loss();
+            assert!((first - 256f32.ln()).abs() < 0.2, "{name}: {first}");
+            let last = (0..40).map(|_| loss()).last().unwrap_or(first);
+            assert!(last < 0.6 * first, "{name}: {first} fell to {last} only");
+        }
+    }
+}
+
+/// Loads are of the whole step and counted before anything is dropped.
+#[test]
+fn loads_are_counted_and_drops_reported() {
+    let pairs = (2 * BATCH * SEQ) as u64;
+    for (factor, drops) in [(None, false), (Some(0.5), true), (Some(8.0), false)] {
+        let training = RouterTraining { capacity_factor: factor, ..RouterTraining::default() };
+        let graph = with_router_training(&qwen3(2), &training).unwrap();
+        for (rule, micro_batch) in [(Recompute::None, 4), (Recompute::Full, 1)] {
+            let mut engine = engine(graph.clone(), PrecisionPolicy::mxfp8(), rule, micro_batch);
+            let outcome = engine.step(&batch(0), &batch(1), 1e-3, 1.0).unwrap();
+            assert!(outcome.loss.is_finite() && !outcome.skipped);
+            let loads = engine.expert_loads();
+            assert_eq!(loads.iter().map(|load| load.layer).collect::<Vec<_>>(), [0, 1]);
+            for load in loads {
+                assert_eq!(load.chosen.iter().sum::<u64>(), pairs, "{load:?}");
+                // Of half an even share half or more is dropped.
+                assert_eq!(load.dropped >= pairs / 2, drops, "{load:?}");
+                assert!(drops || load.dropped == 0, "{load:?}");
+            }
+        }
+    }
+}
+
+/// Balanced routing costs the coefficient in each layer, and that of new weights is nearly so; the
+/// same whatever the micro-batches, and nothing where a model is only evaluated.
+#[test]
+fn auxiliary_losses_are_part_of_the_loss() {
+    let policy = PrecisionPolicy::f32();
+    let mut plain = engine(qwen3(2), policy.clone(), Recompute::None, 4);
+    let expected = plain.step(&batch(0), &batch(1), 0.0, 1.0).unwrap();
+    let evaluated = plain.evaluate(&batch(0), &batch(1)).unwrap();
+    let training = RouterTraining { balance: 0.5, ..RouterTraining::default() };
+    let graph = with_router_training(&qwen3(2), &training).unwrap();
+    for (rule, micro_batch) in [(Recompute::None, 4), (Recompute::Full, 1)] {
+        let mut engine = engine(graph.clone(), policy.clone(), rule, micro_batch);
+        let outcome = engine.step(&batch(0), &batch(1), 0.0, 1.0).unwrap();
+        let added = f64::from(outcome.loss - expected.loss);
+        assert!(added > 0.99 && added < 1.3, "{rule} {micro_batch}: {added}");
+        assert!(outcome.grad_norm > expected.grad_norm);
+        if micro_batch == 4 {
+            let loss = engine.evaluate(&batch(0), &batch(1)).unwrap();
+            assert_eq!(loss.to_bits(), evaluated.to_bits());
+        }
+    }
+}
+
+/// With as many choices as experts no choice can change, so the loss is smooth.
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    // Five-point differences: the loss is right to 1e-6 or so, which the step turns into 1e-4.
+    const STEP: f64 = 0.02;
+    for graph in [qwen3(8), mixtral(8)] {
+        let name = graph.name.clone();
+        let mut engine = engine(graph, PrecisionPolicy::f32(), Recompute::None, 2);
+        let parameters = engine.program().parameters.clone();
+        // Weights large enough for gradients that are not lost in rounding.
+        for state in &parameters {
+            let mut values = vec![0f32; engine.program().value(state.master).elements()];
+            deepwell_trainer::init::fill(
+                deepwell_ir::Init::Normal { std: 0.25 },
+                3,
+                &state.name,
+                &mut values,
+            );
+            engine.write_value(state.master, cast_slice(&values)).unwrap();
+        }
+        engine.refresh_weight_copies().unwrap();
+        let loss = |engine: &mut Engine| {
+            engine.refresh_weight_copies().unwrap();
+            f64::from(engine.step(&batch(0), &batch(1), 0.0, 1e9).unwrap().loss)
+        };
+        loss(&mut engine);
+        let read = |engine: &mut Engine, id| {
+            let mut values = vec![0f32; engine.program().value(id).elements()];
+            engine.read_value(id, cast_slice_mut(&mut values)).unwrap();
+            values
+        };
+        let gradients: Vec<Vec<f32>> = parameters
+            .iter()
+            .map(|state| read(&mut engine, state.gradient.expect("it is trained")))
+            .collect();
+        for (state, gradient) in parameters.iter().zip(&gradients) {
+            let at = read(&mut engine, state.master);
+            let size = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+            assert!(size > 1e-4, "{name}: the gradient of `{}` is only {size}", state.name);
+            let mut loss_at = |distance: f64| {
+                let moved = at.iter().zip(gradient);
+                let moved: Vec<f32> = moved
+                    .map(|(&w, &g)| (f64::from(w) + distance * f64::from(g) / size) as f32)
+                    .collect();
+                engine.write_value(state.master, cast_slice(&moved)).unwrap();
+                loss(&mut engine)
+            };
+            let near = loss_at(STEP) - loss_at(-STEP);
+            let far = loss_at(2.0 * STEP) - loss_at(-2.0 * STEP);
+            let measured = (8.0 * near - far) / (12.0 * STEP);
+            assert!(
+                (measured - size).abs() <= 2e-4 + 5e-3 * size,
+                "{name}, `{}`: gradient {size}, finite difference {measured}",
+                state.name
+            );
+            engine.write_value(state.master, cast_slice(&at)).unwrap();
+        }
+    }
+}

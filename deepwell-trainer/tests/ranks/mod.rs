@@ -1,0 +1,29 @@
+//! What tests of several ranks share: a small model and a machine that is not looked at.
+
+use std::time::Duration;
+
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{Graph, ParameterState, Program, ValueId};
+use deepwell_probe::{Cpu, Hardware};
+
+/// How long a rank waits for another; longer than any of these tests takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) fn graph() -> Graph {
+    capture(&LlamaConfig::preset("llama-micro").expect("a preset")).expect("a graph")
+}
+
+pub(crate) fn hardware() -> Hardware {
+    Hardware::cpu_only(Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30))
+}
+
+/// Master weights of a program.
+pub(crate) fn masters_of(program: &Program) -> Vec<ValueId> {
+    program.parameters.iter().map(|state| state.master).collect()
+}
+
+/// Moments of a program that are whole.
+pub(crate) fn moments_of(program: &Program) -> Vec<ValueId> {
+    let of_parameter = |state: &ParameterState| [state.first_moment, state.second_moment];
+    program.parameters.iter().flat_map(of_parameter).flatten().collect()
+}
