@@ -1,8 +1,8 @@
-// The frame of the kernels of sm90_attention_backward.cu: sizes, shared memory, rows on their way in
-// and results on their way out.
+// The frame of the kernels of sm90_attention_backward.cu: sizes, shared memory, rows on their way
+// in and results on their way out.
 //
-// A CTA has a producer and two consumers, warpgroups. It works on tiles of 128 rows of two matrices,
-// 64 for each consumer, and streams rows of two others past each tile.
+// A CTA has a producer and two consumers, warpgroups. It works on tiles of 128 rows of two
+// matrices, 64 for each consumer, and streams rows of two others past each tile.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,30 +1,17 @@
-// What gradients of attention on wgmma are made of: left rows in registers, weights and their
-// gradients by row or by column, and results on their way out.
+// What gradients of attention on wgmma are made of: weights and their gradients by row or
+// by column, and results on their way out.
 //
 // A warpgroup has 64 rows of scores, of keys or of queries, as ptx/wgmma.cuh has them. With
 // p = 2^(scale_log2 score - lse) and dp the products of dout and values: ds = p (dp - delta).
 #pragma once
 
-#include "common/bf16x8.cuh"
 #include "common/types.cuh"
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_attention_tile.cuh"
 #include "ptx/exp2.cuh"
-#include "ptx/ldmatrix.cuh"
 #include "ptx/wgmma_bf16.cuh"
 
 namespace sm90_attention {
-
-// All left operands of this warp's 16 rows; `rows` is where the warpgroup's begin.
-template <typename Left>
-__device__ __forceinline__ void load_left(uint32 (&left)[Left::kSteps][4], uint32 rows) {
-    const uint32 lane = threadIdx.x % 32;
-    const uint32 row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int step = 0; step < Left::kSteps; ++step) {
-        ldmatrix_x4(left[step], rows + Left::offset(row, 2 * step + lane / 16));
-    }
-}
 
 // Scores of queries that do not see a key become -infinity, where rows are keys and columns
 // queries. The first `hidden[half]` queries do not see row `half`.

@@ -6,10 +6,10 @@
 //   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q.
 //
 // Three kernels: `rows` makes lse in powers of two and delta, `keys` dk and dv of a tile of 128
-// keys over all queries of all heads that share them, `queries` dq of a tile of 128 queries over all
-// keys. The last two both compute p and ds: 7 GEMMs instead of 5. But no gradient is summed by more
-// than one CTA, in an order that is fixed, none passes through memory in FP32 (with 5 GEMMs dq does,
-// S^2 D 4 / 128 bytes a head, in turns of CTAs), and ds never leaves registers.
+// keys over all queries of all heads that share them, `queries` dq of a tile of 128 queries over
+// all keys. The last two both compute p and ds: 7 GEMMs instead of 5. But no gradient is summed by
+// more than one CTA, in an order that is fixed, none passes through memory in FP32 (with 5 GEMMs dq
+// does, S^2 D 4 / 128 bytes a head, in turns of CTAs), and ds never leaves registers.
 //
 // In `keys` and `queries` a CTA has a producer and two consumers, warpgroups. One thread of the
 // producer takes tiles from a counter, the longest first, and has rows copied, those of the next
@@ -18,13 +18,14 @@
 // issued before the results of the last are looked at: exponentials run under dout v^T, ds under
 // p^T dout, and the other consumer's products under both.
 //
-// Budgets for D = 128, both consumers, tensor cores at 4096 FLOP and shared memory at 128 bytes in a
-// cycle; registers are those of a thread:
+// Budgets for D = 128, both consumers, tensor cores at 4096 FLOP and shared memory at 128 bytes in
+// a cycle; registers are those of a thread:
 //               | of rows      | tensor | shared memory        | registers
 //   keys        | 128 x 64     | 2048   | 1536 + 256 copied    | dk, dv 64 each, p, ds 32, 16 each
 //   queries     | 128 x 128    | 3072   | 2048 + 512 copied    | dq 64, p, ds 64 and 32
-// Exponentials, 16 in a cycle: 512 and 1024 cycles. With D = 64 the tensor cores' and shared memory's
-// cycles are half of these, and keys and values stay in registers.
+// Exponentials, 16 in a cycle: 512 and 1024 cycles. With D = 64 the tensor cores' and shared
+// memory's cycles are half of these. Keys and values would fit into registers then, but ptxas 13.0
+// gives p and ds the registers of left operands that a loop of wgmma does not change.
 //
 // architectures: sm_90a
 #include "common/bf16x8.cuh"
@@ -112,7 +113,6 @@ struct KeyShape {
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
     using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>;
-    static constexpr bool kInRegisters = kHeadDim <= 64 && kBlock <= 64;
 };
 
 struct KeyPlace {
@@ -220,12 +220,6 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
             Shared::address(shared.own[0], slot.index, Own::kBytes) + wave_offset;
         const uint32 values_at =
             Shared::address(shared.own[1], slot.index, Own::kBytes) + wave_offset;
-        uint32 key_words[S::kInRegisters ? Own::kSteps : 1][4];
-        uint32 value_words[S::kInRegisters ? Own::kSteps : 1][4];
-        if constexpr (S::kInRegisters) {
-            load_left<Own>(key_words, keys_at);
-            load_left<Own>(value_words, values_at);
-        }
         const WgmmaMatrix keys = Own::rows(keys_at);
         const WgmmaMatrix values = Own::rows(values_at);
 
@@ -260,11 +254,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 uint32 ds_words[kSteps][4];
 
                 wgmma_fence();
-                if constexpr (S::kInRegisters) {
-                    start_products<Streamed>(p, key_words, Streamed::rows(queries_at));
-                } else {
-                    start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
-                }
+                start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
                 // All sums of the block before.
                 wgmma_wait_for<1>(dk);
                 if (read != nullptr) {
@@ -273,11 +263,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 read = empty;
                 mbarrier_wait(shared.full[1] + stage.index, stage.phase);
                 wgmma_fence();
-                if constexpr (S::kInRegisters) {
-                    start_products<Streamed>(ds, value_words, Streamed::rows(dout_at));
-                } else {
-                    start_products<Own, Streamed>(ds, values, Streamed::rows(dout_at));
-                }
+                start_products<Own, Streamed>(ds, values, Streamed::rows(dout_at));
                 if (is_first_thread) {
                     leaving.finish();
                 }
@@ -594,7 +580,6 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
 ROWS(d64, 8)
 ROWS(d128, 16)
 KEYS(d64_64, 64, 64, 2, 4)
-KEYS(d64_128, 64, 128, 2, 3)
 KEYS(d96_64, 96, 64, 2, 3)
 KEYS(d128_64, 128, 64, 2, 3)
 QUERIES(d64_64, 64, 64, 2, 4)
