@@ -152,29 +152,46 @@ __device__ __forceinline__ void mask(float (&scores)[kCount], const int32 (&seen
     }
 }
 
-// Online softmax of this thread's two rows, in powers of two.
+// How far (in powers of two) a scaled score may exceed the reference of its row: FP32 holds what is
+// summed with no loss, and after the first keys it hardly happens, which saves nearly all rescaling
+// and the exchange of maxima between lanes.
+constexpr float kMargin = 8.0f;
+
+// Online softmax of this thread's two rows, in powers of two. References move up to the greatest
+// scores of their rows only where some score of the warp exceeds its own by more than the margin.
 struct Softmax {
-    float reference[2] = {kLeast, kLeast};  // the greatest scaled score so far; finite
+    float reference[2] = {kLeast, kLeast};  // scaled; finite
     float sum[2] = {0.0f, 0.0f};            // of this thread's weights, 2^(scaled - reference)
 
-    // Turns scores into weights relative to the new references; `factors` are what sums so far
-    // are to be multiplied with.
+    // Turns scores into weights relative to the references. Says whether these have moved: then
+    // `factors` are what sums so far are to be multiplied with.
     template <int kCount>
-    __device__ __forceinline__ void weigh(float (&scores)[kCount], float (&factors)[2],
+    __device__ __forceinline__ bool weigh(float (&scores)[kCount], float (&factors)[2],
                                           float scale_log2) {
+        float tops[2];
+        bool exceeds = false;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float top = fmaxf(scores[2 * half], scores[2 * half + 1]);
+            tops[half] = fmaxf(scores[2 * half], scores[2 * half + 1]);
 #pragma unroll
             for (int eight = 1; eight < kCount / 4; ++eight) {
-                top = fmaxf(top, fmaxf(scores[4 * eight + 2 * half],
-                                       scores[4 * eight + 2 * half + 1]));
+                tops[half] = fmaxf(tops[half], fmaxf(scores[4 * eight + 2 * half],
+                                                     scores[4 * eight + 2 * half + 1]));
             }
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            const float raised = fmaxf(top * scale_log2, reference[half]);
-            factors[half] = ex2(reference[half] - raised);
-            reference[half] = raised;
+            exceeds |= fmaf(tops[half], scale_log2, -kMargin) > reference[half];
+            factors[half] = 1.0f;
+        }
+        const bool moves = __any_sync(0xffffffffu, exceeds);
+        if (moves) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float top = tops[half];
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                const float raised = fmaxf(top * scale_log2, reference[half]);
+                factors[half] = ex2(reference[half] - raised);
+                reference[half] = raised;
+            }
         }
         // In two parts, as additions wait for each other.
         float parts[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
@@ -191,6 +208,7 @@ struct Softmax {
         for (int half = 0; half < 2; ++half) {
             sum[half] = fmaf(sum[half], factors[half], parts[half][0] + parts[half][1]);
         }
+        return moves;
     }
 
     // The sum of all weights of a row.

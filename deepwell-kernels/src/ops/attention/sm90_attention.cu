@@ -271,7 +271,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
                     (arguments.causal != 0 ? min(seq, query + 9) : seq) - first_key};
                 mask(scores, seen);
             }
-            softmax.weigh(scores, factors, scale_log2);
+            return softmax.weigh(scores, factors, scale_log2);
         };
 
         int32 block = place.blocks - 1;
@@ -302,7 +302,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
             wgmma_wait_for<1>(scores);
             release(shared.keys_empty + key_stage.index);
             key_stage.advance();
-            weigh(block);
+            const bool moved = weigh(block);
             // Here, as the compiler would move all of the softmax behind the next wait, where
             // nothing is multiplied beneath it; it moves nothing across this one.
             if (block > 0) {
@@ -312,7 +312,9 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
             release(shared.values_empty + value_stage.index);
             value_stage.advance();
             to_left(weights, scores);
-            scale_rows(sums, factors);
+            if (moved) {
+                scale_rows(sums, factors);
+            }
         }
 
         mbarrier_wait(shared.values_full + value_stage.index, value_stage.phase);

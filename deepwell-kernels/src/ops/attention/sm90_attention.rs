@@ -96,7 +96,7 @@ fn reject_width(head_dim: usize) -> Option<String> {
     })
 }
 
-/// Share of the BF16 peak that it reaches: 42 to 63 % on an H200 for sequences of 1024 and more
+/// Share of the BF16 peak that it reaches: 44 to 66 % on an H200 for sequences of 1024 and more
 /// (`benchmarks/sm90_attention_2026-11-23.md`).
 const SHARE: f64 = 0.5;
 
