@@ -287,12 +287,10 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
         }
         weigh(block);
         to_left(weights, scores);
-        if (block > 0) {
-            mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
-        }
 
 #pragma unroll 1
         for (--block; block >= 0; --block) {
+            mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
             turn.await();
             wgmma_fence();
             start_scores();
@@ -303,11 +301,6 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, const Maps& map
             release(shared.keys_empty + key_stage.index);
             key_stage.advance();
             const bool moved = weigh(block);
-            // Here, as the compiler would move all of the softmax behind the next wait, where
-            // nothing is multiplied beneath it; it moves nothing across this one.
-            if (block > 0) {
-                mbarrier_wait(shared.keys_full + key_stage.index, key_stage.phase);
-            }
             wgmma_wait_for<0>(sums);
             release(shared.values_empty + value_stage.index);
             value_stage.advance();

@@ -10,7 +10,7 @@ use crate::cuda::launch::support::all_bf16;
 use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
 use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection};
 use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::predict::Rates;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 384;
@@ -112,12 +112,12 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
 }
 
-/// No GPU has timed it. Until one has, it is said to take twice what `attention_backward.cu` is
-/// said to: nothing that has been timed gives way to a model.
-const UNTIMED: f64 = 2.0;
+/// Share of the peak that an H200 reached with sequences of 2048 tokens and more: 0.32 to 0.36 with
+/// heads of 64, 0.34 to 0.46 with heads of 128 (benchmarks/sm90_attention_2026-11-23.md).
+const SHARE: f64 = 0.36;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    UNTIMED * roofline(request, target)
+    Rates::of(target).roofline_s(request, SHARE)
 }
 
 /// Rows of statistics, those of each sequence and head padded.
@@ -167,7 +167,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let name = format!("sm90_attention_backward_rows_{lanes}");
     let function = device.function("sm90_attention_backward", &name, 0)?;
     let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
-    arguments.extend(statistics.clone());
+    arguments.extend(statistics);
     arguments.extend([sizes.seq, heads, sizes.head_dim].map(|size| Argument::U32(size as u32)));
     let tiles = sizes.seq.div_ceil(TILE_ROWS);
     let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
@@ -182,7 +182,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         for map in maps {
             arguments.push(Argument::TensorMap(device.tensor_map(&map)?));
         }
-        arguments.extend(statistics.clone());
+        arguments.extend(statistics);
         arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
         arguments.extend(
             [sizes.seq, heads, kv_heads, batch, section].map(|size| Argument::U32(size as u32)),
