@@ -95,13 +95,13 @@ def main():
             call(lib.dw_mxfp8_quantize, x, 0, rows, k_size, granularity, square, data[name],
                  scales[name], None, None)
         sums = torch.zeros(m, n, device=device, dtype=torch.float32)
-        for out, out_dtype, accumulate in ((out, 0, 0), (sums, 1, 1)):
-            call(lib.dw_mxfp8_gemm, data["a"], scales["a"], data["b"], scales["b"], out, out_dtype,
+        for to, to_dtype, accumulate in ((out, 0, 0), (sums, 1, 1)):
+            call(lib.dw_mxfp8_gemm, data["a"], scales["a"], data["b"], scales["b"], to, to_dtype,
                  m, n, k_size, granularity, granularity, 1, accumulate)
             # E4M3 has three bits behind the point: each operand is off by 2.6 % of itself in the
             # mean square.
-            name = f"dw_mxfp8_gemm, granularity {granularity}, {str(out.dtype)[6:]}"
-            compare(name, out, exact, 5e-2)
+            name = f"dw_mxfp8_gemm, granularity {granularity}, {str(to.dtype)[6:]}"
+            compare(name, to, exact, 5e-2)
 
     if failures:
         sys.exit(f"{len(failures)} of the comparisons failed")

@@ -3,7 +3,7 @@
 use std::fs;
 
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFolder};
-use deepwell_ir::differentiate;
+use deepwell_ir::{Op, differentiate};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -19,7 +19,10 @@ fn presets_of_all_families_are_captured_and_read_back() {
         if config.num_layers() <= 12 {
             let graph = config.capture(Some(64)).unwrap();
             assert_eq!(graph.parameter_count(), config.parameter_count(), "{name}");
-            differentiate(&graph).unwrap();
+            // Experts become ops with derivatives before, by `expand` of deepwell-moe.
+            if graph.nodes.iter().all(|node| !matches!(node.op, Op::Experts(_))) {
+                differentiate(&graph).unwrap();
+            }
         }
     }
     assert!(ModelConfig::preset("gpt3").is_none());

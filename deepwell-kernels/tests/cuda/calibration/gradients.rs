@@ -40,19 +40,20 @@ fn attention(recorder: &mut Recorder) {
         let (queries, keys) = ([seq, heads * head_dim], [seq, kv_heads * head_dim]);
         let [q, k, v] =
             [(queries, 1), (keys, 2), (keys, 3)].map(|(shape, seed)| bf16(shape, seed, 2.0));
-        let options = RunOptions { seq, ..RunOptions::default() };
+        let by = |kernel| RunOptions { seq, kernel: Some(kernel), ..RunOptions::default() };
         let empty = [
             HostTensor::output(DType::Bf16, &queries),
             HostTensor::output(DType::F32, &[1, heads, seq]),
         ];
         let forward = Attention { heads: heads_of.clone() };
         let given = [q.clone(), k.clone(), v.clone()];
-        let mut written = recorder.run(forward, &given, &empty, options);
+        let mut written = recorder.run(forward, &given, &empty, by("cuda_attention"));
         let mut given = vec![bf16(queries, 4, 1.0), q, k, v];
         given.append(&mut written);
         let empty = [queries, keys, keys].map(|shape| HostTensor::output(DType::Bf16, &shape));
         let name = format!("attention_backward {seq} {head_dim} causal={causal}");
-        recorder.record(&name, AttentionBackward { heads: heads_of }, (&given, &empty), options);
+        let op = AttentionBackward { heads: heads_of };
+        recorder.record(&name, op, (&given, &empty), by("cuda_attention_backward"));
     }
 }
 

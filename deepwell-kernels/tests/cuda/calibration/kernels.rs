@@ -180,7 +180,8 @@ impl Recorder {
                 HostTensor::output(DType::F32, &[batch, heads, seq]),
             ];
             let name = format!("attention {seq} {head_dim} causal={causal}");
-            let options = RunOptions { seq, ..RunOptions::default() };
+            let kernel = Some("cuda_attention");
+            let options = RunOptions { seq, kernel, ..RunOptions::default() };
             self.record(&name, op, (&given, &empty), options);
         }
     }
