@@ -144,7 +144,7 @@ impl GpuModel {
         all.into_iter().map(|model| model()).find(|model| sku.contains(&model.name))
     }
 
-    /// Seconds of a GEMM, out[m,n] = a[m,k] b[n,k]ᵀ with operands of `element_bytes`.
+    /// Seconds of a GEMM, `out[m, n] = a[m, k] · b[n, k]ᵀ` with operands of `element_bytes`.
     ///
     /// The share of the peak falls where the last wave of tiles leaves SMs idle and where K is so
     /// short that filling the pipeline counts; no GEMM is faster than its operands are read.

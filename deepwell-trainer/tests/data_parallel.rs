@@ -430,7 +430,7 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
             assert!(bits(engine)? == before, "a skipped step changes nothing");
             assert_eq!(engine.applied_steps()?, (1, 1));
             // And they go on.
-            Ok(step(engine, 2, 3)?)
+            step(engine, 2, 3)
         });
         let skipped = skipped.unwrap();
         assert!(skipped.iter().all(|after| *after == skipped[0]), "{skipped:?}");

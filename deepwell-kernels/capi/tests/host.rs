@@ -43,12 +43,12 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.bytes) }
     }
 
-    fn to_bf16(&mut self) -> Vec<f32> {
+    fn read_bf16(&mut self) -> Vec<f32> {
         let numbers = self.bytes_mut().chunks_exact(2);
         numbers.map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32()).collect()
     }
 
-    fn to_f32(&mut self) -> Vec<f32> {
+    fn read_f32(&mut self) -> Vec<f32> {
         let numbers = self.bytes_mut().chunks_exact(4);
         numbers.map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
     }
@@ -121,7 +121,7 @@ fn bf16_gemm_of_several_sizes() {
         let status =
             unsafe { dw_bf16_gemm(of_a.read(), of_b.read(), out.write(), rows, columns, depth) };
         assert_eq!(status, DwStatus::Ok, "{}", last_error());
-        let distance = distance(&out.to_bf16(), &product(&a, &b, [m, n, k]));
+        let distance = distance(&out.read_bf16(), &product(&a, &b, [m, n, k]));
         assert!(distance < BF16_TOLERANCE, "{m} x {n} x {k}: {distance}");
     }
 }
@@ -182,13 +182,13 @@ fn mxfp8_gemm_of_what_was_quantized() {
     let mut out = Buffer::new(2 * m * n);
     gemm(&mut out, 0, 0);
     // E4M3 rounds each element by at most 2^-4 of itself; over 160 products that average out.
-    let distance_once = distance(&out.to_bf16(), &expected);
+    let distance_once = distance(&out.read_bf16(), &expected);
     assert!(distance_once < 0.05, "{distance_once}");
     let mut sums = Buffer::f32(&vec![0.0; m * n]);
     gemm(&mut sums, 1, 0);
-    let once = sums.to_f32();
+    let once = sums.read_f32();
     gemm(&mut sums, 1, 1);
-    let twice: Vec<f32> = sums.to_f32();
+    let twice: Vec<f32> = sums.read_f32();
     assert!(once.iter().zip(&twice).all(|(once, twice)| *twice == 2.0 * once), "added once");
 }
 
@@ -251,7 +251,7 @@ fn fmha_of_heads_one_behind_the_other() {
             })
             .collect();
         // The weights are rounded to BF16 as well.
-        let distance = distance(&o.to_bf16(), &expected);
+        let distance = distance(&o.read_bf16(), &expected);
         assert!(distance < 2.0 * BF16_TOLERANCE, "causal {causal}: {distance}");
     }
 }
@@ -315,13 +315,13 @@ fn gradients_of_grouped_heads() {
         )
     };
     assert_eq!(status, DwStatus::Ok, "{}", last_error());
-    let [dq, dk, dv] = gradients.each_mut().map(Buffer::to_bf16);
+    let [dq, dk, dv] = gradients.each_mut().map(Buffer::read_bf16);
     // sum(dout · o) is linear in v, so that sum(dv · v) is the sum itself.
     let total = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     };
     let mut o = o;
-    let (direct, by_gradient) = (total(&dout, &o.to_bf16()), total(&dv, &v));
+    let (direct, by_gradient) = (total(&dout, &o.read_bf16()), total(&dv, &v));
     assert!((direct - by_gradient).abs() < 0.02 * direct.abs().max(1.0), "{direct} {by_gradient}");
     // A score does not change when q grows and k shrinks by the same factor.
     let (by_q, by_k) = (total(&dq, &q), total(&dk, &k));

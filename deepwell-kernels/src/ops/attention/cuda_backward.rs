@@ -39,7 +39,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
     prepare,
 }];
 
-/// Share of the peak that it reached on an H200: 0.21 to 0.26 with sequences of 2048 tokens and more.
+/// Share of the peak that it reached on an H200: 0.21 to 0.26 with sequences of 2048 tokens and
+/// more.
 const HOPPER_SHARE: f64 = 0.24;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
