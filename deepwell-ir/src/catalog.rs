@@ -87,38 +87,24 @@ pub struct Tile {
     /// what they read of the operands; 1 and 1 if each is alone.
     #[serde(default = "alone")]
     pub cluster: [usize; 2],
-    /// CTAs that compute a tile together, each with a part of the contraction; 1 if one has it all.
-    #[serde(default = "whole", skip_serializing_if = "is_whole")]
-    pub k_parts: usize,
 }
 
 fn alone() -> [usize; 2] {
     [1, 1]
 }
 
-fn whole() -> usize {
-    1
-}
-
-fn is_whole(k_parts: &usize) -> bool {
-    *k_parts == whole()
-}
-
 impl Tile {
     /// A tile alone.
     pub const fn new(m: usize, n: usize, k: usize) -> Tile {
-        Tile { m, n, k, cluster: [1, 1], k_parts: 1 }
+        Tile { m, n, k, cluster: [1, 1] }
     }
 }
 
 impl fmt::Display for Tile {
-    /// `256x128`, `256x128 in clusters of 1x2` if it shares, and `256x128 by 8 parts of K`.
+    /// `256x128`, and `256x128 in clusters of 1x2` if it shares.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tile { m, n, k: _, cluster: [down, across], k_parts } = self;
+        let Tile { m, n, k: _, cluster: [down, across] } = self;
         write!(f, "{m}x{n}")?;
-        if *k_parts > 1 {
-            write!(f, " by {k_parts} parts of K")?;
-        }
         match (down, across) {
             (1, 1) => Ok(()),
             _ => write!(f, " in clusters of {down}x{across}"),

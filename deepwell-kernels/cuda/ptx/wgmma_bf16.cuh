@@ -169,7 +169,8 @@ WGMMA_BF16_FUNCTIONS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 WGMMA_BF16_FUNCTIONS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
 WGMMA_BF16_FUNCTIONS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 WGMMA_BF16_FUNCTIONS(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
-// That of 32 is in ptx/wgmma.cuh.
+
+WGMMA_WAIT_FOR(32, "%32")
 WGMMA_WAIT_FOR(48, "%48")
 WGMMA_WAIT_FOR(64, "%64")
 WGMMA_WAIT_FOR(128, "%128")

@@ -222,7 +222,7 @@ mod tests {
                 }
             }
         }
-        for kernel in ["cublaslt_mx_gemm", "cuda_sm90_mxfp8_gemm 128x256 in clusters of 2x1"] {
+        for kernel in ["cublaslt_mx_gemm", "cuda_sm90_mxfp8_gemm 256x128 in clusters of 1x2"] {
             assert!(kernels.contains(kernel), "{kernels:?}");
         }
     }

@@ -187,8 +187,8 @@ impl TileShape {
 
     /// The tile as plans have it.
     pub(crate) fn tile(self) -> Tile {
-        let tile = Tile::new(self.rows(), self.columns, self.operands.stage_k());
-        Tile { cluster: self.cluster, ..tile }
+        let (m, n, k) = (self.rows(), self.columns, self.operands.stage_k());
+        Tile { m, n, k, cluster: self.cluster }
     }
 
     /// The one of `shapes` that takes the fewest cycles, and among those computes least beyond the

@@ -18,6 +18,8 @@ use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 const THREADS: u32 = 384;
 /// Elements along K of a stage, which share a scale.
 const STAGE_K: usize = 128;
+/// Columns of every tile.
+const TILE_COLUMNS: usize = 128;
 const SCALE_TILE_ROWS: usize = 128;
 const SCALE_TILE_BYTES: usize = 512;
 /// Shared memory of a CTA, and what of it is not for stages: room to align them, results on their
@@ -62,76 +64,61 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Bytes that an SM reads of shared memory, or writes there, in a cycle.
 const SHARED_BYTES_PER_CYCLE: usize = 128;
-/// Bytes that the L2 cache gives in a cycle for each SM that asks: 7.5 TB/s at 1.4 GHz, what tiles
-/// of 128 x 128 took on an H200.
-const L2_BYTES_PER_CYCLE: usize = 40;
-/// Bytes that an SM reads in a cycle of the shared memory of others: assumed.
-const CLUSTER_BYTES_PER_CYCLE: usize = 24;
-/// FLOP of the tensor cores in a cycle.
-const FLOP_PER_CYCLE: usize = 8192;
-/// Rows of a consumer's wgmma.
-const WAVE_ROWS: usize = 64;
-/// Cycles in which a tile's first stage is copied, and in which 64 rows of 128 results are written:
-/// assumed.
-const FILL_CYCLES: usize = 1000;
-const RESULT_CYCLES: usize = 400;
+/// Bytes that the L2 cache gives in a cycle for each SM that asks: assumed. With 32, clusters would
+/// be the fastest, and on an H200 they are not.
+const L2_BYTES_PER_CYCLE: usize = 64;
+/// Cycles of the tensor cores for 64 rows, 128 columns and a stage: 8192 FLOP in a cycle.
+const WAVE_CYCLES: usize = 2 * 64 * TILE_COLUMNS * STAGE_K / 8192;
+/// What a tile of 256 rows takes in clusters of two over what it takes alone, measured on an H200
+/// (`benchmarks/sm90_mxfp8_gemm_2026-11-23.md`); one of 128 rows takes half as much again.
+const MULTICAST_CYCLES: (usize, usize) = (5, 4);
+/// Cycles in which 64 rows of 128 results are written: assumed.
+const RESULT_CYCLES: usize = 500;
 
 /// A tile and the cluster of which each CTA has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TileShape {
-    rows: usize,
-    columns: usize,
-    /// CTAs one below the other, which share rows of `b`, and side by side, which share rows of
-    /// `a`.
-    cluster: [usize; 2],
-    /// CTAs of a cluster that share out K, if it is not 1.
-    parts: usize,
-}
-
-const fn shape(rows: usize, columns: usize, cluster: [usize; 2], parts: usize) -> TileShape {
-    TileShape { rows, columns, cluster, parts }
+    /// 64 rows for each of two consumers.
+    waves: usize,
+    /// CTAs side by side, which share rows of `a`.
+    across: usize,
 }
 
 /// Preferred ones first among equals.
 const SHAPES: [TileShape; 4] = [
-    shape(128, 256, [2, 1], 1),
-    shape(128, 256, [1, 1], 1),
-    shape(128, 128, [1, 1], 1),
-    shape(128, 256, [1, 1], 8),
+    TileShape { waves: 2, across: 2 },
+    TileShape { waves: 2, across: 1 },
+    TileShape { waves: 1, across: 2 },
+    TileShape { waves: 1, across: 1 },
 ];
 
 impl TileShape {
-    fn ctas(self) -> usize {
-        self.cluster.iter().product::<usize>() * self.parts
+    fn rows(self) -> usize {
+        self.waves * 128
     }
 
-    /// Rows of `a` and of `b` that a CTA copies for all that share them.
-    fn copied_rows(self) -> [usize; 2] {
-        let [down, across] = self.cluster;
-        [self.rows / across, self.columns / down]
+    /// Rows of `a` that a CTA copies for all that share them.
+    fn copied_rows(self) -> usize {
+        self.rows() / self.across
     }
 
     fn tile(self) -> Tile {
-        let tile = Tile::new(self.rows, self.columns, STAGE_K);
-        Tile { cluster: self.cluster, k_parts: self.parts, ..tile }
+        let tile = Tile::new(self.rows(), TILE_COLUMNS, STAGE_K);
+        Tile { cluster: [1, self.across], ..tile }
     }
 
     /// As kernels' names have it.
     fn name(self) -> String {
-        let tile = format!("{}x{}", self.rows, self.columns);
-        match (self.cluster, self.parts) {
-            ([1, 1], 1) => tile,
-            ([1, 1], parts) => format!("{tile}_k{parts}"),
-            ([down, across], _) => format!("{tile}_{down}x{across}"),
-        }
+        let tile = format!("{}x{TILE_COLUMNS}", self.rows());
+        if self.across == 1 { tile } else { format!("{tile}_1x{}", self.across) }
     }
 
     fn scale_bytes(self) -> usize {
-        (self.rows + self.columns) / SCALE_TILE_ROWS * SCALE_TILE_BYTES
+        (self.rows() / SCALE_TILE_ROWS + 1) * SCALE_TILE_BYTES
     }
 
     fn stage_bytes(self) -> usize {
-        (self.rows + self.columns) * STAGE_K + self.scale_bytes()
+        (self.rows() + TILE_COLUMNS) * STAGE_K + self.scale_bytes()
     }
 
     /// Dynamic shared memory: as many stages as fit.
@@ -141,37 +128,27 @@ impl TileShape {
     }
 
     fn clusters(self, sizes: GemmSizes) -> usize {
-        let [down, across] = self.cluster;
-        sizes.m.div_ceil(down * self.rows) * sizes.n.div_ceil(across * self.columns)
+        sizes.m.div_ceil(self.rows()) * sizes.n.div_ceil(self.across * TILE_COLUMNS)
     }
 
     /// Clusters that run at the same time.
     fn clusters_at_once(self, sms: usize) -> usize {
-        (sms / self.ctas()).max(1)
-    }
-
-    /// Bytes that wgmma and the loads of fragments read of shared memory for a stage.
-    fn read_bytes(self) -> usize {
-        // Each consumer reads its rows of `a` once, and all of `b`.
-        (self.rows + self.rows / WAVE_ROWS * self.columns) * STAGE_K
+        (sms / self.across).max(1)
     }
 
     /// Cycles of a GEMM, by a model: of a stage those of the slowest of tensor cores, shared memory
     /// and the L2 cache; tile after tile, each of which is then written.
     fn cycles(self, sizes: GemmSizes, sms: usize) -> usize {
-        let copied_bytes = self.copied_rows().iter().sum::<usize>() * STAGE_K + self.scale_bytes();
-        let stage_cycles = (2 * self.rows * self.columns * STAGE_K / FLOP_PER_CYCLE)
-            .max((self.read_bytes() + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
+        // 64 rows for each of two consumers: wgmma reads both operands of each.
+        let waves = 2 * self.waves;
+        let read_bytes = waves * (64 + TILE_COLUMNS) * STAGE_K;
+        let copied_bytes = (self.copied_rows() + TILE_COLUMNS) * STAGE_K + self.scale_bytes();
+        let stage_cycles = (waves * WAVE_CYCLES)
+            .max((read_bytes + self.stage_bytes()) / SHARED_BYTES_PER_CYCLE)
             .max(copied_bytes / L2_BYTES_PER_CYCLE);
-        let result_cycles = self.rows * self.columns / (WAVE_ROWS * 128) * RESULT_CYCLES / 2;
-        let exchange_cycles = match self.parts {
-            1 => 0,
-            _ => self.rows * self.columns * size_of::<f32>() / CLUSTER_BYTES_PER_CYCLE,
-        };
-        let stages = sizes.k.div_ceil(STAGE_K).div_ceil(self.parts);
-        let tile_cycles = stages * stage_cycles + result_cycles + exchange_cycles;
-        let tiles = self.clusters(sizes).div_ceil(self.clusters_at_once(sms));
-        FILL_CYCLES + tiles * tile_cycles
+        let tile_cycles = sizes.k.div_ceil(STAGE_K) * stage_cycles + self.waves * RESULT_CYCLES;
+        let cycles = self.clusters(sizes).div_ceil(self.clusters_at_once(sms)) * tile_cycles;
+        if self.across == 1 { cycles } else { cycles * MULTICAST_CYCLES.0 / MULTICAST_CYCLES.1 }
     }
 }
 
@@ -205,11 +182,10 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let scales = if op.b.block.is_square() { "squares" } else { "rows" };
     let name = format!("sm90_mxfp8_gemm_{element}_{scales}_{}", shape.name());
     let function = device.function("sm90_mxfp8_gemm", &name, shape.shared_bytes())?;
-    let [a_rows, b_rows] = shape.copied_rows();
     let boxes = [
-        k_major_boxes(&a, Operands::Mx, a_rows),
+        k_major_boxes(&a, Operands::Mx, shape.copied_rows()),
         scale_boxes(&call.input(1)),
-        k_major_boxes(&b, Operands::Mx, b_rows),
+        k_major_boxes(&b, Operands::Mx, TILE_COLUMNS),
         scale_boxes(&call.input(3)),
     ];
     let mut arguments = Vec::with_capacity(10);
@@ -225,17 +201,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         Argument::I32(sizes.k as i32),
         Argument::U32(call.accumulate().into()),
     ]);
-    // CTAs that share out K compute one tile.
-    let at_once = match shape.parts {
-        1 => shape.clusters_at_once(device.sm_count() as usize),
-        _ => usize::MAX,
-    };
-    let ctas = shape.clusters(sizes).min(at_once) * shape.ctas();
+    let at_once = shape.clusters_at_once(device.sm_count() as usize);
+    let ctas = shape.clusters(sizes).min(at_once) * shape.across;
     Ok(vec![Step::Launch(Launch {
         function,
         grid: [ctas as u32, 1, 1],
         block: [THREADS, 1, 1],
-        cluster: [shape.ctas() as u32, 1, 1],
+        cluster: [shape.across as u32, 1, 1],
         shared_bytes: shape.shared_bytes(),
         programmatic: false,
         arguments,
@@ -256,16 +228,15 @@ mod tests {
     fn stages_fit_and_names_are_those_of_the_source() {
         let source = include_str!("sm90_mxfp8_gemm.cu");
         for (shape, name, shared_bytes, copied_rows) in [
-            (SHAPES[0], "128x256_2x1", 220_416, [128, 128]),
-            (SHAPES[1], "128x256", 220_416, [128, 256]),
-            (SHAPES[2], "128x128", 220_416, [128, 128]),
-            (SHAPES[3], "128x256_k8", 220_416, [128, 256]),
+            (SHAPES[0], "256x128_1x2", 220_416, 128),
+            (SHAPES[1], "256x128", 220_416, 256),
+            (SHAPES[2], "128x128_1x2", 220_416, 64),
+            (SHAPES[3], "128x128", 220_416, 128),
         ] {
             assert_eq!(shape.name(), name);
             assert_eq!(shape.shared_bytes(), shared_bytes, "{name}");
             assert_eq!(shape.copied_rows(), copied_rows, "{name}");
-            let TileShape { rows, columns, cluster: [down, across], parts } = shape;
-            let line = format!("GEMMS({name}, {rows}, {columns}, {down}, {across}, {parts})");
+            let line = format!("GEMMS({name}, {}, {})", shape.waves, shape.across);
             assert!(source.contains(&line), "{line}");
         }
     }
@@ -273,12 +244,10 @@ mod tests {
     #[test]
     fn tiles_fill_the_device() {
         for (gemm, expected) in [
-            ((16384, 2048, 2048), "128x256_2x1"),
-            ((4096, 4096, 4096), "128x256_2x1"),
+            ((16384, 2048, 2048), "256x128"),
+            ((4096, 4096, 4096), "256x128"),
             // Waves that larger tiles would not fill.
             ((1024, 2048, 2048), "128x128"),
-            // Few tiles of long sums.
-            ((256, 2048, 16384), "128x256_k8"),
             // One tile.
             ((1, 1, 128), "128x128"),
         ] {

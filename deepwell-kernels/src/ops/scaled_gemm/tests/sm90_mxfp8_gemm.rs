@@ -33,13 +33,13 @@ const SIZES: &[(usize, usize, usize)] = &[
     (520, 384, 272),
 ];
 
-/// Each of a tile, those of clusters that share operands, and of one whose eight CTAs share out K.
-const TILES: [Tile; 4] = [
-    Tile { cluster: [2, 1], ..Tile::new(128, 256, 128) },
-    Tile::new(128, 256, 128),
-    Tile::new(128, 128, 128),
-    Tile { k_parts: 8, ..Tile::new(128, 256, 128) },
-];
+/// M and N of a tile, and the CTAs side by side of a cluster.
+const TILES: [(usize, usize, usize); 4] =
+    [(256, 128, 2), (256, 128, 1), (128, 128, 2), (128, 128, 1)];
+
+fn tile((m, n, across): (usize, usize, usize)) -> Tile {
+    Tile { cluster: [1, across], ..Tile::new(m, n, 128) }
+}
 
 /// The GPU, if it has wgmma; other tests are skipped.
 fn open() -> Gpu {
@@ -141,7 +141,7 @@ fn gemms_by_every_tile() {
             ([ROWS, ROWS], MxKind::Exact),
         ] {
             let forms = [(DType::Bf16, false, false), (DType::F32, false, true)];
-            check(&mut gpu, Some(of), Operands { sizes, specs, kind }, &forms);
+            check(&mut gpu, Some(tile(of)), Operands { sizes, specs, kind }, &forms);
         }
     }
 }
@@ -154,7 +154,7 @@ fn gemms_of_large_matrices() {
         let sizes = gpu.pick((4096 + 8 * index, 2048 + 136 * index, 2064), (140, 136, 272));
         for specs in [[ROWS, SQUARES], [ROWS, ROWS]] {
             let operands = Operands { sizes, specs, kind: MxKind::Exact };
-            check(&mut gpu, Some(of), operands, &[(DType::F32, false, false)]);
+            check(&mut gpu, Some(tile(of)), operands, &[(DType::F32, false, false)]);
         }
     }
 }
@@ -165,7 +165,7 @@ fn scales_at_the_ends_of_their_range() {
     let mut gpu = open();
     for of in TILES {
         for specs in [[ROWS, SQUARES], [ROWS, ROWS]] {
-            check_ends_of_scales(&mut gpu, of, specs);
+            check_ends_of_scales(&mut gpu, tile(of), specs);
         }
     }
 }
@@ -249,17 +249,16 @@ fn nan_elements_stay_in_their_rows() {
 emulated! {
     sm90_mxfp8_gemm on Sm90a: |gpu| {
         for (of, sizes) in [
-            (TILES[2], (390, 376, 528)),
-            (TILES[1], (390, 760, 400)),
+            ((128, 128, 1), (390, 376, 528)),
+            ((256, 128, 1), (760, 376, 400)),
             // The second tile of some clusters is beyond the result.
-            (TILES[0], (380, 520, 400)),
-            // Ten blocks of K: five CTAs have two, three have none.
-            (TILES[3], (136, 264, 1168)),
+            ((128, 128, 2), (390, 360, 528)),
+            ((256, 128, 2), (520, 376, 400)),
         ] {
             for specs in [[ROWS, SQUARES], [ROWS, ROWS]] {
                 let forms = [(DType::Bf16, true, false), (DType::F32, false, true)];
                 let operands = Operands { sizes, specs, kind: MxKind::Even };
-                check(gpu, Some(of), operands, &forms);
+                check(gpu, Some(tile(of)), operands, &forms);
             }
         }
     }
