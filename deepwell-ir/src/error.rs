@@ -83,6 +83,16 @@ pub enum IrError {
         /// What is not possible and what to do.
         what: String,
     },
+    /// A graph that tensor-parallel ranks cannot split.
+    #[error("`{name}` over {ranks} tensor-parallel ranks: {what}")]
+    Split {
+        /// The node or parameter.
+        name: String,
+        /// How many ranks there are.
+        ranks: usize,
+        /// What was expected and what came.
+        what: String,
+    },
     /// The program breaks a rule.
     #[error("program `{program}`: {what}")]
     Program {

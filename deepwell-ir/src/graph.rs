@@ -5,6 +5,7 @@
 //! accumulators, every writer after the first adds to them (two uses of a tied weight, several
 //! micro-batches).
 
+use std::collections::HashSet;
 use std::fmt;
 
 use deepwell_precision::Role;
@@ -287,6 +288,28 @@ impl Graph {
     pub fn layer_count(&self) -> usize {
         let last = self.nodes.iter().filter_map(|node| node.layer).max();
         last.map_or(0, |last| last as usize + 1)
+    }
+
+    /// Parameters that weight decay holds back: matrices, among which biases of experts do not
+    /// count, one vector for each of them.
+    pub fn decaying(&self) -> HashSet<TensorId> {
+        let of_node = |node: &Node| match &node.op {
+            Op::GroupedBias(_) => node.inputs.get(1).copied(),
+            _ => None,
+        };
+        let biases: HashSet<TensorId> = self.nodes.iter().filter_map(of_node).collect();
+        let matrices = self.parameters().filter(|(_, tensor)| tensor.shape.rank() > 1);
+        matrices.map(|(id, _)| id).filter(|id| !biases.contains(id)).collect()
+    }
+
+    /// The selection biases of routers: parameters that [`crate::ops::SelectionBiasUpdate`] moves
+    /// in place of AdamW.
+    pub fn selection_biases(&self) -> HashSet<TensorId> {
+        let of_node = |node: &Node| match &node.op {
+            Op::Route(route) if route.selection_bias => node.inputs.get(1).copied(),
+            _ => None,
+        };
+        self.nodes.iter().filter_map(of_node).collect()
     }
 
     /// The gradient accumulator of each parameter that has one.

@@ -44,6 +44,7 @@ mod program;
 mod ranks;
 mod safetensors_header;
 mod shape;
+mod split;
 mod storage;
 mod text;
 mod verify;
@@ -63,8 +64,9 @@ pub use graph::{
 pub use link::{Link, Part};
 pub use op::{GemmKind, MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
 pub use passes::{
-    Predict, Recompute, TensorPrecision, apply_precision, apply_served_precision,
-    expert_row_alignment, fuse, recompute,
+    PipelineCut, Predict, Recompute, TensorPrecision, TensorRank, apply_precision,
+    apply_served_precision, check_split_blocks, cut_pipeline, expert_row_alignment, fuse,
+    recompute, tensor_parallel,
 };
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, EventId,
@@ -74,6 +76,7 @@ pub use program::{
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};
 pub use shape::{Binding, Dim, Shape};
+pub use split::Split;
 pub use storage::{Plane, PlaneType, Storage, storage_bytes};
 pub use verify::verify;
 

@@ -225,12 +225,10 @@ ops! {
     RopeBackward,
     /// Causal attention with grouped query heads.
     Attention,
-    /// [`Op::Attention`] to the latest tokens only.
-    WindowAttention,
-    /// [`Op::Attention`] with a score for looking at nothing.
-    SinkAttention,
-    /// Attention over keys and values from one latent.
-    LatentAttention,
+    /// Keys and values of latent attention.
+    LatentKeyValue,
+    /// Gradients of [`Op::LatentKeyValue`].
+    LatentKeyValueBackward,
     /// Gradients of [`Op::Attention`].
     AttentionBackward,
     /// `silu(gate) · up`.
@@ -251,6 +249,10 @@ ops! {
     RouterLogits,
     /// Gradients of [`Op::RouterLogits`].
     RouterLogitsBackward,
+    /// How often each expert was chosen.
+    CountExperts,
+    /// Biases of a router that follow those counts.
+    SelectionBiasUpdate,
     /// Auxiliary losses of a router.
     RouterLoss,
     /// The same with the gradient in one pass.
@@ -267,6 +269,8 @@ ops! {
     ExpertSwiGluBackward,
     /// A matrix in two parts.
     SplitColumns,
+    /// Two matrices side by side.
+    JoinColumns,
     /// A call of another framework that no op here stands for.
     Opaque,
     /// Element-wise sum.
@@ -275,6 +279,22 @@ ops! {
     LinearCrossEntropy,
     /// The same with its gradients in one pass.
     LinearCrossEntropyGrad,
+    /// Rows of a table of which ranks have some each.
+    VocabParallelEmbedding,
+    /// Gradient of the rows that a rank has.
+    VocabParallelEmbeddingBackward,
+    /// What other ranks need of the logits that a rank has.
+    VocabParallelSums,
+    /// Cross-entropy of logits that are spread over ranks.
+    VocabParallelCrossEntropy,
+    /// The same with its gradients in one pass.
+    VocabParallelCrossEntropyGrad,
+    /// [`Op::AddPositions`] to a part of the tokens.
+    AddPositionsOfPart,
+    /// What a part of the tokens adds to the gradient of the position table.
+    AddPositionsOfPartBackward,
+    /// A bias added to each row.
+    AddBias,
     /// Change of storage type.
     Cast,
     /// Block quantization along one or both axes.
@@ -287,6 +307,10 @@ ops! {
     Fused,
     /// Two GEMMs of one matrix.
     DualGemm,
+    /// Biases of experts.
+    GroupedBias,
+    /// Gradients of [`Op::GroupedBias`].
+    GroupedBiasBackward,
     /// A GEMM for each group of rows.
     GroupedGemm,
     /// `dx = dy · w` for each group.

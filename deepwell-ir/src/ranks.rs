@@ -32,6 +32,17 @@ pub struct ProcessGroup {
 impl ProcessGroup {
     /// The name of the ranks that share the weights of a model and split the batches of a step.
     pub const DATA: &str = "data";
+    /// The name of the ranks that split each layer.
+    pub const TENSOR: &str = "tensor";
+    /// The name of the ranks that have some of the layers each, in the order of the layers.
+    pub const PIPELINE: &str = "pipeline";
+    /// The name of the ranks of the first and the last stage, which have tied embeddings both.
+    pub const EMBEDDING: &str = "embedding";
+    /// The name of the ranks that have some of the experts each.
+    pub const EXPERT: &str = "expert";
+
+    /// The name of all ranks of a world, for what their hosts tell each other.
+    pub const HOST: &str = "host";
 
     /// The place of a rank in the group.
     pub fn position_of(&self, rank: u32) -> Option<usize> {

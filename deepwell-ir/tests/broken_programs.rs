@@ -79,6 +79,7 @@ fn program() -> Program {
         arena: Arena { bytes: 384, transient_offset: 128, transient_lower_bound_bytes: 256 },
         host: HostInterface::default(),
         parameters: vec![ParameterState {
+            split: None,
             name: "w".to_string(),
             master: ValueId(W),
             first_moment: None,

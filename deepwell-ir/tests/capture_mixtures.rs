@@ -139,6 +139,27 @@ fn published_models_count_exactly() {
     }
 }
 
+/// The presets are the published configurations, but for the packing of their weights.
+#[test]
+fn presets_are_the_published_models() {
+    for (name, text) in [
+        ("mixtral-8x7b", MIXTRAL_8X7B),
+        ("qwen3-30b-a3b", QWEN3_30B_A3B),
+        ("deepseek-v3", DEEPSEEK_V3),
+        ("gpt-oss-20b", GPT_OSS_20B),
+    ] {
+        let preset = LlamaConfig::preset(name).unwrap();
+        let torch_dtype = preset.torch_dtype;
+        let published = LlamaConfig { packing: None, torch_dtype, ..read(text, json!({})) };
+        assert_eq!(preset, published, "{name}");
+    }
+    for name in ["deepseek-micro", "gpt-oss-micro"] {
+        let preset = LlamaConfig::preset(name).unwrap();
+        preset.check(name).unwrap();
+        capture_for_sequence(&preset, 32).unwrap();
+    }
+}
+
 #[test]
 fn notes_tell_what_is_left_out() {
     let notes = |text: &str| LlamaConfig::from_json(text, "c").unwrap().1;
@@ -206,9 +227,9 @@ fn every_part_is_tagged() {
         (ModelFamily::Mixtral, "attn 24 embed 1 experts 6 head 1 norm 7 router 6"),
         // Norms of heads; layer 1 is dense.
         (ModelFamily::Qwen3Moe, "attn 24 embed 1 experts 4 head 1 mlp 5 norm 13 router 4"),
-        // Latent: q_a, q_b, kv_a, its cut, kv_b, attention, output, residual; shared experts are
-        // four nodes and a sum.
-        (ModelFamily::DeepseekV3, "attn 24 embed 1 experts 14 head 1 mlp 5 norm 13 router 4"),
+        // Latent: q_a, q_b, kv_a, its cut, kv_b, two rotations, keys and values, attention, output,
+        // residual; shared experts are four nodes and a sum.
+        (ModelFamily::DeepseekV3, "attn 33 embed 1 experts 14 head 1 mlp 5 norm 13 router 4"),
         (ModelFamily::GptOss, "attn 24 embed 1 experts 6 head 1 norm 7 router 6"),
     ] {
         let graph = capture(&micro(family).0).unwrap();
@@ -236,7 +257,7 @@ fn windows_of_gpt_oss_alternate() {
             .nodes
             .iter()
             .filter_map(|node| match &node.op {
-                Op::SinkAttention(op) => Some(op.window),
+                Op::Attention(op) if op.heads.sinks => Some(op.heads.window),
                 _ => None,
             })
             .collect();
@@ -250,14 +271,24 @@ fn windows_of_gpt_oss_alternate() {
 #[test]
 fn latent_attention_of_deepseek_v3_has_its_scale() {
     let graph = capture(&read(DEEPSEEK_V3, json!({}))).unwrap();
-    let op = graph.nodes.iter().find_map(|node| match &node.op {
-        Op::LatentAttention(op) => Some(op.clone()),
+    let heads = graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Attention(op) => Some(op.heads.clone()),
         _ => None,
     });
-    let op = op.unwrap();
-    assert!((op.scale - 0.135_233_778_860_880_1).abs() < 1e-15, "{}", op.scale);
-    assert_eq!((op.attention_factor, op.interleaved), (1.0, true));
-    assert_eq!(op.inverse_frequencies.len(), 32);
+    let heads = heads.unwrap();
+    assert!((heads.scale - 0.135_233_778_860_880_1).abs() < 1e-15, "{}", heads.scale);
+    assert_eq!((heads.heads, heads.kv_heads), (128, 128));
+    assert_eq!((heads.head_dim, heads.value_dim), (192, Some(128)));
+    let rotations = graph.nodes.iter().filter_map(|node| match &node.op {
+        Op::Rope(op) => Some(op),
+        _ => None,
+    });
+    let rotations: Vec<_> = rotations.take(2).collect();
+    for (rotation, heads, plain_dim) in [(rotations[0], 128, 128), (rotations[1], 1, 0)] {
+        assert_eq!((rotation.heads, rotation.plain_dim), (heads, plain_dim));
+        assert_eq!((rotation.attention_factor, rotation.interleaved), (1.0, true));
+        assert_eq!(rotation.inverse_frequencies.len(), 32);
+    }
     let graph = capture(&read(DEEPSEEK_V3, json!({"rms_norm_eps": 1e-5}))).unwrap();
     for node in &graph.nodes {
         if let Op::RmsNorm(norm) = &node.op {

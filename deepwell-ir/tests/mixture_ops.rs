@@ -20,20 +20,20 @@ fn route() -> ops::Route {
 }
 
 fn heads() -> ops::AttentionHeads {
-    ops::AttentionHeads { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, causal: true }
+    ops::AttentionHeads {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        scale: 0.25,
+        causal: true,
+        window: Some(4),
+        sinks: true,
+        ..ops::AttentionHeads::default()
+    }
 }
 
-fn latent() -> ops::LatentAttention {
-    ops::LatentAttention {
-        heads: 4,
-        plain_dim: 16,
-        rope_dim: 8,
-        value_dim: 24,
-        scale: 0.2,
-        inverse_frequencies: vec![1.0, 0.1, 0.01, 0.001],
-        attention_factor: 1.0,
-        interleaved: true,
-    }
+fn latent() -> ops::LatentKeyValue {
+    ops::LatentKeyValue { heads: 4, plain_dim: 16, rope_dim: 8, value_dim: 24 }
 }
 
 const GROUPED: ops::GroupedRows = ops::GroupedRows { groups: 8, align: 32 };
@@ -65,13 +65,25 @@ fn expert_operands(bias: bool) -> Vec<OperandType> {
     all
 }
 
+/// Operands of a bias of the experts' up projections.
+fn bias_operands() -> Vec<OperandType> {
+    vec![
+        operand(DType::F32, &[288, 96]),
+        operand(DType::F32, &[8, 96]),
+        operand(DType::I32, &[9]),
+        operand(DType::F32, &[10, 3]),
+        operand(DType::I32, &[10, 3]),
+        operand(DType::I32, &[288]),
+    ]
+}
+
 #[test]
 fn outputs_and_costs() {
     let f32s = |shape: &[usize]| operand(DType::F32, shape);
     type Row = (Op, Vec<OperandType>, &'static [&'static [usize]], u64);
     let i32s = |shape: &[usize]| operand(DType::I32, shape);
     let maps = [i32s(&[10, 3]), i32s(&[288])];
-    let rows: [Row; 16] = [
+    let rows: [Row; 21] = [
         (route().into(), vec![f32s(&[10, 8]), f32s(&[8])], &[&[10, 3], &[10, 3]], 5 * 80),
         (
             ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into(),
@@ -161,15 +173,48 @@ fn outputs_and_costs() {
             &[&[10, 40], &[10, 8]],
             0,
         ),
+        (ops::JoinColumns {}.into(), vec![f32s(&[10, 40]), f32s(&[10, 8])], &[&[10, 48]], 0),
+        (latent().into(), vec![f32s(&[10, 160]), f32s(&[10, 8])], &[&[10, 96], &[10, 96]], 0),
         (
-            latent().into(),
-            vec![f32s(&[10, 96]), f32s(&[10, 160]), f32s(&[10, 8])],
-            &[&[10, 96]],
-            // 55 scores a head of 24 multiply-adds, and as many products with 24 values.
-            2 * 4 * 55 * (24 + 24),
+            ops::LatentKeyValueBackward { forward: latent() }.into(),
+            vec![f32s(&[10, 96]), f32s(&[10, 96])],
+            &[&[10, 160], &[10, 8]],
+            // 10 tokens, 8 columns, 4 heads.
+            320,
         ),
         (
-            ops::SinkAttention { heads: heads(), window: Some(4) }.into(),
+            ops::GroupedBias { grouped: GROUPED, gated: true }.into(),
+            bias_operands(),
+            &[&[288, 96]],
+            2 * 288 * 96,
+        ),
+        (
+            ops::GroupedBiasBackward {
+                forward: ops::GroupedBias { grouped: GROUPED, gated: true },
+            }
+            .into(),
+            bias_operands(),
+            &[&[8, 96], &[10, 3]],
+            4 * 288 * 96,
+        ),
+        (
+            ops::Attention {
+                heads: ops::AttentionHeads {
+                    kv_heads: 4,
+                    value_dim: Some(24),
+                    window: None,
+                    sinks: false,
+                    ..heads()
+                },
+            }
+            .into(),
+            vec![f32s(&[10, 64]), f32s(&[10, 64]), f32s(&[10, 96])],
+            &[&[10, 96]],
+            // 55 scores a head of 16 multiply-adds, and as many products with 24 values.
+            2 * 4 * 55 * (16 + 24),
+        ),
+        (
+            ops::Attention { heads: heads() }.into(),
             vec![f32s(&[10, 64]), f32s(&[10, 32]), f32s(&[10, 32]), f32s(&[4])],
             &[&[10, 64]],
             // 1 + 2 + 3 and seven windows of 4 are 34 scores a head.
@@ -202,13 +247,26 @@ fn operands_that_do_not_fit_are_refused() {
     let experts: Op =
         ops::Experts { activation: SWIGLU, bias: false, capacity_factor: None }.into();
     let wide = ops::Route { top_k: 5, ..route() };
+    let endless = Some(ops::RouteGroups { count: 4, chosen: usize::MAX });
+    let endless = ops::Route { groups: endless, ..route() };
     let uneven = ops::Route { groups: Some(ops::RouteGroups { count: 3, chosen: 2 }), ..route() };
-    let short = ops::LatentAttention { inverse_frequencies: vec![1.0], ..latent() };
-    let sinks = ops::SinkAttention { heads: heads(), window: None };
+    let short = ops::Rope {
+        heads: 4,
+        head_dim: 24,
+        plain_dim: 16,
+        inverse_frequencies: vec![1.0],
+        ..ops::Rope::default()
+    };
+    let full = ops::AttentionHeads { causal: false, sinks: false, ..heads() };
+    let empty = ops::AttentionHeads { window: Some(0), sinks: false, ..heads() };
+    let three = || vec![f32s(&[10, 64]), f32s(&[10, 32]), f32s(&[10, 32])];
+    let sinks = ops::Attention { heads: heads() };
     for (op, inputs, expected) in [
         (route().into(), vec![f32s(&[10, 8])], "expected 2 operands (logits, bias), got 1"),
         (route().into(), vec![f32s(&[10, 9]), f32s(&[8])], "expected operand 0 [10, 8]"),
         (wide.into(), vec![f32s(&[10, 8]), f32s(&[8])], "1 to 4 chosen groups with 5 experts"),
+        // Found by fuzzing: the experts of so many groups overflowed.
+        (endless.into(), vec![f32s(&[10, 8]), f32s(&[8])], "1 to 4 chosen groups with 3 experts"),
         (uneven.into(), vec![f32s(&[10, 8]), f32s(&[8])], "groups that divide 8 experts, got 3"),
         (experts.clone(), changed(2, f32s(&[10, 3])), "expected operand 2 as i32, got f32"),
         (experts.clone(), changed(1, f32s(&[9, 3])), "expected operand 1 [10, 3], got [9, 3]"),
@@ -263,8 +321,29 @@ fn operands_that_do_not_fit_are_refused() {
         ),
         (
             short.into(),
-            vec![f32s(&[10, 96]), f32s(&[10, 160]), f32s(&[10, 8])],
-            "expected 4 frequencies for 8 columns, got 1",
+            vec![f32s(&[10, 96])],
+            "with head_dim/2 inverse frequencies, got 24 of which 16 do not turn with 1",
+        ),
+        (
+            latent().into(),
+            vec![f32s(&[10, 160]), f32s(&[9, 8])],
+            "expected operand 1 [10, 8], got [9, 8]",
+        ),
+        (ops::Attention { heads: empty }.into(), three(), "a window of 1 token or more, got 0"),
+        (
+            ops::Attention { heads: full }.into(),
+            three(),
+            "expected a causal mask where there is a window, got none",
+        ),
+        (
+            ops::Attention { heads: heads() }.into(),
+            three(),
+            "expected 4 operands (q, k, v, sinks), got 3",
+        ),
+        (
+            ops::Attention { heads: heads() }.into(),
+            [three(), vec![operand(DType::Bf16, &[4])]].concat(),
+            "expected operand 3 as f32, got bf16",
         ),
         (
             sinks.into(),

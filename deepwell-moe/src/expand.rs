@@ -2,20 +2,20 @@
 //! differentiation.
 
 use deepwell_ir::ops::{
-    Dispatch, ExpertSwiGlu, Experts, GroupedGemm, GroupedRows, Permute, Unpermute,
+    Dispatch, ExpertSwiGlu, Experts, GroupedBias, GroupedGemm, GroupedRows, Permute, Unpermute,
 };
-use deepwell_ir::{Graph, IrError, Node, NodeId, Op, OpError, Stage};
+use deepwell_ir::{Graph, IrError, Node, NodeId, Op, OpError, Stage, TensorId};
 
 /// Replaces each [`Experts`] of a captured graph by ops that there are kernels and derivatives of:
 /// [`Dispatch`] → [`Permute`] → [`GroupedGemm`] (gate and up) → [`ExpertSwiGlu`] → [`GroupedGemm`]
-/// (down) → [`Unpermute`].
+/// (down) → [`Unpermute`], with a [`GroupedBias`] behind each projection that has biases.
 ///
 /// Each group of rows is a multiple of `align` long
 /// ([`expert_row_alignment`](deepwell_ir::expert_row_alignment)). A graph without experts is given
 /// back as it is, and so is one that was expanded.
 ///
 /// # Errors
-/// A graph that is not at [`Stage::Captured`]; experts with biases.
+/// A graph that is not at [`Stage::Captured`].
 pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
     let has_experts = graph.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     if !has_experts {
@@ -48,56 +48,66 @@ fn experts(
     op: &Experts,
     align: usize,
 ) -> Result<Vec<Node>, IrError> {
-    let &[x, gates, chosen, w_gate, w_up, w_down] = node.inputs.as_slice() else {
-        return Err(IrError::Operands {
-            node: node.name.clone(),
-            source: OpError {
-                op: "experts",
-                expected: "experts without biases".to_string(),
-                got: "biases, which no kernel adds yet".to_string(),
-            },
-        });
-    };
-    let Some(groups) = graph.tensor(w_gate).shape.0[0].as_fixed() else {
+    // The op has checked how many there are.
+    let [x, gates, chosen] = std::array::from_fn(|index| node.inputs[index]);
+    let (weights, biases) = node.inputs[3..].split_at(3);
+    let Some(groups) = graph.tensor(weights[0]).shape.0[0].as_fixed() else {
         return Err(IrError::Operands {
             node: node.name.clone(),
             source: OpError {
                 op: "experts",
                 expected: "a fixed number of experts".to_string(),
-                got: graph.tensor(w_gate).shape.to_string(),
+                got: graph.tensor(weights[0]).shape.to_string(),
             },
         });
     };
     let grouped = GroupedRows { groups, align };
-    let at = |name: &str| format!("{}.{name}", node.name);
-    let mut nodes: Vec<Node> = Vec::with_capacity(7);
-    let mut add = |graph: &mut Graph, name: &str, op: Op, inputs: &[_]| {
-        let made = graph.node_beside(node, &at(name), op, inputs, None)?;
-        let outputs = made.outputs.clone();
-        nodes.push(made);
-        Ok::<_, IrError>(outputs)
-    };
+    let mut made = Expansion { graph, node, nodes: Vec::with_capacity(10) };
     let dispatch = Dispatch { grouped, capacity_factor: op.capacity_factor };
-    let &[offsets, _, rows, pairs] = add(graph, "dispatch", dispatch.into(), &[chosen])?.as_slice()
-    else {
+    let &[offsets, _, rows, pairs] = made.add("dispatch", dispatch, &[chosen])?.as_slice() else {
         unreachable!("a dispatch has four outputs");
     };
-    let sorted = add(graph, "permute", Permute {}.into(), &[x, rows, pairs])?[0];
-    let gemm = Op::from(GroupedGemm { grouped });
-    let gate = add(graph, "gate_proj", gemm.clone(), &[sorted, w_gate, offsets])?[0];
-    let up = add(graph, "up_proj", gemm.clone(), &[sorted, w_up, offsets])?[0];
+    // A projection and its bias, if there is one. What goes into the last has been multiplied by
+    // the gates, so that its bias must be, too.
+    let project = |made: &mut Expansion<'_>, name: &str, x, index: usize, gated| {
+        let y = made.add(name, GroupedGemm { grouped }, &[x, weights[index], offsets])?[0];
+        let Some(&bias) = biases.get(index) else { return Ok::<_, IrError>(y) };
+        let inputs = [y, bias, offsets, gates, rows, pairs];
+        Ok(made.add(&format!("{name}.bias"), GroupedBias { grouped, gated }, &inputs)?[0])
+    };
+    let sorted = made.add("permute", Permute {}, &[x, rows, pairs])?[0];
+    let gate = project(&mut made, "gate_proj", sorted, 0, false)?;
+    let up = project(&mut made, "up_proj", sorted, 1, false)?;
     let swiglu = ExpertSwiGlu { activation: op.activation };
-    let active = add(graph, "swiglu", swiglu.into(), &[gate, up, gates, rows, pairs])?[0];
-    let down = add(graph, "down_proj", gemm, &[active, w_down, offsets])?[0];
-    let inputs = [down, rows, pairs];
-    nodes.push(graph.node_beside(
-        node,
-        &node.name,
-        Unpermute {},
-        &inputs,
-        Some(node.outputs[0]),
-    )?);
+    let active = made.add("swiglu", swiglu, &[gate, up, gates, rows, pairs])?[0];
+    let down = project(&mut made, "down_proj", active, 2, true)?;
+    let Expansion { graph, mut nodes, .. } = made;
+    let (inputs, output) = ([down, rows, pairs], Some(node.outputs[0]));
+    nodes.push(graph.node_beside(node, &node.name, Unpermute {}, &inputs, output)?);
     Ok(nodes)
+}
+
+/// The ops that take the place of a node so far.
+struct Expansion<'a> {
+    graph: &'a mut Graph,
+    node: &'a Node,
+    nodes: Vec<Node>,
+}
+
+impl Expansion<'_> {
+    /// Adds an op under the node's name, and gives what comes out.
+    fn add(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+    ) -> Result<Vec<TensorId>, IrError> {
+        let name = format!("{}.{name}", self.node.name);
+        let made = self.graph.node_beside(self.node, &name, op, inputs, None)?;
+        let outputs = made.outputs.clone();
+        self.nodes.push(made);
+        Ok(outputs)
+    }
 }
 
 #[cfg(test)]
@@ -144,6 +154,41 @@ mod tests {
         assert_eq!(expand(&expanded, 32).unwrap(), expanded);
         let error = expand(&Graph { stage: Stage::Fused, ..graph() }, 32).unwrap_err();
         assert!(error.to_string().contains("expand"), "{error}");
+    }
+
+    /// Those of gpt-oss: that of the down projection is multiplied by the gates, and no bias counts
+    /// as a linear tensor of a policy.
+    #[test]
+    fn biases_stand_behind_their_projections() {
+        let captured = capture(&LlamaConfig::preset("gpt-oss-micro").unwrap()).unwrap();
+        let expanded = expand(&captured, 32).unwrap();
+        let gemm_and_bias = ["grouped_gemm", "grouped_bias"];
+        let expected = [
+            &["router_logits", "route", "dispatch", "permute"][..],
+            &gemm_and_bias,
+            &gemm_and_bias,
+            &["expert_swiglu"],
+            &gemm_and_bias,
+            &["unpermute", "add"],
+        ];
+        assert_eq!(names(&expanded), expected.concat());
+        let gated = expanded.nodes.iter().filter_map(|node| match &node.op {
+            Op::GroupedBias(op) => Some(op.gated),
+            _ => None,
+        });
+        assert_eq!(gated.collect::<Vec<_>>(), [false, false, true, false, false, true]);
+        assert_eq!(expanded.parameter_count(), captured.parameter_count());
+        let differentiated = differentiate(&expanded).unwrap();
+        let (_, report) = apply_precision(&differentiated, &PrecisionPolicy::mxfp8()).unwrap();
+        let mut biases = report.iter().filter(|tensor| tensor.tensor.ends_with(".bias"));
+        assert!(biases.all(|bias| !bias.format.is_quantized()), "{report:?}");
+        let in_bf16 = report
+            .iter()
+            .filter(|tensor| tensor.tensor.contains("proj") && !tensor.format.is_quantized());
+        let in_bf16: Vec<&str> = in_bf16.map(|tensor| tensor.tensor.as_str()).collect();
+        let [first, last] = in_bf16.as_slice() else { panic!("{in_bf16:?}") };
+        assert!(first.ends_with("layers.0.self_attn.q_proj.weight"), "{first}");
+        assert!(last.ends_with("layers.1.mlp.experts.down_proj.weight"), "{last}");
     }
 
     #[test]

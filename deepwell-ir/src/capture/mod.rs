@@ -13,10 +13,8 @@
 //! functions; its graph is from [`capture_gpt2`], its folder opens with
 //! [`ModelFolder::open_gpt2`]. [`ModelConfig`] is either, for those who take any model.
 //!
-//! Mixtures of experts are graphs too, with the tags `router` and `experts`; the ops that only they
-//! have ([`Route`](crate::ops::Route), [`Experts`](crate::ops::Experts),
-//! [`LatentAttention`](crate::ops::LatentAttention), [`SinkAttention`](crate::ops::SinkAttention))
-//! have shapes and costs but no kernel yet, so such a model is counted and not trained.
+//! Mixtures of experts are graphs too, with the tags `router` and `experts`; a layer's experts are
+//! one node ([`Experts`](crate::ops::Experts)), which `deepwell_moe::expand` turns into ops.
 //! [`LlamaConfig::stored_tensors`] lists what their weight files hold, packed or not.
 //!
 //! [`Pt2Model`] reads what `torch.export.save` writes, a graph of PyTorch's own ops with its

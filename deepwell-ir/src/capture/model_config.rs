@@ -180,20 +180,28 @@ impl ModelConfig {
     }
 
     /// All parameters, each with the tensors of the weight files that hold it: one, or one for each
-    /// expert; none for packed weights and for what gpt-oss stores in one.
+    /// expert.
     pub fn stored_parts(&self) -> Vec<(ParameterSpec, Vec<StoredPart>)> {
-        let experts = |spec: &ParameterSpec| match self {
-            ModelConfig::Llama(config) => config.parts_of_experts(spec),
-            ModelConfig::Gpt2(_) => Vec::new(),
-        };
-        let parts = |(spec, whole): (ParameterSpec, Option<StoredPart>)| {
-            let parts = match whole {
-                Some(whole) => vec![whole],
-                None => experts(&spec),
-            };
-            (spec, parts)
-        };
-        self.parameters_and_parts().into_iter().map(parts).collect()
+        match self {
+            ModelConfig::Gpt2(config) => {
+                let parts = config.parameters_and_parts().into_iter();
+                parts.map(|(spec, part)| (spec, vec![part])).collect()
+            }
+            ModelConfig::Llama(config) => {
+                let parts = |spec: ParameterSpec| (config.parts_of(&spec), spec);
+                let parameters = config.parameters().into_iter().map(parts);
+                parameters.map(|(parts, spec)| (spec, parts)).collect()
+            }
+        }
+    }
+
+    /// The same model with weights that are not packed, as they are written.
+    #[must_use]
+    pub fn unpacked(mut self) -> ModelConfig {
+        if let ModelConfig::Llama(config) = &mut self {
+            config.packing = None;
+        }
+        self
     }
 
     /// The forward pass as a graph, for sequences of `seq` tokens where that is known; see

@@ -65,3 +65,79 @@ impl OpRule for AddPositionsBackward {
         product(&shapes[0])
     }
 }
+
+/// [`AddPositions`] to one of `ranks` equal parts of the tokens of a micro-batch: row `r` of part
+/// `p` is token `p · T + r`. x `[T, D]`, table `[P, D]` → `[T, D]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AddPositionsOfPart {
+    /// Which part, counted from 0.
+    pub place: usize,
+    /// How many there are.
+    pub ranks: usize,
+}
+
+impl OpRule for AddPositionsOfPart {
+    fn name(&self) -> &'static str {
+        "add_positions_of_part"
+    }
+
+    fn attributes(&self) -> String {
+        format!("part={} of {}", self.place, self.ranks)
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["x", "table"])?;
+        let dtype = check.same_float(&[0, 1])?;
+        let x = check.rank(0, 2)?;
+        let positions = check.rank(1, 2)?[0];
+        check.shape(1, &Shape(vec![positions, x[1]]))?;
+        Ok(vec![OutputType::activation("", inputs[0].shape.clone(), dtype)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        product(&shapes[0])
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let Some(dout) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let (x, table) = (node.inputs[0], node.inputs[1]);
+        let dtable = context.parameter_gradient(table);
+        let op = AddPositionsOfPartBackward {
+            positions: context.shape(table).0[0].as_fixed(),
+            place: self.place,
+            ranks: self.ranks,
+        };
+        context.emit(op, "", &[dout], &[dtable])?;
+        context.contribute(x, dout)
+    }
+}
+
+/// `dtable[s, :] (+)= sum of dout[r, :] over (p · T + r) mod S = s`, of part `p`: dout `[T, D]` →
+/// dtable f32 `[P, D]`. The sum over ranks is the gradient.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AddPositionsOfPartBackward {
+    /// Rows of the table.
+    pub positions: Option<usize>,
+    /// Which part, counted from 0.
+    pub place: usize,
+    /// How many there are.
+    pub ranks: usize,
+}
+
+impl OpRule for AddPositionsOfPartBackward {
+    fn name(&self) -> &'static str {
+        "add_positions_of_part_backward"
+    }
+
+    fn attributes(&self) -> String {
+        format!("part={} of {}", self.place, self.ranks)
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        AddPositionsBackward { positions: self.positions }.infer(inputs)
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        product(&shapes[0])
+    }
+}

@@ -7,69 +7,121 @@ use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
-/// Heads of an attention and its mask.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Heads of an attention, its mask, and what a head may look at beside the keys.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttentionHeads {
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a query and of a key.
     pub head_dim: usize,
+    /// Width of a value, where it is not `head_dim`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_dim: Option<usize>,
     /// Multiplies the scores, `1/sqrt(head_dim)` as a rule.
     pub scale: f64,
     /// Whether a token sees only itself and what came before.
     pub causal: bool,
+    /// Tokens that a token sees, itself and those just before it; causal only. All if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    /// Whether each head has a sink: a score that takes part in the softmax like that of one more
+    /// key, whose value is zero.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
 }
 
 impl AttentionHeads {
-    pub(super) fn text(&self) -> String {
-        format!(
-            "heads={} kv_heads={} head_dim={}{}",
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            if self.causal { " causal" } else { "" }
-        )
+    /// Width of a value.
+    pub fn value_dim(&self) -> usize {
+        self.value_dim.unwrap_or(self.head_dim)
     }
 
-    pub(super) fn check(
-        &self,
-        check: &Check<'_>,
-        q: usize,
-        k: usize,
-        v: usize,
-    ) -> Result<(), OpError> {
+    /// What sets the op apart from plain attention, causal or full, with heads of one width: for
+    /// kernels that do not take it. `None` for plain attention.
+    pub fn extension(&self) -> Option<String> {
+        let window = self.window.map(|window| format!("a window of {window} tokens"));
+        let sinks = self.sinks.then(|| "sinks".to_string());
+        let widths = (self.value_dim() != self.head_dim)
+            .then(|| format!("values of {} beside keys of {}", self.value_dim(), self.head_dim));
+        window.or(sinks).or(widths)
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text =
+            format!("heads={} kv_heads={} head_dim={}", self.heads, self.kv_heads, self.head_dim);
+        if let Some(value_dim) = self.value_dim {
+            text.push_str(&format!(" value_dim={value_dim}"));
+        }
+        if self.causal {
+            text.push_str(" causal");
+        }
+        if let Some(window) = self.window {
+            text.push_str(&format!(" window={window}"));
+        }
+        if self.sinks {
+            text.push_str(" sinks");
+        }
+        text
+    }
+
+    /// Wants inputs `q`, `q + 1` and `q + 2` to be queries, keys and values, and `sinks`, if there
+    /// are any, one FP32 score for each head. Gives the shape of what comes out.
+    fn check(&self, check: &Check<'_>, q: usize, sinks: usize) -> Result<Shape, OpError> {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(check.error(
                 "query heads a multiple of key/value heads",
                 format!("{} and {}", self.heads, self.kv_heads),
             ));
         }
+        match self.window {
+            Some(0) => return Err(check.error("a window of 1 token or more", "0")),
+            Some(_) if !self.causal => {
+                return Err(check.error("a causal mask where there is a window", "none"));
+            }
+            _ => {}
+        }
         let tokens = check.rank(q, 2)?[0];
-        check.shape(q, &Shape(vec![tokens, Dim::fixed(self.heads * self.head_dim)]))?;
-        let kv_shape = Shape(vec![tokens, Dim::fixed(self.kv_heads * self.head_dim)]);
-        check.shape(k, &kv_shape)?;
-        check.shape(v, &kv_shape)
+        let columns = |heads, width| Shape(vec![tokens, Dim::fixed(heads * width)]);
+        check.shape(q, &columns(self.heads, self.head_dim))?;
+        check.shape(q + 1, &columns(self.kv_heads, self.head_dim))?;
+        check.shape(q + 2, &columns(self.kv_heads, self.value_dim()))?;
+        if self.sinks {
+            check.dtype(sinks, DType::F32)?;
+            check.shape(sinks, &Shape::new([self.heads]))?;
+        }
+        Ok(columns(self.heads, self.value_dim()))
     }
 
-    /// Multiply-adds of one `[S, S] x D` GEMM over all heads, from the shape of lse.
-    fn gemm_flops(&self, lse: &[usize]) -> u64 {
+    fn lse_shape(&self) -> Shape {
+        Shape(vec![Dim::BATCH, Dim::fixed(self.heads), Dim::SEQ])
+    }
+
+    /// Names of operands, those of the sinks only where there are any.
+    fn names(&self, names: &[&'static str], of_sinks: &'static str) -> Vec<&'static str> {
+        names.iter().copied().chain(self.sinks.then_some(of_sinks)).collect()
+    }
+
+    /// Operations of GEMMs over all heads that are `width` columns wide together, from the shape
+    /// of lse. Only the scores that the mask leaves count.
+    fn gemm_flops(&self, lse: &[usize], width: usize) -> u64 {
         let (batch, heads, seq) = (lse[0] as u64, lse[1] as u64, lse[2] as u64);
-        let scores = if self.causal { causal_scores(seq, None) } else { seq * seq };
-        2 * batch * heads * scores * self.head_dim as u64
+        let scores = if self.causal { causal_scores(seq, self.window) } else { seq * seq };
+        2 * batch * heads * scores * width as u64
     }
 }
 
 /// Scores that a causal mask leaves of one head's, in windows of at most `window` tokens.
-pub(super) fn causal_scores(seq: u64, window: Option<usize>) -> u64 {
+fn causal_scores(seq: u64, window: Option<usize>) -> u64 {
     let window = window.map_or(seq, |window| (window as u64).min(seq));
     // The first tokens see 1, 2, ... tokens, all others a whole window.
     window * (window + 1) / 2 + (seq - window) * window
 }
 
-/// q `[T, H·D]`, k, v `[T, KV·D]` → o `[T, H·D]`, lse f32 `[B, H, S]` (natural logarithm of the
-/// sum of exponentials of the scaled scores).
+/// q `[T, H·D]`, k `[T, KV·D]`, v `[T, KV·V]` (, sinks f32 `[H]`) → o `[T, H·V]`, lse f32
+/// `[B, H, S]` (natural logarithm of the sum of exponentials of the scaled scores; a sink is one of
+/// them, and is not scaled).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// Heads and mask.
@@ -86,13 +138,13 @@ impl OpRule for Attention {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["q", "k", "v"])?;
+        let names = self.heads.names(&["q", "k", "v"], "sinks");
+        let check = Check::count(self.name(), inputs, &names)?;
         let dtype = check.same_float(&[0, 1, 2])?;
-        self.heads.check(&check, 0, 1, 2)?;
-        let lse = Shape(vec![Dim::BATCH, Dim::fixed(self.heads.heads), Dim::SEQ]);
+        let out = self.heads.check(&check, 0, 3)?;
         Ok(vec![
-            OutputType::activation("", inputs[0].shape.clone(), dtype),
-            OutputType::statistic("lse", lse, DType::F32),
+            OutputType::activation("", out, dtype),
+            OutputType::statistic("lse", self.heads.lse_shape(), DType::F32),
         ])
     }
 
@@ -101,7 +153,8 @@ impl OpRule for Attention {
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        2 * self.heads.gemm_flops(&shapes[4])
+        let lse = &shapes[if self.heads.sinks { 5 } else { 4 }];
+        self.heads.gemm_flops(lse, self.heads.head_dim + self.heads.value_dim())
     }
 
     fn unit(&self, operands: &[DType]) -> MathUnit {
@@ -111,9 +164,14 @@ impl OpRule for Attention {
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         let Some(dout) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let (q, k, v) = (node.inputs[0], node.inputs[1], node.inputs[2]);
-        let inputs = [dout, q, k, v, node.outputs[0], node.outputs[1]];
+        let mut inputs = vec![dout, q, k, v, node.outputs[0], node.outputs[1]];
+        let mut outputs = vec![None; 3];
+        if let Some(&sinks) = node.inputs.get(3) {
+            inputs.push(sinks);
+            outputs.push(Some(context.parameter_gradient(sinks)));
+        }
         let op = AttentionBackward { heads: self.heads.clone() };
-        let gradients = context.emit_fresh(op, "", &inputs)?;
+        let gradients = context.emit_with(op, "", &inputs, &outputs)?;
         for (tensor, gradient) in [q, k, v].into_iter().zip(gradients) {
             context.contribute(tensor, gradient)?;
         }
@@ -121,52 +179,7 @@ impl OpRule for Attention {
     }
 }
 
-/// [`Attention`] in which a token sees itself and the `window - 1` tokens before it. No kernel
-/// computes it yet, nor has it a derivative: it holds a model's structure and counts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WindowAttention {
-    /// Heads and mask.
-    pub heads: AttentionHeads,
-    /// Tokens that a token sees, itself included.
-    pub window: usize,
-}
-
-impl OpRule for WindowAttention {
-    fn name(&self) -> &'static str {
-        "window_attention"
-    }
-
-    fn attributes(&self) -> String {
-        format!("{} window={}", self.heads.text(), self.window)
-    }
-
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check { op: self.name(), inputs };
-        if self.window == 0 {
-            return Err(check.error("a window of 1 token or more", "0"));
-        }
-        let check = Check::count(self.name(), inputs, &["q", "k", "v"])?;
-        let dtype = check.same_float(&[0, 1, 2])?;
-        self.heads.check(&check, 0, 1, 2)?;
-        let lse = Shape(vec![Dim::BATCH, Dim::fixed(self.heads.heads), Dim::SEQ]);
-        Ok(vec![
-            OutputType::activation("", inputs[0].shape.clone(), dtype),
-            OutputType::statistic("lse", lse, DType::F32),
-        ])
-    }
-
-    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        let (batch, heads, seq) = (shapes[4][0] as u64, shapes[4][1] as u64, shapes[4][2] as u64);
-        let scores = causal_scores(seq, Some(self.window));
-        4 * batch * heads * scores * self.heads.head_dim as u64
-    }
-
-    fn unit(&self, operands: &[DType]) -> MathUnit {
-        if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
-    }
-}
-
-/// do, q, k, v, o, lse → dq, dk, dv.
+/// dout, q, k, v, o, lse (, sinks) → dq, dk, dv (, dsinks f32 `[H]` `(+)=`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionBackward {
     /// Heads and mask of the forward.
@@ -183,27 +196,33 @@ impl OpRule for AttentionBackward {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["dout", "q", "k", "v", "o", "lse"])?;
+        let names = self.heads.names(&["dout", "q", "k", "v", "o", "lse"], "sinks");
+        let check = Check::count(self.name(), inputs, &names)?;
         let dtype = check.same_float(&[0, 1, 2, 3, 4])?;
         check.dtype(5, DType::F32)?;
-        self.heads.check(&check, 1, 2, 3)?;
-        check.shape(0, &inputs[1].shape)?;
-        check.shape(4, &inputs[1].shape)?;
-        check.shape(5, &Shape(vec![Dim::BATCH, Dim::fixed(self.heads.heads), Dim::SEQ]))?;
-        Ok(vec![
+        let out = self.heads.check(&check, 1, 6)?;
+        check.shape(0, &out)?;
+        check.shape(4, &out)?;
+        check.shape(5, &self.heads.lse_shape())?;
+        let mut outputs = vec![
             OutputType::activation("dq", inputs[1].shape.clone(), dtype),
             OutputType::activation("dk", inputs[2].shape.clone(), dtype),
             OutputType::activation("dv", inputs[3].shape.clone(), dtype),
-        ])
+        ];
+        if self.heads.sinks {
+            outputs.push(OutputType::accumulator("dsinks", inputs[6].shape.clone()));
+        }
+        Ok(outputs)
     }
 
     fn result_count(&self) -> usize {
-        3
+        if self.heads.sinks { 4 } else { 3 }
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
-        // Five GEMMs: the scores again, dP, dQ, dK, dV.
-        5 * self.heads.gemm_flops(&shapes[5])
+        // Five GEMMs: the scores again, dQ and dK, and of the values' width dP and dV.
+        let width = 3 * self.heads.head_dim + 2 * self.heads.value_dim();
+        self.heads.gemm_flops(&shapes[5], width)
     }
 
     fn unit(&self, operands: &[DType]) -> MathUnit {

@@ -2,6 +2,7 @@
 
 mod adamw;
 mod add;
+mod add_bias;
 mod add_positions;
 mod attention;
 mod cast;
@@ -14,9 +15,10 @@ mod expert_swiglu;
 mod experts;
 mod fused;
 mod gelu;
+mod grouped_bias;
 mod grouped_gemm;
 mod head_rms_norm;
-mod latent_attention;
+mod latent_key_value;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
@@ -29,15 +31,19 @@ mod route;
 mod router_logits;
 mod router_loss;
 mod scaled_gemm;
-mod sink_attention;
+mod selection_bias;
 mod split_columns;
 mod stochastic_round;
 mod swiglu;
+mod vocab_parallel;
 
 pub use adamw::{AdamW, AdamWCoefficients, GradNorm, NormOfSums, SumsOfSquares};
 pub use add::Add;
-pub use add_positions::{AddPositions, AddPositionsBackward};
-pub use attention::{Attention, AttentionBackward, AttentionHeads, WindowAttention};
+pub use add_bias::AddBias;
+pub use add_positions::{
+    AddPositions, AddPositionsBackward, AddPositionsOfPart, AddPositionsOfPartBackward,
+};
+pub use attention::{Attention, AttentionBackward, AttentionHeads};
 pub use cast::Cast;
 pub use collective::{Collective, CollectiveKind, Reduction};
 pub use dequantize::Dequantize;
@@ -48,11 +54,12 @@ pub use expert_swiglu::{ExpertSwiGlu, ExpertSwiGluBackward};
 pub use experts::{ExpertActivation, Experts};
 pub use fused::{Activation, Epilogue, Fused, QuantizeStep};
 pub use gelu::{Gelu, GeluBackward};
+pub use grouped_bias::{GroupedBias, GroupedBiasBackward};
 pub use grouped_gemm::{
     GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, ScaledGroupedGemm,
 };
 pub use head_rms_norm::{HeadRmsNorm, HeadRmsNormBackward};
-pub use latent_attention::LatentAttention;
+pub use latent_key_value::{LatentKeyValue, LatentKeyValueBackward};
 pub use layer_norm::{AddLayerNorm, LayerNorm, LayerNormBackward};
 pub use linear::{BiasGrad, Linear, LinearInputGrad, LinearWeightGrad};
 pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEntropyGrad};
@@ -65,10 +72,14 @@ pub use route::{Route, RouteBackward, RouteGroups, RouteScore};
 pub use router_logits::{RouterLogits, RouterLogitsBackward};
 pub use router_loss::{RouterLoss, RouterLossGrad};
 pub use scaled_gemm::ScaledGemm;
-pub use sink_attention::SinkAttention;
-pub use split_columns::SplitColumns;
+pub use selection_bias::{CountExperts, SelectionBiasUpdate};
+pub use split_columns::{JoinColumns, SplitColumns};
 pub use stochastic_round::StochasticRound;
 pub use swiglu::{SwiGlu, SwiGluBackward};
+pub use vocab_parallel::{
+    VocabParallelCrossEntropy, VocabParallelCrossEntropyGrad, VocabParallelEmbedding,
+    VocabParallelEmbeddingBackward, VocabParallelSums, VocabSlice,
+};
 
 use crate::op::TensorType;
 use crate::{DType, Dim, OpError, PlaneType, Shape};

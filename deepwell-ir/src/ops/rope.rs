@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., arXiv 2104.09864), in the half-split convention of
-//! Hugging Face's llama: element `i` of a head turns with element `i + head_dim / 2`.
+//! Rotary position embedding (Su et al., arXiv 2104.09864), as a rule in the half-split convention
+//! of Hugging Face's llama: element `i` of a head turns with element `i + head_dim / 2`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,16 +9,27 @@ use crate::op::{OpRule, OutputType, TensorType};
 use crate::{IrError, Node, OpError, Shape};
 
 /// Rotates each head of x `[T, heads · head_dim]`; token `t` stands at position `t mod S`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
     /// Heads side by side in a row.
     pub heads: usize,
-    /// Width of a head, even.
+    /// Width of a head.
     pub head_dim: usize,
-    /// Radians per position of each pair, `head_dim / 2` values, any scaling included.
+    /// Columns at the beginning of a head that do not turn; an even number follows.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub plain_dim: usize,
+    /// Whether a pair is two neighbors (DeepSeek-V3), not an element of each half.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub interleaved: bool,
+    /// Radians per position of each pair, `(head_dim - plain_dim) / 2` values, any scaling
+    /// included.
     pub inverse_frequencies: Vec<f32>,
     /// Multiplies sine and cosine; 1 unless the scaling rule says otherwise.
     pub attention_factor: f32,
+}
+
+fn is_zero(size: &usize) -> bool {
+    *size == 0
 }
 
 impl Rope {
@@ -33,17 +44,31 @@ impl Rope {
                 width.to_string(),
             ));
         }
-        if !self.head_dim.is_multiple_of(2) || self.inverse_frequencies.len() * 2 != self.head_dim {
+        if self.inverse_frequencies.len() * 2 + self.plain_dim != self.head_dim {
             return Err(check.error(
                 "an even head_dim with head_dim/2 inverse frequencies",
-                format!("{} with {}", self.head_dim, self.inverse_frequencies.len()),
+                match self.plain_dim {
+                    0 => format!("{} with {}", self.head_dim, self.inverse_frequencies.len()),
+                    plain => format!(
+                        "{} of which {plain} do not turn with {}",
+                        self.head_dim,
+                        self.inverse_frequencies.len()
+                    ),
+                },
             ));
         }
         Ok(inputs[0].shape.clone())
     }
 
     fn text(&self) -> String {
-        format!("heads={} head_dim={}", self.heads, self.head_dim)
+        let mut text = format!("heads={} head_dim={}", self.heads, self.head_dim);
+        if self.plain_dim > 0 {
+            text.push_str(&format!(" plain_dim={}", self.plain_dim));
+        }
+        if self.interleaved {
+            text.push_str(" interleaved");
+        }
+        text
     }
 }
 

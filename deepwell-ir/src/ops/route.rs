@@ -33,7 +33,8 @@ pub struct RouteGroups {
 /// best first, ties to the lower index.
 ///
 /// The choice is by the score plus the bias; the gates are the scores without it, and have a
-/// gradient. The choice has none, nor has the bias: it is moved by counts of tokens.
+/// gradient. The choice has none, nor has the bias: it is moved by counts of tokens, see
+/// [`super::SelectionBiasUpdate`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Route {
     /// Experts to choose from, `E`.
@@ -78,8 +79,8 @@ impl Route {
             let expected = format!("groups that divide {} experts", self.experts);
             return Some((expected, count.to_string()));
         }
-        let reached = chosen * (self.experts / count);
-        if chosen == 0 || chosen > count || reached < self.top_k {
+        let are_some = (1..=count).contains(&chosen);
+        if !are_some || chosen * (self.experts / count) < self.top_k {
             let expected = format!("1 to {count} chosen groups with {} experts", self.top_k);
             return Some((expected, chosen.to_string()));
         }
@@ -139,6 +140,12 @@ impl OpRule for Route {
 
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         let (logits, experts) = (node.inputs[0], node.outputs[1]);
+        if self.selection_bias {
+            // What moves the bias stands where others have a gradient.
+            let counts = context.parameter_gradient(node.inputs[1]);
+            let op = super::CountExperts { experts: self.experts };
+            context.emit(op, "counts", &[experts], &[counts])?;
+        }
         let Some(dgates) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let op = RouteBackward { forward: self.clone() };
         let dlogits = context.emit_fresh(op, "", &[dgates, logits, experts])?[0];

@@ -9,7 +9,7 @@ use deepwell_precision::{
 
 use super::TensorPrecision;
 use super::precision::reads_master;
-use crate::{DType, Graph, IrError, Node, Op, Phase, TensorId, TensorKind};
+use crate::{DType, Graph, IrError, Node, Op, Phase, Split, TensorId, TensorKind};
 
 pub(super) fn assign(
     graph: &Graph,
@@ -151,17 +151,27 @@ fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
     let mut known = HashSet::new();
     let mut order = Vec::new();
     for node in of_phase(Phase::Forward).chain(of_phase(Phase::Backward)) {
-        for &id in &node.inputs {
+        for (index, &id) in node.inputs.iter().enumerate() {
             let tensor = graph.tensor(id);
             let TensorKind::Parameter { role, .. } = tensor.kind else { continue };
             // A bias follows the activations: it has no GEMM of its own.
-            let is_bias = role == Role::Linear && tensor.shape.rank() == 1;
+            let is_bias = role == Role::Linear && tensor.shape.rank() == 1
+                || reads_expert_bias(&node.op, index);
             if !is_bias && known.insert(id) {
                 order.push((id, role));
             }
         }
     }
     order
+}
+
+/// Whether operand `index` of an op holds the biases of a layer's experts.
+fn reads_expert_bias(op: &Op, index: usize) -> bool {
+    match op {
+        Op::Experts(_) => index >= 6,
+        Op::GroupedBias(_) | Op::GroupedBiasBackward(_) => index == 1,
+        _ => false,
+    }
 }
 
 pub(super) fn activation_dtype(report: &[TensorPrecision]) -> Result<DType, IrError> {
@@ -218,6 +228,52 @@ pub fn expert_row_alignment(graph: &Graph, policy: &PrecisionPolicy) -> Result<u
     let of_experts = order.iter().zip(&assigned).filter(|((_, role), _)| *role == Role::Expert);
     let formats = of_experts.flat_map(|(_, assignment)| assignment.operands.iter().flatten());
     Ok(formats.map(|format| usize::from(format.block.k)).fold(EXPERT_ROWS, usize::max))
+}
+
+/// Checks that tensor-parallel ranks quantize the blocks that one rank does: a slice of a
+/// parameter, and with it of what a GEMM multiplies it with, ends where a block ends. `graph` has
+/// the slices.
+///
+/// # Errors
+/// A policy that cannot be applied; a slice that ends within a block; a format with one scale for a
+/// whole tensor, of which no rank sees all.
+pub fn check_split_blocks(
+    graph: &Graph,
+    splits: &[Option<Split>],
+    policy: &PrecisionPolicy,
+) -> Result<(), IrError> {
+    let split_of: HashMap<TensorId, Split> = (graph.parameters().zip(splits))
+        .filter_map(|((id, _), split)| Some((id, (*split)?)))
+        .collect();
+    let order = parameters_in_order(graph);
+    let uses: Vec<TensorUse<'_>> =
+        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
+    for (&(id, _), assignment) in order.iter().zip(policy.assign(&uses)?) {
+        let Some(split) = split_of.get(&id) else { continue };
+        let tensor = graph.tensor(id);
+        let refuse =
+            |what: String| IrError::Split { name: tensor.name.clone(), ranks: split.parts, what };
+        let size = tensor.shape.0[split.dim].as_fixed().unwrap_or_default();
+        for format in assignment.operands.iter().flatten() {
+            if format.tensor_scale != TensorScale::None {
+                let name = format.name();
+                return Err(refuse(format!(
+                    "{name} has a scale for a whole tensor, of which each rank sees a part\n\
+                     hint: mxfp8 has none; or take data-parallel ranks"
+                )));
+            }
+            let block = usize::from(format.block.k).max(usize::from(format.block.rows));
+            if !size.is_multiple_of(block) {
+                return Err(refuse(format!(
+                    "expected slices of whole blocks of {block} for {}, got {size} of dimension \
+                     {}\nhint: take fewer ranks, or keep it in bf16 by a rule of the policy",
+                    format.name(),
+                    split.dim
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Rows of a block of MXFP8 along the contraction of a weight gradient.

@@ -1,13 +1,18 @@
-//! Passes over a differentiated graph, in this order: recompute, precision, fuse.
+//! Passes over a captured graph (tensor_parallel, pipeline) and, in this order, over a
+//! differentiated one: recompute, precision, fuse.
 
 mod assign;
 mod fuse;
+mod pipeline;
 mod precision;
 mod recompute;
+mod tensor_parallel;
 mod tensor_precision;
 
-pub use assign::expert_row_alignment;
+pub use assign::{check_split_blocks, expert_row_alignment};
 pub use fuse::{Predict, fuse};
+pub use pipeline::{PipelineCut, cut_pipeline};
 pub use precision::{apply_precision, apply_served_precision};
 pub use recompute::{Recompute, recompute};
+pub use tensor_parallel::{TensorRank, tensor_parallel};
 pub use tensor_precision::TensorPrecision;

@@ -98,11 +98,13 @@ pub fn apply_served_precision(
 }
 
 /// Whether an op reads an operand as the FP32 master, whatever the policy has for activations:
-/// routers choose in FP32.
+/// routers choose in FP32, and a sink is a score, which softmax has in FP32.
 pub(super) fn reads_master(op: &Op, index: usize) -> bool {
     match op {
         Op::RouterLogits(_) | Op::Route(_) => index >= 1,
         Op::RouterLogitsBackward(_) => index == 2,
+        Op::Attention(_) => index == 3,
+        Op::AttentionBackward(_) => index == 6,
         _ => false,
     }
 }

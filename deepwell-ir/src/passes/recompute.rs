@@ -91,7 +91,10 @@ fn crossing_layers(graph: &Graph) -> HashSet<TensorId> {
     }
     let crosses = |reader: &Node, id: &TensorId| match layer_of.get(id) {
         Some(layer) if reader.phase == Phase::Forward => *layer != reader.layer,
-        _ => matches!(reader.op, Op::LinearCrossEntropyGrad(_)),
+        _ => matches!(
+            reader.op,
+            Op::LinearCrossEntropyGrad(_) | Op::VocabParallelCrossEntropyGrad(_)
+        ),
     };
     let mut crossing = HashSet::new();
     for reader in &graph.nodes {

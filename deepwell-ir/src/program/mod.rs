@@ -22,7 +22,7 @@ pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
 pub use self::order::Order;
 pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
 pub use self::verify::{ALIGNMENT_BYTES, verify_program};
-use crate::{Link, Part, Phase, Ranks, Target, TensorId, TensorPrecision};
+use crate::{Link, Part, Phase, Ranks, Split, Target, TensorId, TensorPrecision};
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -72,6 +72,9 @@ pub struct ParameterState {
     pub second_moment: Option<ValueId>,
     /// FP32 gradient.
     pub gradient: Option<ValueId>,
+    /// Which slice of it tensor-parallel ranks have each; none where all have it whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
 }
 
 /// A bucket of parameters of whose optimizer state each rank of a group has one slice (ZeRO,
@@ -159,6 +162,12 @@ impl Program {
     pub fn for_rank(&self, ranks: Ranks) -> Program {
         let target = self.target.clone().as_rank(ranks);
         Program { rank: target.ranks.rank, target, ..self.clone() }
+    }
+
+    /// Shape of a parameter, of which this rank may have a slice.
+    pub fn whole_shape(&self, state: &ParameterState) -> Vec<usize> {
+        let own = &self.value(state.master).shape;
+        state.split.map_or_else(|| own.clone(), |split| split.whole_shape(own))
     }
 
     /// The value behind an id.

@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use crate::capture::WeightPacking;
+
 /// Where a parameter lies in a tensor of the weight files.
 ///
 /// A weight `[outputs, inputs]` takes some of the outputs of a stored weight: rows of one that is
-/// stored as it is used, columns of one that is stored as `[inputs, outputs]`.
+/// stored as it is used, columns of one that is stored as `[inputs, outputs]`. Of a stack of
+/// matrices or vectors that is stored as one tensor, each is a part in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPart {
     /// The stored tensor, without the `transformer.` that some files of GPT-2 put before it.
@@ -14,18 +17,26 @@ pub struct StoredPart {
     pub shape: Vec<usize>,
     /// First output (of a vector: element) that belongs to the parameter.
     pub start: usize,
+    /// From one output of the parameter to the next in the stored tensor: 2 where two projections
+    /// take turns.
+    pub step: usize,
     /// Whether it is stored as `[inputs, outputs]`.
     pub transposed: bool,
+    /// Whether parameter and stored tensor are both a stack along their first axis.
+    pub stacked: bool,
     /// Which matrix of the parameter it is, where that is a stack of which each is stored by
     /// itself.
     pub matrix: Option<usize>,
+    /// How the stored tensor is packed; `shape` and places are those of its values.
+    pub packing: Option<WeightPacking>,
 }
 
 impl StoredPart {
     /// A tensor that is stored as it is.
     pub fn whole(name: &str, shape: &[usize]) -> StoredPart {
         let (name, shape) = (name.to_string(), shape.to_vec());
-        StoredPart { name, shape, start: 0, transposed: false, matrix: None }
+        let (start, step, transposed, stacked) = (0, 1, false, false);
+        StoredPart { name, shape, start, step, transposed, stacked, matrix: None, packing: None }
     }
 
     /// Matrix `index` of a stack, stored by itself as it is.
@@ -75,19 +86,31 @@ impl StoredPart {
 
     /// Where the parameter's elements stand in the stored tensor, in their order.
     fn places(&self, shape: &[usize]) -> Option<impl Iterator<Item = usize> + use<>> {
+        let (stack, shape, stored) = if self.stacked {
+            let ((&stack, shape), (&stored_stack, stored)) =
+                (shape.split_first()?, self.shape.split_first()?);
+            (Some(stack).filter(|&stack| stack == stored_stack)?, shape, stored)
+        } else {
+            (1, shape, self.shape.as_slice())
+        };
         let (&outputs, inner) = shape.split_first()?;
         let inputs: usize = inner.iter().product();
-        let stored: (usize, usize) = match (self.transposed, self.shape.as_slice()) {
+        let stored: (usize, usize) = match (self.transposed, stored) {
             (true, &[inputs, outputs]) => (outputs, inputs),
             (true, _) => return None,
             (false, stored) => (*stored.first()?, stored[1..].iter().product()),
         };
-        let fits = stored.1 == inputs && self.start.checked_add(outputs)? <= stored.0;
-        // How far the next output and the next input are.
+        let reach = outputs.checked_sub(1).map_or(Some(0), |last| last.checked_mul(self.step))?;
+        let end = self.start.checked_add(reach)?.checked_add(outputs.min(1))?;
+        let fits = stored.1 == inputs && end <= stored.0;
+        // How far the next matrix, the next output and the next input are.
         let (step, turn) = if self.transposed { (1, stored.0) } else { (inputs, 1) };
-        let start = self.start;
-        let row = move |output| (0..inputs).map(move |i| (start + output) * step + i * turn);
-        fits.then(|| (0..outputs).flat_map(row))
+        let (start, every, matrix) = (self.start, self.step, stored.0 * stored.1);
+        let row = move |first: usize| (0..inputs).map(move |i| first + i * turn);
+        let rows = move |index: usize| {
+            (0..outputs).map(move |output| index * matrix + (start + output * every) * step)
+        };
+        fits.then(|| (0..stack).flat_map(rows).flat_map(row))
     }
 }
 
@@ -117,6 +140,40 @@ mod tests {
             assert_eq!(inserted.is_some(), expected.is_some(), "{part:?}");
             assert_eq!(inserted.and_then(|()| part.extract(&back, &shape)), expected, "{part:?}");
             assert_eq!(part.extract(&values[1..], &shape), None, "{part:?}");
+        }
+    }
+
+    /// As gpt-oss stores its experts: two of them, of which gate and up projection (or their
+    /// biases) take turns.
+    #[test]
+    fn parts_of_stacks_take_turns() {
+        for (stored, start, step, transposed, shape, expected) in [
+            // Two inputs, two outputs, in turns along the last axis.
+            (vec![2, 2, 2], 0, 2, true, vec![2, 1, 2], Some(vec![0.0, 2.0, 4.0, 6.0])),
+            (vec![2, 2, 2], 1, 2, true, vec![2, 1, 2], Some(vec![1.0, 3.0, 5.0, 7.0])),
+            // The same with outputs first, as packed weights are.
+            (vec![2, 2, 2], 1, 2, false, vec![2, 1, 2], Some(vec![2.0, 3.0, 6.0, 7.0])),
+            // A square projection turned: nothing in its shape tells.
+            (
+                vec![2, 2, 2],
+                0,
+                1,
+                true,
+                vec![2, 2, 2],
+                Some(vec![0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]),
+            ),
+            (vec![2, 4], 1, 2, false, vec![2, 2], Some(vec![1.0, 3.0, 5.0, 7.0])),
+            // One output too many, another number of matrices.
+            (vec![2, 4], 1, 2, false, vec![2, 3], None),
+            (vec![2, 4], 0, 2, false, vec![1, 2], None),
+        ] {
+            let whole = StoredPart::whole("w", &stored);
+            let part = StoredPart { start, step, transposed, stacked: true, ..whole };
+            let values: Vec<f32> = (0..8).map(|value| value as f32).collect();
+            assert_eq!(part.extract(&values, &shape), expected, "{part:?}");
+            let mut back = vec![-1.0; 8];
+            let inserted = part.insert(&expected.clone().unwrap_or_default(), &shape, &mut back);
+            assert_eq!(inserted.and_then(|()| part.extract(&back, &shape)), expected, "{part:?}");
         }
     }
 }

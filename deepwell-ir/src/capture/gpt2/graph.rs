@@ -62,6 +62,7 @@ fn attention_block(
         head_dim,
         scale: if config.scale_attention { 1.0 / (head_dim as f64).sqrt() } else { 1.0 },
         causal: true,
+        ..ops::AttentionHeads::default()
     };
     let o = model.op(&at("attn.attention"), ops::Attention { heads }, &[q, k, v])?;
     let (role, bias_role) = (R::AttentionOutput, R::AttentionOutputBias);

@@ -123,13 +123,8 @@ impl List {
             ("weight", sizes.to_vec(), vec![sizes[1], columns], roles[0], true),
             ("bias", vec![sizes[0]], vec![columns], roles[1], false),
         ] {
-            let part = StoredPart {
-                name: format!("h.{layer}.{stored}.{suffix}"),
-                shape: stored_shape,
-                start,
-                transposed,
-                matrix: None,
-            };
+            let whole = StoredPart::whole(&format!("h.{layer}.{stored}.{suffix}"), &stored_shape);
+            let part = StoredPart { start, transposed, ..whole };
             self.add(format!("h.{layer}.{name}.{suffix}"), shape, role, Some(layer), part);
         }
     }

@@ -99,6 +99,7 @@ impl<'a> LlamaBuilder<'a> {
             head_dim: self.config.head_dim,
             inverse_frequencies: self.inverse_frequencies.clone(),
             attention_factor: self.config.attention_factor(),
+            ..ops::Rope::default()
         };
         self.blocks.op(name, op, &[x])
     }
@@ -135,25 +136,22 @@ impl<'a> LlamaBuilder<'a> {
         };
         let q = self.rope(&at("self_attn.q_rope"), config.num_heads, q)?;
         let k = self.rope(&at("self_attn.k_rope"), config.num_kv_heads, k)?;
+        let sees_all = config.full_attention_layers.contains(&(layer as usize));
         let heads = ops::AttentionHeads {
             heads: config.num_heads,
             kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             scale: 1.0 / (config.head_dim as f64).sqrt(),
             causal: true,
+            window: self.window.filter(|_| !sees_all),
+            sinks: config.family.has_sinks(),
+            value_dim: None,
         };
-        let sees_all = config.full_attention_layers.contains(&(layer as usize));
-        let window = self.window.filter(|_| !sees_all);
         let mut inputs = vec![q, k, v];
-        let op: crate::Op = if config.family.has_sinks() {
+        if heads.sinks {
             inputs.push(self.blocks.parameter(R::Sinks, Some(layer)));
-            ops::SinkAttention { heads, window }.into()
-        } else if let Some(window) = window {
-            ops::WindowAttention { heads, window }.into()
-        } else {
-            ops::Attention { heads }.into()
-        };
-        self.blocks.op(&at("self_attn.attention"), op, &inputs)
+        }
+        self.blocks.op(&at("self_attn.attention"), ops::Attention { heads }, &inputs)
     }
 
     /// `x + down(silu(gate) · up)` of the normalized x, or its experts.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::capture::json::Keys;
 use crate::capture::{CaptureError, ModelFamily, Rope, RopeScaling};
 
-/// Widths of multi-head latent attention, see [`LatentAttention`](crate::ops::LatentAttention).
+/// Widths of multi-head latent attention, see [`LatentKeyValue`](crate::ops::LatentKeyValue).
 ///
 /// The rotated part of a head is
 /// [`LlamaConfig::head_dim`](crate::capture::LlamaConfig::head_dim) wide.

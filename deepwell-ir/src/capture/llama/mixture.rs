@@ -9,7 +9,8 @@ use crate::{Tag, TensorId};
 const LATENT_EPS: f64 = 1e-6;
 
 impl LlamaBuilder<'_> {
-    /// `attention(q, kv, k_rope)` of the normalized `y`, before the output projection.
+    /// Attention with queries, keys and values from latents of the normalized `y`, before the
+    /// output projection.
     pub(super) fn latent_attention(
         &mut self,
         layer: u32,
@@ -33,18 +34,32 @@ impl LlamaBuilder<'_> {
         let kv = self.latent_norm(&at("kv_a_layernorm"), role, layer, parts[0])?;
         let weight = self.blocks.parameter(R::KeyValueUp, Some(layer));
         let kv = self.blocks.op(&at("kv_b_proj"), ops::Linear { bias: false }, &[kv, weight])?;
-        let config = self.config;
-        let op = ops::LatentAttention {
-            heads: config.num_heads,
-            plain_dim: latent.plain_dim,
-            rope_dim: config.head_dim,
-            value_dim: latent.value_dim,
-            scale: latent.scale(config.head_dim, &config.rope),
+        let LatentConfig { plain_dim, value_dim, interleaved, .. } = *latent;
+        let (heads, rope_dim) = (self.config.num_heads, self.config.head_dim);
+        let rope = |heads, plain_dim| ops::Rope {
+            heads,
+            head_dim: plain_dim + rope_dim,
+            plain_dim,
+            interleaved,
             inverse_frequencies: self.inverse_frequencies.clone(),
-            attention_factor: config.attention_factor(),
-            interleaved: latent.interleaved,
+            attention_factor: self.config.attention_factor(),
         };
-        self.blocks.op(&at("attention"), op, &[q, kv, parts[1]])
+        let (of_queries, of_keys) = (rope(heads, plain_dim), rope(1, 0));
+        let q = self.blocks.op(&at("q_rope"), of_queries, &[q])?;
+        let k_rope = self.blocks.op(&at("k_rope"), of_keys, &[parts[1]])?;
+        let op = ops::LatentKeyValue { heads, plain_dim, rope_dim, value_dim };
+        let key_value = self.blocks.graph.op(&at("key_value"), op, &[kv, k_rope])?;
+        let heads = ops::AttentionHeads {
+            heads,
+            kv_heads: heads,
+            head_dim: plain_dim + rope_dim,
+            value_dim: Some(value_dim).filter(|&width| width != plain_dim + rope_dim),
+            scale: latent.scale(rope_dim, &self.config.rope),
+            causal: true,
+            ..ops::AttentionHeads::default()
+        };
+        let inputs = [q, key_value[0], key_value[1]];
+        self.blocks.op(&at("attention"), ops::Attention { heads }, &inputs)
     }
 
     fn latent_norm(

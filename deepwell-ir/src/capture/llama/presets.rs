@@ -1,13 +1,14 @@
 //! Configurations known by name.
 
 use crate::capture::{
-    ExpertsConfig, HiddenAct, LlamaConfig, ModelFamily, Rope, RopeScaling, StoredDType,
+    ExpertsConfig, HiddenAct, LatentConfig, LlamaConfig, ModelFamily, Rope, RopeScaling,
+    StoredDType, YarnScaling,
 };
-use crate::ops::ExpertActivation;
+use crate::ops::{ExpertActivation, RouteGroups};
 
 impl LlamaConfig {
     /// Names that [`LlamaConfig::preset`] knows.
-    pub const PRESETS: [&'static str; 17] = [
+    pub const PRESETS: [&'static str; 21] = [
         "llama-micro",
         "parity-600k",
         "parity-2m",
@@ -25,15 +26,20 @@ impl LlamaConfig {
         "moe-1b-a300m",
         "qwen3-30b-a3b",
         "mixtral-8x7b",
+        "deepseek-micro",
+        "deepseek-v3",
+        "gpt-oss-micro",
+        "gpt-oss-20b",
     ];
 
     /// A configuration by name, `None` if there is none of that name.
     ///
     /// `tinyllama-1.1b` (also `llama-1.1b`), `llama-7b`, `llama-3-8b` and `llama-3-70b` are
     /// those published as TinyLlama-1.1B-Chat-v1.0, Llama-2-7B, Meta-Llama-3-8B and
-    /// Meta-Llama-3-70B, `qwen3-0.6b` is Qwen3-0.6B, `qwen3-30b-a3b` Qwen3-30B-A3B and
-    /// `mixtral-8x7b` Mixtral-8x7B-v0.1; the others are sizes for tests and measurements, those
-    /// that begin with `moe` of Qwen 3 with experts.
+    /// Meta-Llama-3-70B, `qwen3-0.6b` is Qwen3-0.6B, `qwen3-30b-a3b` Qwen3-30B-A3B,
+    /// `mixtral-8x7b` Mixtral-8x7B-v0.1, `deepseek-v3` DeepSeek-V3 and `gpt-oss-20b` gpt-oss-20b,
+    /// the last two as if their weights were not packed; the others are sizes for tests and
+    /// measurements, those that begin with `moe` of Qwen 3 with experts.
     ///
     /// ```
     /// use deepwell_ir::capture::LlamaConfig;
@@ -99,8 +105,87 @@ impl LlamaConfig {
                 torch_dtype: Some(StoredDType::Bf16),
                 ..plain_llama(32000, 4096, 14336, 32, 32, 8)
             }),
+            "deepseek-micro" | "deepseek-v3" => Some(deepseek_v3(name == "deepseek-micro")),
+            "gpt-oss-micro" | "gpt-oss-20b" => Some(gpt_oss(name == "gpt-oss-micro")),
             _ => None,
         }
+    }
+}
+
+/// DeepSeek-V3, or a small model with all of its parts.
+fn deepseek_v3(is_micro: bool) -> LlamaConfig {
+    let (plain, sizes, dense_layers, groups) = if is_micro {
+        (plain_llama(256, 64, 160, 3, 2, 2), [8, 2, 64], 1, (4, 2))
+    } else {
+        (plain_llama(129_280, 7168, 18432, 61, 128, 128), [256, 8, 2048], 3, (8, 4))
+    };
+    let yarn = YarnScaling {
+        factor: 40.0,
+        original_max_position_embeddings: 4096,
+        attention_factor: None,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        mscale: Some(1.0),
+        mscale_all_dim: Some(1.0),
+        truncate: true,
+    };
+    let (count, chosen) = groups;
+    LlamaConfig {
+        family: ModelFamily::DeepseekV3,
+        head_dim: if is_micro { 32 } else { 64 },
+        rms_norm_eps: 1e-6,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::Yarn(yarn) },
+        latent: Some(LatentConfig {
+            q_rank: Some(if is_micro { 32 } else { 1536 }),
+            kv_rank: if is_micro { 32 } else { 512 },
+            plain_dim: if is_micro { 32 } else { 128 },
+            value_dim: if is_micro { 48 } else { 128 },
+            interleaved: true,
+        }),
+        experts: Some(ExpertsConfig {
+            shared_experts: 1,
+            dense_layers: (0..dense_layers).collect(),
+            gate_scaling: 2.5,
+            groups: Some(RouteGroups { count, chosen }),
+            ..experts(sizes)
+        }),
+        max_position_embeddings: 163_840,
+        torch_dtype: Some(StoredDType::Bf16),
+        ..plain
+    }
+}
+
+/// gpt-oss-20b, or a small model with all of its parts.
+fn gpt_oss(is_micro: bool) -> LlamaConfig {
+    let (plain, sizes) = if is_micro {
+        (plain_llama(256, 64, 96, 2, 4, 2), [8, 2, 96])
+    } else {
+        (plain_llama(201_088, 2880, 2880, 24, 64, 8), [32, 4, 2880])
+    };
+    let yarn = YarnScaling {
+        factor: 32.0,
+        original_max_position_embeddings: 4096,
+        attention_factor: None,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        mscale: None,
+        mscale_all_dim: None,
+        truncate: false,
+    };
+    LlamaConfig {
+        family: ModelFamily::GptOss,
+        head_dim: if is_micro { 32 } else { 64 },
+        attention_bias: true,
+        rope: Rope { theta: 150_000.0, scaling: RopeScaling::Yarn(yarn) },
+        sliding_window: Some(if is_micro { 16 } else { 128 }),
+        full_attention_layers: (1..plain.num_layers).step_by(2).collect(),
+        experts: Some(ExpertsConfig {
+            activation: ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 },
+            ..experts(sizes)
+        }),
+        max_position_embeddings: 131_072,
+        torch_dtype: Some(StoredDType::Bf16),
+        ..plain
     }
 }
 

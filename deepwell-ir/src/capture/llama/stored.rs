@@ -51,94 +51,92 @@ impl LlamaConfig {
     /// assert_eq!(stored[0].name, "model.embed_tokens.weight");
     /// ```
     pub fn stored_tensors(&self) -> Vec<StoredSpec> {
-        let mut all = Vec::new();
-        for spec in self.parameters() {
-            self.add_stored(&spec, &mut all);
-        }
-        all
+        let parts = |spec: ParameterSpec| self.parts_of(&spec);
+        let parts = self.parameters().into_iter().flat_map(parts);
+        // What takes turns with another is stored with that.
+        parts.filter(|part| part.start == 0).flat_map(tensors_of).collect()
     }
 
-    /// The tensors of a stack of experts that is stored one by one and not packed; none for any
-    /// other parameter.
-    pub(in crate::capture) fn parts_of_experts(&self, spec: &ParameterSpec) -> Vec<StoredPart> {
+    /// The tensors that hold a parameter: one, or one for each expert.
+    pub(in crate::capture) fn parts_of(&self, spec: &ParameterSpec) -> Vec<StoredPart> {
         use ParameterRole as R;
-        let is_stack = matches!(spec.role, R::ExpertGate | R::ExpertUp | R::ExpertDown);
-        if !is_stack || self.packing.is_some() || self.family == ModelFamily::GptOss {
-            return Vec::new();
+        if self.family == ModelFamily::GptOss && spec.role.precision_role() == Role::Expert {
+            return vec![self.part_of_fused(spec)];
+        }
+        let packed = |part: StoredPart| StoredPart {
+            packing: self.packing_of(&part.shape, spec.role),
+            ..part
+        };
+        if !matches!(spec.role, R::ExpertGate | R::ExpertUp | R::ExpertDown) {
+            return vec![packed(StoredPart::whole(&spec.name, &spec.shape))];
         }
         let part = |expert| {
-            StoredPart::of_stack(&name_of_expert(&spec.name, expert), &spec.shape[1..], expert)
+            let name = name_of_expert(&spec.name, expert);
+            packed(StoredPart::of_stack(&name, &spec.shape[1..], expert))
         };
         (0..spec.shape[0]).map(part).collect()
     }
 
-    fn add_stored(&self, spec: &ParameterSpec, all: &mut Vec<StoredSpec>) {
+    /// Experts of gpt-oss: gate and up projections take turns in one tensor, and inputs come first
+    /// unless it is packed.
+    fn part_of_fused(&self, spec: &ParameterSpec) -> StoredPart {
         use ParameterRole as R;
-        let stacked = matches!(spec.role, R::ExpertGate | R::ExpertUp | R::ExpertDown);
-        if self.family == ModelFamily::GptOss && spec.role.precision_role() == Role::Expert {
-            return self.add_fused(spec, all);
-        }
-        if !stacked {
-            return self.add_matrix(&spec.name, &spec.shape, spec.role, all);
-        }
-        let (experts, matrix) = (spec.shape[0], &spec.shape[1..]);
-        for expert in 0..experts {
-            self.add_matrix(&name_of_expert(&spec.name, expert), matrix, spec.role, all);
-        }
-    }
-
-    /// A tensor as it is, or its data and factors.
-    fn add_matrix(
-        &self,
-        name: &str,
-        shape: &[usize],
-        role: ParameterRole,
-        all: &mut Vec<StoredSpec>,
-    ) {
-        let is_linear = matches!(role.precision_role(), Role::Linear | Role::Expert);
-        let (element, factors) = match (self.packing, shape) {
-            (Some(WeightPacking::Fp8Blocks { rows, columns }), &[height, width]) if is_linear => (
-                StoredElement::Exactly(StoredDType::E4m3),
-                Some(vec![height.div_ceil(rows), width.div_ceil(columns)]),
-            ),
-            _ => (StoredElement::Float, None),
-        };
-        all.push(StoredSpec { name: name.to_string(), shape: shape.to_vec(), element });
-        if let Some(shape) = factors {
-            let element = StoredElement::Exactly(StoredDType::F32);
-            all.push(StoredSpec { name: format!("{name}_scale_inv"), shape, element });
-        }
-    }
-
-    /// The tensors of gpt-oss: gate and up projections with their columns in turns, inputs first
-    /// unless packed.
-    fn add_fused(&self, spec: &ParameterSpec, all: &mut Vec<StoredSpec>) {
-        use ParameterRole as R;
-        let (stem, rows_factor) = match spec.role {
-            R::ExpertGate | R::ExpertGateBias => ("gate_up_proj", 2),
-            R::ExpertDown | R::ExpertDownBias => ("down_proj", 1),
-            // In one tensor with the gates.
-            _ => return,
+        let (stem, start, step) = match spec.role {
+            R::ExpertGate | R::ExpertGateBias => ("gate_up_proj", 0, 2),
+            R::ExpertUp | R::ExpertUpBias => ("gate_up_proj", 1, 2),
+            _ => ("down_proj", 0, 1),
         };
         let block = spec.name.split(".experts.").next().unwrap_or_default();
         let name = format!("{block}.experts.{stem}");
-        let (experts, rows) = (spec.shape[0], rows_factor * spec.shape[1]);
-        let float = StoredElement::Float;
-        let &[_, _, columns] = spec.shape.as_slice() else {
-            let shape = vec![experts, rows];
-            return all.push(StoredSpec { name: format!("{name}_bias"), shape, element: float });
+        let (experts, outputs) = (spec.shape[0], step * spec.shape[1]);
+        let packing = self.packing.filter(|packing| *packing == WeightPacking::Mxfp4);
+        let (name, shape, packing) = match (spec.shape.get(2), packing) {
+            (None, _) => (format!("{name}_bias"), vec![experts, outputs], None),
+            (Some(&inputs), None) => (name, vec![experts, inputs, outputs], None),
+            (Some(&inputs), packing) => (name, vec![experts, outputs, inputs], packing),
         };
-        if self.packing != Some(WeightPacking::Mxfp4) {
-            let shape = vec![experts, columns, rows];
-            return all.push(StoredSpec { name, shape, element: float });
+        let transposed = shape.len() == 3 && packing.is_none();
+        let whole = StoredPart::whole(&name, &shape);
+        if !transposed && step == 1 {
+            return StoredPart { packing, ..whole };
         }
-        let blocks = columns / MXFP4_BLOCK;
-        for (suffix, shape) in [
-            ("blocks", vec![experts, rows, blocks, MXFP4_BLOCK / 2]),
-            ("scales", vec![experts, rows, blocks]),
-        ] {
-            let element = StoredElement::Exactly(StoredDType::U8);
-            all.push(StoredSpec { name: format!("{name}_{suffix}"), shape, element });
+        StoredPart { start, step, transposed, stacked: true, packing, ..whole }
+    }
+
+    /// The packing of a tensor that is stored by itself.
+    fn packing_of(&self, shape: &[usize], role: ParameterRole) -> Option<WeightPacking> {
+        let is_linear = matches!(role.precision_role(), Role::Linear | Role::Expert);
+        self.packing.filter(|packing| {
+            matches!(packing, WeightPacking::Fp8Blocks { .. }) && is_linear && shape.len() == 2
+        })
+    }
+}
+
+/// A tensor as it is, or its data and factors.
+fn tensors_of(part: StoredPart) -> Vec<StoredSpec> {
+    let StoredPart { name, shape, packing, .. } = part;
+    let spec = |name: String, shape: Vec<usize>, element| StoredSpec { name, shape, element };
+    match (packing, shape.as_slice()) {
+        (Some(WeightPacking::Mxfp4), [stack @ .., rows, columns]) => {
+            let blocks = [stack, &[*rows, columns / MXFP4_BLOCK]].concat();
+            let data = [&blocks[..], &[MXFP4_BLOCK / 2]].concat();
+            let bytes = StoredElement::Exactly(StoredDType::U8);
+            vec![
+                spec(format!("{name}_blocks"), data, bytes),
+                spec(format!("{name}_scales"), blocks, bytes),
+            ]
         }
+        (Some(WeightPacking::Fp8Blocks { rows, columns }), &[height, width]) => {
+            let factors = vec![height.div_ceil(rows), width.div_ceil(columns)];
+            vec![
+                spec(name.clone(), shape, StoredElement::Exactly(StoredDType::E4m3)),
+                spec(
+                    format!("{name}_scale_inv"),
+                    factors,
+                    StoredElement::Exactly(StoredDType::F32),
+                ),
+            ]
+        }
+        _ => vec![spec(name, shape, StoredElement::Float)],
     }
 }

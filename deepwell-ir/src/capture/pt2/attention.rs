@@ -165,11 +165,12 @@ fn attention(
             head_dim,
             scale,
             causal: mask != Mask::All,
+            window,
+            ..AttentionHeads::default()
         },
         q: q.columns,
         k: k.columns,
         v: v.columns,
-        window,
     };
     let sizes = exprs.sizes;
     let id = exprs.add(kind, vec![sizes.batch, sizes.seq, heads * head_dim], Some(call.index));

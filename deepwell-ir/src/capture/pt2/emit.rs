@@ -163,19 +163,14 @@ impl Lowering<'_> {
                     head_dim: x.width / heads.max(1),
                     inverse_frequencies: frequencies,
                     attention_factor: factor,
+                    ..ops::Rope::default()
                 };
                 let inputs = vec![self.source(&x)];
                 self.node("rope", &path, op, inputs)
             }
-            Kind::Attention { q, k, v, heads, window } => {
+            Kind::Attention { q, k, v, heads } => {
                 let inputs = vec![self.source(&q), self.source(&k), self.source(&v)];
-                match window {
-                    Some(window) => {
-                        let op = ops::WindowAttention { heads, window };
-                        self.node("attention", &path, op, inputs)
-                    }
-                    None => self.node("attention", &path, ops::Attention { heads }, inputs),
-                }
+                self.node("attention", &path, ops::Attention { heads }, inputs)
             }
             Kind::SwiGlu { gate, up } => {
                 let inputs = vec![self.source(&gate), self.source(&up)];

@@ -198,7 +198,7 @@ impl Pt2Model {
     pub fn part(&self, parameter: &str) -> Option<StoredPart> {
         let Part { name, start, transposed } = self.parts.get(parameter)?.clone();
         let shape = self.archive.meta(&name)?.shape.clone();
-        Some(StoredPart { name, shape, start, transposed, matrix: None })
+        Some(StoredPart { start, transposed, ..StoredPart::whole(&name, &shape) })
     }
 
     /// The stored weights and buffers, in the order of names, whether the graph reads them or not.

@@ -40,7 +40,7 @@ pub(super) fn tags(pieces: &[Piece<'_>]) -> Vec<Tag> {
         }
     }
     let blocks: Vec<usize> = blocks.into_labeling();
-    let is_attention = |op: &Op| matches!(op, Op::Attention(_) | Op::WindowAttention(_));
+    let is_attention = |op: &Op| matches!(op, Op::Attention(_));
     let attending: HashSet<usize> =
         pieces.iter().zip(&blocks).filter(|(p, _)| is_attention(p.op)).map(|(_, &of)| of).collect();
     let last = pieces.len().saturating_sub(1);

@@ -83,7 +83,6 @@ pub(super) enum Kind {
         k: Columns,
         v: Columns,
         heads: AttentionHeads,
-        window: Option<usize>,
     },
     SwiGlu {
         gate: Columns,

@@ -1,5 +1,7 @@
 //! The optimizer updates every parameter once, in buckets that lie as they say, or in slices of
-//! buckets that ranks share.
+//! buckets that ranks share. Selection biases are moved by counts.
+
+use std::collections::HashSet;
 
 use super::ALIGNMENT_BYTES;
 use crate::ops::AdamW;
@@ -19,9 +21,10 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     if buckets.is_empty() {
         return Ok(());
     }
+    let moved = moved_by_counts(program)?;
     buckets.sort_by_key(|(_, bucket)| bucket.parameters.start);
     if !program.shards.is_empty() {
-        return shards(program, &buckets);
+        return shards(program, &buckets, &moved);
     }
     let mut next = 0;
     for (call, bucket) in buckets {
@@ -33,18 +36,48 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
             let count = program.parameters.len();
             return Err(format!("call `{name}` updates parameters {range:?}, there are {count}"));
         };
-        all_frozen(&program.parameters[next..range.start])?;
+        all_frozen(&program.parameters[next..range.start], &moved)?;
         operands(call, states)?;
         types(program, call)?;
         columns(program, call, states)?;
         next = range.end;
     }
-    all_frozen(&program.parameters[next..])
+    all_frozen(&program.parameters[next..], &moved)
+}
+
+/// The selection biases that calls move, each once and by the counts that stand in the place of its
+/// gradient.
+fn moved_by_counts(program: &Program) -> Result<HashSet<ValueId>, String> {
+    let mut moved = HashSet::new();
+    for call in &program.calls {
+        let Op::SelectionBiasUpdate(_) = &call.op else { continue };
+        types(program, call)?;
+        let (name, [_, counts, bias]) = (&call.name, call.operands.as_slice()) else {
+            return Err(format!("call `{}` has no bias", call.name));
+        };
+        let is_state = |state: &&ParameterState| {
+            state.master == bias.value && state.gradient == Some(counts.value)
+        };
+        let state = program.parameters.iter().find(is_state);
+        let has_moments =
+            |state: &ParameterState| state.first_moment.is_some() || state.second_moment.is_some();
+        if state.is_none_or(has_moments) || bias.access != Access::Update {
+            return Err(format!("call `{name}`: expected counts and bias of one parameter"));
+        }
+        if !moved.insert(bias.value) {
+            return Err(format!("call `{name}` moves a bias that another call moves"));
+        }
+    }
+    Ok(moved)
 }
 
 /// Each call updates the slice of the shard that it names, each shard is updated once, and each
 /// parameter with a gradient is in one, behind those before it.
-fn shards(program: &Program, buckets: &[(&Call, &AdamW)]) -> Result<(), String> {
+fn shards(
+    program: &Program,
+    buckets: &[(&Call, &AdamW)],
+    moved: &HashSet<ValueId>,
+) -> Result<(), String> {
     let (expected, got) = (program.shards.len(), buckets.len());
     if expected != got {
         return Err(format!("{got} calls update {expected} shards, expected one for each"));
@@ -67,7 +100,8 @@ fn shards(program: &Program, buckets: &[(&Call, &AdamW)]) -> Result<(), String> 
             .map_err(|what| format!("shard {index}: {what}"))?;
     }
     let rest = program.parameters.iter().zip(is_sharded).filter(|(_, sharded)| !sharded);
-    rest.map(|(state, _)| state).try_for_each(|state| all_frozen(std::slice::from_ref(state)))
+    rest.map(|(state, _)| state)
+        .try_for_each(|state| all_frozen(std::slice::from_ref(state), moved))
 }
 
 /// The parameters of a shard lie one behind the other, within the slices of its group.
@@ -96,8 +130,11 @@ fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Re
     Ok(())
 }
 
-fn all_frozen(states: &[ParameterState]) -> Result<(), String> {
-    match states.iter().find(|state| state.gradient.is_some()) {
+/// Wants what no bucket holds to have no gradient, unless it is moved by counts.
+fn all_frozen(states: &[ParameterState], moved: &HashSet<ValueId>) -> Result<(), String> {
+    let trained =
+        |state: &&ParameterState| state.gradient.is_some() && !moved.contains(&state.master);
+    match states.iter().find(trained) {
         Some(state) => Err(format!("parameter `{}` has a gradient and no update", state.name)),
         None => Ok(()),
     }

@@ -1,35 +1,75 @@
 //! Ranks that split the batches of a step agree on its gradients: each is summed over all of them
-//! once, and only then used.
+//! once, and only then used. Sums over other groups, as of a table that two stages of a pipeline
+//! have, may come before.
 
 use std::collections::HashMap;
 
 use crate::ops::{CollectiveKind, Reduction};
-use crate::{Mode, Op, Phase, ProcessGroup, Program, ValueId};
+use crate::{Call, GroupId, Mode, Op, ParameterState, Phase, ProcessGroup, Program, ValueId};
 
 /// In the body of the optimizer, a sum over the ranks of the data group comes before all else that
-/// uses a gradient, or the loss, and comes once.
+/// uses a gradient, or the loss, and comes once. So does one over the tensor group for parameters
+/// that are whole on each of its ranks, and none for those that are split.
 pub(super) fn check(program: &Program) -> Result<(), String> {
-    let Some((group, members)) = program.target.ranks.named(ProcessGroup::DATA) else {
-        return Ok(());
-    };
-    if program.mode != Mode::Train || members.ranks.len() < 2 {
+    if program.mode != Mode::Train {
         return Ok(());
     }
-    let gradients = program.parameters.iter().filter_map(|state| state.gradient);
-    let mut sums: HashMap<ValueId, usize> =
-        gradients.chain(program.host.loss).map(|value| (value, 0)).collect();
-    for call in program.calls.iter().filter(|call| call.phase == Phase::Optimizer) {
-        let is_sum = match &call.op {
-            Op::Collective(op) => {
-                op.group == group
-                    && matches!(
-                        op.kind,
-                        CollectiveKind::AllReduce { reduction: Reduction::Sum }
-                            | CollectiveKind::ReduceScatter { reduction: Reduction::Sum }
-                    )
-            }
-            _ => false,
+    let gradients = || program.parameters.iter().filter_map(|state| state.gradient);
+    if let Some((group, members)) = program.target.ranks.named(ProcessGroup::DATA) {
+        check_group(program, group, members, gradients().chain(own_loss(program)).collect())?;
+    }
+    let Some((group, members)) = program.target.ranks.named(ProcessGroup::TENSOR) else {
+        return Ok(());
+    };
+    let is_split = |state: &&ParameterState| state.split.is_some();
+    let (split, whole): (Vec<&ParameterState>, Vec<&ParameterState>) =
+        program.parameters.iter().partition(is_split);
+    for call in program.calls.iter().filter(|call| sums_over(call, |of| of == group)) {
+        let sums = |state: &&&ParameterState| {
+            call.inputs().iter().any(|operand| Some(operand.value) == state.gradient)
         };
+        if let Some(state) = split.iter().find(sums) {
+            let (call, name) = (&call.name, &state.name);
+            return Err(format!(
+                "call `{call}` sums the gradient of `{name}`, of which each rank of group `{}` has \
+                 a slice",
+                members.name
+            ));
+        }
+    }
+    let whole = whole.into_iter().filter_map(|state| state.gradient);
+    check_group(program, group, members, whole.collect())
+}
+
+/// Whether a call of the optimizer sums over the ranks of a group.
+fn sums_over(call: &Call, is_group: impl Fn(GroupId) -> bool) -> bool {
+    match &call.op {
+        Op::Collective(op) if call.phase == Phase::Optimizer && is_group(op.group) => matches!(
+            op.kind,
+            CollectiveKind::AllReduce { reduction: Reduction::Sum }
+                | CollectiveKind::ReduceScatter { reduction: Reduction::Sum }
+        ),
+        _ => false,
+    }
+}
+
+fn check_group(
+    program: &Program,
+    group: GroupId,
+    members: &ProcessGroup,
+    values: Vec<ValueId>,
+) -> Result<(), String> {
+    if members.ranks.len() < 2 {
+        return Ok(());
+    }
+    let mut sums: HashMap<ValueId, usize> = values.into_iter().map(|value| (value, 0)).collect();
+    for call in program.calls.iter().filter(|call| call.phase == Phase::Optimizer) {
+        let is_sum = sums_over(call, |of| of == group);
+        let is_in_place = call.outputs().is_empty();
+        if !is_sum && is_in_place && sums_over(call, |of| of != group) {
+            // Sums in place over several groups are in any order.
+            continue;
+        }
         for operand in call.inputs() {
             let Some(count) = sums.get_mut(&operand.value) else { continue };
             let value = &program.value(operand.value).name;
@@ -59,4 +99,17 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
         }
         None => Ok(()),
     }
+}
+
+/// The loss that this rank has of its own: where stages of a pipeline sum theirs up, what the sum
+/// is made from; none of a stage that adds nothing.
+fn own_loss(program: &Program) -> Option<ValueId> {
+    let loss = program.host.loss?;
+    let mut calls = program.calls.iter().filter(|call| call.phase == Phase::Optimizer);
+    let makes = |value: ValueId| {
+        move |call: &&Call| call.outputs().iter().any(|output| output.value == value)
+    };
+    let Some(sum) = calls.clone().find(makes(loss)) else { return Some(loss) };
+    let own = sum.inputs().first()?.value;
+    calls.find(makes(own)).is_none().then_some(own)
 }

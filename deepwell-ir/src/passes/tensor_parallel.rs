@@ -1,0 +1,352 @@
+//! Splits a captured graph over the ranks of a tensor-parallel group, with sequence parallelism
+//! (Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198).
+//!
+//! Between the GEMMs a rank has some rows of an activation, its part of the tokens of a
+//! micro-batch; within attention and feed-forward it has some columns, its heads or its part of the
+//! hidden units, of all tokens. A linear layer leads from rows to columns (its input is gathered,
+//! its weight is cut along N) or from columns back to rows (its weight is cut along K, the results
+//! are summed up and scattered). So what a layer is follows from what it reads, and nothing
+//! depends on names.
+//!
+//! The pass comes before differentiation, from which the exchanges of the backward follow: the
+//! gradient of a gather is a reduce-scatter, and the other way round. A parameter that is cut has
+//! its whole gradient on its rank. Every other parameter is read by part of the tokens or heads,
+//! and what ranks have of its gradient is summed up by whoever lowers the graph.
+
+use std::collections::HashMap;
+
+use crate::ops::{
+    AddBias, AddPositionsOfPart, Attention, AttentionHeads, Collective, CollectiveKind, Linear,
+    Reduction, Rope, VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelSums,
+    VocabSlice,
+};
+use crate::{Dim, Graph, GroupId, IrError, Node, Op, Split, Stage, TensorId, TensorKind};
+
+/// A rank of a tensor-parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorRank {
+    /// Among which of its groups it exchanges.
+    pub group: GroupId,
+    /// Its place in the group.
+    pub place: usize,
+    /// How many ranks the group has.
+    pub ranks: usize,
+}
+
+/// What a rank computes of `graph`, and which slice it has of each parameter, in the order of
+/// [`Graph::parameters`]; none of one that is whole.
+///
+/// # Errors
+/// [`IrError::Split`] for a size that the ranks do not divide, and for an op that is not split.
+pub fn tensor_parallel(
+    graph: &Graph,
+    rank: TensorRank,
+) -> Result<(Graph, Vec<Option<Split>>), IrError> {
+    if graph.stage != Stage::Captured {
+        let (wants, got) = (Stage::Captured, graph.stage);
+        return Err(IrError::Stage { pass: "tensor_parallel", wants, got });
+    }
+    let mut splitter = Splitter::new(graph, rank);
+    for node in &graph.nodes {
+        splitter.node(node)?;
+    }
+    let splits = graph.parameters().map(|(id, _)| splitter.splits.get(&id).copied().flatten());
+    let splits = splits.collect();
+    let result = splitter.result;
+    crate::verify(&result)?;
+    Ok((result, splits))
+}
+
+/// What a rank has of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// All of it.
+    Whole,
+    /// Its part of the tokens.
+    Rows,
+    /// Its part of the columns, of all tokens.
+    Columns,
+}
+
+impl Layout {
+    fn name(self) -> &'static str {
+        match self {
+            Layout::Whole => "whole on each rank",
+            Layout::Rows => "split by tokens",
+            Layout::Columns => "split by columns",
+        }
+    }
+}
+
+struct Splitter<'a> {
+    source: &'a Graph,
+    rank: TensorRank,
+    result: Graph,
+    /// What stands for a tensor of the source.
+    made: HashMap<TensorId, (TensorId, Layout)>,
+    /// Gathered tensors by their parts.
+    gathered: HashMap<TensorId, TensorId>,
+    /// How parameters of the source that were used are cut.
+    splits: HashMap<TensorId, Option<Split>>,
+}
+
+impl<'a> Splitter<'a> {
+    fn new(source: &'a Graph, rank: TensorRank) -> Splitter<'a> {
+        let (tensors, nodes) = (Vec::new(), Vec::new());
+        let mut result = Graph { tensors, nodes, loss: None, ..source.clone() };
+        let mut made = HashMap::new();
+        for (id, tensor) in source.tensors_with_ids() {
+            let is_given = matches!(
+                tensor.kind,
+                TensorKind::Input { .. } | TensorKind::Parameter { .. } | TensorKind::Loss
+            );
+            if is_given {
+                made.insert(id, (result.add_tensor(tensor.clone()), Layout::Whole));
+            }
+        }
+        result.loss = source.loss.and_then(|id| made.get(&id)).map(|(id, _)| *id);
+        Splitter { source, rank, result, made, gathered: HashMap::new(), splits: HashMap::new() }
+    }
+
+    fn refuse(&self, name: &str, what: impl Into<String>) -> IrError {
+        IrError::Split { name: name.to_string(), ranks: self.rank.ranks, what: what.into() }
+    }
+
+    /// One of the ranks' equal parts of a size.
+    fn part(&self, name: &str, size: usize, of_what: &str) -> Result<usize, IrError> {
+        let ranks = self.rank.ranks;
+        if ranks > 0 && size.is_multiple_of(ranks) {
+            return Ok(size / ranks);
+        }
+        Err(self.refuse(name, format!("expected {of_what} that they divide, got {size}")))
+    }
+
+    fn layout(&self, id: TensorId) -> Layout {
+        self.made[&id].1
+    }
+
+    /// Input `index` of a node, which must be there as `layout`.
+    fn input(&self, node: &Node, index: usize, layout: Layout) -> Result<TensorId, IrError> {
+        let (id, got) = self.made[&node.inputs[index]];
+        if got == layout {
+            return Ok(id);
+        }
+        let name = &self.source.tensor(node.inputs[index]).name;
+        let what = format!(
+            "op `{}` wants `{name}` {}, it is {}",
+            node.op.name(),
+            layout.name(),
+            got.name()
+        );
+        Err(self.refuse(&node.name, what))
+    }
+
+    /// Input `index` of a node, a parameter, cut along a dimension or whole.
+    fn parameter(
+        &mut self,
+        node: &Node,
+        index: usize,
+        dim: Option<usize>,
+    ) -> Result<TensorId, IrError> {
+        let of_source = node.inputs[index];
+        let tensor = self.source.tensor(of_source);
+        if !matches!(tensor.kind, TensorKind::Parameter { .. }) {
+            let what = format!("expected `{}` to be a parameter", tensor.name);
+            return Err(self.refuse(&node.name, what));
+        }
+        let TensorRank { place, ranks, .. } = self.rank;
+        let split = dim.map(|dim| Split { dim, place, parts: ranks });
+        let id = self.made[&of_source].0;
+        match self.splits.insert(of_source, split) {
+            None => {}
+            Some(earlier) if earlier == split => return Ok(id),
+            Some(_) => {
+                let what = "another layer needs it cut in another way";
+                return Err(self.refuse(&tensor.name, what));
+            }
+        }
+        if let Some(dim) = dim {
+            let size = tensor.shape.0[dim].as_fixed().unwrap_or_default();
+            let name = tensor.name.clone();
+            let part = self.part(&name, size, &format!("a size of dimension {dim}"))?;
+            self.result.tensors[id.index()].shape.0[dim] = Dim::fixed(part);
+        }
+        Ok(id)
+    }
+
+    /// Adds a node beside `place`; its first output.
+    fn push(
+        &mut self,
+        place: &Node,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+    ) -> Result<TensorId, IrError> {
+        let node = self.result.node_beside(place, name, op, inputs, None)?;
+        let output = node.outputs[0];
+        self.result.nodes.push(node);
+        Ok(output)
+    }
+
+    /// Adds what a node becomes; all its outputs are laid out alike.
+    fn replace(
+        &mut self,
+        node: &Node,
+        op: impl Into<Op>,
+        inputs: &[TensorId],
+        layout: Layout,
+    ) -> Result<(), IrError> {
+        let new = self.result.node_beside(node, &node.name, op, inputs, None)?;
+        let outputs = node.outputs.iter().copied().zip(new.outputs.iter().copied());
+        self.made.extend(outputs.map(|(of_source, made)| (of_source, (made, layout))));
+        self.result.nodes.push(new);
+        Ok(())
+    }
+
+    fn exchange(&self, kind: CollectiveKind) -> Collective {
+        Collective::new(kind, self.rank.group, self.rank.ranks as u32)
+    }
+
+    /// The rows of all ranks, gathered once however many read them.
+    fn gather(&mut self, place: &Node, rows: TensorId) -> Result<TensorId, IrError> {
+        if let Some(&whole) = self.gathered.get(&rows) {
+            return Ok(whole);
+        }
+        let name = format!("{}.all_gather", self.result.tensor(rows).name);
+        let op = self.exchange(CollectiveKind::AllGather);
+        let whole = self.push(place, &name, op, &[rows])?;
+        self.gathered.insert(rows, whole);
+        Ok(whole)
+    }
+
+    /// This rank's rows of the sum over all ranks.
+    fn scatter(&mut self, node: &Node, partial: TensorId) -> Result<TensorId, IrError> {
+        let op = self.exchange(CollectiveKind::ReduceScatter { reduction: Reduction::Sum });
+        self.push(node, &format!("{}.reduce_scatter", node.name), op, &[partial])
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), IrError> {
+        match &node.op {
+            Op::Embedding(_) => self.embedding(node),
+            Op::AddPositions(_) => {
+                let x = self.input(node, 0, Layout::Rows)?;
+                let table = self.parameter(node, 1, None)?;
+                let TensorRank { place, ranks, .. } = self.rank;
+                let op = AddPositionsOfPart { place, ranks };
+                self.replace(node, op, &[x, table], Layout::Rows)
+            }
+            Op::Linear(linear) => self.linear(node, linear),
+            Op::RmsNorm(_) | Op::LayerNorm(_) => self.norm(node, Layout::Rows),
+            Op::HeadRmsNorm(_) => self.norm(node, Layout::Columns),
+            Op::Rope(rope) => {
+                let x = self.input(node, 0, Layout::Columns)?;
+                let op =
+                    Rope { heads: self.part(&node.name, rope.heads, "heads")?, ..rope.clone() };
+                self.replace(node, op, &[x], Layout::Columns)
+            }
+            Op::Attention(op) => self.attention(node, op),
+            Op::Gelu(_) | Op::SwiGlu(_) | Op::Add(_) => self.elementwise(node),
+            Op::LinearCrossEntropy(_) => self.head(node),
+            op => {
+                let what = format!(
+                    "op `{}` cannot be split yet\n\
+                     hint: dense models are split; take data-parallel ranks for others",
+                    op.name()
+                );
+                Err(self.refuse(&node.name, what))
+            }
+        }
+    }
+
+    fn vocab_slice(&self, node: &Node) -> Result<VocabSlice, IrError> {
+        let table = self.source.tensor(node.inputs[1]);
+        let vocab = table.shape.0.first().and_then(|dim| dim.as_fixed()).unwrap_or_default();
+        let rows = self.part(&table.name, vocab, "a vocabulary")?;
+        Ok(VocabSlice { first: self.rank.place * rows, rows, vocab })
+    }
+
+    fn embedding(&mut self, node: &Node) -> Result<(), IrError> {
+        let slice = self.vocab_slice(node)?;
+        let tokens = self.input(node, 0, Layout::Whole)?;
+        let table = self.parameter(node, 1, Some(0))?;
+        let op = VocabParallelEmbedding { slice };
+        let partial = self.push(node, &node.name, op, &[tokens, table])?;
+        let rows = self.scatter(node, partial)?;
+        self.made.insert(node.outputs[0], (rows, Layout::Rows));
+        Ok(())
+    }
+
+    fn linear(&mut self, node: &Node, linear: &Linear) -> Result<(), IrError> {
+        let x = self.made[&node.inputs[0]].0;
+        if self.layout(node.inputs[0]) != Layout::Columns {
+            let rows = self.input(node, 0, Layout::Rows)?;
+            let mut inputs = vec![self.gather(node, rows)?, self.parameter(node, 1, Some(0))?];
+            if linear.bias {
+                inputs.push(self.parameter(node, 2, Some(0))?);
+            }
+            return self.replace(node, linear.clone(), &inputs, Layout::Columns);
+        }
+        let w = self.parameter(node, 1, Some(1))?;
+        let partial = self.push(node, &node.name, Linear { bias: false }, &[x, w])?;
+        let mut rows = self.scatter(node, partial)?;
+        if linear.bias {
+            let bias = self.parameter(node, 2, None)?;
+            rows =
+                self.push(node, &format!("{}.with_bias", node.name), AddBias {}, &[rows, bias])?;
+        }
+        self.made.insert(node.outputs[0], (rows, Layout::Rows));
+        Ok(())
+    }
+
+    /// A norm over what a rank has, with parameters that all have.
+    fn norm(&mut self, node: &Node, layout: Layout) -> Result<(), IrError> {
+        let mut inputs = vec![self.input(node, 0, layout)?];
+        for index in 1..node.inputs.len() {
+            inputs.push(self.parameter(node, index, None)?);
+        }
+        self.replace(node, node.op.clone(), &inputs, layout)
+    }
+
+    fn attention(&mut self, node: &Node, op: &Attention) -> Result<(), IrError> {
+        let heads = AttentionHeads {
+            heads: self.part(&node.name, op.heads.heads, "query heads")?,
+            kv_heads: self.part(&node.name, op.heads.kv_heads, "key and value heads")?,
+            ..op.heads.clone()
+        };
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for index in 0..node.inputs.len() {
+            // Sinks, one for each head, stand behind queries, keys and values.
+            inputs.push(match index {
+                0..3 => self.input(node, index, Layout::Columns)?,
+                _ => self.parameter(node, index, Some(0))?,
+            });
+        }
+        self.replace(node, Attention { heads }, &inputs, Layout::Columns)
+    }
+
+    /// An op element by element on tensors that are laid out alike.
+    fn elementwise(&mut self, node: &Node) -> Result<(), IrError> {
+        let layout = self.layout(node.inputs[0]);
+        let inputs = (0..node.inputs.len()).map(|index| self.input(node, index, layout));
+        let inputs = inputs.collect::<Result<Vec<TensorId>, IrError>>()?;
+        self.replace(node, node.op.clone(), &inputs, layout)
+    }
+
+    fn head(&mut self, node: &Node) -> Result<(), IrError> {
+        let slice = self.vocab_slice(node)?;
+        let rows = self.input(node, 0, Layout::Rows)?;
+        let x = self.gather(node, rows)?;
+        let w = self.parameter(node, 1, Some(0))?;
+        let [targets, scale] = [2, 3].map(|index| self.made[&node.inputs[index]].0);
+        let name = |part: &str| format!("{}.{part}", node.name);
+        let op = VocabParallelSums { slice };
+        let sums = self.push(node, &name("sums"), op, &[x, w, targets])?;
+        let op = self.exchange(CollectiveKind::AllGather);
+        let sums = self.push(node, &name("sums.all_gather"), op, &[sums])?;
+        let op = VocabParallelCrossEntropy { slice, ranks: self.rank.ranks };
+        let (inputs, loss) = ([x, w, targets, scale, sums], self.result.loss);
+        let new = self.result.node_beside(node, &node.name, op, &inputs, loss)?;
+        self.result.nodes.push(new);
+        Ok(())
+    }
+}

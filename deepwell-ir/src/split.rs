@@ -1,0 +1,86 @@
+//! Parameters of which each rank of a group has one slice.
+
+use serde::{Deserialize, Serialize};
+
+/// Which slice of a parameter a rank has: one of equal ones along a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Split {
+    /// The dimension that is cut.
+    pub dim: usize,
+    /// Which slice, counted from 0.
+    pub place: usize,
+    /// How many there are.
+    pub parts: usize,
+}
+
+impl Split {
+    /// Shape of all slices together.
+    pub fn whole_shape(&self, slice: &[usize]) -> Vec<usize> {
+        let mut shape = slice.to_vec();
+        if let Some(size) = shape.get_mut(self.dim) {
+            *size *= self.parts;
+        }
+        shape
+    }
+
+    /// This rank's slice, of shape `slice`, of row-major numbers that are whole.
+    ///
+    /// ```
+    /// use deepwell_ir::Split;
+    ///
+    /// let columns = Split { dim: 1, place: 1, parts: 2 };
+    /// assert_eq!(columns.extract(&[0, 1, 2, 3, 4, 5, 6, 7], &[2, 2]), [2, 3, 6, 7]);
+    /// ```
+    pub fn extract<T: Copy>(&self, whole: &[T], slice: &[usize]) -> Vec<T> {
+        let (own, stride) = self.runs(slice);
+        whole
+            .chunks_exact(stride)
+            .flat_map(|run| &run[self.place * own..][..own])
+            .copied()
+            .collect()
+    }
+
+    /// Puts this rank's slice where it belongs among numbers that are whole.
+    pub fn insert<T: Copy>(&self, values: &[T], slice: &[usize], whole: &mut [T]) {
+        let (own, stride) = self.runs(slice);
+        for (run, values) in whole.chunks_exact_mut(stride).zip(values.chunks_exact(own)) {
+            run[self.place * own..][..own].copy_from_slice(values);
+        }
+    }
+
+    /// Elements that lie together in the slice, and in the whole between the begins of two such.
+    fn runs(&self, slice: &[usize]) -> (usize, usize) {
+        let own: usize = slice[self.dim.min(slice.len())..].iter().product();
+        (own.max(1), own.max(1) * self.parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_make_the_whole_again() {
+        for (dim, parts, slice) in [
+            (0, 1, vec![3]),
+            (0, 2, vec![3]),
+            (0, 3, vec![2, 5]),
+            (1, 4, vec![3, 2]),
+            (1, 2, vec![2, 3, 4]),
+            (2, 2, vec![2, 3, 1]),
+            (1, 2, vec![0, 3]),
+        ] {
+            let at = |place| Split { dim, place, parts };
+            let shape = at(0).whole_shape(&slice);
+            let elements: usize = shape.iter().product();
+            let whole: Vec<usize> = (0..elements).collect();
+            let mut again = vec![usize::MAX; elements];
+            for place in 0..parts {
+                let own = at(place).extract(&whole, &slice);
+                assert_eq!(own.len(), slice.iter().product::<usize>());
+                at(place).insert(&own, &slice, &mut again);
+            }
+            assert_eq!(again, whole, "{dim} {parts} {slice:?}");
+        }
+    }
+}
