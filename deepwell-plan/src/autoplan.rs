@@ -1,14 +1,15 @@
 //! Chooses micro-batch and recomputation by trying: each candidate is lowered and dry-run.
 
 use deepwell_ir::{
-    Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, differentiate,
+    Binding, Graph, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, differentiate,
 };
 use deepwell_probe::{Gpu, Hardware};
 
 use crate::lower::{expand_experts, with_batches};
 use crate::{
-    DryRun, KernelPlan, OptimizerSpec, Parallel, Plan, PlanError, arena_bytes_with_fallback,
-    dryrun_world, format_bytes, lower, lower_fallback,
+    DryRun, KernelPlan, LinearFlops, OptimizerSpec, Parallel, Plan, PlanError,
+    arena_bytes_with_fallback, balanced_stages, dryrun_stages, format_bytes, linear_flops, lower,
+    lower_fallback,
 };
 
 /// What the user wants trained.
@@ -41,8 +42,42 @@ pub struct Planned {
     pub fallback: Option<Program>,
     /// Its prediction.
     pub prediction: DryRun,
+    /// The prediction of the same plan in BF16, where anything is quantized.
+    pub in_bf16: Option<DryRun>,
+    /// FLOPs of linear layers of a step, of all stages of a pipeline together.
+    pub linear_flops: LinearFlops,
     /// Candidates that were not taken, with reasons.
     pub rejected: Vec<String>,
+}
+
+impl Planned {
+    /// The same plan with the programs of another rank, which are lowered where it is of another
+    /// class ([`Parallel::class`]).
+    ///
+    /// # Errors
+    /// As [`lower`].
+    pub fn of_rank(
+        &self,
+        rank: usize,
+        graph: &Graph,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<Planned, PlanError> {
+        let parallel = self.plan.parallel;
+        let ranks = parallel.ranks(rank);
+        let (program, fallback) = if parallel.class(rank)
+            == parallel.class(self.program.rank as usize)
+        {
+            let fallback = self.fallback.as_ref().map(|program| program.for_rank(ranks.clone()));
+            (self.program.for_rank(ranks), fallback)
+        } else {
+            let target = target.clone().as_rank(ranks);
+            let program = lower(graph, &self.plan, catalog, &target)?;
+            let fallback = lower_fallback(graph, &self.plan, &program, catalog, &target)?;
+            (program, fallback)
+        };
+        Ok(Planned { program, fallback, ..self.clone() })
+    }
 }
 
 /// Plans for one device of `hardware`: the one that `target` names. See [`autoplan_ranks`].
@@ -59,21 +94,38 @@ pub fn autoplan(
     autoplan_ranks(graph, hardware, request, Parallel::default(), catalog, target)
 }
 
-/// Plans for ranks that each have a device like `target`; the program is that of rank 0, and
-/// [`Program::for_rank`] makes those of its class of it.
-///
-/// Recomputation only adds work and smaller micro-batches only read weights more often, so
-/// candidates are tried from the least predicted time upwards: the least recomputation first, the
-/// largest micro-batch first within it. The first one that fits into memory is taken.
+/// Plans for ranks that each have a device like `target`; the program is that of rank 0. Stages of
+/// a pipeline are balanced by FLOPs. See [`autoplan_stages`].
 ///
 /// # Errors
-/// A request that cannot be planned, a GPU that `hardware` does not have, a model without kernels
-/// on `target`, or nothing that fits.
+/// As [`autoplan_stages`].
 pub fn autoplan_ranks(
     graph: &Graph,
     hardware: &Hardware,
     request: &PlanRequest,
     parallel: Parallel,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, PlanError> {
+    autoplan_stages(graph, hardware, request, (parallel, None), catalog, target)
+}
+
+/// [`autoplan_ranks`] with the layers of each stage of a pipeline, where they are given.
+///
+/// Recomputation only adds work and smaller micro-batches only read weights more often, so
+/// candidates are tried from the least predicted time upwards: the least recomputation first, the
+/// largest micro-batch first within it. The first one that fits into memory is taken. In a pipeline
+/// smaller micro-batches have stages wait less: of those that fit the one with the least time is
+/// taken.
+///
+/// # Errors
+/// A request that cannot be planned, a GPU that `hardware` does not have, a model without kernels
+/// on `target`, or nothing that fits.
+pub fn autoplan_stages(
+    graph: &Graph,
+    hardware: &Hardware,
+    request: &PlanRequest,
+    (parallel, layers): (Parallel, Option<&[usize]>),
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Planned, PlanError> {
@@ -85,6 +137,7 @@ pub fn autoplan_ranks(
     }
     check_gpu(hardware, target)?;
     let rows = parallel.rows_of_rank(request.global_batch)?;
+    parallel.check()?;
     let micro_batches = micro_batch_candidates(request, rows)?;
     let target = &target.clone().as_rank(parallel.ranks(0));
     let rules = match request.recompute {
@@ -96,7 +149,8 @@ pub fn autoplan_ranks(
         let sharing = if target.gpu.is_none() { parallel.world_size() as u64 } else { 1 };
         free_bytes(hardware, target) / sharing
     });
-    let base = Plan { parallel, ..base_plan(graph, request, target) };
+    let stages = stages_of(graph, request, parallel, layers)?;
+    let base = Plan { parallel, stages, ..base_plan(graph, request, target) };
     // Fails early, with the graph's own words, on a graph that cannot be trained at all.
     differentiate(&expand_experts(graph, &request.policy)?)?;
     let mut best: Option<Planned> = None;
@@ -105,12 +159,17 @@ pub fn autoplan_ranks(
         for &micro_batch in &micro_batches {
             let count = rows / micro_batch;
             let candidate = with_batches(&base, micro_batch, count, rule);
-            let program = lower(graph, &candidate, catalog, target)?;
-            let mut prediction = dryrun_world(&program, parallel, hardware);
-            let fallback = lower_fallback(graph, &candidate, &program, catalog, target)?;
-            prediction.reserve(arena_bytes_with_fallback(&program, fallback.as_ref()), target);
+            let mut programs = lower_stages(graph, &candidate, catalog, target)?;
+            let mut prediction = dryrun_stages(&programs, parallel, hardware);
+            let mut fallbacks = Vec::new();
+            for program in &programs {
+                let target = &program.target;
+                let fallback = lower_fallback(graph, &candidate, program, catalog, target)?;
+                prediction.reserve(arena_bytes_with_fallback(program, fallback.as_ref()), target);
+                fallbacks.extend(fallback);
+            }
             let name = format!("micro-batch {micro_batch} x {count}, recompute {rule}");
-            let peak_bytes = prediction.ranks[0].peak_bytes;
+            let peak_bytes = prediction.peak_bytes();
             if peak_bytes > limit_bytes {
                 rejected.push(format!(
                     "{name}: needs {}, {} may be used",
@@ -119,12 +178,40 @@ pub fn autoplan_ranks(
                 ));
                 continue;
             }
-            if let Some(fallback) = &fallback {
-                let in_bf16 = dryrun_world(fallback, parallel, hardware);
-                prediction.expected_speedup_over_bf16 = Some(in_bf16.time_s / prediction.time_s);
+            let in_bf16 = match fallbacks.as_slice() {
+                [] => None,
+                fallbacks => Some(dryrun_stages(fallbacks, parallel, hardware)),
+            };
+            prediction.expected_speedup_over_bf16 =
+                in_bf16.as_ref().map(|in_bf16| in_bf16.time_s / prediction.time_s);
+            let is_pipeline = programs.len() > 1;
+            let before_s = best.as_ref().map(|best: &Planned| best.prediction.time_s);
+            let slower = |time_s: f64| format!("at least {:.3} ms a step", time_s * 1e3);
+            if before_s.is_some_and(|before_s| before_s <= prediction.time_s) {
+                rejected.push(format!("{name}: {}", slower(prediction.time_s)));
+                continue;
             }
-            let plan = candidate;
-            best = Some(Planned { plan, program, fallback, prediction, rejected: Vec::new() });
+            if let Some(Planned { plan: Plan { micro_batch, micro_batches, .. }, .. }) = &best {
+                let slower = slower(before_s.unwrap_or_default());
+                rejected.push(format!(
+                    "micro-batch {micro_batch} x {micro_batches}, recompute {rule}: {slower}"
+                ));
+            }
+            let linear_flops = programs.iter().map(linear_flops).sum();
+            let (plan, program) = (candidate, programs.swap_remove(0));
+            let fallback = fallbacks.into_iter().next();
+            best = Some(Planned {
+                plan,
+                program,
+                fallback,
+                prediction,
+                linear_flops,
+                in_bf16,
+                rejected: Vec::new(),
+            });
+            if is_pipeline {
+                continue;
+            }
             // Smaller micro-batches read the same weights more often and save nothing else.
             let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
             rejected
@@ -145,6 +232,48 @@ pub fn autoplan_ranks(
     best.plan.kernels = kernels_of(&best.program);
     best.rejected = rejected;
     Ok(best)
+}
+
+/// Layers of each stage of a pipeline: those asked for, or balanced; none where there is one stage.
+fn stages_of(
+    graph: &Graph,
+    request: &PlanRequest,
+    parallel: Parallel,
+    layers: Option<&[usize]>,
+) -> Result<Vec<usize>, PlanError> {
+    let stages = parallel.pipeline;
+    match layers {
+        None if stages == 1 => Ok(Vec::new()),
+        None => balanced_stages(graph, stages, &Binding { batch: 1, seq: request.seq }),
+        Some(layers) => {
+            let (count, sum) = (graph.layer_count(), layers.iter().sum::<usize>());
+            if layers.len() == stages && sum == count && !layers.contains(&0) {
+                return Ok(if stages == 1 { Vec::new() } else { layers.to_vec() });
+            }
+            Err(PlanError::Request {
+                what: "layers of the pipeline's stages",
+                expected: format!("{stages} numbers of at least 1, {count} together"),
+                got: format!("{layers:?}"),
+            })
+        }
+    }
+}
+
+/// The program of the first rank of each stage of a pipeline, of all ranks where there is one
+/// stage.
+fn lower_stages(
+    graph: &Graph,
+    plan: &Plan,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Vec<Program>, PlanError> {
+    let parallel = plan.parallel;
+    let ranks = parallel.world_size() / parallel.pipeline;
+    let of_stage = |stage: usize| {
+        let target = target.clone().as_rank(parallel.ranks(stage * ranks));
+        lower(graph, plan, catalog, &target)
+    };
+    (0..parallel.pipeline).map(of_stage).collect()
 }
 
 /// Sizes of a micro-batch of a rank that has `rows` sequences of a step.
@@ -216,6 +345,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
         optimizer: request.optimizer.clone(),
         bucket_bytes: Plan::BUCKET_BYTES,
         parallel: Parallel::default(),
+        stages: Vec::new(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Predicts memory and time of programs from what they are, before anything runs.
 
+mod pipeline;
 mod roof;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use deepwell_ir::{Call, Instance, MemoryKind, Program, Target};
 use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
+pub use self::pipeline::dryrun_stages;
 use self::roof::Roof;
 use crate::{Parallel, format_bytes};
 
@@ -98,6 +100,10 @@ pub struct DryRun {
     pub time_s: f64,
     /// Each rank.
     pub ranks: Vec<RankReport>,
+    /// Share of a step that the busiest stage of a pipeline waits for others, each stage on a
+    /// device of its own; none where there is one stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bubble: Option<f64>,
     /// How much faster than the same model in BF16, when that was predicted too.
     pub expected_speedup_over_bf16: Option<f64>,
 }
@@ -117,14 +123,22 @@ impl RankReport {
 }
 
 impl DryRun {
-    /// Counts a first rank's arena of `arena_bytes`, of which its program uses only a part. A
-    /// processor's memory is taken when it is touched, so there the rest counts nothing.
+    /// Counts an arena of `arena_bytes` of the rank of `target`, of which its program uses only a
+    /// part. A processor's memory is taken when it is touched, so there the rest counts nothing.
     pub fn reserve(&mut self, arena_bytes: usize, target: &Target) {
-        let Some(rank) = self.ranks.first_mut().filter(|_| target.arch != "cpu") else { return };
+        let own = target.ranks.rank;
+        let is_own = |rank: &&mut RankReport| rank.rank == own || rank.alike.contains(&own);
+        let report = self.ranks.iter_mut().find(is_own);
+        let Some(rank) = report.filter(|_| target.arch != "cpu") else { return };
         let reserved_bytes = (arena_bytes as u64).saturating_sub(rank.arena_bytes);
-        rank.peak_bytes += reserved_bytes - rank.reserved_bytes;
+        rank.peak_bytes = rank.peak_bytes - rank.reserved_bytes + reserved_bytes;
         rank.reserved_bytes = reserved_bytes;
         rank.bytes_at_peak.insert("reserved".to_string(), reserved_bytes);
+    }
+
+    /// The most that one rank needs, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0)
     }
 }
 
@@ -141,6 +155,7 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
         tokens: programs.first().map_or(0, |program| program.tokens_per_step() as u64),
         time_s: ranks.iter().map(|rank| rank.time_s).fold(0.0, f64::max),
         ranks,
+        bubble: None,
         expected_speedup_over_bf16: None,
     }
 }
@@ -276,7 +291,15 @@ impl fmt::Display for DryRun {
         if let Some(speedup) = self.expected_speedup_over_bf16 {
             writeln!(f, "expected speedup over BF16: {speedup:.2}")?;
         }
-        for rank in &self.ranks {
+        if let Some(bubble) = self.bubble {
+            let stages = self.ranks.len();
+            let percent = bubble * 100.0;
+            writeln!(f, "pipeline of {stages} stages by 1f1b: bubble {percent:.1} % of a step")?;
+        }
+        for (stage, rank) in self.ranks.iter().enumerate() {
+            if self.bubble.is_some() {
+                write!(f, "stage {stage}, ")?;
+            }
             writeln!(
                 f,
                 "{}: peak {} at `{}`; arena {} (lower bound {})",

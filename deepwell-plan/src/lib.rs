@@ -31,15 +31,18 @@ mod lower;
 pub mod memory;
 pub mod model_shape;
 mod parallel;
-mod parallelism;
 mod plan;
 pub mod schedule;
 pub mod score;
 pub mod search;
+mod stages;
 pub mod step_time;
+mod strategy;
 
-pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks};
-pub use dryrun::{Bound, DryRun, OpTime, RankReport, dryrun, dryrun_world, roofline};
+pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
+pub use dryrun::{
+    Bound, DryRun, OpTime, RankReport, dryrun, dryrun_stages, dryrun_world, roofline,
+};
 pub use error::PlanError;
 pub use lower::{
     Inference, LinearFlops, Scheduling, arena_bytes_with_fallback, linear_flops, lower,
@@ -48,8 +51,9 @@ pub use lower::{
 };
 pub use model_shape::ModelShape;
 pub use parallel::Parallel;
-pub use parallelism::{ActivationRecompute, Parallelism};
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
+pub use stages::{balanced_stages, passes_of};
+pub use strategy::{ActivationRecompute, Strategy};
 
 /// Bytes for people: `12.3 MiB`.
 pub fn format_bytes(bytes: u64) -> String {

@@ -17,12 +17,16 @@ use crate::{Plan, PlanError};
 mod flops;
 mod inference;
 mod optimizer;
+mod pipeline;
 mod place;
 mod shard;
 mod streams;
+mod tensor;
 
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference};
+use self::pipeline::{Pipeline, part_of_rank};
+use self::tensor::Splits;
 
 /// Lowers the training step: a body for forward, backward, optimizer (with the norm of the
 /// gradients) and the compute copies of the weights for the next step, and a schedule that runs
@@ -36,7 +40,8 @@ pub fn lower(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    lower_scheduled(graph, plan, &Scheduling::of(plan), catalog, target)
+    let passes = crate::stages::passes(plan, target)?;
+    lower_scheduled(graph, plan, &Scheduling { passes, ..Scheduling::of(plan) }, catalog, target)
 }
 
 /// In which order a step runs, and what runs beside what.
@@ -70,14 +75,17 @@ pub fn lower_scheduled(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
+    plan.parallel.check()?;
     check_ranks(plan, target)?;
-    shard::check(plan)?;
-    let expanded = expand_experts(graph, &plan.policy)?;
-    let differentiated = recompute(&differentiate(&expanded)?, plan.recompute)?;
+    let (own, splits) = tensor::split(expand_experts(graph, &plan.policy)?, plan, target)?;
+    let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+    let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
     let serves = |format: &QuantFormat| catalog.serves(format, target);
     let (quantized, precision) = apply_served_precision(&differentiated, &plan.policy, &serves)?;
+    let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
+    (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
     lowering.persistent_values(Mode::Train);
     lowering.body(Phase::Forward)?;
     lowering.body(Phase::Backward)?;
@@ -103,10 +111,14 @@ pub fn lower_evaluation(
 ) -> Result<Program, PlanError> {
     let serves = |format: &QuantFormat| catalog.serves(format, target);
     let expanded = without_router_losses(&expand_experts(graph, &plan.policy)?);
-    let (quantized, precision) = apply_served_precision(&expanded, &plan.policy, &serves)?;
+    let (own, splits) = tensor::split(expanded, plan, target)?;
+    let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+    let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
+    let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
     let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
+    (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
     lowering.persistent_values(Mode::Evaluate);
     lowering.body(Phase::Forward)?;
     lowering.finish(Mode::Evaluate, precision, Some(training))
@@ -162,11 +174,19 @@ struct Lowering<'a> {
     target: &'a Target,
     binding: Binding,
     passes: &'a Schedule,
+    /// This rank's place in a pipeline of several stages.
+    pipeline: Option<&'a Pipeline>,
+    /// Which slices this rank has of parameters.
+    splits: Splits,
     values: Vec<Value>,
     calls: Vec<Call>,
     bodies: Vec<Body>,
     host: HostInterface,
     parameters: Vec<ParameterState>,
+    /// Of each parameter, whether it is a selection bias: moved by counts, not by AdamW.
+    is_counted: Vec<bool>,
+    /// Of each parameter, whether weight decay holds it back.
+    decays: Vec<bool>,
     shards: Vec<Shard>,
     /// The buckets of the shards.
     shared: Vec<shard::Bucket>,
@@ -186,6 +206,10 @@ impl<'a> Lowering<'a> {
         target: &'a Target,
         passes: &'a Schedule,
     ) -> Lowering<'a> {
+        let selection_biases = graph.selection_biases();
+        let is_counted = graph.parameters().map(|(id, _)| selection_biases.contains(&id)).collect();
+        let decaying = graph.decaying();
+        let decays = graph.parameters().map(|(id, _)| decaying.contains(&id)).collect();
         Lowering {
             graph,
             plan,
@@ -193,11 +217,15 @@ impl<'a> Lowering<'a> {
             target,
             binding: Binding { batch: plan.micro_batch, seq: plan.seq },
             passes,
+            pipeline: None,
+            splits: Splits::new(),
             values: Vec::new(),
             calls: Vec::new(),
             bodies: Vec::new(),
             host: HostInterface::default(),
             parameters: Vec::new(),
+            is_counted,
+            decays,
             shards: Vec::new(),
             shared: Vec::new(),
             value_of: HashMap::new(),
@@ -246,15 +274,23 @@ impl<'a> Lowering<'a> {
             .collect();
         let mut columns = [Vec::new(), Vec::new(), Vec::new()];
         for (column, prefix) in ["", "moment1.", "moment2."].iter().enumerate() {
-            for (_, name, shape) in &parameters {
-                let name = format!("{prefix}{name}");
-                let value = self.add(name, DType::F32, shape.clone(), MemoryKind::Optimizer);
-                columns[column].push(value);
+            for (index, (_, name, shape)) in parameters.iter().enumerate() {
+                // What AdamW does not update has no moments.
+                let is_there = column == 0 || !self.is_counted[index];
+                columns[column].push(is_there.then(|| {
+                    let name = format!("{prefix}{name}");
+                    self.add(name, DType::F32, shape.clone(), MemoryKind::Optimizer)
+                }));
             }
         }
         for (index, (id, name, shape)) in parameters.iter().enumerate() {
-            self.value_of.insert(*id, columns[0][index]);
-            self.values[columns[0][index].index()].tensor = Some(*id);
+            let [Some(master), first_moment, second_moment] =
+                columns.each_ref().map(|column| column[index])
+            else {
+                unreachable!("every parameter has a master");
+            };
+            self.value_of.insert(*id, master);
+            self.values[master.index()].tensor = Some(*id);
             let gradient = gradients.get(id).map(|&gradient| {
                 let name = format!("grad.{name}");
                 let value = self.add(name, DType::F32, shape.clone(), MemoryKind::Gradients);
@@ -264,10 +300,11 @@ impl<'a> Lowering<'a> {
             });
             self.parameters.push(ParameterState {
                 name: name.clone(),
-                master: columns[0][index],
-                first_moment: Some(columns[1][index]),
-                second_moment: Some(columns[2][index]),
+                master,
+                first_moment,
+                second_moment,
                 gradient,
+                split: self.splits.get(name).copied(),
             });
         }
     }

@@ -6,10 +6,17 @@
 //! [`MemoryRules::megatron`] are those of Megatron-LM's own accounting, where a figure is what
 //! PyTorch's allocator gave out: neither context nor NCCL.
 
+mod phases;
+
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
+use crate::model_shape::LayerParameters;
 use crate::schedule::{Pass, PipelineOp, PipelineSchedule};
-use crate::{ActivationRecompute, ModelShape, Parallelism};
+use crate::{ActivationRecompute, ModelShape, Strategy};
+
+pub use phases::{Phase, PhaseMemory};
 
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -102,8 +109,9 @@ impl MemoryRules {
 /// What a pipeline stage holds of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageLayers {
-    /// Layers of each chunk.
-    pub chunks: Vec<Vec<usize>>,
+    /// Layers of each chunk. Those past the model's last are as large as that: of multi-token
+    /// prediction.
+    pub chunks: Vec<Range<usize>>,
     /// Whether the embedding is here.
     pub has_embedding: bool,
     /// Whether the output head and the loss are here.
@@ -117,7 +125,7 @@ impl StageLayers {
         let start = |part: usize| part * (layers / parts) + part.min(layers % parts);
         let of_chunk = |chunk: usize| {
             let part = chunk * pp + stage;
-            (start(part)..start(part + 1)).collect()
+            start(part)..start(part + 1)
         };
         StageLayers {
             chunks: (0..vpp).map(of_chunk).collect(),
@@ -125,6 +133,26 @@ impl StageLayers {
             has_head: stage + 1 == pp,
         }
     }
+
+    /// Layers of all chunks.
+    pub fn count(&self) -> usize {
+        self.chunks.iter().map(Range::len).sum()
+    }
+
+    /// How many of them have no experts, and how many have.
+    pub fn kinds(&self, shape: &ModelShape) -> (usize, usize) {
+        let each = self.chunks.iter().map(|chunk| kinds(shape, chunk));
+        each.fold((0, 0), |sum, chunk| (sum.0 + chunk.0, sum.1 + chunk.1))
+    }
+}
+
+/// Layers of a chunk without experts, and with.
+fn kinds(shape: &ModelShape, chunk: &Range<usize>) -> (usize, usize) {
+    let dense = match shape.experts {
+        None => chunk.len(),
+        Some(experts) => experts.dense_layers.min(chunk.end).saturating_sub(chunk.start),
+    };
+    (dense, chunk.len() - dense)
 }
 
 /// Memory of one rank by what holds it, in bytes.
@@ -144,7 +172,9 @@ pub struct StageMemory {
     pub workspace: f64,
     /// Outside of the allocator: context, NCCL, graphs.
     pub outside: f64,
-    /// The host's: pinned batches and the copy that a checkpoint is staged in.
+    /// Of the host: pinned batches.
+    pub host_batches: f64,
+    /// Of the host while a checkpoint is staged: those, and a copy of the states.
     pub host: f64,
 }
 
@@ -169,7 +199,7 @@ impl StageMemory {
             self.logits,
             self.workspace,
         ];
-        parts.iter().map(|bytes| (bytes / (2.0 * MIB)).ceil() * 2.0 * MIB).sum()
+        parts.into_iter().map(in_blocks).sum()
     }
 
     /// What the device must have.
@@ -178,10 +208,15 @@ impl StageMemory {
     }
 }
 
+/// Bytes in whole blocks of 2 MiB.
+fn in_blocks(bytes: f64) -> f64 {
+    (bytes / (2.0 * MIB)).ceil() * 2.0 * MIB
+}
+
 /// Bytes that a forward pass of one micro-batch through `layer` keeps on one rank.
 pub fn layer_activation_bytes(
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
     rules: &MemoryRules,
     seq: usize,
     layer: usize,
@@ -225,7 +260,7 @@ pub fn layer_activation_bytes(
 /// What attention itself keeps: queries, keys, values, output, statistics or scores.
 fn attention_bytes(
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
     rules: &MemoryRules,
     again: RecomputedModules,
     seq: usize,
@@ -257,7 +292,7 @@ fn attention_bytes(
     if at.cp > 1 {
         bytes += output;
     }
-    if rules.qk_norm {
+    if rules.qk_norm || shape.qk_norm {
         bytes += 3.0 * output;
     }
     let rows = heads * tokens;
@@ -269,10 +304,28 @@ fn attention_bytes(
     bytes
 }
 
+/// Bytes that a forward pass of one micro-batch through each chunk of a stage keeps.
+pub(crate) fn chunk_activation_bytes(
+    shape: &ModelShape,
+    at: &Strategy,
+    rules: &MemoryRules,
+    seq: usize,
+    layers: &StageLayers,
+) -> Vec<f64> {
+    // Layers of a kind are alike.
+    let of_layer = |layer| layer_activation_bytes(shape, at, rules, seq, layer);
+    let (dense, expert) = (of_layer(0), of_layer(shape.layers.saturating_sub(1)));
+    let of_chunk = |chunk: &Range<usize>| {
+        let (dense_count, expert_count) = kinds(shape, chunk);
+        dense_count as f64 * dense + expert_count as f64 * expert
+    };
+    layers.chunks.iter().map(of_chunk).collect()
+}
+
 /// Memory of a rank of the stage that holds `layers` and runs `order`.
 pub fn stage_memory(
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
     rules: &MemoryRules,
     seq: usize,
     layers: &StageLayers,
@@ -282,11 +335,10 @@ pub fn stage_memory(
     memory_at_peak(shape, at, rules, seq, layers, &peak)
 }
 
-/// As [`stage_memory`] with a closed form for what is in flight, for equal chunks: at a cost that
-/// does not grow with micro-batches.
+/// As [`stage_memory`] for evenly divided layers, at a cost that does not grow with micro-batches.
 pub fn stage_memory_estimate(
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
     rules: &MemoryRules,
     seq: usize,
     stage: usize,
@@ -300,14 +352,42 @@ pub fn stage_memory_estimate(
         PipelineSchedule::ZbH1 => at.pp,
         PipelineSchedule::ZbH2 => 2 * at.pp - 1,
     };
-    let passes = passes.min(at.micro_batches * at.vpp) as f64 / at.vpp as f64;
-    let peak = |chunk_bytes: &[f64]| chunk_bytes.iter().sum::<f64>() * passes;
+    let passes = passes.min(at.micro_batches * at.vpp) as f64;
+    let peak = |chunk_bytes: &[f64]| {
+        let (first, sum) = (chunk_bytes[0], chunk_bytes.iter().sum::<f64>());
+        if chunk_bytes.iter().all(|bytes| *bytes == first) {
+            return sum * passes / at.vpp as f64;
+        }
+        interleaved_peak(chunk_bytes, at, stage)
+    };
     memory_at_peak(shape, at, rules, seq, &layers, &peak)
+}
+
+/// Most bytes in flight of an interleaved schedule with unequal chunks. What forward passes add and
+/// backward passes free repeats after each chunk had as many micro-batches as there are stages, so
+/// that one such period after the warm-up has the peak.
+fn interleaved_peak(chunk_bytes: &[f64], at: &Strategy, stage: usize) -> f64 {
+    let (stages, chunks) = (at.pp, chunk_bytes.len());
+    let all = at.micro_batches * chunks;
+    let warm_up = all.min(2 * (stages - stage - 1) + (chunks - 1) * stages);
+    let forward = |pass: usize| pass / stages % chunks;
+    let mut live: f64 = (0..warm_up).map(|pass| chunk_bytes[forward(pass)]).sum();
+    let has_head = stage + 1 == stages;
+    let mut peak = if has_head { 0.0 } else { live };
+    for pass in 0..(all - warm_up).min(2 * stages * chunks) {
+        let chunk = forward(warm_up + pass);
+        live += chunk_bytes[chunk];
+        if !has_head || chunk + 1 == chunks {
+            peak = peak.max(live);
+        }
+        live -= chunk_bytes[chunks - 1 - forward(pass)];
+    }
+    peak
 }
 
 fn memory_at_peak(
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
     rules: &MemoryRules,
     seq: usize,
     layers: &StageLayers,
@@ -316,15 +396,7 @@ fn memory_at_peak(
     let tokens = (seq / at.cp * at.micro_batch) as f64;
     let between = tokens * shape.hidden as f64 / at.sequence_ranks() as f64;
     let mut memory = states(shape, at, rules, layers);
-    // Layers of a kind are alike.
-    let of_layer = |layer| layer_activation_bytes(shape, at, rules, seq, layer);
-    let (dense, expert) = (of_layer(0), of_layer(shape.layers.saturating_sub(1)));
-    let of_chunk = |chunk: &Vec<usize>| {
-        let experts = chunk.iter().filter(|&&layer| shape.has_experts(layer)).count();
-        (chunk.len() - experts) as f64 * dense + experts as f64 * expert
-    };
-    let chunk_bytes: Vec<f64> = layers.chunks.iter().map(of_chunk).collect();
-    memory.activations = peak(&chunk_bytes);
+    memory.activations = peak(&chunk_activation_bytes(shape, at, rules, seq, layers));
     if layers.has_head {
         // The last norm's input and output.
         memory.activations += 4.0 * between;
@@ -340,24 +412,40 @@ fn memory_at_peak(
     if at.pp > 1 {
         memory.workspace += rules.p2p_buffers * 2.0 * between;
     }
-    memory.host = memory.parameters + memory.optimizer + 16.0 * tokens * at.micro_batches as f64;
+    memory.host_batches = 16.0 * tokens * at.micro_batches as f64;
+    memory.host = memory.parameters + memory.optimizer + memory.host_batches;
     memory
+}
+
+/// Parameters of a stage's layers on one rank, before ZeRO divides them.
+pub(crate) fn layer_parameters(
+    shape: &ModelShape,
+    at: &Strategy,
+    layers: &StageLayers,
+) -> LayerParameters {
+    let (dense_count, expert_count) = layers.kinds(shape);
+    let of = |layer| shape.layer_parameters(layer, at.tp, at.etp, at.ep);
+    let (dense, expert) = (of(0), of(shape.layers.saturating_sub(1)));
+    LayerParameters {
+        dense: dense_count as f64 * dense.dense + expert_count as f64 * expert.dense,
+        routed: expert_count as f64 * expert.routed,
+    }
 }
 
 /// Parameters, gradients and optimizer of a stage's rank, divided as ZeRO says.
 fn states(
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
     rules: &MemoryRules,
     layers: &StageLayers,
 ) -> StageMemory {
-    let (mut dense, mut routed, mut largest) = (0.0, 0.0, 0.0_f64);
-    for &layer in layers.chunks.iter().flatten() {
-        let of_layer = shape.layer_parameters(layer, at.tp, at.etp, at.ep);
-        dense += of_layer.dense;
-        routed += of_layer.routed;
-        largest = largest.max(of_layer.dense + of_layer.routed);
-    }
+    let LayerParameters { mut dense, routed } = layer_parameters(shape, at, layers);
+    let largest = [0, shape.layers.saturating_sub(1)]
+        .into_iter()
+        .zip(<[usize; 2]>::from(layers.kinds(shape)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(layer, _)| shape.layer_parameters(layer, at.tp, at.etp, at.ep))
+        .fold(0.0_f64, |largest, of_layer| largest.max(of_layer.dense + of_layer.routed));
     let embedding = (shape.vocab * shape.hidden) as f64 / at.tp as f64;
     let mut tables = 0.0;
     if layers.has_embedding {
@@ -427,7 +515,7 @@ mod tests {
         let sbh = (seq * batch * hidden) as f64;
         let scores = 5.0 * (heads * seq) as f64 / hidden as f64;
         let check = |tp: usize, sp: bool, recompute, attention, expected: f64| {
-            let at = Parallelism { tp, sp, recompute, micro_batch: batch, ..Parallelism::SINGLE };
+            let at = Strategy { tp, sp, recompute, micro_batch: batch, ..Strategy::SINGLE };
             let rules = MemoryRules { attention, ..MemoryRules::megatron() };
             let statistics = match recompute {
                 ActivationRecompute::None => (4 * heads * seq * batch / tp) as f64,
@@ -450,7 +538,7 @@ mod tests {
     fn states_are_those_of_zero() {
         let shape = ModelShape::gpt(4, 64, 4, 256, 32);
         let check = |zero: u8, expected: fn(f64) -> f64| {
-            let at = Parallelism { dp: 4, zero, ..Parallelism::SINGLE };
+            let at = Strategy { dp: 4, zero, ..Strategy::SINGLE };
             let layers = StageLayers::even(4, 0, 1, 1);
             let memory = states(&shape, &at, &MemoryRules::megatron(), &layers);
             let found = memory.parameters + memory.gradients + memory.optimizer;
@@ -464,10 +552,34 @@ mod tests {
     }
 
     #[test]
+    fn closed_forms_are_those_of_the_orders() {
+        let check = |model: &str, at: Strategy| {
+            let shape = ModelShape::known(model).unwrap();
+            let orders = orders(at.schedule, at.pp, at.micro_batches, at.vpp).unwrap();
+            for (stage, order) in orders.iter().enumerate() {
+                let layers = StageLayers::even(shape.layers, stage, at.pp, at.vpp);
+                let rules = MemoryRules::lean();
+                let exact = stage_memory(&shape, &at, &rules, 4096, &layers, order).allocated();
+                let closed = stage_memory_estimate(&shape, &at, &rules, 4096, stage).allocated();
+                assert!((closed / exact - 1.0).abs() < 1e-9, "{at} {stage}: {closed} {exact}");
+            }
+        };
+        let base = Strategy { pp: 4, micro_batches: 16, ..Strategy::SINGLE };
+        for vpp in [1, 2, 3, 5, 8] {
+            check("llama-3-70b", Strategy { vpp, ..base });
+        }
+        check("llama-3-70b", Strategy { micro_batches: 4, vpp: 4, ..base });
+        check("deepseek-v3", Strategy { pp: 16, micro_batches: 32, ep: 8, dp: 8, ..base });
+        check("llama-3-70b", Strategy { schedule: PipelineSchedule::ZbH1, ..base });
+        check("llama-3-70b", Strategy { schedule: PipelineSchedule::ZbH2, ..base });
+    }
+
+    #[test]
     fn stages_share_all_layers() {
         for (layers, pp, vpp) in [(12, 4, 3), (61, 16, 1), (7, 2, 2), (3, 4, 1)] {
             let stages = (0..pp).map(|stage| StageLayers::even(layers, stage, pp, vpp));
-            let mut all: Vec<usize> = stages.flat_map(|stage| stage.chunks.concat()).collect();
+            let mut all: Vec<usize> =
+                stages.flat_map(|stage| stage.chunks.into_iter().flatten()).collect();
             all.sort_unstable();
             assert_eq!(all, (0..layers).collect::<Vec<_>>());
         }

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 
 /// The degrees of parallelism of a plan.
+///
+/// The ranks of a world are counted with the tensor place fastest, then the data place, then the
+/// pipeline place, as Megatron-LM does by default: those that exchange most are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parallel {
@@ -17,22 +20,40 @@ pub struct Parallel {
     /// state.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub zero: u8,
+    /// Ranks that split each layer: its heads and columns, and between the GEMMs the tokens
+    /// (sequence parallelism).
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tensor: usize,
+    /// Ranks that have some of the layers each.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pipeline: usize,
+    /// Ranks that have some of the experts each, neighbours among the data-parallel ranks.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub expert: usize,
 }
 
 fn is_zero(stage: &u8) -> bool {
     *stage == 0
 }
 
+fn one() -> usize {
+    1
+}
+
+fn is_one(degree: &usize) -> bool {
+    *degree == 1
+}
+
 impl Default for Parallel {
     fn default() -> Parallel {
-        Parallel { data: 1, zero: 0 }
+        Parallel::data(1)
     }
 }
 
 impl Parallel {
     /// Data parallel over so many ranks.
     pub const fn data(ranks: usize) -> Parallel {
-        Parallel { data: ranks, zero: 0 }
+        Parallel { data: ranks, zero: 0, tensor: 1, pipeline: 1, expert: 1 }
     }
 
     /// Whether one rank does it all.
@@ -42,24 +63,75 @@ impl Parallel {
 
     /// Ranks of the world.
     pub const fn world_size(&self) -> usize {
-        self.data
+        self.tensor * self.data * self.pipeline
     }
 
-    /// One rank of the world with its groups; programs for a world of one have none.
+    /// One rank of the world with its groups, of which none has a single rank; programs for a
+    /// world of one have none.
     pub fn ranks(&self, rank: usize) -> Ranks {
-        if self.is_single() {
-            return Ranks::default();
+        let Parallel { data, tensor, pipeline, expert, .. } = *self;
+        let (at_tensor, at_data) = (self.tensor_place(rank), self.data_place(rank));
+        let at_pipeline = self.pipeline_place(rank);
+        let among_data = |at: usize| self.rank_at(at_tensor, at, at_pipeline);
+        // The first of the data-parallel ranks that have the experts together.
+        let first = at_data - at_data % expert.max(1);
+        let of = |name: &str, ranks: Vec<u32>| ProcessGroup { name: name.to_string(), ranks };
+        let groups = [
+            of(ProcessGroup::DATA, (0..data).map(among_data).collect()),
+            of(
+                ProcessGroup::TENSOR,
+                (0..tensor).map(|at| self.rank_at(at, at_data, at_pipeline)).collect(),
+            ),
+            of(
+                ProcessGroup::PIPELINE,
+                (0..pipeline).map(|at| self.rank_at(at_tensor, at_data, at)).collect(),
+            ),
+            of(ProcessGroup::EXPERT, (first..first + expert).map(among_data).collect()),
+            of(ProcessGroup::EMBEDDING, self.ends_of_pipeline(rank)),
+        ];
+        let groups = groups.into_iter().filter(|group| group.ranks.len() > 1).collect();
+        Ranks { rank: rank as u32, world_size: self.world_size() as u32, groups }
+    }
+
+    /// The first and the last stage of a rank's pipeline, where it is one of the two.
+    fn ends_of_pipeline(&self, rank: usize) -> Vec<u32> {
+        let last = self.pipeline.saturating_sub(1);
+        let at = |stage| self.rank_at(self.tensor_place(rank), self.data_place(rank), stage);
+        match self.pipeline_place(rank) {
+            place if last > 0 && (place == 0 || place == last) => vec![at(0), at(last)],
+            _ => Vec::new(),
         }
-        let all = (0..self.data as u32).collect();
-        let data = ProcessGroup { name: ProcessGroup::DATA.to_string(), ranks: all };
-        let world_size = self.world_size() as u32;
-        Ranks { rank: rank as u32, world_size, groups: vec![data] }
+    }
+
+    fn rank_at(&self, tensor: usize, data: usize, pipeline: usize) -> u32 {
+        ((pipeline * self.data + data) * self.tensor + tensor) as u32
     }
 
     /// Which part of the sequences of a step a rank has, counted from 0: those of a part lie one
     /// behind the other.
     pub const fn data_place(&self, rank: usize) -> usize {
-        rank
+        rank / self.tensor % self.data
+    }
+
+    /// The first of the ranks that have one part of the sequences.
+    pub const fn first_at(&self, data_place: usize) -> usize {
+        data_place * self.tensor
+    }
+
+    /// Which part of each layer a rank has, counted from 0.
+    pub const fn tensor_place(&self, rank: usize) -> usize {
+        rank % self.tensor
+    }
+
+    /// Which of the model's parts, in the order of its layers, a rank has, counted from 0.
+    pub const fn pipeline_place(&self, rank: usize) -> usize {
+        rank / (self.tensor * self.data)
+    }
+
+    /// Ranks of one class have the same part of the model, and so one program
+    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor and pipeline place.
+    pub const fn class(&self, rank: usize) -> [usize; 2] {
+        [self.tensor_place(rank), self.pipeline_place(rank)]
     }
 
     /// Sequences of a step that one rank has.
@@ -76,14 +148,96 @@ impl Parallel {
             got: global_batch.to_string(),
         })
     }
+
+    /// Checks what every program of such a world needs.
+    ///
+    /// # Errors
+    /// A degree or ZeRO stage that cannot be, or is not there yet.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let Parallel { data, zero, tensor, pipeline, expert } = *self;
+        let refuse = |what, expected: &str, got: String| {
+            Err(PlanError::Request { what, expected: expected.to_string(), got })
+        };
+        if zero > 1 {
+            return refuse("ZeRO stage", "0, or 1: optimizer state", zero.to_string());
+        }
+        for (what, degree) in [
+            ("data-parallel ranks", data),
+            ("tensor-parallel ranks", tensor),
+            ("pipeline stages", pipeline),
+        ] {
+            if degree == 0 {
+                return refuse(what, "at least 1", degree.to_string());
+            }
+        }
+        if tensor > 1 && pipeline > 1 {
+            let expected = "1 in a pipeline, as both together are not there yet";
+            return refuse("tensor-parallel ranks", expected, tensor.to_string());
+        }
+        if expert != 1 {
+            let expected = "1, as more are not there yet";
+            return refuse("expert-parallel ranks", expected, expert.to_string());
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Parallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "data {}", self.data)?;
+        for (name, degree) in
+            [("tensor", self.tensor), ("pipeline", self.pipeline), ("expert", self.expert)]
+        {
+            if degree > 1 {
+                write!(f, ", {name} {degree}")?;
+            }
+        }
         match self.zero {
             0 => Ok(()),
             stage => write!(f, ", ZeRO {stage}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_counted_tensor_first_and_pipeline_last() {
+        let parallel = Parallel { tensor: 2, pipeline: 2, expert: 2, ..Parallel::data(4) };
+        assert_eq!(parallel.world_size(), 16);
+        let check = |rank: usize, places: [usize; 3], groups: [&[u32]; 4]| {
+            let got = [parallel.tensor_place(rank), parallel.data_place(rank)];
+            assert_eq!([got[0], got[1], parallel.pipeline_place(rank)], places, "{rank}");
+            let ranks = parallel.ranks(rank);
+            ranks.check().unwrap();
+            for (name, members) in ["data", "tensor", "pipeline", "expert"].iter().zip(groups) {
+                assert_eq!(ranks.named(name).unwrap().1.ranks, members, "{rank} {name}");
+            }
+        };
+        check(0, [0, 0, 0], [&[0, 2, 4, 6], &[0, 1], &[0, 8], &[0, 2]]);
+        check(5, [1, 2, 0], [&[1, 3, 5, 7], &[4, 5], &[5, 13], &[5, 7]]);
+        check(15, [1, 3, 1], [&[9, 11, 13, 15], &[14, 15], &[7, 15], &[13, 15]]);
+        let named = |parallel: Parallel| -> Vec<String> {
+            parallel.ranks(0).groups.into_iter().map(|group| group.name).collect()
+        };
+        assert_eq!(named(Parallel::data(3)), ["data"]);
+        assert_eq!(named(Parallel { tensor: 2, ..Parallel::data(1) }), ["tensor"]);
+        assert!(Parallel::default().ranks(0).is_single());
+    }
+
+    #[test]
+    fn plans_of_before_have_one_rank_of_what_they_do_not_name() {
+        let old: Parallel = serde_json::from_str(r#"{"data": 4, "zero": 1}"#).unwrap();
+        assert_eq!(old, Parallel { zero: 1, ..Parallel::data(4) });
+        assert_eq!(serde_json::to_string(&old).unwrap(), r#"{"data":4,"zero":1}"#);
+        let parallel = Parallel { tensor: 2, ..Parallel::data(2) };
+        let json = serde_json::to_string(&parallel).unwrap();
+        assert_eq!(serde_json::from_str::<Parallel>(&json).unwrap(), parallel);
+        assert_eq!(
+            (parallel.to_string(), json.contains("expert")),
+            ("data 2, tensor 2".into(), false)
+        );
     }
 }

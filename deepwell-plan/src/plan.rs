@@ -33,12 +33,28 @@ pub struct OptimizerSpec {
     pub eps: f32,
     /// Decoupled weight decay of matrices; vectors have none.
     pub weight_decay: f32,
+    /// By how much a step moves the selection biases of routers, which follow the load of experts.
+    #[serde(skip_serializing_if = "is_default_rate")]
+    pub selection_bias_rate: f32,
+}
+
+/// That of most of the training of DeepSeek-V3, arXiv 2412.19437, section 4.2.
+const SELECTION_BIAS_RATE: f32 = 1e-3;
+
+fn is_default_rate(rate: &f32) -> bool {
+    *rate == SELECTION_BIAS_RATE
 }
 
 impl Default for OptimizerSpec {
     /// The constants of the Llama papers: betas 0.9 and 0.95, decay 0.1.
     fn default() -> OptimizerSpec {
-        OptimizerSpec { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
+        OptimizerSpec {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            selection_bias_rate: SELECTION_BIAS_RATE,
+        }
     }
 }
 
@@ -74,6 +90,9 @@ pub struct Plan {
     /// Over how many ranks.
     #[serde(default, skip_serializing_if = "Parallel::is_single")]
     pub parallel: Parallel,
+    /// Layers of each stage of a pipeline, in order; none where there is one stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<usize>,
 }
 
 impl Plan {
@@ -101,6 +120,10 @@ impl fmt::Display for Plan {
         )?;
         if !parallel.is_single() {
             writeln!(f, "  ranks         {} = {parallel}", parallel.world_size())?;
+        }
+        if !self.stages.is_empty() {
+            let layers: Vec<String> = self.stages.iter().map(usize::to_string).collect();
+            writeln!(f, "  stages        of {} layers", layers.join(", "))?;
         }
         writeln!(f, "  recompute     {}", self.recompute)?;
         writeln!(f, "  optimizer     in buckets of {bucket} of gradients")?;

@@ -1,34 +1,64 @@
 //! Search over the degrees of a distributed plan.
 //!
 //! Every combination is looked at; what cannot be is dropped with a reason, and reasons are
-//! counted.
-//! What fits is predicted in closed form, and the best are simulated. The result keeps the second
-//! best, the best with each dimension changed, and the front of time, memory and GPUs.
+//! counted. What fits is predicted in closed form, and the best are simulated. The result keeps
+//! the second best, the best with each dimension changed, and the front of time, memory and GPUs.
+//!
+//! A [`ClusterPlan`] is what a reader wants to know of the best one; [`replan`] says what another
+//! cluster moves, [`what_if`] what another number would do.
 
-mod report;
+mod accounting;
+mod cluster_plan;
+mod dimension;
+mod machines;
+mod page;
+mod pictures;
+mod rank_map;
+mod replan;
 mod request;
 mod space;
+mod warnings;
+mod what_if;
 
 use serde::Serialize;
 
 use crate::memory::stage_memory_estimate;
-use crate::step_time::{LayerTimes, StepTime, step_time, step_time_known};
-use crate::{Parallelism, PlanError};
+use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time, step_time_known};
+use crate::{PlanError, Strategy};
 
-pub use report::{Change, replan};
-pub use request::{Dimension, Pin, SearchRequest, known_model};
+pub(crate) use accounting::fsdp_memory;
+pub use accounting::{Accounting, Count};
+pub use cluster_plan::{ClusterPlan, RunCost, StagePlan};
+pub use dimension::{Dimension, Pin};
+pub use machines::Machines;
+pub use page::explanation;
+pub use pictures::Pictures;
+pub use rank_map::{RankGroup, RankMap};
+pub use replan::{Change, Moves, replan};
+pub use request::SearchRequest;
+pub use what_if::{WhatIf, what_if};
+
+/// Share of a pipeline's time that may be idle before a plan warns of it.
+pub const BUBBLE_MAX: f64 = 0.05;
 
 /// A plan with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Candidate {
-    /// The degrees.
-    pub at: Parallelism,
-    /// Whether linear layers run in FP8.
-    pub fp8: bool,
+    /// How the model is divided.
+    pub at: Strategy,
     /// Seconds of a step.
     pub seconds: f64,
+    /// Idle share of the pipeline, 0 to 1.
+    pub bubble: f64,
     /// Bytes of a GPU's memory, on the fullest stage.
     pub memory_bytes: f64,
+}
+
+impl Candidate {
+    /// Seconds of all GPUs together: what a step costs.
+    pub fn gpu_seconds(&self) -> f64 {
+        self.seconds * self.at.gpus() as f64
+    }
 }
 
 /// Why combinations were dropped.
@@ -39,7 +69,7 @@ pub struct Dropped {
     /// How many.
     pub count: usize,
     /// The first of them.
-    pub example: Parallelism,
+    pub example: Strategy,
 }
 
 /// What a search found.
@@ -53,6 +83,8 @@ pub struct Found {
     pub second: Option<Candidate>,
     /// The best plan whose named dimension differs from the best one's.
     pub what_if: Vec<(Dimension, Candidate)>,
+    /// The least time among those whose bubble is within [`BUBBLE_MAX`].
+    pub small_bubble: Option<Candidate>,
     /// No other is better in time, memory and GPUs together; least time first.
     pub front: Vec<Candidate>,
     /// Combinations looked at.
@@ -77,17 +109,15 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     let mut fitting: Vec<Candidate> = Vec::new();
     let mut dropped: Vec<Dropped> = Vec::new();
     let mut considered = 0;
-    let known = LayerTimes::default();
+    let (known, rules) = (LayerTimes::default(), request.step_rules());
     space::for_each(request, &mut |at, reason| {
         considered += 1;
         match reason.map_or_else(|| memory(request, &at), Err) {
             Ok(memory_bytes) => {
-                for &fp8 in &request.fp8 {
-                    let rules = request.step_rules(fp8);
-                    let (shape, machine) = (&request.shape, (&request.gpu, &request.fabric));
-                    let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
-                    fitting.push(Candidate { at, fp8, seconds: time.seconds, memory_bytes });
-                }
+                let (shape, machine) = (&request.shape, request.machines.parts());
+                let time = step_time_known(shape, &at, machine, &rules, request.seq, &known);
+                let (seconds, bubble) = (time.seconds, time.bubble);
+                fitting.push(Candidate { at, seconds, bubble, memory_bytes });
             }
             Err(reason) => match dropped.iter_mut().find(|known| known.reason == reason) {
                 Some(known) => known.count += 1,
@@ -108,7 +138,7 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
             rejected: rejected.collect(),
         });
     };
-    let step = simulated.unwrap_or_else(|| request.estimate(&best));
+    let step = simulated.unwrap_or_else(|| request.estimate(&best.at));
     let what_if = Dimension::ALL.into_iter().filter_map(|dimension| {
         let own = dimension.of(&best.at);
         let other = fitting.iter().find(|candidate| dimension.of(&candidate.at) != own)?;
@@ -117,6 +147,7 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     Ok(Found {
         second: fitting.get(1).cloned(),
         what_if: what_if.collect(),
+        small_bubble: fitting.iter().find(|other| other.bubble <= BUBBLE_MAX).cloned(),
         front: front(&fitting),
         considered,
         fitting: count,
@@ -127,10 +158,15 @@ pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
 }
 
 /// Bytes of the fullest stage, or why they are too many.
-fn memory(request: &SearchRequest, at: &Parallelism) -> Result<f64, &'static str> {
-    let rules = request.memory;
+fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, &'static str> {
+    let rules = request.memory_rules();
     let of = |stage| stage_memory_estimate(&request.shape, at, &rules, request.seq, stage).device();
-    let bytes = of(0).max(of(at.pp - 1)) + request.outside_bytes;
+    let mut bytes = of(0).max(of(at.pp - 1));
+    let fullest = first_full_stage(&request.shape, at);
+    if fullest > 0 && fullest + 1 < at.pp {
+        bytes = bytes.max(of(fullest));
+    }
+    bytes += request.outside_bytes;
     if bytes > request.memory_limit_bytes() {
         Err("needs more memory than a GPU has")
     } else {
@@ -143,38 +179,43 @@ fn simulate_best(
     request: &SearchRequest,
     fitting: &mut Vec<Candidate>,
 ) -> Result<Option<StepTime>, PlanError> {
-    let mut simulated: Vec<(Parallelism, bool, StepTime)> = Vec::new();
+    let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
+    let rules = request.step_rules();
     while let Some(candidate) = fitting.first().cloned() {
         let at = candidate.at;
-        let same =
-            |known: &&(Parallelism, bool, StepTime)| (known.0, known.1) == (at, candidate.fp8);
-        if let Some((_, _, step)) = simulated.iter().find(same) {
+        if let Some((_, step)) = simulated.iter().find(|known| known.0 == at) {
             return Ok(Some(step.clone()));
         }
         if simulated.len() == SIMULATED || at.pp * at.vpp * at.micro_batches > PASSES_MAX {
             return Ok(None);
         }
-        let rules = request.step_rules(candidate.fp8);
-        let (gpu, fabric) = (&request.gpu, &request.fabric);
+        let (gpu, fabric) = request.machines.parts();
         let step = step_time(&request.shape, &at, gpu, fabric, &rules, request.seq)?;
         fitting.remove(0);
         let place = fitting.partition_point(|other| other.seconds < step.seconds);
-        fitting.insert(place, Candidate { seconds: step.seconds, ..candidate.clone() });
-        simulated.push((at, candidate.fp8, step));
+        let (seconds, bubble) = (step.seconds, step.bubble);
+        fitting.insert(place, Candidate { seconds, bubble, ..candidate });
+        simulated.push((at, step));
     }
     Ok(None)
 }
 
-/// Candidates that no other is better than in time, memory and GPUs; `fitting` is sorted by time.
+/// Candidates that no other is better than in time, memory and GPUs, and so in GPU time, which is
+/// the product of two of them. `fitting` is sorted by time.
 fn front(fitting: &[Candidate]) -> Vec<Candidate> {
     let mut front: Vec<Candidate> = Vec::new();
+    // The least memory so far with each number of GPUs.
+    let mut least: Vec<(usize, f64)> = Vec::new();
     for candidate in fitting {
-        let is_beaten = front.iter().any(|other| {
-            other.memory_bytes <= candidate.memory_bytes && other.at.gpus() <= candidate.at.gpus()
-        });
-        if !is_beaten {
-            front.push(candidate.clone());
+        let (gpus, memory) = (candidate.at.gpus(), candidate.memory_bytes);
+        if least.iter().any(|&(other, bytes)| other <= gpus && bytes <= memory) {
+            continue;
         }
+        match least.iter_mut().find(|(other, _)| *other == gpus) {
+            Some(known) => known.1 = memory,
+            None => least.push((gpus, memory)),
+        }
+        front.push(candidate.clone());
     }
     front
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::skus::{Host, RACK_TRAYS, sku};
+use crate::skus::RACK_TRAYS;
 use crate::{Hardware, ProbeError};
 
 /// Machines of one kind or several, and what joins them.
@@ -38,6 +38,8 @@ pub struct Cluster {
     pub rails: u32,
     /// Kinds of machines, at least one.
     pub nodes: Vec<Nodes>,
+    /// What a GPU costs for an hour, in any currency; `None` if nobody said.
+    pub price_per_gpu_hour: Option<f64>,
 }
 
 /// Machines of one kind in a [`Cluster`].
@@ -90,6 +92,7 @@ struct ClusterFile {
     #[serde(default)]
     name: String,
     rails: Option<Spanned<u32>>,
+    price_per_gpu_hour: Option<Spanned<f64>>,
     nodes: Spanned<Vec<NodesFile>>,
 }
 
@@ -105,15 +108,15 @@ struct NodesFile {
 }
 
 /// Machines of one kind at most, so that sums stay far from overflow.
-const COUNT_MAX: u32 = 1_000_000;
+pub(crate) const COUNT_MAX: u32 = 1_000_000;
 
 impl Cluster {
     /// Reads a description.
     ///
-    /// `rails` (1 where it is not given) and one or more `[[nodes]]`, each with `count`, `preset`
-    /// (a name of [`Hardware::preset`]), `nics` (0 for machines that stand alone),
-    /// `nic_gbit_per_s` and, where NVLink spans machines, `nvlink_domain_nodes`. Keys that are
-    /// none of these are refused.
+    /// `rails` (1 where it is not given), `price_per_gpu_hour` and one or more `[[nodes]]`, each
+    /// with `count`, `preset` (a name of [`Hardware::preset`]), `nics` (0 for machines that stand
+    /// alone), `nic_gbit_per_s` and, where NVLink spans machines, `nvlink_domain_nodes`. Keys that
+    /// are none of these are refused.
     ///
     /// # Errors
     ///
@@ -133,13 +136,20 @@ impl Cluster {
             let what = "expected 1 rail or more, got `0`".to_owned();
             return Err(refuse(spanned.span().start, what));
         }
+        let price = file.price_per_gpu_hour.as_ref();
+        let is_price = |price: f64| price >= 0.0 && price.is_finite();
+        if let Some(spanned) = price.filter(|price| !is_price(*price.get_ref())) {
+            let what = format!("expected a price of 0 or more, got `{}`", spanned.get_ref());
+            return Err(refuse(spanned.span().start, what));
+        }
+        let price_per_gpu_hour = price.map(|price| *price.get_ref());
         if file.nodes.get_ref().is_empty() {
             let what = "expected at least one `[[nodes]]`, got none".to_owned();
             return Err(refuse(file.nodes.span().start, what));
         }
         let nodes = file.nodes.into_inner().into_iter();
         let nodes = nodes.map(|file| nodes_of(&file, rails, &refuse)).collect::<Result<_, _>>()?;
-        Ok(Cluster { name: file.name, rails, nodes })
+        Ok(Cluster { name: file.name, rails, nodes, price_per_gpu_hour })
     }
 
     /// The description as TOML; [`Cluster::from_toml`] gives the cluster back, with the hardware
@@ -147,6 +157,9 @@ impl Cluster {
     pub fn to_toml(&self) -> String {
         let name = toml::Value::from(self.name.clone());
         let mut text = format!("name = {name}\nrails = {}\n", self.rails);
+        if let Some(price) = self.price_per_gpu_hour {
+            text += &format!("price_per_gpu_hour = {}\n", toml::Value::from(price));
+        }
         for nodes in &self.nodes {
             let preset = toml::Value::from(nodes.preset.clone());
             text += &format!(
@@ -159,55 +172,6 @@ impl Cluster {
             );
         }
         text
-    }
-
-    /// A cluster by name: `gb200-nvl72` or `gb300-nvl72` (18 compute trays of four GPUs in one
-    /// NVLink domain), or a board, `hgx-h100`, `hgx-h200`, `hgx-b200`, `hgx-b300`; each with `-x16`
-    /// or any other number after it for so many of them. NICs are those that NVIDIA's own systems
-    /// of these SKUs have, one rail for each.
-    ///
-    /// ```
-    /// use deepwell_probe::Cluster;
-    ///
-    /// let racks = Cluster::preset("gb300-nvl72-x8")?;
-    /// assert_eq!((racks.node_count(), racks.gpu_count()), (144, 576));
-    /// assert_eq!(racks.nodes[0].nvlink_domain_gpus(), Some(72));
-    /// # Ok::<(), deepwell_probe::ProbeError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ProbeError::UnknownPreset`], with the names that there are.
-    pub fn preset(name: &str) -> Result<Cluster, ProbeError> {
-        let unknown = || ProbeError::UnknownPreset {
-            got: name.to_owned(),
-            known: "`gb200-nvl72`, `gb300-nvl72`, `hgx-h100`, `hgx-h200`, `hgx-b200` or \
-                    `hgx-b300`, each also with `-x2` or more after it"
-                .to_owned(),
-        };
-        let (one, count) = match name.rsplit_once("-x") {
-            None => (name, 1),
-            Some((one, count)) => (one, count.parse::<u32>().map_err(|_| unknown())?),
-        };
-        let rack = one.strip_suffix("-nvl72").and_then(sku);
-        let board = one.strip_prefix("hgx-").and_then(sku);
-        let rack = rack.filter(|sku| sku.host == Host::Grace);
-        let board = board.filter(|sku| sku.host != Host::Grace);
-        let found = rack.map(|sku| (sku, RACK_TRAYS)).or(board.map(|board| (board, 1)));
-        let Some((sku, trays)) = found.filter(|_| (1..=COUNT_MAX / 100).contains(&count)) else {
-            return Err(unknown());
-        };
-        let (nics, nic_gbit_per_s) = sku.nics.ok_or_else(unknown)?;
-        let preset = format!("{}-x{}", sku.preset, sku.gpus_max);
-        let nodes = Nodes {
-            count: count * trays,
-            hardware: Hardware::preset(&preset)?,
-            preset,
-            nics,
-            nic_gbit_per_s,
-            nvlink_domain_nodes: trays,
-        };
-        Ok(Cluster { name: name.to_owned(), rails: nics, nodes: vec![nodes] })
     }
 
     /// Machines of all kinds.
@@ -296,7 +260,8 @@ mod tests {
         assert_eq!((cluster.node_count(), cluster.gpu_count(), cluster.rails), (36, 144, 4));
         assert_eq!(cluster.nodes[0].nvlink_domain_gpus(), Some(72));
         assert_eq!(cluster.nodes[0].network_gbps_per_gpu(), Some(50.0));
-        let quoted = Cluster { name: "a \"b\"\\".to_owned(), ..cluster };
+        let name = "a \"b\"\\".to_owned();
+        let quoted = Cluster { name, price_per_gpu_hour: Some(2.25), ..cluster };
         assert_eq!(Cluster::from_toml(&quoted.to_toml()).unwrap(), quoted);
         for name in ["hgx-h100", "hgx-b300-x128", "gb200-nvl72", "gb300-nvl72-x8"] {
             let cluster = Cluster::preset(name).unwrap();
@@ -322,6 +287,7 @@ mod tests {
             ("rails = 4", "rails 4", (1, 7), ""),
             ("rails = 4", "rail = 4", (1, 1), "rail"),
             ("rails = 4", "rails = -4", (1, 9), ""),
+            ("rails = 4", "price_per_gpu_hour = -1.0", (1, 22), "0 or more"),
             ("count = 36", "count = 0", (4, 9), "got `0`"),
             ("count = 36", "count = \"many\"", (4, 9), "string"),
             ("count = 36", "count = 20", (8, 23), "divisor of the 20 nodes"),

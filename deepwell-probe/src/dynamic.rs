@@ -20,9 +20,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use crate::record::{Answer, CudaDevice, PciAddress, Refusal, RemoteKind, RowRepairs};
-use crate::software::{
-    CUBLASLT, CUDA_DRIVER_API, CUDA_RUNTIME, NCCL, NVRTC, Requirement, SECOND_NAME_ONLY,
-};
+use crate::software::{CUBLASLT, CUDA_DRIVER_API, CUDA_RUNTIME, NCCL, NVRTC, Requirement};
 use crate::{Library, NvLinkDomain};
 
 /// How one library tells its version.
@@ -80,7 +78,7 @@ pub(crate) fn libraries() -> Found {
             &["libcudart.so", "libcudart.so.13", "libcudart.so.12"],
             Cuda("cudaRuntimeGetVersion"),
         ),
-        nccl: look(&NCCL, &["libnccl.so", "libnccl.so.2"], Nccl("ncclGetVersion")),
+        nccl: look(&NCCL, &["libnccl.so.2", "libnccl.so"], Nccl("ncclGetVersion")),
         cublaslt: look(
             &CUBLASLT,
             &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
@@ -117,7 +115,7 @@ fn look_for(
         match open(candidate) {
             Ok(handle) => {
                 let path = loaded_path(candidate);
-                let note = note(requirement, candidate, *folder);
+                let note = folder.map(note);
                 let version = version(&handle, &call);
                 std::mem::forget(handle);
                 return match version {
@@ -141,21 +139,9 @@ fn look_for(
     }
 }
 
-/// What to know about a library that was found under `candidate`.
-fn note(requirement: &Requirement, candidate: &Path, folder: Option<&Path>) -> Option<String> {
-    if let Some(folder) = folder {
-        return Some(format!(
-            "outside the loader's search path; add `{}` to `LD_LIBRARY_PATH`",
-            folder.display()
-        ));
-    }
-    // The bindings of the CUDA backend try the plain name and never `.so.2`.
-    (requirement.name == NCCL.name && candidate.ends_with("libnccl.so.2")).then(|| {
-        format!(
-            "{SECOND_NAME_ONLY}, and the CUDA backend looks for `libnccl.so`; install \
-             `libnccl-dev` or link the one name to the other"
-        )
-    })
+/// What to know about a library that was found in a folder that the loader does not search.
+fn note(folder: &Path) -> String {
+    format!("outside the loader's search path; add `{}` to `LD_LIBRARY_PATH`", folder.display())
 }
 
 fn open(path: &Path) -> Result<Handle, String> {
@@ -434,19 +420,5 @@ mod tests {
         let call = VersionCall::Cuda("cuDriverGetVersion");
         let library = look_for(&CUDA_DRIVER_API, &["/proc/self/status"], &[], call);
         assert!(matches!(library, Library::Unusable { .. }), "{library:?}");
-    }
-
-    #[test]
-    fn only_the_second_name_of_nccl_needs_a_word() {
-        let rows = [
-            (&NCCL, "libnccl.so", None, false),
-            (&NCCL, "libnccl.so.2", None, true),
-            (&NVRTC, "libnvrtc.so.13", None, false),
-            (&NVRTC, "/opt/lib64/libnvrtc.so", Some(Path::new("/opt/lib64")), true),
-        ];
-        for (requirement, candidate, folder, expected) in rows {
-            let got = note(requirement, Path::new(candidate), folder);
-            assert_eq!(got.is_some(), expected, "{candidate}");
-        }
     }
 }

@@ -32,6 +32,14 @@ pub enum ProbeError {
         /// What was expected there, what is there, and what to do.
         what: String,
     },
+    /// A line that names no cluster.
+    #[error("cluster `{got}`: {what}")]
+    ClusterName {
+        /// The text that was given.
+        got: String,
+        /// What was expected of which part of it.
+        what: String,
+    },
     /// There is no preset of that name.
     #[error("expected a preset ({known}), got `{got}`")]
     UnknownPreset {

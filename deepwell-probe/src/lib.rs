@@ -42,6 +42,7 @@
 mod arch;
 mod assemble;
 mod cluster;
+mod cluster_name;
 mod cluster_table;
 mod cpu;
 mod cpu_read;

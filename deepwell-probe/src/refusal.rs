@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::software::{DRIVER, NCCL, SECOND_NAME_ONLY};
+use crate::software::DRIVER;
 use crate::{Gpu, Hardware, Library};
 
 /// Something that must be put right before the machine, or one of its GPUs, is of use.
@@ -32,8 +32,7 @@ impl Hardware {
     /// Why training on the GPUs of this machine would be refused; empty without GPUs.
     ///
     /// A driver that is too old or does not answer, GPUs in MIG mode, NVLinks that are down or
-    /// reach nobody, memory errors that wait for a repair, and, with two GPUs or more, NCCL under
-    /// a name that the CUDA backend does not look for.
+    /// reach nobody, and memory errors that wait for a repair.
     ///
     /// ```
     /// use deepwell_probe::Hardware;
@@ -62,19 +61,7 @@ impl Hardware {
             faults.extend(mig_fault(gpu).map(of_gpu));
             faults.extend(gpu.faults.iter().cloned().map(of_gpu));
         }
-        if self.gpus.len() > 1 && self.nccl_has_second_name_only() {
-            let reason = format!("{}: {SECOND_NAME_ONLY}", NCCL.name);
-            let fix = "install `libnccl-dev`, or link the name that the CUDA backend looks for: \
-                       `ln -s libnccl.so.2 libnccl.so` in the library's folder";
-            faults.push(Fault::new(reason, fix));
-        }
         faults
-    }
-
-    /// Whether NCCL is here as `libnccl.so.2` and not as `libnccl.so`.
-    pub(crate) fn nccl_has_second_name_only(&self) -> bool {
-        let hint = self.software.nccl.hint().unwrap_or("");
-        self.software.nccl.is_found() && hint.starts_with(SECOND_NAME_ONLY)
     }
 }
 

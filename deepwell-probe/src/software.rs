@@ -101,16 +101,13 @@ pub(crate) const CUDA_RUNTIME: Requirement = Requirement {
     hint: "not needed by Deepwell; it comes with the CUDA toolkit",
 };
 
-/// How the note begins of an NCCL that the CUDA backend will not find.
-pub(crate) const SECOND_NAME_ONLY: &str = "found as `libnccl.so.2` only";
-
 /// Collectives.
 pub(crate) const NCCL: Requirement = Requirement {
     name: "NCCL",
     minimum: (2, 22),
-    reason: "the oldest interface that the bindings know",
-    hint: "needed for more than one GPU: install `libnccl2` (and `libnccl-dev`, which brings the \
-           plain name `libnccl.so`)",
+    reason: "the oldest that is used",
+    hint: "needed for more than one GPU: install `libnccl2`, or `pip install nvidia-nccl-cu13` and \
+           name its file in `DEEPWELL_NCCL`",
 };
 
 /// GEMMs. Block scales of 32 elements came with 12.8, of 128 elements with 12.9.

@@ -23,7 +23,7 @@ fn libraries() -> Software {
         nccl: Library::Found {
             version: "2.27.3".to_owned(),
             path: Some("/usr/lib/libnccl.so.2.27.3".to_owned()),
-            note: Some("found as `libnccl.so.2` only".to_owned()),
+            note: None,
         },
         cublaslt: found(&software::CUBLASLT, "12.8.4", "/usr/lib/libcublasLt.so.12"),
         nvrtc: Library::missing(&software::NVRTC, &["libnvrtc.so", "libnvrtc.so.13"]),
@@ -299,17 +299,6 @@ fn what_keeps_a_machine_from_training_is_refused_with_the_fix() {
             assert!(got.first().is_none_or(|refusal| refusal.contains(part)), "{part}: {got:#?}");
         }
     }
-}
-
-#[test]
-fn nccl_under_its_second_name_is_refused_for_two_gpus_only() {
-    let refusals = machine(&two_h200()).refusals();
-    assert_eq!(refusals.len(), 1, "{refusals:#?}");
-    assert!(refusals[0].reason.contains("`libnccl.so.2` only"), "{refusals:#?}");
-    assert!(refusals[0].fix.contains("ln -s libnccl.so.2 libnccl.so"), "{refusals:#?}");
-    let one = GpuRecord { devices: two_h200().devices[..1].to_vec(), ..two_h200() };
-    assert!(machine(&one).refusals().is_empty());
-    assert!(machine(&NoDriver { library_loaded: true }).refusals().is_empty());
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Roof {
 
     /// Least time of one run of the calls of a body: those of a stream one after the other, streams
     /// beside each other but for the events that one waits for.
-    fn body_time_s(&self, calls: &[Call], is_first: bool) -> f64 {
+    pub(super) fn body_time_s(&self, calls: &[Call], is_first: bool) -> f64 {
         let mut streams: HashMap<StreamId, f64> = HashMap::new();
         let mut events: HashMap<EventId, f64> = HashMap::new();
         let mut last_s = 0.0f64;

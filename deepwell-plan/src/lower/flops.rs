@@ -13,6 +13,26 @@ pub struct LinearFlops {
     pub with_head: u64,
 }
 
+impl LinearFlops {
+    /// Share of those whose operands are quantized, of those of the blocks and of all (the head
+    /// included).
+    pub fn quantized_share(&self) -> (f64, f64) {
+        let LinearFlops { quantized, blocks, with_head } = *self;
+        let share = |total: u64| if total == 0 { 0.0 } else { quantized as f64 / total as f64 };
+        (share(blocks), share(with_head))
+    }
+}
+
+impl std::iter::Sum for LinearFlops {
+    fn sum<I: Iterator<Item = LinearFlops>>(all: I) -> LinearFlops {
+        all.fold(LinearFlops::default(), |sum, it| LinearFlops {
+            quantized: sum.quantized + it.quantized,
+            blocks: sum.blocks + it.blocks,
+            with_head: sum.with_head + it.with_head,
+        })
+    }
+}
+
 /// Adds up the GEMMs of linear layers of a program.
 pub fn linear_flops(program: &Program) -> LinearFlops {
     let mut sums = LinearFlops::default();
@@ -36,7 +56,10 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
-            Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => sums.with_head += flops(),
+            Op::LinearCrossEntropy(_)
+            | Op::LinearCrossEntropyGrad(_)
+            | Op::VocabParallelSums(_)
+            | Op::VocabParallelCrossEntropyGrad(_) => sums.with_head += flops(),
             _ => {}
         }
     }
@@ -56,9 +79,7 @@ fn gemm_flops(program: &Program, call: &Call) -> u64 {
 /// Share of the FLOPs of linear layers whose operands are quantized, of those of the blocks and of
 /// all (the head included), see [`linear_flops`].
 pub fn quantized_flop_share(program: &Program) -> (f64, f64) {
-    let LinearFlops { quantized, blocks, with_head } = linear_flops(program);
-    let share = |total: u64| if total == 0 { 0.0 } else { quantized as f64 / total as f64 };
-    (share(blocks), share(with_head))
+    linear_flops(program).quantized_share()
 }
 
 /// Bytes of data and scales that the quantizations of one step write.

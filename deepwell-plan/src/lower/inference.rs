@@ -99,6 +99,7 @@ impl Lowering<'_> {
                 first_moment: None,
                 second_moment: None,
                 gradient: None,
+                split: None,
             });
         }
     }

@@ -3,25 +3,29 @@
 
 use std::ops::Range;
 
-use deepwell_ir::ops::{AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction};
+use deepwell_ir::ops::{
+    AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction, SelectionBiasUpdate,
+};
 use deepwell_ir::{
-    Access, Accumulate, DType, MemoryKind, NodeId, Op, Operand, Phase, ProcessGroup, Tag, ValueId,
+    Access, Accumulate, DType, MemoryKind, NodeId, Op, Operand, ParameterState, Phase,
+    ProcessGroup, Tag, ValueId,
 };
 
+use super::tensor::Parts;
 use super::{Lowering, NewCall};
 use crate::{Plan, PlanError};
 
 impl Lowering<'_> {
     /// Lowers the optimizer to a body.
     pub(super) fn optimizer(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        self.sum_shared_gradients()?;
+        self.sum_over_tensor_ranks()?;
         let slices = self.sum_over_ranks(plan)?;
-        let norm = self.host.grad_norm;
         if slices.is_none() {
-            let gradients = self.parameters.iter().filter_map(|state| state.gradient);
-            let gradients: Vec<Operand> = gradients.map(read).collect();
-            let norms = norm.map(write).into_iter().collect();
-            self.optimizer_call("grad_norm", GradNorm {}.into(), gradients, norms)?;
+            self.norm_of_gradients()?;
         }
+        self.sum_losses()?;
+        let norm = self.host.grad_norm;
 
         let beta1 = plan.optimizer.beta1;
         let (beta2, eps) = (plan.optimizer.beta2, plan.optimizer.eps);
@@ -33,27 +37,68 @@ impl Lowering<'_> {
         let inputs = of_host.into_iter().flatten().collect();
         let op = AdamWCoefficients { beta1, beta2, eps };
         self.optimizer_call(name, op.into(), inputs, vec![write(coefficients)])?;
+        self.update_selection_biases(plan.optimizer.selection_bias_rate, coefficients)?;
 
         if let Some(slices) = slices {
             self.update_shards(coefficients, &slices)?;
             self.end_body(Phase::Optimizer);
             return Ok(());
         }
-        for (index, bucket) in self.buckets(plan.bucket_bytes).into_iter().enumerate() {
+        let buckets = self.buckets(plan.bucket_bytes).into_iter();
+        let trained: Vec<_> = buckets.filter(|bucket| !self.is_counted[bucket.start]).collect();
+        for (index, bucket) in trained.into_iter().enumerate() {
             let mut operands = vec![read(coefficients)];
             let mut weight_decay = Vec::with_capacity(bucket.len());
-            for state in &self.parameters[bucket.clone()] {
+            for index in bucket.clone() {
+                let state = &self.parameters[index];
                 let moments = [state.first_moment, state.second_moment].into_iter().flatten();
                 operands.extend(state.gradient.map(read));
                 operands.push(update(state.master));
                 operands.extend(moments.map(update));
-                let is_matrix = self.values[state.master.index()].shape.len() > 1;
-                weight_decay.push(if is_matrix { plan.optimizer.weight_decay } else { 0.0 });
+                let decay = if self.decays[index] { plan.optimizer.weight_decay } else { 0.0 };
+                weight_decay.push(decay);
             }
             let op = AdamW { parameters: bucket, weight_decay };
             self.optimizer_call(&format!("adamw.{index}"), op.into(), operands, Vec::new())?;
         }
         self.end_body(Phase::Optimizer);
+        Ok(())
+    }
+
+    /// The norm of all gradients, each of which this rank has whole, or a slice of, or not at all.
+    fn norm_of_gradients(&mut self) -> Result<(), PlanError> {
+        let with_gradient = |state: &ParameterState| Some((state.gradient?, state.split.is_some()));
+        let is_trained = |(state, is_counted): &(&ParameterState, &bool)| {
+            !**is_counted && !self.is_copy(&state.name)
+        };
+        let trained = self.parameters.iter().zip(&self.is_counted).filter(is_trained);
+        let gradients: Vec<(ValueId, bool)> =
+            trained.filter_map(|(state, _)| with_gradient(state)).collect();
+        if self.target.ranks.named(ProcessGroup::TENSOR).is_some() || self.pipeline.is_some() {
+            let gradients = self.counted(gradients);
+            return self.norm_of_parts(Parts { gradients, groups: Vec::new() });
+        }
+        let gradients = gradients.into_iter().map(|(gradient, _)| read(gradient)).collect();
+        let norm = self.host.grad_norm.map(write).into_iter().collect();
+        self.optimizer_call("grad_norm", GradNorm {}.into(), gradients, norm)
+    }
+
+    /// Moves the selection biases of routers by how often experts were chosen in the whole step.
+    fn update_selection_biases(
+        &mut self,
+        rate: f32,
+        coefficients: ValueId,
+    ) -> Result<(), PlanError> {
+        let parameters = self.parameters.iter().zip(&self.is_counted);
+        let counted = parameters.filter(|(_, is_counted)| **is_counted);
+        let counted: Vec<_> =
+            counted.filter_map(|(state, _)| Some((state.gradient?, state.master))).collect();
+        for (index, (counts, bias)) in counted.into_iter().enumerate() {
+            let operands = vec![read(coefficients), read(counts), update(bias)];
+            let op = SelectionBiasUpdate { rate };
+            let name = format!("selection_bias.{index}");
+            self.optimizer_call(&name, op.into(), operands, Vec::new())?;
+        }
         Ok(())
     }
 
@@ -67,7 +112,9 @@ impl Lowering<'_> {
         };
         let ranks = members.ranks.len() as u32;
         let is_shared = self.sharing().is_some();
-        let buckets = if is_shared { Vec::new() } else { self.buckets(plan.bucket_bytes) };
+        let mut buckets = self.buckets(plan.bucket_bytes);
+        // Gradients of shards are scattered below.
+        buckets.retain(|bucket| !is_shared || self.is_counted[bucket.start]);
         let of_bucket = |(index, bucket): (usize, Range<usize>)| {
             let gradients = self.parameters[bucket].iter().filter_map(|state| state.gradient);
             (format!("all_reduce.gradients.{index}"), gradients.collect())
@@ -88,7 +135,7 @@ impl Lowering<'_> {
     }
 
     /// Consecutive parameters with gradients of at most `limit_bytes` together; one with more is
-    /// alone.
+    /// alone, and so is one that AdamW does not update.
     fn buckets(&self, limit_bytes: usize) -> Vec<Range<usize>> {
         let mut buckets: Vec<Range<usize>> = Vec::new();
         let mut bytes = 0;
@@ -96,8 +143,16 @@ impl Lowering<'_> {
             let Some(gradient) = state.gradient else { continue };
             let own = self.values[gradient.index()].range.bytes;
             bytes += own;
+            let is_counted = |index: usize| self.is_counted[index];
             match buckets.last_mut() {
-                Some(bucket) if bucket.end == index && bytes <= limit_bytes => bucket.end += 1,
+                Some(bucket)
+                    if bucket.end == index
+                        && bytes <= limit_bytes
+                        && !is_counted(index)
+                        && !is_counted(bucket.start) =>
+                {
+                    bucket.end += 1;
+                }
                 _ => {
                     buckets.push(index..index + 1);
                     bytes = own;

@@ -11,15 +11,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares};
+use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, Reduction};
 use deepwell_ir::{
     DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, Shard, TensorId, ValueId,
 };
 
 use super::Lowering;
 use super::optimizer::{read, update, write};
+use super::tensor::Parts;
+use crate::PlanError;
 use crate::arena::align;
-use crate::{Plan, PlanError};
 
 /// FP32 elements that one stretch of aligned bytes holds.
 const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
@@ -35,6 +36,9 @@ pub(super) struct Bucket {
     /// Elements of a slice.
     slice: usize,
     weight_decay: f32,
+    is_split: bool,
+    /// Whether another stage of the pipeline counts it.
+    is_copy: bool,
 }
 
 /// A parameter that is put into a bucket.
@@ -46,8 +50,20 @@ struct Member {
     gradient: TensorId,
     name: String,
     shape: Vec<usize>,
-    /// What no bucket mixes: whether weight decays, and whether other bodies read the master.
-    class: (bool, bool),
+    class: Class,
+}
+
+/// What no bucket mixes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Class {
+    /// Whether weight decays.
+    decays: bool,
+    /// Whether other bodies read the master.
+    is_resident: bool,
+    /// Whether tensor-parallel ranks have a slice each.
+    is_split: bool,
+    /// Whether another stage of the pipeline counts the parameter.
+    is_copy: bool,
 }
 
 impl Member {
@@ -76,8 +92,9 @@ impl Lowering<'_> {
         let mut members = Vec::new();
         for (index, (id, tensor)) in graph.parameters().enumerate() {
             let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&self.binding));
-            let Some(&gradient) = gradients.get(&id) else {
-                let state = self.whole_parameter(id, name, shape);
+            let gradient = gradients.get(&id).copied();
+            let Some(gradient) = gradient.filter(|_| !self.is_counted[index]) else {
+                let state = self.whole_parameter(id, name, shape, gradient);
                 self.parameters.push(state);
                 continue;
             };
@@ -89,8 +106,14 @@ impl Lowering<'_> {
                 first_moment: None,
                 second_moment: None,
                 gradient: None,
+                split: self.splits.get(&name).copied(),
             });
-            let class = (shape.len() > 1, resident.contains(&id));
+            let class = Class {
+                decays: self.decays[index],
+                is_resident: resident.contains(&id),
+                is_split: self.splits.contains_key(&name),
+                is_copy: self.is_copy(&name),
+            };
             members.push(Member { index, id, gradient, name, shape, class });
         }
         for members in buckets_of(&members, self.plan.bucket_bytes) {
@@ -98,15 +121,28 @@ impl Lowering<'_> {
         }
     }
 
-    /// A parameter that nothing trains.
-    fn whole_parameter(&mut self, id: TensorId, name: String, shape: Vec<usize>) -> ParameterState {
-        let [master, first_moment, second_moment] = ["", "moment1.", "moment2."].map(|prefix| {
-            self.add(format!("{prefix}{name}"), DType::F32, shape.clone(), MemoryKind::Optimizer)
-        });
-        self.value_of.insert(id, master);
-        self.values[master.index()].tensor = Some(id);
-        let (first_moment, second_moment) = (Some(first_moment), Some(second_moment));
-        ParameterState { name, master, first_moment, second_moment, gradient: None }
+    /// A parameter that nothing trains, or a selection bias with its counts.
+    fn whole_parameter(
+        &mut self,
+        id: TensorId,
+        name: String,
+        shape: Vec<usize>,
+        counts: Option<TensorId>,
+    ) -> ParameterState {
+        let mut add = |prefix: &str, memory| {
+            self.add(format!("{prefix}{name}"), DType::F32, shape.clone(), memory)
+        };
+        let master = add("", MemoryKind::Optimizer);
+        let gradient = counts.map(|_| add("grad.", MemoryKind::Gradients));
+        let [first_moment, second_moment] = ["moment1.", "moment2."]
+            .map(|prefix| counts.is_none().then(|| add(prefix, MemoryKind::Optimizer)));
+        for (tensor, value) in [(Some(id), Some(master)), (counts, gradient)] {
+            let (Some(tensor), Some(value)) = (tensor, value) else { continue };
+            self.value_of.insert(tensor, value);
+            self.values[value.index()].tensor = Some(tensor);
+        }
+        let split = self.splits.get(&name).copied();
+        ParameterState { name, master, first_moment, second_moment, gradient, split }
     }
 
     fn shard(&mut self, members: &[Member], ranks: usize) {
@@ -115,7 +151,7 @@ impl Lowering<'_> {
         let slice = elements.div_ceil(ranks).next_multiple_of(ALIGNED_ELEMENTS);
         let filling = slice * ranks - elements;
         let gradients = self.column(members, "grad.", MemoryKind::Gradients, filling);
-        let (decays, is_resident) = members[0].class;
+        let Class { decays, is_resident, is_split, is_copy } = members[0].class;
         let gathered = match is_resident {
             true => self.column(members, "", MemoryKind::Weights, filling),
             false => gradients.clone(),
@@ -144,7 +180,9 @@ impl Lowering<'_> {
         self.shards.push(Shard { group, master, first_moment, second_moment, parameters: places });
         let weight_decay = if decays { self.plan.optimizer.weight_decay } else { 0.0 };
         let parameters = members.iter().map(|member| member.id).collect();
-        self.shared.push(Bucket { gradients, gathered, parameters, slice, weight_decay });
+        let bucket =
+            Bucket { gradients, gathered, parameters, slice, weight_decay, is_split, is_copy };
+        self.shared.push(bucket);
     }
 
     /// Values for all of a bucket, one behind the other, and one that fills the slices up.
@@ -169,6 +207,12 @@ impl Lowering<'_> {
         column
     }
 
+    /// The gradients of buckets of parameters that tensor-parallel ranks have whole.
+    pub(super) fn whole_buckets(&self) -> Vec<Vec<ValueId>> {
+        let whole = self.shared.iter().filter(|bucket| !bucket.is_split);
+        whole.map(|bucket| bucket.gradients.clone()).collect()
+    }
+
     /// Each rank's slice of the gradients, summed over all of them, and their norm.
     pub(super) fn scatter_gradients(
         &mut self,
@@ -187,19 +231,10 @@ impl Lowering<'_> {
             self.optimizer_call(&name, op.into(), inputs, vec![write(own)])?;
             slices.push(own);
         }
-        let buckets = slices.len();
-        let [own, all] = [("grad_norm.squares", 1), ("grad_norm.squares.ranks", ranks as usize)]
-            .map(|(name, count)| {
-                let shape = vec![count * buckets];
-                self.add(name.to_string(), DType::U64, shape, MemoryKind::Activations)
-            });
-        let parts = slices.iter().copied().map(read).collect();
-        self.optimizer_call("grad_norm.squares", SumsOfSquares {}.into(), parts, vec![write(own)])?;
-        let gather = Collective::new(CollectiveKind::AllGather, group, ranks);
-        let name = "all_gather.grad_norm";
-        self.optimizer_call(name, gather.into(), vec![read(own)], vec![write(all)])?;
-        let norm = self.host.grad_norm.map(write).into_iter().collect();
-        self.optimizer_call("grad_norm", NormOfSums {}.into(), vec![read(all)], norm)?;
+        let counted = slices.iter().zip(&self.shared).filter(|(_, bucket)| !bucket.is_copy);
+        let gradients = counted.map(|(&slice, bucket)| (slice, bucket.is_split)).collect();
+        let gradients = self.counted(gradients);
+        self.norm_of_parts(Parts { gradients, groups: vec![(group, ranks)] })?;
         Ok(slices)
     }
 
@@ -242,7 +277,7 @@ impl Lowering<'_> {
 /// more is alone.
 fn buckets_of(members: &[Member], limit_bytes: usize) -> Vec<Vec<Member>> {
     let mut buckets: Vec<Vec<Member>> = Vec::new();
-    let mut open: HashMap<(bool, bool), (usize, usize)> = HashMap::new();
+    let mut open: HashMap<Class, (usize, usize)> = HashMap::new();
     for member in members {
         let bytes = align(member.elements() * size_of::<f32>());
         match open.get_mut(&member.class) {
@@ -257,16 +292,4 @@ fn buckets_of(members: &[Member], limit_bytes: usize) -> Vec<Vec<Member>> {
         }
     }
     buckets
-}
-
-/// Checks a plan's stage.
-pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
-    match plan.parallel.zero {
-        0 | 1 => Ok(()),
-        stage => Err(PlanError::Request {
-            what: "ZeRO stage",
-            expected: "0, or 1: optimizer state".to_string(),
-            got: stage.to_string(),
-        }),
-    }
 }

@@ -20,6 +20,11 @@ impl PipelineRun {
     /// The run in the trace event format that `chrome://tracing` and Perfetto read: a thread for
     /// each stage. `seconds` is what the unit of the run's times is.
     pub fn chrome_trace(&self, seconds: f64) -> String {
+        json!({ "traceEvents": self.trace_events(seconds) }).to_string()
+    }
+
+    /// The events of [`PipelineRun::chrome_trace`].
+    pub(crate) fn trace_events(&self, seconds: f64) -> Vec<Value> {
         let mut events: Vec<Value> = Vec::new();
         for (stage, runs) in self.stages.iter().enumerate() {
             let name = format!("stage {stage}");
@@ -39,7 +44,7 @@ impl PipelineRun {
                 }));
             }
         }
-        json!({ "traceEvents": events }).to_string()
+        events
     }
 
     /// The run as a picture: a row for each stage, idle time left white.

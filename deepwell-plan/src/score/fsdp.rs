@@ -5,10 +5,9 @@ use super::time::gpu_of;
 use super::{FitCounts, Scored, ScoredRow};
 use crate::collectives::{Fabric, Generation};
 use crate::gpu_model::GpuModel;
-use crate::memory::{MemoryRules, StageLayers, stage_memory};
-use crate::schedule::orders;
+use crate::search::fsdp_memory;
 use crate::step_time::{StepRules, step_time};
-use crate::{ActivationRecompute, ModelShape, Parallelism, PlanError};
+use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 
 /// Columns of this kind.
 pub(super) const COLUMNS: [&str; 6] = ["model", "seq", "nGPU", "mbs", "tok_s_gpu", "shard"];
@@ -59,7 +58,7 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
 
 struct Run {
     shape: ModelShape,
-    at: Parallelism,
+    at: Strategy,
     gpu: GpuModel,
     seq: usize,
 }
@@ -94,13 +93,13 @@ impl Run {
             "1" | "True" => ActivationRecompute::Full,
             _ => ActivationRecompute::None,
         };
-        let at = Parallelism {
+        let at = Strategy {
             dp: row.size("nGPU")?,
             zero,
             micro_batch: row.size("mbs")?,
             micro_batches: row.size_or("GA", 1)?,
             recompute,
-            ..Parallelism::SINGLE
+            ..Strategy::SINGLE
         };
         Ok(Run { shape, at, gpu: gpu_of(row, GpuModel::h100)?, seq })
     }
@@ -123,29 +122,11 @@ impl Run {
         Ok((self.at.micro_batch * self.at.micro_batches * self.seq) as f64 / time.seconds)
     }
 
-    /// Bytes on a GPU with the micro-batch larger by `more`: FSDP keeps FP32 parameters, gradients
-    /// and two moments, 16 bytes, and gathers BF16.
+    /// Bytes on a GPU with the micro-batch larger by `more`, context and NCCL included.
     fn bytes(&self, row: &Row<'_>, more: usize) -> Result<f64, PlanError> {
-        let at = Parallelism { micro_batch: self.at.micro_batch + more, ..self.at };
-        let rules = MemoryRules {
-            parameter_bytes: if at.zero >= 3 { 4.0 } else { 6.0 },
-            gradient_bytes: 4.0,
-            optimizer_bytes: 8.0,
-            // BF16 logits, the FP32 copy of the loss, and its gradient.
-            logit_bytes: 10.0,
-            workspace_bytes: 64.0 * (1u64 << 20) as f64,
-            ..MemoryRules::lean()
-        };
-        let layers = StageLayers::even(self.shape.layers, 0, 1, 1);
-        let order = orders(at.schedule, 1, 1, 1).map_err(|error| row.refuse(error.to_string()))?;
-        let mut memory = stage_memory(&self.shape, &at, &rules, self.seq, &layers, &order[0]);
-        if at.recompute == ActivationRecompute::Full {
-            // One layer is there in full while its backward runs.
-            let whole = Parallelism { recompute: ActivationRecompute::None, ..at };
-            memory.activations +=
-                crate::memory::layer_activation_bytes(&self.shape, &whole, &rules, self.seq, 0);
-        }
-        // Context and NCCL.
+        let at = Strategy { micro_batch: self.at.micro_batch + more, ..self.at };
+        let memory = fsdp_memory(&self.shape, &at, self.seq);
+        let memory = memory.map_err(|error| row.refuse(error.to_string()))?;
         Ok(memory.allocated() + 2e9)
     }
 }

@@ -6,7 +6,7 @@ use super::{Scored, ScoredRow};
 use crate::memory::{AttentionKernel, MemoryRules, RecomputedModules, StageLayers, stage_memory};
 use crate::model_shape::{ExpertShape, LatentAttention};
 use crate::schedule::{PipelineSchedule, orders};
-use crate::{ActivationRecompute, ModelShape, Parallelism, PlanError};
+use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 
 /// Columns of this kind.
 pub(super) const COLUMNS: [&str; 5] = ["peakB", "flags", "L", "h", "a"];
@@ -36,7 +36,7 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
 /// What a row describes.
 struct Run {
     shape: ModelShape,
-    at: Parallelism,
+    at: Strategy,
     rules: MemoryRules,
     seq: usize,
     layers: StageLayers,
@@ -75,7 +75,7 @@ impl Run {
             shape.positions = seq;
         }
         let layers = last_stage(row, &flags, &shape, &at)?;
-        let at = Parallelism { vpp: layers.chunks.len(), ..at };
+        let at = Strategy { vpp: layers.chunks.len(), ..at };
         let case = row.text("case");
         let unmodelled = [
             (flags.has("mfsdp"), "Megatron-FSDP's own buffers"),
@@ -166,7 +166,7 @@ fn parallelism(
     row: &Row<'_>,
     flags: &Flags<'_>,
     shape: &ModelShape,
-) -> Result<Parallelism, PlanError> {
+) -> Result<Strategy, PlanError> {
     let world = row.size_or("world", 8)?;
     let (tp, pp, cp) = (row.size_or("TP", 1)?, row.size_or("PP", 1)?, row.size_or("CP", 1)?);
     let dp = row.share("GPUs", world, tp * pp * cp)?;
@@ -190,7 +190,7 @@ fn parallelism(
         (true, _, _) | (_, _, true) => 1,
         (false, _, false) => 0,
     };
-    Ok(Parallelism {
+    Ok(Strategy {
         pp,
         tp,
         sp: flags.has("sp") && tp > 1,
@@ -202,7 +202,7 @@ fn parallelism(
         micro_batch,
         micro_batches,
         recompute,
-        ..Parallelism::SINGLE
+        ..Strategy::SINGLE
     })
 }
 
@@ -258,7 +258,7 @@ fn last_stage(
     row: &Row<'_>,
     flags: &Flags<'_>,
     shape: &ModelShape,
-    at: &Parallelism,
+    at: &Strategy,
 ) -> Result<StageLayers, PlanError> {
     let (pp, case) = (at.pp, row.text("case"));
     if let Some(layout) = flags.value("layout").filter(|_| pp > 1) {
@@ -284,15 +284,15 @@ fn last_stage(
         let each = row.share("layers with embedding and loss", shape.layers + 2, pp * chunks)?;
         let of = |part: usize| {
             let start = (part * each).max(1) - 1;
-            (start..((part + 1) * each - 1).min(shape.layers)).collect()
+            start..((part + 1) * each - 1).min(shape.layers)
         };
         let chunks = (0..chunks).map(|chunk| of(chunk * pp + pp - 1)).collect();
         return Ok(StageLayers { chunks, has_embedding: pp == 1, has_head: true });
     }
     if case.contains("uneven_pipeline") && pp > 1 {
         // These tests put two layers on the first and on the last stage.
-        let chunks = vec![(shape.layers.saturating_sub(2)..shape.layers).collect()];
-        return Ok(StageLayers { chunks, has_embedding: false, has_head: true });
+        let last = shape.layers.saturating_sub(2)..shape.layers;
+        return Ok(StageLayers { chunks: Vec::from([last]), has_embedding: false, has_head: true });
     }
     Ok(parts(chunks))
 }
@@ -314,9 +314,7 @@ fn layout_stage(row: &Row<'_>, layout: &str, pp: usize) -> Result<StageLayers, P
         if index % pp == pp - 1 {
             // A layer of multi-token prediction is as large as the last layer.
             let extra = part.chars().filter(|&kind| kind == 'm').count();
-            let last = (first + count).saturating_sub(1);
-            let layers = (first..first + count).chain(std::iter::repeat_n(last, extra));
-            chunks.push(layers.collect());
+            chunks.push(first..first + count + extra);
         }
         first += count;
     }

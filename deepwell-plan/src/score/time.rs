@@ -7,7 +7,7 @@ use crate::gpu_model::GpuModel;
 use crate::memory::{AttentionKernel, MemoryRules, StageLayers, stage_memory};
 use crate::schedule::orders;
 use crate::step_time::{StepRules, step_time};
-use crate::{ActivationRecompute, ModelShape, Parallelism, PlanError};
+use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 
 /// Columns of "Reducing Activation Recomputation".
 pub(super) const KORTHIKANTI: [&str; 5] = ["iter_present_s", "L", "h", "TP", "PP"];
@@ -50,7 +50,7 @@ fn gpt(row: &Row<'_>, seq: usize, vocab: usize) -> Result<ModelShape, PlanError>
 }
 
 /// Checks what every pipeline needs of a row: stages that have layers.
-fn stages_fit(row: &Row<'_>, shape: &ModelShape, at: &Parallelism) -> Result<(), PlanError> {
+fn stages_fit(row: &Row<'_>, shape: &ModelShape, at: &Strategy) -> Result<(), PlanError> {
     if shape.layers < at.pp * at.vpp {
         let (layers, parts) = (shape.layers, at.pp * at.vpp);
         return Err(row.refuse(format!("`L`: expected {parts} layers or more, got {layers}")));
@@ -71,14 +71,14 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let micro_batch = row.size("mbs")?;
         let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
-        let base = Parallelism {
+        let base = Strategy {
             tp,
             pp,
             dp,
             micro_batch,
             micro_batches,
             vpp: row.size_or("interleave", 1)?,
-            ..Parallelism::SINGLE
+            ..Strategy::SINGLE
         };
         stages_fit(&row, &shape, &base)?;
         let runs = [
@@ -87,7 +87,7 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
         ];
         for (column, sp, recompute) in runs {
             let Some(measured) = row.number(column)? else { continue };
-            let at = Parallelism { sp, recompute, ..base };
+            let at = Strategy { sp, recompute, ..base };
             let rules = &StepRules::MEGATRON_2021;
             let time = step_time(&shape, &at, &gpu, &a100_fabric(), rules, A100_SEQ);
             let time = time.map_err(|error| row.refuse(error.to_string()))?;
@@ -103,20 +103,19 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
 fn chosen(
     row: &Row<'_>,
     shape: &ModelShape,
-    base: &Parallelism,
+    base: &Strategy,
     gpu: &GpuModel,
     fabric: &Fabric,
     rules: (&StepRules, &MemoryRules),
     seq: usize,
-) -> Result<(Parallelism, f64), PlanError> {
+) -> Result<(Strategy, f64), PlanError> {
     let per_rank = row.share("gbs", row.size("gbs")?, base.dp)?;
-    stages_fit(row, shape, &Parallelism { micro_batches: per_rank, ..*base })?;
-    let mut best: Option<(Parallelism, f64)> = None;
+    stages_fit(row, shape, &Strategy { micro_batches: per_rank, ..*base })?;
+    let mut best: Option<(Strategy, f64)> = None;
     let mut first_error = None;
     for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
         for vpp in 1..=if base.pp > 1 { 8 } else { 1 } {
-            let at =
-                Parallelism { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
+            let at = Strategy { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
             if vpp > 1 && !shape.layers.is_multiple_of(at.pp * vpp) {
                 continue;
             }
@@ -150,7 +149,7 @@ pub(super) fn sc21(table: &Table) -> Result<Scored, PlanError> {
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let base =
-            Parallelism { tp, pp, dp, recompute: ActivationRecompute::Full, ..Parallelism::SINGLE };
+            Strategy { tp, pp, dp, recompute: ActivationRecompute::Full, ..Strategy::SINGLE };
         let memory = MemoryRules { attention: AttentionKernel::Unfused, ..MemoryRules::megatron() };
         let rules = (&StepRules::MEGATRON_2021, &memory);
         let (at, time) = chosen(&row, &shape, &base, &gpu, &a100_fabric(), rules, A100_SEQ)?;
@@ -182,7 +181,7 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         let shape = ModelShape { tied: false, ..gpt(&row, seq, vocab)? };
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
-        let base = Parallelism { tp, pp, dp, sp: tp > 1, zero: 1, ..Parallelism::SINGLE };
+        let base = Strategy { tp, pp, dp, sp: tp > 1, zero: 1, ..Strategy::SINGLE };
         let rules =
             (&StepRules::MODERN, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
         let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq)?;
@@ -228,7 +227,7 @@ pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
         let dp = row.share("nGPU", gpus, tp * pp)?;
         let micro_batch = row.size("mbs")?;
         let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
-        let at = Parallelism {
+        let at = Strategy {
             tp,
             pp,
             dp,
@@ -236,7 +235,7 @@ pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
             micro_batches,
             zero: if scheme == "zero3" { 3 } else { 0 },
             recompute: ActivationRecompute::Full,
-            ..Parallelism::SINGLE
+            ..Strategy::SINGLE
         };
         stages_fit(&row, &shape, &at)?;
         let half = StepRules { gradient_bytes: 2.0, ..StepRules::MEGATRON_2021 };
@@ -267,14 +266,14 @@ pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
         }
         let micro_batch = row.size("mbs")?;
         let micro_batches = row.share("gbs", row.size("gbs")?, micro_batch * dp)?;
-        let at = Parallelism {
+        let at = Strategy {
             tp,
             pp,
             dp,
             micro_batch,
             micro_batches,
             recompute: ActivationRecompute::Full,
-            ..Parallelism::SINGLE
+            ..Strategy::SINGLE
         };
         stages_fit(&row, &shape, &at)?;
         let rules = &StepRules::MEGATRON_2021;

@@ -1,155 +1,12 @@
 //! What is searched for.
 
-use std::fmt;
-use std::str::FromStr;
+use serde::Serialize;
 
-use serde::{Deserialize, Serialize};
-
-use crate::collectives::Fabric;
-use crate::gpu_model::GpuModel;
 use crate::memory::MemoryRules;
-use crate::model_shape::{ExpertShape, LatentAttention};
-use crate::schedule::PipelineSchedule;
 use crate::step_time::{StepRules, StepTime, step_time_estimate};
-use crate::{ModelShape, Parallelism, PlanError};
+use crate::{ModelShape, PlanError, Strategy};
 
-use super::Candidate;
-
-/// A dimension of the search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dimension {
-    /// Pipeline stages.
-    Pp,
-    /// Chunks of a stage.
-    Vpp,
-    /// Schedule, by its place in [`PipelineSchedule::ALL`].
-    Schedule,
-    /// Tensor-parallel ranks.
-    Tp,
-    /// Context-parallel ranks.
-    Cp,
-    /// Expert-parallel ranks.
-    Ep,
-    /// Tensor-parallel ranks of an expert.
-    Etp,
-    /// Data-parallel ranks.
-    Dp,
-    /// ZeRO stage.
-    Zero,
-    /// Sequences of a micro-batch.
-    Mbs,
-    /// Recomputation: 0 none, 1 selective, 2 full.
-    Recompute,
-    /// GPUs.
-    Gpus,
-}
-
-impl Dimension {
-    /// All of them.
-    pub const ALL: [Dimension; 12] = [
-        Dimension::Pp,
-        Dimension::Vpp,
-        Dimension::Schedule,
-        Dimension::Tp,
-        Dimension::Cp,
-        Dimension::Ep,
-        Dimension::Etp,
-        Dimension::Dp,
-        Dimension::Zero,
-        Dimension::Mbs,
-        Dimension::Recompute,
-        Dimension::Gpus,
-    ];
-
-    /// Name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Dimension::Pp => "pp",
-            Dimension::Vpp => "vpp",
-            Dimension::Schedule => "schedule",
-            Dimension::Tp => "tp",
-            Dimension::Cp => "cp",
-            Dimension::Ep => "ep",
-            Dimension::Etp => "etp",
-            Dimension::Dp => "dp",
-            Dimension::Zero => "zero",
-            Dimension::Mbs => "mbs",
-            Dimension::Recompute => "recompute",
-            Dimension::Gpus => "gpus",
-        }
-    }
-
-    /// Its value in a plan.
-    pub fn of(self, at: &Parallelism) -> usize {
-        match self {
-            Dimension::Pp => at.pp,
-            Dimension::Vpp => at.vpp,
-            Dimension::Schedule => at.schedule as usize,
-            Dimension::Tp => at.tp,
-            Dimension::Cp => at.cp,
-            Dimension::Ep => at.ep,
-            Dimension::Etp => at.etp,
-            Dimension::Dp => at.dp,
-            Dimension::Zero => usize::from(at.zero),
-            Dimension::Mbs => at.micro_batch,
-            Dimension::Recompute => at.recompute as usize,
-            Dimension::Gpus => at.gpus(),
-        }
-    }
-}
-
-impl fmt::Display for Dimension {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A dimension held at a value: `tp=4`, or kept from it: `tp!=4`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pin {
-    /// The dimension.
-    pub dimension: Dimension,
-    /// The value.
-    pub value: usize,
-    /// Whether the value is the one that is forbidden.
-    pub forbidden: bool,
-}
-
-impl Pin {
-    /// Whether a plan obeys it.
-    pub fn allows(&self, at: &Parallelism) -> bool {
-        (self.dimension.of(at) == self.value) != self.forbidden
-    }
-}
-
-impl FromStr for Pin {
-    type Err = PlanError;
-
-    fn from_str(text: &str) -> Result<Pin, PlanError> {
-        let wrong = || PlanError::Request {
-            what: "pin",
-            expected: format!(
-                "one of {}, then `=` or `!=`, then a number or name",
-                Dimension::ALL.map(Dimension::name).join(", ")
-            ),
-            got: format!("`{text}`"),
-        };
-        let (left, value) = text.split_once('=').ok_or_else(wrong)?;
-        let forbidden = left.ends_with('!');
-        let left = left.trim_end_matches('!').trim();
-        let dimension = Dimension::ALL.into_iter().find(|known| known.name() == left);
-        let dimension = dimension.ok_or_else(wrong)?;
-        let value = match (dimension, value.trim()) {
-            (Dimension::Schedule, value) => value.parse::<PipelineSchedule>()? as usize,
-            (Dimension::Recompute, "none") => 0,
-            (Dimension::Recompute, "selective") => 1,
-            (Dimension::Recompute, "full") => 2,
-            (_, value) => value.parse().map_err(|_| wrong())?,
-        };
-        Ok(Pin { dimension, value, forbidden })
-    }
-}
+use super::{Machines, Pin};
 
 /// Model, batch, machines, and what is fixed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -162,10 +19,8 @@ pub struct SearchRequest {
     pub global_batch: usize,
     /// Numbers of GPUs to try.
     pub gpus: Vec<usize>,
-    /// The GPU.
-    pub gpu: GpuModel,
-    /// Networks.
-    pub fabric: Fabric,
+    /// GPUs and networks.
+    pub machines: Machines,
     /// Memory rules.
     pub memory: MemoryRules,
     /// Context and NCCL, outside of the allocator.
@@ -174,50 +29,58 @@ pub struct SearchRequest {
     pub gpu_memory_bytes: Option<f64>,
     /// Fixed or forbidden values.
     pub pins: Vec<Pin>,
-    /// Precisions of linear layers to try: FP8 or not.
-    pub fp8: Vec<bool>,
-    /// Price of a GPU for an hour.
-    pub price_per_gpu_hour: Option<f64>,
+    /// Whether linear layers run in MXFP8; in BF16 if not.
+    pub fp8: bool,
 }
 
 impl SearchRequest {
-    /// A request for `gpus` of one kind: NVLink domains of eight, or of 72 in Grace racks.
+    /// A request for all GPUs of `machines`, in BF16.
     pub fn new(
         shape: ModelShape,
         seq: usize,
         global_batch: usize,
-        gpu: GpuModel,
-        gpus: usize,
+        machines: Machines,
     ) -> SearchRequest {
-        let (domain_gpus, nic_gbps) = (gpu.domain_gpus, gpu.nic_gbps);
         SearchRequest {
             shape,
             seq,
             global_batch,
-            gpus: vec![gpus],
-            fabric: Fabric { generation: gpu.generation, domain_gpus, nic_gbps },
-            gpu,
+            gpus: vec![machines.gpus],
+            machines,
             memory: MemoryRules::lean(),
             outside_bytes: 3e9,
             gpu_memory_bytes: None,
             pins: Vec::new(),
-            fp8: vec![false],
-            price_per_gpu_hour: None,
+            fp8: false,
         }
     }
 
     /// Bytes that a GPU may use.
     pub fn memory_limit_bytes(&self) -> f64 {
-        self.gpu_memory_bytes.unwrap_or(0.95 * self.gpu.memory_bytes)
+        self.gpu_memory_bytes.unwrap_or(0.95 * self.machines.gpu.memory_bytes)
     }
 
-    pub(super) fn step_rules(&self, fp8: bool) -> StepRules {
-        StepRules { fp8, loss_traffic: (8.0, 6.0), ..StepRules::MODERN }
+    pub(super) fn step_rules(&self) -> StepRules {
+        StepRules { fp8: self.fp8, loss_traffic: (8.0, 6.0), ..StepRules::MODERN }
     }
 
-    pub(super) fn estimate(&self, candidate: &Candidate) -> StepTime {
-        let rules = self.step_rules(candidate.fp8);
-        step_time_estimate(&self.shape, &candidate.at, &self.gpu, &self.fabric, &rules, self.seq)
+    /// The memory rules with the compute copies of the precision: rowwise and columnwise data with
+    /// their scales in MXFP8.
+    pub(super) fn memory_rules(&self) -> MemoryRules {
+        let copies = 2.0 * (1.0 + 1.0 / 32.0);
+        let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
+        MemoryRules { parameter_bytes, ..self.memory }
+    }
+
+    pub(crate) fn estimate(&self, at: &Strategy) -> StepTime {
+        let rules = self.step_rules();
+        let Machines { gpu, fabric, .. } = &self.machines;
+        step_time_estimate(&self.shape, at, gpu, fabric, &rules, self.seq)
+    }
+
+    /// Tokens of a step.
+    pub fn tokens(&self) -> f64 {
+        (self.seq * self.global_batch) as f64
     }
 
     pub(super) fn check(&self) -> Result<(), PlanError> {
@@ -229,7 +92,6 @@ impl SearchRequest {
             ("hidden size", shape.hidden),
             ("heads", shape.heads),
             ("GPUs", self.gpus.iter().copied().min().unwrap_or(0)),
-            ("precisions", self.fp8.len()),
         ];
         for (what, size) in sizes {
             if size == 0 {
@@ -239,52 +101,4 @@ impl SearchRequest {
         }
         Ok(())
     }
-}
-
-/// Shapes of models that many know, by name.
-pub fn known_model(model: &str) -> Option<ModelShape> {
-    let llama = |name: &str, layers, hidden, ffn, heads, vocab| ModelShape {
-        name: name.to_string(),
-        ffn,
-        kv_heads: 8,
-        gated: true,
-        tied: false,
-        bias: false,
-        norm_vectors: 1,
-        positions: 0,
-        ..ModelShape::gpt(layers, hidden, heads, vocab, 0)
-    };
-    let latent =
-        LatentAttention { q_rank: 1536, kv_rank: 512, qk_dim: 128, rope_dim: 64, v_dim: 128 };
-    Some(match model {
-        "llama3-8b" => llama(model, 32, 4096, 14336, 32, 128_256),
-        "llama3-70b" => llama(model, 80, 8192, 28672, 64, 128_256),
-        "llama3.1-405b" => llama(model, 126, 16384, 53248, 128, 128_256),
-        "mixtral-8x7b" => ModelShape {
-            experts: Some(ExpertShape {
-                experts: 8,
-                top_k: 2,
-                ffn: 14336,
-                shared_ffn: 0,
-                dense_layers: 0,
-            }),
-            ..llama(model, 32, 4096, 14336, 32, 32000)
-        },
-        "deepseek-v3" => ModelShape {
-            kv_heads: 128,
-            latent: Some(latent),
-            experts: Some(ExpertShape {
-                experts: 256,
-                top_k: 8,
-                ffn: 2048,
-                shared_ffn: 2048,
-                dense_layers: 3,
-            }),
-            ..llama(model, 61, 7168, 18432, 128, 129_280)
-        },
-        "gpt3-175b" => {
-            ModelShape { name: model.to_string(), ..ModelShape::gpt(96, 12288, 96, 51200, 2048) }
-        }
-        _ => return None,
-    })
 }

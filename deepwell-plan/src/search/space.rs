@@ -1,7 +1,7 @@
 //! The combinations, each with what forbids it.
 
 use crate::schedule::PipelineSchedule;
-use crate::{ActivationRecompute, Parallelism};
+use crate::{ActivationRecompute, Strategy};
 
 use super::{Dimension, SearchRequest};
 
@@ -30,13 +30,13 @@ fn pinned(request: &SearchRequest, dimension: Dimension, size: usize) -> bool {
 /// A branch that cannot hold a plan is visited once, with the degrees that are known by then.
 pub(super) fn for_each(
     request: &SearchRequest,
-    visit: &mut dyn FnMut(Parallelism, Option<&'static str>),
+    visit: &mut dyn FnMut(Strategy, Option<&'static str>),
 ) {
     let shape = &request.shape;
     let kv_limit = if shape.latent.is_some() { shape.heads } else { shape.kv_heads };
     for &gpus in &request.gpus {
-        for tp in powers_of_two(request.fabric.domain_gpus.min(gpus)) {
-            let at = Parallelism { tp, sp: tp > 1, ..Parallelism::SINGLE };
+        for tp in powers_of_two(request.machines.fabric.domain_gpus.min(gpus)) {
+            let at = Strategy { tp, sp: tp > 1, ..Strategy::SINGLE };
             if !pinned(request, Dimension::Tp, tp) || !pinned(request, Dimension::Gpus, gpus) {
                 visit(at, Some("forbidden by a pin"));
                 continue;
@@ -50,7 +50,7 @@ pub(super) fn for_each(
                 continue;
             }
             for cp in powers_of_two(CP_MAX) {
-                let at = Parallelism { cp, ..at };
+                let at = Strategy { cp, ..at };
                 if !pinned(request, Dimension::Cp, cp) {
                     visit(at, Some("forbidden by a pin"));
                     continue;
@@ -64,7 +64,7 @@ pub(super) fn for_each(
                     continue;
                 }
                 for pp in 1..=PP_MAX.min(shape.layers) {
-                    let at = Parallelism { pp, ..at };
+                    let at = Strategy { pp, ..at };
                     if !pinned(request, Dimension::Pp, pp) {
                         visit(at, Some("forbidden by a pin"));
                         continue;
@@ -75,7 +75,7 @@ pub(super) fn for_each(
                     }
                     with_data_parallel(
                         request,
-                        Parallelism { dp: gpus / (tp * cp * pp), ..at },
+                        Strategy { dp: gpus / (tp * cp * pp), ..at },
                         visit,
                     );
                 }
@@ -86,8 +86,8 @@ pub(super) fn for_each(
 
 fn with_data_parallel(
     request: &SearchRequest,
-    at: Parallelism,
-    visit: &mut dyn FnMut(Parallelism, Option<&'static str>),
+    at: Strategy,
+    visit: &mut dyn FnMut(Strategy, Option<&'static str>),
 ) {
     if !pinned(request, Dimension::Dp, at.dp) {
         return visit(at, Some("forbidden by a pin"));
@@ -101,7 +101,7 @@ fn with_data_parallel(
         let both = [1, at.tp];
         let has_choice = request.shape.experts.is_some() && at.tp > 1;
         for &etp in if has_choice { &both[..] } else { &both[..1] } {
-            let at = Parallelism { ep, etp, ..at };
+            let at = Strategy { ep, etp, ..at };
             let grid = at.tp * at.cp * at.dp;
             if ep * etp > grid || !grid.is_multiple_of(ep * etp) {
                 visit(at, Some("EP x ETP does not divide TP x CP x DP"));
@@ -110,7 +110,7 @@ fn with_data_parallel(
             let batches = powers_of_two(MICRO_BATCH_MAX.min(per_rank));
             for micro_batch in batches.filter(|size| per_rank.is_multiple_of(*size)) {
                 let micro_batches = per_rank / micro_batch;
-                with_schedule(request, Parallelism { micro_batch, micro_batches, ..at }, visit);
+                with_schedule(request, Strategy { micro_batch, micro_batches, ..at }, visit);
             }
         }
     }
@@ -118,8 +118,8 @@ fn with_data_parallel(
 
 fn with_schedule(
     request: &SearchRequest,
-    at: Parallelism,
-    visit: &mut dyn FnMut(Parallelism, Option<&'static str>),
+    at: Strategy,
+    visit: &mut dyn FnMut(Strategy, Option<&'static str>),
 ) {
     let chunks = if at.pp == 1 { 1 } else { (request.shape.layers / at.pp).min(VPP_MAX) };
     for vpp in 1..=chunks {
@@ -129,7 +129,7 @@ fn with_schedule(
             &PipelineSchedule::ALL[..1]
         };
         for &schedule in schedules {
-            let at = Parallelism { vpp, schedule, ..at };
+            let at = Strategy { vpp, schedule, ..at };
             if at.pp > 1 && at.micro_batches < at.pp {
                 visit(at, Some("fewer micro-batches than pipeline stages"));
                 continue;
@@ -150,7 +150,7 @@ fn with_schedule(
                     continue;
                 }
                 for recompute in ActivationRecompute::ALL {
-                    let at = Parallelism { zero, recompute, ..at };
+                    let at = Strategy { zero, recompute, ..at };
                     visit(at, reason(request, &at));
                 }
             }
@@ -158,7 +158,7 @@ fn with_schedule(
     }
 }
 
-fn reason(request: &SearchRequest, at: &Parallelism) -> Option<&'static str> {
+fn reason(request: &SearchRequest, at: &Strategy) -> Option<&'static str> {
     if !request.pins.iter().all(|pin| pin.allows(at)) {
         return Some("forbidden by a pin");
     }

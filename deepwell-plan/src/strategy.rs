@@ -1,10 +1,11 @@
-//! The degrees of a distributed plan.
+//! What a search over many GPUs chooses: degrees, schedule, batches, recomputation.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::schedule::PipelineSchedule;
+use crate::{Parallel, PlanError};
 
 /// What the backward pass computes again, as Megatron-LM names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -33,14 +34,13 @@ impl ActivationRecompute {
     }
 }
 
-/// How many ways each dimension is divided.
+/// How a model is divided over GPUs, and in which order a step runs.
 ///
-/// It maps to a [`Plan`](crate::Plan) as follows: `micro_batch`, `micro_batches` and `recompute`
-/// are the plan's own; each rank's program is what the shard pass makes of the degrees. Attention's
-/// grid is `tp` x `cp` x `dp`, that of the experts `etp` x `ep` x the rest of the same ranks
-/// (parallel folding).
+/// Attention's grid is `tp` x `cp` x `dp`, that of the experts `etp` x `ep` x the rest of the same
+/// ranks (parallel folding). What of it the trainer runs is a [`Parallel`], which
+/// [`Strategy::parallel`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Parallelism {
+pub struct Strategy {
     /// Pipeline stages.
     pub pp: usize,
     /// Model chunks of a stage.
@@ -69,9 +69,9 @@ pub struct Parallelism {
     pub recompute: ActivationRecompute,
 }
 
-impl Parallelism {
+impl Strategy {
     /// One device, one micro-batch of one sequence.
-    pub const SINGLE: Parallelism = Parallelism {
+    pub const SINGLE: Strategy = Strategy {
         pp: 1,
         vpp: 1,
         schedule: PipelineSchedule::OneFOneB,
@@ -102,13 +102,44 @@ impl Parallelism {
         self.micro_batch * self.micro_batches * self.dp
     }
 
+    /// The same ranks as the trainer runs them.
+    ///
+    /// # Errors
+    /// What the trainer does not run yet, named with its value.
+    pub fn parallel(&self) -> Result<Parallel, PlanError> {
+        let refuse = |what, expected: &str, got: String| {
+            Err(PlanError::Request { what, expected: expected.to_string(), got })
+        };
+        if self.cp > 1 {
+            let expected = "1, as more are not there yet";
+            return refuse("context-parallel ranks", expected, self.cp.to_string());
+        }
+        if self.vpp > 1 {
+            let expected = "1, as more are not there yet";
+            return refuse("model chunks of a stage", expected, self.vpp.to_string());
+        }
+        if self.ep > 1 && self.etp != self.tp {
+            let expected = "as many as tensor-parallel ranks: experts are not folded yet";
+            return refuse("tensor-parallel ranks of an expert", expected, self.etp.to_string());
+        }
+        let parallel = Parallel {
+            zero: self.zero,
+            tensor: self.tp,
+            pipeline: self.pp,
+            expert: self.ep,
+            ..Parallel::data(self.dp)
+        };
+        parallel.check()?;
+        Ok(parallel)
+    }
+
     /// Ranks over which the sequence is divided between the GEMMs: `tp` with sequence parallelism.
     pub fn sequence_ranks(&self) -> usize {
         if self.sp { self.tp } else { 1 }
     }
 }
 
-impl fmt::Display for Parallelism {
+impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TP{}", self.tp)?;
         if self.sp && self.tp > 1 {
@@ -139,5 +170,28 @@ impl fmt::Display for Parallelism {
             self.micro_batches,
             self.recompute.name()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_trainer_runs() {
+        let check = |at: Strategy, expected: Result<Parallel, &str>| match (at.parallel(), expected)
+        {
+            (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (found, expected) => panic!("{at}: {found:?}, expected {expected:?}"),
+        };
+        let dp = Strategy { dp: 4, ..Strategy::SINGLE };
+        check(Strategy::SINGLE, Ok(Parallel::default()));
+        check(dp, Ok(Parallel::data(4)));
+        check(Strategy { zero: 1, ..dp }, Ok(Parallel { zero: 1, ..Parallel::data(4) }));
+        check(Strategy { zero: 3, ..dp }, Err("ZeRO stage: expected 0, or 1"));
+        check(Strategy { cp: 2, ..dp }, Err("context-parallel ranks: expected 1"));
+        check(Strategy { pp: 2, vpp: 2, ..dp }, Err("model chunks of a stage: expected 1"));
+        check(Strategy { tp: 2, ep: 4, ..dp }, Err("experts are not folded yet, got 1"));
     }
 }

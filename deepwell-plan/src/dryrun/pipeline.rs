@@ -1,0 +1,72 @@
+//! The step of a pipeline: its stages' programs against each other.
+
+use deepwell_ir::{Phase, Program};
+use deepwell_probe::Hardware;
+
+use super::{DryRun, dryrun, dryrun_world, roof::Roof};
+use crate::Parallel;
+use crate::schedule::{OpTimes, PipelineRun, PipelineSchedule, orders, simulate};
+
+/// Predicts a step of ranks of a pipeline. Of each stage `programs` has that of one rank, in the
+/// order of the stages; its other ranks are like it. One program stands for all ranks where there
+/// is one stage, as in [`dryrun_world`].
+///
+/// Passes take the time of their bodies and wait for those that they receive from; sums and updates
+/// come behind the last.
+pub fn dryrun_stages(programs: &[Program], parallel: Parallel, hardware: &Hardware) -> DryRun {
+    if let [program] = programs {
+        return dryrun_world(program, parallel, hardware);
+    }
+    let mut run = dryrun(programs, hardware);
+    run.tokens *= parallel.data as u64;
+    let ranks = parallel.world_size() / programs.len().max(1);
+    for (stage, report) in run.ranks.iter_mut().enumerate() {
+        let of_stage = (stage * ranks..(stage + 1) * ranks).map(|rank| rank as u32);
+        report.alike = of_stage.filter(|&rank| rank != report.rank).collect();
+    }
+    let stages = Stages::of(programs, hardware);
+    run.bubble = stages.run.as_ref().map(PipelineRun::bubble_rate);
+    run.time_s = if programs.iter().any(|program| program.target.gpu.is_some()) {
+        stages.run.map_or(run.time_s, |run| run.makespan() + stages.update_s)
+    } else {
+        // They share one processor, which has no time to wait.
+        run.ranks.iter().map(|rank| rank.time_s).sum::<f64>() * ranks as f64
+    };
+    run
+}
+
+/// Passes of all stages in time, and what comes behind them on the slowest.
+struct Stages {
+    run: Option<PipelineRun>,
+    update_s: f64,
+}
+
+impl Stages {
+    fn of(programs: &[Program], hardware: &Hardware) -> Stages {
+        let body_s = |program: &Program, phase, is_first| {
+            let roof = Roof::of(hardware, program, programs);
+            let body = program.body_of(phase);
+            body.map_or(0.0, |body| roof.body_time_s(program.calls_of(body), is_first))
+        };
+        let times = |program: &Program| OpTimes {
+            forward: body_s(program, Phase::Forward, false),
+            // Of the backward pass only the sum counts.
+            input_grad: body_s(program, Phase::Backward, false),
+            weight_grad: 0.0,
+            // It is in the bodies, where calls send and receive.
+            p2p: 0.0,
+        };
+        let times: Vec<OpTimes> = programs.iter().map(times).collect();
+        let micro_batches = programs.first().map_or(1, |program| program.micro_batches);
+        // 1F1B of at least one stage and micro-batch has an order, in which nobody waits for ever.
+        let orders = orders(PipelineSchedule::OneFOneB, programs.len(), micro_batches, 1);
+        let run = orders.and_then(|orders| simulate(&orders, 1, &times)).ok();
+        let update_s = |program: &Program| {
+            [Phase::Optimizer, Phase::Weights]
+                .map(|phase| body_s(program, phase, true))
+                .iter()
+                .sum()
+        };
+        Stages { run, update_s: programs.iter().map(update_s).fold(0.0, f64::max) }
+    }
+}

@@ -1,0 +1,135 @@
+//! One rank of a tensor-parallel group: its part of the graph, and what the ranks agree on before
+//! the update.
+//!
+//! Of a parameter that is split a rank has one slice, with its whole gradient. All others are whole
+//! on each rank, which reads them with its part of the tokens or heads: what the ranks have of
+//! their gradients is summed up, and the norm of all gradients counts them on the first rank alone.
+
+use std::collections::HashMap;
+
+use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, Reduction, SumsOfSquares};
+use deepwell_ir::{
+    DType, Graph, GroupId, MemoryKind, ParameterState, ProcessGroup, Split, Target, TensorRank,
+    ValueId, check_split_blocks, tensor_parallel,
+};
+
+use super::Lowering;
+use super::optimizer::{read, update, write};
+use crate::{Plan, PlanError};
+
+/// The rank of a target in its tensor-parallel group, if it has one.
+fn rank_of(target: &Target) -> Option<TensorRank> {
+    let (group, members) = target.ranks.named(ProcessGroup::TENSOR)?;
+    let place = members.position_of(target.ranks.rank)?;
+    Some(TensorRank { group, place, ranks: members.ranks.len() })
+}
+
+/// Which slice a rank has of each parameter that is split, by the parameter's name.
+pub(super) type Splits = HashMap<String, Split>;
+
+/// What this rank has of the graph, and which slices of its parameters.
+pub(super) fn split(
+    graph: Graph,
+    plan: &Plan,
+    target: &Target,
+) -> Result<(Graph, Splits), PlanError> {
+    let Some(rank) = rank_of(target) else { return Ok((graph, Splits::new())) };
+    let tokens = plan.micro_batch * plan.seq;
+    if !tokens.is_multiple_of(rank.ranks) {
+        return Err(PlanError::Request {
+            what: "tokens of a micro-batch",
+            expected: format!("a multiple of the {} tensor-parallel ranks", rank.ranks),
+            got: format!("{} x {} = {tokens}", plan.micro_batch, plan.seq),
+        });
+    }
+    let (own, splits) = tensor_parallel(&graph, rank)?;
+    check_split_blocks(&own, &splits, &plan.policy)?;
+    let names = own.parameters().map(|(_, tensor)| tensor.name.clone());
+    let splits = names.zip(splits).filter_map(|(name, split)| Some((name, split?))).collect();
+    Ok((own, splits))
+}
+
+/// The parts of gradients that squares are summed of, and the groups whose ranks have others.
+pub(super) struct Parts {
+    pub(super) gradients: Vec<ValueId>,
+    pub(super) groups: Vec<(GroupId, u32)>,
+}
+
+impl Lowering<'_> {
+    /// Whether this rank counts a parameter, split or not, in what ranks add up.
+    pub(super) fn counts(&self, is_split: bool) -> bool {
+        is_split || rank_of(self.target).is_none_or(|rank| rank.place == 0)
+    }
+
+    /// Sums the gradients of parameters that are whole on each tensor-parallel rank: neighbours in
+    /// memory at a time.
+    pub(super) fn sum_over_tensor_ranks(&mut self) -> Result<(), PlanError> {
+        let Some(TensorRank { group, ranks, .. }) = rank_of(self.target) else { return Ok(()) };
+        let is_whole = |state: &ParameterState| state.gradient.is_some() && state.split.is_none();
+        let runs = match self.sharing() {
+            Some(_) => self.whole_buckets(),
+            None => (self.parameters.chunk_by(|a, b| is_whole(a) == is_whole(b)))
+                .filter(|run| is_whole(&run[0]))
+                .map(|run| run.iter().filter_map(|state| state.gradient).collect())
+                .collect(),
+        };
+        for (index, gradients) in runs.into_iter().enumerate() {
+            let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
+            let op = Collective::of_bucket(kind, group, ranks as u32, gradients.len());
+            let name = format!("all_reduce.gradients.tensor.{index}");
+            let operands = gradients.into_iter().map(update).collect();
+            self.optimizer_call(&name, op.into(), operands, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    /// The norm of gradients of which other ranks have other parts: those of `groups`, the other
+    /// tensor-parallel ranks, and the other stages of a pipeline.
+    pub(super) fn norm_of_parts(&mut self, parts: Parts) -> Result<(), PlanError> {
+        let Parts { mut gradients, mut groups } = parts;
+        groups.extend(rank_of(self.target).map(|rank| (rank.group, rank.ranks as u32)));
+        groups.extend(self.fill_up_for_stages(&mut gradients));
+        let mut count = gradients.len();
+        let sums = |this: &mut Self, name: &str, count| {
+            this.add(name.to_string(), DType::U64, vec![count], MemoryKind::Activations)
+        };
+        let mut all = sums(self, "grad_norm.squares", count);
+        let gradients = gradients.into_iter().map(read).collect();
+        let op = SumsOfSquares {}.into();
+        self.optimizer_call("grad_norm.squares", op, gradients, vec![write(all)])?;
+        for (group, ranks) in groups {
+            let name = self.target.ranks.group(group).map_or("", |group| group.name.as_str());
+            let [of_value, of_call] = match name {
+                ProcessGroup::DATA => ["grad_norm.squares.ranks", "all_gather.grad_norm"],
+                ProcessGroup::PIPELINE => {
+                    ["grad_norm.squares.stages", "all_gather.grad_norm.stages"]
+                }
+                _ => ["grad_norm.squares.tensor", "all_gather.grad_norm.tensor"],
+            };
+            count *= ranks as usize;
+            let gathered = sums(self, of_value, count);
+            let gather = Collective::new(CollectiveKind::AllGather, group, ranks);
+            self.optimizer_call(of_call, gather.into(), vec![read(all)], vec![write(gathered)])?;
+            all = gathered;
+        }
+        let norm = self.host.grad_norm.map(write).into_iter().collect();
+        self.optimizer_call("grad_norm", NormOfSums {}.into(), vec![read(all)], norm)
+    }
+
+    /// Gradients with what another rank counts left out: of nothing the sum of squares is zero, and
+    /// ranks give equally many sums.
+    pub(super) fn counted(&mut self, gradients: Vec<(ValueId, bool)>) -> Vec<ValueId> {
+        let mut nothing = None;
+        let mut counted = Vec::with_capacity(gradients.len());
+        for (gradient, is_split) in gradients {
+            counted.push(match self.counts(is_split) {
+                true => gradient,
+                false => *nothing.get_or_insert_with(|| {
+                    let name = "grad_norm.nothing".to_string();
+                    self.add(name, DType::F32, vec![0], MemoryKind::Activations)
+                }),
+            });
+        }
+        counted
+    }
+}

@@ -1,0 +1,175 @@
+//! Memory of a plan as others count it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use super::ClusterPlan;
+use crate::memory::{MemoryRules, StageLayers, StageMemory, layer_activation_bytes, stage_memory};
+use crate::schedule::orders;
+use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
+
+/// Whose way of counting memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accounting {
+    /// Megatron-LM: what PyTorch's allocator gives out on each rank, neither context nor NCCL.
+    Megatron,
+    /// PyTorch's FSDP: FP32 parameters, gradients and moments divided over all ranks, BF16 gathered
+    /// layer by layer.
+    Fsdp,
+}
+
+impl FromStr for Accounting {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Accounting, PlanError> {
+        match text {
+            "megatron" => Ok(Accounting::Megatron),
+            "fsdp" => Ok(Accounting::Fsdp),
+            _ => Err(PlanError::Request {
+                what: "accounting",
+                expected: "`megatron` or `fsdp`".to_string(),
+                got: format!("`{text}`"),
+            }),
+        }
+    }
+}
+
+/// Bytes of each stage's ranks as someone else counts them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Count {
+    /// Who.
+    pub accounting: Accounting,
+    /// Each stage.
+    pub stages: Vec<StageMemory>,
+    /// What Megatron-LM prints before training: weights with optimizer, and activations, of the
+    /// fullest (first) stage.
+    pub theoretical: Option<(f64, f64)>,
+}
+
+impl Count {
+    /// Counts the memory of a plan.
+    ///
+    /// # Errors
+    /// A plan that the other does not have: FSDP with a pipeline, or without ZeRO 2 or 3.
+    pub fn of(plan: &ClusterPlan, accounting: Accounting) -> Result<Count, PlanError> {
+        let ClusterPlan { model, strategy: at, seq, .. } = plan;
+        if accounting == Accounting::Fsdp {
+            if at.pp > 1 || at.tp > 1 || at.zero < 2 {
+                return Err(PlanError::Request {
+                    what: "memory as FSDP counts it",
+                    expected: "a plan with ZeRO 2 or 3 and neither TP nor PP\n\
+                               hint: add `--pin zero=3 --pin pp=1 --pin tp=1`"
+                        .to_string(),
+                    got: at.to_string(),
+                });
+            }
+            let stages = vec![fsdp_memory(model, at, *seq)?];
+            return Ok(Count { accounting, stages, theoretical: None });
+        }
+        let rules = MemoryRules { dropout: false, ..MemoryRules::megatron() };
+        let orders = orders(at.schedule, at.pp, at.micro_batches, at.vpp)?;
+        let of_stage = |(stage, order): (usize, &Vec<_>)| {
+            let layers = StageLayers::even(model.layers, stage, at.pp, at.vpp);
+            stage_memory(model, at, &rules, *seq, &layers, order)
+        };
+        let stages: Vec<StageMemory> = orders.iter().enumerate().map(of_stage).collect();
+        let states = stages.first().map_or(0.0, |m| m.parameters + m.gradients + m.optimizer);
+        let theoretical = Some((states, theoretical_activations(model, at, *seq)));
+        Ok(Count { accounting, stages, theoretical })
+    }
+}
+
+/// Activations by the formula of Megatron-LM's `theoretical_memory_usage.py`: that of a dense GPT
+/// with sequence parallelism and selective recomputation, whatever the model and plan are.
+fn theoretical_activations(shape: &ModelShape, at: &Strategy, seq: usize) -> f64 {
+    let tokens = (seq * at.micro_batch) as f64;
+    let (hidden, ffn) = (shape.hidden as f64, shape.ffn as f64);
+    let (pp, tp) = (at.pp as f64, at.tp as f64);
+    let mut bytes = tokens * hidden * (18.0 + 4.0 * ffn / hidden) * shape.layers as f64;
+    // Token ids, and the embedding's dropout.
+    bytes += 8.0 * tokens * pp + tokens * hidden * pp;
+    if at.vpp > 1 {
+        bytes *= 1.0 + (pp - 1.0) / (pp * at.vpp as f64);
+    } else if at.pp > 1 {
+        bytes *= (at.micro_batches as f64 / pp).min(1.0);
+    }
+    if at.pp == 1 {
+        bytes += tokens * hidden * 4.0 * (1.0 + shape.vocab as f64 / hidden);
+    }
+    bytes / tp
+}
+
+/// Memory of a rank under PyTorch's FSDP: FP32 parameters, gradients and two moments, 16 bytes, and
+/// BF16 parameters gathered layer by layer.
+///
+/// # Errors
+/// A schedule that the degrees do not allow.
+pub(crate) fn fsdp_memory(
+    shape: &ModelShape,
+    at: &Strategy,
+    seq: usize,
+) -> Result<StageMemory, PlanError> {
+    let rules = MemoryRules {
+        parameter_bytes: if at.zero >= 3 { 4.0 } else { 6.0 },
+        gradient_bytes: 4.0,
+        optimizer_bytes: 8.0,
+        // BF16 logits, the FP32 copy of the loss, and its gradient.
+        logit_bytes: 10.0,
+        workspace_bytes: 64.0 * (1u64 << 20) as f64,
+        ..MemoryRules::lean()
+    };
+    let layers = StageLayers::even(shape.layers, 0, 1, 1);
+    let order = orders(at.schedule, 1, 1, 1)?;
+    let mut memory = stage_memory(shape, at, &rules, seq, &layers, &order[0]);
+    if at.recompute == ActivationRecompute::Full {
+        // One layer is there in full while its backward runs.
+        let whole = Strategy { recompute: ActivationRecompute::None, ..*at };
+        memory.activations += layer_activation_bytes(shape, &whole, &rules, seq, 0);
+    }
+    Ok(memory)
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whose = match self.accounting {
+            Accounting::Megatron => {
+                "as Megatron-LM counts it (max allocated of a rank; its log has the last stage's)"
+            }
+            Accounting::Fsdp => "as PyTorch's FSDP counts it (max allocated of a rank)",
+        };
+        writeln!(f, "\nmemory in GB {whose}")?;
+        writeln!(
+            f,
+            "stage  parameters  gradients  optimizer  activations  logits  workspace  allocated  \
+             reserved"
+        )?;
+        for (stage, memory) in self.stages.iter().enumerate() {
+            let gb = |bytes: f64| bytes / 1e9;
+            writeln!(
+                f,
+                "{stage:>5}  {:>10.2}  {:>9.2}  {:>9.2}  {:>11.2}  {:>6.2}  {:>9.2}  {:>9.2}  \
+                 {:>8.2}",
+                gb(memory.parameters),
+                gb(memory.gradients),
+                gb(memory.optimizer),
+                gb(memory.activations),
+                gb(memory.logits),
+                gb(memory.workspace),
+                gb(memory.allocated()),
+                gb(memory.reserved())
+            )?;
+        }
+        if let Some((states, activations)) = self.theoretical {
+            writeln!(
+                f,
+                "  its theoretical report: weights and optimizer {:.2}, activations {:.2}",
+                states / 1e9,
+                activations / 1e9
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! The dimensions of the search, and values that are fixed or forbidden.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::schedule::PipelineSchedule;
+use crate::{PlanError, Strategy};
+
+/// A dimension of the search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dimension {
+    /// Pipeline stages.
+    Pp,
+    /// Chunks of a stage.
+    Vpp,
+    /// Schedule, by its place in [`PipelineSchedule::ALL`].
+    Schedule,
+    /// Tensor-parallel ranks.
+    Tp,
+    /// Context-parallel ranks.
+    Cp,
+    /// Expert-parallel ranks.
+    Ep,
+    /// Tensor-parallel ranks of an expert.
+    Etp,
+    /// Data-parallel ranks.
+    Dp,
+    /// ZeRO stage.
+    Zero,
+    /// Sequences of a micro-batch.
+    Mbs,
+    /// Recomputation: 0 none, 1 selective, 2 full.
+    Recompute,
+    /// GPUs.
+    Gpus,
+}
+
+impl Dimension {
+    /// All of them.
+    pub const ALL: [Dimension; 12] = [
+        Dimension::Pp,
+        Dimension::Vpp,
+        Dimension::Schedule,
+        Dimension::Tp,
+        Dimension::Cp,
+        Dimension::Ep,
+        Dimension::Etp,
+        Dimension::Dp,
+        Dimension::Zero,
+        Dimension::Mbs,
+        Dimension::Recompute,
+        Dimension::Gpus,
+    ];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dimension::Pp => "pp",
+            Dimension::Vpp => "vpp",
+            Dimension::Schedule => "schedule",
+            Dimension::Tp => "tp",
+            Dimension::Cp => "cp",
+            Dimension::Ep => "ep",
+            Dimension::Etp => "etp",
+            Dimension::Dp => "dp",
+            Dimension::Zero => "zero",
+            Dimension::Mbs => "mbs",
+            Dimension::Recompute => "recompute",
+            Dimension::Gpus => "gpus",
+        }
+    }
+
+    /// Its value in a plan.
+    pub fn of(self, at: &Strategy) -> usize {
+        match self {
+            Dimension::Pp => at.pp,
+            Dimension::Vpp => at.vpp,
+            Dimension::Schedule => at.schedule as usize,
+            Dimension::Tp => at.tp,
+            Dimension::Cp => at.cp,
+            Dimension::Ep => at.ep,
+            Dimension::Etp => at.etp,
+            Dimension::Dp => at.dp,
+            Dimension::Zero => usize::from(at.zero),
+            Dimension::Mbs => at.micro_batch,
+            Dimension::Recompute => at.recompute as usize,
+            Dimension::Gpus => at.gpus(),
+        }
+    }
+
+    /// Its value in a plan, as a pin has it.
+    pub fn text_of(self, at: &Strategy) -> String {
+        match self {
+            Dimension::Schedule => at.schedule.name().to_string(),
+            Dimension::Recompute => at.recompute.name().to_string(),
+            _ => self.of(at).to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Dimension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A dimension held at a value: `tp=4`, or kept from it: `tp!=4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// The dimension.
+    pub dimension: Dimension,
+    /// The value.
+    pub value: usize,
+    /// Whether the value is the one that is forbidden.
+    pub forbidden: bool,
+}
+
+impl Pin {
+    /// Whether a plan obeys it.
+    pub fn allows(&self, at: &Strategy) -> bool {
+        (self.dimension.of(at) == self.value) != self.forbidden
+    }
+
+    /// Forbids a dimension, `cp`, or a value of it, `cp=4`.
+    ///
+    /// # Errors
+    /// A dimension that there is always some of, or text that is no pin.
+    pub fn forbid(text: &str) -> Result<Pin, PlanError> {
+        if text.contains('=') {
+            return Ok(Pin { forbidden: true, ..text.parse()? });
+        }
+        let without = match text {
+            "pp" | "vpp" | "tp" | "cp" | "ep" | "etp" | "dp" => 1,
+            "zero" | "recompute" => 0,
+            _ => {
+                return Err(PlanError::Request {
+                    what: "dimension to forbid",
+                    expected: "pp, vpp, tp, cp, ep, etp, dp, zero or recompute, or a value of any \
+                               dimension such as schedule=zb-h2"
+                        .to_string(),
+                    got: format!("`{text}`"),
+                });
+            }
+        };
+        format!("{text}={without}").parse()
+    }
+}
+
+impl FromStr for Pin {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Pin, PlanError> {
+        let wrong = || PlanError::Request {
+            what: "pin",
+            expected: format!(
+                "one of {}, then `=` or `!=`, then a number or name",
+                Dimension::ALL.map(Dimension::name).join(", ")
+            ),
+            got: format!("`{text}`"),
+        };
+        let (left, value) = text.split_once('=').ok_or_else(wrong)?;
+        let forbidden = left.ends_with('!');
+        let left = left.trim_end_matches('!').trim();
+        let dimension = Dimension::ALL.into_iter().find(|known| known.name() == left);
+        let dimension = dimension.ok_or_else(wrong)?;
+        let value = match (dimension, value.trim()) {
+            (Dimension::Schedule, value) => value.parse::<PipelineSchedule>()? as usize,
+            (Dimension::Recompute, "none") => 0,
+            (Dimension::Recompute, "selective") => 1,
+            (Dimension::Recompute, "full") => 2,
+            (_, value) => value.parse().map_err(|_| wrong())?,
+        };
+        Ok(Pin { dimension, value, forbidden })
+    }
+}

@@ -1,0 +1,165 @@
+//! The GPUs of a cluster and the networks between them, as a search needs them.
+
+use deepwell_probe::{Cluster, Gpu, NumberFormat};
+use serde::{Deserialize, Serialize};
+
+use crate::PlanError;
+use crate::collectives::Fabric;
+use crate::gpu_model::GpuModel;
+
+/// GPUs of one kind, their nodes and networks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machines {
+    /// What people call them.
+    pub name: String,
+    /// The GPU.
+    pub gpu: GpuModel,
+    /// GPUs.
+    pub gpus: usize,
+    /// GPUs of a node.
+    pub node_gpus: usize,
+    /// NVLink domains and the network between them.
+    pub fabric: Fabric,
+    /// Networks that do not meet below their top.
+    pub rails: usize,
+    /// Price of a GPU for an hour.
+    pub price_per_gpu_hour: Option<f64>,
+}
+
+impl Machines {
+    /// So many GPUs in NVIDIA's own systems: nodes of eight, or racks of Grace.
+    pub fn of_gpus(gpu: GpuModel, gpus: usize) -> Machines {
+        let (generation, domain_gpus, nic_gbps) = (gpu.generation, gpu.domain_gpus, gpu.nic_gbps);
+        let node_gpus = if domain_gpus > 8 { 4 } else { 8 };
+        Machines {
+            name: format!("{gpus} x {}", gpu.name),
+            gpu,
+            gpus,
+            node_gpus: node_gpus.min(gpus.max(1)),
+            fabric: Fabric { generation, domain_gpus, nic_gbps },
+            rails: node_gpus,
+            price_per_gpu_hour: None,
+        }
+    }
+
+    /// The GPUs of a cluster.
+    ///
+    /// # Errors
+    /// No GPUs, several kinds of them, GPUs without NVLink, or of which nothing is known.
+    pub fn of_cluster(cluster: &Cluster) -> Result<Machines, PlanError> {
+        let refuse = |expected: &str, got: String| PlanError::Request {
+            what: "cluster",
+            expected: expected.to_string(),
+            got,
+        };
+        let mut kinds = cluster.nodes.iter().filter(|nodes| !nodes.hardware.gpus.is_empty());
+        let Some(nodes) = kinds.next() else {
+            return Err(refuse("machines with GPUs", "none".to_string()));
+        };
+        let gpus = &nodes.hardware.gpus;
+        let first = &gpus[0];
+        if let Some(other) = kinds.next() {
+            let got = format!("{} and {}", nodes.preset, other.preset);
+            return Err(refuse("machines of one kind, as ranks wait for the slowest", got));
+        }
+        if let Some(other) = gpus.iter().find(|gpu| gpu.name != first.name) {
+            let got = format!("{} and {}", first.name, other.name);
+            return Err(refuse("GPUs of one kind, as ranks wait for the slowest", got));
+        }
+        let Some(gpu) = GpuModel::of(first) else {
+            let known = "A100, H100, H200, B200, B300, GB200 or GB300";
+            return Err(refuse(known, first.name.clone()));
+        };
+        let Some(domain) = nodes.nvlink_domain_gpus().or((gpus.len() == 1).then_some(1)) else {
+            return Err(refuse("GPUs joined by NVLink", format!("{} on PCIe", first.name)));
+        };
+        let fabric = Fabric {
+            generation: gpu.generation,
+            domain_gpus: domain as usize,
+            nic_gbps: nodes.network_gbps_per_gpu().unwrap_or(0.0),
+        };
+        if nodes.count * gpus.len() as u32 > domain && fabric.nic_gbps <= 0.0 {
+            let expected = "NICs with a rate, as nodes have to reach each other";
+            return Err(refuse(expected, format!("{} nodes without", nodes.count)));
+        }
+        Ok(Machines {
+            name: cluster.name.clone(),
+            gpu,
+            gpus: nodes.gpu_count() as usize,
+            node_gpus: gpus.len(),
+            fabric,
+            rails: cluster.rails as usize,
+            price_per_gpu_hour: cluster.price_per_gpu_hour,
+        })
+    }
+
+    /// Nodes that `gpus` GPUs are in.
+    pub fn nodes_of(&self, gpus: usize) -> usize {
+        gpus.div_ceil(self.node_gpus.max(1))
+    }
+
+    pub(crate) fn parts(&self) -> (&GpuModel, &Fabric) {
+        (&self.gpu, &self.fabric)
+    }
+}
+
+impl GpuModel {
+    /// A GPU of a machine: its own peaks, memory and SMs, with the efficiencies of its generation.
+    /// None for those of which nothing is known.
+    pub fn of(gpu: &Gpu) -> Option<GpuModel> {
+        let known = GpuModel::named(&gpu.name)?;
+        let peak = |format, or: f64| gpu.peak_tflops(format).map_or(or, |peak| peak * 1e12);
+        let bf16_flops = peak(NumberFormat::Bf16, known.bf16_flops);
+        Some(GpuModel {
+            bf16_flops,
+            fp8_flops: peak(NumberFormat::Fp8, known.fp8_flops),
+            memory_bytes_per_s: gpu.hbw_gbps * 1e9,
+            memory_bytes: gpu.memory_bytes as f64,
+            sms: gpu.sm_count.map_or(known.sms, f64::from),
+            ..known
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_become_machines() {
+        let of = |name: &str| Machines::of_cluster(&Cluster::from_name(name).unwrap());
+        let check = |name: &str, gpus: usize, domain: usize, nic_gbps: f64| {
+            let found = of(name).unwrap();
+            let fabric = found.fabric;
+            let sizes = (found.gpus, fabric.domain_gpus, fabric.nic_gbps);
+            assert_eq!(sizes, (gpus, domain, nic_gbps), "{name}");
+        };
+        check("h100:nodes=2048", 16384, 8, 50.0);
+        check("h200-x8", 8, 8, 50.0);
+        check("h200", 1, 1, 50.0);
+        check("gb200-nvl72-x2", 144, 72, 50.0);
+        for (name, part) in [("cpu", "machines with GPUs"), ("rtx5090-x2", "got NVIDIA GeForce")] {
+            let message = of(name).unwrap_err().to_string();
+            assert!(message.contains(part), "{name}: {message}");
+        }
+        let two = "[[nodes]]\ncount = 1\npreset = \"h100-x8\"\nnics = 8\nnic_gbit_per_s = 400\n\
+                   [[nodes]]\ncount = 1\npreset = \"h200-x8\"\nnics = 8\nnic_gbit_per_s = 400\n";
+        let error = Machines::of_cluster(&Cluster::from_toml(two).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("got h100-x8 and h200-x8"), "{error}");
+    }
+
+    /// The peaks of the datasheets in the probe and those of the cost model are the same.
+    #[test]
+    fn models_of_gpus_agree_with_the_probe() {
+        for name in ["h100", "h200", "b200", "b300", "gb200", "gb300"] {
+            let known = GpuModel::named(name).unwrap();
+            let cluster = Cluster::from_name(name).unwrap();
+            let found = GpuModel::of(&cluster.nodes[0].hardware.gpus[0]).unwrap();
+            let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.001;
+            assert!(near(found.bf16_flops, known.bf16_flops), "{name}");
+            assert!(near(found.fp8_flops, known.fp8_flops), "{name}");
+            assert!(near(found.memory_bytes, known.memory_bytes), "{name}");
+            assert!(near(found.memory_bytes_per_s, known.memory_bytes_per_s), "{name}");
+        }
+    }
+}

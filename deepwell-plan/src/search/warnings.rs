@@ -1,0 +1,58 @@
+//! What of a plan its reader should look at, each with what would cure it.
+
+use super::{BUBBLE_MAX, Found, SearchRequest};
+use crate::Strategy;
+
+/// Largest multiple of the batch that is tried against a bubble.
+const BATCHES_MAX: usize = 64;
+/// Share of the memory above which a plan has little room left.
+const FULL: f64 = 0.98;
+
+/// The warnings of a found plan.
+pub(super) fn of(request: &SearchRequest, found: &Found) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let at = &found.best.at;
+    if found.step.bubble > BUBBLE_MAX {
+        warnings.push(bubble(request, found));
+    }
+    let limit = request.memory_limit_bytes();
+    if found.best.memory_bytes > FULL * limit {
+        let left = (limit - found.best.memory_bytes) / 1e9;
+        let less = found.front.iter().find(|other| other.memory_bytes < 0.9 * limit);
+        let cure = less.map_or(String::new(), |other| {
+            let slower = 100.0 * (other.seconds / found.best.seconds - 1.0);
+            let gigabytes = other.memory_bytes / 1e9;
+            format!("; {} needs {gigabytes:.1} GB and is {slower:.1} % slower", other.at)
+        });
+        warnings.push(format!("{left:.1} GB of the fullest GPU are left{cure}"));
+    }
+    let used = request.gpus.iter().copied().max().unwrap_or(0);
+    if at.gpus() < used {
+        warnings.push(format!("{} of {used} GPUs have nothing to do", used - at.gpus()));
+    }
+    warnings
+}
+
+/// The bubble with the changes that would make it small.
+fn bubble(request: &SearchRequest, found: &Found) -> String {
+    let at = &found.best.at;
+    let mut cures = Vec::new();
+    let larger = (2..=BATCHES_MAX).find_map(|times| {
+        let at = Strategy { micro_batches: at.micro_batches * times, ..*at };
+        let bubble = request.estimate(&at).bubble;
+        (bubble <= BUBBLE_MAX).then_some((at.global_batch(), bubble))
+    });
+    if let Some((batch, bubble)) = larger {
+        let percent = 100.0 * bubble;
+        cures.push(format!("`--global-batch {batch}` would make it {percent:.1} %"));
+    }
+    if let Some(other) = &found.small_bubble {
+        let slower = 100.0 * (other.seconds / found.best.seconds - 1.0);
+        let percent = 100.0 * other.bubble;
+        cures.push(format!("{} has {percent:.1} % and is {slower:.1} % slower", other.at));
+    }
+    if cures.is_empty() {
+        cures.push("no batch and no other plan that fits has a smaller one".to_string());
+    }
+    format!("the bubble is {:.1} %: {}", 100.0 * found.step.bubble, cures.join("; "))
+}

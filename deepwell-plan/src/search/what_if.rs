@@ -1,0 +1,61 @@
+//! What one other number of a request would do.
+
+use serde::Serialize;
+
+use super::{Found, SearchRequest, search};
+use crate::{PlanError, Strategy};
+
+/// A request with one other number.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhatIf {
+    /// Which number, and what it is then.
+    pub change: String,
+    /// The best plan then; none where nothing would fit.
+    pub best: Option<(Strategy, f64)>,
+    /// Its time for a token over that of now, less 1.
+    pub time_change: Option<f64>,
+}
+
+/// Searches with the network at half and twice its rate, with a fifth less and more memory, and
+/// with twice the batch.
+///
+/// # Errors
+/// Those of [`search`], but that nothing fits.
+pub fn what_if(request: &SearchRequest, found: &Found) -> Result<Vec<WhatIf>, PlanError> {
+    let mut changed: Vec<(String, SearchRequest)> = Vec::new();
+    let mut with = |change: String, edit: &dyn Fn(&mut SearchRequest)| {
+        let mut other = request.clone();
+        edit(&mut other);
+        changed.push((change, other));
+    };
+    let fabric = request.machines.fabric;
+    if found.best.at.gpus() > fabric.domain_gpus {
+        for factor in [0.5, 2.0] {
+            let gbps = fabric.nic_gbps * factor;
+            with(format!("network {gbps:.1} GB/s for each GPU"), &|other| {
+                other.machines.fabric.nic_gbps = gbps;
+            });
+        }
+    }
+    for factor in [0.8, 1.2] {
+        let bytes = request.memory_limit_bytes() * factor;
+        with(format!("memory {:.1} GB", bytes / 1e9), &|other| {
+            other.gpu_memory_bytes = Some(bytes);
+        });
+    }
+    let batch = request.global_batch * 2;
+    with(format!("batch {batch} sequences"), &|other| other.global_batch = batch);
+    let per_token = |request: &SearchRequest, seconds: f64| seconds / request.tokens();
+    let now = per_token(request, found.best.seconds);
+    let mut all = Vec::new();
+    for (change, other) in changed {
+        let best = match search(&other) {
+            Ok(found) => Some((found.best.at, found.best.seconds)),
+            Err(PlanError::NothingFits { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let time_change = best.map(|(_, seconds)| per_token(&other, seconds) / now - 1.0);
+        all.push(WhatIf { change, best, time_change });
+    }
+    Ok(all)
+}

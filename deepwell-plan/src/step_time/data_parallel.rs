@@ -1,0 +1,107 @@
+//! What data-parallel ranks exchange, and the optimizer.
+
+use super::{Communication, Cost, Overlap, StepTime};
+use crate::collectives::Collective;
+use crate::memory::{StageLayers, layer_parameters};
+use crate::schedule::OpTimes;
+
+/// Share of the passes of a step beside which gradients are reduced and parameters gathered.
+const OVERLAP_WINDOW: f64 = 0.9;
+/// Share of it that nothing hides: the first bucket's and the last one's.
+const ALWAYS_EXPOSED: f64 = 0.05;
+
+impl Cost<'_> {
+    /// Seconds that a gathering of nothing takes over all data-parallel ranks.
+    fn layer_latency(&self, ranks: usize) -> f64 {
+        let local = self.local(ranks, self.at.tp);
+        self.fabric.time(Collective::AllGather, 1.0, ranks, local).seconds
+    }
+
+    /// Adds gradients' reduction, parameters' gathering and the optimizer to a pipeline's time.
+    pub(super) fn with_data_parallel(
+        &self,
+        times: &[OpTimes],
+        pipeline: f64,
+        bubble: f64,
+    ) -> StepTime {
+        let (shape, at) = (self.shape, self.at);
+        let held = StageLayers::even(shape.layers, 0, at.pp, at.vpp);
+        let of_layers = layer_parameters(shape, at, &held);
+        let (mut dense, routed) = (of_layers.dense, of_layers.routed);
+        let tables = if at.pp == 1 && !shape.tied { 2.0 } else { 1.0 };
+        dense += tables * (shape.vocab * shape.hidden) as f64 / at.tp as f64;
+        let ranks = at.dp * at.cp;
+        let groups = [
+            (dense, ranks, self.local(ranks, at.tp)),
+            (routed, at.expert_dp(), self.local(at.expert_dp(), at.etp * at.ep)),
+        ];
+        let (mut reduce, mut gather) = (0.0, 0.0);
+        let mut held_states = 0.0;
+        for (parameters, ranks, local) in groups {
+            let time =
+                |collective, bytes| self.fabric.time(collective, bytes, ranks, local).seconds;
+            let gradients = parameters * self.rules.gradient_bytes;
+            if at.zero == 0 {
+                reduce += time(Collective::AllReduce, gradients);
+                held_states += parameters;
+            } else {
+                reduce += time(Collective::ReduceScatter, gradients);
+                gather += time(Collective::AllGather, 2.0 * parameters);
+                held_states += parameters / ranks as f64;
+            }
+        }
+        let of = |pick: fn(&OpTimes) -> f64| times.iter().map(pick).fold(0.0, f64::max);
+        let forward = of(|times| times.forward);
+        let backward = of(|times| times.input_grad + times.weight_grad);
+        let count = at.micro_batches as f64;
+        let bubble_s = bubble * pipeline;
+        let mut pipeline = pipeline;
+        let mut data = Overlap { seconds: reduce + gather, exposed: reduce + gather };
+        // What of it comes after the passes.
+        let mut tail = data.exposed;
+        let slow = self.rules.interference - 1.0;
+        // Seconds of a pass beside communication, and those that it is longer by than the pass.
+        let both = |compute: f64, comm: f64| {
+            let slowed = compute + slow * comm.min(compute);
+            (slowed.max(comm), (comm - slowed).max(0.0))
+        };
+        if at.zero >= 3 {
+            // Parameters are gathered for each pass, layer by layer beside the one before.
+            // A collective for each layer, each with its own latency.
+            let latency = self.layer_latency(ranks) * shape.layers as f64;
+            let comm = [gather + latency, gather + reduce + 2.0 * latency];
+            let (first, second) = (both(forward, comm[0]), both(backward, comm[1]));
+            let idle = pipeline - count * (forward + backward);
+            pipeline = count * (first.0 + second.0) + idle;
+            // The first layer's gathering and the last one's reduction have nothing beside them.
+            tail = (gather + reduce) / shape.layers as f64;
+            data.seconds = count * (comm[0] + comm[1]);
+            data.exposed = count * (first.1 + second.1) + tail;
+        } else if self.rules.dp_overlap {
+            let hidden = OVERLAP_WINDOW * (forward + backward);
+            pipeline += tail.min(hidden) * slow;
+            tail = (tail - hidden).max(ALWAYS_EXPOSED * tail);
+            data.exposed = tail;
+            if at.zero == 2 {
+                // A rank has room for its part of the sums only: each micro-batch is reduced.
+                let (pass, exposed) = both(backward, reduce);
+                pipeline += (count - 1.0) * (pass - backward);
+                data.seconds += (count - 1.0) * reduce;
+                data.exposed += (count - 1.0) * exposed;
+            }
+        }
+        // Gradient, master weight and two moments read, three of them and the copy written.
+        let optimizer = self.kernels(held_states * 34.0, 40.0);
+        // The first stage has a layer more than others where they do not divide evenly.
+        let in_layers =
+            self.layer(shape.layers - 1).communication.times(count * held.count() as f64);
+        StepTime {
+            seconds: pipeline + tail + optimizer,
+            pipeline,
+            bubble,
+            bubble_s,
+            communication: Communication { data, ..in_layers },
+            optimizer,
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Seconds of a layer: GEMMs, attention, memory-bound kernels, communication.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use super::{Communication, Cost, Overlap};
+use crate::ActivationRecompute;
+use crate::collectives::Collective;
+
+/// Share of the experts' all-to-alls that stays exposed beside another micro-batch.
+const EP_OVERLAP_EXPOSED: f64 = 0.3;
+/// Bytes that quantizing moves for each element: BF16 read, MXFP8 with its scales written rowwise
+/// and columnwise.
+const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
+
+/// Forward and backward seconds of one layer, one micro-batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LayerTime {
+    pub(super) forward: f64,
+    pub(super) input_grad: f64,
+    pub(super) weight_grad: f64,
+    /// What of them is communication, and what runs beside them.
+    pub(super) communication: Communication,
+}
+
+/// What a layer's time depends on while model, GPU, rules and sequence stay: TP and SP, CP, EP,
+/// ETP, micro-batch, recomputation, FP8, experts.
+type LayerKey = ((usize, bool), usize, usize, usize, usize, ActivationRecompute, bool, bool);
+
+/// Times of layers that a search has asked for, of one model, GPU, set of rules and sequence.
+#[derive(Default)]
+pub(crate) struct LayerTimes(RefCell<HashMap<LayerKey, LayerTime>>);
+
+impl Cost<'_> {
+    /// Tokens of a micro-batch on one context-parallel rank.
+    pub(super) fn tokens(&self) -> f64 {
+        (self.at.micro_batch * self.seq) as f64 / self.at.cp as f64
+    }
+
+    /// Ranks of a group whose neighbours are `stride` apart that share an NVLink domain.
+    pub(super) fn local(&self, ranks: usize, stride: usize) -> usize {
+        (self.fabric.domain_gpus / stride.max(1)).clamp(1, ranks)
+    }
+
+    fn gemm(&self, m: f64, n: f64, k: f64) -> f64 {
+        let seconds = match self.rules.fp8 {
+            true => self.gpu.fp8_gemm_s(m, n, k),
+            false => self.gpu.gemm_s(m, n, k),
+        };
+        seconds + self.gpu.gap_s
+    }
+
+    /// Kernels that read and write `bytes` together.
+    pub(super) fn kernels(&self, bytes: f64, count: f64) -> f64 {
+        self.gpu.memory_s(bytes) + count * self.gpu.gap_s
+    }
+
+    /// Forward, dgrad, wgrad of linear layers on `m` tokens.
+    pub(super) fn linears(&self, m: f64, sizes: &[(f64, f64)]) -> LayerTime {
+        let mut time = LayerTime::default();
+        for &(n, k) in sizes {
+            time.forward += self.gemm(m, n, k);
+            time.input_grad += self.gemm(m, k, n);
+            if self.rules.fp8 {
+                // The input before fprop and the output's gradient before dgrad.
+                time.forward += self.kernels(QUANTIZE_BYTES * m * k, 1.0);
+                time.input_grad += self.kernels(QUANTIZE_BYTES * m * n, 1.0);
+            }
+            let gemm = self.gemm(n, k, m);
+            // The FP32 sum of micro-batches is read and written, by the GEMM or after it.
+            time.weight_grad += if self.rules.fused_accumulation {
+                gemm.max(self.gpu.memory_s(8.0 * n * k))
+            } else {
+                gemm + self.kernels(10.0 * n * k, 1.0)
+            };
+        }
+        time
+    }
+
+    /// Scores, softmax and values: forward and backward seconds, and the ring of keys and values.
+    fn attention_core(&self) -> (f64, f64, Overlap) {
+        let (gpu, at) = (self.gpu, self.at);
+        let heads = self.shape.heads as f64 / at.tp as f64;
+        let local = self.seq as f64 / at.cp as f64;
+        let rows = at.micro_batch as f64;
+        let flops = self.shape.score_flops(rows, self.seq) / (at.tp * at.cp) as f64;
+        if !self.rules.unfused_attention {
+            // Causal: half of the square. Backward is five GEMMs where forward is two.
+            let half = flops / 2.0 / gpu.bf16_flops;
+            let mut forward = half / gpu.attention_forward_efficiency / self.rules.attention_share;
+            let mut backward =
+                2.5 * half / gpu.attention_backward_efficiency / self.rules.attention_share;
+            let mut context = Overlap::default();
+            if at.cp > 1 {
+                // A ring of keys and values beside the computation, as fast as the slower of them.
+                let kv = 4.0 * self.tokens() * (self.shape.kv_heads * self.shape.head_dim) as f64
+                    / at.tp as f64;
+                let within = at.tp * at.cp <= self.fabric.domain_gpus;
+                let ring = (at.cp - 1) as f64 * self.fabric.send(kv, within);
+                context.seconds = 3.0 * ring;
+                context.exposed = (ring - forward).max(0.0) + (2.0 * ring - backward).max(0.0);
+                forward = forward.max(ring);
+                backward = backward.max(2.0 * ring);
+            }
+            return (forward + gpu.gap_s, backward + 2.0 * gpu.gap_s, context);
+        }
+        let scores = rows * heads * local * self.seq as f64;
+        let peak = gpu.bf16_flops * gpu.gemm_efficiency;
+        let dropout = if self.rules.dropout { 5.0 } else { 0.0 };
+        // Of each score: written, softmax read and written, dropout and its mask, read again.
+        let forward = (flops / 2.0 / peak).max(gpu.memory_s(2.0 * scores))
+            + (flops / 2.0 / peak).max(gpu.memory_s(2.0 * scores))
+            + self.kernels(scores * (4.0 + dropout), 4.0);
+        let backward = 2.0 * (flops / peak).max(gpu.memory_s(4.0 * scores))
+            + self.kernels(scores * (6.0 + dropout), 6.0);
+        (forward, backward, Overlap::default())
+    }
+
+    pub(super) fn layer(&self, layer: usize) -> LayerTime {
+        let Some(LayerTimes(known)) = self.known else { return self.layer_anew(layer) };
+        let at = self.at;
+        let has_experts = self.shape.has_experts(layer);
+        let key = (
+            (at.tp, at.sp),
+            at.cp,
+            at.ep,
+            at.etp,
+            at.micro_batch,
+            at.recompute,
+            self.rules.fp8,
+            has_experts,
+        );
+        let found = known.borrow().get(&key).copied();
+        found.unwrap_or_else(|| {
+            let time = self.layer_anew(layer);
+            known.borrow_mut().insert(key, time);
+            time
+        })
+    }
+
+    fn layer_anew(&self, layer: usize) -> LayerTime {
+        let (shape, at) = (self.shape, self.at);
+        let (hidden, tp) = (shape.hidden as f64, at.tp as f64);
+        let tokens = self.tokens();
+        let between = tokens * hidden / at.sequence_ranks() as f64;
+        let width = shape.head_dim as f64;
+        let heads = shape.heads as f64;
+        let mut sizes: Vec<(f64, f64)> = match shape.latent {
+            Some(latent) => {
+                let (q, kv) = (latent.q_rank as f64, latent.kv_rank as f64);
+                let qk = (latent.qk_dim + latent.rope_dim) as f64;
+                let v = latent.v_dim as f64;
+                let down = (q + kv + latent.rope_dim as f64, hidden);
+                let q_in = if latent.q_rank > 0 { q } else { hidden };
+                let up = (heads * (latent.qk_dim as f64 + v) / tp, kv);
+                vec![down, (heads * qk / tp, q_in), up, (hidden, heads * v / tp)]
+            }
+            None => {
+                let qkv = (heads + 2.0 * shape.kv_heads as f64) * width / tp;
+                vec![(qkv, hidden), (hidden, heads * width / tp)]
+            }
+        };
+        let gate = shape.gate_factor();
+        let experts = shape.experts.filter(|_| shape.has_experts(layer));
+        let ffn = match experts {
+            None => shape.ffn as f64,
+            Some(experts) => experts.shared_ffn as f64,
+        } / tp;
+        if ffn > 0.0 {
+            sizes.extend([(gate * ffn, hidden), (hidden, ffn)]);
+        }
+        let mut time = self.linears(tokens, &sizes);
+        // Norms read and write; dropout and the residual read two, write one and a mask.
+        let mask = if self.rules.dropout { 1.0 } else { 0.0 };
+        let frame = between * 2.0 * (4.0 + 6.0 + mask);
+        let act = tokens * ffn * 2.0 * (gate + 1.0);
+        let elementwise = self.kernels(frame + act, 6.0);
+        time.forward += elementwise;
+        time.input_grad += self.kernels(1.5 * (frame + act), 8.0);
+        let (core_forward, core_backward, context) = self.attention_core();
+        time.communication.context = context;
+        time.forward += core_forward;
+        time.input_grad += core_backward;
+        // Two collectives over the hidden states, whatever they are made of.
+        let bytes = 2.0 * tokens * hidden;
+        let local = self.local(at.tp, 1);
+        let collective = self.fabric.time(Collective::AllReduce, bytes, at.tp, local).seconds;
+        // Two in each direction.
+        let tensor = Overlap::of(2.0 * collective, self.rules.tp_exposed);
+        let mut expert = Overlap::default();
+        if let Some(experts) = experts {
+            let (routed, dispatch) = self.routed(experts.experts, experts.top_k, experts.ffn);
+            time.forward += routed.forward;
+            time.input_grad += routed.input_grad;
+            time.weight_grad += routed.weight_grad;
+            expert = dispatch;
+        }
+        let exposed = tensor.exposed + expert.exposed;
+        time.forward += exposed;
+        time.input_grad += exposed;
+        let passes = if at.recompute == ActivationRecompute::Full { 3.0 } else { 2.0 };
+        time.communication.tensor = tensor.times(passes);
+        time.communication.expert = expert.times(passes);
+        match at.recompute {
+            ActivationRecompute::None => {}
+            ActivationRecompute::Selective => {
+                time.input_grad += if self.rules.unfused_attention { core_forward } else { 0.0 };
+            }
+            ActivationRecompute::Full => time.input_grad += time.forward,
+        }
+        time
+    }
+
+    /// Routed experts: grouped GEMMs and permutation, and the two all-to-alls of a direction.
+    fn routed(&self, experts: usize, top_k: usize, ffn: usize) -> (LayerTime, Overlap) {
+        let (shape, at) = (self.shape, self.at);
+        let (hidden, etp) = (shape.hidden as f64, at.etp as f64);
+        let rows = self.tokens() / at.tp as f64 * top_k as f64 * etp * self.rules.expert_imbalance;
+        let held = (experts / at.ep).max(1) as f64;
+        let (width, gate) = (ffn as f64 / etp, shape.gate_factor());
+        let each = self.linears(rows / held, &[(gate * width, hidden), (hidden, width)]);
+        // Grouped: the experts' tiles share waves, so that only whole rows cost.
+        let mut time = LayerTime {
+            forward: each.forward * held,
+            input_grad: each.input_grad * held,
+            weight_grad: each.weight_grad * held,
+            communication: Communication::default(),
+        };
+        let moved = rows * hidden * 2.0;
+        let act = rows * width * 2.0 * (gate + 1.0);
+        time.forward += self.kernels(4.0 * moved + act, 6.0);
+        time.input_grad += self.kernels(4.0 * moved + 1.5 * act, 8.0);
+        if at.ep == 1 {
+            return (time, Overlap::default());
+        }
+        let local = self.local(at.ep, at.etp);
+        let one = self.fabric.time(Collective::AllToAll, moved / etp, at.ep, local).seconds;
+        let exposed = if self.rules.ep_overlap { EP_OVERLAP_EXPOSED } else { 1.0 };
+        (time, Overlap::of(2.0 * one, exposed))
+    }
+}

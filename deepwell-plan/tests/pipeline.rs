@@ -1,0 +1,137 @@
+//! Programs of the stages of a pipeline: what each has and exchanges, and what is predicted of
+//! them.
+
+#[expect(dead_code, reason = "models here have more layers than those of other tests")]
+mod common;
+
+use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::{Graph, MemoryKind, Op, PrecisionPolicy, Program, Recompute, verify_program};
+use deepwell_plan::{Parallel, Plan, PlanRequest, Planned, autoplan_stages, dryrun_stages, lower};
+
+use common::{Kernels, hardware, request, target};
+
+fn graph(layers: usize, tie_word_embeddings: bool) -> Graph {
+    let micro = LlamaConfig::preset("llama-micro").unwrap();
+    capture(&LlamaConfig { num_layers: layers, tie_word_embeddings, ..micro }).unwrap()
+}
+
+fn planned(graph: &Graph, parallel: Parallel, layers: Option<&[usize]>) -> Planned {
+    let wanted = PlanRequest {
+        micro_batch: Some(1),
+        recompute: Some(Recompute::None),
+        ..request(PrecisionPolicy::mxfp8(), 32, 8)
+    };
+    let split = (parallel, layers);
+    autoplan_stages(graph, &hardware(), &wanted, split, &Kernels, &target()).unwrap()
+}
+
+/// The program of a rank.
+fn program(graph: &Graph, plan: &Plan, rank: usize) -> Program {
+    lower(graph, plan, &Kernels, &target().as_rank(plan.parallel.ranks(rank))).unwrap()
+}
+
+fn collectives(program: &Program) -> Vec<String> {
+    let is_collective = |op: &Op| matches!(op, Op::Collective(_));
+    let calls = program.calls.iter().filter(|call| is_collective(&call.op));
+    calls.map(|call| format!("{} {}", call.name, call.op.rule().attributes())).collect()
+}
+
+fn stages(pipeline: usize, data: usize) -> Parallel {
+    Parallel { pipeline, ..Parallel::data(data) }
+}
+
+#[test]
+fn stages_send_activations_and_agree_on_the_norm() {
+    let graph = graph(4, true);
+    let plan = planned(&graph, stages(2, 1), Some(&[3, 1])).plan;
+    assert_eq!(plan.stages, [3, 1]);
+    assert!(plan.to_string().contains("stages        of 3, 1 layers"), "{plan}");
+    let json = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+    let [first, last] = [0, 1].map(|rank| program(&graph, &plan, rank));
+    assert_eq!(
+        collectives(&first),
+        [
+            "layers.2.mlp.residual.send group=0 ranks=2 to=1",
+            "layers.2.mlp.residual.send.backward group=0 ranks=2 from=1 bf16[B*S, 64]",
+            "all_reduce.tied.model.embed_tokens.weight sum group=1 ranks=2 bucket=1",
+            "all_gather.grad_norm.stages group=0 ranks=2",
+            "all_reduce.loss.pipeline sum group=0 ranks=2",
+        ]
+    );
+    assert_eq!(
+        collectives(&last),
+        [
+            "layers.2.mlp.residual.recv group=0 ranks=2 from=0 bf16[B*S, 64]",
+            "layers.2.mlp.residual.recv.backward group=0 ranks=2 to=0",
+            "all_reduce.tied.model.embed_tokens.weight sum group=1 ranks=2 bucket=1",
+            "all_gather.grad_norm.stages group=0 ranks=2",
+            "all_reduce.loss.pipeline sum group=0 ranks=2",
+        ]
+    );
+    // As many micro-batches in flight as stages are left.
+    assert_eq!((first.slots, last.slots), (2, 1));
+    assert!(first.host.tokens.is_some() && first.host.targets.is_none());
+    assert!(last.host.tokens.is_none() && last.host.targets.is_some());
+    // Both say what the policy came to for the whole model.
+    assert_eq!(first.precision, last.precision);
+    assert_eq!(first.precision.len(), planned(&graph, stages(1, 1), None).plan.precision.len());
+}
+
+#[test]
+fn each_stage_is_predicted() {
+    let graph = graph(4, false);
+    let alone = planned(&graph, stages(1, 1), None);
+    assert!(alone.plan.stages.is_empty() && alone.prediction.bubble.is_none());
+    let planned = planned(&graph, stages(4, 2), None);
+    assert_eq!(planned.plan.stages, [1, 1, 1, 1]);
+    let run = &planned.prediction;
+    assert_eq!(run.ranks.len(), 4);
+    assert_eq!(run.tokens, alone.prediction.tokens);
+    let alike: Vec<&[u32]> = run.ranks.iter().map(|rank| rank.alike.as_slice()).collect();
+    assert_eq!(alike, [[1], [3], [5], [7]]);
+    // A stage has its part of the optimizer state.
+    let of_kind = |program: &Program| -> usize {
+        program.values_of(MemoryKind::Optimizer).map(|value| value.range.bytes).sum()
+    };
+    let programs: Vec<Program> =
+        (0..4).map(|stage| program(&graph, &planned.plan, 2 * stage)).collect();
+    let all: usize = programs.iter().map(of_kind).sum();
+    let whole = of_kind(&alone.program);
+    assert!(all >= whole && all < whole + 4 * 256, "{all} beside {whole}");
+    // Of 4 micro-batches: 3 of 7 times where all stages were alike, more as the last one is slower.
+    let bubble = run.bubble.unwrap();
+    assert!(bubble > 0.2 && bubble < 3.0 / 7.0, "{bubble}");
+    let text = run.to_string();
+    assert!(text.contains("pipeline of 4 stages by 1f1b: bubble "), "{text}");
+    assert!(text.contains("stage 3, each of 2 ranks: peak "), "{text}");
+    assert_eq!(dryrun_stages(&programs, planned.plan.parallel, &hardware()).ranks.len(), 4);
+}
+
+/// Where ranks split the batch too, a gradient of both ends is summed over them first, and then
+/// over the ranks that split the batch; the verifier takes nothing less.
+#[test]
+fn gradients_of_a_tied_table_are_summed_twice() {
+    let graph = graph(2, true);
+    for zero in [0, 1] {
+        let parallel = Parallel { zero, ..stages(2, 2) };
+        let plan = planned(&graph, parallel, None).plan;
+        for rank in 0..4 {
+            let sound = program(&graph, &plan, rank);
+            let names: Vec<String> = collectives(&sound);
+            let at = |part: &str| names.iter().position(|name| name.contains(part)).unwrap();
+            let over_data = if zero == 0 { "all_reduce.gradients.0" } else { "reduce_scatter" };
+            assert!(at("all_reduce.tied.") < at(over_data), "{names:?}");
+            verify_program(&sound).unwrap();
+            let mut without = sound.clone();
+            let Some(call) = without.calls.iter_mut().find(|call| call.name.starts_with(over_data))
+            else {
+                panic!("no sum over the data ranks")
+            };
+            let Op::Collective(op) = &mut call.op else { panic!() };
+            op.group = sound.target.ranks.named("embedding").unwrap().0;
+            let error = verify_program(&without).unwrap_err().to_string();
+            assert!(error.contains("summed over") || error.contains("sums"), "{error}");
+        }
+    }
+}
